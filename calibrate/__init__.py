@@ -1,0 +1,1 @@
+"""Measure a machine and write its hardware profile."""

@@ -1,0 +1,1 @@
+"""Data only: GPU profiles (`gpus/`), MoE model geometries (`models/`), serving stacks (`stacks/`)."""

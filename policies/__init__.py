@@ -1,0 +1,1 @@
+"""One file per published offloading policy; files are found by walking this package, nothing is registered."""

@@ -1,0 +1,1 @@
+"""Tables and figures as pure functions of the tidy tables a run writes."""

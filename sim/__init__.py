@@ -1,0 +1,3 @@
+"""Discrete-event simulation of Mixture-of-Experts offloading: one loop, two machines, any policy."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,5 @@
+"""`python -m sim` is `moesim`."""
+
+from sim.cli import main
+
+main()

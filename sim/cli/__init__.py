@@ -1,0 +1,89 @@
+"""The command line: `moesim VERB`, and `simulate` for `moesim run`. Verbs are imported only when called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from sim import __version__
+from sim.errors import DoesNotFit, MoesimError, did_you_mean
+
+# Verb -> (module under sim.cli, one-line help shown by `moesim --help` without importing the module).
+VERBS: dict[str, tuple[str, str]] = {
+    "run": ("run", "Replay a routing trace under a policy on a described GPU (same as `simulate`)."),
+    "policies": ("policies", "List policies, or show one with its parameters, sources and needs."),
+    "models": ("models", "List MoE models, or show one's bytes per expert, token and KV entry."),
+    "hw": ("hw", "List hardware profiles, or show one with the source of every figure."),
+    "traces": ("traces", "List, inspect and check routing traces."),
+    "conformance": ("conformance", "Run every conformance check that applies to a policy."),
+}
+
+
+class Verbs(click.Group):
+    """A group whose commands live in `sim.cli.<module>.command` and are imported on first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"sim.cli.{VERBS[name][0]}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in VERBS:
+            raise click.UsageError(f"verb, got {args[0]!r}: no such command; {did_you_mean(args[0], VERBS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+
+
+@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="moesim")
+def moesim() -> None:
+    """What would this MoE offloading policy cost, in time, memory and PCIe traffic, on that GPU?"""
+
+
+def guarded(command: click.Command, args: Sequence[str] | None, name: str) -> None:
+    """Run a click command; turn the errors people cause into one line on stderr and exit 2 (or 1)."""
+    try:
+        status = command.main(args=None if args is None else list(args), prog_name=name, standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message()}", err=True)
+        sys.exit(error.exit_code)
+    except MoesimError as error:
+        if isinstance(error, DoesNotFit) and error.rows:
+            from sim.units import show_bytes
+
+            for item, n_bytes in error.rows:
+                click.echo(f"  {item:<34}{show_bytes(n_bytes):>12}", err=True)
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader (`| head`) has gone; the default handler would print a traceback at shutdown.
+        sys.stderr.close()
+        sys.exit(141)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point of `moesim`."""
+    guarded(moesim, args, "moesim")
+
+
+def simulate(args: Sequence[str] | None = None) -> None:
+    """Entry point of `simulate`."""
+    from sim.cli.run import command
+
+    guarded(command, args, "simulate")

@@ -1,0 +1,139 @@
+"""Read untrusted YAML as data, find bundled files by name, and write files whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from sim.errors import BadInput, did_you_mean
+
+MAX_YAML_BYTES = 4 * 1024 * 1024
+
+T = TypeVar("T")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 numbers (PyYAML reads `5e10` as text), and a key given twice is an error instead of a silent loss."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$|^[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?$"),
+    list("-+0123456789."),
+)
+
+
+def _no_duplicate_keys(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        if not isinstance(key, (str, int, float, bool)) and key is not None:
+            raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key_node.start_mark)
+        if key in seen:
+            raise yaml.MarkedYAMLError(problem=f"key {key!r} appears twice", problem_mark=key_node.start_mark)
+        seen.add(key)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _no_duplicate_keys)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse one YAML document as plain data.
+
+    Raises:
+        BadInput: not YAML, a duplicate key, or an alias (none of our files needs one, and nested ones explode).
+    """
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            raise BadInput(f"{where}: YAML aliases are not accepted; write the value out")
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader derives from SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        at = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise BadInput(f"{where}{at}: {error.problem or 'not YAML'}; fix the file") from None
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
+        raise BadInput(f"{where}: not YAML ({str(error).splitlines()[0]}); fix the file") from None
+
+
+def read_yaml(path: Path) -> Any:
+    """Parse a YAML file of at most 4 MiB. Raises BadInput as `parse_yaml` does, or when it cannot be read."""
+    return parse_yaml(read_text(path, MAX_YAML_BYTES), str(path))
+
+
+def read_text(path: Path, max_bytes: int) -> str:
+    """Read a UTF-8 text file whose size is checked first. Raises BadInput."""
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > max_bytes:
+            raise BadInput(f"{path}, got {size_bytes} bytes: at most {max_bytes} are read; is it the right file?")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: not UTF-8 text (byte {error.start}); is it the right file?") from None
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}; check the path") from None
+
+
+def to_struct(data: Any, kind: type[T], where: str) -> T:
+    """Convert plain data to a msgspec Struct, strictly. Raises BadInput naming the field by its path."""
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        message, _, path = text.partition(" - at `")
+        field = path.rstrip("`").removeprefix("$.").removeprefix("$") or "top level"
+        unknown = re.search(r"unknown field `([^`]+)`", message)
+        fields = _fields_at(kind, field)
+        hint = f"; {did_you_mean(unknown.group(1), fields)}" if unknown and fields else "; correct the field"
+        raise BadInput(f"{where}: {field}: {message}{hint}") from None
+
+
+def _fields_at(kind: Any, path: str) -> list[str]:
+    """Names of the fields a Struct has at a dotted path, for "did you mean"; empty when the path leaves Structs."""
+    for part in [] if path == "top level" else path.split("."):
+        info = msgspec.inspect.type_info(kind)
+        if not isinstance(info, msgspec.inspect.StructType):
+            return []
+        match = [field.type for field in info.fields if field.encode_name == part.split("[")[0]]
+        nested = [t for t in match if isinstance(t, msgspec.inspect.StructType)]
+        nested += [t for m in match if isinstance(m, msgspec.inspect.UnionType) for t in m.types
+                   if isinstance(t, msgspec.inspect.StructType)]  # fmt: skip
+        if not nested:
+            return []
+        kind = nested[0].cls
+    info = msgspec.inspect.type_info(kind)
+    return [field.encode_name for field in info.fields] if isinstance(info, msgspec.inspect.StructType) else []
+
+
+def bundled(package: str, suffix: str) -> dict[str, Path]:
+    """Map the stem of every `*suffix` file in a data package (`hwprofiles.gpus`) to its path, sorted by name."""
+    top, *rest = package.split(".")
+    folder = resources.files(top).joinpath(*rest)
+    found = {Path(str(entry)).name.removesuffix(suffix): Path(str(entry))
+             for entry in folder.iterdir() if entry.name.endswith(suffix)}  # fmt: skip
+    return dict(sorted(found.items()))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it replaces `path`, on any error nothing is left behind."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        part.chmod(0o644)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,52 @@
+"""What can go wrong, as one tree.
+
+    MoesimError
+    ├── BadInput          the user's file, name or value: printed as one line, exit 2
+    │   └── DoesNotFit    a budget, a GPU or a host too small: carries the table that shows it
+    ├── IllegalDecision   a policy broke a rule of the engine: a bug in the policy, exit 1
+    └── CheckFailed       a check the user asked for did not hold, exit 1
+
+Messages read `what, got what: rule; way out`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MoesimError(Exception):
+    """Base of every error this project raises on purpose."""
+
+    exit_code = 1
+
+
+class BadInput(MoesimError):
+    """Something the user gave cannot be used; the message names file, field and remedy in one line."""
+
+    exit_code = 2
+
+
+class DoesNotFit(BadInput):
+    """The model, budget or buffers exceed a memory; `rows` is the table of (item, bytes) that shows why."""
+
+    def __init__(self, message: str, rows: tuple[tuple[str, int], ...] = ()) -> None:
+        super().__init__(message)
+        self.rows = rows
+
+
+class IllegalDecision(MoesimError):
+    """A policy asked for something the engine's rules forbid."""
+
+
+class CheckFailed(MoesimError):
+    """A requested check (validator, conformance, tolerance) did not hold."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `"did you mean 'lru'?"` or, without a near name, `"known: a, b, c"`."""
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return "known: " + ", ".join(names)
