@@ -1,0 +1,146 @@
+"""What a routing trace may contain, version 1: tensors, score codes, limits (the specification is FORMAT.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Array = NDArray[Any]
+
+FORMAT: Final = "moe-routing"
+VERSION: Final = "1"
+SUFFIX: Final = ".safetensors"
+
+MAX_HEADER_BYTES: Final = 8 * 1024 * 1024
+MAX_LAYERS: Final = 1024
+MAX_EXPERTS: Final = 4096
+MAX_TEXT: Final = 65_536
+SPLITS: Final = ("store", "test")  # the value in `req_split` is the position here
+DISTANCES: Final = (1, 2, 3)
+
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    name: np.dtype(code)
+    for name, code in
+    {"U8": "u1", "U16": "<u2", "I32": "<i4", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8"}.items()
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A way to store a score from [0, 1] as a small integer that decodes to an exact integer."""
+
+    name: str
+    dtype: str
+    top: int  # the largest code
+    power: int  # a code q decodes to q ** power
+
+    @property
+    def scale(self) -> int:
+        """What a probability of 1 decodes to."""
+        return int(self.top**self.power)
+
+    def encode(self, scores: Array) -> Array:
+        """Nearest codes of float scores in [0, 1] (same shape); values outside are clipped, the caller has checked.
+
+        Rounding never reverses an order: a >= b gives code(a) >= code(b).
+        """
+        exact = np.clip(np.asarray(scores, np.float64), 0.0, 1.0)
+        root = exact if self.power == 1 else np.sqrt(exact)
+        return np.rint(root * self.top).astype(DTYPES[self.dtype])
+
+    def decode(self, codes: Array, scale: int) -> Floats:
+        """Integers held in float64; `scale`, a multiple of `self.scale`, is what 1 becomes."""
+        whole = codes.astype(np.float64)
+        if self.power == 2:
+            whole *= whole
+        if scale != self.scale:
+            whole *= scale // self.scale
+        return whole
+
+    def max_error(self, score: float = 1.0) -> float:
+        """Largest |decoded / scale - score| of any score up to `score`: half a step, wider where codes are squares."""
+        if self.power == 1:
+            return 0.5 / self.top
+        return math.sqrt(score) / self.top + 0.25 / self.scale
+
+
+U16_LINEAR: Final = Code("u16_linear", "U16", 4095, 1)
+U8_SQUARE: Final = Code("u8_square", "U8", 255, 2)
+CODES: Final = {code.name: code for code in (U16_LINEAR, U8_SQUARE)}
+
+
+def common_scale(codes: Iterable[Code]) -> int:
+    """The scale all score tensors of one trace decode to: the least common multiple, 4095 when there are none."""
+    return math.lcm(*(code.scale for code in codes)) if (codes := list(codes)) else U16_LINEAR.scale
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One tensor the format knows: its data types and its dimensions by letter.
+
+    T rows of the trace, R rows stored (T, or the decode rows), L MoE layers, E experts, K experts per token,
+    M entries of a sparse list, N requests; H, G and V (embedding, gate input, vocabulary) are whatever the file has.
+    `L-2` and `N+1` mean what they say.
+    """
+
+    dtypes: tuple[str, ...]
+    dims: tuple[str, ...]
+
+    @property
+    def scored(self) -> bool:
+        """Whether the tensor holds codes, so that its metadata names one of `CODES`."""
+        return self.dtypes == ("U16", "U8")
+
+    @property
+    def by_row(self) -> bool:
+        """Whether the first dimension is rows, so that the writer takes it chunk by chunk."""
+        return self.dims[0] in ("T", "R")
+
+
+_CODE_TYPES = ("U16", "U8")
+TENSORS: Final[dict[str, Spec]] = {
+    "experts": Spec(("U8", "U16"), ("T", "L", "K")),
+    "weights": Spec(("F16",), ("R", "L", "K")),
+    "scores": Spec(_CODE_TYPES, ("R", "L", "E")),
+    "next_scores_1": Spec(_CODE_TYPES, ("R", "L", "E")),
+    "next_scores_2": Spec(_CODE_TYPES, ("R", "L-2", "E")),
+    "next_scores_3": Spec(_CODE_TYPES, ("R", "L-3", "E")),
+    "next_scores_2.ids": Spec(("U8", "U16"), ("R", "L-2", "M")),
+    "next_scores_3.ids": Spec(("U8", "U16"), ("R", "L-3", "M")),
+    "shared_scores": Spec(_CODE_TYPES, ("R", "L-1", "E")),
+    "gate_inputs": Spec(("F16",), ("R", "L", "G")),
+    "gate_input_norms": Spec(("F32",), ("R", "L")),
+    "embeddings": Spec(("F16",), ("R", "H")),
+    "embedding_table": Spec(("F16",), ("V", "H")),
+    "token_ids": Spec(("I32",), ("T",)),
+    "iterations": Spec(("I32",), ("T",)),
+    "req_offsets": Spec(("I64",), ("N+1",)),
+    "req_prompt_len": Spec(("I64",), ("N",)),
+    "req_split": Spec(("U8",), ("N",)),
+    "req_task": Spec(("U16",), ("N",)),
+    "req_arrival_s": Spec(("F64",), ("N",)),
+}
+REQUIRED_TENSORS: Final = ("experts", "req_offsets", "req_prompt_len", "req_split")
+SPARSE: Final = ("next_scores_2", "next_scores_3")
+
+# Level name, as `Trace.levels` and a policy's needs speak of it -> the alternative sets of tensors that provide it.
+LEVELS: Final[dict[str, tuple[frozenset[str], ...]]] = {
+    **{name: (frozenset({name}),) for name in
+       ("experts", "weights", "scores", "next_scores_1", "next_scores_2", "next_scores_3", "shared_scores",
+        "gate_inputs", "gate_input_norms", "token_ids", "iterations")},
+    "embeddings": (frozenset({"embeddings"}), frozenset({"embedding_table", "token_ids"})),
+    "tasks": (frozenset({"req_task"}),),
+    "arrivals": (frozenset({"req_arrival_s"}),),
+}  # fmt: skip
+
+
+def expert_dtype(n_experts: int) -> str:
+    """The narrowest type for expert ids, which the writer uses."""
+    return "U8" if n_experts <= 256 else "U16"

@@ -1,0 +1,193 @@
+"""The header of a trace: what was recorded from what, kept as strings in the container's metadata map."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sim.errors import BadInput, did_you_mean
+from traces.format import CODES, FORMAT, MAX_EXPERTS, MAX_LAYERS, MAX_TEXT, TENSORS, VERSION
+
+_WORD = re.compile(r"^[a-z0-9][a-z0-9_-]{0,63}$")
+_NUMBER = re.compile(r"^(?:0|[1-9][0-9]{0,8})$")
+_DECIMAL = re.compile(r"^(?:0|[1-9][0-9]{0,5})(?:\.[0-9]{1,12})?$")
+REQUIRED = ("format", "version", "model", "model_source", "n_layers", "n_experts", "top_k", "gate_score",
+            "gate_renormalised", "created_by")  # fmt: skip
+OPTIONAL = ("gate_selection", "gate_scaling", "weights_kind", "expert_order", "tokenizer", "text_source",
+            "text_licence", "labels", "tasks", "notes")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """How the recorded model turns router logits into choices and weights.
+
+    score: `softmax` over all experts, or `sigmoid` of each.
+    renormalised: whether the chosen scores are divided by their sum.
+    selection: `topk` when the K highest scores are chosen; `other` for biased or group-limited routing.
+    scaling: factor applied to the weights last (DeepSeek's routed_scaling_factor).
+    """
+
+    score: str = "softmax"
+    renormalised: bool = True
+    selection: str = "topk"
+    scaling: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Facts about a whole trace.
+
+    weights_kind: `applied` (what multiplies the expert's output) or `raw` (the chosen scores before renormalisation).
+    expert_order: `router` (heaviest first) or `unranked`, when the source did not keep the order.
+    labels: words every result must carry, e.g. `synthetic`, `spliced`.
+    tasks: names that the request table refers to by position.
+    extra: free facts, stored under `x.NAME`.
+    """
+
+    model: str
+    model_source: str
+    n_layers: int
+    n_experts: int
+    top_k: int
+    gate: Gate = field(default_factory=Gate)
+    created_by: str = "moesim"
+    weights_kind: str = "applied"
+    expert_order: str = "router"
+    tokenizer: str = ""
+    text_source: str = ""
+    text_licence: str = ""
+    labels: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    notes: str = ""
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> str:
+        """Layers x experts, k: `32x8, k=2`."""
+        return f"{self.n_layers}x{self.n_experts}, k={self.top_k}"
+
+    def to_metadata(self) -> dict[str, str]:
+        """The strings to store, without the per-tensor ones; empty optional facts are left out."""
+        gate = self.gate
+        pairs = {
+            "format": FORMAT, "version": VERSION, "model": self.model, "model_source": self.model_source,
+            "n_layers": str(self.n_layers), "n_experts": str(self.n_experts), "top_k": str(self.top_k),
+            "gate_score": gate.score, "gate_renormalised": "true" if gate.renormalised else "false",
+            "gate_selection": gate.selection, "gate_scaling": f"{gate.scaling:.12g}", "created_by": self.created_by,
+            "weights_kind": self.weights_kind, "expert_order": self.expert_order, "tokenizer": self.tokenizer,
+            "text_source": self.text_source, "text_licence": self.text_licence,
+            "labels": json.dumps(list(self.labels), ensure_ascii=False) if self.labels else "",
+            "tasks": json.dumps(list(self.tasks), ensure_ascii=False) if self.tasks else "", "notes": self.notes,
+        }  # fmt: skip
+        pairs.update({f"x.{name}": text for name, text in self.extra.items()})
+        return {key: text for key, text in pairs.items() if text or key in REQUIRED}
+
+
+def parse_header(pairs: Mapping[str, str], where: str) -> Header:
+    """Read and check the metadata map of a file called `where`.
+
+    Raises:
+        BadInput: not a routing trace, an unknown version, a key missing, unknown or with a value outside its rule.
+    """
+    get = _Facts(pairs, where)
+    get.identity()
+    n_layers, n_experts = get.count("n_layers", MAX_LAYERS), get.count("n_experts", MAX_EXPERTS)
+    top_k = get.count("top_k", n_experts)
+    gate = Gate(
+        score=get.choice("gate_score", ("softmax", "sigmoid")),
+        renormalised=get.choice("gate_renormalised", ("true", "false")) == "true",
+        selection=get.choice("gate_selection", ("topk", "other")),
+        scaling=get.decimal("gate_scaling"),
+    )
+    labels = get.words("labels")
+    if bad := [word for word in labels if not _WORD.match(word)]:
+        raise get.breach("labels", bad[0], "a label is lower-case letters, digits, - and _")
+    return Header(
+        model=pairs["model"], model_source=pairs["model_source"], n_layers=n_layers, n_experts=n_experts, top_k=top_k,
+        gate=gate, created_by=pairs["created_by"], weights_kind=get.choice("weights_kind", ("applied", "raw")),
+        expert_order=get.choice("expert_order", ("router", "unranked")), tokenizer=pairs.get("tokenizer", ""),
+        text_source=pairs.get("text_source", ""), text_licence=pairs.get("text_licence", ""), labels=labels,
+        tasks=get.words("tasks"), notes=pairs.get("notes", ""),
+        extra={key[2:]: text for key, text in pairs.items() if key.startswith("x.")},
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """Typed access to the string map, so that every refusal names file, key, value and rule the same way."""
+
+    pairs: Mapping[str, str]
+    where: str
+
+    def breach(self, key: str, got: str, rule: str) -> BadInput:
+        short = got if len(got) <= 40 else got[:37] + "..."
+        return BadInput(f"{self.where}: metadata {key}, got {short!r}: {rule}; see traces/FORMAT.md, write it again")
+
+    def identity(self) -> None:
+        """Format, version, known keys, required keys, harmless text."""
+        if self.pairs.get("format") != FORMAT:
+            raise BadInput(f"{self.where}: metadata format, got {self.pairs.get('format', '')[:40]!r}: a routing trace "
+                           f"says {FORMAT!r}; convert or record it first")  # fmt: skip
+        if self.pairs.get("version") != VERSION:
+            raise BadInput(f"{self.where}: metadata version, got {self.pairs.get('version', '')[:40]!r}: this release "
+                           f"reads version {VERSION}; upgrade it, or write the trace again")  # fmt: skip
+        for key in REQUIRED:
+            if not self.pairs.get(key):
+                raise self.breach(key, "", "it is required and not empty")
+        for key, text in self.pairs.items():
+            if not _known(key):
+                raise self.breach(key, text, f"no such key; {did_you_mean(key, REQUIRED + OPTIONAL)}")
+            shown = text.replace("\n", "") if key == "notes" else text
+            if len(text) > MAX_TEXT or not shown.isprintable():
+                raise self.breach(key, ascii(text[:30]), f"printable text of at most {MAX_TEXT} characters")
+
+    def count(self, key: str, most: int) -> int:
+        text = self.pairs[key]
+        if not _NUMBER.match(text) or not 1 <= int(text) <= most:
+            raise self.breach(key, text, f"a whole number from 1 to {most}")
+        return int(text)
+
+    def decimal(self, key: str) -> float:
+        text = self.pairs.get(key, "1")
+        if not _DECIMAL.match(text) or float(text) <= 0:
+            raise self.breach(key, text, "a positive decimal number such as 2.5")
+        return float(text)
+
+    def choice(self, key: str, allowed: tuple[str, ...]) -> str:
+        text = self.pairs.get(key, allowed[0])
+        if text not in allowed:
+            raise self.breach(key, text, f"one of {', '.join(allowed)}")
+        return text
+
+    def words(self, key: str) -> tuple[str, ...]:
+        """A JSON list of distinct strings; absent means none."""
+        text = self.pairs.get(key, "[]")
+        try:
+            words = json.loads(text)
+        except (ValueError, RecursionError):
+            words = None
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise self.breach(key, text, 'a JSON list of strings such as ["chat", "code"]')
+        if len(set(words)) != len(words):
+            raise self.breach(key, text, "names are distinct")
+        if not all(word.isprintable() and 0 < len(word) <= 200 for word in words):
+            raise self.breach(key, text, "names are printable, of 1 to 200 characters")
+        return tuple(words)
+
+
+def _known(key: str) -> bool:
+    if key in REQUIRED or key in OPTIONAL or (key.startswith("x.") and key[2:].isprintable() and len(key) <= 100):
+        return True
+    tensor, _, what = key.rpartition(".")
+    spec = TENSORS.get(tensor)
+    return spec is not None and ((what == "code" and spec.scored) or (what == "rows" and "R" in spec.dims))
+
+
+def code_of(tensor: str, pairs: Mapping[str, str], where: str) -> str:
+    """The name of the code a score tensor is stored in. Raises BadInput when it is missing or unknown."""
+    name = pairs.get(f"{tensor}.code", "")
+    if name not in CODES:
+        raise _Facts(pairs, where).breach(f"{tensor}.code", name, f"one of {', '.join(CODES)}")
+    return name

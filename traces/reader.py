@@ -1,0 +1,249 @@
+"""Read a routing trace: memory-mapped, checked in structure when opened, nothing loaded until it is sliced."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.errors import BadInput
+from traces.container import Entry, read_header
+from traces.format import CODES, DTYPES, LEVELS, Array, Code, Floats, Ints, common_scale
+from traces.header import Header, code_of, parse_header
+from traces.requests import RequestTable
+from traces.structure import check_requests, check_shapes
+
+_CHUNK_ROWS = 65_536
+HOW_TO_GET = {
+    "experts": "every trace has it",
+    "iterations": "only a recorder attached to a batching server writes it",
+    "tasks": "convert or record with a task per request",
+    "arrivals": "record arrival times, or splice them in",
+}
+
+
+class Trace:
+    """One open trace file of T rows (tokens), L MoE layers, E experts of which K serve a token, and N requests.
+
+    A file must not be changed while it is open (the writer never does: it replaces). Rows are numbered over the whole
+    file; `requests[i]` says which belong together. Slices [a, b) want 0 <= a <= b <= T.
+
+    Raises:
+        BadInput: from the constructor, when the file's structure breaks a rule of FORMAT.md. Values inside tensors are
+            judged by `traces.check`.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        where = str(self.path)
+        pairs, self._entries = read_header(self.path)
+        self.header: Header = parse_header(pairs, where)
+        self._decode_only = check_shapes(self.header, pairs, self._entries, where)
+        self._codes: dict[str, Code] = {
+            name: CODES[code_of(name, pairs, where)] for name in self._entries if f"{name}.code" in pairs
+        }
+        self.score_scale: int = common_scale(self._codes.values())
+        self._bytes: NDArray[np.uint8] = np.memmap(self.path, np.uint8, "r")
+        self.requests: RequestTable = self._open_requests(where)
+        self.n_tokens, self.n_layers, self.top_k = self._entries["experts"].shape
+        self.n_experts, self.n_requests = self.header.n_experts, len(self.requests)
+        present = set(self._entries)
+        self.levels: frozenset[str] = frozenset(
+            level for level, ways in LEVELS.items() if any(way <= present for way in ways)
+        )
+        self.levels_prefill: frozenset[str] = self.levels - self._decode_only
+
+    def _open_requests(self, where: str) -> RequestTable:
+        def column(name: str) -> Array | None:
+            return np.array(self.stored(name)) if name in self._entries else None
+
+        columns = {name: column(name) for name in
+                   ("req_offsets", "req_prompt_len", "req_split", "req_task", "req_arrival_s")}  # fmt: skip
+        return check_requests(self.header, columns, self._entries, self._decode_only, where)
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; arrays already sliced stay valid."""
+        self._bytes = np.empty(0, np.uint8)
+        self.__dict__.pop("experts", None)
+
+    def __reduce__(self) -> tuple[type[Trace], tuple[Path]]:
+        return type(self), (self.path,)
+
+    def __repr__(self) -> str:
+        return f"Trace({str(self.path)!r}: {self.header.shape}, {self.n_requests} requests, {self.n_tokens} tokens)"
+
+    @property
+    def name(self) -> str:
+        """Stem of the file name."""
+        return self.path.stem
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hex digest of the whole file, read in pieces."""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """The tensors of the file by name."""
+        return dict(self._entries)
+
+    def stored(self, tensor: str) -> Array:
+        """A tensor exactly as stored (codes, decode rows only, ...), as a read-only view of the mapped file."""
+        entry = self._entries[tensor]
+        if entry.stop > self._bytes.size:
+            raise BadInput(f"{self.path}: {tensor} cannot be read: the trace was closed, or the file became shorter; "
+                           f"open it again")  # fmt: skip
+        return self._bytes[entry.start : entry.stop].view(DTYPES[entry.dtype]).reshape(entry.shape)
+
+    def code(self, tensor: str) -> Code:
+        """The code a score tensor is stored in."""
+        return self._codes[tensor]
+
+    @cached_property
+    def experts(self) -> Array:
+        """(T, L, K) expert ids, heaviest first unless the header says `unranked`; uint8 or uint16.
+
+        Raises:
+            BadInput: an id of `n_experts` or more, which would otherwise surface as an index error far away.
+        """
+        ids = self.stored("experts")
+        for at in range(0, len(ids), _CHUNK_ROWS):
+            if int(ids[at : at + _CHUNK_ROWS].max()) >= self.n_experts:
+                raise BadInput(f"{self.path}: experts, got an id of {self.n_experts} or more: ids are below n_experts; "
+                               f"`moesim traces check` shows where, record the trace again")  # fmt: skip
+        return ids
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """(T,) token ids."""
+        self.require("token_ids", "token_ids")
+        return self.stored("token_ids")
+
+    @property
+    def iterations(self) -> NDArray[np.int32]:
+        """(T,) iteration in which the recorded batch composition processed each row."""
+        self.require("iterations", "iterations")
+        return self.stored("iterations")
+
+    def weights(self, a: int, b: int) -> Floats:
+        """(b - a, L, K) factors the model applies to the experts' outputs, derived when the file holds raw scores."""
+        stored = self._rows("weights", a, b).astype(np.float64)
+        if self.header.weights_kind == "applied":
+            return stored
+        gate = self.header.gate
+        if gate.renormalised:  # float16 values are multiples of 2**-24, so this sum is exact in any order
+            total = stored.sum(axis=-1, keepdims=True)
+            stored = np.divide(stored, total, out=np.full_like(stored, 1.0 / self.top_k), where=total > 0)
+        return stored * gate.scaling
+
+    def raw_weights(self, a: int, b: int) -> Floats:
+        """(b - a, L, K) gate scores of the chosen experts before renormalisation and scaling.
+
+        Raises:
+            BadInput: the file holds renormalised weights and no full scores to take them from.
+        """
+        if self.header.weights_kind == "raw" and "weights" in self.levels:
+            return self._rows("weights", a, b).astype(np.float64)
+        if not self.header.gate.renormalised and "weights" in self.levels:
+            return self._rows("weights", a, b).astype(np.float64) / self.header.gate.scaling
+        self.require("scores", "raw_weights (the stored weights are renormalised)")
+        return np.take_along_axis(self.scores(a, b), self.experts[a:b].astype(np.int64), -1) / self.score_scale
+
+    def scores(self, a: int, b: int) -> Floats:
+        """(b - a, L, E) gate scores of every expert as exact integers; divide by `score_scale` for probabilities."""
+        return self._codes["scores"].decode(self._rows("scores", a, b), self.score_scale)
+
+    def next_scores(self, distance: int, a: int, b: int) -> Floats:
+        """(b - a, L, E) scores of layer l + distance's gate applied to layer l's gate input, as exact integers.
+
+        At distance 1 layer L - 1 predicts layer 0 of the next token. Layers without a target are zero, and so is what a
+        sparse tensor left out.
+        """
+        name = f"next_scores_{distance}"
+        codes = self._rows(name, a, b)
+        values = self._codes[name].decode(codes, self.score_scale)
+        if f"{name}.ids" not in self._entries:
+            return self._padded(values)
+        dense = np.zeros((*values.shape[:2], self.n_experts))
+        ids = self._rows(f"{name}.ids", a, b).astype(np.int64)
+        if ids.size and int(ids.max()) >= self.n_experts:
+            raise BadInput(f"{self.path}: {name}.ids, got an id of {self.n_experts} or more: ids are below n_experts; "
+                           f"record the trace again")  # fmt: skip
+        np.put_along_axis(dense, ids, values, axis=-1)
+        return self._padded(dense)
+
+    def shared_scores(self, a: int, b: int) -> Floats:
+        """(b - a, L, E) scores of layer l + 1's gate on MoE input + shared expert's output + residual (L4s).
+
+        Exact integers; the last layer has no target and is zero.
+        """
+        return self._padded(self._codes["shared_scores"].decode(self._rows("shared_scores", a, b), self.score_scale))
+
+    def embeddings(self, a: int, b: int) -> NDArray[np.float32]:
+        """(b - a, h) what the embedding layer put out for each row."""
+        self.require("embeddings", "embeddings")
+        if "embeddings" in self._entries:
+            return self._rows("embeddings", a, b).astype(np.float32)
+        table = self.stored("embedding_table")
+        ids = self.stored("token_ids")[a:b]
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(table):
+            raise BadInput(f"{self.path}: token_ids, got one outside embedding_table's {len(table)} rows: every id has "
+                           f"a row; record the trace again")  # fmt: skip
+        return table[ids].astype(np.float32)
+
+    def gate_inputs(self, a: int, b: int) -> NDArray[np.float32]:
+        """(b - a, L, g) input of each gate."""
+        return self._rows("gate_inputs", a, b).astype(np.float32)
+
+    def gate_input_norms(self, a: int, b: int) -> NDArray[np.float32]:
+        """(b - a, L) Euclidean norm of each gate's input."""
+        return np.array(self._rows("gate_input_norms", a, b))
+
+    def require(self, level: str, who: str) -> None:
+        """Insist on a level.
+
+        Raises:
+            BadInput: names the level, `who` needs it and how to get it.
+        """
+        if level in self.levels:
+            return
+        how = HOW_TO_GET.get(
+            level, "record it with `moesim record`, or take a bundled trace that has it (`moesim traces`)"
+        )
+        raise BadInput(f"{self.path}: {who} needs {level}, got {', '.join(sorted(self.levels))}: not recorded; {how}")
+
+    def stored_rows(self, tensor: str) -> Ints | None:
+        """Row numbers behind a decode-only tensor's first dimension, or None when it covers all rows."""
+        if tensor.removesuffix(".ids") not in self._decode_only:
+            return None
+        return self.requests.decode_rows(0, self.requests.n_decode_rows)
+
+    def _rows(self, tensor: str, a: int, b: int) -> Array:
+        """Rows [a, b) of a stored tensor; refuses prefill rows of one that has decode rows only."""
+        level = tensor.removesuffix(".ids")
+        if not 0 <= a <= b <= self.n_tokens:
+            raise IndexError(f"rows [{a}, {b}) of {tensor}: 0 <= a <= b <= {self.n_tokens}")
+        self.require(level, level)
+        if level not in self._decode_only:
+            return self.stored(tensor)[a:b]
+        at = 0 if a == b else self.requests.decode_position(a, b)
+        if at is None:
+            raise BadInput(f"{self.path}: {level}, got rows {a} to {b}: this trace stores it for the decode rows of a "
+                           f"request only; ask within those, or record it with prefill rows")  # fmt: skip
+        return self.stored(tensor)[at : at + b - a]
+
+    def _padded(self, values: Floats) -> Floats:
+        """Fill up missing last layers, those without a target, with zeros."""
+        missing = self.n_layers - values.shape[1]
+        return np.pad(values, ((0, 0), (0, missing), (0, 0))) if missing else values
