@@ -1,0 +1,64 @@
+"""Find a model, hardware profile or stack by id, alias, or path, and read it as plain data."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from sim.data import bundled, read_yaml
+from sim.errors import BadInput, did_you_mean
+
+
+def find(package: str, what: str, name_or_path: str) -> Path:
+    """Return the file meant by an id (`rtx3090`), a spelling of it (`RTX-3090`), an alias or a path.
+
+    Raises:
+        BadInput: no such name or file.
+    """
+    files = bundled(package, ".yaml")
+    if name_or_path in files:
+        return files[name_or_path]
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml", ".json") or path.is_dir():
+        path = path / "config.json" if path.is_dir() else path
+        if not path.is_file():
+            raise BadInput(f"{what}, got {name_or_path!r}: no such file; check the path")
+        return path
+    plain = {_plain(stem): file for stem, file in files.items()}
+    if _plain(name_or_path) in plain:
+        return plain[_plain(name_or_path)]
+    # Aliases stand inside the files, so this last resort parses them all: about 0.1 s, and only for an alias or a typo.
+    names = aliases(package)
+    by_plain = {_plain(name): file for name, file in names.items()}
+    if _plain(name_or_path) in by_plain:
+        return by_plain[_plain(name_or_path)]
+    raise BadInput(f"{what}, got {name_or_path!r}: unknown; {did_you_mean(name_or_path, files)}")
+
+
+def aliases(package: str) -> dict[str, Path]:
+    """Map every id, alias and Hugging Face id of a data package to its file; ids come first."""
+    files = bundled(package, ".yaml")
+    found = dict(files)
+    for file in files.values():
+        data = read_yaml(file)
+        for name in [*data.get("aliases", []), *([data["hf_id"]] if data.get("hf_id") else [])]:
+            found.setdefault(str(name), file)
+    return found
+
+
+def read(path: Path, what: str) -> dict[str, Any]:
+    """Read one file whose top level is a mapping with word keys.
+
+    Raises:
+        BadInput: unreadable, not YAML, or not a mapping.
+    """
+    data = read_yaml(path)
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise BadInput(f"{path}, got a {type(data).__name__}: a {what} file maps fields to values; is it the right one?")
+    return data
+
+
+def _plain(name: str) -> str:
+    """`Qwen/Qwen1.5-MoE-A2.7B` -> `qwen15moea27b`: case, punctuation and the organisation do not matter."""
+    return re.sub(r"[^a-z0-9]", "", name.rsplit("/", 1)[-1].lower())

@@ -1,0 +1,73 @@
+"""Serving stacks as data: what the software around the kernels costs, one YAML file per framework."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from sim import overrides as sets
+from sim import profiles
+from sim.data import bundled, to_struct
+from sim.errors import BadInput
+from sim.quantity import Quantity, check_quantities, explain
+
+PACKAGE = "hwprofiles.stacks"
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Kernel launches per operation; each costs `host.launch_s` on the host lane."""
+
+    attention: Count  # one layer, from its norm to the residual addition
+    gate: Count  # one router, its norm included
+    expert: Count  # one routed expert on the GPU, gather and weighted addition included
+    shared_expert: Count  # the shared experts of one layer
+    head: Count  # final norm, logits, next token
+    dense_ffn: Count  # one dense layer's FFN, its norm included
+
+
+class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Host seconds are spent on the host lane on top of kernel and copy launches."""
+
+    schema: Literal[1]
+    id: str
+    name: str
+    aliases: tuple[str, ...] = ()
+    note: str = ""
+    pinned: bool  # experts lie in page-locked host memory
+    copy_efficiency_frac: Quantity  # of the profile's bandwidth
+    per_layer_s: Quantity
+    per_expert_s: Quantity  # per routed expert run on the GPU
+    per_copy_s: Quantity  # per expert (or piece) copied
+    per_iteration_s: Quantity
+    kernels: Kernels
+    sources: dict[str, str] = {}
+
+
+def stack_names() -> dict[str, Path]:
+    """Bundled stack ids and their files."""
+    return bundled(PACKAGE, ".yaml")
+
+
+def load_stack(name_or_path: str | os.PathLike[str], overrides: Mapping[str, object] | None = None) -> Stack:
+    """Load a bundled stack by id or alias, or an own YAML file.
+
+    Args:
+        overrides: dotted field -> value, as `--set stack.per_layer_s=1e-3` gives them.
+
+    Raises:
+        BadInput: unknown name, unreadable or malformed file, an implausible figure.
+    """
+    path = profiles.find(PACKAGE, "stack", str(name_or_path))
+    data = sets.apply(profiles.read(path, "stack"), overrides or {}, Stack, "stack")
+    try:
+        stack = to_struct(data, Stack, str(path))
+    except BadInput as error:
+        raise explain(error) from None
+    check_quantities(stack, stack.sources, str(path))
+    return stack
