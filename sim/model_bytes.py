@@ -236,8 +236,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def head_bytes(self, precision: str = "bf16") -> int:
         """Weight bytes read to compute logits; with tied embeddings these are the embedding's own bytes."""
-        shared = self.embedding_params() if self.tied_embeddings else 0
-        return bytes_of(self.head_params() + shared, precision)
+        return bytes_of(self.head_params() + self.tied_embeddings * self.embedding_params(), precision)
 
     def dense_bytes(self, precision: str = "bf16") -> int:
         """Bytes of everything that is not a routed expert."""
@@ -245,8 +244,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def routed_bytes(self, precision: str = "bf16") -> int:
         """Bytes of all routed experts, each rounded up on its own as it is copied on its own."""
-        n_moe = self.n_moe_layers + self.n_encoder_moe_layers
-        return n_moe * self.n_experts * self.expert_bytes(precision)
+        return (self.n_moe_layers + self.n_encoder_moe_layers) * self.n_experts * self.expert_bytes(precision)
 
     def kv_bytes_per_token_per_layer(self, precision: str = "bf16") -> int:
         """Bytes one token adds to the self-attention cache of one decode layer: K and V, or MLA's latent and key."""
@@ -255,7 +253,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return bytes_of(2 * self.n_kv_heads * self.head_dim, precision)
 
     def kv_bytes_per_token(self, precision: str = "bf16") -> int:
-        """Bytes one token adds to the self-attention cache of all decode layers. Sliding windows are not modelled."""
+        """The same for all decode layers. Sliding windows are not modelled: an upper bound for models that have one."""
         return self.n_layers * self.kv_bytes_per_token_per_layer(precision)
 
     def all_miss_bytes_per_token(self, precision: str = "bf16") -> int:

@@ -55,7 +55,7 @@ def read(path: Path, what: str) -> dict[str, Any]:
     """
     data = read_yaml(path)
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise BadInput(f"{path}, got a {type(data).__name__}: a {what} file maps fields to values; is it the right one?")
+        raise BadInput(f"{path}, got a {type(data).__name__}: a {what} file maps fields to values; is it the one?")
     return data
 
 
