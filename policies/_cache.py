@@ -1,0 +1,36 @@
+"""What the plain caches share: one cache per GPU, or one per layer of it."""
+
+from __future__ import annotations
+
+from sim.api import Param, Policy
+from sim.pieces import Piece
+from sim.view import View
+
+
+class ScopedCache(Policy):
+    """A cache whose `scope` is a whole GPU (`global`) or every layer on its own (`layer`).
+
+    Per-layer capacities are equal; what does not divide goes to the first layers, one expert each.
+    """
+
+    params = (
+        Param("scope", "global", "one cache over all layers, or one per layer (Mixtral-Offloading section 3.1)",
+              choices=("global", "layer")),
+    )  # fmt: skip
+    scope: str
+
+    def min_experts(self, view: View) -> int:
+        return view.n_layers if self.scope == "layer" else 1
+
+    def layer_budgets(self, view: View) -> list[list[int]] | None:
+        if self.scope == "global":
+            return None
+        budgets = []
+        for gpu in range(view.n_gpus):
+            each, more = divmod(view.capacity_of(gpu), view.n_layers)
+            budgets.append([(each + (layer < more)) * view.expert_bytes for layer in range(view.n_layers)])
+        return budgets
+
+    def group(self, piece: Piece) -> tuple[int, int]:
+        """The cache a piece belongs to: its GPU, and its layer where the scope says so."""
+        return (piece.gpu, piece.layer if self.scope == "layer" else -1)

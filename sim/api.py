@@ -1,0 +1,184 @@
+"""What a policy is: hooks it may implement, traits it declares, parameters it lists.
+
+A policy decides. It moves no bytes, reads no clock and counts nothing; see `sim/DESIGN.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from sim.decisions import Decision
+from sim.errors import BadInput, did_you_mean
+
+if TYPE_CHECKING:
+    from sim.iterations import Gate, Iteration, RequestInfo
+    from sim.pieces import Piece
+    from sim.store import StoreSplit
+    from sim.view import View
+
+Decisions = Iterable[Decision] | Generator[Decision, Any, None] | None
+ParamValue = bool | int | float | str | None
+
+TRAITS = {
+    "oracle": "may read the future of the trace",
+    "lossy": "changes what the model computes; replay is open-loop",
+    "timing": "reads completions or queue state, so decisions depend on measured time",
+    "cpu": "computes experts on the CPU",
+    "bound": "a reference, not a system: may run in hypothetical memory",
+}
+
+
+@dataclass(frozen=True)
+class Param:
+    """One settable parameter: published default, what it is, where it is published."""
+
+    name: str
+    default: ParamValue
+    doc: str
+    choices: tuple[str, ...] = ()
+    low: float = -math.inf
+    high: float = math.inf
+
+    def check(self, value: Any, policy: str) -> ParamValue:
+        """Return the value in the default's type. Raises BadInput naming parameter, rule and range."""
+        where = f"parameter {policy}.{self.name}, got {value!r}"
+        if value is None and self.default is None:
+            return None
+        if self.choices:
+            if value not in self.choices:
+                raise BadInput(f"{where}: not a choice; {did_you_mean(str(value), self.choices)}")
+            return str(value)
+        if isinstance(self.default, bool):
+            if not isinstance(value, bool):
+                raise BadInput(f"{where}: must be true or false; write {self.name}=true")
+            return value
+        if isinstance(self.default, str):
+            if not isinstance(value, str):
+                raise BadInput(f"{where}: must be a word; default {self.default!r}")
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise BadInput(f"{where}: must be a finite number; default {self.default}")
+        if not self.low <= value <= self.high:
+            raise BadInput(f"{where}: must lie in [{self.low:g}, {self.high:g}]; default {self.default}")
+        # A default of None stands for "derived"; its parameters are numbers, whole when written whole.
+        if isinstance(self.default, int):
+            if value != int(value):
+                raise BadInput(f"{where}: must be a whole number; default {self.default}")
+            return int(value)
+        return float(value) if isinstance(self.default, float) else value
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What `Policy.assign` returns, per token: `ids` [n, k] (-1 where dropped) and the weights used [n, k]."""
+
+    ids: np.ndarray
+    weights: np.ndarray
+    precision: list[str] | None = None
+
+
+class Policy:
+    """Base of every policy. Implement the hooks you need; the engine skips those you do not override.
+
+    Without `gate_done` the engine serves a layer itself: run what is resident, fetch what is missing in router
+    order, ask `victim` for room, tell `accessed`. A plain cache is then two short methods.
+    """
+
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    traits: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset({"experts"})
+    params: ClassVar[tuple[Param, ...]] = ()
+    keeps_all: ClassVar[bool] = False  # wants room for every expert, whatever the budget (gpu_only)
+    # Speculative copies handed to the copy engine at once; None: all of them, room taken when asked (no timing).
+    prefetch_depth: int | None = None
+
+    def __init__(self, **values: Any) -> None:
+        known = {param.name: param for param in self.params}
+        for key in values:
+            if key not in known:
+                hint = did_you_mean(key, known) if known else "it has none"
+                raise BadInput(f"parameter {self.name}.{key}: no such parameter; {hint}")
+        self.settings: dict[str, ParamValue] = {}
+        for param in self.params:
+            value = param.check(values[param.name], self.name) if param.name in values else param.default
+            self.settings[param.name] = value
+            setattr(self, param.name, value)
+
+    # -- before the run ---------------------------------------------------------------------------------------------
+
+    def min_experts(self, view: View) -> int:
+        """Fewest whole experts per GPU the policy can work with."""
+        return 1
+
+    def predictor_bytes(self, view: View) -> int:
+        """GPU memory the policy takes beside its experts; counted inside the expert budget."""
+        return 0
+
+    def layer_budgets(self, view: View) -> list[list[int]] | None:
+        """Bytes by GPU and layer when the cache is divided per layer; None for one cache per GPU."""
+        return None
+
+    def bind(self, view: View) -> None:
+        """Size the state to the run's geometry and budget; called once, before anything else."""
+
+    def learn(self, store: StoreSplit) -> None:
+        """Learn from the store split of the trace (never from what is scored)."""
+
+    def initial(self, view: View) -> Iterable[Piece]:
+        """Pieces resident before the first request; placed at no cost, as loading the model would."""
+        return ()
+
+    # -- hooks, in the order they fire ------------------------------------------------------------------------------
+
+    def request_start(self, request: RequestInfo, view: View) -> Decisions: ...
+
+    def iteration_start(self, iteration: Iteration, view: View) -> Decisions: ...
+
+    def layer_enter(self, layer: int, view: View) -> Decisions: ...
+
+    def gate_input(self, layer: int, view: View) -> Decisions: ...
+
+    def assign(self, gate: Gate, view: View) -> Assignment | None: ...
+
+    def gate_done(self, gate: Gate, view: View) -> Decisions: ...
+
+    def expert_done(self, layer: int, expert: int, view: View) -> Decisions: ...
+
+    def copy_done(self, piece: Piece, view: View) -> Decisions: ...
+
+    def layer_done(self, layer: int, view: View) -> Decisions: ...
+
+    def iteration_end(self, iteration: Iteration, view: View) -> Decisions: ...
+
+    def request_end(self, request: RequestInfo, view: View) -> Decisions: ...
+
+    def idle(self, view: View) -> Decisions: ...
+
+    # -- questions the engine asks ----------------------------------------------------------------------------------
+
+    def accessed(self, piece: Piece, hit: bool, view: View) -> None:
+        """A needed whole expert was found (`hit`) or has just been given room; called by the default service."""
+
+    def evicted(self, piece: Piece, view: View) -> None:
+        """A piece has left the cache, whoever asked for it."""
+
+    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
+        """Which resident piece makes room for `piece`; None refuses (a prefetch is then dropped)."""
+        return None
+
+    def stats(self) -> dict[str, float]:
+        """Figures of the policy's own (prediction accuracy, store size ...) for the report."""
+        return {}
+
+
+def overrides(policy: Policy, hook: str) -> bool:
+    """True when the policy's class implements a hook of its own."""
+    return getattr(type(policy), hook) is not getattr(Policy, hook)

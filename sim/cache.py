@@ -1,0 +1,123 @@
+"""What sits on each GPU: the only place that knows capacity, and the one that refuses what is illegal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.errors import IllegalDecision
+
+if TYPE_CHECKING:
+    from sim.machine import Ticket
+    from sim.pieces import Piece
+
+DEMANDED, PREFETCHED, PLACED = "demand", "prefetch", "initial"
+
+
+class Entry:
+    """A resident piece: the ticket of its arrival, of its last use, and why it came."""
+
+    __slots__ = ("arrival", "last_use", "origin", "piece", "used")
+
+    def __init__(self, piece: Piece, arrival: Ticket | None, origin: str) -> None:
+        self.piece = piece
+        self.arrival = arrival  # None: there from the start
+        self.last_use: Ticket | None = None
+        self.origin = origin
+        self.used = False
+
+
+class Cache:
+    """Resident pieces of all GPUs under a byte budget per GPU.
+
+    `entries` keeps insertion order, so iterating it is deterministic. A piece takes its room when its copy is
+    issued: the bytes being written are occupied.
+    """
+
+    def __init__(self, budget_bytes: list[int]) -> None:
+        self.budget_bytes = budget_bytes
+        self.used_bytes = [0] * len(budget_bytes)
+        self.peak_bytes = [0] * len(budget_bytes)
+        self.entries: dict[Piece, Entry] = {}
+        self._parts: dict[tuple[int, int], list[Piece]] = {}  # expert -> resident pieces that are not whole
+        self._layer_budget: list[list[int]] | None = None  # bytes by GPU and layer, where a policy divides its cache
+        self._layer_used: list[list[int]] = []
+
+    def __contains__(self, piece: Piece) -> bool:
+        return piece in self.entries
+
+    def divide(self, layer_budget_bytes: list[list[int]]) -> None:
+        """Give every layer of every GPU a budget of its own (per-layer caches).
+
+        Raises:
+            IllegalDecision: the layers together exceed a GPU's budget.
+        """
+        for gpu, layers in enumerate(layer_budget_bytes):
+            if sum(layers) > self.budget_bytes[gpu]:
+                raise IllegalDecision(
+                    f"layer_budgets, got {sum(layers)} bytes on GPU {gpu}: its expert budget is "
+                    f"{self.budget_bytes[gpu]}; divide no more than that"
+                )
+        self._layer_budget = [list(layers) for layers in layer_budget_bytes]
+        self._layer_used = [[0] * len(layers) for layers in layer_budget_bytes]
+
+    def fits(self, piece: Piece) -> bool:
+        """True when the piece can be added without evicting."""
+        gpu = piece.gpu
+        if self._layer_budget is not None:
+            if self._layer_used[gpu][piece.layer] + piece.n_bytes > self._layer_budget[gpu][piece.layer]:
+                return False
+        return self.used_bytes[gpu] + piece.n_bytes <= self.budget_bytes[gpu]
+
+    def add(self, piece: Piece, arrival: Ticket | None, origin: str) -> Entry:
+        """Take room for a piece. Raises IllegalDecision when it is there already or does not fit."""
+        if piece in self.entries:
+            raise IllegalDecision(f"{origin} of {piece}: it is resident; run it, or evict it first")
+        gpu = piece.gpu
+        used_bytes = self.used_bytes[gpu] + piece.n_bytes
+        if not self.fits(piece):
+            raise IllegalDecision(
+                f"{origin} of {piece}: {used_bytes} bytes would exceed the expert budget of "
+                f"{self.budget_bytes[gpu]} on GPU {gpu} or its layer's share; evict first, or answer `victim`"
+            )
+        if self._layer_budget is not None:
+            self._layer_used[gpu][piece.layer] += piece.n_bytes
+        self.used_bytes[gpu] = used_bytes
+        if used_bytes > self.peak_bytes[gpu]:
+            self.peak_bytes[gpu] = used_bytes
+        entry = self.entries[piece] = Entry(piece, arrival, origin)
+        if not piece.whole:
+            self._parts.setdefault((piece.layer, piece.expert), []).append(piece)
+        return entry
+
+    def remove(self, piece: Piece) -> Entry:
+        """Free a piece's room. Raises IllegalDecision when it is not there."""
+        entry = self.entries.pop(piece, None)
+        if entry is None:
+            raise IllegalDecision(f"Evict of {piece}: it is not resident; evict a resident piece")
+        self.used_bytes[piece.gpu] -= piece.n_bytes
+        if self._layer_budget is not None:
+            self._layer_used[piece.gpu][piece.layer] -= piece.n_bytes
+        if not piece.whole:
+            self._parts[(piece.layer, piece.expert)].remove(piece)
+        return entry
+
+    def parts(self, layer: int, expert: int) -> list[Piece]:
+        """Resident pieces of an expert that are not the whole expert."""
+        return self._parts.get((layer, expert), [])
+
+    def sufficient(self, whole: Piece) -> list[Entry] | None:
+        """Entries that together let the expert be computed (the whole, or parts that cover it); None if none do."""
+        entry = self.entries.get(whole)
+        if entry is not None:
+            return [entry]
+        parts = self._parts.get((whole.layer, whole.expert))
+        if not parts:
+            return None
+        covered, chosen = 0.0, []
+        for piece in sorted(parts, key=lambda p: (p.start_frac, -p.stop_frac)):
+            if piece.start_frac > covered:
+                return None
+            if piece.stop_frac > covered:
+                covered = piece.stop_frac
+                chosen.append(self.entries[piece])
+        return chosen if covered >= 1.0 else None

@@ -1,0 +1,223 @@
+"""Seconds for every operation: hardware x geometry x stack.
+
+Each price also names the quantity it rests on (an index into `Cost.rests_on`), so that a result can say what share
+of its time is measured, datasheet or assumed. Formulas: a copy takes latency + bytes / bandwidth; an operation of
+n kernels takes max(n x kernel floor, bytes / memory bandwidth, FLOPs / rate).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from sim.errors import BadInput
+
+if TYPE_CHECKING:
+    from sim.hardware import Hardware, Quantity
+    from sim.iterations import Iteration
+    from sim.models import Model
+    from sim.stack import Stack
+
+# Arithmetic types: 4-bit weights are multiplied in bf16 after dequantisation; fp8 uses fp8 units where they exist.
+COMPUTE_TYPE = {"fp32": "fp32", "fp16": "fp16", "fp8": "fp8"}
+
+
+class Price(NamedTuple):
+    """Seconds, and the index of the quantity that bounds them."""
+
+    duration_s: float
+    rests_on: int
+
+
+class Launch:
+    """Host seconds of one operation: until its first kernel is launched, and until its last is; `n` counts uses."""
+
+    __slots__ = ("all_s", "extra_s", "first_s", "kernels_s", "n")
+
+    def __init__(self, n_kernels: int, launch_s: float, extra_s: float) -> None:
+        self.extra_s = extra_s
+        self.kernels_s = n_kernels * launch_s
+        self.first_s = extra_s + launch_s
+        self.all_s = extra_s + self.kernels_s
+        self.n = 0
+
+
+class Cost:
+    """Prices of one (hardware, model, stack, precision)."""
+
+    def __init__(self, hw: Hardware, model: Model, stack: Stack, precision: str) -> None:
+        self.hw, self.model, self.stack, self.precision = hw, model, stack, precision
+        self.rests_on: list[tuple[str, Quantity]] = []
+        gpu = hw.gpu
+        rate_type = COMPUTE_TYPE.get(precision, "bf16")
+        if rate_type not in gpu.flops_per_s:
+            # No unit for this type on this GPU: weights are converted and multiplied in the next wider type.
+            rate_type = next((t for t in ("bf16", "fp16", "fp32") if t in gpu.flops_per_s), "")
+        if not rate_type:
+            raise BadInput(f"hardware {hw.id}: gpu.flops_per_s has no rate for {precision}; add bf16, fp16 or fp32")
+        self._bandwidth = gpu.memory_bandwidth_bytes_per_s.value
+        self._flops = gpu.flops_per_s[rate_type].value
+        self._floor_s = gpu.kernel_floor_s.value
+        self._q_bandwidth = self._rest("gpu.memory_bandwidth_bytes_per_s", gpu.memory_bandwidth_bytes_per_s)
+        self._q_flops = self._rest(f"gpu.flops_per_s.{rate_type}", gpu.flops_per_s[rate_type])
+        self._q_floor = self._rest("gpu.kernel_floor_s", gpu.kernel_floor_s)
+        self._set_links()
+        self._set_host()
+        self._set_cpu()
+        self._experts: dict[tuple[int, str, float], Price] = {}
+        self.n_dense_before = self._dense_layers_before()
+
+    def _rest(self, name: str, quantity: Quantity) -> int:
+        self.rests_on.append((name, quantity))
+        return len(self.rests_on) - 1
+
+    def _set_links(self) -> None:
+        hw, stack = self.hw, self.stack
+        kind = "h2d" if stack.pinned else "h2d_pageable"
+        up, down = (hw.h2d, hw.d2h) if stack.pinned else (hw.h2d_pageable, hw.d2h_pageable)
+        self.h2d_latency_s = up.latency_s.value
+        self.h2d_bytes_per_s = up.bandwidth_bytes_per_s.value * stack.copy_efficiency_frac.value
+        self.d2h_latency_s = down.latency_s.value
+        self.d2h_bytes_per_s = down.bandwidth_bytes_per_s.value * stack.copy_efficiency_frac.value
+        self.p2p_latency_s = hw.p2p.latency_s.value
+        self.p2p_bytes_per_s = hw.p2p.bandwidth_bytes_per_s.value
+        self.q_h2d_latency = self._rest(f"{kind}.latency_s", up.latency_s)
+        self.q_h2d_bandwidth = self._rest(f"{kind}.bandwidth_bytes_per_s", up.bandwidth_bytes_per_s)
+
+    def _set_host(self) -> None:
+        hw, stack = self.hw, self.stack
+        self.launch_s = hw.host.launch_s.value
+        self.sync_s = hw.host.sync_s.value
+        self.copy_launch_s = hw.host.copy_launch_s.value + stack.per_copy_s.value
+        self.q_launch = self._rest("host.launch_s", hw.host.launch_s)
+        self.q_sync = self._rest("host.sync_s", hw.host.sync_s)
+        self.q_copy_launch = self._rest("host.copy_launch_s", hw.host.copy_launch_s)
+        self.q_stack_layer = self._rest("stack.per_layer_s", stack.per_layer_s)
+        self.q_stack_expert = self._rest("stack.per_expert_s", stack.per_expert_s)
+        self.q_stack_iteration = self._rest("stack.per_iteration_s", stack.per_iteration_s)
+        kernels = stack.kernels
+        dense = self.model.n_layers - len(self.model.moe_layer_ids)
+        self.launch_attention = self._launch(kernels.attention, stack.per_layer_s.value)
+        self.launch_dense = self._launch(kernels.attention + kernels.dense_ffn, stack.per_layer_s.value)
+        self.launch_gate = self._launch(kernels.gate, 0.0)
+        self.launch_shared = self._launch(kernels.shared_expert, 0.0)
+        self.launch_expert = self._launch(kernels.expert, stack.per_expert_s.value)
+        self.launch_head = self._launch(kernels.head, stack.per_iteration_s.value)
+        self.has_shared = self.model.shared_expert_bytes(self.precision) > 0
+        self.has_dense = dense > 0
+
+    def _launch(self, n_kernels: int, extra_s: float) -> Launch:
+        return Launch(n_kernels, self.launch_s, extra_s)
+
+    def _set_cpu(self) -> None:
+        cpu = self.hw.cpu
+        self._cpu_bandwidth = cpu.memory_bandwidth_bytes_per_s.value
+        self._cpu_flops = cpu.flops_per_s.value
+        self._cpu_overhead_s = cpu.expert_overhead_s.value
+        self._q_cpu_bandwidth = self._rest("cpu.memory_bandwidth_bytes_per_s", cpu.memory_bandwidth_bytes_per_s)
+        self._q_cpu_flops = self._rest("cpu.flops_per_s", cpu.flops_per_s)
+        self._q_cpu_overhead = self._rest("cpu.expert_overhead_s", cpu.expert_overhead_s)
+
+    def _dense_layers_before(self) -> list[int]:
+        """Dense (no experts) layers that run before each MoE layer, and after the last one at the end."""
+        before, previous = [], -1
+        for layer in self.model.moe_layer_ids:
+            before.append(layer - previous - 1)
+            previous = layer
+        before.append(self.model.n_layers - 1 - previous)
+        return before
+
+    # -- prices -----------------------------------------------------------------------------------------------------
+
+    def _roofline(self, n_kernels: int, n_bytes: float, flops: float) -> Price:
+        best_s, rests_on = n_kernels * self._floor_s, self._q_floor
+        if n_bytes / self._bandwidth > best_s:
+            best_s, rests_on = n_bytes / self._bandwidth, self._q_bandwidth
+        if flops / self._flops > best_s:
+            best_s, rests_on = flops / self._flops, self._q_flops
+        return Price(best_s, rests_on)
+
+    def copy_s(self, n_bytes: int) -> float:
+        """Host-to-device seconds of one copy."""
+        return self.h2d_latency_s + n_bytes / self.h2d_bytes_per_s
+
+    def back_s(self, n_bytes: int) -> float:
+        """Device-to-host seconds of one copy."""
+        return self.d2h_latency_s + n_bytes / self.d2h_bytes_per_s
+
+    def peer_s(self, n_bytes: int) -> float:
+        """GPU-to-GPU seconds of one copy."""
+        return self.p2p_latency_s + n_bytes / self.p2p_bytes_per_s
+
+    def activation_bytes(self, n_tokens: int) -> int:
+        """Bytes of the hidden states of n tokens, 2 bytes an element (4 when the model is served in fp32)."""
+        return n_tokens * self.model.hidden_size * (4 if self.precision == "fp32" else 2)
+
+    def expert(self, n_tokens: int, precision: str, frac: float = 1.0) -> Price:
+        """One routed expert (or the `frac` of its columns that a piece holds) for n tokens on the GPU."""
+        key = (n_tokens, precision, frac)
+        price = self._experts.get(key)
+        if price is None:
+            model = self.model
+            n_bytes = frac * model.expert_bytes(precision) + 2 * self.activation_bytes(n_tokens)
+            price = self._roofline(self.stack.kernels.expert, n_bytes, frac * model.expert_flops(n_tokens))
+            self._experts[key] = price
+        return price
+
+    def expert_gpu_s(self, n_tokens: int) -> float:
+        """Seconds of one whole expert on the GPU: what a policy may compare."""
+        return self.expert(n_tokens, self.precision).duration_s
+
+    def expert_cpu(self, n_tokens: int) -> Price:
+        """One routed expert for n tokens on the CPU pool: overhead + max(bytes / bandwidth, FLOPs / rate)."""
+        bytes_s = self.model.expert_bytes(self.precision) / self._cpu_bandwidth
+        flops_s = self.model.expert_flops(n_tokens) / self._cpu_flops
+        bound_s, rests_on = (flops_s, self._q_cpu_flops) if flops_s > bytes_s else (bytes_s, self._q_cpu_bandwidth)
+        if self._cpu_overhead_s > bound_s:
+            rests_on = self._q_cpu_overhead
+        return Price(self._cpu_overhead_s + bound_s, rests_on)
+
+    def expert_cpu_s(self, n_tokens: int) -> float:
+        """Seconds of one expert on the CPU, without moving activations."""
+        return self.expert_cpu(n_tokens).duration_s
+
+    def attention(self, iteration: Iteration) -> Price:
+        """One attention block: projections for all tokens, then each range against its own context."""
+        model, precision = self.model, self.precision
+        kv_bytes = model.kv_bytes_per_token_per_layer(self._kv_precision())
+        n_bytes = float(model.attention_bytes(precision) + 4 * self.activation_bytes(iteration.n_tokens))
+        flops = 0.0
+        for r in iteration.ranges:
+            n_tokens = r.stop_row - r.start_row
+            n_bytes += kv_bytes * (r.context + n_tokens)
+            # A prefill token sees on average the context before it plus half of its own prompt.
+            flops += model.attention_flops(n_tokens, r.context + (n_tokens + 1) / 2)
+        return self._roofline(self.stack.kernels.attention, n_bytes, flops)
+
+    def _kv_precision(self) -> str:
+        return "fp32" if self.precision == "fp32" else "bf16"
+
+    def dense_layer(self, iteration: Iteration) -> Price:
+        """A whole layer without experts: attention, then its feed-forward network."""
+        attention = self.attention(iteration)
+        ffn = self._roofline(
+            self.stack.kernels.dense_ffn,
+            self.model.dense_ffn_bytes(self.precision) + 2 * self.activation_bytes(iteration.n_tokens),
+            self.model.dense_ffn_flops(iteration.n_tokens),
+        )
+        longer = attention if attention.duration_s >= ffn.duration_s else ffn
+        return Price(attention.duration_s + ffn.duration_s, longer.rests_on)
+
+    def gate(self, n_tokens: int) -> Price:
+        """Router of one layer: its matrix, softmax and top-k."""
+        n_bytes = self.model.gate_bytes(self.precision) + self.activation_bytes(n_tokens)
+        return self._roofline(self.stack.kernels.gate, n_bytes, self.model.gate_flops(n_tokens))
+
+    def shared(self, n_tokens: int) -> Price:
+        """Shared experts of one layer."""
+        n_bytes = self.model.shared_expert_bytes(self.precision) + 2 * self.activation_bytes(n_tokens)
+        return self._roofline(self.stack.kernels.shared_expert, n_bytes, self.model.shared_expert_flops(n_tokens))
+
+    def head(self, n_ranges: int) -> Price:
+        """Final norm, output head and sampling: one token per range."""
+        n_bytes = self.model.head_bytes(self.precision) + self.activation_bytes(n_ranges)
+        return self._roofline(self.stack.kernels.head, n_bytes, self.model.head_flops(n_ranges))

@@ -1,0 +1,78 @@
+"""What a policy may say. The engine applies each decision at once and refuses what is illegal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from sim.machine import Ticket
+    from sim.pieces import Piece
+
+
+class Fetch(NamedTuple):
+    """Copy `piece` to its GPU now, ahead of every prefetch; room is made through `Policy.victim`."""
+
+    piece: Piece
+    after: tuple[Ticket, ...] = ()
+
+
+class Prefetch(NamedTuple):
+    """Queue a speculative copy; larger `priority` goes first, ties in order of asking.
+
+    With `Policy.prefetch_depth = None` the piece takes its room and enters the copy queue at once. With a depth the
+    piece waits in the policy's own queue and takes room only when the engine hands it over, at a polling point.
+    """
+
+    piece: Piece
+    priority: float = 0.0
+    after: tuple[Ticket, ...] = ()
+
+
+class Cancel(NamedTuple):
+    """Withdraw a queued prefetch; one already in flight finishes (no system can abort a copy)."""
+
+    piece: Piece
+
+
+class DropQueue(NamedTuple):
+    """Withdraw every queued prefetch, or those aimed at layers up to and including `up_to_layer`."""
+
+    up_to_layer: int | None = None
+
+
+class RunGpu(NamedTuple):
+    """Compute `(layer, expert)` on the GPU that holds it, once its pieces have arrived."""
+
+    expert: int
+
+
+class RunCpu(NamedTuple):
+    """Compute on the CPU; the result joins the GPU stream at `join_layer` (default: this layer).
+
+    `expert` runs for all its tokens. A later join is KTransformers' deferral.
+    """
+
+    expert: int
+    join_layer: int | None = None
+
+
+class Evict(NamedTuple):
+    """Free a resident piece; a copy into its place waits until its last computation is done."""
+
+    piece: Piece
+
+
+class Predict(NamedTuple):
+    """Spend predictor time on a lane (`side`: does not occupy the compute stream; `gpu`; `host`).
+
+    The engine sends the ticket back into the generator: `ticket = yield Predict(...)`.
+    `basis` says what the figure rests on: measured, datasheet or assumed.
+    """
+
+    duration_s: float
+    lane: str = "side"
+    blocking: bool = False
+    basis: str = "assumed"
+
+
+Decision = Fetch | Prefetch | Cancel | DropQueue | RunGpu | RunCpu | Evict | Predict

@@ -1,0 +1,196 @@
+"""From counts and times to the stable keys of `--json`. Every number here is a fold over what the engine counted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from sim.iterations import DECODE, PREFILL
+from sim.lanes import CAUSES, CPU, GPU, H2D, HOST, IDLE, SIDE
+from sim.tally import CLASSES
+
+if TYPE_CHECKING:
+    from sim.drive import Clockwork
+    from sim.sim_machine import SimMachine
+    from sim.tally import Tally
+
+# A percentile is given only when at least one observation is expected beyond it.
+_PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+
+HIT_DEFINITIONS = {
+    "gate": "usable on the GPU when the gate asks (FineMoE release 2; the default)",
+    "room": "has its room when the gate asks, in flight or not (cache look-up: HybriMoE figure 9, MoE-Infinity head)",
+    "cached": "usable when the gate asks and not brought by an unused prefetch (MoEpic, AdapMoE code)",
+    "token": "as gate, but every (token, expert) counts (MoEpic's tokens x K)",
+}
+
+# How far a figure may be off when its file gives no range of its own (assumed; see docs/provenance.md).
+SPREAD = {"measured": 0.05, "datasheet": 0.15, "assumed": 0.30}
+
+
+def statistic(values: Iterable[float]) -> dict[str, float | int | None]:
+    """{mean, p50, p95, p99, n}; a percentile without 1 / (1 - p) observations behind it is null."""
+    ordered = sorted(values)
+    n = len(ordered)
+    result: dict[str, float | int | None] = {"mean": math.fsum(ordered) / n if n else None}
+    for name, p in _PERCENTILES.items():
+        result[name] = quantile(ordered, p) if n >= round(1 / (1 - p)) else None
+    result["n"] = n
+    return result
+
+
+def quantile(ordered: list[float], p: float) -> float:
+    """Linear interpolation between order statistics (numpy's default)."""
+    at = p * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def times(clockwork: Clockwork) -> dict[str, Any]:
+    """TTFT, TPOT, end-to-end time per request, throughput over the makespan."""
+    done = clockwork.requests
+    ttft = [t.first_token_s - t.start_s for t in done]
+    tpot = [
+        (t.last_token_s - t.first_token_s) / (t.request.outputs - 1) for t in done if t.request.outputs > 1
+    ]  # a request of one token has no time per further token
+    outputs = sum(t.request.outputs for t in done)
+    first_s = min((t.start_s for t in done), default=0.0)
+    last_s = max((t.last_token_s for t in done), default=0.0)
+    span_s = last_s - first_s
+    return {
+        "requests": len(done),
+        "decode_tokens": clockwork.phases[DECODE].n_tokens,
+        "ttft_s": statistic(ttft),
+        "tpot_s": statistic(tpot),
+        "e2e_s": statistic(t.last_token_s - t.start_s for t in done),
+        "throughput_tokens_per_s": outputs / span_s if span_s > 0 else None,
+    }
+
+
+def hit_rates(tally: Tally, definition: str) -> dict[str, Any]:
+    """Decode rates by class under a definition; prefill and token-weighted rates beside them."""
+    decode, prefill = tally.hits[DECODE], tally.hits[PREFILL]
+    counts = list(decode.tokens if definition == "token" else decode.experts)
+    total = sum(counts)
+    if definition == "room":
+        counts[0], counts[2] = counts[0] + counts[2], 0
+    elif definition == "cached":
+        counts[0], counts[3] = counts[0] - decode.prefetched, counts[3] + decode.prefetched
+    rates = {f"{name}_rate": (n / total if total else None) for name, n in zip(CLASSES, counts, strict=True)}
+    rates["prefill_hit_rates"] = prefill.rates()
+    rates["token_hit_rates"] = decode.rates(tokens=True)
+    rates["gate_mass_kept"] = tally.loss.gate_mass_kept()
+    loss = tally.loss
+    rates["activations_changed_frac"] = (loss.changed + loss.dropped) / loss.activations if loss.activations else 0.0
+    return rates
+
+
+def prefetching(tally: Tally) -> dict[str, dict[str, int]]:
+    """Useful, late, wasted, harmful, with counts and bytes; and what was issued, cancelled, dropped."""
+    p = tally.prefetch
+    result = {kind: {"n": p.n[kind], "bytes": p.n_bytes[kind]} for kind in p.n}
+    result["issued"] = {"n": p.n_issued, "bytes": p.issued_bytes}
+    result["cancelled"] = {"n": p.n_cancelled, "bytes": p.cancelled_bytes}
+    result["refused"] = {"n": p.n_dropped, "bytes": 0}
+    return result
+
+
+def composition(clockwork: Clockwork, phase: str) -> dict[str, float | None]:
+    """Share of the phase's time GPU 0 was busy, or waiting for copies, host, CPU, predictor; sums to 1."""
+    times_ = clockwork.phases[phase]
+    total = math.fsum(times_.parts_s)
+    named = {"gpu": GPU, "copy": H2D, "host": HOST, "cpu": CPU, "predictor": SIDE}
+    return {name: (times_.parts_s[index] / total if total else None) for name, index in named.items()}
+
+
+_BOUND = {"gpu": "gpu", "copy": "copy link", "host": "host", "cpu": "cpu", "predictor": "predictor"}
+
+
+def bound_by(clockwork: Clockwork) -> dict[str, Any]:
+    """What bounds decode (prefill when nothing decodes), and how each phase's time is composed."""
+    shares = {phase: composition(clockwork, phase) for phase in (PREFILL, DECODE)}
+    main = shares[DECODE] if clockwork.phases[DECODE].n_iterations else shares[PREFILL]
+    known = {name: share for name, share in main.items() if share is not None}
+    return {"resource": _BOUND[max(known, key=lambda k: known[k])] if known else None, **shares}
+
+
+def resting_s(machine: SimMachine, clockwork: Clockwork) -> list[tuple[str, str, float, float, float]]:
+    """(quantity, source, seconds, low factor, high factor): which figure each part of GPU 0's time rests on.
+
+    Busy and waiting parts are split by the quantities their lane spent its time on.
+    """
+    cost = machine.cost
+    parts_s = [math.fsum(column) for column in zip(*(p.parts_s for p in clockwork.phases.values()), strict=True)]
+    seconds = [0.0] * len(cost.rests_on)
+    _spread(seconds, parts_s[GPU], list(enumerate(machine.gpu_s)))
+    n_copies, busy_s = sum(up.n_copies for up in machine.up), sum(up.busy_s for up in machine.up)
+    latency_s = n_copies * cost.h2d_latency_s
+    _spread(seconds, parts_s[H2D], [(cost.q_h2d_latency, latency_s), (cost.q_h2d_bandwidth, busy_s - latency_s)])
+    _spread(seconds, parts_s[CPU], list(enumerate(machine.cpu_s)))
+    _spread(seconds, parts_s[HOST], machine.host_shares())
+    rows = []
+    for (name, quantity), spent_s in zip(cost.rests_on, seconds, strict=True):
+        if spent_s > 0:
+            low, high = factors(name, quantity)
+            rows.append((name, quantity.source, spent_s, low, high))
+    if parts_s[SIDE] > 0:
+        rows.append(("predictor time", "assumed", parts_s[SIDE], 1 - SPREAD["assumed"], 1 + SPREAD["assumed"]))
+    return rows
+
+
+def _spread(seconds: list[float], total_s: float, shares: list[tuple[int, float]]) -> None:
+    whole = math.fsum(share for _, share in shares)
+    if whole > 0:
+        for index, share in shares:
+            seconds[index] += total_s * share / whole
+
+
+def factors(name: str, quantity: Any) -> tuple[float, float]:
+    """Smallest and largest factor by which time may change when the figure is off by its own range or the default."""
+    value, spread = quantity.value, SPREAD[quantity.source]
+    low = quantity.low if quantity.low is not None else value * (1 - spread)
+    high = quantity.high if quantity.high is not None else value * (1 + spread)
+    if value <= 0:
+        return 1.0, 1.0
+    if name.endswith("_per_s") or ".flops_per_s" in name:
+        return min(1.0, value / high), max(1.0, value / low)
+    return min(1.0, low / value), max(1.0, high / value)
+
+
+def provenance(machine: SimMachine, clockwork: Clockwork) -> dict[str, Any]:
+    """Share of simulated time resting on measured, datasheet and assumed figures, and on which."""
+    rows = resting_s(machine, clockwork)
+    total = math.fsum(row[2] for row in rows)
+    shares = {
+        source: (math.fsum(row[2] for row in rows if row[1] == source) / total if total else None)
+        for source in ("measured", "datasheet", "assumed")
+    }
+    figures = {name: spent_s / total for name, _, spent_s, _, _ in sorted(rows, key=lambda r: -r[2])} if total else {}
+    return {**shares, "figures": figures}
+
+
+def uncertainty(machine: SimMachine, clockwork: Clockwork, result: dict[str, Any]) -> dict[str, Any]:
+    """Band of the mean times when every figure moves to the end of its range at once (so it is wide)."""
+    rows = resting_s(machine, clockwork)
+    total = math.fsum(row[2] for row in rows)
+    if not total:
+        return {"tpot_s": None, "ttft_s": None, "low_factor": None, "high_factor": None}
+    low = math.fsum(spent_s * low for _, _, spent_s, low, _ in rows) / total
+    high = math.fsum(spent_s * high for _, _, spent_s, _, high in rows) / total
+    band: dict[str, Any] = {"low_factor": low, "high_factor": high}
+    for key in ("ttft_s", "tpot_s"):
+        mean = result[key]["mean"]
+        band[key] = None if mean is None else [mean * low, mean * high]
+    return band
+
+
+def lane_utilisation(machine: SimMachine, makespan_s: float) -> dict[str, float | None]:
+    """Busy share of every lane over the makespan."""
+    lanes = {lane.name: lane.busy_s for lane in (*machine.streams, *machine.up, machine.down, machine.cpu, machine.side)}
+    lanes["host"] = math.fsum(share for _, share in machine.host_shares())
+    return {name: (busy_s / makespan_s if makespan_s else None) for name, busy_s in sorted(lanes.items())}
+
+
+__all__ = ["CAUSES", "HIT_DEFINITIONS", "IDLE"]

@@ -1,0 +1,71 @@
+"""Find policies: every file of `policies/`, and third-party packages under the entry point `moesim.policies`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from functools import cache
+from importlib.metadata import entry_points
+
+from sim.api import Policy
+from sim.errors import BadInput, did_you_mean
+
+GROUP = "moesim.policies"
+
+
+def _classes(module_name: str) -> list[type[Policy]]:
+    module = importlib.import_module(module_name)
+    return [
+        value
+        for _, value in inspect.getmembers(module, inspect.isclass)
+        if issubclass(value, Policy) and value.name and value.__module__ == module.__name__
+    ]
+
+
+@cache
+def policies() -> dict[str, type[Policy]]:
+    """Name -> class of every policy found, sorted by name.
+
+    Raises:
+        BadInput: two policies claim one name, or a third-party package cannot be imported.
+    """
+    import policies as package
+
+    found: dict[str, type[Policy]] = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        if not info.name.startswith("_"):
+            for kind in _classes(f"policies.{info.name}"):
+                _add(found, kind)
+    for entry in entry_points(group=GROUP):
+        try:
+            kind = entry.load()
+        except Exception as error:  # a third party's import may fail in any way
+            raise BadInput(
+                f"policy package {entry.value!r}, got {type(error).__name__} ({error}) on import: "
+                "repair or uninstall that package"
+            ) from error
+        if not (inspect.isclass(kind) and issubclass(kind, Policy) and kind.name):
+            raise BadInput(f"entry point {entry.name} = {entry.value}: must name a sim.api.Policy with a name")
+        _add(found, kind)
+    return dict(sorted(found.items()))
+
+
+def _add(found: dict[str, type[Policy]], kind: type[Policy]) -> None:
+    other = found.get(kind.name)
+    if other is not None and other is not kind:
+        raise BadInput(
+            f"policy name {kind.name!r}: claimed by {other.__module__} and {kind.__module__}; rename one of them"
+        )
+    found[kind.name] = kind
+
+
+def find(name: str) -> type[Policy]:
+    """The policy of that name or alias. Raises BadInput with the nearest name."""
+    known = policies()
+    if name in known:
+        return known[name]
+    aliases = {alias: kind for kind in known.values() for alias in kind.aliases}
+    if name in aliases:
+        return aliases[name]
+    raise BadInput(f"policy, got {name!r}: no such policy; {did_you_mean(name, [*known, *aliases])}")

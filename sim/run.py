@@ -1,0 +1,287 @@
+"""Assemble a run from its specification, drive it, and fold the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sim import __version__, metrics
+from sim.cache import Cache
+from sim.cost import Cost
+from sim.drive import Clockwork, drive
+from sim.engine import Engine, Log
+from sim.errors import BadInput, DoesNotFit, did_you_mean
+from sim.future import Future
+from sim.hardware import load_hardware
+from sim.iterations import Arrays, RequestInfo, Scheduler
+from sim.memory import BudgetRule, Demand, MemoryPlan, check_host, plan
+from sim.models import load_model, model_names
+from sim.overrides import Overrides, parse_set
+from sim.pieces import Pieces
+from sim.registry import find, policies
+from sim.sim_machine import SimMachine
+from sim.stack import load_stack
+from sim.store import StoreSplit, requests_of
+from sim.units import show_bytes
+from traces.catalogue import DEFAULT, open_trace, traces_that_fit
+
+if TYPE_CHECKING:
+    from sim.api import Policy
+    from sim.hardware import Hardware
+    from sim.lanes import Spans
+    from sim.models import Model
+    from sim.spec import RunSpec
+    from sim.stack import Stack
+    from traces.reader import Trace
+
+SCHEMA = 1
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Setup:
+    """Everything a run needs, resolved and checked before any work starts."""
+
+    spec: RunSpec
+    policy: Policy
+    hw: Hardware
+    model: Model
+    stack: Stack
+    trace: Trace
+    requests: list[RequestInfo]
+    store: list[RequestInfo]
+    memory: MemoryPlan
+    host_bytes: int
+    pieces: Pieces
+    open_loop: bool
+
+    def close(self) -> None:
+        self.trace.close()
+
+
+def default_model(trace: Trace) -> str:
+    """The catalogue's model of the trace's routing shape; its header's `model` decides between several."""
+    from sim.models import load_model as load
+
+    named = trace.header.model
+    if named in model_names():
+        return named
+    fitting = [
+        name for name in model_names()
+        if not name.startswith("cpu-")
+        and (m := load(name)).n_moe_layers == trace.n_layers and (m.n_experts, m.top_k) == (trace.n_experts, trace.top_k)
+    ]  # fmt: skip
+    if not fitting:
+        raise BadInput(
+            f"{trace.path}: {trace.header.shape} is the shape of no model in the catalogue; "
+            "name one with --model FILE (its own YAML or a Hugging Face config.json)"
+        )
+    return fitting[0]
+
+
+def prepare(spec: RunSpec) -> Setup:
+    """Resolve names, check shapes, needs, budgets and host memory.
+
+    Raises:
+        BadInput: whatever the user has to change, in one line.
+    """
+    overrides = parse_set(f"{key}={_scalar(value)}" for key, value in spec.set.items())
+    kind = find(spec.policy)
+    policy = kind(**overrides.for_policy(kind.name, kind.aliases))
+    if spec.hit_definition not in metrics.HIT_DEFINITIONS:
+        hint = did_you_mean(spec.hit_definition, metrics.HIT_DEFINITIONS)
+        raise BadInput(f"--hit-definition, got {spec.hit_definition!r}: no such definition; {hint}")
+    if spec.gpus < 1 or spec.batch < 1:
+        raise BadInput(f"--gpus and --batch, got {spec.gpus} and {spec.batch}: at least 1 each; leave them out for 1")
+    hw = load_hardware(spec.hw, overrides.hw)
+    stack = load_stack(spec.stack, overrides.stack)
+    trace = open_trace(spec.trace or _trace_for(spec.model, overrides))
+    try:
+        return _fit(spec, policy, hw, stack, trace, overrides)
+    except BaseException:
+        trace.close()
+        raise
+
+
+def _scalar(value: object) -> str:
+    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, str) else value  # type: ignore[arg-type]
+
+
+def _trace_for(model_name: str | None, overrides: Overrides) -> str:
+    """The default trace; with --model and no --trace, a bundled one of that model's shape."""
+    if model_name is None:
+        return DEFAULT
+    model = load_model(model_name, overrides.model)
+    fitting = traces_that_fit(model.n_moe_layers, model.n_experts, model.top_k)
+    if not fitting:
+        raise BadInput(
+            f"--model {model_name}: no bundled trace has its routing shape "
+            f"({model.n_moe_layers}x{model.n_experts}, k={model.top_k}); give one with --trace FILE"
+        )
+    return DEFAULT if DEFAULT in fitting else fitting[0]
+
+
+def _fit(
+    spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace, overrides: Overrides
+) -> Setup:
+    model = load_model(spec.model or default_model(trace), overrides.model)
+    check_shape(model, trace)
+    for level in sorted(policy.needs):
+        trace.require(level, f"policy {policy.name}")
+    requests = requests_of(trace, spec.split)[: spec.requests]
+    if not requests:
+        raise BadInput(f"{trace.path}: split {spec.split!r} has no requests; --split all takes every request")
+    longest = sorted((r.prompt_len + r.outputs for r in requests), reverse=True)[: spec.batch]
+    widest = max(max(r.prompt_len for r in requests), spec.batch)
+    demand = Demand(kv_tokens=sum(longest), iteration_tokens=widest, batch=spec.batch)
+    rule = BudgetRule(spec.vram_bytes, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
+    bound = "bound" in policy.traits
+    memory = plan(model, hw, spec.precision, demand, rule, spec.gpus, bound, policy.keeps_all)
+    host_bytes = check_host(model, hw, spec.precision) if not policy.keeps_all else 0
+    pieces = Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes)
+    open_loop = any(r.arrival_s is not None for r in requests)
+    if open_loop and spec.batch > 1 and "oracle" in policy.traits:
+        raise BadInput(
+            f"policy {policy.name} with arrivals and --batch {spec.batch}: which tokens run together depends on time, "
+            "so there is no future to know; use --batch 1, or a trace without arrivals"
+        )
+    store = requests_of(trace, "store")
+    return Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, open_loop)
+
+
+def check_shape(model: Model, trace: Trace) -> None:
+    """Trace and model must agree on MoE layers, experts and k; the error lists traces that fit."""
+    mine = (model.n_moe_layers, model.n_experts, model.top_k)
+    if mine == (trace.n_layers, trace.n_experts, trace.top_k):
+        return
+    fitting = ", ".join(traces_that_fit(*mine)) or "none bundled; record one, or leave --model out"
+    raise BadInput(
+        f"--model {model.id} is {mine[0]}x{mine[1]}, k={mine[2]}, the trace {trace.path.name} is {trace.header.shape}: "
+        f"routing shapes must agree; traces that fit: {fitting}"
+    )
+
+
+@dataclass
+class Outcome:
+    """A finished run: the JSON object, and what it was folded from."""
+
+    result: dict[str, Any]
+    engine: Engine
+    machine: SimMachine
+    clockwork: Clockwork
+    setup: Setup
+
+
+def budgets(setup: Setup, policy_bytes: int) -> list[int]:
+    """Expert bytes per GPU after the policy's predictor; the predictor sits on GPU 0."""
+    left = list(setup.memory.expert_bytes)
+    left[0] -= policy_bytes
+    return left
+
+
+def execute(
+    setup: Setup, spans: Spans | None = None, log: Log | None = None, progress: Progress | None = None
+) -> Outcome:
+    """Run it in simulation.
+
+    Args:
+        spans: receives every span. log: receives every decision. progress: called with (iterations done, in all).
+    """
+    began_s = time.perf_counter()
+    policy, trace, spec = setup.policy, setup.trace, setup.spec
+    cost = Cost(setup.hw, setup.model, setup.stack, spec.precision)
+    cache = Cache(list(setup.memory.expert_bytes))
+    arrays = Arrays(trace)
+    future = Future(trace, setup.requests, spec.batch) if "oracle" in policy.traits else None
+    machine = SimMachine(cost, spec.gpus, spans, report_copies="timing" in policy.traits)
+    engine = Engine(policy, machine, cache, setup.pieces, cost, arrays, setup.model.top_k, future, log)
+    start_policy(engine, setup)
+    clockwork = Clockwork()
+    scheduler = Scheduler(setup.requests, spec.batch, setup.open_loop)
+    total = sum(r.outputs for r in setup.requests)
+    done = 0
+    for step in drive(engine, machine, scheduler, trace, clockwork, setup.open_loop):
+        done += len(step.iteration.ranges)
+        if progress is not None:
+            progress(done, total)
+    return Outcome(fold(setup, engine, machine, clockwork, time.perf_counter() - began_s), engine, machine, clockwork, setup)
+
+
+def start_policy(engine: Engine, setup: Setup) -> None:
+    """Take the predictor's memory off the budget, check the minimum, bind, learn, place."""
+    policy, view, cache = setup.policy, engine.view, engine.cache
+    cache.budget_bytes[:] = budgets(setup, policy.predictor_bytes(view))
+    engine.reset_room()
+    size = view.expert_bytes
+    for gpu, budget in enumerate(cache.budget_bytes):
+        need = policy.min_experts(view)
+        if budget < need * size:
+            raise DoesNotFit(
+                f"policy {policy.name}, got an expert budget of {show_bytes(max(0, budget))} on GPU {gpu}: it needs at "
+                f"least {need} whole experts ({show_bytes(need * size)}); raise the budget, or take another policy",
+                setup.memory.rows,
+            )
+    divided = policy.layer_budgets(view)
+    if divided is not None:
+        cache.divide(divided)
+    policy.bind(view)
+    policy.learn(StoreSplit(setup.trace, setup.store))
+    engine.place(policy.initial(view))
+
+
+def fold(setup: Setup, engine: Engine, machine: SimMachine, clockwork: Clockwork, wall_s: float) -> dict[str, Any]:
+    """The JSON object; keys are documented in docs/output.md and stable."""
+    spec, policy, tally = setup.spec, setup.policy, engine.tally
+    timed = metrics.times(clockwork)
+    makespan_s = max((t.last_token_s for t in clockwork.requests), default=0.0)
+    fixed_bytes = sum(n for item, n in setup.memory.rows if item != "expert budget")
+    predictor_bytes = setup.memory.expert_bytes[0] - engine.cache.budget_bytes[0]
+    labels = [trait for trait in ("lossy", "oracle") if trait in policy.traits]
+    labels += [label for label in setup.trace.header.labels if label not in labels]
+    if setup.memory.hypothetical:
+        labels.append(f"does not fit: needs {show_bytes(setup.memory.needs_bytes)}")
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "policy": policy.name,
+        "params": dict(policy.settings),
+        "hw": setup.hw.id,
+        "model": setup.model.id,
+        "precision": spec.precision,
+        "stack": setup.stack.id,
+        "trace": setup.trace.name,
+        "trace_sha256": setup.trace.sha256,
+        "split": spec.split,
+        "seed": spec.seed,
+        "gpus": spec.gpus,
+        "batch": spec.batch,
+        **timed,
+        "hit_definition": spec.hit_definition,
+        **metrics.hit_rates(tally, spec.hit_definition),
+        "prefetch": metrics.prefetching(tally),
+        "demand_copies": {"n": tally.n_demand, "bytes": tally.demand_bytes},
+        "h2d_bytes": sum(up.copied_bytes for up in machine.up),
+        "d2h_bytes": machine.d2h_bytes,
+        "peak_vram_bytes": fixed_bytes + predictor_bytes + engine.cache.peak_bytes[0],
+        "expert_budget_bytes": list(engine.cache.budget_bytes),
+        "peak_expert_bytes": list(engine.cache.peak_bytes),
+        "peak_host_bytes": setup.host_bytes,
+        "memory": {item: n for item, n in setup.memory.rows},
+        "bound_by": metrics.bound_by(clockwork),
+        "provenance": metrics.provenance(machine, clockwork),
+        "uncertainty": metrics.uncertainty(machine, clockwork, timed),
+        "labels": labels,
+        "lane_utilisation": metrics.lane_utilisation(machine, makespan_s),
+        "policy_stats": policy.stats(),
+        "simulated_s": makespan_s,
+        "wall_s": wall_s,
+        "engine": "sim",
+        "version": __version__,
+    }
+    return result
+
+
+def known_policies() -> list[str]:
+    """Names for help texts."""
+    return list(policies())

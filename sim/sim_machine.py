@@ -1,0 +1,269 @@
+"""The simulated machine: a host clock, a compute stream and copy engines per GPU, a CPU pool, a predictor's lane."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.lanes import CAUSES, CPU, GPU, H2D, HOST, IDLE, SIDE, Copy, CopyLane, SerialLane, Spans, Stream
+from sim.machine import DEMAND, UNKNOWN_S, Ticket
+
+if TYPE_CHECKING:
+    from sim.cost import Cost, Launch, Price
+    from sim.iterations import Iteration
+    from sim.pieces import Piece
+
+NOTHING: tuple[Ticket, ...] = ()
+
+
+class SimMachine:
+    """Implements `sim.machine.Machine` in arithmetic: only + - * / max on floats, so equal inputs give equal bits.
+
+    Args:
+        cost: prices. n_gpus: compute streams and copy engines. spans: called with every span, or None.
+        report_copies: keep completions for `poll`.
+    """
+
+    def __init__(self, cost: Cost, n_gpus: int = 1, spans: Spans | None = None, report_copies: bool = False) -> None:
+        self.cost = cost
+        self.host_s = 0.0
+        self.spans = spans
+        self.n_gpus = n_gpus
+        self.streams = [Stream("gpu" if n_gpus == 1 else f"gpu{g}") for g in range(n_gpus)]
+        self.up = [CopyLane("h2d" if n_gpus == 1 else f"h2d{g}") for g in range(n_gpus)]
+        self.down = SerialLane("d2h")
+        self.cpu = SerialLane("cpu")
+        self.side = SerialLane("predictor")
+        for lane in (*self.streams, *self.up, self.down, self.cpu, self.side):
+            lane.spans = spans
+        for up in self.up:
+            up.report = report_copies
+            up.on_served = self._progress
+        self.d2h_bytes = 0
+        self.gpu_s = [0.0] * len(cost.rests_on)  # busy seconds of compute streams by the quantity they rest on
+        self.cpu_s = [0.0] * len(cost.rests_on)
+        self.n_syncs = 0
+        self.n_copy_launches = 0
+        self._joins: tuple[Ticket, ...] = NOTHING
+        self._gate: Ticket | None = None
+        self._n_tokens = 0
+        self._n_ranges = 0
+
+    @property
+    def now_s(self) -> float:
+        return self.host_s
+
+    # -- the iteration ----------------------------------------------------------------------------------------------
+
+    def begin(self, iteration: Iteration) -> None:
+        cost = self.cost
+        self._n_tokens = iteration.n_tokens
+        self._n_ranges = len(iteration.ranges)
+        self._attention = cost.attention(iteration)
+        self._gate_price = cost.gate(iteration.n_tokens)
+        self._shared_price = cost.shared(iteration.n_tokens) if cost.has_shared else None
+        self._dense_price = cost.dense_layer(iteration) if cost.has_dense else None
+
+    def _launch(self, op: str, layer: int, launch: Launch, price: Price, after: tuple[Ticket, ...]) -> Ticket:
+        """Launch on GPU 0's stream, after what the stream must join first."""
+        host_s = self.host_s
+        self.host_s = launched_s = host_s + launch.all_s
+        launch.n += 1
+        self.gpu_s[price.rests_on] += price.duration_s
+        if self._joins:
+            after, self._joins = self._joins + after, NOTHING
+        if self.spans is not None:
+            self.spans("host", f"launch {op}", layer, -1, self._n_tokens, 0, host_s, launched_s)
+        return self.streams[0].run(
+            op, layer, -1, self._n_tokens, host_s + launch.first_s, launched_s, price.duration_s, after
+        )
+
+    def attention(self, layer: int) -> None:
+        cost = self.cost
+        if self._dense_price is not None:
+            for _ in range(cost.n_dense_before[layer]):
+                self._launch("dense_layer", layer, cost.launch_dense, self._dense_price, NOTHING)
+        self._launch("attention", layer, cost.launch_attention, self._attention, NOTHING)
+
+    def gate(self, layer: int) -> Ticket:
+        self._gate = ticket = self._launch("gate", layer, self.cost.launch_gate, self._gate_price, NOTHING)
+        return ticket
+
+    def shared(self, layer: int) -> None:
+        if self._shared_price is not None:
+            self._launch("shared_expert", layer, self.cost.launch_shared, self._shared_price, NOTHING)
+
+    def sync(self, ticket: Ticket) -> None:
+        if ticket.end_s == UNKNOWN_S:
+            self._settle(ticket)
+        host_s = self.host_s
+        if ticket.end_s > host_s:
+            host_s = ticket.end_s
+        self.host_s = host_s + self.cost.sync_s
+        self.n_syncs += 1
+        if self.spans is not None:
+            self.spans("host", "sync", -1, -1, 0, 0, host_s, self.host_s)
+
+    def end(self) -> None:
+        cost = self.cost
+        if self._dense_price is not None:
+            for _ in range(cost.n_dense_before[-1]):
+                self._launch("dense_layer", -1, cost.launch_dense, self._dense_price, NOTHING)
+        self.sync(self._launch("head", -1, cost.launch_head, cost.head(self._n_ranges), NOTHING))
+        self.streams[0].idle_until(self.host_s, HOST)
+
+    # -- experts ----------------------------------------------------------------------------------------------------
+
+    def expert(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
+        cost = self.cost
+        price = cost.expert(n_tokens, piece.precision, piece.stop_frac - piece.start_frac)
+        launch = cost.launch_expert
+        host_s = self.host_s
+        self.host_s = launched_s = host_s + launch.all_s
+        launch.n += 1
+        self.gpu_s[price.rests_on] += price.duration_s
+        if self.spans is not None:
+            self.spans("host", "launch expert", piece.layer, piece.expert, n_tokens, 0, host_s, launched_s)
+        stream = self.streams[piece.gpu]
+        if piece.gpu == 0:
+            if self._joins:
+                after, self._joins = self._joins + after, NOTHING
+            return stream.run(
+                "expert", piece.layer, piece.expert, n_tokens, host_s + launch.first_s, launched_s, price.duration_s,
+                after,
+            )  # fmt: skip
+        # Hidden states cross to the expert's GPU and back; the peer link is not a bottleneck at these sizes.
+        peer_s = cost.peer_s(cost.activation_bytes(n_tokens))
+        if self._gate is not None and self._gate.end_s != UNKNOWN_S:
+            after = (*after, Ticket(self._gate.end_s + peer_s, GPU))
+        ticket = stream.run(
+            "expert", piece.layer, piece.expert, n_tokens, host_s + launch.first_s, launched_s,
+            price.duration_s + peer_s, after,
+        )  # fmt: skip
+        self._joins = (*self._joins, ticket)
+        return ticket
+
+    def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
+        cost = self.cost
+        n_bytes = cost.activation_bytes(n_tokens)
+        host_s = self.host_s
+        self.host_s = host_s + cost.copy_launch_s
+        self.n_copy_launches += 1
+        down_s = cost.back_s(n_bytes)
+        arrived_s = self.down.use("activations", layer, expert, n_tokens, self.host_s, down_s)
+        price = cost.expert_cpu(n_tokens)
+        self.cpu_s[price.rests_on] += price.duration_s
+        done = Ticket(self.cpu.use("expert", layer, expert, n_tokens, arrived_s, price.duration_s), CPU)
+        self.d2h_bytes += n_bytes
+        back = Copy("activations", layer, expert, n_bytes, cost.copy_s(n_bytes), DEMAND, self.host_s, (done,))
+        back.cause = CPU
+        self.up[0].submit(back, self.host_s)
+        return back
+
+    def join(self, ticket: Ticket) -> None:
+        self._joins = (*self._joins, ticket)
+
+    # -- copies -----------------------------------------------------------------------------------------------------
+
+    def copy(self, piece: Piece, priority: int, after: tuple[Ticket, ...]) -> Ticket:
+        cost = self.cost
+        self.host_s = now_s = self.host_s + cost.copy_launch_s
+        self.n_copy_launches += 1
+        if self.spans is not None:
+            begun_s = now_s - cost.copy_launch_s
+            self.spans("host", "launch copy", piece.layer, piece.expert, 0, piece.n_bytes, begun_s, now_s)
+        op = "demand" if priority == DEMAND else "prefetch"
+        copy = Copy(op, piece.layer, piece.expert, piece.n_bytes, cost.copy_s(piece.n_bytes), priority, now_s, after)
+        self.up[piece.gpu].submit(copy, now_s)
+        return copy
+
+    def promote(self, ticket: Ticket) -> None:
+        assert isinstance(ticket, Copy)
+        for lane in self.up:
+            lane.promote(ticket, self.host_s)
+
+    def cancel(self, ticket: Ticket) -> bool:
+        assert isinstance(ticket, Copy)
+        return any(lane.cancel(ticket, self.host_s) for lane in self.up)
+
+    def poll(self) -> list[Ticket]:
+        done: list[Copy] = []
+        for lane in self.up:
+            done += lane.completions(self.host_s)
+        if self.n_gpus > 1:
+            done.sort(key=lambda copy: copy.end_s)
+        return list(done)
+
+    def ended(self, ticket: Ticket) -> bool:
+        """True when a copy has completed by the host's clock."""
+        if ticket.end_s == UNKNOWN_S:
+            for lane in self.up:
+                lane.advance(self.host_s)
+        return ticket.end_s != UNKNOWN_S and ticket.end_s <= self.host_s
+
+    def started(self, ticket: Ticket) -> bool:
+        assert isinstance(ticket, Copy)
+        if ticket.start_s == UNKNOWN_S:
+            for lane in self.up:
+                lane.advance(self.host_s)
+        return ticket.start_s != UNKNOWN_S and ticket.start_s < self.host_s
+
+    # -- the rest ---------------------------------------------------------------------------------------------------
+
+    def predict(self, duration_s: float, lane: str, blocking: bool, basis: str) -> Ticket:
+        if lane == "host":
+            self.host_s += duration_s
+            ticket = Ticket(self.host_s, HOST)
+        elif lane == "gpu":
+            launch = self.cost.launch_s
+            self.host_s += launch
+            ticket = self.streams[0].run("predict", -1, -1, 0, self.host_s, self.host_s, duration_s, NOTHING)
+        else:
+            ticket = Ticket(self.side.use("predict", -1, -1, 0, self.host_s, duration_s), SIDE)
+        if blocking:
+            self.sync(ticket)
+        return ticket
+
+    def wait_until(self, time_s: float) -> None:
+        if time_s > self.host_s:
+            self.host_s = time_s
+            self.streams[0].idle_until(time_s, IDLE)
+
+    def drain(self) -> None:
+        while any(lane.settle_next() for lane in self.up):
+            pass
+        self._progress()
+
+    def parts_s(self) -> list[float]:
+        """GPU 0's timeline so far, split by what it did or waited for; order of `sim.lanes.CAUSES`."""
+        return list(self.streams[0].parts_s)
+
+    def host_shares(self) -> list[tuple[int, float]]:
+        """The host's busy seconds by the quantity they rest on (an index into `cost.rests_on`)."""
+        cost = self.cost
+        layers = (cost.launch_attention, cost.launch_dense)
+        launches = (*layers, cost.launch_gate, cost.launch_shared, cost.launch_expert, cost.launch_head)
+        return [
+            (cost.q_launch, sum(launch.n * launch.kernels_s for launch in launches)),
+            (cost.q_stack_layer, sum(launch.n * launch.extra_s for launch in layers)),
+            (cost.q_stack_expert, cost.launch_expert.n * cost.launch_expert.extra_s),
+            (cost.q_stack_iteration, cost.launch_head.n * cost.launch_head.extra_s),
+            (cost.q_sync, self.n_syncs * cost.sync_s),
+            (cost.q_copy_launch, self.n_copy_launches * cost.copy_launch_s),
+        ]
+
+    def _progress(self) -> None:
+        for stream in self.streams:
+            if stream.pending:
+                stream.progress()
+
+    def _settle(self, ticket: Ticket) -> None:
+        """The host is blocked: let copies start, in time order, until the ticket's end is known."""
+        while ticket.end_s == UNKNOWN_S:
+            starts = [(lane.next_start_s(), index) for index, lane in enumerate(self.up)]
+            waiting = [start for start in starts if start[0] is not None]
+            if not waiting:
+                raise RuntimeError("deadlock: the host waits for work that waits for no copy (a bug in the engine)")
+            self.up[min(waiting)[1]].settle_next()
+
+
+__all__ = ["CAUSES", "H2D", "SimMachine"]

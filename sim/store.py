@@ -1,0 +1,44 @@
+"""The store split: what a policy may learn from before anything is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from sim.iterations import DECODE, PREFILL, Range, RequestInfo
+
+if TYPE_CHECKING:
+    from traces.reader import Trace
+
+
+class StoreSplit:
+    """Requests set aside for learning, with their trace rows; empty when the trace has none."""
+
+    def __init__(self, trace: Trace, requests: Sequence[RequestInfo]) -> None:
+        self.trace = trace
+        self.requests = list(requests)
+
+    def __bool__(self) -> bool:
+        return bool(self.requests)
+
+    def iterations(self) -> Iterator[Range]:
+        """Every iteration the requests would run one at a time: a prefill, then one decode token each."""
+        for request in self.requests:
+            prompt_end = request.first_row + request.prompt_len
+            yield Range(request, request.first_row, prompt_end, PREFILL, 0)
+            for done in range(request.outputs - 1):
+                yield Range(request, prompt_end + done, prompt_end + done + 1, DECODE, request.prompt_len + done)
+
+
+def requests_of(trace: Trace, split: str) -> list[RequestInfo]:
+    """Requests of one split ("store", "test") or of both ("all"), in trace order."""
+    found = []
+    for request in trace.requests:
+        if split in ("all", request.split):
+            found.append(
+                RequestInfo(
+                    request.index, request.first_row, request.prompt_len, request.outputs, request.task,
+                    request.arrival_s,
+                )
+            )  # fmt: skip
+    return found
