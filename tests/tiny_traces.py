@@ -5,15 +5,17 @@ Made from integer arithmetic only, so that they are the same bytes on every mach
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from traces.format import DISTANCES
+from traces.container import Entry, header_bytes, read_header
+from traces.format import DISTANCES, DTYPES
 from traces.header import Gate, Header
+from traces.reader import Trace
 from traces.requests import Request
 from traces.writer import Layout, write_trace
 
@@ -72,7 +74,7 @@ def tiny_arrays(n_rows: int, n_layers: int, n_experts: int, top_k: int, seed: in
         logits[row] = (logits[row] + logits[row - 1]) // 2
     scores = scores_from(logits)
     experts = ranked(scores, top_k)
-    chosen = np.take_along_axis(scores, experts, -1)
+    chosen = np.rint(np.take_along_axis(scores, experts, -1) * 4095)  # whole, so that their sum is exact
     target = np.concatenate([logits, np.roll(logits[:, :1], -1, axis=0)], axis=1)  # layer L is the next row's layer 0
     arrays: dict[str, Any] = {
         "experts": experts, "weights": chosen / chosen.sum(-1, keepdims=True), "scores": scores,
@@ -138,3 +140,20 @@ def from_rows(
     owned = [replace(request, split=split) for request, split in zip(requests, chosen, strict=True)]
     header = tiny_header(experts.shape[1], n_experts, experts.shape[2], **facts)
     return write_trace(path, header, owned, experts=experts)
+
+
+def surgery(path: Path, edit: Callable[[dict[str, str], dict[str, Any]], Any]) -> Path:
+    """Rewrite a trace after `edit(metadata, arrays)` changed the two in place, without any check; returns the path."""
+    metadata, entries = read_header(path)
+    with Trace(path) as trace:
+        arrays: dict[str, Any] = {name: trace.stored(name).copy() for name in entries}
+    edit(metadata, arrays)
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    names[np.dtype("i1")] = "I8"
+    shapes = {name: (names[array.dtype], array.shape) for name, array in arrays.items()}
+    at, placed = 0, {}
+    for name, (dtype, shape) in sorted(shapes.items(), key=lambda item: (-arrays[item[0]].itemsize, item[0])):
+        placed[name] = Entry(dtype, shape, at, at + arrays[name].nbytes)
+        at += arrays[name].nbytes
+    path.write_bytes(header_bytes(metadata, placed) + b"".join(arrays[name].tobytes() for name in placed))
+    return path

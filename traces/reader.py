@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sim.errors import BadInput
 from traces.container import Entry, read_header
-from traces.format import CODES, DTYPES, LEVELS, Array, Code, Floats, Ints, common_scale
+from traces.format import CODES, DTYPES, LEVELS, Array, Code, Floats, common_scale
 from traces.header import Header, code_of, parse_header
 from traces.requests import RequestTable
 from traces.structure import check_requests, check_shapes
@@ -223,11 +223,9 @@ class Trace:
         )
         raise BadInput(f"{self.path}: {who} needs {level}, got {', '.join(sorted(self.levels))}: not recorded; {how}")
 
-    def stored_rows(self, tensor: str) -> Ints | None:
-        """Row numbers behind a decode-only tensor's first dimension, or None when it covers all rows."""
-        if tensor.removesuffix(".ids") not in self._decode_only:
-            return None
-        return self.requests.decode_rows(0, self.requests.n_decode_rows)
+    def decode_only(self, tensor: str) -> bool:
+        """Whether a tensor is stored for decode rows only (`requests.decode_rows` says which rows those are)."""
+        return tensor.removesuffix(".ids") in self._decode_only
 
     def _rows(self, tensor: str, a: int, b: int) -> Array:
         """Rows [a, b) of a stored tensor; refuses prefill rows of one that has decode rows only."""

@@ -112,6 +112,24 @@ def _scores(codes: Array, experts: Array, header: Header, code: Code) -> Iterato
         yield from _where("scores", chosen[..., 0], rising, "experts are in router order, highest score first")
 
 
+def weight_faults(stored: Array, codes: Array, experts: Array, header: Header, code: Code) -> Iterator[Fault]:
+    """Weights that do not follow from the scores of the chosen experts, given both for the same rows."""
+    if int(experts.max(initial=0)) >= header.n_experts or not np.isfinite(stored).all():
+        return
+    scores = code.decode(codes, code.scale) / code.scale
+    chosen = np.take_along_axis(scores, experts.astype(np.int64), axis=-1)
+    weights, error = stored.astype(np.float64), code.max_error()
+    if header.weights_kind == "raw":
+        off = np.abs(weights - chosen) > error + SUM_SLACK
+    elif header.gate.renormalised:  # compared multiplied out: the sum may be near zero
+        total = chosen.sum(axis=-1, keepdims=True)
+        share = weights / header.gate.scaling
+        off = np.abs(share * total - chosen) > error * (1 + header.top_k * share) + SUM_SLACK
+    else:
+        off = np.abs(weights / header.gate.scaling - chosen) > error + SUM_SLACK
+    yield from _where("weights", stored, off, "weights follow from the scores of the chosen experts")
+
+
 def sum_tolerance(code: Code, n_experts: int) -> float:
     """How far quantised softmax scores of one token may sum from 1: the worst rounding of all experts, and slack."""
     if code.power == 1:

@@ -1,0 +1,227 @@
+"""`moesim traces`: list the bundled traces, show one, check one."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.errors import BadInput
+from sim.units import show_bytes, show_frac
+
+if TYPE_CHECKING:
+    from traces.check import Progress
+    from traces.reader import Trace
+
+ALL_FAULTS = 20
+
+
+@click.group("traces", invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """List, inspect and check routing traces.
+
+    Without a subcommand: the traces that come with this installation.
+    """
+    if ctx.invoked_subcommand is None:
+        _list()
+
+
+def _list() -> None:
+    from rich.table import Table
+
+    from traces.catalogue import DEFAULT, bundled_traces, open_trace
+
+    names = bundled_traces()
+    if not names:
+        click.echo("no traces are bundled; give the path of a trace file (format: traces/FORMAT.md)")
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "layers x experts", "requests", "tokens", "levels", "labels"):
+        table.add_column(title, justify="right" if title in ("requests", "tokens") else "left")
+    for name in names:
+        with open_trace(name) as trace:
+            table.add_row(name + (" (default)" if name == DEFAULT else ""), trace.header.shape, f"{trace.n_requests:,}",
+                          f"{trace.n_tokens:,}", _levels(trace), ", ".join(trace.header.labels) or "-")  # fmt: skip
+    _print(table)
+
+
+@command.command("show")
+@click.argument("trace")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def show(trace: str, as_json: bool) -> None:
+    """Header, sizes and statistics of TRACE, a bundled name or a file."""
+    from traces.catalogue import open_trace
+
+    with open_trace(trace) as opened, _bar(f"reading {opened.name}") as progress:
+        facts = _facts(opened, progress)
+    if as_json:
+        click.echo(json.dumps(facts, ensure_ascii=False, allow_nan=False))
+    else:
+        _show(facts)
+
+
+@command.command("check")
+@click.argument("trace")
+@click.option("--all", "every", is_flag=True, help=f"List up to {ALL_FAULTS} faults instead of the first.")
+def check(trace: str, every: bool) -> None:
+    """Check every value of TRACE against the format; exit 2 with the first fault."""
+    from traces.catalogue import open_trace
+    from traces.check import check_trace
+
+    with open_trace(trace) as opened, _bar(f"checking {opened.name}") as progress:
+        faults = check_trace(opened, ALL_FAULTS if every else 1, progress)
+        shown = (
+            f"{opened.path}: sound; {opened.header.shape}, {opened.n_requests:,} requests, {opened.n_tokens:,} tokens"
+        )
+        path = opened.path
+    if not faults:
+        click.echo(shown)
+        return
+    remedy = "correct the recorder and write the trace again"
+    if not every:
+        raise BadInput(f"{path}: {faults[0]}; {remedy}")
+    for fault in faults:
+        click.echo(str(fault), err=True)
+    more = " or more" if len(faults) == ALL_FAULTS else ""
+    raise BadInput(f"{path}, got {len(faults)}{more} faults: a trace has none; {remedy}")
+
+
+def _facts(trace: Trace, progress: Progress) -> dict[str, Any]:
+    """Everything `show` prints, as plain data; what cannot be computed is null."""
+    from traces import stats
+
+    header, gate = trace.header, trace.header.gate
+    n_steps = 1 + len(stats.LAGS) + len(stats.recorded_distances(trace))
+    counts = stats.popularity(trace)
+    progress(1, n_steps)
+    decode = trace.requests.n_decode_rows > 0
+    overlap = {}
+    for lag in stats.LAGS:
+        share, n_pairs = stats.next_token_overlap(trace, lag, decode)
+        overlap[str(lag)] = {"share": _number(share.mean()), "n": n_pairs}
+        progress(1 + len(overlap), n_steps)
+    accuracy = {}
+    for distance in stats.recorded_distances(trace):
+        found = stats.prediction_accuracy(trace, distance)
+        accuracy[str(distance)] = {
+            "recorded": [_number(value) for value in found.recorded],
+            "popular": [_number(value) for value in found.popular],
+            "n": [int(value) for value in found.n],
+        }
+        progress(1 + len(overlap) + len(accuracy), n_steps)
+    return {
+        "schema": "moesim.trace/1", "path": str(trace.path), "sha256": trace.sha256,
+        "bytes": trace.path.stat().st_size, "model": header.model, "model_source": header.model_source,
+        "n_layers": trace.n_layers, "n_experts": trace.n_experts, "top_k": trace.top_k,
+        "gate": {"score": gate.score, "renormalised": gate.renormalised, "selection": gate.selection,
+                 "scaling": gate.scaling},
+        "expert_order": header.expert_order, "tokenizer": header.tokenizer or None,
+        "text_source": header.text_source or None, "text_licence": header.text_licence or None,
+        "labels": list(header.labels), "created_by": header.created_by, "notes": header.notes or None,
+        "extra": dict(header.extra), "levels": sorted(trace.levels), "levels_prefill": sorted(trace.levels_prefill),
+        "score_scale": trace.score_scale, "n_tokens": trace.n_tokens, "n_decode_rows": trace.requests.n_decode_rows,
+        "n_requests": trace.n_requests,
+        "splits": {split: len(trace.requests.in_split(split)) for split in ("store", "test")},
+        "lengths": [{field: getattr(row, field) for field in row.__dataclass_fields__} for row in stats.lengths(trace)],
+        "entropy_by_layer": [_number(value) for value in stats.normalised_entropy(counts)],
+        "dead_experts": stats.dead_experts(counts),
+        "next_token_overlap": {"rows": "decode" if decode else "all", "by_lag": overlap},
+        "prediction_accuracy": accuracy,
+    }  # fmt: skip
+
+
+def _show(facts: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    gate = facts["gate"]
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+
+    def row(name: str, value: object) -> None:
+        if value not in (None, "", "-"):
+            table.add_row(name, str(value))
+
+    entropy = [value for value in facts["entropy_by_layer"] if value is not None]
+    shape = f"{facts['n_layers']} layers x {facts['n_experts']} experts, k = {facts['top_k']}"
+    row("file", f"{facts['path']} ({show_bytes(facts['bytes'])}, sha256 {facts['sha256'][:16]})")
+    row("model", f"{facts['model']} ({facts['model_source']})")
+    row("shape", f"{shape}; {gate['score']} gate{', renormalised' if gate['renormalised'] else ''}")
+    splits = f"{facts['splits']['store']} store, {facts['splits']['test']} test"
+    row("rows", f"{facts['n_tokens']:,} tokens, {facts['n_decode_rows']:,} of them decode")
+    row("requests", f"{facts['n_requests']:,} ({splits})")
+    row("levels", ", ".join(facts["levels"]))
+    row("decode rows only", ", ".join(sorted(set(facts["levels"]) - set(facts["levels_prefill"]))))
+    row("labels", ", ".join(facts["labels"]))
+    row("text", " ".join(filter(None, (facts["text_source"], facts["text_licence"]))))
+    row("tokenizer", facts["tokenizer"])
+    row("created by", facts["created_by"])
+    row("notes", facts["notes"])
+    for name, value in facts["extra"].items():
+        row(name, value)
+    for task in facts["lengths"]:
+        row(f"lengths {task['task']}".strip(),
+            f"{task['n_requests']} requests, prompt {task['prompt_mean']:.1f} (max {task['prompt_max']}), "
+            f"outputs {task['outputs_mean']:.1f} (max {task['outputs_max']})")  # fmt: skip
+    row("popularity entropy", f"{min(entropy):.3f} to {max(entropy):.3f} of even, by layer")
+    row("experts never used", len(facts["dead_experts"]))
+    overlap = facts["next_token_overlap"]
+    shares = ", ".join(f"lag {lag}: {show_frac(fact['share'])}" for lag, fact in overlap["by_lag"].items())
+    row("shared with earlier", f"{shares} (of a token's experts; {overlap['rows']} rows)")
+    for distance, fact in facts["prediction_accuracy"].items():
+        recorded, popular = show_frac(_mean(fact["recorded"])), show_frac(_mean(fact["popular"]))
+        row(f"predicted, distance {distance}", f"{recorded} of the chosen experts; by popularity {popular}")
+    _print(table)
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else round(float(value), 6)
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _levels(trace: Trace) -> str:
+    """Levels on one line, the three distances as one entry."""
+    distances = [str(d) for d in (1, 2, 3) if f"next_scores_{d}" in trace.levels]
+    names = sorted(level for level in trace.levels if not level.startswith("next_scores_"))
+    return ", ".join(names + ([f"next_scores {'/'.join(distances)}"] if distances else []))
+
+
+def _print(table: Any) -> None:
+    """Through click, so that output can be captured, piped and closed early like all other output."""
+    from rich.console import Console
+
+    console = Console(markup=False, emoji=False, highlight=False)  # a file's text is shown, not interpreted
+    with console.capture() as capture:
+        console.print(table)
+    click.echo(capture.get(), nl=False)
+
+
+@contextmanager
+def _bar(title: str) -> Iterator[Progress]:
+    """A progress bar on stderr that appears once a second has gone by; nothing where stderr is not a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    bar = Bar(console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal)
+    task = bar.add_task(title, total=1.0)
+    began = time.monotonic()
+
+    def update(done: int, total: int) -> None:
+        bar.update(task, completed=done, total=total)
+        if time.monotonic() - began > 1.0:
+            bar.start()
+
+    try:
+        yield update
+    finally:
+        bar.stop()

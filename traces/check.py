@@ -1,0 +1,88 @@
+"""Full validation of a trace: every value, in chunks of constant memory, first fault first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import numpy as np
+
+from sim.errors import BadInput
+from traces.format import TENSORS, Array, Ints
+from traces.reader import Trace
+from traces.rules import Fault, chunk_faults, weight_faults
+
+_CHUNK_VALUES = 1 << 20
+Progress = Callable[[int, int], None]
+
+
+def check_trace(trace: Trace, limit: int = 1, on_progress: Progress | None = None) -> list[Fault]:
+    """Up to `limit` faults, by tensor in the order of FORMAT.md, then by index; an empty list means sound.
+
+    Opening the trace has already judged its structure. `on_progress(done, total)` is called with counts of values.
+    """
+    return list(islice(_faults(trace, on_progress), limit))
+
+
+def require_sound(trace: Trace) -> None:
+    """Raise BadInput naming the first fault, if there is one."""
+    for fault in check_trace(trace):
+        raise BadInput(f"{trace.path}: {fault}; correct the recorder and write the trace again")
+
+
+def _faults(trace: Trace, progress: Progress | None) -> Iterator[Fault]:
+    names = [name for name in TENSORS if name in trace.entries and not name.startswith("req_")]
+    total = sum(trace.stored(name).size for name in names)
+    done = 0
+    for name in names:
+        for start, chunk in _chunks(trace.stored(name)):
+            for fault in _tensor_faults(trace, name, start, chunk):
+                yield fault.shifted(start)
+            done += chunk.size
+            if progress:
+                progress(done, total)
+
+
+def _chunks(tensor: Array) -> Iterator[tuple[int, Array]]:
+    step = max(1, _CHUNK_VALUES // max(1, int(np.prod(tensor.shape[1:]))))
+    for start in range(0, len(tensor), step):
+        yield start, tensor[start : start + step]
+
+
+def _tensor_faults(trace: Trace, name: str, start: int, chunk: Array) -> Iterator[Fault]:
+    """Faults of one chunk, counted from its first row."""
+    rows = _rows_behind(trace, name, start, len(chunk))
+    if name == "embedding_table":
+        experts = np.empty((0, trace.n_layers, trace.top_k), np.int64)
+    else:
+        experts = trace.stored("experts")[rows]
+    vocabulary = len(trace.stored("embedding_table")) if "embedding_table" in trace.entries else None
+    code = trace.code(name) if TENSORS[name].scored else None
+    yield from chunk_faults(name, chunk, experts, trace.header, code, vocabulary)
+    if name == "iterations":
+        yield from _iteration_order(trace, chunk, start, rows)
+    if name == "weights" and "scores" in trace.entries:
+        scores = trace.stored("scores")
+        if len(scores) == len(trace.stored("weights")):  # both for all rows, or both for decode rows
+            same = scores[start : start + len(chunk)]
+            yield from weight_faults(chunk, same, experts, trace.header, trace.code("scores"))
+
+
+def _rows_behind(trace: Trace, name: str, start: int, count: int) -> Ints:
+    """Rows of the trace that a chunk of a stored tensor belongs to."""
+    if trace.decode_only(name):
+        return trace.requests.decode_rows(start, start + count)
+    return np.arange(start, start + count)
+
+
+def _iteration_order(trace: Trace, chunk: Array, start: int, rows: Ints) -> Iterator[Fault]:
+    """A request's rows never go back to an earlier iteration, and each decode row has one of its own."""
+    table, tensor = trace.requests, trace.stored("iterations")
+    owner = np.searchsorted(table.offsets, rows, side="right") - 1
+    first = rows == table.offsets[owner]
+    decode = rows >= table.offsets[owner] + table.prompt_len[owner]
+    before = np.concatenate([tensor[max(0, start - 1) : start] if start else chunk[:1], chunk[:-1]])
+    bad = ~first & ((chunk < before) | (decode & (chunk == before)))
+    for i in np.flatnonzero(bad):
+        yield Fault("iterations", (int(i),), str(chunk[i]),
+                    "iterations of a request never go back, and every decode row has a later one")  # fmt: skip
