@@ -167,6 +167,9 @@ class Policy:
     def accessed(self, piece: Piece, hit: bool, view: View) -> None:
         """A needed whole expert was found (`hit`) or has just been given room; called by the default service."""
 
+    def placed(self, piece: Piece, view: View) -> None:
+        """A prefetched piece has taken its room."""
+
     def evicted(self, piece: Piece, view: View) -> None:
         """A piece has left the cache, whoever asked for it."""
 

@@ -56,6 +56,10 @@ class RunCpu(NamedTuple):
     join_layer: int | None = None
 
 
+class Serve(NamedTuple):
+    """Let the engine serve every expert the layer still owes: residents run while what is missing is fetched."""
+
+
 class Evict(NamedTuple):
     """Free a resident piece; a copy into its place waits until its last computation is done."""
 
@@ -75,4 +79,4 @@ class Predict(NamedTuple):
     basis: str = "assumed"
 
 
-Decision = Fetch | Prefetch | Cancel | DropQueue | RunGpu | RunCpu | Evict | Predict
+Decision = Fetch | Prefetch | Cancel | DropQueue | RunGpu | RunCpu | Serve | Evict | Predict

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.api import overrides
 from sim.cache import DEMANDED, PLACED, PREFETCHED, Cache, Entry
-from sim.decisions import Cancel, DropQueue, Evict, Fetch, Predict, Prefetch, RunCpu, RunGpu
+from sim.decisions import Cancel, DropQueue, Evict, Fetch, Predict, Prefetch, RunCpu, RunGpu, Serve
 from sim.errors import IllegalDecision
 from sim.machine import DEMAND, SPECULATIVE, UNKNOWN_S, Machine, Ticket
 from sim.prefetch_queue import PrefetchQueue
@@ -55,10 +55,11 @@ class Engine:
         self._clean_bytes = list(cache.budget_bytes)  # room whose last computation is over
         self.view = View(self, cost.model.id, top_k, cost.model.hidden_size)
         self._tells_evicted = overrides(policy, "evicted")
+        self._tells_placed = overrides(policy, "placed")
         self._own_gate = overrides(policy, "gate_done")
         self._own_expert_done = overrides(policy, "expert_done")
         self._own_copy_done = overrides(policy, "copy_done")
-        self.polls = self._own_copy_done or policy.prefetch_depth is not None
+        self.polls = False
 
     # -- obeying ----------------------------------------------------------------------------------------------------
 
@@ -87,7 +88,9 @@ class Engine:
             return self.prefetch(decision.piece, decision.priority, decision.after)
         if isinstance(decision, RunCpu):
             return self.run_cpu(decision.expert, decision.join_layer)
-        if isinstance(decision, Evict):
+        if isinstance(decision, Serve):
+            self._serve_owed()
+        elif isinstance(decision, Evict):
             self.evict(decision.piece)
         elif isinstance(decision, Predict):
             return self.machine.predict(decision.duration_s, decision.lane, decision.blocking, decision.basis)
@@ -99,9 +102,10 @@ class Engine:
             raise IllegalDecision(f"decision, got {decision!r}: not a decision; see sim.decisions")
         return None
 
-    def reset_room(self) -> None:
-        """Take over the cache's budgets (they may change until the first piece is placed)."""
+    def start(self) -> None:
+        """Take over what binding the policy has settled: the cache's budgets, and whether polling is needed."""
         self._clean_bytes = list(self.cache.budget_bytes)
+        self.polls = self._own_copy_done or self.policy.prefetch_depth is not None
 
     # -- room -------------------------------------------------------------------------------------------------------
 
@@ -210,6 +214,8 @@ class Engine:
         ticket = self.machine.copy(piece, SPECULATIVE, waits + after if after else waits)
         self.cache.add(piece, ticket, PREFETCHED)
         self.tally.prefetch.issue(piece, victims)
+        if self._tells_placed:
+            self.policy.placed(piece, self.view)
         if self.log:
             self.log("prefetch", piece.layer, piece.expert)
         return ticket
@@ -278,7 +284,7 @@ class Engine:
         if self._own_gate:
             self.obey(self.policy.gate_done(gate, self.view))
         else:
-            self._serve_cache(gate)
+            self._serve_owed()
         if self.unrun:
             raise IllegalDecision(
                 f"layer {gate.layer} of {self.policy.name}: experts {sorted(self.unrun)} were not executed; "
@@ -329,17 +335,21 @@ class Engine:
             return PARTIAL if here else LATE
         return HIT if all(entry in here for entry in enough) else LATE
 
-    def _serve_cache(self, gate: Gate) -> None:
+    def _serve_owed(self) -> None:
         """The default service: fetch what is missing, run residents meanwhile, then what arrives, in router order."""
-        policy, view, whole = self.policy, self.view, self.pieces.whole[gate.layer]
-        entries = self.cache.entries
-        missing = []
-        for expert in gate.needs:
+        policy, view, whole = self.policy, self.view, self.pieces.whole[self.layer]
+        entries, promote = self.cache.entries, self.machine.promote
+        residents, missing = [], []
+        for expert in self.unrun:
             piece = whole[expert]
-            if piece in entries:
-                policy.accessed(piece, True, view)
-            else:
+            entry = entries.get(piece)
+            if entry is None:
                 missing.append(piece)
+                continue
+            residents.append(expert)
+            if entry.arrival is not None and entry.arrival.end_s == UNKNOWN_S:
+                promote(entry.arrival)
+            policy.accessed(piece, True, view)
         later: list[Piece] = []
         fetched: list[Piece] = []
         for piece in missing:
@@ -350,9 +360,8 @@ class Engine:
             self._fetch_into_room(piece)
             policy.accessed(piece, False, view)
             fetched.append(piece)
-        for expert in gate.needs:
-            if whole[expert] not in missing:
-                self.run_gpu(expert)
+        for expert in residents:
+            self.run_gpu(expert)
         for piece in fetched:
             self.run_gpu(piece.expert)
         for piece in later:  # more experts than room: each waits until one before it has run

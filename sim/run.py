@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from traces.catalogue import DEFAULT, open_trace, traces_that_fit
 
 if TYPE_CHECKING:
     from sim.api import Policy
+    from sim.drive import Step
     from sim.hardware import Hardware
     from sim.lanes import Spans
     from sim.models import Model
@@ -63,16 +65,11 @@ class Setup:
 
 def default_model(trace: Trace) -> str:
     """The catalogue's model of the trace's routing shape; its header's `model` decides between several."""
-    from sim.models import load_model as load
-
     named = trace.header.model
     if named in model_names():
         return named
-    fitting = [
-        name for name in model_names()
-        if not name.startswith("cpu-")
-        and (m := load(name)).n_moe_layers == trace.n_layers and (m.n_experts, m.top_k) == (trace.n_experts, trace.top_k)
-    ]  # fmt: skip
+    shape = (trace.n_layers, trace.n_experts, trace.top_k)
+    fitting = [name for name in model_names() if not name.startswith("cpu-") and shape_of(load_model(name)) == shape]
     if not fitting:
         raise BadInput(
             f"{trace.path}: {trace.header.shape} is the shape of no model in the catalogue; "
@@ -87,7 +84,7 @@ def prepare(spec: RunSpec) -> Setup:
     Raises:
         BadInput: whatever the user has to change, in one line.
     """
-    overrides = parse_set(f"{key}={_scalar(value)}" for key, value in spec.set.items())
+    overrides = parse_set(f"{key}={json.dumps(value)}" for key, value in spec.set.items())  # JSON is YAML
     kind = find(spec.policy)
     policy = kind(**overrides.for_policy(kind.name, kind.aliases))
     if spec.hit_definition not in metrics.HIT_DEFINITIONS:
@@ -105,16 +102,12 @@ def prepare(spec: RunSpec) -> Setup:
         raise
 
 
-def _scalar(value: object) -> str:
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, str) else value  # type: ignore[arg-type]
-
-
 def _trace_for(model_name: str | None, overrides: Overrides) -> str:
     """The default trace; with --model and no --trace, a bundled one of that model's shape."""
     if model_name is None:
         return DEFAULT
     model = load_model(model_name, overrides.model)
-    fitting = traces_that_fit(model.n_moe_layers, model.n_experts, model.top_k)
+    fitting = traces_that_fit(*shape_of(model))
     if not fitting:
         raise BadInput(
             f"--model {model_name}: no bundled trace has its routing shape "
@@ -151,9 +144,14 @@ def _fit(
     return Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, open_loop)
 
 
+def shape_of(model: Model) -> tuple[int, int, int]:
+    """MoE layers, experts, k."""
+    return model.n_moe_layers, model.n_experts, model.top_k
+
+
 def check_shape(model: Model, trace: Trace) -> None:
     """Trace and model must agree on MoE layers, experts and k; the error lists traces that fit."""
-    mine = (model.n_moe_layers, model.n_experts, model.top_k)
+    mine = shape_of(model)
     if mine == (trace.n_layers, trace.n_experts, trace.top_k):
         return
     fitting = ", ".join(traces_that_fit(*mine)) or "none bundled; record one, or leave --model out"
@@ -182,12 +180,14 @@ def budgets(setup: Setup, policy_bytes: int) -> list[int]:
 
 
 def execute(
-    setup: Setup, spans: Spans | None = None, log: Log | None = None, progress: Progress | None = None
-) -> Outcome:
+    setup: Setup, spans: Spans | None = None, log: Log | None = None, progress: Progress | None = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> Outcome:  # fmt: skip
     """Run it in simulation.
 
     Args:
-        spans: receives every span. log: receives every decision. progress: called with (iterations done, in all).
+        spans: receives every span. log: receives every decision. on_step: receives every iteration once it is over.
+        progress: called with (tokens put out, in all) after every iteration.
     """
     began_s = time.perf_counter()
     policy, trace, spec = setup.policy, setup.trace, setup.spec
@@ -206,14 +206,16 @@ def execute(
         done += len(step.iteration.ranges)
         if progress is not None:
             progress(done, total)
-    return Outcome(fold(setup, engine, machine, clockwork, time.perf_counter() - began_s), engine, machine, clockwork, setup)
+        if on_step is not None:
+            on_step(step)
+    result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s)
+    return Outcome(result, engine, machine, clockwork, setup)
 
 
 def start_policy(engine: Engine, setup: Setup) -> None:
     """Take the predictor's memory off the budget, check the minimum, bind, learn, place."""
     policy, view, cache = setup.policy, engine.view, engine.cache
     cache.budget_bytes[:] = budgets(setup, policy.predictor_bytes(view))
-    engine.reset_room()
     size = view.expert_bytes
     for gpu, budget in enumerate(cache.budget_bytes):
         need = policy.min_experts(view)
@@ -228,7 +230,28 @@ def start_policy(engine: Engine, setup: Setup) -> None:
         cache.divide(divided)
     policy.bind(view)
     policy.learn(StoreSplit(setup.trace, setup.store))
+    engine.start()
     engine.place(policy.initial(view))
+
+
+FIXED = ("dense_bytes", "kv_cache_bytes", "activation_bytes", "reserve_bytes", "predictor_bytes")
+
+
+def memory_table(setup: Setup, engine: Engine) -> dict[str, int]:
+    """GPU 0's memory by item; what is not in `FIXED` is the expert part and the whole."""
+    sizes = [n_bytes for _, n_bytes in setup.memory.rows]
+    dense, kv_cache, activations, reserve = sizes[:4]
+    vram_bytes = setup.spec.vram_bytes
+    return {
+        "dense_bytes": dense,
+        "kv_cache_bytes": kv_cache,
+        "activation_bytes": activations,
+        "reserve_bytes": reserve,
+        "predictor_bytes": setup.memory.expert_bytes[0] - engine.cache.budget_bytes[0],
+        "expert_budget_bytes": engine.cache.budget_bytes[0],
+        "peak_expert_bytes": engine.cache.peak_bytes[0],
+        "vram_bytes": int(setup.hw.vram_bytes.value) if vram_bytes is None else vram_bytes,
+    }
 
 
 def fold(setup: Setup, engine: Engine, machine: SimMachine, clockwork: Clockwork, wall_s: float) -> dict[str, Any]:
@@ -236,9 +259,8 @@ def fold(setup: Setup, engine: Engine, machine: SimMachine, clockwork: Clockwork
     spec, policy, tally = setup.spec, setup.policy, engine.tally
     timed = metrics.times(clockwork)
     makespan_s = max((t.last_token_s for t in clockwork.requests), default=0.0)
-    fixed_bytes = sum(n for item, n in setup.memory.rows if item != "expert budget")
-    predictor_bytes = setup.memory.expert_bytes[0] - engine.cache.budget_bytes[0]
-    labels = [trait for trait in ("lossy", "oracle") if trait in policy.traits]
+    memory = memory_table(setup, engine)
+    labels: list[str] = [trait for trait in ("lossy", "oracle") if trait in policy.traits]
     labels += [label for label in setup.trace.header.labels if label not in labels]
     if setup.memory.hypothetical:
         labels.append(f"does not fit: needs {show_bytes(setup.memory.needs_bytes)}")
@@ -256,18 +278,21 @@ def fold(setup: Setup, engine: Engine, machine: SimMachine, clockwork: Clockwork
         "seed": spec.seed,
         "gpus": spec.gpus,
         "batch": spec.batch,
+        "arrivals": "trace" if setup.open_loop else "back to back",
         **timed,
+        "phases": metrics.phases(clockwork),
         "hit_definition": spec.hit_definition,
         **metrics.hit_rates(tally, spec.hit_definition),
         "prefetch": metrics.prefetching(tally),
         "demand_copies": {"n": tally.n_demand, "bytes": tally.demand_bytes},
         "h2d_bytes": sum(up.copied_bytes for up in machine.up),
         "d2h_bytes": machine.d2h_bytes,
-        "peak_vram_bytes": fixed_bytes + predictor_bytes + engine.cache.peak_bytes[0],
+        "peak_vram_bytes": sum(memory[item] for item in FIXED) + memory["peak_expert_bytes"],
+        "peak_host_bytes": setup.host_bytes,
+        "memory": memory,
+        "expert_bytes": engine.view.expert_bytes,
         "expert_budget_bytes": list(engine.cache.budget_bytes),
         "peak_expert_bytes": list(engine.cache.peak_bytes),
-        "peak_host_bytes": setup.host_bytes,
-        "memory": {item: n for item, n in setup.memory.rows},
         "bound_by": metrics.bound_by(clockwork),
         "provenance": metrics.provenance(machine, clockwork),
         "uncertainty": metrics.uncertainty(machine, clockwork, timed),
