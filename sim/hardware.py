@@ -35,7 +35,7 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     generation: Positive
     lanes: Positive
-    theoretical_bytes_per_s: float  # each way, after 128b/130b encoding
+    theoretical_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)]  # each way, after 128b/130b encoding
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,7 +121,7 @@ def load_hardware(name_or_path: str | os.PathLike[str], overrides: Mapping[str, 
         BadInput: unknown name, unreadable or malformed file, an implausible figure.
     """
     path = profiles.find(GPUS, "hardware profile", str(name_or_path))
-    where, overrides = str(path), dict(overrides or {})
+    where, overrides = profiles.where(path, overrides), dict(overrides or {})
     data = profiles.read(path, "hardware profile")
     cpu = overrides.pop("cpu", data.get("cpu"))
     if isinstance(cpu, str) or (isinstance(cpu, dict) and "from" in cpu):

@@ -77,8 +77,9 @@ def load_model(name_or_path: str | os.PathLike[str], overrides: Mapping[str, obj
 
         data = from_hf_config(data, str(path))
     data = sets.apply(data, overrides or {}, Model, "model")
-    model = to_struct(data, Model, str(path))
-    _check(model, str(path))
+    where = profiles.where(path, overrides)
+    model = to_struct(data, Model, where)
+    _check(model, where)
     return model
 
 

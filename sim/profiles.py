@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,11 @@ def read(path: Path, what: str) -> dict[str, Any]:
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise BadInput(f"{path}, got a {type(data).__name__}: a {what} file maps fields to values; is it the one?")
     return data
+
+
+def where(path: Path, overrides: Mapping[str, object] | None) -> str:
+    """How messages name the origin of a value: the file, and the fact that `--set` changed some of it."""
+    return f"{path} with --set {', '.join(overrides)}" if overrides else str(path)
 
 
 def _plain(name: str) -> str:

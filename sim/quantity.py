@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -11,6 +12,9 @@ import msgspec
 from sim.errors import BadInput
 
 USER_REF = "set by the user"
+
+# A field named as figures are (`latency_s`, `vram_bytes`, `flops_per_s[...]`) that holds a number and no origin.
+_BARE_NUMBER = re.compile(r"(?:_s|_bytes|_frac|slowdown_by_\w+|\[\.\.\.\]): Expected `object`, got `(?:int|float|str)`")
 
 Source = Literal["measured", "datasheet", "assumed"]
 
@@ -79,7 +83,7 @@ def check_quantities(node: msgspec.Struct, sources: Mapping[str, str], where: st
 def explain(error: BadInput) -> BadInput:
     """Add the remedy when a bare number stands where a figure with its origin is required."""
     text = str(error)
-    if any(f"Expected `object`, got `{kind}`" in text for kind in ("float", "int", "str")):
+    if _BARE_NUMBER.search(text):
         form = "write {value: NUMBER, source: measured|datasheet|assumed}"
         return BadInput(text.replace("correct the field", form))
     return error

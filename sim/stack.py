@@ -64,10 +64,11 @@ def load_stack(name_or_path: str | os.PathLike[str], overrides: Mapping[str, obj
         BadInput: unknown name, unreadable or malformed file, an implausible figure.
     """
     path = profiles.find(PACKAGE, "stack", str(name_or_path))
+    where = profiles.where(path, overrides)
     data = sets.apply(profiles.read(path, "stack"), overrides or {}, Stack, "stack")
     try:
-        stack = to_struct(data, Stack, str(path))
+        stack = to_struct(data, Stack, where)
     except BadInput as error:
         raise explain(error) from None
-    check_quantities(stack, stack.sources, str(path))
+    check_quantities(stack, stack.sources, where)
     return stack

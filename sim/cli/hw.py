@@ -1,0 +1,123 @@
+"""`moesim hw`: hardware profiles, every figure with its origin."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from sim.cli.tables import render, table
+from sim.data import bundled
+from sim.errors import BadInput
+from sim.hardware import GPUS, Hardware, Quantity, load_hardware
+from sim.overrides import parse_set
+from sim.quantity import quantities
+from sim.units import show_bytes, show_rate, show_seconds
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("name", required=False, metavar="[NAME|FILE]")
+@click.option("--set", "settings", multiple=True, metavar="hw.KEY=VALUE", help="Change a figure, e.g. hw.cpu=ID.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")
+def command(name: str | None, settings: tuple[str, ...], as_json: bool) -> None:
+    """List hardware profiles, or show one: an id, an alias, or a profile file."""
+    changes = parse_set(settings)
+    if changes.model or changes.stack or changes.policy or changes.policies:
+        raise BadInput("--set, got a key of something else: only hw.* belongs here; write e.g. --set hw.cpu=xeon-8358p")
+    if name is None:
+        if settings:
+            raise BadInput("--set, got it without a profile: name one, e.g. moesim hw rtx3090 --set hw.cpu=xeon-8358p")
+        found = [load_hardware(key) for key in bundled(GPUS, ".yaml")]
+        click.echo(json.dumps([_summary(hw) for hw in found], indent=2) if as_json else _list(found), nl=as_json)
+        return
+    hardware = load_hardware(name, changes.hw)
+    if as_json:
+        import msgspec
+
+        click.echo(json.dumps(msgspec.to_builtins(hardware), indent=2))
+    else:
+        click.echo(_page(hardware), nl=False)
+
+
+def _summary(hw: Hardware) -> dict[str, Any]:
+    return {
+        "id": hw.id,
+        "name": hw.name,
+        "aliases": list(hw.aliases),
+        "vram_bytes": hw.vram_bytes.value,
+        "h2d_bytes_per_s": hw.h2d.bandwidth_bytes_per_s.value,
+        "h2d_source": hw.h2d.bandwidth_bytes_per_s.source,
+        "memory_bandwidth_bytes_per_s": hw.gpu.memory_bandwidth_bytes_per_s.value,
+        "cpu": hw.cpu.id,
+        "figures": _tally(hw),
+    }
+
+
+def _tally(hw: Hardware) -> dict[str, int]:
+    counts = dict.fromkeys(("measured", "datasheet", "assumed"), 0)
+    for _, figure in quantities(hw):
+        counts[figure.source] += 1
+    return counts
+
+
+def _list(found: list[Hardware]) -> str:
+    rows = table("id", "VRAM", "PCIe", "H2D pinned", "", "GPU memory", "", "bf16", "", "CPU")
+    for hw in found:
+        bus, bf16 = hw.gpu.link, hw.gpu.flops_per_s.get("bf16")
+        rows.add_row(
+            hw.id,
+            show_bytes(hw.vram_bytes.value),
+            f"{bus.generation}.0 x{bus.lanes}",
+            show_rate(hw.h2d.bandwidth_bytes_per_s.value),
+            hw.h2d.bandwidth_bytes_per_s.source,
+            show_rate(hw.gpu.memory_bandwidth_bytes_per_s.value),
+            hw.gpu.memory_bandwidth_bytes_per_s.source,
+            _show("flops_per_s", bf16.value) if bf16 else "-",
+            bf16.source if bf16 else "",
+            hw.cpu.id,
+        )
+    return render(rows) + f"{len(found)} profiles. `moesim hw NAME` shows every figure, its source, and aliases.\n"
+
+
+def _page(hw: Hardware) -> str:
+    counts = ", ".join(f"{count} {source}" for source, count in _tally(hw).items())
+    bus = hw.gpu.link
+    head = [
+        f"{hw.name} ({hw.id}): {show_rate(hw.h2d.bandwidth_bytes_per_s.value)} host to device "
+        f"({hw.h2d.bandwidth_bytes_per_s.source}), {show_bytes(hw.vram_bytes.value)} of memory; figures: {counts}",
+        f"PCIe {bus.generation}.0 x{bus.lanes} ({show_rate(bus.theoretical_bytes_per_s)} in theory), "
+        f"{hw.gpu.n_sms} SMs, {show_bytes(hw.gpu.l2_bytes)} L2; {hw.cpu.name}, {hw.cpu.n_cores} cores",
+        *([f"aliases: {', '.join(hw.aliases)}"] if hw.aliases else []),
+        *(f"note: {note}" for note in (hw.note, hw.cpu.note) if note),
+        "",
+    ]
+    rows = table("figure", "value", "range", "source", "ref", "note", numbers=False)
+    for path, figure in quantities(hw):
+        rows.add_row(path, _show(path, figure.value), _range(path, figure), figure.source, figure.ref, figure.note)
+    used = sorted({key for _, figure in quantities(hw) for key in figure.refs})
+    citations = [f"[{key}] {hw.sources[key]}" for key in used]
+    return "\n".join(head) + render(rows) + "\n".join(citations) + ("\n" if citations else "")
+
+
+def _range(path: str, figure: Quantity) -> str:
+    if figure.low is None and figure.high is None:
+        return ""
+    low, high = (None if bound is None else _show(path, bound) for bound in (figure.low, figure.high))
+    if low and high:
+        return f"{low} to {high}"
+    return f"from {low}" if low else f"to {high}"
+
+
+def _show(path: str, value: float) -> str:
+    """A figure in the unit people use, chosen by the end of its name."""
+    name = path.rsplit(".", 1)[-1]
+    if "flops_per_s" in path:
+        return f"{value / 1e12:.1f} TFLOPS"
+    if name.endswith("_bytes_per_s"):
+        return show_rate(value)
+    if name.endswith("_bytes"):
+        return show_bytes(value)
+    if name.endswith("_s"):
+        return show_seconds(value)
+    return f"{100 * value:g} %"

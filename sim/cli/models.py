@@ -1,0 +1,183 @@
+"""`moesim models`: the catalogue, or one model in bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from sim.cli.tables import render, table
+from sim.errors import BadInput
+from sim.model_bytes import BITS_PER_PARAM
+from sim.models import Model, load_model, model_names
+from sim.overrides import parse_set
+from sim.units import show_bytes, show_frac
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("name", required=False, metavar="[NAME|FILE]")
+@click.option("--set", "settings", multiple=True, metavar="model.KEY=VALUE", help="Change a field, e.g. model.top_k=4.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")
+def command(name: str | None, settings: tuple[str, ...], as_json: bool) -> None:
+    """List MoE models, or show one: an id, an alias, a model file, or a Hugging Face config.json."""
+    changes = parse_set(settings)
+    if changes.hw or changes.stack or changes.policy or changes.policies:
+        raise BadInput("--set, got a key of something else: only model.* belongs here; write e.g. --set model.top_k=4")
+    if name is None:
+        if settings:
+            raise BadInput("--set, got it without a model: name one, e.g. moesim models mixtral --set model.top_k=4")
+        models = [load_model(key) for key in model_names()]
+        text = json.dumps([_summary(model) for model in models], indent=2) if as_json else _list(models)
+        click.echo(text, nl=as_json)
+        return
+    model = load_model(name, changes.model)
+    if as_json:
+        click.echo(json.dumps(_details(model), indent=2))
+    else:
+        click.echo(_page(model), nl=False)
+
+
+def _summary(model: Model) -> dict[str, Any]:
+    return {
+        "id": model.id,
+        "name": model.name,
+        "aliases": list(model.aliases),
+        "n_moe_layers": model.n_moe_layers,
+        "n_experts": model.n_experts,
+        "top_k": model.top_k,
+        "native_precision": model.native_precision,
+        "total_params": model.total_params(),
+        "active_params": model.active_params(),
+        "expert_bytes": model.expert_bytes(),
+        "routed_bytes": model.routed_bytes(),
+        "dense_bytes": model.dense_bytes(),
+        "all_miss_bytes_per_token": model.all_miss_bytes_per_token(),
+        "kv_bytes_per_token": model.kv_bytes_per_token(),
+    }
+
+
+def _details(model: Model) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "schema": 1,
+        **msgspec.to_builtins(model),
+        "n_moe_layers": model.n_moe_layers,
+        "moe_layer_ids": list(model.moe_layer_ids),
+        "params": {
+            "total": model.total_params(),
+            "active": model.active_params(),
+            "active_without_input_embedding": model.active_params("head"),
+            "active_without_embeddings": model.active_params("none"),
+            "expert": model.expert_params(),
+            "routed": model.routed_params(),
+            "dense": model.dense_params(),
+            "total_error_frac": _error(model.total_params(), model.published.total_params),
+        },
+        "bytes": {
+            precision: {
+                "expert": model.expert_bytes(precision),
+                "routed": model.routed_bytes(precision),
+                "dense": model.dense_bytes(precision),
+                "all_miss_per_token": model.all_miss_bytes_per_token(precision),
+            }
+            for precision in BITS_PER_PARAM
+        },
+        "kv_bytes_per_token": model.kv_bytes_per_token(),
+    }
+
+
+def _list(models: list[Model]) -> str:
+    rows = table("id", "layers x experts, k", "shared", "expert", "all experts", "rest", "all-miss/token", "KV/token")
+    for model in models:
+        rows.add_row(
+            model.id,
+            f"{model.n_moe_layers} x {model.n_experts}, {model.top_k}",
+            str(model.n_shared_experts or "-"),
+            show_bytes(model.expert_bytes()),
+            show_bytes(model.routed_bytes()),
+            show_bytes(model.dense_bytes()),
+            show_bytes(model.all_miss_bytes_per_token()),
+            show_bytes(model.kv_bytes_per_token()),
+        )
+    return render(rows) + f"{len(models)} models, bytes in bf16. `moesim models NAME` shows precisions and sources.\n"
+
+
+def _page(model: Model) -> str:
+    lines = [
+        f"{model.name} ({model.id}): {model.total_params() / 1e9:.2f}B parameters, "
+        f"{show_bytes(model.expert_bytes())} per expert, {show_bytes(model.all_miss_bytes_per_token())} per token "
+        "if every expert misses (bf16)",
+        "",
+    ]
+    facts = table("geometry", "", numbers=False)
+    for label, value in _geometry(model):
+        facts.add_row(label, value)
+    sizes = table("bytes", "bits/param", "expert", "all routed", "everything else", "total", "all-miss per token")
+    for precision, bits in BITS_PER_PARAM.items():
+        sizes.add_row(
+            precision + (" (released)" if precision == model.native_precision else ""),
+            f"{bits:g}",
+            show_bytes(model.expert_bytes(precision)),
+            show_bytes(model.routed_bytes(precision)),
+            show_bytes(model.dense_bytes(precision)),
+            show_bytes(model.routed_bytes(precision) + model.dense_bytes(precision)),
+            show_bytes(model.all_miss_bytes_per_token(precision)),
+        )
+    parts = table("one layer, bf16", "bytes")
+    parts.add_row("attention", show_bytes(model.attention_bytes()))
+    parts.add_row("gate", show_bytes(model.gate_bytes()))
+    if model.n_shared_experts:
+        parts.add_row("shared experts", show_bytes(model.shared_expert_bytes()))
+    if model.dense_intermediate_size:
+        parts.add_row("dense FFN", show_bytes(model.dense_ffn_bytes()))
+    parts.add_row("KV cache per token", show_bytes(model.kv_bytes_per_token_per_layer()))
+    parts.add_row("KV cache per token, all layers", show_bytes(model.kv_bytes_per_token()))
+    parts.add_row("input embedding", show_bytes(model.embedding_bytes()))
+    parts.add_row("output head", show_bytes(model.head_bytes()))
+    checks = table("parameters", "computed", "published", "difference")
+    published = model.published
+    for label, ours, theirs in (
+        ("total", model.total_params(), published.total_params),
+        (f"active ({_COUNTS[published.active_counts]})", model.active_params(published.active_counts),
+         published.active_params),
+    ):  # fmt: skip
+        gap = _error(ours, theirs)
+        checks.add_row(
+            label,
+            f"{ours:,}",
+            "-" if theirs is None else f"{theirs / 1e9:g}B",
+            "-" if gap is None else f"{100 * gap:+.2f} %",
+        )
+    notes = [("source", model.source), ("published", published.source), ("", published.note), ("note", model.note)]
+    text = "\n".join(lines) + "\n".join(render(part) for part in (facts, sizes, parts, checks))
+    return text + "".join(f"{label or 'why'}: {note}\n" for label, note in notes if note)
+
+
+_COUNTS = {"all": "all", "head": "without input embedding", "none": "without embeddings"}
+
+
+def _geometry(model: Model) -> list[tuple[str, str]]:
+    inactive = 1 - model.active_params() / model.total_params()
+    heads = f"{model.n_heads} heads, {model.n_kv_heads} KV heads of {model.head_dim}"
+    if model.mla:
+        heads = f"{model.n_heads} heads, latent of {model.mla.kv_lora_rank} + {model.mla.qk_rope_head_dim} per token"
+    rows = [
+        ("layers", f"{model.n_layers}, {model.n_moe_layers} with experts"),
+        ("experts", f"{model.n_experts} per layer, top {model.top_k}"),
+        ("expert FFN", f"{model.matrices_per_expert} matrices, {model.hidden_size} x {model.expert_intermediate_size}"),
+        ("shared experts", f"{model.n_shared_experts}, width {model.shared_intermediate_size} in all"),
+        ("attention", heads),
+        ("vocabulary", f"{model.vocab_size}{', tied' if model.tied_embeddings else ''}"),
+        ("gate", model.gate.order or model.gate.score),
+        ("weights sum to 1", "yes" if model.gate.renormalised else "no"),
+        ("inactive per token", show_frac(inactive)),
+    ]
+    if model.encoder:
+        rows.insert(1, ("encoder", f"{model.encoder.n_layers} layers, {model.n_encoder_moe_layers} with experts"))
+    return [row for row in rows if row[0] != "shared experts" or model.n_shared_experts]
+
+
+def _error(ours: float, theirs: float | None) -> float | None:
+    return None if theirs is None else ours / theirs - 1

@@ -1,0 +1,276 @@
+"""Hardware profiles: every figure has an origin, ranges hold, wrong units and typing slips are refused in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from sim.cli import main
+from sim.cli.hw import command
+from sim.data import bundled
+from sim.errors import BadInput
+from sim.hardware import CPUS, GPUS, Hardware, hardware_names, load_hardware
+from sim.quantity import USER_REF, quantities
+
+IDS = sorted(bundled(GPUS, ".yaml"))
+CPU_IDS = sorted(bundled(CPUS, ".yaml"))
+H2D = "h2d.bandwidth_bytes_per_s"
+
+
+@pytest.fixture
+def rtx3090() -> Hardware:
+    return load_hardware("rtx3090")
+
+
+def write(tmp_path: Path, change: Any = None) -> Path:
+    """A copy of the RTX 3090's profile, changed in place by `change`."""
+    data = msgspec.to_builtins(load_hardware("rtx3090"))
+    if change:
+        change(data)
+    path = tmp_path / "own.yaml"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_every_gpu_is_there() -> None:
+    assert set(IDS) == {
+        "rtx3090", "rtx4090", "rtx5090", "rtx3080ti", "rtx4060ti", "rtx5060ti", "a5000", "a6000", "quadro-rtx-6000",
+        "a100-40g-pcie", "a100-80g-pcie", "a100-40g-sxm", "a100-80g-sxm", "h100-pcie", "h100-sxm", "h200-sxm", "l4",
+        "l40s", "t4",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_profile_is_sound(name: str) -> None:
+    hw = load_hardware(name)
+    assert hw.id == name
+    bus = hw.gpu.link
+    theory = {3: 0.985, 4: 1.969, 5: 3.938}[bus.generation] * bus.lanes * 1e9
+    assert bus.theoretical_bytes_per_s == pytest.approx(theory, rel=2e-3)
+    assert 0.7 * theory < hw.h2d.bandwidth_bytes_per_s.value < theory
+    assert hw.h2d_pageable.bandwidth_bytes_per_s.value < hw.h2d.bandwidth_bytes_per_s.value
+    assert hw.gpu.memory_bandwidth_bytes_per_s.value > 5 * hw.h2d.bandwidth_bytes_per_s.value
+    assert {"bf16", "fp16", "fp32"} <= set(hw.gpu.flops_per_s)
+    assert set(hw.sources) >= {key for _, figure in quantities(hw) for key in figure.refs}
+    for path, figure in quantities(hw):
+        if figure.source == "assumed":
+            assert figure.note or figure.ref, f"{path}: an assumption needs its reason"
+        else:
+            assert figure.refs, f"{path}: {figure.source} by whom?"
+    assert all(figure.value == 0 and figure.source == "assumed" for _, figure in quantities(hw.contention))
+    assert not re.search(r"/work|shared/|seed 0", bundled(GPUS, ".yaml")[name].read_text())
+
+
+@pytest.mark.parametrize("name", CPU_IDS)
+def test_every_cpu_can_be_attached(name: str) -> None:
+    hw = load_hardware("rtx3090", {"cpu": name})
+    assert hw.cpu.id == name
+    assert hw.cpu.memory_bytes.value == 128 * 1024**3
+    assert hw.cpu.memory_bytes.source == "assumed"
+
+
+def test_no_source_is_listed_without_use() -> None:
+    for name in IDS:
+        hw = load_hardware(name)
+        used = {key for _, figure in quantities(hw) for key in figure.refs}
+        assert set(hw.sources) - used <= {"tpu"} | {
+            # Citations of a CPU file whose figure the GPU file replaced.
+            key for key in hw.sources if key in ("boa", "p620")
+        }
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cpu", "memory_gib", "source"),
+    [("rtx3090", "tr-pro-3955wx", 480, "datasheet"), ("a5000", "tr-pro-3945wx", 128, "datasheet"),
+     ("a6000", "xeon-8358p", 512, "datasheet"), ("rtx4090", "core-i9-13900k", 128, "assumed")],
+)  # fmt: skip
+def test_paper_machines(gpu: str, cpu: str, memory_gib: int, source: str) -> None:
+    hw = load_hardware(gpu)
+    assert hw.cpu.id == cpu
+    assert hw.cpu.memory_bytes.value == memory_gib * 1024**3
+    assert hw.cpu.memory_bytes.source == source
+
+
+def test_measured_figures_stay_measured() -> None:
+    rtx4090 = load_hardware("rtx4090").h2d.bandwidth_bytes_per_s
+    assert (rtx4090.value, rtx4090.source, rtx4090.low, rtx4090.high) == (2.5e10, "measured", 2.25e10, 2.65e10)
+    assert load_hardware("a5000").h2d.bandwidth_bytes_per_s.source == "assumed", "nobody published this one"
+    assert load_hardware("t4").gpu.flops_per_s["bf16"].value < 0.1 * load_hardware("t4").gpu.flops_per_s["fp16"].value
+    assert "fp8" not in load_hardware("a100-80g-sxm").gpu.flops_per_s
+
+
+def test_aliases() -> None:
+    for name in ("rtx-3090", "RTX3090", "3090", "rtx 3090"):
+        assert load_hardware(name).id == "rtx3090"
+    names = hardware_names()
+    assert len(names) > 40
+    assert names["a100"].stem == "a100-80g-sxm"
+    seen: dict[str, str] = {}
+    for gpu in IDS:
+        for alias in load_hardware(gpu).aliases:
+            assert seen.setdefault(alias, gpu) == gpu, f"{alias} means two profiles"
+            assert alias not in IDS
+
+
+def test_citation(rtx3090: Hardware) -> None:
+    text = rtx3090.citation(rtx3090.gpu.memory_bandwidth_bytes_per_s)
+    assert "device-benchmarks" in text
+    assert "ninfer" in text
+    assert load_hardware("rtx3090", {H2D: 5e10}).citation(load_hardware("rtx3090", {H2D: 5e10}).h2d
+                                                          .bandwidth_bytes_per_s) == USER_REF  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [5.0e10, 50_000_000_000, {"value": 5e10}])
+def test_set_a_figure(value: object) -> None:
+    figure = load_hardware("rtx3090", {H2D: value}).h2d.bandwidth_bytes_per_s
+    assert (figure.value, figure.source, figure.ref) == (5e10, "assumed", USER_REF)
+    assert figure.low is None
+    assert figure.high is None
+
+
+def test_set_value_alone_drops_the_old_origin() -> None:
+    figure = load_hardware("rtx4090", {f"{H2D}.value": 1e10}).h2d.bandwidth_bytes_per_s
+    assert (figure.value, figure.source, figure.low) == (1e10, "assumed", None)
+    kept = load_hardware("rtx4090", {H2D: {"value": 2.6e10, "source": "measured", "ref": "oxide"}}).h2d
+    assert (kept.bandwidth_bytes_per_s.source, kept.bandwidth_bytes_per_s.ref) == ("measured", "oxide")
+
+
+def test_set_cpu_then_refine_it() -> None:
+    hw = load_hardware("rtx3090", {"cpu.n_cores": 8, "cpu": "xeon-8358p", "cpu.memory_bytes": 6.4e10})
+    assert (hw.cpu.id, hw.cpu.n_cores, hw.cpu.memory_bytes.value) == ("xeon-8358p", 8, 6.4e10)
+    part = load_hardware("rtx3090", {"cpu": {"from": "xeon-8358p", "n_cores": 4}})
+    assert (part.cpu.id, part.cpu.n_cores) == ("xeon-8358p", 4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"h2d.bandwith": 3}, r"--set hw\.h2d\.bandwith, got 3: no field 'bandwith'; known: bandwidth_bytes_per_s, "),
+        ({"h2d.latncy_s": 3}, r"no field 'latncy_s'; did you mean 'latency_s'\?"),
+        ({H2D: 25}, r"h2d\.bandwidth_bytes_per_s, got 25: from 1e6 to 1e14; did you write GB/s\? the unit is bytes"),
+        ({H2D: 0}, r"got 0: from 1e6"),
+        ({H2D: -1e10}, r"got -1e\+10: from 1e6"),
+        ({H2D: float("nan")}, r"h2d\.bandwidth_bytes_per_s\.value, got nan: a figure is finite"),
+        ({H2D: float("inf")}, r"got inf: a figure is finite"),
+        ({"h2d.latency_s": 10}, r"h2d\.latency_s, got 10: from 0 to 1; did you write ms or us\? the unit is seconds"),
+        ({"h2d.latency_s": -1e-6}, r"got -1e-06: from 0 to 1"),
+        ({"h2d.latency_s": "fast"}, r"rtx3090\.yaml with --set h2d\.latency_s: h2d\.latency_s\.value: Expected"),
+        ({"h2d.latency_s": True}, r"Expected `float`, got `bool`"),
+        ({"h2d.latency_s": {"value": 1e-5, "sorce": "measured"}}, r"unknown field `sorce`; did you mean 'source'\?"),
+        ({"h2d.latency_s": {"value": 1e-5, "ref": "nobody"}}, r"h2d\.latency_s\.ref, got 'nobody': not a key of"),
+        ({"vram_bytes": 24}, r"vram_bytes, got 24: from 1e6 to 1e15; did you write GB\? the unit is bytes"),
+        ({"gpu.flops_per_s.bf16": 72}, r"got 72: from 1e9 to 1e18; did you write TFLOPS\?"),
+        ({"gpu.flops_per_s.bf17": 1e12}, r"no field 'bf17'; did you mean 'bf16'\?"),
+        ({"gpu.n_sms": 0}, r"gpu\.n_sms: Expected `int` >= 1"),
+        ({"contention.gpu_slowdown_by_h2d": 50}, r"got 50: from 0 to 10; it is the share of extra time"),
+        ({"id.x": 1}, r"--set hw\.id\.x, got 1: 'id' has no parts; write --set hw\.id=VALUE"),
+        ({"cpu": "foo"}, r"CPU, got 'foo': unknown; known: core-i9-13900k"),
+        ({"cpu": {"from": 3}}, r"cpu\.from, got 3: the id of a CPU"),
+        ({"cpu": ["xeon-8358p"]}, r"cpu: Expected `object`, got `array`"),
+    ],
+)
+def test_bad_settings_are_refused(overrides: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInput, match=message) as error:
+        load_hardware("rtx3090", overrides)
+    assert "\n" not in str(error.value)
+
+
+def test_own_file_round_trips(tmp_path: Path, rtx3090: Hardware) -> None:
+    assert load_hardware(write(tmp_path)) == rtx3090
+
+
+def _bare_number(data: dict[str, Any]) -> None:
+    data["h2d"]["latency_s"] = 1e-5
+
+
+def _bare_flops(data: dict[str, Any]) -> None:
+    data["gpu"]["flops_per_s"]["bf16"] = 7e13
+
+
+def _no_origin(data: dict[str, Any]) -> None:
+    del data["h2d"]["latency_s"]["source"]
+
+
+def _outside_range(data: dict[str, Any]) -> None:
+    data["h2d"]["bandwidth_bytes_per_s"]["value"] = 3e10
+
+
+def _typo(data: dict[str, Any]) -> None:
+    data["contenton"] = data.pop("contention")
+
+
+def _no_citation(data: dict[str, Any]) -> None:
+    del data["sources"]["ninfer"]
+
+
+def _cpu_from_nowhere(data: dict[str, Any]) -> None:
+    data["cpu"] = "tr-pro-3999"
+
+
+def _bad_sources(data: dict[str, Any]) -> None:
+    data["cpu"] = "xeon-8358p"
+    data["sources"] = ["tpu"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_bare_number, r"h2d\.latency_s: Expected `object`, got `float`; write \{value: NUMBER, source: measured\|"),
+        (_bare_flops, r"got `float`; write \{value: NUMBER"),
+        (_no_origin, r"h2d\.latency_s: Object missing required field `source`"),
+        (_outside_range, r"got 3e\+10: outside its own range 2\.36e\+10 to 2\.64e\+10; correct value, low or high"),
+        (_typo, r"unknown field `contenton`; did you mean 'contention'\?"),
+        (_no_citation, r"memory_bandwidth_bytes_per_s\.ref, got 'ninfer': not a key of `sources`; add the citation"),
+        (_cpu_from_nowhere, r"CPU, got 'tr-pro-3999': unknown; did you mean 'tr-pro-3955wx'\?|CPU, got 'tr-pro-3999'"),
+        (_bad_sources, r"sources, got list: a mapping of key to citation"),
+    ],
+)
+def test_malformed_files_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as error:
+        load_hardware(write(tmp_path, change))
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_profile() -> None:
+    with pytest.raises(BadInput, match=r"hardware profile, got 'rtx390': unknown; did you mean 'rtx3090'\?"):
+        load_hardware("rtx390")
+
+
+def test_cli_lists_and_shows() -> None:
+    listing = CliRunner().invoke(command, []).output
+    assert all(name in listing for name in IDS)
+    page = CliRunner().invoke(command, ["4090", "--set", f"hw.{H2D}=50e9"]).output
+    for piece in ("GeForce RTX 4090 (rtx4090): 50.0 GB/s", "set by the user", "26.7 GB/s", "[nvbw15] github.com"):
+        assert piece in page
+    shown = [line for line in page.splitlines() if re.match(r"[a-z0-9_]+(\.[a-z0-9_]+)* ", line)]
+    for path, _ in quantities(load_hardware("rtx4090")):
+        assert any(line.startswith(path + " ") for line in shown), f"{path} is not shown"
+
+
+def test_cli_json_is_json_and_nothing_else() -> None:
+    assert [row["id"] for row in json.loads(CliRunner().invoke(command, ["--json"]).output)] == IDS
+    shown = json.loads(CliRunner().invoke(command, ["rtx3090", "--json"]).output)
+    assert shown["h2d"]["bandwidth_bytes_per_s"]["value"] == 2.45e10
+
+
+def test_cli_bad_input_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for args, message in (
+        (["hw", "rtx390"], "did you mean 'rtx3090'?"),
+        (["hw", "rtx3090", "--set", "hw.h2d.bandwith=1"], "no field 'bandwith'"),
+        (["hw", "rtx3090", "--set", "model.top_k=1"], "only hw.* belongs here"),
+        (["hw", "--set", "hw.gpu.n_sms=1"], "got it without a profile"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(args)
+        text = capsys.readouterr()
+        assert stop.value.code == 2
+        assert text.out == ""
+        assert text.err.startswith("error: ")
+        assert text.err.count("\n") == 1
+        assert message in text.err

@@ -1,0 +1,95 @@
+"""`--set`: where a key goes, what a value is, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.errors import BadInput
+from sim.hardware import Hardware
+from sim.overrides import Overrides, apply, parse_set
+from sim.quantity import USER_REF
+
+
+def test_keys_find_their_group() -> None:
+    found = parse_set([
+        "hw.h2d.bandwidth_bytes_per_s=5e10", "model.top_k=2", "stack.per_layer_s=1e-3", "distance=3",
+        "fine_moe.distance=4", "fine_moe.store.size=9",
+    ])  # fmt: skip
+    assert found == Overrides(
+        hw={"h2d.bandwidth_bytes_per_s": 5e10},
+        model={"top_k": 2},
+        stack={"per_layer_s": 1e-3},
+        policy={"distance": 3},
+        policies={"fine_moe": {"distance": 4, "store.size": 9}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), ("5e10", 5e10), ("5.0e10", 5e10), ("50e9", 5e10), ("true", True), ("paper", "paper"), ("[1, 2]", [1, 2]),
+     ("{value: 5e10, source: measured}", {"value": 5e10, "source": "measured"}), ("", None), ("a=b", "a=b"),
+     ("'3'", "3"), ("1e-5", 1e-5)],
+)  # fmt: skip
+def test_values_are_yaml(text: str, value: object) -> None:
+    parsed = parse_set([f"key={text}"]).policy["key"]
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["distance"], r"--set, got 'distance': not key=value; write e\.g\. --set hw\.h2d\.latency_s=1e-5"),
+        (["=3"], r"--set, got '=3': not key=value"),
+        (["hw.=3"], r"not key=value"),
+        (["hw..x=3"], r"not key=value"),
+        (["my key=3"], r"--set, got key 'my key': a key has no spaces"),
+        (["x=[1"], r"--set x line 1"),
+        (["x=*a"], r"--set x.*"),
+        (["x=1", "x=2"], r"--set x, got it twice: one value per key; keep one of them"),
+        (["hw.a=1", "hw.a=2"], r"--set hw\.a, got it twice"),
+    ],
+)
+def test_malformed_items_are_refused(items: list[str], message: str) -> None:
+    with pytest.raises(BadInput, match=message) as error:
+        parse_set(items)
+    assert "\n" not in str(error.value)
+
+
+def test_policy_parameters() -> None:
+    found = parse_set(["distance=3", "window=1", "fine_moe.distance=4"])
+    assert found.for_policy("fine_moe") == {"distance": 4, "window": 1}
+    assert found.for_policy("lru", others=["fine_moe"]) == {"distance": 3, "window": 1}
+    with pytest.raises(BadInput, match=r"--set fine_moe\.distance, got prefix 'fine_moe': not hw, model, stack or a"):
+        found.for_policy("lru")
+    with pytest.raises(BadInput, match=r"did you mean 'model'\?"):
+        parse_set(["modle.top_k=1"]).for_policy("lru")
+
+
+def test_apply_leaves_the_original_alone() -> None:
+    data = {"h2d": {"latency_s": {"value": 1e-5, "source": "measured", "low": 1e-6}}}
+    changed = apply(data, {"h2d.latency_s": 2e-5}, Hardware, "hw")
+    assert changed["h2d"]["latency_s"] == {"value": 2e-5, "source": "assumed", "ref": USER_REF}
+    assert data["h2d"]["latency_s"]["source"] == "measured"
+
+
+def test_apply_creates_missing_parents_and_orders_by_depth() -> None:
+    changed = apply({}, {"gpu.link.lanes": 8, "gpu": {"n_sms": 1, "link": {"lanes": 16}}}, Hardware, "hw")
+    assert changed == {"gpu": {"n_sms": 1, "link": {"lanes": 8}}}
+    fresh = apply({}, {"gpu.flops_per_s.bf16": 1e12}, Hardware, "hw")
+    assert fresh["gpu"]["flops_per_s"]["bf16"]["value"] == 1e12
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("h3d.latency_s", r"--set hw\.h3d\.latency_s, got 1: no field 'h3d'; did you mean 'h2d'\?"),
+        ("gpu.flops_per_s.bf17", r"no field 'bf17'; did you mean 'bf16'\?"),
+        ("gpu.n_sms.x.y", r"'n_sms' has no parts; write --set hw\.gpu\.n_sms=VALUE"),
+        ("h2d.latency_s.valu", r"no field 'valu'; did you mean 'value'\?"),
+        ("aliases.0", r"'aliases' has no parts"),
+    ],
+)
+def test_unknown_paths_are_refused(path: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        apply({}, {path: 1}, Hardware, "hw")

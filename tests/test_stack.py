@@ -1,0 +1,99 @@
+"""Serving stacks: `bare` costs nothing but launches, `hf` adds up to the published points it is derived from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sim.errors import BadInput
+from sim.hardware import load_hardware
+from sim.models import load_model
+from sim.quantity import quantities
+from sim.stack import load_stack, stack_names
+
+
+def test_names() -> None:
+    assert list(stack_names()) == ["bare", "hf"]
+    assert load_stack("huggingface").id == "hf"
+
+
+def test_bare_is_free_of_host_time() -> None:
+    bare = load_stack("bare")
+    assert bare.pinned
+    assert bare.copy_efficiency_frac.value == 1.0
+    assert [path for path, figure in quantities(bare) if figure.value] == ["copy_efficiency_frac"]
+    assert min(msgspec.to_builtins(bare.kernels).values()) >= 3
+
+
+def test_hf_launches_more_kernels_than_bare() -> None:
+    bare, hf = msgspec.to_builtins(load_stack("bare").kernels), msgspec.to_builtins(load_stack("hf").kernels)
+    assert all(hf[name] > bare[name] for name in bare)
+
+
+def test_hf_adds_up_to_moepic() -> None:
+    """57 ms per token for Qwen1.5-MoE with every expert resident (A6000): 24 layers of 4 experts, bound by the host."""
+    hf, hw, model = load_stack("hf"), load_hardware("a6000"), load_model("qwen1.5-moe")
+    kernels = hf.kernels
+    per_layer = kernels.attention + kernels.gate + kernels.shared_expert + model.top_k * kernels.expert
+    host_s = hf.per_layer_s.value + model.top_k * hf.per_expert_s.value
+    layer_s = per_layer * hw.host.launch_s.value + hw.host.sync_s.value + host_s
+    token_s = model.n_layers * layer_s + kernels.head * hw.host.launch_s.value + hf.per_iteration_s.value
+    assert token_s == pytest.approx(57e-3, rel=0.01)
+    # 165 ms for the 96 experts of a token, which a pinned copy alone would bring in 66 ms.
+    link = hw.h2d
+    copy_s = link.latency_s.value + model.expert_bytes() / link.bandwidth_bytes_per_s.value + hf.per_copy_s.value
+    assert model.n_moe_layers * model.top_k * copy_s == pytest.approx(165e-3, rel=0.02)
+
+
+def test_hf_expert_is_near_fiddler() -> None:
+    """0.59 ms (standard deviation 0.14) by the host clock for one Mixtral expert on an RTX 4090."""
+    hf, hw = load_stack("hf"), load_hardware("rtx4090")
+    weights_s = load_model("mixtral").expert_bytes() / hw.gpu.memory_bandwidth_bytes_per_s.value
+    total_s = weights_s + hf.per_expert_s.value + hf.kernels.expert * hw.host.launch_s.value
+    assert total_s == pytest.approx(0.59e-3, abs=0.14e-3)
+
+
+def test_every_figure_has_a_reason() -> None:
+    for name in stack_names():
+        stack = load_stack(name)
+        for path, figure in quantities(stack):
+            assert figure.note, path
+            assert set(figure.refs) <= set(stack.sources)
+
+
+def test_overrides() -> None:
+    stack = load_stack("hf", {"per_layer_s": 0, "pinned": False, "kernels.expert": 3, "copy_efficiency_frac": 0.5})
+    assert (stack.per_layer_s.value, stack.pinned, stack.kernels.expert) == (0.0, False, 3)
+    assert stack.copy_efficiency_frac.source == "assumed"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"per_layer_s": 2}, r"per_layer_s, got 2: from 0 to 1; did you write ms or us\? the unit is seconds"),
+        ({"copy_efficiency_frac": 80}, r"got 80: above 0 and at most 1; it is a share, not a percentage"),
+        ({"copy_efficiency_frac": 0}, r"got 0: above 0 and at most 1"),
+        ({"per_layer": 1e-3}, r"--set stack\.per_layer, got 0\.001: no field .*; did you mean 'per_layer_s'\?"),
+        ({"kernels.experts": 3}, r"no field 'experts'; did you mean 'expert'\?"),
+        ({"kernels.expert": -1}, r"kernels\.expert: Expected `int` >= 0"),
+        ({"pinned": "yes"}, r"pinned: Expected `bool`, got `str`"),
+    ],
+)
+def test_bad_settings_are_refused(overrides: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        load_stack("bare", overrides)
+
+
+def test_malformed_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    data = msgspec.to_builtins(load_stack("bare"))
+    path.write_text(json.dumps(data))
+    assert load_stack(path) == load_stack("bare")
+    path.write_text(json.dumps(data | {"per_copy_s": 1e-3}))
+    with pytest.raises(BadInput, match=r"per_copy_s: Expected `object`, got `float`; write \{value: NUMBER, source:"):
+        load_stack(path)
+    with pytest.raises(BadInput, match=r"stack, got 'bar': unknown; did you mean 'bare'\?"):
+        load_stack("bar")
