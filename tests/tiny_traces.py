@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from traces.container import Entry, header_bytes, read_header
+from traces.container import Entry, header_bytes, read_file
 from traces.format import DISTANCES, DTYPES
 from traces.header import Gate, Header
 from traces.reader import Trace
@@ -144,7 +144,7 @@ def from_rows(
 
 def surgery(path: Path, edit: Callable[[dict[str, str], dict[str, Any]], Any]) -> Path:
     """Rewrite a trace after `edit(metadata, arrays)` changed the two in place, without any check; returns the path."""
-    metadata, entries = read_header(path)
+    metadata, entries, _ = read_file(path)
     with Trace(path) as trace:
         arrays: dict[str, Any] = {name: trace.stored(name).copy() for name in entries}
     edit(metadata, arrays)

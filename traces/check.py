@@ -61,11 +61,11 @@ def _tensor_faults(trace: Trace, name: str, start: int, chunk: Array) -> Iterato
     yield from chunk_faults(name, chunk, experts, trace.header, code, vocabulary)
     if name == "iterations":
         yield from _iteration_order(trace, chunk, start, rows)
-    if name == "weights" and "scores" in trace.entries:
-        scores = trace.stored("scores")
-        if len(scores) == len(trace.stored("weights")):  # both for all rows, or both for decode rows
-            same = scores[start : start + len(chunk)]
-            yield from weight_faults(chunk, same, experts, trace.header, trace.code("scores"))
+    if name == "scores" and "weights" in trace.entries:
+        weights = trace.stored("weights")
+        if len(weights) == len(trace.stored("scores")):  # both for all rows, or both for decode rows
+            same = weights[start : start + len(chunk)]
+            yield from weight_faults(same, chunk, experts, trace.header, trace.code("scores"))
 
 
 def _rows_behind(trace: Trace, name: str, start: int, count: int) -> Ints:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from sim.errors import BadInput
@@ -27,34 +30,43 @@ class Entry:
     stop: int
 
 
-def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:
-    """Metadata map and tensors of a safetensors file; reads the header only, after checking its declared size.
+def read_file(path: Path) -> tuple[dict[str, str], dict[str, Entry], NDArray[np.uint8]]:
+    """Metadata map, tensors and mapped bytes of a safetensors file; reads only the header, its declared size first.
 
     Raises:
         BadInput: unreadable, not a regular file, header too large, or anything the safetensors library refuses
             (sizes past the end of the file, overlaps, holes, unknown types).
     """
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(path.stat().st_mode):  # before opening: a pipe would block
             raise BadInput(f"{path}: not a regular file; give the path of a trace file")
         with path.open("rb") as file:
-            prefix = file.read(8)
-            n_header = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            if n_header < 2 or n_header > status.st_size - 8:
-                raise BadInput(f"{path}, got {status.st_size} bytes: too short for its header, or not a safetensors "
-                               f"file; copy or record it again")  # fmt: skip
-            if n_header > MAX_HEADER_BYTES:
-                raise BadInput(f"{path}, got a header of {n_header} bytes: at most {MAX_HEADER_BYTES} are read; "
-                               f"is it a routing trace?")  # fmt: skip
-            text = file.read(n_header)
-        with safe_open(str(path), framework="numpy"):
-            pass  # opening is the check: offsets, sizes, overlaps and types are judged by the format's own library
+            text = _header_text(file, path)
+            with safe_open(str(path), framework="numpy"):
+                pass  # opening is the check: offsets, sizes, overlaps and types are judged by the format's own library
+            mapped = np.memmap(file, np.uint8, "r")
+            if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return read_file(path)  # replaced in between: the library judged another file
     except SafetensorError as error:
         raise BadInput(f"{path}: not a valid safetensors file ({str(error)[:120]}); copy or record it again") from None
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or 'cannot be read'}; check the path") from None
-    return _entries(_plain_json(text, path), 8 + n_header, path)
+    except ValueError:
+        raise BadInput(f"{str(path)!r}: not a path; check the name") from None
+    return *_entries(_plain_json(text, path), 8 + len(text), path), mapped
+
+
+def _header_text(file: BinaryIO, path: Path) -> bytes:
+    """The JSON behind the length prefix, once that length is known to be sane."""
+    n_file, prefix = os.fstat(file.fileno()).st_size, file.read(8)
+    n_header = int.from_bytes(prefix, "little") if len(prefix) == 8 else 0
+    if n_header < 2 or n_header > n_file - 8:
+        raise BadInput(f"{path}, got {n_file} bytes: too short for its header, or not a safetensors file; "
+                       f"copy or record it again")  # fmt: skip
+    if n_header > MAX_HEADER_BYTES:
+        raise BadInput(f"{path}, got a header of {n_header} bytes: at most {MAX_HEADER_BYTES} are read; "
+                       f"is it a routing trace?")  # fmt: skip
+    return file.read(n_header)
 
 
 def _entries(header: dict[str, Any], base: int, path: Path) -> tuple[dict[str, str], dict[str, Entry]]:

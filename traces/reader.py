@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import BadInput
-from traces.container import Entry, read_header
+from traces.container import Entry, read_file
 from traces.format import CODES, DTYPES, LEVELS, Array, Code, Floats, common_scale
 from traces.header import Header, code_of, parse_header
 from traces.requests import RequestTable
@@ -40,14 +40,13 @@ class Trace:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         where = str(self.path)
-        pairs, self._entries = read_header(self.path)
+        pairs, self._entries, self._bytes = read_file(self.path)
         self.header: Header = parse_header(pairs, where)
         self._decode_only = check_shapes(self.header, pairs, self._entries, where)
         self._codes: dict[str, Code] = {
             name: CODES[code_of(name, pairs, where)] for name in self._entries if f"{name}.code" in pairs
         }
         self.score_scale: int = common_scale(self._codes.values())
-        self._bytes: NDArray[np.uint8] = np.memmap(self.path, np.uint8, "r")
         self.requests: RequestTable = self._open_requests(where)
         self.n_tokens, self.n_layers, self.top_k = self._entries["experts"].shape
         self.n_experts, self.n_requests = self.header.n_experts, len(self.requests)

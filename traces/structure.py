@@ -39,7 +39,8 @@ def check_shapes(header: Header, pairs: Mapping[str, str], entries: Mapping[str,
         raise BadInput(f"{where}: req_prompt_len, got {sizes['N']} requests for {sizes['T']} rows: each has one; "
                        f"{REMEDY}")  # fmt: skip
     decode_only = set()
-    for name, entry in entries.items():
+    for name in (name for name in TENSORS if name in entries):  # experts first, whatever the order in the file
+        entry = entries[name]
         rows = pairs.get(f"{name.removesuffix('.ids')}.rows", "all")
         if rows not in ("all", "decode"):
             raise BadInput(f"{where}: metadata {name}.rows, got {rows[:40]!r}: all or decode; {REMEDY}")

@@ -1,0 +1,41 @@
+"""Names, paths and the traces that come with the package; and the helper that writes explicit rows."""
+
+import pytest
+from tiny_traces import from_rows, tiny_trace
+
+from sim.errors import BadInput
+from traces import catalogue, open_trace
+from traces.check import check_trace
+from traces.reader import Trace
+
+
+def test_explicit_rows(tmp_path):
+    path = from_rows(
+        tmp_path / "t.safetensors", [[[0, 1]], [[1, 2]], [[2, 0]]], lengths=[(1, 2), (1, 1)], splits=["store", "test"]
+    )
+    with Trace(path) as trace:
+        assert trace.experts.tolist() == [[[0, 1]], [[1, 2]], [[2, 0]]]
+        assert [(r.prompt_len, r.outputs, r.split) for r in trace.requests] == [(1, 2, "store"), (1, 1, "test")]
+
+
+def test_names_and_paths(tmp_path, monkeypatch):
+    full = tiny_trace(tmp_path / "full.safetensors", n_layers=5, n_experts=6)
+    assert open_trace(str(full)).name == "full"
+    monkeypatch.setattr(catalogue, "bundled_traces", lambda: {"mixtral-8x7b-small": full})
+    assert open_trace("mixtral-8x7b-small").n_tokens == 28
+    assert catalogue.default_trace().path == full
+    assert catalogue.traces_that_fit(5, 6, 2) == ["mixtral-8x7b-small"]
+    assert catalogue.traces_that_fit(5, 6, 3) == []
+    with pytest.raises(BadInput, match="did you mean 'mixtral-8x7b-small'"):
+        open_trace("mixtral-8x7b-smal")
+    monkeypatch.setattr(catalogue, "bundled_traces", dict)
+    with pytest.raises(BadInput, match="no traces are bundled; give the path of a file"):
+        open_trace("x")
+    with pytest.raises(BadInput, match="not a regular file"):
+        open_trace(tmp_path)
+
+
+def test_every_bundled_trace_is_sound():
+    for name in catalogue.bundled_traces():
+        with open_trace(name) as trace:
+            assert check_trace(trace) == [], name
