@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from sim.api import Param, Policy
 from sim.pieces import Piece
 from sim.view import View
@@ -13,7 +15,7 @@ class ScopedCache(Policy):
     Per-layer capacities are equal; what does not divide goes to the first layers, one expert each.
     """
 
-    params = (
+    params: ClassVar[tuple[Param, ...]] = (
         Param("scope", "global", "one cache over all layers, or one per layer (Mixtral-Offloading section 3.1)",
               choices=("global", "layer")),
     )  # fmt: skip

@@ -16,12 +16,13 @@ EMBEDDING_RANGE = 2047  # largest magnitude of a scaled embedding: 12 bits keep 
 
 def as_map(scores: Floats) -> Floats:
     """One map [L, E] from the scores of an iteration's tokens [n, L, E]: their mean, rounded to whole numbers."""
-    return scores[0] if len(scores) == 1 else np.rint(scores.mean(axis=0))
+    return np.asarray(scores[0] if len(scores) == 1 else np.rint(scores.mean(axis=0)))
 
 
 def as_embedding(embeddings: NDArray[np.float32], last: bool) -> Floats:
     """One semantic embedding [h] from those of an iteration's tokens [n, h]: the mean (paper) or the last (code)."""
-    vector = embeddings[-1].astype(np.float64) if last else embeddings.astype(np.float64).mean(axis=0)
+    rows = embeddings.astype(np.float64)
+    vector: Floats = rows[-1] if last else rows.mean(axis=0)
     # The mean of float16 values is exact for any prompt below 2**13 tokens, hence the same on every machine.
     largest = float(np.abs(vector).max())
     return np.rint(vector * (EMBEDDING_RANGE / largest)) if largest > 0 else vector

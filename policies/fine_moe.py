@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies._expert_maps import MapStore, Trajectory, as_embedding, as_map, select
-from sim.api import Decisions, Param, Policy
+from sim.api import Param, Policy, Steps
 from sim.decisions import DropQueue, Predict, Prefetch, Serve
 from sim.iterations import PREFILL, Gate, Iteration
+from sim.machine import Ticket
 from sim.pieces import Piece
 from sim.store import StoreSplit
 from sim.view import View
@@ -86,7 +87,7 @@ class FineMoe(Policy):
 
     # -- searching (section 4.2) ------------------------------------------------------------------------------------
 
-    def iteration_start(self, iteration: Iteration, view: View) -> Decisions:
+    def iteration_start(self, iteration: Iteration, view: View) -> Steps:
         self._ahead.clear()
         self._paths = [Trajectory(self._store) for _ in iteration.ranges]
         self._embeddings = self._per_range(iteration, view.embeddings(), self.variant == "code")
@@ -99,7 +100,7 @@ class FineMoe(Policy):
             self._predict(target, scores, view)
         yield from self._requeue(-1, (ticket,), view)
 
-    def gate_done(self, gate: Gate, view: View) -> Decisions:
+    def gate_done(self, gate: Gate, view: View) -> Steps:
         yield Serve()
         self._count_right(gate)
         scores = gate.scores
@@ -111,7 +112,7 @@ class FineMoe(Policy):
             rows.append(row)
             at += n
         target = gate.layer + self._d
-        tickets = ()
+        tickets: tuple[Ticket, ...] = ()
         if target < view.n_layers and not self._blind(gate.phase):
             prefix = len(self._paths) * (gate.layer + 1) * view.n_experts
             ticket = yield self._search(prefix, view)
@@ -119,7 +120,7 @@ class FineMoe(Policy):
             self._predict(target, [path.similarities() for path in self._paths], view)
         yield from self._requeue(gate.layer, tickets, view)
 
-    def iteration_end(self, iteration: Iteration, view: View) -> Decisions:
+    def iteration_end(self, iteration: Iteration, view: View) -> Steps:
         """Section 4.4: the new maps join the store; the search for what they replace is charged like any other."""
         # In a batch the first newcomer may change the store the others were compared with: they compare again.
         known = self._paths[0].similarities() if len(self._paths) == 1 and self._store.n_maps else None
@@ -155,16 +156,16 @@ class FineMoe(Policy):
         for expert in chosen:
             self._ahead[view.piece(layer, expert)] = float(probability[expert])
 
-    def _requeue(self, now: int, tickets: tuple[object, ...], view: View) -> Decisions:
+    def _requeue(self, now: int, tickets: tuple[Ticket, ...], view: View) -> Steps:
         """Section 4.5: PRI = p / (l - l_now), rewritten as the pass moves on; passed layers are dropped."""
         for piece in [p for p in self._ahead if p.layer <= now]:
             del self._ahead[piece]
-        yield DropQueue()
-        for piece, p in self._ahead.items():
-            if not view.holds(piece):
-                # Only what this search found waits for it; older predictions are there already.
-                after = tickets if piece.layer == now + self._d or now < 0 else ()
-                yield Prefetch(piece, p / (piece.layer - now), after)  # type: ignore[arg-type]
+        yield DropQueue(up_to_layer=now)
+        wanted = [(p / (piece.layer - now), piece) for piece, p in self._ahead.items() if not view.holds(piece)]
+        for priority, piece in sorted(wanted, key=lambda item: (-item[0], item[1].index)):
+            # Only what this search found waits for it; older predictions are there already.
+            after = tickets if now < 0 or piece.layer == now + self._d else ()
+            yield Prefetch(piece, priority, after)
 
     @staticmethod
     def _per_range(iteration: Iteration, embeddings: NDArray[np.float32], last: bool) -> list[NDArray[np.float64]]:

@@ -7,7 +7,7 @@ MoE only experts that receive tokens run, so only they are copied.
 
 from __future__ import annotations
 
-from sim.api import Decisions, Param, Policy
+from sim.api import Param, Policy, Steps
 from sim.decisions import Evict, Fetch, RunGpu
 from sim.iterations import Gate
 from sim.view import View
@@ -29,7 +29,7 @@ class OnDemand(Policy):
     def min_experts(self, view: View) -> int:
         return self.slots
 
-    def gate_done(self, gate: Gate, view: View) -> Decisions:
+    def gate_done(self, gate: Gate, view: View) -> Steps:
         held: dict[int, list[int]] = {}  # GPU -> experts on it, oldest first
         for expert in sorted(gate.needs):
             piece = view.piece(gate.layer, expert)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from sim.store import StoreSplit
     from sim.view import View
 
-Decisions = Iterable[Decision] | Generator[Decision, Any, None] | None
+Steps = Generator[Decision, Any, None]  # a hook that yields; each decision's ticket comes back from `yield`
+Decisions = Iterable[Decision] | Steps | None
 ParamValue = bool | int | float | str | None
 
 TRAITS = {

@@ -50,7 +50,7 @@ class Engine:
         self.unrun: dict[int, int] = {}  # experts the current layer still owes, with their tokens
         self._ran_on_cpu: set[int] = set()
         self._joins: dict[int, list[Ticket]] = {}  # layer -> CPU results its stream must wait for
-        self._speculative: list[Ticket] = []  # copies handed over from the policy's queue and not known to have ended
+        self._speculative: dict[Piece, Ticket] = {}  # speculative copies handed over and not known to have ended
         self._freed: list[deque[tuple[int, Ticket]]] = [deque() for _ in cache.budget_bytes]
         self._clean_bytes = list(cache.budget_bytes)  # room whose last computation is over
         self.view = View(self, cost.model.id, top_k, cost.model.hidden_size)
@@ -125,6 +125,7 @@ class Engine:
         self.tally.n_evicted += 1
         if entry.origin == PREFETCHED and not entry.used:
             if entry.arrival is not None and self.machine.cancel(entry.arrival):
+                self._speculative.pop(piece, None)
                 self.tally.prefetch.cancelled(piece)
                 self._clean_bytes[piece.gpu] += piece.n_bytes
                 self._told_evicted(piece)
@@ -213,6 +214,7 @@ class Engine:
         waits = self._take_room(piece)
         ticket = self.machine.copy(piece, SPECULATIVE, waits + after if after else waits)
         self.cache.add(piece, ticket, PREFETCHED)
+        self._speculative[piece] = ticket
         self.tally.prefetch.issue(piece, victims)
         if self._tells_placed:
             self.policy.placed(piece, self.view)
@@ -225,18 +227,19 @@ class Engine:
         depth = self.policy.prefetch_depth
         if depth is None or not self.queue:
             return
-        ended = self.machine.ended
-        self._speculative = [ticket for ticket in self._speculative if not ended(ticket)]
+        self._forget_ended()
         while len(self._speculative) < depth:
             item = self.queue.pop()
             if item is None:
                 return
             piece, after = item
-            if piece in self.cache.entries:
-                continue
-            ticket = self._hand_over(piece, after)
-            if ticket is not None:
-                self._speculative.append(ticket)
+            if piece not in self.cache.entries:
+                self._hand_over(piece, after)
+
+    def _forget_ended(self) -> None:
+        ended = self.machine.ended
+        for piece in [piece for piece, ticket in self._speculative.items() if ended(ticket)]:
+            del self._speculative[piece]
 
     def cancel(self, piece: Piece) -> None:
         """Withdraw a prefetch that has not started; one in flight finishes."""
@@ -246,6 +249,7 @@ class Engine:
         if entry is None or entry.origin != PREFETCHED or entry.used or entry.arrival is None:
             return
         if self.machine.cancel(entry.arrival):
+            self._speculative.pop(piece, None)
             self.cache.remove(piece)
             self._clean_bytes[piece.gpu] += piece.n_bytes
             self.tally.prefetch.cancelled(piece)
@@ -256,13 +260,8 @@ class Engine:
     def drop_queue(self, up_to_layer: int | None) -> None:
         """Withdraw queued prefetches (all, or up to a layer), in the policy's queue and on the copy engine."""
         self.queue.drop(up_to_layer)
-        waiting = [
-            entry.piece
-            for entry in self.cache.entries.values()
-            if entry.origin == PREFETCHED and not entry.used and entry.arrival is not None
-            and entry.arrival.end_s == UNKNOWN_S and (up_to_layer is None or entry.piece.layer <= up_to_layer)
-        ]  # fmt: skip
-        for piece in waiting:
+        self._forget_ended()
+        for piece in [p for p in self._speculative if up_to_layer is None or p.layer <= up_to_layer]:
             self.cancel(piece)
 
     def poll(self) -> None:
