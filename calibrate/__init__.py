@@ -1,1 +1,1 @@
-"""Measure a machine and write its hardware profile."""
+"""Measure this machine: copies, experts, attention and host costs, as raw samples and a fitted hardware profile."""

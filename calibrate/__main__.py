@@ -1,0 +1,5 @@
+"""`python -m calibrate` is `calibrate`."""
+
+from sim.cli.calibrate import main
+
+main()

@@ -1,0 +1,107 @@
+"""What every probe shares: the backend, the shapes, buffers on both sides of the link, and how a point is described."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from calibrate.backend import Backend, Tensor
+from calibrate.clock import Call, Clock
+from calibrate.geometry import Geometry
+from calibrate.stats import DEFAULT, Effort
+
+PINNED_ARENA_BYTES = 4 << 30
+PAGEABLE_ARENA_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class Point:
+    """One thing to measure: `prepare` builds buffers and returns the call and its clock; `extra` is read afterwards."""
+
+    key: Mapping[str, str | int]
+    prepare: Callable[[], tuple[Call, Clock]]
+    effort: Effort = DEFAULT
+    extra: Callable[[], Mapping[str, Any]] = dict
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A group of points that share buffers; `share` is its part of the time budget, relative to the others."""
+
+    name: str
+    share: float
+    points: Callable[[Bench], Iterator[Point]]
+
+
+class Ring:
+    """Slices of a buffer in turn, so that a copied block is not still in a cache from the last time."""
+
+    def __init__(self, buffer: Tensor, n_bytes: int) -> None:
+        self._buffer, self._n_bytes, self._at = buffer, n_bytes, 0
+        # 4 KiB steps keep every slice page-aligned, as an allocator would hand it out.
+        self._step = -(-n_bytes // 4096) * 4096
+
+    def next(self) -> Tensor:
+        if self._at + self._n_bytes > self._buffer.numel():
+            self._at = 0
+        piece = self._buffer[self._at : self._at + self._n_bytes]
+        self._at += self._step
+        return piece
+
+
+@dataclass
+class Bench:
+    """Everything probes draw on. `threads` are the CPU thread counts to try, the last one all physical cores."""
+
+    backend: Backend
+    geometries: Sequence[Geometry]
+    dtype: str
+    cpu_dtypes: Sequence[str]
+    threads: Sequence[int]
+    llc_bytes: int
+    host_bytes: int
+    max_tokens: int = 4096
+    max_context: int = 32768
+    matmul_sizes: Sequence[int] = (8192, 4096)  # of the anchor; the last also warms up
+    now: Callable[[], float] = time.perf_counter
+    rng: random.Random = field(default_factory=lambda: random.Random(0))  # noqa: S311 - order of points only
+    _arenas: dict[str, Tensor] = field(default_factory=dict)
+
+    def arena(self, kind: str) -> Tensor:
+        """The shared buffer `pinned`, `pageable` or `device`, allocated on first use; bytes (uint8)."""
+        if kind not in self._arenas:
+            largest = self.backend.max_copy_bytes
+            if kind == "device":
+                size = min(2 * largest, self.backend.device_bytes // 8)
+                self._arenas[kind] = self.backend.on_device((size,), "uint8")
+            else:
+                wish = PINNED_ARENA_BYTES if kind == "pinned" else PAGEABLE_ARENA_BYTES
+                size = max(largest, min(wish, 4 * largest, self.host_bytes // 8))
+                self._arenas[kind] = self.backend.on_host(size, pinned=kind == "pinned")
+        return self._arenas[kind]
+
+    def drop(self, kind: str) -> None:
+        """Forget a buffer."""
+        self._arenas.pop(kind, None)
+        self.backend.free()
+
+    def copy_call(self, direction: str, memory: str, n_bytes: int) -> Call:
+        """A call that copies `n_bytes` between rotating places, asynchronously where the memory allows."""
+        host, device = Ring(self.arena(memory), n_bytes), Ring(self.arena("device"), n_bytes)
+        if direction == "h2d":
+            return lambda: device.next().copy_(host.next(), non_blocking=True)
+        return lambda: host.next().copy_(device.next(), non_blocking=True)
+
+    def lane(self, direction: str) -> Any:
+        return self.backend.h2d if direction == "h2d" else self.backend.d2h
+
+    def expert_shapes(self) -> list[Any]:
+        """Distinct expert shapes, largest first: the one whose time matters most is never the one skipped."""
+        return sorted({g.expert for g in self.geometries}, key=lambda s: -s.weight_bytes(2))
+
+    def tokens(self) -> list[int]:
+        """1, 2, 4 .. `max_tokens`."""
+        return [2**k for k in range(self.max_tokens.bit_length()) if 2**k <= self.max_tokens]

@@ -1,0 +1,184 @@
+"""Clocks that time blocks of calls. A clock is an argument of every measurement, so tests pass a fake one.
+
+Device work is timed by marks on its own lane (CUDA events); what a user waits for is timed on the host around a
+synchronise; the cost of launching is timed on the host without one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from calibrate.backend import Backend, Lane
+
+Call = Callable[[], object]
+
+MAX_SPIN_S = 0.03
+"""Longest time a lane is held while a block is enqueued behind it."""
+
+
+class Clock(Protocol):
+    """Times `n` calls; `name` says what the figure means: `device`, `wall`, `enqueue`, `overlap` or `busy_host`."""
+
+    name: str
+
+    def total_s(self, call: Call, n: int) -> float:
+        """Seconds that `n` calls take."""
+        ...
+
+
+class HostClock:
+    """The host's own time. `each` synchronises after every call (what a user waits for); without it only once."""
+
+    def __init__(self, settle: Call, *, name: str = "wall", each: bool = True,
+                 now: Callable[[], float] = time.perf_counter) -> None:  # fmt: skip
+        self.name, self._settle, self._each, self._now = name, settle, each, now
+
+    def total_s(self, call: Call, n: int) -> float:
+        """Host seconds for `n` calls, the closing synchronise included."""
+        self._settle()
+        start_s = self._now()
+        for _ in range(n):
+            call()
+            if self._each:
+                self._settle()
+        if not self._each:
+            self._settle()
+        return self._now() - start_s
+
+
+class EnqueueClock:
+    """Host seconds to issue calls, the device's work left out: the host lane's bill."""
+
+    name = "enqueue"
+
+    def __init__(self, backend: Backend, lane: Lane, *, now: Callable[[], float] = time.perf_counter) -> None:
+        self._backend, self._lane, self._now = backend, lane, now
+
+    def total_s(self, call: Call, n: int) -> float:
+        """Seconds from the first call to the last one's return, starting on an idle device."""
+        backend = self._backend
+        backend.settle()
+        if backend.kind == "cuda":
+            enqueue_s = backend.block(self._lane, call, n)
+        else:  # a thread lane takes whole blocks; one job per call is what a launch costs there
+            start_s = self._now()
+            for _ in range(n):
+                backend.block(self._lane, call, 1)
+            enqueue_s = self._now() - start_s
+        backend.settle()
+        return enqueue_s
+
+
+class LaneClock:
+    """Device seconds between two marks on a lane. The lane is held while the block is enqueued, so that gaps left by a
+    slow host are not billed to the device; the host's time goes to `enqueue_s` (seconds per call, one per block).
+    """
+
+    name = "device"
+
+    def __init__(self, backend: Backend, lane: Lane) -> None:
+        self._backend, self._lane = backend, lane
+        self.enqueue_s: list[float] = []
+
+    def total_s(self, call: Call, n: int) -> float:
+        """Seconds the lane was busy with `n` calls."""
+        backend, lane = self._backend, self._lane
+        backend.settle()
+        # Until a block has been timed nobody knows how long enqueuing takes; 100 us a call covers a cold first one.
+        expected_s = n * (min(self.enqueue_s[-3:]) if self.enqueue_s else 1e-4)
+        backend.spin(lane, min(MAX_SPIN_S, 2e-5 + 1.5 * expected_s))
+        start = backend.mark(lane)
+        self.enqueue_s.append(backend.block(lane, call, n) / n)
+        end = backend.mark(lane)
+        backend.settle()
+        return backend.elapsed_s(start, end)
+
+
+class OverlapClock:
+    """Device seconds of a block while `background` keeps another lane busy from its start to its end.
+
+    `covered` collects, per block, how much of the measured time the background really lasted (1 or more: all of it).
+    """
+
+    name = "overlap"
+
+    def __init__(self, backend: Backend, lane: Lane, background: Call, background_lane: Lane, *,
+                 call_s: float, background_s: float, max_background: int = 96) -> None:  # fmt: skip
+        """`call_s`, `background_s`: seconds of one call of each, alone; they decide how many are enqueued."""
+        self._backend, self._lane = backend, lane
+        self._background, self._background_lane = background, background_lane
+        self._call_s, self._background_s, self._max = call_s, background_s, max_background
+        self.covered: list[float] = []
+
+    def total_s(self, call: Call, n: int) -> float:
+        """Seconds of `n` calls on the measured lane."""
+        backend = self._backend
+        n_background = math.ceil(2.0 * n * self._call_s / self._background_s) + 1
+        n_background = min(self._max, n_background)
+        backend.settle()
+        # Both lanes start together, after everything is enqueued: the background's lane is held and the other waits.
+        backend.spin(self._background_lane, min(MAX_SPIN_S, 1e-3 + 1e-4 * (n_background + n)))
+        gate = backend.mark(self._background_lane)
+        backend.wait(self._lane, gate)
+        start = backend.mark(self._lane)
+        backend.block(self._background_lane, self._background, n_background)
+        background_end = backend.mark(self._background_lane)
+        backend.block(self._lane, call, n)
+        end = backend.mark(self._lane)
+        backend.settle()
+        total_s = backend.elapsed_s(start, end)
+        self.covered.append(backend.elapsed_s(start, background_end) / max(total_s, 1e-12))
+        return total_s
+
+
+class BusyHostClock:
+    """Device seconds of a block while the calling thread keeps running `busy` (experts on the CPU) until it ends."""
+
+    name = "busy_host"
+
+    def __init__(self, backend: Backend, lane: Lane, busy: Call) -> None:
+        self._backend, self._lane, self._busy = backend, lane, busy
+
+    def total_s(self, call: Call, n: int) -> float:
+        """Seconds of `n` calls on the lane."""
+        backend = self._backend
+        backend.settle()
+        start = backend.mark(self._lane)
+        backend.block(self._lane, call, n)
+        end = backend.mark(self._lane)
+        self._busy()
+        while not backend.done(end):
+            self._busy()
+        backend.settle()
+        return backend.elapsed_s(start, end)
+
+
+class BusyLaneClock:
+    """Host seconds of calls made on this thread while `background` copies occupy a lane; each block queues enough."""
+
+    name = "busy_lane"
+
+    def __init__(self, backend: Backend, background: Call, lane: Lane, *, call_s: float, background_s: float,
+                 now: Callable[[], float] = time.perf_counter) -> None:  # fmt: skip
+        self._backend, self._background, self._lane, self._now = backend, background, lane, now
+        self._call_s, self._background_s = call_s, background_s
+        self.covered: list[float] = []
+
+    def total_s(self, call: Call, n: int) -> float:
+        """Host seconds of `n` calls."""
+        backend = self._backend
+        backend.settle()
+        n_background = min(512, math.ceil(1.6 * n * self._call_s / self._background_s) + 2)
+        backend.block(self._lane, self._background, n_background)
+        end = backend.mark(self._lane)
+        start_s = self._now()
+        for _ in range(n):
+            call()
+        total_s = self._now() - start_s
+        # The exact overhang is unknowable from the host without a stall; whether it lasted is what matters.
+        self.covered.append(0.0 if backend.done(end) else 1.0)
+        backend.settle()
+        return total_s

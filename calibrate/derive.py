@@ -1,0 +1,141 @@
+"""From raw samples to the figures of a profile: pooled medians by point, fits over them, and contention ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from calibrate.fit import Fit, Work, fit_copy, fit_roofline
+from calibrate.geometry import ExpertShape
+from calibrate.ops import BYTES
+from calibrate.stats import Summary, advice, summarise
+from calibrate.store import Record, key_text
+
+EXPERT_KERNELS = 5  # gate, silu, up, mul, down
+
+
+@dataclass
+class Curve:
+    """All rounds of one point pooled: its key, its samples' summary, and host seconds to enqueue it where known."""
+
+    key: Mapping[str, str | int]
+    samples_s: list[float] = field(default_factory=list)
+    enqueue_s: list[float] = field(default_factory=list)
+    covered: list[float] = field(default_factory=list)
+
+    @property
+    def summary(self) -> Summary:
+        return summarise(self.samples_s)
+
+
+class Table:
+    """Measured points by probe; look up by any subset of their key."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._points: dict[tuple[str, str], Curve] = {}
+        self.failed: list[Record] = []
+        self.skipped: list[Record] = []
+        rest: list[Record] = []
+        for record in records:
+            if record.status != "ok":
+                rest.append(record)
+                continue
+            point = self._points.setdefault((record.probe, key_text(record.key)), Curve(record.key))
+            point.samples_s += record.samples_s
+            point.enqueue_s += record.extra.get("enqueue_s", [])
+            point.covered += record.extra.get("covered", [])
+        for record in rest:
+            # Skipped in one round but measured in another is measured.
+            if (record.probe, key_text(record.key)) not in self._points:
+                (self.failed if record.status == "failed" else self.skipped).append(record)
+
+    def find(self, probe: str, **wanted: str | int) -> list[Curve]:
+        """Points of a probe whose key has all the given values."""
+        return [point for (name, _), point in self._points.items()
+                if name == probe and all(point.key.get(k) == v for k, v in wanted.items())]  # fmt: skip
+
+    def one(self, probe: str, **wanted: str | int) -> Curve | None:
+        found = self.find(probe, **wanted)
+        return found[0] if found else None
+
+    def __iter__(self) -> Any:
+        return iter((probe, point) for (probe, _), point in self._points.items())
+
+    def noise(self) -> list[str]:
+        """Advice for every point that scatters by more than a tenth of its median."""
+        lines = [advice(f"{probe} {key_text(point.key)}", point.summary) for probe, point in self]
+        return [line for line in lines if line]
+
+
+@dataclass(frozen=True)
+class LinkFit:
+    """A fitted direction and the points under it."""
+
+    fit: Fit
+    points: list[Curve]
+
+
+def link(table: Table, direction: str, memory: str) -> LinkFit | None:
+    """Queued copies from page-locked memory, waited-for copies from pageable memory; None below three sizes."""
+    pattern = "queued" if memory == "pinned" else "wall"
+    points = table.find("copy", direction=direction, memory=memory, pattern=pattern)
+    points.sort(key=lambda p: int(p.key["n_bytes"]))
+    if len(points) < 3:
+        return None
+    fit = fit_copy([int(p.key["n_bytes"]) for p in points], [p.summary.median for p in points])
+    return LinkFit(fit, points)
+
+
+@dataclass(frozen=True)
+class ComputeFit:
+    """A roofline over experts: the fit and (work, point) pairs under it."""
+
+    fit: Fit
+    points: list[Curve]
+
+
+def gpu_experts(table: Table, dtype: str, floor_s: float) -> ComputeFit | None:
+    """Plain experts of every shape and token count; None where fewer than four points were measured."""
+    return _roofline(table.find("expert", variant="plain"), dtype, EXPERT_KERNELS * floor_s, overhead=False)
+
+
+def cpu_experts(table: Table, dtype: str, threads: int) -> ComputeFit | None:
+    """Experts on `threads` cores in one number format."""
+    return _roofline(table.find("cpu_expert", dtype=dtype, threads=threads), dtype, 0.0, overhead=True)
+
+
+def _roofline(points: list[Curve], dtype: str, floor_s: float, *, overhead: bool) -> ComputeFit | None:
+    if len(points) < 4:
+        return None
+    work = []
+    for point in points:
+        shape = ExpertShape(int(point.key["hidden"]), int(point.key["intermediate"]))
+        n_tokens = int(point.key["n_tokens"])
+        # Tokens in and out count too: at thousands of tokens they rival a small expert's weights.
+        moved = shape.weight_bytes(BYTES[dtype]) + 2 * n_tokens * shape.hidden * BYTES[dtype]
+        work.append(Work(moved, shape.flops(n_tokens), point.summary.median))
+    return ComputeFit(fit_roofline(work, floor_s, overhead=overhead), points)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Extra time of one activity beside another, as a share of its own time alone."""
+
+    value: float
+    iqr: float
+    n: int
+
+
+def slowdown(table: Table, what: str, **key: str | int) -> Ratio | None:
+    """both / alone - 1, not below 0; None when either is missing or the background did not last."""
+    alone = table.one("contention", what=what, state="alone", **key)
+    alone = alone or table.one("contention", what=what, state="alone")
+    both = table.one("contention", what=what, state="both", **key)
+    if alone is None or both is None:
+        return None
+    if both.covered and summarise(both.covered).median < 0.9:
+        return None
+    a, b = alone.summary, both.summary
+    value = b.median / a.median - 1.0
+    return Ratio(max(0.0, value), (a.noise_frac + b.noise_frac) * (1.0 + max(0.0, value)), min(a.n, b.n))

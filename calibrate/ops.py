@@ -1,0 +1,143 @@
+"""The work that probes time, as a plain serving loop would call it. Weights rotate, so every call finds them cold."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from calibrate.backend import Backend, Tensor
+from calibrate.geometry import AttentionShape, ExpertShape
+
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+MAX_ROTATION_BYTES = 3 << 30
+
+
+def rotations(set_bytes: int, cache_bytes: int) -> int:
+    """How many copies of a working set exceed 2.5 times a cache, at least 2, at most 256 or 3 GiB."""
+    n = max(2, min(256, math.ceil(2.5 * cache_bytes / max(set_bytes, 1)) + 1))
+    return max(2, min(n, MAX_ROTATION_BYTES // max(set_bytes, 1)))
+
+
+class Experts:
+    """Rotating gated feed-forward weights; gate and up are halves of one tensor, so fused and plain read the same."""
+
+    def __init__(self, shape: ExpertShape, dtype: str, n: int, make: Callable[[tuple[int, ...], str], Tensor]) -> None:
+        self.shape, self.dtype, self.n = shape, dtype, n
+        self._weights = []
+        for _ in range(n):
+            gate_up = make((2 * shape.intermediate, shape.hidden), dtype)
+            down = make((shape.hidden, shape.intermediate), dtype)
+            self._weights.append((gate_up, gate_up[: shape.intermediate], gate_up[shape.intermediate :], down))
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.shape.weight_bytes(BYTES[self.dtype])
+
+    def call(self, torch: Any, x: Tensor, variant: str) -> Callable[[], Any]:
+        """One expert on tokens `x`: `plain` (gate, up, silu*mul, down), `fused` (gate+up in one matmul) or `loop`
+        (plain, with the gather before and the weighted scatter-add after that a per-expert loop makes).
+        """
+        functional = torch.nn.functional
+        ring = itertools.cycle(self._weights)
+
+        def plain(tokens: Tensor) -> Any:
+            _, gate, up, down = next(ring)
+            hidden = functional.silu(functional.linear(tokens, gate)) * functional.linear(tokens, up)
+            return functional.linear(hidden, down)
+
+        def fused() -> Any:
+            gate_up, _, _, down = next(ring)
+            gate, up = functional.linear(x, gate_up).chunk(2, -1)
+            return functional.linear(functional.silu(gate) * up, down)
+
+        rows = torch.arange(x.shape[0], device=x.device)
+        share = torch.ones((x.shape[0], 1), dtype=x.dtype, device=x.device)
+        out = torch.zeros_like(x)
+
+        def loop() -> Any:
+            return out.index_add_(0, rows, plain(x[rows]) * share)
+
+        return {"plain": lambda: plain(x), "fused": fused, "loop": loop}[variant]
+
+
+def gate_call(
+    backend: Backend, hidden: int, n_experts: int, top_k: int, n_tokens: int, dtype: str
+) -> Callable[[], Any]:
+    """Norm, router, softmax, top-k and renormalisation of one layer."""
+    torch = backend.torch
+    functional = torch.nn.functional
+    weights = [backend.on_device((n_experts, hidden), dtype) for _ in range(8)]
+    scale = backend.on_device((hidden,), dtype)
+    x = backend.on_device((n_tokens, hidden), dtype)
+    ring = itertools.cycle(weights)
+
+    def call() -> Any:
+        logits = functional.linear(functional.rms_norm(x, (hidden,), scale), next(ring))
+        share, ids = torch.topk(functional.softmax(logits, dim=-1, dtype=torch.float32), top_k, dim=-1)
+        return share / share.sum(dim=-1, keepdim=True), ids
+
+    return call
+
+
+def head_call(backend: Backend, hidden: int, vocab: int, n_tokens: int, dtype: str) -> Callable[[], Any]:
+    """Final norm, vocabulary projection and argmax."""
+    functional = backend.torch.nn.functional
+    n = rotations(hidden * vocab * BYTES[dtype], backend.l2_bytes)
+    ring = itertools.cycle([backend.on_device((vocab, hidden), dtype) for _ in range(n)])
+    scale = backend.on_device((hidden,), dtype)
+    x = backend.on_device((n_tokens, hidden), dtype)
+    return lambda: functional.linear(functional.rms_norm(x, (hidden,), scale), next(ring)).argmax(dim=-1)
+
+
+class Attention:
+    """Norm, projections, rotary embedding, cache write, SDPA over a KV cache and output projection."""
+
+    def __init__(self, backend: Backend, shape: AttentionShape, dtype: str) -> None:
+        self._backend, self._shape, self._dtype = backend, shape, dtype
+        q_width, kv_width = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
+        n = rotations(shape.weight_bytes(BYTES[dtype]), backend.l2_bytes)
+        self._weights = [
+            tuple(backend.on_device(size, dtype) for size in
+                  ((q_width, shape.hidden), (kv_width, shape.hidden), (kv_width, shape.hidden),
+                   (shape.hidden, q_width)))
+            for _ in range(n)
+        ]  # fmt: skip
+        self._scale = backend.on_device((shape.hidden,), dtype)
+
+    def kv_bytes(self, batch: int, context: int) -> int:
+        """Bytes of one layer's cache."""
+        return batch * context * self._shape.kv_bytes_per_token(BYTES[self._dtype])
+
+    def call(self, batch: int, n_new: int, context: int) -> Callable[[], Any]:
+        """`n_new` tokens per sequence attend to `context` positions, themselves included (decode: 1; prefill: all)."""
+        backend, shape, torch = self._backend, self._shape, self._backend.torch
+        functional = torch.nn.functional
+        n_caches = min(8, rotations(self.kv_bytes(batch, context), backend.l2_bytes))
+        size = (batch, shape.n_kv_heads, context, shape.head_dim)
+        caches = [(backend.on_device(size, self._dtype), backend.on_device(size, self._dtype)) for _ in range(n_caches)]
+        x = backend.on_device((batch, n_new, shape.hidden), self._dtype)
+        cos = backend.on_device((n_new, shape.head_dim), self._dtype)
+        sin = backend.on_device((n_new, shape.head_dim), self._dtype)
+        weights, kv = itertools.cycle(self._weights), itertools.cycle(caches)
+        grouped = {"enable_gqa": True} if shape.n_heads != shape.n_kv_heads else {}
+        half = shape.head_dim // 2
+
+        def heads(t: Tensor, n: int) -> Any:
+            return t.view(batch, n_new, n, shape.head_dim).transpose(1, 2)
+
+        def rope(t: Tensor) -> Any:
+            return t * cos + torch.cat((-t[..., half:], t[..., :half]), dim=-1) * sin
+
+        def call() -> Any:
+            w_q, w_k, w_v, w_o = next(weights)
+            keys, values = next(kv)
+            y = functional.rms_norm(x, (shape.hidden,), self._scale)
+            query = rope(heads(functional.linear(y, w_q), shape.n_heads))
+            keys[:, :, context - n_new :] = rope(heads(functional.linear(y, w_k), shape.n_kv_heads))
+            values[:, :, context - n_new :] = heads(functional.linear(y, w_v), shape.n_kv_heads)
+            mixed = functional.scaled_dot_product_attention(query, keys, values, is_causal=n_new > 1, **grouped)
+            return functional.linear(mixed.transpose(1, 2).reshape(batch, n_new, -1), w_o)
+
+        return call

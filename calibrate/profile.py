@@ -1,0 +1,197 @@
+"""Write the hardware profile: the summary that a simulation reads, every figure with its origin, spread and count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from calibrate import derive
+from calibrate.derive import Curve, LinkFit, Ratio, Table
+from calibrate.stats import Summary
+from sim.data import replacing
+
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_LANE_BYTES_PER_S = {1: 2.5e9 / 10, 2: 5e9 / 10, 3: 8e9 * 128 / 130 / 8, 4: 16e9 * 128 / 130 / 8,
+                     5: 32e9 * 128 / 130 / 8, 6: 64e9 / 8}  # fmt: skip
+_NOT_MEASURED = "not measured in this run"
+
+Facts = Mapping[str, Any]
+"""id, name, kind (cuda or cpu), dtype, cpu_dtype, threads, vram_bytes, n_sms, l2_bytes, bus, machine, command."""
+
+
+def build(table: Table, facts: Facts) -> dict[str, Any]:
+    """Plain data of a `sim.hardware.Hardware`; what could not be measured is assumed and says so."""
+    h2d, d2h = (derive.link(table, way, "pinned") for way in ("h2d", "d2h"))
+    up, down = _link(h2d), _link(d2h)
+    machine = facts["machine"]
+    return {
+        "schema": 1,
+        "id": facts["id"],
+        "name": facts["name"],
+        "note": f"measured by `{facts['command']}`; raw samples and environment lie beside this file",
+        "vram_bytes": {"value": float(facts["vram_bytes"]), "source": "measured", "ref": "samples"},
+        "h2d": up,
+        "d2h": down,
+        "h2d_pageable": _link(derive.link(table, "h2d", "pageable"), fallback=up),
+        "d2h_pageable": _link(derive.link(table, "d2h", "pageable"), fallback=down),
+        "p2p": _through_host(up, down),
+        "gpu": _gpu(table, facts),
+        "host": _host(table, facts["kind"]),
+        "cpu": _cpu(table, facts),
+        "contention": _contention(table, facts["threads"][-1]),
+        "sources": {"samples": f"{facts['id']}.samples.jsonl.gz, {facts['id']}.environment.json "
+                               f"({machine['cpu']}, torch {machine['versions']['torch']})"},
+    }  # fmt: skip
+
+
+def write(path: Path, data: Mapping[str, Any]) -> None:
+    """Write YAML whose numbers every YAML 1.2 reader reads as numbers."""
+    with replacing(path) as part:
+        part.write_text(yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, width=118, allow_unicode=True,
+                                  default_flow_style=None), encoding="utf-8")  # fmt: skip
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
+    # Six significant digits; a sign in the exponent and a point in the mantissa, or PyYAML reads text.
+    text = f"{value:.6g}"
+    if "e" in text and "." not in text:
+        text = text.replace("e", ".0e")
+    elif "e" not in text and "." not in text:
+        text += ".0"
+    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
+
+
+_Dumper.add_representer(float, _float)
+
+
+def _measured(value: float, iqr: float, n: int, note: str = "") -> dict[str, Any]:
+    figure: dict[str, Any] = {"value": float(value), "source": "measured", "ref": "samples", "iqr": float(iqr), "n": n}
+    return {**figure, "note": note} if note else figure
+
+
+def _assumed(value: float, note: str = _NOT_MEASURED) -> dict[str, Any]:
+    return {"value": float(value), "source": "assumed", "note": note}
+
+
+def _spread(summary: Summary, value: float) -> float:
+    """The samples' relative IQR carried over to a figure fitted to them."""
+    return summary.noise_frac * value
+
+
+def _link(found: LinkFit | None, fallback: dict[str, Any] | None = None) -> dict[str, Any]:
+    if found is None:
+        if fallback is not None:
+            note = f"{_NOT_MEASURED}; as page-locked"
+            return {name: _assumed(figure["value"], note) for name, figure in fallback.items()}
+        return {"latency_s": _assumed(1e-5), "bandwidth_bytes_per_s": _assumed(2e10)}
+    small, large = found.points[0].summary, found.points[-1].summary
+    n = sum(point.summary.n for point in found.points)
+    latency_s, rate = (found.fit.params[name] for name in ("latency_s", "bandwidth_bytes_per_s"))
+    note = (f"fit over {len(found.points)} sizes, off by {found.fit.median_frac:.1%} (median), "
+            f"{found.fit.worst_frac:.1%} (worst)")  # fmt: skip
+    return {
+        "latency_s": _measured(latency_s, _spread(small, latency_s), n, note),
+        "bandwidth_bytes_per_s": _measured(rate, _spread(large, rate), n),
+    }
+
+
+def _through_host(up: dict[str, Any], down: dict[str, Any]) -> dict[str, Any]:
+    note = "two copies through the host, one after the other; no second device was measured"
+    rate = 1.0 / sum(1.0 / way["bandwidth_bytes_per_s"]["value"] for way in (up, down))
+    latency_s = up["latency_s"]["value"] + down["latency_s"]["value"]
+    return {"latency_s": _assumed(latency_s, note), "bandwidth_bytes_per_s": _assumed(rate, note)}
+
+
+def _point(point: Curve | None, default: float, note: str = "", scale: float = 1.0) -> dict[str, Any]:
+    if point is None:
+        return _assumed(default)
+    summary = point.summary
+    return _measured(summary.median * scale, summary.iqr * scale, summary.n, note)
+
+
+def _gpu(table: Table, facts: Facts) -> dict[str, Any]:
+    floor = _point(table.one("host", what="kernel_floor"), 2e-6)
+    found = derive.gpu_experts(table, facts["dtype"], floor["value"])
+    name = DTYPES[facts["dtype"]]
+    if found is None:
+        bandwidth, rate = _assumed(1e12), _assumed(1e14)
+    else:
+        n = sum(point.summary.n for point in found.points)
+        by_tokens = sorted(found.points, key=lambda p: int(p.key["n_tokens"]))
+        note = (f"fit over {len(found.points)} expert timings, off by {found.fit.median_frac:.1%} (median), "
+                f"{found.fit.worst_frac:.1%} (worst)")  # fmt: skip
+        bytes_per_s, flops = (found.fit.params[key] for key in ("bandwidth_bytes_per_s", "flops_per_s"))
+        bandwidth = _measured(bytes_per_s, _spread(by_tokens[0].summary, bytes_per_s), n, note)
+        rate = _measured(flops, _spread(by_tokens[-1].summary, flops), n, note)
+    rates = {name: rate}
+    if name == "bf16":
+        rates["fp16"] = _assumed(rate["value"], "as bf16")
+    generation, lanes = facts["bus"]
+    return {
+        "memory_bandwidth_bytes_per_s": bandwidth,
+        "flops_per_s": rates,
+        "kernel_floor_s": floor,
+        "n_sms": facts["n_sms"],
+        "l2_bytes": facts["l2_bytes"],
+        "link": {"generation": generation, "lanes": lanes,
+                 "theoretical_bytes_per_s": lanes * _LANE_BYTES_PER_S.get(generation, 0.0)},
+    }  # fmt: skip
+
+
+def _host(table: Table, kind: str) -> dict[str, Any]:
+    single = [] if kind == "cpu" else [p for p in table.find("expert", variant="plain", n_tokens=1) if p.enqueue_s]
+    launch = _point(table.one("host", what="launch"), 5e-6)
+    if single:
+        # A matmul's launch is dearer than an empty kernel's; what an expert really costs the thread is what counts.
+        each = Curve({}, [s / derive.EXPERT_KERNELS for p in single for s in p.enqueue_s])
+        launch = _point(each, 5e-6, f"host seconds of one expert by its {derive.EXPERT_KERNELS} launches; "
+                                    f"the smallest kernel alone: {launch['value'] * 1e6:.1f} us")  # fmt: skip
+    copies = table.find("copy_enqueue")
+    middle = min(copies, key=lambda p: abs(int(p.key["n_bytes"]) - (16 << 20))) if copies else None
+    return {"launch_s": launch, "sync_s": _point(table.one("host", what="readback"), 2e-5),
+            "copy_launch_s": _point(middle, 5e-6)}  # fmt: skip
+
+
+def _cpu(table: Table, facts: Facts) -> dict[str, Any]:
+    machine, threads = facts["machine"], facts["threads"][-1]
+    found = derive.cpu_experts(table, facts["cpu_dtype"], threads)
+    if found is None:
+        bandwidth, rate, overhead = _assumed(2e10), _assumed(1e11), _assumed(2e-5)
+    else:
+        spread = max(point.summary.noise_frac for point in found.points)
+        n = sum(point.summary.n for point in found.points)
+        note = (f"{DTYPES[facts['cpu_dtype']]}, {threads} threads; fit over {len(found.points)} timings, off by "
+                f"{found.fit.median_frac:.1%} (median), {found.fit.worst_frac:.1%} (worst)")  # fmt: skip
+        bandwidth, rate, overhead = (
+            _measured(found.fit.params[key], found.fit.params[key] * spread, n, note)
+            for key in ("bandwidth_bytes_per_s", "flops_per_s", "overhead_s")
+        )
+    return {
+        "id": "host", "name": machine["cpu"], "n_cores": machine["cores"]["physical"],
+        "memory_bandwidth_bytes_per_s": bandwidth, "flops_per_s": rate, "expert_overhead_s": overhead,
+        "memory_bytes": {"value": float(machine["memory_bytes"]), "source": "measured", "ref": "samples"},
+    }  # fmt: skip
+
+
+def _contention(table: Table, threads: int) -> dict[str, Any]:
+    def figure(found: Ratio | None) -> dict[str, Any]:
+        if found is None:
+            return _assumed(0.0)
+        return _measured(min(found.value, 10.0), found.iqr, found.n)
+
+    device: dict[str, str | int] = {"work": "expert", "n_tokens": 1}
+    host: dict[str, str | int] = {"work": "cpu_expert", "n_tokens": 1, "threads": threads}
+    return {
+        "gpu_slowdown_by_h2d": figure(derive.slowdown(table, "gpu_by_h2d", **device)),
+        "h2d_slowdown_by_gpu": figure(derive.slowdown(table, "h2d_by_gpu", **device)),
+        "cpu_slowdown_by_h2d": figure(derive.slowdown(table, "cpu_by_h2d", **host)),
+        "h2d_slowdown_by_cpu": figure(derive.slowdown(table, "h2d_by_cpu", **host)),
+    }

@@ -1,0 +1,193 @@
+"""One calibration from open device to written profile: what `calibrate` does between its options and its output."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from calibrate import environment, profile
+from calibrate.backend import Backend
+from calibrate.bench import Bench
+from calibrate.derive import Table
+from calibrate.geometry import AttentionShape, ExpertShape, Geometry
+from calibrate.runner import PROBES, Health, Progress, run
+from calibrate.store import Store
+from sim.data import read_text, replacing
+from sim.errors import BadInput
+from sim.models import Model, load_model
+
+MAX_ENVIRONMENT_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for."""
+
+    device: str
+    models: Sequence[str]
+    name: str
+    folder: Path
+    budget_s: float
+    resume: bool = False
+    max_rounds: int = 3
+    probes: Sequence[str] = ()
+
+    @property
+    def samples_path(self) -> Path:
+        return self.folder / f"{self.name}.samples.jsonl.gz"
+
+    @property
+    def environment_path(self) -> Path:
+        return self.folder / f"{self.name}.environment.json"
+
+    @property
+    def profile_path(self) -> Path:
+        return self.folder / f"{self.name}.yaml"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was written, and what to tell the user."""
+
+    data: dict[str, Any]
+    table: Table
+    files: tuple[Path, ...]
+    warnings: list[str] = field(default_factory=list)
+
+
+def geometry_of(model: Model) -> Geometry:
+    """The shapes of one model's layers."""
+    shared = model.shared_intermediate_size
+    return Geometry(
+        model=model.id,
+        expert=ExpertShape(model.hidden_size, model.expert_intermediate_size),
+        shared=ExpertShape(model.hidden_size, shared) if shared else None,
+        attention=AttentionShape(model.hidden_size, model.n_heads, model.n_kv_heads, model.head_dim),
+        n_experts=model.n_experts, top_k=model.top_k, vocab=model.vocab_size,
+    )  # fmt: skip
+
+
+def open_backend(device: str) -> Backend:
+    """The backend of `cpu` or `cuda[:N]`. Raises BadInput when there is no such device or no torch."""
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise BadInput(f"device, got {device!r}: cpu, or cuda:0, cuda:1 ..; give one of these")
+    if kind == "cuda" and device != "cuda" and not device.partition(":")[2].isdigit():
+        raise BadInput(f"device, got {device!r}: the number of a CUDA device follows the colon; write cuda:0")
+    try:
+        if kind == "cuda":
+            from calibrate.backend_cuda import CudaBackend
+
+            return CudaBackend(device)
+        from calibrate.backend_cpu import CpuBackend
+
+        return CpuBackend()
+    except ImportError:
+        raise BadInput("calibrate: needs torch; pip install 'moe-offload-sim[torch]'") from None
+
+
+def make_bench(backend: Backend, geometries: Sequence[Geometry], now: Callable[[], float], bf16: str) -> Bench:
+    """Limits that suit the device: the CPU stand-in computes in fp32 and is spared long contexts."""
+    cuda = backend.kind == "cuda"
+    cores = environment.physical_cores()
+    threads = sorted({n for n in (1, 2, 4, 8, 16, 32, 64) if n < cores} | {cores})
+    return Bench(
+        backend=backend, geometries=geometries, dtype="bfloat16" if cuda else "float32",
+        cpu_dtypes=("bfloat16", "float32") if cuda and bf16 != "none" else ("float32",), threads=threads,
+        llc_bytes=environment.llc_bytes(), host_bytes=environment.host_memory_bytes(),
+        matmul_sizes=(8192, 4096) if cuda else (512,),
+        max_tokens=4096 if cuda else 256, max_context=32768 if cuda else 2048, now=now,
+    )  # fmt: skip
+
+
+def calibrate(request: Request, *, backend: Backend | None = None, progress: Progress | None = None,
+              now: Callable[[], float] = time.perf_counter) -> Outcome:  # fmt: skip
+    """Measure, save after every probe, fit and write the profile. Ctrl-C keeps what was saved.
+
+    Raises:
+        BadInput: unknown device, model or probe; samples of another device under --resume.
+    """
+    geometries = [geometry_of(load_model(name)) for name in request.models]
+    probes = [p for p in PROBES if not request.probes or p.name in request.probes]
+    own = backend is None
+    backend = backend or open_backend(request.device)
+    try:
+        index = int(request.device.partition(":")[2] or 0)
+        nvml = environment.Nvml.open(index, backend.uuid or None) if backend.kind == "cuda" else None
+        card = nvml.card() if nvml else {}
+        old = _earlier(request, backend.title)
+        store = Store.load(request.samples_path) if old else Store(request.samples_path)
+        health = Health(nvml.now if nvml else dict, list(old.get("readings", [])))
+        state = {
+            "title": backend.title, "device": request.device, "models": list(request.models),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "machine": environment.machine(),
+            "card": card, "total_bytes": backend.total_bytes, "n_sms": backend.n_sms, "l2_bytes": backend.l2_bytes,
+            "cuda": getattr(backend.torch.version, "cuda", None), "earlier": old.get("started", ""),
+        }  # fmt: skip
+
+        def saved() -> None:
+            state["warnings"] = environment.warnings(card, health.readings)
+            _write_json(request.environment_path, {**state, "readings": health.readings})
+
+        bf16 = environment.bf16_on_cpu() if backend.kind == "cuda" else "not tried"
+        bench = make_bench(backend, geometries, now, bf16)
+        state |= {"kind": backend.kind, "dtype": bench.dtype, "cpu_dtype": bench.cpu_dtypes[0],
+                  "threads": list(bench.threads), "bf16_on_cpu": bf16}  # fmt: skip
+        saved()
+        run(bench, store, request.budget_s, health, probes=probes, max_rounds=request.max_rounds,
+            progress=progress, saved=saved)  # fmt: skip
+        return finish(request)
+    finally:
+        if own:
+            backend.close()
+
+
+def finish(request: Request) -> Outcome:
+    """Fit saved samples and write the profile; needs no device. Raises BadInput when there are no usable samples."""
+    store = Store.load(request.samples_path)
+    state = _read_environment(request.environment_path)
+    table = Table(store)
+    copying: dict[str, Any] = next((r for r in state.get("readings", []) if r.get("when") == "copying"), {})
+    card = state["card"]
+    models = " ".join(f"--model {name}" for name in state["models"])
+    facts = {
+        **{key: state[key] for key in ("kind", "dtype", "cpu_dtype", "threads", "n_sms", "l2_bytes", "machine")},
+        "id": request.name, "name": state["title"], "vram_bytes": state["total_bytes"],
+        "command": f"calibrate --device {state['device']} {models} --name {request.name}",
+        "bus": (copying.get("pcie_gen") or card.get("pcie_gen_max") or 4,
+                copying.get("pcie_width") or card.get("pcie_width_max") or 16),
+    }  # fmt: skip
+    data = profile.build(table, facts)
+    profile.write(request.profile_path, data)
+    files = (request.profile_path, request.samples_path, request.environment_path)
+    return Outcome(data, table, files, [*state.get("warnings", []), *table.noise()])
+
+
+def _earlier(request: Request, title: str) -> dict[str, Any]:
+    """The environment of the run to resume; empty when there is none to resume."""
+    if not request.resume or not request.samples_path.is_file() or not request.environment_path.is_file():
+        return {}
+    old = _read_environment(request.environment_path)
+    if old["title"] != title:
+        raise BadInput(f"--resume, got samples of {old['title']!r}: this device is {title!r}; choose another --name")
+    return old
+
+
+def _read_environment(path: Path) -> dict[str, Any]:
+    try:
+        old = json.loads(read_text(path, MAX_ENVIRONMENT_BYTES))
+        missing = {"title", "kind", "device", "models", "machine", "card", "threads"} - set(old)
+    except (ValueError, TypeError):
+        missing = {"everything"}
+    if missing:
+        raise BadInput(f"{path}: not an environment file of calibrate (no {min(missing)}); run without --resume")
+    return dict(old)
+
+
+def _write_json(path: Path, data: Any) -> None:
+    with replacing(path) as part:
+        part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

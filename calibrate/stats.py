@@ -1,0 +1,94 @@
+"""Blocks of samples, their median and interquartile range, and what to do when they scatter. Never a mean."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibrate.clock import Call, Clock
+
+NOISY_FRAC = 0.10
+"""IQR over median above which a figure is flagged."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to try: samples wanted, shortest block, most calls in a block, and the time box of one point."""
+
+    n_samples: int = 20
+    min_block_s: float = 1e-3
+    max_calls: int = 64
+    max_s: float = 0.4
+    min_samples: int = 3
+
+
+DEFAULT = Effort()
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Seconds per call, one per block of `calls` calls."""
+
+    calls: int
+    samples_s: tuple[float, ...]
+
+
+def measure(call: Call, clock: Clock, effort: Effort, now: Callable[[], float] = time.perf_counter) -> Samples:
+    """Time `call` in blocks long enough for the clock and keep every block; growing the block doubles as warm-up.
+
+    The time box counts whole calls of the clock on the host, set-up inside the clock included.
+    """
+    start_s = now()
+    n = 1
+    clock.total_s(call, n)  # first call: lazy initialisation, never kept
+    while (block_s := clock.total_s(call, n)) < effort.min_block_s and n < effort.max_calls:
+        # Aim past the target at once: doubling alone spends a synchronise per step.
+        n = min(effort.max_calls, max(2 * n, min(8 * n, int(1.3 * n * effort.min_block_s / max(block_s, 1e-9)))))
+    samples: list[float] = []
+    while len(samples) < effort.n_samples:
+        samples.append(clock.total_s(call, n) / n)
+        if len(samples) >= effort.min_samples and now() - start_s > effort.max_s:
+            break
+    return Samples(n, tuple(samples))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Median, quartiles and count of samples in one unit."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def iqr(self) -> float:
+        return self.high - self.low
+
+    @property
+    def noise_frac(self) -> float:
+        """IQR over median; 0 for a zero median."""
+        return self.iqr / abs(self.median) if self.median else 0.0
+
+    @property
+    def noisy(self) -> bool:
+        return self.noise_frac > NOISY_FRAC
+
+
+def summarise(samples: Sequence[float]) -> Summary:
+    """Median and quartiles (linear interpolation) of at least one sample."""
+    low, median, high = (float(value) for value in np.percentile(np.asarray(samples, dtype=np.float64), (25, 50, 75)))
+    return Summary(median, low, high, len(samples))
+
+
+def advice(what: str, summary: Summary) -> str | None:
+    """One line saying that a figure scatters and what to do about it; None when it does not."""
+    if not summary.noisy:
+        return None
+    remedy = "close other work on this machine, then repeat with --resume and more --minutes"
+    if summary.n < 8:
+        remedy = "give it more --minutes"
+    return f"{what}: IQR is {100 * summary.noise_frac:.0f} % of the median over {summary.n} blocks; {remedy}"

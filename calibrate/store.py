@@ -1,0 +1,98 @@
+"""The raw samples of a calibration: one JSON object per measured point, kept as one compressed file and rewritten whole
+after every probe, so that an interrupted run loses at most one probe and never leaves half a file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from sim.data import replacing
+from sim.errors import BadInput
+
+Key = Mapping[str, str | int]
+FORMAT = 1
+MAX_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Record:
+    """One point of one pass: `samples_s` are seconds per call of blocks of `calls` calls."""
+
+    probe: str
+    key: Key
+    round: int
+    status: Literal["ok", "skipped", "failed"]
+    clock: str = ""
+    calls: int = 0
+    samples_s: tuple[float, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)  # enqueue seconds, coverage, bytes
+    why: str = ""
+
+    @property
+    def ident(self) -> tuple[str, str, int]:
+        return self.probe, key_text(self.key), self.round
+
+
+def key_text(key: Key) -> str:
+    """A key as one word, in a fixed order."""
+    return ",".join(f"{name}={key[name]}" for name in sorted(key))
+
+
+class Store:
+    """All records of a calibration; later records of the same point and pass replace earlier ones."""
+
+    def __init__(self, path: Path, records: Mapping[tuple[str, str, int], Record] | None = None) -> None:
+        self.path = path
+        self._records = dict(records or {})
+
+    def add(self, record: Record) -> None:
+        self._records[record.ident] = record
+
+    def has(self, probe: str, key: Key, n_round: int) -> bool:
+        """Whether a point was measured in a pass; a skipped or failed one is tried again."""
+        found = self._records.get((probe, key_text(key), n_round))
+        return found is not None and found.status == "ok"
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records.values())
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def save(self) -> None:
+        """Write everything, or nothing; times are rounded to 0.1 ns, beyond what any clock here resolves."""
+        lines = [json.dumps({"format": FORMAT, "n": len(self._records)})]
+        for record in self._records.values():
+            plain = asdict(record)
+            plain["samples_s"] = [round(value, 10) for value in record.samples_s]
+            lines.append(json.dumps(plain, separators=(",", ":")))
+        with replacing(self.path) as part:
+            # No name and no time in the header: equal samples give equal bytes.
+            part.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), 6, mtime=0))
+
+    @staticmethod
+    def load(path: Path) -> Store:
+        """Read samples back. Raises BadInput naming file and line."""
+        records: dict[tuple[str, str, int], Record] = {}
+        number = 1
+        try:
+            with gzip.open(path, "rb") as packed:
+                lines = packed.read(MAX_BYTES).decode().splitlines()
+            if json.loads(lines[0])["format"] != FORMAT:
+                raise BadInput(f"{path}, got format {json.loads(lines[0])['format']!r}: this version reads {FORMAT}; "
+                               "calibrate again")  # fmt: skip
+            for line in lines[1:]:
+                number += 1
+                plain = json.loads(line)
+                record = Record(**{**plain, "samples_s": tuple(plain["samples_s"])})
+                records[record.ident] = record
+        except (OSError, EOFError, UnicodeDecodeError) as error:
+            raise BadInput(f"{path}: cannot be read ({error}); check the path, or calibrate without --resume") from None
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise BadInput(f"{path} line {number}: not a sample record ({error}); calibrate without --resume") from None
+        return Store(path, records)

@@ -1,0 +1,126 @@
+"""`moesim calibrate`: measure this machine and write its hardware profile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.errors import BadInput
+from sim.units import show_rate, show_seconds
+
+if TYPE_CHECKING:
+    from calibrate.runner import Progress
+    from calibrate.session import Outcome
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--device", default=None, help="cuda:0, cuda:1 .., or cpu (a stand-in device in host memory).")
+@click.option("--model", "models", multiple=True, default=("mixtral-8x7b",), show_default=True,
+              help="Model whose shapes are measured; repeat for several.")  # fmt: skip
+@click.option("--name", default=None, help="Id of the profile; default: made from the device's name.")
+@click.option("--out", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path(), show_default=True,
+              help="Folder for NAME.yaml, NAME.samples.jsonl.gz and NAME.environment.json.")  # fmt: skip
+@click.option("--minutes", type=click.FloatRange(0.01, 600), default=5.0, show_default=True,
+              help="Time budget; points over it are skipped and marked.")  # fmt: skip
+@click.option("--rounds", type=click.IntRange(1, 20), default=3, show_default=True,
+              help="Repeat everything up to this often while time lasts.")  # fmt: skip
+@click.option("--probe", "probes", multiple=True, help="Only this probe; repeat for several.")
+@click.option("--resume", is_flag=True, help="Keep the samples of an interrupted run and measure what is missing.")
+@click.option("--fit-only", is_flag=True, help="Measure nothing: fit the samples of NAME in --out again.")
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+def command(device: str | None, models: tuple[str, ...], name: str | None, folder: Path, minutes: float, rounds: int,
+            probes: tuple[str, ...], resume: bool, fit_only: bool, quiet: bool) -> None:  # fmt: skip
+    """Measure copies, experts, attention and host costs of this machine, and write a profile that --hw accepts."""
+    from calibrate.runner import PROBES
+    from calibrate.session import Request, calibrate, finish, open_backend
+    from sim.errors import did_you_mean
+
+    known = [probe.name for probe in PROBES]
+    for probe in probes:
+        if probe not in known:
+            raise BadInput(f"--probe, got {probe!r}: no such probe; {did_you_mean(probe, known)}")
+    if name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
+        raise BadInput(f"--name, got {name!r}: lower-case letters, digits, '.', '_' and '-'; for example h100-sxm")
+    if fit_only and name:
+        _report(finish(Request(device or "", models, name, folder, 0.0)))
+        return
+    if device is None or fit_only:
+        raise BadInput("calibrate: --device is missing (with --fit-only: --name); give --device cuda:0 or --device cpu")
+    backend = open_backend(device)
+    try:
+        name = name or (re.sub(r"[^a-z0-9]+", "-", backend.title.lower()).strip("-") or "my-machine")
+        request = Request(device, models, name, folder, minutes * 60, resume, rounds, probes)
+        click.echo(f"{backend.title} ({device}), {', '.join(models)}, {minutes:g} minutes -> {request.profile_path}")
+        bar, progress = _progress(quiet)
+        with bar:
+            outcome = calibrate(request, backend=backend, progress=progress)
+    finally:
+        backend.close()
+    _report(outcome)
+
+
+def _progress(quiet: bool) -> tuple[AbstractContextManager[Any], Progress]:
+    """A bar on a terminal, one line per probe elsewhere (a log must show how far a remote run got)."""
+    from calibrate.runner import Progress
+
+    if quiet:
+        return nullcontext(), Progress()
+    import sys
+
+    if not sys.stderr.isatty():
+        return nullcontext(), Progress(probe=lambda probe, n: click.echo(f"  round {n + 1}: {probe}", err=True))
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    bar = Bar(TextColumn("{task.description:<28}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[key]}"),
+              console=Console(stderr=True), transient=True)  # fmt: skip
+    task = bar.add_task("starting", total=1.0, key="")
+
+    def point(_: str, key: Mapping[str, str | int], used_frac: float) -> None:
+        bar.update(task, completed=min(1.0, used_frac), key=" ".join(str(value) for value in key.values())[:48])
+
+    return bar, Progress(lambda probe, n: bar.update(task, description=f"round {n + 1}: {probe}"), point)
+
+
+def _report(outcome: Outcome) -> None:
+    """The verdict first: links, experts and host in human units, then doubts, then files."""
+    data = outcome.data
+    for way in ("h2d", "d2h", "h2d_pageable", "d2h_pageable"):
+        link = data[way]
+        rate, latency = _show(link["bandwidth_bytes_per_s"], show_rate), _show(link["latency_s"], show_seconds)
+        click.echo(f"{way:<14}{rate}  + {latency}")
+    gpu, host = data["gpu"], data["host"]
+    click.echo(f"{'memory':<14}{_show(gpu['memory_bandwidth_bytes_per_s'], show_rate)}")
+    for dtype, rate in gpu["flops_per_s"].items():
+        click.echo(f"{dtype:<14}{_show(rate, lambda value: f'{value / 1e12:.4g} TFLOP/s')}")
+    for what in ("launch_s", "sync_s", "copy_launch_s"):
+        click.echo(f"{what.removesuffix('_s'):<14}{_show(host[what], show_seconds)}")
+    _list("failed", [f"{r.probe} {dict(r.key)}: {r.why}" for r in outcome.table.failed])
+    _list("skipped", [f"{r.probe} {dict(r.key)}" for r in outcome.table.skipped])
+    _list("doubtful", outcome.warnings)
+    click.echo("wrote " + ", ".join(str(path) for path in outcome.files))
+
+
+def _show(figure: Mapping[str, Any], unit: Any) -> str:
+    spread = f" +- {unit(figure['iqr'] / 2)}" if figure.get("iqr") else ""
+    return f"{unit(figure['value'])}{spread}" + ("" if figure["source"] == "measured" else f" ({figure['source']})")
+
+
+def _list(title: str, lines: Sequence[str], most: int = 12) -> None:
+    for line in lines[:most]:
+        click.echo(f"{title}: {line}")
+    if len(lines) > most:
+        click.echo(f"{title}: and {len(lines) - most} more, see the samples")
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point of `calibrate`."""
+    from sim.cli import guarded
+
+    guarded(command, args, "calibrate")

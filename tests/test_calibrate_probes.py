@@ -1,0 +1,162 @@
+"""Every probe on every path: the CUDA backend over a stand-in for `torch.cuda`, and the CPU backend for real."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from calibrate.backend_cuda import CudaBackend  # noqa: E402
+from calibrate.bench import Bench, Point, Probe  # noqa: E402
+from calibrate.geometry import AttentionShape, ExpertShape, Geometry  # noqa: E402
+from calibrate.runner import PROBES, Health, run  # noqa: E402
+from calibrate.store import Store  # noqa: E402
+from sim.errors import BadInput  # noqa: E402
+
+TINY = Geometry("tiny", ExpertShape(64, 128), ExpertShape(64, 96), AttentionShape(64, 4, 2, 16), 8, 2, 512)
+SMALL = Geometry("small", ExpertShape(32, 64), None, AttentionShape(32, 2, 2, 16), 4, 1, 256)
+
+
+class FakeCuda:
+    """What the backend uses of `torch.cuda`, executed at once; a lane's order is the program's."""
+
+    def __init__(self) -> None:
+        self.streams: list[object] = []
+        self.slept_cycles = 0
+
+    class Event:
+        def __init__(self, enable_timing: bool = False) -> None:
+            assert enable_timing
+            self.at_s = 0.0
+
+        def record(self, stream: object) -> None:
+            self.at_s = time.perf_counter()
+
+        def elapsed_time(self, end: FakeCuda.Event) -> float:
+            return (end.at_s - self.at_s) * 1e3
+
+        def query(self) -> bool:
+            return self.at_s > 0
+
+    class Stream:
+        def __init__(self, device: int) -> None:
+            self.waited = 0
+
+        def wait_event(self, event: FakeCuda.Event) -> None:
+            assert event.query(), "waiting for an event that was never recorded"
+            self.waited += 1
+
+        def synchronize(self) -> None:
+            pass
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, index: int) -> None:
+        pass
+
+    def get_device_properties(self, index: int) -> SimpleNamespace:
+        return SimpleNamespace(name="Fake GPU", L2_cache_size=1 << 16, multi_processor_count=4, total_memory=1 << 28)
+
+    def mem_get_info(self, index: int) -> tuple[int, int]:
+        return 1 << 28, 1 << 28
+
+    @contextlib.contextmanager
+    def stream(self, lane: object) -> Any:
+        self.streams.append(lane)
+        yield
+        self.streams.pop()
+
+    def _sleep(self, cycles: int) -> None:
+        assert cycles >= 0 and self.streams, "spinning outside a lane"
+        self.slept_cycles += cycles
+
+    def synchronize(self) -> None:
+        pass
+
+    def empty_cache(self) -> None:
+        pass
+
+
+def fake_bench(**changes: Any) -> Bench:
+    backend = CudaBackend("cuda:0", cuda=FakeCuda(), place="cpu")
+    backend.max_copy_bytes = 1 << 20
+    limits: dict[str, Any] = {"matmul_sizes": (64,), "max_tokens": 64, "max_context": 512, "threads": (1, 2),
+                              "llc_bytes": 1 << 16,
+                              "host_bytes": 1 << 28}  # fmt: skip
+    return Bench(backend=backend, geometries=(TINY, SMALL), dtype="float32", cpu_dtypes=("float32",),
+                 **{**limits, **changes})  # fmt: skip
+
+
+@pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
+def test_every_point_of_every_probe_runs_on_the_cuda_path(probe, tmp_path):
+    bench, store = fake_bench(), Store(tmp_path / "s.jsonl.gz")
+    run(bench, store, 1.5, Health(dict), probes=[probe], max_rounds=1)
+    assert [record for record in store if record.status == "failed"] == []
+    done = [record for record in store if record.status == "ok"]
+    assert done and all(record.samples_s for record in done)
+    assert all(sample >= 0 for record in done for sample in record.samples_s)
+
+
+def test_the_same_samples_come_back_from_disk(tmp_path):
+    store = Store(tmp_path / "s.jsonl.gz")
+    run(fake_bench(), store, 1.0, Health(dict), probes=PROBES[:1], max_rounds=1)
+    again = Store.load(store.path)
+    assert [(r.ident, r.status, len(r.samples_s)) for r in again] == [
+        (r.ident, r.status, len(r.samples_s)) for r in store]  # fmt: skip
+
+
+def test_a_failing_point_is_recorded_and_the_next_ones_still_run(tmp_path):
+    def points(bench):
+        yield Point({"what": "broken"}, lambda: 1 / 0)
+        yield Point({"what": "works"}, lambda: (lambda: None, bench_clock(bench)))
+        raise RuntimeError("set-up of the third point")
+
+    store = Store(tmp_path / "s.jsonl.gz")
+    run(fake_bench(), store, 5.0, Health(dict), probes=[Probe("mixed", 1, points), PROBES[0]], max_rounds=1)
+    found = {(r.probe, r.key.get("what")): r for r in store}
+    assert found["mixed", "broken"].status == "failed"
+    assert found["mixed", "broken"].why == "ZeroDivisionError: division by zero"
+    assert found["mixed", "works"].status == "ok"
+    assert found["mixed", "set-up"].why == "RuntimeError: set-up of the third point"
+    assert found["host", "launch"].status == "ok"
+
+
+def bench_clock(bench):
+    from calibrate.clock import LaneClock
+
+    return LaneClock(bench.backend, bench.backend.compute)
+
+
+def test_points_over_budget_are_skipped_and_resume_measures_them(tmp_path):
+    store = Store(tmp_path / "s.jsonl.gz")
+    ticks = iter(range(10**9))
+    slow = fake_bench(now=lambda: float(next(ticks)))  # each look at the clock costs a second
+    run(slow, store, 40.0, Health(dict), probes=PROBES[:1], max_rounds=1)
+    skipped = [r for r in store if r.status == "skipped"]
+    assert skipped and "--resume" in skipped[0].why
+    measured = {r.ident: r.samples_s for r in store if r.status == "ok"}
+    again = Store.load(store.path)
+    run(fake_bench(), again, 5.0, Health(dict), probes=PROBES[:1], max_rounds=1)
+    assert not [r for r in again if r.status == "skipped"]
+    kept = {r.ident: r.samples_s for r in again if r.ident in measured}
+    assert kept == {ident: tuple(round(s, 10) for s in samples) for ident, samples in measured.items()}
+
+
+def test_a_missing_device_names_the_way_out():
+    class NoCuda(FakeCuda):
+        def is_available(self):
+            return False
+
+    with pytest.raises(BadInput, match="torch sees no CUDA device; use --device cpu"):
+        CudaBackend("cuda:0", cuda=NoCuda(), place="cpu")
+    with pytest.raises(BadInput, match="1 CUDA devices here; use cuda:0"):
+        CudaBackend("cuda:3", cuda=FakeCuda(), place="cpu")
