@@ -25,17 +25,18 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.2 numbers (PyYAML reads `5e10` as text), and a key given twice is an error instead of a silent loss."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
+# The YAML 1.2 floats that PyYAML's YAML 1.1 takes for text, and the characters they begin with.
+FLOAT = (
     re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$|^[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?$"),
     list("-+0123456789."),
 )
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", *FLOAT)
 
 
-def _no_duplicate_keys(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+def _no_duplicate_keys(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, (str, int, float, bool)) and key is not None:
             raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key_node.start_mark)
         if key in seen:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.iterations import DECODE, PREFILL
 from sim.lanes import CAUSES, CPU, GPU, H2D, HOST, IDLE, SIDE
@@ -69,6 +69,14 @@ def times(clockwork: Clockwork) -> dict[str, Any]:
     }
 
 
+def phases(clockwork: Clockwork) -> dict[str, dict[str, Any]]:
+    """Iterations, tokens and time of prefill and decode."""
+    return {
+        name: {"iterations": times_.n_iterations, "tokens": times_.n_tokens, "time_s": times_.time_s}
+        for name, times_ in clockwork.phases.items()
+    }
+
+
 def hit_rates(tally: Tally, definition: str) -> dict[str, Any]:
     """Decode rates by class under a definition; prefill and token-weighted rates beside them."""
     decode, prefill = tally.hits[DECODE], tally.hits[PREFILL]
@@ -78,7 +86,8 @@ def hit_rates(tally: Tally, definition: str) -> dict[str, Any]:
         counts[0], counts[2] = counts[0] + counts[2], 0
     elif definition == "cached":
         counts[0], counts[3] = counts[0] - decode.prefetched, counts[3] + decode.prefetched
-    rates = {f"{name}_rate": (n / total if total else None) for name, n in zip(CLASSES, counts, strict=True)}
+    shares = ((name, n / total if total else None) for name, n in zip(CLASSES, counts, strict=True))
+    rates: dict[str, Any] = {f"{name}_rate": share for name, share in shares}
     rates["prefill_hit_rates"] = prefill.rates()
     rates["token_hit_rates"] = decode.rates(tokens=True)
     rates["gate_mass_kept"] = tally.loss.gate_mass_kept()
@@ -116,8 +125,20 @@ def bound_by(clockwork: Clockwork) -> dict[str, Any]:
     return {"resource": _BOUND[max(known, key=lambda k: known[k])] if known else None, **shares}
 
 
-def resting_s(machine: SimMachine, clockwork: Clockwork) -> list[tuple[str, str, float, float, float]]:
-    """(quantity, source, seconds, low factor, high factor): which figure each part of GPU 0's time rests on.
+class Resting(NamedTuple):
+    """Part of GPU 0's time that rests on one figure, and by which factors it changes over that figure's range."""
+
+    figure: str
+    source: str
+    spent_s: float
+    low_factor: float
+    high_factor: float
+    value: float | None
+    ref: str
+
+
+def resting_s(machine: SimMachine, clockwork: Clockwork) -> list[Resting]:
+    """Which figure each part of GPU 0's time rests on.
 
     Busy and waiting parts are split by the quantities their lane spent its time on.
     """
@@ -130,13 +151,14 @@ def resting_s(machine: SimMachine, clockwork: Clockwork) -> list[tuple[str, str,
     _spread(seconds, parts_s[H2D], [(cost.q_h2d_latency, latency_s), (cost.q_h2d_bandwidth, busy_s - latency_s)])
     _spread(seconds, parts_s[CPU], list(enumerate(machine.cpu_s)))
     _spread(seconds, parts_s[HOST], machine.host_shares())
-    rows = []
+    rows: list[Resting] = []
     for (name, quantity), spent_s in zip(cost.rests_on, seconds, strict=True):
         if spent_s > 0:
             low, high = factors(name, quantity)
-            rows.append((name, quantity.source, spent_s, low, high))
+            rows.append(Resting(name, quantity.source, spent_s, low, high, quantity.value, quantity.ref))
     if parts_s[SIDE] > 0:
-        rows.append(("predictor time", "assumed", parts_s[SIDE], 1 - SPREAD["assumed"], 1 + SPREAD["assumed"]))
+        spread = SPREAD["assumed"]
+        rows.append(Resting("predictor time", "assumed", parts_s[SIDE], 1 - spread, 1 + spread, None, ""))
     return rows
 
 
@@ -161,24 +183,27 @@ def factors(name: str, quantity: Any) -> tuple[float, float]:
 
 def provenance(machine: SimMachine, clockwork: Clockwork) -> dict[str, Any]:
     """Share of simulated time resting on measured, datasheet and assumed figures, and on which."""
-    rows = resting_s(machine, clockwork)
-    total = math.fsum(row[2] for row in rows)
+    rows = sorted(resting_s(machine, clockwork), key=lambda row: -row.spent_s)
+    total = math.fsum(row.spent_s for row in rows)
     shares = {
-        source: (math.fsum(row[2] for row in rows if row[1] == source) / total if total else None)
+        source: (math.fsum(row.spent_s for row in rows if row.source == source) / total if total else None)
         for source in ("measured", "datasheet", "assumed")
     }
-    figures = {name: spent_s / total for name, _, spent_s, _, _ in sorted(rows, key=lambda r: -r[2])} if total else {}
+    figures = [
+        {"figure": row.figure, "share": row.spent_s / total, "source": row.source, "value": row.value, "ref": row.ref}
+        for row in rows
+    ]
     return {**shares, "figures": figures}
 
 
 def uncertainty(machine: SimMachine, clockwork: Clockwork, result: dict[str, Any]) -> dict[str, Any]:
     """Band of the mean times when every figure moves to the end of its range at once (so it is wide)."""
     rows = resting_s(machine, clockwork)
-    total = math.fsum(row[2] for row in rows)
+    total = math.fsum(row.spent_s for row in rows)
     if not total:
         return {"tpot_s": None, "ttft_s": None, "low_factor": None, "high_factor": None}
-    low = math.fsum(spent_s * low for _, _, spent_s, low, _ in rows) / total
-    high = math.fsum(spent_s * high for _, _, spent_s, _, high in rows) / total
+    low = math.fsum(row.spent_s * row.low_factor for row in rows) / total
+    high = math.fsum(row.spent_s * row.high_factor for row in rows) / total
     band: dict[str, Any] = {"low_factor": low, "high_factor": high}
     for key in ("ttft_s", "tpot_s"):
         mean = result[key]["mean"]
@@ -188,7 +213,9 @@ def uncertainty(machine: SimMachine, clockwork: Clockwork, result: dict[str, Any
 
 def lane_utilisation(machine: SimMachine, makespan_s: float) -> dict[str, float | None]:
     """Busy share of every lane over the makespan."""
-    lanes = {lane.name: lane.busy_s for lane in (*machine.streams, *machine.up, machine.down, machine.cpu, machine.side)}
+    lanes = {lane.name: lane.busy_s for lane in machine.streams}
+    lanes |= {lane.name: lane.busy_s for lane in machine.up}
+    lanes |= {lane.name: lane.busy_s for lane in (machine.down, machine.cpu, machine.side)}
     lanes["host"] = math.fsum(share for _, share in machine.host_shares())
     return {name: (busy_s / makespan_s if makespan_s else None) for name, busy_s in sorted(lanes.items())}
 

@@ -19,6 +19,7 @@ from sim.hardware import load_hardware
 from sim.iterations import Arrays, RequestInfo, Scheduler
 from sim.memory import BudgetRule, Demand, MemoryPlan, check_host, plan
 from sim.models import load_model, model_names
+from sim.output import run_id
 from sim.overrides import Overrides, parse_set
 from sim.pieces import Pieces
 from sim.registry import find, policies
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from traces.reader import Trace
 
 SCHEMA = 1
+SPLITS = ("test", "store", "all")
 Progress = Callable[[int, int], None]
 
 
@@ -92,6 +94,10 @@ def prepare(spec: RunSpec) -> Setup:
         raise BadInput(f"--hit-definition, got {spec.hit_definition!r}: no such definition; {hint}")
     if spec.gpus < 1 or spec.batch < 1:
         raise BadInput(f"--gpus and --batch, got {spec.gpus} and {spec.batch}: at least 1 each; leave them out for 1")
+    if spec.requests is not None and spec.requests < 1:
+        raise BadInput(f"--requests, got {spec.requests}: at least 1; leave it out for all of the split")
+    if spec.split not in SPLITS:
+        raise BadInput(f"--split, got {spec.split!r}: no such split; {did_you_mean(spec.split, SPLITS)}")
     hw = load_hardware(spec.hw, overrides.hw)
     stack = load_stack(spec.stack, overrides.stack)
     trace = open_trace(spec.trace or _trace_for(spec.model, overrides))
@@ -256,7 +262,7 @@ def memory_table(setup: Setup, engine: Engine) -> dict[str, int]:
 
 def fold(setup: Setup, engine: Engine, machine: SimMachine, clockwork: Clockwork, wall_s: float) -> dict[str, Any]:
     """The JSON object; keys are documented in docs/output.md and stable."""
-    spec, policy, tally = setup.spec, setup.policy, engine.tally
+    spec, policy, model, tally = setup.spec, setup.policy, setup.model, engine.tally
     timed = metrics.times(clockwork)
     makespan_s = max((t.last_token_s for t in clockwork.requests), default=0.0)
     memory = memory_table(setup, engine)
@@ -266,12 +272,14 @@ def fold(setup: Setup, engine: Engine, machine: SimMachine, clockwork: Clockwork
         labels.append(f"does not fit: needs {show_bytes(setup.memory.needs_bytes)}")
     result: dict[str, Any] = {
         "schema": SCHEMA,
+        "run_id": run_id(setup),
         "policy": policy.name,
         "params": dict(policy.settings),
         "hw": setup.hw.id,
-        "model": setup.model.id,
+        "model": model.id,
         "precision": spec.precision,
         "stack": setup.stack.id,
+        "shape": {"layers": model.n_moe_layers, "experts": model.n_experts, "top_k": model.top_k},
         "trace": setup.trace.name,
         "trace_sha256": setup.trace.sha256,
         "split": spec.split,

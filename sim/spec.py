@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
-from sim.data import read_yaml, to_struct
+from sim.data import FLOAT, read_yaml, to_struct
 from sim.errors import BadInput
+
+# At most one of these caps the expert part.
+CAPS = ("expert_cache_bytes", "experts", "cache_frac")
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=False):
@@ -33,11 +37,29 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     hit_definition: str = "gate"
 
 
-def read_spec(path: Path) -> dict[str, Any]:
-    """The fields of a saved configuration. Raises BadInput naming file and field."""
+def read_spec(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of a saved configuration, and what its names meant when it was saved (informative only).
+
+    Raises:
+        BadInput: naming file and field.
+    """
     data = read_yaml(path)
     if not isinstance(data, dict):
         raise BadInput(f"{path}, got {type(data).__name__}: a configuration is a mapping; save one with --out")
-    data.pop("resolved", None)  # what the names meant when it was saved; informative only
+    resolved = data.pop("resolved", None)
     to_struct({"policy": "x", "hw": "x", **data}, RunSpec, str(path))
-    return data
+    return data, resolved if isinstance(resolved, dict) else {}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that our reader, with YAML 1.2 numbers, would take for a number (`5e10`)."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", *FLOAT)
+
+
+def dump_spec(spec: RunSpec, resolved: dict[str, Any]) -> str:
+    """The specification as YAML that `read_spec` reads back to the same values, with the `resolved` block."""
+    return yaml.dump(
+        {**msgspec.to_builtins(spec), "resolved": resolved}, Dumper=_Dumper, sort_keys=False, allow_unicode=True
+    )

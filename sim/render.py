@@ -1,0 +1,202 @@
+"""A result as people read it: the verdict first, human units, about thirty lines; the same in a terminal and a pipe."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from sim.tally import CLASSES
+from sim.units import show_bytes, show_frac, show_rate, show_seconds
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+WIDTH = 118
+TOP_FIGURES = 3
+_WAITS = {
+    "gpu": ("the GPU", "computing"),
+    "copy link": ("the copy link", "waiting for copies"),
+    "host": ("the host", "waiting for the host's launches and reads"),
+    "cpu": ("the CPU", "waiting for experts on the CPU"),
+    "predictor": ("the predictor", "waiting for predictions"),
+}
+_PARTS = ("gpu", "copy", "host", "cpu", "predictor")
+_MEMORY = (
+    ("experts", "peak_expert_bytes"), ("dense", "dense_bytes"), ("KV", "kv_cache_bytes"),
+    ("activations", "activation_bytes"), ("reserve", "reserve_bytes"), ("predictor", "predictor_bytes"),
+)  # fmt: skip
+_SHARE_OF = {"gpu": "gpu", "copy link": "copy", "host": "host", "cpu": "cpu", "predictor": "predictor"}
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """One sentence: how fast, and what bounds it."""
+    who = f"{result['policy']} on {result['hw']} ({result['model']} {result['precision']})"
+    tpot_s, bound = result["tpot_s"]["mean"], result["bound_by"]
+    if tpot_s is None:
+        speed, phase = f"{show_seconds(result['ttft_s']['mean'])} to the first token", "prefill"
+    elif result["batch"] == 1:
+        speed, phase = f"{show_seconds(tpot_s)} per token ({_rate(1 / tpot_s)} tokens/s)", "decode"
+    else:
+        throughput = result["throughput_tokens_per_s"]
+        speed = f"{show_seconds(tpot_s)} per token at batch {result['batch']} ({_rate(throughput)} tokens/s in all)"
+        phase = "decode"
+    if bound["resource"] is None:
+        return f"{who}: {speed}"
+    what, doing = _WAITS[bound["resource"]]
+    share = bound[phase][_SHARE_OF[bound["resource"]]]
+    return f"{who}: {speed}, bound by {what} ({100 * share:.0f} % of {phase} time {doing})"
+
+
+def render(result: dict[str, Any]) -> str:
+    """Everything below the verdict."""
+    blocks = (_facts(result), _times(result), _hits(result), _copies(result), _memory(result), _grounds(result))
+    return "\n".join(_text(block) for block in blocks)
+
+
+def _facts(result: dict[str, Any]) -> Table:
+    shape = result["shape"]
+    settings = ", ".join(f"{key}={_plain(value)}" for key, value in result["params"].items())
+    rows = _pairs()
+    rows.add_row("policy", result["policy"] + (f" ({settings})" if settings else ""))
+    gpus = f", {result['gpus']} GPUs" if result["gpus"] > 1 else ""
+    routing = f"{shape['layers']} layers x {shape['experts']} experts, k = {shape['top_k']}"
+    rows.add_row("hardware", f"{result['hw']}{gpus}, stack {result['stack']}")
+    rows.add_row("model", f"{result['model']} in {result['precision']}, {routing}")
+    batch = f", batch {result['batch']}" if result["batch"] > 1 else ""
+    arrivals = ", at the trace's arrival times" if result["arrivals"] == "trace" else ""
+    requests = f"{result['requests']:,} requests, {result['decode_tokens']:,} decode tokens{batch}{arrivals}"
+    rows.add_row("trace", f"{result['trace']}, split {result['split']}: {requests}")
+    if result["labels"]:
+        rows.add_row("labels", "; ".join(result["labels"]))
+    if "lossy" in result["labels"]:
+        changed, kept = show_frac(result["activations_changed_frac"]), show_frac(result["gate_mass_kept"])
+        rows.add_row("loss", f"{changed} of activations changed, {kept} of gate mass kept (open-loop replay)")
+    return rows
+
+
+def _times(result: dict[str, Any]) -> Table:
+    rows = _table("", "mean", "p50", "p95", "n", "", "gpu", "copies", "host", "cpu", "predictor")
+    for title, key, phase in (("TTFT", "ttft_s", "prefill"), ("TPOT", "tpot_s", "decode")):
+        stat, parts = result[key], result["bound_by"][phase]
+        cells = [_seconds(stat[name]) for name in ("mean", "p50", "p95")]
+        rows.add_row(title, *cells, str(stat["n"]), f"   {phase} time:", *(show_frac(parts[part]) for part in _PARTS))
+    return rows
+
+
+def _hits(result: dict[str, Any]) -> Table:
+    rates = {
+        "decode": [result[f"{name}_rate"] for name in CLASSES],
+        "prefill": [result["prefill_hit_rates"][name] for name in CLASSES],
+    }
+    # The three that every policy has, and whichever of the others occur.
+    shown = [i for i, name in enumerate(CLASSES) if name in ("hit", "late_hit", "miss")
+             or any(column[i] for column in rates.values())]  # fmt: skip
+    rows = _table("experts found", *(CLASSES[i].replace("_", " ") for i in shown), "")
+    note = f"   definition: {result['hit_definition']}"
+    for phase, column in rates.items():
+        rows.add_row(phase, *(show_frac(column[i]) for i in shown), note if phase == "decode" else "")
+    return rows
+
+
+def _copies(result: dict[str, Any]) -> Table:
+    rows, prefetch, demand = _pairs(), result["prefetch"], result["demand_copies"]
+    outputs = result["decode_tokens"] + result["requests"]
+    per_token = f", {show_bytes(result['h2d_bytes'] / outputs)} per output token" if outputs else ""
+    back = f"; {show_bytes(result['d2h_bytes'])} back" if result["d2h_bytes"] else ""
+    rows.add_row("PCIe traffic", f"{show_bytes(result['h2d_bytes'])} to the GPU{per_token}{back}")
+    rows.add_row("on demand", f"{demand['n']:,} copies, {show_bytes(demand['bytes'])}")
+    if prefetch["issued"]["n"]:
+        fates = ", ".join(f"{kind} {_count(prefetch[kind])}" for kind in ("useful", "late", "wasted"))
+        rows.add_row("prefetched", f"{_count(prefetch['issued'])}: {fates}")
+        less = ", ".join(f"{kind} {prefetch[kind]['n']:,}" for kind in ("cancelled", "refused") if prefetch[kind]["n"])
+        rows.add_row("", f"harmful {_count(prefetch['harmful'])} (of those above)" + (f"; {less}" if less else ""))
+    else:
+        rows.add_row("prefetched", "nothing")
+    return rows
+
+
+def _memory(result: dict[str, Any]) -> Table:
+    memory, size, shape, rows = result["memory"], result["expert_bytes"], result["shape"], _pairs()
+    budget, peak = sum(result["expert_budget_bytes"]), sum(result["peak_expert_bytes"])
+    n_whole = sum(n_bytes // size for n_bytes in result["expert_budget_bytes"])
+    n_all = shape["layers"] * shape["experts"]
+    where = f" over {result['gpus']} GPUs" if result["gpus"] > 1 else ""
+    rows.add_row("expert budget", f"{show_bytes(budget)}{where}: {n_whole:,} of {n_all:,} whole experts of "
+                 f"{show_bytes(size)}; {show_bytes(budget - peak)} never used")  # fmt: skip
+    peak_vram = f"{show_bytes(result['peak_vram_bytes'])} of {show_bytes(memory['vram_bytes'])}"
+    parts = ", ".join(f"{name} {show_bytes(memory[key])}" for name, key in _MEMORY if memory[key])
+    rows.add_row("peak VRAM" + (" (GPU 0)" if result["gpus"] > 1 else ""), f"{peak_vram}: {parts}")
+    rows.add_row("host memory", f"{show_bytes(result['peak_host_bytes'])} of experts")
+    return rows
+
+
+def _grounds(result: dict[str, Any]) -> Table:
+    rows, origin, band = _pairs(), result["provenance"], result["uncertainty"]
+    shares = ", ".join(f"{show_frac(origin[source])} {source}" for source in ("measured", "datasheet", "assumed"))
+    rows.add_row("rests on", f"{shares} figures, by share of simulated time; the largest:")
+    for figure in origin["figures"][:TOP_FIGURES]:
+        value = "" if figure["value"] is None else f" = {show_figure(figure['figure'], figure['value'])}"
+        ref = f" [{figure['ref']}]" if figure["ref"] else ""
+        rows.add_row("", f"{show_frac(figure['share']):>7}  {figure['figure']}{value} ({figure['source']}){ref}")
+    key = "tpot_s" if band["tpot_s"] else "ttft_s"
+    if band[key]:
+        low, high = (show_seconds(bound) for bound in band[key])
+        title = "TPOT" if key == "tpot_s" else "TTFT"
+        rows.add_row("uncertainty", f"{title} {low} to {high}, were every figure off at once to the end of its range")
+    return rows
+
+
+def show_figure(name: str, value: float) -> str:
+    """A figure in the unit people use, chosen by the end of its name."""
+    last = name.rsplit(".", 1)[-1]
+    if "flops_per_s" in name:
+        return f"{value / 1e12:.1f} TFLOPS"
+    if last.endswith("_bytes_per_s"):
+        return show_rate(value)
+    if last.endswith("_bytes"):
+        return show_bytes(value)
+    return show_seconds(value) if last.endswith("_s") else f"{value:g}"
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:.0f}" if per_s >= 99.95 else f"{per_s:.1f}" if per_s >= 9.995 else f"{per_s:.2f}"
+
+
+def _count(entry: dict[str, int]) -> str:
+    return f"{entry['n']:,} ({show_bytes(entry['bytes'])})"
+
+
+def _seconds(duration_s: float | None) -> str:
+    return "-" if duration_s is None else show_seconds(duration_s)
+
+
+def _plain(value: object) -> str:
+    """A parameter as it is typed after --set."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _pairs() -> Table:
+    rows = _table("", "", header=False, numbers=False)
+    rows.columns[0].min_width = 13
+    return rows
+
+
+def _table(*titles: str, header: bool = True, numbers: bool = True) -> Table:
+    from rich.table import Table
+
+    rows = Table(box=None, pad_edge=False, show_header=header, padding=(0, 2, 0, 0))
+    for index, title in enumerate(titles):
+        right = numbers and index > 0
+        rows.add_column(title, justify="right" if right else "left", no_wrap=right or not index, overflow="fold")
+    return rows
+
+
+def _text(content: Table) -> str:
+    """As text of a fixed width, without colour; trailing blanks removed."""
+    from rich.console import Console
+
+    buffer = io.StringIO()
+    Console(file=buffer, width=WIDTH, no_color=True, highlight=False, markup=False, emoji=False).print(content)
+    return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())

@@ -1,0 +1,170 @@
+"""Where spans and decisions go beside the counters that every result is folded from: tidy tables and a timeline.
+
+A run always folds (constant memory); keeping is what `--out` and `--timeline` ask for. Both see the same spans, so
+every metric can be recomputed from the kept tables; a test does that.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from sim.data import replacing
+from sim.errors import BadInput
+from sim.output import explicit, resolved, to_json
+from sim.run import execute
+from sim.spec import dump_spec
+from sim.tables import TABLES, TableWriter, run_row
+from sim.timeline import Timeline
+
+if TYPE_CHECKING:
+    from sim.drive import RequestTimes, Step
+    from sim.run import Outcome, Progress, Setup
+
+CONFIG, RESULT = "config.yaml", "result.json"
+FILES = frozenset({CONFIG, RESULT, *(f"{name}.parquet" for name in TABLES)})
+
+
+class Keeper:
+    """Writes every iteration, decision and span of a run to its tables."""
+
+    def __init__(self, folder: Path, run_id: str) -> None:
+        self._iteration = 0
+        self._decision = 0
+        with ExitStack() as stack:
+            self._tables = {name: stack.enter_context(TableWriter(folder, name, run_id)) for name in TABLES}
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, tb)
+
+    def span(
+        self, lane: str, op: str, layer: int, expert: int, n_tokens: int, n_bytes: int, start_s: float, end_s: float
+    ) -> None:
+        self._tables["spans"].add(
+            lane, op, None if layer < 0 else layer, None if expert < 0 else expert, n_tokens, n_bytes, start_s, end_s
+        )
+
+    def log(self, kind: str, layer: int, expert: int) -> None:
+        self._tables["decisions"].add(self._decision, self._iteration, layer, expert, kind)
+        self._decision += 1
+
+    def step(self, step: Step) -> None:
+        it = step.iteration
+        self._tables["iterations"].add(it.index, it.phase, len(it.ranges), it.n_tokens, step.start_s, step.end_s)
+        self._iteration = it.index + 1
+
+    def finish(self, outcome: Outcome) -> None:
+        """Write what is known only at the end."""
+        self._tables["requests"].extend(_request_row(times) for times in outcome.clockwork.requests)
+        self._tables["runs"].add(*run_row(outcome.result)[1:])
+
+
+def _request_row(times: RequestTimes) -> tuple[Any, ...]:
+    request = times.request
+    further = request.outputs - 1
+    tpot_s = (times.last_token_s - times.first_token_s) / further if further else None
+    return (
+        request.index, request.task, request.prompt_len, request.outputs, request.arrival_s, times.start_s,
+        times.first_token_s, times.last_token_s, times.first_token_s - times.start_s, tpot_s,
+    )  # fmt: skip
+
+
+def recorded(
+    setup: Setup, progress: Progress | None, out: Path | None, force: bool, timeline: Path | None, n_iterations: int
+) -> Outcome:
+    """Execute the run and keep it: tables in the folder `out`, trace events of the first iterations in `timeline`.
+
+    Raises:
+        BadInput: a place that cannot be written, or a folder that holds something else.
+    """
+    from sim.output import run_id
+
+    try:
+        with ExitStack() as stack:
+            keeper = events = None
+            if out is not None:
+                folder = stack.enter_context(new_folder(out, force))
+                keeper = stack.enter_context(Keeper(folder, run_id(setup)))
+            if timeline is not None:
+                if timeline.is_dir():
+                    raise BadInput(f"--timeline, got {str(timeline)!r}: it is a folder; name a file in it")
+                part = stack.enter_context(replacing(timeline))
+                title = f"{setup.policy.name} on {setup.hw.id}"
+                events = stack.enter_context(Timeline(part, title, n_iterations))
+            outcome = _execute(setup, progress, [sink for sink in (keeper, events) if sink is not None])
+            if keeper is not None:
+                keeper.finish(outcome)
+                (folder / CONFIG).write_text(dump_spec(explicit(setup), resolved(setup)), encoding="utf-8")
+                (folder / RESULT).write_text(to_json(outcome.result, indent=2) + "\n", encoding="utf-8")
+            return outcome
+    except OSError as error:
+        where = error.filename or out or timeline
+        raise BadInput(f"{where}: {error.strerror or error}; choose another place") from None
+
+
+def _execute(setup: Setup, progress: Progress | None, sinks: list[Keeper | Timeline]) -> Outcome:
+    span, step, log = [s.span for s in sinks], [s.step for s in sinks], [s.log for s in sinks if isinstance(s, Keeper)]
+
+    def spans(*fact: Any) -> None:
+        for take in span:
+            take(*fact)
+
+    def on_step(done: Step) -> None:
+        for take in step:
+            take(done)
+
+    only = span[0] if len(span) == 1 else spans
+    return execute(setup, spans=only, log=log[0] if log else None, progress=progress, on_step=on_step)
+
+
+@contextmanager
+def new_folder(target: Path, force: bool) -> Iterator[Path]:
+    """Yield a temporary folder beside `target` that takes its place on success; on any error nothing is left behind.
+
+    Raises:
+        BadInput: `target` exists and is not empty, unless it is a run's and `force` says to replace it.
+    """
+    replace = _check_target(target, force)
+    parent = target.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=parent))
+    try:
+        yield part
+        part.chmod(0o755)
+        if not replace:
+            if target.exists():
+                target.rmdir()
+            part.rename(target)
+            return
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=parent))
+        target.rename(old / "run")
+        part.rename(target)
+        shutil.rmtree(old)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _check_target(target: Path, force: bool) -> bool:
+    """True when an earlier run has to be replaced."""
+    if not target.exists():
+        return False
+    if not target.is_dir():
+        raise BadInput(f"--out, got {str(target)!r}: it is a file; name a folder")
+    present = {path.name for path in target.iterdir()}
+    if not present:
+        return False
+    if foreign := sorted(present - FILES):
+        raise BadInput(f"--out, got {str(target)!r}: it holds {foreign[0]!r}, which is no part of a run; "
+                       "name a new folder")  # fmt: skip
+    if not force:
+        raise BadInput(f"--out, got {str(target)!r}: it holds a run; add --force to replace it, or name a new folder")
+    return True
