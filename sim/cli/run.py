@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,7 +178,7 @@ class _Bar:
 
     def __init__(self, setup: Setup) -> None:
         self._title = f"{setup.policy.name} on {setup.hw.id}"
-        self._shown = click.get_text_stream("stderr").isatty()
+        self._shown = sys.stderr.isatty()
         self._began_s = time.monotonic()
         self._bar: RichBar | None = None
         self._task: TaskID | None = None
