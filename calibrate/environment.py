@@ -126,8 +126,8 @@ class Nvml:
             "temperature_c": lambda: api.nvmlDeviceGetTemperature(h, api.NVML_TEMPERATURE_GPU),
             "power_w": lambda: api.nvmlDeviceGetPowerUsage(h) / 1000,
             "throttle": lambda: throttle_reasons(int(_throttle_query(api)(h))),
-            "other_processes": lambda: len([p for p in api.nvmlDeviceGetComputeRunningProcesses(h)
-                                            if p.pid != os.getpid()]),
+            # One of them is this process, whose number a container translates: compare counts, not numbers.
+            "other_processes": lambda: max(0, len(api.nvmlDeviceGetComputeRunningProcesses(h)) - 1),
             "utilisation_percent": lambda: int(api.nvmlDeviceGetUtilizationRates(h).gpu),
             "memory_used_bytes": lambda: int(api.nvmlDeviceGetMemoryInfo(h).used),
         })  # fmt: skip

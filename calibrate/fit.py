@@ -84,7 +84,9 @@ def _fit(start: dict[str, float], measured: Array, model: Callable[[Array], Arra
         return np.asarray((model(np.exp(log_params)) - measured) / measured)
 
     first = np.log(np.array([max(start[name], 1e-30) for name in names]))
-    # soft_l1: one disturbed point must not bend the whole curve.
-    solution = least_squares(residual, first, loss="soft_l1", f_scale=0.1, x_scale=1.0, max_nfev=2000)
+    # soft_l1: one disturbed point must not bend the whole curve. Bounds: what the points do not determine stays near
+    # its first guess instead of running to infinity.
+    solution = least_squares(residual, first, loss="soft_l1", f_scale=0.1, x_scale=1.0, max_nfev=2000,
+                             bounds=(first - np.log(1e4), first + np.log(30.0)))  # fmt: skip
     found = np.exp(solution.x)
     return Fit(dict(zip(names, map(float, found), strict=True)), tuple(float(v) for v in residual(solution.x)))

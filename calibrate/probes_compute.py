@@ -85,9 +85,8 @@ def attention(bench: Bench) -> Iterator[Point]:
             if 8 * batch * context * shape.kv_bytes_per_token(BYTES[bench.dtype]) > backend.device_bytes:
                 continue
             key: Key = {"phase": phase, "hidden": shape.hidden, "n_heads": shape.n_heads,
-                        "n_kv_heads": shape.n_kv_heads,
-                   "head_dim": shape.head_dim, "batch": batch, "n_new": n_new,
-                   "context": context}  # fmt: skip
+                        "n_kv_heads": shape.n_kv_heads, "head_dim": shape.head_dim, "batch": batch,
+                        "n_new": n_new, "context": context}  # fmt: skip
 
             def prepare(batch: int = batch, n_new: int = n_new, context: int = context,
                         block: list[Attention] = block,

@@ -90,8 +90,7 @@ def fake_bench(**changes: Any) -> Bench:
     backend = CudaBackend("cuda:0", cuda=FakeCuda(), place="cpu")
     backend.max_copy_bytes = 1 << 20
     limits: dict[str, Any] = {"matmul_sizes": (64,), "max_tokens": 64, "max_context": 512, "threads": (1, 2),
-                              "llc_bytes": 1 << 16,
-                              "host_bytes": 1 << 28}  # fmt: skip
+                              "llc_bytes": 1 << 16, "host_bytes": 1 << 28}  # fmt: skip
     return Bench(backend=backend, geometries=(TINY, SMALL), dtype="float32", cpu_dtypes=("float32",),
                  **{**limits, **changes})  # fmt: skip
 

@@ -1,0 +1,105 @@
+"""`calibrate` as a command: a short real run on the CPU backend, its files, refits and refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+
+from calibrate import environment
+from calibrate.derive import Table
+from calibrate.profile import build, write
+from calibrate.store import Store
+from sim.cli.calibrate import main
+from sim.data import read_yaml
+from sim.errors import BadInput
+from sim.hardware import load_hardware
+
+
+def run(capsys, *args):
+    with pytest.raises(SystemExit) as stop:
+        main(list(args))
+    return stop.value.code, capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_a_short_run_on_the_cpu_writes_a_profile_that_loads(tmp_path, capsys):
+    args = ("--device", "cpu", "--model", "cpu-small", "--name", "ci", "--out", str(tmp_path), "--quiet")
+    code, out = run(capsys, *args, "--minutes", "0.15", "--rounds", "1")
+    assert code == 0, out.err
+    assert "wrote " in out.out and "h2d" in out.out
+    hardware = load_hardware(tmp_path / "ci.yaml")
+    assert hardware.h2d.bandwidth_bytes_per_s.source == "measured"
+    assert 1e8 < hardware.h2d.bandwidth_bytes_per_s.value < 1e12
+    assert hardware.h2d.bandwidth_bytes_per_s.n >= 9 and hardware.h2d.bandwidth_bytes_per_s.iqr is not None
+    assert {p.name for p in tmp_path.iterdir()} == {"ci.yaml", "ci.samples.jsonl.gz", "ci.environment.json"}
+    assert json.loads((tmp_path / "ci.environment.json").read_text())["kind"] == "cpu"
+    assert [r for r in Store.load(tmp_path / "ci.samples.jsonl.gz") if r.status == "failed"] == []
+
+    before = (tmp_path / "ci.yaml").read_bytes()
+    code, _ = run(capsys, "--fit-only", "--name", "ci", "--out", str(tmp_path))
+    assert code == 0 and (tmp_path / "ci.yaml").read_bytes() == before
+
+    ok = {r.ident: r.samples_s for r in Store.load(tmp_path / "ci.samples.jsonl.gz") if r.status == "ok"}
+    code, _ = run(capsys, *args, "--minutes", "0.02", "--rounds", "1", "--resume")
+    again = {r.ident: r.samples_s for r in Store.load(tmp_path / "ci.samples.jsonl.gz") if r.status == "ok"}
+    assert code == 0 and ok.items() <= again.items()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--device", "tpu"], "device, got 'tpu': cpu, or cuda:0"),
+        (["--device", "cuda:x"], "write cuda:0"),
+        (["--device", "cpu", "--name", "Bad Name"], "lower-case letters"),
+        (["--device", "cpu", "--probe", "copies"], "did you mean 'copy'?"),
+        (["--device", "cpu", "--model", "mixtrel-8x7b", "--name", "x"], "mixtral-8x7b"),
+        ([], "--device is missing"),
+        (["--fit-only", "--name", "absent"], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_exit_2(args, message, capsys):
+    code, out = run(capsys, *args)
+    assert code == 2 and message in out.err and out.err.count("\n") == 1
+
+
+def test_a_profile_without_any_sample_says_that_all_is_assumed_and_loads(tmp_path):
+    facts = {"id": "none", "name": "Nothing", "kind": "cuda", "dtype": "bfloat16", "cpu_dtype": "bfloat16",
+             "threads": [1], "vram_bytes": 80e9, "n_sms": 1, "l2_bytes": 1, "bus": (5, 16), "command": "calibrate",
+             "machine": environment.machine()}  # fmt: skip
+    write(tmp_path / "none.yaml", build(Table([]), facts))
+    hardware = load_hardware(tmp_path / "none.yaml")
+    assert hardware.h2d.latency_s.source == "assumed" and "not measured" in hardware.h2d.latency_s.note
+    assert hardware.gpu.link.theoretical_bytes_per_s == pytest.approx(63.0e9, rel=1e-3)
+
+
+def test_numbers_are_written_so_that_every_reader_sees_numbers(tmp_path):
+    write(tmp_path / "x.yaml", {"a": 5.3e10, "b": 1e-6, "c": 2.0, "d": 0.0, "e": 123456789.0})
+    text = (tmp_path / "x.yaml").read_text()
+    assert "5.3e+10" in text and "1.0e-06" in text
+    assert read_yaml(tmp_path / "x.yaml") == {"a": 5.3e10, "b": 1e-6, "c": 2.0, "d": 0.0, "e": 123457000.0}
+
+
+def test_a_throttled_busy_or_slow_card_is_flagged_once_each():
+    readings = [
+        {"when": "before copy", "throttle": ["thermal (hardware)"], "other_processes": 2},
+        {"when": "copying", "throttle": ["thermal (hardware)"], "pcie_gen": 3, "pcie_width": 16},
+    ]
+    found = environment.warnings({"pcie_gen_max": 5, "pcie_width_max": 16}, readings)
+    assert [line.split(",")[0] for line in found[:1]] == ["throttled (thermal (hardware))"]
+    assert len(found) == 3 and "PCIe gen 3 of 5 under load" in found[2]
+    assert environment.throttle_reasons(0x44) == ["power cap", "thermal (hardware)"]
+    assert environment.throttle_reasons(0x1) == []
+
+
+def test_samples_of_another_device_are_not_continued(tmp_path):
+    from calibrate.session import Request, calibrate
+
+    request = Request("cpu", ["cpu-small"], "x", tmp_path, 1.0, resume=True)
+    Store(request.samples_path).save()
+    state = dict.fromkeys(("kind", "device", "models", "machine", "card", "threads"), "")
+    request.environment_path.write_text(json.dumps({**state, "title": "RTX 3090"}))
+    with pytest.raises(BadInput, match="samples of 'RTX 3090': this device is 'CPU backend'"):
+        calibrate(request)

@@ -1,0 +1,163 @@
+"""Statistics and fits on a clock that says what it is told: exact expectations, no device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from calibrate.derive import Table, link, slowdown
+from calibrate.fit import Work, fit_copy, fit_line, fit_roofline
+from calibrate.stats import Effort, advice, measure, summarise
+from calibrate.store import Record, Store
+from sim.errors import BadInput
+
+
+class FakeClock:
+    """Each call takes `call_s`, plus what `extra_s` yields per block; keeps the block sizes it was asked for."""
+
+    name = "fake"
+
+    def __init__(self, call_s: float, extra_s: Iterable[float] = ()) -> None:
+        self.call_s, self._extra, self.asked, self.now_s = call_s, iter(extra_s), [], 0.0
+
+    def total_s(self, call, n):
+        for _ in range(n):
+            call()
+        self.asked.append(n)
+        block_s = n * self.call_s + next(self._extra, 0.0)
+        self.now_s += block_s
+        return block_s
+
+    def now(self):
+        return self.now_s
+
+
+def test_blocks_grow_until_the_clock_can_see_them():
+    clock = FakeClock(1e-4)
+    samples = measure(lambda: None, clock, Effort(n_samples=5, min_block_s=1e-3, max_calls=64, max_s=10), clock.now)
+    # One warm-up, one block of 1 (0.1 ms), then 8 times as many (0.8 ms), then 16 (1.6 ms, long enough), five kept.
+    assert clock.asked == [1, 1, 8, 16, 16, 16, 16, 16, 16]
+    assert samples.calls == 16
+    assert samples.samples_s == pytest.approx([1e-4] * 5)
+
+
+def test_a_time_box_ends_a_slow_point_with_three_samples():
+    clock = FakeClock(0.3)
+    samples = measure(lambda: None, clock, Effort(n_samples=20, max_s=0.4), clock.now)
+    assert len(samples.samples_s) == 3
+
+
+def test_the_first_call_is_never_a_sample():
+    clock = FakeClock(2e-3, extra_s=[5.0])
+    assert max(measure(lambda: None, clock, Effort(n_samples=4, max_s=60), clock.now).samples_s) == pytest.approx(2e-3)
+
+
+def test_median_and_quartiles():
+    summary = summarise([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert (summary.median, summary.low, summary.high, summary.n) == (3.0, 2.0, 4.0, 5)
+    assert summary.iqr == 2.0 and summary.noise_frac == pytest.approx(2 / 3) and summary.noisy
+
+
+def test_noise_is_flagged_above_a_tenth_with_what_to_do():
+    assert advice("copy", summarise([1.0, 1.0, 1.05, 1.1, 1.1])) is None
+    assert advice("copy", summarise([1.0, 1.0, 1.05, 1.2, 1.3])) == (
+        "copy: IQR is 19 % of the median over 5 blocks; give it more --minutes")  # fmt: skip
+    assert "close other work" in str(advice("copy", summarise([1.0, 2.0] * 8)))
+
+
+def test_a_copy_fit_finds_latency_and_bandwidth_exactly():
+    sizes = [4**k for k in range(8, 16)]
+    fit = fit_copy(sizes, [8e-6 + n / 5.3e10 for n in sizes])
+    assert fit.params["latency_s"] == pytest.approx(8e-6, rel=1e-6)
+    assert fit.params["bandwidth_bytes_per_s"] == pytest.approx(5.3e10, rel=1e-6)
+    assert fit.worst_frac < 1e-6
+
+
+def test_one_disturbed_point_does_not_bend_a_copy_fit():
+    sizes = [4**k for k in range(8, 16)]
+    seconds = [8e-6 + n / 5.3e10 for n in sizes]
+    seconds[3] *= 2
+    fit = fit_copy(sizes, seconds)
+    assert fit.params["bandwidth_bytes_per_s"] == pytest.approx(5.3e10, rel=0.02)
+    assert fit.residuals[3] == pytest.approx(-0.5, abs=0.02)
+
+
+def test_a_line_fit():
+    fit = fit_line([128, 1024, 8192], [2e-5 + 1e-9 * x for x in (128, 1024, 8192)])
+    assert fit.params == pytest.approx({"base_s": 2e-5, "slope_s": 1e-9}, rel=1e-5)
+
+
+def test_a_roofline_finds_bandwidth_rate_and_overhead_over_two_sizes():
+    work = []
+    for weights in (1.7e7, 3.5e8):
+        for n in (1, 4, 16, 64, 256, 1024, 4096):
+            flops = weights * n
+            work.append(Work(weights, flops, max(weights / 2.8e12, flops / 7e14) + 3e-6))
+    fit = fit_roofline(work, 1e-6, overhead=True)
+    assert fit.params["bandwidth_bytes_per_s"] == pytest.approx(2.8e12, rel=1e-3)
+    assert fit.params["flops_per_s"] == pytest.approx(7e14, rel=1e-3)
+    assert fit.params["overhead_s"] == pytest.approx(3e-6, rel=1e-2)
+
+
+def test_one_size_leaves_the_overhead_at_zero():
+    work = [Work(1e8, 1e8 * n, max(1e8 / 1e12, 1e8 * n / 5e13)) for n in (1, 8, 64, 512)]
+    fit = fit_roofline(work, 1e-6, overhead=True)
+    assert fit.params["overhead_s"] == 0.0
+    assert fit.params["flops_per_s"] == pytest.approx(5e13, rel=1e-3)
+
+
+def record(probe, key, samples_s, n_round=0, **extra):
+    return Record(probe, key, n_round, "ok", "fake", 1, tuple(samples_s), extra)
+
+
+def test_rounds_are_pooled_and_a_point_skipped_once_but_measured_later_is_measured():
+    key = {"what": "launch"}
+    table = Table([record("host", key, [1.0, 2.0]), record("host", key, [3.0], 1),
+                   Record("host", key, 2, "skipped", why="late"),
+                   Record("host", {"what": "x"}, 0, "failed")])  # fmt: skip
+    assert table.one("host", what="launch").summary.median == 2.0
+    assert table.skipped == [] and [r.key for r in table.failed] == [{"what": "x"}]
+
+
+def test_a_link_needs_three_sizes():
+    points = [record("copy", {"direction": "h2d", "memory": "pinned", "pattern": "queued", "n_bytes": n},
+                     [1e-5 + n / 1e10] * 3) for n in (65536, 1 << 20, 1 << 24)]  # fmt: skip
+    assert link(Table(points[:2]), "h2d", "pinned") is None
+    assert link(Table(points), "h2d", "pinned").fit.params["bandwidth_bytes_per_s"] == pytest.approx(1e10, rel=1e-4)
+
+
+def test_a_slowdown_is_the_extra_share_and_needs_a_background_that_lasted():
+    alone = record("contention", {"what": "gpu_by_h2d", "state": "alone", "n_tokens": 1}, [1.0] * 5)
+    both = record("contention", {"what": "gpu_by_h2d", "state": "both", "n_tokens": 1}, [1.2] * 5, covered=[1.5] * 5)
+    short = record("contention", {"what": "gpu_by_h2d", "state": "both", "n_tokens": 1}, [1.2] * 5, covered=[0.4] * 5)
+    assert slowdown(Table([alone, both]), "gpu_by_h2d", n_tokens=1).value == pytest.approx(0.2)
+    assert slowdown(Table([alone, short]), "gpu_by_h2d", n_tokens=1) is None
+    assert slowdown(Table([both]), "gpu_by_h2d", n_tokens=1) is None
+
+
+def test_a_damaged_sample_file_names_the_line(tmp_path):
+    import gzip
+
+    path = tmp_path / "x.samples.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"format": 1}\n{"probe": "host"}\n'))
+    with pytest.raises(BadInput, match=r"samples.jsonl.gz line 2: not a sample record"):
+        Store.load(path)
+    path.write_bytes(b"not gzip")
+    with pytest.raises(BadInput, match="cannot be read"):
+        Store.load(path)
+    path.write_bytes(gzip.compress(b'{"format": 9}\n'))
+    with pytest.raises(BadInput, match="got format 9: this version reads 1"):
+        Store.load(path)
+
+
+def test_equal_samples_give_equal_bytes(tmp_path):
+    paths = [tmp_path / "a.gz", tmp_path / "b.gz"]
+    for path in paths:
+        store = Store(path)
+        store.add(record("host", {"what": "launch"}, np.linspace(1e-6, 2e-6, 5).tolist()))
+        store.save()
+    assert paths[0].read_bytes() == paths[1].read_bytes()
