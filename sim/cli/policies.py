@@ -1,0 +1,110 @@
+"""`moesim policies`: what can be replayed, and every parameter of one policy."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from sim.api import Param, Policy
+
+WIDTH = 100
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")
+def command(name: str | None, as_json: bool) -> None:
+    """List policies, or show one with its parameters: a name or an alias."""
+    from sim.registry import find, policies
+
+    if name is None:
+        found = list(policies().values())
+        click.echo(json.dumps([_facts(kind) for kind in found], indent=2) if as_json else _list(found), nl=as_json)
+        return
+    kind = find(name)
+    click.echo(json.dumps(_facts(kind), indent=2) if as_json else _page(kind), nl=as_json)
+
+
+def _facts(kind: type[Policy]) -> dict[str, Any]:
+    """Everything a policy declares, as plain data."""
+    return {
+        "name": kind.name,
+        "title": kind.title,
+        "aliases": list(kind.aliases),
+        "source": kind.source,
+        "description": _description(kind),
+        "traits": sorted(kind.traits),
+        "needs": sorted(kind.needs),
+        "module": kind.__module__,
+        "params": [_param(param) for param in kind.params],
+    }
+
+
+def _param(param: Param) -> dict[str, Any]:
+    return {
+        "name": param.name,
+        "default": param.default,
+        "choices": list(param.choices) or None,
+        "low": param.low if math.isfinite(param.low) else None,
+        "high": param.high if math.isfinite(param.high) else None,
+        "doc": param.doc,
+    }
+
+
+def _description(kind: type[Policy]) -> str:
+    """The docstrings of class and module: what it does, then where that is published and what differs."""
+    texts = (inspect.getdoc(kind), inspect.getdoc(sys.modules[kind.__module__]))
+    return "\n\n".join(text for text in texts if text)
+
+
+def _list(found: list[type[Policy]]) -> str:
+    from sim.cli.tables import render, table
+
+    rows = table("name", "title", "traits", "needs of the trace", "aliases", numbers=False)
+    for kind in found:
+        cells = (sorted(kind.traits), sorted(kind.needs - {"experts"}), kind.aliases)
+        rows.add_row(kind.name, kind.title, *(", ".join(cell) or "-" for cell in cells))
+    return render(rows) + f"{len(found)} policies. `moesim policies NAME` shows source and parameters.\n"
+
+
+def _page(kind: type[Policy]) -> str:
+    from sim.api import TRAITS
+    from sim.cli.tables import render, table
+
+    lines = [f"{kind.name}: {kind.title}", f"source: {kind.source}"]
+    if kind.aliases:
+        lines.append(f"aliases: {', '.join(kind.aliases)}")
+    lines += ["traits: " + ("; ".join(f"{trait} ({TRAITS[trait]})" for trait in sorted(kind.traits)) or "none")]
+    lines += [f"needs of the trace: {', '.join(sorted(kind.needs))}", ""]
+    for paragraph in _description(kind).split("\n\n"):
+        lines += [*textwrap.wrap(paragraph, WIDTH), ""]
+    if not kind.params:
+        return "\n".join([*lines, "It has no parameters."]) + "\n"
+    rows = table("parameter", "default", "values", "meaning", numbers=False)
+    for param in kind.params:
+        rows.add_row(param.name, _plain(param.default), _range(param), param.doc)
+    return "\n".join(lines) + "\n" + render(rows, WIDTH + 20) + "Set one with --set NAME=VALUE.\n"
+
+
+def _range(param: Param) -> str:
+    if param.choices:
+        return " | ".join(param.choices)
+    if isinstance(param.default, bool):
+        return "true | false"
+    low, high = (f"{bound:,g}" if math.isfinite(bound) else None for bound in (param.low, param.high))
+    if low is None and high is None:
+        return "text" if isinstance(param.default, str) else "number"
+    return f"from {low}" if high is None else f"to {high}" if low is None else f"{low} to {high}"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "derived" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
