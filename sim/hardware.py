@@ -11,11 +11,10 @@ import msgspec
 
 from sim import overrides as sets
 from sim import profiles
-from sim.data import to_struct
 from sim.errors import BadInput
 from sim.quantity import USER_REF as USER_REF
 from sim.quantity import Quantity as Quantity
-from sim.quantity import check_quantities, explain
+from sim.quantity import check_quantities
 
 GPUS, CPUS = "hwprofiles.gpus", "hwprofiles.cpus"
 
@@ -129,10 +128,7 @@ def load_hardware(name_or_path: str | os.PathLike[str], overrides: Mapping[str, 
     elif cpu is not None:
         data = {**data, "cpu": cpu}
     data = sets.apply(data, overrides, Hardware, "hw")
-    try:
-        hardware = to_struct(data, Hardware, where)
-    except BadInput as error:
-        raise explain(error) from None
+    hardware = profiles.convert(data, Hardware, where)
     check_quantities(hardware, hardware.sources, where)
     return hardware
 

@@ -38,6 +38,13 @@ class Config:
             raise BadInput(f"{self.where}: {key}, got {value!r}: true or false; correct the field")
         return value
 
+    def number(self, key: str, default: float) -> float:
+        """A number."""
+        value = self.get(key, default=default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise BadInput(f"{self.where}: {key}, got {value!r}: a number; correct the field")
+        return float(value)
+
     def layers(self, key: str, default: Any = _NEEDED) -> list[int]:
         """A list of layer numbers."""
         value = self.get(key, default=default)

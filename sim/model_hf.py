@@ -165,7 +165,7 @@ def _deepseek_ffn(config: Config) -> Fields:
     score = str(config.get("scoring_func", default="softmax"))
     if score not in ("softmax", "sigmoid"):
         raise BadInput(f"{config.where}: scoring_func, got {score!r}: softmax or sigmoid; describe it in a model file")
-    gate = _gate(config.flag("norm_topk_prob"), score, scale=float(config.get("routed_scaling_factor", default=1.0)))
+    gate = _gate(config.flag("norm_topk_prob"), score, scale=config.number("routed_scaling_factor", 1.0))
     if config.get("topk_method", default="") == "noaux_tc" or score == "sigmoid":
         gate["selection_bias"] = True
     if config.get("topk_method", default="greedy") != "greedy":

@@ -11,7 +11,7 @@ import msgspec
 
 from sim import overrides as sets
 from sim import profiles
-from sim.data import bundled, to_struct
+from sim.data import bundled
 from sim.errors import BadInput
 from sim.model_bytes import BITS_PER_PARAM, Geometry
 
@@ -78,7 +78,7 @@ def load_model(name_or_path: str | os.PathLike[str], overrides: Mapping[str, obj
         data = from_hf_config(data, str(path))
     data = sets.apply(data, overrides or {}, Model, "model")
     where = profiles.where(path, overrides)
-    model = to_struct(data, Model, where)
+    model = profiles.convert(data, Model, where)
     _check(model, where)
     return model
 

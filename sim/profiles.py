@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sim.data import bundled, read_yaml
+from sim.data import MAX_YAML_BYTES, bundled, read_text, read_yaml, to_struct
 from sim.errors import BadInput, did_you_mean
+from sim.quantity import explain
+
+T = TypeVar("T")
 
 
 def find(package: str, what: str, name_or_path: str) -> Path:
@@ -52,12 +56,30 @@ def read(path: Path, what: str) -> dict[str, Any]:
     """Read one file whose top level is a mapping with word keys.
 
     Raises:
-        BadInput: unreadable, not YAML, or not a mapping.
+        BadInput: unreadable, not YAML (or, named `.json`, not JSON), or not a mapping.
     """
-    data = read_yaml(path)
+    data = _read_json(path) if path.suffix == ".json" else read_yaml(path)
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise BadInput(f"{path}, got a {type(data).__name__}: a {what} file maps fields to values; is it the one?")
     return data
+
+
+def convert(data: Any, kind: type[T], where: str) -> T:
+    """`to_struct`, with the remedy for a bare number where a figure with its origin belongs. Raises BadInput."""
+    try:
+        return to_struct(data, kind, where)
+    except BadInput as error:
+        raise explain(error) from None
+    except UnicodeEncodeError:
+        raise BadInput(f"{where}: half a surrogate pair (\\ud800 to \\udfff) is not text; fix the file") from None
+
+
+def _read_json(path: Path) -> Any:
+    # Almost every JSON text is YAML, but not one indented with tabs or with surrogate pairs in its strings.
+    try:
+        return json.loads(read_text(path, MAX_YAML_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: not JSON ({error}); fix the file") from None
 
 
 def where(path: Path, overrides: Mapping[str, object] | None) -> str:

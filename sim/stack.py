@@ -11,9 +11,8 @@ import msgspec
 
 from sim import overrides as sets
 from sim import profiles
-from sim.data import bundled, to_struct
-from sim.errors import BadInput
-from sim.quantity import Quantity, check_quantities, explain
+from sim.data import bundled
+from sim.quantity import Quantity, check_quantities
 
 PACKAGE = "hwprofiles.stacks"
 
@@ -66,9 +65,6 @@ def load_stack(name_or_path: str | os.PathLike[str], overrides: Mapping[str, obj
     path = profiles.find(PACKAGE, "stack", str(name_or_path))
     where = profiles.where(path, overrides)
     data = sets.apply(profiles.read(path, "stack"), overrides or {}, Stack, "stack")
-    try:
-        stack = to_struct(data, Stack, where)
-    except BadInput as error:
-        raise explain(error) from None
+    stack = profiles.convert(data, Stack, where)
     check_quantities(stack, stack.sources, where)
     return stack

@@ -275,6 +275,14 @@ def test_hf_config_gives_the_catalogue_geometry(tmp_path: Path, mixtral: Model) 
         assert read.gate.renormalised
 
 
+def test_json_is_read_as_json(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL_JSON, indent="\t"))
+    assert load_model(tmp_path).n_experts == 8
+    (tmp_path / "config.json").write_text('{"model_type": ')
+    with pytest.raises(BadInput, match=r"config\.json: not JSON \(Expecting value.*\); fix the file"):
+        load_model(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -285,6 +293,9 @@ def test_hf_config_gives_the_catalogue_geometry(tmp_path: Path, mixtral: Model) 
         ({"num_local_experts": -1}, r"num_local_experts, got -1: a whole number of at least 0"),
         ({"hidden_size": "4096"}, r"hidden_size, got '4096': a whole number"),
         ({"tie_word_embeddings": "no"}, r"tie_word_embeddings, got 'no': true or false"),
+        ({"model_type": "deepseek", "n_routed_experts": 8, "moe_intermediate_size": 8, "routed_scaling_factor": "x"},
+         r"routed_scaling_factor, got 'x': a number"),
+        ({"model_type": "llama4", "text_config": 3}, r"model_type, got 'llama4': not an MoE architecture known here"),
         ({"num_experts_per_tok": 9}, r"top_k, got 9: a token cannot use more than the 8 experts"),
     ],
 )
