@@ -97,12 +97,11 @@ def fake_bench(**changes: Any) -> Bench:
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
 def test_every_point_of_every_probe_runs_on_the_cuda_path(probe, tmp_path):
-    bench, store = fake_bench(), Store(tmp_path / "s.jsonl.gz")
-    run(bench, store, 1.5, Health(dict), probes=[probe], max_rounds=1)
-    assert [record for record in store if record.status == "failed"] == []
-    done = [record for record in store if record.status == "ok"]
-    assert done and all(record.samples_s for record in done)
-    assert all(sample >= 0 for record in done for sample in record.samples_s)
+    ticks = iter(range(10**9))  # every look at the clock costs a second: each point ends after its fewest samples
+    bench, store = fake_bench(now=lambda: float(next(ticks))), Store(tmp_path / "s.jsonl.gz")
+    run(bench, store, 1e7, Health(dict), probes=[probe], max_rounds=1)
+    assert len(store) >= 3 and [(r.key, r.why) for r in store if r.status != "ok"] == []
+    assert all(sample >= 0 for record in store for sample in record.samples_s)
 
 
 def test_the_same_samples_come_back_from_disk(tmp_path):
