@@ -1,0 +1,200 @@
+"""`moesim bench`: replay speed as ratios to a bare SimPy loop timed in the same run, and what the main job takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+if TYPE_CHECKING:
+    from simpy.events import Event
+
+    from traces.requests import Request
+
+N_TIMEOUTS = 200_000
+MAIN_JOB = ("run", "--policy", "fine_moe", "--hw", "rtx3090", "--json")
+MAX_MAIN_BYTES = 500_000_000
+
+
+class Case(NamedTuple):
+    """One replay to time; `floor` is the ratio it must reach, in timeouts per layer and decoded token."""
+
+    title: str
+    policy: str
+    model: str
+    settings: dict[str, int]
+    n_store: int  # decode tokens of the store split
+    n_test: int
+    floor: float
+
+
+CASES = (
+    Case("lru, Mixtral-8x7B's shape", "lru", "mixtral-8x7b", {}, 0, 2000, 0.25),
+    Case("lru, Qwen3-30B-A3B's shape", "lru", "qwen3-30b-a3b", {}, 0, 600, 0.15),
+    Case("fine_moe, 1,000 maps, Mixtral-8x7B's shape", "fine_moe", "mixtral-8x7b", {"capacity": 1000}, 1000, 400, 0.06),
+)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Take the best of N.")
+@click.option("--check", is_flag=True, help="Exit 1 when a ratio, or the main job's memory, misses its bound.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def command(repeat: int, check: bool, as_json: bool) -> None:
+    """Time the replay of decode tokens against bare SimPy timeouts on this machine, one core.
+
+    A ratio of 1 would mean that simulating one layer of one token costs as much as one bare env.timeout.
+    """
+    result = measure(repeat)
+    click.echo(json.dumps(result) if as_json else _text(result), nl=as_json)
+    if check and not result["ok"]:
+        from sim.errors import CheckFailed
+
+        raise CheckFailed("bench: a ratio or the main job's memory misses its bound; close other programs and repeat")
+
+
+def measure(repeat: int) -> dict[str, Any]:
+    """All cases; bare timeouts are timed around them, and the best of all counts (the hardest comparison)."""
+    bare_per_s = [bare_timeouts_per_s() for _ in range(repeat)]
+    found = []
+    with tempfile.TemporaryDirectory(prefix="moesim-bench-") as folder:
+        for case in CASES:
+            found.append((case, *_best(case, Path(folder), repeat)))
+            bare_per_s.append(bare_timeouts_per_s())
+    best_per_s = max(bare_per_s)
+    cases = []
+    for case, tokens_per_s, n_layers, hit_rate in found:
+        ratio = tokens_per_s * n_layers / best_per_s
+        cases.append({"title": case.title, "policy": case.policy, "model": case.model, "decode_tokens": case.n_test,
+                      "hit_rate": hit_rate, "tokens_per_s": tokens_per_s, "ratio": ratio, "floor": case.floor,
+                      "ok": ratio >= case.floor})  # fmt: skip
+    main = main_job()
+    ok = all(case["ok"] for case in cases) and main["ok"]
+    return {"bare_timeouts_per_s": best_per_s, "cases": cases, "main_job": main, "ok": ok}
+
+
+def bare_timeouts_per_s(n: int = N_TIMEOUTS) -> float:
+    """Timeouts that one SimPy process waits for, one after the other, per second of wall time."""
+    import simpy
+
+    env = simpy.Environment()
+
+    def wait() -> Generator[Event, Any, None]:
+        for _ in range(n):
+            yield env.timeout(1.0)
+
+    env.process(wait())
+    began_s = time.perf_counter()
+    env.run()
+    return n / (time.perf_counter() - began_s)
+
+
+def _best(case: Case, folder: Path, repeat: int) -> tuple[float, int, float | None]:
+    """(decode tokens per second, layers, hit rate); learning and prefill are not counted."""
+    from sim.models import load_model
+    from sim.run import execute, prepare
+    from sim.spec import RunSpec
+
+    model = load_model(case.model)
+    trace = folder / f"{case.policy}-{case.model}.safetensors"
+    synthetic_trace(trace, (model.n_moe_layers, model.n_experts, model.top_k), case.n_store, case.n_test)
+    spec = RunSpec(policy=case.policy, hw="rtx3090", model=case.model, trace=str(trace), set=dict(case.settings))
+    best, hit_rate = 0.0, None
+    for _ in range(repeat):
+        setup, clock = prepare(spec), _Clock(time.perf_counter)
+        hit_rate = execute(setup, progress=clock.tick).result["hit_rate"]
+        setup.close()
+        best = max(best, case.n_test / clock.elapsed_s)
+    return best, model.n_moe_layers, hit_rate
+
+
+class _Clock:
+    """From the end of the first iteration, which is the prefill, to the end of the last."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._first_s: float | None = None
+        self.elapsed_s = 0.0
+
+    def tick(self, done: int, total: int) -> None:
+        if self._first_s is None:
+            self._first_s = self._now()
+        elif done == total:
+            self.elapsed_s = self._now() - self._first_s
+
+
+def synthetic_trace(path: Path, shape: tuple[int, int, int], n_store: int, n_test: int) -> None:
+    """Random routing (seeded, even, no correlation) with one request per split and a prompt of one token."""
+    import numpy as np
+
+    from traces.header import Header
+    from traces.requests import Request
+    from traces.writer import write_trace
+
+    n_layers, n_experts, top_k = shape
+    requests: list[Request] = []
+    first = 0
+    for split, n in (("store", n_store), ("test", n_test)):
+        if n:
+            requests.append(Request(len(requests), first, 1, n, "", None, split))
+            first += 1 + n
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 4096, (first, n_layers, n_experts))
+    experts = np.argsort(-codes, axis=-1, kind="stable")[..., :top_k]
+    header = Header("synthetic", "moesim bench", *shape, labels=("synthetic",))
+    levels: dict[str, Any] = {"experts": experts}
+    if n_store:
+        scores = codes / codes.sum(-1, keepdims=True)
+        chosen = np.take_along_axis(scores, experts, -1)
+        levels |= {"scores": scores, "weights": chosen / chosen.sum(-1, keepdims=True)}
+        levels["embeddings"] = rng.standard_normal((first, 64))
+    write_trace(path, header, requests, **levels)
+
+
+def main_job() -> dict[str, Any]:
+    """Wall seconds and peak memory of the main job in a process of its own; null where they cannot be had."""
+    import os
+
+    began_s = time.perf_counter()
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        words = [sys.executable, "-m", "sim", *MAIN_JOB]
+        process = subprocess.Popen(words, stdout=output, stderr=errors)  # noqa: S603 - our own words
+        peak_bytes = None
+        if hasattr(os, "wait4"):
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            peak_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        else:
+            process.wait()
+        wall_s = time.perf_counter() - began_s
+        errors.seek(0)
+        message = errors.read().decode(errors="replace").strip()
+    done = process.returncode == 0
+    ok = done and (peak_bytes is None or peak_bytes <= MAX_MAIN_BYTES)
+    return {"command": f"moesim {' '.join(MAIN_JOB)}", "exit": process.returncode, "wall_s": wall_s if done else None,
+            "peak_bytes": peak_bytes if done else None, "error": None if done else message, "ok": ok}  # fmt: skip
+
+
+def _text(result: dict[str, Any]) -> str:
+    from sim.cli.tables import render, table
+    from sim.units import show_bytes, show_frac, show_seconds
+
+    lines = [f"bare SimPy: {result['bare_timeouts_per_s']:,.0f} timeouts per second", ""]
+    rows = table("replay", "tokens/s", "ratio", "at least", "hit rate", "")
+    for case in result["cases"]:
+        rows.add_row(case["title"], f"{case['tokens_per_s']:,.0f}", f"{case['ratio']:.3f}", f"{case['floor']:g}",
+                     show_frac(case["hit_rate"]), "" if case["ok"] else "too slow")  # fmt: skip
+    main = result["main_job"]
+    if main["error"] is not None:
+        tail = f"main job failed: {main['error']}"
+    else:
+        memory = "memory unknown" if main["peak_bytes"] is None else f"{show_bytes(main['peak_bytes'])} at its peak"
+        tail = f"main job: {show_seconds(main['wall_s'])}, {memory} ({main['command']})"
+    note = "ratio: tokens/s x layers / bare timeouts per second; decode of a synthetic trace, best of the repeats"
+    return "\n".join(lines) + "\n" + render(rows) + f"\n{tail}\n{note}\n"
