@@ -100,7 +100,7 @@ def test_every_point_of_every_probe_runs_on_the_cuda_path(probe, tmp_path):
     ticks = iter(range(10**9))  # every look at the clock costs a second: each point ends after its fewest samples
     bench, store = fake_bench(now=lambda: float(next(ticks))), Store(tmp_path / "s.jsonl.gz")
     run(bench, store, 1e7, Health(dict), probes=[probe], max_rounds=1)
-    assert len(store) >= 3 and [(r.key, r.why) for r in store if r.status != "ok"] == []
+    assert len(store) >= 2 and [(r.key, r.why) for r in store if r.status != "ok"] == []
     assert all(sample >= 0 for record in store for sample in record.samples_s)
 
 
