@@ -14,14 +14,18 @@ DEMANDED, PREFETCHED, PLACED = "demand", "prefetch", "initial"
 
 
 class Entry:
-    """A resident piece: the ticket of its arrival, of its last use, and why it came."""
+    """A resident piece: the ticket of its arrival, of its last use, and why it came.
 
-    __slots__ = ("arrival", "last_use", "origin", "piece", "used")
+    `room_after`: computations on what lay in its room before; a copy that is withdrawn gives the room back with them.
+    """
+
+    __slots__ = ("arrival", "last_use", "origin", "piece", "room_after", "used")
 
     def __init__(self, piece: Piece, arrival: Ticket | None, origin: str) -> None:
         self.piece = piece
         self.arrival = arrival  # None: there from the start
         self.last_use: Ticket | None = None
+        self.room_after: tuple[Ticket, ...] = ()
         self.origin = origin
         self.used = False
 
@@ -59,6 +63,11 @@ class Cache:
                 )
         self._layer_budget = [list(layers) for layers in layer_budget_bytes]
         self._layer_used = [[0] * len(layers) for layers in layer_budget_bytes]
+
+    @property
+    def divided(self) -> bool:
+        """True when layers have budgets of their own."""
+        return self._layer_budget is not None
 
     def fits(self, piece: Piece) -> bool:
         """True when the piece can be added without evicting."""

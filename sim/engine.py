@@ -54,7 +54,7 @@ class Engine:
         self._freed: list[deque[tuple[int, Ticket]]] = [deque() for _ in cache.budget_bytes]
         self._clean_bytes = list(cache.budget_bytes)  # room whose last computation is over
         self.view = View(self, cost.model.id, top_k, cost.model.hidden_size)
-        self._tells_evicted = overrides(policy, "evicted")
+        self.tells_evicted = overrides(policy, "evicted")
         self._tells_placed = overrides(policy, "placed")
         self._own_gate = overrides(policy, "gate_done")
         self._own_expert_done = overrides(policy, "expert_done")
@@ -125,10 +125,7 @@ class Engine:
         self.tally.n_evicted += 1
         if entry.origin == PREFETCHED and not entry.used:
             if entry.arrival is not None and self.machine.cancel(entry.arrival):
-                self._speculative.pop(piece, None)
-                self.tally.prefetch.cancelled(piece)
-                self._clean_bytes[piece.gpu] += piece.n_bytes
-                self._told_evicted(piece)
+                self._withdrawn(entry)
                 return
             self.tally.prefetch.gone(piece)
         busy = entry.last_use or entry.arrival
@@ -138,8 +135,21 @@ class Engine:
             self._clean_bytes[piece.gpu] += piece.n_bytes
         self._told_evicted(piece)
 
+    def _withdrawn(self, entry: Entry) -> None:
+        """A prefetch has left the copy engine's queue before it started; its room waits for what it waited for."""
+        piece, now_s = entry.piece, self.machine.now_s
+        self._speculative.pop(piece, None)
+        self.tally.prefetch.cancelled(piece)
+        busy = [ticket for ticket in entry.room_after if ticket.end_s == UNKNOWN_S or ticket.end_s > now_s]
+        if busy:
+            self._freed[piece.gpu].extend((0, ticket) for ticket in busy[:-1])
+            self._freed[piece.gpu].append((piece.n_bytes, busy[-1]))
+        else:
+            self._clean_bytes[piece.gpu] += piece.n_bytes
+        self._told_evicted(piece)
+
     def _told_evicted(self, piece: Piece) -> None:
-        if self._tells_evicted:
+        if self.tells_evicted:
             self.policy.evicted(piece, self.view)
 
     def _make_room(self, piece: Piece, speculative: bool) -> list[Piece] | None:
@@ -173,10 +183,8 @@ class Engine:
         """Demand a piece. One already on its way is moved to the front of the queue instead."""
         entry = self.cache.entries.get(piece)
         if entry is not None:
-            arrival = entry.arrival
-            if arrival is not None and arrival.end_s == UNKNOWN_S:
-                self.machine.promote(arrival)
-            return arrival
+            self._promote(entry)
+            return entry.arrival
         self.queue.remove(piece)
         if self._make_room(piece, speculative=False) is None:
             raise IllegalDecision(
@@ -184,6 +192,12 @@ class Engine:
                 "give the policy a larger expert budget, or evict first"
             )
         return self._fetch_into_room(piece, after)
+
+    def _promote(self, entry: Entry) -> None:
+        """What is needed now goes first, and is no longer among the prefetches that `DropQueue` withdraws."""
+        if entry.arrival is not None and entry.arrival.end_s == UNKNOWN_S:
+            self.machine.promote(entry.arrival)
+            self._speculative.pop(entry.piece, None)
 
     def _fetch_into_room(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket:
         waits = self._take_room(piece)
@@ -213,7 +227,7 @@ class Engine:
         self.tally.prefetch.forget((piece,))
         waits = self._take_room(piece)
         ticket = self.machine.copy(piece, SPECULATIVE, waits + after if after else waits)
-        self.cache.add(piece, ticket, PREFETCHED)
+        self.cache.add(piece, ticket, PREFETCHED).room_after = waits
         self._speculative[piece] = ticket
         self.tally.prefetch.issue(piece, victims)
         if self._tells_placed:
@@ -249,13 +263,10 @@ class Engine:
         if entry is None or entry.origin != PREFETCHED or entry.used or entry.arrival is None:
             return
         if self.machine.cancel(entry.arrival):
-            self._speculative.pop(piece, None)
             self.cache.remove(piece)
-            self._clean_bytes[piece.gpu] += piece.n_bytes
-            self.tally.prefetch.cancelled(piece)
             if self.log:
                 self.log("cancel", piece.layer, piece.expert)
-            self._told_evicted(piece)
+            self._withdrawn(entry)
 
     def drop_queue(self, up_to_layer: int | None) -> None:
         """Withdraw queued prefetches (all, or up to a layer), in the policy's queue and on the copy engine."""
@@ -337,7 +348,7 @@ class Engine:
     def _serve_owed(self) -> None:
         """The default service: fetch what is missing, run residents meanwhile, then what arrives, in router order."""
         policy, view, whole = self.policy, self.view, self.pieces.whole[self.layer]
-        entries, promote = self.cache.entries, self.machine.promote
+        entries = self.cache.entries
         residents, missing = [], []
         for expert in self.unrun:
             piece = whole[expert]
@@ -346,8 +357,7 @@ class Engine:
                 missing.append(piece)
                 continue
             residents.append(expert)
-            if entry.arrival is not None and entry.arrival.end_s == UNKNOWN_S:
-                promote(entry.arrival)
+            self._promote(entry)
             policy.accessed(piece, True, view)
         later: list[Piece] = []
         fetched: list[Piece] = []

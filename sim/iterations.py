@@ -79,7 +79,7 @@ class Iteration:
     Shapes: n tokens, L MoE layers, K experts per token. Scores are exact integers held in float64 (see FORMAT.md).
     """
 
-    __slots__ = ("_counts", "_row", "_trace", "contexts", "index", "n_tokens", "phase", "ranges")
+    __slots__ = ("_counts", "_trace", "contexts", "index", "n_tokens", "phase", "ranges", "row")
 
     def __init__(
         self, index: int, ranges: list[Range], trace: Trace, row: list[list[int]] | None
@@ -90,13 +90,13 @@ class Iteration:
         self.n_tokens = sum(r.stop_row - r.start_row for r in ranges)
         self.contexts = [r.context for r in ranges]
         self._trace = trace
-        self._row = row
+        self.row = row
         self._counts: list[list[int]] | None = None
 
     def chosen(self, layer: int) -> dict[int, int]:
         """Expert -> tokens routed to it: router order for a single token, ascending ids otherwise."""
-        if self._row is not None:
-            return dict.fromkeys(self._row[layer], 1)
+        if self.row is not None:
+            return dict.fromkeys(self.row[layer], 1)
         if self._counts is None:
             shape = (self._trace.n_layers, self._trace.n_experts)
             counts = np.zeros(shape, dtype=np.int64)

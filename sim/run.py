@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sim import __version__, metrics
+from sim import __version__, fast, metrics
 from sim.cache import Cache
 from sim.cost import Cost
 from sim.drive import Clockwork, drive
@@ -196,26 +196,45 @@ def execute(
         progress: called with (tokens put out, in all) after every iteration.
     """
     began_s = time.perf_counter()
+    engine, machine = assemble(setup, spans, log)
+    flat = on_step is None and fast.applies(engine, machine)
+    try:
+        clockwork = run_through(setup, engine, machine, fast.drive_flat if flat else drive, on_step, progress)
+    except fast.Unsuitable:
+        setup.policy = type(setup.policy)(**setup.policy.settings)
+        engine, machine = assemble(setup, spans, log)
+        clockwork = run_through(setup, engine, machine, drive, on_step, progress)
+    result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s)
+    return Outcome(result, engine, machine, clockwork, setup)
+
+
+def assemble(setup: Setup, spans: Spans | None = None, log: Log | None = None) -> tuple[Engine, SimMachine]:
+    """Engine and simulated machine of a run, the policy bound and taught."""
     policy, trace, spec = setup.policy, setup.trace, setup.spec
     cost = Cost(setup.hw, setup.model, setup.stack, spec.precision)
     cache = Cache(list(setup.memory.expert_bytes))
-    arrays = Arrays(trace)
     future = Future(trace, setup.requests, spec.batch) if "oracle" in policy.traits else None
     machine = SimMachine(cost, spec.gpus, spans, report_copies="timing" in policy.traits)
-    engine = Engine(policy, machine, cache, setup.pieces, cost, arrays, setup.model.top_k, future, log)
+    engine = Engine(policy, machine, cache, setup.pieces, cost, Arrays(trace), setup.model.top_k, future, log)
     start_policy(engine, setup)
+    return engine, machine
+
+
+def run_through(
+    setup: Setup, engine: Engine, machine: SimMachine, loop: Callable[..., Iterator[Step]], on_step: Callable[[Step], None] | None,
+    progress: Progress | None,
+) -> Clockwork:  # fmt: skip
+    """Drive every iteration, telling whoever wants to know."""
     clockwork = Clockwork()
-    scheduler = Scheduler(setup.requests, spec.batch, setup.open_loop)
-    total = sum(r.outputs for r in setup.requests)
-    done = 0
-    for step in drive(engine, machine, scheduler, trace, clockwork, setup.open_loop):
+    scheduler = Scheduler(setup.requests, setup.spec.batch, setup.open_loop)
+    total, done = sum(r.outputs for r in setup.requests), 0
+    for step in loop(engine, machine, scheduler, setup.trace, clockwork, setup.open_loop):
         done += len(step.iteration.ranges)
         if progress is not None:
             progress(done, total)
         if on_step is not None:
             on_step(step)
-    result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s)
-    return Outcome(result, engine, machine, clockwork, setup)
+    return clockwork
 
 
 def start_policy(engine: Engine, setup: Setup) -> None:

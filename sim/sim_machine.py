@@ -63,6 +63,10 @@ class SimMachine:
         self._shared_price = cost.shared(iteration.n_tokens) if cost.has_shared else None
         self._dense_price = cost.dense_layer(iteration) if cost.has_dense else None
 
+    def prices(self) -> tuple[Price, Price, Price | None]:
+        """This iteration's attention, gate and shared expert."""
+        return self._attention, self._gate_price, self._shared_price
+
     def _launch(self, op: str, layer: int, launch: Launch, price: Price, after: tuple[Ticket, ...]) -> Ticket:
         """Launch on GPU 0's stream, after what the stream must join first."""
         host_s = self.host_s

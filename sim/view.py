@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -117,6 +117,10 @@ class View:
     def free_bytes(self, gpu: int = 0) -> int:
         """Expert budget of a GPU not taken."""
         return self._engine.cache.budget_bytes[gpu] - self._engine.cache.used_bytes[gpu]
+
+    def follow(self, entries: dict[Piece, Any]) -> None:
+        """Look at this mapping for residency (the flat loop keeps a plainer one)."""
+        self._entries = entries
 
     # -- the pass ---------------------------------------------------------------------------------------------------
 
