@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 EMBEDDING_RANGE = 2047  # largest magnitude of a scaled embedding: 12 bits keep dot products exact up to h = 2**31
+BLOCK = 512  # maps added at once by `fill`
 
 
 def as_map(scores: Floats) -> Floats:
@@ -22,10 +23,15 @@ def as_map(scores: Floats) -> Floats:
 def as_embedding(embeddings: NDArray[np.float32], last: bool) -> Floats:
     """One semantic embedding [h] from those of an iteration's tokens [n, h]: the mean (paper) or the last (code)."""
     rows = embeddings.astype(np.float64)
-    vector: Floats = rows[-1] if last else rows.mean(axis=0)
     # The mean of float16 values is exact for any prompt below 2**13 tokens, hence the same on every machine.
+    vector: Floats = rows[-1] if last or len(rows) == 1 else rows.mean(axis=0)
     largest = float(np.abs(vector).max())
     return np.rint(vector * (EMBEDDING_RANGE / largest)) if largest > 0 else vector
+
+
+def inverse_norm(squares: Floats) -> Floats:
+    """1 / sqrt, and 0 for a vector of zeros, so that its similarity is 0."""
+    return np.where(squares > 0, 1.0 / np.sqrt(np.maximum(squares, 1.0)), 0.0)
 
 
 class Trajectory:
@@ -33,21 +39,21 @@ class Trajectory:
 
     def __init__(self, store: MapStore) -> None:
         self._store = store
-        self.dots = np.zeros(store.n_maps)
-        self.own_square = 0.0
+        self._dots = np.zeros(store.n_maps)
+        self._own_square = 0.0
         self.rows: list[Floats] = []
 
     def observe(self, scores: Floats) -> None:
         """Take in the next layer's gate scores [E]."""
-        layer = len(self.rows)
+        self._dots += self._store.maps[len(self.rows), : self._store.n_maps] @ scores
+        self._own_square += float(scores @ scores)
         self.rows.append(scores)
-        self.dots += self._store.maps[: self._store.n_maps, layer] @ scores
-        self.own_square += float(scores @ scores)
 
     def similarities(self) -> Floats:
         """Cosine with the same prefix of every stored map [n_maps]."""
-        squares = self._store.prefix_squares[: self._store.n_maps, len(self.rows) - 1]
-        return self.dots / np.sqrt(np.maximum(squares * self.own_square, 1.0))
+        inverse = self._store.inverse_norms[len(self.rows) - 1, : self._store.n_maps]
+        own = 1.0 / np.sqrt(self._own_square) if self._own_square > 0 else 0.0
+        return self._dots * inverse * own
 
 
 class MapStore:
@@ -60,46 +66,74 @@ class MapStore:
     def __init__(self, capacity: int, n_layers: int, n_experts: int, distance: int) -> None:
         self.capacity, self.distance = capacity, distance
         self.n_layers, self.n_experts = n_layers, n_experts
-        self.maps = np.zeros((capacity, n_layers, n_experts))
-        self.prefix_squares = np.zeros((capacity, n_layers))
-        self.embeddings = np.zeros((0, 0))
-        self.embedding_squares = np.zeros(capacity)
+        self.maps = np.zeros((n_layers, capacity, n_experts))  # layer first: a search reads one layer of all maps
+        self.inverse_norms = np.zeros((n_layers, capacity))  # of the prefix that ends with each layer
+        self.embeddings = np.zeros((capacity, 0))
+        self.inverse_embeddings = np.zeros(capacity)
         self.n_maps = 0
 
     def semantic(self, embedding: Floats) -> Floats:
         """Cosine of an embedding [h] with every stored one (equation 4), [n_maps]."""
         n = self.n_maps
-        dots = self.embeddings[:n] @ embedding
-        own_square = float(embedding @ embedding)
-        return np.asarray(dots / np.sqrt(np.maximum(self.embedding_squares[:n] * own_square, 1.0)))
+        own = float(inverse_norm(np.asarray(embedding @ embedding)))
+        return (self.embeddings[:n] @ embedding) * self.inverse_embeddings[:n] * own
 
-    def redundancy(self, embedding: Floats, trajectory: Floats) -> Floats:
-        """RDY = d/L * semantic + (L - d)/L * trajectory similarity, [n_maps]."""
+    def redundancy(self, semantic: Floats, trajectory: Floats) -> Floats:
+        """RDY = d/L * semantic + (L - d)/L * trajectory similarity."""
         share = self.distance / self.n_layers
-        return share * self.semantic(embedding) + (1.0 - share) * trajectory
+        return share * semantic + (1.0 - share) * trajectory
 
     def add(self, new_map: Floats, embedding: Floats, trajectory: Floats | None = None) -> int:
-        """Store a map; returns the slot it took.
+        """Store a map [L, E] with its embedding [h]; returns the slot it took.
 
         Args:
-            new_map: [L, E]. embedding: [h]. trajectory: cosine of the whole map with every stored one, if known.
+            trajectory: cosine of the whole map with every stored one, where it is known already.
         """
+        slot = self.n_maps
+        if slot == self.capacity:
+            if trajectory is None:
+                path = Trajectory(self)
+                for row in new_map:
+                    path.observe(row)
+                trajectory = path.similarities()
+            slot = int(np.argmax(self.redundancy(self.semantic(embedding), trajectory)))
+        self._put(slot, new_map, embedding)
+        return slot
+
+    def fill(self, new_maps: Floats, embeddings: Floats) -> None:
+        """Add maps [n, L, E] with embeddings [n, h] in turn, as `add` would, with the products of a block at once."""
+        start = 0
+        while start < len(new_maps) and self.n_maps < self.capacity:
+            self._put(self.n_maps, new_maps[start], embeddings[start])
+            start += 1
+        for at in range(start, len(new_maps), BLOCK):
+            self._replace_block(new_maps[at : at + BLOCK], embeddings[at : at + BLOCK])
+
+    def _replace_block(self, new_maps: Floats, embeddings: Floats) -> None:
+        """A slot taken by one newcomer is, for those after it, as similar as that newcomer."""
+        flat = new_maps.reshape(len(new_maps), -1)
+        stored = self.maps.transpose(1, 0, 2).reshape(self.capacity, -1)
+        own, own_sem = (inverse_norm((rows * rows).sum(axis=1)) for rows in (flat, embeddings))
+        theirs, theirs_sem = self.inverse_norms[-1], self.inverse_embeddings
+        trajectory = flat @ stored.T * theirs[None] * own[:, None]
+        semantic = embeddings @ self.embeddings.T * theirs_sem[None] * own_sem[:, None]
+        among = flat @ flat.T * own[None] * own[:, None]
+        among_sem = embeddings @ embeddings.T * own_sem[None] * own_sem[:, None]
+        scores = self.redundancy(semantic, trajectory)
+        among_scores = self.redundancy(among_sem, among)
+        for i in range(len(new_maps)):
+            slot = int(np.argmax(scores[i]))
+            self._put(slot, new_maps[i], embeddings[i])
+            scores[i + 1 :, slot] = among_scores[i + 1 :, i]
+
+    def _put(self, slot: int, new_map: Floats, embedding: Floats) -> None:
         if self.embeddings.shape[1] != len(embedding):
             self.embeddings = np.zeros((self.capacity, len(embedding)))
-        squares = np.cumsum((new_map * new_map).sum(axis=1))
-        if self.n_maps < self.capacity:
-            slot = self.n_maps
-            self.n_maps += 1
-        else:
-            if trajectory is None or len(trajectory) != self.n_maps:
-                dots = np.tensordot(self.maps, new_map, axes=2)
-                trajectory = dots / np.sqrt(np.maximum(self.prefix_squares[:, -1] * squares[-1], 1.0))
-            slot = int(np.argmax(self.redundancy(embedding, trajectory)))
-        self.maps[slot] = new_map
-        self.prefix_squares[slot] = squares
+        self.maps[:, slot] = new_map
+        self.inverse_norms[:, slot] = inverse_norm(np.cumsum((new_map * new_map).sum(axis=1)))
         self.embeddings[slot] = embedding
-        self.embedding_squares[slot] = float(embedding @ embedding)
-        return slot
+        self.inverse_embeddings[slot] = inverse_norm(np.asarray(embedding @ embedding))
+        self.n_maps = max(self.n_maps, slot + 1)
 
     @property
     def n_bytes(self) -> int:
@@ -107,16 +141,18 @@ class MapStore:
         return self.n_maps * self.n_layers * self.n_experts * 4
 
 
-def select(scores: Floats, similarity: float, top_k: int, threshold: bool) -> NDArray[np.int64]:
+def select(scores: Floats, similarity: float, top_k: int, threshold: bool) -> list[int]:
     """Experts to prefetch for a layer, most probable first (equations 6 to 8).
 
     The smallest set whose probability reaches delta = clip(1 - similarity, 0, 1), at least K experts; without the
     `threshold` just the K most probable (the ablation "Map (T+S)"). Ties go to the lowest id.
     """
-    order = np.argsort(-scores, kind="stable")
-    count = top_k
-    if threshold:
-        delta = max(0.0, min(1.0 - similarity, 1.0))
-        reached = np.cumsum(scores[order]) >= delta * scores.sum()
-        count = max(top_k, int(np.argmax(reached)) + 1 if reached.any() else len(order))
-    return order[: min(count, len(order))]
+    values = scores.tolist()
+    order = sorted(range(len(values)), key=lambda expert: -values[expert])  # a stable sort: ties stay in order of id
+    if not threshold:
+        return order[:top_k]
+    target, reached, count = max(0.0, min(1.0 - similarity, 1.0)) * sum(values), 0.0, 0
+    while count < len(order) and (reached < target or count < top_k):
+        reached += values[order[count]]
+        count += 1
+    return order[:count]

@@ -80,10 +80,13 @@ class FineMoe(Policy):
     def learn(self, store: StoreSplit) -> None:
         if self.mode == "online":
             return
+        maps, embeddings = [], []
         for r in store.iterations():
             rows = (r.start_row, r.stop_row)
-            embedding = as_embedding(store.trace.embeddings(*rows), self.variant == "code")
-            self._store.add(as_map(store.trace.scores(*rows)), embedding)
+            maps.append(as_map(store.trace.scores(*rows)))
+            embeddings.append(as_embedding(store.trace.embeddings(*rows), self.variant == "code"))
+        if maps:
+            self._store.fill(np.stack(maps), np.stack(embeddings))
 
     # -- searching (section 4.2) ------------------------------------------------------------------------------------
 
@@ -151,7 +154,7 @@ class FineMoe(Policy):
                 continue
             probability = np.maximum(probability, row / total)
             for expert in select(row, similarity, view.top_k, self.track == "map_tsd"):
-                chosen[int(expert)] = None
+                chosen[expert] = None
         self._p[:, layer] = probability
         for expert in chosen:
             self._ahead[view.piece(layer, expert)] = float(probability[expert])

@@ -1,0 +1,96 @@
+"""The Expert Map Store: equations 4 to 8 and section 4.4 on numbers small enough to check by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from policies._expert_maps import MapStore, Trajectory, as_embedding, as_map, select
+
+
+def store_of(maps: list[list[list[float]]], embeddings: list[list[float]], capacity: int = 8) -> MapStore:
+    store = MapStore(capacity, len(maps[0]), len(maps[0][0]), distance=1)
+    for new_map, embedding in zip(maps, embeddings, strict=True):
+        store.add(np.array(new_map), np.array(embedding))
+    return store
+
+
+def test_semantic_similarity_is_the_cosine_of_equation_4() -> None:
+    store = store_of([[[1, 0]], [[0, 1]]], [[3, 4], [1, 0]])
+    # (3*4 + 4*3) / (5 * 5) = 0.96 and (1*4) / (1 * 5) = 0.8
+    assert store.semantic(np.array([4.0, 3.0])) == pytest.approx([0.96, 0.8], abs=1e-15)
+
+
+def test_trajectory_similarity_grows_layer_by_layer_as_equation_5() -> None:
+    store = store_of([[[2, 0], [0, 2]], [[2, 0], [2, 0]]], [[1], [1]])
+    path = Trajectory(store)
+    path.observe(np.array([1.0, 0.0]))
+    assert path.similarities() == pytest.approx([1.0, 1.0])
+    path.observe(np.array([0.0, 1.0]))
+    # own prefix (1,0,0,1); map 0 (2,0,0,2): 4 / (sqrt 2 * sqrt 8) = 1; map 1 (2,0,2,0): 2 / 4 = 0.5
+    assert path.similarities() == pytest.approx([1.0, 0.5])
+
+
+def test_threshold_takes_more_experts_when_the_map_is_less_similar() -> None:
+    scores = np.array([10.0, 50.0, 30.0, 10.0])
+    # delta = 0.1: one expert reaches it, but at least K = 2 are taken
+    assert select(scores, 0.9, 2, True) == [1, 2]
+    # delta = 0.85: 50 + 30 = 0.80 is not enough, a tie of two tens goes to the lower id
+    assert select(scores, 0.15, 2, True) == [1, 2, 0]
+    # delta is clipped to 1: everything
+    assert select(scores, -0.5, 2, True) == [1, 2, 0, 3]
+    # equation 7 is >=: exactly 0.8 is enough
+    assert select(scores, 1 - 0.8, 1, True) == [1, 2]
+    # Map (T+S) of Figure 14a: the K most probable whatever the similarity
+    assert select(scores, -0.5, 2, False) == [1, 2]
+
+
+def test_full_store_replaces_the_most_redundant_map() -> None:
+    # L = 2, d = 1: redundancy is half semantic, half trajectory similarity
+    store = store_of([[[1, 0], [1, 0]], [[0, 1], [0, 1]]], [[1, 0], [0, 1]], capacity=2)
+    slot = store.add(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([0.0, 1.0]))
+    # map 0: 0.5 * 0 + 0.5 * 0.5 = 0.25; map 1: 0.5 * 1 + 0.5 * 0.5 = 0.75 -> replaced
+    assert slot == 1
+    assert store.n_maps == 2
+    assert store.maps[:, 1].tolist() == [[1, 0], [0, 1]]
+
+
+def test_fill_equals_adding_one_by_one() -> None:
+    rng = np.random.default_rng(3)
+    maps = rng.integers(0, 100, (60, 3, 4)).astype(float)
+    embeddings = rng.integers(-50, 50, (60, 5)).astype(float)
+    one, many = MapStore(8, 3, 4, 1), MapStore(8, 3, 4, 1)
+    for new_map, embedding in zip(maps, embeddings, strict=True):
+        one.add(new_map, embedding)
+    many.fill(maps, embeddings)
+    assert np.array_equal(one.maps, many.maps)
+    assert np.array_equal(one.embeddings, many.embeddings)
+
+
+def test_store_size_is_figure_18s() -> None:
+    """FineMoE Figure 18: 32 K maps of Qwen1.5-MoE stay below 200 MB of CPU memory."""
+    store = MapStore(1, 24, 60, 6)
+    store.n_maps = 32 * 1024
+    assert store.n_bytes == 24 * 60 * 4 * 32768 == 188_743_680
+    assert store.n_bytes < 200e6
+
+
+def test_map_counts_of_section_4_4() -> None:
+    """Maps for 75 % and 98 % coverage: 2LJ and LJ ln(LJ) / 2."""
+    for n_layers, n_experts, low, high in ((24, 60, 2880, 5236), (32, 8, 512, 710), (32, 16, 1024, 1597)):
+        size = n_layers * n_experts
+        assert 2 * size == low
+        assert round(size * math.log(size) / 2) == high
+
+
+def test_prefill_takes_the_mean_and_zero_vectors_are_harmless() -> None:
+    assert as_map(np.array([[[1.0, 3.0]], [[2.0, 5.0]]])).tolist() == [[2.0, 4.0]]  # 1.5 rounds to even
+    assert as_embedding(np.array([[1, 0], [3, 2]], dtype=np.float32), last=False).tolist() == [2047, 1024]
+    assert as_embedding(np.array([[1, 0], [3, 2]], dtype=np.float32), last=True).tolist() == [2047, 1365]
+    assert as_embedding(np.zeros((1, 2), dtype=np.float32), last=False).tolist() == [0, 0]
+    store = store_of([[[0, 0]]], [[0]])
+    path = Trajectory(store)
+    path.observe(np.zeros(2))
+    assert path.similarities().tolist() == [0.0]
