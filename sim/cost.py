@@ -36,7 +36,7 @@ class Launch:
     def __init__(self, n_kernels: int, launch_s: float, extra_s: float) -> None:
         self.extra_s = extra_s
         self.kernels_s = n_kernels * launch_s
-        self.first_s = extra_s + launch_s
+        self.first_s = extra_s + (launch_s if n_kernels else 0.0)
         self.all_s = extra_s + self.kernels_s
         self.n = 0
 

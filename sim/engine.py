@@ -95,8 +95,10 @@ class Engine:
         elif isinstance(decision, Predict):
             return self.machine.predict(decision.duration_s, decision.lane, decision.blocking, decision.basis)
         elif isinstance(decision, Cancel):
+            self._needs_timing("Cancel")
             self.cancel(decision.piece)
         elif isinstance(decision, DropQueue):
+            self._needs_timing("DropQueue")
             self.drop_queue(decision.up_to_layer)
         else:
             raise IllegalDecision(f"decision, got {decision!r}: not a decision; see sim.decisions")
@@ -106,6 +108,12 @@ class Engine:
         """Take over what binding the policy has settled: the cache's budgets, and whether polling is needed."""
         self._clean_bytes = list(self.cache.budget_bytes)
         self.polls = self._own_copy_done or self.policy.prefetch_depth is not None
+        if self.polls:
+            self._needs_timing("copy_done and prefetch_depth")
+
+    def _needs_timing(self, what: str) -> None:
+        if "timing" not in self.policy.traits:
+            raise IllegalDecision(f"{what} of {self.policy.name}: it depends on time; declare the trait 'timing'")
 
     # -- room -------------------------------------------------------------------------------------------------------
 
@@ -203,6 +211,8 @@ class Engine:
         waits = self._take_room(piece)
         ticket = self.machine.copy(piece, DEMAND, waits + after if after else waits)
         self.cache.add(piece, ticket, DEMANDED)
+        if self.tally.prefetch.n_issued:
+            self.tally.prefetch.forget((piece,))
         self.tally.n_demand += 1
         self.tally.demand_bytes += piece.n_bytes
         if self.log:
@@ -280,8 +290,7 @@ class Engine:
         if not self.polls:
             return
         if self._own_copy_done:
-            for ticket in self.machine.poll():
-                piece = self.pieces.whole[ticket.layer][ticket.expert]  # type: ignore[attr-defined]
+            for piece in self.machine.poll():
                 self.obey(self.policy.copy_done(piece, self.view))
         self.pump()
 

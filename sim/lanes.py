@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from sim.machine import DEMAND, UNKNOWN_S, Ticket
+
+if TYPE_CHECKING:
+    from sim.pieces import Piece
 
 # Causes: what a waiting compute stream waits for. Indices into `Composition.parts_s`.
 GPU, H2D, HOST, CPU, SIDE, IDLE = range(6)
@@ -22,8 +26,8 @@ Spans = Callable[[str, str, int, int, int, int, float, float], None]
 class Copy(Ticket):
     """A copy on a lane: what it moves and when it may start."""
 
-    __slots__ = ("after", "cancelled", "duration_s", "expert", "layer", "n_bytes", "op", "priority", "start_s",
-                 "submit_s")  # fmt: skip
+    __slots__ = ("after", "cancelled", "duration_s", "expert", "layer", "n_bytes", "op", "piece", "priority",
+                 "start_s", "submit_s")  # fmt: skip
 
     def __init__(
         self, op: str, layer: int, expert: int, n_bytes: int, duration_s: float, priority: int, submit_s: float,
@@ -40,6 +44,7 @@ class Copy(Ticket):
         self.after = after
         self.start_s = UNKNOWN_S
         self.cancelled = False
+        self.piece: Piece | None = None  # None: activations
 
     def ready_s(self) -> float:
         """Earliest possible start, or UNKNOWN_S while something before it is unsettled."""
@@ -92,7 +97,9 @@ class CopyLane:
             for copy in self.queue:
                 if copy.priority == DEMAND:
                     ready_s = copy.ready_s()
-                    if ready_s != UNKNOWN_S and ready_s <= at_s:
+                    if ready_s == UNKNOWN_S:
+                        return  # asked earlier, and may be ready first: leave it to the order of time
+                    if ready_s <= at_s:
                         best = copy
                         break
             if best is None:
@@ -148,6 +155,7 @@ class CopyLane:
         start_s = ready_s if ready_s > self.free_s else self.free_s
         copy.start_s = start_s
         copy.end_s = self.free_s = start_s + copy.duration_s
+        copy.after = ()  # settled: let go of what it waited for, or tickets would chain through the whole run
         self.busy_s += copy.duration_s
         self.n_copies += 1
         self.copied_bytes += copy.n_bytes
@@ -165,6 +173,8 @@ class CopyLane:
             return False
         self.queue.remove(copy)
         copy.cancelled = True
+        copy.end_s = now_s  # nothing that was to follow it waits any more
+        copy.after = ()
         return True
 
     def promote(self, copy: Copy, now_s: float) -> None:
@@ -276,6 +286,7 @@ class Stream:
             work.end_s = self._place(
                 work.op, work.layer, work.expert, work.n_tokens, start_s, cause, work.launched_s, work.duration_s
             )
+            work.after = ()
         return True
 
     def idle_until(self, time_s: float, cause: int) -> None:

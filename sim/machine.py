@@ -68,8 +68,8 @@ class Machine(Protocol):
     def predict(self, duration_s: float, lane: str, blocking: bool, basis: str) -> Ticket:
         """Spend predictor time on `lane`; `blocking` makes the host wait for it."""
 
-    def poll(self) -> list[Ticket]:
-        """Copies that have completed by now, in order of completion, each reported once."""
+    def poll(self) -> list[Piece]:
+        """Pieces whose copies have completed by now, in order of completion, each copy reported once."""
 
     def ended(self, ticket: Ticket) -> bool:
         """True when a copy has completed by now."""

@@ -25,6 +25,9 @@ class PrefetchQueue:
         self._asked += 1
         self._waiting[piece] = (self._asked, after)
         heapq.heappush(self._heap, (-priority, self._asked, piece))
+        if len(self._heap) > 64 + 2 * len(self._waiting):  # withdrawn ones sink to the bottom and would stay there
+            self._heap = [item for item in self._heap if self._waiting.get(item[2], (0,))[0] == item[1]]
+            heapq.heapify(self._heap)
 
     def pop(self) -> tuple[Piece, tuple[Ticket, ...]] | None:
         """The best waiting piece with its tickets, or None."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sim import __version__, fast, metrics
+from sim.api import overrides as implements
 from sim.cache import Cache
 from sim.cost import Cost
 from sim.drive import Clockwork, drive
@@ -214,15 +215,15 @@ def assemble(setup: Setup, spans: Spans | None = None, log: Log | None = None) -
     cost = Cost(setup.hw, setup.model, setup.stack, spec.precision)
     cache = Cache(list(setup.memory.expert_bytes))
     future = Future(trace, setup.requests, spec.batch) if "oracle" in policy.traits else None
-    machine = SimMachine(cost, spec.gpus, spans, report_copies="timing" in policy.traits)
+    machine = SimMachine(cost, spec.gpus, spans, report_copies=implements(policy, "copy_done"))
     engine = Engine(policy, machine, cache, setup.pieces, cost, Arrays(trace), setup.model.top_k, future, log)
     start_policy(engine, setup)
     return engine, machine
 
 
 def run_through(
-    setup: Setup, engine: Engine, machine: SimMachine, loop: Callable[..., Iterator[Step]], on_step: Callable[[Step], None] | None,
-    progress: Progress | None,
+    setup: Setup, engine: Engine, machine: SimMachine, loop: Callable[..., Iterator[Step]],
+    on_step: Callable[[Step], None] | None, progress: Progress | None,
 ) -> Clockwork:  # fmt: skip
     """Drive every iteration, telling whoever wants to know."""
     clockwork = Clockwork()

@@ -128,9 +128,7 @@ class SimMachine:
         if self.spans is not None:
             self.spans("host", "launch expert", piece.layer, piece.expert, n_tokens, 0, host_s, launched_s)
         stream = self.streams[piece.gpu]
-        if piece.gpu == 0:
-            if self._joins:
-                after, self._joins = self._joins + after, NOTHING
+        if piece.gpu == 0:  # joins are for the next block: an expert here does not wait for one elsewhere
             return stream.run(
                 "expert", piece.layer, piece.expert, n_tokens, host_s + launch.first_s, launched_s, price.duration_s,
                 after,
@@ -160,7 +158,7 @@ class SimMachine:
         self.d2h_bytes += n_bytes
         back = Copy("activations", layer, expert, n_bytes, cost.copy_s(n_bytes), DEMAND, self.host_s, (done,))
         back.cause = CPU
-        self.up[0].submit(back, self.host_s)
+        self._submit(0, back)
         return back
 
     def join(self, ticket: Ticket) -> None:
@@ -177,46 +175,51 @@ class SimMachine:
             self.spans("host", "launch copy", piece.layer, piece.expert, 0, piece.n_bytes, begun_s, now_s)
         op = "demand" if priority == DEMAND else "prefetch"
         copy = Copy(op, piece.layer, piece.expert, piece.n_bytes, cost.copy_s(piece.n_bytes), priority, now_s, after)
-        self.up[piece.gpu].submit(copy, now_s)
+        copy.piece = piece
+        self._submit(piece.gpu, copy)
         return copy
 
     def promote(self, ticket: Ticket) -> None:
         assert isinstance(ticket, Copy)
+        self._advance()
         for lane in self.up:
             lane.promote(ticket, self.host_s)
 
     def cancel(self, ticket: Ticket) -> bool:
         assert isinstance(ticket, Copy)
+        self._advance()
         return any(lane.cancel(ticket, self.host_s) for lane in self.up)
 
-    def poll(self) -> list[Ticket]:
+    def poll(self) -> list[Piece]:
         done: list[Copy] = []
+        self._advance()
         for lane in self.up:
             done += lane.completions(self.host_s)
         if self.n_gpus > 1:
             done.sort(key=lambda copy: copy.end_s)
-        return list(done)
+        return [copy.piece for copy in done if copy.piece is not None]
 
     def ended(self, ticket: Ticket) -> bool:
         """True when a copy has completed by the host's clock."""
         if ticket.end_s == UNKNOWN_S:
-            for lane in self.up:
-                lane.advance(self.host_s)
+            self._advance()
         return ticket.end_s != UNKNOWN_S and ticket.end_s <= self.host_s
 
     def started(self, ticket: Ticket) -> bool:
         assert isinstance(ticket, Copy)
         if ticket.start_s == UNKNOWN_S:
-            for lane in self.up:
-                lane.advance(self.host_s)
+            self._advance()
         return ticket.start_s != UNKNOWN_S and ticket.start_s < self.host_s
 
     # -- the rest ---------------------------------------------------------------------------------------------------
 
     def predict(self, duration_s: float, lane: str, blocking: bool, basis: str) -> Ticket:
         if lane == "host":
+            begun_s = self.host_s
             self.host_s += duration_s
             ticket = Ticket(self.host_s, HOST)
+            if self.spans is not None:
+                self.spans("host", "predict", -1, -1, 0, 0, begun_s, self.host_s)
         elif lane == "gpu":
             launch = self.cost.launch_s
             self.host_s += launch
@@ -233,9 +236,8 @@ class SimMachine:
             self.streams[0].idle_until(time_s, IDLE)
 
     def drain(self) -> None:
-        while any(lane.settle_next() for lane in self.up):
+        while self._settle_next():
             pass
-        self._progress()
 
     def parts_s(self) -> list[float]:
         """GPU 0's timeline so far, split by what it did or waited for; order of `sim.lanes.CAUSES`."""
@@ -255,19 +257,38 @@ class SimMachine:
             (cost.q_copy_launch, self.n_copy_launches * cost.copy_launch_s),
         ]
 
+    def _submit(self, gpu: int, copy: Copy) -> None:
+        if self.n_gpus > 1:
+            self._advance()
+        self.up[gpu].submit(copy, self.host_s)
+
+    def _advance(self) -> None:
+        """Settle every copy that starts before the host's clock; over several links in the order of their starts."""
+        if self.n_gpus == 1:
+            self.up[0].advance(self.host_s)
+            return
+        while (start := self._next_start()) is not None and start[0] < self.host_s:
+            self.up[start[1]].settle_next()
+
+    def _next_start(self) -> tuple[float, int] | None:
+        """(when, which link) the next copy starts."""
+        starts = [(lane.next_start_s(), index) for index, lane in enumerate(self.up)]
+        return min(((start_s, index) for start_s, index in starts if start_s is not None), default=None)
+
+    def _settle_next(self) -> bool:
+        start = self._next_start()
+        return start is not None and self.up[start[1]].settle_next()
+
     def _progress(self) -> None:
-        for stream in self.streams:
+        for stream in reversed(self.streams):  # GPU 0's waits for the others', never the other way round
             if stream.pending:
                 stream.progress()
 
     def _settle(self, ticket: Ticket) -> None:
         """The host is blocked: let copies start, in time order, until the ticket's end is known."""
         while ticket.end_s == UNKNOWN_S:
-            starts = [(lane.next_start_s(), index) for index, lane in enumerate(self.up)]
-            waiting = [start for start in starts if start[0] is not None]
-            if not waiting:
+            if not self._settle_next():
                 raise RuntimeError("deadlock: the host waits for work that waits for no copy (a bug in the engine)")
-            self.up[min(waiting)[1]].settle_next()
 
 
 __all__ = ["CAUSES", "H2D", "SimMachine"]

@@ -273,7 +273,7 @@ class Queued(Placed):
 def test_depth_one_hands_over_the_next_best_when_the_one_before_has_ended(tmp_path):
     # Asked 1.0, 1.1, 1.2 with priorities 0, 1, 2. 1.0 is handed over at once (nothing else was asked yet): 0..10.
     # It has started when it is cancelled at 1. Polling points: layer 0 is left at 1 (host), layer 1's gate is read at
-    # 4, both before 10; layer 1 asks for 1.0, late: 10..12. Then the head: 12..13; polled at 13: 1.2 (best) goes 13..23.
+    # 4, both before 10; layer 1 asks for 1.0, late: 10..12. Then the head: 12..13; polled at 13: 1.2 (best) 13..23.
     seen = run(Queued([(0, 0)], ahead=[(1, 0), (1, 1), (1, 2)]), tmp_path, [[[0], [0]]], room=4, n_experts=3)
     assert seen.lane("h2d") == [("prefetch 1.0", 0, 10), ("prefetch 1.2", 13, 23)]
     assert seen.prefetched() == {"issued": 2, "late": 1, "wasted": 1}
