@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.data import replacing
 from sim.errors import BadInput
-from sim.output import explicit, resolved, to_json
+from sim.output import explicit, resolved, run_id, to_json
 from sim.run import execute
 from sim.spec import dump_spec
 from sim.tables import TABLES, TableWriter, run_row
@@ -63,9 +63,10 @@ class Keeper:
         self._iteration = it.index + 1
 
     def finish(self, outcome: Outcome) -> None:
-        """Write what is known only at the end."""
+        """Write what is known only at the end, and close the tables."""
         self._tables["requests"].extend(_request_row(times) for times in outcome.clockwork.requests)
         self._tables["runs"].add(*run_row(outcome.result)[1:])
+        self._stack.close()
 
 
 def _request_row(times: RequestTimes) -> tuple[Any, ...]:
@@ -86,8 +87,6 @@ def recorded(
     Raises:
         BadInput: a place that cannot be written, or a folder that holds something else.
     """
-    from sim.output import run_id
-
     try:
         with ExitStack() as stack:
             keeper = events = None
@@ -101,11 +100,13 @@ def recorded(
                 title = f"{setup.policy.name} on {setup.hw.id}"
                 events = stack.enter_context(Timeline(part, title, n_iterations))
             outcome = _execute(setup, progress, [sink for sink in (keeper, events) if sink is not None])
+            if events is not None:
+                events.close()
             if keeper is not None:
                 keeper.finish(outcome)
                 (folder / CONFIG).write_text(dump_spec(explicit(setup), resolved(setup)), encoding="utf-8")
                 (folder / RESULT).write_text(to_json(outcome.result, indent=2) + "\n", encoding="utf-8")
-            return outcome
+            return outcome  # whole files everywhere: what is left is to rename them
     except OSError as error:
         where = error.filename or out or timeline
         raise BadInput(f"{where}: {error.strerror or error}; choose another place") from None

@@ -32,6 +32,10 @@ class Timeline:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._file.close()
+
+    def close(self) -> None:
+        """Complete the document."""
         self._file.write("\n]}\n")
         self._file.close()
 

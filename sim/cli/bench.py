@@ -142,7 +142,7 @@ def synthetic_trace(path: Path, shape: tuple[int, int, int], n_store: int, n_tes
     first = 0
     for split, n in (("store", n_store), ("test", n_test)):
         if n:
-            requests.append(Request(len(requests), first, 1, n, "", None, split))
+            requests.append(Request(len(requests), first, 1, n + 1, "", None, split))
             first += 1 + n
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 4096, (first, n_layers, n_experts))

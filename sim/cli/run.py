@@ -34,7 +34,7 @@ class Size(click.ParamType[int]):
 
 @click.command(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Example: simulate --policy fine_moe --hw rtx3090 --cache-frac 0.25. Sizes take kB, MB, GB (powers of "
+    epilog="Example: simulate --policy fine_moe --hw rtx3090 --cache-frac 0.2. Sizes take kB, MB, GB (powers of "
     "1000) or KiB, MiB, GiB. Names: moesim policies, moesim hw, moesim models, moesim traces.",
 )
 @click.option("--policy", metavar="NAME", help="What decides: see `moesim policies`.")

@@ -1,0 +1,247 @@
+"""`simulate`: what it prints, what it refuses, what it saves."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cli_help import Said, mixtral_shaped, moesim, simulated
+
+from sim.output import to_json
+from sim.spec import RunSpec, dump_spec, read_spec
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mixtral_shaped(tmp_path_factory.mktemp("traces"))
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], trace: Path) -> Any:
+    """Simulate with LRU on an RTX 3090 and the small trace; words given replace those."""
+
+    def call(*args: object, policy: str = "lru", hw: str = "rtx3090") -> Said:
+        return simulated(capsys, "--policy", policy, "--hw", hw, "--trace", trace, *args)
+
+    return call
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Equal but for how long the simulation itself took."""
+    return {**a, "wall_s": 0} == {**b, "wall_s": 0}
+
+
+class TestOutput:
+    def test_json_is_one_object_and_nothing_else(self, run: Any) -> None:
+        said = run("--json")
+        assert said.json["policy"] == "lru"
+        assert said.out.count("\n") == 1
+        assert said.err == ""
+
+    def test_verdict_comes_first_and_names_the_bound(self, run: Any) -> None:
+        first = run().out.splitlines()[0]
+        assert re.match(r"lru on rtx3090 \(mixtral-8x7b bf16\): [\d.]+ m?s per token \([\d.]+ tokens/s\), bound by the "
+                        r"copy link \(\d+ % of decode time waiting for copies\)$", first)  # fmt: skip
+
+    def test_human_output_is_short_and_plain(self, run: Any) -> None:
+        said = run()
+        lines = said.out.splitlines()
+        assert len(lines) <= 35
+        assert max(map(len, lines)) <= 160
+        assert "\x1b" not in said.out
+        for word in ("TTFT", "TPOT", "PCIe traffic", "peak VRAM", "rests on", "uncertainty", "expert budget", "labels"):
+            assert word in said.out, word
+
+    def test_both_commands_are_one(self, run: Any, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        other = moesim(capsys, "run", "--policy", "lru", "--hw", "rtx3090", "--trace", trace, "--json")
+        assert same(other.json, run("--json").json)
+
+    def test_aliases_resolve_and_are_named(self, run: Any) -> None:
+        result = run("--json", policy="accelerate", hw="RTX-3090").json
+        assert (result["policy"], result["hw"]) == ("on_demand", "rtx3090")
+
+    def test_bound_in_hypothetical_memory_says_so(self, run: Any) -> None:
+        result = run("--json", policy="gpu_only").json
+        assert any(label.startswith("does not fit: needs 9") for label in result["labels"])
+        assert result["bound_by"]["resource"] == "gpu"
+
+    def test_unfinished_statistics_are_null(self, run: Any) -> None:
+        tpot = run("--json").json["tpot_s"]
+        assert (tpot["n"], tpot["p95"], tpot["p99"]) == (2, None, None)
+
+    def test_json_has_no_infinities(self) -> None:
+        odd = {"a": float("nan"), "b": [float("inf"), 1.5], "c": True}
+        assert to_json(odd) == '{"a": null, "b": [null, 1.5], "c": true}'
+
+    def test_batch_says_what_its_rate_means(self, run: Any) -> None:
+        assert "per token at batch 2" in run("--batch", 2).out
+
+    def test_help_fits_and_offers_no_hardware(self, capsys: pytest.CaptureFixture[str]) -> None:
+        said = simulated(capsys, "--help")
+        assert said.code == 0
+        assert "--real" not in said.out
+        assert "--policy" in said.out
+
+
+class TestRefusals:
+    def test_no_policy_and_no_hardware(self, capsys: pytest.CaptureFixture[str]) -> None:
+        error = simulated(capsys).error
+        for word in ("--policy", "--hw", "lru", "rtx3090", "moesim hw"):
+            assert word in error
+
+    @pytest.mark.parametrize(("args", "hint"), [
+        (("--policy", "lruu", "--hw", "rtx3090"), "did you mean 'lru'"),
+        (("--policy", "lru", "--hw", "rtx3091"), "did you mean 'rtx3090'"),
+        (("--policy", "lru", "--hw", "rtx3090", "--model", "mixtral-8x7c"), "did you mean 'mixtral-8x7b'"),
+        (("--policy", "lru", "--hw", "rtx3090", "--stack", "baer"), "did you mean 'bare'"),
+        (("--policy", "lru", "--hw", "rtx3090", "--trace", "nothing-like-it"), "no bundled trace and no file"),
+        (("--polcy", "lru"), "No such option"),
+    ])  # fmt: skip
+    def test_unknown_names(self, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], hint: str) -> None:
+        assert hint in simulated(capsys, *args).error
+
+    @pytest.mark.parametrize(("args", "hint"), [
+        (("--precision", "bf61"), "did you mean 'bf16'"),
+        (("--hit-definition", "gat"), "did you mean 'gate'"),
+        (("--split", "tset"), "did you mean 'test'"),
+        (("--set", "scop=layer"), "did you mean 'scope'"),
+        (("--set", "scope=laier"), "did you mean 'layer'"),
+        (("--set", "scope"), "not key=value"),
+        (("--set", "hw.h2d.bandwith_bytes_per_s=5e10"), "did you mean 'bandwidth_bytes_per_s'"),
+        (("--vram", "6 apples"), "not a size"),
+        (("--vram", "80GB"), "rtx3090 has 25.8 GB"),
+        (("--expert-cache", "1MB"), "one expert takes 352 MB"),
+        (("--experts", "0"), "give 1 to 256"),
+        (("--experts", "9", "--cache-frac", "0.5"), "one cap at a time"),
+        (("--cache-frac", "1.5"), "(0, 1]"),
+        (("--gpus", "0"), "at least 1"),
+        (("--requests", "0"), "at least 1"),
+        (("--gpus", "two"), "not a valid integer"),
+        (("--model", "qwen3-30b-a3b"), "routing shapes must agree"),
+        (("--timeline-iterations", "0"), "not in the range"),
+    ])  # fmt: skip
+    def test_bad_values(self, run: Any, args: tuple[str, ...], hint: str) -> None:
+        assert hint in run(*args).error
+
+    def test_what_does_not_fit_is_shown_as_a_table(self, run: Any) -> None:
+        said = run("--precision", "fp32", "--experts", "200")
+        assert said.code == 2
+        assert said.out == ""
+        assert re.search(r"dense weights +[\d.]+ GB", said.err)
+        assert said.err.splitlines()[-1].startswith("error: ")
+
+    def test_missing_level_names_the_remedy(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        bare = mixtral_shaped(tmp_path, levels=())
+        error = simulated(capsys, "--policy", "fine_moe", "--hw", "rtx3090", "--trace", bare).error
+        assert "needs embeddings" in error
+
+
+class TestSizes:
+    @pytest.mark.parametrize("words", ["6GB", "6e9", "6 GB", "6000000000"])
+    def test_units(self, run: Any, words: str) -> None:
+        assert run("--json", "--expert-cache", words).json["expert_budget_bytes"] == [6_000_000_000]
+
+    def test_experts_are_whole(self, run: Any) -> None:
+        result = run("--json", "--experts", 17).json
+        assert result["expert_budget_bytes"] == [17 * result["expert_bytes"]]
+
+
+class TestConfig:
+    def test_round_trip_is_bit_for_bit(self, run: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        args = ("--set", "scope=layer", "--set", "hw.h2d.latency_s=1e-7", "--experts", 40, "--batch", 2, "--json")
+        first = run(*args, "--out", tmp_path / "a").json
+        config = tmp_path / "a" / "config.yaml"
+        again = simulated(capsys, "--config", config, "--out", tmp_path / "b", "--json")
+        assert again.err == ""
+        assert same(first, again.json)
+        assert config.read_bytes() == (tmp_path / "b" / "config.yaml").read_bytes()
+        for table in ("spans", "decisions", "requests", "iterations"):
+            a, b = (tmp_path / run / f"{table}.parquet" for run in "ab")
+            assert a.read_bytes() == b.read_bytes()
+
+    def test_relative_paths_are_saved_whole(
+        self, capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(trace.parent)
+        said = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--trace", trace.name, "--out", tmp_path / "a")
+        assert said.code == 0
+        monkeypatch.chdir(tmp_path)
+        assert simulated(capsys, "--config", "a/config.yaml").code == 0
+
+    def test_command_line_wins(self, run: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        run("--experts", 40, "--set", "hw.h2d.latency_s=1e-6", "--seed", 3, "--out", tmp_path / "a")
+        config = tmp_path / "a" / "config.yaml"
+        changed = simulated(capsys, "--config", config, "--policy", "lfu", "--cache-frac", "0.2", "--json").json
+        assert (changed["policy"], changed["seed"]) == ("lfu", 3)
+        assert changed["expert_budget_bytes"] == [51 * changed["expert_bytes"]]
+        latency = {row["figure"]: row["value"] for row in changed["provenance"]["figures"]}["h2d.latency_s"]
+        assert latency == 1e-6
+
+    def test_resolved_block_says_what_names_meant(self, run: Any, tmp_path: Path) -> None:
+        result = run("--out", tmp_path / "a", "--json", policy="accelerate").json
+        saved = yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())
+        assert saved["policy"] == "accelerate"
+        assert saved["resolved"]["policy"] == "on_demand"
+        assert saved["resolved"]["params"] == {"slots": 2}
+        assert saved["resolved"]["trace_sha256"] == result["trace_sha256"]
+        assert saved["model"] == "mixtral-8x7b"
+
+    def test_a_changed_trace_is_mentioned(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        path = mixtral_shaped(tmp_path)
+        simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--trace", path, "--out", tmp_path / "a")
+        mixtral_shaped(tmp_path, seed=1)
+        said = simulated(capsys, "--config", tmp_path / "a" / "config.yaml", "--json")
+        assert said.json
+        assert "trace mix has changed" in said.err
+
+    @pytest.mark.parametrize(("text", "hint"), [
+        ("policy: [lru", "not YAML|expected"),
+        ("- lru", "is a mapping"),
+        ("polcy: lru", "did you mean 'policy'"),
+        ("policy: lru\nhw: rtx3090\ngpus: two", "gpus"),
+        ("policy: lru\nhw: rtx3090\nset: {scope: [1]}", "set"),
+        ("hw: rtx3090", "--policy"),
+    ])  # fmt: skip
+    def test_bad_configurations(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, hint: str
+    ) -> None:
+        path = tmp_path / "c.yaml"
+        path.write_text(text)
+        assert re.search(hint, simulated(capsys, "--config", path).error)
+
+    def test_missing_file(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        assert "No such file" in simulated(capsys, "--config", tmp_path / "none.yaml").error
+
+    @pytest.mark.parametrize("value", [True, None, 3, 1e-7, 5e10, 1e300, "5e10", "true", "null", "1_000", "a's: #", ""])
+    def test_values_keep_their_type(self, tmp_path: Path, value: Any) -> None:
+        path = tmp_path / "c.yaml"
+        path.write_text(dump_spec(RunSpec(policy="p", hw="h", set={"key": value}), {"note": 1}))
+        fields, resolved = read_spec(path)
+        assert fields["set"] == {"key": value}
+        assert type(fields["set"]["key"]) is type(value)
+        assert resolved == {"note": 1}
+
+
+class TestInterruption:
+    def test_ctrl_c_leaves_nothing_and_says_one_line(self, tmp_path: Path) -> None:
+        trace = mixtral_shaped(tmp_path, n_requests=2, prompt=5, outputs=1500)
+        out = tmp_path / "runs" / "a"
+        words = ["run", "--policy", "lru", "--hw", "rtx3090", "--trace", str(trace), "--out", str(out), "--timeline",
+                 str(tmp_path / "runs" / "t.json")]  # fmt: skip
+        process = subprocess.Popen([sys.executable, "-m", "sim", *words], stdout=-1, stderr=-1)
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob("runs/.a.*.part/spans.parquet")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert stdout == b""
+        assert stderr.decode().strip() == "interrupted"
+        assert list((tmp_path / "runs").iterdir()) == []

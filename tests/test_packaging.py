@@ -1,0 +1,71 @@
+"""What an installed wheel carries, and what a command may import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = {"numpy", "pandas", "plotly", "torch", "pyarrow", "rich", "scipy", "simpy", "transformers", "safetensors"}
+
+
+def imported_by(*statements: str) -> set[str]:
+    """Top-level names of everything a fresh interpreter has imported after the statements."""
+    code = "\n".join((*statements, "import sys", "print(*sorted({name.split('.')[0] for name in sys.modules}))"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("entry", [
+    "simulate(['--help'])", "main(['--help'])", "main(['run', '--help'])", "simulate([])",
+])  # fmt: skip
+def test_help_imports_nothing_heavy(entry: str) -> None:
+    allowed = {"numpy"} if entry == "simulate([])" else set()  # naming the policies imports them
+    found = imported_by("from sim.cli import main, simulate", "try:", f"    {entry}", "except SystemExit:", "    pass")
+    assert not (found & HEAVY) - allowed
+
+
+def test_a_run_imports_only_what_it_uses() -> None:
+    found = imported_by("import sim.run, sim.output, sim.spec, sim.cli.run, sim.registry", "sim.registry.policies()")
+    assert not found & {"pandas", "plotly", "torch", "pyarrow", "scipy", "transformers"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=ROOT, check=True,
+                   capture_output=True)  # fmt: skip
+    (path,) = folder.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        return set(archive.namelist())
+
+
+def test_wheel_carries_data(wheel: set[str]) -> None:
+    patterns = ("hwprofiles/gpus/*.yaml", "hwprofiles/cpus/*.yaml", "hwprofiles/models/*.yaml",
+                "hwprofiles/stacks/*.yaml", "traces/FORMAT.md", "traces/data/*.safetensors", "sim/DESIGN.md",
+                )  # fmt: skip
+    for pattern in patterns:
+        files = {path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)}
+        assert files <= wheel, f"missing of {pattern}: {sorted(files - wheel)}"
+        assert files or "traces/data" in pattern, pattern
+
+
+def test_wheel_carries_code_and_nothing_else(wheel: set[str]) -> None:
+    paths = (path for top in ("sim", "policies") for path in ROOT.glob(f"{top}/**/*.py"))
+    code = {path.relative_to(ROOT).as_posix() for path in paths}
+    assert code <= wheel
+    tops = {name.split("/")[0] for name in wheel}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "sim", "policies", "calibrate", "hwprofiles", "traces", "reports"}  # fmt: skip
+    assert any(name.endswith("/licenses/LICENSE") for name in wheel)
+
+
+def test_commands_are_declared_for_what_works() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["simulate"] == "sim.cli:simulate"
+    assert scripts["moesim"] == "sim.cli:main"

@@ -1,0 +1,189 @@
+"""Kept tables and the folded result are two views of one run: every metric can be recomputed from the tables."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from cli_help import Said, mixtral_shaped, simulated
+
+from sim import sinks, tables
+from sim.tables import SCHEMAS, TABLES, TableWriter
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mixtral_shaped(tmp_path_factory.mktemp("traces"), n_requests=6)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], trace: Path) -> Any:
+    def call(*args: object, policy: str = "lru") -> Said:
+        return simulated(capsys, "--policy", policy, "--hw", "rtx3090", "--trace", trace, *args)
+
+    return call
+
+
+def read(folder: Path) -> dict[str, pd.DataFrame]:
+    return {name: pd.read_parquet(folder / f"{name}.parquet") for name in TABLES}
+
+
+@pytest.mark.parametrize("args", [
+    ("lru",), ("fine_moe",), ("on_demand",), ("lfu", "--batch", 3), ("lru", "--gpus", 2, "--experts", 40),
+    ("gpu_only",),
+], ids=lambda args: "-".join(map(str, args)))  # fmt: skip
+def test_kept_tables_give_the_folded_metrics(run: Any, tmp_path: Path, args: tuple[object, ...]) -> None:
+    policy, *options = args
+    result = run(*options, "--out", tmp_path / "a", "--json", policy=policy).json
+    kept = read(tmp_path / "a")
+    spans, requests, decisions, iterations = (kept[name] for name in ("spans", "requests", "decisions", "iterations"))
+    near = {"rel": 1e-9, "abs": 1e-15}
+
+    assert len(requests) == result["requests"] == result["ttft_s"]["n"]
+    assert requests.ttft_s.mean() == pytest.approx(result["ttft_s"]["mean"], **near)
+    assert (requests.first_token_s - requests.start_s).equals(requests.ttft_s)
+    tpot_s = (requests.last_token_s - requests.first_token_s) / (requests.output_tokens - 1)
+    assert tpot_s.mean() == pytest.approx(result["tpot_s"]["mean"], **near)
+    assert requests.tpot_s.mean() == pytest.approx(result["tpot_s"]["mean"], **near)
+    assert (requests.last_token_s - requests.start_s).mean() == pytest.approx(result["e2e_s"]["mean"], **near)
+    span_s = requests.last_token_s.max() - requests.start_s.min()
+    assert requests.output_tokens.sum() / span_s == pytest.approx(result["throughput_tokens_per_s"], **near)
+
+    up = spans[spans.lane.str.startswith("h2d")]
+    assert up.n_bytes.sum() == result["h2d_bytes"]
+    fetched = result["demand_copies"]["n"] + result["prefetch"]["issued"]["n"] - result["prefetch"]["cancelled"]["n"]
+    assert len(up) == fetched
+    assert (decisions.kind == "fetch").sum() == result["demand_copies"]["n"]
+    assert (decisions.kind == "prefetch").sum() == result["prefetch"]["issued"]["n"]
+
+    busy_s = (spans.end_s - spans.start_s).groupby(spans.lane).sum()
+    for lane, share in result["lane_utilisation"].items():
+        assert busy_s.get(lane, 0.0) / result["simulated_s"] == pytest.approx(share, **near), lane
+
+    tokens = iterations.groupby("phase").n_tokens.sum()
+    assert tokens["decode"] == result["decode_tokens"] == result["phases"]["decode"]["tokens"]
+    time_s = (iterations.end_s - iterations.start_s).groupby(iterations.phase).sum()
+    for phase, facts in result["phases"].items():
+        assert time_s[phase] == pytest.approx(facts["time_s"], **near)
+        assert (iterations.phase == phase).sum() == facts["iterations"]
+
+
+def test_tables_are_tidy_and_share_one_id(run: Any, tmp_path: Path) -> None:
+    result = run("--out", tmp_path / "a", "--json", policy="fine_moe").json
+    kept = read(tmp_path / "a")
+    for name, frame in kept.items():
+        assert list(frame.columns) == SCHEMAS[name].names
+        assert set(frame.run_id) == {result["run_id"]}
+    assert len(kept["runs"]) == 1
+    row = kept["runs"].iloc[0]
+    assert json.loads(row.params_json) == result["params"]
+    assert row.tpot_mean_s == result["tpot_s"]["mean"]
+    assert row.prefetch_useful_bytes == result["prefetch"]["useful"]["bytes"]
+    assert math.isclose(sum(row[f"decode_{part}_frac"] for part in ("gpu", "copy", "host", "cpu", "predictor")), 1.0)
+    assert kept["decisions"].iteration.is_monotonic_increasing
+    assert kept["spans"].layer.min() == 0  # nothing is marked by a negative number
+    assert (kept["spans"].end_s >= kept["spans"].start_s).all()
+    assert json.loads((tmp_path / "a" / "result.json").read_text()) == result
+
+
+def test_the_id_tells_inputs_apart_and_nothing_else(run: Any, tmp_path: Path) -> None:
+    changes = ((), ("--seed", 1), ("--experts", 40), ("--set", "scope=layer"), ("--set", "hw.h2d.latency_s=1e-6"))
+    ids = {run(*args, "--json").json["run_id"] for args in changes}
+    assert len(ids) == 5
+    plain = run("--json").json["run_id"]
+    assert plain in ids
+    assert run("--json", "--model", "mixtral-8x7b", "--out", tmp_path / "a").json["run_id"] == plain
+
+
+def test_writer_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
+    with TableWriter(tmp_path, "decisions", "id", rows_per_group=10) as writer:
+        for index in range(105):
+            writer.add(index, 0, 1, 2, "fetch")
+            assert len(writer._rows) < 10
+    file = pq.ParquetFile(tmp_path / "decisions.parquet")
+    assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [10] * 10 + [5]
+    assert file.read().column("decision").to_pylist() == list(range(105))
+
+
+class TestFolder:
+    def test_an_earlier_run_is_kept_unless_forced(self, run: Any, tmp_path: Path) -> None:
+        out = tmp_path / "a"
+        first = run("--out", out, "--json").json
+        assert "--force" in run("--out", out, "--seed", 1).error
+        assert json.loads((out / "result.json").read_text()) == first
+        second = run("--out", out, "--seed", 1, "--force", "--json").json
+        assert json.loads((out / "result.json").read_text()) == second
+        assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+    def test_a_folder_of_something_else_is_never_replaced(self, run: Any, tmp_path: Path) -> None:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "thesis.tex").write_text("precious")
+        assert "thesis.tex" in run("--out", tmp_path / "a", "--force").error
+        assert (tmp_path / "a" / "thesis.tex").read_text() == "precious"
+
+    def test_an_empty_folder_is_used(self, run: Any, tmp_path: Path) -> None:
+        (tmp_path / "a").mkdir()
+        assert run("--out", tmp_path / "a").code == 0
+        assert {path.name for path in (tmp_path / "a").iterdir()} == sinks.FILES
+
+    def test_a_file_is_refused(self, run: Any, tmp_path: Path) -> None:
+        (tmp_path / "a").write_text("")
+        assert "it is a file" in run("--out", tmp_path / "a").error
+        assert f"{tmp_path / 'a'}: " in run("--out", tmp_path / "a" / "b").error
+
+    def test_a_failing_run_leaves_nothing(
+        self, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(tables.TableWriter, "_flush", full)
+        timeline = tmp_path / "t.json"
+        assert "No space left on device" in run("--out", tmp_path / "a", "--timeline", timeline).error
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestTimeline:
+    def test_lanes_are_named_threads(self, run: Any, tmp_path: Path) -> None:
+        run("--timeline", tmp_path / "t.json", policy="fine_moe")
+        events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+        names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        assert set(names.values()) == {"host", "gpu", "h2d", "predictor", "iterations"}
+        spans = [event for event in events if event["ph"] == "X"]
+        assert {event["tid"] for event in spans} == set(names)
+        assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in spans)
+        assert any(event["name"] == "expert L31 E0" for event in spans)
+
+    def test_it_covers_as_many_iterations_as_asked(self, run: Any, tmp_path: Path) -> None:
+        def shown(n: int) -> tuple[list[str], float]:
+            run("--timeline", tmp_path / "t.json", "--timeline-iterations", n)
+            events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+            names = [event["name"] for event in events if event.get("cat") in ("prefill", "decode")]
+            return names, max(event["ts"] for event in events if event["ph"] == "X")
+
+        assert shown(1)[0] == ["prefill 0"]
+        names, last = shown(3)
+        assert names == ["prefill 0", "decode 1", "decode 2"]
+        assert last < shown(10_000)[1]
+
+    def test_both_at_once_agree(self, run: Any, tmp_path: Path) -> None:
+        run("--out", tmp_path / "a", "--timeline", tmp_path / "t.json", "--timeline-iterations", 10_000)
+        events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+        spans = pd.read_parquet(tmp_path / "a" / "spans.parquet")
+        drawn = [event for event in events if event["ph"] == "X" and event["cat"] not in ("prefill", "decode")]
+        assert len(drawn) == len(spans)
+
+    def test_a_folder_is_refused(self, run: Any, tmp_path: Path) -> None:
+        assert "it is a folder" in run("--timeline", tmp_path).error
+
+
+def test_keeping_changes_no_number(run: Any, tmp_path: Path) -> None:
+    for policy in ("lru", "fine_moe"):
+        plain = run("--json", policy=policy).json
+        kept = run("--json", "--out", tmp_path / policy, policy=policy).json
+        assert {**plain, "wall_s": 0} == {**kept, "wall_s": 0}
