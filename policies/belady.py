@@ -1,20 +1,58 @@
-"""Belady's MIN: evict the expert whose next use is farthest away. A bound on copies, not a system.
+"""Belady's MIN for layers: the fewest copies that serve every expert a trace asks for. A bound, not a system.
 
 Source: Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966;
 Read-ME (NeurIPS 2024) uses it for experts whose router is known in advance.
+
+A layer needs a set of experts, in any order, and only the one that runs must be there. So what is there runs first;
+what is missing passes through the room of experts that have run, the one wanted again soonest last, because the last
+one keeps its room for nothing. Evicted is who is wanted again farthest away. Of two experts wanted next by the same
+layer, one will be missing there and take that last room, so their roles swap: every second use counts the other way.
+`tests/test_laws.py` holds this equal to exhaustive search.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
+from collections.abc import Sequence
 
 from policies._cache import ScopedCache
+from sim.api import Steps
+from sim.decisions import Fetch, RunGpu
+from sim.iterations import Gate
 from sim.pieces import Piece
 from sim.view import View
 
 
+class Order:
+    """Sorts experts by who leaves first; `uses[at:]` are the iterations that will ask for it."""
+
+    __slots__ = ("at", "index", "step", "uses")
+
+    def __init__(self, piece: Piece, view: View) -> None:
+        self.index = piece.index
+        self.step = view.future.next_use(piece.layer, piece.expert)
+        self.uses: Sequence[int]
+        self.uses, self.at = view.future.uses(piece.layer, piece.expert)
+
+    def __lt__(self, other: Order) -> bool:
+        if self.step != other.step:
+            return self.step > other.step
+        if self.step == math.inf:
+            return self.index < other.index
+        # A step belongs to one layer, so iterations compare from here on.
+        mine, theirs, i, j, swapped = self.uses, other.uses, self.at + 1, other.at + 1, True
+        while i < len(mine) and j < len(theirs):
+            if mine[i] != theirs[j]:
+                return (mine[i] > theirs[j]) != swapped
+            i, j, swapped = i + 1, j + 1, not swapped
+        if (i < len(mine)) != (j < len(theirs)):
+            return (i == len(mine)) != swapped
+        return self.index < other.index
+
+
 class Belady(ScopedCache):
-    """Reads the future: the fewest demand copies any cache of whole experts can need without prefetching."""
+    """Reads the future: the fewest demand copies any lossless policy of whole experts on the GPU can make."""
 
     name = "belady"
     title = "Belady's MIN (oracle)"
@@ -22,24 +60,30 @@ class Belady(ScopedCache):
     traits = frozenset({"oracle", "bound"})
 
     def bind(self, view: View) -> None:
-        self._heaps: dict[tuple[int, int], list[tuple[float, int, Piece]]] = {}
+        self._heaps: dict[tuple[int, int], list[tuple[Order, Piece]]] = {}
 
-    def accessed(self, piece: Piece, hit: bool, view: View) -> None:
-        # The latest entry of a piece is the true one; older ones are recognised by their next use when popped.
-        next_use = view.future.next_use(piece.layer, piece.expert)
-        heapq.heappush(self._heaps.setdefault(self.group(piece), []), (-next_use, piece.index, piece))
+    def gate_done(self, gate: Gate, view: View) -> Steps:
+        missing = []
+        for expert in gate.needs:
+            piece = view.piece(gate.layer, expert)
+            if view.holds(piece):
+                self._note(piece, view)
+                yield RunGpu(expert)
+            else:
+                missing.append((Order(piece, view), piece))
+        for order, piece in sorted(missing):
+            yield Fetch(piece)
+            heapq.heappush(self._heaps.setdefault(self.group(piece), []), (order, piece))
+            yield RunGpu(piece.expert)
+
+    def _note(self, piece: Piece, view: View) -> None:
+        heapq.heappush(self._heaps.setdefault(self.group(piece), []), (Order(piece, view), piece))
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        heap, kept, found = self._heaps.get(self.group(piece), []), [], None
+        heap = self._heaps.get(self.group(piece), [])
         while heap:
-            entry = heapq.heappop(heap)
-            candidate = entry[2]
-            if not view.holds(candidate) or -entry[0] != view.future.next_use(candidate.layer, candidate.expert):
-                continue  # left the cache, or used since: not the latest entry
-            if view.evictable(candidate):
-                found = candidate
-                break
-            kept.append(entry)
-        for entry in kept:
-            heapq.heappush(heap, entry)
-        return found
+            order, candidate = heapq.heappop(heap)
+            # An entry is out of date when its piece has left the cache or was used since.
+            if view.holds(candidate) and order.step == view.future.next_use(candidate.layer, candidate.expert):
+                return candidate
+        return None

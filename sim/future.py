@@ -45,6 +45,11 @@ class Future:
         self._at[layer][expert] = at
         return uses[at] * self.n_layers + layer if at < len(uses) else math.inf
 
+    def uses(self, layer: int, expert: int) -> tuple[list[int], int]:
+        """All iterations that ask for an expert, ascending, and where in that list its next use stands."""
+        self.next_use(layer, expert)
+        return self._uses[layer][expert], self._at[layer][expert]
+
     def needed(self, iteration: int, layer: int) -> list[int]:
         """Experts a given iteration will ask for in a layer, ascending."""
         return [e for e, uses in enumerate(self._uses[layer]) if _contains(uses, iteration)]

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tiny_traces import from_rows
+
 from sim.api import Policy
 from sim.cost import Cost
 from sim.hardware import Bus, Contention, Cpu, Gpu, Hardware, Host, Link, Quantity
@@ -24,7 +26,6 @@ from sim.run import Outcome, Setup, execute
 from sim.spec import RunSpec
 from sim.stack import Kernels, Stack
 from sim.store import requests_of
-from tests.tiny_traces import from_rows
 from traces.reader import Trace
 
 EXPERT_BYTES = 160  # 2 matrices x 8 x 5 x 2 bytes

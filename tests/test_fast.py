@@ -11,7 +11,7 @@ from sim import fast
 from sim.run import execute, prepare
 from sim.spec import RunSpec
 
-PLAIN = ("lru", "lfu", "belady")
+PLAIN = ("lru", "lfu")
 VOLATILE = ("wall_s",)
 
 

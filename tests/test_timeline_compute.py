@@ -7,14 +7,14 @@ attention 1 s, head 1 s; gates and everything the host does take no time unless 
 from __future__ import annotations
 
 import pytest
+from easy_numbers import TOKEN_BYTES, run
+from test_timeline_copies import Placed
 
 from policies.gpu_only import GpuOnly
 from policies.lru import Lru
 from policies.on_demand import OnDemand
 from sim.api import Policy
 from sim.decisions import Fetch, Predict, Prefetch, RunCpu, RunGpu, Serve
-from tests.easy_numbers import TOKEN_BYTES, run
-from tests.test_timeline_copies import Placed
 
 
 def test_prefill_runs_the_union_of_experts_with_their_tokens(tmp_path):
@@ -272,8 +272,9 @@ def test_a_demand_waits_for_room_that_another_gpus_link_decides(tmp_path):
 def test_arrivals_are_waited_for(tmp_path):
     # One token each: requests arrive at 0 and at 0.5 s (tiny traces); expert 0 on the GPU. A: 0..1, 1..3, 3..4.
     # B arrived at 0.5, starts at 4: TTFT 8 - 0.5. With service of 0.25 s kernels A is done at 1: B waits no more.
-    from tests.easy_numbers import execute_easy, setup
-    from tests.tiny_traces import tiny_trace
+    from easy_numbers import execute_easy, setup
+    from tiny_traces import tiny_trace
+
     from traces.reader import Trace
 
     path = tiny_trace(tmp_path / "t", n_layers=1, n_experts=2, top_k=1, n_requests=4, prompt=1, outputs=1)

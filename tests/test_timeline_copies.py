@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from easy_numbers import EXPERT_BYTES, run
 
 from policies.lru import Lru
 from policies.on_demand import OnDemand
 from sim.api import Policy
 from sim.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, RunGpu, Serve
-from tests.easy_numbers import EXPERT_BYTES, run
 
 
 class Placed(Policy):

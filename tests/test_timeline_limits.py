@@ -5,14 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from easy_numbers import EXPERT_BYTES, Run, execute_easy, setup
+from tiny_traces import tiny_trace
 
 from policies.belady import Belady
 from policies.gpu_only import GpuOnly
 from policies.lfu import Lfu
 from policies.lru import Lru
 from policies.on_demand import OnDemand
-from tests.easy_numbers import EXPERT_BYTES, Run, execute_easy, setup
-from tests.tiny_traces import tiny_trace
 from traces.reader import Trace
 
 CACHES = [Lru, Lfu, Belady]
