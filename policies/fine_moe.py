@@ -146,7 +146,7 @@ class FineMoe(Policy):
         chosen: dict[int, None] = {}
         for scores in similarities:
             best = int(np.argmax(scores))
-            row = self._store.maps[best, layer]
+            row = self._store.maps[layer, best]
             similarity = float(scores[best])
             self._similarity += similarity
             total = row.sum()
