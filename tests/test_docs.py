@@ -1,0 +1,145 @@
+"""README and docs say what is so: commands and examples run, keys and columns are real, pasted output is current."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_help import mixtral_shaped, moesim, simulated
+
+from sim import run as sim_run
+from sim.api import TRAITS, Policy
+from sim.metrics import HIT_DEFINITIONS, SPREAD
+from sim.spec import RunSpec
+from sim.tables import SCHEMAS
+from sim.tally import CLASSES
+from traces.catalogue import DEFAULT, bundled_traces
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BUNDLED = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the default trace is not in this checkout")
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def commands(path: Path) -> list[str]:
+    lines = [line for block in blocks(path, "sh") for line in block.splitlines()]
+    return [line for line in lines if line.startswith(("moesim ", "simulate "))]
+
+
+def names_in(page: str, heading: str, column: int = 0) -> list[str]:
+    """Names in backticks in one column of the first table under a heading."""
+    section = page.split(f"\n{heading}\n", 1)[1].split("\n#", 1)[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1 + column])]
+
+
+@BUNDLED
+@pytest.mark.parametrize("path", [page for page in PAGES if commands(page)], ids=lambda path: path.name)
+def test_commands_run(path: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))}
+    for line in commands(path):
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+@BUNDLED
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_pasted_output_is_current(path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("paste", ROOT / "docs" / "paste.py")
+    assert spec is not None
+    assert spec.loader is not None
+    paste = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(paste)
+    for command, text in paste.pasted(path.read_text(encoding="utf-8")):
+        assert text == paste.output_of(command), f"stale: {command}; run python docs/paste.py"
+
+
+def test_set_up_commands_can_be_extracted() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    one, two = (re.search(rf"^<!-- command {n} -->\n```sh\n(.+)\n```$", page, re.MULTILINE) for n in (1, 2))
+    assert one is not None
+    assert two is not None
+    assert one[1].endswith("simulate --policy fine_moe --hw rtx3090")
+    assert re.search(r"torch==[\d.]+ ", two[1])
+    assert "pytest" in two[1]
+
+
+def test_links_lead_somewhere() -> None:
+    for path in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+class TestOutputPage:
+    page = (ROOT / "docs" / "output.md").read_text(encoding="utf-8")
+
+    def test_json_keys(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        trace = mixtral_shaped(tmp_path)
+        result = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--trace", trace, "--json").json
+        assert sorted(names_in(self.page, "## Keys of `--json`")) == sorted(result)
+        documented = set(re.findall(r"`([^`]+)`", self.page)) | {"mean", "p50", "p95", "p99", "n"}
+        open_keys = ("params", "lane_utilisation", "policy_stats")
+        for key, value in result.items():
+            nested = _keys(value) if key not in open_keys else set()
+            assert nested <= documented, f"{key}: {sorted(nested - documented)}"
+
+    @pytest.mark.parametrize("table", SCHEMAS)
+    def test_columns(self, table: str) -> None:
+        assert sorted(names_in(self.page, f"### {table}")) == sorted(SCHEMAS[table].names)
+
+    def test_classes_and_definitions(self) -> None:
+        for name in (*CLASSES, *HIT_DEFINITIONS):
+            assert f"\n| {name} | " in self.page, name
+
+
+def _keys(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        return set(value).union(*(_keys(child) for child in value.values()))
+    return set().union(*(_keys(child) for child in value)) if isinstance(value, list) else set()
+
+
+def test_spreads_are_the_documented_ones() -> None:
+    page = (ROOT / "docs" / "provenance.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (\d+) %", page, re.MULTILINE))
+    assert {source: int(percent) / 100 for source, percent in rows.items()} == SPREAD
+
+
+def test_traits_and_hooks_are_documented() -> None:
+    page = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+    assert names_in(page, "## Traits and needs") == list(TRAITS)
+    hooks = {name for name, value in vars(Policy).items() if callable(value) and not name.startswith("_")}
+    assert hooks <= set(re.findall(r"`(\w+)`", page))
+
+
+EXAMPLES = [(path, index) for path in PAGES for index in range(len(blocks(path, "python")))]
+
+
+@pytest.mark.parametrize(("path", "index"), EXAMPLES, ids=lambda value: getattr(value, "name", value))
+def test_example_policies_run(path: Path, index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scope: dict[str, Any] = {"__name__": "example"}
+    exec(blocks(path, "python")[index], scope)
+    (kind,) = (value for value in scope.values() if isinstance(value, type) and value.__module__ == "example")
+    monkeypatch.setattr(sim_run, "find", lambda name: kind)
+    setup = sim_run.prepare(RunSpec(policy=kind.name, hw="rtx3090", trace=str(mixtral_shaped(tmp_path))))
+    result = sim_run.execute(setup).result
+    setup.close()
+    assert result["policy"] == kind.name
+    assert (result["prefetch"]["issued"]["n"] > 0) == ("next_scores_1" in kind.needs)
+
+
+def test_every_verb_is_in_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    verbs = re.findall(r"^  (\w+) ", moesim(capsys, "--help").out.split("Commands:")[1], re.MULTILINE)
+    assert len(verbs) >= 6
+    for verb in verbs:
+        assert f"moesim {verb}" in page, f"README.md does not mention moesim {verb}"
