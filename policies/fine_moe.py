@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from policies._expert_maps import MapStore, Trajectory, as_embedding, as_map, select
 from sim.api import Param, Policy, Steps
-from sim.decisions import DropQueue, Predict, Prefetch, Serve
+from sim.decisions import DropQueue, Predict, Prefetch, Requeue, Serve
 from sim.iterations import PREFILL, Gate, Iteration
 from sim.machine import Ticket
 from sim.pieces import Piece
@@ -64,6 +64,7 @@ class FineMoe(Policy):
         self.prefetch_depth = self.depth
         published = PUBLISHED_DISTANCE.get(view.model_name, 3)
         self._d = min(int(self.distance or published), view.n_layers)
+        self.settings["distance"] = self._d
         self._store = MapStore(self.capacity, view.n_layers, view.n_experts, self._d)
         shape = (view.n_experts, view.n_layers)  # expert-major: argmin then breaks ties by lowest expert, then layer
         self._p = np.full(shape, 1.0 / view.n_experts)
@@ -164,11 +165,15 @@ class FineMoe(Policy):
         for piece in [p for p in self._ahead if p.layer <= now]:
             del self._ahead[piece]
         yield DropQueue(up_to_layer=now)
-        wanted = [(p / (piece.layer - now), piece) for piece, p in self._ahead.items() if not view.holds(piece)]
-        for priority, piece in sorted(wanted, key=lambda item: (-item[0], item[1].index)):
-            # Only what this search found waits for it; older predictions are there already.
-            after = tickets if now < 0 or piece.layer == now + self._d else ()
-            yield Prefetch(piece, priority, after)
+        target = now + self._d if now >= 0 else None
+        yield Requeue(
+            tuple(
+                # Only what this search found waits for it; older predictions are there already.
+                Prefetch(piece, p / (piece.layer - now), tickets if target in (None, piece.layer) else ())
+                for piece, p in self._ahead.items()
+                if not view.holds(piece)
+            )
+        )
 
     @staticmethod
     def _per_range(iteration: Iteration, embeddings: NDArray[np.float32], last: bool) -> list[NDArray[np.float64]]:
@@ -203,21 +208,27 @@ class FineMoe(Policy):
         The paper leaves open what protects an expert that was prefetched and has freq = 0. Text: its prediction does,
         as long as any other expert can go. Release 2: nothing, but only a demand may take it.
         """
-        free = self._held[piece.gpu] & view.evictable_mask()
-        waiting = self._unused & free
-        if self.variant == "paper":
-            for ahead in self._ahead:
-                waiting[ahead.expert, ahead.layer] |= free[ahead.expert, ahead.layer]
-        settled = free & ~waiting
+        free = self._held[piece.gpu].copy()
+        free[view.owed(), view.layer] = False
+        rank = self._used_at if self.evict == "lru" else self._visits
+        if self.evict == "fine_moe":
+            rank = self._p * self._visits
         if self.variant == "paper" or speculative:
-            pool = settled if settled.any() or speculative else free
-        else:
-            pool = free
-        if not pool.any():
-            return None
-        rank = {"fine_moe": self._p * self._visits, "lru": self._used_at, "lfu": self._visits}[self.evict]
-        expert, layer = divmod(int(np.argmin(np.where(pool, rank, np.inf))), view.n_layers)
-        return view.piece(layer, expert)
+            settled = free & ~self._unused
+            if self.variant == "paper":
+                for ahead in self._ahead:
+                    settled[ahead.expert, ahead.layer] = False
+            found = self._least(settled, rank, view)
+            if found is not None or speculative:
+                return found
+        return self._least(free, rank, view)
+
+    @staticmethod
+    def _least(pool: NDArray[np.bool_], rank: NDArray[np.float64], view: View) -> Piece | None:
+        """The piece of least rank among `pool`, [E, L]."""
+        at = int(np.where(pool, rank, np.inf).argmin())
+        expert, layer = divmod(at, view.n_layers)
+        return view.piece(layer, expert) if pool[expert, layer] else None
 
     # -- figures of its own -----------------------------------------------------------------------------------------
 

@@ -28,6 +28,15 @@ class Prefetch(NamedTuple):
     after: tuple[Ticket, ...] = ()
 
 
+class Requeue(NamedTuple):
+    """Make `wanted` the policy's whole queue of prefetches, best first; what was queued before is withdrawn.
+
+    Only for policies with a `prefetch_depth`; copies already handed to the copy engine stay.
+    """
+
+    wanted: tuple[Prefetch, ...]
+
+
 class Cancel(NamedTuple):
     """Withdraw a queued prefetch; one already in flight finishes (no system can abort a copy)."""
 
@@ -79,4 +88,4 @@ class Predict(NamedTuple):
     basis: str = "assumed"
 
 
-Decision = Fetch | Prefetch | Cancel | DropQueue | RunGpu | RunCpu | Serve | Evict | Predict
+Decision = Fetch | Prefetch | Requeue | Cancel | DropQueue | RunGpu | RunCpu | Serve | Evict | Predict

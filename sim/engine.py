@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.api import overrides
 from sim.cache import DEMANDED, PLACED, PREFETCHED, Cache, Entry
-from sim.decisions import Cancel, DropQueue, Evict, Fetch, Predict, Prefetch, RunCpu, RunGpu, Serve
+from sim.decisions import Cancel, DropQueue, Evict, Fetch, Predict, Prefetch, Requeue, RunCpu, RunGpu, Serve
 from sim.errors import IllegalDecision
 from sim.machine import DEMAND, SPECULATIVE, UNKNOWN_S, Machine, Ticket
 from sim.prefetch_queue import PrefetchQueue
@@ -90,6 +90,8 @@ class Engine:
             return self.run_cpu(decision.expert, decision.join_layer)
         if isinstance(decision, Serve):
             self._serve_owed()
+        elif isinstance(decision, Requeue):
+            self.requeue(decision.wanted)
         elif isinstance(decision, Evict):
             self.evict(decision.piece)
         elif isinstance(decision, Predict):
@@ -229,6 +231,17 @@ class Engine:
             return None
         return self._hand_over(piece, after)
 
+    def requeue(self, wanted: tuple[Prefetch, ...]) -> None:
+        """Replace the policy's queue and keep the copy engine fed."""
+        if self.policy.prefetch_depth is None:
+            raise IllegalDecision(f"Requeue of {self.policy.name}: it has no queue; declare a prefetch_depth")
+        self.queue.drop(None)
+        entries, push = self.cache.entries, self.queue.push
+        for piece, priority, after in wanted:
+            if piece not in entries:
+                push(piece, priority, after)
+        self.pump()
+
     def _hand_over(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket | None:
         victims = self._make_room(piece, speculative=True)
         if victims is None:
@@ -251,7 +264,8 @@ class Engine:
         depth = self.policy.prefetch_depth
         if depth is None or not self.queue:
             return
-        self._forget_ended()
+        if len(self._speculative) >= depth:
+            self._forget_ended()
         while len(self._speculative) < depth:
             item = self.queue.pop()
             if item is None:

@@ -97,13 +97,9 @@ class View:
         """False while the layer being served still needs the piece's expert."""
         return not (piece.layer == self._engine.layer and piece.expert in self._engine.unrun)
 
-    def evictable_mask(self) -> np.ndarray:
-        """[E, L] booleans: `evictable` for every expert at once."""
-        mask = np.ones((self.n_experts, self.n_layers), dtype=bool)
-        layer = self._engine.layer
-        for expert in self._engine.unrun:
-            mask[expert, layer] = False
-        return mask
+    def owed(self) -> list[int]:
+        """Experts the layer being served still needs: the only ones `evictable` is False for."""
+        return list(self._engine.unrun)
 
     @property
     def capacity(self) -> int:
