@@ -1,0 +1,128 @@
+"""Readers of documentation formats, token files, n-gram baselines against hand-made counts, and bundles."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs torch (pip install 'moe-offload-sim[torch]')")
+pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transformers)")
+
+from sim.errors import BadInput
+from traces.train import extract, ship, tokens
+from traces.train.corpus import fingerprint, is_held_out, load_manifest
+from traces.train.ngram import NGram
+
+
+def test_every_source_states_its_licence_and_a_known_format():
+    manifest = load_manifest()
+    assert {s.task for s in manifest.sources} == {"manual", "code", "dictionary", "prose", "german", "french"}
+    assert all(s.licence and s.include for s in manifest.sources)
+
+
+def test_html_loses_markup_scripts_and_navigation():
+    page = "<html><head><title>T</title></head><nav>Home</nav><p>One &amp;\n two</p><script>x</script><pre>a\n  b</pre>"
+    assert extract.html(page) == ["One & two\n\na\n  b\n"]
+
+
+def test_manual_pages_lose_fonts_tables_and_comments():
+    page = '.TH X 1\n.SH NAME\nls \\- list \\fBall\\fP\n.\\" note\n.TS\nl l\n.TE\n.PP\n.BR open (2),\n.B "two words"\n'
+    assert extract.man(page) == ["NAME\nls - list all\n\nopen(2),\ntwo words\n"]
+    assert extract.man(".so man1/ls.1\n") == []
+
+
+def test_pod_and_markdown_and_scripture():
+    assert extract.pod("=head1 NAME\n\nSee C<< a->b >> and B<I<bold>>.\n\n=cut\n") == ["NAME\n\nSee a->b and bold.\n"]
+    assert extract.markdown("A [link](http://x) **bold** snake_case\n") == ["A link bold snake_case\n"]
+    assert extract.bible("Ge1:1 In the\nGe1:2 And\nEx1:1 Now\n") == ["In the\nAnd\n", "Now\n"]
+
+
+def test_dictionary_is_cut_between_entries(monkeypatch):
+    monkeypatch.setattr(extract, "DICT_BLOCK_CHARS", 10)
+    assert extract.dictd("one\n  first sense\ntwo\n  second\n") == ["one\n  first sense\n", "two\n  second\n"]
+
+
+def test_split_is_blind_to_white_space_and_about_as_large_as_asked():
+    assert fingerprint("a  b\n") == fingerprint("a b")
+    share = sum(is_held_out(fingerprint(str(i))) for i in range(20_000)) / 20_000
+    assert share == pytest.approx(0.025, abs=0.005)
+
+
+def test_tokenizer_encodes_any_text_and_files_come_back(tmp_path):
+    tokenizer = tokens.train_tokenizer(iter(["the cat sat on the mat " * 50]), vocab=300)
+    text = "the cät\x00 sat 漢"
+    ids = tokens.encode(tokenizer, [text, "the"], 10_000)
+    assert ids[-1] == tokens.END_OF_TEXT_ID
+    first, second = tokens.split_documents(ids)
+    assert (tokenizer.decode(first.tolist()), tokenizer.decode(second.tolist())) == (text, "the")
+    tokens.save_tokens(tmp_path / "x.train.u16.xz", ids)
+    np.testing.assert_array_equal(tokens.load_split(tmp_path, "train")["x"], ids)
+    with pytest.raises(BadInput, match="heldout"):
+        tokens.load_split(tmp_path, "heldout")
+
+
+def test_ngram_counts_by_hand():
+    """Stream 0 1 0 1 0 2: after 0 come 1, 1, 2; after (0,1) comes 0, twice."""
+    stream = np.array([0, 1, 0, 1, 0, 2], np.uint16)
+    model = NGram(3, 4, [stream], [stream])
+    model.weights[:] = [0.2, 0.3, 0.5]
+    # positions 2..5; unigram (count + 1) / (6 + 4): 0 -> 0.4, 1 -> 0.3, 2 -> 0.2
+    expected = [
+        0.2 * 0.4 + 0.3 * 1 + 0.5 * 1,  # 0 after 0 1
+        0.2 * 0.3 + 0.3 * 2 / 3 + 0.5 * 1 / 2,  # 1 after 1 0: followed by 1 and by 2
+        0.2 * 0.4 + 0.3 * 1 + 0.5 * 1,
+        0.2 * 0.2 + 0.3 * 1 / 3 + 0.5 * 1 / 2,
+    ]
+    np.testing.assert_allclose(np.exp(model.log_probabilities(stream)), expected)
+    bigram = NGram(2, 4, [stream], [stream])
+    bigram.weights[:] = [0.0, 1.0]
+    assert math.exp(bigram.log_probabilities(np.array([0, 2], np.uint16))[0]) == pytest.approx(1 / 3)
+
+
+def test_ngram_is_a_distribution_and_fitting_helps():
+    rng = np.random.default_rng(0)
+    chain = np.cumsum(rng.integers(0, 2, 4000)) % 8  # next = same or plus one
+    stream = chain.astype(np.uint16)
+    model = NGram(3, 8, [stream[:3000]], [stream[3000:3500]])
+    total = sum(math.exp(model.log_probabilities(np.array([3, 4, w], np.uint16))[0]) for w in range(8))
+    assert total == pytest.approx(1.0)
+    loss = -model.log_probabilities(stream[3500:]).mean()
+    assert math.log(2) - 0.02 < loss < math.log(2) + 0.05
+
+
+def test_bundle_round_trip_and_overflow(tmp_path, monkeypatch):
+    monkeypatch.setattr(ship, "PART_BYTES", 30_000)
+    rng = np.random.default_rng(0)
+    sizes = {"a/first.bin": 40_000, "a/too_large.bin": 200_000, "b/last.txt": 5_000}
+    files = []
+    for name, size in sizes.items():
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(rng.bytes(size))
+        files.append((name, path))
+    assert ship.pack(files, tmp_path / "out") == ["a/too_large.bin"]
+    parts = sorted((tmp_path / "out").iterdir())
+    assert len(parts) == 2
+    assert all(p.stat().st_size <= 30_000 for p in parts)
+    restored = ship.unpack(tmp_path / "out", tmp_path / "back")
+    assert {p.name for p in restored} == {"first.bin", "last.txt"}
+    assert (tmp_path / "back/a/first.bin").read_bytes() == (tmp_path / "in/a/first.bin").read_bytes()
+    parts[1].write_bytes(b"x")
+    with pytest.raises(BadInput, match="damaged"):
+        ship.unpack(tmp_path / "out", tmp_path / "back2")
+
+
+def test_the_chain_imports_where_only_torch_and_its_companions_are_installed():
+    """A lent GPU machine has torch, transformers, numpy, safetensors, tokenizers and click, but none of our own needs."""
+    absent = "msgspec yaml pandas scipy pyarrow simpy plotly rich".split()
+    program = f"""
+import sys
+sys.modules.update(dict.fromkeys({absent}))
+import traces.train.gpu_job, traces.train.train, traces.train.evaluate, traces.train.record
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

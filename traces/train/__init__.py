@@ -1,0 +1,7 @@
+"""Train a small Mixture-of-Experts model of a published routing shape and record how it routes.
+
+The chain, each step a module: `corpus` (packages -> documents), `tokens` (documents -> byte-level BPE ids), `model`
+(tiny configurations of Hugging Face classes), `fast` (their forward, quick to train), `train`, `evaluate` (held-out
+loss against n-gram baselines, expert load, gate reuse), `record` (routing of generated requests), `gpu_job` (all of
+it, unattended). torch, transformers and tokenizers are imported here and nowhere else at the top level of a module.
+"""

@@ -1,0 +1,122 @@
+"""The forward of the Hugging Face classes, arranged for training speed on the same parameters.
+
+With experts this small, gathering tokens per expert costs more than computing every expert: `dense_experts` is two
+plain matrix products over all experts, with the routing weight (zero for experts not chosen) applied in between.
+The rest of a layer is the class's own modules, called in the class's own order; `test_train_model` holds the two
+forwards equal. Layers are compiled one by one: 32 equal layers share one compilation, and router logits come back
+as values, not through hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody knows
+
+from traces.train.model import moe_layers, router_of, shared_output
+
+
+def dense_experts(experts: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Output [N,h] of gated experts for inputs [N,h], ids and weights [N,k]; every expert is computed for every row."""
+    rows, width = hidden.shape
+    gate_up = experts.gate_up_proj  # [E, 2i, h]
+    count, two_inner, _ = gate_up.shape
+    up = F.linear(hidden, gate_up.reshape(count * two_inner, width)).view(rows, count, two_inner)
+    gate, value = up.chunk(2, dim=-1)
+    route = torch.zeros(rows, count, dtype=weights.dtype, device=hidden.device).scatter(1, ids, weights)
+    inner = experts.act_fn(gate) * value * route.to(up.dtype)[..., None]
+    down = experts.down_proj.permute(1, 0, 2).reshape(width, -1)  # [E, h, i] -> [h, E*i]
+    return F.linear(inner.reshape(rows, -1), down)
+
+
+def sorted_experts(experts: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The same by gathering each expert's rows once: the faster way on a CPU, where arithmetic is what costs."""
+    rows, k = ids.shape
+    count = experts.gate_up_proj.shape[0]
+    flat = ids.reshape(-1)
+    order = torch.argsort(flat, stable=True)
+    sizes = torch.bincount(flat, minlength=count).tolist()
+    parts = []
+    for expert, chunk in enumerate(torch.split(hidden[order // k], sizes)):
+        gate, value = F.linear(chunk, experts.gate_up_proj[expert]).chunk(2, dim=-1)
+        parts.append(F.linear(experts.act_fn(gate) * value, experts.down_proj[expert]))
+    back = torch.empty_like(order)
+    back[order] = torch.arange(rows * k, device=order.device)
+    out = torch.cat(parts)[back].view(rows, k, -1)
+    return (out * weights[..., None].to(out.dtype)).sum(dim=1)
+
+
+Experts = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+LayerFn = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+
+
+def layer_forward(
+    layer: Any, hidden: torch.Tensor, position: tuple[torch.Tensor, torch.Tensor], experts: Experts
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """One decoder layer on [B,S,h]; returns its output and the router logits [B*S,E] (None for a dense layer)."""
+    attended, _ = layer.self_attn(
+        hidden_states=layer.input_layernorm(hidden), position_embeddings=position, attention_mask=None
+    )
+    hidden = hidden + attended
+    gate_input = layer.post_attention_layernorm(hidden)
+    if not hasattr(layer.mlp, "experts"):
+        return hidden + layer.mlp(gate_input), None
+    flat = gate_input.reshape(-1, gate_input.shape[-1])
+    logits, weights, ids = router_of(layer)(flat)
+    out = experts(layer.mlp.experts, flat, ids, weights)
+    shared = shared_output(layer, flat)
+    if shared is not None:
+        out = out + shared
+    return hidden + out.view_as(hidden), logits
+
+
+class FastModel:
+    """Callable view on a Hugging Face MoE model: token ids [B,S] -> (final hidden states [B,S,h], router logits)."""
+
+    def __init__(self, model: Any, experts: Experts, compiled: bool = False) -> None:
+        self.model = model
+        self.experts = experts
+        self.run_layer: LayerFn = torch.compile(layer_forward, dynamic=False) if compiled else layer_forward
+        self.loss = torch.compile(losses, dynamic=False) if compiled else losses
+        self.shape = (len(moe_layers(model)), model.config.num_experts_per_tok)
+
+    def hidden(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Final normalised hidden states and the router logits of each MoE layer."""
+        body = self.model.model
+        hidden = body.embed_tokens(ids)
+        position = body.rotary_emb(hidden, position_ids=torch.arange(ids.shape[1], device=ids.device)[None])
+        logits = []
+        for layer in body.layers:
+            hidden, router_logits = self.run_layer(layer, hidden, position, self.experts)
+            if router_logits is not None:
+                logits.append(router_logits)
+        return body.norm(hidden), logits
+
+    def __call__(self, ids: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(cross entropy in nats per token, balance loss, load [L,E] as shares of 1) for ids and next ids [B,S]."""
+        hidden, router_logits = self.hidden(ids)
+        head = self.model.lm_head
+        return self.loss(head.weight, head.bias, hidden, labels, torch.stack(router_logits), self.shape[1])
+
+
+def losses(
+    head: torch.Tensor,
+    bias: torch.Tensor | None,
+    hidden: torch.Tensor,
+    labels: torch.Tensor,
+    router_logits: torch.Tensor,
+    top_k: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Cross entropy, balance loss and load from final hidden states [B,S,h] and router logits [L,N,E].
+
+    The balance loss is Switch Transformer's, per layer and averaged (1 = balanced). transformers' own averages the
+    loads over layers first, so that an expert dead in one layer can hide behind a busy one in another.
+    """
+    entropy = F.cross_entropy(F.linear(hidden, head, bias).float().flatten(0, 1), labels.flatten())
+    shares = router_logits.float().softmax(-1)
+    bar = router_logits.detach().topk(top_k, dim=-1).values[..., -1:]
+    load = (router_logits.detach() >= bar).float().mean(dim=1) / top_k
+    balance = (load * shares.mean(dim=1)).sum(-1).mean() * router_logits.shape[-1]
+    return entropy, balance, load
