@@ -25,6 +25,7 @@ _MEMORY = (
     ("experts", "peak_expert_bytes"), ("dense", "dense_bytes"), ("KV", "kv_cache_bytes"),
     ("activations", "activation_bytes"), ("reserve", "reserve_bytes"), ("predictor", "predictor_bytes"),
 )  # fmt: skip
+_CATCHES = ("oracle", "lossy")
 _SHARE_OF = {"gpu": "gpu", "copy link": "copy", "host": "host", "cpu": "cpu", "predictor": "predictor"}
 
 
@@ -40,11 +41,13 @@ def verdict(result: dict[str, Any]) -> str:
         throughput = result["throughput_tokens_per_s"]
         speed = f"{show_seconds(tpot_s)} per token at batch {result['batch']} ({_rate(throughput)} tokens/s in all)"
         phase = "decode"
+    # What turns the figure into a bound rather than a forecast belongs into the same sentence.
+    catch = "".join(f"; {label}" for label in result["labels"] if label in _CATCHES or label.startswith("does not fit"))
     if bound["resource"] is None:
-        return f"{who}: {speed}"
+        return f"{who}: {speed}{catch}"
     what, doing = _WAITS[bound["resource"]]
     share = bound[phase][_SHARE_OF[bound["resource"]]]
-    return f"{who}: {speed}, bound by {what} ({100 * share:.0f} % of {phase} time {doing})"
+    return f"{who}: {speed}, bound by {what} ({100 * share:.0f} % of {phase} time {doing}){catch}"
 
 
 def render(result: dict[str, Any]) -> str:

@@ -61,6 +61,7 @@ class Setup:
     host_bytes: int
     pieces: Pieces
     open_loop: bool
+    run_id: str = ""  # before the policy is bound: binding may fill in parameters that were left to be derived
 
     def close(self) -> None:
         self.trace.close()
@@ -103,7 +104,9 @@ def prepare(spec: RunSpec) -> Setup:
     stack = load_stack(spec.stack, overrides.stack)
     trace = open_trace(spec.trace or _trace_for(spec.model, overrides))
     try:
-        return _fit(spec, policy, hw, stack, trace, overrides)
+        setup = _fit(spec, policy, hw, stack, trace, overrides)
+        setup.run_id = run_id(setup)
+        return setup
     except BaseException:
         trace.close()
         raise
@@ -292,7 +295,7 @@ def fold(setup: Setup, engine: Engine, machine: SimMachine, clockwork: Clockwork
         labels.append(f"does not fit: needs {show_bytes(setup.memory.needs_bytes)}")
     result: dict[str, Any] = {
         "schema": SCHEMA,
-        "run_id": run_id(setup),
+        "run_id": setup.run_id,
         "policy": policy.name,
         "params": dict(policy.settings),
         "hw": setup.hw.id,

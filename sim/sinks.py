@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.data import replacing
 from sim.errors import BadInput
-from sim.output import explicit, resolved, run_id, to_json
+from sim.output import explicit, resolved, to_json
 from sim.run import execute
 from sim.spec import dump_spec
 from sim.tables import TABLES, TableWriter, run_row
@@ -92,7 +92,7 @@ def recorded(
             keeper = events = None
             if out is not None:
                 folder = stack.enter_context(new_folder(out, force))
-                keeper = stack.enter_context(Keeper(folder, run_id(setup)))
+                keeper = stack.enter_context(Keeper(folder, setup.run_id))
             if timeline is not None:
                 if timeline.is_dir():
                     raise BadInput(f"--timeline, got {str(timeline)!r}: it is a folder; name a file in it")

@@ -71,6 +71,8 @@ class TestOutput:
         result = run("--json", policy="gpu_only").json
         assert any(label.startswith("does not fit: needs 9") for label in result["labels"])
         assert result["bound_by"]["resource"] == "gpu"
+        assert "; does not fit: needs 9" in run(policy="gpu_only").out.splitlines()[0]
+        assert run(policy="belady").out.splitlines()[0].endswith("; oracle")
 
     def test_unfinished_statistics_are_null(self, run: Any) -> None:
         tpot = run("--json").json["tpot_s"]
