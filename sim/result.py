@@ -1,0 +1,89 @@
+"""The JSON object of a run, folded from what the engine counted and the machine spent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim import __version__, metrics
+from sim.units import show_bytes
+
+if TYPE_CHECKING:
+    from sim.drive import Clockwork
+    from sim.engine import Engine
+    from sim.run import Setup
+    from sim.sim_machine import SimMachine
+
+SCHEMA = 1
+FIXED = ("dense_bytes", "kv_cache_bytes", "activation_bytes", "reserve_bytes", "predictor_bytes")
+
+
+def memory_table(setup: Setup, engine: Engine) -> dict[str, int]:
+    """GPU 0's memory by item; what is not in `FIXED` is the expert part and the whole."""
+    sizes = [n_bytes for _, n_bytes in setup.memory.rows]
+    dense, kv_cache, activations, reserve = sizes[:4]
+    vram_bytes = setup.spec.vram_bytes
+    return {
+        "dense_bytes": dense,
+        "kv_cache_bytes": kv_cache,
+        "activation_bytes": activations,
+        "reserve_bytes": reserve,
+        "predictor_bytes": setup.memory.expert_bytes[0] - engine.cache.budget_bytes[0],
+        "expert_budget_bytes": engine.cache.budget_bytes[0],
+        "peak_expert_bytes": engine.cache.peak_bytes[0],
+        "vram_bytes": int(setup.hw.vram_bytes.value) if vram_bytes is None else vram_bytes,
+    }
+
+
+def fold(setup: Setup, engine: Engine, machine: SimMachine, clockwork: Clockwork, wall_s: float) -> dict[str, Any]:
+    """The JSON object; keys are documented in docs/output.md and stable."""
+    spec, policy, model, tally = setup.spec, setup.policy, setup.model, engine.tally
+    timed = metrics.times(clockwork)
+    makespan_s = max((t.last_token_s for t in clockwork.requests), default=0.0)
+    memory = memory_table(setup, engine)
+    labels: list[str] = [trait for trait in ("lossy", "oracle") if trait in policy.traits]
+    labels += [label for label in setup.trace.header.labels if label not in labels]
+    if setup.memory.hypothetical:
+        labels.append(f"does not fit: needs {show_bytes(setup.memory.needs_bytes)}")
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "run_id": setup.run_id,
+        "policy": policy.name,
+        "params": dict(policy.settings),
+        "hw": setup.hw.id,
+        "model": model.id,
+        "precision": spec.precision,
+        "stack": setup.stack.id,
+        "shape": {"layers": model.n_moe_layers, "experts": model.n_experts, "top_k": model.top_k},
+        "trace": setup.trace.name,
+        "trace_sha256": setup.trace.sha256,
+        "split": spec.split,
+        "seed": spec.seed,
+        "gpus": spec.gpus,
+        "batch": spec.batch,
+        "arrivals": "trace" if setup.open_loop else "back to back",
+        **timed,
+        "phases": metrics.phases(clockwork),
+        "hit_definition": spec.hit_definition,
+        **metrics.hit_rates(tally, spec.hit_definition),
+        "prefetch": metrics.prefetching(tally),
+        "demand_copies": {"n": tally.n_demand, "bytes": tally.demand_bytes},
+        "h2d_bytes": sum(up.copied_bytes for up in machine.up),
+        "d2h_bytes": machine.d2h_bytes,
+        "peak_vram_bytes": sum(memory[item] for item in FIXED) + memory["peak_expert_bytes"],
+        "peak_host_bytes": setup.host_bytes,
+        "memory": memory,
+        "expert_bytes": engine.view.expert_bytes,
+        "expert_budget_bytes": list(engine.cache.budget_bytes),
+        "peak_expert_bytes": list(engine.cache.peak_bytes),
+        "bound_by": metrics.bound_by(clockwork),
+        "provenance": metrics.provenance(machine, clockwork),
+        "uncertainty": metrics.uncertainty(machine, clockwork, timed),
+        "labels": labels,
+        "lane_utilisation": metrics.lane_utilisation(machine, makespan_s),
+        "policy_stats": policy.stats(),
+        "simulated_s": makespan_s,
+        "wall_s": wall_s,
+        "engine": "sim",
+        "version": __version__,
+    }
+    return result
