@@ -64,6 +64,11 @@ class Pieces:
         ]
         self._parts: dict[tuple[int, int, float, float, str, int], Piece] = {}
 
+    @property
+    def n_parts(self) -> int:
+        """Pieces made so far that are not whole experts in the serving precision."""
+        return len(self._parts)
+
     def home(self, layer: int, expert: int) -> int:
         """GPU that owns an expert: round-robin over all experts in layer order."""
         return (layer * self.n_experts + expert) % self.n_gpus

@@ -1,0 +1,35 @@
+"""`moesim conformance`: does a policy keep the rules every policy must keep?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(name: str, as_json: bool) -> int:
+    """Run every conformance rule on the policy NAME (or an alias); exit 1 when one does not hold."""
+    from sim.conformance import FAIL, PASS, conform
+    from sim.registry import find
+
+    kind = find(name)
+    verdicts = list(conform(kind))
+    counts = {word: sum(v.verdict == word for v in verdicts) for word in ("pass", "fail", "not applicable")}
+    if as_json:
+        checks = [{key: value for key, value in asdict(v).items() if key != "policy"} for v in verdicts]
+        click.echo(json.dumps({"schema": 1, "policy": kind.name, **counts, "checks": checks}, indent=2))
+    else:
+        from sim.cli.tables import render, table
+
+        verdict = "keeps every rule that applies" if not counts[FAIL] else f"breaks {counts[FAIL]} of its rules"
+        click.echo(f"{kind.name} {verdict}: {counts[PASS]} pass, {counts[FAIL]} fail, "
+                   f"{counts['not applicable']} not applicable\n")  # fmt: skip
+        rows = table("rule", "verdict", "why", numbers=False)
+        for v in verdicts:
+            rows.add_row(v.check, v.verdict, v.reason if v.verdict != PASS else "")
+        click.echo(render(rows), nl=False)
+    return 1 if counts[FAIL] else 0

@@ -1,0 +1,72 @@
+"""The conformance suite: what every policy must keep, built-in or not. A function is a rule, its docstring says it.
+
+    from sim.conformance import conform
+    for verdict in conform(MyPolicy):
+        print(verdict)
+
+Rules look at traits, never at names. A rule takes a `World(MyPolicy)`; it raises CheckFailed, or Skip where it says
+nothing about a policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sim.checks import behaviour, form, safety
+from sim.checks.world import RuleCheck, Skip, World
+from sim.errors import CheckFailed, MoesimError
+
+if TYPE_CHECKING:
+    from sim.api import Policy
+
+CHECKS: tuple[RuleCheck, ...] = (*form.CHECKS, *behaviour.CHECKS, *safety.CHECKS)
+PASS, FAIL, SKIP = "pass", "fail", "not applicable"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one rule says about one policy."""
+
+    policy: str
+    check: str
+    verdict: str
+    reason: str
+    rule: str
+
+
+def name_of(check: RuleCheck) -> str:
+    """`check_is_deterministic` -> `is_deterministic`."""
+    return check.__name__.removeprefix("check_")
+
+
+def rule_of(check: RuleCheck) -> str:
+    """The rule in words."""
+    return " ".join((check.__doc__ or "").split())
+
+
+def judge(check: RuleCheck, world: World) -> Verdict:
+    """Apply one rule to the world's policy. Any error on the way is a failure, with its text as the reason."""
+    verdict, reason = PASS, ""
+    try:
+        check(world)
+    except Skip as skip:
+        verdict, reason = SKIP, str(skip)
+    except CheckFailed as failure:
+        verdict, reason = FAIL, str(failure)
+    except MoesimError as error:
+        verdict, reason = FAIL, f"{type(error).__name__}: {error}"
+    except Exception as error:  # a third party's policy may fail in any way
+        verdict, reason = FAIL, f"{type(error).__name__} in the policy: {error}"
+    return Verdict(world.kind.name, name_of(check), verdict, reason, rule_of(check))
+
+
+def conform(kind: type[Policy]) -> Iterator[Verdict]:
+    """Every rule's verdict on a policy class, in order; equal runs are shared between rules."""
+    with World(kind) as world:
+        for check in CHECKS:
+            yield judge(check, world)
+
+
+__all__ = ["CHECKS", "FAIL", "PASS", "SKIP", "CheckFailed", "Skip", "Verdict", "World", "conform", "judge", "name_of"]

@@ -1,0 +1,307 @@
+"""Every policy keeps every rule that applies to it, and every rule notices a policy that breaks it."""
+
+from __future__ import annotations
+
+import json
+import time  # noqa: F401 - the mutants below live in a module that imports a clock
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from policies.lru import Lru
+from sim.api import Assignment, Param, Policy
+from sim.checks import behaviour, form, safety
+from sim.cli import moesim
+from sim.conformance import CHECKS, FAIL, PASS, SKIP, World, conform, judge, name_of
+from sim.decisions import Evict, Prefetch, Serve
+from sim.registry import policies
+
+N_CHECKS = 19
+# What the project began with; more policies may join, none of these may leave.
+FIRST = {"belady", "fine_moe", "gpu_only", "lfu", "lru", "on_demand"}
+N_FIRST_PAIRS = 114
+# (policy, check) -> why it fails; strict: one that passes again must leave this list.
+KNOWN_FAILURES: dict[tuple[str, str], str] = {}
+
+GRID = [(kind, check) for kind in policies().values() for check in CHECKS]
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    made: dict[type[Policy], World] = {}
+
+    def world_of(kind):
+        if kind not in made:
+            made[kind] = World(kind)
+        return made[kind]
+
+    yield world_of
+    for world in made.values():
+        world.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(("kind", "check"), GRID, ids=[f"{kind.name}-{name_of(check)}" for kind, check in GRID])
+def test_policy_keeps_the_rule(kind, check, worlds, request):
+    if reason := KNOWN_FAILURES.get((kind.name, name_of(check))):
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+    verdict = judge(check, worlds(kind))
+    assert verdict.verdict in (PASS, SKIP), verdict.reason
+    assert verdict.verdict == PASS or verdict.reason
+
+
+def test_no_check_and_no_policy_is_lost():
+    assert len(CHECKS) == len({name_of(check) for check in CHECKS}) == N_CHECKS
+    assert set(policies()) >= FIRST
+    assert sum(kind.name in FIRST for kind, _ in GRID) == N_FIRST_PAIRS == len(FIRST) * N_CHECKS
+    defined = {name for module in (safety, behaviour, form) for name in vars(module) if name.startswith("check_")}
+    assert {check.__name__ for check in CHECKS} == defined
+    assert all((check.__doc__ or "").endswith(".") for check in CHECKS)
+
+
+def test_few_rules_skip_a_plain_cache(worlds):
+    skipped = {name_of(check) for check in CHECKS if judge(check, worlds(Lru)).verdict == SKIP}
+    assert skipped == {"executes_what_it_assigned"}
+
+
+# -- rules notice what breaks them -------------------------------------------------------------------------------------
+
+
+class Mutant(Lru):
+    """Base of the mutants: lru with one fault each."""
+
+    name = "mutant"
+
+
+class Moody(Mutant):
+    """Remembers earlier runs."""
+
+    runs = 0
+
+    def bind(self, view):
+        super().bind(view)
+        type(self).runs += 1
+
+    def victim(self, piece, speculative, view):
+        free = [p for p in view.residents() if view.evictable(p)]
+        return free[self.runs % len(free)] if free else None
+
+
+class Clairvoyant(Mutant):
+    """Reads rows of the trace that have not been served."""
+
+    def victim(self, piece, speculative, view):
+        free = [p for p in view.residents() if view.evictable(p)]
+        rows = view._engine.arrays.trace.experts
+        return free[int(rows[-9:].sum()) % len(free)] if free else None
+
+
+class ClockReader(Mutant):
+    """Decides by the clock without saying so."""
+
+    def victim(self, piece, speculative, view):
+        free = [p for p in view.residents() if view.evictable(p)]
+        return free[int(view._engine.machine.now_s * 1e6) % len(free)] if free else None
+
+
+class Forgetful(Mutant):
+    """Throws everything out after each layer, however large the cache."""
+
+    def layer_done(self, layer, view):
+        return [Evict(piece) for piece in list(view.residents())]
+
+
+class Sly(Mutant):
+    """Reads a level it did not declare."""
+
+    def gate_done(self, gate, view):
+        assert gate.scores.shape
+        yield Serve()
+
+
+class Demanding(Mutant):
+    """Says one expert is enough, and needs two."""
+
+    def victim(self, piece, speculative, view):
+        return super().victim(piece, speculative, view) if view.capacity > 1 else None
+
+
+class Generous(Mutant):
+    """Gives itself twice the memory."""
+
+    def bind(self, view):
+        super().bind(view)
+        view._engine.cache.budget_bytes[0] *= 2
+
+
+class Odd(Mutant):
+    """A default outside its own range."""
+
+    params = (Param("window", 5, "how far it looks", low=10, high=20),)
+
+
+class Nan(Mutant):
+    """A figure that JSON does not know."""
+
+    def stats(self):
+        return {"accuracy": float("nan")}
+
+
+class Amnesiac(Mutant):
+    """Does not use what it saves."""
+
+    params = (Param("window", 5, "how far it looks"),)
+
+    def __init__(self, **values):
+        super().__init__(**values)
+        self.settings = {"window": self.window * 2}
+
+
+class Nameless(Mutant):
+    """Published nowhere."""
+
+    source = ""
+
+
+class DoubleBooker(Mutant):
+    """Counts a byte too many."""
+
+    def layer_done(self, layer, view):
+        view._engine.tally.demand_bytes += 1
+
+
+class Inflated(Mutant):
+    """Counts prefetches nobody issued."""
+
+    def layer_done(self, layer, view):
+        view._engine.tally.prefetch.n["useful"] += 1
+
+
+class Optimist(Mutant):
+    """Counts hits nobody had."""
+
+    def layer_done(self, layer, view):
+        view._engine.tally.hits[view.phase].experts[0] += 1
+
+
+class Cheat(Mutant):
+    """Hides its copies."""
+
+    def layer_done(self, layer, view):
+        view._engine.tally.n_demand = 0
+
+
+class Deaf(Mutant):
+    """Declares a level the trace must have, but the trace is never asked for (needs are looked up on the instance)."""
+
+    needs = frozenset({"experts", "scores"})
+
+    def __init__(self, **values):
+        super().__init__(**values)
+        self.needs = frozenset({"experts"})
+
+
+class Idle(Mutant):
+    """Pretends an expert has run."""
+
+    def gate_done(self, gate, view):
+        view._engine.unrun.popitem()
+        yield Serve()
+
+
+BROKEN = {
+    "is_deterministic": Moody, "knows_no_future": Clairvoyant, "knows_no_clock": ClockReader,
+    "copies_nothing_twice_when_everything_fits": Forgetful, "needs_are_honoured": Sly,
+    "works_at_its_smallest_budget": Demanding, "never_exceeds_its_budget": Generous, "every_parameter_can_be_set": Odd,
+    "result_is_json": Nan, "rebuilds_from_its_settings": Amnesiac, "declares_itself": Nameless,
+    "bytes_add_up": DoubleBooker, "prefetches_add_up": Inflated, "hit_classes_add_up": Optimist,
+    "copies_no_less_than_belady": Cheat, "executes_each_needed_expert_once": Idle, "imports_no_clock": Mutant,
+}  # fmt: skip
+CHECK = {name_of(check): check for check in CHECKS}
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_rule_notices(rule):
+    kind = BROKEN[rule]
+    with World(kind) as world:
+        verdict = judge(CHECK[rule], world)
+    assert verdict.verdict == FAIL
+    assert verdict.reason
+
+
+def test_a_need_that_is_not_enforced_is_noticed():
+    with World(Deaf) as world:
+        assert "was accepted" in judge(CHECK["needs_are_honoured"], world).reason
+
+
+class TopOne(Mutant):
+    """Drops the second choice of every token."""
+
+    traits = frozenset({"lossy"})
+    needs = frozenset({"experts", "weights"})
+
+    def assign(self, gate, view):
+        ids = gate.ids.copy()
+        ids[:, 1] = -1
+        return Assignment(ids, np.ones(ids.shape))
+
+
+def test_a_lossy_policy_is_held_to_what_it_says():
+    with World(TopOne) as world:
+        verdicts = {v.check: v for v in (judge(check, world) for check in CHECKS)}
+    assert verdicts["executes_what_it_assigned"].verdict == PASS
+    assert verdicts["executes_each_needed_expert_once"].verdict == SKIP
+    assert {v.check for v in verdicts.values() if v.verdict == FAIL} == {"imports_no_clock"}
+
+
+class EarlyBird(Mutant):
+    """Prefetches the next layer's lowest experts without a clock."""
+
+    def layer_enter(self, layer, view):
+        if layer + 1 < view.n_layers:
+            return [Prefetch(view.piece(layer + 1, expert)) for expert in range(2)]
+        return None
+
+    def placed(self, piece, view):
+        self._order.setdefault(self.group(piece), {})[piece] = None
+
+
+def test_a_policy_that_prefetches_without_a_clock_keeps_the_rules():
+    with World(EarlyBird) as world:
+        verdicts = [judge(check, world) for check in CHECKS]
+        assert world.run(12).engine.tally.prefetch.n_issued > 0
+    assert [v.check for v in verdicts if v.verdict == FAIL] == ["imports_no_clock"], verdicts
+
+
+def test_imports_inside_functions_and_helpers_are_seen():
+    import sim.sim_machine as module
+
+    assert {"sim.lanes", "sim.machine"} <= form.imports_of(module)
+    assert "sim.cost" not in form.imports_of(module)  # for type checking only
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_command():
+    done = CliRunner().invoke(moesim, ["conformance", "accelerate"])
+    assert done.output.startswith("on_demand keeps every rule that applies: 17 pass, 0 fail, 2 not applicable")
+    assert "streams: it forgets experts on purpose" in done.output
+
+
+def test_command_as_json():
+    done = CliRunner().invoke(moesim, ["conformance", "gpu_only", "--json"])
+    told = json.loads(done.output)
+    assert (told["policy"], told["fail"], len(told["checks"])) == ("gpu_only", 0, N_CHECKS)
+    assert all(check["rule"] for check in told["checks"])
+
+
+def test_command_fails_when_a_rule_does(monkeypatch):
+    monkeypatch.setattr("sim.registry.find", lambda name: Nameless)
+    done = CliRunner().invoke(moesim, ["conformance", "mutant"], standalone_mode=False)
+    assert done.return_value == 1
+    assert "breaks" in done.output
+
+
+def test_conform_yields_every_rule():
+    assert len(list(conform(Lru))) == N_CHECKS
