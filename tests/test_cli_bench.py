@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +58,11 @@ def test_synthetic_traces_are_sound(tmp_path: Path) -> None:
         assert [request.outputs for request in trace.requests] == [5, 6]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no wait4")
 def test_main_job_is_measured_in_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "MAIN_JOB", ("policies",))
     facts: dict[str, Any] = bench.main_job()
     assert facts["ok"]
-    assert 5e6 < facts["peak_bytes"] < 5e8
+    assert facts["peak_bytes"] is None or 5e6 < facts["peak_bytes"] < 3e8
     monkeypatch.setattr(bench, "MAIN_JOB", ("run",))
     facts = bench.main_job()
     assert (facts["exit"], facts["ok"], facts["wall_s"]) == (2, False, None)
