@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from sim.errors import BadInput
 
 if TYPE_CHECKING:
-    from sim.hardware import Hardware, Quantity
+    from sim.hardware import Dtype, Hardware, Quantity
     from sim.iterations import Iteration
     from sim.models import Model
     from sim.stack import Stack
 
 # Arithmetic types: 4-bit weights are multiplied in bf16 after dequantisation; fp8 uses fp8 units where they exist.
-COMPUTE_TYPE = {"fp32": "fp32", "fp16": "fp16", "fp8": "fp8"}
+COMPUTE_TYPE: dict[str, Dtype] = {"fp32": "fp32", "fp16": "fp16", "fp8": "fp8"}
+WIDER: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
 
 
 class Price(NamedTuple):
@@ -48,11 +49,10 @@ class Cost:
         self.hw, self.model, self.stack, self.precision = hw, model, stack, precision
         self.rests_on: list[tuple[str, Quantity]] = []
         gpu = hw.gpu
-        rate_type = COMPUTE_TYPE.get(precision, "bf16")
-        if rate_type not in gpu.flops_per_s:
-            # No unit for this type on this GPU: weights are converted and multiplied in the next wider type.
-            rate_type = next((t for t in ("bf16", "fp16", "fp32") if t in gpu.flops_per_s), "")
-        if not rate_type:
+        # Without a unit for the type on this GPU, weights are converted and multiplied in the next wider type.
+        types = (COMPUTE_TYPE.get(precision, "bf16"), *WIDER)
+        rate_type = next((kind for kind in types if kind in gpu.flops_per_s), None)
+        if rate_type is None:
             raise BadInput(f"hardware {hw.id}: gpu.flops_per_s has no rate for {precision}; add bf16, fp16 or fp32")
         self._bandwidth = gpu.memory_bandwidth_bytes_per_s.value
         self._flops = gpu.flops_per_s[rate_type].value

@@ -17,7 +17,7 @@ PREFILL, DECODE = "prefill", "decode"
 class RequestInfo(NamedTuple):
     """One request as a serving system knows it on arrival (`outputs` is used by the engine alone)."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a request
     first_row: int
     prompt_len: int
     outputs: int

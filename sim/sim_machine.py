@@ -33,9 +33,12 @@ class SimMachine:
         self.down = SerialLane("d2h")
         self.cpu = SerialLane("cpu")
         self.side = SerialLane("predictor")
-        for lane in (*self.streams, *self.up, self.down, self.cpu, self.side):
-            lane.spans = spans
+        for stream in self.streams:
+            stream.spans = spans
+        for serial in (self.down, self.cpu, self.side):
+            serial.spans = spans
         for up in self.up:
+            up.spans = spans
             up.report = report_copies
             up.on_served = self._progress
         self.d2h_bytes = 0
