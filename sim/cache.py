@@ -72,9 +72,9 @@ class Cache:
     def fits(self, piece: Piece) -> bool:
         """True when the piece can be added without evicting."""
         gpu = piece.gpu
-        if self._layer_budget is not None:
-            if self._layer_used[gpu][piece.layer] + piece.n_bytes > self._layer_budget[gpu][piece.layer]:
-                return False
+        divided, layer = self._layer_budget, piece.layer
+        if divided is not None and self._layer_used[gpu][layer] + piece.n_bytes > divided[gpu][layer]:
+            return False
         return self.used_bytes[gpu] + piece.n_bytes <= self.budget_bytes[gpu]
 
     def add(self, piece: Piece, arrival: Ticket | None, origin: str) -> Entry:

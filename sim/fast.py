@@ -29,7 +29,7 @@ DECIDING = ("request_start", "iteration_start", "layer_enter", "gate_input", "as
             "copy_done", "layer_done", "iteration_end", "request_end", "idle")  # fmt: skip
 
 
-class Unsuitable(Exception):  # noqa: N818 - a signal, not an error
+class Unsuitable(Exception):
     """The policy refused room; the general loop knows what to do then."""
 
 

@@ -157,7 +157,7 @@ class Gate:
         return self._arrays.weights()[:, self.layer]
 
     def next_scores(self, distance: int = 1) -> np.ndarray:
-        """Scores of layer `layer + distance` predicted from this layer's gate input [n, E] (policy needs declare it)."""
+        """Scores of layer `layer + distance` predicted from this layer's gate input [n, E] (`needs` declares it)."""
         return self._arrays.next_scores(distance)[:, self.layer]
 
     @property

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sim.stack import Stack
     from traces.reader import Trace
 
+MAX_GPUS = 256
 SPLITS = ("test", "store", "all")
 Progress = Callable[[int, int], None]
 
@@ -94,6 +95,8 @@ def prepare(spec: RunSpec) -> Setup:
     if spec.hit_definition not in metrics.HIT_DEFINITIONS:
         hint = did_you_mean(spec.hit_definition, metrics.HIT_DEFINITIONS)
         raise BadInput(f"--hit-definition, got {spec.hit_definition!r}: no such definition; {hint}")
+    if spec.gpus > MAX_GPUS:
+        raise BadInput(f"--gpus, got {spec.gpus}: at most {MAX_GPUS}; lower it")
     if spec.gpus < 1 or spec.batch < 1:
         raise BadInput(f"--gpus and --batch, got {spec.gpus} and {spec.batch}: at least 1 each; leave them out for 1")
     if spec.requests is not None and spec.requests < 1:

@@ -32,13 +32,8 @@ class StoreSplit:
 
 def requests_of(trace: Trace, split: str) -> list[RequestInfo]:
     """Requests of one split ("store", "test") or of both ("all"), in trace order."""
-    found = []
-    for request in trace.requests:
-        if split in ("all", request.split):
-            found.append(
-                RequestInfo(
-                    request.index, request.first_row, request.prompt_len, request.outputs, request.task,
-                    request.arrival_s,
-                )
-            )  # fmt: skip
-    return found
+    return [
+        RequestInfo(r.index, r.first_row, r.prompt_len, r.outputs, r.task, r.arrival_s)
+        for r in trace.requests
+        if split in ("all", r.split)
+    ]

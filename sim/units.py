@@ -25,8 +25,12 @@ def parse_bytes(text: str, what: str = "size") -> int:
     match = _SIZE.match(text)
     unit = match.group(2).lower() if match else ""
     if match is None or unit not in _SIZE_UNITS:
-        raise BadInput(f"{what}, got {text!r}: not a size; write a number with B, kB, MB, GB, KiB, MiB or GiB, e.g. 6GB")
-    return int(float(match.group(1)) * _SIZE_UNITS[unit])
+        known = "B, kB, MB, GB, KiB, MiB or GiB"
+        raise BadInput(f"{what}, got {text!r}: not a size; write a number with {known}, e.g. 6GB")
+    n_bytes = float(match.group(1)) * _SIZE_UNITS[unit]
+    if n_bytes >= 2**63:
+        raise BadInput(f"{what}, got {text!r}: beyond any memory; correct the number or its unit")
+    return int(n_bytes)
 
 
 def show_bytes(n_bytes: float) -> str:
