@@ -99,6 +99,8 @@ def prepare(spec: RunSpec) -> Setup:
         raise BadInput(f"--gpus, got {spec.gpus}: at most {MAX_GPUS}; lower it")
     if spec.gpus < 1 or spec.batch < 1:
         raise BadInput(f"--gpus and --batch, got {spec.gpus} and {spec.batch}: at least 1 each; leave them out for 1")
+    if not 0 <= spec.seed < 2**63:
+        raise BadInput(f"--seed, got {spec.seed}: from 0 to 2**63 - 1; take another")
     if spec.requests is not None and spec.requests < 1:
         raise BadInput(f"--requests, got {spec.requests}: at least 1; leave it out for all of the split")
     if spec.split not in SPLITS:

@@ -124,6 +124,7 @@ class TestRefusals:
         (("--experts", "9", "--cache-frac", "0.5"), "one cap at a time"),
         (("--cache-frac", "1.5"), "(0, 1]"),
         (("--gpus", "0"), "at least 1"),
+        (("--seed", "-1"), "from 0"),
         (("--gpus", "1000000000"), "at most 256"),
         (("--vram", "1e400GB"), "beyond any memory"),
         (("--cache-frac", "nan"), "(0, 1]"),

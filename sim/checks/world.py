@@ -43,7 +43,7 @@ MODEL = Model(
 )  # fmt: skip
 
 
-class Skip(Exception):  # noqa: N818 - not an error: the rule does not apply, and says why
+class Skip(Exception):
     """The rule says nothing about this policy."""
 
 
