@@ -117,8 +117,8 @@ def test_bundle_round_trip_and_overflow(tmp_path, monkeypatch):
 
 
 def test_the_chain_imports_where_only_torch_and_its_companions_are_installed():
-    """A lent GPU machine has torch, transformers, numpy, safetensors, tokenizers and click, but none of our own needs."""
-    absent = "msgspec yaml pandas scipy pyarrow simpy plotly rich".split()
+    """A GPU machine may have torch, transformers, tokenizers and click, but nothing else that we need elsewhere."""
+    absent = ["msgspec", "yaml", "pandas", "scipy", "pyarrow", "simpy", "plotly", "rich"]
     program = f"""
 import sys
 sys.modules.update(dict.fromkeys({absent}))

@@ -105,6 +105,17 @@ def test_predictions_equal_a_direct_computation(name):
     assert not recording.scores["skip_attention"][:, -1].any()
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_gpu_way_to_run_experts_records_the_same(name):
+    model = tiny_model(name)
+    expected = record_requests(model, some_requests(), seed=3)
+    model.set_experts_implementation("batched_mm")
+    again = record_requests(model, some_requests(), seed=3)
+    np.testing.assert_array_equal(again.ids, expected.ids)
+    np.testing.assert_array_equal(again.tokens, expected.tokens)
+    np.testing.assert_allclose(again.scores["ahead1"], expected.scores["ahead1"], atol=1e-4)
+
+
 def test_a_model_whose_experts_ignore_the_router_is_caught():
     model = tiny_model("mixtral-8x7b")
     experts = models.moe_layers(model)[1].mlp.experts
