@@ -167,9 +167,9 @@ class CopyLane:
             self.on_served()
 
     def cancel(self, copy: Copy, now_s: float) -> bool:
-        """Withdraw a copy that has not started by `now_s`."""
+        """Withdraw a speculative copy that has not started by `now_s`; a demand is a commitment."""
         self.advance(now_s)
-        if copy not in self.queue:
+        if copy.priority == DEMAND or copy not in self.queue:
             return False
         self.queue.remove(copy)
         copy.cancelled = True

@@ -63,7 +63,7 @@ class Machine(Protocol):
         """Make a queued speculative copy a demand copy."""
 
     def cancel(self, ticket: Ticket) -> bool:
-        """Withdraw a queued copy; False when it has started."""
+        """Withdraw a queued speculative copy; False when it has started, or was demanded since."""
 
     def predict(self, duration_s: float, lane: str, blocking: bool, basis: str) -> Ticket:
         """Spend predictor time on `lane`; `blocking` makes the host wait for it."""
