@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -138,3 +139,9 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write one JSON document, whole or not at all."""
+    with replacing(path) as part:
+        part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

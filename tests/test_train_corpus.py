@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ pytest.importorskip("torch", reason="needs torch (pip install 'moe-offload-sim[t
 pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transformers)")
 
 from sim.errors import BadInput
-from traces.train import extract, ship, tokens
+from traces.train import extract, tokens
 from traces.train.corpus import fingerprint, is_held_out, load_manifest
 from traces.train.ngram import NGram
 
@@ -92,37 +90,3 @@ def test_ngram_is_a_distribution_and_fitting_helps():
     assert total == pytest.approx(1.0)
     loss = -model.log_probabilities(stream[3500:]).mean()
     assert math.log(2) - 0.02 < loss < math.log(2) + 0.05
-
-
-def test_bundle_round_trip_and_overflow(tmp_path, monkeypatch):
-    monkeypatch.setattr(ship, "PART_BYTES", 30_000)
-    rng = np.random.default_rng(0)
-    sizes = {"a/first.bin": 40_000, "a/too_large.bin": 200_000, "b/last.txt": 5_000}
-    files = []
-    for name, size in sizes.items():
-        path = tmp_path / "in" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(rng.bytes(size))
-        files.append((name, path))
-    assert ship.pack(files, tmp_path / "out") == ["a/too_large.bin"]
-    parts = sorted((tmp_path / "out").iterdir())
-    assert len(parts) == 2
-    assert all(p.stat().st_size <= 30_000 for p in parts)
-    restored = ship.unpack(tmp_path / "out", tmp_path / "back")
-    assert {p.name for p in restored} == {"first.bin", "last.txt"}
-    assert (tmp_path / "back/a/first.bin").read_bytes() == (tmp_path / "in/a/first.bin").read_bytes()
-    parts[1].write_bytes(b"x")
-    with pytest.raises(BadInput, match="damaged"):
-        ship.unpack(tmp_path / "out", tmp_path / "back2")
-
-
-def test_the_chain_imports_where_only_torch_and_its_companions_are_installed():
-    """A GPU machine may have torch, transformers, tokenizers and click, but nothing else that we need elsewhere."""
-    absent = ["msgspec", "yaml", "pandas", "scipy", "pyarrow", "simpy", "plotly", "rich"]
-    program = f"""
-import sys
-sys.modules.update(dict.fromkeys({absent}))
-import traces.train.gpu_job, traces.train.train, traces.train.evaluate, traces.train.record
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -2,6 +2,6 @@
 
 The chain, each step a module: `corpus` (packages -> documents), `tokens` (documents -> byte-level BPE ids), `model`
 (tiny configurations of Hugging Face classes), `fast` (their forward, quick to train), `train`, `evaluate` (held-out
-loss against n-gram baselines, expert load, gate reuse), `record` (routing of generated requests), `gpu_job` (all of
-it, unattended). torch, transformers and tokenizers are imported here and nowhere else at the top level of a module.
+loss against n-gram baselines, expert load, gate reuse), `record` (routing of generated requests), `to_trace` (the file
+that ships). torch, transformers and tokenizers are imported here and nowhere else at the top level of a module.
 """

@@ -24,10 +24,9 @@ from typing import Any
 
 import click
 
-from sim.data import read_yaml, to_struct
+from sim.data import read_yaml, replacing, to_struct, write_json
 from sim.errors import BadInput
 from traces.train.extract import READERS
-from traces.train.files import replacing, write_json
 
 MANIFEST = Path(__file__).with_name("corpus.yaml")
 HELD_OUT_PER_MILLE = 25

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 
+from sim.data import write_json
 from traces.train import model as models
 from traces.train.batches import heldout_windows
-from traces.train.files import write_json
 from traces.train.ngram import NGram
 from traces.train.probe import RoutingProbe, ahead_scores, router_weights
 from traces.train.tokens import Tokens, load_split

@@ -23,15 +23,15 @@ import click
 import torch
 from safetensors.torch import load_file, save_file
 
+from sim.data import replacing, write_json
 from traces.train import model as models
 from traces.train.batches import WindowSampler, heldout_windows
 from traces.train.fast import FastModel, dense_experts, sorted_experts
-from traces.train.files import replacing, write_json
 from traces.train.tokens import load_split
 
 FINAL_LR_SHARE = 0.05
 WARMUP_SHARE = 0.02
-HELDOUT_TOKENS_PER_TASK = 16_384  # while training; evaluate.py judges on more
+HELDOUT_TOKENS_PER_TASK = 4_096  # while training; evaluate.py judges on more
 
 
 @dataclass
@@ -48,9 +48,10 @@ class Settings:
     device: str = "cpu"
     compiled: bool = False
     max_steps: int = 1_000_000_000
-    eval_every_s: float = 60.0
-    save_every_s: float = 120.0
+    eval_every_s: float = 1200.0
+    save_every_s: float = 300.0
     experts: str = ""  # dense or sorted; default: dense on a GPU, sorted on a CPU
+    workers: int = 1  # processes that share each batch (CPU); small matrices leave threads little to do
 
 
 def hardware(device: str) -> str:
@@ -71,8 +72,8 @@ def learning_rate(progress: float, peak: float) -> float:
 class Trainer:
     """Model, optimizer, data and log of one run."""
 
-    def __init__(self, settings: Settings, data: Path, out: Path) -> None:
-        self.settings, self.data, self.out = settings, data, out
+    def __init__(self, settings: Settings, data: Path, out: Path, rank: int = 0) -> None:
+        self.settings, self.data, self.out, self.rank = settings, data, out, rank
         out.mkdir(parents=True, exist_ok=True)
         shape = models.get_shape(settings.shape)
         vocab = int(json.loads((data / "tokens.json").read_text(encoding="utf-8"))["vocab"])
@@ -87,7 +88,8 @@ class Trainer:
         vectors = [p for p in self.model.parameters() if p.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=settings.peak_lr, betas=(0.9, 0.95), fused=on_gpu)
-        self.sampler = WindowSampler(load_split(data, "train"), settings.length, settings.seed, settings.device)
+        seed = settings.seed + 1000 * rank  # every worker draws windows of its own
+        self.sampler = WindowSampler(load_split(data, "train"), settings.length, seed, settings.device)
         self.heldout = {
             task: heldout_windows(ids, settings.length, HELDOUT_TOKENS_PER_TASK).to(settings.device)
             for task, ids in load_split(data, "heldout").items()
@@ -110,10 +112,13 @@ class Trainer:
         """One optimizer step; returns (cross entropy, balance loss, load [L,E])."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        ids, labels = self.sampler.draw(self.settings.batch_tokens // self.settings.length)
+        cfg = self.settings
+        ids, labels = self.sampler.draw(cfg.batch_tokens // cfg.length // cfg.workers)
         with self.autocast:
             entropy, balance, load = self.fast(ids, labels)
         torch.autograd.backward(entropy + self.aux_coef * balance)
+        if cfg.workers > 1:
+            average_gradients(self.model, cfg.workers)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -126,11 +131,13 @@ class Trainer:
         while True:
             now = time.monotonic()
             spent_s = self.earlier_s + now - begin
-            progress = max(spent_s / (60 * cfg.minutes), self.step / cfg.max_steps)
+            progress = agreed(max(spent_s / (60 * cfg.minutes), self.step / cfg.max_steps), cfg.workers)
             if progress >= 1:
                 break
             entropy, balance, load = self.train_step(learning_rate(progress, cfg.peak_lr))
             self.step += 1
+            if self.rank > 0:
+                continue  # the first worker logs, evaluates and saves; the others meet it at the next step
             if self.step % 20 == 1 or cfg.max_steps <= 20:
                 self.log(spent_s, entropy, balance, load)
             if now - last_eval > cfg.eval_every_s:
@@ -141,6 +148,8 @@ class Trainer:
                 last_save = now
                 self.earlier_s, begin = self.earlier_s + now - begin, now
                 self.save(resumable=True)
+        if self.rank > 0:
+            return
         self.earlier_s += time.monotonic() - begin
         entry = {"step": self.step, "seconds": round(self.earlier_s, 1), "heldout": self.evaluate()}
         self.entries.append(entry)
@@ -211,6 +220,36 @@ class Trainer:
         return True
 
 
+def average_gradients(model: torch.nn.Module, workers: int) -> None:
+    """Replace every gradient by its mean over the workers, in one exchange."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    flat = torch.cat([g.flatten() for g in gradients])
+    torch.distributed.all_reduce(flat)
+    flat /= workers
+    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):  # type: ignore[no-untyped-call]
+        gradient.copy_(part.view_as(gradient))
+
+
+def agreed(progress: float, workers: int) -> float:
+    """The first worker's clock, so that all stop at the same step."""
+    if workers == 1:
+        return progress
+    value = torch.tensor([progress], dtype=torch.float64)
+    torch.distributed.broadcast(value, src=0)
+    return float(value)
+
+
+def work(rank: int, settings: Settings, data: Path, out: Path, resume: bool, rendezvous: str) -> None:
+    """One of several training processes on this machine, a thread each."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=settings.workers)
+    trainer = Trainer(settings, data, out, rank)
+    if resume:
+        trainer.restore()
+    trainer.run()
+    torch.distributed.destroy_process_group()
+
+
 @click.command()
 @click.option("--shape", required=True, help="mixtral-8x7b, qwen1.5-moe-a2.7b, phi-3.5-moe or deepseek-moe-16b")
 @click.option("--data", type=click.Path(path_type=Path, exists=True), required=True, help="folder of tokens.py")
@@ -224,6 +263,7 @@ class Trainer:
 @click.option("--seed", default=1, show_default=True)
 @click.option("--max-steps", default=1_000_000_000)
 @click.option("--experts", default="", help="dense or sorted (default: dense on a GPU, sorted on a CPU)")
+@click.option("--workers", default=1, show_default=True, help="processes sharing each batch, one thread each (CPU)")
 @click.option("--compile/--no-compile", "compiled", default=False)
 @click.option("--resume/--no-resume", default=False)
 def main(
@@ -237,6 +277,7 @@ def main(
     seed: int,
     max_steps: int,
     experts: str,
+    workers: int,
     compiled: bool,
     resume: bool,
 ) -> None:
@@ -251,7 +292,15 @@ def main(
         compiled=compiled,
         max_steps=max_steps,
         experts=experts,
+        workers=workers,
     )
+    if workers > 1:
+        out.mkdir(parents=True, exist_ok=True)
+        meeting = out / f".rendezvous-{time.monotonic_ns()}"
+        spawn: Any = torch.multiprocessing.spawn  # type: ignore[attr-defined]
+        spawn(work, (settings, data, out, resume, meeting.resolve().as_uri()), nprocs=workers)
+        meeting.unlink(missing_ok=True)
+        return
     if device.startswith("cuda"):
         torch.set_float32_matmul_precision("high")
     trainer = Trainer(settings, data, out)

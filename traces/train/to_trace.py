@@ -1,0 +1,122 @@
+"""Turn a recording into the trace file that ships, with everything a reader must know about it in its header.
+
+    python -m traces.train.to_trace --checkpoint RUN --recording RUN --out traces/data/mixtral-8x7b-small.safetensors
+
+Scores are stored as `u8_square` codes (FORMAT.md bounds the error), predictions for decode rows only, and embeddings
+as the model's table indexed by token ids, so that about 64 requests of Mixtral's routing shape take 15 MB.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sim.errors import BadInput
+from traces.format import U8_SQUARE
+from traces.header import Gate, Header
+from traces.requests import Request
+from traces.train.record import DISTANCES, Recording, load_recording
+from traces.writer import Layout, write_trace
+
+PREDICTIONS = (*(f"next_scores_{d}" for d in DISTANCES), "shared_scores")
+
+
+def header_of(
+    recording: Recording, meta: dict[str, Any], log: dict[str, Any], facts: dict[str, Any], name: str
+) -> Header:
+    """What the trace is and is not, from the training log and the evaluation."""
+    settings = log["settings"]
+    n_layers, n_experts, top_k = meta["layers"], meta["experts"], meta["top_k"]
+    return Header(
+        model=name,
+        model_source=(
+            f"small {meta['model_type']} model with the routing shape of {settings['shape']} ({n_layers}x{n_experts}, "
+            f"k={top_k}), hidden size {recording.embedding.shape[1]}, {log['parameters']} parameters, trained by "
+            f"traces/train on {log['tokens_seen']} tokens ({log['hardware']}, {log['seconds']:.0f} s, "
+            f"torch {log['torch']}, seed {settings['seed']}); not the published {settings['shape']}"
+        ),
+        n_layers=n_layers,
+        n_experts=n_experts,
+        top_k=top_k,
+        gate=Gate(score="softmax", renormalised=bool(meta["weights_renormalised"])),
+        created_by="traces.train",
+        weights_kind="applied",
+        tokenizer=f"byte-level BPE of {recording.embedding.shape[0]} tokens trained on the same corpus",
+        text_source="documentation and text packages of Debian listed in traces/train/corpus.yaml",
+        text_licence="free licences per package, listed in traces/train/corpus.yaml; recorded text is the model's own",
+        tasks=tuple(sorted(set(recording.task))),
+        notes=(
+            f"Prompts are cut from held-out documents; outputs are sampled at temperature {meta['temperature']}. "
+            "Lengths follow FineMoE's offline workload (means of about 37 prompt and 127 output tokens)."
+        ),
+        extra={key: _text(value) for key, value in facts.items()},
+    )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def facts_of(evaluation: dict[str, Any]) -> dict[str, Any]:
+    """The figures of `evaluate.py` that belong beside the trace; absent ones are left out."""
+    wanted = ("loss", "bigram_loss", "trigram_loss", "heldout_tokens", "dead_experts", "least_load", "gate_reuse",
+              "popularity")  # fmt: skip
+    return {key: evaluation[key] for key in wanted if key in evaluation}
+
+
+def requests_of(recording: Recording, limit: int | None) -> list[Request]:
+    """The request table; `limit` keeps the first so many requests."""
+    found, first = [], 0
+    rows = zip(recording.prompt_len, recording.n_rows, recording.task, recording.split, strict=True)
+    for index, (prompt_len, n_rows, task, split) in enumerate(rows):
+        if limit is not None and index == limit:
+            break
+        found.append(Request(index, first, int(prompt_len), int(n_rows), task, None, split))
+        first += int(n_rows)
+    return found
+
+
+def convert(checkpoint: Path, recording_folder: Path, out: Path, limit: int | None = None) -> Path:
+    """Write the trace. Raises BadInput when a file of the checkpoint is missing or the writer finds a fault."""
+    recording, meta = load_recording(recording_folder)
+    log = _read(checkpoint / "training_log.json")
+    evaluation = checkpoint / "evaluation.json"
+    facts = facts_of(_read(evaluation)) if evaluation.exists() else {}
+    scores = {"scores": recording.scores["scores"], "shared_scores": recording.scores["skip_attention"][:, :-1]}
+    for d in DISTANCES:
+        ahead = recording.scores[f"ahead{d}"]
+        scores[f"next_scores_{d}"] = ahead if d == 1 else ahead[:, :-d]
+    requests = requests_of(recording, limit)
+    end = requests[-1].end_row
+    layout = Layout(codes=dict.fromkeys(("scores", *PREDICTIONS), U8_SQUARE.name), decode_only=frozenset(PREDICTIONS))
+    return write_trace(
+        out, header_of(recording, meta, log, facts, out.name.removesuffix(".safetensors")), requests, layout,
+        recording.embedding, experts=recording.ids[:end], weights=recording.weights[:end],
+        token_ids=recording.tokens[:end], **{name: values[:end] for name, values in scores.items()},
+    )  # fmt: skip
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: {error}; train and evaluate first") from None
+    return data
+
+
+@click.command()
+@click.option("--checkpoint", type=click.Path(path_type=Path, exists=True), required=True)
+@click.option("--recording", type=click.Path(path_type=Path, exists=True), required=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.option("--requests", "limit", type=int, default=None, help="keep the first so many requests")
+def main(checkpoint: Path, recording: Path, out: Path, limit: int | None) -> None:
+    """Write a recording as a routing trace."""
+    path = convert(checkpoint, recording, out, limit)
+    click.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
