@@ -45,7 +45,7 @@ def golden(kind: type[Policy]) -> dict[str, Any]:
 def test_golden(name):
     path = FOLDER / f"{name}.json"
     assert path.is_file(), f"no golden log of {name}: python tests/test_goldens.py writes it"
-    assert golden(policies()[name]) == json.loads(path.read_text()), "decisions or times moved; see this file's docstring"
+    assert golden(policies()[name]) == json.loads(path.read_text()), "it moved; see the docstring"
 
 
 def test_no_golden_log_is_left_over():

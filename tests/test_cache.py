@@ -1,0 +1,79 @@
+"""Rooms and pieces: what is refused, what suffices to compute."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from sim.cache import DEMANDED, Cache
+from sim.errors import IllegalDecision
+from sim.pieces import Pieces
+
+SIZES = {"bf16": 101, "int4": 26}
+
+
+def pieces(n_gpus: int = 1) -> Pieces:
+    return Pieces(2, 3, "bf16", n_gpus, SIZES.__getitem__)
+
+
+def test_bytes_are_booked_and_freed():
+    made, cache = pieces(), Cache([250])
+    a, b, c = made.whole[0]
+    cache.add(a, None, DEMANDED)
+    cache.add(b, None, DEMANDED)
+    assert (cache.used_bytes, cache.fits(c), a in cache) == ([202], False, True)
+    with pytest.raises(IllegalDecision, match="303 bytes would exceed the expert budget of 250 on GPU 0"):
+        cache.add(c, None, DEMANDED)
+    with pytest.raises(IllegalDecision, match="it is resident"):
+        cache.add(a, None, DEMANDED)
+    cache.remove(a)
+    with pytest.raises(IllegalDecision, match="it is not resident"):
+        cache.remove(a)
+    assert (cache.used_bytes, cache.peak_bytes, list(cache.entries)) == ([101], [202], [b])
+
+
+def test_every_gpu_has_its_own_room():
+    made, cache = pieces(2), Cache([101, 101])
+    assert [made.home(layer, e) for layer in range(2) for e in range(3)] == [0, 1, 0, 1, 0, 1]
+    cache.add(made.whole[0][0], None, DEMANDED)
+    assert not cache.fits(made.whole[0][2])
+    assert cache.fits(made.whole[0][1])
+
+
+def test_layers_with_budgets_of_their_own():
+    made, cache = pieces(), Cache([303])
+    cache.divide([[202, 101]])
+    assert cache.divided
+    cache.add(made.whole[1][0], None, DEMANDED)
+    assert not cache.fits(made.whole[1][1])
+    cache.remove(made.whole[1][0])
+    assert cache.fits(made.whole[1][1])
+    with pytest.raises(IllegalDecision, match="304 bytes on GPU 0: its expert budget is 303"):
+        Cache([303]).divide([[202, 102]])
+
+
+def test_parts_add_up_and_are_interned():
+    made = pieces()
+    cuts = (0.0, 1 / 3, 2 / 3, 1.0)
+    parts = [made.part(0, 0, a, b) for a, b in pairwise(cuts)]
+    assert sum(part.n_bytes for part in parts) == 101
+    assert made.part(0, 0, 0.0, 1 / 3) is parts[0]
+    assert made.part(0, 0, 0.0, 1.0) is made.whole[0][0]
+    assert made.part(0, 0, 0.0, 1.0, "int4").n_bytes == 26
+    with pytest.raises(ValueError, match="need 0 <= start < stop <= 1"):
+        made.part(0, 0, 0.5, 0.5)
+
+
+def test_what_suffices_to_compute():
+    made, cache = pieces(), Cache([500])
+    whole = made.whole[0][0]
+    left, right, middle = made.part(0, 0, 0.0, 0.5), made.part(0, 0, 0.5, 1.0), made.part(0, 0, 0.25, 0.75)
+    assert cache.sufficient(whole) is None
+    for part in (left, middle):
+        cache.add(part, None, DEMANDED)
+    assert cache.sufficient(whole) is None  # the last quarter is missing
+    cache.add(right, None, DEMANDED)
+    cache.remove(middle)
+    assert [entry.piece for entry in cache.sufficient(whole) or []] == [left, right]
+    assert cache.parts(0, 0) == [left, right]

@@ -1,0 +1,153 @@
+"""What the engine refuses, with the reason and the way out; what it counts by its own rules."""
+
+from __future__ import annotations
+
+import pytest
+from easy_numbers import run
+from test_timeline_copies import Placed
+
+from sim.api import Policy
+from sim.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, RunCpu, RunGpu, Serve
+from sim.errors import IllegalDecision
+from sim.prefetch_queue import PrefetchQueue
+from sim.view import View
+
+ROWS = [[[0, 1], [0, 1]]]
+
+
+def deciding(*decisions, traits=(), there=((0, 0), (0, 1), (1, 0), (1, 1))):
+    """A policy that says this when layer 0's gate has spoken, and serves layer 1."""
+
+    class Says(Placed):
+        name = "says"
+
+        def gate_done(self, gate, view: View):
+            if gate.layer == 0:
+                for decision in decisions:
+                    yield decision(view) if callable(decision) else decision
+            else:
+                yield Serve()
+
+    Says.traits = frozenset(traits)
+    return Says(there)
+
+
+@pytest.mark.parametrize(("policy", "message"), [
+    (deciding(RunGpu(0)), r"layer 0 of says: experts \[1\] were not executed"),
+    (deciding(RunGpu(0), RunGpu(0)), r"RunGpu\(0\): layer 0 does not owe it"),
+    (deciding(RunGpu(3)), "does not owe it"),
+    (deciding(RunGpu(1), there=()), "is not on the GPU; Fetch it first"),
+    (deciding(lambda v: Evict(v.piece(0, 1))), "layer 0 still needs it"),
+    (deciding(lambda v: Evict(v.piece(0, 3))), "it is not resident"),
+    (deciding(RunCpu(0)), "needs the trait 'cpu'"),
+    (deciding(RunCpu(2), traits={"cpu"}), "does not owe it"),
+    (deciding(RunCpu(0, join_layer=2), traits={"cpu"}), "join at this layer or a later one"),
+    (deciding(lambda v: Fetch(v.piece(1, 2))), "no room and says.victim named nothing"),
+    (deciding(lambda v: Cancel(v.piece(1, 0))), "Cancel of says: it depends on time"),
+    (deciding(DropQueue()), "DropQueue of says: it depends on time"),
+    (deciding("fetch"), "not a decision"),
+    (deciding(lambda v: v.future), "view.future of says: needs the trait 'oracle'"),
+    (deciding(lambda v: v.arrived(v.piece(0, 0))), "view.arrived of says: needs the trait 'timing'"),
+    (deciding(lambda v: v.queued()), "view.queued of says: needs the trait 'timing'"),
+])  # fmt: skip
+def test_illegal_decisions_are_refused(policy, message, tmp_path):
+    with pytest.raises(IllegalDecision, match=message):
+        run(policy, tmp_path, ROWS, room=4, n_experts=4)
+
+
+def test_hooks_that_follow_the_clock_need_the_trait(tmp_path):
+    class Listener(Policy):
+        name = "listener"
+
+        def copy_done(self, piece, view): ...
+
+    class Queuer(Policy):
+        name = "queuer"
+        prefetch_depth = 1
+
+    for policy in (Listener(), Queuer()):
+        with pytest.raises(IllegalDecision, match="declare the trait 'timing'"):
+            run(policy, tmp_path, ROWS, room=4)
+
+
+def test_a_hook_may_return_a_list_or_nothing_or_yield(tmp_path):
+    tickets = []
+
+    class Mixed(Placed):
+        def iteration_start(self, iteration, view):
+            return [Prefetch(view.piece(1, 0))]
+
+        def layer_enter(self, layer, view):
+            return None
+
+        def gate_input(self, layer, view):
+            if layer == 0:
+                tickets.append((yield Prefetch(view.piece(1, 1))))
+                tickets.append((yield Prefetch(view.piece(1, 1))))  # on its way: left alone
+
+    seen = run(Mixed([(0, 0), (0, 1)]), tmp_path, ROWS, room=4)
+    assert seen.prefetched()["issued"] == 2
+    assert (tickets[0].end_s, tickets[1]) == (20, None)
+
+
+def test_completions_name_their_piece_and_leave_activations_out(tmp_path):
+    told = []
+
+    class Listener(Placed):
+        traits = frozenset({"timing", "cpu"})
+
+        def copy_done(self, piece, view):
+            told.append((view.layer, piece.layer, piece.expert, piece.stop_frac))
+
+        def request_start(self, request, view):
+            return [Prefetch(view.part(1, 1, 0.0, 0.5))]
+
+        def gate_done(self, gate, view):
+            if gate.layer == 0:
+                yield RunCpu(1)
+            else:
+                yield Fetch(view.part(1, 1, 0.5, 1.0))
+                yield RunGpu(0)
+                yield RunGpu(1)
+                return
+            yield Serve()
+
+    # The half is copied 0..5; the CPU's result is up at 8 (down 2, CPU 7); layer 1's gate is read at 9: both are over,
+    # one is told. The other half: 9..14; told at the end of the iteration.
+    run(Listener([(0, 0), (1, 0)]), tmp_path, ROWS, room=4)
+    assert told == [(1, 1, 1, 0.5), (1, 1, 1, 1.0)]
+
+
+def test_partial_hit_and_hit_by_parts(tmp_path):
+    class Halves(Placed):
+        def initial(self, view):
+            return [view.part(0, 0, 0.0, 0.5), view.part(0, 1, 0.0, 0.5), view.part(0, 1, 0.5, 1.0)]
+
+        def gate_done(self, gate, view):
+            yield Fetch(view.part(0, 0, 0.5, 1.0))
+            yield RunGpu(0)
+            yield RunGpu(1)
+
+    seen = run(Halves(), tmp_path, [[[0, 1]]], room=2)
+    assert seen.classes("prefill") == {"hit": 1, "partial": 1}
+
+
+class TestPrefetchQueue:
+    def test_largest_priority_first_ties_in_order_of_asking(self):
+        queue = PrefetchQueue()
+        for piece, priority in (("a", 1.0), ("b", 2.0), ("c", 1.0)):
+            queue.push(piece, priority, ())
+        assert queue.pieces() == ["b", "a", "c"]
+        queue.push("a", 3.0, ())  # asking again replaces
+        queue.remove("b")
+        assert [queue.pop()[0] for _ in range(2)] == ["a", "c"]
+        assert queue.pop() is None
+
+    def test_what_is_withdrawn_does_not_pile_up(self):
+        queue = PrefetchQueue()
+        queue.push("kept", 9.0, ())
+        for at in range(10_000):
+            queue.push(f"p{at}", 0.0, ())
+            queue.remove(f"p{at}")
+        assert len(queue._heap) < 100
+        assert queue.pieces() == ["kept"]

@@ -1,0 +1,84 @@
+"""The plain caches by hand: who leaves, with which settings."""
+
+from __future__ import annotations
+
+import pytest
+from easy_numbers import run
+
+from policies.belady import Belady
+from policies.gpu_only import GpuOnly
+from policies.lfu import Lfu
+from policies.lru import Lru
+from policies.on_demand import OnDemand
+from sim.errors import BadInput, DoesNotFit
+
+
+def evicted(policy, tmp_path, asked, room, n_experts=4):
+    """Experts in the order they left, for tokens that each ask for one expert of one layer."""
+    seen = run(policy, tmp_path, [[[expert]] for expert in asked], room=room, n_experts=n_experts)
+    return [expert for kind, _, expert in seen.log if kind == "evict"]
+
+
+def test_lru_evicts_the_oldest_use(tmp_path):
+    assert evicted(Lru(), tmp_path, [0, 1, 0, 2, 3], room=2) == [1, 0]
+
+
+def test_lfu_evicts_the_fewest_uses_ties_to_the_lowest_expert(tmp_path):
+    # Uses when 3 comes: 0 twice, 1 once, 2 once: 1 leaves. Then 1 comes back (twice): 2 and 3 have one each: 2 leaves.
+    assert evicted(Lfu(), tmp_path, [0, 0, 2, 1, 3, 1], room=3) == [1, 2]
+
+
+def test_lfu_may_forget_uses_of_what_left(tmp_path):
+    # 0 is used twice, then 1 and 2 share the other room. Remembering, 1 has two uses when it is back, so that 3 throws
+    # out 0 (lowest id of equals); forgetting, 1 starts again with one use and leaves first.
+    asked = [0, 0, 1, 2, 1, 3]
+    assert evicted(Lfu(), tmp_path, asked, room=2) == [1, 2, 0]
+    assert evicted(Lfu(reset_on_evict=True), tmp_path, asked, room=2) == [1, 2, 1]
+
+
+def test_belady_evicts_the_farthest_next_use(tmp_path):
+    # When 2 comes, 1 is wanted before 0: 0 leaves. When 0 is back, neither is wanted again: the lower id leaves.
+    assert evicted(Belady(), tmp_path, [0, 1, 2, 1, 0], room=2) == [0, 1]
+
+
+def test_belady_reads_no_further_than_it_needs(tmp_path):
+    # Nothing is asked for again: the lowest expert leaves.
+    assert evicted(Belady(), tmp_path, [1, 0, 2], room=2) == [0]
+
+
+@pytest.mark.parametrize("make", [Lru, Lfu, Belady])
+def test_a_cache_per_layer(make, tmp_path):
+    # Two layers, room for 3: layer 0 gets 2, layer 1 gets 1. Tokens ask 0 0, 1 1, 0 0, 1 1: layer 0 keeps both,
+    # layer 1 keeps one: 2 + 4 copies.
+    rows = [[[0], [0]], [[1], [1]], [[0], [0]], [[1], [1]]]
+    seen = run(make(scope="layer"), tmp_path, rows, room=3)
+    assert seen.result["demand_copies"]["n"] == 6
+    assert {layer for kind, layer, _ in seen.log if kind == "evict"} == {1}
+    with pytest.raises(DoesNotFit, match=f"policy {make.name}.*at least 2 whole experts"):
+        run(make(scope="layer"), tmp_path, rows, room=1)
+
+
+def test_gpu_only_places_everything(tmp_path):
+    seen = run(GpuOnly(), tmp_path, [[[0, 1]], [[2, 3]]], room=4)
+    assert [entry[0] for entry in seen.log] == ["gpu"] * 4
+    assert seen.classes("decode") == {"hit": 2}
+
+
+def test_on_demand_needs_its_slots(tmp_path):
+    with pytest.raises(DoesNotFit, match="at least 3 whole experts"):
+        run(OnDemand(slots=3), tmp_path, [[[0, 1]]], room=2)
+
+
+@pytest.mark.parametrize(("kind", "settings", "message"), [
+    (Lru, {"scope": "layers"}, "parameter lru.scope, got 'layers': not a choice; did you mean 'layer'"),
+    (Lru, {"windo": 3}, "parameter lru.windo: no such parameter"),
+    (GpuOnly, {"x": 1}, "no such parameter; it has none"),
+    (Lfu, {"reset_on_evict": 1}, "must be true or false"),
+    (OnDemand, {"slots": 0}, r"must lie in \[1, 64\]"),
+    (OnDemand, {"slots": 1.5}, "must be a whole number"),
+    (OnDemand, {"slots": "two"}, "must be a finite number"),
+    (OnDemand, {"slots": True}, "must be a finite number"),
+])  # fmt: skip
+def test_settings_are_checked(kind, settings, message):
+    with pytest.raises(BadInput, match=message):
+        kind(**settings)
