@@ -26,8 +26,10 @@ def run(capsys, *args):
 
 @pytest.mark.slow
 def test_a_short_run_on_the_cpu_writes_a_profile_that_loads(tmp_path, capsys):
-    args = ("--device", "cpu", "--model", "cpu-small", "--name", "ci", "--out", str(tmp_path), "--quiet")
-    code, out = run(capsys, *args, "--minutes", "0.15", "--rounds", "1")
+    # Two probes and a budget they cannot exhaust: what a loaded machine measures late must not be skipped.
+    args = ("--device", "cpu", "--model", "cpu-small", "--name", "ci", "--out", str(tmp_path), "--quiet",
+            "--probe", "host", "--probe", "copy")  # fmt: skip
+    code, out = run(capsys, *args, "--minutes", "2", "--rounds", "1")
     assert code == 0, out.err
     assert "wrote " in out.out and "h2d" in out.out
     hardware = load_hardware(tmp_path / "ci.yaml")
