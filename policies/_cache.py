@@ -33,6 +33,9 @@ class ScopedCache(Policy):
             budgets.append([(each + (layer < more)) * view.expert_bytes for layer in range(view.n_layers)])
         return budgets
 
-    def group(self, piece: Piece) -> tuple[int, int]:
-        """The cache a piece belongs to: its GPU, and its layer where the scope says so."""
-        return (piece.gpu, piece.layer if self.scope == "layer" else -1)
+    def bind(self, view: View) -> None:
+        self._stride = view.n_gpus if self.scope == "layer" else 0
+
+    def group(self, piece: Piece) -> int:
+        """The cache a piece belongs to: that of its GPU, or of its layer there."""
+        return piece.layer * self._stride + piece.gpu

@@ -60,7 +60,8 @@ class Belady(ScopedCache):
     traits = frozenset({"oracle", "bound"})
 
     def bind(self, view: View) -> None:
-        self._heaps: dict[tuple[int, int], list[tuple[Order, Piece]]] = {}
+        super().bind(view)
+        self._heaps: dict[int, list[tuple[Order, Piece]]] = {}
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         missing = []

@@ -7,6 +7,9 @@ and MoEpic (arXiv 2509.08342, Table 1) compare with LFU.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from heapq import heappop, heappush, heapreplace
+
 from policies._cache import ScopedCache
 from sim.api import Param
 from sim.pieces import Piece
@@ -26,21 +29,38 @@ class Lfu(ScopedCache):
     reset_on_evict: bool
 
     def bind(self, view: View) -> None:
+        super().bind(view)
         self._uses: dict[Piece, int] = {}
-        self._residents: dict[tuple[int, int], dict[Piece, None]] = {}
+        # Per cache a heap of (uses, expert, layer, piece); a resident's entry is corrected when it surfaces, since
+        # uses only grow. An expert that left and came back may have two: both say the same once corrected.
+        self._heaps: defaultdict[int, list[tuple[int, int, int, Piece]]] = defaultdict(list)
+        self._entered: set[Piece] = set()
 
     def accessed(self, piece: Piece, hit: bool, view: View) -> None:
-        self._uses[piece] = self._uses.get(piece, 0) + 1
-        self._residents.setdefault(self.group(piece), {})[piece] = None
+        uses = self._uses[piece] = self._uses.get(piece, 0) + 1
+        if not hit and piece not in self._entered:
+            self._entered.add(piece)
+            heappush(self._heaps[self.group(piece)], (uses, piece.expert, piece.layer, piece))
 
     def evicted(self, piece: Piece, view: View) -> None:
-        del self._residents[self.group(piece)][piece]
         if self.reset_on_evict:
-            del self._uses[piece]
+            self._uses[piece] = 0
+            self._entered.discard(piece)  # its entry says too much by now: the next one is a new entry
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        candidates = [p for p in self._residents.get(self.group(piece), ()) if view.evictable(p)]
-        return min(candidates, key=self._rank, default=None)
-
-    def _rank(self, piece: Piece) -> tuple[int, int, int]:
-        return self._uses[piece], piece.expert, piece.layer
+        heap, safe, found = self._heaps[self.group(piece)], [], None
+        while heap:
+            uses, expert, layer, candidate = heap[0]
+            now = self._uses[candidate]
+            if not view.holds(candidate):
+                self._entered.discard(heappop(heap)[3])
+            elif now != uses:
+                heapreplace(heap, (now, expert, layer, candidate))
+            elif not view.evictable(candidate):
+                safe.append(heappop(heap))
+            else:
+                found = candidate
+                break
+        for entry in safe:
+            heappush(heap, entry)
+        return found

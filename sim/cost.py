@@ -30,15 +30,19 @@ class Price(NamedTuple):
 
 
 class Launch:
-    """Host seconds of one operation: until its first kernel is launched, and until its last is; `n` counts uses."""
+    """Host seconds of one operation: until its first kernel is launched, and until its last is; `n` counts uses.
 
-    __slots__ = ("all_s", "extra_s", "first_s", "kernels_s", "n")
+    `tail_frac` is the share of the operation's device time its last kernel takes: equal shares, for want of better.
+    """
+
+    __slots__ = ("all_s", "extra_s", "first_s", "kernels_s", "n", "tail_frac")
 
     def __init__(self, n_kernels: int, launch_s: float, extra_s: float) -> None:
         self.extra_s = extra_s
         self.kernels_s = n_kernels * launch_s
         self.first_s = extra_s + (launch_s if n_kernels else 0.0)
         self.all_s = extra_s + self.kernels_s
+        self.tail_frac = 1.0 / n_kernels if n_kernels else 0.0
         self.n = 0
 
 

@@ -9,7 +9,7 @@ would have to wait for room; the caller then starts again with the general loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from sim.api import overrides
@@ -43,6 +43,7 @@ def applies(engine: Engine, machine: SimMachine) -> bool:
         and not cache.divided
         and not engine.polls
         and not machine.cost.has_dense
+        and engine.future is None
         and not any(overrides(policy, hook) for hook in DECIDING)
     )
 
@@ -80,41 +81,45 @@ def run_layers(engine: Engine, machine: SimMachine, iteration: Iteration) -> Non
     cost, cache, policy, view, tally = machine.cost, engine.cache, engine.policy, engine.view, engine.tally
     accessed, victim = policy.accessed, policy.victim
     evicted = policy.evicted if engine.tells_evicted else None
-    entries, future, unrun = cache.entries, engine.future, engine.unrun
+    entries = cache.entries
     stream, lane, gpu_s, parts_s = machine.streams[0], machine.up[0], machine.gpu_s, machine.streams[0].parts_s
     attention, gate, shared = machine.prices()
-    a_first, a_all, a_s, a_q = cost.launch_attention.first_s, cost.launch_attention.all_s, *attention
-    g_first, g_all, g_s, g_q = cost.launch_gate.first_s, cost.launch_gate.all_s, *gate
+    a_s, a_q = attention
+    a_first, a_all, a_tail = cost.launch_attention.first_s, cost.launch_attention.all_s, cost.launch_attention.tail_frac
+    a_tail *= a_s
+    g_s, g_q = gate
+    g_first, g_all, g_tail = cost.launch_gate.first_s, cost.launch_gate.all_s, cost.launch_gate.tail_frac * g_s
     s_first, s_all = cost.launch_shared.first_s, cost.launch_shared.all_s
-    e_first, e_all = cost.launch_expert.first_s, cost.launch_expert.all_s
+    s_tail = cost.launch_shared.tail_frac * shared.duration_s if shared is not None else 0.0
+    e_first, e_all, e_frac = cost.launch_expert.first_s, cost.launch_expert.all_s, cost.launch_expert.tail_frac
     sync_s, copy_launch_s, whole = cost.sync_s, cost.copy_launch_s, engine.pieces.whole
     n_bytes = whole[0][0].n_bytes
     copy_s, budget, precision = cost.copy_s(n_bytes), cache.budget_bytes[0], whole[0][0].precision
     used_bytes, peak_bytes = cache.used_bytes[0], cache.peak_bytes[0]
     host_s, free_s, link_s, busy_s, link_busy_s = machine.host_s, stream.free_s, lane.free_s, stream.busy_s, lane.busy_s
     gpu_part, h2d_part, host_part = parts_s[GPU], parts_s[H2D], parts_s[HOST]
-    n_tokens, row = iteration.n_tokens, iteration.row
+    row = iteration.row
+    front = ((a_first, a_all, a_tail, a_s, a_q), (g_first, g_all, g_tail, g_s, g_q))
     hits = misses = hit_tokens = miss_tokens = n_evicted = n_experts = 0
-    one_s, one_q = cost.expert(1, precision)
+    tokens, (work_s, q) = 1, cost.expert(1, precision)
     for layer in range(len(whole)):
         engine.layer = view.layer = layer
-        if future is not None:
-            future.advance(iteration.index, layer)
         # attention, gate, shared expert: launch, then in stream order
-        for first, launch, work_s, q in ((a_first, a_all, a_s, a_q), (g_first, g_all, g_s, g_q)):
+        for first, launch, tail_s, front_s, front_q in front:
             start_s = host_s + first
             host_s += launch
-            gpu_s[q] += work_s
+            gpu_s[front_q] += front_s
             if start_s > free_s:
                 host_part += start_s - free_s
             else:
                 start_s = free_s
-            free_s = start_s + work_s
-            busy_s += work_s
-            gpu_part += work_s
-            if host_s > free_s:
-                host_part += host_s - free_s
-                free_s = host_s
+            free_s = start_s + front_s
+            busy_s += front_s
+            gpu_part += front_s
+            last_s = host_s + tail_s
+            if last_s > free_s:
+                host_part += last_s - free_s
+                free_s = last_s
         gate_s = free_s
         if shared is not None:
             start_s = host_s + s_first
@@ -127,13 +132,14 @@ def run_layers(engine: Engine, machine: SimMachine, iteration: Iteration) -> Non
             free_s = start_s + shared.duration_s
             busy_s += shared.duration_s
             gpu_part += shared.duration_s
-            if host_s > free_s:
-                host_part += host_s - free_s
-                free_s = host_s
+            last_s = host_s + s_tail
+            if last_s > free_s:
+                host_part += last_s - free_s
+                free_s = last_s
         host_s = (gate_s if gate_s > host_s else host_s) + sync_s
         # what is there, what is missing
-        needs = dict.fromkeys(row[layer], 1) if row is not None else iteration.chosen(layer)
-        engine.unrun = unrun = needs.copy()
+        needs: Collection[int] = row[layer] if row is not None else iteration.chosen(layer)
+        engine.unrun = needs  # type: ignore[assignment] - asked only whether it contains an expert
         pieces = whole[layer]
         missing: list[Piece] = []
         order: list[Piece] = []
@@ -170,8 +176,9 @@ def run_layers(engine: Engine, machine: SimMachine, iteration: Iteration) -> Non
         # residents run while copies arrive, then each copy in turn
         n_experts += len(needs)
         for piece in order:
-            tokens = needs[piece.expert]
-            work_s, q = (one_s, one_q) if tokens == 1 else cost.expert(tokens, precision)
+            if row is None:
+                tokens = needs[piece.expert]  # type: ignore[index]
+                work_s, q = cost.expert(tokens, precision)
             hit_tokens += tokens
             start_s = host_s + e_first
             host_s += e_all
@@ -183,15 +190,16 @@ def run_layers(engine: Engine, machine: SimMachine, iteration: Iteration) -> Non
             free_s = start_s + work_s
             busy_s += work_s
             gpu_part += work_s
-            if host_s > free_s:
-                host_part += host_s - free_s
-                free_s = host_s
+            last_s = host_s + e_frac * work_s
+            if last_s > free_s:
+                host_part += last_s - free_s
+                free_s = last_s
             entries[piece] = free_s  # type: ignore[assignment]
-            del unrun[piece.expert]
         misses += len(missing)
         for piece, arrival_s in zip(missing, arrivals, strict=True):
-            tokens = needs[piece.expert]
-            work_s, q = (one_s, one_q) if tokens == 1 else cost.expert(tokens, precision)
+            if row is None:
+                tokens = needs[piece.expert]  # type: ignore[index]
+                work_s, q = cost.expert(tokens, precision)
             miss_tokens += tokens
             start_s = host_s + e_first
             host_s += e_all
@@ -206,11 +214,12 @@ def run_layers(engine: Engine, machine: SimMachine, iteration: Iteration) -> Non
             free_s += work_s
             busy_s += work_s
             gpu_part += work_s
-            if host_s > free_s:
-                host_part += host_s - free_s
-                free_s = host_s
+            last_s = host_s + e_frac * work_s
+            if last_s > free_s:
+                host_part += last_s - free_s
+                free_s = last_s
             entries[piece] = free_s  # type: ignore[assignment]
-            del unrun[piece.expert]
+    engine.unrun = {}
     machine.host_s, stream.free_s, stream.busy_s = host_s, free_s, busy_s
     lane.free_s, lane.busy_s = link_s, link_busy_s
     parts_s[GPU], parts_s[H2D], parts_s[HOST] = gpu_part, h2d_part, host_part
@@ -233,4 +242,3 @@ def run_layers(engine: Engine, machine: SimMachine, iteration: Iteration) -> Non
     counts.experts[MISS] += misses
     counts.tokens[HIT] += hit_tokens
     counts.tokens[MISS] += miss_tokens
-    assert n_tokens > 0

@@ -198,10 +198,10 @@ class CopyLane:
 class Launched(Ticket):
     """Work launched on a compute stream whose start is not settled yet."""
 
-    __slots__ = ("after", "duration_s", "expert", "first_s", "launched_s", "layer", "n_tokens", "op")
+    __slots__ = ("after", "duration_s", "expert", "first_s", "last_s", "layer", "n_tokens", "op")
 
     def __init__(
-        self, op: str, layer: int, expert: int, n_tokens: int, first_s: float, launched_s: float, duration_s: float,
+        self, op: str, layer: int, expert: int, n_tokens: int, first_s: float, last_s: float, duration_s: float,
         after: tuple[Ticket, ...],
     ) -> None:  # fmt: skip
         super().__init__(UNKNOWN_S, GPU)
@@ -210,7 +210,7 @@ class Launched(Ticket):
         self.expert = expert
         self.n_tokens = n_tokens
         self.first_s = first_s
-        self.launched_s = launched_s
+        self.last_s = last_s
         self.duration_s = duration_s
         self.after = after
 
@@ -231,27 +231,27 @@ class Stream:
         self.spans: Spans | None = None
 
     def run(
-        self, op: str, layer: int, expert: int, n_tokens: int, first_s: float, launched_s: float, duration_s: float,
+        self, op: str, layer: int, expert: int, n_tokens: int, first_s: float, last_s: float, duration_s: float,
         after: tuple[Ticket, ...],
     ) -> Ticket:  # fmt: skip
-        """Launch work whose first kernel reaches the GPU at `first_s` and whose last one at `launched_s`."""
+        """Launch work whose first kernel reaches the GPU at `first_s` and whose last one ends at `last_s` at best."""
         if self.pending:
-            work = Launched(op, layer, expert, n_tokens, first_s, launched_s, duration_s, after)
+            work = Launched(op, layer, expert, n_tokens, first_s, last_s, duration_s, after)
             self.pending.append(work)
             return work
         start_s, cause = first_s, HOST
         for ticket in after:
             end_s = ticket.end_s
             if end_s == UNKNOWN_S:
-                work = Launched(op, layer, expert, n_tokens, first_s, launched_s, duration_s, after)
+                work = Launched(op, layer, expert, n_tokens, first_s, last_s, duration_s, after)
                 self.pending.append(work)
                 return work
             if end_s > start_s:
                 start_s, cause = end_s, ticket.cause
-        return Ticket(self._place(op, layer, expert, n_tokens, start_s, cause, launched_s, duration_s), GPU)
+        return Ticket(self._place(op, layer, expert, n_tokens, start_s, cause, last_s, duration_s), GPU)
 
     def _place(
-        self, op: str, layer: int, expert: int, n_tokens: int, start_s: float, cause: int, launched_s: float,
+        self, op: str, layer: int, expert: int, n_tokens: int, start_s: float, cause: int, last_s: float,
         duration_s: float,
     ) -> float:  # fmt: skip
         free_s = self.free_s
@@ -264,10 +264,10 @@ class Stream:
         self.parts_s[GPU] += duration_s
         if self.spans is not None:
             self.spans(self.name, op, layer, expert, n_tokens, 0, start_s, end_s)
-        if launched_s > end_s:
+        if last_s > end_s:
             # Kernels shorter than their launches: the stream starves between them.
-            self.parts_s[HOST] += launched_s - end_s
-            end_s = launched_s
+            self.parts_s[HOST] += last_s - end_s
+            end_s = last_s
         self.free_s = end_s
         return end_s
 
@@ -284,7 +284,7 @@ class Stream:
                     start_s, cause = ticket.end_s, ticket.cause
             pending.popleft()
             work.end_s = self._place(
-                work.op, work.layer, work.expert, work.n_tokens, start_s, cause, work.launched_s, work.duration_s
+                work.op, work.layer, work.expert, work.n_tokens, start_s, cause, work.last_s, work.duration_s
             )
             work.after = ()
         return True

@@ -81,8 +81,9 @@ class SimMachine:
         if self.spans is not None:
             self.spans("host", f"launch {op}", layer, -1, self._n_tokens, 0, host_s, launched_s)
         return self.streams[0].run(
-            op, layer, -1, self._n_tokens, host_s + launch.first_s, launched_s, price.duration_s, after
-        )
+            op, layer, -1, self._n_tokens, host_s + launch.first_s,
+            launched_s + launch.tail_frac * price.duration_s, price.duration_s, after,
+        )  # fmt: skip
 
     def attention(self, layer: int) -> None:
         cost = self.cost
@@ -131,17 +132,17 @@ class SimMachine:
         if self.spans is not None:
             self.spans("host", "launch expert", piece.layer, piece.expert, n_tokens, 0, host_s, launched_s)
         stream = self.streams[piece.gpu]
+        last_s = launched_s + launch.tail_frac * price.duration_s
         if piece.gpu == 0:  # joins are for the next block: an expert here does not wait for one elsewhere
             return stream.run(
-                "expert", piece.layer, piece.expert, n_tokens, host_s + launch.first_s, launched_s, price.duration_s,
-                after,
-            )  # fmt: skip
+                "expert", piece.layer, piece.expert, n_tokens, host_s + launch.first_s, last_s, price.duration_s, after
+            )
         # Hidden states cross to the expert's GPU and back; the peer link is not a bottleneck at these sizes.
         peer_s = cost.peer_s(cost.activation_bytes(n_tokens))
         if self._gate is not None and self._gate.end_s != UNKNOWN_S:
             after = (*after, Ticket(self._gate.end_s + peer_s, GPU))
         ticket = stream.run(
-            "expert", piece.layer, piece.expert, n_tokens, host_s + launch.first_s, launched_s,
+            "expert", piece.layer, piece.expert, n_tokens, host_s + launch.first_s, last_s,
             price.duration_s + peer_s, after,
         )  # fmt: skip
         self._joins = (*self._joins, ticket)

@@ -92,7 +92,6 @@ def test_host_bound(tmp_path):
     assert seen.result["bound_by"]["resource"] == "host"
 
 
-@pytest.mark.xfail(strict=True, reason="a stream counts as free when its last kernel is launched, not when it has run")
 def test_a_read_waits_for_the_last_kernel_of_a_host_bound_operation(tmp_path):
     # The gate has two kernels: launched 3..6 and 6..9, the last one runs 9..10; so the host reads it at 10.
     # Expert: launched 10..16; head: launched 16..19, runs 19..20.
