@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies._expert_maps import MapStore, Trajectory, as_embedding, as_map, select
+from policies._map_cache import MapCache
 from sim.api import Param, Policy, Steps
 from sim.decisions import DropQueue, Predict, Prefetch, Requeue, Serve
 from sim.iterations import PREFILL, Gate, Iteration
@@ -66,17 +67,10 @@ class FineMoe(Policy):
         self._d = min(int(self.distance or published), view.n_layers)
         self.settings["distance"] = self._d
         self._store = MapStore(self.capacity, view.n_layers, view.n_experts, self._d)
-        shape = (view.n_experts, view.n_layers)  # expert-major: argmin then breaks ties by lowest expert, then layer
-        self._p = np.full(shape, 1.0 / view.n_experts)
-        self._visits = np.zeros(shape)
-        self._used_at = np.zeros(shape)
-        self._held = np.zeros((view.n_gpus, *shape), dtype=bool)
-        self._unused = np.zeros(shape, dtype=bool)  # prefetched, not used yet
-        self._clock = 0
+        self._cache = MapCache(view, self.evict, self.variant)
         self._ahead: dict[Piece, float] = {}  # predicted pieces of layers still to come -> probability
         self._paths: list[Trajectory] = []
         self._predicted = self._right = self._searches = 0
-        self._similarity = 0.0
 
     def learn(self, store: StoreSplit) -> None:
         if self.mode == "online":
@@ -92,7 +86,7 @@ class FineMoe(Policy):
     # -- searching (section 4.2) ------------------------------------------------------------------------------------
 
     def iteration_start(self, iteration: Iteration, view: View) -> Steps:
-        self._ahead.clear()
+        self._pass(view.n_layers)
         self._paths = [Trajectory(self._store) for _ in iteration.ranges]
         self._embeddings = self._per_range(iteration, view.embeddings(), self.variant == "code")
         self._maps: list[list[NDArray[np.float64]]] = [[] for _ in iteration.ranges]
@@ -149,21 +143,27 @@ class FineMoe(Policy):
             best = int(np.argmax(scores))
             row = self._store.maps[layer, best]
             similarity = float(scores[best])
-            self._similarity += similarity
             total = row.sum()
             if total <= 0:
                 continue
             probability = np.maximum(probability, row / total)
             for expert in select(row, similarity, view.top_k, self.track == "map_tsd"):
                 chosen[expert] = None
-        self._p[:, layer] = probability
-        for expert in chosen:
-            self._ahead[view.piece(layer, expert)] = float(probability[expert])
+        self._cache.probability[:, layer] = probability
+        aimed = {view.piece(layer, expert): float(probability[expert]) for expert in chosen}
+        self._ahead.update(aimed)
+        self._cache.aim(aimed, True)
+
+    def _pass(self, now: int) -> None:
+        """Predictions for layers up to `now` have had their day."""
+        passed = [piece for piece in self._ahead if piece.layer <= now]
+        for piece in passed:
+            del self._ahead[piece]
+        self._cache.aim(passed, False)
 
     def _requeue(self, now: int, tickets: tuple[Ticket, ...], view: View) -> Steps:
         """Section 4.5: PRI = p / (l - l_now), rewritten as the pass moves on; passed layers are dropped."""
-        for piece in [p for p in self._ahead if p.layer <= now]:
-            del self._ahead[piece]
+        self._pass(now)
         yield DropQueue(up_to_layer=now)
         target = now + self._d if now >= 0 else None
         yield Requeue(
@@ -187,48 +187,16 @@ class FineMoe(Policy):
     # -- caching (section 4.5) --------------------------------------------------------------------------------------
 
     def accessed(self, piece: Piece, hit: bool, view: View) -> None:
-        self._clock += 1
-        at = (piece.expert, piece.layer)
-        self._visits[at] += 1
-        self._used_at[at] = self._clock
-        self._unused[at] = False
-        self._held[(piece.gpu, *at)] = True
+        self._cache.used(piece)
 
     def placed(self, piece: Piece, view: View) -> None:
-        self._held[piece.gpu, piece.expert, piece.layer] = True
-        self._unused[piece.expert, piece.layer] = True
+        self._cache.placed(piece)
 
     def evicted(self, piece: Piece, view: View) -> None:
-        self._held[piece.gpu, piece.expert, piece.layer] = False
-        self._unused[piece.expert, piece.layer] = False
+        self._cache.evicted(piece)
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        """Highest 1 / (p * freq) first, that is least p * freq; ties to the lowest expert, then the lowest layer.
-
-        The paper leaves open what protects an expert that was prefetched and has freq = 0. Text: its prediction does,
-        as long as any other expert can go. Release 2: nothing, but only a demand may take it.
-        """
-        free = self._held[piece.gpu].copy()
-        free[view.owed(), view.layer] = False
-        rank = self._used_at if self.evict == "lru" else self._visits
-        if self.evict == "fine_moe":
-            rank = self._p * self._visits
-        if self.variant == "paper" or speculative:
-            settled = free & ~self._unused
-            if self.variant == "paper":
-                for ahead in self._ahead:
-                    settled[ahead.expert, ahead.layer] = False
-            found = self._least(settled, rank, view)
-            if found is not None or speculative:
-                return found
-        return self._least(free, rank, view)
-
-    @staticmethod
-    def _least(pool: NDArray[np.bool_], rank: NDArray[np.float64], view: View) -> Piece | None:
-        """The piece of least rank among `pool`, [E, L]."""
-        at = int(np.where(pool, rank, np.inf).argmin())
-        expert, layer = divmod(at, view.n_layers)
-        return view.piece(layer, expert) if pool[expert, layer] else None
+        return self._cache.victim(piece.gpu, speculative, view)
 
     # -- figures of its own -----------------------------------------------------------------------------------------
 

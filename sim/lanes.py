@@ -109,7 +109,7 @@ class CopyLane:
 
     def advance(self, now_s: float) -> None:
         """Settle every copy that starts before `now_s`; one starting exactly then can still be overtaken."""
-        while self.queue:
+        while self.queue and self.free_s < now_s:
             start = self._next_start()
             if start is None or start[0] >= now_s:
                 return

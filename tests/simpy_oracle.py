@@ -100,15 +100,15 @@ class InOrder:
 
     def serve(self) -> Any:
         while True:
-            job, first_s, launched_s = yield self.jobs.get()
+            job, first_s, last_s = yield self.jobs.get()
             yield from job.after
             if self.env.now < first_s:
                 yield self.env.timeout(first_s - self.env.now)
             job.start_s = self.env.now
             yield self.env.timeout(job.seconds)
             self.spans.append((job.lane, job.start_s, self.env.now))
-            if self.env.now < launched_s:
-                yield self.env.timeout(launched_s - self.env.now)
+            if self.env.now < last_s:  # four kernels: the last one starts once it has been launched
+                yield self.env.timeout(last_s - self.env.now)
             job.finish()
 
 
@@ -137,7 +137,7 @@ def replay(script: list[tuple[Any, ...]]) -> Observed:
                     after = [tickets[t].done for t in rest[3]]
                 job = Job(env, seconds, after, f"gpu{gpu}")
                 tickets.append(job)
-                streams[gpu].jobs.put((job, env.now + first, env.now + launch))
+                streams[gpu].jobs.put((job, env.now + first, env.now + launch + job.seconds / 4))
                 if gpu:
                     joined.append(job.done)
                 yield env.timeout(launch)

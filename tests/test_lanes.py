@@ -47,7 +47,7 @@ class Knobs(SimpleNamespace):
 
 
 def launch(first: float, whole: float) -> Launch:
-    made = Launch(1, 0.0, 0.0)
+    made = Launch(4, 0.0, 0.0)  # four kernels: the last one takes a quarter of the time
     made.first_s, made.all_s = first, whole
     return made
 
@@ -266,7 +266,7 @@ def test_stream_charges_a_wait_to_what_came_last():
     stream = Stream("gpu")
     stream.run("a", 0, 0, 1, 1.0, 1.0, 2.0, ())  # host until 1, busy 1..3
     stream.run("b", 0, 0, 1, 2.0, 2.0, 2.0, (Ticket(9.0, 1),))  # waits for a copy 3..9, busy 9..11
-    stream.run("c", 0, 0, 1, 10.0, 14.0, 2.0, ())  # busy 11..13, its last launch is at 14
+    stream.run("c", 0, 0, 1, 10.0, 14.0, 2.0, ())  # busy 11..13, its last kernel ends at 14
     assert stream.parts_s == [6, 6, 2, 0, 0, 0]
     assert stream.free_s == 14
 
