@@ -96,7 +96,7 @@ class Policy:
     source: ClassVar[str] = ""
     aliases: ClassVar[tuple[str, ...]] = ()
     traits: ClassVar[frozenset[str]] = frozenset()
-    needs: ClassVar[frozenset[str]] = frozenset({"experts"})
+    needs: frozenset[str] = frozenset({"experts"})  # an instance may narrow it by its parameters
     params: ClassVar[tuple[Param, ...]] = ()
     keeps_all: ClassVar[bool] = False  # wants room for every expert, whatever the budget (gpu_only)
     # Speculative copies handed to the copy engine at once; None: all of them, room taken when asked (no timing).

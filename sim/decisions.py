@@ -53,6 +53,7 @@ class RunGpu(NamedTuple):
     """Compute `(layer, expert)` on the GPU that holds it, once its pieces have arrived."""
 
     expert: int
+    after: tuple[Ticket, ...] = ()
 
 
 class RunCpu(NamedTuple):
@@ -75,6 +76,16 @@ class Evict(NamedTuple):
     piece: Piece
 
 
+class WriteBack(NamedTuple):
+    """Copy a resident piece back to the host, as systems do that keep one copy of every expert.
+
+    It stays resident; evicted afterwards, its room is clean once this copy is over.
+    """
+
+    piece: Piece
+    after: tuple[Ticket, ...] = ()
+
+
 class Predict(NamedTuple):
     """Spend predictor time on a lane (`side`: does not occupy the compute stream; `gpu`; `host`).
 
@@ -88,4 +99,4 @@ class Predict(NamedTuple):
     basis: str = "assumed"
 
 
-Decision = Fetch | Prefetch | Requeue | Cancel | DropQueue | RunGpu | RunCpu | Serve | Evict | Predict
+Decision = Fetch | Prefetch | Requeue | Cancel | DropQueue | RunGpu | RunCpu | Serve | Evict | WriteBack | Predict

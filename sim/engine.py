@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from sim.api import overrides
 from sim.cache import DEMANDED, PLACED, PREFETCHED, Cache, Entry
-from sim.decisions import Cancel, DropQueue, Evict, Fetch, Predict, Prefetch, Requeue, RunCpu, RunGpu, Serve
+from sim.decisions import (
+    Cancel, DropQueue, Evict, Fetch, Predict, Prefetch, Requeue, RunCpu, RunGpu, Serve, WriteBack,
+)  # fmt: skip
 from sim.errors import IllegalDecision
 from sim.machine import DEMAND, SPECULATIVE, UNKNOWN_S, Machine, Ticket
 from sim.prefetch_queue import PrefetchQueue
@@ -81,7 +83,7 @@ class Engine:
     def apply(self, decision: Any) -> Ticket | None:
         """Apply one decision. Raises IllegalDecision naming decision, rule and state."""
         if isinstance(decision, RunGpu):
-            return self.run_gpu(decision.expert)
+            return self.run_gpu(decision.expert, decision.after)
         if isinstance(decision, Fetch):
             return self.fetch(decision.piece, decision.after)
         if isinstance(decision, Prefetch):
@@ -94,6 +96,8 @@ class Engine:
             self.requeue(decision.wanted)
         elif isinstance(decision, Evict):
             self.evict(decision.piece)
+        elif isinstance(decision, WriteBack):
+            return self.write_back(decision.piece, decision.after)
         elif isinstance(decision, Predict):
             return self.machine.predict(decision.duration_s, decision.lane, decision.blocking, decision.basis)
         elif isinstance(decision, Cancel):
@@ -144,6 +148,18 @@ class Engine:
         else:
             self._clean_bytes[piece.gpu] += piece.n_bytes
         self._told_evicted(piece)
+
+    def write_back(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket:
+        """Copy a resident piece to the host; whoever overwrites its room waits for that copy."""
+        entry = self.cache.entries.get(piece)
+        if entry is None or "cpu" in self.policy.traits:
+            rule = "it is not resident" if entry is None else "a policy with the trait 'cpu' uses that lane otherwise"
+            raise IllegalDecision(f"WriteBack of {piece}: {rule}; leave it out")
+        busy = entry.last_use or entry.arrival
+        ticket = entry.last_use = self.machine.copy_back(piece, after if busy is None else (busy, *after))
+        if self.log:
+            self.log("write_back", piece.layer, piece.expert)
+        return ticket
 
     def _withdrawn(self, entry: Entry) -> None:
         """A prefetch has left the copy engine's queue before it started; its room waits for what it waited for."""
@@ -401,7 +417,7 @@ class Engine:
             policy.accessed(piece, False, view)
             self.run_gpu(piece.expert)
 
-    def run_gpu(self, expert: int) -> Ticket:
+    def run_gpu(self, expert: int, after: tuple[Ticket, ...] = ()) -> Ticket:
         """Compute an owed expert on the GPU, each of its pieces as it arrives."""
         n_tokens = self.unrun.get(expert)
         if n_tokens is None:
@@ -412,7 +428,7 @@ class Engine:
         if enough is None:
             raise IllegalDecision(f"RunGpu({expert}): layer {self.layer}'s expert is not on the GPU; Fetch it first")
         for used in enough:
-            ticket = self._compute(used, n_tokens)
+            ticket = self._compute(used, n_tokens, after)
         del self.unrun[expert]
         self.tally.n_executed += n_tokens
         if self.log:
@@ -423,9 +439,9 @@ class Engine:
             self.poll()
         return ticket
 
-    def _compute(self, entry: Entry, n_tokens: int) -> Ticket:
-        arrival = entry.arrival
-        after = () if arrival is None else (arrival,)
+    def _compute(self, entry: Entry, n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
+        if entry.arrival is not None:
+            after = (entry.arrival, *after)
         ticket = self.machine.expert(entry.piece, n_tokens, after)
         entry.last_use = ticket
         if not entry.used:

@@ -59,6 +59,9 @@ class Machine(Protocol):
     def copy(self, piece: Piece, priority: int, after: tuple[Ticket, ...]) -> Ticket:
         """Queue a host-to-device copy; DEMAND overtakes every queued SPECULATIVE one, none in flight."""
 
+    def copy_back(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket:
+        """Queue a device-to-host copy of a piece; in order of asking among those that are ready."""
+
     def promote(self, ticket: Ticket) -> None:
         """Make a queued speculative copy a demand copy."""
 

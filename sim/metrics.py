@@ -216,6 +216,7 @@ def lane_utilisation(machine: SimMachine, makespan_s: float) -> dict[str, float 
     lanes = {lane.name: lane.busy_s for lane in machine.streams}
     lanes |= {lane.name: lane.busy_s for lane in machine.up}
     lanes |= {lane.name: lane.busy_s for lane in (machine.down, machine.cpu, machine.side)}
+    lanes["d2h"] += machine.back.busy_s  # one engine: activations of CPU experts, or pieces written back
     lanes["host"] = math.fsum(share for _, share in machine.host_shares())
     return {name: (busy_s / makespan_s if makespan_s else None) for name, busy_s in sorted(lanes.items())}
 

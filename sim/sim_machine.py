@@ -31,17 +31,20 @@ class SimMachine:
         self.streams = [Stream("gpu" if n_gpus == 1 else f"gpu{g}") for g in range(n_gpus)]
         self.up = [CopyLane("h2d" if n_gpus == 1 else f"h2d{g}") for g in range(n_gpus)]
         self.down = SerialLane("d2h")
+        self.back = CopyLane("d2h")  # pieces written back; the same engine as `down`, never both in one run
+        self.links = list(self.up)  # lanes whose copies are settled together, in order of time
         self.cpu = SerialLane("cpu")
         self.side = SerialLane("predictor")
         for stream in self.streams:
             stream.spans = spans
         for serial in (self.down, self.cpu, self.side):
             serial.spans = spans
-        for up in self.up:
+        for up in (*self.up, self.back):
             up.spans = spans
-            up.report = report_copies
+            up.report = report_copies and up is not self.back
             up.on_served = self._progress
         self.d2h_bytes = 0
+        self.written_back_bytes = 0
         self.gpu_s = [0.0] * len(cost.rests_on)  # busy seconds of compute streams by the quantity they rest on
         self.cpu_s = [0.0] * len(cost.rests_on)
         self.n_syncs = 0
@@ -183,6 +186,21 @@ class SimMachine:
         self._submit(piece.gpu, copy)
         return copy
 
+    def copy_back(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket:
+        if self.back not in self.links:
+            self.links.append(self.back)
+        begun_s = self.host_s
+        self.host_s = now_s = begun_s + self.cost.copy_launch_s
+        self.n_copy_launches += 1
+        if self.spans is not None:
+            self.spans("host", "launch copy", piece.layer, piece.expert, 0, piece.n_bytes, begun_s, now_s)
+        duration_s = self.cost.back_s(piece.n_bytes)
+        copy = Copy("write_back", piece.layer, piece.expert, piece.n_bytes, duration_s, DEMAND, now_s, after)
+        self.d2h_bytes += piece.n_bytes
+        self.written_back_bytes += piece.n_bytes
+        self._submit(self.links.index(self.back), copy)
+        return copy
+
     def promote(self, ticket: Ticket) -> None:
         assert isinstance(ticket, Copy)
         self._advance()
@@ -261,27 +279,27 @@ class SimMachine:
             (cost.q_copy_launch, self.n_copy_launches * cost.copy_launch_s),
         ]
 
-    def _submit(self, gpu: int, copy: Copy) -> None:
-        if self.n_gpus > 1:
+    def _submit(self, link: int, copy: Copy) -> None:
+        if len(self.links) > 1:
             self._advance()
-        self.up[gpu].submit(copy, self.host_s)
+        self.links[link].submit(copy, self.host_s)
 
     def _advance(self) -> None:
         """Settle every copy that starts before the host's clock; over several links in the order of their starts."""
-        if self.n_gpus == 1:
+        if len(self.links) == 1:
             self.up[0].advance(self.host_s)
             return
         while (start := self._next_start()) is not None and start[0] < self.host_s:
-            self.up[start[1]].settle_next()
+            self.links[start[1]].settle_next()
 
     def _next_start(self) -> tuple[float, int] | None:
         """(when, which link) the next copy starts."""
-        starts = [(lane.next_start_s(), index) for index, lane in enumerate(self.up)]
+        starts = [(lane.next_start_s(), index) for index, lane in enumerate(self.links)]
         return min(((start_s, index) for start_s, index in starts if start_s is not None), default=None)
 
     def _settle_next(self) -> bool:
         start = self._next_start()
-        return start is not None and self.up[start[1]].settle_next()
+        return start is not None and self.links[start[1]].settle_next()
 
     def _progress(self) -> None:
         for stream in reversed(self.streams):  # GPU 0's waits for the others', never the other way round
