@@ -227,6 +227,7 @@ class Stream:
         self.free_s = 0.0
         self.busy_s = 0.0
         self.parts_s = [0.0] * len(CAUSES)
+        self.blame = GPU  # what a stream that waits for the operation placed last is really waiting for
         self.pending: deque[Launched] = deque()
         self.spans: Spans | None = None
 
@@ -248,15 +249,20 @@ class Stream:
                 return work
             if end_s > start_s:
                 start_s, cause = end_s, ticket.cause
-        return Ticket(self._place(op, layer, expert, n_tokens, start_s, cause, last_s, duration_s), GPU)
+        end_s = self._place(op, layer, expert, n_tokens, start_s, cause, last_s, duration_s)
+        return Ticket(end_s, self.blame)
 
     def _place(
         self, op: str, layer: int, expert: int, n_tokens: int, start_s: float, cause: int, last_s: float,
         duration_s: float,
     ) -> float:  # fmt: skip
         free_s = self.free_s
+        self.blame = GPU
         if start_s > free_s:
             self.parts_s[cause] += start_s - free_s
+            if start_s - free_s > duration_s:
+                # An expert on another GPU that mostly waited for its copy: whoever waits for it waits for the link.
+                self.blame = cause
         else:
             start_s = free_s
         end_s = start_s + duration_s
@@ -286,6 +292,7 @@ class Stream:
             work.end_s = self._place(
                 work.op, work.layer, work.expert, work.n_tokens, start_s, cause, work.last_s, work.duration_s
             )
+            work.cause = self.blame
             work.after = ()
         return True
 

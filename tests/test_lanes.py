@@ -326,3 +326,11 @@ def test_waiting_for_one_link_settles_nothing_that_starts_later_on_another():
 def test_what_has_started_is_left_alone(op):
     script = [("copy", 0, 0.0, 5.0, False, []), ("host", 1.0), (op, 0), ("copy", 0, 0.0, 5.0, True, [])]
     agree(script, two=False)
+
+
+def test_waiting_for_an_expert_elsewhere_is_waiting_for_its_copy():
+    stream = Stream("gpu1")
+    late = stream.run("a", 0, 0, 1, 1.0, 1.0, 2.0, (Ticket(9.0, 1),))  # free at 0, waits 0..9 for a copy, runs 9..11
+    assert (late.end_s, late.cause) == (11, 1)
+    soon = stream.run("b", 0, 0, 1, 1.0, 1.0, 4.0, (Ticket(12.0, 1),))  # waits 11..12, runs 12..16: mostly computing
+    assert (soon.end_s, soon.cause) == (16, 0)
