@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.errors import BadInput
+from sim.quantity import Quantity, Source
 
 if TYPE_CHECKING:
-    from sim.hardware import Dtype, Hardware, Quantity
+    from sim.hardware import Dtype, Hardware
     from sim.iterations import Iteration
     from sim.models import Model
     from sim.stack import Stack
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 # Arithmetic types: 4-bit weights are multiplied in bf16 after dequantisation; fp8 uses fp8 units where they exist.
 COMPUTE_TYPE: dict[str, Dtype] = {"fp32": "fp32", "fp16": "fp16", "fp8": "fp8"}
 WIDER: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
+
+
+SOURCES: tuple[Source, ...] = ("measured", "datasheet", "assumed")
 
 
 class Price(NamedTuple):
@@ -67,12 +71,20 @@ class Cost:
         self._set_links()
         self._set_host()
         self._set_cpu()
+        self._set_predictors()
         self._experts: dict[tuple[int, str, float], Price] = {}
         self.n_dense_before = self._dense_layers_before()
 
     def _rest(self, name: str, quantity: Quantity) -> int:
         self.rests_on.append((name, quantity))
         return len(self.rests_on) - 1
+
+    def _set_predictors(self) -> None:
+        """Predictor time rests on whatever the policy says its figure rests on."""
+        self.q_predictor = {
+            source: self._rest(f"predictor time ({source})", Quantity(value=1.0, source=source, ref="the policy's file"))
+            for source in SOURCES
+        }
 
     def _set_links(self) -> None:
         hw, stack = self.hw, self.stack

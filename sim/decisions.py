@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from sim.machine import Ticket
+    from sim.quantity import Source
     from sim.pieces import Piece
 
 
@@ -17,10 +18,11 @@ class Fetch(NamedTuple):
 
 
 class Prefetch(NamedTuple):
-    """Queue a speculative copy; larger `priority` goes first, ties in order of asking.
+    """Queue a speculative copy.
 
-    With `Policy.prefetch_depth = None` the piece takes its room and enters the copy queue at once. With a depth the
-    piece waits in the policy's own queue and takes room only when the engine hands it over, at a polling point.
+    With `Policy.prefetch_depth = None` the piece takes its room and enters the copy queue at once, in order of asking;
+    `priority` then says nothing. With a depth the piece waits in the policy's own queue, larger `priority` first and
+    ties in order of asking, and takes room only when the engine hands it over, at a polling point.
     """
 
     piece: Piece
@@ -96,7 +98,7 @@ class Predict(NamedTuple):
     duration_s: float
     lane: str = "side"
     blocking: bool = False
-    basis: str = "assumed"
+    basis: Source = "assumed"
 
 
 Decision = Fetch | Prefetch | Requeue | Cancel | DropQueue | RunGpu | RunCpu | Serve | Evict | WriteBack | Predict

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from sim.iterations import Iteration
     from sim.pieces import Piece
+    from sim.quantity import Source
 
 UNKNOWN_S = -1.0
 DEMAND, SPECULATIVE = 0, 1
@@ -68,7 +69,7 @@ class Machine(Protocol):
     def cancel(self, ticket: Ticket) -> bool:
         """Withdraw a queued speculative copy; False when it has started, or was demanded since."""
 
-    def predict(self, duration_s: float, lane: str, blocking: bool, basis: str) -> Ticket:
+    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
         """Spend predictor time on `lane`; `blocking` makes the host wait for it."""
 
     def poll(self) -> list[Piece]:

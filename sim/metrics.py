@@ -151,14 +151,12 @@ def resting_s(machine: SimMachine, clockwork: Clockwork) -> list[Resting]:
     _spread(seconds, parts_s[H2D], [(cost.q_h2d_latency, latency_s), (cost.q_h2d_bandwidth, busy_s - latency_s)])
     _spread(seconds, parts_s[CPU], list(enumerate(machine.cpu_s)))
     _spread(seconds, parts_s[HOST], machine.host_shares())
+    _spread(seconds, parts_s[SIDE], list(enumerate(machine.side_s)))
     rows: list[Resting] = []
     for (name, quantity), spent_s in zip(cost.rests_on, seconds, strict=True):
         if spent_s > 0:
             low, high = factors(name, quantity)
             rows.append(Resting(name, quantity.source, spent_s, low, high, quantity.value, quantity.ref))
-    if parts_s[SIDE] > 0:
-        spread = SPREAD["assumed"]
-        rows.append(Resting("predictor time", "assumed", parts_s[SIDE], 1 - spread, 1 + spread, None, ""))
     return rows
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sim.cost import Cost, Launch, Price
     from sim.iterations import Iteration
     from sim.pieces import Piece
+    from sim.quantity import Source
 
 NOTHING: tuple[Ticket, ...] = ()
 
@@ -47,6 +48,8 @@ class SimMachine:
         self.written_back_bytes = 0
         self.gpu_s = [0.0] * len(cost.rests_on)  # busy seconds of compute streams by the quantity they rest on
         self.cpu_s = [0.0] * len(cost.rests_on)
+        self.side_s = [0.0] * len(cost.rests_on)
+        self.host_predict_s = [0.0] * len(cost.rests_on)
         self.n_syncs = 0
         self.n_copy_launches = 0
         self._joins: tuple[Ticket, ...] = NOTHING
@@ -235,8 +238,10 @@ class SimMachine:
 
     # -- the rest ---------------------------------------------------------------------------------------------------
 
-    def predict(self, duration_s: float, lane: str, blocking: bool, basis: str) -> Ticket:
+    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
+        rests_on = self.cost.q_predictor[basis]
         if lane == "host":
+            self.host_predict_s[rests_on] += duration_s
             begun_s = self.host_s
             self.host_s += duration_s
             ticket = Ticket(self.host_s, HOST)
@@ -245,8 +250,11 @@ class SimMachine:
         elif lane == "gpu":
             launch = self.cost.launch_s
             self.host_s += launch
+            self.gpu_s[rests_on] += duration_s
             ticket = self.streams[0].run("predict", -1, -1, 0, self.host_s, self.host_s, duration_s, NOTHING)
         else:
+            # A blocked host launches nothing: its waiting is then what the stream waits for.
+            (self.host_predict_s if blocking else self.side_s)[rests_on] += duration_s
             ticket = Ticket(self.side.use("predict", -1, -1, 0, self.host_s, duration_s), SIDE)
         if blocking:
             self.sync(ticket)
@@ -277,6 +285,7 @@ class SimMachine:
             (cost.q_stack_iteration, cost.launch_head.n * cost.launch_head.extra_s),
             (cost.q_sync, self.n_syncs * cost.sync_s),
             (cost.q_copy_launch, self.n_copy_launches * cost.copy_launch_s),
+            *((rests_on, spent_s) for rests_on, spent_s in enumerate(self.host_predict_s) if spent_s),
         ]
 
     def _submit(self, link: int, copy: Copy) -> None:

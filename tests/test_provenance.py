@@ -1,0 +1,36 @@
+"""What a result rests on: predictor time is charged to what its policy says it rests on, on every lane."""
+
+from __future__ import annotations
+
+import pytest
+from easy_numbers import run
+
+from sim.api import Policy, Steps
+from sim.decisions import Predict, Serve
+from sim.iterations import Gate
+from sim.pieces import Piece
+from sim.view import View
+
+
+class Thinks(Policy):
+    """Thinks for 4 s after every gate, then serves what was there from the start."""
+
+    name, lane, basis, blocking = "thinks", "side", "datasheet", True
+
+    def initial(self, view: View) -> list[Piece]:
+        return [view.piece(0, 0)]
+
+    def gate_done(self, gate: Gate, view: View) -> Steps:
+        yield Predict(4.0, self.lane, blocking=self.blocking, basis=self.basis)  # type: ignore[arg-type]
+        yield Serve()
+
+
+@pytest.mark.parametrize("lane", ["side", "host", "gpu"])
+def test_predictor_time_rests_on_what_the_policy_says(lane, tmp_path):
+    # attention 1 s, then 4 s of thinking while the host is blocked, expert 2 s, head 1 s
+    policy = type("ThinksHere", (Thinks,), {"lane": lane, "name": f"thinks_{lane}"})()
+    seen = run(policy, tmp_path, [[[0]]], room=1)
+    figures = {f["figure"]: f["share"] for f in seen.result["provenance"]["figures"]}
+    assert seen.end_s == 8
+    assert figures["predictor time (datasheet)"] == pytest.approx(4 / 8)
+    assert seen.result["provenance"]["datasheet"] >= 4 / 8
