@@ -61,10 +61,15 @@ def _text(value: Any) -> str:
 
 
 def facts_of(evaluation: dict[str, Any]) -> dict[str, Any]:
-    """The figures of `evaluate.py` that belong beside the trace; absent ones are left out."""
-    wanted = ("loss", "bigram_loss", "trigram_loss", "heldout_tokens", "dead_experts", "least_load", "gate_reuse",
-              "popularity")  # fmt: skip
-    return {key: evaluation[key] for key in wanted if key in evaluation}
+    """The figures of `evaluate.py` that belong beside the trace."""
+    routing, predicted = evaluation["routing"], evaluation["predicted_tokens"]
+    return {
+        "heldout_nats_per_token": {name: by_task["all"] for name, by_task in evaluation["loss"].items()},
+        "heldout_tokens": sum(predicted.values()),
+        "dead_experts": routing["dead_experts"],
+        "gate_reuse_accuracy": routing["gate_reuse_accuracy"],
+        "popularity_accuracy": routing["popularity_accuracy"],
+    }
 
 
 def requests_of(recording: Recording, limit: int | None) -> list[Request]:
@@ -83,8 +88,7 @@ def convert(checkpoint: Path, recording_folder: Path, out: Path, limit: int | No
     """Write the trace. Raises BadInput when a file of the checkpoint is missing or the writer finds a fault."""
     recording, meta = load_recording(recording_folder)
     log = _read(checkpoint / "training_log.json")
-    evaluation = checkpoint / "evaluation.json"
-    facts = facts_of(_read(evaluation)) if evaluation.exists() else {}
+    facts = facts_of(_read(checkpoint / "evaluation.json"))
     scores = {"scores": recording.scores["scores"], "shared_scores": recording.scores["skip_attention"][:, :-1]}
     for d in DISTANCES:
         ahead = recording.scores[f"ahead{d}"]
