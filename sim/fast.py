@@ -43,6 +43,7 @@ def applies(engine: Engine, machine: SimMachine) -> bool:
         and not cache.divided
         and not engine.polls
         and not machine.cost.has_dense
+        and not machine.cost.hw.contention.active
         and engine.future is None
         and not any(overrides(policy, hook) for hook in DECIDING)
     )

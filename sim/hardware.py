@@ -77,6 +77,11 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     cpu_slowdown_by_h2d: Quantity
     h2d_slowdown_by_cpu: Quantity
 
+    @property
+    def active(self) -> bool:
+        """True when anything slows anything."""
+        return any(getattr(self, term).value > 0 for term in self.__struct_fields__)
+
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU in its machine."""

@@ -223,7 +223,12 @@ def assemble(setup: Setup, spans: Spans | None = None, log: Log | None = None) -
     cost = Cost(setup.hw, setup.model, setup.stack, spec.precision)
     cache = Cache(list(setup.memory.expert_bytes))
     future = Future(trace, setup.requests, spec.batch) if "oracle" in policy.traits else None
-    machine = SimMachine(cost, spec.gpus, spans, report_copies=implements(policy, "copy_done"))
+    kind = SimMachine
+    if setup.hw.contention.active:
+        from sim import fluid  # with SimPy, which runs without contention never import
+
+        kind = fluid.FluidMachine
+    machine = kind(cost, spec.gpus, spans, report_copies=implements(policy, "copy_done"))
     engine = Engine(policy, machine, cache, setup.pieces, cost, Arrays(trace), setup.model.top_k, future, log)
     start_policy(engine, setup)
     return engine, machine

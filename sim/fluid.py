@@ -1,0 +1,122 @@
+"""The simulated machine when copies, kernels and CPU experts slow one another: fluid lanes on SimPy events.
+
+Same verbs, same order of service and same bookkeeping as `SimMachine`; only ends are not known beforehand. The host
+stays a plain clock: whenever it moves, events up to its time happen. `docs/contention.md` has the model and an example.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.fluid_clock import Clock
+from sim.fluid_lanes import FluidLink, FluidPool, FluidStream
+from sim.lanes import IDLE, Copy, Spans
+from sim.machine import DEMAND, Ticket
+from sim.sim_machine import SimMachine
+
+if TYPE_CHECKING:
+    from sim.cost import Cost, Launch, Price
+    from sim.pieces import Piece
+    from sim.quantity import Source
+
+TERMS = ("gpu_slowdown_by_h2d", "h2d_slowdown_by_gpu", "cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu")
+
+
+class FluidMachine(SimMachine):
+    """Implements `sim.machine.Machine` with lanes that slow one another; arguments as for `SimMachine`.
+
+    A ticket's `end_s` is unknown until its copy starts; while a copy is in flight it is the end as things stand.
+    """
+
+    def __init__(self, cost: Cost, n_gpus: int = 1, spans: Spans | None = None, report_copies: bool = False) -> None:
+        self._rests = self._figures(cost)
+        super().__init__(cost, n_gpus, spans, report_copies)
+        self.clock = clock = Clock()
+        self._fluid = [FluidStream(stream.name, clock) for stream in self.streams]
+        self._pool = FluidPool(self.cpu.name, clock)
+        links = [FluidLink(link.name, clock, index) for index, link in enumerate((*self.up, self.back))]
+        for stream in self._fluid:
+            stream.spans = spans
+        for link in links:
+            link.spans, link.report = spans, report_copies
+        self._pool.spans = spans
+        self.streams, self.cpu = [*self._fluid], self._pool
+        *self.up, self.back = links
+        self.back.report = False
+        self.links = [*self.up]
+        terms = cost.hw.contention
+        for stream, link in zip(self._fluid, links[:-1], strict=True):
+            stream.flow.slowed_by(link.flow, terms.gpu_slowdown_by_h2d.value)
+            link.flow.slowed_by(stream.flow, terms.h2d_slowdown_by_gpu.value)
+            self._pool.flow.slowed_by(link.flow, terms.cpu_slowdown_by_h2d.value)
+            link.flow.slowed_by(self._pool.flow, terms.h2d_slowdown_by_cpu.value)
+
+    @staticmethod
+    def _figures(cost: Cost) -> dict[str, int]:
+        """Let results rest on the active terms too: index into `cost.rests_on` by term."""
+        indices = {}
+        for term in TERMS:
+            figure = getattr(cost.hw.contention, term)
+            if figure.value > 0.0:
+                indices[term] = len(cost.rests_on)
+                cost.rests_on.append((f"contention.{term}", figure))
+        return indices
+
+    # -- the host moves, and what was due by then happens -----------------------------------------------------------
+
+    def _advance(self) -> None:
+        self.clock.run_up_to(self.host_s)
+
+    def _launch(self, op: str, layer: int, launch: Launch, price: Price, after: tuple[Ticket, ...]) -> Ticket:
+        ticket = super()._launch(op, layer, launch, price, after)
+        self._advance()
+        return ticket
+
+    def expert(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
+        ticket = super().expert(piece, n_tokens, after)
+        self._advance()
+        return ticket
+
+    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
+        ticket = super().predict(duration_s, lane, blocking, basis)
+        self._advance()
+        return ticket
+
+    def sync(self, ticket: Ticket) -> None:
+        while ticket in self.clock.open:
+            if not self.clock.n_left:
+                raise RuntimeError("deadlock: the host waits for work that waits for nothing (a bug in the engine)")
+            self.clock.step()
+        super().sync(ticket)
+        self._advance()
+
+    def wait_until(self, time_s: float) -> None:
+        if time_s > self.host_s:
+            self.host_s = time_s
+            self._advance()
+            self.streams[0].idle_until(time_s, IDLE)
+
+    # -- what ends when others let it -------------------------------------------------------------------------------
+
+    def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
+        cost = self.cost
+        n_bytes = cost.activation_bytes(n_tokens)
+        self.host_s += cost.copy_launch_s
+        self.n_copy_launches += 1
+        arrived_s = self.down.use("activations", layer, expert, n_tokens, self.host_s, cost.back_s(n_bytes))
+        price = cost.expert_cpu(n_tokens)
+        self.cpu_s[price.rests_on] += price.duration_s
+        done = self._pool.ask("expert", layer, expert, n_tokens, arrived_s, price.duration_s)
+        self.d2h_bytes += n_bytes
+        back = Copy("activations", layer, expert, n_bytes, cost.copy_s(n_bytes), DEMAND, self.host_s, (done,))
+        back.cause = done.cause
+        self.up[0].submit(back, self.host_s)
+        return back
+
+    def drain(self) -> None:
+        self.clock.run()
+        rests = self._rests
+        if "gpu_slowdown_by_h2d" in rests:
+            self.gpu_s[rests["gpu_slowdown_by_h2d"]] = sum(stream.stretched_s for stream in self._fluid)
+        if "cpu_slowdown_by_h2d" in rests:
+            self.cpu_s[rests["cpu_slowdown_by_h2d"]] = self._pool.stretched_s
