@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Any
 from sim.api import overrides
 from sim.cache import DEMANDED, PLACED, PREFETCHED, Cache, Entry
 from sim.decisions import (
-    Cancel, DropQueue, Evict, Fetch, Predict, Prefetch, Requeue, RunCpu, RunGpu, Serve, WriteBack,
-)  # fmt: skip
+    Cancel,
+    DropQueue,
+    Evict,
+    Fetch,
+    Predict,
+    Prefetch,
+    Requeue,
+    RunCpu,
+    RunGpu,
+    Serve,
+    WriteBack,
+)
 from sim.errors import IllegalDecision
 from sim.machine import DEMAND, SPECULATIVE, UNKNOWN_S, Machine, Ticket
 from sim.prefetch_queue import PrefetchQueue

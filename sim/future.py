@@ -31,6 +31,7 @@ class Future:
                 for expert in iteration.chosen(layer):
                     uses[expert].append(index)
             index += 1
+        self.n_steps = index * trace.n_layers
 
     def advance(self, iteration: int, layer: int) -> None:
         """The pass has entered this layer: uses up to and including it are no longer ahead."""

@@ -91,7 +91,10 @@ def prepare(spec: RunSpec) -> Setup:
     """
     overrides = parse_set(f"{key}={json.dumps(value)}" for key, value in spec.set.items())  # JSON is YAML
     kind = find(spec.policy)
-    policy = kind(**overrides.for_policy(kind.name, kind.aliases))
+    settings = overrides.for_policy(kind.name, kind.aliases)
+    if any(param.name == "seed" for param in kind.params):
+        settings = {"seed": spec.seed, **settings}
+    policy = kind(**settings)
     if spec.hit_definition not in metrics.HIT_DEFINITIONS:
         hint = did_you_mean(spec.hit_definition, metrics.HIT_DEFINITIONS)
         raise BadInput(f"--hit-definition, got {spec.hit_definition!r}: no such definition; {hint}")
@@ -131,9 +134,7 @@ def _trace_for(model_name: str | None, overrides: Overrides) -> str:
     return DEFAULT if DEFAULT in fitting else fitting[0]
 
 
-def _fit(
-    spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace, overrides: Overrides
-) -> Setup:
+def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace, overrides: Overrides) -> Setup:
     model = load_model(spec.model or default_model(trace), overrides.model)
     check_shape(model, trace)
     for level in sorted(policy.needs):
