@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from sim.api import overrides
-from sim.cache import DEMANDED, PLACED, PREFETCHED, Cache, Entry
+from sim.cache import PREFETCHED, Cache, Entry
 from sim.decisions import (
     Cancel,
     DropQueue,
@@ -22,9 +21,9 @@ from sim.decisions import (
     WriteBack,
 )
 from sim.errors import IllegalDecision
-from sim.machine import DEMAND, SPECULATIVE, UNKNOWN_S, Machine, Ticket
-from sim.prefetch_queue import PrefetchQueue
-from sim.tally import HIT, LATE, MISS, ON_CPU, PARTIAL, Tally
+from sim.machine import UNKNOWN_S, Machine, Ticket
+from sim.tally import HIT, LATE, MISS, ON_CPU, PARTIAL
+from sim.transfers import Log, Transfers
 from sim.view import View
 
 if TYPE_CHECKING:
@@ -34,10 +33,8 @@ if TYPE_CHECKING:
     from sim.iterations import Arrays, Gate
     from sim.pieces import Piece, Pieces
 
-Log = Callable[[str, int, int], None]
 
-
-class Engine:
+class Engine(Transfers):
     """Applies decisions for one policy on one machine.
 
     Args:
@@ -48,30 +45,16 @@ class Engine:
         self, policy: Policy, machine: Machine, cache: Cache, pieces: Pieces, cost: Cost, arrays: Arrays,
         top_k: int, future: Future | None = None, log: Log | None = None,
     ) -> None:  # fmt: skip
-        self.policy = policy
-        self.machine = machine
-        self.cache = cache
+        super().__init__(policy, machine, cache, log)
         self.pieces = pieces
         self.cost = cost
         self.arrays = arrays
         self.future = future
-        self.log = log
-        self.tally = Tally()
-        self.queue = PrefetchQueue()
-        self.layer = -1
-        self.unrun: dict[int, int] = {}  # experts the current layer still owes, with their tokens
         self._ran_on_cpu: set[int] = set()
         self._joins: dict[int, list[Ticket]] = {}  # layer -> CPU results its stream must wait for
-        self._speculative: dict[Piece, Ticket] = {}  # speculative copies handed over and not known to have ended
-        self._freed: list[deque[tuple[int, Ticket]]] = [deque() for _ in cache.budget_bytes]
-        self._clean_bytes = list(cache.budget_bytes)  # room whose last computation is over
         self.view = View(self, cost.model.id, top_k, cost.model.hidden_size)
-        self.tells_evicted = overrides(policy, "evicted")
-        self._tells_placed = overrides(policy, "placed")
         self._own_gate = overrides(policy, "gate_done")
         self._own_expert_done = overrides(policy, "expert_done")
-        self._own_copy_done = overrides(policy, "copy_done")
-        self.polls = False
 
     # -- obeying ----------------------------------------------------------------------------------------------------
 
@@ -119,220 +102,6 @@ class Engine:
         else:
             raise IllegalDecision(f"decision, got {decision!r}: not a decision; see sim.decisions")
         return None
-
-    def start(self) -> None:
-        """Take over what binding the policy has settled: the cache's budgets, and whether polling is needed."""
-        self._clean_bytes = list(self.cache.budget_bytes)
-        self.polls = self._own_copy_done or self.policy.prefetch_depth is not None
-        if self.polls:
-            self._needs_timing("copy_done and prefetch_depth")
-
-    def _needs_timing(self, what: str) -> None:
-        if "timing" not in self.policy.traits:
-            raise IllegalDecision(f"{what} of {self.policy.name}: it depends on time; declare the trait 'timing'")
-
-    # -- room -------------------------------------------------------------------------------------------------------
-
-    def place(self, pieces: Iterable[Piece]) -> None:
-        """Put pieces in place before the run, at no cost."""
-        for piece in pieces:
-            self.cache.add(piece, None, PLACED)
-            self._clean_bytes[piece.gpu] -= piece.n_bytes
-
-    def evict(self, piece: Piece) -> None:
-        """Free a piece; its room can be overwritten once its last computation (or its own copy) is over."""
-        if piece.layer == self.layer and piece.expert in self.unrun:
-            raise IllegalDecision(f"Evict of {piece}: layer {self.layer} still needs it; evict it after it ran")
-        entry = self.cache.remove(piece)
-        if self.log:
-            self.log("evict", piece.layer, piece.expert)
-        self.tally.n_evicted += 1
-        if entry.origin == PREFETCHED and not entry.used:
-            if entry.arrival is not None and self.machine.cancel(entry.arrival):
-                self._withdrawn(entry)
-                return
-            self.tally.prefetch.gone(piece)
-        busy = entry.last_use or entry.arrival
-        if busy is not None and (busy.end_s == UNKNOWN_S or busy.end_s > self.machine.now_s):
-            self._freed[piece.gpu].append((piece.n_bytes, busy))
-        else:
-            self._clean_bytes[piece.gpu] += piece.n_bytes
-        self._told_evicted(piece)
-
-    def write_back(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket:
-        """Copy a resident piece to the host; whoever overwrites its room waits for that copy."""
-        entry = self.cache.entries.get(piece)
-        if entry is None or "cpu" in self.policy.traits:
-            rule = "it is not resident" if entry is None else "a policy with the trait 'cpu' uses that lane otherwise"
-            raise IllegalDecision(f"WriteBack of {piece}: {rule}; leave it out")
-        busy = entry.last_use or entry.arrival
-        ticket = entry.last_use = self.machine.copy_back(piece, after if busy is None else (busy, *after))
-        if self.log:
-            self.log("write_back", piece.layer, piece.expert)
-        return ticket
-
-    def _withdrawn(self, entry: Entry) -> None:
-        """A prefetch has left the copy engine's queue before it started; its room waits for what it waited for."""
-        piece, now_s = entry.piece, self.machine.now_s
-        self._speculative.pop(piece, None)
-        self.tally.prefetch.cancelled(piece)
-        busy = [ticket for ticket in entry.room_after if ticket.end_s == UNKNOWN_S or ticket.end_s > now_s]
-        if busy:
-            self._freed[piece.gpu].extend((0, ticket) for ticket in busy[:-1])
-            self._freed[piece.gpu].append((piece.n_bytes, busy[-1]))
-        else:
-            self._clean_bytes[piece.gpu] += piece.n_bytes
-        self._told_evicted(piece)
-
-    def _told_evicted(self, piece: Piece) -> None:
-        if self.tells_evicted:
-            self.policy.evicted(piece, self.view)
-
-    def _make_room(self, piece: Piece, speculative: bool) -> list[Piece] | None:
-        """Evict what the policy names until the piece fits; None when it refuses. Returns the victims."""
-        victims: list[Piece] = []
-        while not self.cache.fits(piece):
-            victim = self.policy.victim(piece, speculative, self.view)
-            if victim is None:
-                return None
-            self.evict(victim)
-            victims.append(victim)
-        return victims
-
-    def _take_room(self, piece: Piece) -> tuple[Ticket, ...]:
-        """Computations that must end before the piece's room can be overwritten."""
-        gpu, now_s = piece.gpu, self.machine.now_s
-        freed = self._freed[gpu]
-        while freed and freed[0][1].end_s != UNKNOWN_S and freed[0][1].end_s <= now_s:
-            self._clean_bytes[gpu] += freed.popleft()[0]
-        waits: list[Ticket] = []
-        while self._clean_bytes[gpu] < piece.n_bytes and freed:
-            n_bytes, ticket = freed.popleft()
-            self._clean_bytes[gpu] += n_bytes
-            waits.append(ticket)
-        self._clean_bytes[gpu] -= piece.n_bytes
-        return tuple(waits)
-
-    # -- copies -----------------------------------------------------------------------------------------------------
-
-    def fetch(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket | None:
-        """Demand a piece. One already on its way is moved to the front of the queue instead."""
-        entry = self.cache.entries.get(piece)
-        if entry is not None:
-            self._promote(entry)
-            return entry.arrival
-        self.queue.remove(piece)
-        if self._make_room(piece, speculative=False) is None:
-            raise IllegalDecision(
-                f"Fetch of {piece}: no room and {self.policy.name}.victim named nothing to evict; "
-                "give the policy a larger expert budget, or evict first"
-            )
-        return self._fetch_into_room(piece, after)
-
-    def _promote(self, entry: Entry) -> None:
-        """What is needed now goes first, and is no longer among the prefetches that `DropQueue` withdraws."""
-        if entry.arrival is not None and entry.arrival.end_s == UNKNOWN_S:
-            self.machine.promote(entry.arrival)
-            self._speculative.pop(entry.piece, None)
-
-    def _fetch_into_room(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket:
-        waits = self._take_room(piece)
-        ticket = self.machine.copy(piece, DEMAND, waits + after if after else waits)
-        self.cache.add(piece, ticket, DEMANDED)
-        if self.tally.prefetch.n_issued:
-            self.tally.prefetch.forget((piece,))
-        self.tally.n_demand += 1
-        self.tally.demand_bytes += piece.n_bytes
-        if self.log:
-            self.log("fetch", piece.layer, piece.expert)
-        return ticket
-
-    def prefetch(self, piece: Piece, priority: float = 0.0, after: tuple[Ticket, ...] = ()) -> Ticket | None:
-        """Ask for a speculative copy; a piece already there or on its way is left alone."""
-        if piece in self.cache.entries:
-            return None
-        if self.policy.prefetch_depth is not None:
-            self.queue.push(piece, priority, after)
-            self.pump()
-            return None
-        return self._hand_over(piece, after)
-
-    def requeue(self, wanted: tuple[Prefetch, ...]) -> None:
-        """Replace the policy's queue and keep the copy engine fed."""
-        if self.policy.prefetch_depth is None:
-            raise IllegalDecision(f"Requeue of {self.policy.name}: it has no queue; declare a prefetch_depth")
-        self.queue.drop(None)
-        entries, push = self.cache.entries, self.queue.push
-        for piece, priority, after in wanted:
-            if piece not in entries:
-                push(piece, priority, after)
-        self.pump()
-
-    def _hand_over(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket | None:
-        victims = self._make_room(piece, speculative=True)
-        if victims is None:
-            self.tally.prefetch.n_dropped += 1
-            return None
-        self.tally.prefetch.forget((piece,))
-        waits = self._take_room(piece)
-        ticket = self.machine.copy(piece, SPECULATIVE, waits + after if after else waits)
-        self.cache.add(piece, ticket, PREFETCHED).room_after = waits
-        self._speculative[piece] = ticket
-        self.tally.prefetch.issue(piece, victims)
-        if self._tells_placed:
-            self.policy.placed(piece, self.view)
-        if self.log:
-            self.log("prefetch", piece.layer, piece.expert)
-        return ticket
-
-    def pump(self) -> None:
-        """Hand queued prefetches to the copy engine, as many as the policy's depth allows."""
-        depth = self.policy.prefetch_depth
-        if depth is None or not self.queue:
-            return
-        if len(self._speculative) >= depth:
-            self._forget_ended()
-        while len(self._speculative) < depth:
-            item = self.queue.pop()
-            if item is None:
-                return
-            piece, after = item
-            if piece not in self.cache.entries:
-                self._hand_over(piece, after)
-
-    def _forget_ended(self) -> None:
-        ended = self.machine.ended
-        for piece in [piece for piece, ticket in self._speculative.items() if ended(ticket)]:
-            del self._speculative[piece]
-
-    def cancel(self, piece: Piece) -> None:
-        """Withdraw a prefetch that has not started; one in flight finishes."""
-        if self.queue.remove(piece):
-            return
-        entry = self.cache.entries.get(piece)
-        if entry is None or entry.origin != PREFETCHED or entry.used or entry.arrival is None:
-            return
-        if self.machine.cancel(entry.arrival):
-            self.cache.remove(piece)
-            if self.log:
-                self.log("cancel", piece.layer, piece.expert)
-            self._withdrawn(entry)
-
-    def drop_queue(self, up_to_layer: int | None) -> None:
-        """Withdraw queued prefetches (all, or up to a layer), in the policy's queue and on the copy engine."""
-        self.queue.drop(up_to_layer)
-        self._forget_ended()
-        for piece in [p for p in self._speculative if up_to_layer is None or p.layer <= up_to_layer]:
-            self.cancel(piece)
-
-    def poll(self) -> None:
-        """A polling point: tell the policy what has arrived, and keep the copy engine fed."""
-        if not self.polls:
-            return
-        if self._own_copy_done:
-            for piece in self.machine.poll():
-                self.obey(self.policy.copy_done(piece, self.view))
-        self.pump()
 
     # -- a layer ----------------------------------------------------------------------------------------------------
 
