@@ -41,9 +41,8 @@ class FluidMachine(SimMachine):
             link.spans, link.report = spans, report_copies
         self._pool.spans = spans
         self.streams, self.cpu = [*self._fluid], self._pool
-        *self.up, self.back = links
-        self.back.report = False
-        self.links = [*self.up]
+        self.up, self.links, self.back = [*links[:-1]], [*links[:-1]], links[-1]
+        self.back.report = False  # nobody polls for what is written back
         terms = cost.hw.contention
         for stream, link in zip(self._fluid, links[:-1], strict=True):
             stream.flow.slowed_by(link.flow, terms.gpu_slowdown_by_h2d.value)

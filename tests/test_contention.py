@@ -29,6 +29,7 @@ from sim import run as sim_run
 from sim.decisions import Predict, Prefetch
 from sim.fluid import TERMS, FluidMachine
 from sim.hardware import Contention
+from sim.machine import UNKNOWN_S, Ticket
 from sim.registry import policies
 from sim.run import assemble, execute, prepare
 from sim.sim_machine import SimMachine
@@ -387,6 +388,39 @@ def test_events_are_linear_in_operations(script, terms):
     assert machine.clock.n_events <= 14 * n_ops + n_waits
 
 
+def fixed_order(pick: random.Random) -> list[tuple[Any, ...]]:
+    """Demand copies, computations that wait for them, and reads: nothing can overtake anything."""
+    script: list[tuple[Any, ...]] = []
+    copies: list[int] = []
+    n = 0
+    for _ in range(pick.randint(3, 12)):
+        if n and pick.random() < 0.2:
+            script.append(("sync", pick.randrange(n)))
+            continue
+        seconds, gpu = float(pick.randint(1, 6)), pick.randrange(2)
+        if pick.random() < 0.5:
+            script.append(("copy", gpu, 0.0, seconds, True, []))
+            copies.append(n)
+        else:
+            script.append(("run", gpu, 0.0, 0.0, seconds, pick.sample(copies, min(len(copies), pick.randint(0, 1)))))
+        n += 1
+    return script
+
+
+def test_no_more_contention_ends_sooner_where_the_order_is_fixed():
+    """Not proved; where priorities or the CPU decide the order it is false."""
+    for seed in range(600):
+        pick = random.Random(seed)
+        script = fixed_order(pick)
+        terms = {term: pick.choice([0.0, 0.25, 0.5, 1.0]) for term in TERMS}
+        term = pick.choice(TERMS)
+        less, more = (
+            max([seen.host_s, *seen.ends])
+            for seen, _ in (replay(script, True, some) for some in (terms, terms | {term: terms[term] + 0.5}))
+        )
+        assert more >= less - 1e-9
+
+
 ACTIVE = {f"hw.contention.{term}": value for term, value in zip(TERMS, (0.05, 0.02, 0.6, 0.3), strict=True)}
 
 
@@ -400,6 +434,14 @@ def test_every_policy_under_contention(tiny, policy):
     assert first[0]["h2d_bytes"] == alone[0]["h2d_bytes"] or "timing" in policies()[policy].traits
     shares = first[0]["bound_by"]["decode"]
     assert sum(share for share in shares.values()) == pytest.approx(1)
+
+
+def test_waiting_for_what_nothing_will_end_is_an_error():
+    _, machine = replay([("copy", 0, 0.0, 5.0, True, [])], False, {GPU_BY_H2D: 0.5})
+    orphan = Ticket(UNKNOWN_S, 0)
+    machine.clock.open[orphan] = []
+    with pytest.raises(RuntimeError, match="deadlock"):
+        machine.sync(orphan)
 
 
 # -- wiring ---------------------------------------------------------------------------------------------------------
