@@ -15,6 +15,7 @@ from sim.errors import DoesNotFit, MoesimError, did_you_mean
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("run", "Replay a routing trace under a policy on a described GPU (same as `simulate`)."),
     "calibrate": ("calibrate", "Measure this machine and write its hardware profile."),
+    "compare": ("compare", "Rank several policies on the same trace, GPU and memory."),
     "policies": ("policies", "List policies, or show one with its parameters, sources and needs."),
     "models": ("models", "List MoE models, or show one's bytes per expert, token and KV entry."),
     "hw": ("hw", "List hardware profiles, or show one with the source of every figure."),

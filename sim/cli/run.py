@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,29 +33,42 @@ class Size(click.ParamType[int]):
         return value if isinstance(value, int) else parse_bytes(value, param.opts[0] if param else "size")
 
 
+# What makes a run besides its policy; `moesim compare` takes the same.
+SPEC_OPTIONS = (
+    click.option("--hw", metavar="NAME|FILE", help="GPU and its machine: see `moesim hw`."),
+    click.option("--model", metavar="NAME|FILE", help="Geometry; default: a model of the trace's routing shape."),
+    click.option("--trace", metavar="NAME|FILE", help="Routing trace; default: the bundled one."),
+    click.option("--precision", metavar="TYPE", help="Type of the weights; default: bf16."),
+    click.option("--vram", "vram_bytes", type=Size(), help="Cap the GPU's whole memory."),
+    click.option("--expert-cache", "expert_cache_bytes", type=Size(), help="Cap the expert part, in bytes."),
+    click.option("--experts", type=int, metavar="N", help="Cap the expert part, in whole experts over all GPUs."),
+    click.option("--cache-frac", type=float, metavar="F", help="Cap the expert part, as a share of all experts."),
+    click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
+                  help="A parameter of the policy, or hw.*, model.*, stack.*; repeat it."),
+    click.option("--stack", metavar="NAME|FILE", help="Serving framework and what it costs; default: bare."),
+    click.option("--gpus", type=int, metavar="N", help="GPUs that hold experts; default: 1."),
+    click.option("--batch", type=int, metavar="N", help="Requests decoded together; default: 1."),
+    click.option("--split", metavar="NAME", help="Requests to score: test (default), store or all."),
+    click.option("--requests", type=int, metavar="N", help="Only the first N requests of the split."),
+    click.option("--hit-definition", metavar="NAME", help="What is a hit: gate (default), room, cached or token."),
+    click.option("--seed", type=int, metavar="N", help="For policies that draw at random; default: 0."),
+)  # fmt: skip
+
+
+def spec_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `SPEC_OPTIONS`, in their order."""
+    for option in reversed(SPEC_OPTIONS):
+        command = option(command)
+    return command
+
+
 @click.command(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: simulate --policy fine_moe --hw rtx3090 --cache-frac 0.2. Sizes take kB, MB, GB (powers of "
     "1000) or KiB, MiB, GiB. Names: moesim policies, moesim hw, moesim models, moesim traces.",
 )
 @click.option("--policy", metavar="NAME", help="What decides: see `moesim policies`.")
-@click.option("--hw", metavar="NAME|FILE", help="GPU and its machine: see `moesim hw`.")
-@click.option("--model", metavar="NAME|FILE", help="Geometry; default: the model whose routing shape the trace has.")
-@click.option("--trace", metavar="NAME|FILE", help="Routing trace; default: the bundled one.")
-@click.option("--precision", metavar="TYPE", help="Type of the weights; default: bf16.")
-@click.option("--vram", "vram_bytes", type=Size(), help="Cap the GPU's whole memory.")
-@click.option("--expert-cache", "expert_cache_bytes", type=Size(), help="Cap the expert part, in bytes.")
-@click.option("--experts", type=int, metavar="N", help="Cap the expert part, in whole experts (all layers and GPUs).")
-@click.option("--cache-frac", type=float, metavar="F", help="Cap the expert part, as a share of all routed experts.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
-              help="A parameter of the policy, or hw.*, model.*, stack.*; repeat it.")  # fmt: skip
-@click.option("--stack", metavar="NAME|FILE", help="Serving framework and what it costs; default: bare.")
-@click.option("--gpus", type=int, metavar="N", help="GPUs that hold experts; default: 1.")
-@click.option("--batch", type=int, metavar="N", help="Requests decoded together; default: 1.")
-@click.option("--split", metavar="NAME", help="Requests to score: test (default), store or all.")
-@click.option("--requests", type=int, metavar="N", help="Only the first N requests of the split.")
-@click.option("--hit-definition", metavar="NAME", help="What counts as a hit: gate (default), room, cached or token.")
-@click.option("--seed", type=int, metavar="N", help="For policies that draw at random; default: 0.")
+@spec_options
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Start from a saved configuration.")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Write configuration, result and tables.")
 @click.option("--force", is_flag=True, help="Replace the run that --out DIR holds.")
