@@ -41,7 +41,8 @@ def test_it_ranks_systems_and_lists_bounds_beside_them(capsys, trace):
 
 
 def test_the_verdict_names_the_fastest_system_not_a_bound(capsys, trace):
-    args = ("--hw", "rtx3090", "--trace", str(trace), "--policy", "gpu_only", "--policy", "lfu", "--policy", "on_demand")
+    names = ("gpu_only", "lfu", "on_demand")
+    args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in names for word in ("--policy", name)))
     code, out, _ = call(capsys, *args)
     assert code == 0
     assert out.startswith("lfu: ") and "faster than on_demand" in out.splitlines()[0]
