@@ -140,7 +140,7 @@ def run_layers(engine: Engine, machine: SimMachine, iteration: Iteration) -> Non
         host_s = (gate_s if gate_s > host_s else host_s) + sync_s
         # what is there, what is missing
         needs: Collection[int] = row[layer] if row is not None else iteration.chosen(layer)
-        engine.unrun = needs  # type: ignore[assignment] - asked only whether it contains an expert
+        engine.unrun = needs  # type: ignore[assignment]  # asked only whether it contains one
         pieces = whole[layer]
         missing: list[Piece] = []
         order: list[Piece] = []
