@@ -43,7 +43,7 @@ class MixtralOffloading(Policy):
     """Swaps a missing expert with the least recently used one of its layer."""
 
     name = "mixtral_offloading"
-    title = "Mixtral-Offloading: LRU per layer with swaps, gate reuse ahead"
+    title = "Mixtral-Offloading: LRU per layer, gate reuse"
     source = "arXiv 2312.17238 section 3; dvmazur/mixtral-offloading@ce54518 src/expert_cache.py"
     traits = frozenset({"streams"})  # its room is a fixed number of experts, whatever the budget
     needs = frozenset({"experts", "next_scores_1"})

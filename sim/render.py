@@ -52,8 +52,16 @@ def verdict(result: dict[str, Any]) -> str:
 
 def render(result: dict[str, Any]) -> str:
     """Everything below the verdict."""
-    blocks = (_facts(result), _times(result), _hits(result), _copies(result), _memory(result), _grounds(result))
-    return "\n".join(_text(block) for block in blocks)
+    blocks = (
+        _facts(result),
+        _times(result),
+        _bound(result),
+        _hits(result),
+        _copies(result),
+        _memory(result),
+        _grounds(result),
+    )
+    return "\n".join(_text(block) for block in blocks if block.row_count)
 
 
 def _facts(result: dict[str, Any]) -> Table:
@@ -83,6 +91,20 @@ def _times(result: dict[str, Any]) -> Table:
         stat, parts = result[key], result["bound_by"][phase]
         cells = [_seconds(stat[name]) for name in ("mean", "p50", "p95")]
         rows.add_row(title, *cells, str(stat["n"]), f"   {phase} time:", *(show_frac(parts[part]) for part in _PARTS))
+    return rows
+
+
+def _bound(result: dict[str, Any]) -> Table:
+    """How far the result lies above what no lossless policy can beat."""
+    rows, bound = _pairs(), result["bound"]
+    if bound is None or bound["above_frac"] is None:
+        return rows
+    above = bound["above_frac"]
+    where = f"{100 * abs(above):.{0 if abs(above) >= 0.095 else 1}f} % {'above' if above >= 0 else 'below'}"
+    lanes = {"copy": "this link and room", "copy + cpu": "this link, CPU and room"}[bound["lanes"]]
+    rows.add_row(
+        "lower bound", f"TPOT {show_seconds(bound['tpot_s'])} for any lossless policy with {lanes}; this is {where} it"
+    )
     return rows
 
 

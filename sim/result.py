@@ -75,6 +75,7 @@ def fold(setup: Setup, engine: Engine, machine: SimMachine, clockwork: Clockwork
         "expert_bytes": engine.view.expert_bytes,
         "expert_budget_bytes": list(engine.cache.budget_bytes),
         "peak_expert_bytes": list(engine.cache.peak_bytes),
+        "bound": None,
         "bound_by": metrics.bound_by(clockwork),
         "provenance": metrics.provenance(machine, clockwork),
         "uncertainty": metrics.uncertainty(machine, clockwork, timed),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim import fast, metrics
 from sim.api import overrides as implements
+from sim.bounds import compare
 from sim.cache import Cache
 from sim.cost import Cost
 from sim.drive import Clockwork, drive
@@ -197,13 +198,14 @@ def budgets(setup: Setup, policy_bytes: int) -> list[int]:
 
 def execute(
     setup: Setup, spans: Spans | None = None, log: Log | None = None, progress: Progress | None = None,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: Callable[[Step], None] | None = None, bounds: bool = True,
 ) -> Outcome:  # fmt: skip
     """Run it in simulation.
 
     Args:
         spans: receives every span. log: receives every decision. on_step: receives every iteration once it is over.
         progress: called with (tokens put out, in all) after every iteration.
+        bounds: work out the lower bound on time too (`sim.bounds`); without it the key `bound` is None.
     """
     began_s = time.perf_counter()
     engine, machine = assemble(setup, spans, log)
@@ -215,6 +217,8 @@ def execute(
         engine, machine = assemble(setup, spans, log)
         clockwork = run_through(setup, engine, machine, drive, on_step, progress)
     result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s)
+    if bounds:
+        result["bound"] = compare(setup, result)
     return Outcome(result, engine, machine, clockwork, setup)
 
 
