@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import combinations
 
 import numpy as np
@@ -253,6 +254,48 @@ def test_nothing_beats_the_bound_with_a_cpu(case, cpu_s, tmp_path):
         bound_s = lower_bound(setup(Lru(), trace, room, cpu_s=cpu_s, **machine), cpu=True)["tpot_s"] * tokens
         assert n_runs > 10
         assert bound_s <= least_s
+
+
+class AnyCopies(Anything):
+    """The same from an empty start, and what counts is copies, asked for by prefetch or demand."""
+
+    def __init__(self, choices, fewest):
+        super().__init__(choices, 0.0, 0.0, 0)
+        self.fewest, self.n_copies = fewest, 0
+
+    def initial(self, view):
+        return ()
+
+    def give_up(self, view, n_iterations):
+        self.n_copies = sum(entry[0] in ("fetch", "prefetch") for entry in self.log)
+        if self.n_copies >= self.fewest:
+            raise Worse
+
+
+# (layers, experts, k, tokens, room)
+FEW = [(2, 3, 1, 3, 2), (2, 3, 1, 3, 3), (1, 3, 2, 3, 2), (1, 4, 2, 3, 3), (2, 3, 2, 2, 3)]
+
+
+@pytest.mark.parametrize("case", range(len(FEW)))
+def test_no_policy_copies_less_than_belady_prefetching_or_not(case, tmp_path):
+    """From an empty start, over a whole run. `test_laws` searches more cases of demand fetching.
+
+    The argument: put each copy off until its expert runs, and leave out those that are never used; room is only freed.
+    """
+    layers, experts, k, tokens, room = FEW[case]
+    rows = np.argsort(noise(70 + case, tokens, layers, experts), axis=-1)[..., :k].tolist()
+    with Trace(from_rows(tmp_path / "t", rows, experts)) as trace:
+        least = execute(setup(Belady(), trace, room), bounds=False).engine.tally.n_demand
+        choices, n_runs = Choices(), 0
+        while n_runs == 0 or choices.advance():
+            n_runs += 1
+            log, policy = [], AnyCopies(choices, least)
+            policy.log = log
+            with contextlib.suppress(Worse):
+                execute(setup(policy, trace, room), log=lambda *entry, log=log: log.append(entry), bounds=False)
+                policy.give_up(None, 0)
+                pytest.fail(f"{policy.n_copies} copies are enough, belady makes {least}: {log}")
+        assert n_runs > 10
 
 
 # -- below every policy ------------------------------------------------------------------------------------------------
