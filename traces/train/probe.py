@@ -65,8 +65,9 @@ class RoutingProbe:
         stacked = {key: torch.stack([seen[key] for seen in self._seen], dim=1) for key in self._seen[0]}
         if not torch.equal(stacked["ids"], stacked["router_ids"]):
             raise CheckFailed("router and experts disagree on the chosen experts: the model class routes elsewhere")
-        top = stacked["logits"].topk(self.top_k, dim=-1)
-        own = stacked["logits"].gather(-1, stacked["ids"])  # compared by value: equal logits may come in either order
+        scores = stacked["logits"].softmax(dim=-1)
+        top = scores.topk(self.top_k, dim=-1)
+        own = scores.gather(-1, stacked["ids"])  # compared by value: scores that round to one may come in either order
         if not torch.equal(top.values, own):
             raise CheckFailed("the chosen experts are not the top-k of the router's scores in descending order")
         names = ("ids", "weights", "logits", "gate_input", "residual")

@@ -35,7 +35,8 @@ def header_of(
         model_source=(
             f"small {meta['model_type']} model with the routing shape of {settings['shape']} ({n_layers}x{n_experts}, "
             f"k={top_k}), hidden size {recording.embedding.shape[1]}, {log['parameters']} parameters, trained by "
-            f"traces/train on {log['tokens_seen']} tokens ({log['hardware']}, {log['seconds']:.0f} s, "
+            f"traces/train on {log['tokens_seen']} tokens ({log['hardware']}, {settings.get('workers', 1)} workers, "
+            f"{log['seconds']:.0f} s, "
             f"torch {log['torch']}, seed {settings['seed']}); not the published {settings['shape']}"
         ),
         n_layers=n_layers,

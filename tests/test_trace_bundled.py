@@ -1,0 +1,73 @@
+"""The bundled traces are what FORMAT.md's table and their headers say they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from traces import stats
+from traces.catalogue import DEFAULT, bundled_traces
+from traces.check import check_trace
+from traces.format import DISTANCES
+from traces.reader import Trace
+
+FORMAT = Path(__file__).resolve().parent.parent / "traces" / "FORMAT.md"
+ROWS = {
+    cells[0]: cells
+    for line in re.search(r"<!-- bundled: begin -->\n(.*?)<!-- bundled: end -->", FORMAT.read_text("utf-8"), re.S)[1]  # type: ignore[index]
+    .splitlines()[2:]
+    for cells in [[cell.strip() for cell in line.strip("|").split("|")]]
+}
+
+
+@pytest.fixture(params=sorted(bundled_traces()))
+def trace(request):
+    with Trace(bundled_traces()[request.param]) as opened:
+        yield opened
+
+
+def test_the_table_lists_every_bundled_trace():
+    assert set(ROWS) == set(bundled_traces())
+    assert DEFAULT in ROWS
+
+
+def test_a_row_says_what_the_file_holds(trace):
+    _, _, shape, requests, tokens, _, sha256 = ROWS[trace.name]
+    assert shape == trace.header.shape
+    assert int(requests) == trace.n_requests
+    assert int(tokens.replace(",", "")) == trace.n_tokens
+    assert sha256.strip("`") == trace.sha256
+
+
+def test_it_keeps_every_rule_of_the_format(trace):
+    assert check_trace(trace) == []
+
+
+def test_the_default_trace_is_fine_moes_workload():
+    """FineMoE section 6.2: prompts of 37 and generations of 127 tokens on average, at least 64 requests, 70/30 split."""
+    with Trace(bundled_traces()[DEFAULT]) as trace:
+        assert (trace.n_layers, trace.n_experts, trace.top_k) == (32, 8, 2)
+        requests = list(trace.requests)
+        assert len(requests) >= 64
+        assert np.mean([r.prompt_len for r in requests]) == pytest.approx(37, abs=3)
+        assert np.mean([r.outputs for r in requests]) == pytest.approx(127, abs=6)
+        assert 0.6 <= len(trace.requests.in_split("store")) / len(requests) <= 0.75
+        assert len(trace.requests.tasks) >= 4
+        assert trace.path.stat().st_size <= 15_000_000
+        wanted = {"experts", "weights", "scores", "shared_scores", "embeddings", "token_ids", "tasks"}
+        assert wanted | {f"next_scores_{d}" for d in DISTANCES} <= trace.levels
+
+
+def test_the_model_learned_and_its_routing_is_alive():
+    """Held-out loss below an interpolated bigram model's, no dead expert, gates predict better than popularity does."""
+    with Trace(bundled_traces()[DEFAULT]) as trace:
+        loss = json.loads(trace.header.extra["heldout_nats_per_token"])
+        assert loss["model"] < loss["bigram"]
+        assert stats.dead_experts(stats.popularity(trace)) == []
+        for distance in DISTANCES:
+            found = stats.prediction_accuracy(trace, distance)
+            assert np.nanmean(found.recorded) > np.nanmean(found.popular)
