@@ -82,7 +82,7 @@ class Cost:
     def _set_predictors(self) -> None:
         """Predictor time rests on whatever the policy says its figure rests on."""
         self.q_predictor = {
-            source: self._rest(f"predictor time ({source})", Quantity(value=1.0, source=source, ref="the policy's file"))
+            source: self._rest(f"predictor time ({source})", Quantity(value=1.0, source=source, ref="policy's file"))
             for source in SOURCES
         }
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from sim.machine import Ticket
-    from sim.quantity import Source
     from sim.pieces import Piece
+    from sim.quantity import Source
 
 
 class Fetch(NamedTuple):

@@ -14,7 +14,7 @@ from sim.bounds import compare
 from sim.cache import Cache
 from sim.cost import Cost
 from sim.drive import Clockwork, drive
-from sim.engine import Engine, Log
+from sim.engine import Engine
 from sim.errors import BadInput, DoesNotFit, did_you_mean
 from sim.future import Future
 from sim.hardware import load_hardware
@@ -29,6 +29,7 @@ from sim.result import fold as fold
 from sim.sim_machine import SimMachine
 from sim.stack import load_stack
 from sim.store import StoreSplit, requests_of
+from sim.transfers import Log
 from sim.units import show_bytes
 from traces.catalogue import DEFAULT, open_trace, traces_that_fit
 

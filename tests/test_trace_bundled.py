@@ -16,12 +16,10 @@ from traces.format import DISTANCES
 from traces.reader import Trace
 
 FORMAT = Path(__file__).resolve().parent.parent / "traces" / "FORMAT.md"
-ROWS = {
-    cells[0]: cells
-    for line in re.search(r"<!-- bundled: begin -->\n(.*?)<!-- bundled: end -->", FORMAT.read_text("utf-8"), re.S)[1]  # type: ignore[index]
-    .splitlines()[2:]
-    for cells in [[cell.strip() for cell in line.strip("|").split("|")]]
-}
+TABLE = re.search(r"<!-- bundled: begin -->\n(.*?)<!-- bundled: end -->", FORMAT.read_text("utf-8"), re.S)
+assert TABLE is not None
+CELLS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE[1].splitlines()[2:]]
+ROWS = {cells[0]: cells for cells in CELLS}
 
 
 @pytest.fixture(params=sorted(bundled_traces()))
@@ -48,7 +46,7 @@ def test_it_keeps_every_rule_of_the_format(trace):
 
 
 def test_the_default_trace_is_fine_moes_workload():
-    """FineMoE section 6.2: prompts of 37 and generations of 127 tokens on average, at least 64 requests, 70/30 split."""
+    """FineMoE section 6.2: prompts of 37 and generations of 127 tokens on average, 64 requests, a 70/30 split."""
     with Trace(bundled_traces()[DEFAULT]) as trace:
         assert (trace.n_layers, trace.n_experts, trace.top_k) == (32, 8, 2)
         requests = list(trace.requests)
