@@ -17,7 +17,7 @@ import numpy as np
 
 from sim.api import Param, Policy, Steps
 from sim.decisions import Evict, Fetch, Prefetch, RunGpu, WriteBack
-from sim.iterations import Gate
+from sim.iterations import PREFILL, Gate
 from sim.machine import Ticket
 from sim.pieces import Piece
 from sim.view import View
@@ -146,12 +146,15 @@ class MixtralOffloading(Policy):
             self._last[piece.gpu] = ticket
 
     def _guess(self, gate: Gate, kept: list[Piece], group: Group, view: View) -> Steps:
-        """Section 3.2: once this layer's experts are loaded, the likeliest of the next layer's go into free buffers."""
+        """Section 3.2: once this layer's experts are loaded, the likeliest of the next layer's go into free buffers.
+
+        Of a prompt all experts are loaded anyhow, and the paper tells of generating tokens: only those are guessed for.
+        """
         layer = gate.layer + 1
-        if self.variant == "code" or not self.guesses or layer == view.n_layers:
+        if self.variant == "code" or not self.guesses or layer == view.n_layers or gate.phase == PREFILL:
             return
         following = self._groups[group.gpu, layer]
-        scores = gate.next_scores(1).sum(axis=0)  # of several tokens, the mass they give together
+        scores = gate.next_scores(1).sum(axis=0)  # of a batch, the mass its tokens give together
         for expert in np.argsort(-scores, kind="stable")[: self.guesses].tolist():
             piece = view.piece(layer, expert)
             free = self.buffer_size - len(kept) - len(following.guessed)

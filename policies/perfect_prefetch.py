@@ -40,7 +40,10 @@ class PerfectPrefetch(Policy):
             set() for _ in range(view.n_gpus)
         ]  # resident, to be copied anew for its next use
         self._heaps: list[list[tuple[float, int, Piece]]] = [[] for _ in range(view.n_gpus)]  # the same, last use first
-        self._needed: tuple[int, list[Piece]] = (-1, [])
+        self._needed: list[list[Piece]] = [[] for _ in range(view.future.n_steps)]
+        for piece in sorted(self._plan, key=lambda p: p.index):
+            for iteration in view.future.uses(piece.layer, piece.expert)[0]:
+                self._needed[iteration * view.n_layers + piece.layer].append(piece)
 
     def initial(self, view: View) -> Iterable[Piece]:
         """What the plan keeps from the start until its first use."""
@@ -71,7 +74,7 @@ class PerfectPrefetch(Policy):
         """Copy what coming steps miss, in order, while there is room whose expert is not to be kept."""
         while self._step[gpu] < view.future.n_steps:
             step = self._step[gpu]
-            for piece in self._needs(step, view):
+            for piece in self._needed[step]:
                 # What the pass has reached is served by its gate.
                 if piece.gpu != gpu or view.future.next_use(piece.layer, piece.expert) != step:
                     continue
@@ -83,12 +86,6 @@ class PerfectPrefetch(Policy):
                 yield Prefetch(piece)
                 self._hold(piece)
             self._step[gpu] = step + 1
-
-    def _needs(self, step: int, view: View) -> list[Piece]:
-        if self._needed[0] != step:
-            iteration, layer = divmod(step, view.n_layers)
-            self._needed = step, [view.piece(layer, expert) for expert in view.future.needed(iteration, layer)]
-        return self._needed[1]
 
     def _hold(self, piece: Piece) -> None:
         if piece not in self._asked:

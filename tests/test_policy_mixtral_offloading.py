@@ -94,23 +94,25 @@ def guessed(path, rows, guesses, n_experts=4):
 
 
 def test_guesses(tmp_path):
-    # Two layers of 4 experts, residents 2 and 3; k = 1, 2 guesses. Guesses for layer 1 of the three tokens:
+    # Two layers of 4 experts, residents 2 and 3; k = 1, 2 guesses. A prompt token (2, then 3: hits, never
+    # guessed for; 7 s), then guesses for layer 1 of three tokens:
     #   token 0: 0, 3. 3 is there: only 0 is loaded; right: it replaces 2, the oldest. -> layer 1: 3 0
     #   token 1: 1, 2. both loaded; wrong: 3 is asked (hit), both discarded, nothing left.  -> 0 3
     #   token 2: 0, 3. both there: nothing loaded; 1 is asked: swapped for 0.               -> 3 1
-    rows = [[[2], [0]], [[2], [3]], [[2], [1]]]
-    guesses = [[[0, 3], [0, 1]], [[1, 2], [0, 1]], [[0, 3], [0, 1]]]
+    rows = [[[2], [3]], [[2], [0]], [[2], [3]], [[2], [1]]]
+    guesses = [[[0, 1], [0, 1]], [[0, 3], [0, 1]], [[1, 2], [0, 1]], [[0, 3], [0, 1]]]
     with Trace(guessed(tmp_path / "t", rows, guesses)) as trace:
         seen = execute_easy(setup(MixtralOffloading(offload_per_layer=2), trace, room=8))
     assert seen.log == [
+        ("gpu", 0, 2), ("gpu", 1, 3),
         ("prefetch", 1, 0), ("gpu", 0, 2), ("write_back", 1, 2), ("evict", 1, 2), ("gpu", 1, 0),
         ("prefetch", 1, 1), ("prefetch", 1, 2), ("gpu", 0, 2), ("evict", 1, 1), ("evict", 1, 2), ("gpu", 1, 3),
         ("gpu", 0, 2), ("fetch", 1, 1), ("write_back", 1, 0), ("evict", 1, 0), ("gpu", 1, 1),
     ]  # fmt: skip
     assert resident(seen) == [(0, 2), (0, 3), (1, 1), (1, 3)]
-    # Token 0: attention 0..1, guess 1..11 beside expert 1..3 and attention 3..4; asked at 4: late; 11..13, head 14.
-    # Token 1: asked 1 and 2 at 15 (15..25, 2 queued); at 18 wrong: 1 is in flight, 2 is withdrawn.
-    assert seen.lane("h2d")[:2] == [("prefetch 1.0", 1, 11), ("prefetch 1.1", 15, 25)]
+    # Token 0: attention 7..8, guess 8..18 beside expert 8..10 and attention 10..11; asked at 11: late; 18..20, head 21.
+    # Token 1: asked 1 and 2 at 22 (22..32, 2 queued); at 25 wrong: 1 is in flight, 2 is withdrawn.
+    assert seen.lane("h2d")[:2] == [("prefetch 1.0", 8, 18), ("prefetch 1.1", 22, 32)]
     assert seen.prefetched() == {"issued": 3, "cancelled": 1, "late": 1, "wasted": 1}
 
 
