@@ -23,7 +23,7 @@ from sim.future import decode_row
 from sim.iterations import DECODE, PREFILL, Feed, Iteration, Range, RequestInfo, Scheduler
 
 if TYPE_CHECKING:
-    from sim.run import Setup
+    from sim.setup import Setup
 
 ROUNDING = 1e-10  # sums here and in the engine are taken in different orders; a bound must not exceed a time by that
 

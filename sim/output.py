@@ -14,7 +14,7 @@ from sim import __version__
 from sim.data import bundled
 
 if TYPE_CHECKING:
-    from sim.run import Setup
+    from sim.setup import Setup
     from sim.spec import RunSpec
 
 

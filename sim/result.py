@@ -10,7 +10,7 @@ from sim.units import show_bytes
 if TYPE_CHECKING:
     from sim.drive import Clockwork
     from sim.engine import Engine
-    from sim.run import Setup
+    from sim.setup import Setup
     from sim.sim_machine import SimMachine
 
 SCHEMA = 1

@@ -1,0 +1,163 @@
+"""Resolve a run's specification: names, shapes, needs, budgets and host memory, all checked before any work."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sim import metrics
+from sim.errors import BadInput, did_you_mean
+from sim.hardware import load_hardware
+from sim.iterations import RequestInfo
+from sim.memory import BudgetRule, Demand, MemoryPlan, check_host, plan
+from sim.models import load_model, model_names
+from sim.output import run_id
+from sim.overrides import Overrides, parse_set
+from sim.pieces import Pieces
+from sim.registry import find
+from sim.stack import load_stack
+from sim.store import requests_of
+from traces.catalogue import DEFAULT, open_trace, traces_that_fit
+
+if TYPE_CHECKING:
+    from sim.api import Policy
+    from sim.hardware import Hardware
+    from sim.models import Model
+    from sim.spec import RunSpec
+    from sim.stack import Stack
+    from traces.reader import Trace
+
+MAX_GPUS = 256
+SPLITS = ("test", "store", "all")
+
+
+@dataclass
+class Setup:
+    """Everything a run needs, resolved and checked before any work starts."""
+
+    spec: RunSpec
+    policy: Policy
+    hw: Hardware
+    model: Model
+    stack: Stack
+    trace: Trace
+    requests: list[RequestInfo]
+    store: list[RequestInfo]
+    memory: MemoryPlan
+    host_bytes: int
+    pieces: Pieces
+    open_loop: bool
+    run_id: str = ""  # before the policy is bound: binding may fill in parameters that were left to be derived
+
+    def close(self) -> None:
+        self.trace.close()
+
+
+def default_model(trace: Trace) -> str:
+    """The catalogue's model of the trace's routing shape; its header's `model` decides between several."""
+    named = trace.header.model
+    if named in model_names():
+        return named
+    shape = (trace.n_layers, trace.n_experts, trace.top_k)
+    fitting = [name for name in model_names() if not name.startswith("cpu-") and shape_of(load_model(name)) == shape]
+    if not fitting:
+        raise BadInput(
+            f"{trace.path}: {trace.header.shape} is the shape of no model in the catalogue; "
+            "name one with --model FILE (its own YAML or a Hugging Face config.json)"
+        )
+    return fitting[0]
+
+
+def prepare(spec: RunSpec) -> Setup:
+    """Resolve names, check shapes, needs, budgets and host memory.
+
+    Raises:
+        BadInput: whatever the user has to change, in one line.
+    """
+    overrides = parse_set(f"{key}={json.dumps(value)}" for key, value in spec.set.items())  # JSON is YAML
+    kind = find(spec.policy)
+    settings = overrides.for_policy(kind.name, kind.aliases)
+    if any(param.name == "seed" for param in kind.params):
+        settings = {"seed": spec.seed, **settings}
+    policy = kind(**settings)
+    if spec.hit_definition not in metrics.HIT_DEFINITIONS:
+        hint = did_you_mean(spec.hit_definition, metrics.HIT_DEFINITIONS)
+        raise BadInput(f"--hit-definition, got {spec.hit_definition!r}: no such definition; {hint}")
+    if spec.gpus > MAX_GPUS:
+        raise BadInput(f"--gpus, got {spec.gpus}: at most {MAX_GPUS}; lower it")
+    if spec.gpus < 1 or spec.batch < 1:
+        raise BadInput(f"--gpus and --batch, got {spec.gpus} and {spec.batch}: at least 1 each; leave them out for 1")
+    if not 0 <= spec.seed < 2**63:
+        raise BadInput(f"--seed, got {spec.seed}: from 0 to 2**63 - 1; take another")
+    if spec.requests is not None and spec.requests < 1:
+        raise BadInput(f"--requests, got {spec.requests}: at least 1; leave it out for all of the split")
+    if spec.split not in SPLITS:
+        raise BadInput(f"--split, got {spec.split!r}: no such split; {did_you_mean(spec.split, SPLITS)}")
+    hw = load_hardware(spec.hw, overrides.hw)
+    stack = load_stack(spec.stack, overrides.stack)
+    trace = open_trace(spec.trace or _trace_for(spec.model, overrides))
+    try:
+        setup = _fit(spec, policy, hw, stack, trace, overrides)
+        setup.run_id = run_id(setup)
+        return setup
+    except BaseException:
+        trace.close()
+        raise
+
+
+def _trace_for(model_name: str | None, overrides: Overrides) -> str:
+    """The default trace; with --model and no --trace, a bundled one of that model's shape."""
+    if model_name is None:
+        return DEFAULT
+    model = load_model(model_name, overrides.model)
+    fitting = traces_that_fit(*shape_of(model))
+    if not fitting:
+        raise BadInput(
+            f"--model {model_name}: no bundled trace has its routing shape "
+            f"({model.n_moe_layers}x{model.n_experts}, k={model.top_k}); give one with --trace FILE"
+        )
+    return DEFAULT if DEFAULT in fitting else fitting[0]
+
+
+def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace, overrides: Overrides) -> Setup:
+    model = load_model(spec.model or default_model(trace), overrides.model)
+    check_shape(model, trace)
+    for level in sorted(policy.needs):
+        trace.require(level, f"policy {policy.name}")
+    requests = requests_of(trace, spec.split)[: spec.requests]
+    if not requests:
+        raise BadInput(f"{trace.path}: split {spec.split!r} has no requests; --split all takes every request")
+    longest = sorted((r.prompt_len + r.outputs for r in requests), reverse=True)[: spec.batch]
+    widest = max(max(r.prompt_len for r in requests), spec.batch)
+    demand = Demand(kv_tokens=sum(longest), iteration_tokens=widest, batch=spec.batch)
+    rule = BudgetRule(spec.vram_bytes, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
+    bound = "bound" in policy.traits
+    memory = plan(model, hw, spec.precision, demand, rule, spec.gpus, bound, policy.keeps_all)
+    host_bytes = check_host(model, hw, spec.precision) if not policy.keeps_all else 0
+    pieces = Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes)
+    open_loop = any(r.arrival_s is not None for r in requests)
+    if open_loop and spec.batch > 1 and "oracle" in policy.traits:
+        raise BadInput(
+            f"policy {policy.name} with arrivals and --batch {spec.batch}: which tokens run together depends on time, "
+            "so there is no future to know; use --batch 1, or a trace without arrivals"
+        )
+    store = requests_of(trace, "store")
+    return Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, open_loop)
+
+
+def shape_of(model: Model) -> tuple[int, int, int]:
+    """MoE layers, experts, k."""
+    return model.n_moe_layers, model.n_experts, model.top_k
+
+
+def check_shape(model: Model, trace: Trace) -> None:
+    """Trace and model must agree on MoE layers, experts and k; the error lists traces that fit."""
+    mine = shape_of(model)
+    if mine == (trace.n_layers, trace.n_experts, trace.top_k):
+        return
+    fitting = ", ".join(traces_that_fit(*mine)) or "none bundled; record one, or leave --model out"
+    raise BadInput(
+        f"--model {model.id} is {mine[0]}x{mine[1]}, k={mine[2]}, the trace {trace.path.name} is {trace.header.shape}: "
+        f"routing shapes must agree; traces that fit: {fitting}"
+    )
