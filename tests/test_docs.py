@@ -129,7 +129,7 @@ def test_example_policies_run(path: Path, index: int, tmp_path: Path, monkeypatc
     scope: dict[str, Any] = {"__name__": "example"}
     exec(blocks(path, "python")[index], scope)
     (kind,) = (value for value in scope.values() if isinstance(value, type) and value.__module__ == "example")
-    monkeypatch.setattr(sim_run, "find", lambda name: kind)
+    monkeypatch.setattr("sim.setup.find", lambda name: kind)
     setup = sim_run.prepare(RunSpec(policy=kind.name, hw="rtx3090", trace=str(mixtral_shaped(tmp_path))))
     result = sim_run.execute(setup).result
     setup.close()

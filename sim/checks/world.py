@@ -138,7 +138,7 @@ class World:
         self, experts: int, settings: dict[str, ParamValue] | None = None, gpus: int = 1, batch: int = 1,
         trace: Trace | None = None,
     ) -> Setup:  # fmt: skip
-        """What `sim.run.prepare` would make of it, for a class that need not be registered."""
+        """What `sim.setup.prepare` would make of it, for a class that need not be registered."""
         policy = self.kind(**(settings or {}))
         trace = trace or self.trace()
         for level in sorted(policy.needs):
