@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from abc import abstractmethod
 from functools import partial
 
 from simpy.events import Event, EventPriority
@@ -86,9 +87,9 @@ class InOrder:
         if self.queue:
             self._next()
 
+    @abstractmethod
     def _ran(self, work: Work, flow: Flow) -> float:
         """The work is done; return when its results are there."""
-        raise NotImplementedError
 
 
 class FluidStream(InOrder, Stream):
@@ -141,7 +142,7 @@ class FluidPool(InOrder, SerialLane):
         return work
 
     def use(self, op: str, layer: int, expert: int, n_tokens: int, ready_s: float, duration_s: float) -> float:
-        raise NotImplementedError("the end is not known beforehand: ask for a ticket")
+        raise TypeError("the end is not known beforehand: ask for a ticket instead")
 
     def _ran(self, work: Work, flow: Flow) -> float:
         if self.spans is not None:

@@ -31,7 +31,8 @@ def test_help_imports_nothing_heavy(entry: str) -> None:
 
 
 def test_a_run_imports_only_what_it_uses() -> None:
-    found = imported_by("import sim.run, sim.setup, sim.output, sim.spec, sim.cli.run, sim.registry", "sim.registry.policies()")
+    modules = "sim.run, sim.setup, sim.output, sim.spec, sim.cli.run, sim.registry"
+    found = imported_by(f"import {modules}", "sim.registry.policies()")
     assert not found & {"pandas", "plotly", "torch", "pyarrow", "scipy", "transformers"}
 
 
