@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from abc import abstractmethod
+from collections import deque
 from functools import partial
 
 from simpy.events import Event, EventPriority
