@@ -70,7 +70,7 @@ class FineMoe(Policy):
         self._cache = MapCache(view, self.evict, self.variant)
         self._ahead: dict[Piece, float] = {}  # predicted pieces of layers still to come -> probability
         self._paths: list[Trajectory] = []
-        self._predicted = self._right = self._searches = 0
+        self._needed = self._named = self._right = self._searches = 0
 
     def learn(self, store: StoreSplit) -> None:
         if self.mode == "online":
@@ -203,13 +203,16 @@ class FineMoe(Policy):
     def _count_right(self, gate: Gate) -> None:
         predicted = {piece.expert for piece in self._ahead if piece.layer == gate.layer}
         if predicted:
-            self._predicted += len(gate.needs)
+            self._needed += len(gate.needs)
+            self._named += len(predicted)
             self._right += sum(expert in predicted for expert in gate.needs)
 
     def stats(self) -> dict[str, float]:
+        """predicted_frac: share of the chosen experts that were predicted; right_frac: of the predicted, chosen."""
         return {
             "maps": self._store.n_maps,
             "store_bytes": self._store.n_bytes,
             "searches": self._searches,
-            "predicted_frac": self._right / self._predicted if self._predicted else 0.0,
+            "predicted_frac": self._right / self._needed if self._needed else 0.0,
+            "right_frac": self._right / self._named if self._named else 0.0,
         }

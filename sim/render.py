@@ -132,9 +132,11 @@ def _copies(result: dict[str, Any]) -> Table:
     rows.add_row("on demand", f"{demand['n']:,} copies, {show_bytes(demand['bytes'])}")
     if prefetch["issued"]["n"]:
         fates = ", ".join(f"{kind} {_count(prefetch[kind])}" for kind in ("useful", "late", "wasted"))
-        rows.add_row("prefetched", f"{_count(prefetch['issued'])}: {fates}")
+        moved = {key: prefetch["issued"][key] - prefetch["cancelled"][key] for key in ("n", "bytes")}
+        rows.add_row("prefetched", f"{_count(moved)}: {fates}")
         less = ", ".join(f"{kind} {prefetch[kind]['n']:,}" for kind in ("cancelled", "refused") if prefetch[kind]["n"])
-        rows.add_row("", f"harmful {_count(prefetch['harmful'])} (of those above)" + (f"; {less}" if less else ""))
+        harm = f"harmful {_count(prefetch['harmful'])}, counted among those above"
+        rows.add_row("", harm + (f"; before moving a byte: {less}" if less else ""))
     else:
         rows.add_row("prefetched", "nothing")
     return rows

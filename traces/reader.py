@@ -114,11 +114,16 @@ class Trace:
         """(T, L, K) expert ids, heaviest first unless the header says `unranked`; uint8 or uint16.
 
         Raises:
-            BadInput: an id of `n_experts` or more, which would otherwise surface as an index error far away.
+            BadInput: an id of `n_experts` or more, which would otherwise surface as an index error far away, or an
+                expert chosen twice by one token, which would surface as a run that is too good.
         """
         ids = self.stored("experts")
         for at in range(0, len(ids), _CHUNK_ROWS):
-            if int(ids[at : at + _CHUNK_ROWS].max()) >= self.n_experts:
+            chunk = ids[at : at + _CHUNK_ROWS]
+            if _repeats(chunk):
+                raise BadInput(f"{self.path}: experts, got one expert twice for a token: a token's experts are "
+                               f"distinct; `moesim traces check` shows where, record the trace again")  # fmt: skip
+            if int(chunk.max()) >= self.n_experts:
                 raise BadInput(f"{self.path}: experts, got an id of {self.n_experts} or more: ids are below n_experts; "
                                f"`moesim traces check` shows where, record the trace again")  # fmt: skip
         return ids
@@ -244,3 +249,9 @@ class Trace:
         """Fill up missing last layers, those without a target, with zeros."""
         missing = self.n_layers - values.shape[1]
         return np.pad(values, ((0, 0), (0, missing), (0, 0))) if missing else values
+
+
+def _repeats(ids: Array) -> bool:
+    """Whether any token of (n, L, K) ids names an expert twice; comparing columns beats sorting for every real K."""
+    k = ids.shape[-1]
+    return any(bool((ids[..., i] == ids[..., j]).any()) for i in range(k) for j in range(i))
