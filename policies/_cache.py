@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import ClassVar
 
 from sim.api import Param, Policy
@@ -39,3 +40,21 @@ class ScopedCache(Policy):
     def group(self, piece: Piece) -> int:
         """The cache a piece belongs to: that of its GPU, or of its layer there."""
         return piece.layer * self._stride + piece.gpu
+
+
+class OrderedCache(ScopedCache):
+    """A scoped cache that evicts whatever stands first in an order its subclass keeps through `accessed`."""
+
+    def bind(self, view: View) -> None:
+        super().bind(view)
+        # A dict is a list to leave from anywhere: it keeps order, and taking out and putting back moves to the end.
+        self._order: defaultdict[int, dict[Piece, None]] = defaultdict(dict)
+
+    def evicted(self, piece: Piece, view: View) -> None:
+        del self._order[self.group(piece)][piece]
+
+    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
+        for candidate in self._order[self.group(piece)]:
+            if view.evictable(candidate):
+                return candidate
+        return None

@@ -6,33 +6,18 @@ in this order where its paper ranks by score; SiDA-MoE (MLSys 2024, arXiv 2310.1
 
 from __future__ import annotations
 
-from collections import defaultdict
-
-from policies._cache import ScopedCache
+from policies._cache import OrderedCache
 from sim.pieces import Piece
 from sim.view import View
 
 
-class Fifo(ScopedCache):
+class Fifo(OrderedCache):
     """Evict the expert that arrived first; being used again does not save it. What the running layer needs is safe."""
 
     name = "fifo"
     title = "First in, first out"
     source = "goingshr/SMoE@2de217b (arXiv 2508.18983, code); arXiv 2310.18859"
 
-    def bind(self, view: View) -> None:
-        super().bind(view)
-        self._order: defaultdict[int, dict[Piece, None]] = defaultdict(dict)  # in order of arrival
-
     def accessed(self, piece: Piece, hit: bool, view: View) -> None:
         if not hit:
             self._order[self.group(piece)][piece] = None
-
-    def evicted(self, piece: Piece, view: View) -> None:
-        del self._order[self.group(piece)][piece]
-
-    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        for candidate in self._order[self.group(piece)]:
-            if view.evictable(candidate):
-                return candidate
-        return None

@@ -51,17 +51,6 @@ class Future:
         self.next_use(layer, expert)
         return self._uses[layer][expert], self._at[layer][expert]
 
-    def needed(self, iteration: int, layer: int) -> list[int]:
-        """Experts a given iteration will ask for in a layer, ascending."""
-        return [e for e, uses in enumerate(self._uses[layer]) if _contains(uses, iteration)]
-
-
-def _contains(sorted_values: list[int], value: int) -> bool:
-    from bisect import bisect_left
-
-    at = bisect_left(sorted_values, value)
-    return at < len(sorted_values) and sorted_values[at] == value
-
 
 def decode_row(feed: Feed, ranges: list[Range]) -> list[list[int]] | None:
     """Expert ids per layer when the iteration is a single decode token, else None."""

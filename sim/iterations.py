@@ -79,7 +79,7 @@ class Iteration:
     Shapes: n tokens, L MoE layers, K experts per token. Scores are exact integers held in float64 (see FORMAT.md).
     """
 
-    __slots__ = ("_counts", "_trace", "contexts", "index", "n_tokens", "phase", "ranges", "row")
+    __slots__ = ("_counts", "_trace", "index", "n_tokens", "phase", "ranges", "row")
 
     def __init__(
         self, index: int, ranges: list[Range], trace: Trace, row: list[list[int]] | None
@@ -88,7 +88,6 @@ class Iteration:
         self.ranges = ranges
         self.phase = ranges[0].phase
         self.n_tokens = sum(r.stop_row - r.start_row for r in ranges)
-        self.contexts = [r.context for r in ranges]
         self._trace = trace
         self.row = row
         self._counts: list[list[int]] | None = None

@@ -78,9 +78,6 @@ class Machine(Protocol):
     def ended(self, ticket: Ticket) -> bool:
         """True when a copy has completed by now."""
 
-    def started(self, ticket: Ticket) -> bool:
-        """True when a copy has begun (or ended) by now."""
-
     def end(self) -> None:
         """Finish the iteration: final layers and head, token read back by the host."""
 

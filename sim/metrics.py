@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.iterations import DECODE, PREFILL
-from sim.lanes import CAUSES, CPU, GPU, H2D, HOST, IDLE, SIDE
+from sim.lanes import CPU, GPU, H2D, HOST, SIDE
 from sim.tally import CLASSES
 
 if TYPE_CHECKING:
@@ -217,6 +217,3 @@ def lane_utilisation(machine: SimMachine, makespan_s: float) -> dict[str, float 
     lanes["d2h"] += machine.back.busy_s  # one engine: activations of CPU experts, or pieces written back
     lanes["host"] = math.fsum(share for _, share in machine.host_shares())
     return {name: (busy_s / makespan_s if makespan_s else None) for name, busy_s in sorted(lanes.items())}
-
-
-__all__ = ["CAUSES", "HIT_DEFINITIONS", "IDLE"]

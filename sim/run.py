@@ -17,7 +17,6 @@ from sim.engine import Engine
 from sim.errors import DoesNotFit
 from sim.future import Future
 from sim.iterations import Arrays, Scheduler
-from sim.registry import policies
 from sim.result import fold as fold
 from sim.setup import Setup as Setup
 from sim.setup import prepare as prepare
@@ -131,8 +130,3 @@ def start_policy(engine: Engine, setup: Setup) -> None:
     policy.learn(StoreSplit(setup.trace, setup.store))
     engine.start()
     engine.place(policy.initial(view))
-
-
-def known_policies() -> list[str]:
-    """Names for help texts."""
-    return list(policies())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.lanes import CAUSES, CPU, GPU, H2D, HOST, IDLE, SIDE, Copy, CopyLane, SerialLane, Spans, Stream
+from sim.lanes import CPU, GPU, HOST, IDLE, SIDE, Copy, CopyLane, SerialLane, Spans, Stream
 from sim.machine import DEMAND, UNKNOWN_S, Ticket
 
 if TYPE_CHECKING:
@@ -230,12 +230,6 @@ class SimMachine:
             self._advance()
         return ticket.end_s != UNKNOWN_S and ticket.end_s <= self.host_s
 
-    def started(self, ticket: Ticket) -> bool:
-        assert isinstance(ticket, Copy)
-        if ticket.start_s == UNKNOWN_S:
-            self._advance()
-        return ticket.start_s != UNKNOWN_S and ticket.start_s < self.host_s
-
     # -- the rest ---------------------------------------------------------------------------------------------------
 
     def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
@@ -320,6 +314,3 @@ class SimMachine:
         while ticket.end_s == UNKNOWN_S:
             if not self._settle_next():
                 raise RuntimeError("deadlock: the host waits for work that waits for no copy (a bug in the engine)")
-
-
-__all__ = ["CAUSES", "H2D", "SimMachine"]

@@ -34,11 +34,10 @@ class HitCounts:
 class Prefetched:
     """One speculative copy, from its room being taken to its first use or its eviction."""
 
-    __slots__ = ("harmful", "late", "n_bytes", "open", "victims")
+    __slots__ = ("harmful", "late", "n_bytes", "open")
 
-    def __init__(self, n_bytes: int, victims: list[Piece]) -> None:
+    def __init__(self, n_bytes: int) -> None:
         self.n_bytes = n_bytes
-        self.victims = victims
         self.late = False
         self.harmful = False
         self.open = True
@@ -62,7 +61,7 @@ class PrefetchTally:
 
     def issue(self, piece: Piece, victims: list[Piece]) -> None:
         """A speculative copy has taken its room, evicting `victims`."""
-        record = self._open[piece] = Prefetched(piece.n_bytes, victims)
+        record = self._open[piece] = Prefetched(piece.n_bytes)
         self.n_issued += 1
         self.issued_bytes += piece.n_bytes
         for victim in victims:
