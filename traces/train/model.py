@@ -56,11 +56,13 @@ class Shape:
         return self.layers - self.dense_layers
 
 
-SHAPES: dict[str, Shape] = {
-    "mixtral-8x7b": Shape("mixtral", 32, 8, 2, hidden=64, expert_width=64, heads=2),  # trains on a CPU
-    "qwen1.5-moe-a2.7b": Shape("qwen2_moe", 24, 60, 4, expert_width=24, shared_width=96),
-    "phi-3.5-moe": Shape("phimoe", 32, 16, 2, expert_width=64),
-    "deepseek-moe-16b": Shape("qwen2_moe", 28, 64, 6, expert_width=16, shared_width=32, dense_layers=1),
+SHAPES: dict[str, Shape] = {  # widths that train on a CPU within two hours
+    "mixtral-8x7b": Shape("mixtral", 32, 8, 2, hidden=64, expert_width=64, heads=2),
+    "qwen1.5-moe-a2.7b": Shape("qwen2_moe", 24, 60, 4, hidden=64, expert_width=24, heads=2, shared_width=96),
+    "phi-3.5-moe": Shape("phimoe", 32, 16, 2, hidden=64, expert_width=48, heads=2),
+    "deepseek-moe-16b": Shape(
+        "qwen2_moe", 28, 64, 6, hidden=64, expert_width=16, heads=2, shared_width=32, dense_layers=1
+    ),
     "toy": Shape("mixtral", 3, 4, 2, hidden=32, expert_width=16, heads=2),  # for trying the chain out in seconds
 }
 
