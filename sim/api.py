@@ -77,11 +77,14 @@ class Param:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What `Policy.assign` returns, per token: `ids` [n, k] (-1 where dropped) and the weights used [n, k]."""
+    """What `Policy.assign` returns, per token: `ids` [n, k] (-1 where dropped) and the weights used [n, k].
+
+    `precision` names experts that may run in less than the serving precision; they are counted as lowered when they do.
+    """
 
     ids: np.ndarray
     weights: np.ndarray
-    precision: list[str] | None = None
+    precision: dict[int, str] | None = None
 
 
 class Policy:

@@ -94,7 +94,7 @@ class Cache:
         if used_bytes > self.peak_bytes[gpu]:
             self.peak_bytes[gpu] = used_bytes
         entry = self.entries[piece] = Entry(piece, arrival, origin)
-        if not piece.whole:
+        if not piece.serving:
             self._parts.setdefault((piece.layer, piece.expert), []).append(piece)
         return entry
 
@@ -106,24 +106,27 @@ class Cache:
         self.used_bytes[piece.gpu] -= piece.n_bytes
         if self._layer_budget is not None:
             self._layer_used[piece.gpu][piece.layer] -= piece.n_bytes
-        if not piece.whole:
+        if not piece.serving:
             self._parts[(piece.layer, piece.expert)].remove(piece)
         return entry
 
-    def parts(self, layer: int, expert: int) -> list[Piece]:
-        """Resident pieces of an expert that are not the whole expert."""
-        return self._parts.get((layer, expert), [])
+    def parts(self, whole: Piece, precision: str | None = None) -> list[Piece]:
+        """Resident pieces of `whole`'s expert, other than itself, in its precision or in `precision`."""
+        parts = self._parts.get((whole.layer, whole.expert), ())
+        return [part for part in parts if part.precision in (whole.precision, precision)]
 
-    def sufficient(self, whole: Piece) -> list[Entry] | None:
-        """Entries that together let the expert be computed (the whole, or parts that cover it); None if none do."""
+    def sufficient(self, whole: Piece, precision: str | None = None) -> list[Entry] | None:
+        """Entries that together let the expert be computed (the whole, or parts that cover it); None if none do.
+
+        Parts in the serving precision always count; those in another one only when `precision` names it.
+        """
         entry = self.entries.get(whole)
         if entry is not None:
             return [entry]
-        parts = self._parts.get((whole.layer, whole.expert))
-        if not parts:
-            return None
+        parts = self.parts(whole, precision)
+        parts.sort(key=lambda part: (part.start_frac, part.precision != whole.precision, -part.stop_frac))
         covered, chosen = 0.0, []
-        for piece in sorted(parts, key=lambda p: (p.start_frac, -p.stop_frac)):
+        for piece in parts:
             if piece.start_frac > covered:
                 return None
             if piece.stop_frac > covered:

@@ -68,6 +68,18 @@ class RunCpu(NamedTuple):
     join_layer: int | None = None
 
 
+class RunCpuAhead(NamedTuple):
+    """Compute an expert of a later layer on the CPU before its gate has spoken (DAOP's pre-calculation).
+
+    The result waits on the GPU for `RunCpu(expert)` at that layer, which then costs nothing more; one nobody asks for
+    in this iteration was computed in vain.
+    """
+
+    layer: int
+    expert: int
+    n_tokens: int
+
+
 class Serve(NamedTuple):
     """Let the engine serve every expert the layer still owes: residents run while what is missing is fetched."""
 
@@ -88,6 +100,12 @@ class WriteBack(NamedTuple):
     after: tuple[Ticket, ...] = ()
 
 
+class Wait(NamedTuple):
+    """Block the host until the tickets have ended, as a synchronous copy does."""
+
+    tickets: tuple[Ticket, ...]
+
+
 class Predict(NamedTuple):
     """Spend predictor time on a lane (`side`: does not occupy the compute stream; `gpu`; `host`).
 
@@ -101,4 +119,7 @@ class Predict(NamedTuple):
     basis: Source = "assumed"
 
 
-Decision = Fetch | Prefetch | Requeue | Cancel | DropQueue | RunGpu | RunCpu | Serve | Evict | WriteBack | Predict
+Decision = (
+    Fetch | Prefetch | Requeue | Cancel | DropQueue | RunGpu | RunCpu | RunCpuAhead | Serve | Evict | WriteBack | Wait
+    | Predict
+)  # fmt: skip

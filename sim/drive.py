@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.api import overrides
-from sim.errors import IllegalDecision
+from sim.errors import IllegalDecision, did_you_mean
 from sim.future import decode_row
 from sim.iterations import DECODE, PREFILL, Feed, Gate, Iteration, RequestInfo, Scheduler
 from sim.lanes import CAUSES
+from sim.model_bytes import BITS_PER_PARAM
 from sim.tally import DROPPED, SUBSTITUTED
 
 if TYPE_CHECKING:
@@ -192,6 +193,7 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
         raise IllegalDecision(f"assign of {policy.name}: changing the routing needs the trait 'lossy'; declare it")
     answer = policy.assign(gate, engine.view)
     if answer is None:
+        count_loss(engine, gate, gate.ids, gate.ids)
         return gate
     before, after = gate.ids, np.asarray(answer.ids, dtype=np.int64)
     if after.shape != before.shape or after.min(initial=0) < -1 or after.max(initial=0) >= engine.pieces.n_experts:
@@ -208,6 +210,8 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
     else:
         needs = {int(e): int(counts[e]) for e in np.flatnonzero(counts)}
     served = Gate(gate.layer, gate.iteration, needs, engine.arrays)
+    if answer.precision:
+        served.precision = check_precision(engine, answer.precision)
     served.asked = {expert: n for expert, n in gate.needs.items() if expert in needs}
     fate = {}
     for expert, n_tokens in gate.needs.items():
@@ -223,22 +227,37 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
     return served
 
 
+def check_precision(engine: Engine, precision: dict[int, str]) -> dict[int, str]:
+    """Raises IllegalDecision for a precision that the model's experts have no size for."""
+    for name in set(precision.values()):
+        if name not in BITS_PER_PARAM:
+            raise IllegalDecision(
+                f"assign of {engine.policy.name}, got precision {name!r}: {did_you_mean(name, BITS_PER_PARAM)}"
+            )
+    return precision
+
+
 def count_loss(engine: Engine, gate: Gate, before: np.ndarray, after: np.ndarray) -> None:
-    """Activations changed and gate mass kept, from the full scores where the trace has them."""
-    loss = engine.tally.loss
+    """Activations changed and gate mass kept, from the full scores where the trace has them.
+
+    Without scores and weights the mass is unknown and stays uncounted.
+    """
+    loss, levels = engine.tally.loss, engine.arrays.trace.levels_prefill
     same = (after[:, :, None] == before[:, None, :]).any(axis=2)
     loss.activations += before.size
     loss.dropped += int((after < 0).sum())
     loss.changed += int((~same & (after >= 0)).sum())
-    if "scores" in engine.arrays.trace.levels_prefill:
+    if "scores" in levels:
         scores = gate.scores / gate.score_scale
         loss.mass_before += float(np.take_along_axis(scores, before, 1).sum())
         mass = np.take_along_axis(scores, np.maximum(after, 0), 1)
-    else:
+    elif "weights" in levels:
         weights = gate.weights
         loss.mass_before += float(weights.sum())
         # Without full scores a substitute's own mass is unknown: count what was kept of the original choice.
         kept = (before[:, :, None] == after[:, None, :]).any(axis=2)
         loss.mass_kept += float(weights[kept].sum())
+        return
+    else:
         return
     loss.mass_kept += float(mass[after >= 0].sum())

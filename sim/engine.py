@@ -16,8 +16,10 @@ from sim.decisions import (
     Prefetch,
     Requeue,
     RunCpu,
+    RunCpuAhead,
     RunGpu,
     Serve,
+    Wait,
     WriteBack,
 )
 from sim.errors import IllegalDecision
@@ -52,6 +54,8 @@ class Engine(Transfers):
         self.future = future
         self._ran_on_cpu: set[int] = set()
         self._joins: dict[int, list[Ticket]] = {}  # layer -> CPU results its stream must wait for
+        self._ahead: dict[tuple[int, int], Ticket] = {}  # (layer, expert) -> CPU result computed ahead
+        self._lower: dict[int, str] = {}  # experts of the current layer that may run in a lower precision
         self.view = View(self, cost.model.id, top_k, cost.model.hidden_size)
         self._own_gate = overrides(policy, "gate_done")
         self._own_expert_done = overrides(policy, "expert_done")
@@ -93,6 +97,11 @@ class Engine(Transfers):
             return self.write_back(decision.piece, decision.after)
         elif isinstance(decision, Predict):
             return self.machine.predict(decision.duration_s, decision.lane, decision.blocking, decision.basis)
+        elif isinstance(decision, Wait):
+            for ticket in decision.tickets:
+                self.machine.sync(ticket)
+        elif isinstance(decision, RunCpuAhead):
+            return self.run_cpu_ahead(decision.layer, decision.expert, decision.n_tokens)
         elif isinstance(decision, Cancel):
             self._needs_timing("Cancel")
             self.cancel(decision.piece)
@@ -108,6 +117,7 @@ class Engine(Transfers):
     def serve(self, gate: Gate) -> None:
         """Serve one layer whose gate has spoken: classify, let the policy decide, check that nothing is owed."""
         self.unrun = dict(gate.needs)
+        self._lower = gate.precision
         classes = self._classify(gate)
         if self._own_gate:
             self.obey(self.policy.gate_done(gate, self.view))
@@ -125,6 +135,8 @@ class Engine(Transfers):
             counts.tokens[kind] += n_tokens
         if self._ran_on_cpu:
             self._ran_on_cpu.clear()
+        if self._ahead and gate.layer == self.pieces.n_layers - 1:
+            self._ahead.clear()
         self._join(gate.layer)
 
     def _classify(self, gate: Gate) -> dict[int, int]:
@@ -149,7 +161,8 @@ class Engine(Transfers):
         return classes
 
     def _classify_parts(self, piece: Piece) -> int:
-        parts = self.cache.parts(piece.layer, piece.expert)
+        lower = self._lower.get(piece.expert)
+        parts = self.cache.parts(piece, lower)
         if not parts:
             self.tally.prefetch.asked_but_absent(piece)
             return MISS
@@ -158,7 +171,7 @@ class Engine(Transfers):
         for entry in entries:
             if entry not in here:
                 self.tally.prefetch.asked_while_late(entry.piece)
-        enough = self.cache.sufficient(piece)
+        enough = self.cache.sufficient(piece, lower)
         if enough is None:
             return PARTIAL if here else LATE
         return HIT if all(entry in here for entry in enough) else LATE
@@ -171,6 +184,9 @@ class Engine(Transfers):
         for expert in self.unrun:
             piece = whole[expert]
             entry = entries.get(piece)
+            if entry is None and expert in self._lower:
+                piece = self.pieces.part(self.layer, expert, 0.0, 1.0, self._lower[expert])
+                entry = entries.get(piece)
             if entry is None:
                 missing.append(piece)
                 continue
@@ -203,11 +219,13 @@ class Engine(Transfers):
             raise IllegalDecision(f"RunGpu({expert}): layer {self.layer} does not owe it; run each needed expert once")
         whole = self.pieces.whole[self.layer][expert]
         entry = self.cache.entries.get(whole)
-        enough = [entry] if entry is not None else self.cache.sufficient(whole)
+        enough = [entry] if entry is not None else self.cache.sufficient(whole, self._lower.get(expert))
         if enough is None:
             raise IllegalDecision(f"RunGpu({expert}): layer {self.layer}'s expert is not on the GPU; Fetch it first")
         for used in enough:
             ticket = self._compute(used, n_tokens, after)
+        if entry is None and any(used.piece.precision != whole.precision for used in enough):
+            self.tally.loss.lowered += n_tokens
         del self.unrun[expert]
         self.tally.n_executed += n_tokens
         if self.log:
@@ -237,12 +255,27 @@ class Engine(Transfers):
         join_layer = self.layer if join_layer is None else join_layer
         if not self.layer <= join_layer < self.pieces.n_layers:
             raise IllegalDecision(f"RunCpu({expert}, join_layer={join_layer}): join at this layer or a later one")
-        ticket = self.machine.cpu_expert(self.layer, expert, n_tokens)
+        ticket = self._ahead.pop((self.layer, expert), None) or self.machine.cpu_expert(self.layer, expert, n_tokens)
         self._joins.setdefault(join_layer, []).append(ticket)
         self._ran_on_cpu.add(expert)
         self.tally.n_executed += n_tokens
         if self.log:
             self.log("cpu", self.layer, expert)
+        return ticket
+
+    def run_cpu_ahead(self, layer: int, expert: int, n_tokens: int) -> Ticket:
+        """Compute an expert of a later layer on the CPU now; `run_cpu` at that layer takes the result."""
+        where = f"RunCpuAhead({layer}, {expert}, {n_tokens})"
+        if "cpu" not in self.policy.traits or "lossy" not in self.policy.traits:
+            raise IllegalDecision(f"{where} of {self.policy.name}: needs the traits 'cpu' and 'lossy' (its input is an "
+                                  "earlier layer's); declare them")  # fmt: skip
+        if not self.layer < layer < self.pieces.n_layers or not 0 <= expert < self.pieces.n_experts or n_tokens < 1:
+            raise IllegalDecision(f"{where}: must name an expert of a later layer and at least one token")
+        if (layer, expert) in self._ahead:
+            raise IllegalDecision(f"{where}: computed already; ask once")
+        ticket = self._ahead[layer, expert] = self.machine.cpu_expert(layer, expert, n_tokens)
+        if self.log:
+            self.log("cpu_ahead", layer, expert)
         return ticket
 
     def _join(self, layer: int) -> None:

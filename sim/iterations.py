@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from traces.reader import Trace
 
 PREFILL, DECODE = "prefill", "decode"
+NO_PRECISIONS: dict[int, str] = {}  # no expert may run in less than the serving precision; never written to
 
 
 class RequestInfo(NamedTuple):
@@ -120,16 +121,18 @@ class Gate:
     """What one layer's gate has just said: `needs` maps expert -> tokens; arrays are read only when asked for.
 
     `asked` is the part of the gate's own choice that is still to be executed; it differs from `needs` only after a
-    lossy policy has changed the routing, and hits are counted over it.
+    lossy policy has changed the routing, and hits are counted over it. `precision` names the experts that a lossy
+    policy allows to run in less than the serving precision.
     """
 
-    __slots__ = ("_arrays", "asked", "iteration", "layer", "needs")
+    __slots__ = ("_arrays", "asked", "iteration", "layer", "needs", "precision")
 
     def __init__(self, layer: int, iteration: Iteration, needs: dict[int, int], arrays: Arrays) -> None:
         self.layer = layer
         self.iteration = iteration
         self.needs = needs
         self.asked = needs
+        self.precision = NO_PRECISIONS
         self._arrays = arrays
 
     @property

@@ -93,6 +93,7 @@ def hit_rates(tally: Tally, definition: str) -> dict[str, Any]:
     rates["gate_mass_kept"] = tally.loss.gate_mass_kept()
     loss = tally.loss
     rates["activations_changed_frac"] = (loss.changed + loss.dropped) / loss.activations if loss.activations else 0.0
+    rates["activations_lowered_frac"] = loss.lowered / tally.n_executed if tally.n_executed else 0.0
     return rates
 
 

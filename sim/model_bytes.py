@@ -20,6 +20,7 @@ BITS_PER_PARAM: dict[str, float] = {
     "nvfp4": 4.5,  # 4 bits + one fp8 scale per 16 (NVIDIA); the fp32 scale per tensor is left out
     "int4_g128": 4.15625,  # AWQ / GPTQ: fp16 scale and 4-bit zero per 128
     "int4": 4.0,  # no scales: the figure many papers use
+    "int2": 2.0,  # no scales
     "hqq2": 3.0625,  # HQQ 2 bits, 8-bit scale and zero per 16, each with an fp32 scale and zero per 128 groups
 }
 

@@ -10,13 +10,15 @@ class Piece:
 
     `layer` counts MoE layers from 0. Pieces are interned by `Pieces`: within a run, equal means identical,
     so they hash by identity, which is what keeps the cache fast. `index` orders them (ties go to the lowest id).
+    `serving`: a whole expert in the serving precision on its home GPU, the common case.
     """
 
-    __slots__ = ("expert", "gpu", "index", "layer", "n_bytes", "precision", "start_frac", "stop_frac")
+    __slots__ = ("expert", "gpu", "index", "layer", "n_bytes", "precision", "serving", "start_frac",
+                 "stop_frac")  # fmt: skip
 
     def __init__(
         self, layer: int, expert: int, start_frac: float, stop_frac: float, precision: str, gpu: int, n_bytes: int,
-        index: int,
+        index: int, serving: bool = False,
     ) -> None:  # fmt: skip
         self.layer = layer
         self.expert = expert
@@ -26,6 +28,7 @@ class Piece:
         self.gpu = gpu
         self.n_bytes = n_bytes
         self.index = index
+        self.serving = serving
 
     @property
     def whole(self) -> bool:
@@ -57,7 +60,8 @@ class Pieces:
         size = expert_bytes(precision)
         self.whole: list[list[Piece]] = [
             [
-                Piece(layer, expert, 0.0, 1.0, precision, self.home(layer, expert), size, layer * n_experts + expert)
+                Piece(layer, expert, 0.0, 1.0, precision, self.home(layer, expert), size, layer * n_experts + expert,
+                      serving=True)
                 for expert in range(n_experts)
             ]
             for layer in range(n_layers)

@@ -81,7 +81,9 @@ def _facts(result: dict[str, Any]) -> Table:
         rows.add_row("labels", "; ".join(result["labels"]))
     if "lossy" in result["labels"]:
         changed, kept = show_frac(result["activations_changed_frac"]), show_frac(result["gate_mass_kept"])
-        rows.add_row("loss", f"{changed} of activations changed, {kept} of gate mass kept (open-loop replay)")
+        lowered = result["activations_lowered_frac"]
+        lower = f", {show_frac(lowered)} in a lower precision" if lowered else ""
+        rows.add_row("loss", f"{changed} of activations changed{lower}, {kept} of gate mass kept (open-loop replay)")
     return rows
 
 

@@ -55,7 +55,8 @@ def _run_columns() -> list[tuple[str, pa.DataType, Cell]]:
     columns += [(f"{name}_rate", _FLOAT, _at(f"{name}_rate")) for name in CLASSES]
     columns += [(f"prefill_{name}_rate", _FLOAT, _at("prefill_hit_rates", name)) for name in CLASSES]
     columns += [("gate_mass_kept_frac", _FLOAT, _at("gate_mass_kept")),
-                ("activations_changed_frac", _FLOAT, _at("activations_changed_frac"))]  # fmt: skip
+                ("activations_changed_frac", _FLOAT, _at("activations_changed_frac")),
+                ("activations_lowered_frac", _FLOAT, _at("activations_lowered_frac"))]  # fmt: skip
     for fate in _FATES:
         columns += [(f"prefetch_{fate}_{what}", _INT, _at("prefetch", fate, what)) for what in ("n", "bytes")]
     columns += [("demand_copies_n", _INT, _at("demand_copies", "n")),

@@ -124,12 +124,15 @@ class Loss:
     activations: int = 0
     changed: int = 0
     dropped: int = 0
+    lowered: int = 0  # executed in less than the serving precision
     mass_before: float = 0.0
     mass_kept: float = 0.0
 
-    def gate_mass_kept(self) -> float:
-        """Share of the chosen experts' gate mass that was still computed; 1 for lossless runs."""
-        return self.mass_kept / self.mass_before if self.mass_before else 1.0
+    def gate_mass_kept(self) -> float | None:
+        """Share of the chosen experts' gate mass that was still computed; 1 for lossless runs, None where unknown."""
+        if self.mass_before:
+            return self.mass_kept / self.mass_before
+        return None if self.changed + self.dropped else 1.0
 
 
 class Tally:

@@ -76,4 +76,4 @@ def test_what_suffices_to_compute():
     cache.add(right, None, DEMANDED)
     cache.remove(middle)
     assert [entry.piece for entry in cache.sufficient(whole) or []] == [left, right]
-    assert cache.parts(0, 0) == [left, right]
+    assert cache.parts(whole) == [left, right]
