@@ -23,7 +23,8 @@ OPTIONAL = ("gate_selection", "gate_scaling", "weights_kind", "expert_order", "t
 class Gate:
     """How the recorded model turns router logits into choices and weights.
 
-    score: `softmax` over all experts, or `sigmoid` of each.
+    score: `softmax` over all experts, `sigmoid` of each, or `sparsemixer` (PhiMoE): the scores are the softmax, but a
+        chosen expert's weight is its share among the experts close to it, which the scores do not give.
     renormalised: whether the chosen scores are divided by their sum.
     selection: `topk` when the K highest scores are chosen; `other` for biased or group-limited routing.
     scaling: factor applied to the weights last (DeepSeek's routed_scaling_factor).
@@ -96,11 +97,13 @@ def parse_header(pairs: Mapping[str, str], where: str) -> Header:
     n_layers, n_experts = get.count("n_layers", MAX_LAYERS), get.count("n_experts", MAX_EXPERTS)
     top_k = get.count("top_k", n_experts)
     gate = Gate(
-        score=get.choice("gate_score", ("softmax", "sigmoid")),
+        score=get.choice("gate_score", ("softmax", "sigmoid", "sparsemixer")),
         renormalised=get.choice("gate_renormalised", ("true", "false")) == "true",
         selection=get.choice("gate_selection", ("topk", "other")),
         scaling=get.decimal("gate_scaling"),
     )
+    if gate.score == "sparsemixer" and (gate.renormalised or pairs.get("weights_kind") == "raw"):
+        raise get.breach("gate_score", gate.score, "its weights are applied ones and not renormalised")
     labels = get.words("labels")
     if bad := [word for word in labels if not _WORD.match(word)]:
         raise get.breach("labels", bad[0], "a label is lower-case letters, digits, - and _")

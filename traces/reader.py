@@ -159,9 +159,11 @@ class Trace:
         """
         if self.header.weights_kind == "raw" and "weights" in self.levels:
             return self._rows("weights", a, b).astype(np.float64)
-        if not self.header.gate.renormalised and "weights" in self.levels:
-            return self._rows("weights", a, b).astype(np.float64) / self.header.gate.scaling
-        self.require("scores", "raw_weights (the stored weights are renormalised)")
+        gate = self.header.gate
+        changed = "renormalised" if gate.renormalised else "not the scores" if gate.score == "sparsemixer" else ""
+        if not changed and "weights" in self.levels:
+            return self._rows("weights", a, b).astype(np.float64) / gate.scaling
+        self.require("scores", f"raw_weights (the stored weights are {changed or 'missing'})")
         return np.take_along_axis(self.scores(a, b), self.experts[a:b].astype(np.int64), -1) / self.score_scale
 
     def scores(self, a: int, b: int) -> Floats:

@@ -83,7 +83,8 @@ def _weights(stored: Array, header: Header) -> Iterator[Fault]:
     if broken.any():
         return  # sums of infinities say nothing more
     weights = stored.astype(np.float64)
-    if header.gate.selection == "topk" and header.expert_order == "router":
+    ordered = header.gate.selection == "topk" and header.expert_order == "router"
+    if ordered and header.gate.score != "sparsemixer":
         rising = np.zeros(weights.shape, bool)
         rising[..., 1:] = weights[..., 1:] > weights[..., :-1] * (1 + F16_STEP) + F16_STEP**2
         yield from _where("weights", stored, rising, "weights never rise along K: experts are in router order")
@@ -94,7 +95,7 @@ def _weights(stored: Array, header: Header) -> Iterator[Fault]:
 
 
 def _scores(codes: Array, experts: Array, header: Header, code: Code) -> Iterator[Fault]:
-    if header.gate.score == "softmax":
+    if header.gate.score in ("softmax", "sparsemixer"):
         total = code.decode(codes, code.scale).sum(axis=-1) / code.scale
         yield from _where("scores", total, np.abs(total - 1.0) > sum_tolerance(code, header.n_experts),
                           "softmax scores over all experts sum to 1")  # fmt: skip
@@ -116,6 +117,8 @@ def weight_faults(stored: Array, codes: Array, experts: Array, header: Header, c
     """Weights that do not follow from the scores of the chosen experts, given both for the same rows."""
     if int(experts.max(initial=0)) >= header.n_experts or not np.isfinite(stored).all():
         return
+    if header.gate.score == "sparsemixer":
+        return  # its weights are shares among the experts near the chosen one, which quantised scores cannot give
     scores = code.decode(codes, code.scale) / code.scale
     chosen = np.take_along_axis(scores, experts.astype(np.int64), axis=-1)
     weights, error = stored.astype(np.float64), code.max_error()

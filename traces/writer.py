@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
 
 import numpy as np
 
@@ -69,7 +68,6 @@ class TraceWriter:
         self._table = None if embedding_table is None else _cast("embedding_table", embedding_table, self.header)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._spool = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", suffix=".spool", dir=self.path.parent))
-        self._files: dict[str, BinaryIO] = {}
         self._shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._given: frozenset[str] | None = None
         self._requests: list[tuple[int, int, float | None]] = []  # prompt rows, task, arrival
@@ -169,13 +167,13 @@ class TraceWriter:
 
     def _spool_rows(self, tensor: str, values: Array) -> None:
         """Write rows to the tensor's temporary file and keep count of its shape."""
-        if tensor not in self._files:
-            self._files[tensor] = (self._spool / tensor).open("wb")
+        if tensor not in self._shapes:
             self._shapes[tensor] = (_name(values), (0, *values.shape[1:]))
         dtype, (n_rows, *width) = self._shapes[tensor]
         if list(values.shape[1:]) != width:
             raise BadInput(f"{self.path}: {tensor}, got shape {values.shape}: earlier chunks had width {tuple(width)}")
-        self._files[tensor].write(np.ascontiguousarray(values).data)
+        with (self._spool / tensor).open("ab") as file:  # not held open: a recorder has many writers at a time
+            file.write(np.ascontiguousarray(values).data)
         self._shapes[tensor] = (dtype, (n_rows + len(values), *width))
 
     def _finish_request(self) -> None:
@@ -195,8 +193,6 @@ class TraceWriter:
             if not self._requests:
                 raise BadInput(f"{self.path}: no request: a trace has at least one")
             self._spool_table()
-            for file in self._files.values():
-                file.close()
             entries = layout(self._shapes)
             with replacing(self.path) as part:
                 with part.open("wb") as out:
@@ -213,8 +209,6 @@ class TraceWriter:
 
     def abort(self) -> None:
         """Throw away what was appended."""
-        for file in self._files.values():
-            file.close()
         shutil.rmtree(self._spool, ignore_errors=True)
 
     def _spool_table(self) -> None:
