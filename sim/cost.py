@@ -209,6 +209,14 @@ class Cost:
             flops += model.attention_flops(n_tokens, r.context + (n_tokens + 1) / 2)
         return self._roofline(self.stack.kernels.attention, n_bytes, flops)
 
+    def attention_one_s(self, context: int) -> float:
+        """One attention block for one token after `context` others: what a policy may compare."""
+        model, precision = self.model, self.precision
+        n_bytes = model.attention_bytes(precision) + 4 * self.activation_bytes(1)
+        n_bytes += model.kv_bytes_per_token_per_layer(self._kv_precision()) * (context + 1)
+        flops = model.attention_flops(1, context + 1)
+        return self._roofline(self.stack.kernels.attention, n_bytes, flops).duration_s
+
     def _kv_precision(self) -> str:
         return "fp32" if self.precision == "fp32" else "bf16"
 

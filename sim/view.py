@@ -35,6 +35,20 @@ class Prices:
         """Seconds of one expert on the CPU."""
         return self._cost.expert_cpu_s(n_tokens)
 
+    def attention_s(self, context: int) -> float:
+        """Seconds of one layer's attention for one token: on the GPU, or launching it where that takes longer."""
+        cost = self._cost
+        return max(cost.attention_one_s(context), cost.launch_attention.all_s)
+
+    def shared_s(self) -> float:
+        """Seconds of one layer's shared experts for one token; 0 where the model has none."""
+        cost = self._cost
+        return max(cost.shared(1).duration_s, cost.launch_shared.all_s) if cost.has_shared else 0.0
+
+    def head_s(self) -> float:
+        """Seconds of the output head for one token."""
+        return max(self._cost.head(1).duration_s, self._cost.launch_head.all_s)
+
     @property
     def gpu_bytes_per_s(self) -> float:
         """Effective GPU memory bandwidth."""
