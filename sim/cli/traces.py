@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.cli import traces_convert
 from sim.errors import BadInput
 from sim.units import show_bytes, show_frac
 
@@ -30,6 +31,9 @@ def command(ctx: click.Context) -> None:
     """
     if ctx.invoked_subcommand is None:
         _list()
+
+
+command.add_command(traces_convert.command)
 
 
 def _list() -> None:

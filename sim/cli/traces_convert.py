@@ -1,0 +1,79 @@
+"""`moesim traces convert`: routing that another program recorded, as a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sim.errors import BadInput
+
+
+@click.command(
+    "convert", epilog="docs/convert.md describes every format, what it lacks and how to get rid of a .pt file."
+)
+@click.argument("inputs", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option("-o", "--out", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The trace to write.")
+@click.option("--from", "source", metavar="FORMAT", help="Format of the inputs; default: told from their content.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option("--n-experts", type=int, metavar="N", help="Routed experts per layer, where the file does not tell.")
+@click.option("--top-k", type=int, metavar="K", help="Experts per token, where the file does not tell.")
+@click.option("--model", metavar="NAME", help="The model's name, where the file does not tell.")
+@click.option("--model-source", metavar="TEXT", help="Where the model comes from; default: format and file name.")
+@click.option("--task", default="", metavar="NAME", help="Task of all requests that the file gives none.")
+@click.option(
+    "--store-frac",
+    type=float,
+    default=0.0,
+    show_default=True,
+    metavar="F",
+    help="Share of the requests that policies may learn from.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Draws those requests.")
+@click.option(
+    "--prompt-len", type=int, metavar="N", help="Prefill rows of each request, where the file marks no phases."
+)
+@click.option("--gate", type=click.Choice(["softmax", "sigmoid"]), help="The gate's scores; default: softmax.")
+@click.option(
+    "--renormalised/--no-renormalised",
+    default=None,
+    help="Whether the model divides the chosen scores by their sum; default: as the weights show.",
+)
+@click.option(
+    "--weights",
+    "weights_kind",
+    type=click.Choice(["applied", "raw"]),
+    help="What the file's weights are: factors the model applies, or scores before renormalising.",
+)
+@click.option(
+    "--selection",
+    type=click.Choice(["topk", "other"]),
+    help="Whether the k highest scores are chosen (default), or a bias or groups decide.",
+)
+@click.option("--scaling", type=float, metavar="X", help="Factor on the weights after renormalising; default: 1.")
+@click.option("--ranked/--unranked", default=None, help="Whether ids without weights are in router order.")
+@click.option("--one-stream", is_flag=True, help="Take a log without requests as one (label `unsegmented`).")
+def command(inputs: tuple[Path, ...], out: Path, source: str | None, force: bool, **given: Any) -> None:
+    """Convert routing logs of one format to a trace; several files become its requests one after the other."""
+    from sim.cli.traces import _bar
+    from traces.convert import Options, convert
+
+    if out.exists() and not force:
+        raise BadInput(f"{out}: exists; replace it with --force, or name another file")
+    if any(out.exists() and path.exists() and out.samefile(path) for path in inputs):
+        raise BadInput(f"{out}: is one of the inputs; name another file")
+    with _bar(f"converting to {out.name}") as progress:
+        done = convert(inputs, out, source, Options(**given), progress)
+    header = done.header
+    splits = f", {done.n_store} of them store" if done.n_store else ""
+    click.echo(
+        f"{out}: {header.shape}, {done.n_requests:,} requests{splits}, {done.n_tokens:,} tokens, {done.n_decode:,} "
+        "of them "
+        f"decode (from {done.source})"
+    )
+    click.echo(f"levels: {', '.join(done.levels)}")
+    if header.labels:
+        click.echo(f"labels: {', '.join(header.labels)}")
+    for note in done.notes:
+        click.echo(f"note: {note}")
