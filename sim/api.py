@@ -101,6 +101,7 @@ class Policy:
     traits: ClassVar[frozenset[str]] = frozenset()
     needs: frozenset[str] = frozenset({"experts"})  # an instance may narrow it by its parameters
     params: ClassVar[tuple[Param, ...]] = ()
+    labels: tuple[str, ...] = ()  # words every result of an instance must carry (`surrogate`)
     keeps_all: ClassVar[bool] = False  # wants room for every expert, whatever the budget (gpu_only)
     # Speculative copies handed to the copy engine at once; None: all of them, room taken when asked (no timing).
     prefetch_depth: int | None = None

@@ -41,6 +41,7 @@ def fold(setup: Setup, engine: Engine, machine: SimMachine, clockwork: Clockwork
     makespan_s = max((t.last_token_s for t in clockwork.requests), default=0.0)
     memory = memory_table(setup, engine)
     labels: list[str] = [trait for trait in ("lossy", "oracle") if trait in policy.traits]
+    labels += policy.labels
     labels += [label for label in setup.trace.header.labels if label not in labels]
     if setup.memory.hypothetical:
         labels.append(f"does not fit: needs {show_bytes(setup.memory.needs_bytes)}")

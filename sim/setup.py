@@ -80,6 +80,10 @@ def prepare(spec: RunSpec) -> Setup:
     settings = overrides.for_policy(kind.name, kind.aliases)
     if any(param.name == "seed" for param in kind.params):
         settings = {"seed": spec.seed, **settings}
+    if spec.predictor is not None:
+        if not any(param.name == "predictor" for param in kind.params):
+            raise BadInput(f"--predictor, got {spec.predictor!r}: {kind.name} has no predictor to choose; leave it out")
+        settings = {"predictor": spec.predictor, **settings}
     policy = kind(**settings)
     if spec.hit_definition not in metrics.HIT_DEFINITIONS:
         hint = did_you_mean(spec.hit_definition, metrics.HIT_DEFINITIONS)

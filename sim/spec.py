@@ -35,6 +35,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     experts: int | None = None
     cache_frac: float | None = None
     hit_definition: str = "gate"
+    predictor: str | None = None  # None: the one the policy was published with
 
 
 def read_spec(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

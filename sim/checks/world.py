@@ -127,7 +127,7 @@ class World:
         self._folder.cleanup()
 
     def trace(self, levels: Iterable[str] | None = None, changed: bool = False) -> Trace:
-        """The seeded trace with the levels the policy needs (or these), and no others."""
+        """The seeded trace with the levels the policy needs with its defaults (or these), and no others."""
         key = (frozenset(self.kind.needs if levels is None else levels), changed)
         if key not in self._traces:
             path = Path(self._folder.name) / f"trace{len(self._traces)}.safetensors"
@@ -140,7 +140,7 @@ class World:
     ) -> Setup:  # fmt: skip
         """What `sim.setup.prepare` would make of it, for a class that need not be registered."""
         policy = self.kind(**(settings or {}))
-        trace = trace or self.trace()
+        trace = trace or self.trace(self.kind.needs | policy.needs)
         for level in sorted(policy.needs):
             trace.require(level, f"policy {policy.name}")
         requests = requests_of(trace, "test")
@@ -162,7 +162,9 @@ class World:
         engine = Engine(made.policy, SimMachine(cost, gpus), Cache(list(made.memory.expert_bytes)), made.pieces, cost,
                         Arrays(made.trace), made.model.top_k)  # fmt: skip
         predictor = -(-made.policy.predictor_bytes(engine.view) // engine.view.expert_bytes)
-        return (made.policy.min_experts(engine.view) + predictor) * gpus
+        least = made.policy.min_experts(engine.view)
+        # The predictor sits on GPU 0, which is also where the odd expert of a budget goes.
+        return least * gpus if not predictor else (least + predictor - 1) * gpus + 1
 
     def room(self, experts: int, gpus: int = 1, settings: dict[str, ParamValue] | None = None) -> int:
         """A budget, raised to the smallest the policy accepts."""

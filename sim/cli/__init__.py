@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "policies": ("policies", "List policies, or show one with its parameters, sources and needs."),
     "models": ("models", "List MoE models, or show one's bytes per expert, token and KV entry."),
     "hw": ("hw", "List hardware profiles, or show one with the source of every figure."),
+    "train": ("train", "Train a policy's predictor on a trace's store split."),
     "traces": ("traces", "List, inspect and check routing traces."),
     "bench": ("bench", "Time the replay against bare SimPy, and the main job's memory."),
     "conformance": ("conformance", "Run every conformance check that applies to a policy."),

@@ -50,6 +50,8 @@ SPEC_OPTIONS = (
     click.option("--batch", type=int, metavar="N", help="Requests decoded together; default: 1."),
     click.option("--split", metavar="NAME", help="Requests to score: test (default), store or all."),
     click.option("--requests", type=int, metavar="N", help="Only the first N requests of the split."),
+    click.option("--predictor", metavar="P",
+                 help="What a policy predicts with: trained (default), a file, or surrogate:0.85 (labelled)."),
     click.option("--hit-definition", metavar="NAME", help="What is a hit: gate (default), room, cached or token."),
     click.option("--seed", type=int, metavar="N", help="For policies that draw at random; default: 0."),
 )  # fmt: skip

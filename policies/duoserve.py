@@ -1,0 +1,294 @@
+"""DuoServe-MoE (arXiv 2509.07379): one schedule for prefill, another for decode, and k expert slots on the GPU.
+
+Source: Zhang, Pinkert, Yang, Li and Yuan, "DuoServe-MoE: Dual-Phase Expert Prefetch and Cache Scheduling for Efficient
+MoE LLM Inference". No public code. Sections are cited at each step; what the text leaves open is a parameter.
+
+Not published, and extended in the natural way: with several GPUs each has k slots for the experts that live on it; a
+batch (section 6.1 serves single requests only) shares them, its tokens vote for what is prefetched, and a layer that
+needs more experts than slots passes the rest through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from policies._duoserve import Ids, Predictor, find, parameters, read
+from policies._mlp import best
+from policies._surrogate import PREFIX, Surrogate
+from sim.api import Param, Policy, Steps
+from sim.decisions import Decision, Evict, Fetch, Predict, Prefetch, RunGpu, Wait
+from sim.errors import BadInput
+from sim.iterations import PREFILL, Gate, Iteration
+from sim.machine import Ticket
+from sim.pieces import Piece
+from sim.store import StoreSplit
+from sim.view import View
+
+Loading = Generator[Decision, Any, list[Ticket]]
+
+# Section 6.4: around 300 MB; Table 2 has 0.28 GB (8x7B) and 0.38 GB (8x22B) between DuoServe-MoE and ACC.
+PUBLISHED_BYTES = {"mixtral-8x7b": 300_000_000, "mixtral-8x22b": 380_000_000}
+
+
+class DuoServe(Policy):
+    """Pipelines all experts of a prompt through k slots; while generating, predicts the next layer's k experts."""
+
+    name = "duoserve"
+    title = "DuoServe-MoE: dual-phase schedules, learned prefetch"
+    source = "arXiv 2509.07379"
+    aliases = ("duoserve_moe",)
+    traits = frozenset({"streams"})
+    params = (
+        Param("predictor", "trained", "trained: the bundled ExpertMLP (section 4.2) of the traced model; a file that "
+              "`moesim train duoserve` wrote; or surrogate:SHARE or surrogate:ALL/ANY, a labelled stand-in"),
+        Param("slots", None, "expert slots per GPU; published: k, the experts a token needs (section 5.1)",
+              low=1, high=65536),
+        Param("mlp_s", 6e-4, "time of a prediction, on a stream of its own (section 6.4)", low=0.0, high=1.0),
+        Param("mlp_bytes", None, "GPU memory of the predictor (published: 300 MB for Mixtral-8x7B, section 6.4; "
+              "other models: the ExpertMLP's weights in fp32)", low=0, high=2**40),
+        Param("prefill_fetch_gate", "slot_free", "when a prompt's next expert is copied: once a slot is free (Figure "
+              "4, 'without having to wait'), or once the expert before it is computed (section 5.2, to the letter)",
+              ("slot_free", "after_prev_compute")),
+        Param("prefill_fetch_all", True, "copy experts that no prompt token chose, too (section 5.2: all are active)"),
+        Param("expert_order", "id", "order of a prompt's experts after the first, which is copied before the gate: "
+              "ascending ids, or most tokens first (not published)", ("id", "tokens")),
+        Param("decode_order", "predicted", "which is Expert 1 of section 5.3: correctly prefetched experts first, or "
+              "the gate's order (not published)", ("predicted", "gate")),
+        Param("overlap_refetch", False, "compute what was predicted while the rest is fetched again; the text "
+              "compares, fetches, then computes (section 5.3)"),
+        Param("seed", 0, "for a surrogate's draws", low=0, high=2**63 - 1),
+    )  # fmt: skip
+    predictor: str
+    slots: int | None
+    mlp_s: float
+    mlp_bytes: int | None
+    prefill_fetch_gate: str
+    prefill_fetch_all: bool
+    expert_order: str
+    decode_order: str
+    overlap_refetch: bool
+    seed: int
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+        if self.predictor.startswith(PREFIX):
+            self.labels = (PREFIX,)
+
+    def _n_slots(self, view: View) -> int:
+        return int(self.slots or view.top_k)
+
+    def min_experts(self, view: View) -> int:
+        return self._n_slots(view)
+
+    def predictor_bytes(self, view: View) -> int:
+        if self.mlp_bytes is not None:
+            return int(self.mlp_bytes)
+        own = 4 * parameters(view.n_layers, view.n_experts, view.top_k)
+        return PUBLISHED_BYTES.get(view.model_name, own)
+
+    def bind(self, view: View) -> None:
+        self._k = view.top_k
+        # Per GPU what its slots hold, longest unused first: the first one that may be overwritten is clean first.
+        self._slots: list[list[Piece | None]] = [[None] * self._n_slots(view) for _ in range(view.n_gpus)]
+        self._coming: list[Ticket] = []  # copies that synchronisation point 1 waits for
+        self._named = np.zeros((0, 0, 0), dtype=np.int64)  # per token and layer but the first, predicted experts
+        self._chosen = np.zeros((0, 0, 0), dtype=np.int64)
+        self._n = self._right = self._every = self._some = 0
+
+    def learn(self, store: StoreSplit) -> None:
+        trace = store.trace
+        shape = (trace.n_layers, trace.n_experts, trace.top_k)
+        self._mlp: Predictor | None = None
+        if self.predictor.startswith(PREFIX):
+            self._surrogate = Surrogate(self.predictor, trace.top_k, trace.n_experts, self.seed)
+            return
+        model = trace.header.model
+        path = find(model) if self.predictor == "trained" else Path(self.predictor)
+        if path is None:
+            raise BadInput(
+                f"policy duoserve, got a trace of {model!r}: no predictor is bundled for that model; train one with "
+                f"`moesim train duoserve --trace {trace.path} --out FILE` and name it with --predictor FILE"
+            )
+        self._mlp = read(path, *shape)
+
+    # -- predicting (sections 4.2 and 5.3) --------------------------------------------------------------------------
+
+    def iteration_start(self, iteration: Iteration, view: View) -> None:
+        """Work out what each layer's prediction will say.
+
+        All layers of a token go through the network at once, which is many times faster; row l of that batch reads
+        selections of layers before l alone (`States`), and is acted on only when those are known.
+        """
+        self._coming = []
+        if iteration.phase == PREFILL:
+            return
+        self._chosen = np.stack([iteration.ids(layer) for layer in range(view.n_layers)], axis=1)
+        if self._mlp is not None:
+            self._named = best(self._mlp.scores(self._chosen), self._k)
+        else:
+            rows = [r.start_row for r in iteration.ranges]
+            self._named = self._drawn(rows, self._chosen)
+        self._count()
+
+    def _drawn(self, rows: list[int], chosen: Ids) -> Ids:
+        named = [[self._surrogate.name(row, layer, ids) for layer, ids in enumerate(token) if layer]
+                 for row, token in zip(rows, chosen.tolist(), strict=True)]  # fmt: skip
+        return np.array(named, dtype=np.int64).reshape(len(rows), chosen.shape[1] - 1, -1)
+
+    def _count(self) -> None:
+        named, chosen = self._named[..., :, None], self._chosen[:, 1:, None, :]
+        found = (named == chosen).any(axis=-2).sum(axis=-1)
+        self._n += found.size
+        self._right += int(found.sum())
+        self._every += int((found == self._k).sum())
+        self._some += int((found > 0).sum())
+
+    def _predicted(self, layer: int) -> list[int]:
+        """Experts named for a layer, best first; a batch's by how many tokens name them, ties to the lowest id."""
+        if len(self._named) == 1:
+            return [int(expert) for expert in self._named[0, layer - 1]]
+        ids, votes = np.unique(self._named[:, layer - 1], return_counts=True)
+        return [int(expert) for expert in ids[np.argsort(-votes, kind="stable")]]
+
+    # -- prefill: two streams (section 5.2) -------------------------------------------------------------------------
+
+    def layer_enter(self, layer: int, view: View) -> Steps:
+        """The first expert is copied while the layers that are no experts compute."""
+        if view.phase != PREFILL:
+            return
+        for gpu in range(view.n_gpus):
+            for piece in self._sequence(layer, gpu, {}, view)[:1]:
+                yield from self._load(Prefetch(piece), set())
+
+    def gate_input(self, layer: int, view: View) -> Steps:
+        """Before the MoE layer is entered the two streams are synchronised."""
+        if view.phase == PREFILL and self._coming:
+            yield Wait(tuple(self._coming))
+            self._coming = []
+
+    def _sequence(self, layer: int, gpu: int, needs: dict[int, int], view: View) -> list[Piece]:
+        """A GPU's experts in the order of their computation; the first does not depend on the gate."""
+        pieces = [piece for piece in (view.piece(layer, e) for e in range(view.n_experts)) if piece.gpu == gpu]
+        rest = [piece for piece in pieces[1:] if self.prefill_fetch_all or piece.expert in needs]
+        if self.expert_order == "tokens":
+            rest.sort(key=lambda piece: -needs.get(piece.expert, 0))
+        return pieces[:1] + rest
+
+    def _prefill(self, gate: Gate, view: View) -> Steps:
+        """Every expert passes through the slots once: while one is computed, the next is copied."""
+        overlapped = self.prefill_fetch_gate == "slot_free"
+        for gpu, slots in enumerate(self._slots):
+            sequence = self._sequence(gate.layer, gpu, gate.needs, view)
+            ahead = len(slots) if overlapped else 1
+            before: tuple[Ticket, ...] = ()
+            asked = 1
+            for at, piece in enumerate(sequence):
+                while asked < min(at + ahead, len(sequence)):
+                    yield from self._load(Fetch(sequence[asked], before), set(sequence[at:asked]))
+                    asked += 1
+                if piece.expert in gate.needs:
+                    ticket = yield RunGpu(piece.expert)
+                    self._touch(piece)
+                    before = () if overlapped else (ticket,)
+        self._coming = []
+
+    # -- decode: three streams and two synchronisation points (section 5.3) -----------------------------------------
+
+    def gate_done(self, gate: Gate, view: View) -> Steps:
+        if gate.phase == PREFILL:
+            yield from self._prefill(gate, view)
+            return
+        if self._coming:  # synchronisation point 1: prefetching has finished
+            yield Wait(tuple(self._coming))
+            self._coming = []
+        # What the gate chose is compared with what the slots hold, and what is missing is fetched (again).
+        needed = [view.piece(gate.layer, expert) for expert in gate.needs]
+        found = [piece for piece in needed if piece in self._slots[piece.gpu]]
+        missing = [piece for piece in needed if piece not in found]
+        order = found + missing if self.decode_order == "predicted" else needed
+        hold = set(found)
+        tickets: list[Ticket] = []
+        later: list[Piece] = []
+        for piece in missing:
+            if self._free(piece.gpu, hold) is None:
+                later.append(piece)  # a batch may need more experts than there are slots
+                continue
+            tickets += yield from self._load(Fetch(piece), hold)
+            hold.add(piece)
+        if tickets and not (self.overlap_refetch and found):
+            yield Wait(tuple(tickets))
+        yield from self._compute(gate.layer, [piece for piece in order if piece in hold], later, view)
+
+    def _compute(self, layer: int, order: list[Piece], later: list[Piece], view: View) -> Steps:
+        """Compute; a slot that is done with takes what this layer still lacks, then what the next one is to need."""
+        ahead: list[Piece] = []
+        predicted: tuple[Ticket, ...] = ()
+        if layer + 1 < view.n_layers:  # as the expert phase begins, on the prediction stream
+            predicted = ((yield Predict(self.mlp_s, "side", basis="measured")),)
+            ahead = [view.piece(layer + 1, expert) for expert in self._predicted(layer + 1)]
+        hold, first = set(order), None
+        while order:
+            piece = order.pop(0)
+            ticket = yield RunGpu(piece.expert)
+            first = first or ticket
+            hold.discard(piece)
+            self._touch(piece)
+            for following in [p for p in later if self._free(p.gpu, hold) is not None]:
+                if self._free(following.gpu, hold) is not None:
+                    yield from self._load(Fetch(following), hold)
+                    later.remove(following)
+                    order.append(following)
+                    hold.add(following)
+            # Synchronisation point 2: Expert 1 is computed and the next layer's experts are predicted.
+            for following in list(ahead):
+                if all(p.gpu != following.gpu for p in later) and self._free(following.gpu, hold) is not None:
+                    yield from self._load(Prefetch(following, after=(first, *predicted)), hold)
+                    ahead.remove(following)
+                    hold.add(following)
+
+    # -- slots ------------------------------------------------------------------------------------------------------
+
+    def _free(self, gpu: int, hold: set[Piece]) -> int | None:
+        """The slot to overwrite: an empty one, or the one unused for longest of those that hold nothing of `hold`."""
+        slots = self._slots[gpu]
+        return next((at for at, piece in enumerate(slots) if piece is None or piece not in hold), None)
+
+    def _load(self, copy: Fetch | Prefetch, hold: set[Piece]) -> Loading:
+        """Copy an expert into a slot; a prefetch joins those that the next synchronisation waits for."""
+        piece = copy.piece
+        slots = self._slots[piece.gpu]
+        if piece in slots:
+            self._touch(piece)
+            return []
+        at = self._free(piece.gpu, hold)
+        assert at is not None
+        old = slots.pop(at)
+        if old is not None:
+            yield Evict(old)
+        slots.append(piece)
+        tickets = [(yield copy)]
+        if isinstance(copy, Prefetch):
+            self._coming += tickets
+        return tickets
+
+    def _touch(self, piece: Piece) -> None:
+        """It has just been used: of all slots of its GPU its own is the last to be overwritten."""
+        slots = self._slots[piece.gpu]
+        slots.remove(piece)
+        slots.append(piece)
+
+    # -- figures of its own -----------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, float]:
+        """Accuracy as in Table 3: all k experts of a layer named, at least one of them; and the share named."""
+        n = max(self._n, 1)
+        return {
+            "predictions": self._n,
+            "top_k_frac": self._every / n,
+            "at_least_one_frac": self._some / n,
+            "predicted_frac": self._right / (n * self._k),
+        }

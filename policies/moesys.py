@@ -1,0 +1,68 @@
+"""MoESys (SE-MoE): a ring of layers on the GPU, each with all of its experts, filled in order and never predicted.
+
+Source: MoESys (IEEE Transactions on Services Computing, 2024; earlier SE-MoE, arXiv 2205.10034), ring memory offload
+for inference; DuoServe-MoE (arXiv 2509.07379, section 6.1) compares with it as "prefetches all experts for each layer".
+It needs no routing: whatever the gate says, all experts of the layer are there. In the steady state a layer takes
+max(compute, E x T_load), and the ring holds K x E experts. Several GPUs (not published): each holds its own experts of
+the K layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sim.api import Param, Policy, Steps
+from sim.decisions import Evict, Fetch, Prefetch, RunGpu
+from sim.iterations import Gate
+from sim.machine import Ticket
+from sim.pieces import Piece
+from sim.view import View
+
+
+class MoeSys(Policy):
+    """When layer i is done its slot of the ring takes all experts of layer i + K, around the end of the model."""
+
+    name = "moesys"
+    title = "MoESys: ring of whole layers"
+    source = "arXiv 2205.10034 (SE-MoE); IEEE TSC 2024 (MoESys); arXiv 2509.07379 section 6.1"
+    aliases = ("se_moe",)
+    traits = frozenset({"streams"})  # its room is K layers, whatever the budget
+    params = (
+        Param("layers", 2, "K, layers whose experts the ring holds: one computes while the next is loaded (the "
+              "published K is a free choice; DuoServe's Table 2 fits K = 1)", low=1, high=1024),
+    )  # fmt: skip
+    layers: int
+
+    def _n_layers(self, view: View) -> int:
+        return min(self.layers, view.n_layers)
+
+    def min_experts(self, view: View) -> int:
+        """The most experts of K layers in a row that one GPU owns."""
+        n, most = self._n_layers(view), 0
+        for start in range(view.n_layers):
+            ring = [view.piece((start + i) % view.n_layers, e) for i in range(n) for e in range(view.n_experts)]
+            most = max(most, *(sum(piece.gpu == gpu for piece in ring) for gpu in range(view.n_gpus)))
+        return most
+
+    def initial(self, view: View) -> Iterable[Piece]:
+        """The ring is full when the first request comes."""
+        return [view.piece(layer, e) for layer in range(self._n_layers(view)) for e in range(view.n_experts)]
+
+    def gate_done(self, gate: Gate, view: View) -> Steps:
+        """Compute waits for the load of the whole slot, chosen experts and others."""
+        loaded: list[Ticket] = []
+        for expert in range(view.n_experts):
+            ticket = yield Fetch(view.piece(gate.layer, expert))  # under way since its slot was freed
+            if ticket is not None:
+                loaded.append(ticket)
+        for expert in gate.needs:
+            yield RunGpu(expert, tuple(loaded))
+
+    def layer_done(self, layer: int, view: View) -> Steps:
+        n = self._n_layers(view)
+        if n == view.n_layers:
+            return
+        for expert in range(view.n_experts):
+            yield Evict(view.piece(layer, expert))
+        for expert in range(view.n_experts):
+            yield Prefetch(view.piece((layer + n) % view.n_layers, expert))

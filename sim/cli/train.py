@@ -1,0 +1,91 @@
+"""`moesim train`: train a policy's predictor on the store split of a trace."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+def command() -> None:
+    """Train a policy's predictor on the requests of a trace that are set aside for learning (needs torch)."""
+
+
+@command.command(
+    epilog="Example: moesim train duoserve --trace mixtral-8x7b-small --out mine.safetensors, then "
+    "simulate --policy duoserve --hw rtx3090 --predictor mine.safetensors"
+)
+@click.option("--trace", "name", metavar="NAME|FILE", required=True, help="Trace whose store split is learnt from.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="File to write.")
+@click.option("--epochs", type=click.IntRange(1, 1000), default=15, show_default=True,
+              help="Passes over the store split (published: 15 to 20 for Mixtral-8x7B).")  # fmt: skip
+@click.option("--affinity", type=click.Choice(["rows", "full"]), default="rows", show_default=True,
+              help="Affinities of the selected experts, or of all.")  # fmt: skip
+@click.option("--batch-size", type=click.IntRange(2, 1 << 20), default=1024, show_default=True)
+@click.option("--learning-rate", type=click.FloatRange(0, 1, min_open=True), default=2e-3, show_default=True)
+@click.option("--widths", metavar="N,N,...", help="Hidden widths; default: 2048,1024,512,256,128,64 as published.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+def duoserve(
+    name: str, out: Path, epochs: int, affinity: str, batch_size: int, learning_rate: float, widths: str | None,
+    seed: int,
+) -> None:  # fmt: skip
+    """Train DuoServe-MoE's ExpertMLP and measure it on the test split as the paper's Table 3 does."""
+    from policies._duoserve import WIDTHS
+    from policies._duoserve_train import Plan, train
+    from traces.catalogue import open_trace
+
+    plan = Plan(epochs, batch_size, learning_rate, affinity=affinity, seed=seed,
+                widths=WIDTHS if widths is None else _widths(widths))  # fmt: skip
+    with open_trace(name) as trace, _Bar() as bar:
+        facts = train(trace, out, plan, bar.told)
+    test = facts["test"]
+    click.echo(f"written: {out}, trained on {facts['tokens']:,} tokens of {trace.name}")
+    if test["n"]:
+        click.echo(f"test split: all {facts['top_k']} experts of a layer predicted {test['top_k_frac']:.2%}, at least "
+                   f"one {test['any_frac']:.2%}, of {test['n']:,} predictions")  # fmt: skip
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    try:
+        widths = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        widths = ()
+    if not widths or not all(1 <= width <= 8192 for width in widths) or len(widths) > 32:
+        raise click.BadParameter(f"got {text!r}: whole numbers from 1 to 8192 with commas between them, at most 32",
+                                 param_hint="--widths")  # fmt: skip
+    return widths
+
+
+class _Bar:
+    """Progress on stderr: a bar on a terminal, otherwise a line every tenth of the way."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._said = 0
+
+    def __enter__(self) -> _Bar:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("training", total=None)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def told(self, done: int, total: int, loss: float) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, description=f"training, loss {loss:.4f}")
+        elif done * 10 // total > self._said:
+            self._said = done * 10 // total
+            click.echo(f"{done:,} of {total:,} steps, loss {loss:.4f}", err=True)
