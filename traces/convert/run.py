@@ -83,7 +83,7 @@ def convert(
     options: Options | None = None,
     progress: Progress | None = None,
 ) -> Converted:
-    """Convert files of one source to one trace, whole or not at all; memory does not grow with them but for a few bytes a token.
+    """Convert files of one source to one trace, whole or not at all; memory grows by a few bytes a token.
 
     Args:
         inputs: files (or an ESFT folder), whose requests follow each other.

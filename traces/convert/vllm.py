@@ -5,7 +5,8 @@
 
 vLLM itself has no such log; patches share this form. Built from two of them:
 https://github.com/weiran0129/vLLM-MoE-Logger (`token_idx` restarts in each forward) and
-https://github.com/KaxitPandya/cerebras-assesment2 (one counter over the run); no real file was at hand.
+https://github.com/KaxitPandya/cerebras-assesment2 (one counter over the run), and tried on the log that the
+latter publishes, which may not be copied here.
 
 What the log does not say, and what is made of it:
 
@@ -33,7 +34,7 @@ from traces.convert.text import field as needed
 from traces.convert.text import records, shown, whole
 from traces.format import MAX_EXPERTS
 
-NAME, TITLE, ORIGIN = "vllm", "vLLM route log (JSONL)", "the public code of two loggers"
+NAME, TITLE, ORIGIN = "vllm", "vLLM route log (JSONL)", "public code of two loggers; one published log tried"
 PROFILE_TOKENS = 8192  # what vLLM's default token budget makes of its dummy pass, or more
 _DUMMY_TOKENS = 64  # fewer tokens of equal routing may be a prompt
 _ALIKE = 3  # forwards of equal size in a row that look like batched decoding
