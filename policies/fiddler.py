@@ -32,7 +32,7 @@ class Fiddler(Policy):
     name = "fiddler"
     title = "Fiddler: popular experts stay, CPU or copy by token count"
     source = "arXiv 2402.07033; efeslab/fiddler@227715b src/fiddler/mixtral.py"
-    traits = frozenset({"cpu", "streams"})  # what is copied is computed once and forgotten
+    traits = frozenset({"cpu"})
     params = (
         Param("variant", "paper", "compare this machine's latencies (paper), or the code's constants (code)",
               ("paper", "code")),

@@ -1,0 +1,140 @@
+"""llama.cpp: the experts of a layer lie on the GPU or in host memory for good; the CPU computes where they lie there.
+
+Source: ggml-org/llama.cpp@4fc4ec554: common/fit (automatic placement), common/arg.cpp (`--cpu-moe`, `--n-cpu-moe`),
+ggml/src/ggml-backend.cpp (`ggml_backend_sched`: op offload, copies of used experts). Whole tensors of a layer are
+placed, so that in no layer both CPU and GPU have routed experts to compute: they take turns.
+
+Not modelled: dense parts in host memory (`-ngl` below the number of layers), the one layer that automatic placement
+may split by matrix, and the merging of neighbouring used experts into one copy (some microseconds each).
+Memory-mapped weights are pageable: choose that with `--set stack.pinned=false`. A model's shared experts run on the GPU
+beside the CPU's routed ones, where llama.cpp runs them after.
+
+Several GPUs: experts are dealt out, where llama.cpp splits by layers; a layer counts as placed when all of it fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from policies._placement import fits_whole
+from sim.api import Param, Policy, Steps
+from sim.decisions import Evict, Fetch, RunCpu, RunGpu
+from sim.errors import DoesNotFit
+from sim.iterations import Gate
+from sim.machine import Ticket
+from sim.pieces import Piece
+from sim.view import View
+
+
+class LlamaCpp(Policy):
+    """Layers of experts on the GPU as far as they fit; the others on the CPU, or copied for large batches."""
+
+    name = "llama_cpp"
+    title = "llama.cpp: experts of whole layers on GPU or CPU"
+    source = "ggml-org/llama.cpp@4fc4ec554: common/fit, ggml/src/ggml-backend.cpp (ggml_backend_sched)"
+    aliases = ("llamacpp", "ollama")
+    traits = frozenset({"cpu"})
+    params = (
+        Param("placement", "fit", "fit: experts of the first layers on the GPU, as many layers as fit (automatic "
+              "placement); n_cpu_moe: of the last ones; cpu_moe: none. Dense parts are always on the GPU: -ngl is not "
+              "modelled yet", ("fit", "n_cpu_moe", "cpu_moe")),
+        Param("n_cpu_moe", None, "placement n_cpu_moe: the first layers, this many, keep their experts on the CPU "
+              "(--n-cpu-moe); without it the fewest that leave the rest room", low=0, high=4096),
+        Param("op_offload", True, "large batches are computed on the GPU, experts copied for the occasion "
+              "(--no-op-offload switches it off)"),
+        Param("op_offload_min_batch", 32, "tokens from which a batch is large (GGML_OP_OFFLOAD_MIN_BATCH)",
+              low=0, high=10**9),
+        Param("copy_used_only", True, "copy the experts that a batch uses; older versions copied all of a layer"),
+        Param("ubatch", 512, "tokens of a prompt computed at a time (--ubatch-size); each time the experts are copied "
+              "again", low=1, high=10**9),
+        Param("matrices", 3, "weight matrices of an expert, each a tensor and a copy of its own (up, gate, down)",
+              low=1, high=16),
+    )  # fmt: skip
+    placement: str
+    n_cpu_moe: int | None
+    op_offload: bool
+    op_offload_min_batch: int
+    copy_used_only: bool
+    ubatch: int
+    matrices: int
+
+    def _workspace(self, view: View) -> int:
+        """Experts per GPU kept free for copies: the scheduler holds one tensor (a matrix of every expert) at a time."""
+        return -(-view.n_experts // (self.matrices * view.n_gpus)) if self.op_offload else 0
+
+    def min_experts(self, view: View) -> int:
+        return max(1, self._workspace(view))
+
+    def initial(self, view: View) -> Iterable[Piece]:
+        layers = list(self._layers(view))
+        self._on_gpu = frozenset(layers)
+        return [view.piece(layer, expert) for layer in layers for expert in range(view.n_experts)]
+
+    def _layers(self, view: View) -> Iterator[int]:
+        """Layers whose experts are on the GPU, in the order they are placed."""
+        if self.placement == "cpu_moe":
+            return
+        spare = 0 if fits_whole(view) else self._workspace(view)
+        room = [view.capacity_of(gpu) - spare for gpu in range(view.n_gpus)]
+        if self.placement == "fit":
+            candidates, must_fit = range(view.n_layers), False
+        else:
+            first, must_fit = int(self.n_cpu_moe or 0), self.n_cpu_moe is not None
+            candidates = range(view.n_layers - 1, first - 1, -1)
+        for placed, layer in enumerate(candidates):
+            for expert in range(view.n_experts):
+                room[view.piece(layer, expert).gpu] -= 1
+            if min(room) < 0:
+                if must_fit:
+                    raise DoesNotFit(
+                        f"parameter {self.name}.n_cpu_moe, got {first}: it leaves {view.n_layers - first} layers on "
+                        f"the GPU, and {placed} fit; set it to {view.n_layers - placed} or more, or leave it out"
+                    )
+                return
+            yield layer
+
+    def gate_done(self, gate: Gate, view: View) -> Steps:
+        n_tokens = min(gate.iteration.n_tokens, self.ubatch)
+        if gate.layer in self._on_gpu:
+            for expert in gate.needs:
+                yield RunGpu(expert)
+        elif self.op_offload and n_tokens >= self.op_offload_min_batch:
+            yield from self._offload(gate, view)
+        else:
+            for expert in gate.needs:
+                yield RunCpu(expert)
+
+    def _offload(self, gate: Gate, view: View) -> Steps:
+        """Matrix by matrix onto the GPU, on the one stream: no copy beside a computation, nothing kept afterwards.
+
+        Expert by expert here, tensor by tensor there: the same copies and computations, one after the other.
+        """
+        last: tuple[Ticket, ...] = ()
+        for expert, n_copies in enumerate(self._copies(gate, view)):
+            for time in range(n_copies):
+                parts = [
+                    view.part(gate.layer, expert, i / self.matrices, (i + 1) / self.matrices)
+                    for i in range(self.matrices)
+                ]
+                for part in parts:
+                    ticket = yield Fetch(part, after=last)
+                    last = (ticket,)
+                if time == 0 and expert in gate.needs:  # the engine runs an expert once, for the tokens of all ubatches
+                    last = ((yield RunGpu(expert, after=last)),)
+                for part in parts:
+                    yield Evict(part)
+
+    def _copies(self, gate: Gate, view: View) -> list[int]:
+        """How often each expert is copied: once for each `ubatch` that uses it, or for each there is."""
+        n_tokens = gate.iteration.n_tokens
+        if not self.copy_used_only:
+            return [-(-n_tokens // self.ubatch)] * view.n_experts
+        if n_tokens <= self.ubatch:
+            return [int(expert in gate.needs) for expert in range(view.n_experts)]
+        ids, copies = gate.ids, [0] * view.n_experts
+        for start in range(0, n_tokens, self.ubatch):
+            for expert in np.unique(ids[start : start + self.ubatch]).tolist():
+                copies[expert] += 1
+        return copies

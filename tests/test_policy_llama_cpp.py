@@ -1,0 +1,126 @@
+"""llama.cpp: which layers' experts are where, CPU and GPU in turns, and copies for large batches."""
+
+from __future__ import annotations
+
+import pytest
+from cpu_bench import check_knobs, failures, replay, resident, seeded
+from easy_numbers import EXPERT_BYTES, execute_easy, setup
+from tiny_traces import from_rows
+
+from policies.llama_cpp import LlamaCpp
+from sim.errors import BadInput, DoesNotFit
+
+ROWS = [[[0], [1], [2]], [[1], [2], [0]], [[2], [0], [1]], [[0], [0], [0]], [[1], [1], [2]]]
+
+
+def traced(tmp_path, rows=ROWS, prompt=1, n_experts=3):
+    return from_rows(tmp_path / "t", rows, n_experts, [(prompt, len(rows) - prompt + 1)])
+
+
+def layers(seen, n_experts=3):
+    held = resident(seen)
+    assert len(held) % n_experts == 0, "experts of a layer go together"
+    return [layer for layer, expert in held if expert == 0]
+
+
+@pytest.mark.parametrize(("settings", "room", "on_gpu"), [
+    ({}, 8, [0, 1]), ({}, 7, [0, 1]), ({}, 6, [0]), ({}, 3, []), ({}, 9, [0, 1, 2]),  # one room is kept for copies
+    ({"op_offload": False}, 6, [0, 1]),
+    ({"placement": "n_cpu_moe"}, 7, [1, 2]), ({"placement": "n_cpu_moe", "n_cpu_moe": 2}, 7, [2]),
+    ({"placement": "n_cpu_moe", "n_cpu_moe": 9}, 7, []), ({"placement": "n_cpu_moe", "n_cpu_moe": 0}, 9, [0, 1, 2]),
+    ({"placement": "cpu_moe"}, 9, []),
+])  # fmt: skip
+def test_early_layers_fit_first_and_n_cpu_moe_keeps_the_late_ones(settings, room, on_gpu, tmp_path):
+    assert layers(replay(LlamaCpp(**settings), traced(tmp_path), room)) == on_gpu
+
+
+def test_more_than_fits_is_refused(tmp_path):
+    with pytest.raises(DoesNotFit, match=r"n_cpu_moe, got 0: it leaves 3 layers on the GPU, and 2 fit; set it to 1"):
+        replay(LlamaCpp(placement="n_cpu_moe", n_cpu_moe=0), traced(tmp_path), 7)
+
+
+def test_five_steps_in_turns(tmp_path):
+    seen = replay(LlamaCpp(), traced(tmp_path), 4)  # layer 0 on the GPU
+    assert seen.log == [
+        (place, layer, row[layer][0]) for row in ROWS for layer, place in ((0, "gpu"), (1, "cpu"), (2, "cpu"))
+    ]
+    # A token: 1 + 2; 1, then 1 s down, 5 s, 1 s up; the same; the head.
+    assert seen.end_s == 5 * (3 + 8 + 8 + 1)
+    assert seen.classes("decode") == {"hit": 4, "cpu": 8}
+    # They take turns: nothing on the GPU while the CPU computes.
+    for _, start_s, end_s in seen.lane("cpu"):
+        assert all(stop_s <= start_s or begin_s >= end_s for _, begin_s, stop_s in seen.lane("gpu"))
+    assert seen.result["h2d_bytes"] == seen.result["d2h_bytes"]  # hidden states alone
+
+
+def prompt_of(n_tokens, tmp_path):
+    """One layer; all tokens of the prompt want 0, but for the last one, which wants 2."""
+    return traced(tmp_path, [[[0]]] * (n_tokens - 1) + [[[2]]], n_tokens, 4)
+
+
+@pytest.mark.parametrize(("n_tokens", "copied"), [(31, False), (32, True)])
+def test_thirty_two_tokens_are_enough_to_copy(n_tokens, copied, tmp_path):
+    seen = replay(LlamaCpp(), prompt_of(n_tokens, tmp_path), 2)
+    assert seen.classes("prefill") == {"miss" if copied else "cpu": 2}
+    assert {kind for kind, _, _ in seen.log} == ({"fetch", "gpu", "evict"} if copied else {"cpu"})
+
+
+def test_a_large_batch_copies_the_used_experts_matrix_by_matrix(tmp_path):
+    seen = replay(LlamaCpp(), prompt_of(32, tmp_path), 2)
+    one = [("fetch", 0, 0)] * 3 + [("gpu", 0, 0)] + [("evict", 0, 0)] * 3
+    assert seen.log == one + [(kind, layer, 2) for kind, layer, _ in one]
+    # 160 bytes in three: 53, 54, 53 at 16 bytes/s. Attention 0..1, copies to 11, then the matrices, 2 s each.
+    assert [(end_s - start_s) * 16 for _, start_s, end_s in seen.lane("h2d")] == pytest.approx([53, 54, 53] * 2)
+    assert seen.lane("h2d")[2][2] == pytest.approx(11)
+    assert seen.lane("gpu")[1][1] == pytest.approx(11)
+    assert seen.lane("h2d")[3][1] == pytest.approx(17)  # one stream: the next copy after the last computation
+    assert resident(seen) == []
+    assert seen.outcome.engine.cache.peak_bytes[0] == EXPERT_BYTES
+
+
+def test_older_versions_copy_the_whole_layer(tmp_path):
+    seen = replay(LlamaCpp(copy_used_only=False), prompt_of(32, tmp_path), 2)
+    assert [e for kind, _, e in seen.log if kind == "fetch"] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    assert [e for kind, _, e in seen.log if kind == "gpu"] == [0, 2]
+
+
+def test_each_ubatch_copies_again(tmp_path):
+    # Tokens 0..15 and 16..31: both want 0, only the second wants 2.
+    path = prompt_of(32, tmp_path)
+    seen = replay(LlamaCpp(ubatch=16, op_offload_min_batch=16, matrices=2), path, 2)
+    assert [e for kind, _, e in seen.log if kind == "fetch"] == [0] * 4 + [2] * 2
+    assert seen.outcome.engine.tally.n_executed == 32
+    every = replay(LlamaCpp(ubatch=16, op_offload_min_batch=16, matrices=2, copy_used_only=False), path, 2)
+    assert [e for kind, _, e in every.log if kind == "fetch"] == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    # What counts as large is the ubatch, not the prompt.
+    assert replay(LlamaCpp(ubatch=16), path, 2).classes("prefill") == {"cpu": 2}
+
+
+KNOBS = {
+    "placement": ({}, "n_cpu_moe"),
+    "n_cpu_moe": ({"placement": "n_cpu_moe"}, 3),
+    "op_offload": ({}, False),
+    "op_offload_min_batch": ({}, 100),
+    "copy_used_only": ({}, False),
+    "ubatch": ({}, 32),
+    "matrices": ({}, 2),
+}
+
+
+def test_every_parameter_matters(tmp_path):
+    rows = [[[0], [1], [0]]] * 64 + ROWS
+    check_knobs(LlamaCpp, traced(tmp_path, rows, 64, 5), 9, KNOBS)
+
+
+def test_batches_and_gpus(tmp_path):
+    with seeded(tmp_path, prompt=40, n_requests=2) as trace:
+        for room, world in ((6, {"batch": 2}), (3, {"gpus": 2}), (3, {"gpus": 2, "batch": 2})):
+            seen = execute_easy(setup(LlamaCpp(), trace, room, **world))
+            assert seen.classes("decode")["hit"] > 0
+            assert seen.classes("prefill")["miss"] > 0
+        with pytest.raises(BadInput, match="at least 2 whole experts"):
+            execute_easy(setup(LlamaCpp(), trace, 1))
+
+
+def test_conformance():
+    assert failures(LlamaCpp) == []
