@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from typing import ClassVar
 
 from sim.api import Param, Policy
@@ -47,8 +47,7 @@ class OrderedCache(ScopedCache):
 
     def bind(self, view: View) -> None:
         super().bind(view)
-        # A dict is a list to leave from anywhere: it keeps order, and taking out and putting back moves to the end.
-        self._order: defaultdict[int, dict[Piece, None]] = defaultdict(dict)
+        self._order: defaultdict[int, OrderedDict[Piece, None]] = defaultdict(OrderedDict)
 
     def evicted(self, piece: Piece, view: View) -> None:
         del self._order[self.group(piece)][piece]

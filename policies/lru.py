@@ -20,6 +20,24 @@ class Lru(OrderedCache):
 
     def accessed(self, piece: Piece, hit: bool, view: View) -> None:
         order = self._order[self.group(piece)]
-        if hit:
-            del order[piece]
         order[piece] = None
+        if hit:
+            order.move_to_end(piece)
+
+    def exchange(self, wanted: list[Piece], room: int, view: View) -> tuple[list[Piece], list[Piece]]:
+        order, hits, missing = self._order[0], [], []
+        use = order.move_to_end
+        for piece in wanted:
+            if piece in order:
+                use(piece)
+                hits.append(piece)
+            else:
+                missing.append(piece)
+        if missing:
+            # What is wanted is never the oldest: the hits have just become the latest, and there is room for all.
+            oldest = order.popitem
+            for _ in range(len(missing) - room):
+                oldest(False)
+            for piece in missing:
+                order[piece] = None
+        return hits, missing

@@ -183,6 +183,16 @@ class Policy:
         """Which resident piece makes room for `piece`; None refuses (a prefetch is then dropped)."""
         return None
 
+    def exchange(self, wanted: list[Piece], room: int, view: View) -> tuple[list[Piece], list[Piece]] | None:
+        """Which of a layer's experts are there, and which are missing and come now, others leaving for them. Optional.
+
+        Says in one call per layer what `accessed` for each hit, then `victim` (once `room` experts have found room),
+        `evicted` and `accessed` for each missing expert would say: a shorter way for plain caches of whole experts on
+        one GPU, which are asked very often. The budget holds all that is wanted. Such a policy knows what is resident
+        without the view. None refuses, and the run starts again with the long way.
+        """
+        raise NotImplementedError
+
     def stats(self) -> dict[str, float]:
         """Figures of the policy's own (prediction accuracy, store size ...) for the report."""
         return {}

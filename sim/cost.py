@@ -7,6 +7,7 @@ n kernels takes max(n x kernel floor, bytes / memory bandwidth, FLOPs / rate).
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.errors import BadInput
@@ -73,6 +74,12 @@ class Cost:
         self._set_cpu()
         self._set_predictors()
         self._experts: dict[tuple[int, str, float], Price] = {}
+        # Asked once per iteration; few differ.
+        self.gate = lru_cache(maxsize=1024)(self._gate)
+        self.shared = lru_cache(maxsize=1024)(self._shared)
+        self.head = lru_cache(maxsize=1024)(self._head)
+        self._attention_bytes = self.model.attention_bytes(precision)
+        self._kv_bytes = self.model.kv_bytes_per_token_per_layer(self._kv_precision())
         self.n_dense_before = self._dense_layers_before()
 
     def _rest(self, name: str, quantity: Quantity) -> int:
@@ -198,15 +205,14 @@ class Cost:
 
     def attention(self, iteration: Iteration) -> Price:
         """One attention block: projections for all tokens, then each range against its own context."""
-        model, precision = self.model, self.precision
-        kv_bytes = model.kv_bytes_per_token_per_layer(self._kv_precision())
-        n_bytes = float(model.attention_bytes(precision) + 4 * self.activation_bytes(iteration.n_tokens))
+        kv_bytes, attention_flops = self._kv_bytes, self.model.attention_flops
+        n_bytes = float(self._attention_bytes + 4 * self.activation_bytes(iteration.n_tokens))
         flops = 0.0
         for r in iteration.ranges:
             n_tokens = r.stop_row - r.start_row
             n_bytes += kv_bytes * (r.context + n_tokens)
             # A prefill token sees on average the context before it plus half of its own prompt.
-            flops += model.attention_flops(n_tokens, r.context + (n_tokens + 1) / 2)
+            flops += attention_flops(n_tokens, r.context + (n_tokens + 1) / 2)
         return self._roofline(self.stack.kernels.attention, n_bytes, flops)
 
     def attention_one_s(self, context: int) -> float:
@@ -231,17 +237,17 @@ class Cost:
         longer = attention if attention.duration_s >= ffn.duration_s else ffn
         return Price(attention.duration_s + ffn.duration_s, longer.rests_on)
 
-    def gate(self, n_tokens: int) -> Price:
+    def _gate(self, n_tokens: int) -> Price:
         """Router of one layer: its matrix, softmax and top-k."""
         n_bytes = self.model.gate_bytes(self.precision) + self.activation_bytes(n_tokens)
         return self._roofline(self.stack.kernels.gate, n_bytes, self.model.gate_flops(n_tokens))
 
-    def shared(self, n_tokens: int) -> Price:
+    def _shared(self, n_tokens: int) -> Price:
         """Shared experts of one layer."""
         n_bytes = self.model.shared_expert_bytes(self.precision) + 2 * self.activation_bytes(n_tokens)
         return self._roofline(self.stack.kernels.shared_expert, n_bytes, self.model.shared_expert_flops(n_tokens))
 
-    def head(self, n_ranges: int) -> Price:
+    def _head(self, n_ranges: int) -> Price:
         """Final norm, output head and sampling: one token per range."""
         n_bytes = self.model.head_bytes(self.precision) + self.activation_bytes(n_ranges)
         return self._roofline(self.stack.kernels.head, n_bytes, self.model.head_flops(n_ranges))

@@ -2,31 +2,37 @@
 
 A policy that only answers `accessed`, `victim` and `evicted` issues no speculative copy, so every ticket is a number
 the moment it is made: copies and computations follow from max and + on three clocks (host, stream, copy engine).
+Nothing waits for room either: what an earlier layer computed is over before the host has read this layer's gate.
 This file is `run_layer`, `Engine` and `SimMachine` for that case with the calls taken out; `tests/test_fast.py` holds
 it equal to them bit for bit. It is chosen by `applies`, never by name, and gives up (`Unsuitable`) where an expert
-would have to wait for room; the caller then starts again with the general loop.
+would have to wait for another of its own layer; the caller then starts again with the general loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sim.api import overrides
 from sim.drive import Clockwork, Step
 from sim.future import decode_row
-from sim.iterations import Feed, Iteration, Scheduler
-from sim.lanes import GPU, H2D, HOST
+from sim.iterations import DECODE, Iteration, PieceFeed, Scheduler
+from sim.lanes import H2D, HOST
+from sim.machine import DEMAND
 from sim.tally import HIT, MISS
 
 if TYPE_CHECKING:
+    from sim.api import Policy
+    from sim.cost import Launch, Price
     from sim.engine import Engine
     from sim.pieces import Piece
     from sim.sim_machine import SimMachine
     from traces.reader import Trace
 
 DECIDING = ("request_start", "iteration_start", "layer_enter", "gate_input", "assign", "gate_done", "expert_done",
-            "copy_done", "layer_done", "iteration_end", "request_end", "idle")  # fmt: skip
+            "copy_done", "layer_done", "iteration_end", "request_end", "idle", "placed")  # fmt: skip
+
+ASKED = ("exchange", "accessed", "victim", "evicted")
 
 
 class Unsuitable(Exception):
@@ -45,201 +51,257 @@ def applies(engine: Engine, machine: SimMachine) -> bool:
         and not machine.cost.has_dense
         and not machine.cost.hw.contention.active
         and engine.future is None
+        and machine.cost.copy_s(engine.pieces.whole[0][0].n_bytes) >= machine.cost.copy_launch_s
         and not any(overrides(policy, hook) for hook in DECIDING)
     )
+
+
+def exchanges(policy: Policy) -> bool:
+    """True when `exchange` is the policy's own: written by the class, or below those, that answer one by one."""
+    order = [set(vars(kind)) for kind in type(policy).__mro__]
+    depth = {ask: next(at for at, names in enumerate(order) if ask in names) for ask in ASKED}
+    return overrides(policy, "exchange") and all(depth["exchange"] <= at for at in depth.values())
 
 
 def drive_flat(
     engine: Engine, machine: SimMachine, scheduler: Scheduler, trace: Trace, clockwork: Clockwork, open_loop: bool
 ) -> Iterator[Step]:
     """`sim.drive.drive` for the case `applies` describes. Raises Unsuitable."""
-    view, feed, index = engine.view, Feed(trace), 0
-    # In place of entries with tickets, the time each resident's last computation ends.
-    engine.cache.entries = dict.fromkeys(engine.cache.entries, 0.0)  # type: ignore[arg-type]
-    view.follow(engine.cache.entries)
+    view, feed, flat, index = engine.view, PieceFeed(trace, engine.pieces.whole), Flat(engine, machine, trace.top_k), 0
     while (ranges := scheduler.next(machine.host_s)) is not None:
         if isinstance(ranges, float):
             machine.wait_until(ranges)
             clockwork.skip(machine.parts_s())
             continue
-        iteration = Iteration(index, ranges, trace, decode_row(feed, ranges))
+        row = decode_row(feed, ranges) if flat.holds_a_token else None
+        iteration = Iteration(index, ranges, trace, None)
         start_s = machine.host_s
         clockwork.begin(iteration, start_s, open_loop)
         view.phase = iteration.phase
         machine.begin(iteration)
-        run_layers(engine, machine, iteration)
-        engine.layer = -1
+        if row is not None:
+            flat.decode(row)
+        else:
+            flat.several(iteration)
         machine.end()
         end_s = machine.host_s
         clockwork.end(iteration, start_s, end_s, machine.parts_s())
         engine.tally.n_iterations[iteration.phase] += 1
         yield Step(iteration, start_s, end_s)
         index += 1
+    flat.close()
 
 
-def run_layers(engine: Engine, machine: SimMachine, iteration: Iteration) -> None:
-    """All layers of one iteration. One long function on purpose: calls are what it saves."""
-    cost, cache, policy, view, tally = machine.cost, engine.cache, engine.policy, engine.view, engine.tally
-    accessed, victim = policy.accessed, policy.victim
-    evicted = policy.evicted if engine.tells_evicted else None
-    entries = cache.entries
-    stream, lane, gpu_s, parts_s = machine.streams[0], machine.up[0], machine.gpu_s, machine.streams[0].parts_s
-    attention, gate, shared = machine.prices()
-    a_s, a_q = attention
-    a_first, a_all, a_tail = cost.launch_attention.first_s, cost.launch_attention.all_s, cost.launch_attention.tail_frac
-    a_tail *= a_s
-    g_s, g_q = gate
-    g_first, g_all, g_tail = cost.launch_gate.first_s, cost.launch_gate.all_s, cost.launch_gate.tail_frac * g_s
-    s_first, s_all = cost.launch_shared.first_s, cost.launch_shared.all_s
-    s_tail = cost.launch_shared.tail_frac * shared.duration_s if shared is not None else 0.0
-    e_first, e_all, e_frac = cost.launch_expert.first_s, cost.launch_expert.all_s, cost.launch_expert.tail_frac
-    sync_s, copy_launch_s, whole = cost.sync_s, cost.copy_launch_s, engine.pieces.whole
-    n_bytes = whole[0][0].n_bytes
-    copy_s, budget, precision = cost.copy_s(n_bytes), cache.budget_bytes[0], whole[0][0].precision
-    used_bytes, peak_bytes = cache.used_bytes[0], cache.peak_bytes[0]
-    host_s, free_s, link_s, busy_s, link_busy_s = machine.host_s, stream.free_s, lane.free_s, stream.busy_s, lane.busy_s
-    gpu_part, h2d_part, host_part = parts_s[GPU], parts_s[H2D], parts_s[HOST]
-    row = iteration.row
-    front = ((a_first, a_all, a_tail, a_s, a_q), (g_first, g_all, g_tail, g_s, g_q))
-    hits = misses = hit_tokens = miss_tokens = n_evicted = n_experts = 0
-    tokens, (work_s, q) = 1, cost.expert(1, precision)
-    for layer in range(len(whole)):
-        engine.layer = view.layer = layer
-        # attention, gate, shared expert: launch, then in stream order
-        for first, launch, tail_s, front_s, front_q in front:
-            start_s = host_s + first
-            host_s += launch
-            gpu_s[front_q] += front_s
-            if start_s > free_s:
-                host_part += start_s - free_s
-            else:
-                start_s = free_s
-            free_s = start_s + front_s
-            busy_s += front_s
-            gpu_part += front_s
-            last_s = host_s + tail_s
-            if last_s > free_s:
-                host_part += last_s - free_s
-                free_s = last_s
-        gate_s = free_s
-        if shared is not None:
-            start_s = host_s + s_first
-            host_s += s_all
-            gpu_s[shared.rests_on] += shared.duration_s
-            if start_s > free_s:
-                host_part += start_s - free_s
-            else:
-                start_s = free_s
-            free_s = start_s + shared.duration_s
-            busy_s += shared.duration_s
-            gpu_part += shared.duration_s
-            last_s = host_s + s_tail
-            if last_s > free_s:
-                host_part += last_s - free_s
-                free_s = last_s
-        host_s = (gate_s if gate_s > host_s else host_s) + sync_s
-        # what is there, what is missing
-        needs: Collection[int] = row[layer] if row is not None else iteration.chosen(layer)
-        engine.unrun = needs  # type: ignore[assignment]  # asked only whether it contains one
-        pieces = whole[layer]
-        missing: list[Piece] = []
-        order: list[Piece] = []
-        for expert in needs:
-            piece = pieces[expert]
-            if piece in entries:
-                order.append(piece)
-                accessed(piece, True, view)
-            else:
-                missing.append(piece)
-        hits += len(order)
-        arrivals: list[float] = []
+class Flat:
+    """All layers of one iteration at a time; holds what does not change from one to the next."""
+
+    def __init__(self, engine: Engine, machine: SimMachine, top_k: int) -> None:
+        self.engine = engine
+        self.machine = machine
+        cost, whole, policy = machine.cost, engine.pieces.whole, engine.policy
+        self.whole = whole
+        self.top_k = top_k
+        self.n_bytes = whole[0][0].n_bytes
+        self.copy_s = cost.copy_s(self.n_bytes)
+        self.single = cost.expert(1, whole[0][0].precision)
+        self.evicted = policy.evicted if engine.tells_evicted else None
+        self.exchange = policy.exchange if exchanges(policy) else self.ask
+        # Residents, in the order they came; nobody asks for their tickets here.
+        self.entries: dict[Piece, None] = dict.fromkeys(engine.cache.entries)
+        engine.view.follow(self.entries)
+        self.capacity = engine.cache.budget_bytes[0] // self.n_bytes
+        self.room = self.capacity - len(self.entries)
+        self.holds_a_token = self.capacity >= top_k
+        self.n_evicted = 0
+
+    def ask(self, wanted: list[Piece], room: int, _: object) -> tuple[list[Piece], list[Piece]] | None:
+        """`Policy.exchange` of a policy that answers expert by expert."""
+        policy, view, entries, evicted = self.engine.policy, self.engine.view, self.entries, self.evicted
+        accessed = policy.accessed
+        self.engine.unrun = {piece.expert: 0 for piece in wanted}  # asked only whether it contains one
+        hits = [piece for piece in wanted if piece in entries]
+        for piece in hits:
+            accessed(piece, True, view)
+        missing = [piece for piece in wanted if piece not in entries]
         for piece in missing:
-            while used_bytes + n_bytes > budget:
-                loser = victim(piece, False, view)
-                if loser is None or entries[loser] > host_s:  # type: ignore[operator]
-                    raise Unsuitable
+            if room:
+                room -= 1
+            else:
+                loser = policy.victim(piece, False, view)
+                if loser is None or loser not in entries or not view.evictable(loser):
+                    return None  # the general loop says what is wrong with it
                 del entries[loser]
-                used_bytes -= n_bytes
-                n_evicted += 1
                 if evicted is not None:
                     evicted(loser, view)
-            used_bytes += n_bytes
-            if used_bytes > peak_bytes:
-                peak_bytes = used_bytes
-            host_s += copy_launch_s
-            if host_s > link_s:
-                link_s = host_s
-            link_s += copy_s
-            link_busy_s += copy_s
-            arrivals.append(link_s)
-            entries[piece] = link_s  # type: ignore[assignment]
+            entries[piece] = None
             accessed(piece, False, view)
-        # residents run while copies arrive, then each copy in turn
-        n_experts += len(needs)
-        for piece in order:
-            if row is None:
-                tokens = needs[piece.expert]  # type: ignore[index]
-                work_s, q = cost.expert(tokens, precision)
-            hit_tokens += tokens
-            start_s = host_s + e_first
-            host_s += e_all
-            gpu_s[q] += work_s
+        return hits, missing
+
+    def several(self, iteration: Iteration) -> None:
+        """An iteration of several tokens: experts differ in their work, and the machine's own verbs do the sums."""
+        engine, machine, tally = self.engine, self.machine, self.engine.tally
+        counts = tally.hits[iteration.phase]
+        for layer, pieces in enumerate(self.whole):
+            engine.layer = engine.view.layer = layer
+            machine.attention(layer)
+            ticket = machine.gate(layer)
+            machine.shared(layer)
+            machine.sync(ticket)
+            needs = iteration.chosen(layer)
+            wanted = [pieces[expert] for expert in needs]
+            told = self.exchange(wanted, self.room, engine.view) if len(wanted) <= self.capacity else None
+            if told is None:
+                raise Unsuitable
+            hits, missing = told
+            self.n_evicted += max(0, len(missing) - self.room)
+            self.room = max(0, self.room - len(missing))
+            copies = [machine.copy(piece, DEMAND, ()) for piece in missing]
+            for piece in hits:
+                machine.expert(piece, needs[piece.expert], ())
+            for piece, copy in zip(missing, copies, strict=True):
+                machine.expert(piece, needs[piece.expert], (copy,))
+            for kind, found in ((HIT, hits), (MISS, missing)):
+                counts.experts[kind] += len(found)
+                counts.tokens[kind] += sum(needs[piece.expert] for piece in found)
+            tally.n_executed += sum(needs.values())
+        engine.unrun, engine.layer = {}, -1
+
+    def decode(self, row: list[Piece]) -> None:
+        """An iteration of one token. One long function on purpose: calls are what it saves."""
+        engine, machine, exchange, top_k = self.engine, self.machine, self.exchange, self.top_k
+        cost, view = machine.cost, engine.view
+        stream, lane = machine.streams[0], machine.up[0]
+        attention, gate, shared = machine.prices()
+        a_s, a_first, a_all, a_tail = _timed(attention, cost.launch_attention)
+        g_s, g_first, g_all, g_tail = _timed(gate, cost.launch_gate)
+        e_s, e_first, e_all, e_tail = _timed(self.single, cost.launch_expert)
+        if shared is not None:
+            s_s, s_first, s_all, s_tail = _timed(shared, cost.launch_shared)
+        sync_s, copy_launch_s, copy_s = cost.sync_s, cost.copy_launch_s, self.copy_s
+        host_s, free_s, link_s = machine.host_s, stream.free_s, lane.free_s
+        host_gap_s, h2d_gap_s = stream.gaps_s[HOST], stream.gaps_s[H2D]
+        n_hits, room = 0, self.room
+        for layer in range(len(self.whole)):
+            # attention, gate, shared expert: launch, then in stream order
+            start_s = host_s + a_first
+            host_s += a_all
             if start_s > free_s:
-                host_part += start_s - free_s
-            else:
-                start_s = free_s
-            free_s = start_s + work_s
-            busy_s += work_s
-            gpu_part += work_s
-            last_s = host_s + e_frac * work_s
-            if last_s > free_s:
-                host_part += last_s - free_s
-                free_s = last_s
-            entries[piece] = free_s  # type: ignore[assignment]
-        misses += len(missing)
-        for piece, arrival_s in zip(missing, arrivals, strict=True):
-            if row is None:
-                tokens = needs[piece.expert]  # type: ignore[index]
-                work_s, q = cost.expert(tokens, precision)
-            miss_tokens += tokens
-            start_s = host_s + e_first
-            host_s += e_all
-            gpu_s[q] += work_s
-            if arrival_s > start_s:
-                if arrival_s > free_s:
-                    h2d_part += arrival_s - free_s
-                    free_s = arrival_s
-            elif start_s > free_s:
-                host_part += start_s - free_s
+                host_gap_s += start_s - free_s
                 free_s = start_s
-            free_s += work_s
-            busy_s += work_s
-            gpu_part += work_s
-            last_s = host_s + e_frac * work_s
+            free_s += a_s
+            last_s = host_s + a_tail
             if last_s > free_s:
-                host_part += last_s - free_s
+                host_gap_s += last_s - free_s
                 free_s = last_s
-            entries[piece] = free_s  # type: ignore[assignment]
-    engine.unrun = {}
-    machine.host_s, stream.free_s, stream.busy_s = host_s, free_s, busy_s
-    lane.free_s, lane.busy_s = link_s, link_busy_s
-    parts_s[GPU], parts_s[H2D], parts_s[HOST] = gpu_part, h2d_part, host_part
-    cache.used_bytes[0], cache.peak_bytes[0] = used_bytes, peak_bytes
-    n_layers = len(whole)
-    cost.launch_attention.n += n_layers
-    cost.launch_gate.n += n_layers
-    cost.launch_shared.n += n_layers if shared is not None else 0
-    cost.launch_expert.n += n_experts
-    machine.n_syncs += n_layers
-    machine.n_copy_launches += misses
-    lane.n_copies += misses
-    lane.copied_bytes += misses * n_bytes
-    tally.n_demand += misses
-    tally.demand_bytes += misses * n_bytes
-    tally.n_evicted += n_evicted
-    tally.n_executed += hit_tokens + miss_tokens
-    counts = tally.hits[iteration.phase]
-    counts.experts[HIT] += hits
-    counts.experts[MISS] += misses
-    counts.tokens[HIT] += hit_tokens
-    counts.tokens[MISS] += miss_tokens
+            start_s = host_s + g_first
+            host_s += g_all
+            if start_s > free_s:
+                host_gap_s += start_s - free_s
+                free_s = start_s
+            free_s += g_s
+            last_s = host_s + g_tail
+            if last_s > free_s:
+                host_gap_s += last_s - free_s
+                free_s = last_s
+            gate_s = free_s
+            if shared is not None:
+                start_s = host_s + s_first
+                host_s += s_all
+                if start_s > free_s:
+                    host_gap_s += start_s - free_s
+                    free_s = start_s
+                free_s += s_s
+                last_s = host_s + s_tail
+                if last_s > free_s:
+                    host_gap_s += last_s - free_s
+                    free_s = last_s
+            host_s = (gate_s if gate_s > host_s else host_s) + sync_s
+            # what is there, what is missing; residents run while copies arrive, then each copy in turn
+            engine.layer = view.layer = layer
+            at = layer * top_k
+            told = exchange(row[at : at + top_k], room, view)
+            if told is None:
+                raise Unsuitable
+            hits, missing = told
+            n_hits += len(hits)
+            if missing:
+                if room:
+                    room = max(0, room - len(missing))
+                host_s += copy_launch_s
+                arrival_s = (link_s if link_s > host_s else host_s) + copy_s
+                for _ in range(len(missing) - 1):
+                    host_s += copy_launch_s  # and the link, busy for longer than a launch takes, is not waiting
+            for _ in hits:
+                start_s = host_s + e_first
+                host_s += e_all
+                if start_s > free_s:
+                    host_gap_s += start_s - free_s
+                    free_s = start_s
+                free_s += e_s
+                last_s = host_s + e_tail
+                if last_s > free_s:
+                    host_gap_s += last_s - free_s
+                    free_s = last_s
+            for _ in missing:
+                start_s = host_s + e_first
+                host_s += e_all
+                if arrival_s > start_s:
+                    if arrival_s > free_s:
+                        h2d_gap_s += arrival_s - free_s
+                        free_s = arrival_s
+                elif start_s > free_s:
+                    host_gap_s += start_s - free_s
+                    free_s = start_s
+                free_s += e_s
+                last_s = host_s + e_tail
+                if last_s > free_s:
+                    host_gap_s += last_s - free_s
+                    free_s = last_s
+                link_s = arrival_s
+                arrival_s += copy_s
+        engine.unrun, engine.layer = {}, -1
+        machine.host_s, stream.free_s, lane.free_s = host_s, free_s, link_s
+        stream.gaps_s[HOST], stream.gaps_s[H2D] = host_gap_s, h2d_gap_s
+        n_misses = len(row) - n_hits
+        self.n_evicted += n_misses - (self.room - room)
+        self.room = room
+        self.count(n_hits, n_misses)
+
+    def count(self, n_hits: int, n_misses: int) -> None:
+        """Book what `decode` has done, as the machine's verbs and the engine would have."""
+        machine, tally, cost, n_layers = self.machine, self.engine.tally, self.machine.cost, len(self.whole)
+        attention, gate, shared = machine.prices()
+        launched = [(attention, cost.launch_attention, n_layers), (gate, cost.launch_gate, n_layers)]
+        if shared is not None:
+            launched.append((shared, cost.launch_shared, n_layers))
+        launched.append((self.single, cost.launch_expert, n_hits + n_misses))
+        uses, used, lane = machine.streams[0].uses, machine.used, machine.up[0]
+        for price, launch, n in launched:
+            launch.n += n
+            used[price] = used.get(price, 0) + n
+            uses[price.duration_s] = uses.get(price.duration_s, 0) + n
+        machine.n_syncs += n_layers
+        machine.n_copy_launches += n_misses
+        if n_misses:
+            lane.uses[self.copy_s] = lane.uses.get(self.copy_s, 0) + n_misses
+        lane.n_copies += n_misses
+        lane.copied_bytes += n_misses * self.n_bytes
+        counts = tally.hits[DECODE]
+        for kind, n in ((HIT, n_hits), (MISS, n_misses)):
+            counts.experts[kind] += n
+            counts.tokens[kind] += n
+        tally.n_executed += n_hits + n_misses
+
+    def close(self) -> None:
+        """What only the end of the run tells."""
+        cache, tally = self.engine.cache, self.engine.tally
+        cache.used_bytes[0] = (self.capacity - self.room) * self.n_bytes
+        cache.peak_bytes[0] = max(cache.peak_bytes[0], cache.used_bytes[0])  # residents never grow fewer
+        tally.n_evicted += self.n_evicted
+        tally.n_demand = self.machine.up[0].n_copies
+        tally.demand_bytes = self.machine.up[0].copied_bytes
+
+
+def _timed(price: Price, launch: Launch) -> tuple[float, float, float, float]:
+    """(seconds on the stream; after a launch begins, its first kernel, its last kernel, how long that one takes)."""
+    return price.duration_s, launch.first_s, launch.all_s, launch.tail_frac * price.duration_s

@@ -10,7 +10,7 @@ from functools import partial
 from simpy.events import Event, EventPriority
 
 from sim.fluid_clock import ENDS, STARTS, Clock, Flow
-from sim.lanes import CPU, GPU, HOST, Copy, CopyLane, Launched, SerialLane, Stream
+from sim.lanes import CPU, HOST, Copy, CopyLane, Launched, SerialLane, Stream
 from sim.machine import DEMAND, Ticket
 
 
@@ -31,7 +31,6 @@ class InOrder:
     """Serves work one at a time in the order of launching; `queue[0]` is under way or next."""
 
     free_s: float
-    busy_s: float
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -71,7 +70,6 @@ class InOrder:
 
     def _worked(self) -> None:
         work, flow = self.queue[0], self.flow
-        self.busy_s += flow.spent_s
         self.stretched_s += flow.spent_s - work.duration_s
         self.free_s = self._ran(work, flow)
         if self.free_s > self.clock.now:
@@ -111,15 +109,15 @@ class FluidStream(InOrder, Stream):
 
     def _ran(self, work: Work, flow: Flow) -> float:
         if work.gap_s > 0.0:
-            self.parts_s[work.waited_for] += work.gap_s
+            self.gaps_s[work.waited_for] += work.gap_s
         if work.gap_s > flow.spent_s:
             work.cause = work.waited_for  # whoever waits for it mostly waits for what it waited for
-        self.parts_s[GPU] += flow.spent_s
+        self.uses[flow.spent_s] = self.uses.get(flow.spent_s, 0) + 1
         if self.spans is not None:
             self.spans(self.name, work.op, work.layer, work.expert, work.n_tokens, 0, flow.start_s, flow.end_s)
         if work.floor_s <= flow.end_s:
             return flow.end_s
-        self.parts_s[HOST] += work.floor_s - flow.end_s  # kernels shorter than their launches: it starves in between
+        self.gaps_s[HOST] += work.floor_s - flow.end_s  # kernels shorter than their launches: it starves in between
         return work.floor_s
 
     def idle_until(self, time_s: float, cause: int) -> None:
@@ -145,6 +143,7 @@ class FluidPool(InOrder, SerialLane):
         raise TypeError("the end is not known beforehand: ask for a ticket instead")
 
     def _ran(self, work: Work, flow: Flow) -> float:
+        self.busy_s += flow.spent_s
         if self.spans is not None:
             self.spans(self.name, work.op, work.layer, work.expert, work.n_tokens, 0, flow.start_s, flow.end_s)
         return flow.end_s
@@ -219,7 +218,7 @@ class FluidLink(CopyLane):
         assert copy is not None
         self._current = None
         self.free_s = flow.end_s
-        self.busy_s += flow.spent_s
+        self.uses[flow.spent_s] = self.uses.get(flow.spent_s, 0) + 1
         if self.report:
             self.finished.append(copy)
         if self.spans is not None:

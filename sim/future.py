@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.iterations import Feed, Iteration, Range, RequestInfo, Scheduler
 
@@ -52,8 +52,8 @@ class Future:
         return self._uses[layer][expert], self._at[layer][expert]
 
 
-def decode_row(feed: Feed, ranges: list[Range]) -> list[list[int]] | None:
-    """Expert ids per layer when the iteration is a single decode token, else None."""
+def decode_row(feed: Feed, ranges: list[Range]) -> list[Any] | None:
+    """What the feed has of its row when the iteration is a single decode token, else None."""
     if len(ranges) == 1 and ranges[0].phase == "decode":
         only = ranges[0]
         request = only.request

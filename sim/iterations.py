@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from sim.pieces import Piece
     from traces.reader import Trace
 
 PREFILL, DECODE = "prefill", "decode"
@@ -210,14 +211,32 @@ class Feed:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._blocks: dict[int, tuple[int, list[list[list[int]]]]] = {}  # request -> (first row, rows)
+        self._blocks: dict[int, tuple[int, list[Any]]] = {}  # request -> (first row, rows)
 
-    def row(self, request: int, row: int, last_row: int) -> list[list[int]]:
+    def row(self, request: int, row: int, last_row: int) -> list[Any]:
         """Expert ids of one decode row: a list of K ids per layer."""
         first, rows = self._blocks.get(request, (0, []))
         if not first <= row < first + len(rows):
-            first, rows = row, self._trace.experts[row : min(row + self.BLOCK_ROWS, last_row)].tolist()
+            first, rows = row, self.read(row, min(row + self.BLOCK_ROWS, last_row))
             self._blocks[request] = (first, rows)
         if row == last_row - 1:
             self._blocks.pop(request, None)
         return rows[row - first]
+
+    def read(self, start_row: int, stop_row: int) -> list[Any]:
+        """Rows as `row` returns them."""
+        return self._trace.experts[start_row:stop_row].tolist()  # type: ignore[no-any-return]
+
+
+class PieceFeed(Feed):
+    """The same as one list per row of the experts themselves, layer by layer: fewer objects, so a faster replay."""
+
+    def __init__(self, trace: Trace, whole: list[list[Piece]]) -> None:
+        super().__init__(trace)
+        self._pieces = np.empty(trace.n_layers * trace.n_experts, dtype=object)
+        self._pieces[:] = [piece for layer in whole for piece in layer]
+        self._first_of = np.arange(trace.n_layers, dtype=np.int64)[:, None] * trace.n_experts
+
+    def read(self, start_row: int, stop_row: int) -> list[Any]:
+        keys = self._trace.experts[start_row:stop_row] + self._first_of
+        return self._pieces[keys.reshape(stop_row - start_row, -1)].tolist()  # type: ignore[no-any-return]

@@ -57,6 +57,14 @@ class Copy(Ticket):
         return ready_s
 
 
+def add_up(uses: dict[float, int], busy_s: float) -> float:
+    """`busy_s` and what has been counted since by duration; counts are cheaper than a sum per operation."""
+    for duration_s, n in uses.items():
+        busy_s += n * duration_s
+    uses.clear()
+    return busy_s
+
+
 class CopyLane:
     """One copy engine, one direction: serves one copy at a time, demand before speculative, then in order of asking.
 
@@ -66,7 +74,8 @@ class CopyLane:
     def __init__(self, name: str) -> None:
         self.name = name
         self.free_s = 0.0
-        self.busy_s = 0.0
+        self.uses: dict[float, int] = {}  # copies not added up yet, by duration
+        self._busy_s = 0.0
         self.n_copies = 0
         self.copied_bytes = 0
         self.queue: list[Copy] = []  # in order of asking
@@ -74,6 +83,12 @@ class CopyLane:
         self.spans: Spans | None = None
         self.report = False  # keep `finished` (only where somebody polls)
         self.on_served: Callable[[], None] | None = None  # set while a compute stream waits for an unsettled copy
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent on copies."""
+        self._busy_s = add_up(self.uses, self._busy_s)
+        return self._busy_s
 
     def submit(self, copy: Copy, now_s: float) -> None:
         """Take a copy at host time `now_s`; settle it at once when nothing can overtake it."""
@@ -156,7 +171,7 @@ class CopyLane:
         copy.start_s = start_s
         copy.end_s = self.free_s = start_s + copy.duration_s
         copy.after = ()  # settled: let go of what it waited for, or tickets would chain through the whole run
-        self.busy_s += copy.duration_s
+        self.uses[copy.duration_s] = self.uses.get(copy.duration_s, 0) + 1
         self.n_copies += 1
         self.copied_bytes += copy.n_bytes
         if self.report:
@@ -218,18 +233,31 @@ class Launched(Ticket):
 class Stream:
     """A GPU's compute stream: serves in launch order; an operation waits for its host launch and its tickets.
 
-    `parts_s` partitions the stream's whole timeline: busy, or waiting for the cause named by the index. The gap
-    before an operation is charged to whatever it waited for last.
+    The gap before an operation is charged to whatever it waited for last.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.free_s = 0.0
-        self.busy_s = 0.0
-        self.parts_s = [0.0] * len(CAUSES)
+        self.gaps_s = [0.0] * len(CAUSES)  # waiting, by the cause named by the index
+        self.uses: dict[float, int] = {}  # operations not added up yet, by duration
+        self._busy_s = 0.0
         self.blame = GPU  # what a stream that waits for the operation placed last is really waiting for
         self.pending: deque[Launched] = deque()
         self.spans: Spans | None = None
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent on operations."""
+        self._busy_s = add_up(self.uses, self._busy_s)
+        return self._busy_s
+
+    @property
+    def parts_s(self) -> list[float]:
+        """A partition of the stream's whole timeline: busy, or waiting for the cause named by the index."""
+        parts_s = list(self.gaps_s)
+        parts_s[GPU] += self.busy_s  # waiting for another GPU's result counts as GPU time too
+        return parts_s
 
     def run(
         self, op: str, layer: int, expert: int, n_tokens: int, first_s: float, last_s: float, duration_s: float,
@@ -259,20 +287,19 @@ class Stream:
         free_s = self.free_s
         self.blame = GPU
         if start_s > free_s:
-            self.parts_s[cause] += start_s - free_s
+            self.gaps_s[cause] += start_s - free_s
             if start_s - free_s > duration_s:
                 # An expert on another GPU that mostly waited for its copy: whoever waits for it waits for the link.
                 self.blame = cause
         else:
             start_s = free_s
         end_s = start_s + duration_s
-        self.busy_s += duration_s
-        self.parts_s[GPU] += duration_s
+        self.uses[duration_s] = self.uses.get(duration_s, 0) + 1
         if self.spans is not None:
             self.spans(self.name, op, layer, expert, n_tokens, 0, start_s, end_s)
         if last_s > end_s:
             # Kernels shorter than their launches: the stream starves between them.
-            self.parts_s[HOST] += last_s - end_s
+            self.gaps_s[HOST] += last_s - end_s
             end_s = last_s
         self.free_s = end_s
         return end_s
@@ -299,7 +326,7 @@ class Stream:
     def idle_until(self, time_s: float, cause: int) -> None:
         """Charge the time up to `time_s` to `cause` (the host's last read, or waiting for an arrival)."""
         if time_s > self.free_s:
-            self.parts_s[cause] += time_s - self.free_s
+            self.gaps_s[cause] += time_s - self.free_s
             self.free_s = time_s
 
 

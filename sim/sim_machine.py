@@ -47,6 +47,7 @@ class SimMachine:
         self.d2h_bytes = 0
         self.written_back_bytes = 0
         self.gpu_s = [0.0] * len(cost.rests_on)  # busy seconds of compute streams by the quantity they rest on
+        self.used: dict[Price, int] = {}  # operations of this iteration, added to `gpu_s` when it ends
         self.cpu_s = [0.0] * len(cost.rests_on)
         self.side_s = [0.0] * len(cost.rests_on)
         self.host_predict_s = [0.0] * len(cost.rests_on)
@@ -81,7 +82,7 @@ class SimMachine:
         host_s = self.host_s
         self.host_s = launched_s = host_s + launch.all_s
         launch.n += 1
-        self.gpu_s[price.rests_on] += price.duration_s
+        self.used[price] = self.used.get(price, 0) + 1
         if self._joins:
             after, self._joins = self._joins + after, NOTHING
         if self.spans is not None:
@@ -124,6 +125,9 @@ class SimMachine:
                 self._launch("dense_layer", -1, cost.launch_dense, self._dense_price, NOTHING)
         self.sync(self._launch("head", -1, cost.launch_head, cost.head(self._n_ranges), NOTHING))
         self.streams[0].idle_until(self.host_s, HOST)
+        for price, n in self.used.items():
+            self.gpu_s[price.rests_on] += n * price.duration_s
+        self.used.clear()
 
     # -- experts ----------------------------------------------------------------------------------------------------
 
@@ -134,7 +138,7 @@ class SimMachine:
         host_s = self.host_s
         self.host_s = launched_s = host_s + launch.all_s
         launch.n += 1
-        self.gpu_s[price.rests_on] += price.duration_s
+        self.used[price] = self.used.get(price, 0) + 1
         if self.spans is not None:
             self.spans("host", "launch expert", piece.layer, piece.expert, n_tokens, 0, host_s, launched_s)
         stream = self.streams[piece.gpu]
@@ -265,7 +269,7 @@ class SimMachine:
 
     def parts_s(self) -> list[float]:
         """GPU 0's timeline so far, split by what it did or waited for; order of `sim.lanes.CAUSES`."""
-        return list(self.streams[0].parts_s)
+        return self.streams[0].parts_s
 
     def host_shares(self) -> list[tuple[int, float]]:
         """The host's busy seconds by the quantity they rest on (an index into `cost.rests_on`)."""

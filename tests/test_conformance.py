@@ -263,7 +263,7 @@ class EarlyBird(Mutant):
         return None
 
     def placed(self, piece, view):
-        self._order.setdefault(self.group(piece), {})[piece] = None
+        self._order[self.group(piece)][piece] = None
 
 
 def test_a_policy_that_prefetches_without_a_clock_keeps_the_rules():

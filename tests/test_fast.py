@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from tiny_traces import tiny_trace
 
+from policies.lfu import Lfu
+from policies.lru import Lru
 from sim import fast
 from sim.run import execute, prepare
 from sim.spec import RunSpec
 
-PLAIN = ("lru", "lfu")
+PLAIN = ("lru", "lfu", "fifo", "random")
 VOLATILE = ("wall_s",)
 
 
@@ -65,6 +67,18 @@ def test_too_little_room_falls_back_to_the_general_loop(
     flat, general, used = both(spec, monkeypatch)
     assert used  # it was tried, and gave up
     assert flat == general
+
+
+def test_a_subclass_that_answers_for_itself_is_asked_one_by_one() -> None:
+    class Mine(Lru):
+        def accessed(self, piece, hit, view):
+            super().accessed(piece, hit, view)
+
+    class Same(Lru):
+        pass
+
+    assert fast.exchanges(Lru()) and fast.exchanges(Same())
+    assert not fast.exchanges(Mine()) and not fast.exchanges(Lfu())
 
 
 def test_it_does_not_apply_where_somebody_looks(trace: Path) -> None:

@@ -172,7 +172,7 @@ class Ahead(Lru):
         return [Prefetch(view.piece((layer + 1) % view.n_layers, e)) for e in range(min(2, view.n_experts))]
 
     def placed(self, piece, view):
-        self._order.setdefault(self.group(piece), {})[piece] = None
+        self._order[self.group(piece)][piece] = None
 
 
 @FEW
