@@ -1,0 +1,216 @@
+"""Record the routing of a Hugging Face MoE model: from settings to a finished trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.data import write_json
+from sim.errors import BadInput
+from traces.format import Array
+from traces.header import Header
+from traces.record.describe import header_of, layout_of, name_of, plan_of
+from traces.record.load import Source, load_config, load_model, load_tokenizer, memory_errors, usable_device
+from traces.record.prompts import (
+    Lengths,
+    Prompt,
+    random_prompts,
+    read_prompts,
+    splits,
+    with_output_lengths,
+)
+from traces.record.session import BatchWriter, Session
+from traces.requests import Request
+from traces.writer import Layout
+
+if TYPE_CHECKING:
+    from traces.record.generate import Sampling
+    from traces.record.probe import RoutingProbe, Rows
+
+DEFAULT_REQUESTS = 32  # random prompts, when nobody says how many
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to record. Defaults are those of the command line, which explains them."""
+
+    source: Source
+    out: Path
+    prompts: Path | None = None
+    prompt_tokens: str | None = None
+    output_tokens: str | None = None
+    n_requests: int | None = None
+    max_new_tokens: int = 128
+    max_prompt_tokens: int | None = None
+    chat: bool = False
+    batch: int = 1
+    device: str | None = None
+    dtype: str = "auto"
+    temperature: float = 1.0
+    seed: int = 0
+    store_frac: float = 0.7
+    hidden: bool = False
+    compact: bool = False
+    embedding_width: int | None = None  # None: as wide as the model; 0: not recorded
+    name: str = ""
+    text_licence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What came of it. `fresh` is False when the very same recording was there already."""
+
+    path: Path
+    config: Path
+    n_requests: int
+    fresh: bool = True
+
+
+OnProgress = Callable[[int, int, int], None]
+
+
+def record(
+    settings: Settings, resume: bool = False, force: bool = False, on_progress: OnProgress | None = None
+) -> Recorded:
+    """Run the requests and write `settings.out`, and the model's configuration beside it as `NAME.config.json`.
+
+    `on_progress(requests done, requests, rows so far)` is called after every forward.
+
+    Raises:
+        BadInput: settings, model or prompts that cannot be used; memory; a recording that is in the way.
+        CheckFailed: the model does not route the way its class is known to.
+    """
+    config = load_config(settings.source)
+    tokenizer = load_tokenizer(settings.source)
+    prompts = _prompts(settings, config, tokenizer)
+    device = usable_device(settings.device)
+    plan = plan_of(settings, config, prompts, device)
+    session = Session(settings.out, plan)
+    copy = settings.out.with_name(settings.out.name.removesuffix(".safetensors") + ".config.json")
+    if session.open(resume, force):
+        _run(settings, session, config, tokenizer, prompts, device, on_progress or (lambda *_: None))
+        write_json(copy, {**config.to_dict(), "_name_or_path": name_of(settings)})
+        return Recorded(settings.out, copy, len(prompts))
+    return Recorded(settings.out, copy, len(prompts), fresh=False)
+
+
+def _prompts(settings: Settings, config: Any, tokenizer: Any) -> list[Prompt]:
+    """The requests, checked against the model's vocabulary and positions."""
+    if (settings.prompts is None) == (settings.prompt_tokens is None):
+        raise BadInput("prompts, got both or neither of --prompts FILE and --prompt-tokens LENGTHS: give one of them")
+    if settings.prompts is None:
+        n = DEFAULT_REQUESTS if settings.n_requests is None else settings.n_requests
+        outputs = Lengths(settings.output_tokens or str(settings.max_new_tokens))
+        lengths = Lengths(settings.prompt_tokens or "")
+        found = random_prompts(n, lengths, outputs, config.vocab_size, _end_ids(config), settings.seed)
+        found = [Prompt(p.token_ids[: settings.max_prompt_tokens], p.max_outputs, fixed_length=True) for p in found]
+    else:
+        encode = None if tokenizer is None else partial(_encode, tokenizer, settings.chat)
+        found = read_prompts(settings.prompts, encode, settings.max_new_tokens, settings.max_prompt_tokens)
+        if settings.n_requests is not None and settings.n_requests > len(found):
+            raise BadInput(f"--requests, got {settings.n_requests}: {settings.prompts} has {len(found)} prompts; "
+                           f"lower it")  # fmt: skip
+        found = found[: settings.n_requests]
+        if settings.output_tokens is not None:
+            found = with_output_lengths(found, Lengths(settings.output_tokens), settings.seed)
+    limit = getattr(config, "max_position_embeddings", None) or math.inf
+    for i, prompt in enumerate(found):
+        if max(prompt.token_ids) >= config.vocab_size:
+            raise BadInput(f"request {i}, got token id {max(prompt.token_ids)}: the model's vocabulary has "
+                           f"{config.vocab_size}; is it the right tokenizer?")  # fmt: skip
+        if len(prompt.token_ids) + prompt.max_outputs - 1 > limit:
+            raise BadInput(f"request {i}, got {len(prompt.token_ids)} prompt tokens and up to {prompt.max_outputs} "
+                           f"outputs: the model has {limit} positions; lower --max-prompt-tokens, --max-new-tokens or "
+                           f"the drawn lengths")  # fmt: skip
+    return found
+
+
+def _encode(tokenizer: Any, chat: bool, text: str) -> list[int]:
+    if not chat:
+        return list(tokenizer(text)["input_ids"])
+    try:
+        filled = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False,
+                                               add_generation_prompt=True)  # fmt: skip
+    except ValueError:
+        raise BadInput("--chat: the tokenizer has no chat template; leave the flag out") from None
+    return list(tokenizer(filled, add_special_tokens=False)["input_ids"])
+
+
+def _end_ids(config: Any, model: Any = None) -> tuple[int, ...]:
+    """Token ids that end a request, from the generation configuration where there is one."""
+    generation = getattr(model, "generation_config", None)
+    ids = getattr(generation, "eos_token_id", None)
+    ids = getattr(config, "eos_token_id", None) if ids is None else ids
+    return tuple(ids) if isinstance(ids, (list, tuple)) else () if ids is None else (int(ids),)
+
+
+def _run(
+    settings: Settings, session: Session, config: Any, tokenizer: Any, prompts: list[Prompt], device: str,
+    on_progress: OnProgress,
+) -> None:  # fmt: skip
+    from traces.record.families import FAMILIES, gate_of, moe_layers
+    from traces.record.generate import Sampling
+    from traces.record.probe import RoutingProbe
+
+    model = load_model(settings.source, config, settings.dtype, device)
+    layers = moe_layers(model, settings.source.name)
+    gate = gate_of(model, layers)
+    header = header_of(settings, session.plan, model, layers, gate, tokenizer, prompts)
+    embedding = None if settings.embedding_width == 0 else model.get_input_embeddings()
+    ranked = FAMILIES[config.model_type].ranked
+    sampling = Sampling(settings.temperature, settings.seed, _end_ids(config, model))
+    layout = layout_of(settings, len(layers))
+    with RoutingProbe(layers, gate, ranked, embedding, settings.hidden) as probe:
+        _record_batches(settings, session, header, layout, prompts, (model, probe, sampling), on_progress)
+    session.join(header, layout, len(prompts))
+
+
+def _record_batches(
+    settings: Settings,
+    session: Session,
+    header: Header,
+    layout: Layout,
+    prompts: list[Prompt],
+    running: tuple[Any, RoutingProbe, Sampling],
+    on_progress: OnProgress,
+) -> None:
+    """Run every batch that is not finished yet, each request into a trace of its own."""
+    from traces.record.generate import prefill_tokens, run_batch
+
+    model, probe, sampling = running
+    chosen = splits(prompts, settings.store_frac, settings.seed)
+    project = _projection(settings, model.get_input_embeddings().weight.shape[1])
+    most = prefill_tokens(settings.batch, header.n_layers, header.n_experts)
+    rows_done = 0
+    for first in range(0, len(prompts), settings.batch):
+        own = prompts[first : first + settings.batch]
+        if session.finished(first, first + len(own)):
+            continue
+        requests = [Request(i, 0, len(p.token_ids), len(p.token_ids), p.task, None, chosen[first + i])
+                    for i, p in enumerate(own)]  # fmt: skip
+        doing, way_out = (
+            f"recording requests {first} to {first + len(own) - 1} in batches of {settings.batch}",
+            ("a smaller --batch or --dtype and --force, or shorter prompts"),
+        )
+        with BatchWriter(session, header, layout, first, requests) as writer, memory_errors(doing, way_out):
+            for slot, rows in run_batch(model, probe, own, first, sampling, most):
+                writer.add(slot, project(rows))
+                rows_done += len(rows["experts"])
+                on_progress(first, len(prompts), rows_done)
+    on_progress(len(prompts), len(prompts), rows_done)
+
+
+def _projection(settings: Settings, width: int) -> Callable[[Rows], Rows]:
+    """What shortens embeddings: nothing, or random signs (Achlioptas 2003), which keep cosines on average."""
+    wanted = settings.embedding_width
+    if not wanted:
+        return lambda rows: rows
+    signs = np.random.default_rng([settings.seed, 3]).integers(0, 2, (width, wanted)) * 2 - 1
+    matrix: Array = signs.astype(np.float32) / np.float32(math.sqrt(wanted))
+    return lambda rows: {**rows, "embeddings": rows["embeddings"] @ matrix}

@@ -1,0 +1,153 @@
+"""A recording on disk: one small trace per finished request, joined at the end; it can be cut off and continued.
+
+`FILE.recording/` holds `plan.json` and `request-000000.safetensors` ..., each a sound trace that appears whole or not
+at all. A batch is the unit of progress: it is run again unless all of its requests are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sim.data import write_json
+from sim.errors import BadInput
+from traces.format import Array
+from traces.header import Header
+from traces.reader import Trace
+from traces.record.probe import Rows
+from traces.requests import Request
+from traces.writer import Layout, TraceWriter
+
+BUFFER_BYTES = 16 * 1024 * 1024  # rows of a batch that wait in memory before they go to disk
+_JOIN_ROWS = 4096
+DIGEST = "recording"  # key of the plan's digest in the header's free facts
+
+
+def digest_of(plan: dict[str, Any]) -> str:
+    """What decides the recorded rows, as one hash."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+
+
+class Session:
+    """The folder of one recording that will become the trace `out`."""
+
+    def __init__(self, out: Path, plan: dict[str, Any]) -> None:
+        self.out, self.plan = out, plan
+        self.folder = out.with_name(out.name + ".recording")
+
+    def open(self, resume: bool, force: bool) -> bool:
+        """Prepare the folder. Returns False when `out` is the finished result of the very same plan (with `resume`).
+
+        Raises:
+            BadInput: `out` or a begun recording exists and neither flag says what to do; a plan that differs.
+        """
+        if force:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        elif self.out.exists():
+            if not resume:
+                raise BadInput(f"{self.out}: it exists; give --force to replace it, or another --out")
+            self._require_same_as_finished()
+            shutil.rmtree(self.folder, ignore_errors=True)  # cut off between the last two steps
+            return False
+        elif (self.folder / "plan.json").exists():
+            if not resume:
+                raise BadInput(f"{self.folder}: a recording was begun and not finished; give --resume to continue it, "
+                               f"or --force to begin anew")  # fmt: skip
+            self._require_same_plan()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for entry in self.folder.iterdir():  # what was being written when it was cut off
+            if entry.name.startswith("."):
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        write_json(self.folder / "plan.json", self.plan)
+        return True
+
+    def _require_same_as_finished(self) -> None:
+        with Trace(self.out) as trace:
+            if trace.header.extra.get(DIGEST) != digest_of(self.plan):
+                raise BadInput(f"{self.out}: it exists and holds another recording; give --force to replace it")
+
+    def _require_same_plan(self) -> None:
+        path = self.folder / "plan.json"
+        try:
+            begun = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            raise BadInput(f"{path}: not readable; give --force to begin anew") from None
+        for key in sorted({*begun, *self.plan}):
+            if begun.get(key) != self.plan.get(key):
+                raise BadInput(f"--resume, got {key} {self.plan.get(key)!r}: the recording was begun with "
+                               f"{begun.get(key)!r}; repeat that, or give --force to begin anew")  # fmt: skip
+
+    def part(self, index: int) -> Path:
+        """Where the trace of one request lies once it is finished."""
+        return self.folder / f"request-{index:06d}.safetensors"
+
+    def finished(self, first: int, stop: int) -> bool:
+        """Whether all requests of a batch are there."""
+        return all(self.part(i).exists() for i in range(first, stop))
+
+    def join(self, header: Header, layout: Layout, n_requests: int, table: Array | None = None) -> Path:
+        """Make the trace of all requests, put it in place and remove the folder."""
+        whole = self.folder / "whole.safetensors"
+        with TraceWriter(whole, header, layout, table) as writer:
+            for index in range(n_requests):
+                with Trace(self.part(index)) as part:
+                    _append_part(writer, part)
+        whole.replace(self.out)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return self.out
+
+
+def _append_part(writer: TraceWriter, part: Trace) -> None:
+    """Copy the one request of a part as it is stored, some rows at a time."""
+    (request,) = part.requests
+    writer.start_request(request.prompt_len, request.task, request.split, request.arrival_s)
+    names = [name for name in part.entries if not name.startswith("req_") and name != "embedding_table"]
+    for a in range(0, part.n_tokens, _JOIN_ROWS):
+        b = min(part.n_tokens, a + _JOIN_ROWS)
+        rows = {}
+        for name in names:
+            before = request.prompt_len if part.decode_only(name) else 0
+            rows[name] = part.stored(name)[max(0, a - before) : max(0, b - before)]
+        writer.append(**rows)
+
+
+class BatchWriter:
+    """The writers of one batch's requests. Rows wait until there are enough of them; use as a context manager."""
+
+    def __init__(
+        self, session: Session, header: Header, layout: Layout, first: int, requests: Sequence[Request]
+    ) -> None:
+        self._writers = [TraceWriter(session.part(first + i), header, layout) for i in range(len(requests))]
+        for writer, request in zip(self._writers, requests, strict=True):
+            writer.start_request(request.prompt_len, request.task, request.split)
+        self._waiting: list[list[Rows]] = [[] for _ in requests]
+        self._waiting_bytes = 0
+
+    def __enter__(self) -> BatchWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
+        if kind is None:
+            self._flush()
+        for writer in self._writers:
+            (writer.close if kind is None else writer.abort)()
+
+    def add(self, slot: int, rows: Rows) -> None:
+        """Take rows of one request, all tensors together."""
+        self._waiting[slot].append(rows)
+        self._waiting_bytes += sum(values.nbytes for values in rows.values())
+        if self._waiting_bytes >= BUFFER_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        for writer, waiting in zip(self._writers, self._waiting, strict=True):
+            if waiting:
+                writer.append(**{name: np.concatenate([rows[name] for rows in waiting]) for name in waiting[0]})
+                waiting.clear()
+        self._waiting_bytes = 0
