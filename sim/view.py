@@ -35,6 +35,10 @@ class Prices:
         """Seconds of one expert on the CPU."""
         return self._cost.expert_cpu_s(n_tokens)
 
+    def expert_s(self) -> float:
+        """Seconds of one expert for one token: on the GPU, or launching it where that takes longer."""
+        return max(self._cost.expert_gpu_s(1), self._cost.launch_expert.all_s)
+
     def attention_s(self, context: int) -> float:
         """Seconds of one layer's attention for one token: on the GPU, or launching it where that takes longer."""
         cost = self._cost

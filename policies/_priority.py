@@ -1,0 +1,98 @@
+"""Cache priority of MoEpic (arXiv 2509.08342, section 3.3, equation 4), as whole numbers that only grow.
+
+P = mu * rho ** (nu / omega): mu activations so far, nu tokens since the last one. Every expert's P decays at the same
+rate, so at any moment P orders experts as `omega * ln(mu) / ln(1/rho) + t` does, where t is the last token that activated
+them: a key that changes only then. Keys are rounded to 2**-20 of a token and kept as integers: equal priorities stay equal, nothing underflows, and no machine's `pow` has a say.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal, localcontext
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNIT_BITS = 20
+NEVER = -(2**62)  # the key of an expert that was never activated: P = 0
+CHUNK_ROWS = 256  # tokens looked at together, to bound memory
+
+
+class Priorities:
+    """Keys of all experts.
+
+    Args:
+        omega: observation window in tokens. rho: in (0, 1).
+
+    Attributes:
+        keys: [n_layers][n_experts]; the larger, the higher the priority. uses: mu, the same shape.
+    """
+
+    def __init__(self, n_layers: int, n_experts: int, omega: float, rho: float) -> None:
+        self.n_experts = n_experts
+        self.keys = [[NEVER] * n_experts for _ in range(n_layers)]
+        self.uses = [[0] * n_experts for _ in range(n_layers)]
+        self._tokens = [0] * n_layers  # tokens each layer has seen
+        with localcontext() as context:
+            context.prec = 40
+            self._per_ln = Decimal(omega) / -Decimal(rho).ln() * 2**UNIT_BITS
+        self._of_uses = [NEVER]
+
+    def copy(self) -> Priorities:
+        """The same state, to be compared with what comes after."""
+        other = Priorities.__new__(Priorities)
+        other.n_experts, other._per_ln, other._of_uses = self.n_experts, self._per_ln, self._of_uses
+        other.keys, other.uses = [list(row) for row in self.keys], [list(row) for row in self.uses]
+        other._tokens = list(self._tokens)
+        return other
+
+    def of_uses(self, uses: int) -> int:
+        """omega * ln(uses) / ln(1/rho) in units of a key."""
+        table = self._of_uses
+        while len(table) <= uses:
+            with localcontext() as context:
+                context.prec = 40
+                table.append(int((self._per_ln * Decimal(len(table)).ln()).to_integral_value()))
+        return table[uses]
+
+    def observe(self, layer: int, tokens: list[list[int]]) -> None:
+        """Tokens pass a layer, each with the experts it activates."""
+        keys, uses = self.keys[layer], self.uses[layer]
+        at = self._tokens[layer]
+        for chosen in tokens:
+            at += 1
+            for expert in chosen:
+                uses[expert] += 1
+                keys[expert] = self.of_uses(uses[expert]) + (at << UNIT_BITS)
+        self._tokens[layer] = at
+
+    def ranking(self, layer: int) -> list[int]:
+        """Experts of a layer from the highest priority down; ties to the lowest id."""
+        keys = self.keys[layer]
+        return sorted(range(self.n_experts), key=lambda expert: -keys[expert])
+
+
+def places_before(before: Priorities, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each expert stands in its layer's ranking before each of several tokens, 0 the highest.
+
+    Args:
+        before: the priorities before the first of them; not changed. ids: experts activated, [n, L, K].
+
+    Returns:
+        [n, L, E]. An expert is in a cache of C experts kept by priority when its place is below C.
+    """
+    n, n_layers, _ = ids.shape
+    n_experts = before.n_experts
+    chosen = np.zeros((n, n_layers, n_experts), dtype=bool)
+    np.put_along_axis(chosen, ids, True, axis=2)
+    uses = np.array(before.uses, dtype=np.int64) + np.cumsum(chosen, axis=0) - chosen  # of earlier tokens
+    last = np.where(chosen, np.arange(1, n + 1)[:, None, None], 0)
+    last = np.maximum.accumulate(last, axis=0)
+    last = np.concatenate([np.zeros_like(last[:1]), last[:-1]])
+    before.of_uses(int(uses.max(initial=0)))
+    table = np.array(before._of_uses, dtype=np.int64)
+    start = np.array(before._tokens, dtype=np.int64)[None, :, None]
+    keys = np.where(last > 0, table[uses] + ((start + last) << UNIT_BITS), np.array(before.keys, dtype=np.int64))
+    order = np.argsort(-keys, axis=2, kind="stable")
+    places = np.empty_like(order)
+    np.put_along_axis(places, order, np.arange(n_experts)[None, None, :], axis=2)
+    return places

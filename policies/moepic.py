@@ -1,0 +1,342 @@
+"""MoEpic (arXiv 2509.08342): experts split in two; tops of hot ones are cached, bottoms prefetched layer by layer.
+
+Source: Yan, Liu, Xu and Huang, "Accelerating Mixture-of-Expert Inference with Adaptive Expert Split Mechanism". No
+public code; sections, equations and Algorithm 1 are cited at each step. `docs/moepic.md` lists what the text leaves open
+and how it is read here. The ablations of Table 3 are parameters: w/o SP is `prefetch=random`, w/o LCP `evict=random`, w/o
+CCA `configure=false`; the limits of section 2.3 are `configure=false` with `split=1 prefetch=none` (cache only) and
+`split=0` (prefetch only).
+
+Not published: several GPUs (each holds its share of every layer's budget and cache; links load side by side), batches
+(predicted scores are summed; the cache is updated whenever a request ends) and prefetching for prompts, whose
+predictions traces do not record (experts in order of cache priority).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from random import Random as Draws
+
+import numpy as np
+
+from policies._moepic_cache import Tops
+from policies._moepic_config import LayerPlan, Statistics, Times, allocate
+from policies._moepic_history import History
+from policies._priority import Priorities
+from sim.api import Param, Policy, Steps
+from sim.decisions import Evict, Fetch, Prefetch, RunGpu, Wait
+from sim.iterations import DECODE, Gate, Iteration, RequestInfo
+from sim.machine import Ticket
+from sim.pieces import Piece
+from sim.store import StoreSplit
+from sim.view import View
+
+
+class Moepic(Policy):
+    """Caches the tops of hot experts per layer, prefetches what else the next layer needs, and sizes both by profit."""
+
+    name = "moepic"
+    title = "MoEpic: adaptive expert split"
+    source = "arXiv 2509.08342"
+    traits = frozenset({"timing"})
+    needs = frozenset({"experts", "next_scores_1"})
+    params = (
+        Param("omega", 128, "observation window of the cache priority, tokens (section 3.3)", low=1, high=10**9),
+        Param("rho", 0.25, "weight of activations against intervals in the cache priority (section 3.3)",
+              low=1e-9, high=1 - 1e-9),
+        Param("tau", 5000, "tokens between two runs of the configurator (section 4.1)", low=1, high=10**9),
+        Param("zeta", 0.01, "share of the budget that the configurator moves at a time (section 4.1)", low=1e-4,
+              high=1.0),
+        Param("split", 0.5, "share of an expert in its top before the configurator has run (Algorithm 1); 0 caches "
+              "nothing", low=0.0, high=1.0),
+        Param("buffer", None, "whole experts in the buffer of prefetched and missing segments; published: K "
+              "(section 4.1)", low=1, high=10**6),
+        Param("prefetch", "speculative", "speculative: by predicted score (section 3.2); random: Table 3, w/o SP; none",
+              ("speculative", "random", "none")),
+        Param("evict", "lcp", "lcp: least cache priority (section 3.3); random: Table 3, w/o LCP", ("lcp", "random")),
+        Param("configure", True, "run the configurator (section 3.4); false: equal budgets, fixed split (Table 3, w/o "
+              "CCA)"),
+        Param("admission", "always", "a missed expert always replaces the lowest (section 3.3), or only when its "
+              "priority is no lower", ("always", "priority")),
+        Param("history", "store", "store: the trace's store split has been served before, as tau asks for; none: "
+              "Algorithm 1 starts from nothing, cached experts chosen at random", ("store", "none")),
+        Param("seed", 0, "seed of random choices; --seed sets it too", low=0, high=2**63 - 1),
+    )  # fmt: skip
+    omega: int
+    rho: float
+    tau: int
+    zeta: float
+    split: float
+    buffer: int | None
+    prefetch: str
+    evict: str
+    configure: bool
+    admission: str
+    history: str
+    seed: int
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+        if self.prefetch != "speculative":
+            self.needs = frozenset({"experts"})
+
+    def min_experts(self, view: View) -> int:
+        return int(self.buffer or view.top_k)
+
+    def bind(self, view: View) -> None:
+        self._draw = Draws(self.seed).random  # noqa: S311 - a simulation, not a secret
+        self._view = view
+        self.settings["buffer"] = room = int(self.buffer or view.top_k)
+        gpus, layers = range(view.n_gpus), range(view.n_layers)
+        self._tops = [[Tops(layer, gpu, view) for gpu in gpus] for layer in layers]
+        held = [sum(len(tops[gpu].experts) for tops in self._tops) for gpu in gpus]
+        self._fits = all(view.capacity_of(gpu) >= held[gpu] for gpu in gpus)  # nothing to decide, no buffer needed
+        mine = [held[gpu] if self._fits else view.capacity_of(gpu) - room for gpu in gpus]  # V_e
+        self._shares = [n / max(1, sum(mine)) for n in mine]
+        self._priorities = Priorities(view.n_layers, view.n_experts, self.omega, self.rho)
+        statistics = Statistics(view.n_layers, view.n_experts, view.top_k)
+        self._history = History(self._priorities, statistics, self.configure, self.prefetch == "speculative")
+        self._budgets = [sum(mine) / view.n_layers] * view.n_layers
+        self._lay_out([self._even(budget) for budget in self._budgets])
+        self._ahead: list[Piece] = []
+        self._n_hits = self._n_activated = self._n_configured = self._n_admitted = 0
+
+    def _even(self, budget: float) -> LayerPlan:
+        """Algorithm 1, line 4: C = V / theta, rounded down, no more experts than there are."""
+        n_experts = self._view.n_experts
+        if self.split == 0.0 or budget <= 0.0:
+            return LayerPlan(0, 0.0, 0.0)
+        n_cached = n_experts if self._fits else min(n_experts, max(1, int(budget / self.split)))
+        return LayerPlan(n_cached, min(1.0, budget / n_cached), 0.0)
+
+    def _lay_out(self, plans: list[LayerPlan]) -> list[Tops]:
+        """Give every layer and GPU its share; returns those that changed."""
+        return [
+            tops
+            for groups, plan, budget in zip(self._tops, plans, self._budgets, strict=True)
+            for tops, share in zip(groups, self._shares, strict=True)
+            if tops.lay_out(budget * share, plan.n_cached * share, self._view)
+        ]
+
+    # -- before the first request -----------------------------------------------------------------------------------
+
+    def learn(self, store: StoreSplit) -> None:
+        """The store split has been served: counts, priorities and, every tau tokens, the configurator."""
+        if self.history == "store":
+            self._history.learn(store, lambda: self._due and self._run_configurator())
+
+    def initial(self, view: View) -> Iterator[Piece]:
+        """Tops of the C experts of highest priority (section 3.4.2), at random before anything was served."""
+        for tops in (tops for groups in self._tops for tops in groups):
+            self._choose(tops, random=self.evict == "random" or not any(self._priorities.uses[tops.layer]))
+            for expert in tops.cached:
+                top = tops.top(expert)
+                assert top is not None
+                yield top
+
+    def _choose(self, tops: Tops, random: bool) -> None:
+        if random:
+            stay = list(tops.cached)
+            rest = [e for e in tops.experts if e not in tops.cached]
+            tops.cached = dict.fromkeys((stay + list(self._shuffled(rest)))[: tops.n_cached])
+        else:
+            keys = self._priorities.keys[tops.layer]
+            tops.cached = dict.fromkeys(tops.best(keys.__getitem__))
+
+    def _shuffled(self, experts: list[int]) -> Iterator[int]:
+        for left in range(len(experts), 0, -1):
+            at = int(self._draw() * left)
+            experts[at], experts[left - 1] = experts[left - 1], experts[at]
+            yield experts[left - 1]
+
+    # -- a layer (section 3.2) --------------------------------------------------------------------------------------
+
+    def iteration_start(self, iteration: Iteration, view: View) -> None:
+        self._history.begin()
+
+    def gate_done(self, gate: Gate, view: View) -> Steps:
+        self._history.observe(gate)
+        for piece in self._ahead:
+            if piece.expert not in gate.needs:
+                yield Evict(piece)  # "terminates the prefetch operation": withdrawn, or dropped once it is over
+        self._ahead.clear()
+        yield from self._serve(gate, view)
+        yield from self._look_ahead(gate, view)
+
+    def _serve(self, gate: Gate, view: View) -> Steps:
+        """Missing segments are loaded while what is there is computed: whole experts first, then tops that only lack
+        their bottom, then misses, each in the gate's order (the paper leaves the order open)."""
+        groups, owed = self._tops[gate.layer], dict(gate.needs)
+        home = {expert: groups[view.piece(gate.layer, expert).gpu] for expert in owed}
+        work = sorted(owed, key=lambda expert: self._readiness(home[expert], expert, view))
+        unsent: list[deque[int]] = [deque() for _ in groups]
+        for expert in work:
+            tops = home[expert]
+            self._n_activated += owed[expert]
+            self._n_hits += owed[expert] if expert in tops.cached else 0
+            for piece in tops.held(expert, view):
+                if not view.arrived(piece):
+                    yield Fetch(piece)  # prefetched, but not there: it is waited for now
+            if tops.missing(expert, view):
+                unsent[tops.gpu].append(expert)
+            else:
+                yield from self._admit(tops, expert, owed)
+        for tops in groups:
+            yield from self._send(tops, unsent[tops.gpu], owed, view)
+        for expert in work:
+            tops = home[expert]
+            if expert in unsent[tops.gpu]:  # all before it have run and left the buffer
+                yield from self._send(tops, unsent[tops.gpu], owed, view, at_least=1)
+            yield RunGpu(expert)
+            del owed[expert]
+            for segment in (tops.bottom(expert), None if expert in tops.cached else tops.top(expert)):
+                if segment is not None:
+                    yield Evict(segment)
+            yield from self._send(tops, unsent[tops.gpu], owed, view)
+
+    def _readiness(self, tops: Tops, expert: int, view: View) -> int:
+        held = tops.held(expert, view)
+        if not tops.missing(expert, view):
+            return 0 if all(view.arrived(piece) for piece in held) else 1
+        if expert in tops.cached:
+            return 3
+        return 2 if held else 4
+
+    def _send(self, tops: Tops, unsent: deque[int], owed: dict[int, int], view: View, at_least: int = 0) -> Steps:
+        """Load missing segments on demand, as far as there is room."""
+        while unsent:
+            expert = unsent[0]
+            if expert not in tops.cached:
+                yield from self._admit(tops, expert, owed)
+            pieces = tops.missing(expert, view)
+            if at_least <= 0 and sum(piece.n_bytes for piece in pieces) > view.free_bytes(tops.gpu):
+                return
+            for piece in pieces:
+                yield Fetch(piece)
+            unsent.popleft()
+            at_least -= 1
+
+    def _admit(self, tops: Tops, expert: int, owed: dict[int, int]) -> Iterator[Evict]:
+        """Section 3.3: the missed expert's top takes the place of the one of lowest priority. Where every cached expert
+        is still to run (prompts, batches), it passes through the buffer instead."""
+        if expert in tops.cached or not tops.n_cached:
+            return
+        if len(tops.cached) >= tops.n_cached:
+            candidates = tops.replaceable(owed)
+            if not candidates:
+                return
+            keys = self._priorities.keys[tops.layer]
+            if self.evict == "random":
+                victim = candidates[int(self._draw() * len(candidates))]
+            else:
+                victim = min(candidates, key=lambda e: (keys[e], e))
+            if self.admission == "priority" and keys[expert] < keys[victim]:
+                return
+            top = tops.top(victim)
+            assert top is not None
+            yield Evict(top)
+            del tops.cached[victim]
+        tops.cached[expert] = None
+        self._n_admitted += 1
+
+    def _look_ahead(self, gate: Gate, view: View) -> Steps:
+        """Bottoms of the next layer's likeliest experts whose tops are cached, else all of them, while the buffer has
+        room; after the last layer the first one's, for the next token."""
+        if self.prefetch == "none" or self._fits:
+            return
+        layer = (gate.layer + 1) % view.n_layers
+        order = list(self._order(gate, layer, view))
+        for tops in self._tops[layer]:
+            left_s = self._window_s(gate, view)
+            for expert in order:
+                if view.piece(layer, expert).gpu != tops.gpu:
+                    continue
+                pieces = tops.missing(expert, view)
+                if left_s < 0.0 or sum(piece.n_bytes for piece in pieces) > view.free_bytes(tops.gpu):
+                    break
+                for piece in pieces:
+                    yield Prefetch(piece)
+                    self._ahead.append(piece)
+                    left_s -= view.prices.copy_s(piece.n_bytes)
+
+    def _window_s(self, gate: Gate, view: View) -> float:
+        """Twice the longest prefetching window this can be: prefetches go out one by one, so what could not start
+        before the next gate speaks is never asked for (and costs the host nothing)."""
+        prices, n_tokens = view.prices, gate.iteration.n_tokens
+        moe_s = sum(max(prices.gpu_s(n), prices.expert_s()) for n in gate.needs.values()) + n_tokens * prices.shared_s()
+        head_s = len(gate.iteration.ranges) * prices.head_s() if gate.layer == view.n_layers - 1 else 0.0
+        attention_s = sum((r.stop_row - r.start_row) * prices.attention_s(r.context) for r in gate.iteration.ranges)
+        return 2.0 * (moe_s + attention_s + head_s)
+
+    def _order(self, gate: Gate, layer: int, view: View) -> Iterable[int]:
+        if self.prefetch == "random":
+            return self._shuffled(list(range(view.n_experts)))
+        if gate.phase == DECODE:
+            scores = gate.next_scores(1)
+            total = scores[0] if len(scores) == 1 else scores.sum(axis=0)
+            order: list[int] = np.argsort(-total, kind="stable").tolist()
+            return order
+        return self._priorities.ranking(layer)
+
+    # -- the configurator (section 3.4) -----------------------------------------------------------------------------
+
+    def iteration_end(self, iteration: Iteration, view: View) -> None:
+        self._history.end(iteration)
+
+    def request_end(self, request: RequestInfo, view: View) -> Steps:
+        """The end of a request stands for an idle device; the next one starts when the cache has been updated."""
+        self._history.forget(request.index)
+        if self._due:
+            yield from self._update(view)
+
+    def idle(self, view: View) -> Steps:
+        if self._due:
+            yield from self._update(view)
+
+    @property
+    def _due(self) -> bool:
+        return self.configure and not self._fits and self._history.since >= self.tau
+
+    def _run_configurator(self) -> list[Tops]:
+        prices, top_k = self._view.prices, self._view.top_k
+        times = Times(
+            attention_s=prices.attention_s(self._history.mean_context), moe_s=top_k * prices.expert_s() + prices.shared_s(),
+            head_s=prices.head_s(), load_s=prices.copy_s() / self._view.n_gpus, top_k=top_k,
+        )  # fmt: skip
+        odds = self._history.statistics.odds(self.prefetch)
+        self._budgets, plans = allocate(self._budgets, self.zeta, odds, times)
+        self._history.since = 0
+        self._n_configured += 1
+        return self._lay_out(plans)
+
+    def _update(self, view: View) -> Steps:
+        """Algorithm 1, lines 9 and 10: new budgets and splits, then the tops of each layer's best C experts."""
+        self._ahead.clear()
+        held = list(view.residents())
+        self._run_configurator()
+        wanted: dict[Piece, None] = {}
+        for tops in (tops for groups in self._tops for tops in groups):
+            tops.cached = {e: None for e in tops.cached if e in tops.experts}
+            self._choose(tops, self.evict == "random")
+            wanted.update((top, None) for top in map(tops.top, tops.cached) if top is not None)
+        for piece in held:
+            if piece not in wanted:
+                yield Evict(piece)
+        tickets: list[Ticket] = []
+        for piece in [piece for piece in wanted if not view.holds(piece)]:
+            ticket = yield Fetch(piece)
+            tickets.append(ticket)
+        yield Wait(tuple(tickets))
+
+    def stats(self) -> dict[str, float]:
+        groups = [tops for layer in self._tops for tops in layer]
+        fracs = [tops.split_frac for tops in groups]
+        return {
+            "top_hit_rate": self._n_hits / max(1, self._n_activated),  # section 3.4.2: activated experts found cached
+            "configured": float(self._n_configured),
+            "cached_tops": float(sum(tops.n_cached for tops in groups)),
+            "split_mean_frac": sum(fracs) / len(fracs),
+            "split_min_frac": min(fracs),
+            "split_max_frac": max(fracs),
+            "admitted": float(self._n_admitted),
+        }
