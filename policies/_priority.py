@@ -1,8 +1,9 @@
 """Cache priority of MoEpic (arXiv 2509.08342, section 3.3, equation 4), as whole numbers that only grow.
 
 P = mu * rho ** (nu / omega): mu activations so far, nu tokens since the last one. Every expert's P decays at the same
-rate, so at any moment P orders experts as `omega * ln(mu) / ln(1/rho) + t` does, where t is the last token that activated
-them: a key that changes only then. Keys are rounded to 2**-20 of a token and kept as integers: equal priorities stay equal, nothing underflows, and no machine's `pow` has a say.
+rate, so at any moment P orders experts as `omega * ln(mu) / ln(1/rho) + t` does, where t is the last token that
+activated them: a key that changes only then. Keys are rounded to 2**-20 of a token and kept as integers: equal
+priorities stay equal, nothing underflows, and no machine's `pow` has a say.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Least cache priority: MoEpic's replacement rule as a plain cache of whole experts.
 
 Source: MoEpic (arXiv 2509.08342), section 3.3, equation 4: P = mu * rho ** (nu / omega) of the expert's activations so
-far, mu, and the tokens since its last one, nu. On a miss the lowest leaves and the new one always enters; counts outlive
-the stay of an expert. Ties are not published: the lowest expert, then the lowest layer, leaves.
+far, mu, and the tokens since its last one, nu. On a miss the lowest leaves and the new one always enters; counts
+outlive the stay of an expert. Ties are not published: the lowest expert, then the lowest layer, leaves.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """MoEpic (arXiv 2509.08342): experts split in two; tops of hot ones are cached, bottoms prefetched layer by layer.
 
 Source: Yan, Liu, Xu and Huang, "Accelerating Mixture-of-Expert Inference with Adaptive Expert Split Mechanism". No
-public code; sections, equations and Algorithm 1 are cited at each step. `docs/moepic.md` lists what the text leaves open
-and how it is read here. The ablations of Table 3 are parameters: w/o SP is `prefetch=random`, w/o LCP `evict=random`, w/o
-CCA `configure=false`; the limits of section 2.3 are `configure=false` with `split=1 prefetch=none` (cache only) and
-`split=0` (prefetch only).
+public code; sections, equations and Algorithm 1 are cited at each step. `docs/moepic.md` lists what the text leaves
+open and how it is read here. The ablations of Table 3 are parameters: w/o SP is `prefetch=random`, w/o LCP
+`evict=random`, w/o CCA `configure=false`; the limits of section 2.3 are `configure=false` with `split=1 prefetch=none`
+(cache only) and `split=0` (prefetch only).
 
 Not published: several GPUs (each holds its share of every layer's budget and cache; links load side by side), batches
 (predicted scores are summed; the cache is updated whenever a request ends) and prefetching for prompts, whose
@@ -300,8 +300,8 @@ class Moepic(Policy):
     def _run_configurator(self) -> list[Tops]:
         prices, top_k = self._view.prices, self._view.top_k
         times = Times(
-            attention_s=prices.attention_s(self._history.mean_context), moe_s=top_k * prices.expert_s() + prices.shared_s(),
-            head_s=prices.head_s(), load_s=prices.copy_s() / self._view.n_gpus, top_k=top_k,
+            attention_s=prices.attention_s(self._history.mean_context),
+            moe_s=top_k * prices.expert_s() + prices.shared_s(), head_s=prices.head_s(), load_s=prices.copy_s() / self._view.n_gpus, top_k=top_k,
         )  # fmt: skip
         odds = self._history.statistics.odds(self.prefetch)
         self._budgets, plans = allocate(self._budgets, self.zeta, odds, times)
