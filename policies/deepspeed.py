@@ -1,0 +1,196 @@
+"""DeepSpeed ZeRO-Inference: parameters in host memory, fetched for each sub-module and released right after it.
+
+Source: deepspeedai/DeepSpeed@edaa722, runtime/zero/partitioned_param_coordinator.py (`fetch_sub_module`,
+`release_sub_module`) and zero/config.py (the published defaults). Limits count elements, as the configuration does.
+`granularity=layer` is an MoE block marked as a ZeRO-3 leaf: all its experts are fetched, whatever the gate chose, and
+the order of sub-modules recorded in the first pass stays valid, so what follows is prefetched. `granularity=expert`
+fetches the experts that run; their order changes with every token, which invalidates the record, and nothing is
+prefetched. There is no cache. `stage3_max_reuse_distance` has no part here: within a pass nothing is used twice.
+
+Dense parameters stay on the GPU in this simulator; attention and gate are sub-modules that trigger prefetching, and
+fetch nothing themselves. Several GPUs (not published): experts are fetched by the GPU that owns them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable
+from typing import Any
+
+from sim.api import Param, Policy, Steps
+from sim.decisions import Decision, Evict, Fetch, Prefetch, RunGpu, Wait
+from sim.iterations import Gate, Iteration
+from sim.machine import Ticket
+from sim.model_bytes import BITS_PER_PARAM
+from sim.pieces import Piece
+from sim.view import View
+
+Fetching = Generator[Decision, Any, list[Ticket]]
+
+
+class DeepSpeed(Policy):
+    """Fetches what a sub-module needs, then what the recorded order says comes next, within the limits."""
+
+    name = "deepspeed"
+    title = "DeepSpeed ZeRO-Inference"
+    source = "deepspeedai/DeepSpeed@edaa722 runtime/zero/partitioned_param_coordinator.py"
+    aliases = ("zero_inference",)
+    traits = frozenset({"streams"})
+    params = (
+        Param("granularity", "layer", "what is fetched at once: the experts of a layer (a ZeRO-3 leaf; so FineMoE runs "
+              "it), or each expert that runs (which MoE-Infinity's figures imply)", ("layer", "expert")),
+        Param("stage3_max_live_parameters", 1_000_000_000, "elements on the GPU beyond which nothing is prefetched "
+              "(zero/config.py)", low=0, high=10**15),
+        Param("stage3_prefetch_bucket_size", 50_000_000, "elements prefetched per sub-module; the tensor that reaches "
+              "it is still fetched (zero/config.py)", low=0, high=10**15),
+        Param("stage3_param_persistence_threshold", 100_000, "tensors of fewer elements never leave the GPU "
+              "(zero/config.py)", low=0, high=10**15),
+        Param("max_ongoing_fetches", 2, "fetches under way before the host waits for the oldest "
+              "(`__max_ongoing_fetch_events`)", low=1, high=1024),
+        Param("tensors_per_expert", 3, "tensors an expert consists of: gate, up and down projection (Switch: 2)",
+              low=1, high=64),
+    )  # fmt: skip
+    granularity: str
+    stage3_max_live_parameters: int
+    stage3_prefetch_bucket_size: int
+    stage3_param_persistence_threshold: int
+    max_ongoing_fetches: int
+    tensors_per_expert: int
+
+    def min_experts(self, view: View) -> int:
+        share = -(-view.n_experts // view.n_gpus)
+        if self._persistent(view):
+            return -(-view.n_layers * view.n_experts // view.n_gpus)
+        return share if self.granularity == "layer" else 1
+
+    def _elements(self, view: View) -> float:
+        """Elements of one tensor of an expert."""
+        return view.expert_bytes * 8 / BITS_PER_PARAM[view.piece(0, 0).precision] / self.tensors_per_expert
+
+    def _persistent(self, view: View) -> bool:
+        return self._elements(view) < self.stage3_param_persistence_threshold
+
+    def bind(self, view: View) -> None:
+        self._n_elements = self._elements(view)
+        self._stays = self._persistent(view)
+        self._parts: dict[tuple[int, int], list[Piece]] = {}
+        self._live: dict[Piece, None] = {}  # on the GPU or on the way there, in order of asking
+        self._fetches: deque[list[Ticket]] = deque()  # under way, oldest first
+        self._recorded = False
+        self._following: deque[Piece] = deque()  # tensors in recorded order that nothing was asked for yet
+
+    def initial(self, view: View) -> Iterable[Piece]:
+        """Persistent parameters only."""
+        return [piece for row in range(view.n_layers) for piece in self._layer(row, view)] if self._stays else []
+
+    def _tensors(self, layer: int, expert: int, view: View) -> list[Piece]:
+        found = self._parts.get((layer, expert))
+        if found is None:
+            n = self.tensors_per_expert
+            found = self._parts[layer, expert] = [view.part(layer, expert, at / n, (at + 1) / n) for at in range(n)]
+        return found
+
+    def _layer(self, layer: int, view: View) -> list[Piece]:
+        return [piece for expert in range(view.n_experts) for piece in self._tensors(layer, expert, view)]
+
+    # -- the hooks of sub-modules -----------------------------------------------------------------------------------
+
+    def iteration_start(self, iteration: Iteration, view: View) -> None:
+        """Every pass goes through the recorded order from the start; the first one records it."""
+        if self._recorded:
+            self._following = deque(piece for layer in range(view.n_layers) for piece in self._layer(layer, view))
+
+    def iteration_end(self, iteration: Iteration, view: View) -> None:
+        self._recorded = self.granularity == "layer" and not self._stays
+        self._following.clear()
+
+    def layer_enter(self, layer: int, view: View) -> Steps:
+        """Attention."""
+        yield from self._prefetch(view)
+
+    def gate_input(self, layer: int, view: View) -> Steps:
+        """The gate."""
+        yield from self._prefetch(view)
+
+    def gate_done(self, gate: Gate, view: View) -> Steps:
+        if self._stays:
+            for expert in gate.needs:
+                yield RunGpu(expert)
+        elif self.granularity == "layer":
+            yield from self._serve_layer(gate, view)
+        else:
+            for expert in sorted(gate.needs):  # the module list's order
+                tickets: list[Ticket] = []
+                for piece in self._tensors(gate.layer, expert, view):  # each projection is a sub-module of its own
+                    tickets += yield from self._fetch([piece])
+                yield RunGpu(expert, tuple(tickets))
+                yield from self._release(self._tensors(gate.layer, expert, view))
+
+    def _serve_layer(self, gate: Gate, view: View) -> Steps:
+        """`fetch_sub_module`: fetch what is missing, wait for all of it, prefetch what follows; release afterwards."""
+        while self._following and self._following[0].layer <= gate.layer:
+            self._following.popleft()
+        here = [piece for piece in self._live if piece.layer == gate.layer]
+        missing: list[Piece] = []
+        for expert in range(view.n_experts):
+            tensors = [piece for piece in self._tensors(gate.layer, expert, view) if piece not in self._live]
+            # One fetch moves all of it: an expert of which nothing is here yet goes as one copy.
+            missing += tensors if len(tensors) < self.tensors_per_expert else [view.piece(gate.layer, expert)]
+        arrived = yield from self._fetch(missing)
+        for piece in here:  # prefetched, and now needed
+            ticket = yield Fetch(piece)
+            if ticket is not None:
+                arrived.append(ticket)
+        yield from self._prefetch(view)
+        for expert in gate.needs:
+            yield RunGpu(expert, tuple(arrived))
+        yield from self._release(here + missing)
+
+    def _fetch(self, pieces: list[Piece]) -> Fetching:
+        """One fetch of these tensors; at most so many are under way."""
+        if not pieces:
+            return []
+        yield from self._await_oldest()
+        tickets: list[Ticket] = []
+        for piece in pieces:
+            tickets.append((yield Fetch(piece)))
+            self._live[piece] = None
+        self._fetches.append(tickets)
+        return list(tickets)
+
+    def _prefetch(self, view: View) -> Steps:
+        """Following tensors until the bucket is full, as long as few enough are live."""
+        allowed = min(
+            self.stage3_max_live_parameters - self._live_elements(), self.stage3_prefetch_bucket_size
+        )
+        asked: list[Piece] = []
+        free_bytes = [view.free_bytes(gpu) for gpu in range(view.n_gpus)]
+        while self._following and len(asked) * self._n_elements < allowed:
+            piece = self._following[0]
+            if free_bytes[piece.gpu] < piece.n_bytes:
+                break
+            free_bytes[piece.gpu] -= piece.n_bytes
+            asked.append(self._following.popleft())
+        if not asked:
+            return
+        yield from self._await_oldest()
+        tickets: list[Ticket] = []
+        for piece in asked:
+            tickets.append((yield Prefetch(piece)))
+            self._live[piece] = None
+        self._fetches.append(tickets)
+
+    def _live_elements(self) -> float:
+        """Elements of experts on the GPU or on the way there."""
+        return sum((piece.stop_frac - piece.start_frac) for piece in self._live) * (
+            self._n_elements * self.tensors_per_expert
+        )
+
+    def _await_oldest(self) -> Steps:
+        while len(self._fetches) >= self.max_ongoing_fetches:
+            yield Wait(tuple(self._fetches.popleft()))
+
+    def _release(self, pieces: list[Piece]) -> Steps:
+        for piece in pieces:
+            del self._live[piece]
+            yield Evict(piece)

@@ -1,0 +1,241 @@
+"""ProMoE (arXiv 2410.22134): experts predicted two layers ahead, copied in chunks that a miss may overtake.
+
+Source: Song, Zhong, Chen and Chen, "ProMoE: Fast MoE-based LLM Serving using Proactive Caching"; its code was not
+available. Cache: LRU per layer; a transfer is a third of an expert (gate, up or down matrix). A single worker serves
+two queues, high (asked by a gate) before low (predicted). At the gate the layer's low tasks are withdrawn, the missing
+chunks become high ones, and experts compute in the order of what is ready ("reordered inference").
+
+Its predictor, one small MLP per layer on the CPU fed with hidden states, cannot be trained from routing alone. Here the
+gate of a later layer on this layer's gate input stands in (published accuracies: MLP 84.7 %, about 5 points less with a
+stride; gate reuse 66.9 % on Qwen2-57B), or on request a labelled surrogate of a given accuracy. Traces record those
+scores while generating, so only then is anything predicted. A group of layers smaller than what is predicted takes the
+first predictions alone. Several GPUs (not published): each has its own worker and its share of every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from typing import Any
+
+import numpy as np
+
+from policies._surrogate import PREFIX, Surrogate
+from sim.api import Param, Policy, Steps
+from sim.decisions import Cancel, Decision, Evict, Fetch, Predict, Prefetch, RunGpu
+from sim.errors import BadInput
+from sim.iterations import PREFILL, Gate
+from sim.machine import Ticket
+from sim.pieces import Piece
+from sim.view import View
+
+Demanding = Generator[Decision, Any, tuple[Ticket, ...]]
+
+
+class ProMoe(Policy):
+    """Prefetches by chunks, early; what the gate asks for overtakes, and what is ready is computed first."""
+
+    name = "promoe"
+    title = "ProMoE: predicted chunks, reordered inference"
+    source = "arXiv 2410.22134"
+    traits = frozenset({"timing"})
+    needs = frozenset({"experts", "next_scores_2"})
+    params = (
+        Param("predictor", "gate_reuse", "a later gate on this layer's gate input (next_scores of the trace); or "
+              "surrogate:SHARE or surrogate:ALL/ANY, a labelled stand-in"),
+        Param("stride", 2, "layers between a prediction and its target (published: one more than layer by layer)",
+              low=1, high=3),
+        Param("predictor_s", 2e-4, "time of a prediction, on the CPU (published: about 200 us)", low=0.0, high=1.0),
+        Param("chunks", 3, "transfers per expert (published: its three matrices)", low=1, high=64),
+        Param("preempt", True, "withdraw a layer's low tasks at its gate (early preemption)"),
+        Param("reorder", True, "compute what is ready first; false takes the gate's order"),
+        Param("depth", 6, "chunks handed to the copy engine at once. The worker takes one whenever it is free; this "
+              "engine only looks at polling points, so more must be at hand (assumed)", low=1, high=1024),
+        Param("seed", 0, "for a surrogate's draws", low=0, high=2**63 - 1),
+    )  # fmt: skip
+    predictor: str
+    stride: int
+    predictor_s: float
+    chunks: int
+    preempt: bool
+    reorder: bool
+    depth: int
+    seed: int
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+        self.needs = frozenset({"experts", f"next_scores_{self.stride}"})
+        if self.predictor.startswith(PREFIX):
+            self.needs, self.labels = frozenset({"experts"}), (PREFIX,)
+        elif self.predictor != "gate_reuse":
+            raise BadInput(f"promoe.predictor, got {self.predictor!r}: gate_reuse, or surrogate:0.85; take one of them")
+
+    def min_experts(self, view: View) -> int:
+        return view.n_layers
+
+    def layer_budgets(self, view: View) -> list[list[int]]:
+        return [[n * view.expert_bytes for n in self._shares(gpu, view)] for gpu in range(view.n_gpus)]
+
+    def _shares(self, gpu: int, view: View) -> list[int]:
+        """Experts per layer: equal caches; what does not divide goes to the first layers."""
+        each, more = divmod(view.capacity_of(gpu), view.n_layers)
+        return [each + (layer < more) for layer in range(view.n_layers)]
+
+    def bind(self, view: View) -> None:
+        self.prefetch_depth = self.depth
+        groups = [(gpu, layer) for gpu in range(view.n_gpus) for layer in range(view.n_layers)]
+        self._room = {(gpu, layer): self._shares(gpu, view)[layer] for gpu, layer in groups}
+        # Per GPU and layer the experts that have a chunk there or on its way, least recently accessed first.
+        self._lru: dict[tuple[int, int], dict[int, None]] = {group: {} for group in groups}
+        self._parts: dict[tuple[int, int], list[Piece]] = {}
+        self._stale: list[Piece] = []  # chunks of experts whose place has been taken
+        self._surrogate = (
+            Surrogate(self.predictor, view.top_k, view.n_experts, self.seed) if self.labels else None
+        )
+        self._aimed: dict[int, set[int]] = {}
+        self._n = self._right = 0
+
+    def _chunks(self, layer: int, expert: int, view: View) -> list[Piece]:
+        found = self._parts.get((layer, expert))
+        if found is None:
+            n = self.chunks
+            found = self._parts[layer, expert] = [view.part(layer, expert, at / n, (at + 1) / n) for at in range(n)]
+        return found
+
+    # -- a gate has spoken ------------------------------------------------------------------------------------------
+
+    def layer_enter(self, layer: int, view: View) -> Steps:
+        yield from self._sweep()
+
+    def gate_done(self, gate: Gate, view: View) -> Steps:
+        yield from self._sweep()
+        aimed = self._aimed.pop(gate.layer, set())
+        self._count(gate, aimed)
+        if self.preempt:  # the layer's low tasks; those of experts it needs become high ones
+            for expert in sorted(aimed - gate.needs.keys()):
+                for chunk in self._chunks(gate.layer, expert, view):
+                    yield Cancel(chunk)
+        waiting = self._in_order(gate, view)
+        asked = False
+        coming: list[tuple[int, tuple[Ticket, ...]]] = []
+        while waiting or coming:
+            while (found := next((e for e in waiting if self._admits(gate.layer, e, view)), None)) is not None:
+                waiting.remove(found)
+                coming.append((found, (yield from self._demand(gate.layer, found, view))))
+            if not asked:
+                asked = True
+                yield from self._predict(gate, view)
+            expert, tickets = coming.pop(0)
+            yield RunGpu(expert, tickets)
+
+    def _in_order(self, gate: Gate, view: View) -> list[int]:
+        """Cached experts, those on their way by the chunks that have arrived, then the others."""
+        if not self.reorder:
+            return list(gate.needs)
+        ready = {e: sum(view.arrived(c) for c in self._chunks(gate.layer, e, view)) for e in gate.needs}
+        return sorted(gate.needs, key=lambda e: (-ready[e], e not in self._lru[self._group(gate.layer, e, view)]))
+
+    def _group(self, layer: int, expert: int, view: View) -> tuple[int, int]:
+        return view.piece(layer, expert).gpu, layer
+
+    def _admits(self, layer: int, expert: int, view: View) -> bool:
+        """It has a place, or one is free or holds what the layer does not need any more."""
+        group = self._group(layer, expert, view)
+        held = self._lru[group]
+        return expert in held or len(held) < self._room[group] or self._leaves(group, expert, view) is not None
+
+    def _leaves(self, group: tuple[int, int], newcomer: int, view: View) -> int | None:
+        """The least recently accessed expert that may go."""
+        layer = group[1]
+        others = (e for e in self._lru[group] if e != newcomer and view.evictable(view.piece(layer, e)))
+        return next(others, None)
+
+    def _demand(self, layer: int, expert: int, view: View) -> Demanding:
+        """High tasks for the chunks that are missing; chunks on their way go ahead of what nobody waits for."""
+        group = self._group(layer, expert, view)
+        held = self._lru[group]
+        if expert not in held and len(held) == self._room[group]:
+            victim = self._leaves(group, expert, view)
+            assert victim is not None
+            for chunk in [c for c in self._chunks(layer, victim, view) if view.holds(c)]:
+                yield Evict(chunk)
+            held.pop(victim, None)
+        held.pop(expert, None)
+        held[expert] = None
+        tickets: list[Ticket] = []
+        for chunk in self._chunks(layer, expert, view):
+            ticket = yield Fetch(chunk)
+            if ticket is not None:
+                tickets.append(ticket)
+        return tuple(tickets)
+
+    # -- low tasks --------------------------------------------------------------------------------------------------
+
+    def _predict(self, gate: Gate, view: View) -> Steps:
+        """Predict `stride` layers ahead and queue what is missing, chunk by chunk, in the order of prediction."""
+        target = gate.layer + self.stride
+        if target >= view.n_layers or gate.phase == PREFILL:
+            return
+        ticket = yield Predict(self.predictor_s, "side", basis="measured")
+        named = list(dict.fromkeys(self._named(gate, target, view)))
+        self._aimed[target] = set(named)
+        taken = dict.fromkeys(self._lru, 0)
+        for expert in named:
+            group = self._group(target, expert, view)
+            taken[group] += 1
+            if taken[group] > self._room[group]:
+                continue
+            if expert in self._lru[group]:  # asking counts as an access
+                del self._lru[group][expert]
+                self._lru[group][expert] = None
+            for chunk in self._chunks(target, expert, view):
+                if not view.holds(chunk):
+                    yield Prefetch(chunk, 0.0, (ticket,))
+
+    def _named(self, gate: Gate, target: int, view: View) -> Iterable[int]:
+        """Experts predicted for the target layer: every token's first choice, then the second ..."""
+        if self._surrogate is not None:
+            truth = gate.iteration.ids(target).tolist()
+            rows = [r.start_row for r in gate.iteration.ranges]
+            named = [self._surrogate.name(row, target, ids) for row, ids in zip(rows, truth, strict=True)]
+            return [expert for choices in zip(*named, strict=True) for expert in choices]
+        best = np.argsort(-gate.next_scores(self.stride), axis=1, kind="stable")[:, : view.top_k]
+        return [int(expert) for expert in best.T.reshape(-1)]
+
+    def placed(self, piece: Piece, view: View) -> None:
+        self._lru[piece.gpu, piece.layer].setdefault(piece.expert)
+
+    def evicted(self, piece: Piece, view: View) -> None:
+        if piece in self._stale:
+            self._stale.remove(piece)
+        elif not any(view.holds(chunk) for chunk in self._chunks(piece.layer, piece.expert, view)):
+            self._lru[piece.gpu, piece.layer].pop(piece.expert, None)
+
+    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
+        """When a new expert's first chunk starts, the victim loses its place, and so all of its chunks."""
+        group = (piece.gpu, piece.layer)
+        for chunk in self._stale:
+            if (chunk.gpu, chunk.layer) == group and chunk is not piece:
+                return chunk
+        leaving = self._leaves(group, piece.expert, view)
+        if leaving is None:
+            return None
+        chunks = [chunk for chunk in self._chunks(piece.layer, leaving, view) if view.holds(chunk)]
+        del self._lru[group][leaving]
+        self._stale += chunks
+        return chunks[0]
+
+    def _sweep(self) -> Steps:
+        """Give up what is left of experts that have lost their place."""
+        for chunk in list(self._stale):
+            yield Evict(chunk)
+
+    # -- figures of its own -----------------------------------------------------------------------------------------
+
+    def _count(self, gate: Gate, aimed: set[int]) -> None:
+        if aimed:
+            self._n += len(gate.needs)
+            self._right += sum(expert in aimed for expert in gate.needs)
+
+    def stats(self) -> dict[str, float]:
+        """predicted_frac: share of the chosen experts that were predicted (published for its MLP: 84.7 %)."""
+        return {"predicted_frac": self._right / self._n if self._n else 0.0}
