@@ -108,14 +108,12 @@ def _log(path: Path) -> Iterator[tuple[int, int, int]]:
             time_ms = field(where, data, "timestamp")
             if isinstance(time_ms, bool) or not isinstance(time_ms, (int, float)) or not 0 <= time_ms <= 1e15:
                 raise BadInput(f"{where}: timestamp, got {shown(time_ms)}: milliseconds from 0 on; mend the record")
-            prompt_len, outputs = (
-                whole(where, name, field(where, data, name), 0, MAX_TOKENS) for name in ("input_length", "output_length")
-            )
+            fields = ("input_length", "output_length")
+            prompt_len, outputs = (whole(where, name, field(where, data, name), 0, MAX_TOKENS) for name in fields)
             yield round(time_ms * 1_000_000), prompt_len, outputs
         return
-    names = {
-        name.strip() for name in head.split(b"\n", 1)[0].decode("utf-8", "replace").removeprefix("\ufeff").split(",")
-    }
+    first = head.split(b"\n", 1)[0].decode("utf-8", "replace").removeprefix("\ufeff")
+    names = {name.strip() for name in first.split(",")}
     if not set(AZURE_COLUMNS) <= names:
         raise BadInput(
             f"{path}: neither an Azure trace (CSV with {', '.join(AZURE_COLUMNS)}) nor a Mooncake one (JSONL with "

@@ -1,8 +1,8 @@
 """Give the requests of a trace arrival times, and on demand the lengths of a production log; rows are streamed.
 
-With recorded lengths the requests stay what they are; only the time they arrive is new. With the lengths of the arrivals
-a request is spliced: a prompt goes on with prompt rows, and its output with decode rows, of the next recorded requests of
-the same task and split. What is cut or joined so never ran like that, hence the label `spliced`.
+With recorded lengths the requests stay what they are; only the time they arrive is new. With the lengths of the
+arrivals a request is spliced: a prompt goes on with prompt rows, and its output with decode rows, of the next recorded
+requests of the same task and split. What is cut or joined so never ran like that, hence the label `spliced`.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def command(
             )
         kept = [one for one in times if lengths == "recorded" or (one.prompt_len != 0 and one.outputs != 0)]
         if not kept:
-            raise BadInput(f"{source}: lengths, got requests without prompt or output tokens only; use --lengths recorded")
+            raise BadInput(f"{source}: lengths, got only requests without prompt or output; use --lengths recorded")
         plans = plan(opened, kept, lengths, split)
         origin = f"{Path(source).name if Path(source).exists() else source}, rate scale {rate_scale:g}, seed {seed}"
         with _bar(f"writing {out.name}") as progress:

@@ -1,9 +1,9 @@
 """StrataMoE's RouterTrace, versions 1 and 2: one JSON document with `selections[token][layer][rank]`, no weights.
 
 Built from its public description and writer, `docs/ROUTER_TRACE_SCHEMA.md` and `tools/capture_switch_router_trace.py`
-of https://github.com/Labeeb2339/stratamoe-lab, and tried on the captured trace that it publishes. `source.kind` is `captured` (a model was
-run) or `synthetic` (its generator; also every version 1 file), which becomes the label `synthetic`. Requests and
-phases are not told.
+of https://github.com/Labeeb2339/stratamoe-lab, and tried on the captured trace that it publishes. `source.kind` is
+`captured` (a model was run) or `synthetic` (its generator; also every version 1 file), which becomes the label
+`synthetic`. Requests and phases are not told.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from traces.convert.spool import UNKNOWN, Spool
 from traces.convert.text import Document, field, shown, whole
 from traces.format import MAX_EXPERTS, MAX_LAYERS
 
-NAME, TITLE, ORIGIN = "strata", "StrataMoE RouterTrace JSON", "its public description and writer; its published trace tried"
+NAME, TITLE = "strata", "StrataMoE RouterTrace JSON"
+ORIGIN = "its public description and writer; its published trace tried"
 
 
 def sniff(_path: Path, head: bytes) -> bool:
