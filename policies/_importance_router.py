@@ -1,0 +1,116 @@
+"""The expert-cache router of Importance-Driven Expert Scheduling (arXiv 2508.18983, section 5.1, Algorithm 1).
+
+Scores are the exact integers of a trace; alpha is compared as an integer number of millionths, so that no threshold
+depends on rounding. All functions see the tokens of one layer in one decode iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+UNIT = 1_000_000  # alpha in millionths: (1 + alpha) x beta stays a whole number
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token's scores [E] as integers, its chosen experts in router order, and beta, the (k+1)-th highest score."""
+
+    scores: Sequence[int]
+    chosen: Sequence[int]
+    beta: int
+
+    @staticmethod
+    def of(scores: Sequence[int], chosen: Sequence[int]) -> Token:
+        """With no (k+1)-th expert beta is 0: nothing can replace anybody."""
+        ordered = sorted(scores, reverse=True)
+        return Token(scores, chosen, ordered[len(chosen)] if len(chosen) < len(ordered) else 0)
+
+
+class Thresholds:
+    """T = (1 + alpha) beta, L = beta, R = (1 - alpha) beta of Algorithm 1, line 4.
+
+    Args:
+        rule: `text` (section 5.1), `alg1` (Algorithm 1) or `code` (goingshr/SMoE). They differ at the ends: a score
+            equal to T belongs to no set in Algorithm 1 and is low here as in the text, top in the code; the (k+1)-th
+            expert itself, whose score is beta, is an alternative in the text alone.
+    """
+
+    def __init__(self, alpha: float, rule: str) -> None:
+        self._alpha = round(alpha * UNIT)
+        self._rule = rule
+
+    def is_top(self, score: int, beta: int) -> bool:
+        """Top-score: must be computed as it is."""
+        over = score * UNIT - (UNIT + self._alpha) * beta
+        return over >= 0 if self._rule == "code" else over > 0
+
+    def is_alternative(self, score: int, beta: int) -> bool:
+        """Close enough below beta to stand in for a low-score expert."""
+        above = score * UNIT - (UNIT - self._alpha) * beta
+        if self._rule == "text":
+            return above >= 0 and score <= beta
+        return (above > 0 if self._rule == "code" else above >= 0) and score < beta
+
+    def top(self, token: Token) -> list[int]:
+        """Top-score experts among the chosen, in router order."""
+        return [e for e in token.chosen if self.is_top(token.scores[e], token.beta)]
+
+
+def route(
+    tokens: Sequence[Token], thresholds: Thresholds, rule: str, on_gpu: Callable[[int], bool],
+    couple: bool = True, by_batch: bool = True,
+) -> list[list[int]]:  # fmt: skip
+    """Algorithm 1 for the tokens of a batch: the experts each is served by, replaced ones in the place they had.
+
+    Args:
+        rule: `text` (section 5.1): who is on the GPU or in C stays. `alg1` (Algorithm 1, lines 18 to 23): every
+            low-score expert goes, wherever it is; line 13 also puts the (k+1)-th expert into B, which would activate
+            k + 1 experts, so that B holds chosen ones only here. `code`: see `replace_code`.
+        on_gpu: whether an expert of this layer is in GPU memory.
+        couple: C is the top-score set of the whole batch (section 5.1); otherwise each token knows its own alone.
+        by_batch: prefer alternatives that more tokens of the batch use (section 5.4).
+    """
+    tops = [thresholds.top(token) for token in tokens]
+    union = {e for top in tops for e in top}
+    used_by: dict[int, int] = {}
+    for token in tokens:
+        for e in token.chosen:
+            used_by[e] = used_by.get(e, 0) + 1
+    routed = []
+    for token, top in zip(tokens, tops, strict=True):
+        certain = union if couple else set(top)
+        low = [e for e in token.chosen if e not in top]
+        chosen = set(token.chosen)
+        near = [e for e in range(len(token.scores)) if e not in chosen
+                and thresholds.is_alternative(token.scores[e], token.beta)]  # fmt: skip
+        if rule == "code":
+            swaps = replace_code(low, near, certain, on_gpu)
+        else:
+            alternatives = [e for e in near if on_gpu(e) or e in certain]
+            alternatives.sort(key=lambda e: (-used_by.get(e, 0) if by_batch else 0, -token.scores[e], e))
+            leaving = [e for e in low if not on_gpu(e) and e not in certain] if rule == "text" else low
+            swaps = replace_last(leaving, alternatives)
+        routed.append([swaps.get(e, e) for e in token.chosen])
+    return routed
+
+
+def replace_last(leaving: list[int], alternatives: list[int]) -> dict[int, int]:
+    """The last of `leaving` (the lowest scores, in router order) make way for the first alternatives, best first.
+
+    Both the text and Algorithm 1 (lines 21 and 22) keep the higher scores when A is too small.
+    """
+    n = min(len(leaving), len(alternatives))
+    return dict(zip(leaving[len(leaving) - n :], alternatives[:n], strict=True))
+
+
+def replace_code(low: list[int], near: list[int], certain: set[int], on_gpu: Callable[[int], bool]) -> dict[int, int]:
+    """Public code: one after the other takes the first alternative found on the GPU (a set of small integers yields
+    them in order of id), not the best one, and no member of C that is not there yet.
+    """
+    free = [e for e in near if on_gpu(e)]
+    swaps = {}
+    for e in low:
+        if free and not on_gpu(e) and e not in certain:
+            swaps[e] = free.pop(0)
+    return swaps

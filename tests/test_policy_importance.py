@@ -1,0 +1,367 @@
+"""Importance: the router, the balancer and the cache by hand, against naive versions, and on small traces.
+
+Numbers of `easy_numbers`: copy of an expert 10 s, expert 2 s on the GPU and 5 s on the CPU, attention 1 s, head 1 s.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+from easy_numbers import execute_easy, setup
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_traces import tiny_header, tiny_trace
+
+from policies._importance_balance import Costs, one_pass, two_pointers, typical
+from policies._importance_cache import ScoreWindow
+from policies._importance_router import Thresholds, Token, route
+from policies.importance import Importance
+from sim.errors import BadInput
+from traces.reader import Trace
+from traces.requests import Request
+from traces.writer import write_trace
+
+# -- the router (section 5.1, Algorithm 1) ---------------------------------------------------------------------------
+
+
+def routed(rows, chosen, there, rule="text", alpha=0.25, **options):
+    tokens = [Token.of(row, ids) for row, ids in zip(rows, chosen, strict=True)]
+    return route(tokens, Thresholds(alpha, rule), rule, set(there).__contains__, **options)
+
+
+def scores(n=9, **of):
+    return [of.get(f"e{expert}", 0) for expert in range(n)]
+
+
+#: Section 5.4: tokens 1 and 2 use {1, 2, 4} and {1, 5, 4}; token 3 uses {2, 6, 7}, where 6 is low and 4 an alternative.
+BATCH = [
+    scores(e1=300, e4=290, e2=220, e3=200),  # beta 200: above 250 top, 2 is low
+    scores(e1=300, e4=290, e5=220, e3=200),
+    scores(e2=300, e7=290, e6=210, e3=200, e8=195, e4=190),  # 150 to 200 are alternatives
+]
+CHOSEN = [[1, 4, 2], [1, 4, 5], [2, 7, 6]]
+
+
+def test_the_example_of_section_5_4():
+    """Neither 4 nor 6 is on the GPU; 4 has to be computed for the others anyway: {2, 6, 7} becomes {2, 4, 7}."""
+    assert routed(BATCH, CHOSEN, there={2, 5, 7}) == [[1, 4, 2], [1, 4, 5], [2, 7, 4]]
+    # Without the batch's top-score set, expert 4 is not on the GPU and no alternative.
+    assert routed(BATCH, CHOSEN, there={2, 5, 7}, couple=False)[2] == [2, 7, 6]
+    # 8 is on the GPU and scores higher, but nobody else uses it.
+    assert routed(BATCH, CHOSEN, there={2, 5, 7, 8})[2] == [2, 7, 4]
+    assert routed(BATCH, CHOSEN, there={2, 5, 7, 8}, by_batch=False)[2] == [2, 7, 8]
+
+
+#: k = 4, beta 1000 (expert 4); T = 1250, R = 750. Expert 0 is top; 1, 2, 3 low; 4, 5, 6 alternatives, 7 below.
+ONE = [[2000, 1200, 1150, 1100, 1000, 900, 800, 700, 0]]
+FOUR = [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("rule", "there", "expected"),
+    [
+        ("text", {2, 5, 6}, [0, 5, 2, 6]),  # 2 stays, 1 and 3 are replaced by the two best
+        ("text", {2, 6}, [0, 1, 2, 6]),  # the shortfall keeps the higher score, 1
+        ("text", {2, 4, 5}, [0, 4, 2, 5]),  # the (k+1)-th expert is an alternative
+        ("text", {7, 8}, [0, 1, 2, 3]),
+        ("alg1", {2, 5, 6}, [0, 1, 5, 6]),  # 2 goes although it is there
+        ("alg1", {2, 4, 5}, [0, 1, 2, 5]),  # scores of beta itself belong to B, not to A
+        ("code", {2, 5, 6}, [0, 5, 2, 6]),
+        ("code", {2, 4, 6}, [0, 6, 2, 3]),
+    ],
+)
+def test_rules(rule, there, expected):
+    assert routed(ONE, FOUR, there, rule) == [expected]
+
+
+def test_the_code_takes_the_first_found_and_the_text_the_best():
+    row = [[2000, 800, 900, 1200, 1000, 0]]  # chosen 0 and 3, beta 1000; alternatives 1 (800) and 2 (900)
+    assert routed(row, [[0, 3]], {1, 2}, "text") == [[0, 2]]
+    assert routed(row, [[0, 3]], {1, 2}, "code") == [[0, 1]]
+
+
+def test_the_code_waits_for_nobody_in_c():
+    rows = [scores(5, e1=2000, e0=500, e2=400), scores(5, e0=1100, e3=1000, e1=900)]
+    # beta 400 and 900, C = {1}: 3 is low and absent, 1 an alternative that is not there yet.
+    for rule, second in (("text", [0, 1]), ("code", [0, 3])):
+        assert routed(rows, [[1, 0], [0, 3]], {0}, rule)[1] == second
+
+
+def test_a_score_at_the_threshold():
+    token = Token.of([1250, 1000, 0], [0])
+    assert [Thresholds(0.25, rule).top(token) for rule in ("text", "alg1", "code")] == [[], [], [0]]
+    # (1 + alpha) beta is compared exactly: 0.1 is no binary fraction, 1.1 x 1000 is 1100 all the same.
+    assert Thresholds(0.1, "text").top(Token.of([1100, 1000], [0])) == []
+    assert Thresholds(0.1, "text").top(Token.of([1101, 1000], [0])) == [0]
+
+
+def test_with_every_expert_chosen_nobody_is_replaced():
+    assert routed([[3, 2]], [[0, 1]], set()) == [[0, 1]]
+
+
+def naive_text(rows, chosen, there, alpha):
+    """Section 5.1, sentence by sentence, in fractions."""
+    alpha = Fraction(str(alpha))
+    betas = [sorted(row, reverse=True)[len(ids)] for row, ids in zip(rows, chosen, strict=True)]
+    tops = [{e for e in ids if row[e] > (1 + alpha) * beta} for row, ids, beta in zip(rows, chosen, betas, strict=True)]
+    top_score_set = set().union(*tops)
+    out = []
+    for row, ids, beta, top in zip(rows, chosen, betas, tops, strict=True):
+        low = set(ids) - top
+        stay = {e for e in low if e in there or e in top_score_set}
+        absent = sorted(low - stay, key=lambda e: (row[e], -ids.index(e)))  # lowest first
+        a = [e for e in range(len(row)) if e not in ids and (1 - alpha) * beta <= row[e] <= beta
+             and (e in there or e in top_score_set)]  # fmt: skip
+        a.sort(key=lambda e: (-sum(e in other for other in chosen), -row[e], e))
+        n = min(len(a), len(absent))
+        out.append(top | stay | set(absent[n:]) | set(a[:n]))
+    return out
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_the_text_rule_against_a_naive_one(data):
+    n_experts, k = data.draw(st.sampled_from([(6, 2), (9, 4)]))
+    draw_row = st.lists(st.integers(0, 40), min_size=n_experts, max_size=n_experts)
+    rows = data.draw(st.lists(draw_row, min_size=1, max_size=3))
+    chosen = [sorted(range(n_experts), key=lambda e: (-row[e], e))[:k] for row in rows]
+    there = data.draw(st.sets(st.integers(0, n_experts - 1)))
+    alpha = data.draw(st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]))
+    found = routed(rows, chosen, there, alpha=alpha)
+    assert [set(ids) for ids in found] == naive_text(rows, chosen, there, alpha)
+    for rule in ("text", "alg1", "code"):
+        for row, before, after in zip(rows, chosen, routed(rows, chosen, there, rule, alpha), strict=True):
+            assert len(set(after)) == k
+            top = Thresholds(alpha, rule).top(Token.of(row, before))
+            assert [e for e in before if e in top] == [e for e in after if e in top]
+
+
+# -- the balancer (section 5.4, Algorithm 2) -------------------------------------------------------------------------
+
+
+def test_algorithm_2_by_hand():
+    missing = [(0, 5), (1, 3), (2, 2), (3, 1)]
+    # Load 4 s, CPU 1 s per token. 0 <= 0: load 0 (4). 4 > 0: CPU 3 (1), CPU 2 (3), CPU 1 (6). Then all are given out.
+    assert two_pointers(missing, 1.0, 4.0) == ([0], [3, 2, 1])
+    # Load 2 s: load 0 (2); CPU 3 (1), CPU 2 (3); 2 <= 3: load 1 (4).
+    assert two_pointers(missing, 1.0, 2.0) == ([0, 1], [3, 2])
+    # A lone expert is always loaded: 0 <= 0.
+    assert two_pointers([(7, 1)], 1.0, 100.0) == ([7], [])
+    assert two_pointers([], 1.0, 1.0) == ([], [])
+    # Equal batches: the lowest id is at the front.
+    assert two_pointers([(2, 1), (1, 1)], 1.0, 1.0) == ([1], [2])
+
+
+def makespan(missing, load, cpu_s, load_s):
+    return max(len(load) * load_s, sum(n for e, n in missing if e not in load) * cpu_s)
+
+
+def test_what_algorithm_2_minimises():
+    """min max(T_load, T_cpu): an optimum loads the largest batches, as sorting assumes; the greedy run ends within one
+    step of it, and is not always at it.
+    """
+    missed = n_cases = 0
+    for batches in product(range(1, 5), repeat=4):
+        missing = list(enumerate(batches))
+        for load_s in (1.0, 2.0, 3.0, 5.0):
+            least = min(makespan(missing, [e for e in range(4) if mask >> e & 1], 1.0, load_s) for mask in range(16))
+            ordered = sorted(missing, key=lambda item: -item[1])
+            prefixes = [[e for e, _ in ordered[:n]] for n in range(5)]
+            assert least == min(makespan(missing, load, 1.0, load_s) for load in prefixes)
+            load, on_cpu = two_pointers(missing, 1.0, load_s)
+            assert sorted(load + on_cpu) == [0, 1, 2, 3]
+            found = makespan(missing, load, 1.0, load_s)
+            assert least <= found <= least + max(load_s, *batches)
+            missed += found > least
+            n_cases += 1
+    assert 0 < missed < n_cases / 2
+
+
+def test_the_pass_of_the_code():
+    missing = [(0, 5), (1, 3), (2, 2), (3, 1)]
+    # 0 < 0 is false: the largest goes to the CPU (3 s, whatever its tokens); load 1 (2), load 2 (4); CPU 3 (6).
+    assert one_pass(missing, 3.0, 2.0) == ([1, 2], [0, 3])
+    assert one_pass([(7, 1)], 100.0, 1.0) == ([], [7])
+
+
+def test_costs_of_the_code():
+    costs = Costs()
+    assert (costs.cpu_s, costs.load_s) == (0.05, 0.05)  # before three CPU experts a load is thought to cost the same
+    for _ in range(3):
+        costs.ran_on_cpu(0.01)
+    assert (costs.cpu_s, costs.load_s) == (pytest.approx(0.01), 0.002)
+    for seconds in [5.0] * 3 + [1.0] * 10:
+        costs.loaded(seconds)
+    assert costs.load_s == 1.0  # only ten are kept
+    assert typical([1.0] * 9 + [100.0]) == 1.0  # more than one standard deviation off
+    assert typical([1.0, 3.0]) == 2.0
+
+
+# -- the score window (section 5.3) ----------------------------------------------------------------------------------
+
+
+def test_window_against_a_naive_one():
+    rng = np.random.default_rng(3)
+    window, seen = ScoreWindow(3, 2, 4), {0: [], 1: []}
+    for step in range(20):
+        layer = step % 2
+        rows = rng.integers(0, 4096, (1 + step % 3, 4)).astype(float)
+        window.observe(layer, rows, 4095)
+        seen[layer].append(np.rint(rows.mean(axis=0)))
+        assert np.array_equal(window.average[:, layer], np.stack(seen[layer][-3:]).sum(axis=0) / len(seen[layer][-3:]))
+
+
+# -- on traces -------------------------------------------------------------------------------------------------------
+
+
+def written(path, rows, k, predicted=None, prompt=1):
+    """A trace of one request from whole gate scores, `rows[token][layer]` summing to 4095, and predicted ones."""
+    whole = np.array(rows, dtype=float)
+    n, n_layers, n_experts = whole.shape
+    assert (whole.sum(axis=-1) == 4095).all()
+    experts = np.argsort(-whole, axis=-1, kind="stable")[..., :k]
+    levels = {"scores": whole / 4095}
+    if n_layers > 1:
+        levels["shared_scores"] = np.array(predicted, dtype=float) / 4095
+    header = tiny_header(n_layers, n_experts, k)
+    return write_trace(path, header, [Request(0, 0, prompt, n, "", None, "test")], None, experts=experts, **levels)
+
+
+FIVE_STEPS = [
+    [[1500, 1200, 500, 600, 295]],  # prompt: 0 and 1
+    [[1000, 300, 900, 1500, 395]],  # 3 top (beta 900, T 1125), 0 low and there
+    [[200, 900, 1000, 395, 1600]],  # 4 top; 2 low and absent: 1 scores beta and is there
+    [[500, 395, 1500, 1400, 300]],  # 2 and 3 top, both absent: one is loaded, one computed
+    [[2000, 1000, 600, 300, 195]],  # 0 and 1
+]
+
+
+def test_five_steps(tmp_path):
+    """One layer, room for 3 of 5; residents at the start: 0, 1, 2. Averages of scores decide who leaves."""
+    with Trace(written(tmp_path / "t", FIVE_STEPS, 2)) as trace:
+        seen = execute_easy(setup(Importance(prefetch="none"), trace, room=3))
+    assert seen.log == [
+        ("gpu", 0, 0), ("gpu", 0, 1),
+        # 1: 750, 2: 700; 0 is shielded
+        ("evict", 0, 2), ("fetch", 0, 3), ("gpu", 0, 0), ("gpu", 0, 3),
+        # 0: 900, 3: 831.7; 1 is shielded
+        ("evict", 0, 3), ("fetch", 0, 4), ("gpu", 0, 1), ("gpu", 0, 4),
+        # 0: 800, 1: 698.8, 4: 647.5. Algorithm 2: 2 is loaded, 3 goes to the CPU
+        ("evict", 0, 4), ("fetch", 0, 2), ("cpu", 0, 3), ("gpu", 0, 2),
+        ("gpu", 0, 0), ("gpu", 0, 1),
+    ]  # fmt: skip
+    assert seen.classes("decode") == {"hit": 3, "miss": 3, "cpu": 1, "substituted": 1}
+    # Prompt 1 + 2 + 2 + 1. A load: 1 + 10 + 2 + 1, hits run meanwhile. The CPU's result (1 s down, 5 s, 1 s back) waits
+    # for the link until 45 and comes before expert 2 is done at 47. The last token as the prompt.
+    assert seen.end_s == 6 + 14 + 14 + 14 + 6
+    loss = seen.outcome.engine.tally.loss
+    assert (loss.changed, loss.activations) == (1, 10)
+    kept = 1 - (1000 - 900) / (2700 + 2500 + 2600 + 2900 + 3000)
+    assert seen.result["gate_mass_kept"] == pytest.approx(kept)
+
+
+#: Two layers of 4, k = 2. Layer 0 asks for 0 and 1; foreseen for layer 1 are 3, then 2; 3 and 1 are asked for.
+TWO_LAYERS = [[[1800, 1500, 400, 395], [400, 1500, 395, 1800]]] * 2
+FORESEEN = [[[300, 395, 1500, 1900]]] * 2
+
+
+def test_prefetching(tmp_path):
+    """The best foreseen is copied once the prediction is there; the next waits in the queue, which the gate clears."""
+    policy = Importance(prefill_prefetch=0, prediction_s=1.0, balance="load", evict="fifo")
+    rows = [[[400, 395, 1800, 1500], [1800, 1500, 400, 395]], TWO_LAYERS[0]]
+    with Trace(written(tmp_path / "t", rows, 2, FORESEEN)) as trace:
+        seen = execute_easy(setup(policy, trace, room=6))  # at the start 0.0 to 0.3, 1.0 and 1.1
+    assert seen.log == [
+        ("gpu", 0, 2), ("gpu", 0, 3), ("gpu", 1, 0), ("gpu", 1, 1),
+        ("gpu", 0, 0), ("gpu", 0, 1), ("evict", 0, 2), ("prefetch", 1, 3),
+        ("gpu", 1, 3), ("gpu", 1, 1),
+    ]  # fmt: skip
+    # Prompt: 1 + 4 + 1 + 4 + 1 = 11. Attention 12, experts to 16, prediction to 17, copy 17 to 27; gate at 18: late.
+    assert seen.lane("h2d") == [("prefetch 1.3", 17, 27)]
+    assert seen.prefetched() == {"issued": 1, "late": 1}
+    stats = seen.outcome.setup.policy.stats()
+    assert (stats["predicted"], stats["top_right_frac"], stats["active_frac"]) == (2, 0.5, 0.5)
+
+
+def facts(policy, trace, **world):
+    seen = execute_easy(setup(policy, trace, **{"room": 8, "batch": 2, **world}))
+    return seen.log, seen.end_s
+
+
+#: Every parameter, the value it is changed to, and what else must be set for that to show.
+KNOBS = {
+    "variant": ("code", {}),
+    "alpha": (0.9, {}),
+    "low_score_rule": ("alg1", {"alpha": 0.9}),
+    "couple": (False, {"alpha": 0.9}),
+    "prefer_batch": (0, {"alpha": 0.9, "low_score_rule": "alg1"}),
+    "prefetch": ("top_k", {}),
+    "prefill_prefetch": (0, {}),
+    "depth": (3, {"prefetch": "top_k"}),
+    "prediction_s": (1.0, {}),
+    "evict": ("lru", {}),
+    "score_window": (1, {}),
+    "shield": (False, {}),
+    "balance": ("cpu", {}),
+    "prefill_cpu": (1, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    path = tmp_path_factory.mktemp("importance") / "t"
+    with Trace(tiny_trace(path, 3, 8, 2, n_requests=8, outputs=8, levels={"scores", "shared_scores"})) as trace:
+        yield trace
+
+
+def test_every_parameter_has_a_knob():
+    assert set(KNOBS) == {param.name for param in Importance.params}
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_no_parameter_is_dead(name, tiny):
+    value, others = KNOBS[name]
+    assert facts(Importance(**others), tiny) != facts(Importance(**others, **{name: value}), tiny)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("low_score_rule", ("text", "alg1", "code", "none")),
+        ("prefetch", ("top_score", "top_k", "one", "none")),
+        ("evict", ("score", "fifo", "lru", "score_position")),
+        ("balance", ("alg2", "code", "load", "cpu")),
+    ],
+)
+def test_every_choice_is_another(name, values, tiny):
+    seen = [facts(Importance(alpha=0.9, **{name: value}), tiny) for value in values]
+    assert all(a != b for at, a in enumerate(seen) for b in seen[at + 1 :])
+
+
+def test_published_settings():
+    paper, code = Importance(), Importance(variant="code")
+    assert (paper.low_score_rule, paper.evict, paper.prefetch, paper.balance) == ("text", "score", "top_score", "alg2")
+    assert (code.low_score_rule, code.evict, code.prefetch, code.balance) == ("code", "fifo", "one", "code")
+    assert Importance(variant="code", evict="score").evict == "score"
+    assert Importance(prefetch="none").needs == {"experts", "scores"}
+    with pytest.raises(BadInput, match="alpha"):
+        Importance(alpha=1.5)
+
+
+def test_nothing_is_lost_while_everything_is_there(tiny):
+    for variant in ("paper", "code"):
+        seen = execute_easy(setup(Importance(variant=variant), tiny, room=24))
+        assert seen.result["gate_mass_kept"] == 1.0
+        assert not {entry[0] for entry in seen.log} - {"gpu"}
+        assert seen.outcome.setup.policy.stats()["cache_ratio"] == 1.0
+
+
+@pytest.mark.parametrize("variant", ["paper", "code"])
+@pytest.mark.parametrize("room", [1, 2, 5, 12])
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_any_room_will_do(variant, room, gpus, tiny):
+    seen = execute_easy(setup(Importance(variant=variant), tiny, [room] * gpus, gpus=gpus, batch=3))
+    assert max(seen.outcome.engine.cache.peak_bytes) <= room * 160
