@@ -1,5 +1,4 @@
-"""A small valid input of every source of `moesim traces convert`, and what must come of it; all written by hand
-"""
+"""A small valid input of every source of `moesim traces convert`, and what must come of it; all written by hand."""
 
 from __future__ import annotations
 
@@ -14,8 +13,12 @@ from traces.convert import Options
 
 # Two layers, four experts, two per token: what most samples say. Heaviest first.
 EXPERTS = [[[3, 1], [0, 2]], [[1, 0], [2, 3]], [[3, 0], [0, 1]], [[2, 1], [3, 0]]]
-WEIGHTS = [[[0.75, 0.25], [0.5625, 0.4375]], [[0.625, 0.375], [0.75, 0.25]], [[0.8125, 0.1875], [0.875, 0.125]],
-           [[0.75, 0.25], [0.625, 0.375]]]  # fmt: skip
+WEIGHTS = [
+    [[0.75, 0.25], [0.5625, 0.4375]],
+    [[0.625, 0.375], [0.75, 0.25]],
+    [[0.8125, 0.1875], [0.875, 0.125]],
+    [[0.75, 0.25], [0.625, 0.375]],
+]
 PHASES = ["prefill", "prefill", "decode", "decode"]
 
 
@@ -50,8 +53,12 @@ def plain_csv(folder: Path) -> Path:
 
 def bigmoe(folder: Path) -> Path:
     """Prefill is layer by layer, and a third layer ran for the last prompt token only, as llama.cpp does it."""
-    lines = ["# route_trace v1", "# model=/models/hand.gguf arch=tiny n_layer=3 n_expert=4 n_expert_used=2",
-             "# layer=0 expert_bytes=1 dense_bytes=1", "turn,phase,step,layer,slot,expert,weight,residency"]  # fmt: skip
+    lines = [
+        "# route_trace v1",
+        "# model=/models/hand.gguf arch=tiny n_layer=3 n_expert=4 n_expert_used=2",
+        "# layer=0 expert_bytes=1 dense_bytes=1",
+        "turn,phase,step,layer,slot,expert,weight,residency",
+    ]
 
     def cell(phase: int, step: int, layer: int) -> None:
         for slot in range(2):
@@ -84,9 +91,19 @@ def esft(folder: Path) -> Path:
 
 
 def moe_ocs(folder: Path) -> Path:
-    routes = [{"token_pos": t, "token_id": 5 + t, "token_str": "x", "phase": PHASES[t],
-               "layers": {str(layer): {"experts": EXPERTS[t][layer][::-1], "weights": WEIGHTS[t][layer][::-1]}
-                          for layer in range(2)}} for t in range(4)]  # fmt: skip
+    routes = [
+        {
+            "token_pos": t,
+            "token_id": 5 + t,
+            "token_str": "x",
+            "phase": PHASES[t],
+            "layers": {
+                str(layer): {"experts": EXPERTS[t][layer][::-1], "weights": WEIGHTS[t][layer][::-1]}
+                for layer in range(2)
+            },
+        }
+        for t in range(4)
+    ]
     meta = {"model_id": "hand", "num_moe_layers": 2, "num_experts": 4, "top_k": 2}
     document = {"meta": meta, "prompt_tokens": [5, 6], "generated_tokens": [7, 8], "routes": routes}
     return put(folder / "routing.json", json.dumps(document, indent=2).encode())
@@ -98,9 +115,22 @@ def warp(folder: Path) -> Path:
 
 def strata(folder: Path) -> Path:
     source = {"kind": "captured", "model": {"id": "hand", "revision": "1" * 40}}
-    return put(folder / "router-trace.v2.json", json.dumps({
-        "version": 2, "source": source, "scenario": "steady", "seed": 1, "tokens": 4, "layers": 2, "expertsPerLayer": 4,
-        "topK": 2, "selections": EXPERTS}).encode())  # fmt: skip
+    return put(
+        folder / "router-trace.v2.json",
+        json.dumps(
+            {
+                "version": 2,
+                "source": source,
+                "scenario": "steady",
+                "seed": 1,
+                "tokens": 4,
+                "layers": 2,
+                "expertsPerLayer": 4,
+                "topK": 2,
+                "selections": EXPERTS,
+            }
+        ).encode(),
+    )
 
 
 def vllm(folder: Path) -> Path:
@@ -111,8 +141,16 @@ def vllm(folder: Path) -> Path:
     def forward(experts: list[list[list[int]]], weights: list[list[list[float]]]) -> None:
         for layer in range(2):
             for i, (ids, own) in enumerate(zip(experts, weights, strict=True)):
-                lines.append({"type": "route", "req_id": "r0", "token_idx": i, "layer": layer, "topk_ids": ids[layer],
-                              "topk_weights": own[layer]})  # fmt: skip
+                lines.append(
+                    {
+                        "type": "route",
+                        "req_id": "r0",
+                        "token_idx": i,
+                        "layer": layer,
+                        "topk_ids": ids[layer],
+                        "topk_weights": own[layer],
+                    }
+                )
 
     forward(dummy, [[[0.5, 0.5]] * 2] * 64)
     forward(dummy[:1], [[[0.5, 0.5]] * 2])
@@ -127,8 +165,15 @@ def sglang(folder: Path) -> Path:
 
     def record(own: list[int], mode: int) -> dict[str, object]:
         ids = [[[-1] * 3 for _ in own]] + [[[*EXPERTS[t][layer], -1] for t in own] for layer in range(2)]
-        return {"forward_pass_id": own[0], "rank": 0, "forward_mode": mode, "input_ids": [5 + t for t in own], "positions": own,
-                "extend_seq_lens": [len(own)] if mode == 1 else None, "topk_ids_of_layer": ids}  # fmt: skip
+        return {
+            "forward_pass_id": own[0],
+            "rank": 0,
+            "forward_mode": mode,
+            "input_ids": [5 + t for t in own],
+            "positions": own,
+            "extend_seq_lens": [len(own)] if mode == 1 else None,
+            "topk_ids_of_layer": ids,
+        }
 
     return put(folder / "expert_distribution.jsonl", jsonl(record([0, 1], 1), record([2], 2), record([3], 2)))
 

@@ -1,5 +1,4 @@
-"""Arrivals: logs written by hand read exactly, processes have the rate and spread they are asked for
-"""
+"""Arrivals: logs written by hand read exactly, processes have the rate and spread they are asked for."""
 
 import gzip
 
@@ -32,7 +31,10 @@ def log(tmp_path, text, name="log"):
 
 def test_azure_2023(tmp_path):
     assert arrivals(log(tmp_path, AZURE_2023), 9) == [
-        Arrival(0.0, 374, 44), Arrival(4.314579, 396, 109), Arrival(13.31941, 12, 1)]  # fmt: skip
+        Arrival(0.0, 374, 44),
+        Arrival(4.314579, 396, 109),
+        Arrival(13.31941, 12, 1),
+    ]
 
 
 def test_azure_2024_zones_and_whole_seconds(tmp_path):
@@ -79,17 +81,20 @@ def test_seeded():
     assert len(arrivals("poisson:1", 1)) == 1
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    (AZURE_2023 + "2023-11-16 25:00:00,1,1\n", "log:5: TIMESTAMP, got '2023-11-16 25:00:00'"),
-    (AZURE_2023 + "2023-11-16 18:00:00,1\n", "log:5: row, got 2 columns"),
-    (AZURE_2023 + "2023-11-16 18:00:00,-1,1\n", "log:5: ContextTokens, got '-1'"),
-    (AZURE_2023 + f"2023-11-16 18:00:00,1,{MAX_TOKENS + 1}\n", "log:5: GeneratedTokens, got"),
-    ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests"),
-    (MOONCAKE + '{"timestamp": -1, "input_length": 1, "output_length": 1}\n', "log:3: timestamp, got -1"),
-    (MOONCAKE + '{"timestamp": 1, "input_length": 1}\n', "log:3: output_length, got no such field"),
-    (MOONCAKE + '{"timestamp"\n', "log:3: not a line of JSON"),
-    ("hello\n", "neither an Azure trace"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (AZURE_2023 + "2023-11-16 25:00:00,1,1\n", "log:5: TIMESTAMP, got '2023-11-16 25:00:00'"),
+        (AZURE_2023 + "2023-11-16 18:00:00,1\n", "log:5: row, got 2 columns"),
+        (AZURE_2023 + "2023-11-16 18:00:00,-1,1\n", "log:5: ContextTokens, got '-1'"),
+        (AZURE_2023 + f"2023-11-16 18:00:00,1,{MAX_TOKENS + 1}\n", "log:5: GeneratedTokens, got"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests"),
+        (MOONCAKE + '{"timestamp": -1, "input_length": 1, "output_length": 1}\n', "log:3: timestamp, got -1"),
+        (MOONCAKE + '{"timestamp": 1, "input_length": 1}\n', "log:3: output_length, got no such field"),
+        (MOONCAKE + '{"timestamp"\n', "log:3: not a line of JSON"),
+        ("hello\n", "neither an Azure trace"),
+    ],
+)
 def test_a_broken_log(tmp_path, text, said):
     with pytest.raises(BadInput) as caught:
         arrivals(log(tmp_path, text), 9)
@@ -97,8 +102,20 @@ def test_a_broken_log(tmp_path, text, said):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("source", ["poisson:", "poisson:0", "poisson:nan", "poisson:1,2", "gamma:1", "gamma:1,0", "gamma:1,x",
-                                    "gamma:-1,1", "nothing:1"])  # fmt: skip
+@pytest.mark.parametrize(
+    "source",
+    [
+        "poisson:",
+        "poisson:0",
+        "poisson:nan",
+        "poisson:1,2",
+        "gamma:1",
+        "gamma:1,0",
+        "gamma:1,x",
+        "gamma:-1,1",
+        "nothing:1",
+    ],
+)
 def test_a_broken_process(source):
     with pytest.raises(BadInput):
         arrivals(source, 3)

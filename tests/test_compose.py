@@ -1,5 +1,4 @@
-"""Composing: same rows at new times, or spliced ones; labels and levels travel, and a run shows the wait
-"""
+"""Composing: same rows at new times, or spliced ones; labels and levels travel, and a run shows the wait."""
 
 import json
 
@@ -15,8 +14,11 @@ from traces.compose import compose, plan
 from traces.reader import Trace
 from traces.writer import Layout
 
-STORE = Layout(decode_only=frozenset({"next_scores_1", "next_scores_3", "shared_scores"}), sparse={"next_scores_3": 2},
-               codes={"scores": "u8_square"})  # fmt: skip
+STORE = Layout(
+    decode_only=frozenset({"next_scores_1", "next_scores_3", "shared_scores"}),
+    sparse={"next_scores_3": 2},
+    codes={"scores": "u8_square"},
+)
 
 
 def test_recorded_lengths_keep_every_byte_of_the_rows(tmp_path):
@@ -41,7 +43,11 @@ def test_the_store_split_comes_before(tmp_path):
         tokens = trace.token_ids.reshape(4, 7)
         with Trace(tmp_path / "b.safetensors") as made:
             assert [(r.split, r.arrival_s, r.task) for r in made.requests] == [
-                ("store", 0.0, "chat"), ("store", 0.0, "chat"), ("test", 0.0, "code"), ("test", 3.0, "code")]  # fmt: skip
+                ("store", 0.0, "chat"),
+                ("store", 0.0, "chat"),
+                ("test", 0.0, "code"),
+                ("test", 3.0, "code"),
+            ]
             assert np.array_equal(made.token_ids.reshape(4, 7), tokens[[0, 2, 1, 3]])
         with pytest.raises(BadInput, match="got 3 arrivals: 2 requests"):
             plan(trace, [Arrival(0.0)] * 3)
@@ -61,7 +67,9 @@ def test_splicing_by_hand(tmp_path):
 
 
 def test_splicing_stays_within_task_and_split(tmp_path):
-    path = tiny_trace(tmp_path / "a.safetensors", n_requests=8, levels=ALL - {"arrivals", "iterations"}, n_layers=4, store=STORE)
+    path = tiny_trace(
+        tmp_path / "a.safetensors", n_requests=8, levels=ALL - {"arrivals", "iterations"}, n_layers=4, store=STORE
+    )
     with Trace(path) as trace:
         times = [Arrival(float(i), 9, 20) for i in range(6)]
         plans = plan(trace, times, "arrivals", "all")
@@ -122,7 +130,20 @@ class TestFromLogToWait:
         source, out = mixtral_shaped(tmp_path), tmp_path / "load.safetensors"
         log = tmp_path / "azure.csv"
         log.write_text(self.LOG)
-        said = moesim(capsys, "traces", "compose", source, "-o", out, "--arrivals", log, "--lengths", "arrivals", "--rate-scale", 4)
+        said = moesim(
+            capsys,
+            "traces",
+            "compose",
+            source,
+            "-o",
+            out,
+            "--arrivals",
+            log,
+            "--lengths",
+            "arrivals",
+            "--rate-scale",
+            4,
+        )
         assert "labels: spliced" in said.out
         result = self.ttft(capsys, out)
         assert result["labels"] == ["synthetic", "spliced"]
@@ -149,5 +170,8 @@ class TestFromLogToWait:
         said = moesim(capsys, "traces", "compose", source, "-o", out, "--arrivals", log, "--lengths", "arrivals")
         assert "note: 1 requests without prompt or output tokens were left out" in said.out
         assert "exists" in error()
-        assert "is the trace itself" in moesim(capsys, "traces", "compose", source, "-o", source, "--force", "--arrivals", log).error
+        assert (
+            "is the trace itself"
+            in moesim(capsys, "traces", "compose", source, "-o", source, "--force", "--arrivals", log).error
+        )
         assert json.loads(moesim(capsys, "traces", "show", out, "--json").out)["labels"] == ["synthetic", "spliced"]

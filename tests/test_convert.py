@@ -25,7 +25,9 @@ DECODE = {"warp": 3, "esft": 0}
 
 def converted(tmp_path, path, options=SHAPE, **kwargs):
     """The open trace of one conversion."""
-    done = convert([path] if not isinstance(path, list) else path, tmp_path / "out.safetensors", options=options, **kwargs)
+    done = convert(
+        [path] if not isinstance(path, list) else path, tmp_path / "out.safetensors", options=options, **kwargs
+    )
     return Trace(done.path)
 
 
@@ -51,7 +53,11 @@ class TestEverySource:
             assert check_trace(trace) == []
             # BigMoE's third layer lacks a prefill row and is gone; the rest is what was said, heaviest first
             assert trace.experts.tolist() == EXPERTS
-            assert (trace.n_experts, trace.top_k, trace.header.model) == (4, 2, "hand" if name != "bigmoe" else "hand.gguf")
+            assert (trace.n_experts, trace.top_k, trace.header.model) == (
+                4,
+                2,
+                "hand" if name != "bigmoe" else "hand.gguf",
+            )
             assert ("weights" in trace.levels) == (name in WEIGHTED)
             assert trace.requests.n_decode_rows == DECODE.get(name, 2)
             assert trace.n_requests == (2 if name == "esft" else 1)
@@ -197,7 +203,10 @@ class TestPartialLayers:
 
     def test_unknown_weights_are_no_weights(self, tmp_path):
         path = SAMPLES["bigmoe"][0](tmp_path)
-        rows = [",".join([*line.split(",")[:6], "nan", "0"]) if line[0] == "0" else line for line in path.read_text().splitlines()]
+        rows = [
+            ",".join([*line.split(",")[:6], "nan", "0"]) if line[0] == "0" else line
+            for line in path.read_text().splitlines()
+        ]
         path.write_text("\n".join(rows))
         with converted(tmp_path, path, Options()) as trace:
             assert "weights" not in trace.levels
@@ -243,7 +252,9 @@ class TestVllm:
 
     def test_one_counter_over_one_layer_shows_no_forwards(self, tmp_path):
         ids = [[3, 2]] * 100 + [[0, 1], [1, 2], [2, 3]]
-        rows = [{"type": "route", "req_id": "r0", "token_idx": i, "layer": 0, "topk_ids": own} for i, own in enumerate(ids)]
+        rows = [
+            {"type": "route", "req_id": "r0", "token_idx": i, "layer": 0, "topk_ids": own} for i, own in enumerate(ids)
+        ]
         path = put(tmp_path / "counter.jsonl", jsonl(*rows))
         assert "forward passes cannot be told apart" in refused(tmp_path, path)
         with converted(tmp_path, path, replace(SHAPE, one_stream=True)) as trace:
@@ -257,7 +268,13 @@ class TestVllm:
 class TestSglang:
     def record(self, own, mode, lengths=None):
         ids = [[[position % 4] for position in own]]
-        return {"forward_mode": mode, "input_ids": own, "positions": own, "extend_seq_lens": lengths, "topk_ids_of_layer": ids}
+        return {
+            "forward_mode": mode,
+            "input_ids": own,
+            "positions": own,
+            "extend_seq_lens": lengths,
+            "topk_ids_of_layer": ids,
+        }
 
     def test_batched_decode_follows_positions(self, tmp_path):
         lines = [self.record([0, 1, 2], 1, [3]), self.record([0], 1, [1]), self.record([3, 1], 2), self.record([2], 2)]
@@ -301,12 +318,18 @@ class TestHf:
             expected = e / e.sum()
             assert trace.scores(0, 1)[0, 0, [3, 1, 0, 2]].tolist() == [round(p * 4095) for p in expected]
             assert trace.header.weights_kind == "raw"
-            assert trace.weights(0, 1)[0, 0].tolist() == pytest.approx((expected[:2] / expected[:2].sum()).tolist(), abs=1e-3)
+            assert trace.weights(0, 1)[0, 0].tolist() == pytest.approx(
+                (expected[:2] / expected[:2].sum()).tolist(), abs=1e-3
+            )
 
     def test_sigmoid(self, tmp_path):
-        with converted(tmp_path, SAMPLES["hf_npz"][0](tmp_path), replace(HF, gate="sigmoid", renormalised=False)) as trace:
+        with converted(
+            tmp_path, SAMPLES["hf_npz"][0](tmp_path), replace(HF, gate="sigmoid", renormalised=False)
+        ) as trace:
             assert check_trace(trace) == []
-            assert trace.stored("weights")[0, 0].tolist() == pytest.approx([1 / (1 + np.exp(-2)), 1 / (1 + np.exp(-1))], abs=1e-3)
+            assert trace.stored("weights")[0, 0].tolist() == pytest.approx(
+                [1 / (1 + np.exp(-2)), 1 / (1 + np.exp(-1))], abs=1e-3
+            )
 
     def test_batches_lose_their_padding(self, tmp_path):
         path = tmp_path / "b.npz"
@@ -404,7 +427,10 @@ class TestHostile:
     def test_a_zip_bomb(self, tmp_path):
         path = tmp_path / "t.npz"
         header = np.lib.format.header_data_from_array_1_0(np.zeros((1, 1, 8)))
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("router_logits.npy", "w") as file:
+        with (
+            zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+            archive.open("router_logits.npy", "w") as file,
+        ):
             np.lib.format.write_array_header_1_0(file, header | {"shape": (70 * 1024, 16, 8)})
             for _ in range(70):
                 file.write(b"\0" * (1 << 20))

@@ -1,5 +1,4 @@
-"""Every converter under seeded mutations of a sound input: a sound trace or one line of BadInput, nothing left behind
-"""
+"""Every converter under seeded mutations of a sound input: a sound trace or one line of BadInput, nothing else."""
 
 import random
 
@@ -12,8 +11,31 @@ from traces.convert import convert
 from traces.reader import Trace
 
 ROUNDS = 60
-BITS = (b"", b",", b"[", b"]", b"{", b"}", b'"', b"\t", b"\n", b"0", b"-1", b"9" * 20, b"1e400", b"NaN", b"null", b"true",
-        b"\xff", b"\x00", b"[[[]]]", b'"a":', b"0.5", b"65536", b" ")  # fmt: skip
+BITS = (
+    b"",
+    b",",
+    b"[",
+    b"]",
+    b"{",
+    b"}",
+    b'"',
+    b"\t",
+    b"\n",
+    b"0",
+    b"-1",
+    b"9" * 20,
+    b"1e400",
+    b"NaN",
+    b"null",
+    b"true",
+    b"\xff",
+    b"\x00",
+    b"[[[]]]",
+    b'"a":',
+    b"0.5",
+    b"65536",
+    b" ",
+)
 
 
 def mutated(data, rng):
