@@ -21,7 +21,7 @@ LENGTHS = "a number (37), a range (20-54) or lognormal:MEDIAN:SIGMA"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("model", metavar="FOLDER|OWNER/NAME")
+@click.argument("model", metavar="FOLDER|OWNER/NAME|NAME")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The trace to write.")
 @click.option(
     "--prompts",
@@ -73,16 +73,17 @@ LENGTHS = "a number (37), a range (20-54) or lognormal:MEDIAN:SIGMA"
 def command(model: str, resume: bool, force: bool, embedding_width: str, **options: Any) -> None:
     """Run prompts through an MoE model and record how it routes.
 
-    The model is a folder or a Hugging Face name; weights must be safetensors. docs/record.md lists the classes.
+    The model is a folder, a Hugging Face name, or a checkpoint that comes with this installation (mixtral-8x7b-small);
+    weights must be safetensors. docs/record.md lists the classes.
     """
     if resume and force:
         raise BadInput("--resume and --force, got both: continue what was begun, or begin anew")
     width = _width(embedding_width)
     trust = {key: options.pop(key) for key in ("revision", "trust_remote_code", "offline")}
-    from traces.record.load import Source
+    from traces.record.load import Source, named
     from traces.record.recorder import Settings, record
 
-    settings = Settings(source=Source(model, **trust), embedding_width=width, **options)
+    settings = Settings(source=Source(named(model), **trust), embedding_width=width, **options)
     try:
         with _bar() as progress:
             done = record(settings, resume, force, progress)

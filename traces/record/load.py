@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,14 @@ class Source:
         """Keyword arguments that every `from_pretrained` takes."""
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code,
                 "local_files_only": self.offline or Path(self.name).is_dir()}  # fmt: skip
+
+
+def named(name: str) -> str:
+    """The folder of a checkpoint that comes with this installation, or the name as it is."""
+    bundled = Path(str(resources.files("traces"))) / "models" / name
+    return (
+        str(bundled) if name.isprintable() and (bundled / "config.json").is_file() and Path(name).name == name else name
+    )
 
 
 def load_config(source: Source) -> Any:

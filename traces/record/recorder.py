@@ -94,8 +94,8 @@ def record(
     session = Session(settings.out, plan)
     copy = settings.out.with_name(settings.out.name.removesuffix(".safetensors") + ".config.json")
     if session.open(resume, force):
-        _run(settings, session, config, tokenizer, prompts, device, on_progress or (lambda *_: None))
         write_json(copy, {**config.to_dict(), "_name_or_path": name_of(settings)})
+        _run(settings, session, config, tokenizer, prompts, device, on_progress or (lambda *_: None))
         return Recorded(settings.out, copy, len(prompts))
     return Recorded(settings.out, copy, len(prompts), fresh=False)
 

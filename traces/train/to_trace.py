@@ -17,6 +17,7 @@ import click
 from sim.errors import BadInput
 from traces.format import U8_SQUARE
 from traces.header import Gate, Header
+from traces.record.families import FAMILIES
 from traces.requests import Request
 from traces.train.record import DISTANCES, Recording, load_recording
 from traces.writer import Layout, write_trace
@@ -42,7 +43,7 @@ def header_of(
         n_layers=n_layers,
         n_experts=n_experts,
         top_k=top_k,
-        gate=Gate(score="softmax", renormalised=bool(meta["weights_renormalised"])),
+        gate=Gate(score=FAMILIES[meta["model_type"]].score, renormalised=bool(meta["weights_renormalised"])),
         created_by="traces.train",
         weights_kind="applied",
         tokenizer=f"byte-level BPE of {recording.embedding.shape[0]} tokens trained on the same corpus",
