@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sim.cli.train_emoe import emoe
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -89,3 +91,6 @@ class _Bar:
         elif done * 10 // total > self._said:
             self._said = done * 10 // total
             click.echo(f"{done:,} of {total:,} steps, loss {loss:.4f}", err=True)
+
+
+command.add_command(emoe)
