@@ -45,7 +45,7 @@ class Trajectory:
 
     def observe(self, scores: Floats) -> None:
         """Take in the next layer's gate scores [E]."""
-        self._dots += self._store.maps[len(self.rows), : self._store.n_maps] @ scores
+        self._dots += scores @ self._store.maps[len(self.rows), :, : self._store.n_maps]
         self._own_square += float(scores @ scores)
         self.rows.append(scores)
 
@@ -53,7 +53,9 @@ class Trajectory:
         """Cosine with the same prefix of every stored map [n_maps]."""
         inverse = self._store.inverse_norms[len(self.rows) - 1, : self._store.n_maps]
         own = 1.0 / np.sqrt(self._own_square) if self._own_square > 0 else 0.0
-        return self._dots * inverse * own
+        similarities: Floats = self._dots * inverse
+        similarities *= own
+        return similarities
 
 
 class MapStore:
@@ -66,7 +68,7 @@ class MapStore:
     def __init__(self, capacity: int, n_layers: int, n_experts: int, distance: int) -> None:
         self.capacity, self.distance = capacity, distance
         self.n_layers, self.n_experts = n_layers, n_experts
-        self.maps = np.zeros((n_layers, capacity, n_experts))  # layer first: a search reads one layer of all maps
+        self.maps = np.zeros((n_layers, n_experts, capacity))  # layer first: a search reads one layer of all maps
         self.inverse_norms = np.zeros((n_layers, capacity))  # of the prefix that ends with each layer
         self.embeddings = np.zeros((capacity, 0))
         self.inverse_embeddings = np.zeros(capacity)
@@ -112,10 +114,10 @@ class MapStore:
     def _replace_block(self, new_maps: Floats, embeddings: Floats) -> None:
         """A slot taken by one newcomer is, for those after it, as similar as that newcomer."""
         flat = new_maps.reshape(len(new_maps), -1)
-        stored = self.maps.transpose(1, 0, 2).reshape(self.capacity, -1)
+        stored = self.maps.reshape(-1, self.capacity)
         own, own_sem = (inverse_norm((rows * rows).sum(axis=1)) for rows in (flat, embeddings))
         theirs, theirs_sem = self.inverse_norms[-1], self.inverse_embeddings
-        trajectory = flat @ stored.T * theirs[None] * own[:, None]
+        trajectory = flat @ stored * theirs[None] * own[:, None]
         semantic = embeddings @ self.embeddings.T * theirs_sem[None] * own_sem[:, None]
         among = flat @ flat.T * own[None] * own[:, None]
         among_sem = embeddings @ embeddings.T * own_sem[None] * own_sem[:, None]
@@ -129,7 +131,7 @@ class MapStore:
     def _put(self, slot: int, new_map: Floats, embedding: Floats) -> None:
         if self.embeddings.shape[1] != len(embedding):
             self.embeddings = np.zeros((self.capacity, len(embedding)))
-        self.maps[:, slot] = new_map
+        self.maps[:, :, slot] = new_map
         self.inverse_norms[:, slot] = inverse_norm(np.cumsum((new_map * new_map).sum(axis=1)))
         self.embeddings[slot] = embedding
         self.inverse_embeddings[slot] = inverse_norm(np.asarray(embedding @ embedding))

@@ -15,77 +15,93 @@ Floats = NDArray[np.float64]
 
 
 class MapCache:
-    """Eviction state of all experts as arrays [E, L]: argmin then breaks ties by lowest expert, then lowest layer.
+    """Eviction state of all experts as arrays over `expert * n_layers + layer`.
 
-    Highest 1 / (p * freq) is evicted first, that is least p * freq. The paper leaves open what protects an expert
-    that was prefetched and has freq = 0. Text (`paper`): its prediction does, as long as any other expert can go.
-    Release 2 (`code`): nothing, but only a demand may take it.
+    argmin then breaks ties by lowest expert, then lowest layer. Highest 1 / (p * freq) is evicted first, that is least
+    p * freq. The paper leaves open what protects an expert that was prefetched and has freq = 0. Text (`paper`): its
+    prediction does, as long as any other expert can go. Release 2 (`code`): nothing, but only a demand may take it.
 
     Args:
         rule: fine_moe (p x freq), lru or lfu (the ablation of Figure 14b). variant: paper or code.
     """
 
     def __init__(self, view: View, rule: str, variant: str) -> None:
-        shape = (view.n_experts, view.n_layers)
-        self._rule, self._variant = rule, variant
-        self.probability = np.full(shape, 1.0 / view.n_experts)  # of the map searched last for the layer
-        self._visits = np.zeros(shape)
-        self._used_at = np.zeros(shape)
-        self._held = np.zeros((view.n_gpus, *shape), dtype=bool)
-        self._unused = np.zeros(shape, dtype=bool)  # prefetched, not used yet
-        self._aimed = np.zeros(shape, dtype=bool)  # predicted for a layer still to come
-        self._barred = np.full((view.n_gpus, *shape), math.inf)  # 0 where an expert may go, infinity elsewhere
-        self._rank = np.zeros(shape)
+        n = view.n_experts * view.n_layers
+        self._rule, self._variant, self._n_layers = rule, variant, view.n_layers
+        self._probability = np.full(n, 1.0 / view.n_experts)  # of the map searched last for the layer
+        self._visits = np.zeros(n)
+        self._worth = np.zeros(n)  # what the rule ranks by, whoever holds the expert
+        self._held = [bytearray(n) for _ in range(view.n_gpus)]
+        self._unused = bytearray(n)  # prefetched, not used yet
+        self._aimed = bytearray(n)  # predicted for a layer still to come
+        self._rank = [np.full(n, math.inf) for _ in range(view.n_gpus)]  # worth where an expert may go, else infinity
         self._clock = 0
 
     def used(self, piece: Piece) -> None:
         """An access counts as a visit, hit or miss; visits are never reset (release 2)."""
+        at = self._at(piece)
         self._clock += 1
-        at = (piece.expert, piece.layer)
-        self._visits[at] += 1
-        self._used_at[at] = self._clock
+        visits = self._visits[at] = self._visits[at] + 1.0
+        if self._rule == "fine_moe":
+            self._worth[at] = self._probability[at] * visits
+        else:
+            self._worth[at] = self._clock if self._rule == "lru" else visits
         self._unused[at] = False
         self._held[piece.gpu][at] = True
-        self._bar(piece)
+        self._bar(piece.gpu, at)
 
     def placed(self, piece: Piece) -> None:
         """A prefetch has taken its room."""
-        self._held[piece.gpu, piece.expert, piece.layer] = True
-        self._unused[piece.expert, piece.layer] = True
-        self._bar(piece)
+        at = self._at(piece)
+        self._held[piece.gpu][at] = self._unused[at] = True
+        self._rank[piece.gpu][at] = math.inf
 
     def evicted(self, piece: Piece) -> None:
-        self._held[piece.gpu, piece.expert, piece.layer] = False
-        self._unused[piece.expert, piece.layer] = False
-        self._bar(piece)
+        at = self._at(piece)
+        self._held[piece.gpu][at] = self._unused[at] = False
+        self._rank[piece.gpu][at] = math.inf
 
     def aim(self, pieces: Iterable[Piece], wanted: bool) -> None:
         """Predictions made, or layers passed."""
         for piece in pieces:
-            self._aimed[piece.expert, piece.layer] = wanted
-            self._bar(piece)
+            at = self._at(piece)
+            self._aimed[at] = wanted
+            self._bar(piece.gpu, at)
 
-    def _bar(self, piece: Piece) -> None:
-        at = (piece.expert, piece.layer)
-        safe = self._unused[at] or (self._variant == "paper" and self._aimed[at])
-        self._barred[piece.gpu][at] = 0.0 if self._held[piece.gpu][at] and not safe else math.inf
+    def believe(self, layer: int, probability: Floats) -> None:
+        """A search has said how probable the layer's experts are [E]."""
+        one_layer = slice(layer, None, self._n_layers)
+        self._probability[one_layer] = probability
+        if self._rule == "fine_moe":
+            worth = self._worth[one_layer] = probability * self._visits[one_layer]
+            for rank in self._rank:
+                ranks = rank[one_layer]
+                np.copyto(ranks, worth, where=ranks < math.inf)
+
+    def _at(self, piece: Piece) -> int:
+        return piece.expert * self._n_layers + piece.layer
+
+    def _bar(self, gpu: int, at: int) -> None:
+        safe = not self._held[gpu][at] or self._unused[at] or (self._variant == "paper" and self._aimed[at])
+        self._rank[gpu][at] = math.inf if safe else self._worth[at]
 
     def victim(self, gpu: int, speculative: bool, view: View) -> Piece | None:
         """The piece to go; None when nothing may."""
         if self._variant == "paper" or speculative:
-            found = self._least(self._barred[gpu], view)
+            found = self._least(self._rank[gpu], view)
             if found is not None or speculative:
                 return found
-        return self._least(np.where(self._held[gpu], 0.0, math.inf), view)
+        held = np.frombuffer(self._held[gpu], dtype=np.bool_)
+        return self._least(np.where(held, self._worth, math.inf), view)
 
-    def _least(self, barred: Floats, view: View) -> Piece | None:
-        rank = self._rank
-        if self._rule == "fine_moe":
-            np.multiply(self.probability, self._visits, out=rank)
-            rank += barred
-        else:
-            np.add(self._used_at if self._rule == "lru" else self._visits, barred, out=rank)
-        for expert in view.owed():
-            rank[expert, view.layer] = math.inf
-        expert, layer = divmod(int(rank.argmin()), view.n_layers)
-        return view.piece(layer, expert) if rank[expert, layer] < math.inf else None
+    def _least(self, rank: Floats, view: View) -> Piece | None:
+        """The lowest rank among those that the running layer does not need."""
+        at = int(rank.argmin())
+        expert, layer = divmod(at, self._n_layers)
+        if layer == view.layer and (owed := view.owed()):
+            rank = rank.copy()
+            for needed in owed:
+                rank[needed * self._n_layers + layer] = math.inf
+            at = int(rank.argmin())
+            expert, layer = divmod(at, self._n_layers)
+        return view.piece(layer, expert) if rank[at] < math.inf else None

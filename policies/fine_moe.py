@@ -68,7 +68,7 @@ class FineMoe(Policy):
         self.settings["distance"] = self._d
         self._store = MapStore(self.capacity, view.n_layers, view.n_experts, self._d)
         self._cache = MapCache(view, self.evict, self.variant)
-        self._ahead: dict[Piece, float] = {}  # predicted pieces of layers still to come -> probability
+        self._ahead: dict[int, dict[Piece, float]] = {}  # predicted pieces of layers still to come -> probability
         self._paths: list[Trajectory] = []
         self._needed = self._named = self._right = self._searches = 0
 
@@ -141,7 +141,7 @@ class FineMoe(Policy):
         chosen: dict[int, None] = {}
         for scores in similarities:
             best = int(np.argmax(scores))
-            row = self._store.maps[layer, best]
+            row = self._store.maps[layer, :, best]
             similarity = float(scores[best])
             total = row.sum()
             if total <= 0:
@@ -149,17 +149,14 @@ class FineMoe(Policy):
             probability = np.maximum(probability, row / total)
             for expert in select(row, similarity, view.top_k, self.track == "map_tsd"):
                 chosen[expert] = None
-        self._cache.probability[:, layer] = probability
-        aimed = {view.piece(layer, expert): float(probability[expert]) for expert in chosen}
-        self._ahead.update(aimed)
+        self._cache.believe(layer, probability)
+        aimed = self._ahead[layer] = {view.piece(layer, expert): float(probability[expert]) for expert in chosen}
         self._cache.aim(aimed, True)
 
     def _pass(self, now: int) -> None:
         """Predictions for layers up to `now` have had their day."""
-        passed = [piece for piece in self._ahead if piece.layer <= now]
-        for piece in passed:
-            del self._ahead[piece]
-        self._cache.aim(passed, False)
+        for layer in [layer for layer in self._ahead if layer <= now]:
+            self._cache.aim(self._ahead.pop(layer), False)
 
     def _requeue(self, now: int, tickets: tuple[Ticket, ...], view: View) -> Steps:
         """Section 4.5: PRI = p / (l - l_now), rewritten as the pass moves on; passed layers are dropped."""
@@ -169,8 +166,9 @@ class FineMoe(Policy):
         yield Requeue(
             tuple(
                 # Only what this search found waits for it; older predictions are there already.
-                Prefetch(piece, p / (piece.layer - now), tickets if target in (None, piece.layer) else ())
-                for piece, p in self._ahead.items()
+                Prefetch(piece, p / (layer - now), tickets if target in (None, layer) else ())
+                for layer, aimed in self._ahead.items()
+                for piece, p in aimed.items()
                 if not view.holds(piece)
             )
         )
@@ -201,7 +199,7 @@ class FineMoe(Policy):
     # -- figures of its own -----------------------------------------------------------------------------------------
 
     def _count_right(self, gate: Gate) -> None:
-        predicted = {piece.expert for piece in self._ahead if piece.layer == gate.layer}
+        predicted = {piece.expert for piece in self._ahead.get(gate.layer, ())}
         if predicted:
             self._needed += len(gate.needs)
             self._named += len(predicted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from sim.api import overrides
@@ -57,6 +57,7 @@ class Engine(Transfers):
         self._ahead: dict[tuple[int, int], Ticket] = {}  # (layer, expert) -> CPU result computed ahead
         self._lower: dict[int, str] = {}  # experts of the current layer that may run in a lower precision
         self.view = View(self, cost.model.id, top_k, cost.model.hidden_size)
+        self._does = self._verbs()
         self._own_gate = overrides(policy, "gate_done")
         self._own_expert_done = overrides(policy, "expert_done")
 
@@ -79,38 +80,43 @@ class Engine(Transfers):
 
     def apply(self, decision: Any) -> Ticket | None:
         """Apply one decision. Raises IllegalDecision naming decision, rule and state."""
-        if isinstance(decision, RunGpu):
-            return self.run_gpu(decision.expert, decision.after)
-        if isinstance(decision, Fetch):
-            return self.fetch(decision.piece, decision.after)
-        if isinstance(decision, Prefetch):
-            return self.prefetch(decision.piece, decision.priority, decision.after)
-        if isinstance(decision, RunCpu):
-            return self.run_cpu(decision.expert, decision.join_layer)
-        if isinstance(decision, Serve):
-            self._serve_owed()
-        elif isinstance(decision, Requeue):
-            self.requeue(decision.wanted)
-        elif isinstance(decision, Evict):
-            self.evict(decision.piece)
-        elif isinstance(decision, WriteBack):
-            return self.write_back(decision.piece, decision.after)
-        elif isinstance(decision, Predict):
-            return self.machine.predict(decision.duration_s, decision.lane, decision.blocking, decision.basis)
-        elif isinstance(decision, Wait):
-            for ticket in decision.tickets:
-                self.machine.sync(ticket)
-        elif isinstance(decision, RunCpuAhead):
-            return self.run_cpu_ahead(decision.layer, decision.expert, decision.n_tokens)
-        elif isinstance(decision, Cancel):
-            self._needs_timing("Cancel")
-            self.cancel(decision.piece)
-        elif isinstance(decision, DropQueue):
-            self._needs_timing("DropQueue")
-            self.drop_queue(decision.up_to_layer)
-        else:
+        do = self._does.get(type(decision))
+        if do is None:
             raise IllegalDecision(f"decision, got {decision!r}: not a decision; see sim.decisions")
-        return None
+        return do(decision)
+
+    def _verbs(self) -> dict[type, Callable[[Any], Ticket | None]]:
+        """What each kind of decision makes the engine do."""
+        return {
+            RunGpu: lambda d: self.run_gpu(d.expert, d.after),
+            Fetch: lambda d: self.fetch(d.piece, d.after),
+            Prefetch: lambda d: self.prefetch(d.piece, d.priority, d.after),
+            RunCpu: lambda d: self.run_cpu(d.expert, d.join_layer),
+            RunCpuAhead: lambda d: self.run_cpu_ahead(d.layer, d.expert, d.n_tokens),
+            Serve: lambda _: self._serve_owed(),
+            Requeue: lambda d: self.requeue(d.wanted),
+            Evict: lambda d: self.evict(d.piece),
+            WriteBack: lambda d: self.write_back(d.piece, d.after),
+            Predict: lambda d: self.machine.predict(d.duration_s, d.lane, d.blocking, d.basis),
+            Wait: lambda d: self.wait(d.tickets),
+            Cancel: lambda d: self.withdraw(d.piece),
+            DropQueue: lambda d: self.drop(d.up_to_layer),
+        }
+
+    def wait(self, tickets: tuple[Ticket, ...]) -> None:
+        """Block the host until all of them have ended."""
+        for ticket in tickets:
+            self.machine.sync(ticket)
+
+    def withdraw(self, piece: Piece) -> None:
+        """`Cancel`, for those who may ask how far a copy has come."""
+        self._needs_timing("Cancel")
+        self.cancel(piece)
+
+    def drop(self, up_to_layer: int | None) -> None:
+        """`DropQueue`, for those who may ask how far copies have come."""
+        self._needs_timing("DropQueue")
+        self.drop_queue(up_to_layer)
 
     # -- a layer ----------------------------------------------------------------------------------------------------
 

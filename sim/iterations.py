@@ -185,7 +185,7 @@ class Arrays:
     def _get(self, key: str, read: Callable[[int, int], np.ndarray]) -> np.ndarray:
         if key not in self._cache:
             assert self._iteration is not None
-            self._cache[key] = self._iteration.gather(read)
+            self._cache[key] = np.asarray(self._iteration.gather(read))  # plain: slices of memory maps are slow
         return self._cache[key]
 
     def scores(self) -> np.ndarray:

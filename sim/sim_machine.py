@@ -230,9 +230,11 @@ class SimMachine:
 
     def ended(self, ticket: Ticket) -> bool:
         """True when a copy has completed by the host's clock."""
-        if ticket.end_s == UNKNOWN_S:
+        end_s = ticket.end_s
+        if end_s == UNKNOWN_S:
             self._advance()
-        return ticket.end_s != UNKNOWN_S and ticket.end_s <= self.host_s
+            end_s = ticket.end_s
+        return UNKNOWN_S < end_s <= self.host_s
 
     # -- the rest ---------------------------------------------------------------------------------------------------
 

@@ -234,9 +234,13 @@ class Transfers:
                 self._hand_over(piece, after)
 
     def _forget_ended(self) -> None:
+        flying = self._speculative
+        if not flying:
+            return
         ended = self.machine.ended
-        for piece in [piece for piece, ticket in self._speculative.items() if ended(ticket)]:
-            del self._speculative[piece]
+        over = [piece for piece, ticket in flying.items() if ended(ticket)]
+        for piece in over:
+            del flying[piece]
 
     def cancel(self, piece: Piece) -> None:
         """Withdraw a prefetch that has not started; one in flight finishes."""
@@ -254,9 +258,12 @@ class Transfers:
     def drop_queue(self, up_to_layer: int | None) -> None:
         """Withdraw queued prefetches (all, or up to a layer), in the policy's queue and on the copy engine."""
         self.queue.drop(up_to_layer)
-        self._forget_ended()
-        for piece in [p for p in self._speculative if up_to_layer is None or p.layer <= up_to_layer]:
-            self.cancel(piece)
+        aimed = [piece for piece in self._speculative if up_to_layer is None or piece.layer <= up_to_layer]
+        if aimed:
+            self._forget_ended()
+            for piece in aimed:
+                if piece in self._speculative:
+                    self.cancel(piece)
 
     def poll(self) -> None:
         """A polling point: tell the policy what has arrived, and keep the copy engine fed."""

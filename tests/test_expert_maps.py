@@ -54,7 +54,7 @@ def test_full_store_replaces_the_most_redundant_map() -> None:
     # map 0: 0.5 * 0 + 0.5 * 0.5 = 0.25; map 1: 0.5 * 1 + 0.5 * 0.5 = 0.75 -> replaced
     assert slot == 1
     assert store.n_maps == 2
-    assert store.maps[:, 1].tolist() == [[1, 0], [0, 1]]
+    assert store.maps[:, :, 1].tolist() == [[1, 0], [0, 1]]
 
 
 def test_fill_equals_adding_one_by_one() -> None:
