@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.cli import traces_compose, traces_convert
+from sim.cli import traces_compose, traces_convert, traces_synth
 from sim.errors import BadInput
 from sim.units import show_bytes, show_frac
 
@@ -35,6 +35,8 @@ def command(ctx: click.Context) -> None:
 
 command.add_command(traces_convert.command)
 command.add_command(traces_compose.command)
+command.add_command(traces_synth.command)
+command.add_command(traces_synth.stats_command)
 
 
 def _list() -> None:

@@ -1,0 +1,221 @@
+"""`moesim traces synth`: fit a generator to a trace and draw another; `moesim traces stats`: compare traces."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.errors import BadInput, CheckFailed
+from sim.units import show_bytes, show_frac
+
+if TYPE_CHECKING:
+    from traces.summary import Summary
+    from traces.synth.profile import Profile
+    from traces.synth.published import Published
+
+_SHAPE = re.compile(r"^([0-9]{1,4})x([0-9]{1,4})(?:,k=|,|k)([0-9]{1,4})$")
+_EPILOG = (
+    "Example: moesim traces synth mixtral-8x7b-small --model deepseek-v3-r1 --requests 20 -o big.safetensors. "
+    "Without --out, only what was fitted is shown. docs/traces.md explains the model."
+)
+
+
+@click.command("synth", epilog=_EPILOG)
+@click.argument("source")
+@click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), help="The trace to write.")
+@click.option("--model", metavar="NAME", help="Draw for this model's routing shape; how it scales is an assumption.")
+@click.option("--shape", metavar="LxE,k=K", help="The same for a shape, e.g. 58x256,k=8.")
+@click.option("--targets", metavar="NAME|FILE", help="Bend the fit to figures that a paper prints; `list` lists them.")
+@click.option("--requests", "n_requests", type=click.IntRange(min=1), metavar="N", help="Default: the source's.")
+@click.option("--tokens", "n_tokens", type=click.IntRange(min=1), metavar="N", help="Requests that hold N tokens.")
+@click.option("--levels", type=click.Choice(["all", "scores", "experts"]), default="all", show_default=True,
+              help="What to write: all levels, without predictions and embeddings, or selections only.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of all draws.")
+@click.option("--check", is_flag=True, help="Fit one half and compare with the other; exit 1 beyond 3 points.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+def command(
+    source: str,
+    out: Path | None,
+    model: str | None,
+    shape: str | None,
+    targets: str | None,
+    n_requests: int | None,
+    n_tokens: int | None,
+    levels: str,
+    seed: int,
+    check: bool,
+    force: bool,
+) -> None:
+    """Draw a synthetic trace that behaves like SOURCE, a bundled name or a file.
+
+    Popularity, repetition over tokens, requests and tasks, affinity between layers and the accuracy of predictions are
+    fitted; choices, weights, gate scores, predictions, token ids and embeddings are drawn. Every result on such a trace
+    carries the label `synthetic`.
+    """
+    from sim.cli.traces import _bar
+    from traces.catalogue import open_trace
+    from traces.synth import published, scale
+    from traces.synth.fit import fit
+
+    if targets == "list":
+        for name in published.published():
+            click.echo(f"{name}: {published.load(name).source}")
+        return
+    if n_requests is not None and n_tokens is not None:
+        raise BadInput("--requests and --tokens, got both: give one of them")
+    if out is not None and out.exists() and not force:
+        raise BadInput(f"--out, got {str(out)!r}: the file exists; --force replaces it")
+    figures = None if targets is None else published.load(targets)
+    wanted = _wanted(model, shape, figures)
+    with open_trace(source) as trace:
+        if check:
+            _check(trace, seed)
+        profile = fit(trace)
+    if figures is not None:
+        with _bar(f"fitting to {figures.id}") as progress:
+            profile = published.fit_to(profile, figures, seed, progress)
+    elif wanted is not None:
+        profile = scale.scaled(profile, *wanted[1:])
+    _describe(profile)
+    if out is not None:
+        _draw(out, profile, wanted[0] if wanted else profile.source, n_requests, n_tokens, levels, seed, figures)
+    elif figures is not None:
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as folder:
+            drawn = Path(folder) / "drawn.safetensors"
+            _draw(drawn, profile, figures.model, None, 12_000, "all", seed, figures, keep=False)
+
+
+def _wanted(model: str | None, shape: str | None, figures: Published | None) -> tuple[str, int, int, int] | None:
+    """Name and shape asked for, by model, shape or figures; None for the source's own."""
+    if sum(value is not None for value in (model, shape, figures)) > 1:
+        raise BadInput("--model, --shape and --targets each say a shape: give one of them")
+    if figures is not None:
+        return figures.model, figures.n_layers, figures.n_experts, figures.top_k
+    if model is not None:
+        from sim.models import load_model
+
+        found = load_model(model, {})
+        return found.id, found.n_moe_layers, found.n_experts, found.top_k
+    if shape is None:
+        return None
+    match = _SHAPE.match(shape.replace(" ", ""))
+    if match is None:
+        raise BadInput(f"--shape, got {shape!r}: layers x experts and k, such as 58x256,k=8")
+    n_layers, n_experts, top_k = (int(part) for part in match.groups())
+    if not (1 <= n_layers <= 1024 and 1 <= top_k <= n_experts <= 4096):
+        raise BadInput(f"--shape, got {shape!r}: 1 to 1024 layers, 1 to 4096 experts, k from 1 to the experts")
+    return "synthetic", n_layers, n_experts, top_k
+
+
+def _describe(profile: Profile) -> None:
+    """What was fitted, in a few lines; assumptions are always among them."""
+    from traces.synth.profile import FIELDS
+
+    click.echo(f"fitted to {profile.source}: {profile.n_layers}x{profile.n_experts}, k={profile.top_k}, "
+               f"{len(profile.requests)} requests, {max(1, len(profile.tasks))} tasks")  # fmt: skip
+    shares = ", ".join(f"{name} {show_frac(float(profile.share(name).mean()))}" for name in FIELDS)
+    fresh = show_frac(float(profile.fresh_share().mean()))
+    click.echo(f"what a token's scores vary with: {shares}, new each time {fresh}")
+    for text in profile.assumptions:
+        click.echo(f"assumed: {text}")
+
+
+def _draw(
+    out: Path,
+    profile: Profile,
+    model: str,
+    n_requests: int | None,
+    n_tokens: int | None,
+    levels: str,
+    seed: int,
+    figures: Published | None,
+    keep: bool = True,
+) -> None:
+    from sim.cli.traces import _bar, _print
+    from traces.reader import Trace
+    from traces.synth.published import reached
+    from traces.synth.write import write
+
+    with _bar(f"drawing {out.name}") as progress:
+        write(out, profile, seed=seed, n_requests=n_requests, n_tokens=n_tokens, model=model, levels=levels,
+              progress=progress)  # fmt: skip
+    with Trace(out) as trace:
+        if keep:
+            click.echo(f"{out}: {trace.header.shape}, {trace.n_requests:,} requests, {trace.n_tokens:,} tokens, "
+                       f"{show_bytes(out.stat().st_size)}; labels {', '.join(trace.header.labels)}")  # fmt: skip
+        if figures is None:
+            return
+        rows = [(row.what, show_frac(row.target), show_frac(row.reached), _points(row.reached - row.target))
+                for row in reached(figures, trace)]  # fmt: skip
+    _print(_table(("published figure", "target", "reached", "difference"), rows))
+
+
+def _check(trace: Any, seed: int) -> None:
+    """Print the comparison with the held-out half; fail when a cache curve is further off than three points."""
+    from sim.cli.traces import _bar, _print
+    from traces.summary import title
+    from traces.synth.compare import TOLERANCE, compare
+
+    with _bar(f"checking against {trace.name}") as progress:
+        found = compare(trace, seed, progress)
+    apart = found.differences()
+    rows = [(title(name), *(show_frac(s.figures.get(name)) for s in (found.fitted, found.heldout, found.drawn)),
+             _points(apart[name]) if name in apart else "-") for name in found.heldout.figures]  # fmt: skip
+    _print(_table(("mean over layers", "fitted half", "held-out half", "synthetic", "difference"), rows))
+    name, worst = found.worst_curve()
+    largest = f"the largest difference is {_points(worst)} points ({title(name)})" if name else "none"
+    click.echo(f"cache curves: {largest}; the bound is {100 * TOLERANCE:.0f}")
+    bound = f"at most {100 * TOLERANCE:.0f} are allowed; more requests in the source make a better fit"
+    if abs(worst) > TOLERANCE:
+        raise CheckFailed(f"{trace.path}: synthetic and held-out hit rates differ by {_points(worst)} points: {bound}")
+
+
+@click.command("stats", epilog="Example: moesim traces stats mixtral-8x7b-small. docs/traces.md says what each means.")
+@click.argument("sources", metavar="TRACE...", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def stats_command(sources: tuple[str, ...], as_json: bool) -> None:
+    """Skew, repetition, affinity, accuracy and cache curves of traces, side by side."""
+    from sim.cli.traces import _bar, _print
+    from traces.catalogue import open_trace
+    from traces.summary import summarise, title
+
+    found: list[Summary] = []
+    with nullcontext() if as_json else _bar("reading") as progress:
+        for i, source in enumerate(sources):
+            with open_trace(source) as trace:
+                found.append(summarise(trace))
+            if progress is not None:
+                progress(i + 1, len(sources))
+    if as_json:
+        runs = [{"name": s.name, "shape": s.shape, "rows": s.rows, "requests": s.requests, "curve_rows": s.curve_rows,
+                 "curve_phase": s.curve_phase, "figures": s.figures} for s in found]  # fmt: skip
+        click.echo(json.dumps({"schema": "moesim.trace-stats/1", "traces": runs}, allow_nan=False))
+        return
+    names = dict.fromkeys(name for summary in found for name in summary.figures)
+    rows = [("shape", *(s.shape for s in found)), ("requests", *(f"{s.requests:,}" for s in found)),
+            ("tokens judged", *(f"{s.rows:,}" for s in found)),
+            ("tokens through caches", *(f"{s.curve_rows:,} {s.curve_phase}" for s in found))]  # fmt: skip
+    rows += [(title(name), *(show_frac(s.figures.get(name)) for s in found)) for name in names]
+    _print(_table(("mean over layers", *(s.name for s in found)), rows))
+
+
+def _points(difference: float) -> str:
+    return f"{100 * difference:+.1f}"
+
+
+def _table(titles: tuple[str, ...], rows: list[Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for i, name in enumerate(titles):
+        table.add_column(name, justify="right" if i else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table

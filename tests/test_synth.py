@@ -1,0 +1,299 @@
+"""Synthetic traces: what is fitted comes back when it is drawn, nothing depends on blocks, every level is sound."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+from easy_numbers import setup
+from tiny_traces import from_rows, tiny_trace
+
+from policies.lfu import Lfu
+from policies.lru import Lru
+from sim.cli import main
+from sim.errors import BadInput
+from sim.run import execute
+from traces import observe
+from traces.catalogue import bundled_traces
+from traces.check import check_trace
+from traces.curves import capacities, lfu_curve, lru_curve
+from traces.reader import Trace
+from traces.summary import summarise, title
+from traces.synth import draw, published
+from traces.synth.compare import TOLERANCE, compare
+from traces.synth.draw import Drawer
+from traces.synth.fit import fit
+from traces.synth.latent import GRID, overlap_table, popularity_bias, to_correlation, to_overlap
+from traces.synth.profile import Lengths, Profile, Vocabulary, from_json, to_json
+from traces.synth.scale import RULE, scaled
+from traces.synth.write import write
+
+SOURCE = "mixtral-8x7b-small"
+BUNDLED = pytest.mark.skipif(SOURCE not in bundled_traces(), reason="the default trace is not in this checkout")
+
+
+def profile(n_layers=4, n_experts=12, top_k=3, **facts):
+    """A made-up source: one share of every kind."""
+    rng = np.random.default_rng(5)
+    base = {
+        "source": "made-up", "n_layers": n_layers, "n_experts": n_experts, "top_k": top_k, "score": "softmax",
+        "renormalised": True, "scaling": 1.0, "bias": rng.normal(0, 0.3, (n_layers, n_experts)).round(4).tolist(),
+        "shares": {"task": [0.1] * n_layers, "request": [0.1] * n_layers, "fade64": [0.1] * n_layers,
+                   "fade4": [0.2] * n_layers, "token": [0.3] * n_layers},
+        "depth": [0.0] + [0.5] * (n_layers - 1),
+        "ahead": {"1": [0.9] * n_layers, "2": [0.8] * (n_layers - 2) + [None] * 2},
+        "shared": [0.95] * (n_layers - 1) + [None], "sharpness": [1.5] * n_layers, "offset": [0.0] * n_layers,
+        "vocabulary": Vocabulary([1, 10, 200], [-3.0, -5.0, -7.0], 0.2), "embedding_width": 8, "tasks": ["a", "b"],
+        "requests": [Lengths(7, 30, i % 2, i % 3 > 0) for i in range(12)],
+    } | facts  # fmt: skip
+    return Profile(**base)
+
+
+def all_rows(drawer, plan):
+    blocks = list(drawer.rows(plan))
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def test_ties_go_to_the_lowest_expert():
+    assert observe.choose(np.array([[1, 3, 3, 0, 3], [2, 2, 2, 2, 2]]), 2).tolist() == [[1, 2], [0, 1]]
+    assert observe.choose(np.array([[1, 3, 2]]), 3).tolist() == [[1, 2, 0]]
+
+
+def test_popularity_comes_back():
+    rng = np.random.default_rng(1)
+    share = np.array([0.9, 0.5, 0.3, 0.2, 0.1])
+    bias = popularity_bias(share, 2, rng)
+    drawn = observe.choose(np.random.default_rng(2).standard_normal((40_000, 5)) + bias, 2)
+    np.testing.assert_allclose(np.bincount(drawn.ravel(), minlength=5) / len(drawn), share, atol=0.012)
+
+
+def test_correlation_and_overlap_are_inverse_and_hit_their_ends():
+    table = overlap_table(np.zeros(8), 2, np.random.default_rng(0))
+    assert table[0] == pytest.approx(2 / 8, abs=0.01)  # independent tokens share K / E
+    assert table[-1] == 1.0
+    assert (np.diff(table) > 0).all()
+    for r in (0.0, 0.33, 0.9, 0.99, 1.0):
+        assert to_correlation(to_overlap(r, table), table) == pytest.approx(r, abs=1e-9)
+    assert to_correlation(0.0, table) == pytest.approx(GRID[0], abs=1e-12)
+
+
+def test_blocks_decide_nothing(monkeypatch):
+    plan = next(Drawer(profile(), 3).plans(1, None))
+    whole = all_rows(Drawer(profile(), 3), plan)
+    monkeypatch.setattr(draw, "_BLOCK_VALUES", 5 * 4 * 12)  # five rows at a time
+    pieces = all_rows(Drawer(profile(), 3), plan)
+    assert whole.keys() == pieces.keys()
+    assert len(whole["experts"]) == plan.n_rows == 37
+    for name, values in whole.items():
+        np.testing.assert_array_equal(values, pieces[name], err_msg=name)
+
+
+def test_a_request_is_the_same_whatever_surrounds_it(tmp_path):
+    short = write(tmp_path / "a.safetensors", profile(), seed=9, n_requests=3)
+    long = write(tmp_path / "b.safetensors", profile(), seed=9, n_requests=8)
+    with Trace(short) as one, Trace(long) as other:
+        np.testing.assert_array_equal(one.experts, other.experts[: one.n_tokens])
+    again = write(tmp_path / "c.safetensors", profile(), seed=9, n_requests=3)
+    assert again.read_bytes() == short.read_bytes()
+    changed = write(tmp_path / "d.safetensors", profile(), seed=10, n_requests=3)
+    with Trace(short) as one, Trace(changed) as other:
+        assert (one.experts != other.experts).mean() > 0.3
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("renormalised", [True, False])
+def test_every_level_is_sound_and_labelled(tmp_path, score, renormalised):
+    made = profile(score=score, renormalised=renormalised, scaling=2.5 if renormalised else 1.0)
+    with Trace(write(tmp_path / "t.safetensors", made, n_tokens=300)) as trace:
+        assert check_trace(trace) == []
+        assert trace.n_tokens == 300
+        assert trace.header.labels == ("synthetic", "fitted-to-made-up")
+        assert {"weights", "scores", "next_scores_1", "next_scores_2", "shared_scores", "token_ids", "embeddings",
+                "tasks"} <= trace.levels  # fmt: skip
+        assert from_json(trace.header.extra["profile"], "header") == made
+        assert {r.split for r in trace.requests} == {"store", "test"}
+
+
+def test_a_bad_profile_is_refused():
+    with pytest.raises(BadInput, match=r"header: .*n_layers.*fit the source again"):
+        from_json(to_json(profile()).replace('"n_layers":4', '"n_layers":0'), "header")
+
+
+def test_what_is_drawn_is_fitted_again(tmp_path):
+    """Shares, depth and prediction correlations come back from the trace that was drawn with them."""
+    made = profile(
+        n_layers=3, requests=[Lengths(4, 196, i % 6, True) for i in range(60)], embedding_width=64, tasks=list("abcdef"),
+        ahead={"1": [0.9, 0.7, 0.5], "2": [0.8, None, None]}, shared=[0.95, 0.6, None],
+    )  # fmt: skip
+    with Trace(write(tmp_path / "t.safetensors", made, n_requests=60)) as trace:
+        found = fit(trace)
+    assert np.corrcoef(np.ravel(found.bias), np.ravel(made.bias))[0, 1] > 0.95
+    for names in (("task",), ("token",), ("request", "fade64"), ("fade16", "fade4", "fade1")):
+        got, true = (sum(p.share(name).mean() for name in names) for p in (found, made))
+        assert got == pytest.approx(true, abs=0.06), names
+    np.testing.assert_allclose(found.depth[1:], made.depth[1:], atol=0.06)
+    np.testing.assert_allclose(found.ahead["1"], made.ahead["1"], atol=0.05)
+    assert found.ahead["2"][0] == pytest.approx(0.8, abs=0.05)
+    assert found.ahead["2"][1:] == [None, None]
+    np.testing.assert_allclose(found.shared[:2], [0.95, 0.6], atol=0.05)
+    np.testing.assert_allclose(found.sharpness, made.sharpness, rtol=0.06)
+
+
+def test_a_trace_of_selections_alone_can_be_fitted(tmp_path):
+    source = tiny_trace(tmp_path / "s.safetensors", n_layers=3, n_experts=8, top_k=2, levels=frozenset())
+    with Trace(source) as trace:
+        found = fit(trace)
+    assert (found.sharpness, found.shared, found.vocabulary, found.ahead) == (None, None, None, {})
+    with Trace(write(tmp_path / "t.safetensors", found, n_requests=4)) as trace:
+        assert trace.levels == {"experts"}
+        assert check_trace(trace) == []
+
+
+@pytest.mark.parametrize("shape", [(58, 256, 8), (94, 128, 8), (36, 128, 4), (1, 4, 1)])
+def test_other_shapes_are_an_assumption_that_travels(tmp_path, shape):
+    made = scaled(profile(), *shape)
+    with Trace(write(tmp_path / "t.safetensors", made, n_tokens=40)) as trace:
+        assert (trace.n_layers, trace.n_experts, trace.top_k) == shape
+        assert "scaled-by-assumption" in trace.header.labels
+        assert RULE in trace.header.notes
+        assert check_trace(trace) == []
+    assert scaled(profile(), 4, 12, 3) == profile()
+
+
+def test_scaling_keeps_the_spread_of_popularity():
+    wide = np.array(scaled(profile(), 8, 96, 6).bias)
+    assert wide.shape == (8, 96)
+    assert wide.std() == pytest.approx(np.array(profile().bias).std(), rel=0.15)
+
+
+@BUNDLED
+def test_the_held_out_half_of_the_bundled_trace_agrees():
+    """LRU and LFU at equal fractions within three points; the figures policies predict from, within three as well."""
+    with Trace(bundled_traces()[SOURCE]) as trace:
+        found = compare(trace, seed=1)
+    apart = found.differences()
+    curves = [name for name in apart if name.startswith(("lru_", "lfu_"))]
+    assert len(curves) == 18
+    for name in (*curves, "overlap_1", "overlap_8", "overlap_64", "overlap_same_task", "affinity", "predicted_1",
+                 "predicted_2", "predicted_3", "predicted_shared"):  # fmt: skip
+        assert abs(apart[name]) <= TOLERANCE, (name, apart[name])
+    assert found.heldout.figures["lru_25"] > 0.33  # far from the 25 % of chance, so the agreement means something
+
+
+def test_published_figures_are_read_and_refused(tmp_path):
+    assert set(published.published()) == {"moepic-table1", "adapmoe-accuracy"}
+    for name in published.published():
+        assert published.load(name).source
+    with pytest.raises(BadInput, match="did you mean 'moepic-table1'"):
+        published.load("moepic-table")
+    text = published.published()["moepic-table1"].read_text(encoding="utf-8")
+    for old, new, rule in (("0.1911, ", "", "as many of one as of the other"), ("top_k: 4", "top_k: 0", "top_k"),
+                           ("lru:", "arc:", "arc"), ("[10, 20", "[2, 20", "sizes from top_k")):  # fmt: skip
+        path = tmp_path / "x.yaml"
+        path.write_text(text.replace(old, new), encoding="utf-8")
+        with pytest.raises(BadInput, match=rule):
+            published.load(path)
+
+
+def test_published_accuracy_is_met(tmp_path):
+    figures = published.Published(
+        schema=published.SCHEMA, id="x", source="a paper", model="m", n_layers=4, n_experts=12, top_k=3, curves={},
+        accuracy={1: [None, 0.6, 0.8, 0.95]}, readings=[],
+    )  # fmt: skip
+    bent = published.fit_to(profile(requests=[Lengths(4, 146, 0, True)] * 20), figures)
+    assert bent.ahead["1"][3] == 0.9  # the wrap-around is the source's
+    with Trace(write(tmp_path / "t.safetensors", bent)) as trace:
+        assert "fitted-to-published-figures" in trace.header.labels
+        rows = published.reached(figures, trace)
+    assert [row.target for row in rows] == [0.6, 0.8, 0.95]
+    for row in rows:
+        assert row.reached == pytest.approx(row.target, abs=0.03)
+
+
+def test_published_curves_are_approached(monkeypatch, tmp_path):
+    """Figures that the model can have, since they are its own: the search must find its way back to them."""
+    monkeypatch.setattr(published, "_ROWS", 1200)
+    monkeypatch.setattr(published, "_TRIES", 24)
+    base = profile(n_layers=2, ahead={}, requests=[Lengths(4, 146, i % 2, True) for i in range(20)])
+    true = published._bend(base, 3.0, 0.3, 0.5)
+    figures = published.Published(
+        schema=published.SCHEMA, id="x", source="p", model="m", n_layers=2, n_experts=12, top_k=3, accuracy={},
+        curves={k: published.Curve([3, 6, 9], [0, 0, 0]) for k in ("lru", "lfu")}, readings=[],
+    )  # fmt: skip
+    rates = published._rates(true, figures, 0)
+    curves = {k: published.Curve([3, 6, 9], v.tolist()) for k, v in rates.items()}
+    figures = msgspec.structs.replace(figures, curves=curves)
+    far = max(abs(published._rates(base, figures, 0)[k] - v).max() for k, v in rates.items())
+    with Trace(write(tmp_path / "t.safetensors", published.fit_to(base, figures))) as trace:
+        worst = max(abs(row.reached - row.target) for row in published.reached(figures, trace))
+    assert far > 0.05
+    assert worst < 0.03
+
+
+def test_summary_of_a_trace_worked_by_hand(tmp_path):
+    """Two requests of three decode rows over four experts, one layer: every figure counted by hand."""
+    rows = [[[0, 1]], [[0, 1]], [[0, 2]], [[0, 1]]] * 2
+    path = from_rows(tmp_path / "t.safetensors", rows, 4, [(1, 4)] * 2)
+    with Trace(path) as trace:
+        found = summarise(trace, fracs=(0.5, 0.75))
+    assert found.figures["chance"] == 0.5
+    assert found.figures["top_quarter"] == 0.5  # expert 0 is one of four and half of all choices
+    assert found.figures["overlap_1"] == pytest.approx((1 + 0.5 + 0.5) / 3)
+    assert found.figures["overlap_2"] == pytest.approx((0.5 + 1) / 2)
+    # Decode rows 01 02 01 01 02 01. Two places: hits -, 0, 0, 01, 0, 0 of twelve. Three: 1 and 2 stay as well.
+    assert found.figures["lru_50"] == pytest.approx((0 + 1 + 1 + 2 + 1 + 1) / 12)
+    assert found.figures["lru_75"] == pytest.approx((0 + 1 + 2 + 2 + 2 + 2) / 12)
+    assert title("lru_cold_50") == "LRU hits, 50 % cached, cold per request"
+
+
+@pytest.mark.parametrize("kind, curve", [(Lru, lru_curve), (Lfu, lfu_curve)], ids=["lru", "lfu"])
+@pytest.mark.parametrize("size", [2, 3, 5, 9])
+def test_curves_are_the_policies(kind, curve, size, tmp_path):
+    """The engine with one cache per layer copies exactly what the curve misses; prompts are one token long."""
+    made = profile(n_layers=3, n_experts=10, top_k=2, ahead={}, shared=None, sharpness=None, offset=None,
+                   requests=[Lengths(1, 60, 0, False)] * 4)  # fmt: skip
+    with Trace(write(tmp_path / "t.safetensors", made, seed=4, levels="experts")) as trace:
+        misses = execute(setup(kind(scope="layer"), trace, 3 * size)).engine.tally.n_demand
+        experts = np.array(trace.experts)
+    (hits,) = curve(experts, 10, [size])
+    assert 1 - misses / experts.size == pytest.approx(hits.mean(), abs=1e-12)
+    assert 0.1 < hits.mean() < 0.99
+    cold = np.concatenate([curve(experts[i : i + 61], 10, [size]) for i in range(0, len(experts), 61)])
+    np.testing.assert_allclose(curve(experts, 10, [size], np.arange(0, len(experts), 61))[0], cold.mean(axis=0))
+
+
+def test_capacities_leave_out_what_holds_no_token():
+    assert capacities(8, 2) == [2, 3, 4, 5, 6, 7]
+    assert capacities(64, 8, (0.1, 0.125, 0.5)) == [8, 32]
+
+
+def moesim(capsys, *args):
+    with pytest.raises(SystemExit) as stopped:
+        main(["traces", *map(str, args)])
+    out, err = capsys.readouterr()
+    return stopped.value.code, out, err
+
+
+def test_the_command_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    source = write(tmp_path / "source.safetensors", profile(), n_requests=8)
+    target = tmp_path / "drawn.safetensors"
+    code, out, _ = moesim(capsys, "synth", source, "-o", target, "--shape", "6x20,k=4", "--tokens", 90)
+    assert code == 0
+    assert "assumed: scaling rule" in out
+    assert "6x20, k=4" in out
+    assert "labels synthetic, fitted-to-source, scaled-by-assumption" in out
+    assert moesim(capsys, "synth", source, "-o", target)[0] == 2
+    assert "--force" in moesim(capsys, "synth", source, "-o", target)[2]
+    assert moesim(capsys, "synth", source, "--shape", "6by20")[0] == 2
+    assert "give one of them" in moesim(capsys, "synth", source, "--shape", "6x20,k=4", "--model", "mixtral-8x7b")[2]
+    code, out, _ = moesim(capsys, "stats", source, target)
+    assert code == 0
+    assert "LRU hits, 50 % cached" in out
+    found = json.loads(moesim(capsys, "stats", source, "--json")[1])["traces"][0]
+    assert found["shape"] == "4x12, k=3"
+    assert found["figures"]["predicted_1"] > found["figures"]["predicted_2"] > 0.3
+    code, out, _ = moesim(capsys, "synth", "none", "--targets", "list")
+    assert "MoEpic" in out

@@ -1,0 +1,187 @@
+"""What a trace shows of itself: overlaps between tokens near and far, between layers, and of its predictions.
+
+Everything is counted on the rows of some requests, so that one half of a trace can be held against the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.errors import BadInput
+from traces.format import DISTANCES, Array, Floats, Ints
+from traces.reader import Trace
+from traces.requests import Request
+
+LAGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+MAX_ROWS = 60_000  # selections held in memory at once
+MAX_SCORE_ROWS = 6_000
+AFFINITY_ROWS = 4_096
+_PAIRS = 40_000
+
+
+def choose(scores: Array, k: int) -> Ints:
+    """(..., K) positions of the k highest scores, highest first; equal scores go to the lowest position."""
+    part = np.argpartition(-scores, k - 1, axis=-1)[..., :k] if k < scores.shape[-1] else np.argsort(-scores, axis=-1)
+    edge = np.take_along_axis(scores, part, -1).min(axis=-1, keepdims=True)
+    if ((scores >= edge).sum(axis=-1) > k).any():  # rare: which of the equal ones comes in is not argpartition's to say
+        return np.argsort(-scores, axis=-1, kind="stable")[..., :k]
+    part.sort(axis=-1)  # so that the stable sort below leaves equal scores in order of position
+    order = np.argsort(-np.take_along_axis(scores, part, -1), axis=-1, kind="stable")
+    found: Ints = np.take_along_axis(part, order, -1)
+    return found
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows of some requests of a trace, in order.
+
+    experts (n, L, K); request, task, position: (n,) index of the request in `requests`, its task, row within it.
+    token_ids (n,) or None.
+    """
+
+    trace: Trace
+    requests: list[Request]
+    experts: Ints
+    request: Ints
+    task: Ints
+    position: Ints
+    token_ids: Array | None
+
+
+def sample(trace: Trace, requests: Sequence[Request] | None = None, max_rows: int = MAX_ROWS) -> Sample:
+    """All rows of the given requests (default: all of them), or of as many, evenly spread, as `max_rows` allows."""
+    wanted = list(trace.requests) if requests is None else list(requests)
+    total = sum(r.n_rows for r in wanted)
+    if total > max_rows:
+        every = -(-total // max_rows)
+        wanted = wanted[::every]
+    names = list(trace.requests.tasks) or [""]
+    experts, owner, task, position, tokens = [], [], [], [], []
+    for i, request in enumerate(wanted):
+        rows = slice(request.first_row, request.end_row)
+        experts.append(trace.experts[rows].astype(np.int64))
+        owner.append(np.full(request.n_rows, i))
+        task.append(np.full(request.n_rows, names.index(request.task)))
+        position.append(np.arange(request.n_rows))
+        if "token_ids" in trace.levels:
+            tokens.append(trace.token_ids[rows])
+    return Sample(trace, wanted, np.concatenate(experts), np.concatenate(owner), np.concatenate(task),
+                  np.concatenate(position), np.concatenate(tokens) if tokens else None)  # fmt: skip
+
+
+def halves(trace: Trace) -> tuple[list[Request], list[Request]]:
+    """Requests in two halves, task by task in turn, so that both hold the same kinds of text."""
+    seen: dict[str, int] = {}
+    parts: tuple[list[Request], list[Request]] = ([], [])
+    for request in trace.requests:
+        turn = seen.get(request.task, 0)
+        seen[request.task] = turn + 1
+        parts[turn % 2].append(request)
+    return parts
+
+
+def too_few(trace: Trace) -> BadInput:
+    """What to say of a trace that cannot be halved."""
+    return BadInput(
+        f"{trace.path}, got {trace.n_requests} requests: two halves need two of one task; leave out --check"
+    )
+
+
+def popularity(rows: Sample) -> Floats:
+    """(L, E) share of tokens that choose each expert; a layer sums to K."""
+    n, n_layers, _ = rows.experts.shape
+    n_experts = rows.trace.n_experts
+    flat = rows.experts + np.arange(n_layers)[:, None] * n_experts
+    counts = np.bincount(flat.ravel(), minlength=n_layers * n_experts).reshape(n_layers, n_experts)
+    shares: Floats = counts / n
+    return shares
+
+
+def overlap(rows: Sample, one: Ints, two: Ints) -> Floats:
+    """(L,) mean share of the experts of rows `one` that rows `two` chose, too; nan without rows."""
+    if not len(one):
+        return np.full(rows.experts.shape[1], np.nan)
+    same = np.zeros(rows.experts.shape[1])
+    for at in range(0, len(one), 4096):
+        a, b = rows.experts[one[at : at + 4096]], rows.experts[two[at : at + 4096]]
+        same += (a[..., :, None] == b[..., None, :]).sum(axis=(0, 2, 3))
+    found: Floats = same / (len(one) * rows.experts.shape[2])
+    return found
+
+
+def lag_pairs(rows: Sample, lag: int) -> tuple[Ints, Ints]:
+    """(later, earlier) rows of the same request, `lag` apart."""
+    later = np.flatnonzero(rows.position >= lag)
+    return later, later - lag
+
+
+def far_pairs(rows: Sample, same_task: bool, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Random pairs of rows of different requests, of one task or of two."""
+    one, two = rng.integers(0, len(rows.request), (2, _PAIRS))
+    fits = (rows.request[one] != rows.request[two]) & ((rows.task[one] == rows.task[two]) == same_task)
+    return one[fits], two[fits]
+
+
+def token_pairs(rows: Sample, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Random pairs of rows with the same token id, of different requests."""
+    if rows.token_ids is None:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    shuffled = rng.permutation(len(rows.token_ids))
+    order = shuffled[np.argsort(rows.token_ids[shuffled], kind="stable")]
+    one, two = order[:-1:2], order[1::2][: len(order[:-1:2])]
+    fits = (rows.token_ids[one] == rows.token_ids[two]) & (rows.request[one] != rows.request[two])
+    return one[fits], two[fits]
+
+
+def affinity(before: Ints, after: Ints, n_experts: int) -> float:
+    """How much of a layer's choices (n, K) the choices of the layer before tell: the share that is guessed right.
+
+    On even rows it is counted which experts follow which; on odd rows the K experts that follow most, summed over the
+    K chosen before, are the guess.
+    """
+    before, after = before[:AFFINITY_ROWS], after[:AFFINITY_ROWS]
+    top_k, judge = after.shape[1], after[1::2]
+    pairs = before[::2, :, None] * n_experts + after[::2, None, :]
+    follows = np.bincount(pairs.ravel(), minlength=n_experts**2).reshape(n_experts, n_experts).astype(np.float64)
+    follows += follows.sum(axis=0) / follows.sum()  # an expert never seen before guesses by popularity
+    follows /= follows.sum(axis=1, keepdims=True)
+    guess = choose(follows[before[1::2]].sum(axis=1), top_k)
+    return float((guess[:, :, None] == judge[:, None, :]).mean(axis=0).sum() / top_k)
+
+
+def prediction_overlap(rows: Sample, level: str, distance: int) -> Floats:
+    """(L,) share of layer l + distance's choice among the K highest scores predicted at layer l; nan without target."""
+    trace = rows.trace
+    n_layers, top_k = trace.n_layers, trace.top_k
+    hits, n = np.zeros(n_layers), np.zeros(n_layers)
+    wrap = level == "next_scores_1"
+    for first, end in score_rows(rows, level):
+        shared = level == "shared_scores"
+        scores = trace.shared_scores(first, end) if shared else trace.next_scores(distance, first, end)
+        guess, actual = choose(scores, top_k), trace.experts[first:end].astype(np.int64)
+        for layer in range(n_layers):
+            ahead, target = divmod(layer + distance, n_layers)
+            if ahead > wrap:
+                continue
+            one, two = (guess[:-1], actual[1:]) if ahead else (guess, actual)
+            hits[layer] += (one[:, layer, :, None] == two[:, target, None, :]).sum()
+            n[layer] += len(one) * top_k
+    with np.errstate(invalid="ignore"):
+        found: Floats = hits / n
+    return found
+
+
+def score_rows(rows: Sample, level: str) -> list[tuple[int, int]]:
+    """Runs of rows [start, stop) that hold a level, each within one request, about `MAX_SCORE_ROWS` in all."""
+    whole = level in rows.trace.levels_prefill
+    runs = [(r.first_row if whole else r.first_decode_row, r.end_row) for r in rows.requests]
+    runs = [(start, min(stop, start + MAX_SCORE_ROWS)) for start, stop in runs if stop > start]
+    return runs[:: max(1, -(-sum(stop - start for start, stop in runs) // MAX_SCORE_ROWS))]
+
+
+def distances(trace: Trace) -> list[int]:
+    """Distances of the predictions that the trace holds."""
+    return [d for d in DISTANCES if f"next_scores_{d}" in trace.levels]

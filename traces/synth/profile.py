@@ -1,0 +1,109 @@
+"""What a fitted source is reduced to: a few numbers per layer, from which traces of any length are drawn.
+
+A token's score of an expert is b + g (see `latent`). g is a sum of independent standard normal fields, each with its
+share of the variance: the task's, the request's, fields that fade over 64, 16, 4 and 1 tokens, the token id's, and
+what is left over, new at every token. From one layer to the next a field keeps the layer's `depth` correlation.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from sim.errors import BadInput
+from traces.format import Floats
+from traces.header import Gate
+
+FADES = (64, 16, 4, 1)  # tokens after which a fading field has decayed to 1/e
+FIELDS = ("task", "request", *(f"fade{n}" for n in FADES), "token")
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Vocabulary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How token ids recur: their sorted frequencies, at some ranks, and how often one repeats an earlier one.
+
+    rank: increasing, from 1 to the number of ids; log_p: natural logarithm of the frequency at that rank.
+    reuse: probability that a token repeats one drawn evenly from those before it in its request.
+    """
+
+    rank: list[int]
+    log_p: list[float]
+    reuse: Share
+
+    def frequencies(self) -> Floats:
+        """(V,) probabilities by rank, interpolated between the ranks kept."""
+        ranks = np.arange(1, self.rank[-1] + 1)
+        p = np.exp(np.interp(np.log(ranks), np.log(self.rank), self.log_p))
+        found: Floats = p / p.sum()
+        return found
+
+
+class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One request of the source: what synthetic requests take their lengths and tasks from."""
+
+    prompt: Annotated[int, Meta(ge=1)]
+    decode: Annotated[int, Meta(ge=0)]
+    task: Annotated[int, Meta(ge=0)]
+    store: bool
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The statistics of one source. Lists over layers have one entry per MoE layer.
+
+    bias: (L, E) popularity b of each expert.
+    shares: field name -> (L,) share of the variance of g; what they leave of 1 is new at every token.
+    depth: (L,) correlation of a layer's fields with those of the layer before; the first entry is 0.
+    ahead: distance -> (L,) correlation of layer l's prediction with the g of layer l + distance; null without a target.
+    shared: (L,) the same for scores predicted through the shared expert (L4s), or null when the source has none.
+    sharpness, offset: (L,) a layer's gate is softmax(sharpness * score), or sigmoid(sharpness * score + offset).
+    embedding_width: width of the embeddings to draw, 0 for none.
+    """
+
+    source: str
+    n_layers: Annotated[int, Meta(ge=1)]
+    n_experts: Annotated[int, Meta(ge=1)]
+    top_k: Annotated[int, Meta(ge=1)]
+    score: str
+    renormalised: bool
+    scaling: float
+    bias: list[list[float]]
+    shares: dict[str, list[float]]
+    depth: list[float]
+    ahead: dict[str, list[float | None]]
+    shared: list[float | None] | None
+    sharpness: list[float] | None
+    offset: list[float] | None
+    vocabulary: Vocabulary | None
+    embedding_width: Annotated[int, Meta(ge=0)]
+    tasks: list[str]
+    requests: list[Lengths]
+    assumptions: list[str] = []
+
+    @property
+    def gate(self) -> Gate:
+        """The gate as a header describes it. Selection is always the plain top K."""
+        return Gate(self.score, self.renormalised, "topk", self.scaling)
+
+    def share(self, field: str) -> Floats:
+        """(L,) share of one field; zeros when the source gave none."""
+        return np.array(self.shares.get(field, [0.0] * self.n_layers))
+
+    def fresh_share(self) -> Floats:
+        """(L,) share that is new at every token."""
+        return np.clip(1.0 - sum((self.share(field) for field in FIELDS), np.zeros(self.n_layers)), 0.0, 1.0)
+
+
+def to_json(profile: Profile) -> str:
+    """One line of JSON, numbers as they are."""
+    return msgspec.json.encode(profile).decode()
+
+
+def from_json(text: str, where: str) -> Profile:
+    """Read `to_json`'s line. Raises BadInput naming the field."""
+    try:
+        return msgspec.json.decode(text, type=Profile)
+    except msgspec.DecodeError as error:
+        raise BadInput(f"{where}: {error}; fit the source again") from None
