@@ -9,18 +9,20 @@ no prediction during prefill, the last token's embedding, and eviction that may 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from policies._expert_maps import MapStore, Trajectory, as_embedding, as_map, select
+from policies._expert_maps import select
+from policies._fine_moe_tracks import CountTrack, Found, GateTrack, MapTrack, Track
 from policies._map_cache import MapCache
 from sim.api import Param, Policy, Steps
 from sim.decisions import DropQueue, Predict, Prefetch, Requeue, Serve
-from sim.iterations import PREFILL, Gate, Iteration
+from sim.errors import BadInput
+from sim.iterations import Gate, Iteration, RequestInfo
 from sim.machine import Ticket
 from sim.pieces import Piece
 from sim.store import StoreSplit
 from sim.view import View
 
+MAX_GATE_DISTANCE = 3  # the farthest gates that traces record for this layer's input (traces/FORMAT.md)
 # Section 6.7, Figure 15: the distance at which TTFT and TPOT are least; elsewhere the text says three for all.
 PUBLISHED_DISTANCE = {"mixtral-8x7b": 3, "qwen1.5-moe-a2.7b": 6, "phi-3.5-moe": 4}
 
@@ -41,8 +43,9 @@ class FineMoe(Policy):
         Param("capacity", 1000, "maps in the store (section 6.7: knee at 1K)", low=1, high=100_000),
         Param("mode", "offline", "offline: the store split fills the store (section 6.1); online: it starts empty "
               "(section 6.3)", ("offline", "online")),
-        Param("track", "map_tsd", "what is searched (Figure 14a): trajectory only, plus semantic, plus the delta "
-              "threshold", ("map_t", "map_ts", "map_tsd")),
+        Param("track", "map_tsd", "what predicts (Figure 14a): the next gates on this gate's input, request-level hit "
+              "counts, or maps by trajectory, with semantic search, with the delta threshold",
+              ("speculate", "hit_count", "map_t", "map_ts", "map_tsd")),
         Param("evict", "fine_moe", "what is evicted (Figure 14b): least p x freq (section 4.5), LRU or LFU",
               ("fine_moe", "lru", "lfu")),
         Param("asynchronous", True, "search beside the forward pass (section 4.3); false blocks the host"),
@@ -61,88 +64,82 @@ class FineMoe(Policy):
     search_overhead_s: float
     depth: int
 
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+        if self.track == "hit_count":
+            self.needs = frozenset({"experts"})
+        elif self.track == "speculate":
+            if (self.distance or 0) > MAX_GATE_DISTANCE:
+                raise BadInput(f"parameter fine_moe.distance, got {self.distance} with track=speculate: traces record "
+                               f"the gates of {MAX_GATE_DISTANCE} layers ahead at most; lower it")  # fmt: skip
+            self.distance = self.settings["distance"] = self.distance or MAX_GATE_DISTANCE
+            self.needs = frozenset({"experts", f"next_scores_{self.distance}"})
+
     def bind(self, view: View) -> None:
         self.prefetch_depth = self.depth
         published = PUBLISHED_DISTANCE.get(view.model_name, 3)
         self._d = min(int(self.distance or published), view.n_layers)
         self.settings["distance"] = self._d
-        self._store = MapStore(self.capacity, view.n_layers, view.n_experts, self._d)
+        self._track = self._tracking(view)
         self._cache = MapCache(view, self.evict, self.variant)
         self._ahead: dict[int, dict[Piece, float]] = {}  # predicted pieces of layers still to come -> probability
-        self._paths: list[Trajectory] = []
         self._needed = self._named = self._right = self._searches = 0
 
+    def _tracking(self, view: View) -> Track:
+        if self.track == "speculate":
+            return GateTrack(view, self._d)
+        if self.track == "hit_count":
+            return CountTrack(view, self._d)
+        return MapTrack(view, self.capacity, self._d, self.variant, semantic=self.track != "map_t")
+
     def learn(self, store: StoreSplit) -> None:
-        if self.mode == "online":
-            return
-        maps, embeddings = [], []
-        for r in store.iterations():
-            rows = (r.start_row, r.stop_row)
-            maps.append(as_map(store.trace.scores(*rows)))
-            embeddings.append(as_embedding(store.trace.embeddings(*rows), self.variant == "code"))
-        if maps:
-            self._store.fill(np.stack(maps), np.stack(embeddings))
+        if self.mode == "offline":
+            self._track.learn(store)
 
     # -- searching (section 4.2) ------------------------------------------------------------------------------------
 
     def iteration_start(self, iteration: Iteration, view: View) -> Steps:
         self._pass(view.n_layers)
-        self._paths = [Trajectory(self._store) for _ in iteration.ranges]
-        self._embeddings = self._per_range(iteration, view.embeddings(), self.variant == "code")
-        self._maps: list[list[NDArray[np.float64]]] = [[] for _ in iteration.ranges]
-        if self._blind(iteration.phase) or self.track == "map_t":
-            return
-        ticket = yield self._search(len(iteration.ranges) * len(self._embeddings[0]), view)
-        scores = [self._store.semantic(embedding) for embedding in self._embeddings]
-        for target in range(self._d):
-            self._predict(target, scores, view)
-        yield from self._requeue(-1, (ticket,), view)
+        found = self._track.start(iteration, view)
+        if found:
+            ticket = yield self._search(self._track.start_values(), view)
+            for layer, rows in found.items():
+                self._predict(layer, rows, view)
+            yield from self._requeue(-1, (ticket,), view)
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         yield Serve()
         self._count_right(gate)
-        scores = gate.scores
-        at = 0
-        for path, r, rows in zip(self._paths, gate.iteration.ranges, self._maps, strict=True):
-            n = r.stop_row - r.start_row
-            row = scores[at] if n == 1 else np.rint(scores[at : at + n].mean(axis=0))
-            path.observe(row)
-            rows.append(row)
-            at += n
         target = gate.layer + self._d
+        found = self._track.step(gate, target)
         tickets: tuple[Ticket, ...] = ()
-        if target < view.n_layers and not self._blind(gate.phase):
-            prefix = len(self._paths) * (gate.layer + 1) * view.n_experts
-            ticket = yield self._search(prefix, view)
+        if found:
+            ticket = yield self._search(self._track.step_values(gate), view)
             tickets = (ticket,)
-            self._predict(target, [path.similarities() for path in self._paths], view)
+            self._predict(target, found, view)
         yield from self._requeue(gate.layer, tickets, view)
 
     def iteration_end(self, iteration: Iteration, view: View) -> Steps:
-        """Section 4.4: the new maps join the store; the search for what they replace is charged like any other."""
-        # In a batch the first newcomer may change the store the others were compared with: they compare again.
-        known = self._paths[0].similarities() if len(self._paths) == 1 and self._store.n_maps else None
-        for embedding, rows in zip(self._embeddings, self._maps, strict=True):
-            self._store.add(np.stack(rows), embedding, known)
-        yield self._search(len(self._paths) * (view.n_layers * view.n_experts + len(self._embeddings[0])), view)
+        """Section 4.4: what was seen joins the store; the search for what it replaces is charged like any other."""
+        self._track.end(iteration)
+        n_values = self._track.end_values()
+        if n_values:
+            yield self._search(n_values, view)
 
-    def _blind(self, phase: str) -> bool:
-        return self._store.n_maps == 0 or (self.variant == "code" and phase == PREFILL)
+    def request_end(self, request: RequestInfo, view: View) -> None:
+        self._track.request_end(request)
 
     def _search(self, n_values: int, view: View) -> Predict:
         """Compare `n_values` fp32 numbers with every stored map, streamed once from host memory."""
         self._searches += 1
-        duration_s = self.search_overhead_s + self._store.n_maps * n_values * 4 / view.prices.cpu_bytes_per_s
+        duration_s = self.search_overhead_s + self._track.n_stored * n_values * 4 / view.prices.cpu_bytes_per_s
         return Predict(duration_s, "side", blocking=not self.asynchronous)
 
-    def _predict(self, layer: int, similarities: list[NDArray[np.float64]], view: View) -> None:
+    def _predict(self, layer: int, found: list[Found], view: View) -> None:
         """Equations 6 to 8 for every sequence; a batch takes the union of the sets and the larger probability."""
         probability = np.zeros(view.n_experts)
         chosen: dict[int, None] = {}
-        for scores in similarities:
-            best = int(np.argmax(scores))
-            row = self._store.maps[layer, :, best]
-            similarity = float(scores[best])
+        for row, similarity in found:
             total = row.sum()
             if total <= 0:
                 continue
@@ -173,15 +170,6 @@ class FineMoe(Policy):
             )
         )
 
-    @staticmethod
-    def _per_range(iteration: Iteration, embeddings: NDArray[np.float32], last: bool) -> list[NDArray[np.float64]]:
-        found, at = [], 0
-        for r in iteration.ranges:
-            n = r.stop_row - r.start_row
-            found.append(as_embedding(embeddings[at : at + n], last))
-            at += n
-        return found
-
     # -- caching (section 4.5) --------------------------------------------------------------------------------------
 
     def accessed(self, piece: Piece, hit: bool, view: View) -> None:
@@ -208,8 +196,8 @@ class FineMoe(Policy):
     def stats(self) -> dict[str, float]:
         """predicted_frac: share of the chosen experts that were predicted; right_frac: of the predicted, chosen."""
         return {
-            "maps": self._store.n_maps,
-            "store_bytes": self._store.n_bytes,
+            "maps": self._track.n_stored,
+            "store_bytes": self._track.store.n_bytes if isinstance(self._track, MapTrack) else 0,
             "searches": self._searches,
             "predicted_frac": self._right / self._needed if self._needed else 0.0,
             "right_frac": self._right / self._named if self._named else 0.0,

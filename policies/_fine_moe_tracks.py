@@ -1,0 +1,236 @@
+"""What FineMoE's searcher may track (EuroSys'26, arXiv 2502.05370, section 4.2), and what Figure 14a puts in its place.
+
+A track answers twice: before an iteration, for the layers nothing has been seen of yet, and after each gate, for the
+layer `distance` ahead. An answer is a row of scores per sequence and how alike the source of that row was.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies._expert_maps import MapStore, Trajectory, as_embedding, as_map, inverse_norm
+from sim.iterations import DECODE, PREFILL, Gate, Iteration, RequestInfo
+from sim.store import StoreSplit
+from sim.view import View
+
+Floats = NDArray[np.float64]
+
+
+class Found(NamedTuple):
+    """Scores of one layer's experts [E], and the similarity of where they come from."""
+
+    row: Floats
+    similarity: float
+
+
+class Track(Protocol):
+    """What FineMoE needs of a way to track; costs are in numbers compared with all that is stored, and how many."""
+
+    @property
+    def n_stored(self) -> int: ...
+
+    def learn(self, store: StoreSplit) -> None: ...
+
+    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
+        """Rows for the first layers, by layer; nothing where the track is blind."""
+
+    def step(self, gate: Gate, target: int) -> list[Found]:
+        """Take in a gate; rows for layer `target`, nothing when it lies behind the last layer."""
+
+    def end(self, iteration: Iteration) -> None: ...
+
+    def request_end(self, request: RequestInfo) -> None: ...
+
+    def start_values(self) -> int: ...
+
+    def step_values(self, gate: Gate) -> int: ...
+
+    def end_values(self) -> int: ...
+
+
+class MapTrack:
+    """Expert maps: semantic search for the first layers, then trajectory search (section 4.2)."""
+
+    def __init__(self, view: View, capacity: int, distance: int, variant: str, semantic: bool) -> None:
+        self.store = MapStore(capacity, view.n_layers, view.n_experts, distance)
+        self._last, self._semantic = variant == "code", semantic
+        self._distance = distance
+        self._paths: list[Trajectory] = []
+        self._embeddings: list[Floats] = []
+        self._maps: list[list[Floats]] = []
+
+    @property
+    def n_stored(self) -> int:
+        return self.store.n_maps
+
+    def learn(self, store: StoreSplit) -> None:
+        maps, embeddings = [], []
+        for r in store.iterations():
+            rows = (r.start_row, r.stop_row)
+            maps.append(as_map(store.trace.scores(*rows)))
+            embeddings.append(as_embedding(store.trace.embeddings(*rows), self._last))
+        if maps:
+            self.store.fill(np.stack(maps), np.stack(embeddings))
+
+    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
+        self._paths = [Trajectory(self.store) for _ in iteration.ranges]
+        self._embeddings = self._per_range(iteration, view.embeddings())
+        self._maps = [[] for _ in iteration.ranges]
+        self._blind = self.store.n_maps == 0 or (self._last and iteration.phase == PREFILL)
+        if self._blind or not self._semantic:
+            return {}
+        scores = [self.store.semantic(embedding) for embedding in self._embeddings]
+        best = [int(found.argmax()) for found in scores]
+        return {
+            layer: [self._found(layer, found, at) for found, at in zip(scores, best, strict=True)]
+            for layer in range(self._distance)
+        }
+
+    def step(self, gate: Gate, target: int) -> list[Found]:
+        scores, at = gate.scores, 0
+        for path, r, rows in zip(self._paths, gate.iteration.ranges, self._maps, strict=True):
+            n = r.stop_row - r.start_row
+            row = scores[at] if n == 1 else np.rint(scores[at : at + n].mean(axis=0))
+            path.observe(row)
+            rows.append(row)
+            at += n
+        if self._blind or target >= self.store.n_layers:
+            return []
+        alike = [path.similarities() for path in self._paths]
+        return [self._found(target, found, int(found.argmax())) for found in alike]
+
+    def _found(self, layer: int, scores: Floats, best: int) -> Found:
+        return Found(self.store.maps[layer, :, best], float(scores[best]))
+
+    def end(self, iteration: Iteration) -> None:
+        """Section 4.4: the new maps join the store."""
+        # In a batch the first newcomer may change the store the others were compared with: they compare again.
+        known = self._paths[0].similarities() if len(self._paths) == 1 and self.store.n_maps else None
+        for embedding, rows in zip(self._embeddings, self._maps, strict=True):
+            self.store.add(np.stack(rows), embedding, known)
+
+    def request_end(self, request: RequestInfo) -> None:
+        """Maps outlive their request."""
+
+    def start_values(self) -> int:
+        return len(self._embeddings) * len(self._embeddings[0])
+
+    def step_values(self, gate: Gate) -> int:
+        return len(self._paths) * (gate.layer + 1) * self.store.n_experts
+
+    def end_values(self) -> int:
+        return len(self._paths) * (self.store.n_layers * self.store.n_experts + len(self._embeddings[0]))
+
+    def _per_range(self, iteration: Iteration, embeddings: NDArray[np.float32]) -> list[Floats]:
+        found, at = [], 0
+        for r in iteration.ranges:
+            n = r.stop_row - r.start_row
+            found.append(as_embedding(embeddings[at : at + n], self._last))
+            at += n
+        return found
+
+
+class CountTrack:
+    """Request-level hit counts, what MoE-Infinity tracks: the past request whose counts are most like those so far."""
+
+    def __init__(self, view: View, distance: int) -> None:
+        self._shape = (view.n_layers, view.n_experts)
+        self._distance = distance
+        self._stored = np.zeros((0, view.n_layers * view.n_experts))
+        self._inverse = np.zeros(0)
+        self._running: dict[int, Floats] = {}
+
+    @property
+    def n_stored(self) -> int:
+        return len(self._stored)
+
+    def learn(self, store: StoreSplit) -> None:
+        for request in store.requests:
+            last_row = request.first_row + request.prompt_len + request.outputs - 1
+            ids = store.trace.experts[request.first_row : last_row].astype(np.int64)
+            counts = np.zeros(self._shape)
+            np.add.at(counts, (np.arange(self._shape[0])[None, :, None], ids), 1.0)
+            self._keep(counts)
+
+    def _keep(self, counts: Floats) -> None:
+        self._stored = np.concatenate([self._stored, counts.reshape(1, -1)])
+        self._inverse = inverse_norm((self._stored * self._stored).sum(axis=1))
+
+    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
+        for r in iteration.ranges:
+            self._running.setdefault(r.request.index, np.zeros(self._shape))
+        if not self.n_stored or iteration.phase == PREFILL:  # of a new request nothing has been counted
+            return {}
+        return {layer: self._search(iteration, layer) for layer in range(self._distance)}
+
+    def step(self, gate: Gate, target: int) -> list[Found]:
+        ids, at = gate.ids, 0
+        for r in gate.iteration.ranges:
+            n = r.stop_row - r.start_row
+            np.add.at(self._running[r.request.index][gate.layer], ids[at : at + n], 1.0)
+            at += n
+        return self._search(gate.iteration, target) if self.n_stored and target < self._shape[0] else []
+
+    def _search(self, iteration: Iteration, layer: int) -> list[Found]:
+        found = []
+        for r in iteration.ranges:
+            counts = self._running[r.request.index].reshape(-1)
+            alike = (self._stored @ counts) * self._inverse * float(inverse_norm(np.asarray(counts @ counts)))
+            best = int(alike.argmax())
+            found.append(Found(self._stored[best].reshape(self._shape)[layer], float(alike[best])))
+        return found
+
+    def end(self, iteration: Iteration) -> None:
+        """Counts are kept when the request ends."""
+
+    def request_end(self, request: RequestInfo) -> None:
+        self._keep(self._running.pop(request.index))
+
+    def start_values(self) -> int:
+        return len(self._running) * self._stored.shape[1]
+
+    def step_values(self, gate: Gate) -> int:
+        return len(gate.iteration.ranges) * self._stored.shape[1]
+
+    def end_values(self) -> int:
+        return 0
+
+
+class GateTrack:
+    """Speculation: the gate of the layer ahead on this layer's gate input, as Mixtral-Offloading and ProMoE predict.
+
+    While generating only: traces record such scores for decode tokens.
+    """
+
+    def __init__(self, view: View, distance: int) -> None:
+        self._distance, self._n_layers = distance, view.n_layers
+        self.n_stored = 0  # nothing is searched
+
+    def learn(self, store: StoreSplit) -> None:
+        """Nothing to learn."""
+
+    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
+        return {}  # no gate input yet
+
+    def step(self, gate: Gate, target: int) -> list[Found]:
+        if gate.phase != DECODE or target >= self._n_layers:
+            return []
+        return [Found(row, 1.0) for row in gate.next_scores(self._distance)]
+
+    def end(self, iteration: Iteration) -> None:
+        """Nothing is kept."""
+
+    def request_end(self, request: RequestInfo) -> None:
+        """Nothing is kept."""
+
+    def start_values(self) -> int:
+        return 0
+
+    def step_values(self, gate: Gate) -> int:
+        return 0
+
+    def end_values(self) -> int:
+        return 0

@@ -1,0 +1,97 @@
+"""FineMoE's ablations (arXiv 2502.05370, Figure 14a): what the searcher tracks instead of maps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from easy_numbers import run
+
+from policies._fine_moe_tracks import CountTrack, GateTrack, MapTrack
+from policies.fine_moe import FineMoe
+from sim.errors import BadInput
+from sim.run import execute, prepare
+from sim.spec import RunSpec
+
+
+class Shape:
+    n_layers, n_experts = 3, 4
+
+
+class Step:
+    """A gate of one decode token, as a track sees it."""
+
+    phase = "decode"
+
+    def __init__(self, layer, ids, iteration):
+        self.layer, self.ids, self.iteration = layer, np.array([ids]), iteration
+
+
+class Request:
+    index = 7
+
+
+class Pass:
+    """An iteration of one decode token."""
+
+    phase = "decode"
+
+    class ranges:  # noqa: N801
+        request, start_row, stop_row = Request, 0, 1
+
+    ranges = [ranges]  # noqa: RUF012
+
+
+def test_hit_counts_follow_the_request_most_alike():
+    track = CountTrack(Shape, 1)
+    one, other = np.zeros((3, 4)), np.zeros((3, 4))
+    one[:, 0], other[:, 3] = 5, 2  # one past request asked for expert 0 five times in each layer, another for 3 twice
+    track._keep(one)
+    track._keep(other)
+    assert track.n_stored == 2
+
+    # Nothing counted so far: both are equally alike, the first is taken. After expert 3 in layer 0 the other one is:
+    # its counts are (2, 2, 2) against (1, 0, 0), a cosine of 1 / sqrt(3).
+    (first,) = track.start(Pass, Shape)[0]
+    assert (first.row.tolist(), first.similarity) == ([5, 0, 0, 0], 0)
+    (found,) = track.step(Step(0, [3], Pass), 1)
+    assert found.row.tolist() == [0, 0, 0, 2]
+    assert found.similarity == pytest.approx(3**-0.5)
+    assert track.step(Step(2, [3], Pass), 3) == []  # behind the last layer
+
+    # The request's own counts join when it ends: expert 3 once in layers 0 and 2.
+    track.request_end(Request)
+    assert track._stored[2].reshape(3, 4)[:, 3].tolist() == [1, 0, 1]
+
+
+def test_speculation_asks_the_gate_ahead_while_generating(monkeypatch):
+    track = GateTrack(Shape, 2)
+    gate = Step(0, [1], Pass)
+    gate.next_scores = lambda distance: np.array([[10.0, 20.0, distance, 0.0]])
+    assert track.step(gate, 2)[0].row.tolist() == [10, 20, 2, 0]
+    assert track.step(gate, 3) == []
+    gate.phase = "prefill"
+    assert track.step(gate, 2) == []
+
+
+@pytest.mark.parametrize(("track", "needs", "kind"), [
+    ("speculate", {"experts", "next_scores_3"}, GateTrack), ("hit_count", {"experts"}, CountTrack),
+    ("map_t", {"experts", "scores", "embeddings"}, MapTrack),
+])  # fmt: skip
+def test_each_track_needs_no_more_than_it_reads(track, needs, kind):
+    policy = FineMoe(track=track)
+    assert policy.needs == needs
+    setup = prepare(RunSpec(policy="fine_moe", hw="rtx3090", requests=2, set={"track": track}))
+    outcome = execute(setup, bounds=False)
+    assert isinstance(setup.policy._track, kind)
+    assert outcome.result["policy_stats"]["predicted_frac"] > 0.25  # two of eight at random would be 0.25
+
+
+def test_hit_counts_run_on_a_trace_of_experts_alone(tmp_path):
+    rows = [[[0], [1]], [[0], [1]], [[1], [0]], [[1], [0]]]
+    seen = run(FineMoe(track="hit_count", mode="online"), tmp_path, rows, room=2, lengths=[(1, 2), (1, 2)])
+    assert seen.result["policy_stats"]["maps"] == 2
+
+
+def test_gates_farther_ahead_than_recorded_are_refused():
+    with pytest.raises(BadInput, match="gates of 3 layers ahead at most; lower it"):
+        FineMoe(track="speculate", distance=4)
