@@ -58,6 +58,12 @@ def _tensor_faults(trace: Trace, name: str, start: int, chunk: Array) -> Iterato
         experts = trace.stored("experts")[rows]
     vocabulary = len(trace.stored("embedding_table")) if "embedding_table" in trace.entries else None
     code = trace.code(name) if TENSORS[name].scored else None
+    if code is not None:
+        codes = trace.codes(name, chunk)
+        loose = (code.store(codes) != chunk).any(axis=-1)  # only bits that belong to no code can differ
+        for i, layer in np.argwhere(loose):
+            yield Fault(name, (int(i), int(layer)), "a bit behind the last code", "unused bits are 0")
+        chunk = codes
     yield from chunk_faults(name, chunk, experts, trace.header, code, vocabulary)
     if name == "iterations":
         yield from _iteration_order(trace, chunk, start, rows)

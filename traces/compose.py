@@ -165,7 +165,7 @@ def _layout(trace: Trace, names: Sequence[str]) -> Layout:
     return Layout(
         codes={name: trace.code(name).name for name in names if TENSORS[name].scored},
         decode_only=frozenset(name for name in names if trace.decode_only(name)),
-        sparse={name: trace.entries[name].shape[2] for name in names if f"{name}.ids" in trace.entries},
+        sparse={name: trace.entries[f"{name}.ids"].shape[2] for name in names if f"{name}.ids" in trace.entries},
     )
 
 
@@ -178,6 +178,8 @@ def _stored(trace: Trace, name: str, rows: Array, decode: bool) -> Array:
         owner = np.searchsorted(table.offsets, rows, side="right") - 1
         rows = rows - np.cumsum(table.prompt_len)[owner]
     values = np.asarray(trace.stored(name)[rows])
+    if TENSORS[name].scored:
+        values = trace.codes(name, values)
     if f"{name}.ids" not in trace.entries:
         return values
     ids = np.asarray(trace.stored(f"{name}.ids")[rows]).astype(np.int64)

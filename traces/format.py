@@ -1,4 +1,4 @@
-"""What a routing trace may contain, version 1: tensors, score codes, limits (the specification is FORMAT.md)."""
+"""What a routing trace may contain, versions 1 and 2: tensors, score codes, limits (the specification is FORMAT.md)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ Array = NDArray[Any]
 
 FORMAT: Final = "moe-routing"
 VERSION: Final = "1"
+VERSIONS: Final = ("1", "2")  # a writer states the lowest that suffices
 SUFFIX: Final = ".safetensors"
 
 MAX_HEADER_BYTES: Final = 8 * 1024 * 1024
@@ -40,6 +41,7 @@ class Code:
     dtype: str
     top: int  # the largest code
     power: int  # a code q decodes to q ** power
+    packed: bool = False  # four 6-bit codes in three bytes
 
     @property
     def scale(self) -> int:
@@ -64,6 +66,32 @@ class Code:
             whole *= scale // self.scale
         return whole
 
+    def width(self, n: int) -> int:
+        """Stored values that hold n codes."""
+        return -(-n * 6 // 8) if self.packed else n
+
+    def store(self, codes: Array) -> Array:
+        """Codes (..., n) as they lie in the file, (..., width(n)): code i is bits 6 i to 6 i + 5 of a row's bytes,
+        lowest bit first; bits left over in the last byte are 0."""
+        if not self.packed:
+            return codes
+        n = codes.shape[-1]
+        room = np.zeros((*codes.shape[:-1], -(-n // 4) * 4), np.uint32)
+        room[..., :n] = codes
+        word = room[..., 0::4] | room[..., 1::4] << 6 | room[..., 2::4] << 12 | room[..., 3::4] << 18
+        whole = np.stack([word, word >> 8, word >> 16], axis=-1).astype(np.uint8)
+        return whole.reshape(*codes.shape[:-1], -1)[..., : self.width(n)]
+
+    def unstore(self, stored: Array, n: int) -> Array:
+        """The n codes (..., n) of what `store` made; nothing happens to codes that are not packed."""
+        if not self.packed:
+            return stored
+        room = np.zeros((*stored.shape[:-1], -(-n // 4) * 3), np.uint32)
+        room[..., : stored.shape[-1]] = stored
+        word = room[..., 0::3] | room[..., 1::3] << 8 | room[..., 2::3] << 16
+        parts = np.stack([word, word >> 6, word >> 12, word >> 18], axis=-1) & 63
+        return parts.astype(np.uint8).reshape(*stored.shape[:-1], -1)[..., :n]
+
     def max_error(self, score: float = 1.0) -> float:
         """Largest |decoded / scale - score| of any score up to `score`: half a step, wider where codes are squares."""
         if self.power == 1:
@@ -73,7 +101,8 @@ class Code:
 
 U16_LINEAR: Final = Code("u16_linear", "U16", 4095, 1)
 U8_SQUARE: Final = Code("u8_square", "U8", 255, 2)
-CODES: Final = {code.name: code for code in (U16_LINEAR, U8_SQUARE)}
+U6_SQUARE: Final = Code("u6_square", "U8", 63, 2, packed=True)
+CODES: Final = {code.name: code for code in (U16_LINEAR, U8_SQUARE, U6_SQUARE)}
 
 
 def common_scale(codes: Iterable[Code]) -> int:
@@ -115,6 +144,7 @@ TENSORS: Final[dict[str, Spec]] = {
     "next_scores_2.ids": Spec(("U8", "U16"), ("R", "L-2", "M")),
     "next_scores_3.ids": Spec(("U8", "U16"), ("R", "L-3", "M")),
     "shared_scores": Spec(_CODE_TYPES, ("R", "L-1", "E")),
+    "shared_scores.ids": Spec(("U8", "U16"), ("R", "L-1", "M")),
     "gate_inputs": Spec(("F16",), ("R", "L", "G")),
     "gate_input_norms": Spec(("F32",), ("R", "L")),
     "embeddings": Spec(("F16",), ("R", "H")),
@@ -128,7 +158,7 @@ TENSORS: Final[dict[str, Spec]] = {
     "req_arrival_s": Spec(("F64",), ("N",)),
 }
 REQUIRED_TENSORS: Final = ("experts", "req_offsets", "req_prompt_len", "req_split")
-SPARSE: Final = ("next_scores_2", "next_scores_3")
+SPARSE: Final = ("next_scores_2", "next_scores_3", "shared_scores")
 
 # Level name, as `Trace.levels` and a policy's needs speak of it -> the alternative sets of tensors that provide it.
 LEVELS: Final[dict[str, tuple[frozenset[str], ...]]] = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sim.errors import BadInput, did_you_mean
-from traces.format import CODES, FORMAT, MAX_EXPERTS, MAX_LAYERS, MAX_TEXT, TENSORS, VERSION
+from traces.format import CODES, FORMAT, MAX_EXPERTS, MAX_LAYERS, MAX_TEXT, TENSORS, VERSION, VERSIONS
 
 _WORD = re.compile(r"^[a-z0-9][a-z0-9_-]{0,63}$")
 _NUMBER = re.compile(r"^(?:0|[1-9][0-9]{0,8})$")
@@ -133,9 +133,9 @@ class _Facts:
         if self.pairs.get("format") != FORMAT:
             raise BadInput(f"{self.where}: metadata format, got {self.pairs.get('format', '')[:40]!r}: a routing trace "
                            f"says {FORMAT!r}; convert or record it first")  # fmt: skip
-        if self.pairs.get("version") != VERSION:
+        if self.pairs.get("version") not in VERSIONS:
             raise BadInput(f"{self.where}: metadata version, got {self.pairs.get('version', '')[:40]!r}: this release "
-                           f"reads version {VERSION}; upgrade it, or write the trace again")  # fmt: skip
+                           f"reads versions {' and '.join(VERSIONS)}; upgrade it, or write it again")  # fmt: skip
         for key in REQUIRED:
             if not self.pairs.get(key):
                 raise self.breach(key, "", "it is required and not empty")

@@ -109,6 +109,11 @@ class Trace:
         """The code a score tensor is stored in."""
         return self._codes[tensor]
 
+    def codes(self, tensor: str, stored: Array) -> Array:
+        """The codes, one per score, that rows of a score tensor hold as stored."""
+        ids = self._entries.get(f"{tensor}.ids")
+        return self._codes[tensor].unstore(stored, ids.shape[-1] if ids else self.n_experts)
+
     @cached_property
     def experts(self) -> Array:
         """(T, L, K) expert ids, heaviest first unless the header says `unranked`; uint8 or uint16.
@@ -168,7 +173,7 @@ class Trace:
 
     def scores(self, a: int, b: int) -> Floats:
         """(b - a, L, E) gate scores of every expert as exact integers; divide by `score_scale` for probabilities."""
-        return self._codes["scores"].decode(self._rows("scores", a, b), self.score_scale)
+        return self._scores("scores", a, b)
 
     def next_scores(self, distance: int, a: int, b: int) -> Floats:
         """(b - a, L, E) scores of layer l + distance's gate applied to layer l's gate input, as exact integers.
@@ -177,24 +182,14 @@ class Trace:
         sparse tensor left out.
         """
         name = f"next_scores_{distance}"
-        codes = self._rows(name, a, b)
-        values = self._codes[name].decode(codes, self.score_scale)
-        if f"{name}.ids" not in self._entries:
-            return self._padded(values)
-        dense = np.zeros((*values.shape[:2], self.n_experts))
-        ids = self._rows(f"{name}.ids", a, b).astype(np.int64)
-        if ids.size and int(ids.max()) >= self.n_experts:
-            raise BadInput(f"{self.path}: {name}.ids, got an id of {self.n_experts} or more: ids are below n_experts; "
-                           f"record the trace again")  # fmt: skip
-        np.put_along_axis(dense, ids, values, axis=-1)
-        return self._padded(dense)
+        return self._padded(self._scores(name, a, b))
 
     def shared_scores(self, a: int, b: int) -> Floats:
         """(b - a, L, E) scores of layer l + 1's gate on MoE input + shared expert's output + residual (L4s).
 
-        Exact integers; the last layer has no target and is zero.
+        Exact integers; the last layer has no target and is zero, and so is what a sparse tensor left out.
         """
-        return self._padded(self._codes["shared_scores"].decode(self._rows("shared_scores", a, b), self.score_scale))
+        return self._padded(self._scores("shared_scores", a, b))
 
     def embeddings(self, a: int, b: int) -> NDArray[np.float32]:
         """(b - a, h) what the embedding layer put out for each row."""
@@ -246,6 +241,20 @@ class Trace:
             raise BadInput(f"{self.path}: {level}, got rows {a} to {b}: this trace stores it for the decode rows of a "
                            f"request only; ask within those, or record it with prefill rows")  # fmt: skip
         return self.stored(tensor)[at : at + b - a]
+
+    def _scores(self, name: str, a: int, b: int) -> Floats:
+        """Rows [a, b) of a score tensor for all experts, as exact integers; what a sparse one left out is zero."""
+        stored = self._rows(name, a, b)
+        values = self._codes[name].decode(self.codes(name, stored), self.score_scale)
+        if f"{name}.ids" not in self._entries:
+            return values
+        dense = np.zeros((*values.shape[:2], self.n_experts))
+        ids = self._rows(f"{name}.ids", a, b).astype(np.int64)
+        if ids.size and int(ids.max()) >= self.n_experts:
+            raise BadInput(f"{self.path}: {name}.ids, got an id of {self.n_experts} or more: ids are below n_experts; "
+                           f"record the trace again")  # fmt: skip
+        np.put_along_axis(dense, ids, values, axis=-1)
+        return dense
 
     def _padded(self, values: Floats) -> Floats:
         """Fill up missing last layers, those without a target, with zeros."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from sim.errors import BadInput, did_you_mean
 from traces.container import Entry
-from traces.format import CODES, REQUIRED_TENSORS, SPARSE, SPLITS, TENSORS, Array
+from traces.format import CODES, REQUIRED_TENSORS, SPARSE, SPLITS, TENSORS, U6_SQUARE, VERSIONS, Array
 from traces.header import Header, code_of
 from traces.requests import RequestTable
 
@@ -32,6 +32,9 @@ def check_shapes(header: Header, pairs: Mapping[str, str], entries: Mapping[str,
         if what in ("code", "rows") and tensor in TENSORS and tensor not in entries:
             raise BadInput(f"{where}: metadata {key}: there is no tensor {tensor!r}; {REMEDY}")
     _check_companions(header, entries, where)
+    for what in _of_version_2(pairs, entries):
+        if pairs["version"] == "1":
+            raise BadInput(f"{where}: {what} in a file of version 1: it came with version 2; {REMEDY}")
     sizes = {"L": header.n_layers, "E": header.n_experts, "K": header.top_k}
     sizes["N"] = _first(entries["req_prompt_len"], where, "req_prompt_len")
     sizes["T"] = _first(entries["experts"], where, "experts")
@@ -63,6 +66,17 @@ def _check_companions(header: Header, entries: Mapping[str, Entry], where: str) 
         raise BadInput(f"{where}: embedding_table without token_ids: rows are looked up by id; {REMEDY}")
 
 
+def _of_version_2(pairs: Mapping[str, str], entries: Iterable[str]) -> list[str]:
+    """What a file of version 1 cannot have."""
+    packed = [f"code {text}" for key, text in pairs.items() if key.endswith(".code") and text == U6_SQUARE.name]
+    return packed + [name for name in entries if name == "shared_scores.ids"]
+
+
+def version_for(pairs: Mapping[str, str], entries: Iterable[str]) -> str:
+    """The lowest version that has everything a file uses."""
+    return VERSIONS[bool(_of_version_2(pairs, entries))]
+
+
 def _first(entry: Entry, where: str, name: str) -> int:
     if not entry.shape or entry.shape[0] < 1:
         raise BadInput(f"{where}: {name}, got shape {_show(entry.shape)}: at least one row and one request; {REMEDY}")
@@ -79,7 +93,8 @@ def _check_one(
 ) -> None:
     """One tensor's type and every axis of its shape."""
     spec = TENSORS[name]
-    allowed = (CODES[code_of(name, pairs, where)].dtype,) if spec.scored else spec.dtypes
+    code = CODES[code_of(name, pairs, where)] if spec.scored else None
+    allowed = spec.dtypes if code is None else (code.dtype,)
     if entry.dtype not in allowed:
         raise BadInput(f"{where}: {name}, got type {entry.dtype}: {' or '.join(allowed)}; {REMEDY}")
     dims = spec.dims
@@ -90,6 +105,8 @@ def _check_one(
         raise BadInput(f"{where}: {name}, got shape {_show(entry.shape)}: ({', '.join(dims)}); {REMEDY}")
     for axis, (dim, got) in enumerate(zip(dims, entry.shape, strict=True)):
         want = _size(dim, sizes)
+        if want is not None and code is not None and dim in ("E", "M"):
+            want = code.width(want)
         if want is None and (got >= 1 or (dim == "R" and got == 0)) and (dim != "M" or got <= sizes["E"]):
             continue  # free dimensions: widths, the vocabulary, and decode rows, which the request table settles
         if want is None or got != want or want < (0 if dim == "R" else 1):

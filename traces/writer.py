@@ -20,6 +20,7 @@ from traces.header import Header, parse_header
 from traces.reader import Trace
 from traces.requests import Request
 from traces.rules import as_codes, chunk_faults
+from traces.structure import version_for
 
 _COPY_BYTES = 1 << 20
 
@@ -30,7 +31,7 @@ class Layout:
 
     codes: score tensor -> code name; `u16_linear` where nothing is said.
     decode_only: tensors kept for decode rows only; chunks may still bring all rows.
-    sparse: `next_scores_2` or `_3` -> how many of the highest scores of each row to keep.
+    sparse: `next_scores_2`, `_3` or `shared_scores` -> how many of the highest scores of each row to keep.
     """
 
     codes: Mapping[str, str] = field(default_factory=dict)
@@ -163,7 +164,7 @@ class TraceWriter:
             code = self._codes[tensor] if TENSORS[tensor].scored else None
             if fault := next(chunk_faults(tensor, values, experts, self.header, code), None):
                 raise BadInput(f"{self.path}: {fault.shifted(self._n_rows)}; correct the recorder")
-            self._spool_rows(tensor, values)
+            self._spool_rows(tensor, values if code is None else code.store(values))
 
     def _spool_rows(self, tensor: str, values: Array) -> None:
         """Write rows to the tensor's temporary file and keep count of its shape."""
@@ -230,7 +231,7 @@ class TraceWriter:
             pairs.pop("weights_kind", None)
         pairs.update({f"{name}.code": self._codes[name].name for name in self._shapes if TENSORS[name].scored})
         pairs.update({f"{name}.rows": "decode" for name in self._shapes if name in self.store.decode_only})
-        return pairs
+        return {**pairs, "version": version_for(pairs, self._shapes)}
 
 
 def write_trace(

@@ -1,0 +1,109 @@
+"""Version 2 of the format: packed codes and sparse `shared_scores` come back, and are judged like all others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny_traces import surgery, tiny_arrays, tiny_trace
+
+from sim.errors import BadInput
+from traces.arrivals import Arrival
+from traces.check import check_trace
+from traces.compose import compose, plan
+from traces.format import CODES, U6_SQUARE
+from traces.reader import Trace
+from traces.writer import Layout
+
+PACKED = ("scores", "next_scores_1", "next_scores_2", "shared_scores")
+STORE = Layout(dict.fromkeys(PACKED, "u6_square"), frozenset(PACKED[1:]), {"next_scores_2": 3, "shared_scores": 3})
+
+
+@pytest.fixture
+def packed(tmp_path):
+    levels = {*PACKED, "weights", "tasks"}
+    return tiny_trace(tmp_path / "t.safetensors", n_layers=4, n_experts=7, levels=levels, store=STORE)
+
+
+def test_the_bytes_of_the_page():
+    assert U6_SQUARE.store(np.array([1, 2, 3, 63])).tobytes().hex(" ") == "81 30 fc"
+    assert U6_SQUARE.store(np.array([63])).tolist() == [63]
+    assert U6_SQUARE.store(np.array([0, 63])).tolist() == [0b11000000, 0b1111]
+
+
+@pytest.mark.parametrize("n", range(1, 14))
+def test_packing_is_undone(n):
+    codes = np.random.default_rng(n).integers(0, 64, (3, 2, n))
+    stored = U6_SQUARE.store(codes)
+    assert stored.shape == (3, 2, U6_SQUARE.width(n)) == (3, 2, -(-6 * n // 8))
+    np.testing.assert_array_equal(U6_SQUARE.unstore(stored, n), codes)
+    for row, line in zip(codes.reshape(-1, n), stored.reshape(-1, stored.shape[-1]), strict=True):
+        number = sum(int(code) << 6 * i for i, code in enumerate(row))  # the definition, independently
+        assert line.tobytes() == number.to_bytes(len(line), "little")
+
+
+def test_scores_come_back_within_the_bound(packed):
+    """Against the floats that were written, with the error that FORMAT.md states; left-out scores are 0."""
+    with Trace(packed) as trace:
+        assert trace.header.n_experts == 7
+        assert check_trace(trace) == []
+        source = tiny_arrays(trace.n_tokens, 4, 7, 2, 0)
+        got = trace.scores(0, trace.n_tokens) / trace.score_scale
+        assert trace.score_scale == 3969
+        assert (abs(got - source["scores"]) <= np.sqrt(source["scores"]) / 63 + 0.25 / 3969 + 1e-12).all()
+        row = trace.requests[1].first_decode_row
+        read = {"shared_scores": trace.shared_scores, "next_scores_2": lambda a, b: trace.next_scores(2, a, b)}
+        for name in read:
+            made = read[name](row, row + 2) / trace.score_scale
+            wanted = source[name][row : row + 2]
+            assert ((made > 0).sum(axis=-1) <= 3).all()
+            assert not made[:, wanted.shape[1] :].any()
+            kept = np.sort(wanted, axis=-1)[..., -3:]
+            np.testing.assert_allclose(np.sort(made, axis=-1)[:, : wanted.shape[1], -3:], kept, atol=0.0159)
+        with pytest.raises(BadInput, match="decode rows"):
+            trace.shared_scores(0, 1)
+
+
+def test_versions_are_as_low_as_they_can_be(packed, tmp_path):
+    def version(path):
+        seen = {}
+        surgery(path, lambda meta, _: seen.update(meta))
+        return seen["version"]
+
+    assert version(packed) == "2"
+    assert version(tiny_trace(tmp_path / "a", levels={"scores"}, store=Layout({"scores": "u8_square"}))) == "1"
+    sparse = Layout(sparse={"shared_scores": 2})
+    assert version(tiny_trace(tmp_path / "b", levels={"shared_scores"}, store=sparse)) == "2"
+
+
+@pytest.mark.parametrize("levels, store", [({"scores"}, Layout({"scores": "u6_square"})),
+                                           ({"shared_scores"}, Layout(sparse={"shared_scores": 2}))])  # fmt: skip
+def test_version_1_cannot_have_it(tmp_path, levels, store):
+    path = surgery(tiny_trace(tmp_path / "t", levels=levels, store=store), lambda meta, _: meta.update(version="1"))
+    with pytest.raises(BadInput, match="in a file of version 1: it came with version 2"):
+        Trace(path)
+
+
+def test_wrong_widths_and_loose_bits_are_refused(packed):
+    def loose(_, arrays):
+        arrays["scores"][5, 1, -1] |= 0b10000000  # 7 codes are 42 bits of 48
+
+    with Trace(surgery(packed, loose)) as trace:
+        (fault,) = check_trace(trace)
+        assert str(fault) == "scores[5, 1], got a bit behind the last code: unused bits are 0"
+    with pytest.raises(BadInput, match=r"scores, got shape .*: axis 2 is E = 6"):
+        Trace(surgery(packed, lambda _, arrays: arrays.update(scores=arrays["scores"][..., :-1].copy())))
+
+
+def test_composing_keeps_what_is_packed(packed, tmp_path):
+    with Trace(packed) as trace:
+        plans = plan(trace, [Arrival(float(i)) for i in range(4)], split="all")
+        out = compose(trace, plans, tmp_path / "o.safetensors", "hand", spliced=False)
+    with Trace(packed) as one, Trace(out) as other:
+        assert other.entries.keys() >= set(one.entries)
+        for name in PACKED:
+            np.testing.assert_array_equal(one.stored(name), other.stored(name), err_msg=name)
+
+
+def test_every_code_has_a_row_of_its_own():
+    assert {code.dtype for code in CODES.values()} == {"U16", "U8"}
+    assert [code.width(60) for code in CODES.values()] == [60, 60, 45]
