@@ -80,7 +80,7 @@ class Code:
         room[..., :n] = codes
         word = room[..., 0::4] | room[..., 1::4] << 6 | room[..., 2::4] << 12 | room[..., 3::4] << 18
         whole = np.stack([word, word >> 8, word >> 16], axis=-1).astype(np.uint8)
-        return whole.reshape(*codes.shape[:-1], -1)[..., : self.width(n)]
+        return whole.reshape(*codes.shape[:-1], 3 * word.shape[-1])[..., : self.width(n)]
 
     def unstore(self, stored: Array, n: int) -> Array:
         """The n codes (..., n) of what `store` made; nothing happens to codes that are not packed."""
@@ -90,7 +90,7 @@ class Code:
         room[..., : stored.shape[-1]] = stored
         word = room[..., 0::3] | room[..., 1::3] << 8 | room[..., 2::3] << 16
         parts = np.stack([word, word >> 6, word >> 12, word >> 18], axis=-1) & 63
-        return parts.astype(np.uint8).reshape(*stored.shape[:-1], -1)[..., :n]
+        return parts.astype(np.uint8).reshape(*stored.shape[:-1], 4 * word.shape[-1])[..., :n]
 
     def max_error(self, score: float = 1.0) -> float:
         """Largest |decoded / scale - score| of any score up to `score`: half a step, wider where codes are squares."""
