@@ -132,6 +132,20 @@ def test_generation_is_unchanged_by_recording(named):
     assert rows["token_ids"].tolist() == tokens[:-1].tolist()
 
 
+def test_a_request_ends_with_the_end_of_text_unless_its_length_is_fixed():
+    model = tiny_moe("mixtral")
+    prompt = Prompt((3, 4, 5), 12)
+    (free,) = rows_of(model, [prompt], temperature=0, end_ids=())
+    outputs = free["token_ids"][3:].tolist()
+    assert len(outputs) == 11
+    end = next(token for token in outputs if outputs.index(token) >= 2)
+    (ended,) = rows_of(model, [prompt], temperature=0, end_ids=(63, end))
+    assert ended["token_ids"].tolist() == [3, 4, 5, *outputs[: outputs.index(end)]]  # the end itself is not processed
+    (fixed,) = rows_of(model, [Prompt((3, 4, 5), 12, fixed_length=True)], temperature=0, end_ids=(63, end))
+    assert len(fixed["token_ids"]) == 14
+    assert end not in fixed["token_ids"][3:]
+
+
 def test_padding_leaks_nothing(named):
     _, model = named
     together = rows_of(model, PROMPTS, most=4)  # the prefill in pieces, too, some of them nothing but padding
@@ -298,6 +312,14 @@ def test_a_class_built_otherwise_is_told_so():
         BadInput, match=r"no mlp.gate beside one mlp.experts module; recording is tested with transformers"
     ):
         moe_layers(model, "mine")
+
+
+def test_a_router_of_another_form_is_told_so():
+    model = tiny_moe("gpt_oss")
+    router = moe_layers(model, "mine")[0].router
+    router.register_forward_hook(lambda _m, _args, output: output[1:])  # transformers 4 has scores and ids
+    with pytest.raises(BadInput, match="router, got 2 outputs: logits, weights and ids"):
+        rows_of(model, PROMPTS)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])

@@ -82,14 +82,19 @@ def moe_layers(model: Any, where: str) -> list[MoeLayer]:
     decoder = getattr(model, model.base_model_prefix, model)
     found = [_moe_layer(layer, family) for layer in getattr(decoder, "layers", ()) if _routes(layer, family)]
     if not found:
-        import transformers
-
-        raise BadInput(
-            f"{where}, got {type(model).__name__} of transformers {transformers.__version__}: its layers have no "
-            f"mlp.{family.router} beside one mlp.experts module; recording is tested with transformers {TESTED_WITH} "
-            f"(pip install 'transformers>={TESTED_WITH}')"
-        )
+        raise _built_otherwise(model, where, f"its layers have no mlp.{family.router} beside one mlp.experts module")
+    if family.renormalised is None and not hasattr(found[0].router, "norm_topk_prob"):
+        raise _built_otherwise(model, where, f"its mlp.{family.router} has no norm_topk_prob")
     return found
+
+
+def _built_otherwise(model: Any, where: str, how: str) -> BadInput:
+    import transformers
+
+    return BadInput(
+        f"{where}, got {type(model).__name__} of transformers {transformers.__version__}: {how}; recording is tested "
+        f"with transformers {TESTED_WITH} (pip install 'transformers>={TESTED_WITH}')"
+    )
 
 
 def _routes(layer: Any, family: Family) -> bool:

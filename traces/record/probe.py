@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from sim.errors import CheckFailed
+from sim.errors import BadInput, CheckFailed
 from traces.format import DISTANCES, Array
 from traces.header import Gate
-from traces.record.families import MoeLayer, gate_scores
+from traces.record.families import TESTED_WITH, MoeLayer, gate_scores
 
 # The weights of a bfloat16 router may be this far from those that float32 scores give.
 WEIGHT_RTOL, WEIGHT_ATOL = 0.02, 1e-4
+_OTHER_GATE = f"it is another gate than the class of transformers {TESTED_WITH} has"
 Rows = dict[str, Array]
 
 
@@ -102,6 +103,9 @@ class RoutingProbe:
     def _router(self, index: int, module: Any, gate_input: torch.Tensor, output: tuple[torch.Tensor, ...]) -> None:
         if index != len(self._routed):
             raise self._elsewhere()
+        if len(output) != 3:
+            raise BadInput(f"router, got {len(output)} outputs: logits, weights and ids are recorded, as transformers "
+                           f"{TESTED_WITH} has them; pip install 'transformers>={TESTED_WITH}'")  # fmt: skip
         logits, weights, ids = output
         here = _flat(gate_input)
         self._logits.append(logits)
@@ -194,13 +198,13 @@ class RoutingProbe:
             # Compared by value, one rounding forgiven: scores that round to one may come in either order.
             ranked = own if self.ranked else own.sort(dim=-1, descending=True).values
             if not torch.allclose(scores.topk(ids.shape[-1], dim=-1).values, ranked, rtol=1e-6, atol=0):
-                raise CheckFailed("the chosen experts are not the top-k of the router's scores: it is another gate")
+                raise CheckFailed(f"the chosen experts are not the top-k of the router's scores: {_OTHER_GATE}")
         if self.gate.score == "sparsemixer":
             return  # its weights do not follow from the scores
         if self.gate.renormalised:
             own = own / own.sum(dim=-1, keepdim=True)
         if not torch.allclose(weights.float(), own * self.gate.scaling, rtol=WEIGHT_RTOL, atol=WEIGHT_ATOL):
-            raise CheckFailed("the weights do not follow from the router's scores: it is another gate")
+            raise CheckFailed(f"the weights do not follow from the router's scores: {_OTHER_GATE}")
 
 
 def _flat(values: torch.Tensor) -> torch.Tensor:
