@@ -7,9 +7,9 @@ What is not on the GPU is not fetched: its tokens go to the next-ranked expert t
 gates say, so that what rerouting does to later layers and tokens is outside the replay (open loop).
 
 Left open by the text, and settled so: before the first prompt the loader runs once, with what the store split tells
-(the text loads all experts before it is first invoked: `first=all`); a layer nobody is sensitive in keeps its experts; where
-fewer than k experts are resident, what is left over of a token's choice is dropped. Several GPUs: each keeps the best
-of those that live on it.
+(the text has all experts there until the predictor is first invoked: `first=all`); a layer nobody is sensitive in keeps
+its experts; where fewer than k experts are resident, what is left over of a token's choice is dropped. Several GPUs:
+each keeps the best of those that live on it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from policies._emoe_load import by_tokens, choose, expected_tokens, insensitive_
 from policies._emoe_predict import Counts, Transformer, digits, find, frequencies, read
 from policies._emoe_tasks import classify, profile
 from sim.api import Assignment, Param, Policy, Steps
-from sim.decisions import Evict, Predict, Prefetch
+from sim.decisions import Evict, Predict, Prefetch, RunGpu
 from sim.errors import BadInput
 from sim.iterations import Gate, RequestInfo
 from sim.machine import Ticket
@@ -57,8 +57,8 @@ class Emoe(Policy):
               "budget holds", low=1, high=4096),
         Param("selection", "predicted", "predicted, or random: L experts at random, drawn anew every p prompts (the "
               "baseline of section 5.4)", ("predicted", "random")),
-        Param("first", "predicted", "on the GPU until the predictor is first invoked: the loader's choice from the store "
-              "split, or all experts the budget holds (section 3.3: all)", ("predicted", "all")),
+        Param("first", "predicted", "on the GPU until the predictor is first invoked: the loader's choice from the "
+              "store split, or all experts the budget holds (section 3.3: all)", ("predicted", "all")),
         Param("task_aware", True, "weigh experts by the tasks that run and are sensitive (section 3.4); false: by all "
               "tasks alike (the task-agnostic loading of Figure 13)"),
         Param("threshold", 0.85, "similarity above which a layer's random routing does not matter (section 3.4)",
@@ -123,6 +123,7 @@ class Emoe(Policy):
             )
         self._chance = random.Random(self.seed)  # noqa: S311 - reproducible, not secret
         self._resident: list[set[int]] = [set() for _ in range(view.n_layers)]
+        self._loading: list[tuple[Ticket, ...]] = [()] * view.n_layers  # the last copies into each layer
         self._running: dict[int, RequestInfo] = {}
         self._task: dict[int, int] = {}
         self._counts: dict[int, Counts] = {}  # tokens per (layer, expert) of the requests that run
@@ -253,7 +254,8 @@ class Emoe(Policy):
                 tickets = (*tickets, (yield Prefetch(view.piece(layer, expert), 0.0, before)))
             self._n["loaded"] += len(tickets)
             self._resident[layer] = chosen
-            before = tickets or before
+            if tickets:
+                before = self._loading[layer] = tickets
 
     # -- serving ----------------------------------------------------------------------------------------------------
 
@@ -266,6 +268,11 @@ class Emoe(Policy):
         routed = reroute(scores, gate.ids, resident)
         weights = np.where(routed < 0, 0.0, np.take_along_axis(scores, np.maximum(routed, 0), 1))
         return Assignment(routed, weights / gate.score_scale)
+
+    def gate_done(self, gate: Gate, view: View) -> Steps:
+        """Section 4: a layer waits for its own loading, all of it, and for no other layer's."""
+        for expert in gate.needs:
+            yield RunGpu(expert, self._loading[gate.layer])
 
     def _observe(self, gate: Gate) -> None:
         """What the gates choose is the past that the next prediction starts from, whether it could be had or not."""
