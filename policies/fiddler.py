@@ -16,6 +16,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from policies._cpu_or_copy import Constants, cpu_is_better
 from policies._placement import fill, fits_whole, most_used, uses
 from sim.api import Param, Policy, Steps
 from sim.decisions import Evict, Fetch, RunCpu, RunGpu, Wait
@@ -56,19 +57,13 @@ class Fiddler(Policy):
         self._resident = fill(most_used(self._uses), view, spare=0 if fits_whole(view) else 1)
         return self._resident
 
-    def on_cpu(self, n_tokens: int, view: View) -> bool:
-        """True when a missing expert's tokens are computed on the CPU.
-
-        The code scores all 2^E ways of sharing a layer out by the sum of their costs, so each expert is decided on its
-        own; a tie goes to the GPU (10 tokens: 7 x 10 = 70), as the ways are tried from all-GPU upwards.
-        """
-        if self.variant == "code":
-            return self.cpu_cost_per_token * n_tokens < self.copy_cost
-        return view.prices.cpu_s(n_tokens) <= view.prices.copy_s() + view.prices.gpu_s(n_tokens)
+    def bind(self, view: View) -> None:
+        code = self.variant == "code"
+        self._constants = Constants(self.cpu_cost_per_token, self.copy_cost) if code else None
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         missing = [expert for expert in sorted(gate.needs) if not view.resident(gate.layer, expert)]
-        on_cpu = [expert for expert in missing if self.on_cpu(gate.needs[expert], view)]
+        on_cpu = [expert for expert in missing if cpu_is_better(gate.needs[expert], view.prices, self._constants)]
         if self.overlap:
             for expert in on_cpu:
                 yield RunCpu(expert)

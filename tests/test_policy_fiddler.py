@@ -8,6 +8,7 @@ from cpu_bench import check_knobs, failures, replay, resident, seeded, taught
 from easy_numbers import EXPERT_BYTES, execute_easy, setup
 from tiny_traces import from_rows
 
+from policies._cpu_or_copy import Constants, cpu_is_better
 from policies._placement import most_used, uses
 from policies.fiddler import Fiddler
 from sim.errors import BadInput
@@ -42,7 +43,7 @@ def test_nine_tokens_are_computed_on_the_cpu_and_ten_are_copied(tokens, lane, tm
 def test_the_code_s_rule_is_the_best_of_all_ways_to_share_a_layer_out():
     """All 2^E assignments scored by the sum of costs, the first of equals taken, as `mixtral_forward` does."""
     rng = np.random.default_rng(0)
-    policy = Fiddler(variant="code")
+    constants = Constants(7.0, 70.0)
     for _ in range(50):
         tokens, there = rng.integers(0, 20, 5).tolist(), rng.integers(0, 2, 5).tolist()
         costs = [[0 if there[e] else 70, 7 * tokens[e]] for e in range(5)]  # by place: 0 GPU, 1 CPU
@@ -50,7 +51,7 @@ def test_the_code_s_rule_is_the_best_of_all_ways_to_share_a_layer_out():
         best = totals.index(min(totals))
         for e in range(5):
             if tokens[e]:
-                assert (best >> e & 1) == (not there[e] and policy.on_cpu(tokens[e], None))
+                assert (best >> e & 1) == (not there[e] and cpu_is_better(tokens[e], None, constants))
 
 
 @pytest.mark.parametrize(("cpu_s", "copied"), [(11.0, 0), (12.0, 0), (12.5, 2)])
