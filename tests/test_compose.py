@@ -168,7 +168,7 @@ class TestFromLogToWait:
         assert f"there is no folder {tmp_path / 'x'}" in elsewhere.error
         assert not out.exists()
         said = moesim(capsys, "traces", "compose", source, "-o", out, "--arrivals", log, "--lengths", "arrivals")
-        assert "note: 1 requests without prompt or output tokens were left out" in said.out
+        assert "note: requests without prompt or output tokens, left out: 1" in said.out
         assert "exists" in error()
         assert (
             "is the trace itself"

@@ -6,8 +6,12 @@ the ones of vllm, sglang, strata and hf follow the public code and documentation
 
 import gzip
 import json
+import re
+import tracemalloc
 import zipfile
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +23,7 @@ from traces.check import check_trace
 from traces.convert import Options, convert, detect, sources
 from traces.reader import Trace
 
+ROOT = Path(__file__).resolve().parent.parent
 WEIGHTED = {"jsonl", "csv", "bigmoe", "esft", "moe_ocs", "vllm", "hf_npz", "hf_safetensors", "hf_jsonl"}
 DECODE = {"warp": 3, "esft": 0}
 
@@ -467,7 +472,7 @@ class TestCommand:
         code, said, err = self.run(capsys, path, "-o", out)
         assert (code, err) == (0, "")
         assert said == (
-            f"{out}: 2x4, k=2, 1 requests, 4 tokens, 2 of them decode (from bigmoe)\nlevels: experts, weights\n"
+            f"{out}: 2x4, k=2, 1 request, 4 tokens, 2 of them decode (from bigmoe)\nlevels: experts, weights\n"
             "note: Layer 2 of the source lacks prefill rows and is left out.\n"
         )
         with pytest.raises(SystemExit) as stopped:
@@ -485,3 +490,56 @@ class TestCommand:
         assert out.read_bytes() == b"mine"  # a failed conversion leaves what was there
         assert self.run(capsys, path, "-o", path, "--force")[0] == 2
         assert self.run(capsys, path, "-o", out, "--force", "--store-frac", "0.5", "--task", "chat")[0] == 0
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path):
+    """Eight times the rows, the same buffers: what grows is a few bytes a token."""
+
+    def peak(n_tokens):
+        row = json.dumps({"experts": [[i % 8, (i + 1) % 8] for i in range(16)]}).encode() + b"\n"
+        path = put(tmp_path / "t.jsonl", row * n_tokens)
+        tracemalloc.start()
+        convert([path], tmp_path / "t.safetensors", options=Options(n_experts=8, model="m"))
+        highest = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return highest
+
+    peak(10)  # imports
+    small, large = peak(1_000), peak(8_000)
+    assert large - small < 7_000 * 16 * 2 * 2  # bytes: what the rows themselves would take as 16-bit numbers, twice
+
+
+class TestRecipes:
+    """The lines of docs/convert.md that turn a pickle into an input."""
+
+    blocks = re.findall(
+        r"^```py\n(.*?)^```$", (ROOT / "docs" / "convert.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+
+    def run(self, index, **scope):
+        exec(self.blocks[index], scope)
+
+    def test_hugging_face(self, tmp_path, monkeypatch):
+        torch = pytest.importorskip("torch")
+        monkeypatch.chdir(tmp_path)
+        layers = tuple(torch.from_numpy(np.ascontiguousarray(logits()[:, layer])) for layer in range(2))
+        answer = SimpleNamespace(router_logits=layers)
+        model = lambda input_ids, output_router_logits: answer  # noqa: E731 - stands in for a model
+        self.run(0, model=model, input_ids=torch.tensor([[5, 6, 7, 8]]), prompt_len=2)
+        with converted(tmp_path, tmp_path / "router_logits.safetensors", HF) as trace:
+            assert trace.experts.tolist() == EXPERTS
+            assert trace.token_ids.tolist() == [5, 6, 7, 8]
+            assert trace.requests[0].prompt_len == 2
+
+    def test_sglang(self, tmp_path, monkeypatch):
+        torch = pytest.importorskip("torch")
+        monkeypatch.chdir(tmp_path)
+        lines = [json.loads(line) for line in SAMPLES["sglang"][0](tmp_path).read_text().splitlines()]
+        for line in lines:
+            line["topk_ids_of_layer"] = torch.tensor(line["topk_ids_of_layer"], dtype=torch.int32)
+        names = torch.arange(4).repeat(3, 1)
+        torch.save({"records": lines, "last_physical_to_logical_map": names}, "expert_distribution_recorder.pt")
+        self.run(1)
+        with converted(tmp_path, tmp_path / "sglang.jsonl", Options(model="m")) as trace:
+            assert trace.experts.tolist() == EXPERTS
+            assert (trace.n_experts, trace.header.extra["source_layers"]) == (4, "1, 2")

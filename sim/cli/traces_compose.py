@@ -92,4 +92,4 @@ def command(
     if lengths == "arrivals":
         click.echo("labels: spliced")
     if len(kept) < len(times):
-        click.echo(f"note: {len(times) - len(kept)} requests without prompt or output tokens were left out")
+        click.echo(f"note: requests without prompt or output tokens, left out: {len(times) - len(kept)}")

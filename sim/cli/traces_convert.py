@@ -67,13 +67,15 @@ def command(inputs: tuple[Path, ...], out: Path, source: str | None, force: bool
         done = convert(inputs, out, source, Options(**given), progress)
     header = done.header
     splits = f", {done.n_store} of them store" if done.n_store else ""
-    click.echo(
-        f"{out}: {header.shape}, {done.n_requests:,} requests{splits}, {done.n_tokens:,} tokens, {done.n_decode:,} "
-        "of them "
-        f"decode (from {done.source})"
-    )
+    requests, tokens = _count(done.n_requests, "request"), _count(done.n_tokens, "token")
+    counted = f"{requests}{splits}, {tokens}, {done.n_decode:,} of them decode"
+    click.echo(f"{out}: {header.shape}, {counted} (from {done.source})")
     click.echo(f"levels: {', '.join(done.levels)}")
     if header.labels:
         click.echo(f"labels: {', '.join(header.labels)}")
     for note in done.notes:
         click.echo(f"note: {note}")
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
