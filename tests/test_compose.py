@@ -16,8 +16,8 @@ from traces.writer import Layout
 
 STORE = Layout(
     decode_only=frozenset({"next_scores_1", "next_scores_3", "shared_scores"}),
-    sparse={"next_scores_3": 2},
-    codes={"scores": "u8_square"},
+    sparse={"next_scores_3": 2, "shared_scores": 3},
+    codes={"scores": "u8_square", "next_scores_1": "u6_square"},
 )
 
 
