@@ -23,10 +23,11 @@ class Tops:
         self.cached: dict[int, None] = {}
         self.n_cached = 0
         self.split_frac = 0.0
+        self.top_bytes = 0
         self._pieces: dict[int, tuple[Piece | None, Piece | None]] = {}
 
-    def lay_out(self, budget: float, n_cached: float, view: View) -> bool:
-        """Divide `budget` (V, whole experts) among C tops; fractions of a byte are left. True when anything changed."""
+    def lay_out(self, budget: float, n_cached: float, view: View) -> None:
+        """Divide `budget` (V, whole experts) among C tops; fractions of a byte are left."""
         size = view.expert_bytes
         room = int(min(budget, float(len(self.experts))) * size)
         count = min(len(self.experts), max(1, int(n_cached))) if n_cached > 0 else 0
@@ -34,15 +35,14 @@ class Tops:
         count = count if top_bytes else 0
         split_frac = top_bytes / size if count else 0.0
         if self._pieces and (count, split_frac) == (self.n_cached, self.split_frac):
-            return False
-        self.n_cached, self.split_frac = count, split_frac
+            return
+        self.n_cached, self.split_frac, self.top_bytes = count, split_frac, top_bytes
         for e in self.experts:
             if split_frac in (0.0, 1.0):
                 whole = view.piece(self.layer, e)
                 self._pieces[e] = (whole, None) if count else (None, whole)
             else:
                 self._pieces[e] = (view.part(self.layer, e, 0.0, split_frac), view.part(self.layer, e, split_frac, 1.0))
-        return True
 
     def top(self, expert: int) -> Piece | None:
         """The top segment; None where nothing is cached (theta 0)."""

@@ -104,7 +104,7 @@ def allocate(
         less_s, _ = split_all([budget - step for budget in v], odds, times)
         profits = [a - b for a, b in zip(now_s, more_s, strict=True)]
         gainer = max(range(len(v)), key=lambda i: (profits[i], -i))
-        givers = [i for i in range(len(v)) if i != gainer and v[i] - step > 0.0]
+        givers = [i for i in range(len(v)) if i != gainer and v[i] - step > 1e-9]
         if not givers:
             return v, plans
         giver = min(givers, key=lambda i: (less_s[i] - now_s[i], i))

@@ -97,6 +97,7 @@ class Moepic(Policy):
         statistics = Statistics(view.n_layers, view.n_experts, view.top_k)
         self._history = History(self._priorities, statistics, self.configure, self.prefetch == "speculative")
         self._budgets = [sum(mine) / view.n_layers] * view.n_layers
+        self._spare = [0] * view.n_gpus  # bytes of V_e that its division leaves
         self._lay_out([self._even(budget) for budget in self._budgets])
         self._ahead: list[Piece] = []
         self._n_hits = self._n_activated = self._n_configured = self._n_admitted = 0
@@ -109,21 +110,26 @@ class Moepic(Policy):
         n_cached = n_experts if self._fits else min(n_experts, max(1, int(budget / self.split)))
         return LayerPlan(n_cached, min(1.0, budget / n_cached), 0.0)
 
-    def _lay_out(self, plans: list[LayerPlan]) -> list[Tops]:
-        """Give every layer and GPU its share; returns those that changed."""
-        return [
-            tops
-            for groups, plan, budget in zip(self._tops, plans, self._budgets, strict=True)
-            for tops, share in zip(groups, self._shares, strict=True)
-            if tops.lay_out(budget * share, plan.n_cached * share, self._view)
-        ]
+    def _lay_out(self, plans: list[LayerPlan]) -> None:
+        """Give every layer and GPU its share."""
+        view = self._view
+        for groups, plan, budget in zip(self._tops, plans, self._budgets, strict=True):
+            for tops, share in zip(groups, self._shares, strict=True):
+                tops.lay_out(budget * share, plan.n_cached * share, view)
+        for gpu in range(view.n_gpus):
+            taken = sum(groups[gpu].n_cached * groups[gpu].top_bytes for groups in self._tops)
+            self._spare[gpu] = (view.capacity_of(gpu) - int(self.settings["buffer"] or 0)) * view.expert_bytes - taken
+
+    def _room(self, gpu: int) -> int:
+        """Bytes left in the buffer: what the caches have no use for is no part of it."""
+        return self._view.free_bytes(gpu) - (0 if self._fits else self._spare[gpu])
 
     # -- before the first request -----------------------------------------------------------------------------------
 
     def learn(self, store: StoreSplit) -> None:
         """The store split has been served: counts, priorities and, every tau tokens, the configurator."""
         if self.history == "store":
-            self._history.learn(store, lambda: self._due and self._run_configurator())
+            self._history.learn(store, self._configure_if_due)
 
     def initial(self, view: View) -> Iterator[Piece]:
         """Tops of the C experts of highest priority (section 3.4.2), at random before anything was served."""
@@ -209,7 +215,7 @@ class Moepic(Policy):
             if expert not in tops.cached:
                 yield from self._admit(tops, expert, owed)
             pieces = tops.missing(expert, view)
-            if at_least <= 0 and sum(piece.n_bytes for piece in pieces) > view.free_bytes(tops.gpu):
+            if at_least <= 0 and sum(piece.n_bytes for piece in pieces) > self._room(tops.gpu):
                 return
             for piece in pieces:
                 yield Fetch(piece)
@@ -252,7 +258,7 @@ class Moepic(Policy):
                 if view.piece(layer, expert).gpu != tops.gpu:
                     continue
                 pieces = tops.missing(expert, view)
-                if left_s < 0.0 or sum(piece.n_bytes for piece in pieces) > view.free_bytes(tops.gpu):
+                if left_s < 0.0 or sum(piece.n_bytes for piece in pieces) > self._room(tops.gpu):
                     break
                 for piece in pieces:
                     yield Prefetch(piece)
@@ -297,17 +303,24 @@ class Moepic(Policy):
     def _due(self) -> bool:
         return self.configure and not self._fits and self._history.since >= self.tau
 
-    def _run_configurator(self) -> list[Tops]:
+    def _configure_if_due(self) -> None:
+        if self._due:
+            self._run_configurator()
+
+    def _run_configurator(self) -> None:
         prices, top_k = self._view.prices, self._view.top_k
         times = Times(
             attention_s=prices.attention_s(self._history.mean_context),
-            moe_s=top_k * prices.expert_s() + prices.shared_s(), head_s=prices.head_s(), load_s=prices.copy_s() / self._view.n_gpus, top_k=top_k,
-        )  # fmt: skip
+            moe_s=top_k * prices.expert_s() + prices.shared_s(),
+            head_s=prices.head_s(),
+            load_s=prices.copy_s() / self._view.n_gpus,
+            top_k=top_k,
+        )
         odds = self._history.statistics.odds(self.prefetch)
         self._budgets, plans = allocate(self._budgets, self.zeta, odds, times)
         self._history.since = 0
         self._n_configured += 1
-        return self._lay_out(plans)
+        self._lay_out(plans)
 
     def _update(self, view: View) -> Steps:
         """Algorithm 1, lines 9 and 10: new budgets and splits, then the tops of each layer's best C experts."""

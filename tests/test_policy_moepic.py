@@ -1,0 +1,237 @@
+"""MoEpic: splits, prefetches and replacements by hand, its limits, and every parameter.
+
+Numbers of `easy_numbers`: copying an expert takes 10 s, half of one 5 s; each segment 2 s on the GPU, attention and
+head 1 s. The configurator has a test file of its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from easy_numbers import EXPERT_BYTES, execute_easy, run, setup
+from tiny_traces import from_rows, noise, tiny_header, tiny_trace
+
+from policies.lcp import Lcp
+from policies.moepic import Moepic
+from policies.random import Random
+from sim.errors import BadInput, DoesNotFit
+from traces.reader import Trace
+from traces.requests import Request
+from traces.writer import write_trace
+
+PLAIN = {"history": "none", "configure": False}
+
+
+def predicting(path, rows, guesses, n_experts=4):
+    """Rows whose token t predicts, at layer l, `guesses[t][l]` in this order for layer l + 1."""
+    experts = np.array(rows)
+    n, n_layers, k = experts.shape
+    scores = np.zeros((n, n_layers, n_experts))
+    for token, layers in enumerate(guesses):
+        for layer, order in enumerate(layers):
+            for place, expert in enumerate(order):
+                scores[token, layer, expert] = (2048 >> place) / 4095
+            scores[token, layer, order[0]] += 1 - scores[token, layer].sum()
+    header = tiny_header(n_layers, n_experts, k)
+    requests = [Request(0, 0, 1, n, "", None, "test")]
+    return write_trace(path, header, requests, None, experts=experts, next_scores_1=scores)
+
+
+def cached(policy):
+    return [list(tops.cached) for groups in policy._tops for tops in groups]
+
+
+# Two layers of 4 experts, K = 1; room for 3: a buffer of 1, V_i = 1, theta 1/2, so 2 tops a layer.
+STEPS = [[[0], [1]], [[0], [1]], [[2], [1]], [[0], [3]], [[1], [0]]]
+GUESSES = [[[0, 1], [0, 1]], [[1, 0], [2, 0]], [[1, 2], [0, 1]], [[2, 3], [1, 0]], [[0, 1], [0, 1]]]
+
+
+def test_five_steps(tmp_path):
+    policy = Moepic(**PLAIN)
+    with Trace(predicting(tmp_path / "t", STEPS, GUESSES)) as trace:
+        made = setup(policy, trace, room=3)
+        seen = execute_easy(made)
+    # Drawn at the start: tops of 3 and 2 in layer 0, of 2 and 1 in layer 1. One activation counts by far more than
+    # none.
+    assert seen.log == [
+        # 0, the prompt. Layer 0 wants 0: 2 leaves (no activations, lowest id), top and bottom come, the bottom goes
+        # after use. Of a prompt nothing is predicted: layer 1 by priority, so 0, whole, fills the buffer. Wrong:
+        # dropped; 1 only lacks its bottom.
+        ("evict", 0, 2), ("fetch", 0, 0), ("fetch", 0, 0), ("gpu", 0, 0), ("evict", 0, 0),
+        ("prefetch", 1, 0), ("prefetch", 1, 0),
+        ("evict", 1, 0), ("evict", 1, 0), ("fetch", 1, 1), ("gpu", 1, 1), ("evict", 1, 1),
+        # 1. For layer 0 by priority still: the bottom of 0; 1, whole, does not fit behind it. Right. Layer 1:
+        # predicted 1 (its bottom), then 0 (does not fit). Right.
+        ("prefetch", 0, 0), ("gpu", 0, 0), ("evict", 0, 0),
+        ("prefetch", 1, 1), ("gpu", 1, 1), ("evict", 1, 1),
+        # 2. The wrap-around predicts 2: whole, fills the buffer. Right: its top takes the place of 3's. Layer 1:
+        # bottoms of 1 and 2; the gate wants 1.
+        ("prefetch", 0, 2), ("prefetch", 0, 2), ("evict", 0, 3), ("gpu", 0, 2), ("evict", 0, 2),
+        ("prefetch", 1, 1), ("prefetch", 1, 2), ("evict", 1, 2), ("gpu", 1, 1), ("evict", 1, 1),
+        # 3. Bottom of 0: right. Layer 1: the bottom of 2 comes in vain; 3 is missing and takes the place of 2.
+        ("prefetch", 0, 0), ("gpu", 0, 0), ("evict", 0, 0),
+        ("prefetch", 1, 2), ("evict", 1, 2), ("evict", 1, 2), ("fetch", 1, 3), ("fetch", 1, 3), ("gpu", 1, 3),
+        ("evict", 1, 3),
+        # 4. 1, whole: right; of 0 (used three times) and 2 (once) the latter leaves. Layer 1: 0, whole; 3 leaves, not
+        # 1.
+        ("prefetch", 0, 1), ("prefetch", 0, 1), ("evict", 0, 2), ("gpu", 0, 1), ("evict", 0, 1),
+        ("prefetch", 1, 0), ("prefetch", 1, 0), ("evict", 1, 3), ("gpu", 1, 0), ("evict", 1, 0),
+        ("prefetch", 0, 0), ("prefetch", 0, 1),
+    ]  # fmt: skip
+    assert cached(policy) == [[0, 1], [1, 0]]
+    # Token 0: attention 0..1; top of 0 1..6, computed 6..8; bottom 6..11, computed 11..13. The guess's top is in flight
+    # 11..16 when the gate speaks at 14 (its bottom is withdrawn): 1's top is computed 14..16, its bottom 16..21..23.
+    assert seen.lane("h2d")[:4] == [
+        ("demand 0.0", 1, 6), ("demand 0.0", 6, 11), ("prefetch 1.0", 11, 16), ("demand 1.1", 16, 21)]  # fmt: skip
+    assert seen.lane("gpu")[:7] == [
+        ("attention 0", 0, 1), ("expert 0.0", 6, 8), ("expert 0.0", 11, 13), ("attention 1", 13, 14),
+        ("expert 1.1", 14, 16), ("expert 1.1", 21, 23), ("head", 23, 24)]  # fmt: skip
+    # Token 1: the bottom of 0 comes 21..26 while the head runs; the top is computed 25..27 meanwhile, the bottom
+    # 27..29.
+    assert seen.lane("gpu")[7:10] == [("attention 0", 24, 25), ("expert 0.0", 25, 27), ("expert 0.0", 27, 29)]
+    assert policy.stats()["top_hit_rate"] == 5 / 10
+
+
+class Empty(Moepic):
+    """Starts with nothing cached, as the plain caches do."""
+
+    def _choose(self, tops, random):
+        tops.cached = {}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_theta_1_without_prefetch_is_a_plain_cache(tmp_path, seed):
+    """Section 2.3, cache only: the very decisions of `lcp` with a cache per layer, in the very time."""
+    with Trace(tiny_trace(tmp_path / "t", 3, 6, 2, prompt=1, outputs=30, levels=(), seed=seed)) as trace:
+        mine = execute_easy(setup(Empty(split=1.0, prefetch="none", **PLAIN), trace, room=2 + 9))
+        plain = execute_easy(setup(Lcp(scope="layer"), trace, room=9))
+        fewer = execute_easy(setup(Lcp(scope="layer"), trace, room=6))
+    assert mine.log == plain.log != fewer.log
+    assert mine.end_s == plain.end_s
+    assert mine.result["hit_rate"] == plain.result["hit_rate"]
+    counts = [plain.classes(phase) for phase in ("prefill", "decode")]  # of a prompt of one token, and of the others
+    hits, uses = sum(c.get("hit", 0) for c in counts), sum(sum(c.values()) for c in counts)
+    assert mine.outcome.engine.policy.stats()["top_hit_rate"] == hits / uses
+
+
+def test_theta_0_is_prefetching_only(tmp_path):
+    """Section 2.3: nothing is cached, whatever the budget; every use is a copy of its own, and the buffer suffices."""
+    with Trace(tiny_trace(tmp_path / "t", 3, 6, 2, levels={"next_scores_1"})) as trace:
+        seen = execute_easy(setup(Moepic(split=0.0, **PLAIN), trace, room=12))
+        least = execute_easy(setup(Moepic(split=0.0, **PLAIN), trace, room=2))
+    assert seen.log == least.log
+    p, tally = seen.outcome.engine.tally.prefetch, seen.outcome.engine.tally
+    uses = sum(entry[0] == "gpu" for entry in seen.log)
+    assert tally.n_demand + p.n["useful"] + p.n["late"] == uses
+    assert p.n["useful"] + p.n["late"] > 0
+    assert seen.outcome.engine.cache.peak_bytes[0] <= 2 * EXPERT_BYTES
+    assert seen.outcome.engine.policy.stats()["top_hit_rate"] == 0
+
+
+def test_a_budget_of_the_buffer_alone_is_the_minimum(tmp_path):
+    with Trace(tiny_trace(tmp_path / "t", 3, 4, 2, levels={"next_scores_1"})) as trace:
+        execute_easy(setup(Moepic(), trace, room=2))
+        with pytest.raises(DoesNotFit, match="at least 2 whole experts"):
+            execute_easy(setup(Moepic(), trace, room=1))
+
+
+@pytest.mark.parametrize(
+    ("n_cached", "published"), [(10, 0.1641), (20, 0.3302), (30, 0.4969), (40, 0.6741), (50, 0.8315)]
+)
+def test_table_1_random_row_is_the_share_cached(tmp_path, n_cached, published):
+    """Table 1, RND, Qwen1.5-MoE: 60 experts, 4 active; here with even routing, for the decisions know no other."""
+    ids = np.argsort(noise(n_cached, 1500, 1, 60), axis=2, kind="stable")[:, :, :4]
+    with Trace(from_rows(tmp_path / "t", ids.tolist(), 60)) as trace:
+        seen = execute_easy(setup(Random(scope="layer"), trace, room=n_cached))
+    assert seen.result["hit_rate"] == pytest.approx(published, abs=0.025)
+
+
+def test_only_guessing_needs_predictions():
+    assert Moepic().needs == {"experts", "next_scores_1"}
+    assert Moepic(prefetch="random").needs == Moepic(prefetch="none").needs == {"experts"}
+
+
+def test_published_defaults():
+    assert Moepic().settings == {
+        "omega": 128, "rho": 0.25, "tau": 5000, "zeta": 0.01, "split": 0.5, "buffer": None, "prefetch": "speculative",
+        "evict": "lcp", "configure": True, "admission": "always", "history": "store", "seed": 0}  # fmt: skip
+    with pytest.raises(BadInput, match="rho"):
+        Moepic(rho=1.0)
+
+
+# A world in which each parameter matters: the configurator runs every 12 tokens, and copies are quick enough for
+# windows.
+BASE = {"tau": 12}
+KNOBS = {
+    "omega": 1, "rho": 0.9, "tau": 10**6, "zeta": 0.2, "split": 0.9, "buffer": 4, "prefetch": "none", "evict": "random",
+    "configure": False, "admission": "priority", "history": "none", "seed": 1,
+}  # fmt: skip
+
+
+def replay(path, settings, room=8, **world):
+    with Trace(path) as trace:
+        return execute_easy(setup(Moepic(**settings), trace, room=room, **{"copy_s": 5.0, **world}))
+
+
+@pytest.mark.parametrize("knob", KNOBS)
+def test_every_parameter_changes_decisions(tmp_path, knob):
+    path = tiny_trace(tmp_path / "t", 4, 6, 2, n_requests=8, outputs=14, levels={"next_scores_1"})
+    base = BASE | {"seed": {"evict": "random"}, "split": {"history": "none"}}.get(knob, {})
+    assert replay(path, base | {knob: KNOBS[knob]}).log != replay(path, base).log
+
+
+def test_every_parameter_is_looked_at():
+    assert set(KNOBS) == {param.name for param in Moepic.params}
+    path_values = [("prefetch", "random"), ("admission", "always"), ("history", "store")]
+    assert all(Moepic(**{name: value}).settings[name] == value for name, value in path_values)
+
+
+def test_random_prefetching_is_neither_of_the_others(tmp_path):
+    path = tiny_trace(tmp_path / "t", 4, 6, 2, n_requests=8, outputs=14, levels={"next_scores_1"})
+    logs = [replay(path, BASE | {"prefetch": how}).log for how in ("speculative", "random", "none")]
+    assert logs[0] != logs[1] != logs[2] != logs[0]
+
+
+@pytest.mark.parametrize("world", [{}, {"batch": 3}, {"gpus": 2}, {"gpus": 2, "batch": 3}])
+def test_budgets_hold_through_reconfiguration(tmp_path, world):
+    """Tops never take more than V_e and are never more than C; what is cached is resident when a request has ended."""
+
+    class Watched(Moepic):
+        def request_end(self, request, view):
+            yield from super().request_end(request, view)
+            for tops in (tops for groups in self._tops for tops in groups):
+                assert len(tops.cached) <= tops.n_cached
+                assert all(view.holds(tops.top(e)) for e in tops.cached)
+            for gpu in range(view.n_gpus):
+                taken = sum(
+                    len(g[gpu].cached) * g[gpu].top(g[gpu].experts[0]).n_bytes for g in self._tops if g[gpu].n_cached
+                )
+                assert taken <= (view.capacity_of(gpu) - 2 * (not self._fits)) * view.expert_bytes
+
+    path = tiny_trace(tmp_path / "t", 4, 6, 2, n_requests=8, outputs=14, levels={"next_scores_1"})
+    with Trace(path) as trace:
+        for room in (2, 3, 7, 11, 18, 24):
+            seen = execute_easy(setup(Watched(tau=12, zeta=0.05), trace, room=room, copy_s=3.0, **world))
+            assert seen.outcome.engine.policy.stats()["configured"] >= 2 or room * world.get("gpus", 1) >= 24
+
+
+def test_no_request_pays_for_an_update(tmp_path):
+    """The cache is updated between requests (section 3.4.2: on an idle device): the makespan grows, no TPOT does."""
+    path = tiny_trace(tmp_path / "t", 4, 6, 2, n_requests=8, outputs=14, levels={"next_scores_1"})
+    seen = replay(path, BASE | {"zeta": 0.05})
+    spent_s = sum(e["n"] * e["mean"] for e in (seen.result["e2e_s"],))
+    assert seen.end_s > spent_s + 1.0
+    still = replay(path, BASE | {"configure": False})
+    assert still.end_s == pytest.approx(sum(e["n"] * e["mean"] for e in (still.result["e2e_s"],)))
+
+
+def test_with_room_for_all_nothing_is_split_or_copied(tmp_path):
+    with Trace(tiny_trace(tmp_path / "t", 3, 4, 2, levels={"next_scores_1"})) as trace:
+        seen = execute_easy(setup(Moepic(), trace, room=12))
+    assert seen.result["h2d_bytes"] == 0
+    assert seen.result["hit_rate"] == 1.0
+
+
+def test_plain_rows_can_be_replayed_without_predictions(tmp_path):
+    seen = run(Moepic(prefetch="random", tau=3, history="none"), tmp_path, STEPS, room=3, n_experts=4)
+    assert sum(entry[0] == "gpu" for entry in seen.log) == 10
