@@ -4,8 +4,10 @@ import random
 
 import pytest
 from convert_samples import SAMPLES
+from test_arrivals import AZURE_2023, AZURE_2024, MOONCAKE
 
 from sim.errors import BadInput
+from traces.arrivals import arrivals
 from traces.check import check_trace
 from traces.convert import convert
 from traces.reader import Trace
@@ -86,3 +88,19 @@ def test_mutations(tmp_path, name):
             out.unlink()
         victim.write_bytes(sound[victim])
     assert 0 < refused < ROUNDS
+
+
+@pytest.mark.parametrize("text", [AZURE_2023, AZURE_2024, MOONCAKE], ids=["azure_2023", "azure_2024", "mooncake"])
+def test_mutated_arrivals(tmp_path, text):
+    path, rng, refused = tmp_path / "log", random.Random("arrivals"), 0
+    for _ in range(300):
+        path.write_bytes(mutated(text.encode(), rng))
+        try:
+            times = [one.at_s for one in arrivals(str(path), 10)]
+        except BadInput as error:
+            refused += 1
+            assert "\n" not in str(error)
+        else:
+            assert times == sorted(times)
+            assert times[0] == 0
+    assert 0 < refused < 300
