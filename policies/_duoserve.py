@@ -106,6 +106,11 @@ class Predictor:
     states: States
     mlp: IntMlp
     facts: dict[str, Any]
+    outputs: Ids | None = None  # [decode rows, L-1, K], what it names for the trace of facts["outputs_of"]
+
+    def named(self, ids: Ids) -> Ids:
+        """Experts named for layers 1 to L-1 of tokens [n, L, K], best first; [n, L-1, K]."""
+        return best(self.scores(ids), ids.shape[2])
 
     def scores(self, ids: Ids) -> Floats:
         """Integer scores [n, L-1, E] of layers 1 to L-1 for tokens [n, L, K]."""
@@ -114,15 +119,28 @@ class Predictor:
         return flat.reshape(*states.shape[:2], -1)
 
 
-def accuracy(predictor: Predictor, blocks: Iterable[Ids], top_k: int) -> dict[str, float]:
-    """Table 3 over tokens [n, L, K]: `top_k_frac` all selected experts predicted, `any_frac` at least one of them."""
+def accuracy(named: Iterable[Ids], blocks: Iterable[Ids], top_k: int) -> dict[str, float]:
+    """Table 3 over tokens [n, L, K] and what was named for them [n, L-1, K].
+
+    `top_k_frac`: all selected experts were named; `any_frac`: at least one; `share_frac`: share of the selected named.
+    """
     n = right = every = some = 0
-    for ids in blocks:
-        named = best(predictor.scores(ids), top_k)
-        found = (named[..., :, None] == ids[:, 1:, None, :]).any(axis=-1).sum(axis=-1)
+    for guess, ids in zip(named, blocks, strict=True):
+        found = (guess[..., :, None] == ids[:, 1:, None, :]).any(axis=-1).sum(axis=-1)
         n, right = n + found.size, right + int(found.sum())
         every, some = every + int((found == top_k).sum()), some + int((found > 0).sum())
     return {"top_k_frac": every / n, "any_frac": some / n, "share_frac": right / (n * top_k), "n": n} if n else {"n": 0}
+
+
+def decode_positions(trace: Trace) -> Ids:
+    """For every row its position among the decode rows; -1 for prompts."""
+    found = np.full(trace.n_tokens, -1, dtype=np.int64)
+    at = 0
+    for r in trace.requests:
+        n = r.end_row - r.first_row - r.prompt_len
+        found[r.first_row + r.prompt_len : r.end_row] = np.arange(at, at + n)
+        at += n
+    return found
 
 
 def rows_of(trace: Trace, split: str, prefill: bool) -> list[tuple[int, int]]:
@@ -163,4 +181,7 @@ def read(path: Path, n_layers: int, n_experts: int, top_k: int) -> Predictor:
     rows = facts["affinity"] == "rows"
     states = States(single.astype(np.int64), joint.astype(np.int64), top_k, rows)
     mlp = mlp_of(tensors, width_of(n_layers, n_experts, top_k, rows), n_experts, path)
-    return Predictor(states, mlp, facts)
+    outputs = tensors.get("outputs")
+    if outputs is not None and (outputs.shape[1:] != (n_layers - 1, top_k) or int(outputs.max(initial=0)) >= n_experts):
+        raise BadInput(f"{path}: outputs of another shape, or naming experts there are not; train it again")
+    return Predictor(states, mlp, facts, None if outputs is None else outputs.astype(np.int64))

@@ -28,7 +28,7 @@ from policies._duoserve import (
     rows_of,
     width_of,
 )
-from policies._mlp import LIMITS, Floats, quantised, save, step_for
+from policies._mlp import LIMITS, Floats, load, quantised, save, step_for
 from sim.errors import BadInput
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ MAX_STATE_BYTES = 8 * 1024**3
 LARGE = 2**18  # weights of a layer that is stored as int8
 SCORE_STEP = 2.0**-20  # of the last layer's outputs
 CALIBRATION_STATES = 4096
+MAX_OUTPUTS = 2**22  # experts named that a file carries along
 
 Told = Callable[[int, int, float], None]  # (steps done, steps in all, loss of the last one)
 
@@ -88,7 +89,24 @@ def train(trace: Trace, out: Path, plan: Plan, told: Told | None = None) -> dict
         "trained_on": f"store split of {trace.name}",
     }  # fmt: skip
     save(out, tensors, facts)  # first without a verdict, so that what is judged is what was written
-    facts |= {"test": accuracy(read(out, *shape), blocks_of(trace, rows_of(trace, "test", False)), trace.top_k)}
+    return judge(trace, out)
+
+
+def judge(trace: Trace, out: Path) -> dict[str, Any]:
+    """Complete a predictor's file: what it names for the trace's decode rows, and how often that is right.
+
+    A replay of the same trace then reads the outputs instead of running the network again, which a test holds equal.
+    """
+    tensors, facts = load(out)
+    predictor = read(out, trace.n_layers, trace.n_experts, trace.top_k)
+    blocks = list(blocks_of(trace, rows_of(trace, "test", prefill=False)))
+    facts["test"] = accuracy((predictor.named(ids) for ids in blocks), blocks, trace.top_k)
+    spans = [(r.first_row + r.prompt_len, r.end_row) for r in trace.requests]
+    n_rows = sum(stop - start for start, stop in spans)
+    if 0 < n_rows * (trace.n_layers - 1) * trace.top_k <= MAX_OUTPUTS:
+        named = np.concatenate([predictor.named(ids) for ids in blocks_of(trace, spans)])
+        tensors["outputs"] = named.astype(np.uint8 if trace.n_experts <= 256 else np.uint16)
+        facts["outputs_of"] = trace.sha256
     save(out, tensors, facts)
     return facts
 

@@ -136,11 +136,12 @@ class DeepSpeed(Policy):
             tensors = [piece for piece in self._tensors(gate.layer, expert, view) if piece not in self._live]
             # One fetch moves all of it: an expert of which nothing is here yet goes as one copy.
             missing += tensors if len(tensors) < self.tensors_per_expert else [view.piece(gate.layer, expert)]
-        arrived = yield from self._fetch(missing)
-        for piece in here:  # prefetched, and now needed
+        arrived: list[Ticket] = []
+        for piece in here:  # prefetched, and now needed: first in, first out
             ticket = yield Fetch(piece)
             if ticket is not None:
                 arrived.append(ticket)
+        arrived += yield from self._fetch(missing)
         yield from self._prefetch(view)
         for expert in gate.needs:
             yield RunGpu(expert, tuple(arrived))

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from policies._duoserve import Ids, Predictor, find, parameters, read
-from policies._mlp import best
+from policies._duoserve import Ids, Predictor, decode_positions, find, parameters, read
 from policies._surrogate import PREFIX, Surrogate
 from sim.api import Param, Policy, Steps
 from sim.decisions import Decision, Evict, Fetch, Predict, Prefetch, RunGpu, Wait
@@ -47,7 +46,7 @@ class DuoServe(Policy):
               "`moesim train duoserve` wrote; or surrogate:SHARE or surrogate:ALL/ANY, a labelled stand-in"),
         Param("slots", None, "expert slots per GPU; published: k, the experts a token needs (section 5.1)",
               low=1, high=65536),
-        Param("mlp_s", 6e-4, "time of a prediction, on a stream of its own (section 6.4)", low=0.0, high=1.0),
+        Param("mlp_s", 6e-4, "time of a prediction, on a stream of its own (section 6.4)", low=0.0, high=60.0),
         Param("mlp_bytes", None, "GPU memory of the predictor (published: 300 MB for Mixtral-8x7B, section 6.4; "
               "other models: the ExpertMLP's weights in fp32)", low=0, high=2**40),
         Param("prefill_fetch_gate", "slot_free", "when a prompt's next expert is copied: once a slot is free (Figure "
@@ -114,6 +113,8 @@ class DuoServe(Policy):
                 f"`moesim train duoserve --trace {trace.path} --out FILE` and name it with --predictor FILE"
             )
         self._mlp = read(path, *shape)
+        self._outputs = self._mlp.outputs if self._mlp.facts.get("outputs_of") == trace.sha256 else None
+        self._position = decode_positions(trace)
 
     # -- predicting (sections 4.2 and 5.3) --------------------------------------------------------------------------
 
@@ -121,17 +122,20 @@ class DuoServe(Policy):
         """Work out what each layer's prediction will say.
 
         All layers of a token go through the network at once, which is many times faster; row l of that batch reads
-        selections of layers before l alone (`States`), and is acted on only when those are known.
+        selections of layers before l alone (`States`), and is acted on only when those are known. For the trace it was
+        measured on, its file carries what it says.
         """
         self._coming = []
         if iteration.phase == PREFILL:
             return
         self._chosen = np.stack([iteration.ids(layer) for layer in range(view.n_layers)], axis=1)
-        if self._mlp is not None:
-            self._named = best(self._mlp.scores(self._chosen), self._k)
-        else:
-            rows = [r.start_row for r in iteration.ranges]
+        rows = [r.start_row for r in iteration.ranges]
+        if self._mlp is None:
             self._named = self._drawn(rows, self._chosen)
+        elif self._outputs is not None:
+            self._named = self._outputs[self._position[rows]]
+        else:
+            self._named = self._mlp.named(self._chosen)
         self._count()
 
     def _drawn(self, rows: list[int], chosen: Ids) -> Ids:

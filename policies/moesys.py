@@ -55,14 +55,16 @@ class MoeSys(Policy):
             ticket = yield Fetch(view.piece(gate.layer, expert))  # under way since its slot was freed
             if ticket is not None:
                 loaded.append(ticket)
+        self._computed: list[Ticket] = []
         for expert in gate.needs:
-            yield RunGpu(expert, tuple(loaded))
+            self._computed.append((yield RunGpu(expert, tuple(loaded))))
 
     def layer_done(self, layer: int, view: View) -> Steps:
+        """The slot is free once the whole layer is computed."""
         n = self._n_layers(view)
         if n == view.n_layers:
             return
         for expert in range(view.n_experts):
             yield Evict(view.piece(layer, expert))
         for expert in range(view.n_experts):
-            yield Prefetch(view.piece((layer + n) % view.n_layers, expert))
+            yield Prefetch(view.piece((layer + n) % view.n_layers, expert), after=tuple(self._computed))

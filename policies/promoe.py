@@ -44,7 +44,7 @@ class ProMoe(Policy):
               "surrogate:SHARE or surrogate:ALL/ANY, a labelled stand-in"),
         Param("stride", 2, "layers between a prediction and its target (published: one more than layer by layer)",
               low=1, high=3),
-        Param("predictor_s", 2e-4, "time of a prediction, on the CPU (published: about 200 us)", low=0.0, high=1.0),
+        Param("predictor_s", 2e-4, "time of a prediction, on the CPU (published: about 200 us)", low=0.0, high=60.0),
         Param("chunks", 3, "transfers per expert (published: its three matrices)", low=1, high=64),
         Param("preempt", True, "withdraw a layer's low tasks at its gate (early preemption)"),
         Param("reorder", True, "compute what is ready first; false takes the gate's order"),
