@@ -1,0 +1,135 @@
+"""HOBBIT's importance classes, and its two caches under one weighted score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.pieces import Piece
+
+HIGH, LOW, SKIP = range(3)  # what an expert has to be computed in, most important first
+
+
+def classes_of(weights: NDArray[np.float64], t1: float, t2: float) -> NDArray[np.int64]:
+    """Class of each (token, rank) [n, k]: by the share of gate weight that the ranks before it have together.
+
+    s_i = sum of the normalised weights of ranks j < i; high up to T1, low up to T2, skipped above. The heaviest has
+    s = 0. Weights are as the router ranks them, heaviest first.
+    """
+    if len(weights) == 1:  # a single token, the common case, without arrays: the same sums in the same order
+        row, shares, sum_before = weights[0].tolist(), [], 0.0
+        for weight in row:
+            shares.append(sum_before)
+            sum_before += weight
+        shares = [share / sum_before for share in shares] if sum_before > 0 else [0.0] * len(row)
+        return np.array([[(share > t1) + (share > t2) for share in shares]], dtype=np.int64)
+    before = np.cumsum(weights, axis=1)
+    total = before[:, -1:].copy()
+    before[:, 1:] = before[:, :-1].copy()
+    before[:, 0] = 0.0
+    share = np.divide(before, total, out=np.zeros_like(before), where=total > 0)
+    return (share > t1).astype(np.int64) + (share > t2)
+
+
+def needed(ids: NDArray[np.int64], classes: NDArray[np.int64]) -> dict[int, int]:
+    """Expert -> the most important class that any token has for it."""
+    found: dict[int, int] = {}
+    for expert, level in zip(ids.ravel().tolist(), classes.ravel().tolist(), strict=True):
+        found[expert] = min(level, found.get(expert, SKIP))
+    return found
+
+
+class Weights(NamedTuple):
+    """Shares of the four criteria in the score: recency, uses, uses in high precision, distance of the layer."""
+
+    lru: float
+    lfu: float
+    lhu: float
+    fld: float
+
+
+class Records:
+    """Uses of every expert since the sequence began, and the score by which experts leave (the least first).
+
+    score = w_lru R/T + w_lfu F/T + w_lhu H/T + w_fld (1 - ((l_t - l_i + l_n) mod l_n) / l_n), with R the time of the
+    last use, F uses, H uses in high precision, T the time; l_i the expert's layer, l_t the current one, l_n layers.
+
+    Args:
+        ahead: count a layer's distance forwards, from the current one to it; else as the formula is printed.
+    """
+
+    def __init__(self, n_layers: int, n_experts: int, weights: Weights, ahead: bool) -> None:
+        self._shape = (n_layers, n_experts)
+        self._weights = weights
+        sign = 1 if ahead else -1
+        self._distant = [
+            [weights.fld * (1 - (sign * (layer - current) % n_layers) / n_layers) for layer in range(n_layers)]
+            for current in range(n_layers)
+        ]
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a sequence."""
+        n_layers, n_experts = self._shape
+        self.time = 0
+        self._counted = [[0.0] * n_experts for _ in range(n_layers)]  # w_lfu F + w_lhu H
+        self.used = [[0.0] * n_experts for _ in range(n_layers)]  # w_lru R + w_lfu F + w_lhu H
+
+    def use(self, layer: int, expert: int, level: int) -> None:
+        """An expert is asked for."""
+        w = self._weights
+        self._counted[layer][expert] += w.lfu + (w.lhu if level == HIGH else 0.0)
+        self.used[layer][expert] = w.lru * self.time + self._counted[layer][expert]
+
+    def by_layer(self, current: int) -> list[float]:
+        """The part of the score that a layer's distance from the current one gives, by layer."""
+        return self._distant[current]
+
+    def score(self, layer: int, expert: int, current: int) -> float:
+        """The whole score of one expert."""
+        return self.used[layer][expert] / max(1, self.time) + self._distant[current][layer]
+
+
+class TwoCaches:
+    """What one GPU holds in high and in low precision, each with room of its own.
+
+    Args:
+        rooms: pieces of each class that fit.
+    """
+
+    def __init__(self, rooms: tuple[int, int], records: Records) -> None:
+        self.rooms = rooms
+        self._records = records
+        self._held: tuple[dict[Piece, None], dict[Piece, None]] = ({}, {})
+
+    def full(self, level: int) -> bool:
+        """True when one has to leave before another can come."""
+        return len(self._held[level]) >= self.rooms[level]
+
+    def loser(
+        self, level: int, current: int, safe: Container[Piece], evictable: Callable[[Piece], bool]
+    ) -> Piece | None:
+        """Who leaves: the least score among those that are neither safe nor needed, ties to the lowest id."""
+        used, distant, time = self._records.used, self._records.by_layer(current), max(1, self._records.time)
+        best: Piece | None = None
+        least = math.inf
+        for piece in self._held[level]:
+            layer, expert = piece.layer, piece.expert
+            score = used[layer][expert] / time + distant[layer]
+            if score > least or piece in safe or not evictable(piece):
+                continue
+            if best is None or score < least or (layer, expert) < (best.layer, best.expert):
+                best, least = piece, score
+        return best
+
+    def add(self, level: int, piece: Piece) -> None:
+        """It has come."""
+        self._held[level][piece] = None
+
+    def remove(self, level: int, piece: Piece) -> None:
+        """It leaves."""
+        del self._held[level][piece]
