@@ -162,16 +162,16 @@ class Importance(Policy):
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         pieces = {expert: view.piece(gate.layer, expert) for expert in gate.needs}
-        for piece in pieces.values():
-            if view.holds(piece) and not view.arrived(piece):
-                yield Fetch(piece)  # under way: it stays, and goes first
+        here = [expert for expert, piece in pieces.items() if view.arrived(piece)]
+        coming = [expert for expert, piece in pieces.items() if view.holds(piece) and expert not in here]
+        for expert in coming:
+            yield Fetch(pieces[expert])  # a prefetch under way stays, and goes first
         yield DropQueue()  # section 5.2: the real scores are known, the load queue is cleared
         self._window.observe(gate.layer, gate.scores, gate.score_scale)
         self._residents.shield(pieces.values())
-        here = [expert for expert in gate.needs if view.holds(pieces[expert])]
-        missing = [(expert, n) for expert, n in gate.needs.items() if expert not in here]
+        missing = [(expert, n) for expert, n in gate.needs.items() if expert not in here and expert not in coming]
         load, on_cpu = self._share(missing, gate.phase, view)
-        self._count_used(gate, here, load, on_cpu)
+        self._count_used(gate, here + coming, load, on_cpu)
         fetched: list[int] = []
         for expert in load:
             if self._has_room(pieces[expert], view):
@@ -184,7 +184,8 @@ class Importance(Policy):
             self._residents.used(pieces[expert])
             yield RunGpu(expert)
         foreseen, after = yield from self._foresee(gate, bool(missing), view)
-        for expert in fetched:
+        for expert in coming + fetched:
+            self._residents.used(pieces[expert])
             yield RunGpu(expert)
         for expert in load:  # more experts than room: each waits until one before it has run
             if expert not in fetched:

@@ -277,7 +277,7 @@ def test_prefetching(tmp_path):
     assert seen.log == [
         ("gpu", 0, 2), ("gpu", 0, 3), ("gpu", 1, 0), ("gpu", 1, 1),
         ("gpu", 0, 0), ("gpu", 0, 1), ("evict", 0, 2), ("prefetch", 1, 3),
-        ("gpu", 1, 3), ("gpu", 1, 1),
+        ("gpu", 1, 1), ("gpu", 1, 3),  # what is there runs first, then what is under way
     ]  # fmt: skip
     # Prompt: 1 + 4 + 1 + 4 + 1 = 11. Attention 12, experts to 16, prediction to 17, copy 17 to 27; gate at 18: late.
     assert seen.lane("h2d") == [("prefetch 1.3", 17, 27)]
