@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import msgspec
 import numpy as np
@@ -268,6 +270,47 @@ def test_curves_are_the_policies(kind, curve, size, tmp_path):
 def test_capacities_leave_out_what_holds_no_token():
     assert capacities(8, 2) == [2, 3, 4, 5, 6, 7]
     assert capacities(64, 8, (0.1, 0.125, 0.5)) == [8, 32]
+
+
+def test_showing_a_long_trace_reads_a_sample(capsys, tmp_path, monkeypatch):
+    """`show` judges whole requests, evenly spread, and says of how many tokens; `--all` takes all. The experts of every
+    row are checked all the same, without keeping them in memory."""
+    from sim.cli import traces as cli
+
+    path = write(tmp_path / "t.safetensors", profile(), n_tokens=3700)  # 100 requests of 37 rows
+    whole = json.loads(moesim(capsys, "show", path, "--json")[1])
+    monkeypatch.setattr(cli, "SHOW_ROWS", 370)
+    part = json.loads(moesim(capsys, "show", path, "--json")[1])
+    assert (whole["statistics_of_tokens"], part["statistics_of_tokens"]) == (3700, 370)
+    assert part["next_token_overlap"]["by_lag"]["1"]["n"] == 10 * 30
+    assert whole["next_token_overlap"]["by_lag"]["1"]["n"] == 100 * 30
+    assert json.loads(moesim(capsys, "show", path, "--all", "--json")[1]) == whole
+    assert "of 370 tokens, whole requests; --all takes every one" in moesim(capsys, "show", path)[1]
+    monkeypatch.setattr(cli, "HASH_BYTES", 100)
+    assert json.loads(moesim(capsys, "show", path, "--json")[1])["sha256"] is None
+    assert "checksum with --all" in moesim(capsys, "show", path)[1]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="measures memory as Linux and macOS tell it")
+def test_memory_does_not_grow_with_the_trace(tmp_path):
+    """Drawing and showing four times as many tokens takes hardly more memory; measured in processes of their own."""
+    source = write(tmp_path / "source.safetensors", profile(16, 16, 2), n_requests=12)
+
+    def peak_bytes(n_tokens, verb):
+        path = tmp_path / f"{n_tokens}.safetensors"
+        args = ["synth", str(source), "--tokens", str(n_tokens), "-o", str(path), "--force"]
+        code = ("import resource, sys\nfrom sim.cli import main\ntry:\n    main(['traces', *sys.argv[1:]])\n"
+                "except SystemExit as stop:\n    assert not stop.code\n"
+                "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")  # fmt: skip
+        words = args if verb == "synth" else ["show", str(path), "--json"]
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+        return int(done.stdout.splitlines()[-1]) * (1 if sys.platform == "darwin" else 1024)
+
+    for verb in ("synth", "show"):
+        small, large = peak_bytes(8_000, verb), peak_bytes(32_000, verb)
+        size = (tmp_path / "32000.safetensors").stat().st_size
+        assert size > 24e6
+        assert large - small < 12e6, verb
 
 
 def moesim(capsys, *args):

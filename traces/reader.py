@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -125,6 +126,7 @@ class Trace:
         ids = self.stored("experts")
         for at in range(0, len(ids), _CHUNK_ROWS):
             chunk = ids[at : at + _CHUNK_ROWS]
+            self._let_go("experts", at)
             if _repeats(chunk):
                 raise BadInput(f"{self.path}: experts, got one expert twice for a token: a token's experts are "
                                f"distinct; `moesim traces check` shows where, record the trace again")  # fmt: skip
@@ -255,6 +257,17 @@ class Trace:
                            f"record the trace again")  # fmt: skip
         np.put_along_axis(dense, ids, values, axis=-1)
         return dense
+
+    def _let_go(self, tensor: str, row: int) -> None:
+        """Tell the system that the mapped pages of a tensor before a row are not wanted for now.
+
+        They would count as this process's memory until somebody else needs it; reading them again costs little.
+        """
+        mapping, entry = getattr(self._bytes, "_mmap", None), self._entries[tensor]
+        row_bytes = (entry.stop - entry.start) // entry.shape[0]
+        start, stop = (at // mmap.PAGESIZE * mmap.PAGESIZE for at in (entry.start, entry.start + row * row_bytes))
+        if mapping is not None and stop > start and hasattr(mmap, "MADV_DONTNEED"):  # Windows has no such call
+            mapping.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def _padded(self, values: Floats) -> Floats:
         """Fill up missing last layers, those without a target, with zeros."""

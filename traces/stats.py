@@ -1,28 +1,39 @@
 """What a trace is like: popularity, repetition from token to token, accuracy of its recorded predictions, lengths.
 
-Pure functions of an open trace. They read in chunks and count in integers, so that results do not depend on the chunks.
+Pure functions of an open trace, over all requests or those given. They read in chunks and count in integers, so that
+results do not depend on the chunks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from traces.format import DISTANCES, SPLITS, Array, Floats, Ints
 from traces.reader import Trace
+from traces.requests import Request
 
 LAGS = (1, 2, 4, 8)
+Requests = Sequence[Request] | None
 _CHUNK_VALUES = 1 << 20
 
 
-def popularity(trace: Trace, split: str | None = None) -> Ints:
+def evenly(trace: Trace, max_rows: int) -> list[Request] | None:
+    """Requests, evenly spread, that hold about so many rows; None, which means all, when the trace has no more."""
+    if trace.n_tokens <= max_rows:
+        return None
+    every = -(-trace.n_tokens // max_rows)
+    return [trace.requests[i] for i in range(0, trace.n_requests, every)]
+
+
+def popularity(trace: Trace, split: str | None = None, requests: Requests = None) -> Ints:
     """(L, E) how often each expert was chosen, over all rows or those of one split."""
     counts = np.zeros(trace.n_layers * trace.n_experts, np.int64)
     offset = np.arange(trace.n_layers)[:, None] * trace.n_experts
-    for rows in _row_chunks(trace, trace.n_layers * trace.top_k):
+    for rows in _row_chunks(trace, trace.n_layers * trace.top_k, requests):
         experts = trace.experts[rows[0] : rows[-1] + 1]
         chosen = experts if split is None else experts[_in_split(trace, rows, split)]
         counts += np.bincount((chosen.astype(np.int64) + offset).ravel(), minlength=len(counts))
@@ -46,7 +57,9 @@ def dead_experts(counts: Ints) -> list[tuple[int, int]]:
     return [(int(layer), int(expert)) for layer, expert in np.argwhere(counts == 0)]
 
 
-def next_token_overlap(trace: Trace, lag: int = 1, decode: bool = False) -> tuple[Floats, int]:
+def next_token_overlap(
+    trace: Trace, lag: int = 1, decode: bool = False, requests: Requests = None
+) -> tuple[Floats, int]:
     """Share of a token's experts that the token `lag` rows earlier in the same request used, too.
 
     decode: count decode rows only (the earlier token may still belong to the prompt).
@@ -55,7 +68,7 @@ def next_token_overlap(trace: Trace, lag: int = 1, decode: bool = False) -> tupl
     shared = np.zeros(trace.n_layers, np.int64)
     n_pairs = 0
     first_rows, offsets = trace.requests.first_row, trace.requests.offsets
-    for rows in _row_chunks(trace, trace.n_layers * trace.top_k**2):
+    for rows in _row_chunks(trace, trace.n_layers * trace.top_k**2, requests):
         owner = np.searchsorted(offsets, rows, side="right") - 1
         wanted = rows - lag >= first_rows[owner]
         if decode:
@@ -81,18 +94,20 @@ class Accuracy:
     n: Ints
 
 
-def prediction_accuracy(trace: Trace, distance: int) -> Accuracy:
+def prediction_accuracy(trace: Trace, distance: int, requests: Requests = None) -> Accuracy:
     """Judge the recorded next-layer scores on the test split (on all rows when that is empty).
 
     Raises:
         BadInput: the trace has no scores of this distance.
     """
     trace.require(f"next_scores_{distance}", "prediction accuracy")
-    splits = {SPLITS[int(code)] for code in np.unique(trace.requests.split)}
-    top = _top(popularity(trace, "store" if "store" in splits else None).astype(np.float64), trace.top_k)
+    asked = trace.requests.split if requests is None else [SPLITS.index(request.split) for request in requests]
+    splits = {SPLITS[int(code)] for code in np.unique(asked)}
+    counts = popularity(trace, "store" if "store" in splits else None, requests)
+    top = _top(counts.astype(np.float64), trace.top_k)
     hits = np.zeros((2, trace.n_layers), np.int64)
     n = np.zeros(trace.n_layers, np.int64)
-    for rows in _level_chunks(trace, f"next_scores_{distance}", trace.n_layers * trace.n_experts):
+    for rows in _level_chunks(trace, f"next_scores_{distance}", trace.n_layers * trace.n_experts, requests):
         predicted = _top(trace.next_scores(distance, int(rows[0]), int(rows[-1]) + 1), trace.top_k)
         scored = np.ones(len(rows), bool) if "test" not in splits else _in_split(trace, rows, "test")
         for layer in range(trace.n_layers):
@@ -150,19 +165,21 @@ def recorded_distances(trace: Trace) -> list[int]:
     return [d for d in DISTANCES if f"next_scores_{d}" in trace.levels]
 
 
-def _row_chunks(trace: Trace, values_per_row: int) -> Iterator[Ints]:
+def _row_chunks(trace: Trace, values_per_row: int, requests: Requests = None) -> Iterator[Ints]:
     step = max(1, _CHUNK_VALUES // values_per_row)
-    for start in range(0, trace.n_tokens, step):
-        yield np.arange(start, min(start + step, trace.n_tokens))
+    runs = [(0, trace.n_tokens)] if requests is None else [(r.first_row, r.end_row) for r in requests]
+    for first, end in runs:
+        for start in range(first, end, step):
+            yield np.arange(start, min(start + step, end))
 
 
-def _level_chunks(trace: Trace, level: str, values_per_row: int) -> Iterator[Ints]:
+def _level_chunks(trace: Trace, level: str, values_per_row: int, requests: Requests = None) -> Iterator[Ints]:
     """Runs of rows that a level can be sliced by: anywhere, or within one request's decode rows."""
     if level in trace.levels_prefill:
-        yield from _row_chunks(trace, values_per_row)
+        yield from _row_chunks(trace, values_per_row, requests)
         return
     step = max(1, _CHUNK_VALUES // values_per_row)
-    for request in trace.requests:
+    for request in trace.requests if requests is None else requests:
         for start in range(request.first_decode_row, request.end_row, step):
             yield np.arange(start, min(start + step, request.end_row))
 

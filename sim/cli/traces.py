@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from traces.reader import Trace
 
 ALL_FAULTS = 20
+SHOW_ROWS = 16_384  # statistics of `show` are of about so many rows, unless it is told to take all
+HASH_BYTES = 1 << 28  # a larger file's checksum takes longer than the rest of `show`
 
 
 @click.group("traces", invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -60,13 +62,17 @@ def _list() -> None:
 
 @command.command("show")
 @click.argument("trace")
+@click.option("--all", "every", is_flag=True, help="Statistics of all rows and the checksum, however large the file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def show(trace: str, as_json: bool) -> None:
-    """Header, sizes and statistics of TRACE, a bundled name or a file."""
+def show(trace: str, every: bool, as_json: bool) -> None:
+    """Header, sizes and statistics of TRACE, a bundled name or a file.
+
+    Of a long trace the statistics are those of a sample of its requests; how many tokens it holds is printed.
+    """
     from traces.catalogue import open_trace
 
     with open_trace(trace) as opened, _bar(f"reading {opened.name}") as progress:
-        facts = _facts(opened, progress)
+        facts = _facts(opened, progress, every)
     if as_json:
         click.echo(json.dumps(facts, ensure_ascii=False, allow_nan=False))
     else:
@@ -99,32 +105,35 @@ def check(trace: str, every: bool) -> None:
     raise BadInput(f"{path}, got {len(faults)}{more} faults: a trace has none; {remedy}")
 
 
-def _facts(trace: Trace, progress: Progress) -> dict[str, Any]:
+def _facts(trace: Trace, progress: Progress, every: bool) -> dict[str, Any]:
     """Everything `show` prints, as plain data; what cannot be computed is null."""
     from traces import stats
 
     header, gate = trace.header, trace.header.gate
     n_steps = 1 + len(stats.LAGS) + len(stats.recorded_distances(trace))
-    counts = stats.popularity(trace)
+    sample = None if every else stats.evenly(trace, SHOW_ROWS)
+    counts = stats.popularity(trace, requests=sample)
     progress(1, n_steps)
     decode = trace.requests.n_decode_rows > 0
     overlap = {}
     for lag in stats.LAGS:
-        share, n_pairs = stats.next_token_overlap(trace, lag, decode)
+        share, n_pairs = stats.next_token_overlap(trace, lag, decode, sample)
         overlap[str(lag)] = {"share": _number(share.mean()), "n": n_pairs}
         progress(1 + len(overlap), n_steps)
     accuracy = {}
     for distance in stats.recorded_distances(trace):
-        found = stats.prediction_accuracy(trace, distance)
+        found = stats.prediction_accuracy(trace, distance, sample)
         accuracy[str(distance)] = {
             "recorded": [_number(value) for value in found.recorded],
             "popular": [_number(value) for value in found.popular],
             "n": [int(value) for value in found.n],
         }
         progress(1 + len(overlap) + len(accuracy), n_steps)
+    n_bytes = trace.path.stat().st_size
+    whole = every or n_bytes <= HASH_BYTES
     return {
-        "schema": "moesim.trace/1", "path": str(trace.path), "sha256": trace.sha256,
-        "bytes": trace.path.stat().st_size, "model": header.model, "model_source": header.model_source,
+        "schema": "moesim.trace/1", "path": str(trace.path), "sha256": trace.sha256 if whole else None,
+        "bytes": n_bytes, "model": header.model, "model_source": header.model_source,
         "n_layers": trace.n_layers, "n_experts": trace.n_experts, "top_k": trace.top_k,
         "gate": {"score": gate.score, "renormalised": gate.renormalised, "selection": gate.selection,
                  "scaling": gate.scaling},
@@ -134,6 +143,7 @@ def _facts(trace: Trace, progress: Progress) -> dict[str, Any]:
         "extra": dict(header.extra), "levels": sorted(trace.levels), "levels_prefill": sorted(trace.levels_prefill),
         "score_scale": trace.score_scale, "n_tokens": trace.n_tokens, "n_decode_rows": trace.requests.n_decode_rows,
         "n_requests": trace.n_requests,
+        "statistics_of_tokens": trace.n_tokens if sample is None else sum(request.n_rows for request in sample),
         "splits": {split: len(trace.requests.in_split(split)) for split in ("store", "test")},
         "lengths": [{field: getattr(row, field) for field in row.__dataclass_fields__} for row in stats.lengths(trace)],
         "entropy_by_layer": [_number(value) for value in stats.normalised_entropy(counts)],
@@ -157,7 +167,8 @@ def _show(facts: dict[str, Any]) -> None:
 
     entropy = [value for value in facts["entropy_by_layer"] if value is not None]
     shape = f"{facts['n_layers']} layers x {facts['n_experts']} experts, k = {facts['top_k']}"
-    row("file", f"{facts['path']} ({show_bytes(facts['bytes'])}, sha256 {facts['sha256'][:16]})")
+    digest = f"sha256 {facts['sha256'][:16]}" if facts["sha256"] else "checksum with --all"
+    row("file", f"{facts['path']} ({show_bytes(facts['bytes'])}, {digest})")
     row("model", f"{facts['model']} ({facts['model_source']})")
     row("shape", f"{shape}; {gate['score']} gate{', renormalised' if gate['renormalised'] else ''}")
     splits = f"{facts['splits']['store']} store, {facts['splits']['test']} test"
@@ -176,6 +187,8 @@ def _show(facts: dict[str, Any]) -> None:
         row(f"lengths {task['task']}".strip(),
             f"{task['n_requests']} requests, prompt {task['prompt_mean']:.1f} (max {task['prompt_max']}), "
             f"outputs {task['outputs_mean']:.1f} (max {task['outputs_max']})")  # fmt: skip
+    if facts["statistics_of_tokens"] < facts["n_tokens"]:
+        row("statistics", f"of {facts['statistics_of_tokens']:,} tokens, whole requests; --all takes every one")
     row("popularity entropy", f"{min(entropy):.3f} to {max(entropy):.3f} of even, by layer")
     row("experts never used", len(facts["dead_experts"]))
     overlap = facts["next_token_overlap"]
@@ -203,11 +216,15 @@ def _levels(trace: Trace) -> str:
     return ", ".join(names + ([f"next_scores {'/'.join(distances)}"] if distances else []))
 
 
-def _print(table: Any) -> None:
-    """Through click, so that output can be captured, piped and closed early like all other output."""
+def _print(table: Any, width: int | None = None) -> None:
+    """Through click, so that output can be captured, piped and closed early like all other output.
+
+    width: as wide as this whatever the terminal, for tables that are useless when folded.
+    """
     from rich.console import Console
 
-    console = Console(markup=False, emoji=False, highlight=False)  # a file's text is shown, not interpreted
+    # A file's text is shown, not interpreted.
+    console = Console(markup=False, emoji=False, highlight=False, width=width)
     with console.capture() as capture:
         console.print(table)
     click.echo(capture.get(), nl=False)

@@ -178,19 +178,24 @@ def _check(trace: Any, seed: int) -> None:
 
 
 @click.command("stats", epilog="Example: moesim traces stats mixtral-8x7b-small. docs/traces.md says what each means.")
-@click.argument("sources", metavar="TRACE...", nargs=-1, required=True)
+@click.argument("sources", metavar="TRACE...", nargs=-1)
+@click.option("--requests", "n_requests", type=click.IntRange(min=1), metavar="N",
+              help="Judge the first N requests only, to compare with traces of a single prompt.")  # fmt: skip
+@click.option("--public", metavar="NAME,...", help="Add figures of published traces of large models; `all`, or names.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def stats_command(sources: tuple[str, ...], as_json: bool) -> None:
+def stats_command(sources: tuple[str, ...], n_requests: int | None, public: str | None, as_json: bool) -> None:
     """Skew, repetition, affinity, accuracy and cache curves of traces, side by side."""
     from sim.cli.traces import _bar, _print
     from traces.catalogue import open_trace
     from traces.summary import summarise, title
 
-    found: list[Summary] = []
+    found = _public(public)
+    if not sources and not found:
+        raise BadInput("no trace is named: give bundled names or files, or --public all")
     with nullcontext() if as_json else _bar("reading") as progress:
         for i, source in enumerate(sources):
             with open_trace(source) as trace:
-                found.append(summarise(trace))
+                found.insert(i, summarise(trace, list(trace.requests)[:n_requests]))
             if progress is not None:
                 progress(i + 1, len(sources))
     if as_json:
@@ -203,7 +208,22 @@ def stats_command(sources: tuple[str, ...], as_json: bool) -> None:
             ("tokens judged", *(f"{s.rows:,}" for s in found)),
             ("tokens through caches", *(f"{s.curve_rows:,} {s.curve_phase}" for s in found))]  # fmt: skip
     rows += [(title(name), *(show_frac(s.figures.get(name)) for s in found)) for name in names]
-    _print(_table(("mean over layers", *(s.name for s in found)), rows))
+    _print(_table(("mean over layers", *(s.name for s in found)), rows), width=40 + 28 * len(found))
+
+
+def _public(names: str | None) -> list[Summary]:
+    """Figures of published traces by name; `all` for every one, None for none."""
+    if names is None:
+        return []
+    from sim.errors import did_you_mean
+    from traces.public import public_traces
+
+    known = {trace.name: trace for trace in public_traces()}
+    wanted = list(known) if names == "all" else names.split(",")
+    for name in wanted:
+        if name not in known:
+            raise BadInput(f"--public, got {name!r}: no such figures; {did_you_mean(name, known)}")
+    return [known[name].summary() for name in wanted]
 
 
 def _points(difference: float) -> str:

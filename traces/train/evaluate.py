@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 
 from sim.data import write_json
+from traces.format import DISTANCES
 from traces.train import model as models
 from traces.train.batches import heldout_windows
 from traces.train.ngram import NGram
@@ -53,14 +54,15 @@ class _RoutingTally:
         layers, experts, _ = weights.shape
         self.weights, self.top_k = weights, top_k
         self.counts = torch.zeros(layers, experts, dtype=torch.float64)
-        self.reuse = torch.zeros(layers - 1, dtype=torch.float64)
+        self.reuse = {d: torch.zeros(layers - d, dtype=torch.float64) for d in DISTANCES if d < layers}
         self.rows = 0
 
     def add(self, ids: torch.Tensor, gate_input: torch.Tensor) -> None:
         chosen = torch.zeros(*ids.shape[:2], self.counts.shape[1], device=ids.device).scatter(-1, ids, 1.0)
-        guess = ahead_scores(self.weights, gate_input, 1)[:, :-1].topk(self.top_k, dim=-1).indices
+        for d, reuse in self.reuse.items():
+            guess = ahead_scores(self.weights, gate_input, d)[:, :-d].topk(self.top_k, dim=-1).indices
+            reuse += chosen[:, d:].gather(-1, guess).mean(dim=-1).sum(dim=0).double().cpu()
         self.counts += chosen.sum(dim=0).double().cpu()
-        self.reuse += chosen[:, 1:].gather(-1, guess).mean(dim=-1).sum(dim=0).double().cpu()
         self.rows += len(ids)
 
     def summary(self) -> dict[str, Any]:
@@ -68,7 +70,7 @@ class _RoutingTally:
         relative = load * load.shape[1]  # 1 = an equal share
         entropy = -(load * load.clamp_min(1e-12).log()).sum(dim=1) / np.log(load.shape[1])
         popular = load.topk(self.top_k, dim=1).values.sum(dim=1)  # share of choices the most popular experts hold
-        reuse = self.reuse / self.rows
+        reuse = self.reuse[1] / self.rows
         return {
             "rows": self.rows,
             "dead_experts": int((self.counts == 0).sum()),
@@ -77,6 +79,9 @@ class _RoutingTally:
             "most_load_by_layer": [round(float(v), 3) for v in relative.max(dim=1).values],
             "load_entropy_by_layer": [round(float(v), 4) for v in entropy],
             "gate_reuse_accuracy": round(float(reuse.mean()), 4),
+            "gate_reuse_accuracy_by_distance": {
+                str(d): round(float((hits / self.rows).mean()), 4) for d, hits in self.reuse.items()
+            },
             "gate_reuse_accuracy_by_target_layer": [round(float(v), 4) for v in reuse],
             "popularity_accuracy": round(float(popular[1:].mean()), 4),
             "popularity_accuracy_by_target_layer": [round(float(v), 4) for v in popular[1:]],

@@ -61,19 +61,29 @@ class Recording:
     split: list[str]
 
 
-def draw_requests(heldout: dict[str, Tokens], count: int, group: int, seed: int) -> list[Request]:
-    """Balanced requests: tasks in turn, a new prompt length for every `group` requests, prompts inside one document."""
+def draw_requests(
+    heldout: dict[str, Tokens],
+    count: int,
+    group: int,
+    seed: int,
+    prompt_tokens: tuple[int, int] = PROMPT_TOKENS,
+    output_tokens: tuple[int, int] = OUTPUT_TOKENS,
+) -> list[Request]:
+    """Balanced requests: tasks in turn, a new prompt length for every `group` requests, prompts inside one document.
+
+    Lengths are drawn evenly from the two ranges, ends included.
+    """
     rng = np.random.default_rng(seed)
-    documents = {task: [d for d in split_documents(ids) if len(d) >= PROMPT_TOKENS[1]] for task, ids in heldout.items()}
+    documents = {task: [d for d in split_documents(ids) if len(d) >= prompt_tokens[1]] for task, ids in heldout.items()}
     tasks = sorted(documents)
     requests = []
     for start in range(0, count, group):
-        length = int(rng.integers(PROMPT_TOKENS[0], PROMPT_TOKENS[1], endpoint=True))
+        length = int(rng.integers(*prompt_tokens, endpoint=True))
         for i in range(start, min(start + group, count)):
             task = tasks[i % len(tasks)]
             document = documents[task][int(rng.integers(len(documents[task])))]
             at = int(rng.integers(len(document) - length, endpoint=True))
-            outputs = int(rng.integers(OUTPUT_TOKENS[0], OUTPUT_TOKENS[1], endpoint=True))
+            outputs = int(rng.integers(*output_tokens, endpoint=True))
             requests.append(Request(task, document[at : at + length], outputs))
     return requests
 
@@ -230,9 +240,12 @@ def load_recording(folder: Path) -> tuple[Recording, dict[str, Any]]:
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--requests", "count", default=120, show_default=True)
 @click.option("--group", default=8, show_default=True, help="requests that share a prompt length")
+@click.option("--prompt-tokens", type=(int, int), default=PROMPT_TOKENS, show_default=True, help="shortest, longest")
+@click.option("--output-tokens", type=(int, int), default=OUTPUT_TOKENS, show_default=True, help="shortest, longest")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--temperature", default=0.8, show_default=True)
 @click.option("--precision", type=click.Choice(["f16", "u8"]), default="f16", show_default=True)
+@click.option("--experts", default="", help="loop or batched (default: batched on a GPU, the class's loop on a CPU)")
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
 def main(
     checkpoint: Path,
@@ -240,16 +253,19 @@ def main(
     out: Path,
     count: int,
     group: int,
+    prompt_tokens: tuple[int, int],
+    output_tokens: tuple[int, int],
     seed: int,
     temperature: float,
     precision: str,
+    experts: str,
     device: str,
 ) -> None:
     """Generate requests from held-out prompts and write their routing."""
     model = models.load(checkpoint).to(device)
-    if device.startswith("cuda"):  # one gather and product per layer; the class's own loop waits for the GPU per expert
-        model.set_experts_implementation("batched_mm")
-    requests = draw_requests(load_split(data, "heldout"), count, group, seed)
+    if experts == "batched" or (device.startswith("cuda") and not experts):
+        model.set_experts_implementation("batched_mm")  # one gather and product per layer, not a loop over experts
+    requests = draw_requests(load_split(data, "heldout"), count, group, seed, prompt_tokens, output_tokens)
     recording = record_requests(model, requests, temperature, seed)
     config = model.config
     meta = {

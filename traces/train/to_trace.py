@@ -3,7 +3,9 @@
     python -m traces.train.to_trace --checkpoint RUN --recording RUN --out traces/data/mixtral-8x7b-small.safetensors
 
 Scores are stored as `u8_square` codes (FORMAT.md bounds the error), predictions for decode rows only, and embeddings
-as the model's table indexed by token ids, so that about 64 requests of Mixtral's routing shape take 15 MB.
+as the model's table indexed by token ids, so that about 64 requests of Mixtral's routing shape take 15 MB. With
+`--compact`, for shapes of many experts, scores are `u6_square` codes, and of the predictions two and three layers ahead
+and through the shared expert only the 2 K highest are kept.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 import click
 
 from sim.errors import BadInput
-from traces.format import U8_SQUARE
+from traces.format import U6_SQUARE, U8_SQUARE
 from traces.header import Gate, Header
 from traces.record.families import FAMILIES
 from traces.requests import Request
@@ -52,9 +54,10 @@ def header_of(
         tasks=tuple(sorted(set(recording.task))),
         notes=(
             f"Prompts are cut from held-out documents; outputs are sampled at temperature {meta['temperature']}. "
-            "Lengths follow FineMoE's offline workload (means of about 37 prompt and 127 output tokens)."
+            f"Mean lengths: {recording.prompt_len.mean():.0f} prompt and "
+            f"{(recording.n_rows - recording.prompt_len + 1).mean():.0f} output tokens."
         ),
-        extra={key: _text(value) for key, value in facts.items()},
+        extra={key: _text(value) for key, value in facts.items() if value != {}},
     )
 
 
@@ -70,6 +73,7 @@ def facts_of(evaluation: dict[str, Any]) -> dict[str, Any]:
         "heldout_tokens": sum(predicted.values()),
         "dead_experts": routing["dead_experts"],
         "gate_reuse_accuracy": routing["gate_reuse_accuracy"],
+        "gate_reuse_accuracy_by_distance": routing.get("gate_reuse_accuracy_by_distance", {}),
         "popularity_accuracy": routing["popularity_accuracy"],
     }
 
@@ -86,7 +90,18 @@ def requests_of(recording: Recording, limit: int | None) -> list[Request]:
     return found
 
 
-def convert(checkpoint: Path, recording_folder: Path, out: Path, limit: int | None = None) -> Path:
+def layout_of(top_k: int, compact: bool) -> Layout:
+    """How the tensors of a bundled trace are stored."""
+    scored = ("scores", *PREDICTIONS)
+    if not compact:
+        return Layout(codes=dict.fromkeys(scored, U8_SQUARE.name), decode_only=frozenset(PREDICTIONS))
+    far = ("next_scores_2", "next_scores_3", "shared_scores")
+    return Layout(dict.fromkeys(scored, U6_SQUARE.name), frozenset(PREDICTIONS), dict.fromkeys(far, 2 * top_k))
+
+
+def convert(
+    checkpoint: Path, recording_folder: Path, out: Path, limit: int | None = None, compact: bool = False
+) -> Path:
     """Write the trace. Raises BadInput when a file of the checkpoint is missing or the writer finds a fault."""
     recording, meta = load_recording(recording_folder)
     log = _read(checkpoint / "training_log.json")
@@ -97,7 +112,7 @@ def convert(checkpoint: Path, recording_folder: Path, out: Path, limit: int | No
         scores[f"next_scores_{d}"] = ahead if d == 1 else ahead[:, :-d]
     requests = requests_of(recording, limit)
     end = requests[-1].end_row
-    layout = Layout(codes=dict.fromkeys(("scores", *PREDICTIONS), U8_SQUARE.name), decode_only=frozenset(PREDICTIONS))
+    layout = layout_of(meta["top_k"], compact)
     return write_trace(
         out, header_of(recording, meta, log, facts, out.name.removesuffix(".safetensors")), requests, layout,
         recording.embedding, experts=recording.ids[:end], weights=recording.weights[:end],
@@ -118,9 +133,10 @@ def _read(path: Path) -> dict[str, Any]:
 @click.option("--recording", type=click.Path(path_type=Path, exists=True), required=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--requests", "limit", type=int, default=None, help="keep the first so many requests")
-def main(checkpoint: Path, recording: Path, out: Path, limit: int | None) -> None:
+@click.option("--compact/--no-compact", default=False, help="six-bit scores, and only the highest of far predictions")
+def main(checkpoint: Path, recording: Path, out: Path, limit: int | None, compact: bool) -> None:
     """Write a recording as a routing trace."""
-    path = convert(checkpoint, recording, out, limit)
+    path = convert(checkpoint, recording, out, limit, compact)
     click.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 
