@@ -188,8 +188,8 @@ KNOBS = {
 
 @pytest.mark.parametrize("knob", KNOBS)
 def test_every_parameter_changes_decisions_or_times(tmp_path, knob):
-    base = {"variant": "code_head"} if knob == "phantom_slots" else {}
-    prompt = 1 if base else 3
+    base = {"phantom_slots": {"variant": "code_head"}, "lookup_s": {"variant": "code2024"}}.get(knob, {})
+    prompt = 1 if knob == "phantom_slots" else 3
     with Trace(tiny_trace(tmp_path / "t", 4, 6, 2, n_requests=8, prompt=prompt, outputs=20, levels=())) as trace:
         runs = [execute_easy(setup(MoeInfinity(**base, **other), trace, 11, copy_s=0.5))
                 for other in ({}, {knob: KNOBS[knob]})]  # fmt: skip
