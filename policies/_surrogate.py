@@ -35,10 +35,14 @@ class Surrogate:
         self._below = list(accumulate(outcomes(text, top_k)))
 
     def name(self, row: int, layer: int, chosen: Sequence[int]) -> list[int]:
-        """Experts predicted for a layer of a trace row whose gate will choose `chosen`, right ones first."""
+        """The k experts predicted for a layer of a trace row whose gate will choose `chosen`, right ones first.
+
+        Where there are not enough others to be as wrong as told, more are right.
+        """
         chance = random.Random((self._seed << 80) + row * MAX_LAYERS + layer)  # noqa: S311 - reproducible, not secret
         at = chance.random() * self._below[-1]
         n_right = next(m for m, below in enumerate(self._below) if at < below)
+        n_right = max(n_right, 2 * self._k - self._n_experts)
         right = _take(list(chosen), n_right, chance)
         wrong = [expert for expert in range(self._n_experts) if expert not in chosen]
         return right + _take(wrong, self._k - n_right, chance)

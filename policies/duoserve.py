@@ -141,7 +141,7 @@ class DuoServe(Policy):
     def _drawn(self, rows: list[int], chosen: Ids) -> Ids:
         named = [[self._surrogate.name(row, layer, ids) for layer, ids in enumerate(token) if layer]
                  for row, token in zip(rows, chosen.tolist(), strict=True)]  # fmt: skip
-        return np.array(named, dtype=np.int64).reshape(len(rows), chosen.shape[1] - 1, -1)
+        return np.array(named, dtype=np.int64).reshape(len(rows), chosen.shape[1] - 1, self._k)
 
     def _count(self) -> None:
         named, chosen = self._named[..., :, None], self._chosen[:, 1:, None, :]

@@ -91,6 +91,7 @@ class ProMoe(Policy):
         self._surrogate = (
             Surrogate(self.predictor, view.top_k, view.n_experts, self.seed) if self.labels else None
         )
+        self._gating = -1  # the layer whose gate is about to speak
         self._aimed: dict[int, set[int]] = {}
         self._n = self._right = 0
 
@@ -103,11 +104,13 @@ class ProMoe(Policy):
 
     # -- a gate has spoken ------------------------------------------------------------------------------------------
 
-    def layer_enter(self, layer: int, view: View) -> Steps:
+    def gate_input(self, layer: int, view: View) -> Steps:
+        """Until the gate has spoken, nobody in its layer loses its place to a prediction any more."""
         yield from self._sweep()
+        self._gating = layer
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
-        yield from self._sweep()
+        self._gating = -1
         aimed = self._aimed.pop(gate.layer, set())
         self._count(gate, aimed)
         if self.preempt:  # the layer's low tasks; those of experts it needs become high ones
@@ -214,10 +217,10 @@ class ProMoe(Policy):
         """When a new expert's first chunk starts, the victim loses its place, and so all of its chunks."""
         group = (piece.gpu, piece.layer)
         for chunk in self._stale:
-            if (chunk.gpu, chunk.layer) == group and chunk is not piece:
+            if (chunk.gpu, chunk.layer) == group:
                 return chunk
         leaving = self._leaves(group, piece.expert, view)
-        if leaving is None:
+        if leaving is None or piece.layer == self._gating:
             return None
         chunks = [chunk for chunk in self._chunks(piece.layer, leaving, view) if view.holds(chunk)]
         del self._lru[group][leaving]

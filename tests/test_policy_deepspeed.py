@@ -1,0 +1,123 @@
+"""DeepSpeed ZeRO-Inference: fetches and prefetches by hand. An expert is two tensors of 40 elements, 5 s of copy each.
+
+Expert 2 s, attention 1 s, head 1 s.
+"""
+
+from __future__ import annotations
+
+import pytest
+from easy_numbers import EXPERT_BYTES, execute_easy, run, setup
+from tiny_traces import tiny_trace
+
+from policies.deepspeed import DeepSpeed
+from sim.errors import DoesNotFit
+from traces.reader import Trace
+
+BASE = {"stage3_param_persistence_threshold": 0, "tensors_per_expert": 2, "stage3_prefetch_bucket_size": 40}
+KNOBS = {"granularity": "expert", "stage3_max_live_parameters": 0, "stage3_prefetch_bucket_size": 0,
+         "stage3_param_persistence_threshold": 41, "max_ongoing_fetches": 1, "tensors_per_expert": 1}  # fmt: skip
+STEPS = [[[0], [1]], [[1], [0]], [[0], [0]], [[1], [1]], [[0], [1]]]
+
+
+def policy(**settings):
+    return DeepSpeed(**BASE | settings)
+
+
+def ends(seen):
+    return [end for what, _, end in seen.lane("gpu") if what == "head"]
+
+
+def test_published_defaults():
+    assert DeepSpeed().settings == {
+        "granularity": "layer", "stage3_max_live_parameters": 10**9, "stage3_prefetch_bucket_size": 5 * 10**7,
+        "stage3_param_persistence_threshold": 10**5, "max_ongoing_fetches": 2, "tensors_per_expert": 3,
+    }  # fmt: skip
+
+
+def test_five_steps_by_layer(tmp_path):
+    seen = run(policy(), tmp_path, STEPS, room=4, n_experts=2)
+    # The first pass records: 1 + 20 + 2, twice, and the head. All experts of a layer come, one of them computes.
+    assert seen.log[:10] == [
+        ("fetch", 0, 0), ("fetch", 0, 1), ("gpu", 0, 0), ("evict", 0, 0), ("evict", 0, 1),
+        ("fetch", 1, 0), ("fetch", 1, 1), ("gpu", 1, 1), ("evict", 1, 0), ("evict", 1, 1),
+    ]  # fmt: skip
+    assert seen.lane("gpu")[:5] == [("attention 0", 0, 1), ("expert 0.0", 21, 23), ("attention 1", 23, 24),
+                                    ("expert 1.1", 44, 46), ("head", 46, 47)]  # fmt: skip
+    # Then attention, gate and experts each prefetch a tensor (a bucket of 40 elements) of what the record says is next.
+    second = [entry for entry in seen.log[10:] if entry[0] != "evict"][:10]
+    assert second == [
+        ("prefetch", 0, 0), ("prefetch", 0, 0),  # attention, gate
+        ("fetch", 0, 1), ("prefetch", 1, 0), ("gpu", 0, 1),  # the missing expert at once; the next layer begins
+        ("prefetch", 1, 0), ("prefetch", 1, 1), ("fetch", 1, 1), ("gpu", 1, 0),
+        ("prefetch", 0, 0),
+    ]  # fmt: skip
+    copies = [span for span in seen.lane("h2d") if span[1] >= 47][:7]
+    assert copies == [
+        ("prefetch 0.0", 47, 52), ("prefetch 0.0", 52, 57), ("demand 0.1", 57, 67), ("prefetch 1.0", 67, 72),
+        ("prefetch 1.0", 72, 77), ("prefetch 1.1", 77, 82), ("demand 1.1", 82, 87),
+    ]  # fmt: skip
+    # 40 s of copies, the last expert (in two tensors, each a kernel of 2 s here) and the head.
+    assert ends(seen) == [47, 92, 137, 182, 227]
+    assert seen.outcome.engine.cache.peak_bytes[0] == 2.5 * EXPERT_BYTES
+
+
+def test_five_steps_by_expert(tmp_path):
+    """Tensor after tensor, then the expert (two kernels); nothing is prefetched: 2 x (1 + 10 + 4) + 1 per token."""
+    seen = run(policy(granularity="expert"), tmp_path, STEPS, room=1, n_experts=2)
+    assert seen.log == [
+        entry
+        for token in STEPS
+        for layer, (expert,) in enumerate(token)
+        for entry in [("fetch", layer, expert)] * 2 + [("gpu", layer, expert)] + [("evict", layer, expert)] * 2
+    ]
+    assert ends(seen) == [31, 62, 93, 124, 155]
+    assert seen.outcome.engine.cache.peak_bytes == [EXPERT_BYTES]
+
+
+def test_the_live_limit_and_the_bucket(tmp_path):
+    """An expert is 80 elements, a layer 160: while it is live, a limit of 161 lets one tensor in, 160 none."""
+
+    def peak(live, bucket):
+        made = policy(stage3_max_live_parameters=live, stage3_prefetch_bucket_size=bucket)
+        seen = run(made, tmp_path, STEPS, room=4, n_experts=2)
+        return seen.outcome.engine.cache.peak_bytes[0] / EXPERT_BYTES, seen.prefetched().get("issued", 0)
+
+    assert peak(160, 1000)[0] == 2
+    assert peak(161, 1000)[0] == 2.5  # the tensor that reaches the limit is still fetched
+    assert peak(241, 1000)[0] == 3.5
+    assert peak(1000, 41)[0] == 3
+    assert peak(1000, 1000)[0] == 4
+    assert peak(1000, 0) == (2, 0)
+    assert peak(0, 1000) == (2, 0)
+
+
+def test_small_tensors_stay(tmp_path):
+    seen = run(policy(stage3_param_persistence_threshold=41), tmp_path, STEPS, room=4, n_experts=2)
+    assert seen.result["h2d_bytes"] == 0
+    with pytest.raises(DoesNotFit, match="at least 4 whole"):
+        run(policy(stage3_param_persistence_threshold=41), tmp_path, STEPS, room=3, n_experts=2)
+
+
+def test_every_parameter_is_known_to_this_table():
+    assert set(KNOBS) == {param.name for param in DeepSpeed.params}
+
+
+@pytest.mark.parametrize("knob", KNOBS)
+def test_no_knob_is_dead(knob, tmp_path):
+    def facts(**settings):
+        seen = run(policy(**settings), tmp_path, STEPS, room=4, n_experts=2, sync_s=0.25)
+        return seen.log, seen.end_s
+
+    assert facts() != facts(**{knob: KNOBS[knob]})
+
+
+@pytest.mark.parametrize("granularity", ["layer", "expert"])
+@pytest.mark.parametrize("tensors", [1, 2, 3])
+@pytest.mark.parametrize(("gpus", "batch"), [(1, 1), (2, 3), (3, 1)])
+def test_room_for_a_layer_or_an_expert_suffices(granularity, tensors, gpus, batch, tmp_path):
+    with Trace(tiny_trace(tmp_path / "t", 3, 8, 2, n_requests=6, levels=())) as trace:
+        for bucket in (0, 50, 10**6):
+            made = policy(granularity=granularity, tensors_per_expert=tensors, stage3_prefetch_bucket_size=bucket)
+            need = -(-8 // gpus) if granularity == "layer" else 1
+            for room in (need, need + 1, 24):
+                execute_easy(setup(type(made)(**made.settings), trace, room, gpus=gpus, batch=batch))
