@@ -81,6 +81,9 @@ def route(
     for token, top in zip(tokens, tops, strict=True):
         certain = union if couple else set(top)
         low = [e for e in token.chosen if e not in top]
+        if rule != "alg1" and all(e in certain or on_gpu(e) for e in low):
+            routed.append(list(token.chosen))  # nobody has to go
+            continue
         chosen = set(token.chosen)
         near = [e for e in range(len(token.scores)) if e not in chosen
                 and thresholds.is_alternative(token.scores[e], token.beta)]  # fmt: skip

@@ -142,9 +142,8 @@ class Importance(Policy):
         self._tops = set()
         if gate.phase == PREFILL:  # section 4.1: a prompt is served as routed
             return None
-        scores, ids = gate.scores, gate.ids
-        rows = zip(scores.astype(np.int64).tolist(), ids.tolist(), strict=True)
-        tokens = [Token.of(row, chosen) for row, chosen in rows]
+        scores, ids = gate.scores, gate.ids.tolist()
+        tokens = [Token.of(row, chosen) for row, chosen in zip(scores.astype(np.int64).tolist(), ids, strict=True)]
         for token in tokens:
             self._tops.update(self._thresholds.top(token))
         self._count_right(gate)
@@ -155,8 +154,10 @@ class Importance(Policy):
             return view.arrived(view.piece(gate.layer, expert))
 
         rule = str(self.low_score_rule)
-        routed = np.array(route(tokens, self._thresholds, rule, on_gpu, self.couple, self._by_batch))
-        return Assignment(routed, np.take_along_axis(scores, routed, 1) / gate.score_scale)
+        routed = route(tokens, self._thresholds, rule, on_gpu, self.couple, self._by_batch)
+        if routed == ids:
+            return None
+        return Assignment(np.array(routed), np.take_along_axis(scores, np.array(routed), 1) / gate.score_scale)
 
     # -- serving a layer (section 4.2, Figure 9) --------------------------------------------------------------------
 
