@@ -164,7 +164,11 @@ class DuoServe(Policy):
         """The first expert is copied while the layers that are no experts compute."""
         if view.phase != PREFILL:
             return
-        for gpu in range(view.n_gpus):
+        for gpu, slots in enumerate(self._slots):
+            for at, left in enumerate(slots):
+                if left is not None and left.layer == layer:  # of an earlier pass: a prompt's experts are all copied
+                    yield Evict(left)
+                    slots[at] = None
             for piece in self._sequence(layer, gpu, {}, view)[:1]:
                 yield from self._load(Prefetch(piece), set())
 
