@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -391,3 +392,16 @@ def test_training(tmp_path, capsys):
         found = read(out, 2, 4, 2, opened.header.tasks)
         assert isinstance(found, Transformer)
         execute_easy(setup(Emoe(predictor=str(out)), opened, room=6))
+
+
+def test_the_page_quotes_the_bundled_predictor():
+    """Accuracy and sensitivity in docs/emoe.md are those in the bundled file."""
+    page = (Path(__file__).resolve().parent.parent / "docs" / "emoe.md").read_text(encoding="utf-8")
+    tensors, facts = load(find("mixtral-8x7b-small"))
+    test, similarity = facts["test"], tensors["similarity"] / 10_000
+    quoted = " | ".join(f"{test[name]:.1%}".replace("%", " %") for name in ("A", "L", "frequency", "previous"))
+    assert f"| {quoted} |" in page
+    for n, text in ((0, "in the first layer alone it is"), (1, "in the first two")):
+        assert f"{text} {similarity[:, n].min():.2f} to {similarity[:, n].max():.2f}" in page
+    assert similarity.max() < 0.85  # so that s = 1 throughout, as the page says
+    assert (similarity[:, -1] < similarity[:, 0] / 2).all()
