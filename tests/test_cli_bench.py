@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cli_help import moesim
 
-from sim.cli import bench
+from sim.cli import bench, bench_profile
 from traces.check import check_trace
 from traces.reader import Trace
 
@@ -67,3 +67,21 @@ def test_main_job_is_measured_in_its_own_process(monkeypatch: pytest.MonkeyPatch
     facts = bench.main_job()
     assert (facts["exit"], facts["ok"], facts["wall_s"]) == (2, False, None)
     assert "--policy" in facts["error"]
+
+
+def test_files_belong_to_parts() -> None:
+    root = bench_profile.ROOT
+    assert bench_profile.part_of(str(root / "policies" / "lru.py")) == "the policy"
+    assert bench_profile.part_of(str(root / "sim" / "lanes.py")) == "the machine: lanes and prices"
+    assert bench_profile.part_of(str(root / "sim" / "transfers.py")) == "the engine: decisions, cache, counts"
+    assert bench_profile.part_of(bench_profile.signal.__file__) is None
+
+
+@pytest.mark.skipif(not hasattr(bench_profile.signal, "setitimer"), reason="no interval timers on this system")
+@pytest.mark.usefixtures("short")
+def test_profile_shares_add_up(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_profile, "CASES", [bench.CASES[0]._replace(n_test=400)])
+    (found,) = moesim(capsys, "bench", "--profile", "--json").json
+    assert found["samples"] > 0
+    assert sum(found["shares"].values()) == pytest.approx(1.0)
+    assert {"the policy", "the flat loop"} & set(found["shares"])

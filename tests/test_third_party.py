@@ -68,7 +68,7 @@ def test_it_runs_and_keeps_every_rule(installed: Path) -> None:
     run = ("run", "--policy", "second_example", "--set", "rank=3", "--requests", "1", "--hw", "rtx3090")
     assert "second_example" in moesim(installed, *run)
     told = moesim(installed, "conformance", "second_example")
-    assert " pass" in told and " fail" not in told, told
+    assert "second_example keeps every rule that applies" in told
 
 
 def test_without_it_nobody_knows_it() -> None:

@@ -45,12 +45,19 @@ CASES = (
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Take the best of N.")
 @click.option("--check", is_flag=True, help="Exit 1 when a ratio, or the main job's memory, misses its bound.")
+@click.option("--profile", "profiled", is_flag=True, help="Say instead where each replay spends its time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def command(repeat: int, check: bool, as_json: bool) -> None:
+def command(repeat: int, check: bool, profiled: bool, as_json: bool) -> None:
     """Time the replay of decode tokens against bare SimPy timeouts on this machine, one core.
 
     A ratio of 1 would mean that simulating one layer of one token costs as much as one bare env.timeout.
     """
+    if profiled:
+        from sim.cli import bench_profile
+
+        found = bench_profile.profiles()
+        click.echo(json.dumps(found) if as_json else bench_profile.text(found), nl=as_json)
+        return
     result = measure(repeat)
     click.echo(json.dumps(result) if as_json else _text(result), nl=as_json)
     if check and not result["ok"]:
