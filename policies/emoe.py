@@ -42,7 +42,7 @@ class Emoe(Policy):
     """Predicts which experts prompts of each task will use, loads the best L of each layer, and reroutes the rest."""
 
     name = "emoe"
-    title = "eMoE: predicted experts, loaded every p prompts"
+    title = "eMoE: experts predicted by task"
     source = "arXiv 2503.06823"
     traits = frozenset({"lossy"})
     needs = frozenset({"experts", "scores", "tasks"})

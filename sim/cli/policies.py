@@ -81,7 +81,8 @@ def _page(kind: type[Policy]) -> str:
     lines = [f"{kind.name}: {kind.title}", f"source: {kind.source}"]
     if kind.aliases:
         lines.append(f"aliases: {', '.join(kind.aliases)}")
-    lines += ["traits: " + ("; ".join(f"{trait} ({TRAITS[trait]})" for trait in sorted(kind.traits)) or "none")]
+    traits = "; ".join(f"{trait} ({TRAITS[trait]})" for trait in sorted(kind.traits)) or "none"
+    lines += textwrap.wrap(f"traits: {traits}", WIDTH + 20)
     lines += [f"needs of the trace: {', '.join(sorted(kind.needs))}", ""]
     for paragraph in _description(kind).split("\n\n"):
         lines += [*textwrap.wrap(paragraph, WIDTH), ""]
