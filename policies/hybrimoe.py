@@ -8,9 +8,9 @@ no guesses (`prefetch_size` takes experts of the next layer by their score inste
 of each layer.
 
 Departures: an expert that its layer still needs is never evicted (the code has no such protection); with a full layer,
-a prefetch's gain is that of having the expert in place of the one it evicts; experts are copied whole, where the code
-copies their three matrices one after the other. The code's loading of a later layer into the prefill buffer is left
-out: it aims at the wrong layer and so gains nothing.
+a prefetch's gain is that of having the expert in place of the one it evicts. The code's loading of a later layer into
+the prefill buffer is left out: it aims at the wrong layer and so gains nothing. An expert's matrices are copied one by
+one, and computed as they come (the code's events per matrix); results count each as a copy of its own.
 
 Several GPUs (not published): each keeps its share of every layer's cache, and the schedule takes them for one.
 """
@@ -55,6 +55,8 @@ class HybriMoe(Policy):
               "nothing", low=0, high=PUBLISHED_LOOKAHEAD),
         Param("prefetch_size", 0, "variant code: experts of the next layer to have on the GPU, by score (code: 0)",
               low=0, high=4096),
+        Param("matrices", 3, "copies an expert comes in, so that what is urgent, a CPU result above all, waits for one "
+              "of them at most (code: gate, up and down)", low=1, high=16),
         Param("initial_seed", 0, "variant paper: seed of the experts drawn to begin with", low=0, high=2**63 - 1),
         Param("gpu_time", 0.5, "variant code: an expert on the GPU (`model_gpu_time`)", low=0.0, high=1e6),
         Param("cpu_time_per_token", 1.0, "variant code: an expert on the CPU, per token (`model_cpu_time`; the code's "
@@ -69,6 +71,7 @@ class HybriMoe(Policy):
     evict: str
     lookahead: int
     prefetch_size: int
+    matrices: int
     initial_seed: int
     gpu_time: float
     cpu_time_per_token: float
@@ -93,7 +96,8 @@ class HybriMoe(Policy):
     def bind(self, view: View) -> None:
         top_p = 2 * view.top_k if self.top_p is None else self.top_p
         self._mrs = MrsScores(view.n_layers, view.n_experts, self.alpha, top_p, lru=self.evict == "lru")
-        self._held: dict[tuple[int, int], list[Piece]] = {}  # (layer, GPU) -> what its cache holds
+        self._held: dict[tuple[int, int], dict[Piece, None]] = {}  # (layer, GPU) -> experts its cache holds
+        self._parts: dict[Piece, tuple[Piece, ...]] = {}
         self._sizes = [self._size(gpu, view) for gpu in range(view.n_gpus)]
         self._wanted: list[Piece] = []  # to be prefetched, best first
         self._asked: list[Piece] = []  # copies that may still be under way
@@ -130,8 +134,34 @@ class HybriMoe(Policy):
                 experts = [expert for _, expert in sorted((draw(), expert) for expert in experts)]
             for gpu in range(view.n_gpus):
                 mine = [piece for piece in (view.piece(layer, expert) for expert in experts) if piece.gpu == gpu]
-                self._held[layer, gpu] = mine[: self._sizes[gpu]]
-                yield from self._held[layer, gpu]
+                self._held[layer, gpu] = dict.fromkeys(mine[: self._sizes[gpu]])
+                for piece in self._held[layer, gpu]:
+                    yield from self._copies(piece, view)
+
+    def _copies(self, piece: Piece, view: View) -> tuple[Piece, ...]:
+        """The expert's matrices, as pieces."""
+        if piece not in self._parts:
+            n = self.matrices
+            parts = (view.part(piece.layer, piece.expert, i / n, (i + 1) / n) for i in range(n))
+            self._parts[piece] = tuple(parts)
+        return self._parts[piece]
+
+    def _there(self, layer: int, expert: int, view: View) -> bool:
+        """True when the cache has, or is getting, the expert."""
+        piece = view.piece(layer, expert)
+        return piece in self._held[layer, piece.gpu]
+
+    def _fetch(self, piece: Piece, view: View) -> Steps:
+        for part in self._copies(piece, view):
+            yield Fetch(part)
+
+    def _prefetch(self, piece: Piece, view: View) -> Steps:
+        for part in self._copies(piece, view):
+            yield Prefetch(part)
+
+    def _evict(self, piece: Piece, view: View) -> Steps:
+        for part in self._copies(piece, view):
+            yield Evict(part)
 
     def _loser(self, piece: Piece, view: View) -> Piece | None:
         """Who leaves for `piece`: the least score of its layer, ties to the lowest id; None when nobody can."""
@@ -149,9 +179,9 @@ class HybriMoe(Policy):
         if self._full(piece):
             loser = self._loser(piece, view)
             assert loser is not None
-            self._held[piece.layer, piece.gpu].remove(loser)
-            yield Evict(loser)
-        self._held[piece.layer, piece.gpu].append(piece)
+            del self._held[piece.layer, piece.gpu][loser]
+            yield from self._evict(loser, view)
+        self._held[piece.layer, piece.gpu][piece] = None
         self._asked.append(piece)
 
     # -- a layer ----------------------------------------------------------------------------------------------------
@@ -169,20 +199,20 @@ class HybriMoe(Policy):
 
     def _through_gpu(self, gate: Gate, view: View) -> Steps:
         """A prompt: every expert on the GPU, what is missing through the buffer, without entering the cache."""
-        missing = [view.piece(gate.layer, e) for e in gate.needs if not view.resident(gate.layer, e)]
+        missing = [view.piece(gate.layer, e) for e in gate.needs if not self._there(gate.layer, e, view)]
         for piece in missing:
-            yield Fetch(piece)
+            yield from self._fetch(piece, view)
         for expert in gate.needs:
             if view.piece(gate.layer, expert) not in missing:
                 yield RunGpu(expert)
         for piece in missing:
             yield RunGpu(piece.expert)
-            yield Evict(piece)
+            yield from self._evict(piece, view)
 
     def _share(self, gate: Gate, view: View) -> Steps:
         """A generated token: CPU and GPU as `share_out` says; what the CPU computes does not enter the cache."""
         layer = gate.layer
-        there = [expert for expert in gate.needs if view.resident(layer, expert)]
+        there = [expert for expert in gate.needs if self._there(layer, expert, view)]
         missing = [expert for expert in gate.needs if expert not in there]
         shares = share_out(there, missing, gate.needs, self._prices)
         for expert in shares.cpu:
@@ -192,13 +222,13 @@ class HybriMoe(Policy):
             if self._full(piece) and self._loser(piece, view) is None:
                 break  # all of its layer is still to run: it waits for one of them
             yield from self._admit(piece, view)
-            yield Fetch(piece)
+            yield from self._fetch(piece, view)
             moved.remove(piece)
         for expert in shares.gpu:
             piece = view.piece(layer, expert)
             if piece in moved:
                 yield from self._admit(piece, view)
-            yield Fetch(piece)  # one that a prefetch has still to bring goes ahead of all others
+            yield from self._fetch(piece, view)  # what a prefetch has still to bring goes ahead of all others
             yield RunGpu(expert)
 
     # -- prefetching ------------------------------------------------------------------------------------------------
@@ -212,9 +242,9 @@ class HybriMoe(Policy):
             scores = self._mrs.of(gate.layer + 1)
             for expert in sorted(range(view.n_experts), key=lambda e: (-scores[e], e))[: self.prefetch_size]:
                 piece = view.piece(gate.layer + 1, expert)
-                if not view.holds(piece):
+                if not self._there(piece.layer, expert, view):
                     yield from self._admit(piece, view)
-                    yield Prefetch(piece)
+                    yield from self._prefetch(piece, view)
 
     def _gains(self, gate: Gate, distance: int, view: View) -> list[tuple[float, int, int, Piece]]:
         """(minus what the schedule of a later layer would save, distance, expert, piece) of what is missing there."""
@@ -225,7 +255,7 @@ class HybriMoe(Policy):
         for row in np.argsort(-gate.next_scores(distance), axis=1, kind="stable")[:, : view.top_k].tolist():
             for expert in row:
                 tokens[expert] = tokens.get(expert, 0) + 1
-        there = {expert: n for expert, n in tokens.items() if view.resident(layer, expert)}
+        there = {expert: n for expert, n in tokens.items() if self._there(layer, expert, view)}
         missing = {expert: n for expert, n in tokens.items() if expert not in there}
         gains = []
         for expert, n in missing.items():
@@ -242,12 +272,15 @@ class HybriMoe(Policy):
 
     def _pump(self, view: View) -> Steps:
         """While the link is idle, the next best prefetch."""
-        self._asked = [piece for piece in self._asked if view.holds(piece) and not view.arrived(piece)]
+        self._asked = [piece for piece in self._asked if self._under_way(piece, view)]
         while self._wanted and not self._asked:
             piece = self._wanted.pop(0)
-            if piece.layer > view.layer and not view.holds(piece):
+            if piece.layer > view.layer and not self._there(piece.layer, piece.expert, view):
                 yield from self._admit(piece, view)
-                yield Prefetch(piece)
+                yield from self._prefetch(piece, view)
+
+    def _under_way(self, piece: Piece, view: View) -> bool:
+        return any(view.holds(part) and not view.arrived(part) for part in self._copies(piece, view))
 
     def copy_done(self, piece: Piece, view: View) -> Steps:
         yield from self._pump(view)

@@ -100,11 +100,16 @@ def scored(path, rows, n_experts, prompt=1, guesses=None, scores=None):
     return written(path, [(prompt, n - prompt + 1, "test")], rows, n_experts, **levels)
 
 
+def whole(**settings):
+    """Experts copied whole, so that decisions are as many as experts."""
+    return HybriMoe(matrices=1, **settings)
+
+
 def test_five_steps_of_the_code(tmp_path):
     # One expert of each of two layers (beside a buffer of four): expert 0. A token's CPU time is Mixtral's 0.2: what is
     # there runs on the GPU beside a CPU expert (0.5, 0.99); with nothing there, the first is moved (0.918 <= 0.99).
     rows = [[[0, 1], [2, 3]], [[0, 1], [0, 1]], [[2, 1], [1, 2]], [[2, 0], [0, 1]], [[0, 3], [3, 2]]]
-    seen = replay(HybriMoe(variant="code", cpu_time_per_token=0.2), scored(tmp_path / "t", rows, 4), 6)
+    seen = replay(whole(variant="code", cpu_time_per_token=0.2), scored(tmp_path / "t", rows, 4), 6)
     assert seen.log == [
         ("fetch", 0, 1), ("gpu", 0, 0), ("gpu", 0, 1), ("evict", 0, 1),  # a prompt: all on the GPU, nothing stays
         ("fetch", 1, 2), ("fetch", 1, 3), ("gpu", 1, 2), ("evict", 1, 2), ("gpu", 1, 3), ("evict", 1, 3),
@@ -121,7 +126,7 @@ def test_five_steps_of_the_code(tmp_path):
 def test_two_moved_experts_share_a_cache_of_one(tmp_path):
     # With the published constants both go to the GPU: the second waits until the first has run.
     rows = [[[0, 1], [0, 1]], [[2, 3], [0, 1]]]
-    seen = replay(HybriMoe(variant="code"), scored(tmp_path / "t", rows, 4), 6)
+    seen = replay(whole(variant="code"), scored(tmp_path / "t", rows, 4), 6)
     assert seen.log[8:15] == [
         ("evict", 0, 0), ("fetch", 0, 2), ("gpu", 0, 2), ("evict", 0, 2), ("fetch", 0, 3), ("gpu", 0, 3),
         ("gpu", 1, 0),
@@ -134,7 +139,7 @@ def test_who_leaves(evict, leaves, tmp_path):
     # S = 0.125, 0.3, 0.3, 0: expert 0 has the least of those there, though 1 was never used.
     rows = [[[0]] * 4, [[2]] * 4]
     path = scored(tmp_path / "t", rows, 4, scores=[[2048, 1638, 409, 0], [0, 1638, 2457, 0]])
-    seen = replay(HybriMoe(variant="code", evict=evict), path, 12)
+    seen = replay(whole(variant="code", evict=evict), path, 12)
     assert [entry for entry in seen.log if entry[0] == "evict"] == [("evict", layer, leaves) for layer in range(4)]
 
 
@@ -144,14 +149,14 @@ def prompt_then(tmp_path, token, guesses):
     Experts are counted from the one that is there: `token[layer]` wants it (0) or the one after it (1);
     `guesses[layer][d]` is predicted for layer + d + 1. Returns the run and who was there.
     """
-    policy = HybriMoe(lookahead=2)
+    policy = whole(lookahead=2)
     start = replay(policy, scored(tmp_path / "start", [[[0]] * 4], 4, guesses=[[[0, 0, 0]] * 4]), 8)
     there = [expert for _, expert in resident(start)]
     rows = [[[e] for e in there], [[(e + by) % 4] for e, by in zip(there, token, strict=True)]]
     named = [[(there[min(3, layer + d)] + by) % 4 for d, by in enumerate(ahead, 1)] for layer, ahead in
              enumerate(guesses)]  # fmt: skip
     path = scored(tmp_path / "t", rows, 4, guesses=[named, named])
-    return replay(HybriMoe(lookahead=2), path, 8), there
+    return replay(whole(lookahead=2), path, 8), there
 
 
 def test_prefetches_what_saves_most_one_at_a_time_while_the_link_is_idle(tmp_path):
@@ -177,25 +182,49 @@ def test_no_gain_no_prefetch(tmp_path):
     assert [kind for kind, _, _ in seen.log[-3:]] == ["cpu"] * 3
     rows, guesses = [[[0]] * 4, [[1]] * 4], [[[1, 1, 1]] * 4] * 2
     path = scored(tmp_path / "even", rows, 4, guesses=guesses)
-    assert replay(HybriMoe(lookahead=2), path, 8, cpu_s=2.0).prefetched() == {}
-    assert replay(HybriMoe(lookahead=2), path, 8).prefetched() != {}
+    assert replay(whole(lookahead=2), path, 8, cpu_s=2.0).prefetched() == {}
+    assert replay(whole(lookahead=2), path, 8).prefetched() != {}
 
 
 def test_the_code_prefetches_by_score(tmp_path):
     # Off as published. With one: layer 1's highest score is 3 after the prompt; it replaces 0.
     rows = [[[0, 3], [3, 2]], [[0, 3], [3, 2]], [[0, 3], [3, 2]]]
     path = scored(tmp_path / "t", rows, 4)
-    assert replay(HybriMoe(variant="code"), path, 6).prefetched() == {}
-    seen = replay(HybriMoe(variant="code", prefetch_size=1), path, 6)
+    assert replay(whole(variant="code"), path, 6).prefetched() == {}
+    seen = replay(whole(variant="code", prefetch_size=1), path, 6)
     assert ("prefetch", 1, 3) in seen.log
     assert seen.log[seen.log.index(("prefetch", 1, 3)) - 1] == ("evict", 1, 0)
 
 
 def test_cache_size(tmp_path):
     path = scored(tmp_path / "t", [[[0]] * 4] * 2, 4)
-    assert len(resident(replay(HybriMoe(variant="code", cache_size=1), path, 12))) == 4
+    assert len(resident(replay(whole(variant="code", cache_size=1), path, 12))) == 4
     with pytest.raises(DoesNotFit, match=r"cache_size, got 3: GPU 0 has room for 2 experts of every layer"):
-        replay(HybriMoe(variant="code", cache_size=3), path, 12)
+        replay(whole(variant="code", cache_size=3), path, 12)
+
+
+def test_matrices_are_copied_and_computed_one_by_one(tmp_path):
+    # A missing expert of 160 bytes comes as 80 and 80: 5 s each; its halves run as they come, 2 s each (two kernels).
+    path = scored(tmp_path / "t", [[[0]] * 4, [[2]] * 4], 4)
+    seen = replay(HybriMoe(variant="code", matrices=2), path, 12)
+    assert seen.log[4:8] == [("evict", 0, 1)] * 2 + [("fetch", 0, 2)] * 2
+    # The prompt takes 21 s (four layers of 1 + 2 x 2, head); attention 21..22.
+    assert seen.lane("h2d")[:2] == [("demand 0.2", 22, 27), ("demand 0.2", 27, 32)]
+    halves = [row[1:] for row in seen.lane("gpu") if row[0] == "expert 0.2"]
+    assert halves == [(27, 29), (32, 34)]
+
+
+def test_a_cpu_result_waits_for_one_matrix_at_most(tmp_path):
+    path = scored(tmp_path / "t", [[[0]] * 4] + [[[1]] * 4] * 3, 4, guesses=[[[2, 2, 2]] * 4] * 4)  # always wrong
+    longest = {}
+    for n in (1, 4, 10):
+        seen = replay(HybriMoe(lookahead=2, matrices=n), path, 8)
+        done = [end_s for _, _, end_s in seen.lane("cpu")]
+        up = [start_s for what, start_s, _ in seen.lane("h2d") if what.startswith("activations")]
+        longest[n] = max(start_s - end_s for start_s, end_s in zip(up, done, strict=True))
+    # A prefetch of 10 s starts when the CPU is asked, whose result is there 6 s later: 4 s before the prefetch ends; of
+    # matrices of 2.5 s the third is then in its way, of those of 1 s none.
+    assert longest == {1: 4, 4: 1.5, 10: 0}
 
 
 KNOBS = {
@@ -206,6 +235,7 @@ KNOBS = {
     "evict": ({"variant": "code"}, "lru"),
     "lookahead": ({}, 1),
     "prefetch_size": ({"variant": "code"}, 2),
+    "matrices": ({}, 1),
     "initial_seed": ({}, 1),
     "gpu_time": ({"variant": "code"}, 3.0),
     "cpu_time_per_token": ({"variant": "code"}, 0.1),
