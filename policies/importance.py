@@ -44,7 +44,7 @@ class Importance(Policy):
     """Keeps what scores high, replaces what scores low, and shares the rest between the link and the CPU."""
 
     name = "importance"
-    title = "Importance: low-score experts yield"
+    title = "Importance: low scores yield"
     source = "arXiv 2508.18983; goingshr/SMoE@2de217b"
     aliases = ("smoe",)
     traits = frozenset({"lossy", "timing", "cpu"})
