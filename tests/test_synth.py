@@ -136,7 +136,7 @@ def test_what_is_drawn_is_fitted_again(tmp_path):
     for names in (("task",), ("token",), ("request", "fade64"), ("fade16", "fade4", "fade1")):
         got, true = (sum(p.share(name).mean() for name in names) for p in (found, made))
         assert got == pytest.approx(true, abs=0.06), names
-    np.testing.assert_allclose(found.depth[1:], made.depth[1:], atol=0.1)
+    np.testing.assert_allclose(found.depth[1:], made.depth[1:], atol=0.15)  # tokens repeat: affinity sees more
     np.testing.assert_allclose(found.ahead["1"], made.ahead["1"], atol=0.05)
     assert found.ahead["2"][0] == pytest.approx(0.8, abs=0.05)
     assert found.ahead["2"][1:] == [None, None]
@@ -294,19 +294,21 @@ def test_showing_a_long_trace_reads_a_sample(capsys, tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform == "win32", reason="measures memory as Linux and macOS tell it")
 def test_memory_does_not_grow_with_the_trace(tmp_path):
     """Drawing and showing four times as many tokens takes hardly more memory; measured in processes of their own."""
-    source = write(tmp_path / "source.safetensors", profile(16, 16, 2), n_requests=12)
+    (tmp_path / "profile.json").write_text(to_json(profile(16, 16, 2)), encoding="utf-8")
+    verbs = {
+        "draw": "from traces.synth.profile import from_json\nfrom traces.synth.write import write\n"
+                "write(path, from_json(open(sys.argv[2]).read(), ''), n_tokens=int(sys.argv[3]))",
+        "show": "from sim.cli import traces\ntraces.command(['show', str(path), '--json'], standalone_mode=False)",
+    }  # fmt: skip
 
     def peak_bytes(n_tokens, verb):
-        path = tmp_path / f"{n_tokens}.safetensors"
-        args = ["synth", str(source), "--tokens", str(n_tokens), "-o", str(path), "--force"]
-        code = ("import resource, sys\nfrom sim.cli import main\ntry:\n    main(['traces', *sys.argv[1:]])\n"
-                "except SystemExit as stop:\n    assert not stop.code\n"
+        code = (f"import resource, sys\nfrom pathlib import Path\npath = Path(sys.argv[1])\n{verbs[verb]}\n"
                 "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")  # fmt: skip
-        words = args if verb == "synth" else ["show", str(path), "--json"]
-        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+        args = [tmp_path / f"{n_tokens}.safetensors", tmp_path / "profile.json", n_tokens]
+        done = subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, check=True)
         return int(done.stdout.splitlines()[-1]) * (1 if sys.platform == "darwin" else 1024)
 
-    for verb in ("synth", "show"):
+    for verb in verbs:
         small, large = peak_bytes(8_000, verb), peak_bytes(32_000, verb)
         size = (tmp_path / "32000.safetensors").stat().st_size
         assert size > 24e6

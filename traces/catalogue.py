@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
+
 from sim.errors import BadInput, did_you_mean
+from sim.units import show_bytes
 from traces.format import SUFFIX
 from traces.reader import Trace
 
@@ -37,6 +41,40 @@ def resolve(name: str | Path) -> Path:
 def open_trace(name: str | Path) -> Trace:
     """Open a bundled trace by name, or a file by path. Raises BadInput as `resolve` and `Trace` do."""
     return Trace(resolve(name))
+
+
+def facts_of(trace: Trace) -> dict[str, str]:
+    """What to know about a bundled trace before using it, in words; statistics are of all its decode rows.
+
+    Held-out losses, in nats per token, come from its header: the evaluation that `traces.train.evaluate` made.
+    """
+    from traces import stats
+
+    header, splits = trace.header, trace.requests.in_split
+    loss = json.loads(header.extra.get("heldout_nats_per_token", "{}"))
+    share, _ = stats.next_token_overlap(trace, 1, decode=True)
+    facts = {
+        "routing shape": header.shape,
+        "gate": f"{header.gate.score}{', renormalised' if header.gate.renormalised else ''}",
+        "requests": f"{trace.n_requests} ({len(splits('store'))} store, {len(splits('test'))} test)",
+        "tasks": str(len(header.tasks)),
+        "tokens": f"{trace.n_tokens:,}, {trace.requests.n_decode_rows:,} of them decode",
+        "labels": ", ".join(header.labels) or "none",
+        "held-out loss": _nats(loss, "model"),
+        "  interpolated bigram": _nats(loss, "bigram"),
+        "  interpolated trigram": _nats(loss, "trigram"),
+        "experts never used": str(len(stats.dead_experts(stats.popularity(trace)))),
+        "shared with the token before": f"{100 * np.nanmean(share):.1f} %",
+    }
+    for distance in stats.recorded_distances(trace):
+        found = stats.prediction_accuracy(trace, distance)
+        recorded, popular = np.nanmean(found.recorded), np.nanmean(found.popular)
+        facts[f"predicted, distance {distance}"] = f"{100 * recorded:.1f} % ({100 * popular:.1f} % by popularity)"
+    return {**facts, "size": show_bytes(trace.path.stat().st_size)}
+
+
+def _nats(loss: dict[str, float], name: str) -> str:
+    return f"{loss[name]:.2f} nats per token" if name in loss else "-"
 
 
 def default_trace() -> Trace:

@@ -41,6 +41,28 @@ command.add_command(traces_synth.command)
 command.add_command(traces_synth.stats_command)
 
 
+@command.command("list")
+def list_() -> None:
+    """The bundled traces: what was trained on what, how good it is, and what the routing is like."""
+    from sim.cli.traces_synth import _table
+    from traces.catalogue import bundled_traces, facts_of, open_trace
+
+    names = bundled_traces()
+    columns, origins = [], []
+    with _bar("reading") as progress:
+        for i, name in enumerate(names):
+            with open_trace(name) as trace:
+                columns.append(facts_of(trace))
+                head = trace.header
+                origins.append((name, head.model_source, f"{head.text_source}; {head.text_licence}", trace.sha256))
+            progress(i + 1, len(names))
+    facts = dict.fromkeys(fact for column in columns for fact in column)
+    rows = [(fact, *(column.get(fact, "-") for column in columns)) for fact in facts]
+    _print(_table(("", *names), rows), width=32 + 36 * len(names))
+    for name, model, text, digest in origins:
+        click.echo(f"\n{name}\n  model   {model}\n  text    {text}\n  sha256  {digest}")
+
+
 def _list() -> None:
     from rich.table import Table
 

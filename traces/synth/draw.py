@@ -58,6 +58,8 @@ class Drawer:
         shape = (profile.n_layers, profile.n_experts)
         self.bias = np.array(profile.bias, np.float32)
         self.depth = np.array(profile.depth)
+        order = np.argsort(-self.bias, axis=-1, kind="stable")
+        self.rank = np.argsort(order, axis=-1)[None]  # fields count experts by popularity, the most popular first
         self.loads = {name: np.sqrt(profile.share(name)).astype(np.float32)[:, None] for name in profile.shares}
         self.fresh = np.sqrt(profile.fresh_share()).astype(np.float32)[:, None]
         n_tasks = max(1, len(profile.tasks))
@@ -195,7 +197,7 @@ class _Scores:
         self._memory: dict[str, Array | None] = dict.fromkeys(self._fades.values())
 
     def take(self, n: int) -> Array:
-        """The next n rows (n, L, E) of g, without popularity."""
+        """The next n rows (n, L, E) of g, without popularity, by expert id."""
         drawer = self._drawer
         total = np.broadcast_to(self._constant, (n, *self._shape)).copy()
         if drawer.fresh.any():
@@ -208,7 +210,7 @@ class _Scores:
             field = (drawer.table[ids] @ drawer.weights).reshape(n, *self._shape)
             total += drawer.loads["token"] * field.astype(np.float32)
         self._at += n
-        return total
+        return np.take_along_axis(total, np.broadcast_to(drawer.rank, total.shape), -1)
 
     def _fading(self, name: str, keep: float, n: int) -> Array:
         """The next n rows of a field of which a row keeps `keep` of the row before; its variance is 1 throughout."""

@@ -39,11 +39,12 @@ def fit(trace: Trace, requests: list[Request] | None = None) -> Profile:
     shared = _ahead(rows, "shared_scores", 1, tables) if "shared_scores" in trace.levels else None
     store = [Lengths(r.prompt_len, r.n_decode, tasks.index(r.task) if tasks else 0, r.split == "store")
              for r in rows.requests[:MAX_REQUESTS]]  # fmt: skip
+    shares = _shares(rows, tables, rng)
     return Profile(
         source=trace.name, n_layers=trace.n_layers, n_experts=trace.n_experts, top_k=trace.top_k,
         score="sigmoid" if gate.score == "sigmoid" else "softmax", renormalised=gate.renormalised, scaling=gate.scaling,
-        bias=[_rounded(b) for b in bias], shares={k: _rounded(v) for k, v in _shares(rows, tables, rng).items()},
-        depth=_rounded(_depth(rows, bias, rng)), ahead=ahead, shared=shared,
+        bias=[_rounded(b) for b in bias], shares={k: _rounded(v) for k, v in shares.items()},
+        depth=_rounded(_depth(rows, bias, shares, rng)), ahead=ahead, shared=shared,
         sharpness=None if sharpness is None else _rounded(sharpness),
         offset=None if offset is None else _rounded(offset), vocabulary=_vocabulary(rows),
         embedding_width=WIDTH if rows.token_ids is not None else 0, tasks=tasks, requests=store,
@@ -91,20 +92,27 @@ def _equal_ids(rows: Sample, one: Ints, two: Ints) -> float:
     return 0.0 if rows.token_ids is None else float((rows.token_ids[one] == rows.token_ids[two]).mean())
 
 
-def _depth(rows: Sample, bias: list[Floats], rng: np.random.Generator) -> Floats:
-    """(L,) correlation with the layer before whose affinity is the observed one (see `observe.affinity`)."""
+def _depth(rows: Sample, bias: list[Floats], shares: dict[str, Floats], rng: np.random.Generator) -> Floats:
+    """(L,) correlation of fields with the layer before at which the affinity is the observed one.
+
+    Fields link the experts of equal rank in popularity (see `Profile`). Where two layers give a field different shares,
+    less of it is common to both, so that the fields have to correlate more.
+    """
     n_experts, top_k = rows.trace.n_experts, rows.trace.top_k
     n = min(len(rows.experts), observe.AFFINITY_ROWS)
     one, fresh = rng.standard_normal((2, n, n_experts))
     found = np.zeros(len(bias))
+    parts = np.array([*shares.values(), np.clip(1 - sum(shares.values(), np.zeros(len(bias))), 0, 1)])
+    ranked = [np.sort(layer)[::-1] for layer in bias]
     for layer in range(1, len(bias)):
-        before = choose(one + bias[layer - 1], top_k)
+        before = choose(one + ranked[layer - 1], top_k)
         table = [
-            observe.affinity(before, choose(r * one + np.sqrt(1 - r * r) * fresh + bias[layer], top_k), n_experts)
+            observe.affinity(before, choose(r * one + np.sqrt(1 - r * r) * fresh + ranked[layer], top_k), n_experts)
             for r in _AFFINITY_GRID
         ]
         seen = observe.affinity(rows.experts[:, layer - 1], rows.experts[:, layer], n_experts)
-        found[layer] = np.interp(seen, np.maximum.accumulate(table), _AFFINITY_GRID)
+        common = np.sqrt(parts[:, layer] * parts[:, layer - 1]).sum()
+        found[layer] = min(1.0, np.interp(seen, np.maximum.accumulate(table), _AFFINITY_GRID) / max(common, 1e-3))
     return found
 
 

@@ -2,7 +2,8 @@
 
 A token's score of an expert is b + g (see `latent`). g is a sum of independent standard normal fields, each with its
 share of the variance: the task's, the request's, fields that fade over 64, 16, 4 and 1 tokens, the token id's, and
-what is left over, new at every token. From one layer to the next a field keeps the layer's `depth` correlation.
+what is left over, new at every token. From one layer to the next a field keeps the layer's `depth` correlation, where
+the expert of one rank in popularity follows the expert of the same rank.
 """
 
 from __future__ import annotations
