@@ -113,9 +113,10 @@ class ProMoe(Policy):
         self._gating = -1
         aimed = self._aimed.pop(gate.layer, set())
         self._count(gate, aimed)
-        if self.preempt:  # the layer's low tasks; those of experts it needs become high ones
-            for expert in sorted(aimed - gate.needs.keys()):
-                for chunk in self._chunks(gate.layer, expert, view):
+        # The layer's low tasks are withdrawn; those of experts it needs become high ones.
+        for expert in sorted(aimed):
+            for chunk in self._chunks(gate.layer, expert, view):
+                if (expert in gate.needs and not view.holds(chunk)) or (expert not in gate.needs and self.preempt):
                     yield Cancel(chunk)
         waiting = self._in_order(gate, view)
         asked = False
@@ -166,6 +167,8 @@ class ProMoe(Policy):
         held[expert] = None
         tickets: list[Ticket] = []
         for chunk in self._chunks(layer, expert, view):
+            if chunk in self._stale:  # it has its place again
+                self._stale.remove(chunk)
             ticket = yield Fetch(chunk)
             if ticket is not None:
                 tickets.append(ticket)
@@ -205,27 +208,40 @@ class ProMoe(Policy):
         return [int(expert) for expert in best.T.reshape(-1)]
 
     def placed(self, piece: Piece, view: View) -> None:
-        self._lru[piece.gpu, piece.layer].setdefault(piece.expert)
+        """A predicted chunk found room; where that room belongs to an expert still to come, somebody has no place."""
+        group = (piece.gpu, piece.layer)
+        held = self._lru[group]
+        if piece.expert in held:
+            return
+        held[piece.expert] = None
+        if len(held) > self._room[group]:
+            leaving = self._leaves(group, piece.expert, view)
+            self._lose(group, piece.expert if leaving is None else leaving, view)
+
+    def _lose(self, group: tuple[int, int], expert: int, view: View) -> list[Piece]:
+        """An expert loses its place: what it has there is given up. Returns that."""
+        del self._lru[group][expert]
+        chunks = [chunk for chunk in self._chunks(group[1], expert, view) if view.holds(chunk)]
+        self._stale += chunks
+        return chunks
 
     def evicted(self, piece: Piece, view: View) -> None:
         if piece in self._stale:
             self._stale.remove(piece)
-        elif not any(view.holds(chunk) for chunk in self._chunks(piece.layer, piece.expert, view)):
+        if not any(view.holds(chunk) for chunk in self._chunks(piece.layer, piece.expert, view)):
             self._lru[piece.gpu, piece.layer].pop(piece.expert, None)
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
         """When a new expert's first chunk starts, the victim loses its place, and so all of its chunks."""
         group = (piece.gpu, piece.layer)
-        for chunk in self._stale:
-            if (chunk.gpu, chunk.layer) == group:
-                return chunk
-        leaving = self._leaves(group, piece.expert, view)
-        if leaving is None or piece.layer == self._gating:
-            return None
-        chunks = [chunk for chunk in self._chunks(piece.layer, leaving, view) if view.holds(chunk)]
-        del self._lru[group][leaving]
-        self._stale += chunks
-        return chunks[0]
+        held = self._lru[group]
+        if piece.expert not in held and len(held) == self._room[group]:
+            leaving = self._leaves(group, piece.expert, view)
+            if leaving is None or piece.layer == self._gating:
+                return None
+            self._lose(group, leaving, view)
+        here = (c for c in self._stale if (c.gpu, c.layer) == group and view.evictable(c))
+        return next(here, None)
 
     def _sweep(self) -> Steps:
         """Give up what is left of experts that have lost their place."""

@@ -48,7 +48,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 def test_wheel_carries_data(wheel: set[str]) -> None:
     patterns = ("hwprofiles/gpus/*.yaml", "hwprofiles/cpus/*.yaml", "hwprofiles/models/*.yaml",
-                "hwprofiles/stacks/*.yaml", "traces/FORMAT.md", "traces/data/*.safetensors", "sim/DESIGN.md",
+                "hwprofiles/stacks/*.yaml", "traces/FORMAT.md", "traces/data/*.safetensors", "sim/DESIGN.md", "policies/data/*.safetensors",
                 )  # fmt: skip
     for pattern in patterns:
         files = {path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)}
