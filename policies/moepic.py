@@ -313,7 +313,7 @@ class Moepic(Policy):
             attention_s=prices.attention_s(self._history.mean_context),
             moe_s=top_k * prices.expert_s() + prices.shared_s(),
             head_s=prices.head_s(),
-            load_s=prices.copy_s() / self._view.n_gpus,
+            load_s=prices.load_s() / self._view.n_gpus,
             top_k=top_k,
         )
         odds = self._history.statistics.odds(self.prefetch)
