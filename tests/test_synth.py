@@ -217,8 +217,8 @@ def test_published_accuracy_is_met(tmp_path):
 
 def test_published_curves_are_approached(monkeypatch, tmp_path):
     """Figures that the model can have, since they are its own: the search must find its way back to them."""
-    monkeypatch.setattr(published, "_ROWS", 1200)
-    monkeypatch.setattr(published, "_TRIES", 24)
+    monkeypatch.setattr(published, "_ROWS", 900)
+    monkeypatch.setattr(published, "_TRIES", 18)
     base = profile(n_layers=2, ahead={}, requests=[Lengths(4, 146, i % 2, True) for i in range(20)])
     true = published._bend(base, 3.0, 0.3, 0.5)
     figures = published.Published(
@@ -252,7 +252,7 @@ def test_summary_of_a_trace_worked_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("kind, curve", [(Lru, lru_curve), (Lfu, lfu_curve)], ids=["lru", "lfu"])
-@pytest.mark.parametrize("size", [2, 3, 5, 9])
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 9])
 def test_curves_are_the_policies(kind, curve, size, tmp_path):
     """The engine with one cache per layer copies exactly what the curve misses; prompts are one token long."""
     made = profile(n_layers=3, n_experts=10, top_k=2, ahead={}, shared=None, sharpness=None, offset=None,
@@ -260,6 +260,8 @@ def test_curves_are_the_policies(kind, curve, size, tmp_path):
     with Trace(write(tmp_path / "t.safetensors", made, seed=4, levels="experts")) as trace:
         misses = execute(setup(kind(scope="layer"), trace, 3 * size)).engine.tally.n_demand
         experts = np.array(trace.experts)
+        prompts = trace.requests.first_row
+        experts[prompts] = np.sort(experts[prompts], axis=-1)  # a prefill asks for its experts in order of their ids
     (hits,) = curve(experts, 10, [size])
     assert 1 - misses / experts.size == pytest.approx(hits.mean(), abs=1e-12)
     assert 0.1 < hits.mean() < 0.99
