@@ -48,8 +48,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 def test_wheel_carries_data(wheel: set[str]) -> None:
     patterns = ("hwprofiles/gpus/*.yaml", "hwprofiles/cpus/*.yaml", "hwprofiles/models/*.yaml",
-                "hwprofiles/stacks/*.yaml", "traces/FORMAT.md", "traces/data/*.safetensors", "sim/DESIGN.md", "policies/data/*.safetensors",
-                )  # fmt: skip
+                "hwprofiles/stacks/*.yaml", "traces/FORMAT.md", "traces/data/*.safetensors", "sim/DESIGN.md",
+                "policies/data/*.safetensors")  # fmt: skip
     for pattern in patterns:
         files = {path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)}
         assert files <= wheel, f"missing of {pattern}: {sorted(files - wheel)}"
