@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sim.api import Param, Policy
 
 WIDTH = 100
+ONE_LINE_EACH = 240  # wide enough that nothing wraps: a list is for looking through, and for grep
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -67,11 +68,12 @@ def _description(kind: type[Policy]) -> str:
 def _list(found: list[type[Policy]]) -> str:
     from sim.cli.tables import render, table
 
-    rows = table("name", "title", "traits", "needs of the trace", "aliases", numbers=False)
+    rows = table("name", "title", "traits", "needs of the trace", numbers=False)
     for kind in found:
-        cells = (sorted(kind.traits), sorted(kind.needs - {"experts"}), kind.aliases)
+        cells = (sorted(kind.traits), sorted(kind.needs - {"experts"}))
         rows.add_row(kind.name, kind.title, *(", ".join(cell) or "-" for cell in cells))
-    return render(rows) + f"{len(found)} policies. `moesim policies NAME` shows source and parameters.\n"
+    told = f"{len(found)} policies. `moesim policies NAME` shows source, aliases and parameters.\n"
+    return render(rows, ONE_LINE_EACH) + told
 
 
 def _page(kind: type[Policy]) -> str:
