@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -90,6 +90,10 @@ class Clockwork:
                 del self._open[r.request.index]
         return complete
 
+    def complete(self) -> list[RequestTimes]:
+        """Requests whose last token is out."""
+        return [times for times in self.requests if times.request.index not in self._open]
+
     def skip(self, parts_s: list[float]) -> None:
         """Time between iterations (waiting for an arrival) belongs to no phase."""
         self._before_s = parts_s
@@ -116,7 +120,7 @@ class Hooks:
 
 def drive(
     engine: Engine, machine: Machine, scheduler: Scheduler, trace: Trace, clockwork: Clockwork,
-    open_loop: bool = False,
+    open_loop: bool = False, compose: Callable[..., Iteration] = Iteration,
 ) -> Iterator[Step]:  # fmt: skip
     """Run every iteration the scheduler composes; yields after each, so that callers can report or stop."""
     policy, view, feed, hooks, index = engine.policy, engine.view, Feed(trace), Hooks(engine.policy), 0
@@ -128,7 +132,7 @@ def drive(
             engine.poll()
             clockwork.skip(machine.parts_s())
             continue
-        iteration = Iteration(index, ranges, trace, decode_row(feed, ranges))
+        iteration = compose(index, ranges, trace, decode_row(feed, ranges))
         start_s = machine.now_s
         clockwork.begin(iteration, start_s, open_loop)
         view.phase = iteration.phase
@@ -224,6 +228,7 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
         hits.experts[kind] += 1
         hits.tokens[kind] += n_tokens
     count_loss(engine, gate, before, after)
+    engine.machine.route(gate.layer, after, answer.weights)
     return served
 
 

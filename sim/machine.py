@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from sim.iterations import Iteration
     from sim.pieces import Piece
     from sim.quantity import Source
@@ -68,6 +70,9 @@ class Machine(Protocol):
 
     def cancel(self, ticket: Ticket) -> bool:
         """Withdraw a queued speculative copy; False when it has started, or was demanded since."""
+
+    def route(self, layer: int, ids: np.ndarray, weights: np.ndarray) -> None:
+        """A lossy policy has changed the routing of layer `layer`: ids [n, k] (-1 where dropped) and weights [n, k]."""
 
     def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
         """Spend predictor time on `lane`; `blocking` makes the host wait for it."""

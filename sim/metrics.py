@@ -12,6 +12,7 @@ from sim.tally import CLASSES
 
 if TYPE_CHECKING:
     from sim.drive import Clockwork
+    from sim.real.machine import RealMachine
     from sim.sim_machine import SimMachine
     from sim.tally import Tally
 
@@ -180,8 +181,10 @@ def factors(name: str, quantity: Any) -> tuple[float, float]:
     return min(1.0, low / value), max(1.0, high / value)
 
 
-def provenance(machine: SimMachine, clockwork: Clockwork) -> dict[str, Any]:
+def provenance(machine: SimMachine | RealMachine, clockwork: Clockwork) -> dict[str, Any]:
     """Share of simulated time resting on measured, datasheet and assumed figures, and on which."""
+    if machine.measured is True:
+        return {"measured": 1.0, "datasheet": 0.0, "assumed": 0.0, "figures": []}
     rows = sorted(resting_s(machine, clockwork), key=lambda row: -row.spent_s)
     total = math.fsum(row.spent_s for row in rows)
     shares = {
@@ -195,9 +198,9 @@ def provenance(machine: SimMachine, clockwork: Clockwork) -> dict[str, Any]:
     return {**shares, "figures": figures}
 
 
-def uncertainty(machine: SimMachine, clockwork: Clockwork, result: dict[str, Any]) -> dict[str, Any]:
+def uncertainty(machine: SimMachine | RealMachine, clockwork: Clockwork, result: dict[str, Any]) -> dict[str, Any]:
     """Band of the mean times when every figure moves to the end of its range at once (so it is wide)."""
-    rows = resting_s(machine, clockwork)
+    rows = [] if machine.measured is True else resting_s(machine, clockwork)
     total = math.fsum(row.spent_s for row in rows)
     if not total:
         return {"tpot_s": None, "ttft_s": None, "low_factor": None, "high_factor": None}
@@ -210,11 +213,7 @@ def uncertainty(machine: SimMachine, clockwork: Clockwork, result: dict[str, Any
     return band
 
 
-def lane_utilisation(machine: SimMachine, makespan_s: float) -> dict[str, float | None]:
+def lane_utilisation(machine: SimMachine | RealMachine, makespan_s: float) -> dict[str, float | None]:
     """Busy share of every lane over the makespan."""
-    lanes = {lane.name: lane.busy_s for lane in machine.streams}
-    lanes |= {lane.name: lane.busy_s for lane in machine.up}
-    lanes |= {lane.name: lane.busy_s for lane in (machine.down, machine.cpu, machine.side)}
-    lanes["d2h"] += machine.back.busy_s  # one engine: activations of CPU experts, or pieces written back
-    lanes["host"] = math.fsum(share for _, share in machine.host_shares())
+    lanes = machine.lane_busy_s()
     return {name: (busy_s / makespan_s if makespan_s else None) for name, busy_s in sorted(lanes.items())}

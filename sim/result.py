@@ -10,6 +10,7 @@ from sim.units import show_bytes
 if TYPE_CHECKING:
     from sim.drive import Clockwork
     from sim.engine import Engine
+    from sim.real.machine import RealMachine
     from sim.setup import Setup
     from sim.sim_machine import SimMachine
 
@@ -34,7 +35,9 @@ def memory_table(setup: Setup, engine: Engine) -> dict[str, int]:
     }
 
 
-def fold(setup: Setup, engine: Engine, machine: SimMachine, clockwork: Clockwork, wall_s: float) -> dict[str, Any]:
+def fold(
+    setup: Setup, engine: Engine, machine: SimMachine | RealMachine, clockwork: Clockwork, wall_s: float
+) -> dict[str, Any]:
     """The JSON object; keys are documented in docs/output.md and stable."""
     spec, policy, model, tally = setup.spec, setup.policy, setup.model, engine.tally
     timed = metrics.times(clockwork)
@@ -68,7 +71,7 @@ def fold(setup: Setup, engine: Engine, machine: SimMachine, clockwork: Clockwork
         **metrics.hit_rates(tally, spec.hit_definition),
         "prefetch": metrics.prefetching(tally),
         "demand_copies": {"n": tally.n_demand, "bytes": tally.demand_bytes},
-        "h2d_bytes": sum(up.copied_bytes for up in machine.up),
+        "h2d_bytes": machine.h2d_bytes,
         "d2h_bytes": machine.d2h_bytes,
         "peak_vram_bytes": sum(memory[item] for item in FIXED) + memory["peak_expert_bytes"],
         "peak_host_bytes": setup.host_bytes,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Literal
 
-from sim.lanes import CPU, GPU, HOST, IDLE, SIDE, Copy, CopyLane, SerialLane, Spans, Stream
+from sim.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE, Copy, CopyLane, SerialLane, Spans, Stream
 from sim.machine import DEMAND, UNKNOWN_S, Ticket
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from sim.cost import Cost, Launch, Price
     from sim.iterations import Iteration
     from sim.pieces import Piece
@@ -23,6 +26,8 @@ class SimMachine:
         cost: prices. n_gpus: compute streams and copy engines. spans: called with every span, or None.
         report_copies: keep completions for `poll`.
     """
+
+    measured: Literal[False] = False
 
     def __init__(self, cost: Cost, n_gpus: int = 1, spans: Spans | None = None, report_copies: bool = False) -> None:
         self.cost = cost
@@ -113,6 +118,9 @@ class SimMachine:
         host_s = self.host_s
         if ticket.end_s > host_s:
             host_s = ticket.end_s
+            if ticket.cause in (H2D, CPU) and not self.streams[0].pending:
+                # A stream that idles because the host waits for a copy waits for that copy, not for the host.
+                self.streams[0].idle_until(host_s, ticket.cause)
         self.host_s = host_s + self.cost.sync_s
         self.n_syncs += 1
         if self.spans is not None:
@@ -260,6 +268,9 @@ class SimMachine:
             self.sync(ticket)
         return ticket
 
+    def route(self, layer: int, ids: np.ndarray, weights: np.ndarray) -> None:
+        """Nothing is computed here, so it matters to nobody which token goes where."""
+
     def wait_until(self, time_s: float) -> None:
         if time_s > self.host_s:
             self.host_s = time_s
@@ -287,6 +298,18 @@ class SimMachine:
             (cost.q_copy_launch, self.n_copy_launches * cost.copy_launch_s),
             *((rests_on, spent_s) for rests_on, spent_s in enumerate(self.host_predict_s) if spent_s),
         ]
+
+    @property
+    def h2d_bytes(self) -> int:
+        """Bytes copied to the GPUs."""
+        return sum(up.copied_bytes for up in self.up)
+
+    def lane_busy_s(self) -> dict[str, float]:
+        """Busy seconds by lane."""
+        lanes = {lane.name: lane.busy_s for lane in (*self.streams, *self.up, self.down, self.cpu, self.side)}
+        lanes["d2h"] += self.back.busy_s  # one engine: activations of CPU experts, or pieces written back
+        lanes["host"] = math.fsum(share for _, share in self.host_shares())
+        return lanes
 
     def _submit(self, link: int, copy: Copy) -> None:
         if len(self.links) > 1:

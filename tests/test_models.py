@@ -177,8 +177,8 @@ def test_cpu_small_fits_anywhere() -> None:
     model = load_model("cpu-small")
     assert (model.n_moe_layers, model.n_experts, model.top_k) == (32, 8, 2)
     assert model.native_precision == "fp32"
-    assert model.expert_bytes("fp32") == 12_582_912
-    assert model.routed_bytes("fp32") + model.dense_bytes("fp32") < 4e9
+    assert model.expert_bytes("fp32") == 3_145_728
+    assert model.routed_bytes("fp32") + model.dense_bytes("fp32") < 1e9
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,277 @@
+"""The CPU backend: a thread per lane, an arena as "device" memory, real memcpy between the two sides.
+
+Nothing sleeps and nothing is made up: compute is torch on the compute lane's thread, a copy is a memcpy on the copy
+lane's thread, and a stream that waits waits for the event of the work it needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from sim.machine import DEMAND
+from sim.real.faults import DeviceFault, fault_of
+from sim.real.work import COMPUTE, DOWN, LANES, POOL, UP, Work
+
+SWITCH_INTERVAL_S = 2e-5
+"""How long a thread may keep the interpreter while another wants it; the default of 5 ms exceeds most operations."""
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class CpuLanes:
+    """Host, compute and copy thread have a core each where there are enough; the pool gets what is left.
+
+    Args:
+        pool_threads: cores of one expert on the CPU; None: those that host, compute and copies leave.
+    """
+
+    def __init__(self, device: str = "cpu", pool_threads: int | None = None) -> None:
+        import torch
+
+        self.torch: Any = torch
+        self.device, self.title = "cpu", "CPU backend"
+        self.pool_threads = pool_threads or max(1, cores() - 3)
+        self.finished: deque[Work] = deque()
+        self._base_s = time.perf_counter()
+        self._threads_before = torch.get_num_threads()
+        self._switch_before_s = sys.getswitchinterval()
+        torch.set_num_threads(1)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._fault: BaseException | None = None
+        self._up = CopyThread(self)
+        self._in_order: dict[int, OrderedThread] = {COMPUTE: OrderedThread(self, COMPUTE, 1)}
+
+    def now_s(self) -> float:
+        return time.perf_counter() - self._base_s
+
+    def restart_clock(self) -> None:
+        self._base_s = time.perf_counter()
+
+    def on_device(self, n_bytes: int) -> Any:
+        return self._touched(n_bytes)
+
+    def on_host(self, n_bytes: int) -> Any:
+        return self._touched(n_bytes)
+
+    def _touched(self, n_bytes: int) -> Any:
+        """Memory whose pages exist, from a page boundary on."""
+        try:
+            raw = self.torch.zeros(n_bytes + 4096, dtype=self.torch.uint8)
+        except (RuntimeError, MemoryError) as error:
+            raise fault_of(error, f"allocating {n_bytes} bytes") from None
+        raw[::4096] = 0
+        skip = -raw.data_ptr() % 4096
+        return raw[skip : skip + n_bytes]
+
+    def submit(self, work: Work) -> None:
+        work.mark = threading.Event()
+        work.submit_s = self.now_s()
+        if work.lane == UP:
+            self._up.submit(work)
+            return
+        work.issued = True
+        self._lane(work.lane).put(work)
+
+    def _lane(self, lane: int) -> OrderedThread:
+        if lane not in self._in_order:
+            self._in_order[lane] = OrderedThread(self, lane, self.pool_threads if lane == POOL else 1)
+        return self._in_order[lane]
+
+    def promote(self, work: Work) -> None:
+        self._up.promote(work)
+
+    def cancel(self, work: Work) -> bool:
+        return self._up.cancel(work)
+
+    def over(self, work: Work) -> bool:
+        return bool(work.mark.is_set())
+
+    def wait(self, work: Work) -> None:
+        work.mark.wait()
+        self._check()
+
+    def settle(self) -> None:
+        for lane in (COMPUTE, DOWN, POOL, UP, COMPUTE):
+            if lane == UP:
+                self._up.drain()
+            elif lane in self._in_order:
+                last = Work(lane, "settle", lambda: None)
+                last.mark = threading.Event()
+                self._in_order[lane].put(last)
+                last.mark.wait()
+        self._check()
+
+    def completed(self, work: Work) -> None:
+        """Called on a lane's thread."""
+        if work.op != "settle":
+            self.finished.append(work)
+        work.mark.set()
+        self._up.poke()
+
+    def failed(self, work: Work, error: BaseException) -> None:
+        """Keep the first fault for the host; nothing waits for ever on work that failed."""
+        work.failed = True
+        self._fault = self._fault or error
+
+    def _check(self) -> None:
+        if self._fault is not None:
+            raise fault_of(self._fault, "running on the CPU backend") from self._fault
+
+    def close(self) -> None:
+        for stop in (*(thread.stop for thread in self._in_order.values()), self._up.stop):
+            with contextlib.suppress(Exception):
+                stop()
+        self.finished.clear()
+        self.torch.set_num_threads(self._threads_before)
+        sys.setswitchinterval(self._switch_before_s)
+        gc.collect()
+
+
+def perform(lanes: CpuLanes, work: Work) -> None:
+    """Run one piece of work on the calling lane's thread."""
+    ready_s = work.submit_s
+    for before in work.after:
+        if before.end_s > ready_s:
+            ready_s, work.waited_for = before.end_s, before.cause
+    work.ready_s = ready_s
+    work.start_s = lanes.now_s()
+    try:
+        work.call()
+    except BaseException as error:
+        lanes.failed(work, error)
+    work.end_s = lanes.now_s()
+    work.after = ()
+    work.call = nothing  # let go of tensors
+    lanes.completed(work)
+
+
+def nothing() -> None:
+    """What is left of work that is over."""
+
+
+class OrderedThread:
+    """Runs what it is given in order, each after the work it names."""
+
+    def __init__(self, lanes: CpuLanes, lane: int, n_threads: int) -> None:
+        self._lanes, self._n_threads = lanes, n_threads
+        self._jobs: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self.put = self._jobs.put
+        self._thread = threading.Thread(target=self._serve, name=f"lane-{LANES[lane]}", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        torch = self._lanes.torch
+        torch.set_num_threads(self._n_threads)
+        with torch.inference_mode():
+            while (work := self._jobs.get()) is not None:
+                for before in work.after:
+                    before.mark.wait()
+                perform(self._lanes, work)
+
+    def stop(self) -> None:
+        self._jobs.put(None)
+        self._thread.join(timeout=30)
+
+
+class CopyThread:
+    """One copy engine: serves one copy at a time, of those that are ready demand before speculative, then as asked."""
+
+    def __init__(self, lanes: CpuLanes) -> None:
+        self._lanes = lanes
+        self._queue: list[Work] = []
+        self._changed = threading.Condition()
+        self._stalled = False  # something is queued, nothing of it ready
+        self._busy = False
+        self._stop = False
+        self._thread = threading.Thread(target=self._serve, name="lane-h2d", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Work) -> None:
+        with self._changed:
+            self._queue.append(work)
+            self._changed.notify_all()
+
+    def promote(self, work: Work) -> None:
+        with self._changed:
+            if work in self._queue and work.priority != DEMAND:
+                self._queue.remove(work)
+                work.priority = DEMAND
+                self._queue.append(work)
+                self._changed.notify_all()
+
+    def cancel(self, work: Work) -> bool:
+        with self._changed:
+            if work.priority == DEMAND or work not in self._queue:
+                return False
+            self._queue.remove(work)
+        work.cancelled = True
+        work.end_s = self._lanes.now_s()
+        work.after = ()
+        work.call = nothing
+        work.mark.set()
+        self.poke()
+        return True
+
+    def poke(self) -> None:
+        """Something has ended: what was not ready may be now."""
+        if self._stalled:
+            with self._changed:
+                self._changed.notify_all()
+
+    def drain(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: (not self._queue and not self._busy) or self._lanes._fault is not None)
+
+    def _next(self) -> Work | None:
+        best: Work | None = None
+        for work in self._queue:
+            if (best is None or work.priority < best.priority) and all(b.mark.is_set() for b in work.after):
+                best = work
+        return best
+
+    def _serve(self) -> None:
+        self._lanes.torch.set_num_threads(1)
+        with self._lanes.torch.inference_mode():
+            while True:
+                with self._changed:
+                    self._busy = False
+                    while True:
+                        # Set before looking: an end between the look and the wait then finds it and pokes.
+                        self._stalled = bool(self._queue)
+                        if self._stop and (not self._queue or self._lanes._fault is not None):
+                            return
+                        if (work := self._next()) is not None:
+                            break
+                        if not self._queue:
+                            self._changed.notify_all()
+                        self._changed.wait()
+                    self._stalled = False
+                    self._busy = True
+                    self._queue.remove(work)
+                    work.issued = True
+                perform(self._lanes, work)
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stop = True
+            for work in self._queue:
+                work.mark.set()
+            self._queue.clear()
+            self._changed.notify_all()
+        self._thread.join(timeout=30)
+
+
+__all__ = ["CpuLanes", "DeviceFault", "cores"]

@@ -1,0 +1,121 @@
+"""The arithmetic of one decoder pass in torch: attention with a KV cache, router, experts, head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sim.models import Model
+    from sim.real.weights import DenseLayer, Weights
+
+
+@dataclass
+class Span:
+    """Rows of the iteration that belong to one request: where they start, how many, and its caches."""
+
+    start: int
+    n_tokens: int
+    context: int
+    keys: Any  # [layers, kv heads, positions, head size]
+    values: Any
+
+
+class Decoder:
+    """State of one iteration's hidden rows, and the operations on them; each runs on the lane that calls it."""
+
+    def __init__(self, model: Model, weights: Weights, torch: Any, device: str, max_positions: int) -> None:
+        self.model, self.weights, self.torch, self.device = model, weights, torch, device
+        size = model.head_dim
+        inverse = weights.rope_theta ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
+        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inverse)
+        double = torch.cat((angles, angles), -1)
+        self._cos = double.cos().to(weights.dtype).to(device)
+        self._sin = double.sin().to(weights.dtype).to(device)
+        self.spans: list[Span] = []
+        self.hidden: Any = None  # [tokens, hidden]
+        self.normed: Any = None  # what router and experts read
+        self.logits: Any = None  # router's
+        self.top: Any = None
+        self.out: Any = None  # head's
+
+    def cache(self, n_positions: int) -> tuple[Any, Any]:
+        """Empty keys and values of one request over all layers."""
+        model = self.model
+        shape = (model.n_layers, model.n_kv_heads, n_positions, model.head_dim)
+        make = self.torch.zeros
+        return (make(shape, dtype=self.weights.dtype, device=self.device),
+                make(shape, dtype=self.weights.dtype, device=self.device))  # fmt: skip
+
+    def embed(self, token_ids: Any) -> None:
+        """Hidden rows of an iteration's tokens (ids [n] on the device)."""
+        self.hidden = self.weights.embedding[token_ids]
+
+    def _norm(self, x: Any, scale: Any) -> Any:
+        return self.torch.nn.functional.rms_norm(x, (x.shape[-1],), scale, self.weights.norm_eps)
+
+    def _rope(self, x: Any, start: int) -> Any:
+        """Rotary embedding of [heads, tokens, head size] at positions from `start` on."""
+        n, half = x.shape[1], x.shape[2] // 2
+        cos, sin = self._cos[start : start + n], self._sin[start : start + n]
+        return x * cos + self.torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+    def attention(self, number: int) -> None:
+        """Norm, projections, rotary embedding, cache append, attention, output projection, residual."""
+        layer, model = self.weights.layers[number], self.model
+        functional = self.torch.nn.functional
+        y = self._norm(self.hidden, layer.norm1)
+        query, key, value = (functional.linear(y, w) for w in (layer.q, layer.k, layer.v))
+        mixed = []
+        grouped = {"enable_gqa": True} if model.n_heads != model.n_kv_heads else {}
+        for span in self.spans:
+            rows = slice(span.start, span.start + span.n_tokens)
+            stop = span.context + span.n_tokens
+            q, k, v = (part[rows].view(span.n_tokens, -1, model.head_dim).transpose(0, 1)
+                       for part in (query, key, value))  # fmt: skip
+            keys, values = span.keys[number], span.values[number]
+            keys[:, span.context : stop] = self._rope(k, span.context)
+            values[:, span.context : stop] = v
+            # A prompt is whole in its iteration, so its own tokens are all it attends to.
+            seen = functional.scaled_dot_product_attention(
+                self._rope(q, span.context)[None], keys[None, :, :stop], values[None, :, :stop],
+                is_causal=span.n_tokens > 1, **grouped)[0]  # fmt: skip
+            mixed.append(seen.transpose(0, 1).reshape(span.n_tokens, -1))
+        joined = mixed[0] if len(mixed) == 1 else self.torch.cat(mixed)
+        self.hidden = self.hidden + functional.linear(joined, layer.o)
+
+    def gate(self, number: int) -> None:
+        """Norm, router, softmax, top-k and renormalisation; the choice is left in `top` = (weights, ids)."""
+        layer, torch = self.weights.layers[number], self.torch
+        self.normed = self._norm(self.hidden, layer.norm2)
+        self.logits = torch.nn.functional.linear(self.normed, layer.gate)
+        share, ids = torch.topk(torch.softmax(self.logits.float(), -1), self.model.top_k, -1)
+        if self.model.gate.renormalised:
+            share = share / share.sum(-1, keepdim=True)
+        self.top = (share, ids)
+
+    def dense_ffn(self, number: int) -> None:
+        """A dense layer's own FFN."""
+        layer = self.weights.layers[number]
+        self.hidden = self.hidden + self.ffn(self._norm(self.hidden, layer.norm2), layer.ffn)
+
+    def shared(self, number: int) -> Any:
+        """What the shared experts add."""
+        layer: DenseLayer = self.weights.layers[number]
+        out = self.ffn(self.normed, layer.ffn)
+        if layer.shared_gate is not None:
+            out = out * self.torch.sigmoid(self.torch.nn.functional.linear(self.normed, layer.shared_gate))
+        return out
+
+    def ffn(self, x: Any, rows: Any) -> Any:
+        """A gated feed-forward block over rows [columns, 3, hidden] (see `sim.real.weights`)."""
+        functional = self.torch.nn.functional
+        inner = functional.silu(functional.linear(x, rows[:, 0])) * functional.linear(x, rows[:, 1])
+        return inner @ rows[:, 2]
+
+    def head(self) -> None:
+        """Final norm and logits of each request's last token, and the most likely next one."""
+        last = [span.start + span.n_tokens - 1 for span in self.spans]
+        x = self.hidden[last[0] : last[0] + 1] if len(last) == 1 else self.hidden[last]
+        logits = self.torch.nn.functional.linear(self._norm(x, self.weights.final_norm), self.weights.head)
+        self.out = (logits, logits.argmax(-1))

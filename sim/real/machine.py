@@ -1,0 +1,428 @@
+"""The real machine: it launches, copies and computes, and reads a clock. Policies, engine and `drive` are the same."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from sim.errors import BadInput
+from sim.iterations import PREFILL
+from sim.lanes import CPU, HOST, IDLE
+from sim.machine import DEMAND, Ticket
+from sim.real.arena import Arena, Block, aligned
+from sim.real.decoder import Decoder, Span
+from sim.real.ledger import Ledger
+from sim.real.routing import Routing
+from sim.real.work import COMPUTE, DOWN, POOL, UP, Done, Work
+
+if TYPE_CHECKING:
+    from sim.iterations import Iteration
+    from sim.lanes import Spans
+    from sim.models import Model
+    from sim.pieces import Piece
+    from sim.quantity import Source
+    from sim.real.weights import Weights
+    from sim.real.work import Lanes
+
+
+class Result:
+    """What one expert (or the shared ones) adds to which rows; `out` is there once its work has run."""
+
+    __slots__ = ("key", "out", "rows", "share")
+
+    def __init__(self, key: tuple[int, int, float], rows: Any, share: Any) -> None:
+        self.key = key  # layer, expert, start_frac: results are added in this order, whatever came first
+        self.rows = rows  # of the iteration, or None for all of them
+        self.share = share  # weight, a float or [rows, 1]; None: 1
+        self.out: Any = None
+
+
+class RealMachine:
+    """Implements `sim.machine.Machine` on one device.
+
+    Args:
+        lanes: the device. weights: of `model`'s geometry. arena_bytes: expert budget on the device.
+        routing: which rows go to which expert (forced from a trace, or the model's own choice).
+        max_positions: longest context. spans: called with every span, or None.
+        report_copies: keep completions for `poll`. keep: collect every `Work` in `ledger.kept` (for calibration).
+    """
+
+    measured: Literal[True] = True
+
+    def __init__(
+        self, lanes: Lanes, model: Model, weights: Weights, arena_bytes: int, routing: Routing, max_positions: int,
+        max_tokens: int, spans: Spans | None = None, report_copies: bool = False, keep: bool = False,
+    ) -> None:  # fmt: skip
+        self.lanes, self.model, self.weights, self.routing = lanes, model, weights, routing
+        self.torch = lanes.torch
+        self.ledger = Ledger(spans, report_copies, keep)
+        self.decoder = Decoder(model, weights, self.torch, lanes.device, max_positions)
+        size = int(weights.experts[0][0].numel())
+        self.arena = Arena(lanes.on_device(room := arena_bytes + (arena_bytes // size + 1) * aligned(1)), room,
+                           lanes.on_device)  # fmt: skip
+        self._row_bytes = 3 * model.hidden_size * weights.element_bytes
+        self._blocks: dict[Piece, tuple[Block, Work | None]] = {}
+        self._last_use: dict[Piece, Work] = {}
+        self._caches: dict[int, tuple[Any, Any]] = {}
+        self._chosen = self._host_ids(max_tokens)  # the gate's choice, read back
+        self._next_ids = self._host_ids(max_tokens)
+        self._results: list[Result] = []
+        self._on_cpu: dict[Ticket, Result] = {}
+        self._joins: tuple[Work, ...] = ()
+        self._iteration: Iteration | None = None
+        self._gate: Work | None = None
+        self._gate_layer = 0
+        self._embed: Any = None
+        self.digest = 0
+        self.keep_hidden = False
+        self.hidden: list[Any] = []  # of each iteration, on the host, where `keep_hidden` asks for it
+        self.on_logits: Any = None  # called with (iteration, logits on the host)
+        self.d2h_bytes = self.h2d_bytes = self.written_back_bytes = 0
+
+    def _host_ids(self, n: int) -> Any:
+        raw = self.lanes.on_host(n * self.model.top_k * 8)
+        return raw.view(self.torch.int64).view(n, self.model.top_k)
+
+    @property
+    def now_s(self) -> float:
+        return self.lanes.now_s()
+
+    # -- the iteration ----------------------------------------------------------------------------------------------
+
+    def begin(self, iteration: Iteration) -> None:
+        began_s = self.now_s
+        self._iteration = iteration
+        decoder, at, spans = self.decoder, 0, []
+        for r in iteration.ranges:
+            n = r.stop_row - r.start_row
+            if r.phase == PREFILL:
+                self._caches[r.request.index] = decoder.cache(r.request.prompt_len + r.request.outputs)
+            spans.append(Span(at, n, r.context, *self._caches[r.request.index]))
+            at += n
+        self.routing.begin(iteration)
+        ids = self.torch.from_numpy(self.routing.token_ids(iteration))
+        self._embed = (spans, ids)
+        self._said("begin", -1, -1, iteration.n_tokens, 0, began_s)
+
+    def _compute(self, op: str, layer: int, call: Any, after: tuple[Work, ...] = (), expert: int = -1,
+                 n_tokens: int | None = None) -> Work:  # fmt: skip
+        """Launch on the compute stream, with whatever it must join first."""
+        assert self._iteration is not None
+        work = Work(COMPUTE, op, call, after, layer=layer, expert=expert,
+                    n_tokens=self._iteration.n_tokens if n_tokens is None else n_tokens)  # fmt: skip
+        self.lanes.submit(work)
+        return work
+
+    def _begin_block(self) -> tuple[Any, tuple[Work, ...]]:
+        """What the next block of the stream does first: embed, add up the experts' results; and what it waits for."""
+        results, self._results = sorted(self._results, key=lambda r: r.key), []
+        after, self._joins = self._joins, ()
+        embed, self._embed = self._embed, None
+        return partial(self._open_block, embed, results), after
+
+    def _open_block(self, embed: Any, results: list[Result]) -> None:
+        decoder = self.decoder
+        if embed is not None:
+            decoder.spans, ids = embed
+            decoder.embed(ids.to(decoder.device, non_blocking=True))
+        hidden = decoder.hidden
+        for result in results:
+            out = result.out if result.share is None else result.out * result.share
+            hidden = hidden + out if result.rows is None else hidden.index_add(0, result.rows, out)
+        decoder.hidden = hidden
+
+    def _dense_layers(self, moe_layer: int) -> None:
+        """Layers without experts before MoE layer `moe_layer` (or after the last one)."""
+        ids = self.model.moe_layer_ids
+        first = 0 if moe_layer == 0 else ids[moe_layer - 1] + 1
+        for number in range(first, ids[moe_layer] if moe_layer < len(ids) else self.model.n_layers):
+            began_s = self.now_s
+            opening, after = self._begin_block()
+
+            def dense(opening: Any = opening, number: int = number) -> None:
+                opening()
+                self.decoder.attention(number)
+                self.decoder.dense_ffn(number)
+
+            self._compute("dense_layer", moe_layer, dense, after)
+            self._said("launch dense_layer", moe_layer, -1, 0, 0, began_s)
+
+    def attention(self, layer: int) -> None:
+        self._dense_layers(layer)
+        began_s = self.now_s
+        opening, after = self._begin_block()
+        number = self.model.moe_layer_ids[layer]
+
+        def attend() -> None:
+            opening()
+            self.decoder.attention(number)
+
+        self._compute("attention", layer, attend, after)
+        self._said("launch attention", layer, -1, 0, 0, began_s)
+
+    def gate(self, layer: int) -> Ticket:
+        began_s = self.now_s
+        assert self._iteration is not None
+        number, n = self.model.moe_layer_ids[layer], self._iteration.n_tokens
+
+        def choose() -> None:
+            self.decoder.gate(number)
+            self._chosen[:n].copy_(self.decoder.top[1], non_blocking=True)
+
+        self._gate, self._gate_layer = self._compute("gate", layer, choose), layer
+        self._said("launch gate", layer, -1, n, 0, began_s)
+        return self._gate
+
+    def shared(self, layer: int) -> None:
+        if not self.model.shared_intermediate_size:
+            return
+        began_s = self.now_s
+        number, result = self.model.moe_layer_ids[layer], Result((layer, -1, 0.0), None, None)
+
+        def compute() -> None:
+            result.out = self.decoder.shared(number)
+
+        self._results.append(result)
+        self._compute("shared_expert", layer, compute)
+        self._said("launch shared_expert", layer, -1, 0, 0, began_s)
+
+    def sync(self, ticket: Ticket) -> None:
+        began_s = self.now_s
+        if isinstance(ticket, Work):
+            self.lanes.wait(ticket)
+            if ticket is self._gate:
+                assert self._iteration is not None
+                chosen = self._chosen[: self._iteration.n_tokens].tolist()
+                self.routing.chose(self._gate_layer, chosen, self.decoder)
+        self.ledger.waited(ticket, began_s, self.now_s)
+
+    def end(self) -> None:
+        self._dense_layers(self.model.n_moe_layers)
+        began_s = self.now_s
+        opening, after = self._begin_block()
+        assert self._iteration is not None
+        n_ranges = len(self._iteration.ranges)
+
+        def head() -> None:
+            opening()
+            self.decoder.head()
+            self._next_ids[:n_ranges, 0].copy_(self.decoder.out[1], non_blocking=True)
+
+        work = self._compute("head", -1, head, after)
+        self._said("launch head", -1, -1, n_ranges, 0, began_s)
+        self.sync(work)
+        self._read_out()
+        self.ledger.take(self.lanes.finished)
+        self.ledger.idle_until(self.now_s, HOST)
+
+    def _read_out(self) -> None:
+        """What the pass has come to: the next tokens, and a digest of its hidden rows."""
+        iteration = self._iteration
+        assert iteration is not None
+        hidden = self.decoder.hidden.to("cpu")
+        self.digest = zlib.crc32(hidden.view(self.torch.uint8).numpy(), self.digest)
+        if self.keep_hidden:
+            self.hidden.append(hidden.clone())
+        if self.on_logits is not None:
+            self.on_logits(iteration, self.decoder.out[0].to("cpu"))
+        self.routing.put_out(iteration, self._next_ids[: len(iteration.ranges), 0].tolist())
+        for r in iteration.ranges:
+            if r.stop_row == r.request.first_row + r.request.prompt_len + r.request.outputs - 1:
+                self._caches.pop(r.request.index, None)
+
+    # -- experts ----------------------------------------------------------------------------------------------------
+
+    def _rows_of(self, piece: Piece) -> tuple[int, int]:
+        """Columns of the expert that a piece holds, as rows of its buffer."""
+        rows = self.weights.rows
+        return round(piece.start_frac * rows), round(piece.stop_frac * rows)
+
+    def expert(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
+        began_s = self.now_s
+        block, _ = self._blocks[piece]
+        start, stop = self._rows_of(piece)
+        if block.views is None or block.views[0] != stop - start:
+            values = block.bytes((stop - start) * self._row_bytes).view(self.weights.dtype)
+            block.views = (stop - start, values.view(stop - start, 3, self.model.hidden_size))
+        columns = block.views[1]
+        rows, share = self.routing.rows(piece.layer, piece.expert)
+        result = Result((piece.layer, piece.expert, piece.start_frac), rows, share)
+        self._results.append(result)
+
+        def compute() -> None:
+            normed = self.decoder.normed
+            result.out = self.decoder.ffn(normed if rows is None else normed[rows], columns)
+
+        work = self._compute("expert", piece.layer, compute, _works(after), piece.expert, n_tokens)
+        self._last_use[piece] = work
+        self._said("launch expert", piece.layer, piece.expert, n_tokens, 0, began_s)
+        return work
+
+    def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
+        began_s = self.now_s
+        torch, weights, hidden = self.torch, self.weights, self.model.hidden_size
+        ahead = layer > self._gate_layer
+        rows, share = self.routing.first(n_tokens) if ahead else self.routing.rows(layer, expert)
+        n_bytes = n_tokens * hidden * weights.element_bytes
+        columns = weights.experts[layer][expert].view(weights.dtype).view(weights.rows, 3, hidden)
+        inbox = self.lanes.on_host(n_bytes).view(weights.dtype).view(n_tokens, hidden)
+        outbox = self.lanes.on_host(n_bytes).view(weights.dtype).view(n_tokens, hidden)
+        result = Result((layer, expert, 0.0), rows, share)
+        source = self._gate  # the rows to send are there once the gate has run
+        decoder = self.decoder
+
+        def send() -> None:
+            inbox.copy_(decoder.normed if rows is None else decoder.normed[rows], non_blocking=True)
+
+        def compute() -> None:
+            outbox.copy_(decoder.ffn(inbox, columns))
+
+        def bring() -> None:
+            result.out = torch.empty((n_tokens, hidden), dtype=weights.dtype, device=self.lanes.device)
+            result.out.copy_(outbox, non_blocking=True)
+
+        facts: dict[str, Any] = {"layer": layer, "expert": expert, "n_tokens": n_tokens}
+        down = Work(DOWN, "activations", send, () if source is None else (source,), n_bytes=n_bytes, **facts)
+        pool = Work(POOL, "expert", compute, (down,), **facts)
+        back = Work(UP, "activations", bring, (pool,), n_bytes=n_bytes, **facts)
+        back.cause = CPU
+        for work in (down, pool, back):
+            self.lanes.submit(work)
+        self.d2h_bytes += n_bytes
+        self.h2d_bytes += n_bytes
+        self._on_cpu[back] = result
+        self._said("launch cpu_expert", layer, expert, n_tokens, n_bytes, began_s)
+        return back
+
+    def join(self, ticket: Ticket) -> None:
+        assert isinstance(ticket, Work)
+        self._joins = (*self._joins, ticket)
+        result = self._on_cpu.pop(ticket)
+        if result.rows is None:  # computed ahead, its weight was not known yet
+            result.share = self.routing.rows(ticket.layer, ticket.expert)[1]
+        self._results.append(result)
+
+    # -- copies -----------------------------------------------------------------------------------------------------
+
+    def place(self, piece: Piece) -> None:
+        """Put a piece in place before the run, outside its time."""
+        block = self._room(piece)
+        source, target = self._ends(piece, block)
+        target.copy_(source)
+        self._blocks[piece] = (block, None)
+
+    def release(self, piece: Piece) -> None:
+        """The cache has let go of a piece: its room may be written once what reads or writes it is over."""
+        block, copy = self._blocks.pop(piece)
+        last = self._last_use.pop(piece, None)
+        hazards = [*block.hazards, *(work for work in (copy, last) if work is not None)]
+        self.arena.give(block, [work for work in hazards if not self.lanes.over(work)])
+
+    def _room(self, piece: Piece) -> Block:
+        if piece.precision != self.routing.precision:
+            raise BadInput(f"--real, got a piece in {piece.precision}: a real run copies and computes in the serving "
+                           f"precision, {self.routing.precision}, alone; take another policy or setting")  # fmt: skip
+        start, stop = self._rows_of(piece)
+        return self.arena.take((stop - start) * self._row_bytes)
+
+    def _ends(self, piece: Piece, block: Block) -> tuple[Any, Any]:
+        """Where a piece lies on the host, and its place on the device."""
+        start, stop = (row * self._row_bytes for row in self._rows_of(piece))
+        return self.weights.experts[piece.layer][piece.expert][start:stop], block.bytes(stop - start)
+
+    def copy(self, piece: Piece, priority: int, after: tuple[Ticket, ...]) -> Ticket:
+        began_s = self.now_s
+        block = self._room(piece)
+        source, target = self._ends(piece, block)
+        block.hazards = [work for work in block.hazards if not self.lanes.over(work)]
+        op = "demand" if priority == DEMAND else "prefetch"
+        work = Work(UP, op, partial(target.copy_, source, non_blocking=True), (*_works(after), *block.hazards),
+                    layer=piece.layer, expert=piece.expert, n_bytes=piece.n_bytes, priority=priority)  # fmt: skip
+        work.piece = piece
+        self._blocks[piece] = (block, work)
+        self.h2d_bytes += piece.n_bytes
+        self.lanes.submit(work)
+        self._said("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, began_s)
+        return work
+
+    def copy_back(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket:
+        began_s = self.now_s
+        block, _ = self._blocks[piece]
+        home, place = self._ends(piece, block)
+        work = Work(DOWN, "write_back", partial(home.copy_, place, non_blocking=True), _works(after),
+                    layer=piece.layer, expert=piece.expert, n_bytes=piece.n_bytes)  # fmt: skip
+        self.d2h_bytes += piece.n_bytes
+        self.written_back_bytes += piece.n_bytes
+        self._last_use[piece] = work
+        self.lanes.submit(work)
+        self._said("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, began_s)
+        return work
+
+    def promote(self, ticket: Ticket) -> None:
+        assert isinstance(ticket, Work)
+        self.lanes.promote(ticket)
+
+    def cancel(self, ticket: Ticket) -> bool:
+        assert isinstance(ticket, Work)
+        if not self.lanes.cancel(ticket):
+            return False
+        self.h2d_bytes -= ticket.n_bytes
+        return True
+
+    def poll(self) -> list[Piece]:
+        self.ledger.take(self.lanes.finished)
+        arrived, self.ledger.arrived = self.ledger.arrived, []
+        return arrived
+
+    def ended(self, ticket: Ticket) -> bool:
+        return not isinstance(ticket, Work) or self.lanes.over(ticket)
+
+    # -- the rest ---------------------------------------------------------------------------------------------------
+
+    def route(self, layer: int, ids: np.ndarray, weights: np.ndarray) -> None:
+        """A lossy policy has changed which rows go where."""
+        self.routing.changed(layer, ids, weights)
+
+    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
+        """Nothing more to spend: the policy's own code has just taken its real time (see `ledger.policy_s`)."""
+        self.ledger.predict_asked_s += duration_s
+        return Done(self.now_s)
+
+    def wait_until(self, time_s: float) -> None:
+        """Idle until an arrival: the one place where a real run waits for the clock."""
+        while (left_s := time_s - self.now_s) > 0:
+            threading.Event().wait(left_s)
+        self.ledger.take(self.lanes.finished)
+        self.ledger.idle_until(self.now_s, IDLE)
+
+    def parts_s(self) -> list[float]:
+        return list(self.ledger.parts_s)
+
+    def lane_busy_s(self) -> dict[str, float]:
+        """Busy seconds by lane; the host's are its launches and reads, policy code apart."""
+        return dict(self.ledger.busy_s)
+
+    def drain(self) -> None:
+        self.lanes.settle()
+        self.ledger.take(self.lanes.finished)
+
+    def _said(self, op: str, layer: int, expert: int, n_tokens: int, n_bytes: int, began_s: float) -> None:
+        self.ledger.host(op, layer, expert, n_tokens, n_bytes, began_s, self.lanes.now_s())
+
+    def broken_copies(self) -> list[Piece]:
+        """Resident pieces whose bytes on the device differ from those on the host: none, unless a copy went wrong."""
+        self.drain()
+        broken = []
+        for piece, (block, _) in self._blocks.items():
+            source, target = self._ends(piece, block)
+            if zlib.crc32(source.numpy()) != zlib.crc32(target.to("cpu").numpy()):
+                broken.append(piece)
+        return broken
+
+
+def _works(tickets: tuple[Ticket, ...]) -> tuple[Work, ...]:
+    return tuple(ticket for ticket in tickets if isinstance(ticket, Work))

@@ -1,0 +1,46 @@
+"""The JSON object of a measured run: the keys of a simulated one, and what only a measurement has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim.result import fold
+
+if TYPE_CHECKING:
+    from sim.drive import Clockwork
+    from sim.engine import Engine
+    from sim.real.machine import RealMachine
+    from sim.setup import Setup
+
+
+def fold_real(
+    setup: Setup, engine: Engine, machine: RealMachine, clockwork: Clockwork, wall_s: float, fault: str
+) -> dict[str, Any]:
+    """Keys as in docs/output.md, and `real`, `device`, `measured` of docs/validate.md."""
+    result = fold(setup, engine, machine, clockwork, wall_s)
+    ledger, weights = machine.ledger, machine.weights
+    n_all = setup.model.n_moe_layers * setup.model.n_experts
+    labels = result["labels"]
+    if weights.distinct < n_all:
+        labels.append(f"{n_all} experts share {weights.distinct} host buffers")
+    if fault:
+        labels.append("stopped early")
+    n_tokens = sum(phase.n_iterations for phase in clockwork.phases.values())
+    result |= {
+        "engine": "real",
+        "real": True,
+        "device": machine.lanes.title,
+        "measured": {
+            "output_digest": f"{machine.digest:08x}",
+            "policy_code_s": ledger.policy_s,
+            "policy_code_per_iteration_s": ledger.policy_s / n_tokens if n_tokens else None,
+            "predictor_asked_s": ledger.predict_asked_s,
+            "distinct_host_experts": weights.distinct,
+            "spilt_arena_bytes": machine.arena.spilt_bytes,
+            "operations": {f"{lane}: {op}": {"n": cost.n, "busy_s": cost.total_s}
+                           for (lane, op), cost in sorted(ledger.by_op.items())},
+            "host": {op: {"n": cost.n, "busy_s": cost.total_s} for op, cost in sorted(ledger.host_by.items())},
+            "fault": fault,
+        },
+    }  # fmt: skip
+    return result

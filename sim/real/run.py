@@ -1,0 +1,247 @@
+"""Assemble a run on real hardware, drive it, and fold its result; faults leave what was measured until then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sim.api import Policy
+from sim.api import overrides as implements
+from sim.cache import Cache, Entry
+from sim.cost import Cost
+from sim.drive import Clockwork, drive
+from sim.engine import Engine
+from sim.errors import BadInput, did_you_mean
+from sim.future import Future
+from sim.iterations import Arrays, Scheduler
+from sim.real.faults import DeviceFault
+from sim.real.machine import RealMachine
+from sim.real.routing import Routing
+from sim.real.watch import watch
+from sim.real.weights import Weights, check_supported, random_weights
+from sim.run import start_policy
+from sim.units import show_bytes
+
+if TYPE_CHECKING:
+    from sim.drive import Step
+    from sim.lanes import Spans
+    from sim.machine import Ticket
+    from sim.models import Model
+    from sim.pieces import Piece
+    from sim.real.work import Lanes
+    from sim.run import Progress
+    from sim.setup import Setup
+    from sim.transfers import Log
+
+SLACK_FRAC = 0.9
+"""Share of free memory a run may take."""
+SMALL = "cpu-small"
+
+
+@dataclass
+class Measured:
+    """A run on real hardware: its JSON object, and what it was folded from. `fault` says why it stopped early."""
+
+    result: dict[str, Any]
+    engine: Engine
+    machine: RealMachine
+    clockwork: Clockwork
+    setup: Setup
+    fault: str = ""
+
+
+class Rooms(Cache):
+    """A cache that tells the machine which piece comes in place and which leaves its room."""
+
+    def __init__(self, budget_bytes: list[int]) -> None:
+        super().__init__(budget_bytes)
+        self.machine: RealMachine | None = None
+
+    def add(self, piece: Piece, arrival: Ticket | None, origin: str) -> Entry:
+        entry = super().add(piece, arrival, origin)
+        if arrival is None and self.machine is not None:
+            self.machine.place(piece)
+        return entry
+
+    def remove(self, piece: Piece) -> Entry:
+        entry = super().remove(piece)
+        if self.machine is not None:
+            self.machine.release(piece)
+        return entry
+
+
+def usable_device(name: str | None) -> str:
+    """The device of `--device`: the one named, else a CUDA GPU if there is one, else the CPU backend.
+
+    Raises:
+        BadInput: no torch, or no such device.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise BadInput("--real: needs torch; pip install 'moe-offload-sim[torch]'") from None
+    if name is None:
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise BadInput(f"--device, got {name!r}: cpu or cuda:N; {did_you_mean(kind, ('cpu', 'cuda'))}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise BadInput(f"--device, got {name!r}: torch sees no CUDA device here; give --device cpu")
+    return name if kind == "cpu" or index else "cuda:0"
+
+
+def open_lanes(device: str) -> Lanes:
+    """The lanes of a device that `usable_device` has named."""
+    if device == "cpu":
+        from sim.real.cpu_lanes import CpuLanes
+
+        return CpuLanes()
+    from sim.real.cuda_lanes import CudaLanes
+
+    lanes: Lanes = CudaLanes(device)
+    return lanes
+
+
+def serving_precision(device: str, model: Model) -> str:
+    """What a run computes in when nothing is said: fp32 on the CPU backend, bf16 on a GPU."""
+    return model.native_precision if device == "cpu" and model.native_precision == "fp32" else "bf16"
+
+
+def check(setup: Setup) -> None:
+    """Raises BadInput for what no real run here carries out."""
+    check_supported(setup.model, setup.spec.precision)
+    if setup.spec.gpus != 1:
+        raise BadInput(f"--real, got --gpus {setup.spec.gpus}: a real run uses one device; leave --gpus out")
+
+
+def check_memory(setup: Setup, lanes: Lanes, free: tuple[int, int]) -> int:
+    """Host bytes that expert buffers may take.
+
+    Args:
+        free: bytes free on the device and on the host; on the CPU backend both come out of host memory.
+
+    Raises:
+        BadInput: dense weights, caches and the expert budget do not fit the device, or no layer's experts the host.
+    """
+    model, precision = setup.model, setup.spec.precision
+    on_device, on_host = (int(SLACK_FRAC * n_bytes) for n_bytes in free)
+    named = dict(setup.memory.rows)
+    reserve = next(n_bytes for name, n_bytes in named.items() if name.startswith("reserve"))
+    need = sum(named.values()) - reserve
+    smaller = "lower --experts or --cache-frac" if model.id == SMALL else f"take --model {SMALL}, or fewer --experts"
+    if need > on_device:
+        raise BadInput(f"--real, got --model {model.id}: it needs {show_bytes(need)} on {lanes.device}, which has "
+                       f"{show_bytes(on_device)} free; {smaller}")  # fmt: skip
+    left = on_host - need if lanes.device == "cpu" else on_host
+    layer_bytes = model.n_experts * model.expert_bytes(precision)
+    if left < layer_bytes:
+        raise BadInput(f"--real, got --model {model.id}: one layer's experts take {show_bytes(layer_bytes)} of host "
+                       f"memory, {show_bytes(max(0, left))} are free; {smaller}")  # fmt: skip
+    return left
+
+
+def free_bytes(lanes: Lanes) -> tuple[int, int]:
+    """Bytes free on the device and on the host."""
+    from calibrate.environment import free_host_bytes
+
+    host = free_host_bytes()
+    if lanes.device == "cpu":
+        return host, host
+    return int(lanes.torch.cuda.mem_get_info(lanes.device)[0]), host
+
+
+def assemble_real(
+    setup: Setup, lanes: Lanes, weights: Weights, spans: Spans | None = None, log: Log | None = None,
+    keep: bool = False, routing: Routing | None = None,
+) -> tuple[Engine, RealMachine]:  # fmt: skip
+    """Engine and real machine of a run, the policy bound, taught and watched."""
+    policy, trace, spec, model = setup.policy, setup.trace, setup.spec, setup.model
+    routing = routing or Routing(trace, lanes.torch, lanes.device, weights.dtype, model.vocab_size, spec.precision)
+    longest = max(r.prompt_len + r.outputs for r in setup.requests)
+    widest = max(spec.batch, *(r.prompt_len for r in setup.requests))
+    cache = Rooms(list(setup.memory.expert_bytes))
+    machine = RealMachine(lanes, model, weights, setup.memory.expert_bytes[0], routing, longest, widest, spans,
+                          report_copies=implements(policy, "copy_done"), keep=keep)  # fmt: skip
+    cache.machine = machine
+    future = Future(trace, setup.requests, spec.batch) if "oracle" in policy.traits else None
+    cost = Cost(setup.hw, model, setup.stack, spec.precision)  # prices that a policy may ask for
+    engine = Engine(policy, machine, cache, setup.pieces, cost, Arrays(trace), model.top_k, future, log)
+    start_policy(engine, setup)
+    watch(policy, machine.ledger, lanes.now_s)
+    return engine, machine
+
+
+@contextmanager
+def opened(setup: Setup, device: str, seed: int) -> Iterator[tuple[Lanes, Weights]]:
+    """Lanes and weights for a setup; memory and threads are given back whatever happens."""
+    check(setup)
+    lanes = open_lanes(device)
+    try:
+        host_bytes = check_memory(setup, lanes, free_bytes(lanes))
+        yield lanes, random_weights(setup.model, setup.spec.precision, lanes, seed, host_bytes)
+    finally:
+        lanes.close()
+
+
+def execute_real(
+    setup: Setup, device: str, spans: Spans | None = None, log: Log | None = None, progress: Progress | None = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> Measured:  # fmt: skip
+    """Run it on real hardware. Arguments as for `sim.run.execute`.
+
+    Raises:
+        BadInput: what cannot be carried out or does not fit, and a fault before the first iteration was over.
+    """
+    with opened(setup, device, setup.spec.seed) as (lanes, weights):
+        return measure(setup, lanes, weights, spans, log, progress, on_step)
+
+
+def measure(
+    setup: Setup, lanes: Lanes, weights: Weights, spans: Spans | None = None, log: Log | None = None,
+    progress: Progress | None = None, on_step: Callable[[Step], None] | None = None, keep: bool = False,
+    prepared: Callable[[RealMachine], None] | None = None,
+) -> Measured:  # fmt: skip
+    """Run it on open lanes. An interrupt or a fault ends it early; what was measured until then is folded."""
+    began_s = time.perf_counter()
+    engine, machine = assemble_real(setup, lanes, weights, spans, log, keep)
+    if prepared is not None:
+        prepared(machine)
+    return run_real(setup, engine, machine, progress, on_step, began_s)
+
+
+def run_real(
+    setup: Setup, engine: Engine, machine: RealMachine, progress: Progress | None,
+    on_step: Callable[[Step], None] | None, began_s: float, **loop: Any,
+) -> Measured:  # fmt: skip
+    """Drive every iteration; see `measure`."""
+    from sim.real.result import fold_real
+
+    clockwork, fault, n_steps = Clockwork(), "", 0
+    scheduler = Scheduler(setup.requests, setup.spec.batch, setup.open_loop)
+    total, done = sum(r.outputs for r in setup.requests), 0
+    machine.lanes.restart_clock()
+    machine.ledger.start(machine.now_s)
+    try:
+        for step in drive(engine, machine, scheduler, setup.trace, clockwork, setup.open_loop, **loop):
+            n_steps += 1
+            done += len(step.iteration.ranges)
+            if progress is not None:
+                progress(done, total)
+            if on_step is not None:
+                on_step(step)
+    except KeyboardInterrupt:
+        fault = "interrupted"
+    except DeviceFault as error:
+        fault = str(error)
+        if not n_steps:
+            raise
+    if fault:
+        clockwork.requests[:] = clockwork.complete()
+    result = fold_real(setup, engine, machine, clockwork, time.perf_counter() - began_s, fault)
+    return Measured(result, engine, machine, clockwork, setup, fault)
+
+
+__all__ = ["Measured", "Policy", "execute_real", "measure", "usable_device"]

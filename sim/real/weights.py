@@ -1,0 +1,189 @@
+"""Weights of a geometry: experts in host memory, everything else on the device. Random, or a checkpoint's.
+
+An expert lies as rows [intermediate, 3, hidden]: row i holds column i of `gate` and `up` and of `down` transposed, so
+that a slice of an expert's columns, which a policy may copy alone, is one contiguous run of bytes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sim.errors import BadInput
+from sim.real.faults import DeviceFault
+
+if TYPE_CHECKING:
+    from sim.models import Model
+    from sim.real.work import Lanes
+
+TORCH_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+TILE_VALUES = 1 << 21
+SHIFT = 10_007  # prime: experts start at different places of the tile of random values
+
+
+def check_supported(model: Model, precision: str) -> None:
+    """Raises BadInput naming what a real run cannot carry out, and a model that it can."""
+    out = "; try --model cpu-small"
+    if precision not in TORCH_TYPES:
+        raise BadInput(f"--real, got --precision {precision}: real kernels here take {', '.join(TORCH_TYPES)}{out}")
+    if model.attention != "gqa" or model.encoder is not None:
+        what = "an encoder" if model.encoder is not None else f"{model.attention} attention"
+        raise BadInput(f"--real, got --model {model.id}: {what} is not carried out, only decoders with gqa are{out}")
+    if model.matrices_per_expert != 3:
+        raise BadInput(f"--real, got --model {model.id}: experts of {model.matrices_per_expert} matrices are not "
+                       f"carried out, only gated ones (3) are{out}")  # fmt: skip
+
+
+@dataclass
+class DenseLayer:
+    """One decoder layer but for its routed experts; matrices as torch's linear wants them."""
+
+    norm1: Any
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    norm2: Any
+    gate: Any = None  # router [experts, hidden]
+    ffn: Any = None  # dense FFN or shared experts, rows as of an expert
+    shared_gate: Any = None
+
+
+@dataclass
+class Weights:
+    """Everything a decoder computes with.
+
+    `experts[layer][expert]` is uint8 host memory; `distinct` tells how many host buffers there are for all of them.
+    """
+
+    dtype: Any
+    element_bytes: int
+    embedding: Any
+    head: Any
+    final_norm: Any
+    layers: list[DenseLayer]
+    experts: list[list[Any]]
+    rows: int  # of an expert: its intermediate size
+    distinct: int
+    norm_eps: float = 1e-5
+    rope_theta: float = 1e6
+
+    def checksum(self, layer: int, expert: int) -> int:
+        """CRC-32 of an expert as it lies in host memory."""
+        return zlib.crc32(self.experts[layer][expert].numpy())
+
+    def perturb(self, layer: int, expert: int) -> None:
+        """Change one number of one expert: what is computed with it must change."""
+        values = self.experts[layer][expert].view(self.dtype)
+        values[7] = values[7] + 1.0
+
+
+def random_weights(model: Model, precision: str, lanes: Lanes, seed: int, host_bytes: int) -> Weights:
+    """Random values of a model's geometry.
+
+    Args:
+        host_bytes: memory that expert buffers may take; when it is less than all experts need, several experts share a
+            buffer, which changes no time and no byte count, and `Weights.distinct` says so.
+
+    Raises:
+        DeviceFault: not even one layer's experts fit.
+    """
+    torch = lanes.torch
+    dtype = getattr(torch, TORCH_TYPES[precision])
+    size = model.expert_bytes(precision)
+    n_all = model.n_moe_layers * model.n_experts
+    distinct = min(n_all, host_bytes // size)
+    if distinct < min(n_all, model.n_experts):
+        raise DeviceFault(
+            f"host memory, got room for {distinct} experts of {size} bytes: a real run needs at least one layer's "
+            f"{model.n_experts}; take --model cpu-small"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    tile = (torch.randn(TILE_VALUES, generator=generator) * 0.02).to(dtype)
+    arena = lanes.on_host(distinct * size).view(dtype)
+    n_values = model.expert_params()
+    for index in range(distinct):
+        _fill(arena[index * n_values : (index + 1) * n_values], tile, index * SHIFT)
+    raw = arena.view(torch.uint8)
+    buffers = [raw[index * size : (index + 1) * size] for index in range(distinct)]
+    experts = [[buffers[(layer * model.n_experts + expert) % distinct] for expert in range(model.n_experts)]
+               for layer in range(model.n_moe_layers)]  # fmt: skip
+    used = 0
+
+    def make(*shape: int) -> Any:
+        nonlocal used
+        used += 1
+        host = torch.empty(shape, dtype=dtype)
+        _fill(host.view(-1), tile, used * SHIFT + 1)
+        return host.to(lanes.device)
+
+    def ones() -> Any:
+        return torch.ones(model.hidden_size, dtype=dtype, device=lanes.device)
+
+    hidden, q, kv = model.hidden_size, model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
+    moe = set(model.moe_layer_ids)
+    layers = []
+    for layer in range(model.n_layers):
+        dense = DenseLayer(ones(), make(q, hidden), make(kv, hidden), make(kv, hidden), make(hidden, q), ones())
+        width = model.shared_intermediate_size if layer in moe else model.dense_intermediate_size
+        if layer in moe:
+            dense.gate = make(model.n_experts, hidden)
+        if width:
+            dense.ffn = make(width, 3, hidden)
+        if layer in moe and model.shared_gate:
+            dense.shared_gate = make(1, hidden)
+        layers.append(dense)
+    embedding = make(model.vocab_size, hidden)
+    head = embedding if model.tied_embeddings else make(model.vocab_size, hidden)
+    return Weights(dtype, dtype.itemsize, embedding, head, ones(), layers, experts, model.expert_intermediate_size,
+                   distinct)  # fmt: skip
+
+
+def _fill(target: Any, tile: Any, start: int) -> None:
+    """Write the tile over and over, from `start` on."""
+    at, offset = 0, start % len(tile)
+    while at < len(target):
+        n = min(len(tile) - offset, len(target) - at)
+        target[at : at + n] = tile[offset : offset + n]
+        at, offset = at + n, 0
+
+
+def checkpoint_weights(folder: Path, model: Model, precision: str, lanes: Lanes) -> Weights:
+    """A Mixtral-style checkpoint (safetensors) of this project's trainer. Raises BadInput for any other."""
+    from traces.train.model import load
+
+    torch = lanes.torch
+    net = load(folder)
+    config = net.config
+    if config.model_type != "mixtral":
+        raise BadInput(f"{folder}: a {config.model_type} checkpoint; real runs read mixtral ones")
+    dtype = getattr(torch, TORCH_TYPES[precision])
+
+    def place(tensor: Any) -> Any:
+        return tensor.detach().to(dtype).contiguous().to(lanes.device)
+
+    size = model.expert_bytes(precision)
+    n_all = model.n_moe_layers * model.n_experts
+    arena, experts, layers = lanes.on_host(n_all * size), [], []
+    for number, layer in enumerate(net.model.layers):
+        attention, mlp, row = layer.self_attn, layer.mlp, []
+        layers.append(DenseLayer(
+            place(layer.input_layernorm.weight), place(attention.q_proj.weight), place(attention.k_proj.weight),
+            place(attention.v_proj.weight), place(attention.o_proj.weight),
+            place(layer.post_attention_layernorm.weight), place(mlp.gate.weight),
+        ))  # fmt: skip
+        for expert in range(model.n_experts):
+            gate, up = mlp.experts.gate_up_proj[expert].detach().chunk(2, 0)
+            down = mlp.experts.down_proj[expert].detach()
+            rows = torch.stack((gate, up, down.T), 1).to(dtype).contiguous()
+            at = (number * model.n_experts + expert) * size
+            arena[at : at + size] = rows.view(torch.uint8).view(-1)
+            row.append(arena[at : at + size])
+        experts.append(row)
+    theta = float(config.rope_parameters["rope_theta"])
+    embedding = place(net.model.embed_tokens.weight)
+    head = embedding if config.tie_word_embeddings else place(net.lm_head.weight)
+    return Weights(dtype, dtype.itemsize, embedding, head, place(net.model.norm.weight), layers, experts,
+                   model.expert_intermediate_size, n_all, float(config.rms_norm_eps), theta)  # fmt: skip
