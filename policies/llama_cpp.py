@@ -34,7 +34,7 @@ class LlamaCpp(Policy):
     name = "llama_cpp"
     title = "llama.cpp: experts of whole layers on GPU or CPU"
     source = "ggml-org/llama.cpp@4fc4ec554: common/fit, ggml/src/ggml-backend.cpp (ggml_backend_sched)"
-    aliases = ("llamacpp", "ollama")
+    aliases = ("llamacpp",)
     traits = frozenset({"cpu"})
     params = (
         Param("placement", "fit", "fit: experts of the first layers on the GPU, as many layers as fit (automatic "
