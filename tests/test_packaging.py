@@ -42,6 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=ROOT, check=True,
                    capture_output=True)  # fmt: skip
     (path,) = folder.glob("*.whl")
+    assert path.stat().st_size < 90_000_000
     with zipfile.ZipFile(path) as archive:
         return set(archive.namelist())
 

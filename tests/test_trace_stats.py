@@ -10,7 +10,7 @@ from sim.errors import BadInput
 from traces import stats
 from traces.reader import Trace
 from traces.requests import Request
-from traces.writer import Layout, write_trace
+from traces.writer import Layout, TraceWriter, write_trace
 
 # Two requests of one layer, four experts, k = 2. Expert 3 is never chosen.
 #   request 0 (prompt 1, then 3 decode rows):  {0,1} {1,0} {1,2} {2,0}   shared with the row before: 2, 1, 1 of 2
@@ -119,3 +119,38 @@ def test_lengths_by_task(tmp_path):
     assert everything == stats.TaskLengths("", 3, 10, 4 / 3, 2, 3.0, 4)
     assert chat == stats.TaskLengths("chat", 2, 5, 1.0, 1, 2.5, 3)
     assert code == stats.TaskLengths("code", 1, 5, 2.0, 2, 4.0, 4)
+
+
+@pytest.mark.parametrize("decode_only", [False, True])
+def test_some_requests_are_judged_as_if_they_were_the_trace(tmp_path, decode_only):
+    """Every statistic over given requests equals that of a file that holds only those."""
+    store = Layout(decode_only=frozenset({"next_scores_1"} if decode_only else ()))
+    whole = tiny_trace(tmp_path / "a", n_requests=6, prompt=3, outputs=6, levels={"next_scores_1"}, store=store)
+    with Trace(whole) as trace:
+        kept = [trace.requests[i] for i in (1, 2, 5)]
+        experts = np.concatenate([trace.experts[r.first_row : r.end_row] for r in kept])
+        parts = [trace.next_scores(1, r.first_decode_row if decode_only else r.first_row, r.end_row) for r in kept]
+        scores = np.concatenate(parts) / trace.score_scale
+        again = [Request(i, 8 * i, 3, 8, "", None, r.split) for i, r in enumerate(kept)]
+        with TraceWriter(tmp_path / "b", trace.header, store) as writer:
+            for i, request in enumerate(again):
+                n = 5 if decode_only else 8
+                writer.add_request(3, split=request.split, experts=experts[8 * i : 8 * i + 8],
+                                   next_scores_1=scores[n * i : n * i + n])  # fmt: skip
+        with Trace(tmp_path / "b") as part:
+            for split in (None, "store", "test"):
+                np.testing.assert_array_equal(stats.popularity(trace, split, kept), stats.popularity(part, split))
+            for lag in (1, 4):
+                mine, true = (stats.next_token_overlap(t, lag, True, r) for t, r in ((trace, kept), (part, None)))
+                np.testing.assert_array_equal(mine[0], true[0])
+                assert mine[1] == true[1]
+            mine, true = stats.prediction_accuracy(trace, 1, kept), stats.prediction_accuracy(part, 1)
+            for field in ("recorded", "popular", "n"):
+                np.testing.assert_array_equal(getattr(mine, field), getattr(true, field))
+
+
+def test_evenly_spread_requests(tmp_path):
+    with Trace(tiny_trace(tmp_path / "t", n_requests=6, prompt=3, outputs=6, levels=())) as trace:  # 48 rows
+        assert stats.evenly(trace, 48) is None
+        assert [request.index for request in stats.evenly(trace, 24)] == [0, 2, 4]
+        assert [request.index for request in stats.evenly(trace, 1)] == [0]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ALL_FAULTS = 20
 SHOW_ROWS = 16_384  # statistics of `show` are of about so many rows, unless it is told to take all
+SHOW_CHARACTERS = 200  # of a fact that only programs read, such as a profile
 HASH_BYTES = 1 << 28  # a larger file's checksum takes longer than the rest of `show`
 
 
@@ -204,7 +205,7 @@ def _show(facts: dict[str, Any]) -> None:
     row("created by", facts["created_by"])
     row("notes", facts["notes"])
     for name, value in facts["extra"].items():
-        row(name, value)
+        row(name, value if len(value) <= SHOW_CHARACTERS else f"{value[:SHOW_CHARACTERS]} ... (--json has all of it)")
     for task in facts["lengths"]:
         row(f"lengths {task['task']}".strip(),
             f"{task['n_requests']} requests, prompt {task['prompt_mean']:.1f} (max {task['prompt_max']}), "
