@@ -154,7 +154,7 @@ def _draw(
             return
         rows = [(row.what, show_frac(row.target), show_frac(row.reached), _points(row.reached - row.target))
                 for row in reached(figures, trace)]  # fmt: skip
-    _print(_table(("published figure", "target", "reached", "difference"), rows))
+    _print(_table(("published figure", "target", "reached", "difference"), rows), width=110)
 
 
 def _check(trace: Any, seed: int) -> None:
@@ -168,7 +168,7 @@ def _check(trace: Any, seed: int) -> None:
     apart = found.differences()
     rows = [(title(name), *(show_frac(s.figures.get(name)) for s in (found.fitted, found.heldout, found.drawn)),
              _points(apart[name]) if name in apart else "-") for name in found.heldout.figures]  # fmt: skip
-    _print(_table(("mean over layers", "fitted half", "held-out half", "synthetic", "difference"), rows))
+    _print(_table(("mean over layers", "fitted half", "held-out half", "synthetic", "difference"), rows), width=110)
     name, worst = found.worst_curve()
     largest = f"the largest difference is {_points(worst)} points ({title(name)})" if name else "none"
     click.echo(f"cache curves: {largest}; the bound is {100 * TOLERANCE:.0f}")

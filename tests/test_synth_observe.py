@@ -1,0 +1,126 @@
+"""What is observed in a trace, against definitions written out plainly."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_traces import from_rows, tiny_trace
+
+from sim.errors import BadInput
+from traces import observe, stats
+from traces.convert import Options, convert
+from traces.public import public_traces
+from traces.reader import Trace
+from traces.summary import summarise
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    path = tiny_trace(tmp_path_factory.mktemp("observe") / "t", 3, 6, 2, n_requests=6, prompt=3, outputs=40, seed=3)
+    with Trace(path) as opened:
+        yield opened
+
+
+def test_popularity_and_overlaps_are_those_of_stats(trace):
+    rows = observe.sample(trace)
+    np.testing.assert_allclose(observe.popularity(rows) * trace.n_tokens, stats.popularity(trace))
+    for lag in (1, 8):
+        share, n = stats.next_token_overlap(trace, lag)
+        pairs = observe.lag_pairs(rows, lag)
+        assert len(pairs[0]) == n
+        np.testing.assert_allclose(observe.overlap(rows, *pairs), share)
+
+
+def test_overlap_is_a_count_of_shared_experts(trace):
+    rows = observe.sample(trace)
+    one, two = np.array([0, 5, 90]), np.array([7, 5, 12])
+    plain = [[len(set(rows.experts[a, layer]) & set(rows.experts[b, layer])) / 2 for layer in range(3)]
+             for a, b in zip(one, two, strict=True)]  # fmt: skip
+    np.testing.assert_allclose(observe.overlap(rows, one, two), np.mean(plain, axis=0))
+
+
+def test_pairs_are_what_they_say(trace):
+    rows, rng = observe.sample(trace), np.random.default_rng(0)
+    later, earlier = observe.lag_pairs(rows, 5)
+    assert (rows.request[later] == rows.request[earlier]).all()
+    assert (rows.position[later] - rows.position[earlier] == 5).all()
+    for same in (True, False):
+        one, two = observe.far_pairs(rows, same, rng)
+        assert len(one) > 100
+        assert (rows.request[one] != rows.request[two]).all()
+        assert ((rows.task[one] == rows.task[two]) == same).all()
+    one, two = observe.token_pairs(rows, rng)
+    assert len(one) > 20
+    assert (rows.token_ids[one] == rows.token_ids[two]).all()
+    assert (rows.request[one] != rows.request[two]).all()
+
+
+def test_predictions_are_judged_as_stats_does(trace):
+    """Over the test requests, layer by layer; choices are found, whichever of equal scores come first."""
+    rows = observe.sample(trace, trace.requests.in_split("test"))
+    for distance in (1, 2):
+        wanted = stats.prediction_accuracy(trace, distance).recorded
+        got = observe.prediction_overlap(rows, f"next_scores_{distance}", distance)
+        np.testing.assert_allclose(got, wanted)
+
+
+def test_affinity_by_hand():
+    before = np.random.default_rng(0).integers(0, 4, (400, 1))
+    assert observe.affinity(before, (before * 3 + 1) % 4, 4) == 1.0  # one expert follows another, always
+    assert observe.affinity(before, np.full_like(before, 2), 4) == 1.0
+    rng = np.random.default_rng(1)
+    blind = observe.affinity(rng.integers(0, 4, (4000, 1)), rng.choice(4, (4000, 1), p=[0.4, 0.2, 0.2, 0.2]), 4)
+    assert blind == pytest.approx(0.4, abs=0.03)  # knowing nothing, it names the most popular
+
+
+def test_halves_take_turns_within_a_task(trace):
+    one, other = observe.halves(trace)
+    assert [r.index for r in one] == [0, 1, 4, 5]  # tasks alternate: chat, code, chat, code, ...
+    assert [r.index for r in other] == [2, 3]
+    with Trace(trace.path) as opened:
+        assert isinstance(observe.too_few(opened), BadInput)
+
+
+def test_samples_are_whole_requests_and_no_more_than_asked(trace):
+    rows = observe.sample(trace, max_rows=100)
+    assert len(rows.requests) == 2
+    assert len(rows.experts) == 84
+    np.testing.assert_array_equal(rows.experts[:42], trace.experts[:42])
+
+
+def test_figures_of_published_traces_are_plausible_and_sourced():
+    found = public_traces()
+    assert len({trace.name for trace in found}) == len(found) == 7
+    for trace in found:
+        assert trace.source.startswith("github.com/")
+        assert trace.licence in ("MIT", "Apache-2.0")
+        figures = trace.summary().figures
+        assert figures["lru_25"] < figures["lru_50"] < figures["lru_75"] < 1
+        assert figures["overlap_1"] > figures["chance"]
+
+
+@pytest.mark.skipif(not os.environ.get("MOESIM_EXTRA_TRACES"), reason="MOESIM_EXTRA_TRACES is not set")
+@pytest.mark.parametrize("public", public_traces(), ids=lambda trace: trace.name)
+def test_figures_of_published_traces_are_recomputed(public, tmp_path):
+    given = {"esft": Options(n_experts=64, top_k=6, model="x"), "warp": Options(n_experts=64, model="x")}
+    options = given.get(public.files.split("/")[0], Options())
+    convert([Path(os.environ["MOESIM_EXTRA_TRACES"]) / public.files], tmp_path / "t.safetensors", options=options)
+    with Trace(tmp_path / "t.safetensors") as trace:
+        found = summarise(trace)
+    assert (found.shape, found.rows, found.requests) == (public.shape, public.rows, public.requests)
+    for name, value in public.figures.items():
+        got = found.figures[name]
+        assert (got is None) == (value is None), name
+        assert value is None or got == pytest.approx(value, abs=1e-4), name
+
+
+def test_a_summary_is_json(tmp_path):
+    path = from_rows(tmp_path / "t", [[[0]], [[1]]], 2)
+    with Trace(path) as trace:
+        figures = summarise(trace).figures
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+    assert figures["overlap_64"] is None
