@@ -10,10 +10,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from sim.curves import AGAINST
 from sim.errors import BadInput
 from sim.quantity import Quantity, Source
 
 if TYPE_CHECKING:
+    from sim.curves import Curve, Curves
     from sim.hardware import Dtype, Hardware
     from sim.iterations import Iteration
     from sim.models import Model
@@ -81,6 +83,21 @@ class Cost:
         self._attention_bytes = self.model.attention_bytes(precision)
         self._kv_bytes = self.model.kv_bytes_per_token_per_layer(self._kv_precision())
         self.n_dense_before = self._dense_layers_before()
+        self.begin_s = 0.0
+        self.beyond: set[str] = set()  # operations priced outside the range they were measured in
+        self._curves: dict[str, tuple[Curve, int]] = {}
+        if hw.curves is not None and (hw.curves.model, hw.curves.precision) == (model.id, precision):
+            self._take_curves(hw.curves)
+
+    def _measured(self, name: str, at: float) -> Price | None:
+        """The price on a measured curve, None where the profile has none."""
+        found = self._curves.get(name)
+        if found is None:
+            return None
+        curve, rests_on = found
+        if not curve.covers(at):
+            self.beyond.add(f"{name} at {at:g} {AGAINST[name]} (measured: {curve.at[0]:g} to {curve.at[-1]:g})")
+        return Price(curve.value(at), rests_on)
 
     def _rest(self, name: str, quantity: Quantity) -> int:
         self.rests_on.append((name, quantity))
@@ -110,7 +127,7 @@ class Cost:
         hw, stack = self.hw, self.stack
         self.launch_s = hw.host.launch_s.value
         self.sync_s = hw.host.sync_s.value
-        self.copy_launch_s = hw.host.copy_launch_s.value + stack.per_copy_s.value
+        self.copy_launch_s = self.cpu_launch_s = hw.host.copy_launch_s.value + stack.per_copy_s.value
         self.q_launch = self._rest("host.launch_s", hw.host.launch_s)
         self.q_sync = self._rest("host.sync_s", hw.host.sync_s)
         self.q_copy_launch = self._rest("host.copy_launch_s", hw.host.copy_launch_s)
@@ -139,6 +156,25 @@ class Cost:
         self._q_cpu_bandwidth = self._rest("cpu.memory_bandwidth_bytes_per_s", cpu.memory_bandwidth_bytes_per_s)
         self._q_cpu_flops = self._rest("cpu.flops_per_s", cpu.flops_per_s)
         self._q_cpu_overhead = self._rest("cpu.expert_overhead_s", cpu.expert_overhead_s)
+
+    def _take_curves(self, curves: Curves) -> None:
+        """Prices as measured on the real machine's lanes, launches included, instead of rooflines over kernels."""
+        for name, curve in curves.operations.items():
+            self._curves[name] = (curve, self._rest(f"curves.{name}", curve.figure()))
+        stack, launches = self.stack, curves.launches
+        extras = {"attention": stack.per_layer_s.value, "dense_layer": stack.per_layer_s.value,
+                  "expert": stack.per_expert_s.value, "head": stack.per_iteration_s.value}  # fmt: skip
+        made = {name: Launch(1, figure.value, extras.get(name, 0.0)) for name, figure in launches.items()}
+        self.launch_attention = made.get("attention", self.launch_attention)
+        self.launch_dense = made.get("dense_layer", self.launch_dense)
+        self.launch_gate = made.get("gate", self.launch_gate)
+        self.launch_shared = made.get("shared_expert", self.launch_shared)
+        self.launch_expert = made.get("expert", self.launch_expert)
+        self.launch_head = made.get("head", self.launch_head)
+        if "begin" in launches:
+            self.begin_s = launches["begin"].value
+        if "cpu_expert" in launches:
+            self.cpu_launch_s = launches["cpu_expert"].value + stack.per_copy_s.value
 
     def _dense_layers_before(self) -> list[int]:
         """Dense (no experts) layers that run before each MoE layer, and after the last one at the end."""
@@ -181,6 +217,12 @@ class Cost:
         price = self._experts.get(key)
         if price is None:
             model = self.model
+            whole, least = self._measured("expert", n_tokens), self._measured("gate", n_tokens)
+            if whole is not None and least is not None:
+                # A part costs its share of what the expert takes beyond handing over a small operation.
+                fixed_s = min(least.duration_s, whole.duration_s)
+                self._experts[key] = Price(fixed_s + frac * (whole.duration_s - fixed_s), whole.rests_on)
+                return self._experts[key]
             n_bytes = frac * model.expert_bytes(precision) + 2 * self.activation_bytes(n_tokens)
             price = self._roofline(self.stack.kernels.expert, n_bytes, frac * model.expert_flops(n_tokens))
             self._experts[key] = price
@@ -192,6 +234,8 @@ class Cost:
 
     def expert_cpu(self, n_tokens: int) -> Price:
         """One routed expert for n tokens on the CPU pool: overhead + max(bytes / bandwidth, FLOPs / rate)."""
+        if (measured := self._measured("cpu_expert", n_tokens)) is not None:
+            return measured
         bytes_s = self.model.expert_bytes(self.precision) / self._cpu_bandwidth
         flops_s = self.model.expert_flops(n_tokens) / self._cpu_flops
         bound_s, rests_on = (flops_s, self._q_cpu_flops) if flops_s > bytes_s else (bytes_s, self._q_cpu_bandwidth)
@@ -205,6 +249,8 @@ class Cost:
 
     def attention(self, iteration: Iteration) -> Price:
         """One attention block: projections for all tokens, then each range against its own context."""
+        if "attention" in self._curves:
+            return self._measured_attention(iteration)
         kv_bytes, attention_flops = self._kv_bytes, self.model.attention_flops
         n_bytes = float(self._attention_bytes + 4 * self.activation_bytes(iteration.n_tokens))
         flops = 0.0
@@ -215,8 +261,21 @@ class Cost:
             flops += attention_flops(n_tokens, r.context + (n_tokens + 1) / 2)
         return self._roofline(self.stack.kernels.attention, n_bytes, flops)
 
+    def _measured_attention(self, iteration: Iteration) -> Price:
+        """Each range on its curve: prompts against their tokens, decode against positions."""
+        total_s, rests_on = 0.0, 0
+        for r in iteration.ranges:
+            n_tokens = r.stop_row - r.start_row
+            decodes = n_tokens == 1 and "attention_decode" in self._curves
+            price = self._measured(*(("attention_decode", r.context + 1) if decodes else ("attention", n_tokens)))
+            assert price is not None
+            total_s, rests_on = total_s + price.duration_s, price.rests_on
+        return Price(total_s, rests_on)
+
     def attention_one_s(self, context: int) -> float:
         """One attention block for one token after `context` others: what a policy may compare."""
+        if (measured := self._measured("attention_decode", context + 1)) is not None:
+            return measured.duration_s
         model, precision = self.model, self.precision
         n_bytes = model.attention_bytes(precision) + 4 * self.activation_bytes(1)
         n_bytes += model.kv_bytes_per_token_per_layer(self._kv_precision()) * (context + 1)
@@ -228,6 +287,8 @@ class Cost:
 
     def dense_layer(self, iteration: Iteration) -> Price:
         """A whole layer without experts: attention, then its feed-forward network."""
+        if (measured := self._measured("dense_layer", iteration.n_tokens)) is not None:
+            return measured
         attention = self.attention(iteration)
         ffn = self._roofline(
             self.stack.kernels.dense_ffn,
@@ -239,15 +300,21 @@ class Cost:
 
     def _gate(self, n_tokens: int) -> Price:
         """Router of one layer: its matrix, softmax and top-k."""
+        if (measured := self._measured("gate", n_tokens)) is not None:
+            return measured
         n_bytes = self.model.gate_bytes(self.precision) + self.activation_bytes(n_tokens)
         return self._roofline(self.stack.kernels.gate, n_bytes, self.model.gate_flops(n_tokens))
 
     def _shared(self, n_tokens: int) -> Price:
         """Shared experts of one layer."""
+        if (measured := self._measured("shared_expert", n_tokens)) is not None:
+            return measured
         n_bytes = self.model.shared_expert_bytes(self.precision) + 2 * self.activation_bytes(n_tokens)
         return self._roofline(self.stack.kernels.shared_expert, n_bytes, self.model.shared_expert_flops(n_tokens))
 
     def _head(self, n_ranges: int) -> Price:
         """Final norm, output head and sampling: one token per range."""
+        if (measured := self._measured("head", n_ranges)) is not None:
+            return measured
         n_bytes = self.model.head_bytes(self.precision) + self.activation_bytes(n_ranges)
         return self._roofline(self.stack.kernels.head, n_bytes, self.model.head_flops(n_ranges))

@@ -100,7 +100,7 @@ class FluidMachine(SimMachine):
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
         cost = self.cost
         n_bytes = cost.activation_bytes(n_tokens)
-        self.host_s += cost.copy_launch_s
+        self.host_s += cost.cpu_launch_s
         self.n_copy_launches += 1
         arrived_s = self.down.use("activations", layer, expert, n_tokens, self.host_s, cost.back_s(n_bytes))
         price = cost.expert_cpu(n_tokens)

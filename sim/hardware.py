@@ -11,6 +11,7 @@ import msgspec
 
 from sim import overrides as sets
 from sim import profiles
+from sim.curves import Curves
 from sim.errors import BadInput
 from sim.quantity import USER_REF as USER_REF
 from sim.quantity import Quantity as Quantity
@@ -101,6 +102,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host: Host
     cpu: Cpu
     contention: Contention
+    curves: Curves | None = None  # measured on the real machine for one model
     sources: dict[str, str] = {}
 
     def citation(self, figure: Quantity) -> str:
@@ -135,6 +137,8 @@ def load_hardware(name_or_path: str | os.PathLike[str], overrides: Mapping[str, 
     data = sets.apply(data, overrides, Hardware, "hw")
     hardware = profiles.convert(data, Hardware, where)
     check_quantities(hardware, hardware.sources, where)
+    if hardware.curves is not None:
+        hardware.curves.check(where)
     return hardware
 
 

@@ -137,6 +137,7 @@ class Resting(NamedTuple):
     high_factor: float
     value: float | None
     ref: str
+    noise_frac: float | None  # interquartile range of its samples over its value
 
 
 def resting_s(machine: SimMachine, clockwork: Clockwork) -> list[Resting]:
@@ -158,8 +159,20 @@ def resting_s(machine: SimMachine, clockwork: Clockwork) -> list[Resting]:
     for (name, quantity), spent_s in zip(cost.rests_on, seconds, strict=True):
         if spent_s > 0:
             low, high = factors(name, quantity)
-            rows.append(Resting(name, quantity.source, spent_s, low, high, quantity.value, quantity.ref))
+            noise = None if quantity.iqr is None or not quantity.value else quantity.iqr / quantity.value
+            rows.append(Resting(name, quantity.source, spent_s, low, high, quantity.value, quantity.ref, noise))
     return rows
+
+
+def plus_minus(rows: list[Resting], total_s: float) -> float | None:
+    """Share of the time by which calibration scatters: one standard deviation (IQR / 1.349) of each figure's samples,
+    added in quadrature by the time that rests on it. None where a tenth of the time or more rests on no samples.
+    """
+    sampled = [row for row in rows if row.noise_frac is not None]
+    if math.fsum(row.spent_s for row in sampled) < 0.9 * total_s:
+        return None
+    squares = ((row.spent_s * (row.noise_frac or 0.0) / total_s / 1.349) ** 2 for row in sampled)
+    return math.sqrt(math.fsum(squares))
 
 
 def _spread(seconds: list[float], total_s: float, shares: list[tuple[int, float]]) -> None:
@@ -203,10 +216,11 @@ def uncertainty(machine: SimMachine | RealMachine, clockwork: Clockwork, result:
     rows = [] if machine.measured is True else resting_s(machine, clockwork)
     total = math.fsum(row.spent_s for row in rows)
     if not total:
-        return {"tpot_s": None, "ttft_s": None, "low_factor": None, "high_factor": None}
+        return {"tpot_s": None, "ttft_s": None, "low_factor": None, "high_factor": None, "plus_minus_frac": None}
     low = math.fsum(row.spent_s * row.low_factor for row in rows) / total
     high = math.fsum(row.spent_s * row.high_factor for row in rows) / total
     band: dict[str, Any] = {"low_factor": low, "high_factor": high}
+    band["plus_minus_frac"] = plus_minus(rows, total)
     for key in ("ttft_s", "tpot_s"):
         mean = result[key]["mean"]
         band[key] = None if mean is None else [mean * low, mean * high]

@@ -48,6 +48,7 @@ def fold(
     labels += [label for label in setup.trace.header.labels if label not in labels]
     if setup.memory.hypothetical:
         labels.append(f"does not fit: needs {show_bytes(setup.memory.needs_bytes)}")
+    labels += sorted(f"beyond the calibrated range: {what}" for what in engine.cost.beyond)
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "run_id": setup.run_id,

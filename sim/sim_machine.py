@@ -71,6 +71,7 @@ class SimMachine:
 
     def begin(self, iteration: Iteration) -> None:
         cost = self.cost
+        self.host_s += cost.begin_s
         self._n_tokens = iteration.n_tokens
         self._n_ranges = len(iteration.ranges)
         self._attention = cost.attention(iteration)
@@ -170,7 +171,7 @@ class SimMachine:
         cost = self.cost
         n_bytes = cost.activation_bytes(n_tokens)
         host_s = self.host_s
-        self.host_s = host_s + cost.copy_launch_s
+        self.host_s = host_s + cost.cpu_launch_s
         self.n_copy_launches += 1
         down_s = cost.back_s(n_bytes)
         arrived_s = self.down.use("activations", layer, expert, n_tokens, self.host_s, down_s)

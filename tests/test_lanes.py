@@ -84,7 +84,7 @@ def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, S
             priority = DEMAND if demand else SPECULATIVE
             tickets.append(machine.copy(piece, priority, tuple(tickets[t] for t in after)))
         elif op == "cpu":
-            cost.copy_launch_s, cost.down_s, cost.seconds, cost.up_s = rest
+            cost.cpu_launch_s, cost.down_s, cost.seconds, cost.up_s = rest
             tickets.append(machine.cpu_expert(0, 0, 1))
         elif op == "join":
             machine.join(tickets[rest[0]])

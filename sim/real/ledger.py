@@ -46,6 +46,7 @@ class Ledger:
         self.predict_asked_s = 0.0
         self.n_copies = 0
         self._free_s = 0.0
+        self._lane_free_s = [0.0] * len(LANES)
         self._mark_s = 0.0  # end of the host's last verb
         self._policy_since_s = 0.0
 
@@ -104,7 +105,9 @@ class Ledger:
             self.busy_s[lane] += spent_s
             cost = self.by_op.setdefault((lane, work.op), Cost())
             cost.n += 1
-            cost.total_s += spent_s
+            # What a simulation calls the operation's time: from when it could have started.
+            cost.total_s += work.end_s - max(work.ready_s, self._lane_free_s[work.lane])
+            self._lane_free_s[work.lane] = work.end_s
             if self.spans is not None:
                 self.spans(lane, work.op, work.layer, work.expert, work.n_tokens, work.n_bytes, work.start_s,
                            work.end_s)  # fmt: skip

@@ -77,6 +77,7 @@ class RealMachine:
         self._gate: Work | None = None
         self._gate_layer = 0
         self._embed: Any = None
+        self._longest = 0
         self.digest = 0
         self.keep_hidden = False
         self.hidden: list[Any] = []  # of each iteration, on the host, where `keep_hidden` asks for it
@@ -106,6 +107,7 @@ class RealMachine:
         self.routing.begin(iteration)
         ids = self.torch.from_numpy(self.routing.token_ids(iteration))
         self._embed = (spans, ids)
+        self._longest = max(span.context + span.n_tokens for span in spans)
         self._said("begin", -1, -1, iteration.n_tokens, 0, began_s)
 
     def _compute(self, op: str, layer: int, call: Any, after: tuple[Work, ...] = (), expert: int = -1,
@@ -161,7 +163,8 @@ class RealMachine:
             opening()
             self.decoder.attention(number)
 
-        self._compute("attention", layer, attend, after)
+        work = self._compute("attention", layer, attend, after)
+        work.context = self._longest
         self._said("launch attention", layer, -1, 0, 0, began_s)
 
     def gate(self, layer: int) -> Ticket:
@@ -212,7 +215,7 @@ class RealMachine:
             self.decoder.head()
             self._next_ids[:n_ranges, 0].copy_(self.decoder.out[1], non_blocking=True)
 
-        work = self._compute("head", -1, head, after)
+        work = self._compute("head", -1, head, after, n_tokens=n_ranges)
         self._said("launch head", -1, -1, n_ranges, 0, began_s)
         self.sync(work)
         self._read_out()

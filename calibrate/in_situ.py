@@ -1,0 +1,318 @@
+"""Operations timed where they will run: on the lanes and threads of the real machine, driven by a seeded trace.
+
+Kernels timed alone and back to back promise more than a run keeps: work is handed to threads that have to wake up, the
+interpreter is shared, caches are cold after the copy of another expert, copies run beside. So this calibration runs the
+machine itself under a few plain policies and takes each operation's time from when it could have started to its end.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calibrate.stats import summarise
+from sim.data import replacing
+from sim.errors import BadInput
+from sim.real.work import LANES
+
+if TYPE_CHECKING:
+    from sim.models import Model
+    from sim.real.run import Measured
+    from sim.real.work import Lanes, Work
+
+FORMAT = 1
+MAX_BYTES = 64 * 1024 * 1024
+PROMPTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+OUTPUTS = 9
+CASES = (("lru", 1.0), ("lru", 0.25), ("perfect_prefetch", 0.25), ("lru", 1.0), ("llama_cpp", 0.5))
+"""Policy and share of experts resident: nothing copied, demand copies, copies beside compute, experts on the CPU."""
+POOLED = ("attention_decode", "expert", "cpu_expert")  # abscissas that routing decides, many and each rarely
+PER_POINT = 4000  # samples kept of one point and case
+
+
+@dataclass
+class Samples:
+    """Seconds by (operation, abscissa), by case; and the host's by verb."""
+
+    operations: dict[tuple[str, float], dict[str, list[float]]] = field(default_factory=dict)
+    copies: dict[int, list[float]] = field(default_factory=dict)  # by bytes
+    sends: dict[int, list[float]] = field(default_factory=dict)  # activations to the host, by bytes
+    verbs: dict[str, list[float]] = field(default_factory=dict)
+    overlap: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # (share beside copies, seconds)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, op: str, at: float, case: str, seconds: float) -> None:
+        kept = self.operations.setdefault((op, at), {}).setdefault(case, [])
+        if len(kept) < PER_POINT:
+            kept.append(seconds)
+
+
+def script(path: Path, model: Model, seed: int, prompts: Iterable[int] = PROMPTS) -> Path:
+    """A seeded uniform trace of the model's routing shape: one request per prompt length, `OUTPUTS` tokens each."""
+    from traces.header import Gate, Header
+    from traces.requests import Request
+    from traces.writer import write_trace
+
+    rng = np.random.default_rng(seed)
+    made, first = [], 0
+    for index, prompt in enumerate(prompts):
+        made.append(Request(index, first, prompt, prompt + OUTPUTS - 1, "", None, "test"))
+        first += prompt + OUTPUTS - 1
+    experts = np.argsort(rng.random((first, model.n_moe_layers, model.n_experts)), axis=-1)[..., : model.top_k]
+    header = Header(n_layers=model.n_moe_layers, n_experts=model.n_experts, top_k=model.top_k, model=model.id,
+                    model_source="calibrate/in_situ.py", gate=Gate(), labels=("synthetic",), created_by="calibrate",
+                    text_licence="none")  # fmt: skip
+    return write_trace(path, header, made, None, experts=experts)
+
+
+def run(
+    device: str, model_name: str, precision: str, folder: Path, *, rounds: int = 2, seed: int = 0,
+    tell: Callable[[str], object] = lambda _: None, prompts: Iterable[int] = PROMPTS,
+    cases: Iterable[tuple[str, float]] = CASES, lanes: Lanes | None = None,
+) -> Samples:  # fmt: skip
+    """Measure every case `rounds` times on one set of weights. `folder` takes the temporary trace.
+
+    Raises:
+        BadInput: a geometry that does not fit or cannot be carried out.
+    """
+    from calibrate import environment
+    from sim.real.cpu_lanes import cores
+    from sim.real.run import check, check_memory, free_bytes, measure, open_lanes
+    from sim.real.weights import random_weights
+    from sim.run import prepare
+    from sim.spec import RunSpec
+
+    samples = Samples()
+    cases, own = list(cases), lanes is None
+    with ExitStack() as stack:
+        lanes = lanes or open_lanes(device)
+        if own:
+            stack.callback(lanes.close)
+        from sim.models import load_model
+
+        path = script(folder / "in_situ.safetensors", load_model(model_name), seed, prompts)
+        stack.callback(path.unlink, missing_ok=True)
+        weights = None
+        for number in range(rounds):
+            for policy, frac in cases:
+                spec = RunSpec(policy=policy, hw="rtx3090", model=model_name, trace=str(path), precision=precision,
+                               cache_frac=frac)  # fmt: skip
+                setup = prepare(spec)
+                try:
+                    if weights is None:
+                        check(setup)
+                        host_bytes = check_memory(setup, lanes, free_bytes(lanes))
+                        weights = random_weights(setup.model, precision, lanes, seed, host_bytes)
+                    tell(f"{policy}, {frac:.0%} resident, round {number + 1}")
+                    _collect(samples, measure(setup, lanes, weights, keep=True), f"{policy}@{frac:g}", number)
+                finally:
+                    setup.close()
+        samples.environment = {
+            "device": lanes.title, "cores": cores(), "machine": environment.machine(), "load": _load(),
+            "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "rounds": rounds,
+            "model": model_name, "precision": precision,
+        }  # fmt: skip
+    return samples
+
+
+def _load() -> list[float]:
+    import os
+
+    return list(os.getloadavg()) if hasattr(os, "getloadavg") else []
+
+
+def _collect(samples: Samples, done: Measured, case: str, number: int) -> None:
+    """Sort a run's work into samples, but for the start of the first round, which warms up threads and caches."""
+    machine = done.machine
+    kept = machine.ledger.kept
+    copies = [(w.start_s, w.end_s) for w in kept if LANES[w.lane] == "h2d" and w.piece is not None]
+    free_s = dict.fromkeys(LANES, 0.0)
+    skip_s = 0.05 * done.result["simulated_s"] if number == 0 else 0.0
+    at_copy = 0
+    for work in sorted(kept, key=lambda w: w.start_s):
+        lane = LANES[work.lane]
+        seconds = work.end_s - max(work.ready_s, free_s[lane])
+        free_s[lane] = work.end_s
+        if work.start_s < skip_s:
+            continue
+        if lane == "gpu":
+            name, at = _abscissa(work)
+            samples.add(name, at, case, seconds)
+            if name == "expert" and at == 1:
+                while at_copy < len(copies) and copies[at_copy][1] < work.start_s:
+                    at_copy += 1
+                beside = _beside(copies, at_copy, work) / max(work.end_s - work.start_s, 1e-9)
+                samples.overlap.setdefault(case, []).append((round(beside, 3), work.end_s - work.start_s))
+        elif lane == "cpu":
+            # From the rows' arrival to the result's being ready, on the pool.
+            samples.add("cpu_expert", work.n_tokens, case, seconds)
+        else:
+            where = samples.copies if lane == "h2d" else samples.sends
+            where.setdefault(work.n_bytes, []).append(seconds)
+    for verb, cost in machine.ledger.host_by.items():
+        samples.verbs.setdefault(verb, []).extend(cost.samples_s[:PER_POINT])
+
+
+def _beside(copies: list[tuple[float, float]], first: int, work: Work) -> float:
+    """Seconds of a piece of work during which a copy was under way."""
+    total_s = 0.0
+    for start_s, end_s in copies[first:]:
+        if start_s >= work.end_s:
+            break
+        total_s += max(0.0, min(end_s, work.end_s) - max(start_s, work.start_s))
+    return total_s
+
+
+def _abscissa(work: Work) -> tuple[str, float]:
+    """Curve and place on it."""
+    if work.op == "attention" and work.n_tokens == 1:
+        return "attention_decode", float(work.context)
+    return work.op, float(work.n_tokens)
+
+
+def save(samples: Samples, path: Path) -> None:
+    """Write the samples beside the profile, whole or not at all."""
+    rows = [{"op": op, "at": at, "case": case, "seconds": [round(s, 8) for s in seconds]}
+            for (op, at), cases in sorted(samples.operations.items()) for case, seconds in cases.items()]  # fmt: skip
+    plain = {
+        "format": FORMAT, "environment": samples.environment, "operations": rows,
+        "copies": {str(n): _rounded(s) for n, s in sorted(samples.copies.items())},
+        "sends": {str(n): _rounded(s) for n, s in sorted(samples.sends.items())},
+        "verbs": {verb: _rounded(s[:PER_POINT]) for verb, s in sorted(samples.verbs.items())},
+        "overlap": {case: [[f, round(s, 8)] for f, s in pairs[:PER_POINT]] for case, pairs in samples.overlap.items()},
+    }  # fmt: skip
+    with replacing(path) as part:
+        import gzip
+
+        part.write_bytes(gzip.compress(json.dumps(plain, separators=(",", ":")).encode(), 6, mtime=0))
+
+
+def _rounded(seconds: list[float]) -> list[float]:
+    return [round(s, 8) for s in seconds]
+
+
+def load(path: Path) -> Samples:
+    """Read samples back. Raises BadInput."""
+    import gzip
+
+    try:
+        with gzip.open(path, "rb") as packed:
+            plain = json.loads(packed.read(MAX_BYTES))
+        samples = Samples(environment=plain["environment"])
+        for row in plain["operations"]:
+            samples.operations.setdefault((row["op"], row["at"]), {})[row["case"]] = row["seconds"]
+        samples.copies = {int(n): s for n, s in plain["copies"].items()}
+        samples.sends = {int(n): s for n, s in plain["sends"].items()}
+        samples.verbs = plain["verbs"]
+        samples.overlap = {case: [(f, s) for f, s in pairs] for case, pairs in plain["overlap"].items()}
+        return samples
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path}: not the samples of a calibration on the real machine ({error}); calibrate again"
+                       ) from None  # fmt: skip
+
+
+# -- from samples to figures -------------------------------------------------------------------------------------
+
+
+def curve(samples: Samples, op: str) -> dict[str, Any] | None:
+    """One operation's curve as plain data; points of fewer than three samples are left out, near ones are pooled."""
+    points: dict[float, list[float]] = {}
+    for (name, at), cases in samples.operations.items():
+        if name == op:
+            key = float(_bucket(at)) if op in POOLED else at
+            for seconds in cases.values():
+                points.setdefault(key, []).extend(seconds)
+    found = [(at, typical(seconds), summarise(seconds)) for at, seconds in sorted(points.items()) if len(seconds) >= 3]
+    if not found:
+        return None
+    return {"at": [at for at, _, _ in found], "seconds": [value for _, value, _ in found],
+            "iqr_s": [s.iqr for _, _, s in found], "n": [s.n for _, _, s in found]}  # fmt: skip
+
+
+def typical(seconds: list[float]) -> float:
+    """Mean of the samples but for the lowest and highest 2.5 %.
+
+    A token's time is a sum of thousands of operations, and only means add up: the sum of medians of skewed times falls
+    short. What is cut off are pauses of the machine that no two runs share.
+    """
+    ordered = np.sort(np.asarray(seconds, dtype=np.float64))
+    cut = int(0.025 * len(ordered))
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def _bucket(context: float) -> int:
+    """Contexts pooled into steps of about a quarter."""
+    step = max(1, 2 ** max(0, int(np.log2(max(context, 1.0))) - 2))
+    return int(context // step * step + step // 2)
+
+
+def curves(samples: Samples) -> dict[str, Any]:
+    """The block `curves` of a profile."""
+    from sim.curves import AGAINST
+
+    operations = {op: found for op in AGAINST if (found := curve(samples, op)) is not None}
+    launches = {}
+    for verb, seconds in samples.verbs.items():
+        name = verb.removeprefix("launch ")
+        if verb != "sync" and verb != "before sync" and name != "copy":
+            launches[name] = figure(seconds)
+    return {"model": samples.environment["model"], "precision": samples.environment["precision"],
+            "operations": operations, "launches": launches}  # fmt: skip
+
+
+def figure(seconds: list[float], note: str = "") -> dict[str, Any]:
+    """A measured figure of a profile."""
+    found = summarise(seconds)
+    plain: dict[str, Any] = {"value": typical(seconds), "source": "measured", "ref": "lanes", "iqr": found.iqr,
+                             "n": found.n}  # fmt: skip
+    return {**plain, "note": note} if note else plain
+
+
+def link(by_bytes: Mapping[int, list[float]]) -> dict[str, Any] | None:
+    """Latency and bandwidth through the smallest and the largest copies; None with one size alone."""
+    sizes = sorted(n for n, seconds in by_bytes.items() if len(seconds) >= 3)
+    if len(sizes) < 2 or sizes[-1] < 8 * sizes[0]:
+        return None
+    small, large = (summarise(by_bytes[n]) for n in (sizes[0], sizes[-1]))
+    small_s, large_s = (typical(by_bytes[n]) for n in (sizes[0], sizes[-1]))
+    rate = (sizes[-1] - sizes[0]) / max(large_s - small_s, 1e-9)
+    latency_s = max(0.0, large_s - sizes[-1] / rate)
+    spread = large.noise_frac
+    note = f"whole experts and {sizes[0]} bytes of hidden state, on the real machine's copy lane"
+    return {"latency_s": {"value": latency_s, "source": "measured", "ref": "lanes", "iqr": small.iqr, "n": small.n,
+                          "note": note},
+            "bandwidth_bytes_per_s": {"value": rate, "source": "measured", "ref": "lanes", "iqr": rate * spread,
+                                      "n": large.n}}  # fmt: skip
+
+
+def apply(data: dict[str, Any], samples: Samples, name: str) -> dict[str, Any]:
+    """A profile's plain data with what was measured on the real machine's lanes in place of what was measured alone."""
+    up, down = link(samples.copies), link(samples.sends)
+    data = {**data, "curves": curves(samples)}
+    if up is not None:
+        data |= {"h2d": up, "h2d_pageable": up}
+    if down is None and samples.sends:
+        smallest = samples.sends[min(samples.sends)]
+        down = {**data["d2h"], "latency_s": figure(smallest)}
+    if down is not None:
+        data |= {"d2h": down, "d2h_pageable": down}
+    syncs, before = samples.verbs["sync"], samples.verbs["before sync"]
+    copies = samples.verbs.get("launch copy")
+    host = {**data["host"], "sync_s": {**figure(syncs), "value": typical(syncs) + typical(before)}}
+    if copies:
+        host["copy_launch_s"] = figure(copies)
+    # Slow-downs by copies are inside the medians above; counting them again would bill them twice.
+    none = {"value": 0.0, "source": "measured", "ref": "lanes", "note": "inside the curves, measured beside copies"}
+    machine = samples.environment["machine"]
+    lanes = (f"{name}.lanes.json.gz ({machine['cpu']}, {samples.environment['cores']} cores, torch "
+             f"{machine['versions']['torch']}, {samples.environment['measured']}, load "
+             f"{', '.join(f'{x:.1f}' for x in samples.environment['load'])})")  # fmt: skip
+    return {**data, "host": host, "contention": dict.fromkeys(data["contention"], none),
+            "sources": {**data["sources"], "lanes": lanes}}  # fmt: skip
