@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from calibrate import environment, profile
+from calibrate import environment, in_situ, profile
 from calibrate.backend import Backend
 from calibrate.bench import Bench
 from calibrate.derive import Table
@@ -43,6 +43,10 @@ class Request:
     @property
     def environment_path(self) -> Path:
         return self.folder / f"{self.name}.environment.json"
+
+    @property
+    def lanes_path(self) -> Path:
+        return self.folder / f"{self.name}.lanes.json.gz"
 
     @property
     def profile_path(self) -> Path:
@@ -140,10 +144,34 @@ def calibrate(request: Request, *, backend: Backend | None = None, progress: Pro
         saved()
         run(bench, store, request.budget_s, health, probes=probes, max_rounds=request.max_rounds,
             progress=progress, saved=saved)  # fmt: skip
+        if not request.samples_path.exists():
+            store.save()
+        if _wants_lanes(request) and (backend.kind == "cpu" or backend.torch.cuda.is_available()):
+            backend.free()
+            _measure_lanes(request, bench.dtype, progress)
         return finish(request)
     finally:
         if own:
             backend.close()
+
+
+LANES = "lanes"
+LANES_FROM_S = 150.0
+"""Budget from which operations are timed on the real machine's lanes too, which takes about a minute."""
+
+
+def _wants_lanes(request: Request) -> bool:
+    return LANES in request.probes or (not request.probes and request.budget_s >= LANES_FROM_S)
+
+
+def _measure_lanes(request: Request, dtype: str, progress: Progress | None) -> None:
+    """Operations of the first model on the lanes of the real machine."""
+    said = progress.probe if progress is not None else Progress().probe
+    precision = profile.DTYPES[dtype]
+    rounds = 1 if request.budget_s < 2 * LANES_FROM_S else 2
+    samples = in_situ.run(request.device, request.models[0], precision, request.folder, rounds=rounds,
+                          tell=lambda what: said(f"lanes: {what}", 0))  # fmt: skip
+    in_situ.save(samples, request.lanes_path)
 
 
 def finish(request: Request) -> Outcome:
@@ -162,8 +190,12 @@ def finish(request: Request) -> Outcome:
                 copying.get("pcie_width") or card.get("pcie_width_max") or 16),
     }  # fmt: skip
     data = profile.build(table, facts)
+    lanes = request.lanes_path
+    if lanes.is_file():
+        data = in_situ.apply(data, in_situ.load(lanes), request.name)
     profile.write(request.profile_path, data)
-    files = (request.profile_path, request.samples_path, request.environment_path)
+    files: tuple[Path, ...] = (request.profile_path, request.samples_path, request.environment_path)
+    files = (*files, lanes) if lanes.is_file() else files
     return Outcome(data, table, files, [*state.get("warnings", []), *table.noise()])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -80,9 +80,11 @@ def _request_row(times: RequestTimes) -> tuple[Any, ...]:
 
 
 def recorded(
-    setup: Setup, progress: Progress | None, out: Path | None, force: bool, timeline: Path | None, n_iterations: int
-) -> Outcome:
-    """Execute the run and keep it: tables in the folder `out`, trace events of the first iterations in `timeline`.
+    setup: Setup, progress: Progress | None, out: Path | None, force: bool, timeline: Path | None, n_iterations: int,
+    run: Callable[..., Any] = execute,
+) -> Any:
+    """Execute by `run` (a simulation, or a real run) and keep it: tables in the folder `out`, trace events of the first
+    iterations in `timeline`.
 
     Raises:
         BadInput: a place that cannot be written, or a folder that holds something else.
@@ -99,7 +101,7 @@ def recorded(
                 part = stack.enter_context(replacing(timeline))
                 title = f"{setup.policy.name} on {setup.hw.id}"
                 events = stack.enter_context(Timeline(part, title, n_iterations))
-            outcome = _execute(setup, progress, [sink for sink in (keeper, events) if sink is not None])
+            outcome = _execute(setup, progress, [sink for sink in (keeper, events) if sink is not None], run)
             if events is not None:
                 events.close()
             if keeper is not None:
@@ -112,7 +114,9 @@ def recorded(
         raise BadInput(f"{where}: {error.strerror or error}; choose another place") from None
 
 
-def _execute(setup: Setup, progress: Progress | None, sinks: list[Keeper | Timeline]) -> Outcome:
+def _execute(
+    setup: Setup, progress: Progress | None, sinks: list[Keeper | Timeline], run: Callable[..., Any]
+) -> Any:
     span, step, log = [s.span for s in sinks], [s.step for s in sinks], [s.log for s in sinks if isinstance(s, Keeper)]
 
     def spans(*fact: Any) -> None:
@@ -124,7 +128,7 @@ def _execute(setup: Setup, progress: Progress | None, sinks: list[Keeper | Timel
             take(done)
 
     only = span[0] if len(span) == 1 else spans
-    return execute(setup, spans=only, log=log[0] if log else None, progress=progress, on_step=on_step)
+    return run(setup, spans=only, log=log[0] if log else None, progress=progress, on_step=on_step)
 
 
 @contextmanager

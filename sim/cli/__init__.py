@@ -15,6 +15,8 @@ from sim.errors import DoesNotFit, MoesimError, did_you_mean
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("run", "Replay a routing trace under a policy on a described GPU (same as `simulate`)."),
     "calibrate": ("calibrate", "Measure this machine and write its hardware profile."),
+    "validate": ("validate", "Simulate and really run: how far the prediction is from the truth, and where."),
+    "report": ("report", "Draw a calibration: curves with samples and fit, as one HTML file."),
     "compare": ("compare", "Rank several policies on the same trace, GPU and memory."),
     "policies": ("policies", "List policies, or show one with its parameters, sources and needs."),
     "models": ("models", "List MoE models, or show one's bytes per expert, token and KV entry."),

@@ -37,10 +37,10 @@ def command(device: str | None, models: tuple[str, ...], name: str | None, folde
             probes: tuple[str, ...], resume: bool, fit_only: bool, quiet: bool) -> None:  # fmt: skip
     """Measure copies, experts, attention and host costs of this machine, and write a profile that --hw accepts."""
     from calibrate.runner import PROBES
-    from calibrate.session import Request, calibrate, finish, open_backend
+    from calibrate.session import LANES, Request, calibrate, finish, open_backend
     from sim.errors import did_you_mean
 
-    known = [probe.name for probe in PROBES]
+    known = [*(probe.name for probe in PROBES), LANES]
     for probe in probes:
         if probe not in known:
             raise BadInput(f"--probe, got {probe!r}: no such probe; {did_you_mean(probe, known)}")

@@ -78,13 +78,21 @@ def spec_options(command: Callable[..., None]) -> Callable[..., None]:
               help="Write the lanes as trace events for Perfetto.")  # fmt: skip
 @click.option("--timeline-iterations", type=click.IntRange(min=1), default=TIMELINE_ITERATIONS, show_default=True,
               metavar="N", help="How many iterations the timeline covers.")  # fmt: skip
+@click.option("--real", is_flag=True, help="Carry it out on this machine, with the prediction for --hw beside it.")
+@click.option("--device", metavar="cpu|cuda:N", help="Where --real runs; default: a GPU if there is one, else the CPU.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
     settings: tuple[str, ...], config: Path | None, out: Path | None, force: bool, timeline: Path | None,
-    timeline_iterations: int, as_json: bool, **given: Any,
+    timeline_iterations: int, real: bool, device: str | None, as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Replay a routing trace under a policy on a described GPU: time, hits, PCIe traffic, memory, what bounds it."""
     try:
+        if real:
+            from sim.cli.run_real import run_real
+
+            sys.exit(run_real(settings, config, out, force, timeline, timeline_iterations, as_json, given, device))
+        if device is not None:
+            raise BadInput(f"--device, got {device!r}: it says where --real runs; add --real, or leave it out")
         _run(settings, config, out, force, timeline, timeline_iterations, as_json, given)
     except KeyboardInterrupt:
         raise click.Abort from None

@@ -1,0 +1,134 @@
+"""`simulate --real`: carry the run out on this machine, and print the prediction for --hw beside what was measured."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from sim.real.run import Measured
+    from sim.setup import Setup
+    from sim.spec import RunSpec
+
+PREDICTED = ("ttft_s", "tpot_s", "e2e_s", "throughput_tokens_per_s", "hit_rate", "late_hit_rate", "miss_rate",
+             "h2d_bytes", "d2h_bytes", "bound_by", "uncertainty", "lane_utilisation")  # fmt: skip
+
+
+def run_real(
+    settings: tuple[str, ...], config: Path | None, out: Path | None, force: bool, timeline: Path | None,
+    n_iterations: int, as_json: bool, given: dict[str, Any], device: str | None,
+) -> int:  # fmt: skip
+    """Measure, predict, print. Returns the exit status: 0, 1 after a fault of the device, 130 after an interrupt."""
+    from sim.cli.run import _Bar, specify
+    from sim.real.run import execute_real, usable_device
+    from sim.sinks import recorded
+
+    place = usable_device(device)
+    spec, _ = specify(given, settings, config)
+    setup = prepare_real(spec, place, given.get("precision") is not None or config is not None)
+    try:
+        _say_where(setup, place, device is None, as_json)
+        run = partial(execute_real, device=place)
+        with _Bar(setup) as progress:
+            if out is None and timeline is None:
+                done = run(setup, progress=progress)
+            else:
+                done = recorded(setup, progress, out, force, timeline, n_iterations,
+                                run=lambda *a, **k: _with_prediction(run(*a, **k)))  # fmt: skip
+        if "prediction" not in done.result:
+            _with_prediction(done)
+    finally:
+        setup.close()
+    _print(done, as_json, out, timeline)
+    if done.fault:
+        click.echo(f"error: {done.fault}; what was measured until then is above", err=True)
+    return 0 if not done.fault else 130 if done.fault == "interrupted" else 1
+
+
+def prepare_real(spec: RunSpec, place: str, precision_given: bool) -> Setup:
+    """The setup of a real run: in the precision that the device computes in, unless another was asked for."""
+    import msgspec
+
+    from sim.real.run import check, serving_precision
+    from sim.run import prepare
+
+    setup = prepare(spec)
+    precision = serving_precision(place, setup.model)
+    if not precision_given and precision != spec.precision:
+        setup.close()
+        setup = prepare(msgspec.structs.replace(spec, precision=precision))
+    try:
+        check(setup)
+    except BaseException:
+        setup.close()
+        raise
+    return setup
+
+
+def _say_where(setup: Setup, place: str, chosen: bool, as_json: bool) -> None:
+    """The first line: where the run takes place, and why there."""
+    from sim.real.cpu_lanes import cores
+
+    where = f"the CPU backend ({cores()} cores)" if place == "cpu" else place
+    why = "; no CUDA GPU was found" if chosen and place == "cpu" else ""
+    click.echo(f"real run on {where}: {setup.model.id} in {setup.spec.precision}{why}", err=as_json)
+
+
+def _with_prediction(done: Measured) -> Measured:
+    """Put the simulation of the very same run into the result."""
+    from sim.run import execute, prepare
+
+    again = prepare(done.setup.spec)
+    try:
+        result = execute(again, bounds=False).result
+    finally:
+        again.close()
+    label = None
+    if done.setup.hw.name != done.machine.lanes.title:
+        label = f"the profile {again.hw.id} describes another device than {done.machine.lanes.title}"
+    done.result["prediction"] = {"hw": again.hw.id, "label": label, **{key: result[key] for key in PREDICTED}}
+    return done
+
+
+def _print(done: Measured, as_json: bool, out: Path | None, timeline: Path | None) -> None:
+    from sim.output import to_json
+
+    if as_json:
+        click.echo(to_json(done.result))
+        return
+    from sim.render import render, verdict
+
+    shown = {**done.result, "hw": done.result["device"]}
+    click.echo(click.style(f"measured: {verdict(shown)}", bold=True))
+    click.echo()
+    click.echo(beside(done.result))
+    click.echo(render(shown), nl=False)
+    if out is not None:
+        click.echo(f"\nwritten: {out}")
+    if timeline is not None:
+        click.echo(f"\nwritten: {timeline} (open it at ui.perfetto.dev)")
+
+
+def beside(result: dict[str, Any]) -> str:
+    """Measured and predicted, two lines of times and one of what the host spent on policy code."""
+    from sim.cli.tables import render, table
+    from sim.units import show_bytes, show_seconds
+
+    predicted, measured = result["prediction"], result["measured"]
+    rows = table("", "measured", f"predicted for {predicted['hw']}", "ratio")
+    for title, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s")):
+        real_s, said_s = result[key]["mean"], predicted[key]["mean"]
+        if real_s is None or said_s is None:
+            continue
+        scatter = predicted["uncertainty"]["plus_minus_frac"]
+        spread = f" +- {show_seconds(said_s * scatter)}" if scatter else ""
+        rows.add_row(title, show_seconds(real_s), f"{show_seconds(said_s)}{spread}", f"{said_s / real_s:.2f}")
+    rows.add_row("to the device", show_bytes(result["h2d_bytes"]), show_bytes(predicted["h2d_bytes"]), "")
+    each_s = measured["policy_code_per_iteration_s"]
+    if each_s is not None:
+        rows.add_row("policy code", f"{show_seconds(each_s)} an iteration", "not simulated", "")
+    text = str(render(rows))
+    return text + (f"note: {predicted['label']}\n" if predicted["label"] else "")

@@ -1,0 +1,209 @@
+"""`moesim validate`: simulate and carry out the same runs, and say how far apart they are and where."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sim.errors import BadInput
+
+MAX_BYTES = 64 * 1024 * 1024
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Example: moesim validate --policy lru --policy fine_moe --experts 64 --experts 128 --hw my-cpu.yaml",
+)
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="What decides; repeat it.")
+@click.option("--experts", multiple=True, type=int, metavar="N", help="Budget in whole experts; repeat it.")
+@click.option("--hw", metavar="NAME|FILE", help="Profile of this device: `calibrate` writes one.")
+@click.option("--device", metavar="cpu|cuda:N", help="Where to run; default: a GPU if there is one, else the CPU.")
+@click.option("--model", metavar="NAME|FILE", default="cpu-small", show_default=True, help="Geometry.")
+@click.option("--trace", metavar="NAME|FILE", help="Routing trace; default: a bundled one of the model's shape.")
+@click.option("--precision", metavar="TYPE", help="Type of the weights; default: what the device computes in.")
+@click.option("--requests", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="First N requests of the test split.")  # fmt: skip
+@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="Requests decoded together.")  # fmt: skip
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="hw.*, model.*, stack.* or POLICY.*")
+@click.option("--tolerance", type=click.FloatRange(min=0.0), default=0.25, show_default=True, metavar="F",
+              help="Largest relative error of TPOT and TTFT.")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Keep every comparison as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the comparisons as one JSON object and nothing else.")
+@click.option("--table", "tables", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
+              help="Run nothing: print the accuracy table of kept comparisons as Markdown.")  # fmt: skip
+def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None, device: str | None, model: str,
+            trace: str | None, precision: str | None, requests: int, batch: int, settings: tuple[str, ...],
+            tolerance: float, out: Path | None, as_json: bool, tables: tuple[Path, ...]) -> int:  # fmt: skip
+    """Simulate and really run: predicted, measured and error of TTFT, TPOT, hits, bytes and lanes; exit 1 beyond F."""
+    if tables:
+        click.echo(markdown([read(path) for path in tables]), nl=False)
+        return 0
+    if not policies or hw is None:
+        missing = "--policy" if not policies else "--hw"
+        raise BadInput(f"{missing}, got none: e.g. moesim validate --policy lru --experts 64 --hw my-cpu.yaml, whose "
+                       "profile `calibrate --device cpu --model cpu-small --name my-cpu` writes")  # fmt: skip
+    try:
+        data = _measure(policies, experts or (None,), hw, device, model, trace, precision, requests, batch, settings,
+                        tolerance, as_json)  # fmt: skip
+    except KeyboardInterrupt:
+        raise click.Abort from None
+    if out is not None:
+        from sim.data import replacing
+
+        with replacing(out) as part:
+            part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(data))
+    else:
+        click.echo(_report(data), nl=False)
+    return 1 if data["wrong"] else 0
+
+
+def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str, device: str | None, model: str,
+             trace: str | None, precision: str | None, requests: int, batch: int, settings: tuple[str, ...],
+             tolerance: float, quiet: bool) -> dict[str, Any]:  # fmt: skip
+    """Every policy at every budget, on lanes and weights that are opened once."""
+    from calibrate import environment
+    from sim.cli.run_real import prepare_real
+    from sim.data import parse_yaml
+    from sim.output import finite
+    from sim.overrides import parse_set
+    from sim.real.cpu_lanes import cores
+    from sim.real.run import opened, usable_device
+    from sim.real.validate import SCHEMA, compare, judge, rank_correlation, summary
+    from sim.spec import RunSpec
+
+    place = usable_device(device)
+    parse_set(settings)
+    pairs = ((key.strip(), text) for key, _, text in (item.partition("=") for item in settings))
+    changes = {key: parse_yaml(text, f"--set {key}") for key, text in pairs}
+    cases = [RunSpec(policy=policy, hw=hw, model=model, trace=trace, precision=precision or "bf16", requests=requests,
+                     batch=batch, experts=n, set=changes) for n in experts for policy in policies]  # fmt: skip
+    largest: Any = None
+    for number, spec in enumerate(cases):  # everything that may be refused is refused before anything runs
+        setup = prepare_real(spec, place, precision is not None)
+        setup.close()
+        cases[number] = setup.spec
+        if largest is None or sum(setup.memory.expert_bytes) > sum(largest.memory.expert_bytes):
+            largest = setup
+    comparisons = []
+    with opened(largest, place, largest.spec.seed) as (lanes, weights):
+        for spec in cases:
+            if not quiet:
+                click.echo(f"{spec.policy}, {spec.experts or 'default'} experts ...", err=True)
+            comparisons.append(compare(spec, lanes, weights))
+        title, distinct = lanes.title, weights.distinct
+    wrong = [f"{c['policy']}, {c['experts'] or 'default'} experts: {text}" for c in comparisons
+             for text in judge(c, tolerance)]  # fmt: skip
+    machine = environment.machine()
+    found: dict[str, Any] = finite({
+        "schema": SCHEMA, "device": title, "cores": cores(), "machine": machine, "distinct_host_experts": distinct,
+        "profile": Path(hw).stem if hw.endswith((".yaml", ".yml")) else hw,
+        "load": list(_load()), "date": time.strftime("%Y-%m-%d", time.gmtime()), "tolerance_frac": tolerance,
+        "comparisons": comparisons, "rank_correlation": rank_correlation(comparisons), **summary(comparisons),
+        "wrong": wrong,
+    })  # fmt: skip
+    return found
+
+
+def _load() -> tuple[float, ...]:
+    import os
+
+    return os.getloadavg() if hasattr(os, "getloadavg") else ()
+
+
+def _spec(found: dict[str, Any]) -> str:
+    return str(found["experts"]) if found["experts"] else f"{found['expert_budget_bytes'] / 1e6:.0f} MB"
+
+
+def _report(data: dict[str, Any]) -> str:
+    """The verdict first, then a row per comparison, lanes of the worst one, and what is wrong."""
+    from sim.cli.tables import render, table
+    from sim.units import show_seconds
+
+    median, worst = data["tpot_s_median_error_frac"], data["tpot_s_worst_error_frac"]
+    head = f"{len(data['comparisons'])} comparisons on {data['device']}"
+    if median is not None:
+        head += f": TPOT off by {median:.1%} (median), {worst:.1%} (worst)"
+    rows = table("policy", "experts", "TPOT predicted", "measured", "error", "TTFT error", "hits predicted", "measured",
+                 "bytes", "decisions", "worst lane")  # fmt: skip
+    for c in data["comparisons"]:
+        scatter, said_s = c["plus_minus_frac"], c["tpot_s"]["predicted"]
+        spread = f" +- {show_seconds(scatter * said_s)}" if scatter and said_s else ""
+        rows.add_row(
+            c["policy"], _spec(c), "-" if said_s is None else show_seconds(said_s) + spread,
+            "-" if c["tpot_s"]["measured"] is None else show_seconds(c["tpot_s"]["measured"]),
+            _percent(c["tpot_s"]["error_frac"]), _percent(c["ttft_s"]["error_frac"]),
+            _percent(c["classes"]["hit_rate"]["predicted"], sign=False),
+            _percent(c["classes"]["hit_rate"]["measured"], sign=False), _percent(c["bytes"]["h2d_bytes"]["error_frac"]),
+            "identical" if c["decisions"]["identical"] else "differ", c["worst_lane"],
+        )  # fmt: skip
+    text = f"{head}\n\n{render(rows)}\n"
+    furthest = max(data["comparisons"], key=lambda c: abs(c["tpot_s"]["error_frac"] or 0.0))
+    lanes = table("per iteration", "predicted", "measured", "off")
+    most = sorted(furthest["operations"].items(), key=lambda item: -abs(item[1]["off_s"]))[:8]
+    shown = {**furthest["lanes"], **dict(most)}
+    for name, row in shown.items():
+        lanes.add_row(name, *(show_seconds(row[key]) for key in ("predicted_s", "measured_s")),
+                      f"{1e3 * row['off_s']:+.3f} ms")  # fmt: skip
+    text += f"lanes and operations of {furthest['policy']}, {_spec(furthest)} experts:\n{render(lanes)}\n"
+    for budget, rho in data["rank_correlation"].items():
+        if rho is not None:
+            text += f"rank correlation of policies at {int(budget) / 1e6:.0f} MB: {rho:.2f}\n"
+    for label in sorted({label for c in data["comparisons"] for label in c["labels"]}):
+        text += f"note: {label}\n"
+    return text + "".join(f"wrong: {line}\n" for line in data["wrong"])
+
+
+def _percent(value: float | None, sign: bool = True) -> str:
+    return "-" if value is None else f"{value:+.1%}" if sign else f"{value:.1%}"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Kept comparisons. Raises BadInput."""
+    from sim.data import read_text
+
+    try:
+        data = json.loads(read_text(path, MAX_BYTES))
+        if data["schema"] != 1 or not isinstance(data["comparisons"], list):
+            raise KeyError("schema")
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path}: not comparisons of `moesim validate --out` ({error}); run that first") from None
+    return dict(data)
+
+
+def markdown(kept: list[dict[str, Any]]) -> str:
+    """The accuracy table of the docs: hardware, cores, noise, versions and date, then a row per comparison."""
+    lines = []
+    for data in kept:
+        machine, load = data["machine"], ", ".join(f"{x:.1f}" for x in data["load"])
+        lines += [
+            f"{data['device']}: {machine['cpu']}, {data['cores']} cores, torch {machine['versions']['torch']}, "
+            f"{data['date']}, load average {load}, profile `{data['profile']}`. TPOT off by "
+            f"{data['tpot_s_median_error_frac']:.1%} (median), {data['tpot_s_worst_error_frac']:.1%} (worst); TTFT by "
+            f"{data['ttft_s_median_error_frac']:.1%} and {data['ttft_s_worst_error_frac']:.1%}.", "",
+            "| policy | model | experts | TPOT predicted (ms) | measured (ms) | error | TTFT error | IQR of iterations "
+            "| hit rate predicted | measured | decisions |",
+            "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+        ]  # fmt: skip
+        for c in data["comparisons"]:
+            said_s, real_s, scatter = c["tpot_s"]["predicted"], c["tpot_s"]["measured"], c["plus_minus_frac"]
+            spread = f" ± {1e3 * said_s * scatter:.1f}" if scatter else ""
+            lines.append(
+                f"| {c['policy']} | {c['model']} | {_spec(c)} | {1e3 * said_s:.1f}{spread} | {1e3 * real_s:.1f} | "
+                f"{_percent(c['tpot_s']['error_frac'])} | {_percent(c['ttft_s']['error_frac'])} | "
+                f"{_percent(c['decode_iqr_frac'], sign=False)} | "
+                f"{_percent(c['classes']['hit_rate']['predicted'], sign=False)} | "
+                f"{_percent(c['classes']['hit_rate']['measured'], sign=False)} | "
+                f"{'identical' if c['decisions']['identical'] else 'differ'} |"
+            )
+        rho = [f"{value:.2f}" for value in data["rank_correlation"].values() if value is not None]
+        if rho:
+            lines += ["", f"Rank correlation of policies, predicted against measured, by budget: {', '.join(rho)}."]
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,223 @@
+"""Both worlds side by side: the same run simulated and carried out, and where their times part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sim.drive import drive
+from sim.lanes import HOST
+from sim.machine import Ticket
+from sim.metrics import quantile
+from sim.real.run import measure
+from sim.real.watch import watch
+from sim.result import fold
+from sim.run import assemble, prepare, run_through
+
+if TYPE_CHECKING:
+    from sim.real.weights import Weights
+    from sim.real.work import Lanes
+    from sim.setup import Setup
+    from sim.sim_machine import SimMachine
+    from sim.spec import RunSpec
+
+SCHEMA = 1
+CLASSES = ("hit_rate", "partial_hit_rate", "late_hit_rate", "miss_rate", "cpu_rate", "substituted_rate", "dropped_rate")
+LANES = ("gpu", "h2d", "d2h", "cpu", "host")
+Entry = tuple[str, int, int]
+
+
+@dataclass
+class World:
+    """One of the two: its result, its decisions, and busy seconds by (lane, operation)."""
+
+    result: dict[str, Any]
+    log: list[Entry]
+    busy_s: dict[tuple[str, str], float]
+    iterations_s: dict[str, list[float]] = field(default_factory=dict)
+
+
+class HostPays:
+    """Charges the host of a simulation with the time that policy code took just now, as a real host spends it."""
+
+    def __init__(self, machine: SimMachine, spent: dict[tuple[str, str], float]) -> None:
+        self._machine, self._spent = machine, spent
+        self.total_s = 0.0
+
+    def policy(self, hook: str, layer: int, began_s: float, end_s: float) -> None:
+        self._machine.host_s += end_s - began_s
+        self.total_s += end_s - began_s
+        self._spent["host", "policy code"] = self._spent.get(("host", "policy code"), 0.0) + end_s - began_s
+
+
+def simulated(setup: Setup) -> World:
+    """The simulation of a run, policy code charged as measured while it ran, in place of what predictors ask for."""
+    busy_s: dict[tuple[str, str], float] = {}
+    log: list[Entry] = []
+
+    def span(lane: str, op: str, _layer: int, _expert: int, _tokens: int, _bytes: int, start_s: float, end_s: float
+             ) -> None:  # fmt: skip
+        busy_s[lane, op] = busy_s.get((lane, op), 0.0) + end_s - start_s
+
+    engine, machine = assemble(setup, span, lambda *entry: log.append(entry))
+    payer = HostPays(machine, busy_s)
+    watch(setup.policy, payer)
+
+    machine.predict = lambda *_: Ticket(machine.host_s, HOST)  # type: ignore[method-assign]
+    steps: dict[str, list[float]] = {}
+    clockwork = run_through(setup, engine, machine, drive, _steps_into(steps), None)
+    result = fold(setup, engine, machine, clockwork, 0.0)
+    result["policy_code_s"] = payer.total_s
+    n_begun = sum(len(found) for found in steps.values())
+    if machine.cost.begin_s:
+        busy_s["host", "begin"] = n_begun * machine.cost.begin_s
+    return World(result, log, busy_s, steps)
+
+
+def carried_out(setup: Setup, lanes: Lanes, weights: Weights) -> World:
+    """The real run."""
+    log: list[Entry] = []
+    steps: dict[str, list[float]] = {}
+    done = measure(setup, lanes, weights, log=lambda *entry: log.append(entry), on_step=_steps_into(steps))
+    if done.fault == "interrupted":
+        raise KeyboardInterrupt
+    ledger = done.machine.ledger
+    busy_s = {key: cost.total_s for key, cost in ledger.by_op.items()}
+    for op, cost in ledger.host_by.items():
+        name = "sync" if op == "before sync" else op
+        busy_s["host", name] = busy_s.get(("host", name), 0.0) + cost.total_s
+    busy_s["host", "policy code"] = ledger.policy_s
+    return World({**done.result, "policy_code_s": ledger.policy_s}, log, busy_s, steps)
+
+
+def _steps_into(steps: dict[str, list[float]]) -> Callable[[Any], None]:
+    return lambda step: steps.setdefault(step.iteration.phase, []).append(step.end_s - step.start_s)
+
+
+def compare(spec: RunSpec, lanes: Lanes, weights: Weights) -> dict[str, Any]:
+    """One comparison as plain data: predicted, measured and error of every figure, lane and operation."""
+    worlds = []
+    for run in (simulated, lambda setup: carried_out(setup, lanes, weights)):
+        setup = prepare(spec)
+        try:
+            worlds.append(run(setup))
+            traits = sorted(setup.policy.traits)
+        finally:
+            setup.close()
+    sim, real = worlds
+    n_steps = max(1, sum(phase["iterations"] for phase in real.result["phases"].values()))
+    operations = _operations(sim, real, n_steps)
+    part = next((i for i, (a, b) in enumerate(zip(sim.log, real.log, strict=False)) if a != b), None)
+    if part is None and len(sim.log) != len(real.log):
+        part = min(len(sim.log), len(real.log))
+    return {
+        "policy": sim.result["policy"], "params": sim.result["params"], "traits": traits, "hw": sim.result["hw"],
+        "model": sim.result["model"], "precision": sim.result["precision"], "device": real.result["device"],
+        "expert_budget_bytes": sum(sim.result["expert_budget_bytes"]), "experts": spec.experts,
+        "cache_frac": spec.cache_frac, "requests": real.result["requests"],
+        "decode_tokens": real.result["decode_tokens"],
+        "ttft_s": _pair(sim.result["ttft_s"]["mean"], real.result["ttft_s"]["mean"]),
+        "tpot_s": _pair(sim.result["tpot_s"]["mean"], real.result["tpot_s"]["mean"]),
+        "plus_minus_frac": sim.result["uncertainty"]["plus_minus_frac"],
+        "decode_iqr_frac": _iqr_frac(real.iterations_s.get("decode", [])),
+        "classes": {name: _pair(sim.result[name], real.result[name]) for name in CLASSES},
+        "bytes": {name: _pair(sim.result[name], real.result[name]) for name in ("h2d_bytes", "d2h_bytes")},
+        "utilisation": {lane: _pair(sim.result["lane_utilisation"].get(lane), real.result["lane_utilisation"].get(lane))
+                        for lane in LANES},
+        "operations": operations, "lanes": _lanes(operations), "worst_lane": _worst(_lanes(operations)),
+        "worst_operation": _worst(operations),
+        "policy_code_s": _pair(sim.result["policy_code_s"], real.result["policy_code_s"]),
+        "decisions": {"n": len(real.log), "identical": part is None, "part_at": part,
+                      "predicted": None if part is None else list(sim.log[part : part + 1]),
+                      "measured": None if part is None else list(real.log[part : part + 1])},
+        "labels": [label for label in sim.result["labels"] if label.startswith("beyond")],
+    }  # fmt: skip
+
+
+def _pair(predicted: float | None, measured: float | None) -> dict[str, float | None]:
+    error = None
+    if predicted is not None and measured:
+        error = predicted / measured - 1.0
+    return {"predicted": predicted, "measured": measured, "error_frac": error}
+
+
+def _iqr_frac(seconds: list[float]) -> float | None:
+    """Spread of the real iterations over their median: how quiet the machine was."""
+    if len(seconds) < 4:
+        return None
+    ordered = sorted(seconds)
+    return (quantile(ordered, 0.75) - quantile(ordered, 0.25)) / quantile(ordered, 0.5)
+
+
+def _operations(sim: World, real: World, n_steps: int) -> dict[str, dict[str, float]]:
+    """Busy seconds per iteration by lane and operation; their difference is where the time went wrong."""
+    found = {}
+    for lane, op in sorted(set(sim.busy_s) | set(real.busy_s)):
+        predicted, measured = (world.busy_s.get((lane, op), 0.0) / n_steps for world in (sim, real))
+        found[f"{lane}: {op}"] = {"predicted_s": predicted, "measured_s": measured, "off_s": predicted - measured}
+    return found
+
+
+def _lanes(operations: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    lanes: dict[str, dict[str, float]] = {}
+    for name, row in operations.items():
+        lane = lanes.setdefault(name.partition(":")[0], {"predicted_s": 0.0, "measured_s": 0.0, "off_s": 0.0})
+        for key, value in row.items():
+            lane[key] += value
+    return lanes
+
+
+def _worst(rows: dict[str, dict[str, float]]) -> str:
+    return max(rows, key=lambda name: abs(rows[name]["off_s"]), default="")
+
+
+def judge(found: dict[str, Any], tolerance_frac: float) -> list[str]:
+    """What is wrong with a comparison, in words; empty when nothing is."""
+    wrong = []
+    for title, key in (("TPOT", "tpot_s"), ("TTFT", "ttft_s")):
+        error = found[key]["error_frac"]
+        if error is not None and abs(error) > tolerance_frac:
+            row = found["operations"][found["worst_operation"]]
+            wrong.append(
+                f"{title} is off by {error:+.0%}; most of the difference is on lane {found['worst_lane']} "
+                f"({found['worst_operation']}: {1e3 * row['predicted_s']:.2f} ms an iteration predicted, "
+                f"{1e3 * row['measured_s']:.2f} ms measured)"
+            )
+    if "timing" not in found["traits"]:
+        if not found["decisions"]["identical"]:
+            at = found["decisions"]
+            wrong.append(f"decisions part at entry {at['part_at']}: predicted {at['predicted']}, measured "
+                         f"{at['measured']}; a policy without the trait timing must decide alike in both worlds")
+        for name, pair in found["bytes"].items():
+            if pair["predicted"] != pair["measured"]:
+                wrong.append(f"{name}: {pair['predicted']} predicted, {pair['measured']} measured")
+    return wrong
+
+
+def rank_correlation(comparisons: Iterable[dict[str, Any]]) -> dict[str, float | None]:
+    """Spearman's rho between predicted and measured TPOT over policies, per budget; None below three policies."""
+    from scipy.stats import spearmanr
+
+    by_budget: dict[str, list[tuple[float, float]]] = {}
+    for found in comparisons:
+        pair = found["tpot_s"]
+        if pair["predicted"] is not None and pair["measured"] is not None:
+            by_budget.setdefault(str(found["expert_budget_bytes"]), []).append((pair["predicted"], pair["measured"]))
+    rho: dict[str, float | None] = {}
+    for budget, pairs in by_budget.items():
+        predicted, measured = ([pair[side] for pair in pairs] for side in (0, 1))
+        value = float(spearmanr(predicted, measured).statistic) if len(pairs) >= 3 else math.nan
+        rho[budget] = None if math.isnan(value) else value
+    return rho
+
+
+def summary(comparisons: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Median and largest absolute error of TPOT and TTFT over all comparisons."""
+    found: dict[str, float | None] = {}
+    for key in ("tpot_s", "ttft_s"):
+        errors = sorted(abs(c[key]["error_frac"]) for c in comparisons if c[key]["error_frac"] is not None)
+        found[f"{key}_median_error_frac"] = quantile(errors, 0.5) if errors else None
+        found[f"{key}_worst_error_frac"] = errors[-1] if errors else None
+    return found
