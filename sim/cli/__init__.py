@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("train", "Train a policy's predictor on a trace's store split."),
     "traces": ("traces", "List, inspect and check routing traces."),
     "record": ("record", "Record the routing of a Hugging Face MoE model."),
+    "reproduce": ("reproduce", "Published figures beside simulated ones, misses included."),
     "bench": ("bench", "Time the replay against bare SimPy, and the main job's memory."),
     "conformance": ("conformance", "Run every conformance check that applies to a policy."),
 }

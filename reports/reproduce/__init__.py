@@ -1,0 +1,1 @@
+"""Published figures beside simulated ones: `rows/` holds what papers print, the modules work it out again."""

@@ -1,0 +1,256 @@
+"""Rows that need no trace: bytes, counts and single operations, from the catalogue's geometry and hardware profiles.
+
+A method takes the row and the settings of its constant; it returns label -> figure (or [least, most]) in the row's
+unit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from reports.reproduce.rows import HERE, Figure, Row
+from sim.cost import Cost
+from sim.hardware import load_hardware
+from sim.model_bytes import bytes_of
+from sim.models import Model, load_model
+from sim.stack import load_stack
+
+Settings = dict[str, float]
+Method = Callable[[Row, Settings], dict[str, Figure]]
+METHODS: dict[str, Method] = {}
+GB, GIB = 1e9, 1024.0**3
+KEPT_FRAC = 0.6  # eMoE keeps 60 % of the experts in most of its figures
+EMOE_LOADED_FRAC = {"openmoe-8b": 0.67, "mixtral-8x7b": 0.78}  # section 2.1.1
+EMOE_PREDICTOR_PARAMS = 0.108e9  # section 5.3
+PREDICTOR_BYTES = 300e6  # DuoServe, section 6.4
+# AdapMoE's sizes by layer as its public code computes them: total -> without and with adaptive gating.
+ADAPMOE_SIZES = {
+    "64": "82222222222221121122222222112222",
+    "64 gated": "84333332222222222221111111111111",
+    "128": "85444444444444343344444444334444",
+    "128 gated": "87665555555555555544433322111111",
+}
+
+
+def method(function: Method) -> Method:
+    """Make a function known under its own name."""
+    METHODS[function.__name__] = function
+    return function
+
+
+def model_of(name: str) -> Model:
+    """A model of the catalogue, or one described beside the rows."""
+    own = HERE / "models" / f"{name}.yaml"
+    return load_model(own if own.exists() else name, {})
+
+
+def cost_of(hw: str, model: str, precision: str = "bf16", settings: Settings | None = None) -> Cost:
+    """Prices on a bundled GPU with bare kernels; `settings` are dotted overrides such as `hw.h2d.latency_s`."""
+    own: dict[str, dict[str, object]] = {"hw": {}, "stack": {}}
+    for key, value in (settings or {}).items():
+        group, _, path = key.partition(".")
+        own[group][path] = value
+    return Cost(load_hardware(hw, own["hw"]), model_of(model), load_stack("bare", own["stack"]), precision)
+
+
+def awq_dense_bytes(model: Model) -> int:
+    """Weights outside the experts as AWQ leaves them: attention in 4 bits, embedding, head, gates and norms in 16."""
+    attention = model.n_layers * model.attention_params()
+    return bytes_of(attention, "int4_g128") + bytes_of(model.dense_params() - attention, "fp16")
+
+
+@method
+def awq_weights(row: Row, _: Settings) -> dict[str, Figure]:
+    model = model_of(row.model)
+    return {"weights": (awq_dense_bytes(model) + model.routed_bytes("int4_g128")) / GB}
+
+
+@method
+def awq_dense(row: Row, _: Settings) -> dict[str, Figure]:
+    return {"dense": awq_dense_bytes(model_of(row.model)) / GB}
+
+
+@method
+def duoserve_peaks(row: Row, _: Settings) -> dict[str, Figure]:
+    model = model_of(row.model)
+    dense, expert = awq_dense_bytes(model), model.expert_bytes("int4_g128")
+    acc, moesys = dense + model.top_k * expert, dense + model.n_experts * expert
+    found: dict[str, Figure] = {
+        "ACC": acc / GB, "MoESys": moesys / GB, "DuoServe": (acc + PREDICTOR_BYTES) / GB,
+        "MoESys - ACC": (moesys - acc) / GB, "DuoServe - ACC": PREDICTOR_BYTES / GB,
+    }  # fmt: skip
+    return {label: found[label] for label in row.published}
+
+
+@method
+def emoe_load(row: Row, settings: Settings) -> dict[str, Figure]:
+    cost = cost_of("a100-40g-pcie", row.model, settings=settings)
+    n_copies = EMOE_LOADED_FRAC[row.model] * cost.model.n_moe_layers * cost.model.n_experts
+    return {"load": n_copies * cost.copy_s(cost.model.expert_bytes())}
+
+
+@method
+def emoe_saved(_row: Row, _: Settings) -> dict[str, Figure]:
+    shares = [model.routed_bytes() / bytes_of(model.total_params()) for model in map(model_of, EMOE_LOADED_FRAC)]
+    return {"saved": [20 * min(shares), 80 * max(shares)]}
+
+
+def _emoe_bytes(model: Model, kept_frac: float, n_tokens: int) -> float:
+    weights = bytes_of(model.dense_params()) + kept_frac * model.routed_bytes()
+    return weights + n_tokens * model.kv_bytes_per_token()
+
+
+@method
+def emoe_memory(row: Row, _: Settings) -> dict[str, Figure]:
+    model = model_of(row.model)
+    return {"all": _emoe_bytes(model, 1, 512) / GB, "60 %": _emoe_bytes(model, KEPT_FRAC, 512) / GB}
+
+
+@method
+def emoe_longest(_row: Row, _: Settings) -> dict[str, Figure]:
+    found: dict[str, Figure] = {}
+    for label, name in (("OpenMoE", "openmoe-8b"), ("Mixtral", "mixtral-8x7b")):
+        model = model_of(name)
+        found[label] = 1 + (1 - KEPT_FRAC) * model.routed_bytes() / (512 * model.kv_bytes_per_token())
+    return found
+
+
+@method
+def emoe_batch(row: Row, _: Settings) -> dict[str, Figure]:
+    model = model_of(row.model)
+    return {"all": _emoe_bytes(model, 1, 4 * 512) / GB, "eMoE": _emoe_bytes(model, KEPT_FRAC, 4 * 512) / GB}
+
+
+@method
+def emoe_table3(row: Row, _: Settings) -> dict[str, Figure]:
+    model = model_of(row.model)
+    total = model.total_params()
+    quantised = {f"{bits} bits": bytes_of(total, f"int{bits}") / GB for bits in (8, 4)}
+    return {"eMoE": _emoe_bytes(model, KEPT_FRAC, 512) / GB, **quantised}
+
+
+@method
+def emoe_predictor(_row: Row, _: Settings) -> dict[str, Figure]:
+    shares = [100 * EMOE_PREDICTOR_PARAMS / model_of(name).routed_params() for name in EMOE_LOADED_FRAC]
+    return {"share": [min(shares), max(shares)]}
+
+
+@method
+def importance_cpu(row: Row, _: Settings) -> dict[str, Figure]:
+    cost = cost_of("a6000", row.model)
+    return {"ratio": cost.expert_cpu_s(1) / cost.copy_s(cost.model.expert_bytes())}
+
+
+@method
+def importance_ratio(_row: Row, _: Settings) -> dict[str, Figure]:
+    pairs = (("rtx3080ti", "deepseek-moe-16b"), ("rtx4060ti", "xverse-moe-a4.2b"), ("a6000", "qwen2-57b-a14b"))
+    costs = [cost_of(*pair) for pair in pairs]
+    return {"ratio": sum(c.copy_s(c.model.expert_bytes()) / c.expert_gpu_s(1) for c in costs) / len(costs)}
+
+
+@method
+def inactive(row: Row, _: Settings) -> dict[str, Figure]:
+    model = model_of(row.model)
+    idle = model.total_params() - model.active_params()
+    return {"share": 100 * idle / model.total_params(), "GB": bytes_of(idle) / GB}
+
+
+@method
+def store_bytes(row: Row, _: Settings) -> dict[str, Figure]:
+    model = model_of(row.model)
+    return {"store": 32 * 1024 * model.n_moe_layers * model.n_experts * 4 / 1e6}
+
+
+@method
+def map_counts(_row: Row, _: Settings) -> dict[str, Figure]:
+    found: dict[str, Figure] = {}
+    for label, name in (("Qwen", "qwen1.5-moe-a2.7b"), ("Mixtral", "mixtral-8x7b"), ("Phi", "phi-3.5-moe")):
+        model = model_of(name)
+        n = model.n_moe_layers * model.n_experts
+        found |= {f"{label} 75 %": 2 * n, f"{label} 98 %": 0.5 * n * math.log(n)}
+    return found
+
+
+@method
+def random_hits(row: Row, _: Settings) -> dict[str, Figure]:
+    model = model_of(row.model)
+    return {label: 100 * int(label) / model.n_experts for label in row.published}
+
+
+@method
+def all_weights(row: Row, _: Settings) -> dict[str, Figure]:
+    return {"weights": bytes_of(model_of(row.model).total_params()) / GIB}
+
+
+@method
+def adapmoe_sizes(row: Row, _: Settings) -> dict[str, Figure]:
+    from policies._adapmoe_sizes import ACCURACY, SINGLE, cache_sizes, thousandths
+
+    model = model_of(row.model)
+    layers, found = [model.n_experts] * model.n_moe_layers, {}
+    for label, text in ADAPMOE_SIZES.items():
+        single = thousandths(SINGLE if "gated" in label else [0] * len(layers))
+        sizes = cache_sizes(int(label.split()[0]), layers, model.top_k, thousandths(ACCURACY), single)
+        found[label] = float(sum(a == int(b) for a, b in zip(sizes, text, strict=True)))
+    return dict(found)
+
+
+@method
+def promoe_bandwidth(_row: Row, _: Settings) -> dict[str, Figure]:
+    return {"h2d": load_hardware("rtx4090").h2d.bandwidth_bytes_per_s.value / GB}
+
+
+@method
+def switch_weights(row: Row, _: Settings) -> dict[str, Figure]:
+    return {label: bytes_of(model_of(f"switch-{label}").total_params(), "fp32") / GB for label in row.published}
+
+
+@method
+def pregated_memory(_row: Row, _: Settings) -> dict[str, Figure]:
+    names = ("switch-base-8", "switch-base-64", "switch-base-128", "switch-large-128")
+    found: dict[str, Figure] = {}
+    for label in ("Pre-gated", "MoE-Prefetch"):
+        shares = []
+        for model in map(model_of, names):
+            held = 2 * (model.n_experts if label == "MoE-Prefetch" else model.top_k)
+            left = bytes_of(model.dense_params(), "fp32") + held * model.expert_bytes("fp32")
+            shares.append(100 * left / bytes_of(model.total_params(), "fp32"))
+        found[label] = sum(shares) / len(shares)
+    return found
+
+
+@method
+def ring_saving(_row: Row, _: Settings) -> dict[str, Figure]:
+    model = model_of("mixtral-8x7b")
+    saved = 50 * model.routed_bytes() / bytes_of(model.total_params())
+    return {"saved": [saved, saved]}
+
+
+@method
+def infinity_copy(row: Row, _: Settings) -> dict[str, Figure]:
+    cost = cost_of("a5000", row.model)
+    n = cost.model.n_moe_layers * cost.model.top_k
+    return {"GB": n * cost.model.expert_bytes() / GB, "ms": 1000 * n * cost.copy_s(cost.model.expert_bytes())}
+
+
+@method
+def fiddler_experts(row: Row, _: Settings) -> dict[str, Figure]:
+    model = model_of(row.model)
+    found: dict[str, Figure] = {}
+    for label in row.published:
+        left = 0.95 * int(label.split()[0]) * GIB - model.dense_bytes()
+        found[label] = float(left // model.expert_bytes())
+    return found
+
+
+@method
+def fiddler_ratio(row: Row, _: Settings) -> dict[str, Figure]:
+    cost = cost_of("quadro-rtx-6000", row.model)
+    return {"ratio": (cost.copy_s(cost.model.expert_bytes()) + cost.expert_gpu_s(1)) / cost.expert_cpu_s(1)}
+
+
+@method
+def floe_copy(row: Row, _: Settings) -> dict[str, Figure]:
+    cost = cost_of("rtx3090", row.model)
+    return {"copy": 1000 * cost.copy_s(cost.model.expert_bytes())}

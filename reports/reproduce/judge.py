@@ -1,0 +1,119 @@
+"""Compare what was simulated with what was published: within the tolerance, inside the range, in the right order."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import NamedTuple
+
+from reports.reproduce.rows import TOLERANCE, Figure, Relation, Row
+
+BEST = "best baseline"
+
+
+class Pair(NamedTuple):
+    """Two systems of which the first was published as the better one."""
+
+    better: str
+    worse: str
+    right: bool
+
+
+def half_digit(figure: float) -> float:
+    """Half a unit of the last printed digit: what rounding may have taken."""
+    text = repr(figure)
+    return 0.5 * 10.0 ** -len(text.partition(".")[2]) if "." in text and not text.endswith(".0") else 0.5
+
+
+def agrees(published: Figure, simulated: Figure, tolerance: float) -> bool:
+    """Within a relative tolerance of the printed figure, or rounding to it; inside a printed range, ends rounded."""
+    if isinstance(published, list):
+        low, high = simulated if isinstance(simulated, list) else (simulated, simulated)
+        return published[0] - half_digit(published[0]) <= low and high <= published[1] + half_digit(published[1])
+    if isinstance(simulated, list):
+        return all(agrees(published, end, tolerance) for end in simulated)
+    apart = abs(simulated - published)
+    return apart <= tolerance * abs(published) or apart <= half_digit(published)
+
+
+def ratio(published: Figure, simulated: Figure) -> float | None:
+    """Simulated over published; None where either is a range or nothing was published."""
+    if isinstance(published, list) or isinstance(simulated, list) or not published:
+        return None
+    return simulated / published
+
+
+def reached(row: Row, simulated: dict[str, Figure]) -> bool:
+    """Whether every figure of a `within` or `inside` row agrees."""
+    tolerance = TOLERANCE.get(row.flag, 0.0)
+    return all(label in simulated and agrees(figure, simulated[label], tolerance)
+               for label, figure in row.published.items())  # fmt: skip
+
+
+def related(relation: Relation, own: float, other: float) -> float:
+    """A system's raw value (seconds or a rate) in the published form; `own` is the system it is compared with."""
+    match relation:
+        case "milli":
+            return 1000 * other
+        case "percent":
+            return 100 * other
+        case "rate":
+            return 1 / other
+        case "speedup":
+            return other / own
+        case "slowdown":
+            return own / other
+        case "reduction":
+            return 100 * (1 - own / other)
+        case "improvement":
+            return 100 * (own / other - 1) if other else math.inf
+        case "hideable":
+            return 100 * own / (other - own) if other > own else math.inf
+        case _:
+            return other
+
+
+def standing(relation: Relation, figure: float) -> float:
+    """What orders systems as their raw values do, from the published form; `own` stands at 1 where it is relative."""
+    match relation:
+        case "rate" | "slowdown":
+            return 1 / figure if figure else math.inf
+        case "reduction":
+            return 1 / (1 - figure / 100) if figure < 100 else math.inf
+        case "improvement":
+            return 1 / (1 + figure / 100)
+        case _:
+            return figure
+
+
+RELATIVE = ("speedup", "slowdown", "reduction", "improvement")
+
+
+def pairs(row: Row, simulated: dict[str, Figure]) -> list[Pair]:
+    """Every pair of systems that the row orders and that was simulated, and whether it came out so. A tie is wrong."""
+    published = dict(row.published)
+    seen = dict(simulated)
+    if row.relation in RELATIVE:
+        one = related(row.relation, 1.0, 1.0)
+        published[row.own], seen[row.own] = one, one
+    found = []
+    for first, second in combinations([label for label in published if label in seen], 2):
+        if row.pairs_of and row.pairs_of not in (first, second):
+            continue
+        ends = [_ends(row.relation, published[label]) for label in (first, second)]
+        if ends[0][1] <= ends[1][0] and ends[0] != ends[1]:
+            low, high = first, second
+        elif ends[1][1] <= ends[0][0] and ends[0] != ends[1]:
+            low, high = second, first
+        else:
+            continue  # equal, or ranges that overlap: nothing was published about these two
+        better, worse = (low, high) if row.better == "low" else (high, low)
+        right = _ends(row.relation, seen[low])[0] < _ends(row.relation, seen[high])[0]
+        found.append(Pair(better, worse, right))
+    return found
+
+
+def _ends(relation: Relation, figure: Figure) -> tuple[float, float]:
+    both = figure if isinstance(figure, list) else [figure, figure]
+    low, high = sorted(standing(relation, end) for end in both)
+    return low, high

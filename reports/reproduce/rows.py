@@ -1,0 +1,181 @@
+"""The published figures, the experiments that answer them and the constants they are allowed, read from YAML."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from sim.data import read_yaml, to_struct
+from sim.errors import BadInput, did_you_mean
+
+HERE = Path(str(resources.files("reports"))) / "reproduce"
+
+Flag = Literal["G", "G+", "T", "T!", "S", "Q", "X"]
+Check = Literal["within", "inside", "shown", "order", "fit", "none"]
+Relation = Literal["value", "milli", "percent", "rate", "ratio", "reduction", "speedup", "slowdown", "improvement",
+                   "hideable"]  # fmt: skip
+TraceKind = Literal["a", "b", "c"]
+Figure = float | Annotated[list[float], Meta(min_length=2, max_length=2)]
+Scalar = bool | int | float | str | None
+
+FLAGS: dict[Flag, str] = {
+    "G": "geometry and hardware alone",
+    "G+": "geometry and one constant of the software",
+    "T": "needs a routing trace of the model",
+    "T!": "rests on something that is not public",
+    "S": "a speed-up over somebody else's implementation",
+    "Q": "quality of the output",
+    "X": "contradicts itself; never a target",
+}
+TOLERANCE: dict[Flag, float] = {"G": 0.03, "G+": 0.15}
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One published figure, or a few of one table.
+
+    published: label -> figure, or [least, most] where a range is printed.
+    check: `within` the flag's tolerance, `inside` the printed range, `shown` beside it because a term is unknown, the
+    `order` of systems, `fit` where a constant comes from, or `none` with the reason.
+    A row is answered by a `method` of `closed`, or by an `experiment`, whose key
+    `value` of every system is turned into the published form by `relation` (to the system `own`).
+    """
+
+    id: str
+    flag: Flag
+    where: str
+    metric: str
+    published: dict[str, Figure]
+    check: Check
+    unit: str = ""
+    model: str = ""
+    testbed: str = ""
+    setting: str = ""
+    note: str = ""
+    reason: str = ""
+    unknown: str = ""
+    method: str = ""
+    experiment: str = ""
+    value: str = ""
+    relation: Relation = "value"
+    own: str = ""
+    better: Literal["low", "high"] = "low"
+    pairs_of: str = ""  # only pairs with this system are judged
+    cases: list[int] = []  # of the experiment's cases, these alone
+    constant: str = ""
+    fitted_traces: list[TraceKind] = []  # traces that were fitted to this very row: printed, not counted
+    other_quantity: bool = False  # what is simulated orders the systems but is another quantity than the printed one
+    source: str = ""  # filled in from the file
+
+
+class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Cases x systems; a case has the keys of a configuration, a system is `POLICY KEY=VALUE ...`."""
+
+    why: str
+    cases: list[dict[str, Scalar]]
+    systems: dict[str, str]
+
+
+class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is fitted for one (testbed, system), and the row it comes from. `seconds` turns that figure into seconds."""
+
+    id: str
+    testbed: str
+    row: str
+    label: str
+    form: Literal["per_copy", "per_layer"]
+    set: str
+    hw: str
+    model: str
+    precision: str
+    seconds: float = 1.0
+    copies: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class _RowFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    schema: Literal["moesim.published-rows/1"]
+    source: str
+    rows: list[Row]
+
+
+class _ExperimentFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    schema: Literal["moesim.experiments/1"]
+    experiments: dict[str, Experiment]
+
+
+class _ConstantFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    schema: Literal["moesim.constants/1"]
+    constants: list[Constant]
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    return to_struct(read_yaml(path), kind, str(path))
+
+
+def load_experiments() -> dict[str, Experiment]:
+    """All experiments by name."""
+    return _read(HERE / "experiments.yaml", _ExperimentFile).experiments
+
+
+def load_constants() -> dict[str, Constant]:
+    """All constants by id."""
+    return {constant.id: constant for constant in _read(HERE / "constants.yaml", _ConstantFile).constants}
+
+
+def load_rows() -> dict[str, Row]:
+    """All rows by id, in the order of the files. Raises BadInput for a row that contradicts itself."""
+    found: dict[str, Row] = {}
+    for path in sorted((HERE / "rows").glob("*.yaml")):
+        file = _read(path, _RowFile)
+        for row in file.rows:
+            _check(row, found, str(path))
+            found[row.id] = msgspec.structs.replace(row, source=file.source)
+    return found
+
+
+def _check(row: Row, before: dict[str, Row], where: str) -> None:
+    def require(holds: bool, rule: str) -> None:
+        if not holds:
+            raise BadInput(f"{where}: row {row.id}, got check {row.check!r}: {rule}; correct the file")
+
+    require(row.id not in before, "an id is given once")
+    answered = bool(row.method) + bool(row.experiment)
+    if row.check in ("none", "fit"):
+        require(bool(row.reason) and not answered, "give the reason, and neither method nor experiment")
+    else:
+        require(answered == 1, "exactly one of method and experiment answers it")
+        require(bool(row.published), "there is nothing to compare with")
+    if row.check == "shown":
+        require(bool(row.unknown), "say which term is unknown")
+    if row.check == "within":
+        require(row.flag in TOLERANCE, f"only {' and '.join(TOLERANCE)} have a tolerance")
+    if row.experiment:
+        require(bool(row.value), "say which key of the results is compared")
+    if row.relation in ("reduction", "speedup", "slowdown", "improvement", "hideable"):
+        require(bool(row.own), "a relation needs the system it is to (own)")
+
+
+def pick(wanted: tuple[str, ...], rows: dict[str, Row]) -> list[Row]:
+    """Rows by id, by the letters before the dash, by flag, or `geometry` (those without a trace); all of them for ().
+
+    Raises:
+        BadInput: a word that is none of these.
+    """
+    words = [word for item in wanted for word in item.replace(",", " ").split()]
+    if not words:
+        return list(rows.values())
+    chosen: set[str] = set()
+    for word in words:
+        ids = {row.id for row in rows.values()
+               if word in (row.id, row.id.split("-")[0], row.flag) or (word == "geometry" and row.method)}  # fmt: skip
+        if not ids:
+            hint = did_you_mean(word, [*rows, *FLAGS, "geometry"])
+            raise BadInput(f"--rows, got {word!r}: no such row, system, flag or `geometry`; {hint}")
+        chosen |= ids
+    return [row for row in rows.values() if row.id in chosen]

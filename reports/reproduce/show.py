@@ -1,0 +1,134 @@
+"""The table as text: rows that were compared, orders, what a simulator cannot speak to, constants, traces, totals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reports.reproduce.rows import FLAGS, Figure
+from sim.cli.tables import render, table
+
+WIDTH = 150
+
+
+def figure(value: Figure | None) -> str:
+    """Three or four digits; a range with a dash between."""
+    if value is None:
+        return "-"
+    if isinstance(value, list | tuple):
+        return "-".join(figure(end) for end in value)
+    if value == 0:
+        return "0"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """Everything, verdict first."""
+    rows = result["rows"]
+    parts = [verdict(result)]
+    compared = [row for row in rows if row["check"] in ("within", "inside", "shown")]
+    orders = [row for row in rows if row["check"] == "order"]
+    others = [row for row in rows if row["check"] in ("none", "fit")]
+    if compared:
+        parts.append("Figures (ratio = simulated / published)\n" + _figures(compared))
+        unknown = [row for row in compared if row["unknown"]]
+        if unknown:
+            parts.append("Shown, not judged, for a term that is unknown\n" + _listed(unknown, "unknown"))
+    if orders:
+        parts.append("Orders of systems\n" + _orders(orders))
+    if others:
+        parts.append("What a simulator cannot speak to, or rests on\n" + _listed(others, "reason"))
+    parts.append(_basis(result))
+    return "\n\n".join(part.rstrip("\n") for part in parts if part)
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """Counts, one line per flag; right pairs of orders per kind of trace."""
+    lines = []
+    for flag, count in result["totals"]["flags"].items():
+        counts = ", ".join(f"{count[name]} {name}" for name in STATUSES if count.get(name))
+        lines.append(f"{flag:<3} {count['rows']:>3} rows: {counts}   ({FLAGS[flag]})")
+    figures = [pair for row in result["rows"] if row["flag"] == "G" and row["check"] == "within"
+               for pair in row["ratio"].values()]  # fmt: skip
+    if figures:
+        near = sum(abs(one - 1) <= 0.03 for one in figures if one is not None)
+        lines.append(f"single figures of G rows within 3 %: {near} of {len(figures)}")
+    for kind, order in result["totals"]["orders"].items():
+        if order["pairs"]:
+            share = 100 * order["right"] / order["pairs"]
+            lines.append(f"orders on trace ({kind}): {order['right']} of {order['pairs']} pairs of systems right, "
+                         f"{share:.0f} %")  # fmt: skip
+    return "\n".join(lines)
+
+
+STATUSES = ("reached", "missed", "shown", "fitted", "not run", "not applicable")
+
+
+def _figures(rows: list[dict[str, Any]]) -> str:
+    content = table("row", "F", "what", "published", "simulated", "ratio", "trace", "result", numbers=False)
+    for row in rows:
+        for kind, on in (row.get("traces") or {"-": row}).items():
+            for label, printed in row["published"].items():
+                ratio = on.get("ratio", {}).get(label)
+                content.add_row(row["id"], row["flag"], _what(row, label), figure(printed),
+                                figure(on.get("simulated", {}).get(label)), "-" if ratio is None else f"{ratio:.3f}",
+                                kind + ("*" if row["constant"] else ""), row["status"])  # fmt: skip
+    return render(content, WIDTH)
+
+
+def _what(row: dict[str, Any], label: str) -> str:
+    of = ", ".join(part for part in (row["model"], row["setting"]) if part)
+    unit = f" ({row['unit']})" if row["unit"] not in ("", "1") else ""
+    return f"{row['metric']}: {label}{unit}" + (f" [{of}]" if of else "")
+
+
+def _orders(rows: list[dict[str, Any]]) -> str:
+    titles = ("row", "F", "trace", "what", "system", "published", "simulated", "ratio", "pairs", "wrong")
+    content = table(*titles, numbers=False)
+    for row in rows:
+        for kind, on in (row["traces"] or {"-": {"simulated": {}, "pairs": [], "counted": True}}).items():
+            lead = [row["id"], row["flag"], kind + ("*" if row["constant"] else ""), _order_of(row)]
+            verdict_ = list(_pairs(on))
+            for label, printed in row["published"].items():
+                ratio = on.get("ratio", {}).get(label)
+                content.add_row(*lead, label, figure(printed), figure(on["simulated"].get(label)),
+                                "-" if ratio is None else f"{ratio:.2f}", *verdict_)  # fmt: skip
+                lead, verdict_ = [""] * len(lead), [""] * len(verdict_)
+    return render(content, WIDTH)
+
+
+def _pairs(on: dict[str, Any]) -> tuple[str, str]:
+    """Right pairs of all, and the wrong ones as the paper has them, the better system first."""
+    wrong = [f"{pair['better']} < {pair['worse']}" for pair in on["pairs"] if not pair["right"]]
+    count = f"{len(on['pairs']) - len(wrong)}/{len(on['pairs'])}"
+    return count + ("" if on["counted"] else " (fitted)"), "; ".join(wrong)
+
+
+def _order_of(row: dict[str, Any]) -> str:
+    unit = f" ({row['unit']})" if row["unit"] not in ("", "1") else ""
+    return f"{row['metric']}{unit}"
+
+
+def _listed(rows: list[dict[str, Any]], field: str) -> str:
+    content = table("row", "F", "published", "why", numbers=False)
+    for row in rows:
+        printed = ", ".join(f"{label} {figure(value)}" for label, value in row["published"].items())
+        content.add_row(row["id"], row["flag"], f"{row['metric']}: {printed}" if printed else row["metric"], row[field])
+    return render(content, WIDTH)
+
+
+def _basis(result: dict[str, Any]) -> str:
+    """Constants, traces and what was left out."""
+    lines = [f"* constant fitted for {one['testbed']}: {one['set']} = {1e3 * one['seconds']:.4g} ms, from row "
+             f"{one['row']} ({one['label']}), which is not scored" for one in result["constants"]]  # fmt: skip
+    for kind, told in result["traces"].items():
+        if told["of"]:
+            lines.append(f"trace ({kind}): {told['is']}")
+        for model, one in told["of"].items():
+            lines.append(f"  {model}: {one['trace']}, {one['requests']:,} requests, {one['tokens']:,} tokens, of "
+                         f"{one['recorded_model']}; labels {', '.join(one['labels']) or 'none'}")  # fmt: skip
+    seen = set()
+    for row in result["rows"]:
+        for kind, left in row.get("left_out", {}).items():
+            for who, why in left.items():
+                seen.add(f"left out ({kind}), {row['experiment']['name']}, {who}: {why}")
+    return "\n".join([*lines, *sorted(seen)])

@@ -1,0 +1,118 @@
+"""Runs of the simulator as jobs: each is done once, in any order, in one process or several, and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from reports.reproduce.rows import HERE, Experiment, Scalar
+from sim import __version__
+from sim.data import parse_yaml, replacing
+from sim.errors import MoesimError
+from sim.spec import RunSpec
+
+REQUESTS = 4  # scored requests per run: some hundred generated tokens
+SEED = 0
+METRICS = ("ttft_s", "tpot_s", "e2e_s", "hit_rate", "h2d_bytes", "peak_vram_bytes", "gate_mass_kept", "decode_tokens",
+           "requests", "labels")  # fmt: skip
+Progress = Callable[[int, int], None]
+Result = dict[str, Any]
+
+
+def spec_of(experiment: Experiment, case: int, system: str, trace: Path, constant: dict[str, float]) -> RunSpec:
+    """The configuration of one system in one case, on one trace."""
+    policy, *words = experiment.systems[system].split()
+    settings: dict[str, Scalar] = dict(constant)
+    for word in words:
+        key, _, text = word.partition("=")
+        settings[key] = parse_yaml(text, f"system {system}, {key}")
+    fields = dict(experiment.cases[case])
+    model = str(fields.pop("model"))
+    own = HERE / "models" / f"{model}.yaml"
+    return msgspec.convert(
+        {"policy": policy, "model": str(own) if own.exists() else model, "trace": str(trace), "set": settings,
+         "requests": REQUESTS, "seed": SEED, **fields}, RunSpec,
+    )  # fmt: skip
+
+
+def key_of(spec: RunSpec) -> str:
+    """A digest of everything that decides a run's numbers: the configuration, the trace's bytes, the version."""
+    fields = msgspec.to_builtins(spec)
+    fields["trace"] = hashlib.sha256(Path(fields["trace"]).read_bytes()).hexdigest()
+    fields["model"] = Path(fields["model"]).name
+    return hashlib.sha256(json.dumps([__version__, fields], sort_keys=True).encode()).hexdigest()[:32]
+
+
+def simulate(text: str) -> Result:
+    """Run a configuration (its JSON); the metrics rows compare, or why it cannot run."""
+    from sim.run import execute, prepare
+
+    spec = msgspec.json.decode(text, type=RunSpec)
+    try:
+        setup = prepare(spec)
+        try:
+            result = execute(setup, bounds=False).result
+        finally:
+            setup.close()
+    except MoesimError as error:
+        return {"error": str(error)}
+    found = {name: result[name] for name in METRICS}
+    return {name: value["mean"] if isinstance(value, dict) else value for name, value in found.items()}
+
+
+@contextmanager
+def pool(workers: int) -> Iterator[Executor | None]:
+    """Processes that run jobs; None for one worker, which is this process."""
+    if workers <= 1:
+        yield None
+        return
+    # Spawned on every system, so that nothing of the parent's state can leak into a result.
+    executor = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def each(executor: Executor | None, job: Callable[..., Any], items: list[tuple[Any, ...]], done: Progress) -> list[Any]:
+    """Results of a job over its arguments, in their order."""
+    if executor is None:
+        found = []
+        for i, item in enumerate(items):
+            found.append(job(*item))
+            done(i + 1, len(items))
+        return found
+    futures: list[Future[Any]] = [executor.submit(job, *item) for item in items]
+    for i, _ in enumerate(as_completed(futures)):
+        done(i + 1, len(items))
+    return [future.result() for future in futures]
+
+
+def keeping(text: str, path: str) -> Result:
+    """`simulate`, with the result kept in a file that the next run reads."""
+    file = Path(path)
+    if file.exists():
+        kept: Result = json.loads(file.read_text(encoding="utf-8"))
+        return kept
+    result = simulate(text)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as temporary:
+        temporary.write_text(json.dumps(result), encoding="utf-8")
+    return result
+
+
+def run_all(specs: list[RunSpec], folder: Path, executor: Executor | None, done: Progress) -> list[Result]:
+    """Results in the order of the configurations; equal ones run once, and those kept in `folder` not at all."""
+    keys = [key_of(spec) for spec in specs]
+    unique = dict(zip(keys, specs, strict=True))
+    items = [(msgspec.json.encode(spec).decode(), str(folder / "runs" / f"{key}.json")) for key, spec in unique.items()]
+    results = dict(zip(unique, each(executor, keeping, items, done), strict=True))
+    return [results[key] for key in keys]

@@ -1,0 +1,67 @@
+"""`moesim reproduce`: published figures beside simulated ones, misses included."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+
+KINDS = ("a", "b", "c")
+
+
+@click.command(
+    "reproduce", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Example: moesim reproduce --rows geometry. docs/reproduce.md has the whole table and discusses the misses.",
+)  # fmt: skip
+@click.option("--rows", "wanted", multiple=True, metavar="ID,...",
+              help="Rows by id (ME-12), system (ME), flag (G, G+, T, S ...) or `geometry`. Default: all.")  # fmt: skip
+@click.option("--trace", "kinds", multiple=True, type=click.Choice([*KINDS, "all"]), default=("all",),
+              show_default=True,
+              help="a: bundled, b: synthetic (scored), c: public, where MOESIM_EXTRA_TRACES is set.")  # fmt: skip
+@click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N",
+              help="Processes that run experiments.")  # fmt: skip
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
+              help="Keep traces, single runs and the result here; what is there is not run again.")  # fmt: skip
+@click.option("--last", is_flag=True, help="Print the last full run that comes with this installation; run nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def command(
+    wanted: tuple[str, ...], kinds: tuple[str, ...], workers: int, out: Path | None, last: bool, as_json: bool
+) -> None:
+    """Work out what papers print, and print published, simulated, ratio and flag row by row.
+
+    Geometry takes a second; experiments replay traces under every system of a row and take minutes (all of them: an
+    hour of one core), so --out lets an interrupted run go on.
+    """
+    from reports.reproduce.rows import load_rows, pick
+    from reports.reproduce.show import as_text
+
+    rows = pick(wanted, load_rows())
+    result = _last({row.id for row in rows}) if last else _run(rows, kinds, workers, out, as_json)
+    click.echo(json.dumps(result, allow_nan=False) if as_json else as_text(result))
+
+
+def _run(rows: list[Any], kinds: tuple[str, ...], workers: int, out: Path | None, quiet: bool) -> dict[str, Any]:
+    from reports.reproduce.table import reproduce
+    from sim.cli.traces import _bar
+    from sim.data import write_json
+
+    steps = (lambda _title: nullcontext(lambda _done, _total: None)) if quiet else _bar
+    chosen: Any = KINDS if "all" in kinds else tuple(dict.fromkeys(kinds))
+    result = reproduce(rows, chosen, out, workers, steps)
+    if out is not None:
+        write_json(out / "result.json", result)
+    return result
+
+
+def _last(ids: set[str]) -> dict[str, Any]:
+    """The committed result, cut down to some rows, its counts with it."""
+    from reports.reproduce.rows import HERE
+    from reports.reproduce.table import totals
+
+    result: dict[str, Any] = json.loads((HERE / "last.json").read_text(encoding="utf-8"))
+    result["rows"] = [row for row in result["rows"] if row["id"] in ids]
+    result["totals"] = totals(result["rows"])
+    return result
