@@ -237,7 +237,7 @@ class AdapMoe(Policy):
     ) -> Steps:
         """A new expert in a free buffer; the buffer of the least recently used one is free once that has run."""
         if expert != guessed:
-            pieces = [view.part(layer, expert, i / self.chunks, (i + 1) / self.chunks) for i in range(self.chunks)]
+            pieces = view.matrices(layer, expert, self.chunks)
             for piece in pieces:
                 yield Fetch(piece)
             self._pieces[layer, expert] = pieces

@@ -86,8 +86,7 @@ class DeepSpeed(Policy):
     def _tensors(self, layer: int, expert: int, view: View) -> list[Piece]:
         found = self._parts.get((layer, expert))
         if found is None:
-            n = self.tensors_per_expert
-            found = self._parts[layer, expert] = [view.part(layer, expert, at / n, (at + 1) / n) for at in range(n)]
+            found = self._parts[layer, expert] = view.matrices(layer, expert, self.tensors_per_expert)
         return found
 
     def _layer(self, layer: int, view: View) -> list[Piece]:

@@ -141,9 +141,7 @@ class HybriMoe(Policy):
     def _copies(self, piece: Piece, view: View) -> tuple[Piece, ...]:
         """The expert's matrices, as pieces."""
         if piece not in self._parts:
-            n = self.matrices
-            parts = (view.part(piece.layer, piece.expert, i / n, (i + 1) / n) for i in range(n))
-            self._parts[piece] = tuple(parts)
+            self._parts[piece] = tuple(view.matrices(piece.layer, piece.expert, self.matrices))
         return self._parts[piece]
 
     def _there(self, layer: int, expert: int, view: View) -> bool:

@@ -114,10 +114,7 @@ class LlamaCpp(Policy):
         last: tuple[Ticket, ...] = ()
         for expert, n_copies in enumerate(self._copies(gate, view)):
             for time in range(n_copies):
-                parts = [
-                    view.part(gate.layer, expert, i / self.matrices, (i + 1) / self.matrices)
-                    for i in range(self.matrices)
-                ]
+                parts = view.matrices(gate.layer, expert, self.matrices)
                 for part in parts:
                     ticket = yield Fetch(part, after=last)
                     last = (ticket,)

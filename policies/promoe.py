@@ -98,8 +98,7 @@ class ProMoe(Policy):
     def _chunks(self, layer: int, expert: int, view: View) -> list[Piece]:
         found = self._parts.get((layer, expert))
         if found is None:
-            n = self.chunks
-            found = self._parts[layer, expert] = [view.part(layer, expert, at / n, (at + 1) / n) for at in range(n)]
+            found = self._parts[layer, expert] = view.matrices(layer, expert, self.chunks)
         return found
 
     # -- a gate has spoken ------------------------------------------------------------------------------------------

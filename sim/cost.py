@@ -44,12 +44,12 @@ class Launch:
 
     __slots__ = ("all_s", "extra_s", "first_s", "kernels_s", "n", "tail_frac")
 
-    def __init__(self, n_kernels: int, launch_s: float, extra_s: float) -> None:
+    def __init__(self, n_kernels: float, launch_s: float, extra_s: float) -> None:
         self.extra_s = extra_s
         self.kernels_s = n_kernels * launch_s
-        self.first_s = extra_s + (launch_s if n_kernels else 0.0)
+        self.first_s = extra_s + min(launch_s, self.kernels_s)
         self.all_s = extra_s + self.kernels_s
-        self.tail_frac = 1.0 / n_kernels if n_kernels else 0.0
+        self.tail_frac = min(1.0, 1.0 / n_kernels) if n_kernels else 0.0
         self.n = 0
 
 
@@ -75,7 +75,8 @@ class Cost:
         self._set_host()
         self._set_cpu()
         self._set_predictors()
-        self._experts: dict[tuple[int, str, float], Price] = {}
+        self._experts: dict[tuple[int, str, float, float], Price] = {}
+        self.launch_parts: dict[float, Launch] = {}  # of slices of matrices, by their share of the expert's kernels
         # Asked once per iteration; few differ.
         self.gate = lru_cache(maxsize=1024)(self._gate)
         self.shared = lru_cache(maxsize=1024)(self._shared)
@@ -145,7 +146,15 @@ class Cost:
         self.has_shared = self.model.shared_expert_bytes(self.precision) > 0
         self.has_dense = dense > 0
 
-    def _launch(self, n_kernels: int, extra_s: float) -> Launch:
+    def launch_part(self, kernels_frac: float) -> Launch:
+        """Launching a slice of an expert's matrices: that share of what launching the expert takes."""
+        launch = self.launch_parts.get(kernels_frac)
+        if launch is None:
+            n_kernels, extra_s = kernels_frac * self.stack.kernels.expert, kernels_frac * self.launch_expert.extra_s
+            launch = self.launch_parts[kernels_frac] = self._launch(n_kernels, extra_s)
+        return launch
+
+    def _launch(self, n_kernels: float, extra_s: float) -> Launch:
         return Launch(n_kernels, self.launch_s, extra_s)
 
     def _set_cpu(self) -> None:
@@ -187,7 +196,7 @@ class Cost:
 
     # -- prices -----------------------------------------------------------------------------------------------------
 
-    def _roofline(self, n_kernels: int, n_bytes: float, flops: float) -> Price:
+    def _roofline(self, n_kernels: float, n_bytes: float, flops: float) -> Price:
         best_s, rests_on = n_kernels * self._floor_s, self._q_floor
         if n_bytes / self._bandwidth > best_s:
             best_s, rests_on = n_bytes / self._bandwidth, self._q_bandwidth
@@ -211,9 +220,13 @@ class Cost:
         """Bytes of the hidden states of n tokens, 2 bytes an element (4 when the model is served in fp32)."""
         return n_tokens * self.model.hidden_size * (4 if self.precision == "fp32" else 2)
 
-    def expert(self, n_tokens: int, precision: str, frac: float = 1.0) -> Price:
-        """One routed expert (or the `frac` of its columns that a piece holds) for n tokens on the GPU."""
-        key = (n_tokens, precision, frac)
+    def expert(self, n_tokens: int, precision: str, frac: float = 1.0, kernels_frac: float = 1.0) -> Price:
+        """One routed expert, or the `frac` of it that a piece holds, for n tokens on the GPU.
+
+        Args:
+            kernels_frac: share of its kernels that run: all for a slice of columns, its own for one of matrices.
+        """
+        key = (n_tokens, precision, frac, kernels_frac)
         price = self._experts.get(key)
         if price is None:
             model = self.model
@@ -221,10 +234,11 @@ class Cost:
             if whole is not None and least is not None:
                 # A part costs its share of what the expert takes beyond handing over a small operation.
                 fixed_s = min(least.duration_s, whole.duration_s)
-                self._experts[key] = Price(fixed_s + frac * (whole.duration_s - fixed_s), whole.rests_on)
+                timed_s = kernels_frac * fixed_s + frac * (whole.duration_s - fixed_s)
+                self._experts[key] = Price(timed_s, whole.rests_on)
                 return self._experts[key]
             n_bytes = frac * model.expert_bytes(precision) + 2 * self.activation_bytes(n_tokens)
-            price = self._roofline(self.stack.kernels.expert, n_bytes, frac * model.expert_flops(n_tokens))
+            price = self._roofline(kernels_frac * self.stack.kernels.expert, n_bytes, frac * model.expert_flops(n_tokens))
             self._experts[key] = price
         return price
 

@@ -10,15 +10,17 @@ class Piece:
 
     `layer` counts MoE layers from 0. Pieces are interned by `Pieces`: within a run, equal means identical,
     so they hash by identity, which is what keeps the cache fast. `index` orders them (ties go to the lowest id).
-    `serving`: a whole expert in the serving precision on its home GPU, the common case.
+    `serving`: a whole expert in the serving precision on its home GPU, the common case. `kernels_frac`: the share of
+    the expert's kernels that computing the piece launches; a slice of columns runs all of them, each smaller (1.0), a
+    slice of whole matrices only its own.
     """
 
-    __slots__ = ("expert", "gpu", "index", "layer", "n_bytes", "precision", "serving", "start_frac",
+    __slots__ = ("expert", "gpu", "index", "kernels_frac", "layer", "n_bytes", "precision", "serving", "start_frac",
                  "stop_frac")  # fmt: skip
 
     def __init__(
         self, layer: int, expert: int, start_frac: float, stop_frac: float, precision: str, gpu: int, n_bytes: int,
-        index: int, serving: bool = False,
+        index: int, serving: bool = False, kernels_frac: float = 1.0,
     ) -> None:  # fmt: skip
         self.layer = layer
         self.expert = expert
@@ -29,6 +31,7 @@ class Piece:
         self.n_bytes = n_bytes
         self.index = index
         self.serving = serving
+        self.kernels_frac = kernels_frac
 
     @property
     def whole(self) -> bool:
@@ -66,7 +69,7 @@ class Pieces:
             ]
             for layer in range(n_layers)
         ]
-        self._parts: dict[tuple[int, int, float, float, str, int], Piece] = {}
+        self._parts: dict[tuple[int, int, float, float, str, int, bool], Piece] = {}
 
     @property
     def n_parts(self) -> int:
@@ -79,15 +82,19 @@ class Pieces:
 
     def part(
         self, layer: int, expert: int, start_frac: float, stop_frac: float, precision: str | None = None,
-        gpu: int | None = None,
+        gpu: int | None = None, matrices: bool = False,
     ) -> Piece:  # fmt: skip
-        """The piece with these bounds; its bytes are `round(stop * size) - round(start * size)`, so parts add up."""
+        """The piece with these bounds; its bytes are `round(stop * size) - round(start * size)`, so parts add up.
+
+        Args:
+            matrices: the slice is made of whole matrices, not of columns.
+        """
         precision = precision or self.precision
         gpu = self.home(layer, expert) if gpu is None else gpu
         whole = self.whole[layer][expert]
         if start_frac == 0.0 and stop_frac == 1.0 and precision == whole.precision and gpu == whole.gpu:
             return whole
-        key = (layer, expert, start_frac, stop_frac, precision, gpu)
+        key = (layer, expert, start_frac, stop_frac, precision, gpu, matrices)
         piece = self._parts.get(key)
         if piece is None:
             if not 0.0 <= start_frac < stop_frac <= 1.0:
@@ -95,5 +102,8 @@ class Pieces:
             size = self._expert_bytes(precision)
             n_bytes = round(stop_frac * size) - round(start_frac * size)
             index = self.n_layers * self.n_experts + len(self._parts)
-            piece = self._parts[key] = Piece(layer, expert, start_frac, stop_frac, precision, gpu, n_bytes, index)
+            kernels_frac = stop_frac - start_frac if matrices else 1.0
+            piece = self._parts[key] = Piece(
+                layer, expert, start_frac, stop_frac, precision, gpu, n_bytes, index, kernels_frac=kernels_frac
+            )
         return piece

@@ -142,8 +142,9 @@ class SimMachine:
 
     def expert(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
         cost = self.cost
-        price = cost.expert(n_tokens, piece.precision, piece.stop_frac - piece.start_frac)
-        launch = cost.launch_expert
+        kernels_frac = piece.kernels_frac
+        price = cost.expert(n_tokens, piece.precision, piece.stop_frac - piece.start_frac, kernels_frac)
+        launch = cost.launch_expert if kernels_frac == 1.0 else cost.launch_part(kernels_frac)
         host_s = self.host_s
         self.host_s = launched_s = host_s + launch.all_s
         launch.n += 1
@@ -173,6 +174,8 @@ class SimMachine:
         host_s = self.host_s
         self.host_s = host_s + cost.cpu_launch_s
         self.n_copy_launches += 1
+        if self.spans is not None:
+            self.spans("host", "launch cpu_expert", layer, expert, n_tokens, n_bytes, host_s, self.host_s)
         down_s = cost.back_s(n_bytes)
         arrived_s = self.down.use("activations", layer, expert, n_tokens, self.host_s, down_s)
         price = cost.expert_cpu(n_tokens)
@@ -289,11 +292,12 @@ class SimMachine:
         """The host's busy seconds by the quantity they rest on (an index into `cost.rests_on`)."""
         cost = self.cost
         layers = (cost.launch_attention, cost.launch_dense)
-        launches = (*layers, cost.launch_gate, cost.launch_shared, cost.launch_expert, cost.launch_head)
+        experts = (cost.launch_expert, *cost.launch_parts.values())
+        launches = (*layers, cost.launch_gate, cost.launch_shared, *experts, cost.launch_head)
         return [
             (cost.q_launch, sum(launch.n * launch.kernels_s for launch in launches)),
             (cost.q_stack_layer, sum(launch.n * launch.extra_s for launch in layers)),
-            (cost.q_stack_expert, cost.launch_expert.n * cost.launch_expert.extra_s),
+            (cost.q_stack_expert, sum(launch.n * launch.extra_s for launch in experts)),
             (cost.q_stack_iteration, cost.launch_head.n * cost.launch_head.extra_s),
             (cost.q_sync, self.n_syncs * cost.sync_s),
             (cost.q_copy_launch, self.n_copy_launches * cost.copy_launch_s),

@@ -103,6 +103,11 @@ class View:
         """A slice of an expert as a piece."""
         return self._engine.pieces.part(layer, expert, start_frac, stop_frac, precision)
 
+    def matrices(self, layer: int, expert: int, n: int, precision: str | None = None) -> list[Piece]:
+        """An expert in `n` pieces of whole matrices: together they launch what the whole expert launches."""
+        part = self._engine.pieces.part
+        return [part(layer, expert, i / n, (i + 1) / n, precision, matrices=True) for i in range(n)]
+
     def resident(self, layer: int, expert: int) -> bool:
         """True when the whole expert has its room: it is there or on its way (which one, only `timing` may ask)."""
         return self._whole[layer][expert] in self._entries

@@ -56,13 +56,13 @@ def test_five_steps_by_layer(tmp_path):
         ("prefetch 0.0", 47, 52), ("prefetch 0.0", 52, 57), ("demand 0.1", 57, 67), ("prefetch 1.0", 67, 72),
         ("prefetch 1.0", 72, 77), ("prefetch 1.1", 77, 82), ("demand 1.1", 82, 87),
     ]  # fmt: skip
-    # 40 s of copies, the last expert (in two tensors, each a kernel of 2 s here) and the head.
-    assert ends(seen) == [47, 92, 137, 182, 227]
+    # 40 s of copies, the last expert (in two tensors of one kernel each) and the head.
+    assert ends(seen) == [47, 90, 133, 176, 219]
     assert seen.outcome.engine.cache.peak_bytes[0] == 2.5 * EXPERT_BYTES
 
 
 def test_five_steps_by_expert(tmp_path):
-    """Tensor after tensor, then the expert (two kernels); nothing is prefetched: 2 x (1 + 10 + 4) + 1 per token."""
+    """Tensor after tensor, then the expert; nothing is prefetched: 2 x (1 + 10 + 2) + 1 per token."""
     seen = run(policy(granularity="expert"), tmp_path, STEPS, room=1, n_experts=2)
     assert seen.log == [
         entry
@@ -70,7 +70,7 @@ def test_five_steps_by_expert(tmp_path):
         for layer, (expert,) in enumerate(token)
         for entry in [("fetch", layer, expert)] * 2 + [("gpu", layer, expert)] + [("evict", layer, expert)] * 2
     ]
-    assert ends(seen) == [31, 62, 93, 124, 155]
+    assert ends(seen) == [27, 54, 81, 108, 135]
     assert seen.outcome.engine.cache.peak_bytes == [EXPERT_BYTES]
 
 

@@ -204,14 +204,14 @@ def test_cache_size(tmp_path):
 
 
 def test_matrices_are_copied_and_computed_one_by_one(tmp_path):
-    # A missing expert of 160 bytes comes as 80 and 80: 5 s each; its halves run as they come, 2 s each (two kernels).
+    # A missing expert of 160 bytes comes as 80 and 80: 5 s each; its halves run as they come, 1 s each (one kernel).
     path = scored(tmp_path / "t", [[[0]] * 4, [[2]] * 4], 4)
     seen = replay(HybriMoe(variant="code", matrices=2), path, 12)
     assert seen.log[4:8] == [("evict", 0, 1)] * 2 + [("fetch", 0, 2)] * 2
-    # The prompt takes 21 s (four layers of 1 + 2 x 2, head); attention 21..22.
-    assert seen.lane("h2d")[:2] == [("demand 0.2", 22, 27), ("demand 0.2", 27, 32)]
+    # The prompt takes 13 s (four layers of 1 + 2 x 1, head); attention 13..14.
+    assert seen.lane("h2d")[:2] == [("demand 0.2", 14, 19), ("demand 0.2", 19, 24)]
     halves = [row[1:] for row in seen.lane("gpu") if row[0] == "expert 0.2"]
-    assert halves == [(27, 29), (32, 34)]
+    assert halves == [(19, 20), (24, 25)]
 
 
 def test_a_cpu_result_waits_for_one_matrix_at_most(tmp_path):

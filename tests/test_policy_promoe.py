@@ -68,12 +68,14 @@ def test_five_steps(tmp_path):
         ("evict", 2, 1), ("prefetch", 2, 0), ("evict", 2, 1), ("prefetch", 2, 0), ("gpu", 0, 0), ("gpu", 1, 1),
         *both("evict", 2, 0), *both("fetch", 2, 1), ("gpu", 2, 1),
     ]  # fmt: skip
-    # Token 3, from 98: its miss of layer 0 at 99..109, then the first predicted chunk 109..114. At 114 layer 1 misses:
+    # Token 3, from 88: its miss of layer 0 at 89..99, then the first predicted chunk 99..104. At 102 layer 1 misses:
     # its chunks overtake the second predicted one, having waited for no more than the chunk in flight.
-    copies = [span for span in seen.lane("h2d") if span[1] >= 98][:6]
-    assert copies == [("demand 0.0", 99, 104), ("demand 0.0", 104, 109), ("prefetch 2.1", 109, 114),
-                      ("demand 1.1", 114, 119), ("demand 1.1", 119, 124), ("prefetch 2.1", 124, 129)]  # fmt: skip
-    assert [end for what, _, end in seen.lane("gpu") if what == "head"] == [46, 72, 98, 134, 160]
+    copies = [span for span in seen.lane("h2d") if span[1] >= 88][:6]
+    assert copies == [("demand 0.0", 89, 94), ("demand 0.0", 94, 99), ("prefetch 2.1", 99, 104),
+                      ("demand 1.1", 104, 109), ("demand 1.1", 109, 114), ("prefetch 2.1", 114, 119)]  # fmt: skip
+    # The prompt: three times 1 + 10 + 2, and the head. Token 1: 1 + 10 + 2, then 3 and 1; layer 2 waits for the second
+    # predicted chunk until 61, 2 and the head: 64.
+    assert [end for what, _, end in seen.lane("gpu") if what == "head"] == [40, 64, 88, 122, 146]
     assert seen.result["policy_stats"]["predicted_frac"] == 0.5
     assert seen.outcome.engine.cache.peak_bytes == [3 * EXPERT_BYTES]
 

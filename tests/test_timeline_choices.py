@@ -154,3 +154,26 @@ def test_mass_nobody_recorded_is_not_invented(tmp_path):
     seen = run(Dropping(), tmp_path, [[[0, 1]], [[0, 1]]], room=2, lengths=[(1, 2)])
     assert seen.result["gate_mass_kept"] is None
     assert seen.result["activations_changed_frac"] == 0.25
+
+
+def test_matrices_launch_their_share_and_columns_launch_everything(tmp_path):
+    # An expert of 2 kernels, each 1 s at least and 0.5 s to launch. Copies of halves: 1.5..6.5, 6.5..11.5 (attention
+    # launched by 0.5). Halves of columns run 2 kernels each (2 s), of matrices 1 each (1 s).
+    class Halves(Policy):
+        by_matrix = True
+
+        def gate_done(self, gate, view):
+            parts = [view.part(0, 0, 0.0, 0.5), view.part(0, 0, 0.5, 1.0)]
+            for part in view.matrices(0, 0, 2) if self.by_matrix else parts:
+                yield Fetch(part)
+            yield RunGpu(0)
+
+    policy = Halves()
+    seen = run(policy, tmp_path, [[[0]]], room=1, lengths=[(1, 1)], launch_s=0.5)
+    assert seen.lane("gpu")[1:3] == [("expert 0.0", 6.5, 7.5), ("expert 0.0", 11.5, 12.5)]
+    assert [end - start for what, start, end in seen.lane("host") if what == "launch expert 0.0"] == [0.5, 0.5]
+    policy = Halves()
+    policy.by_matrix = False
+    seen = run(policy, tmp_path, [[[0]]], room=1, lengths=[(1, 1)], launch_s=0.5)
+    assert seen.lane("gpu")[1:3] == [("expert 0.0", 6.5, 8.5), ("expert 0.0", 11.5, 13.5)]
+    assert [end - start for what, start, end in seen.lane("host") if what == "launch expert 0.0"] == [1.0, 1.0]
