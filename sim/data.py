@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 import yaml
 
 from sim.errors import BadInput, did_you_mean
 
-MAX_YAML_BYTES = 4 * 1024 * 1024
+MAX_JSON_BYTES = 4 * 1024 * 1024
+MAX_YAML_BYTES = 512 * 1024  # PyYAML reads about 100 kB per second, and a profile takes a few
+MAX_YAML_DEPTH = 32
+PART = ".part"
 
 T = TypeVar("T")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 numbers (PyYAML reads `5e10` as text), and a key given twice is an error instead of a silent loss."""
+    """YAML 1.2 numbers (PyYAML reads `5e10` as text), and errors where PyYAML is too kind.
+
+    A key given twice would be a silent loss; an alias can stand for exponentially many values; and time grows with the
+    square of the depth. So none of them gets further than where it begins.
+    """
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            self._refuse("YAML aliases are not accepted, write the value out")
+        self.depth += 1
+        if self.depth > MAX_YAML_DEPTH:
+            self._refuse(f"nested deeper than {MAX_YAML_DEPTH} levels")
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def _refuse(self, problem: str) -> NoReturn:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
 # The YAML 1.2 floats that PyYAML's YAML 1.1 takes for text, and the characters they begin with.
@@ -53,11 +80,9 @@ def parse_yaml(text: str, where: str) -> Any:
     """Parse one YAML document as plain data.
 
     Raises:
-        BadInput: not YAML, a duplicate key, or an alias (none of our files needs one, and nested ones explode).
+        BadInput: not YAML, a duplicate key, an alias, or nested too deep.
     """
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise BadInput(f"{where}: YAML aliases are not accepted; write the value out")
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader derives from SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -68,21 +93,26 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """Parse a YAML file of at most 4 MiB. Raises BadInput as `parse_yaml` does, or when it cannot be read."""
+    """Parse a YAML file of at most 512 KiB. Raises BadInput as `parse_yaml` does, or when it cannot be read."""
     return parse_yaml(read_text(path, MAX_YAML_BYTES), str(path))
 
 
 def read_text(path: Path, max_bytes: int) -> str:
     """Read a UTF-8 text file whose size is checked first. Raises BadInput."""
     try:
-        size_bytes = path.stat().st_size
-        if size_bytes > max_bytes:
-            raise BadInput(f"{path}, got {size_bytes} bytes: at most {max_bytes} are read; is it the right file?")
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            data = file.read(max_bytes + 1) if size_bytes <= max_bytes else b""  # a pipe or device has no size
+        if max(size_bytes, len(data)) > max_bytes:
+            raise BadInput(f"{path}, got {size_bytes or 'more'} bytes: at most {max_bytes} are read; "
+                           "is it the right file?")  # fmt: skip
+        return data.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: not UTF-8 text (byte {error.start}); is it the right file?") from None
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}; check the path") from None
+    except ValueError:
+        raise BadInput(f"{str(path)!r}: not a path; check the name") from None
 
 
 def to_struct(data: Any, kind: type[T], where: str) -> T:
@@ -125,11 +155,54 @@ def bundled(package: str, suffix: str) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def owned_prefix(target: Path) -> str:
+    """How hidden names beside `target` begin while this process works on it: they say which machine's which process."""
+    return f".{target.name}.{_host()}-{os.getpid()}-"
+
+
+def sweep(target: Path, suffix: str) -> None:
+    """Remove what killed processes left beside `target` under such names, now that somebody writes it again.
+
+    What belongs to a living process or to another machine stays, and so does everything on Windows, where asking
+    whether a process lives takes more than a signal.
+    """
+    for left in target.parent.glob(f".{glob.escape(target.name)}.{_host()}-*{suffix}"):
+        owner = left.name.removesuffix(suffix).split("-")[-2]
+        if owner.isdecimal() and not _alive(int(owner)):
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+
+
+@cache
+def _host() -> str:
+    import platform  # for those who write
+
+    return hashlib.sha256(platform.node().encode("utf-8", "replace")).hexdigest()[:8]
+
+
+def _alive(pid: int) -> bool:
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it replaces `path`, on any error nothing is left behind."""
+    """Yield a temporary path beside `path`; on success it replaces `path`, on any error nothing is left behind.
+
+    A process that is killed leaves a hidden `.NAME.*.part`, which whoever writes `path` next removes.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    sweep(path, PART)
+    handle, name = tempfile.mkstemp(prefix=owned_prefix(path), suffix=PART, dir=path.parent)
     os.close(handle)
     part = Path(name)
     try:

@@ -14,11 +14,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+# A message quotes what was wrong, and a file may hold anything: its beginning and its end (the way out) are kept.
+HEAD_CHARS, TAIL_CHARS = 1200, 400
+
 
 class MoesimError(Exception):
-    """Base of every error this project raises on purpose."""
+    """Base of every error this project raises on purpose; its message is one printable line, whatever it quotes."""
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class BadInput(MoesimError):
@@ -43,10 +49,19 @@ class CheckFailed(MoesimError):
     """A requested check (validator, conformance, tolerance) did not hold."""
 
 
+def one_line(text: str) -> str:
+    """Escape what would break or recolour a terminal's line, and leave out the middle of what floods it."""
+    if len(text) > HEAD_CHARS + TAIL_CHARS + 20:
+        text = f"{text[:HEAD_CHARS]} [...] {text[-TAIL_CHARS:]}"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `"did you mean 'lru'?"` or, without a near name, `"known: a, b, c"`."""
     names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.6)
     if near:
         return f"did you mean {near[0]!r}?"
     return "known: " + ", ".join(names)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sim.data import MAX_YAML_BYTES, bundled, read_text, read_yaml, to_struct
+from sim.data import MAX_JSON_BYTES, bundled, read_text, read_yaml, to_struct
 from sim.errors import BadInput, did_you_mean
 from sim.quantity import explain
 
@@ -77,7 +77,7 @@ def convert(data: Any, kind: type[T], where: str) -> T:
 def _read_json(path: Path) -> Any:
     # Almost every JSON text is YAML, but not one indented with tabs or with surrogate pairs in its strings.
     try:
-        return json.loads(read_text(path, MAX_YAML_BYTES))
+        return json.loads(read_text(path, MAX_JSON_BYTES))
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: not JSON ({error}); fix the file") from None
 

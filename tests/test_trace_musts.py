@@ -221,7 +221,7 @@ def test_an_id_out_of_range_is_caught_before_it_becomes_an_index_error(sound, tm
         _ = trace.experts
     with (
         Trace(broken(sound, tmp_path, put("next_scores_3.ids", (5, 0, 1), 9))) as trace,
-        pytest.raises(BadInput, match=r"next_scores_3\.ids, got an id of 4 or more"),
+        pytest.raises(BadInput, match=r"next_scores_3\.ids\[5, 0, 1\], got 9: an expert id is below"),
     ):
         trace.next_scores(3, 0, 28)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sim.errors import BadInput
 from traces.format import TENSORS, Array, Ints
-from traces.reader import Trace
 from traces.rules import Fault, chunk_faults, weight_faults
+
+if TYPE_CHECKING:
+    from traces.reader import Trace
 
 _CHUNK_VALUES = 1 << 20
 Progress = Callable[[int, int], None]
@@ -27,7 +30,12 @@ def check_trace(trace: Trace, limit: int = 1, on_progress: Progress | None = Non
 def require_sound(trace: Trace) -> None:
     """Raise BadInput naming the first fault, if there is one."""
     for fault in check_trace(trace):
-        raise BadInput(f"{trace.path}: {fault}; correct the recorder and write the trace again")
+        raise unsound(trace, fault)
+
+
+def unsound(trace: Trace, fault: Fault) -> BadInput:
+    """The error that names a fault of a trace."""
+    return BadInput(f"{trace.path}: {fault}; correct the recorder and write the trace again")
 
 
 def _faults(trace: Trace, progress: Progress | None) -> Iterator[Fault]:
@@ -36,7 +44,7 @@ def _faults(trace: Trace, progress: Progress | None) -> Iterator[Fault]:
     done = 0
     for name in names:
         for start, chunk in _chunks(trace.stored(name)):
-            for fault in _tensor_faults(trace, name, start, chunk):
+            for fault in row_faults(trace, name, start, chunk):
                 yield fault.shifted(start)
             done += chunk.size
             if progress:
@@ -49,8 +57,8 @@ def _chunks(tensor: Array) -> Iterator[tuple[int, Array]]:
         yield start, tensor[start : start + step]
 
 
-def _tensor_faults(trace: Trace, name: str, start: int, chunk: Array) -> Iterator[Fault]:
-    """Faults of one chunk, counted from its first row."""
+def row_faults(trace: Trace, name: str, start: int, chunk: Array) -> Iterator[Fault]:
+    """Faults of some rows of a tensor as stored, the first of which is row `start`; counted from there."""
     rows = _rows_behind(trace, name, start, len(chunk))
     if name == "embedding_table":
         experts = np.empty((0, trace.n_layers, trace.top_k), np.int64)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import BadInput
+from traces.check import row_faults, unsound
 from traces.container import Entry, read_file
 from traces.format import CODES, DTYPES, LEVELS, Array, Code, Floats, common_scale
 from traces.header import Header, code_of, parse_header
@@ -19,6 +20,7 @@ from traces.requests import RequestTable
 from traces.structure import check_requests, check_shapes
 
 _CHUNK_ROWS = 65_536
+_JUDGED_VALUES = 65_536  # of a tensor, held against the rules at a time
 HOW_TO_GET = {
     "experts": "every trace has it",
     "iterations": "only a recorder attached to a batching server writes it",
@@ -34,8 +36,8 @@ class Trace:
     file; `requests[i]` says which belong together. Slices [a, b) want 0 <= a <= b <= T.
 
     Raises:
-        BadInput: from the constructor, when the file's structure breaks a rule of FORMAT.md. Values inside tensors are
-            judged by `traces.check`.
+        BadInput: from the constructor, when the file's structure breaks a rule of FORMAT.md; from the methods, when a
+            value they read does (each block of rows is judged once, by the rules of `traces.check`).
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -56,6 +58,7 @@ class Trace:
             level for level, ways in LEVELS.items() if any(way <= present for way in ways)
         )
         self.levels_prefill: frozenset[str] = self.levels - self._decode_only
+        self._judged: dict[str, bytearray] = {}  # tensor -> which of its blocks have been found sound
 
     def _open_requests(self, where: str) -> RequestTable:
         def column(name: str) -> Array | None:
@@ -138,14 +141,12 @@ class Trace:
     @property
     def token_ids(self) -> NDArray[np.int32]:
         """(T,) token ids."""
-        self.require("token_ids", "token_ids")
-        return self.stored("token_ids")
+        return self._whole("token_ids")
 
     @property
     def iterations(self) -> NDArray[np.int32]:
         """(T,) iteration in which the recorded batch composition processed each row."""
-        self.require("iterations", "iterations")
-        return self.stored("iterations")
+        return self._whole("iterations")
 
     def weights(self, a: int, b: int) -> Floats:
         """(b - a, L, K) factors the model applies to the experts' outputs, derived when the file holds raw scores."""
@@ -199,11 +200,11 @@ class Trace:
         if "embeddings" in self._entries:
             return self._rows("embeddings", a, b).astype(np.float32)
         table = self.stored("embedding_table")
-        ids = self.stored("token_ids")[a:b]
-        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(table):
-            raise BadInput(f"{self.path}: token_ids, got one outside embedding_table's {len(table)} rows: every id has "
-                           f"a row; record the trace again")  # fmt: skip
-        return table[ids].astype(np.float32)
+        rows: NDArray[np.float32] = table[self._rows("token_ids", a, b)].astype(np.float32)
+        if not np.isfinite(rows).all():
+            raise BadInput(f"{self.path}: embedding_table, got {rows[~np.isfinite(rows)][0]}: a finite number; `moesim "
+                           f"traces check` shows where, record the trace again")  # fmt: skip
+        return rows
 
     def gate_inputs(self, a: int, b: int) -> NDArray[np.float32]:
         """(b - a, L, g) input of each gate."""
@@ -237,12 +238,34 @@ class Trace:
             raise IndexError(f"rows [{a}, {b}) of {tensor}: 0 <= a <= b <= {self.n_tokens}")
         self.require(level, level)
         if level not in self._decode_only:
-            return self.stored(tensor)[a:b]
+            return self._sound(tensor, a, b)
         at = 0 if a == b else self.requests.decode_position(a, b)
         if at is None:
             raise BadInput(f"{self.path}: {level}, got rows {a} to {b}: this trace stores it for the decode rows of a "
                            f"request only; ask within those, or record it with prefill rows")  # fmt: skip
-        return self.stored(tensor)[at : at + b - a]
+        return self._sound(tensor, at, at + b - a)
+
+    def _whole(self, tensor: str) -> Array:
+        """All rows of a stored tensor that has one value per row."""
+        self.require(tensor, tensor)
+        return self._sound(tensor, 0, self.n_tokens)
+
+    def _sound(self, tensor: str, start: int, stop: int) -> Array:
+        """Stored rows [start, stop) of a tensor, every value of which keeps the rules.
+
+        Blocks are judged when they are first read: a trace need not be read twice to be trusted, and a corrupt score
+        is named where it stands instead of surfacing as a policy that does oddly well.
+        """
+        stored = self.stored(tensor)
+        step = max(1, _JUDGED_VALUES * len(stored) // max(1, stored.size))
+        judged = self._judged.setdefault(tensor, bytearray(-(-len(stored) // step)))
+        for block in range(start // step, -(-stop // step)):
+            if not judged[block]:
+                first = block * step
+                for fault in row_faults(self, tensor, first, stored[first : first + step]):
+                    raise unsound(self, fault.shifted(first))
+                judged[block] = 1
+        return stored[start:stop]
 
     def _scores(self, name: str, a: int, b: int) -> Floats:
         """Rows [a, b) of a score tensor for all experts, as exact integers; what a sparse one left out is zero."""
@@ -252,9 +275,6 @@ class Trace:
             return values
         dense = np.zeros((*values.shape[:2], self.n_experts))
         ids = self._rows(f"{name}.ids", a, b).astype(np.int64)
-        if ids.size and int(ids.max()) >= self.n_experts:
-            raise BadInput(f"{self.path}: {name}.ids, got an id of {self.n_experts} or more: ids are below n_experts; "
-                           f"record the trace again")  # fmt: skip
         np.put_along_axis(dense, ids, values, axis=-1)
         return dense
 

@@ -12,7 +12,7 @@ from types import TracebackType
 
 import numpy as np
 
-from sim.data import replacing
+from sim.data import owned_prefix, replacing, sweep
 from sim.errors import BadInput
 from traces.container import header_bytes, layout
 from traces.format import CODES, DTYPES, SPARSE, SPLITS, TENSORS, U16_LINEAR, Array, Code, expert_dtype
@@ -23,6 +23,7 @@ from traces.rules import as_codes, chunk_faults
 from traces.structure import version_for
 
 _COPY_BYTES = 1 << 20
+_SPOOL = ".spool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class TraceWriter:
             writer.add_request(prompt_len=5, experts=...)   # both at once
 
     The first chunk settles which tensors the trace has. Equal input gives equal bytes, however it was cut in chunks.
-    Tensors wait in temporary files beside `path`, so closing needs the size of the trace once more.
+    Tensors wait in temporary files beside `path`, so closing needs the size of the trace once more. The hidden folder
+    they lie in outlives a killed process, until the next writer of the same `path` removes it.
     """
 
     def __init__(
@@ -68,7 +70,8 @@ class TraceWriter:
         self._codes = {name: self._code(name) for name, spec in TENSORS.items() if spec.scored}
         self._table = None if embedding_table is None else _cast("embedding_table", embedding_table, self.header)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._spool = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", suffix=".spool", dir=self.path.parent))
+        sweep(self.path, _SPOOL)
+        self._spool = Path(tempfile.mkdtemp(prefix=owned_prefix(self.path), suffix=_SPOOL, dir=self.path.parent))
         self._shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._given: frozenset[str] | None = None
         self._requests: list[tuple[int, int, float | None]] = []  # prompt rows, task, arrival
