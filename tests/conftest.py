@@ -1,4 +1,4 @@
-"""One thread per test process: workers share the cores already, and threads that wait for one another only slow them."""
+"""One thread per test process: workers share the cores already, and threads that wait for one another slow them."""
 
 import os
 

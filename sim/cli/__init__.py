@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +11,9 @@ import click
 
 from sim import __version__
 from sim.errors import DoesNotFit, MoesimError, did_you_mean
+
+# Before numpy is imported: a replay's products are small, and threads that wait for one another only slow them.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Verb -> (module under sim.cli, one-line help shown by `moesim --help` without importing the module).
 VERBS: dict[str, tuple[str, str]] = {
