@@ -22,6 +22,7 @@ METHODS: dict[str, Method] = {}
 GB, GIB = 1e9, 1024.0**3
 KEPT_FRAC = 0.6  # eMoE keeps 60 % of the experts in most of its figures
 EMOE_LOADED_FRAC = {"openmoe-8b": 0.67, "mixtral-8x7b": 0.78}  # section 2.1.1
+EMOE_HW = "a100-40g-pcie"
 EMOE_PREDICTOR_PARAMS = 0.108e9  # section 5.3
 PREDICTOR_BYTES = 300e6  # DuoServe, section 6.4
 # AdapMoE's sizes by layer as its public code computes them: total -> without and with adaptive gating.
@@ -85,7 +86,7 @@ def duoserve_peaks(row: Row, _: Settings) -> dict[str, Figure]:
 
 @method
 def emoe_load(row: Row, settings: Settings) -> dict[str, Figure]:
-    cost = cost_of("a100-40g-pcie", row.model, settings=settings)
+    cost = cost_of(EMOE_HW, row.model, settings=settings)
     n_copies = EMOE_LOADED_FRAC[row.model] * cost.model.n_moe_layers * cost.model.n_experts
     return {"load": n_copies * cost.copy_s(cost.model.expert_bytes())}
 

@@ -14,15 +14,22 @@ MAX_STEPS = 4
 
 @dataclass(frozen=True)
 class Fitted:
-    """A constant and the value that makes its row come out."""
+    """A constant and the seconds that make its row come out."""
 
     constant: Constant
-    value: float
+    value_s: float
 
-    @property
-    def settings(self) -> dict[str, float]:
-        """As dotted overrides."""
-        return {self.constant.set: self.value}
+    def settings(self, hw: str, model: str, precision: str) -> dict[str, float]:
+        """As dotted overrides for one machine, model and precision.
+
+        Seconds per copy become the bandwidth at which a whole expert takes that much longer. So a part of an expert
+        takes its share: the printed figure is of whole experts, and nobody is to gain or lose by splitting them.
+        """
+        if self.constant.form == "per_layer":
+            return {"stack.per_layer_s": self.value_s}
+        cost = cost_of(hw, model, precision)
+        n_bytes = cost.model.expert_bytes(precision)
+        return {"hw.h2d.bandwidth_bytes_per_s": n_bytes / (n_bytes / cost.h2d_bytes_per_s + self.value_s)}
 
 
 def fit(constant: Constant, rows: dict[str, Row], tpot_s: Callable[[float], float] | None = None) -> Fitted:
@@ -40,7 +47,7 @@ def fit(constant: Constant, rows: dict[str, Row], tpot_s: Callable[[float], floa
     if constant.form == "per_copy":
         cost = cost_of(constant.hw, constant.model, constant.precision)
         n_bytes = cost.model.expert_bytes(constant.precision)
-        value = figure * constant.seconds / constant.copies - n_bytes / cost.h2d_bytes_per_s
+        value = figure * constant.seconds / constant.copies - cost.copy_s(n_bytes)
     else:
         assert tpot_s is not None
         n_layers = cost_of(constant.hw, constant.model, constant.precision).model.n_layers

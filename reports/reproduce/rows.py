@@ -31,6 +31,7 @@ FLAGS: dict[Flag, str] = {
     "Q": "quality of the output",
     "X": "contradicts itself; never a target",
 }
+SCORED: TraceKind = "b"  # the trace on which experiments are judged
 TOLERANCE: dict[Flag, float] = {"G": 0.03, "G+": 0.15}
 
 
@@ -87,7 +88,6 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     row: str
     label: str
     form: Literal["per_copy", "per_layer"]
-    set: str
     hw: str
     model: str
     precision: str

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from reports.reproduce.rows import FLAGS, Figure
+from reports.reproduce.rows import FLAGS, SCORED, TOLERANCE, Figure
 from sim.cli.tables import render, table
 
 WIDTH = 150
+FORMS = {"per_copy": "per expert copied", "per_layer": "per layer"}
 
 
 def figure(value: Figure | None) -> str:
@@ -47,17 +49,25 @@ def verdict(result: dict[str, Any]) -> str:
     for flag, count in result["totals"]["flags"].items():
         counts = ", ".join(f"{count[name]} {name}" for name in STATUSES if count.get(name))
         lines.append(f"{flag:<3} {count['rows']:>3} rows: {counts}   ({FLAGS[flag]})")
-    figures = [pair for row in result["rows"] if row["flag"] == "G" and row["check"] == "within"
-               for pair in row["ratio"].values()]  # fmt: skip
-    if figures:
-        near = sum(abs(one - 1) <= 0.03 for one in figures if one is not None)
-        lines.append(f"single figures of G rows within 3 %: {near} of {len(figures)}")
+    for flag, tolerance in TOLERANCE.items():
+        ratios = list(_judged_ratios(result, flag))
+        if ratios:
+            near = sum(abs(one - 1) <= tolerance for one in ratios)
+            lines.append(f"single figures of {flag} rows within {100 * tolerance:.0f} %: {near} of {len(ratios)}")
     for kind, order in result["totals"]["orders"].items():
         if order["pairs"]:
             share = 100 * order["right"] / order["pairs"]
             lines.append(f"orders on trace ({kind}): {order['right']} of {order['pairs']} pairs of systems right, "
                          f"{share:.0f} %")  # fmt: skip
     return "\n".join(lines)
+
+
+def _judged_ratios(result: dict[str, Any], flag: str) -> Iterator[float]:
+    """Simulated over published of every figure that a row of this flag is judged by."""
+    for row in result["rows"]:
+        if row["flag"] == flag and row["check"] == "within":
+            on = row["traces"].get(SCORED, {}) if "traces" in row else row
+            yield from (one for one in on.get("ratio", {}).values() if one is not None)
 
 
 STATUSES = ("reached", "missed", "shown", "fitted", "not run", "not applicable")
@@ -118,8 +128,8 @@ def _listed(rows: list[dict[str, Any]], field: str) -> str:
 
 def _basis(result: dict[str, Any]) -> str:
     """Constants, traces and what was left out."""
-    lines = [f"* constant fitted for {one['testbed']}: {one['set']} = {1e3 * one['seconds']:.4g} ms, from row "
-             f"{one['row']} ({one['label']}), which is not scored" for one in result["constants"]]  # fmt: skip
+    lines = [f"* constant fitted for {one['testbed']}: {1e3 * one['seconds']:.4g} ms of software {FORMS[one['form']]}, "
+             f"from row {one['row']} ({one['label']}), which is not scored" for one in result["constants"]]  # fmt: skip
     for kind, told in result["traces"].items():
         if told["of"]:
             lines.append(f"trace ({kind}): {told['is']}")

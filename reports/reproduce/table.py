@@ -13,6 +13,7 @@ from reports.reproduce.closed import METHODS, model_of
 from reports.reproduce.constants import Fitted, fit
 from reports.reproduce.rows import (
     FLAGS,
+    SCORED,
     Constant,
     Experiment,
     Figure,
@@ -29,7 +30,6 @@ from sim.setup import shape_of
 from sim.spec import RunSpec
 
 SCHEMA = "moesim.reproduce/1"
-SCORED: TraceKind = "b"
 Steps = Callable[[str], Any]  # a title -> a context that yields progress(done, total)
 
 
@@ -43,13 +43,14 @@ class Unit(NamedTuple):
 
 
 def reproduce(
-    chosen: list[Row], kinds: tuple[TraceKind, ...], folder: Path | None, workers: int, steps: Steps
-) -> dict[str, Any]:
+    chosen: list[Row], kinds: tuple[TraceKind, ...], folder: Path | None, workers: int, steps: Steps,
+    stack: str = "bare",
+) -> dict[str, Any]:  # fmt: skip
     """The table as one object: what was published, simulated and judged per row, constants, traces and totals.
 
     Args:
         kinds: traces to run experiments on. folder: keeps traces and results of runs for the next time.
-        steps: opens a progress bar.
+        steps: opens a progress bar. stack: what runs the kernels in experiments whose row has no constant.
 
     Raises:
         BadInput: a file that contradicts itself, or a folder that cannot be used.
@@ -71,11 +72,11 @@ def reproduce(
             told = _told(traces)
             for name in sorted(names):
                 fitted[name] = fit(constants[name], rows, _resident(constants[name], traces))
-            simulated = _simulate(asked, experiments, fitted, traces, folder, executor, steps)
+            simulated = _simulate(asked, experiments, fitted, traces, folder, executor, steps, stack)
     else:
         fitted = {name: fit(constants[name], rows) for name in sorted(names)}
     answered = [_answer(row, fitted, simulated.get(row.id, {}), experiments) for row in chosen]
-    return {"schema": SCHEMA, "version": __version__, "traces": told,
+    return {"schema": SCHEMA, "version": __version__, "stack": stack, "traces": told,
             "constants": [_told_constant(found) for found in fitted.values()],
             "rows": answered, "totals": totals(answered)}  # fmt: skip
 
@@ -138,7 +139,7 @@ def _resident(constant: Constant, traces: Traces) -> Callable[[float], float] | 
     experiment = Experiment(why="", cases=[dict(case)], systems={"all": "gpu_only"})
 
     def tpot_s(value: float) -> float:
-        spec = work.spec_of(experiment, 0, "all", traces["b"][constant.model], {constant.set: value})
+        spec = work.spec_of(experiment, 0, "all", traces["b"][constant.model], {"stack.per_layer_s": value})
         return float(work.simulate(msgspec.json.encode(spec).decode())["tpot_s"])
 
     return tpot_s
@@ -146,21 +147,24 @@ def _resident(constant: Constant, traces: Traces) -> Callable[[float], float] | 
 
 def _simulate(
     asked: list[Row], experiments: dict[str, Experiment], fitted: dict[str, Fitted], traces: Traces, folder: Path,
-    executor: Any, steps: Steps,
+    executor: Any, steps: Steps, stack: str,
 ) -> dict[str, dict[TraceKind, dict[str, Any]]]:  # fmt: skip
     """Row -> trace kind -> {"values": system -> figure, "left_out": system -> why}."""
     units: list[Unit] = []
     specs: list[RunSpec] = []
     for row in asked:
         experiment = experiments[row.experiment]
-        settings = fitted[row.constant].settings if row.constant else {}
         for kind, by_model in traces.items():
             for case in row.cases or range(len(experiment.cases)):
-                trace = by_model.get(str(experiment.cases[case]["model"]))
+                of = {"precision": "bf16", **experiment.cases[case]}
+                trace = by_model.get(str(of["model"]))
+                settings = (fitted[row.constant].settings(str(of["hw"]), str(of["model"]), str(of["precision"]))
+                            if row.constant else {})  # fmt: skip
                 for system in _systems(row, experiment) if trace is not None else ():
                     assert trace is not None
                     units.append(Unit(row.id, kind, case, system))
-                    specs.append(work.spec_of(experiment, case, system, trace, settings))
+                    on = "bare" if settings else stack  # a constant stands for the stack it was fitted on
+                    specs.append(work.spec_of(experiment, case, system, trace, settings, on))
     with steps("simulating") as done:
         results = work.run_all(specs, folder, executor, done)
     raw = dict(zip(units, results, strict=True))
@@ -229,7 +233,10 @@ def _answer(
                                               "unit", "published", "check", "note", "reason", "unknown", "constant")
     }  # fmt: skip
     if row.method:
-        values: dict[str, Figure] = METHODS[row.method](row, fitted[row.constant].settings if row.constant else {})
+        # A closed form with a constant is about the machine the constant was fitted on.
+        found_on = fitted.get(row.constant)
+        settings = found_on.settings(found_on.constant.hw, row.model, "bf16") if found_on else {}
+        values: dict[str, Figure] = METHODS[row.method](row, settings)
         told["simulated"] = {label: values[label] for label in row.published}
         told["ratio"] = {label: judge.ratio(figure, values[label]) for label, figure in row.published.items()}
     elif row.experiment:
@@ -288,5 +295,5 @@ def totals(answered: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _told_constant(found: Fitted) -> dict[str, Any]:
     constant = found.constant
-    return {"id": constant.id, "testbed": constant.testbed, "set": constant.set, "seconds": found.value,
+    return {"id": constant.id, "testbed": constant.testbed, "seconds": found.value_s,
             "form": constant.form, "row": constant.row, "label": constant.label}  # fmt: skip

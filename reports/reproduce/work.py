@@ -27,7 +27,9 @@ Progress = Callable[[int, int], None]
 Result = dict[str, Any]
 
 
-def spec_of(experiment: Experiment, case: int, system: str, trace: Path, constant: dict[str, float]) -> RunSpec:
+def spec_of(
+    experiment: Experiment, case: int, system: str, trace: Path, constant: dict[str, float], stack: str = "bare"
+) -> RunSpec:
     """The configuration of one system in one case, on one trace."""
     policy, *words = experiment.systems[system].split()
     settings: dict[str, Scalar] = dict(constant)
@@ -39,7 +41,7 @@ def spec_of(experiment: Experiment, case: int, system: str, trace: Path, constan
     own = HERE / "models" / f"{model}.yaml"
     return msgspec.convert(
         {"policy": policy, "model": str(own) if own.exists() else model, "trace": str(trace), "set": settings,
-         "requests": REQUESTS, "seed": SEED, **fields}, RunSpec,
+         "requests": REQUESTS, "seed": SEED, "stack": stack, **fields}, RunSpec,
     )  # fmt: skip
 
 

@@ -21,6 +21,8 @@ KINDS = ("a", "b", "c")
 @click.option("--trace", "kinds", multiple=True, type=click.Choice([*KINDS, "all"]), default=("all",),
               show_default=True,
               help="a: bundled, b: synthetic (scored), c: public, where MOESIM_EXTRA_TRACES is set.")  # fmt: skip
+@click.option("--stack", default="bare", show_default=True, metavar="NAME|FILE",
+              help="Serving stack of experiments without a fitted constant.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N",
               help="Processes that run experiments.")  # fmt: skip
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
@@ -28,8 +30,9 @@ KINDS = ("a", "b", "c")
 @click.option("--last", is_flag=True, help="Print the last full run that comes with this installation; run nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
-    wanted: tuple[str, ...], kinds: tuple[str, ...], workers: int, out: Path | None, last: bool, as_json: bool
-) -> None:
+    wanted: tuple[str, ...], kinds: tuple[str, ...], stack: str, workers: int, out: Path | None, last: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Work out what papers print, and print published, simulated, ratio and flag row by row.
 
     Geometry takes a second; experiments replay traces under every system of a row and take minutes (all of them: an
@@ -39,20 +42,27 @@ def command(
     from reports.reproduce.show import as_text
 
     rows = pick(wanted, load_rows())
-    result = _last({row.id for row in rows}) if last else _run(rows, kinds, workers, out, as_json)
+    result = _last({row.id for row in rows}) if last else _run(rows, kinds, stack, workers, out, as_json)
     click.echo(json.dumps(result, allow_nan=False) if as_json else as_text(result))
 
 
-def _run(rows: list[Any], kinds: tuple[str, ...], workers: int, out: Path | None, quiet: bool) -> dict[str, Any]:
+def _run(
+    rows: list[Any], kinds: tuple[str, ...], stack: str, workers: int, out: Path | None, quiet: bool
+) -> dict[str, Any]:
+    from datetime import UTC, datetime
+
     from reports.reproduce.table import reproduce
     from sim.cli.traces import _bar
     from sim.data import write_json
+    from sim.stack import load_stack
+
+    load_stack(stack)  # refuses an unknown name before any work
 
     steps = (lambda _title: nullcontext(lambda _done, _total: None)) if quiet else _bar
     chosen: Any = KINDS if "all" in kinds else tuple(dict.fromkeys(kinds))
-    result = reproduce(rows, chosen, out, workers, steps)
+    result = reproduce(rows, chosen, out, workers, steps, stack)
     if out is not None:
-        write_json(out / "result.json", result)
+        write_json(out / "result.json", {"date": datetime.now(UTC).date().isoformat(), **result})
     return result
 
 
