@@ -278,7 +278,7 @@ def figure(seconds: list[float], note: str = "") -> dict[str, Any]:
 def link(by_bytes: Mapping[int, list[float]]) -> dict[str, Any] | None:
     """Latency and bandwidth through the smallest and the largest copies; None with one size alone."""
     sizes = sorted(n for n, seconds in by_bytes.items() if len(seconds) >= 3)
-    if len(sizes) < 2 or sizes[-1] < 8 * sizes[0]:
+    if len(sizes) < 2 or sizes[-1] < 256 * sizes[0]:
         return None
     small, large = (summarise(by_bytes[n]) for n in (sizes[0], sizes[-1]))
     small_s, large_s = (typical(by_bytes[n]) for n in (sizes[0], sizes[-1]))
@@ -300,7 +300,9 @@ def apply(data: dict[str, Any], samples: Samples, name: str) -> dict[str, Any]:
         data |= {"h2d": up, "h2d_pageable": up}
     if down is None and samples.sends:
         smallest = samples.sends[min(samples.sends)]
-        down = {**data["d2h"], "latency_s": figure(smallest)}
+        rate = (up or data["d2h"])["bandwidth_bytes_per_s"]
+        assumed = {"value": rate["value"], "source": "assumed", "note": "as to the device; only hidden states came back"}
+        down = {"latency_s": figure(smallest), "bandwidth_bytes_per_s": assumed}
     if down is not None:
         data |= {"d2h": down, "d2h_pageable": down}
     syncs, before = samples.verbs["sync"], samples.verbs["before sync"]
@@ -314,5 +316,8 @@ def apply(data: dict[str, Any], samples: Samples, name: str) -> dict[str, Any]:
     lanes = (f"{name}.lanes.json.gz ({machine['cpu']}, {samples.environment['cores']} cores, torch "
              f"{machine['versions']['torch']}, {samples.environment['measured']}, load "
              f"{', '.join(f'{x:.1f}' for x in samples.environment['load'])})")  # fmt: skip
+    if samples.environment["device"] == "CPU backend":
+        data["vram_bytes"] = {"value": float(machine["memory_bytes"]), "source": "measured", "ref": "lanes",
+                              "note": "the arena that stands for device memory lies in host memory"}  # fmt: skip
     return {**data, "host": host, "contention": dict.fromkeys(data["contention"], none),
             "sources": {**data["sources"], "lanes": lanes}}  # fmt: skip

@@ -54,6 +54,9 @@ class CpuLanes:
         self._up = CopyThread(self)
         self._in_order: dict[int, OrderedThread] = {COMPUTE: OrderedThread(self, COMPUTE, 1)}
 
+    def used_here(self, tensor: Any) -> None:
+        """Nothing to do: memory lives as long as its tensor."""
+
     def now_s(self) -> float:
         return time.perf_counter() - self._base_s
 

@@ -32,13 +32,14 @@ if TYPE_CHECKING:
 class Result:
     """What one expert (or the shared ones) adds to which rows; `out` is there once its work has run."""
 
-    __slots__ = ("key", "out", "rows", "share")
+    __slots__ = ("foreign", "key", "out", "rows", "share")
 
     def __init__(self, key: tuple[int, int, float], rows: Any, share: Any) -> None:
         self.key = key  # layer, expert, start_frac: results are added in this order, whatever came first
         self.rows = rows  # of the iteration, or None for all of them
         self.share = share  # weight, a float or [rows, 1]; None: 1
         self.out: Any = None
+        self.foreign = False  # made on another lane than the one that adds it up
 
 
 class RealMachine:
@@ -67,7 +68,7 @@ class RealMachine:
         self._row_bytes = 3 * model.hidden_size * weights.element_bytes
         self._blocks: dict[Piece, tuple[Block, Work | None]] = {}
         self._last_use: dict[Piece, Work] = {}
-        self._caches: dict[int, tuple[Any, Any]] = {}
+        self._caches: dict[int, Span] = {}
         self._chosen = self._host_ids(max_tokens)  # the gate's choice, read back
         self._next_ids = self._host_ids(max_tokens)
         self._results: list[Result] = []
@@ -97,17 +98,17 @@ class RealMachine:
     def begin(self, iteration: Iteration) -> None:
         began_s = self.now_s
         self._iteration = iteration
-        decoder, at, spans = self.decoder, 0, []
+        at, spans = 0, []
         for r in iteration.ranges:
             n = r.stop_row - r.start_row
             if r.phase == PREFILL:
-                self._caches[r.request.index] = decoder.cache(r.request.prompt_len + r.request.outputs)
-            spans.append(Span(at, n, r.context, *self._caches[r.request.index]))
+                self._caches[r.request.index] = Span(0, 0, 0, None, None)
+            spans.append((at, n, r.context, r.request.prompt_len + r.request.outputs, r.request.index))
             at += n
         self.routing.begin(iteration)
         ids = self.torch.from_numpy(self.routing.token_ids(iteration))
         self._embed = (spans, ids)
-        self._longest = max(span.context + span.n_tokens for span in spans)
+        self._longest = max(n + context for _, n, context, _, _ in spans)
         self._said("begin", -1, -1, iteration.n_tokens, 0, began_s)
 
     def _compute(self, op: str, layer: int, call: Any, after: tuple[Work, ...] = (), expert: int = -1,
@@ -129,13 +130,25 @@ class RealMachine:
     def _open_block(self, embed: Any, results: list[Result]) -> None:
         decoder = self.decoder
         if embed is not None:
-            decoder.spans, ids = embed
+            spans, ids = embed
+            decoder.spans = [self._span(*span) for span in spans]
             decoder.embed(ids.to(decoder.device, non_blocking=True))
         hidden = decoder.hidden
         for result in results:
+            if result.foreign:
+                for tensor in (result.out, result.rows, result.share):
+                    if isinstance(tensor, self.torch.Tensor):
+                        self.lanes.used_here(tensor)
             out = result.out if result.share is None else result.out * result.share
             hidden = hidden + out if result.rows is None else hidden.index_add(0, result.rows, out)
         decoder.hidden = hidden
+
+    def _span(self, at: int, n_tokens: int, context: int, n_positions: int, request: int) -> Span:
+        """A request's rows with its caches, which are made on the lane that fills them."""
+        kept = self._caches[request]
+        if kept.keys is None:
+            kept.keys, kept.values = self.decoder.cache(n_positions)
+        return Span(at, n_tokens, context, kept.keys, kept.values)
 
     def _dense_layers(self, moe_layer: int) -> None:
         """Layers without experts before MoE layer `moe_layer` (or after the last one)."""
@@ -257,13 +270,20 @@ class RealMachine:
         self._results.append(result)
 
         def compute() -> None:
-            normed = self.decoder.normed
-            result.out = self.decoder.ffn(normed if rows is None else normed[rows], columns)
+            result.out = self.decoder.ffn(self._input(result), columns)
 
         work = self._compute("expert", piece.layer, compute, _works(after), piece.expert, n_tokens)
         self._last_use[piece] = work
         self._said("launch expert", piece.layer, piece.expert, n_tokens, 0, began_s)
         return work
+
+    def _input(self, result: Result) -> Any:
+        """The rows that an expert computes, on the device; runs on the lane that reads them."""
+        if result.rows is None:
+            return self.decoder.normed
+        result.rows = result.rows.to(self.decoder.device, non_blocking=True)
+        result.share = result.share.to(self.decoder.device, non_blocking=True)
+        return self.decoder.normed[result.rows]
 
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
         began_s = self.now_s
@@ -275,14 +295,15 @@ class RealMachine:
         inbox = self.lanes.on_host(n_bytes).view(weights.dtype).view(n_tokens, hidden)
         outbox = self.lanes.on_host(n_bytes).view(weights.dtype).view(n_tokens, hidden)
         result = Result((layer, expert, 0.0), rows, share)
+        result.foreign = True
         source = self._gate  # the rows to send are there once the gate has run
-        decoder = self.decoder
 
         def send() -> None:
-            inbox.copy_(decoder.normed if rows is None else decoder.normed[rows], non_blocking=True)
+            self.lanes.used_here(self.decoder.normed)
+            inbox.copy_(self._input(result), non_blocking=True)
 
         def compute() -> None:
-            outbox.copy_(decoder.ffn(inbox, columns))
+            outbox.copy_(self.decoder.ffn(inbox, columns))
 
         def bring() -> None:
             result.out = torch.empty((n_tokens, hidden), dtype=weights.dtype, device=self.lanes.device)
@@ -383,6 +404,27 @@ class RealMachine:
 
     def ended(self, ticket: Ticket) -> bool:
         return not isinstance(ticket, Work) or self.lanes.over(ticket)
+
+    def warm_up(self, n_tokens: int) -> None:
+        """Run every kernel once at a few widths, untimed: the first call of a shape loads and plans."""
+        decoder, weights, number = self.decoder, self.weights, self.model.moe_layer_ids[0]
+        home = weights.experts[0][0].view(weights.dtype).view(weights.rows, 3, self.model.hidden_size)
+
+        def run() -> None:
+            rows = home.to(decoder.device)
+            for n in sorted({1, *(2**i for i in range(11) if 2**i < n_tokens), n_tokens}):
+                decoder.spans = [Span(0, n, 0, *decoder.cache(n))]
+                decoder.embed(self.torch.zeros(n, dtype=self.torch.int64, device=decoder.device))
+                for _ in range(3):
+                    decoder.attention(number)
+                    decoder.gate(number)
+                    decoder.ffn(decoder.normed, rows)
+                    decoder.head()
+
+        work = Work(COMPUTE, "settle", run)
+        self.lanes.submit(work)
+        self.lanes.wait(work)
+        self.lanes.finished.clear()
 
     # -- the rest ---------------------------------------------------------------------------------------------------
 

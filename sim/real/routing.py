@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Routing:
     """Forces the trace's routing. Expert weights are the trace's where it has them, else equal shares."""
 
-    def __init__(self, trace: Trace, torch: Any, device: str, dtype: Any, vocab: int, precision: str) -> None:
-        self.trace, self.torch, self.device, self.dtype = trace, torch, device, dtype
+    def __init__(self, trace: Trace, torch: Any, dtype: Any, vocab: int, precision: str) -> None:
+        self.trace, self.torch, self.dtype = trace, torch, dtype
         self.vocab, self.precision = vocab, precision
         self._weighted = "weights" in trace.levels_prefill
         self._tokens = "token_ids" in trace.levels_prefill
@@ -59,7 +59,7 @@ class Routing:
             self._weights = np.full(self._ids.shape, 1.0 / self._ids.shape[1])
 
     def rows(self, layer: int, expert: int) -> tuple[Any, Any]:
-        """Row numbers on the device (None: the only one) and weights, a float or [rows, 1]."""
+        """Row numbers (None: the only one) and weights, a float or [rows, 1], on the host."""
         if layer != self._layer:
             self._turn_to(layer)
         if len(self._ids) == 1:
@@ -67,7 +67,7 @@ class Routing:
             return None, float(self._weights[0, places[0]]) if len(places) else 0.0
         rows, columns = np.nonzero(self._ids == expert)
         share = self.torch.from_numpy(self._weights[rows, columns][:, None].copy()).to(self.dtype)
-        return self.torch.from_numpy(rows).to(self.device), share.to(self.device)
+        return self.torch.from_numpy(rows), share
 
     def first(self, n_rows: int) -> tuple[Any, Any]:
         """Rows and equal weights of an expert computed before its gate has spoken."""
@@ -75,5 +75,4 @@ class Routing:
         k = self.trace.top_k
         if self._iteration.n_tokens == 1:
             return None, 1.0 / k
-        share = self.torch.full((n_rows, 1), 1.0 / k, dtype=self.dtype, device=self.device)
-        return self.torch.arange(n_rows, device=self.device), share
+        return self.torch.arange(n_rows), self.torch.full((n_rows, 1), 1.0 / k, dtype=self.dtype)

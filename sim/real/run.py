@@ -159,7 +159,7 @@ def assemble_real(
 ) -> tuple[Engine, RealMachine]:  # fmt: skip
     """Engine and real machine of a run, the policy bound, taught and watched."""
     policy, trace, spec, model = setup.policy, setup.trace, setup.spec, setup.model
-    routing = routing or Routing(trace, lanes.torch, lanes.device, weights.dtype, model.vocab_size, spec.precision)
+    routing = routing or Routing(trace, lanes.torch, weights.dtype, model.vocab_size, spec.precision)
     longest = max(r.prompt_len + r.outputs for r in setup.requests)
     widest = max(spec.batch, *(r.prompt_len for r in setup.requests))
     cache = Rooms(list(setup.memory.expert_bytes))
@@ -222,6 +222,7 @@ def run_real(
     clockwork, fault, n_steps = Clockwork(), "", 0
     scheduler = Scheduler(setup.requests, setup.spec.batch, setup.open_loop)
     total, done = sum(r.outputs for r in setup.requests), 0
+    machine.warm_up(max(r.prompt_len for r in setup.requests))
     machine.lanes.restart_clock()
     machine.ledger.start(machine.now_s)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -69,7 +70,11 @@ class Lanes(Protocol):
     torch: Any
     device: str  # where torch puts device tensors
     title: str
-    finished: Any  # deque of Work that is over, in order of completion per lane
+
+    @property
+    def finished(self) -> deque[Work]:
+        """Work that is over, in order of completion per lane; the reader takes from the left."""
+        ...
 
     def now_s(self) -> float:
         """The machine's clock."""
@@ -85,6 +90,10 @@ class Lanes(Protocol):
 
     def on_host(self, n_bytes: int) -> Any:
         """uint8 host memory that the copy engine reads fast: page-locked on CUDA."""
+        ...
+
+    def used_here(self, tensor: Any) -> None:
+        """The lane that runs this keeps reading a tensor that another lane's work has made."""
         ...
 
     def submit(self, work: Work) -> None:

@@ -1,0 +1,292 @@
+"""The real machine on the CPU backend: same decisions, real bytes, real outputs, spans that fit together."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from real_world import ALL, carried_out, lanes_and_weights, tiny_setup  # noqa: E402
+
+from sim.errors import BadInput  # noqa: E402
+from sim.machine import DEMAND, SPECULATIVE  # noqa: E402
+from sim.real.arena import Arena, aligned  # noqa: E402
+from sim.real.cpu_lanes import CpuLanes  # noqa: E402
+from sim.real.faults import DeviceFault, fault_of  # noqa: E402
+from sim.real.run import check_memory, measure, usable_device  # noqa: E402
+from sim.real.work import COMPUTE, UP, Work  # noqa: E402
+from sim.registry import policies  # noqa: E402
+from sim.run import execute  # noqa: E402
+
+LOSSLESS = sorted(name for name, kind in policies().items() if not {"lossy", "cpu"} & set(kind.traits))
+# Parts of an expert are summed in another order, so their last bits differ.
+IN_PARTS = {"moepic", "promoe", "deepspeed"}
+NEEDS_MORE = {"duoserve"}  # a predictor trained for the trace's shape
+WHOLE_LAYERS = {"deepspeed": ALL, "moesys": ALL}
+
+
+@pytest.fixture(scope="module")
+def resident(tmp_path_factory):
+    """The run with every expert in place."""
+    return carried_out(tmp_path_factory.mktemp("resident"), "lru", ALL)
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSLESS) - NEEDS_MORE))
+def test_lossless_policies_compute_what_the_resident_model_computes(tmp_path, name, resident):
+    done = carried_out(tmp_path, name, WHOLE_LAYERS.get(name, 8))
+    assert done.result["real"] is True
+    assert len(done.machine.hidden) == len(resident.machine.hidden) == 2 * 6
+    for mine, theirs in zip(done.machine.hidden, resident.machine.hidden, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    if name not in IN_PARTS:
+        assert done.machine.digest == resident.machine.digest, "the same sums in the same order: the same bits"
+        assert done.result["measured"]["output_digest"] == resident.result["measured"]["output_digest"]
+
+
+@pytest.mark.parametrize("name", ["llama_cpp", "ktransformers", "hybrimoe"])
+def test_experts_on_the_cpu_add_the_same(tmp_path, name, resident):
+    done = carried_out(tmp_path, name, 8)
+    assert done.result["cpu_rate"] > 0 or done.result["prefill_hit_rates"]["cpu"] > 0
+    if name != "ktransformers":  # its deferral adds results a layer late: not the same model
+        for mine, theirs in zip(done.machine.hidden, resident.machine.hidden, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["lru", "lfu", "on_demand", "belady", "deepspeed", "fiddler", "pregated", "moesys"])
+def test_policies_without_timing_decide_alike_in_both_worlds(tmp_path, name):
+    logs = {"real": [], "sim": []}
+    room = WHOLE_LAYERS.get(name, 8)
+    real = carried_out(tmp_path, name, room, log=lambda *entry: logs["real"].append(entry))
+    setup = tiny_setup(tmp_path, name, room)
+    sim = execute(setup, spans=lambda *_: None, log=lambda *entry: logs["sim"].append(entry))
+    setup.close()
+    assert logs["real"] == logs["sim"]
+    assert len(logs["real"]) > 40
+    for key in ("hit_rate", "miss_rate", "h2d_bytes", "d2h_bytes", "demand_copies", "peak_expert_bytes"):
+        if key in ("hit_rate", "miss_rate") and "fiddler" != name and sim.result["late_hit_rate"]:
+            continue  # whether a prefetch has arrived is a matter of time
+        assert real.result[key] == sim.result[key], key
+
+
+def test_a_lossy_policy_really_computes_with_other_experts(tmp_path, resident):
+    done = carried_out(tmp_path, "importance", 10)
+    assert done.result["activations_changed_frac"] > 0
+    assert done.machine.digest != resident.machine.digest
+
+
+def test_perturbed_weights_change_the_output(tmp_path, resident):
+    assert carried_out(tmp_path, "lru", 8, perturb=(2, 1)).machine.digest != resident.machine.digest
+    assert carried_out(tmp_path, "lru", 8).machine.digest == resident.machine.digest
+
+
+def test_a_copy_that_went_wrong_is_found(tmp_path):
+    setup = tiny_setup(tmp_path, "lru", 8)
+    with lanes_and_weights(setup) as (lanes, weights):
+        done = measure(setup, lanes, weights)
+        assert done.machine.broken_copies() == []
+        block, _ = next(iter(done.machine._blocks.values()))
+        block.bytes(8)[3] += 1
+        assert len(done.machine.broken_copies()) == 1
+    setup.close()
+
+
+@pytest.mark.parametrize("shape", [{"shared": True}, {"dense": True}, {"shared": True, "dense": True}])
+def test_shared_experts_and_dense_layers_are_computed(tmp_path, shape):
+    one = carried_out(tmp_path, "lru", ALL, **shape)
+    two = carried_out(tmp_path, "lru", 5, **shape)
+    assert one.machine.digest == two.machine.digest
+    ops = set(one.result["measured"]["operations"])
+    assert ("gpu: shared_expert" in ops) == ("shared" in shape)
+    assert ("gpu: dense_layer" in ops) == ("dense" in shape)
+
+
+def test_a_batch_computes_each_request_as_alone(tmp_path):
+    alone = carried_out(tmp_path, "lru", ALL)
+    both = carried_out(tmp_path, "lru", 6, batch=2)
+    last = [hidden[-1] for hidden in alone.machine.hidden]  # prefill, five decodes, of each of two requests
+    assert [len(hidden) for hidden in both.machine.hidden] == [5, 5, 2, 2, 2, 2, 2]
+    torch.testing.assert_close(both.machine.hidden[-1], torch.stack([last[5], last[11]]), rtol=1e-4, atol=1e-5)
+
+
+def test_spans_fit_together(tmp_path):
+    spans = []
+    done = carried_out(tmp_path, "lru", 8, spans=lambda *span: spans.append(span))
+    by_lane = {}
+    for lane, _, _, _, _, _, start_s, end_s in spans:
+        assert 0 <= start_s <= end_s
+        by_lane.setdefault(lane, []).append((start_s, end_s))
+    assert {"host", "gpu", "h2d"} <= set(by_lane)
+    for lane in ("gpu", "h2d"):  # one thing at a time
+        assert all(a[1] <= b[0] for a, b in zip(by_lane[lane], by_lane[lane][1:], strict=False))
+    copied = sum(n_bytes for lane, *_, n_bytes, _, _ in spans if lane == "h2d")
+    assert copied == done.result["h2d_bytes"]
+    # Every expert was computed after its copy: the last copy of it that had ended by then began before.
+    arrived = {}
+    for lane, _, layer, expert, _, _, start_s, end_s in sorted(spans, key=lambda span: span[-1]):
+        if lane == "h2d":
+            arrived[layer, expert] = end_s
+    assert sum(done.machine.parts_s()) == pytest.approx(done.machine.ledger._free_s, rel=0.05)
+    policy = [span for span in spans if span[0] == "host" and span[1].startswith("policy")]
+    assert policy
+    assert done.result["measured"]["policy_code_s"] == pytest.approx(sum(s[-1] - s[-2] for s in policy))
+
+
+def test_kept_tables_and_timelines_take_measured_spans(tmp_path):
+    from functools import partial
+
+    from sim.real.run import execute_real
+    from sim.sinks import FILES, recorded
+
+    setup = tiny_setup(tmp_path, "lru", 8)
+    done = recorded(setup, None, tmp_path / "out", False, tmp_path / "t.json", 3, partial(execute_real, device="cpu"))
+    setup.close()
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    assert (tmp_path / "t.json").stat().st_size > 1000
+    assert done.result["engine"] == "real"
+
+
+def test_a_demand_overtakes_queued_speculation_and_nothing_in_flight_is_aborted():
+    lanes, ran, gate = CpuLanes(), [], threading.Event()
+    try:
+        def work(name, priority, after=(), wait=False):
+            made = Work(UP, name, lambda: (gate.wait() if wait else None, ran.append(name)), after, priority=priority)
+            lanes.submit(made)
+            return made
+
+        flying = work("flying", SPECULATIVE, wait=True)
+        while not flying.issued:
+            pass
+        first, second, third = (work(name, SPECULATIVE) for name in ("first", "second", "third"))
+        work("demand", DEMAND)
+        lanes.promote(third)
+        assert lanes.cancel(flying) is False, "in flight"
+        assert lanes.cancel(third) is False, "demanded since"
+        assert lanes.cancel(second) is True
+        assert lanes.over(second)
+        gate.set()
+        lanes.settle()
+        assert ran == ["flying", "demand", "third", "first"]
+        assert lanes.over(first)
+        assert [work.op for work in lanes.finished] == ran
+    finally:
+        lanes.close()
+
+
+def test_a_copy_waits_for_its_room_and_lets_ready_ones_pass():
+    lanes, ran, gate = CpuLanes(), [], threading.Event()
+    try:
+        reader = Work(COMPUTE, "reader", lambda: (gate.wait(), ran.append("reader")))
+        lanes.submit(reader)
+        lanes.submit(waits := Work(UP, "waits", lambda: ran.append("waits"), (reader,)))
+        lanes.submit(ready := Work(UP, "ready", lambda: ran.append("ready"), priority=SPECULATIVE))
+        lanes.wait(ready)
+        assert not lanes.over(waits)
+        gate.set()
+        lanes.settle()
+        assert ran == ["ready", "reader", "waits"]
+        assert waits.start_s >= reader.end_s == waits.ready_s
+        assert waits.waited_for == reader.cause
+    finally:
+        lanes.close()
+
+
+def test_faults_on_a_lane_reach_the_host():
+    lanes = CpuLanes()
+
+    def fail():
+        raise RuntimeError("CUDA error: out of memory")
+
+    try:
+        work = Work(COMPUTE, "expert", fail)
+        lanes.submit(work)
+        with pytest.raises(DeviceFault, match="out of memory while running.*lower --experts"):
+            lanes.wait(work)
+    finally:
+        lanes.close()
+
+
+@pytest.mark.parametrize(("error", "said"), [
+    (RuntimeError("CUDA error: unspecified launch failure"), "device was lost"),
+    (RuntimeError("cannot pin memory: cudaHostAlloc failed"), "page-locked memory was refused"),
+    (MemoryError(), "out of memory"),
+])  # fmt: skip
+def test_faults_say_what_to_do(error, said):
+    assert said in str(fault_of(error, "testing"))
+    assert isinstance(fault_of(error, "testing"), BadInput)
+
+
+def test_a_bug_stays_a_bug():
+    error = ValueError("shapes differ")
+    assert fault_of(error, "testing") is error
+
+
+@pytest.mark.parametrize(("raised", "fault"), [(KeyboardInterrupt(), "interrupted"),
+                                               (DeviceFault("the device was lost"), "the device was lost")])  # fmt: skip
+def test_an_interrupt_keeps_what_was_measured_and_frees_memory(tmp_path, raised, fault):
+    setup = tiny_setup(tmp_path, "lru", 8)
+    n_threads = threading.active_count()
+    with lanes_and_weights(setup) as (lanes, weights):
+        def stop(step):
+            if step.iteration.index == 8:  # the second request's second token
+                raise raised
+
+        done = measure(setup, lanes, weights, on_step=stop)
+    setup.close()
+    assert done.fault == fault
+    assert done.result["requests"] == 1
+    assert done.result["tpot_s"]["mean"] > 0
+    assert "stopped early" in done.result["labels"]
+    assert threading.active_count() == n_threads, "lanes are gone"
+
+
+def test_experts_share_host_buffers_where_memory_is_short(tmp_path):
+    from sim.real.weights import random_weights
+
+    setup = tiny_setup(tmp_path, "lru", 8)
+    lanes = CpuLanes()
+    try:
+        size = setup.model.expert_bytes("fp32")
+        weights = random_weights(setup.model, "fp32", lanes, 0, 5 * size)
+        done = measure(setup, lanes, weights)
+        assert done.result["measured"]["distinct_host_experts"] == 5
+        assert "16 experts share 5 host buffers" in done.result["labels"]
+        with pytest.raises(DeviceFault, match="at least one layer's 4; take --model cpu-small"):
+            random_weights(setup.model, "fp32", lanes, 0, 3 * size)
+        with pytest.raises(BadInput, match="it needs .* on cpu, which has .* free"):
+            check_memory(setup, lanes, (1 << 20, 1 << 20))
+        assert check_memory(setup, lanes, (1 << 30, 1 << 30)) > 4 * size
+    finally:
+        lanes.close()
+        setup.close()
+
+
+def test_the_arena_is_a_free_list_first_freed_first_used():
+    buffer = torch.zeros(4 * 4096, dtype=torch.uint8)
+    arena = Arena(buffer, len(buffer), lambda n: torch.zeros(n, dtype=torch.uint8))
+    a, b, c, d = (arena.take(4000) for _ in range(4))
+    assert [block.start for block in (a, b, c, d)] == [0, 4096, 8192, 12288]
+    hazard = Work(COMPUTE, "x", lambda: None)
+    arena.give(c, [hazard])
+    arena.give(a, [])
+    again = arena.take(4000)
+    assert (again.start, again.hazards) == (8192, [hazard])
+    assert arena.take(1).start == 0
+    arena.give(b, [])
+    arena.give(again, [])
+    assert arena.take(8000).start == 4096, "neighbours are joined when no single block is large enough"
+    spilt = arena.take(5000)
+    assert arena.spilt_bytes == aligned(5000) == 8192
+    assert spilt.bytes(5000).numel() == 5000
+
+
+def test_devices_are_named():
+    assert usable_device("cpu") == "cpu"
+    with pytest.raises(BadInput, match="--device, got 'tpu'"):
+        usable_device("tpu")
+    if not torch.cuda.is_available():
+        assert usable_device(None) == "cpu"
+        with pytest.raises(BadInput, match="torch sees no CUDA device here; give --device cpu"):
+            usable_device("cuda:0")
+
