@@ -226,9 +226,13 @@ def lower_bound(setup: Setup, cpu: bool | None = None) -> dict[str, Any] | None:
 
 def compare(setup: Setup, result: dict[str, Any]) -> dict[str, Any] | None:
     """The bound beside a result: `above_frac` is how far the mean TPOT lies above it."""
-    bound = lower_bound(setup)
+    return beside(lower_bound(setup), result)
+
+
+def beside(bound: dict[str, Any] | None, result: dict[str, Any]) -> dict[str, Any] | None:
+    """A bound with `above_frac` of this result; the bound itself may serve several."""
     if bound is None:
         return None
     measured_s, least_s = result["tpot_s"]["mean"], bound["tpot_s"]
-    bound["above_frac"] = measured_s / least_s - 1 if measured_s is not None and least_s else None
-    return bound
+    above_frac = measured_s / least_s - 1 if measured_s is not None and least_s else None
+    return {**bound, "above_frac": above_frac}

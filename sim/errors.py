@@ -14,6 +14,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+SHOWN_NAMES = 16  # of a list of known ones
+CUT_SHORT = 4  # letters of a name that may be the beginning of a longer one
 # A message quotes what was wrong, and a file may hold anything: its beginning and its end (the way out) are kept.
 HEAD_CHARS, TAIL_CHARS = 1200, 400
 
@@ -59,9 +61,16 @@ def one_line(text: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `"did you mean 'lru'?"` or, without a near name, `"known: a, b, c"`."""
-    names = sorted(set(known))
-    near = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.6)
+    """Return `"did you mean 'lru'?"` or, without a near name, `"known: a, b, c"`.
+
+    A name cut short is near too: `bandwith` means `bandwidth_bytes_per_s`.
+    """
+    names, name = sorted(set(known)), name[:100]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if not near and len(name) >= CUT_SHORT:
+        begins = {other[: len(name) + 1]: other for other in reversed(names)}
+        near = [begins[found] for found in difflib.get_close_matches(name, begins, n=1, cutoff=0.8)]
     if near:
         return f"did you mean {near[0]!r}?"
-    return "known: " + ", ".join(names)
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES + 1 else ""
+    return "known: " + ", ".join(names[:SHOWN_NAMES] if more else names) + more

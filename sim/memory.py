@@ -101,7 +101,9 @@ def plan(
         )
     # Other GPUs hold experts only, besides their own reserve.
     room = [left_bytes] + [vram_bytes - RESERVE_BYTES] * (n_gpus - 1)
-    wanted = _wanted(rule, size, n_total, n_gpus) if not whole_model else _share(n_total, n_gpus, size)
+    wanted = _wanted(rule, size, n_total, n_gpus)  # a cap is checked even where it has no say
+    if whole_model:
+        wanted = _share(n_total, n_gpus, size)
     if wanted is None:
         wanted = [min(bytes_, limit) for bytes_, limit in zip(room, _share(n_total, n_gpus, size), strict=True)]
         if hypothetical:

@@ -12,6 +12,7 @@ import msgspec
 from sim.data import parse_yaml
 from sim.errors import BadInput, did_you_mean
 from sim.quantity import Quantity, user_figure
+from sim.units import parse_bytes
 
 GROUPS = ("hw", "model", "stack")
 
@@ -95,9 +96,9 @@ def _put(node: dict[str, Any], parts: list[str], value: object, kind: Any, what:
     child = _child_type(kind, name, value, what)
     if child is Quantity and (not rest or rest == ["value"]):
         # Only the number was given, so neither the old origin nor the old range describes it any more.
-        node[name] = user_figure(value)
+        node[name] = user_figure(value, name, what)
     elif not rest:
-        node[name] = value
+        node[name] = parse_bytes(value, what) if name.endswith("_bytes") and isinstance(value, str) else value
     elif child is None:
         raise BadInput(f"{what}, got {value!r}: {name!r} has no parts; write {what.rpartition(f'.{rest[0]}')[0]}=VALUE")
     else:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from sim.errors import BadInput
+from sim.units import parse_bytes
 
 USER_REF = "set by the user"
 
@@ -89,11 +90,41 @@ def explain(error: BadInput) -> BadInput:
     return error
 
 
-def user_figure(value: Any) -> Any:
-    """Plain data of a figure typed on the command line: assumed, and without the old range."""
+def user_figure(value: Any, name: str = "", what: str = "figure") -> Any:
+    """Plain data of a figure typed on the command line: assumed, and without the old range.
+
+    Args:
+        name: the field it belongs to, whose ending says the unit. what: how messages name it.
+
+    Raises:
+        BadInput: neither a finite number nor, where the unit is bytes, a size (`8GB`, `25GB/s`).
+    """
     if isinstance(value, dict):
+        value = {**value, "value": _number(value["value"], name, what)} if "value" in value else value
         return {"source": "assumed", "ref": USER_REF, **value}
-    return {"value": value, "source": "assumed", "ref": USER_REF}
+    return {"value": _number(value, name, what), "source": "assumed", "ref": USER_REF}
+
+
+def _number(value: Any, name: str, what: str) -> float | int:
+    """A number as typed, or the bytes a size stands for."""
+    if isinstance(value, str) and value.lower().lstrip("+-.") in ("nan", "inf", "infinity"):
+        raise BadInput(f"{what}, got {value}: a figure is finite; give a number")
+    if isinstance(value, str) and name.endswith("_bytes"):
+        return parse_bytes(value, what)
+    if isinstance(value, str) and name.endswith("_bytes_per_s") and value.rstrip().endswith("/s"):
+        return parse_bytes(value.rstrip().removesuffix("/s"), what)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadInput(f"{what}, got {value!r}: not a number; give one{_in_unit(name)}")
+    if not math.isfinite(value):
+        raise BadInput(f"{what}, got {value}: a figure is finite; give a number")
+    return value
+
+
+def _in_unit(name: str) -> str:
+    """How a figure of this name is written, by its ending."""
+    units = {"_bytes_per_s": " in bytes per second, or e.g. 25GB/s", "_s": " in seconds, e.g. 1e-5",
+             "_bytes": " in bytes, or e.g. 8GB", "_frac": " from 0 to 1"}  # fmt: skip
+    return next((text for ending, text in units.items() if name.endswith(ending)), "")
 
 
 def _bound(value: float | None) -> str:

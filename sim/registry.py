@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from functools import cache
 from importlib.metadata import entry_points
 
@@ -61,11 +62,19 @@ def _add(found: dict[str, type[Policy]], kind: type[Policy]) -> None:
 
 
 def find(name: str) -> type[Policy]:
-    """The policy of that name or alias. Raises BadInput with the nearest name."""
+    """The policy of that name or alias, in any spelling (`LRU`, `fine-moe`). Raises BadInput with the nearest name."""
     known = policies()
     if name in known:
         return known[name]
     aliases = {alias: kind for kind in known.values() for alias in kind.aliases}
     if name in aliases:
         return aliases[name]
+    spelt = {_plain(other): kind for other, kind in (*aliases.items(), *known.items())}
+    if _plain(name) in spelt:
+        return spelt[_plain(name)]
     raise BadInput(f"policy, got {name!r}: no such policy; {did_you_mean(name, [*known, *aliases])}")
+
+
+def _plain(name: str) -> str:
+    """Case and punctuation do not matter, as in the names of hardware and models."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())

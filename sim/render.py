@@ -6,7 +6,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from sim.tally import CLASSES
-from sim.units import show_bytes, show_frac, show_rate, show_seconds
+from sim.units import show_bytes, show_count, show_frac, show_rate, show_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,13 +36,13 @@ def verdict(result: dict[str, Any]) -> str:
     if tpot_s is None:
         speed, phase = f"{show_seconds(result['ttft_s']['mean'])} to the first token", "prefill"
     elif result["batch"] == 1:
-        speed, phase = f"{show_seconds(tpot_s)} per token ({_rate(1 / tpot_s)} tokens/s)", "decode"
+        speed, phase = f"{show_seconds(tpot_s)} per token ({_rate(1 / tpot_s)} tokens/s decoding)", "decode"
     else:
-        throughput = result["throughput_tokens_per_s"]
-        speed = f"{show_seconds(tpot_s)} per token at batch {result['batch']} ({_rate(throughput)} tokens/s in all)"
-        phase = "decode"
+        throughput = f"{_rate(result['throughput_tokens_per_s'])} tokens/s over all requests, prefill included"
+        speed, phase = f"{show_seconds(tpot_s)} per token at batch {result['batch']} ({throughput})", "decode"
     # What turns the figure into a bound rather than a forecast belongs into the same sentence.
-    catch = "".join(f"; {label}" for label in result["labels"] if label in _CATCHES or label.startswith("does not fit"))
+    catch = "".join(f"; {label}" for label in result["labels"]
+                    if label in _CATCHES or label.startswith("does not fit") or "not applied" in label)  # fmt: skip
     if bound["resource"] is None:
         return f"{who}: {speed}{catch}"
     what, doing = _WAITS[bound["resource"]]
@@ -55,7 +55,7 @@ def render(result: dict[str, Any]) -> str:
     blocks = (
         _facts(result),
         _times(result),
-        _bound(result),
+        _rates(result),
         _hits(result),
         _copies(result),
         _memory(result),
@@ -75,7 +75,8 @@ def _facts(result: dict[str, Any]) -> Table:
     rows.add_row("model", f"{result['model']} in {result['precision']}, {routing}")
     batch = f", batch {result['batch']}" if result["batch"] > 1 else ""
     arrivals = ", at the trace's arrival times" if result["arrivals"] == "trace" else ""
-    requests = f"{result['requests']:,} requests, {result['decode_tokens']:,} decode tokens{batch}{arrivals}"
+    counts = f"{show_count(result['requests'], 'request')}, {show_count(result['decode_tokens'], 'decode token')}"
+    requests = f"{counts}{batch}{arrivals}"
     rows.add_row("trace", f"{result['trace']}, split {result['split']}: {requests}")
     if result["labels"]:
         rows.add_row("labels", "; ".join(result["labels"]))
@@ -96,9 +97,13 @@ def _times(result: dict[str, Any]) -> Table:
     return rows
 
 
-def _bound(result: dict[str, Any]) -> Table:
-    """How far the result lies above what no lossless policy can beat."""
-    rows, bound = _pairs(), result["bound"]
+def _rates(result: dict[str, Any]) -> Table:
+    """Output over the whole run, and how far the result lies above what no lossless policy can beat."""
+    rows, bound, throughput = _pairs(), result["bound"], result["throughput_tokens_per_s"]
+    if throughput is not None:
+        outputs = show_count(result["decode_tokens"] + result["requests"], "output token")
+        waits = " and waiting for arrivals" if result["arrivals"] == "trace" else ""
+        rows.add_row("throughput", f"{_rate(throughput)} tokens/s: {outputs} in the whole run, prefill{waits} included")
     if bound is None or bound["above_frac"] is None:
         return rows
     above = bound["above_frac"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sim import __version__, metrics
+from sim.memory import BudgetRule
 from sim.units import show_bytes
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ def fold(
     labels += [label for label in setup.trace.header.labels if label not in labels]
     if setup.memory.hypothetical:
         labels.append(f"does not fit: needs {show_bytes(setup.memory.needs_bytes)}")
+    rule = BudgetRule(None, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
+    if policy.keeps_all and rule != BudgetRule():
+        labels.append(f"{rule.described()} not applied: every expert is kept")
     labels += sorted(f"beyond the calibrated range: {what}" for what in engine.cost.beyond)
     result: dict[str, Any] = {
         "schema": SCHEMA,

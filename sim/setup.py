@@ -90,8 +90,9 @@ def prepare(spec: RunSpec) -> Setup:
         raise BadInput(f"--hit-definition, got {spec.hit_definition!r}: no such definition; {hint}")
     if spec.gpus > MAX_GPUS:
         raise BadInput(f"--gpus, got {spec.gpus}: at most {MAX_GPUS}; lower it")
-    if spec.gpus < 1 or spec.batch < 1:
-        raise BadInput(f"--gpus and --batch, got {spec.gpus} and {spec.batch}: at least 1 each; leave them out for 1")
+    for option, number in (("--gpus", spec.gpus), ("--batch", spec.batch)):
+        if number < 1:
+            raise BadInput(f"{option}, got {number}: at least 1; leave it out for 1")
     if not 0 <= spec.seed < 2**63:
         raise BadInput(f"--seed, got {spec.seed}: from 0 to 2**63 - 1; take another")
     if spec.requests is not None and spec.requests < 1:
@@ -132,9 +133,10 @@ def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace
     requests = requests_of(trace, spec.split)[: spec.requests]
     if not requests:
         raise BadInput(f"{trace.path}: split {spec.split!r} has no requests; --split all takes every request")
-    longest = sorted((r.prompt_len + r.outputs for r in requests), reverse=True)[: spec.batch]
-    widest = max(max(r.prompt_len for r in requests), spec.batch)
-    demand = Demand(kv_tokens=sum(longest), iteration_tokens=widest, batch=spec.batch)
+    together = min(spec.batch, len(requests))  # no more than there are ever run together
+    longest = sorted((r.prompt_len + r.outputs for r in requests), reverse=True)[:together]
+    widest = max(max(r.prompt_len for r in requests), together)
+    demand = Demand(kv_tokens=sum(longest), iteration_tokens=widest, batch=together)
     rule = BudgetRule(spec.vram_bytes, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
     bound = "bound" in policy.traits
     memory = plan(model, hw, spec.precision, demand, rule, spec.gpus, bound, policy.keeps_all)

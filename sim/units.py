@@ -51,6 +51,11 @@ def show_seconds(duration_s: float) -> str:
     return f"{sign}{value * 1e9:.0f} ns"
 
 
+def show_count(n: int, what: str) -> str:
+    """`1 request`, `2,219 decode tokens`."""
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+
+
 def show_rate(bytes_per_s: float) -> str:
     """Link rates in GB/s, as data sheets print them."""
     return f"{bytes_per_s / 1e9:.1f} GB/s"

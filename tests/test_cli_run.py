@@ -47,8 +47,8 @@ class TestOutput:
 
     def test_verdict_comes_first_and_names_the_bound(self, run: Any) -> None:
         first = run().out.splitlines()[0]
-        assert re.match(r"lru on rtx3090 \(mixtral-8x7b bf16\): [\d.]+ m?s per token \([\d.]+ tokens/s\), bound by the "
-                        r"copy link \(\d+ % of decode time waiting for copies\)$", first)  # fmt: skip
+        assert re.match(r"lru on rtx3090 \(mixtral-8x7b bf16\): [\d.]+ m?s per token \([\d.]+ tokens/s decoding\), "
+                        r"bound by the copy link \(\d+ % of decode time waiting for copies\)$", first)  # fmt: skip
 
     def test_human_output_is_short_and_plain(self, run: Any) -> None:
         said = run()
@@ -82,14 +82,53 @@ class TestOutput:
         odd = {"a": float("nan"), "b": [float("inf"), 1.5], "c": True}
         assert to_json(odd) == '{"a": null, "b": [null, 1.5], "c": true}'
 
-    def test_batch_says_what_its_rate_means(self, run: Any) -> None:
-        assert "per token at batch 2" in run("--batch", 2).out
+    def test_rates_say_what_they_mean(self, run: Any) -> None:
+        assert re.search(r"per token at batch 2 \([\d.]+ tokens/s over all requests, prefill included\)",
+                         run("--batch", 2).out)  # fmt: skip
+        said, result = run().out, run("--json").json
+        assert f"({1 / result['tpot_s']['mean']:.2f} tokens/s decoding)" in said
+        rate = result["throughput_tokens_per_s"]
+        assert f"throughput     {rate:.2f} tokens/s: 18 output tokens in the whole run, prefill included" in said
 
-    def test_help_fits_and_offers_no_hardware(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_one_request_is_no_requests(self, run: Any) -> None:
+        assert re.search("split test: 1 request, 8 decode tokens$", run("--requests", 1).out, re.MULTILINE)
+
+    def test_a_cap_that_is_not_kept_to_is_mentioned(self, run: Any) -> None:
+        label = "--experts 40 not applied: every expert is kept"
+        assert label in run("--json", "--experts", 40, policy="gpu_only").json["labels"]
+        assert label in run("--experts", 40, policy="gpu_only").out.splitlines()[0]
+        assert "not applied" not in run("--vram", "20GB", policy="gpu_only").out
+        assert "not applied" not in run("--experts", 40).out
+        assert "give 1 to 256" in run("--experts", 999, policy="gpu_only").error
+
+    @pytest.mark.parametrize("spelt", ["LRU", "Lru", "ACCELERATE", "On-Demand"])
+    def test_policies_in_any_spelling(self, run: Any, spelt: str) -> None:
+        assert run("--json", policy=spelt).json["policy"] == ("lru" if spelt.lower() == "lru" else "on_demand")
+
+    def test_more_requests_than_there_are(self, run: Any) -> None:
+        assert run("--requests", 2).err == ""
+        said = run("--requests", 1000, "--json")
+        assert said.json["requests"] == 2
+        assert said.err == "note: --requests 1000: split test of mix has 2 requests, not more\n"
+
+    def test_memory_is_kept_for_requests_that_run_together(self, run: Any) -> None:
+        both, far = run("--json", "--batch", 2), run("--json", "--batch", 100_000)
+        assert far.json["memory"] == both.json["memory"]
+        assert far.json["memory"]["kv_cache_bytes"] == 2 * run("--json").json["memory"]["kv_cache_bytes"]
+        assert (both.err, far.err) == ("", "note: --batch 100000: no more than 2 requests to run together\n")
+
+    def test_missing_folders_are_made(self, run: Any, tmp_path: Path) -> None:
+        line, out = tmp_path / "a" / "b" / "lanes.json", tmp_path / "c" / "d"
+        assert run("--timeline", line, "--out", out).code == 0
+        assert line.is_file()
+        assert (out / "result.json").is_file()
+
+    def test_help_fits(self, capsys: pytest.CaptureFixture[str]) -> None:
         said = simulated(capsys, "--help")
         assert said.code == 0
-        assert "--real" not in said.out
-        assert "--policy" in said.out
+        assert max(map(len, said.out.splitlines())) <= 110
+        for option in ("--policy", "--real", "--timeline", "--config"):
+            assert option in said.out
 
 
 class TestRefusals:
@@ -123,7 +162,14 @@ class TestRefusals:
         (("--experts", "0"), "give 1 to 256"),
         (("--experts", "9", "--cache-frac", "0.5"), "one cap at a time"),
         (("--cache-frac", "1.5"), "(0, 1]"),
-        (("--gpus", "0"), "at least 1"),
+        (("--gpus", "0"), "--gpus, got 0: at least 1; leave it out"),
+        (("--batch", "-3"), "--batch, got -3: at least 1; leave it out"),
+        (("--policy", "lfu"), "--policy, got it twice: one run has one policy; keep one, or rank several with moesim"),
+        (("--hw", "a6000", "--hw", "a6000"), "--hw, got it 3 times: one value per option"),
+        (("--set", "hw.vram_bytes=8 apples"), "--set hw.vram_bytes, got '8 apples': not a size"),
+        (("--set", "hw.h2d.latency_s=nan"), "--set hw.h2d.latency_s, got nan: a figure is finite"),
+        (("--set", "hw.h2d.bandwith=1"), "did you mean 'bandwidth_bytes_per_s'?"),
+        (("--set", "model.foo=1"), " more"),
         (("--seed", "-1"), "from 0"),
         (("--gpus", "1000000000"), "at most 256"),
         (("--vram", "1e400GB"), "beyond any memory"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.errors import BadInput
-from sim.hardware import Hardware
+from sim.hardware import Hardware, load_hardware
 from sim.overrides import Overrides, apply, parse_set
 from sim.quantity import USER_REF
 
@@ -71,6 +71,20 @@ def test_apply_leaves_the_original_alone() -> None:
     changed = apply(data, {"h2d.latency_s": 2e-5}, Hardware, "hw")
     assert changed["h2d"]["latency_s"] == {"value": 2e-5, "source": "assumed", "ref": USER_REF}
     assert data["h2d"]["latency_s"]["source"] == "measured"
+
+
+@pytest.mark.parametrize(("path", "text", "n"), [
+    ("vram_bytes", "8GB", 8_000_000_000), ("vram_bytes", "8GiB", 8 * 2**30), ("vram_bytes.value", "8GB", 8_000_000_000),
+    ("h2d.bandwidth_bytes_per_s", "25GB/s", 25_000_000_000), ("vram_bytes", "{value: 8GB}", 8_000_000_000),
+])  # fmt: skip
+def test_figures_in_bytes_take_the_units_of_sizes(path: str, text: str, n: int) -> None:
+    hw = load_hardware("rtx3090", parse_set([f"hw.{path}={text}"]).hw)
+    figure = hw.vram_bytes if "vram" in path else hw.h2d.bandwidth_bytes_per_s
+    assert (figure.value, figure.source, figure.ref) == (n, "assumed", USER_REF)
+
+
+def test_plain_byte_counts_take_units_too() -> None:
+    assert load_hardware("rtx3090", {"gpu.l2_bytes": "6MB"}).gpu.l2_bytes == 6_000_000
 
 
 def test_apply_creates_missing_parents_and_orders_by_depth() -> None:

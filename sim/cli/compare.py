@@ -2,121 +2,220 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Any
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
+import msgspec
 
-from sim.cli.run import SHOW_BAR_AFTER_S, spec_options, specify
-from sim.errors import BadInput
+from sim.cli.once import OnceEach
+from sim.cli.run import Bar, notes, spec_options, specify
+from sim.errors import BadInput, MoesimError
 
 if TYPE_CHECKING:
+    from sim.cli.compare_pool import Call
+    from sim.setup import Setup
     from sim.spec import RunSpec
+
+# Below so many layers of output tokens over all policies, starting processes takes longer than the work.
+FEW_LAYERS = 20_000
+
+
+class Row(NamedTuple):
+    """A run of the comparison: what the user called it, and its result."""
+
+    label: str
+    result: dict[str, Any]
+
+
+class Missing(NamedTuple):
+    """A policy that cannot run here."""
+
+    label: str
+    reason: str
+    status: int
+
+
+@dataclass
+class Candidate:
+    """A policy to compare. `named`: the user asked for it by name, so that it has to run."""
+
+    label: str
+    spec: RunSpec
+    named: bool
+    run_id: str = ""
+    room: tuple[tuple[int, ...], bool] = ((), False)  # its lower bound depends on these: expert bytes, CPU or not
 
 
 @click.command(
+    cls=OnceEach,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim compare --hw rtx3090 --policy lru --policy 'lfu scope=layer' --policy fine_moe",
 )
 @click.option("--policy", "policies", multiple=True, metavar="'NAME KEY=VALUE ...'",
               help="A policy, with parameters of its own after its name; repeat it, or `all`.")  # fmt: skip
 @spec_options
+@click.option("--workers", type=click.IntRange(min=1), metavar="N",
+              help="Policies replayed at the same time; default: the cores. The output is the same.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def command(policies: tuple[str, ...], settings: tuple[str, ...], as_json: bool, **given: Any) -> None:
-    """Rank policies by time per output token on one trace, GPU and expert budget; bounds are listed beside them."""
-    results = run_all([specified(given, settings, item) for item in expanded(policies)], quiet=as_json)
-    results.sort(key=lambda found: _speed(found[1]))
+def command(
+    policies: tuple[str, ...], settings: tuple[str, ...], workers: int | None, as_json: bool, **given: Any
+) -> None:
+    """Rank policies by time per output token on one trace, GPU and expert budget; bounds are listed beside them.
+
+    A policy that `all` stands for and that cannot run here is listed at the end; one that is named has to run.
+    """
+    candidates = [specified(given, settings, item, named) for item, named in expanded(policies)]
+    rows, missing = run_all(candidates, workers)
+    rows.sort(key=lambda row: speed(row.result))
     if as_json:
         from sim.output import to_json
 
-        click.echo(to_json({"schema": 1, "runs": [{"as": label, **result} for label, result in results]}))
-        return
-    click.echo(verdict(results))
-    click.echo()
-    click.echo(table_of(results), nl=False)
+        not_run = [{"as": label, "reason": reason} for label, reason, _ in missing]
+        runs = [{"as": label, **result} for label, result in rows]
+        click.echo(to_json({"schema": 1, "runs": runs, "not_run": not_run}))
+    else:
+        from sim.cli.compare_table import table_of, verdict
+
+        click.echo(verdict(rows))
+        click.echo()
+        click.echo(table_of(rows), nl=False)
+        if missing:
+            click.echo()
+        for label, reason, _ in missing:
+            click.echo(f"not run: {label}: {reason}")
+    if any(status == 1 for *_, status in missing):
+        sys.exit(1)  # a policy broke a rule: that is a fault of its own, not of what it was asked
 
 
-def expanded(policies: tuple[str, ...]) -> list[str]:
-    """The policies asked for; `all` stands for every one known. Raises BadInput when none is named."""
+def expanded(policies: tuple[str, ...]) -> list[tuple[str, bool]]:
+    """(policy, whether it was named) of all asked for; `all` stands for every one known. Raises BadInput for none."""
     if not policies:
         raise BadInput("--policy is missing: name at least one, e.g. --policy fine_moe --policy lru, or --policy all")
-    if "all" not in policies:
-        return list(policies)
+    named = [(item, True) for item in policies if item.lower() != "all"]
+    if len(named) == len(policies):
+        return named
     from sim.registry import policies as known
 
-    return [*known(), *(item for item in policies if item != "all" and item not in known())]
+    return [*named, *((name, False) for name in known())]
 
 
-def specified(given: dict[str, Any], settings: tuple[str, ...], item: str) -> tuple[str, RunSpec]:
-    """`fine_moe variant=code` as a label and a run. Raises BadInput."""
+def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named: bool) -> Candidate:
+    """`fine_moe variant=code` as a run. Raises BadInput."""
+    if not item.split():
+        raise BadInput("--policy, got an empty name: name a policy, or `all`; `moesim policies` lists them")
     name, *own = item.split()
     # Parameters of one policy are no business of the others: only shared groups pass through --set.
     bare = [pair for pair in settings if "." not in pair.partition("=")[0]]
     if bare:
         raise BadInput(f"--set, got {bare[0]!r}: which policy's? write it behind the name, --policy 'NAME {bare[0]}'")
     spec, _ = specify({**given, "policy": name}, (*settings, *own), None)
-    return item, spec
+    return Candidate(item, spec, named)
 
 
-def run_all(runs: list[tuple[str, RunSpec]], quiet: bool) -> list[tuple[str, dict[str, Any]]]:
-    """Every run's result, in order; the inputs of all are checked before the first starts."""
-    from sim.run import execute, prepare
+def run_all(candidates: list[Candidate], workers: int | None) -> tuple[list[Row], list[Missing]]:
+    """Every run's result, in the order asked for, and what could not run.
 
-    setups = []
-    try:
-        for label, spec in runs:
-            setups.append((label, prepare(spec)))
-        done = []
-        for index, (label, setup) in enumerate(setups, 1):
-            began_s = time.monotonic()
-            done.append((label, execute(setup).result))
-            if not quiet and time.monotonic() - began_s > SHOW_BAR_AFTER_S:
-                click.echo(f"{index} of {len(setups)}: {label}", err=True)
-        return done
-    finally:
-        for _, setup in setups:
+    The inputs of all are checked before the first starts. The lower bound depends on no policy, so it is worked out
+    once for each size of room (bounds in hypothetical memory have more), with and without experts on the CPU.
+
+    Raises:
+        BadInput: a policy that was named cannot run, or none can.
+    """
+    from sim.bounds import beside
+    from sim.cli.compare_pool import answers, bound_of, n_cores, replay
+
+    ready, failed, n_layers = checked(candidates)
+    if not ready:
+        _none_ran(candidates, failed)
+    rooms: dict[tuple[tuple[int, ...], bool], RunSpec] = {}
+    for candidate in ready:
+        rooms.setdefault(candidate.room, candidate.spec)
+    calls: list[Call] = [(replay, (candidate.spec,)) for candidate in ready]
+    calls += [(bound_of, (spec, cpu)) for (_, cpu), spec in rooms.items()]
+    if workers is None:
+        workers = n_cores() if n_layers >= FEW_LAYERS else 1
+    found: dict[int, Any] = {}
+    with Bar("comparing policies") as bar, closing(answers(calls, workers)) as stream:
+        for index, answer in stream:
+            found[index] = answer
+            if isinstance(answer, MoesimError):
+                if ready[index].named:
+                    raise answer
+                failed[ready[index].label] = answer
+            if bar is not None:
+                bar(len(found), len(calls))
+    bounds = dict(zip(rooms, (found[len(ready) + i] for i in range(len(rooms))), strict=True))
+    rows = []
+    for index, candidate in enumerate(ready):
+        if not isinstance(result := found[index], MoesimError):
+            result["bound"] = beside(bounds[candidate.room], result)
+            rows.append(Row(candidate.label, result))
+    if not rows:
+        _none_ran(candidates, failed)
+    missing = [Missing(c.label, str(failed[c.label]), failed[c.label].exit_code)
+               for c in candidates if c.label in failed]  # fmt: skip
+    return rows, missing
+
+
+def checked(candidates: list[Candidate]) -> tuple[list[Candidate], dict[str, MoesimError], int]:
+    """Candidates that can be set up, each run once; why the others cannot; layers of output tokens in all of them.
+
+    Raises:
+        BadInput: a policy that was named cannot be set up.
+    """
+    from sim.run import prepare
+
+    ready: list[Candidate] = []
+    failed: dict[str, MoesimError] = {}
+    seen: dict[str, Candidate] = {}
+    model, n_layers = None, 0
+    for candidate in candidates:
+        if candidate.spec.model is None and model is not None:
+            # Which model has the trace's shape is looked up once: it takes reading the whole catalogue.
+            candidate.spec = msgspec.structs.replace(candidate.spec, model=model)
+        try:
+            setup = prepare(candidate.spec)
+        except MoesimError as error:
+            if candidate.named:
+                raise
+            failed[candidate.label] = error
+            continue
+        try:
+            if not seen:
+                for note in notes(setup):
+                    click.echo(note, err=True)
+            model = setup.model.id if candidate.spec.model is None else model
+            candidate.run_id, candidate.room = setup.run_id, _room(setup)
+            n_layers += setup.model.n_moe_layers * sum(request.outputs for request in setup.requests)
+        finally:
             setup.close()
+        if (first := seen.get(candidate.run_id)) is None:
+            seen[candidate.run_id] = candidate
+            ready.append(candidate)
+        elif candidate.named:
+            click.echo(f"note: {candidate.label} is the same run as {first.label}; it is shown once", err=True)
+    return ready, failed, n_layers
 
 
-def _speed(result: dict[str, Any]) -> float:
+def _room(setup: Setup) -> tuple[tuple[int, ...], bool]:
+    return setup.memory.expert_bytes, "cpu" in setup.policy.traits
+
+
+def _none_ran(candidates: list[Candidate], failed: dict[str, MoesimError]) -> NoReturn:
+    """Say why: the one reason there is, or each policy's."""
+    first = next(failed[c.label] for c in candidates if c.label in failed)
+    if len({str(error) for error in failed.values()}) == 1:
+        raise first
+    for candidate in candidates:
+        if candidate.label in failed:
+            click.echo(f"not run: {candidate.label}: {failed[candidate.label]}", err=True)
+    raise BadInput(f"--policy, got {len(failed)} policies: none of them can run here; the lines above say why")
+
+
+def speed(result: dict[str, Any]) -> float:
+    """What is ranked, in seconds: time per output token, or to the first where there is but one."""
     tpot_s = result["tpot_s"]["mean"]
     return float(tpot_s if tpot_s is not None else result["ttft_s"]["mean"])
-
-
-def _is_bound(result: dict[str, Any]) -> bool:
-    return "oracle" in result["labels"] or any(label.startswith("does not fit") for label in result["labels"])
-
-
-def verdict(results: list[tuple[str, dict[str, Any]]]) -> str:
-    """The fastest system, and by how much the next one is slower."""
-    from sim.units import show_seconds
-
-    systems = [(label, result) for label, result in results if not _is_bound(result)]
-    if not systems:
-        return "only bounds were compared"
-    best, first = systems[0]
-    text = f"{best}: {show_seconds(_speed(first))} per token on {first['hw']}"
-    if len(systems) > 1 and _speed(first) > 0:
-        next_label, second = systems[1]
-        text += f", {_speed(second) / _speed(first):.2f}x faster than {next_label}"
-    return text
-
-
-def table_of(results: list[tuple[str, dict[str, Any]]]) -> str:
-    """One row per run, fastest first."""
-    from sim.cli.tables import render, table
-    from sim.units import show_bytes, show_frac, show_seconds
-
-    rows = table("policy", "TPOT", "TTFT", "hit", "late hit", "to the GPU per token", "copies wait", "bound by", "note")
-    for label, result in results:
-        outputs = result["decode_tokens"] + result["requests"]
-        notes = [label_ for label_ in result["labels"] if label_ != "oracle"]
-        notes = ["oracle", *notes] if "oracle" in result["labels"] else notes
-        tpot_s = result["tpot_s"]["mean"]
-        rows.add_row(
-            label, "-" if tpot_s is None else show_seconds(tpot_s), show_seconds(result["ttft_s"]["mean"]),
-            show_frac(result["hit_rate"]), show_frac(result["late_hit_rate"]),
-            show_bytes(result["h2d_bytes"] / outputs), show_frac(result["bound_by"]["decode"]["copy"]),
-            str(result["bound_by"]["resource"]), ", ".join(notes),
-        )  # fmt: skip
-    return render(rows)

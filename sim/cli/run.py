@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.cli.once import OnceEach
 from sim.errors import BadInput
-from sim.units import parse_bytes
+from sim.units import parse_bytes, show_count
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichBar
@@ -65,6 +66,7 @@ def spec_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command(
+    cls=OnceEach,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: simulate --policy fine_moe --hw rtx3090 --cache-frac 0.2. Sizes take kB, MB, GB (powers of "
     "1000) or KiB, MiB, GiB. Names: moesim policies, moesim hw, moesim models, moesim traces.",
@@ -72,10 +74,11 @@ def spec_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--policy", metavar="NAME", help="What decides: see `moesim policies`.")
 @spec_options
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Start from a saved configuration.")
-@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Write configuration, result and tables.")
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
+              help="Write configuration, result and tables; missing folders are made.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the run that --out DIR holds.")
 @click.option("--timeline", metavar="FILE", type=click.Path(path_type=Path),
-              help="Write the lanes as trace events for Perfetto.")  # fmt: skip
+              help="Write the lanes as trace events for Perfetto; missing folders are made.")  # fmt: skip
 @click.option("--timeline-iterations", type=click.IntRange(min=1), default=TIMELINE_ITERATIONS, show_default=True,
               metavar="N", help="How many iterations the timeline covers.")  # fmt: skip
 @click.option("--real", is_flag=True, help="Carry it out on this machine, with the prediction for --hw beside it.")
@@ -108,6 +111,8 @@ def _run(
     setup = prepare(spec)
     try:
         _warn_if_changed(setup, meant, config)
+        for note in notes(setup):
+            click.echo(note, err=True)
         if out is None and timeline is None:
             with _Bar(setup) as progress:
                 outcome = execute(setup, progress=progress)
@@ -185,6 +190,17 @@ def _require_names(fields: dict[str, Any]) -> None:
         raise BadInput("; ".join(missing) + "; e.g. simulate --policy fine_moe --hw rtx3090")
 
 
+def notes(setup: Setup) -> list[str]:
+    """What was asked for and cannot be had in full, one line each."""
+    spec, has = setup.spec, show_count(len(setup.requests), "request")
+    found = []
+    if spec.requests is not None and spec.requests > len(setup.requests):
+        found.append(f"note: --requests {spec.requests}: split {spec.split} of {setup.trace.name} has {has}, not more")
+    if spec.batch > len(setup.requests):
+        found.append(f"note: --batch {spec.batch}: no more than {has} to run together")
+    return found
+
+
 def _warn_if_changed(setup: Setup, meant: dict[str, Any], config: Path | None) -> None:
     """Say so when what a saved configuration names is no longer what it was saved with."""
     from sim.output import resolved
@@ -197,11 +213,11 @@ def _warn_if_changed(setup: Setup, meant: dict[str, Any], config: Path | None) -
                        err=True)  # fmt: skip
 
 
-class _Bar:
+class Bar:
     """A progress bar on stderr once a second has gone by; nothing where stderr is not a terminal."""
 
-    def __init__(self, setup: Setup) -> None:
-        self._title = f"{setup.policy.name} on {setup.hw.id}"
+    def __init__(self, title: str) -> None:
+        self._title = title
         self._shown = sys.stderr.isatty()
         self._began_s = time.monotonic()
         self._bar: RichBar | None = None
@@ -226,3 +242,10 @@ class _Bar:
             self._bar.start()
         assert self._task is not None
         self._bar.update(self._task, completed=done)
+
+
+class _Bar(Bar):
+    """The bar of one run."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(f"{setup.policy.name} on {setup.hw.id}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import click
 
 from sim.cli import traces_compose, traces_convert, traces_synth
 from sim.errors import BadInput
-from sim.units import show_bytes, show_frac
+from sim.units import show_bytes, show_count, show_frac
 
 if TYPE_CHECKING:
     from traces.check import Progress
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
 ALL_FAULTS = 20
 SHOW_ROWS = 16_384  # statistics of `show` are of about so many rows, unless it is told to take all
 SHOW_CHARACTERS = 200  # of a fact that only programs read, such as a profile
+SHOW_WIDTH = 118  # without a terminal
+MEANINGS = {  # of what the headers of bundled traces say about the evaluation of the model they were recorded from
+    "dead_experts": "experts that no held-out token was routed to",
+    "gate_reuse_accuracy": "share of a layer's experts which its gate also chooses from the previous layer's input",
+    "gate_reuse_accuracy_by_distance": "the same from the input so many layers before",
+    "heldout_nats_per_token": "loss on held-out text, and that of interpolated n-gram models",
+    "heldout_tokens": "tokens that the figures of the evaluation are of",
+    "popularity_accuracy": "share of a layer's experts found by taking its most popular ones",
+}
 HASH_BYTES = 1 << 28  # a larger file's checksum takes longer than the rest of `show`
 
 
@@ -191,7 +201,8 @@ def _show(facts: dict[str, Any]) -> None:
     entropy = [value for value in facts["entropy_by_layer"] if value is not None]
     shape = f"{facts['n_layers']} layers x {facts['n_experts']} experts, k = {facts['top_k']}"
     digest = f"sha256 {facts['sha256'][:16]}" if facts["sha256"] else "checksum with --all"
-    row("file", f"{facts['path']} ({show_bytes(facts['bytes'])}, {digest})")
+    click.echo(facts["path"])  # on a line of its own, in one piece, to be copied
+    row("file", f"{show_bytes(facts['bytes'])}, {digest}")
     row("model", f"{facts['model']} ({facts['model_source']})")
     row("shape", f"{shape}; {gate['score']} gate{', renormalised' if gate['renormalised'] else ''}")
     splits = f"{facts['splits']['store']} store, {facts['splits']['test']} test"
@@ -205,10 +216,12 @@ def _show(facts: dict[str, Any]) -> None:
     row("created by", facts["created_by"])
     row("notes", facts["notes"])
     for name, value in facts["extra"].items():
-        row(name, value if len(value) <= SHOW_CHARACTERS else f"{value[:SHOW_CHARACTERS]} ... (--json has all of it)")
+        shown = value if len(value) <= SHOW_CHARACTERS else f"{value[:SHOW_CHARACTERS]} ... (--json has all of it)"
+        row(name, shown + (f" ({MEANINGS[name]})" if name in MEANINGS else ""))
     for task in facts["lengths"]:
         row(f"lengths {task['task']}".strip(),
-            f"{task['n_requests']} requests, prompt {task['prompt_mean']:.1f} (max {task['prompt_max']}), "
+            f"{show_count(task['n_requests'], 'request')}, "
+            f"prompt {task['prompt_mean']:.1f} (max {task['prompt_max']}), "
             f"outputs {task['outputs_mean']:.1f} (max {task['outputs_max']})")  # fmt: skip
     if facts["statistics_of_tokens"] < facts["n_tokens"]:
         row("statistics", f"of {facts['statistics_of_tokens']:,} tokens, whole requests; --all takes every one")
@@ -248,9 +261,11 @@ def _print(table: Any, width: int | None = None) -> None:
 
     # A file's text is shown, not interpreted.
     console = Console(markup=False, emoji=False, highlight=False, width=width)
+    if width is None and not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = SHOW_WIDTH
     with console.capture() as capture:
         console.print(table)
-    click.echo(capture.get(), nl=False)
+    click.echo("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()), nl=False)
 
 
 @contextmanager

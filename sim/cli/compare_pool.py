@@ -1,0 +1,115 @@
+"""Many runs on few cores: a pool of processes whose answers do not depend on which process gave them, or when."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sim.errors import CheckFailed, MoesimError
+
+if TYPE_CHECKING:
+    from sim.spec import RunSpec
+
+# A call: a function of a module and its arguments, which a process of its own can import and receive.
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def n_cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def replay(spec: RunSpec) -> dict[str, Any] | MoesimError:
+    """The result of one run without its bound, or why it cannot be had."""
+    from sim.run import execute, prepare
+
+    try:
+        setup = prepare(spec)
+        try:
+            return execute(setup, bounds=False).result
+        finally:
+            setup.close()
+    except MoesimError as error:
+        return error
+
+
+def bound_of(spec: RunSpec, cpu: bool) -> dict[str, Any] | None:
+    """The lower bound of one run (`sim.bounds.lower_bound`)."""
+    from sim.bounds import lower_bound
+    from sim.run import prepare
+
+    setup = prepare(spec)
+    try:
+        return lower_bound(setup, cpu)
+    finally:
+        setup.close()
+
+
+def answers(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], None, None]:
+    """(index, answer) of every call as it is answered, on so many processes; on this one when it is one.
+
+    Whoever stops early, by an error or Ctrl-C, leaves no process behind.
+
+    Raises:
+        CheckFailed: a process ended without an answer. Whatever a call itself raises.
+    """
+    workers = min(workers, len(calls))
+    if workers <= 1:
+        for index, (function, arguments) in enumerate(calls):
+            yield index, function(*arguments)
+        return
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _settle)
+    try:
+        with _interrupts_held():
+            waiting: dict[Future[Any], int] = {
+                pool.submit(function, *arguments): index for index, (function, arguments) in enumerate(calls)
+            }
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+    except BrokenProcessPool:
+        raise CheckFailed(
+            f"a worker process ended without an answer (out of memory?); repeat it with fewer than --workers {workers}"
+        ) from None
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _settle() -> None:
+    """What a worker does first: leave Ctrl-C, which reaches every process of a terminal, to the one that started it,
+    and end with it, however that one ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """While processes start they inherit that Ctrl-C is ignored, so that none of them dies with a traceback."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)

@@ -1,0 +1,94 @@
+"""What `moesim compare` prints: who is fastest, one row per run, and the bound that none of them can beat."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim.cli.compare import speed
+from sim.units import show_bytes, show_frac, show_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.cli.compare import Row
+
+WIDTH = 150
+LEVEL_BELOW = 1.005  # nearer than this to 1, "1.00x faster" would be all there is to say
+_LANES = {"copy": "with this link and room", "copy + cpu": "with experts on the CPU too"}
+
+
+def is_bound(result: dict[str, Any]) -> bool:
+    """Whether the run is a bound rather than a system: it knows the future, or has memory the card has not."""
+    return "oracle" in result["labels"] or any(
+        label.startswith("does not fit") or "not applied" in label for label in result["labels"]
+    )
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """The fastest lossless system, by how much the next is slower, and which lossy one is faster still.
+
+    Only where every system is lossy, the fastest of them comes first.
+    """
+    systems = [row for row in rows if not is_bound(row.result)]
+    if not systems:
+        return "only bounds were compared"
+    faithful = [row for row in systems if "lossy" not in row.result["labels"]]
+    text = _lead(faithful or systems)
+    if faithful and systems[0] is not faithful[0]:
+        text += f"; a lossy one, {systems[0].label}, takes {show_seconds(speed(systems[0].result))}"
+    return text
+
+
+def _lead(systems: Sequence[Row]) -> str:
+    first = systems[0]
+    what = "per token" if first.result["tpot_s"]["mean"] is not None else "to the first token"
+    text = f"{first.label}: {show_seconds(speed(first.result))} {what} on {first.result['hw']}"
+    if len(systems) > 1 and speed(first.result) > 0:
+        second = systems[1]
+        ratio = speed(second.result) / speed(first.result)
+        if ratio == 1.0:
+            return f"{text}, exactly as fast as {second.label}"
+        more = f"{ratio:.2f}x faster than" if ratio >= LEVEL_BELOW else "less than 0.5 % faster than"
+        text += f", {more} {second.label}"
+    return text
+
+
+def table_of(rows: Sequence[Row]) -> str:
+    """One row per run, fastest first, and the lower bounds under them."""
+    from sim.cli.tables import render, table
+
+    shown = table(
+        "policy", "TPOT", "above bound", "TTFT", "hit", "late hit", "to the GPU per token", "bound by", "note",
+    )  # fmt: skip
+    for column in shown.columns[-2:]:
+        column.justify = "left"
+    for label, result in rows:
+        outputs = result["decode_tokens"] + result["requests"]
+        notes = [note for note in result["labels"] if note != "oracle"]
+        notes = ["oracle", *notes] if "oracle" in result["labels"] else notes
+        tpot_s = result["tpot_s"]["mean"]
+        shown.add_row(
+            label, "-" if tpot_s is None else show_seconds(tpot_s), _above(result),
+            show_seconds(result["ttft_s"]["mean"]), show_frac(result["hit_rate"]), show_frac(result["late_hit_rate"]),
+            show_bytes(result["h2d_bytes"] / outputs), str(result["bound_by"]["resource"]), ", ".join(notes),
+        )  # fmt: skip
+    bounds = _bounds(rows)
+    return render(shown, WIDTH) + ("\n" if bounds else "") + "".join(bounds)
+
+
+def _above(result: dict[str, Any]) -> str:
+    bound = result["bound"]
+    if bound is None or bound["above_frac"] is None:
+        return "-"
+    return f"{100 * bound['above_frac']:.0f} %"
+
+
+def _bounds(rows: Sequence[Row]) -> list[str]:
+    """The bounds of this card's memory; a run in memory it does not have is above one of its own."""
+    found = {}
+    for _, result in rows:
+        bound = result["bound"]
+        if bound is not None and bound["tpot_s"] is not None and not any("does not fit" in x for x in result["labels"]):
+            found[bound["lanes"]] = bound["tpot_s"]
+    return [f"lower bound: TPOT {show_seconds(found[lanes])} for any lossless policy {text}\n"
+            for lanes, text in _LANES.items() if lanes in found]  # fmt: skip
