@@ -13,8 +13,8 @@ notes. All experts are in GPU memory; what is saved is reading their weights. In
 The notes do not say where the kept set ends. Here an expert is kept whose score reaches B^-`keep_bin`; at 0 that is
 the smallest set with the best expert of every token. At least as many are kept as a token needs. Of alpha and beta the
 notes know that they follow from the model's sparsity (Qwen2-57B: beta 5); alpha = 1 is assumed. Logits are not in a
-trace; their differences come from the gate's scores, and a score that rounded to 0 is in the last bin. A batch of one changes
-nothing.
+trace: their differences come from the gate's scores, and a score that rounded to 0 is in the last bin. A batch of one
+changes nothing.
 
 Where the experts do not fit, those missing are fetched and the least recently used leave (not published). There
 `cache_aware=true` makes Lynx a competitor of cache-aware routing (not published either): residents are kept as well,

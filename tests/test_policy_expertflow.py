@@ -1,0 +1,119 @@
+"""ExpertFlow: what tokens foretell, who gets the slots, and what happens when the forecast is wrong."""
+
+from __future__ import annotations
+
+import pytest
+from cpu_bench import check_knobs, failures, replay, resident, seeded, written
+from easy_numbers import execute_easy, setup
+from tiny_traces import from_rows
+
+from policies._foretold import TokenPaths
+from policies.expertflow import ExpertFlow
+from sim.errors import BadInput
+from sim.store import StoreSplit, requests_of
+from traces.reader import Trace
+
+# Token 10 went to 0.0 and 1.0, 11 to 0.1 and 1.0, 12 to 0.2 and 1.1.
+ROUTES = {10: [[0], [0]], 11: [[1], [0]], 12: [[2], [1]]}
+
+
+def trace_of(tmp_path, tokens, prompt, routes=None, levels=None):
+    """A store request of tokens 10, 11, 12, then one of `tokens`, routed as then or as `routes` says."""
+    rows = [*ROUTES.values(), *(routes or [ROUTES[token] for token in tokens])]
+    requests = [(3, 1, "store"), (prompt, len(tokens) - prompt + 1, "test")]
+    more = {"token_ids": [10, 11, 12, *tokens], **(levels or {})}
+    return written(tmp_path / "t.safetensors", requests, rows, 4, **more)
+
+
+def test_a_forecast_weighs_a_token_against_all_tokens(tmp_path):
+    with Trace(trace_of(tmp_path, [10], 1)) as trace:
+        paths = TokenPaths(StoreSplit(trace, requests_of(trace, "store")), "expertflow")
+    # Layer 1: two of three tokens went to 0. Token 12: 2 x 1 + 3 for expert 1; 2 x 2 for expert 0.
+    ids, scores = paths.forecast(12)
+    assert ids.tolist() == [[2], [1]]
+    assert scores.tolist() == [[5], [5]]
+    # One never seen goes where most went; in layer 0, where all are equal, to the lowest id.
+    ids, scores = paths.forecast(99)
+    assert ids.tolist() == [[0], [0]]
+    assert scores.tolist() == [[2], [4]]
+
+
+def test_room_for_four_needs_of_three_and_two(tmp_path):
+    """The card's example: slots go to layers in order, three and one; the fifth expert takes the first free slot."""
+    seen = replay(ExpertFlow(), trace_of(tmp_path, [10, 11, 12], 3), 4)
+    assert seen.log == [
+        # Layer 1: expert 0 is foretold by two tokens, 2 x (4 + 3), expert 1 by one.
+        ("prefetch", 0, 0), ("prefetch", 0, 1), ("prefetch", 0, 2), ("prefetch", 1, 0),
+        ("gpu", 0, 0), ("gpu", 0, 1), ("gpu", 0, 2), ("evict", 0, 0), ("prefetch", 1, 1),
+        ("gpu", 1, 0), ("gpu", 1, 1),
+    ]  # fmt: skip
+    assert resident(seen) == [(0, 1), (0, 2), (1, 0), (1, 1)]
+    assert seen.result["policy_stats"] == {"foretold_frac": 1.0}
+
+
+def test_what_nobody_foretold_takes_the_slot_of_what_nobody_wanted(tmp_path):
+    path = trace_of(tmp_path, [10], 1, [[[3], [0]]])
+    # Room for both layers: 0.0 was foretold and not chosen, and leaves for 0.3.
+    seen = replay(ExpertFlow(predict_s=0.0), path, 2)
+    assert seen.log == [
+        ("prefetch", 0, 0), ("prefetch", 1, 0), ("evict", 0, 0), ("fetch", 0, 3), ("gpu", 0, 3), ("gpu", 1, 0),
+    ]  # fmt: skip
+    # At second 1 the copy of 0.0 is under way and cannot be stopped; 0.3 goes before 1.0, which was asked for first.
+    assert seen.lane("h2d") == [("prefetch 0.0", 0, 10), ("demand 0.3", 10, 20), ("prefetch 1.0", 20, 30)]
+    assert seen.result["policy_stats"] == {"foretold_frac": 0.5}
+
+
+def test_slots_are_filled_again_in_order(tmp_path):
+    seen = replay(ExpertFlow(), trace_of(tmp_path, [10, 12], 1), 1)
+    assert seen.log == [
+        ("prefetch", 0, 0), ("gpu", 0, 0), ("evict", 0, 0), ("prefetch", 1, 0), ("gpu", 1, 0),
+        ("evict", 1, 0), ("prefetch", 0, 2), ("gpu", 0, 2), ("evict", 0, 2), ("prefetch", 1, 1), ("gpu", 1, 1),
+    ]  # fmt: skip
+
+
+def test_the_prediction_is_waited_for_unless_hidden(tmp_path):
+    path = trace_of(tmp_path, [10], 1)
+    # Prediction 4, copy 10, expert 2, copy of the next until 24, expert 2, head 1.
+    assert replay(ExpertFlow(predict_s=4.0), path, 2).end_s == 4 + 10 + 10 + 2 + 1
+    assert replay(ExpertFlow(predict_s=4.0, hidden=True), path, 2).end_s == 10 + 10 + 2 + 1
+
+
+def test_a_surrogate_is_labelled_and_as_right_as_told(tmp_path):
+    with seeded(tmp_path, outputs=40) as trace:
+        right = replay(ExpertFlow(predictor="surrogate:1.0"), trace.path, 6)
+        wrong = replay(ExpertFlow(predictor="surrogate:0.0"), trace.path, 6)
+    assert right.result["labels"] == ["surrogate", "synthetic"]
+    assert right.result["policy_stats"]["foretold_frac"] == 1.0
+    assert wrong.result["policy_stats"]["foretold_frac"] < 0.2
+    assert right.end_s < wrong.end_s
+
+
+def test_it_needs_a_store_split_or_a_surrogate(tmp_path):
+    path = from_rows(tmp_path / "t", [[[0]]], 2)
+    with pytest.raises(BadInput, match="split 'store' has no requests: expertflow learns there"):
+        replay(ExpertFlow(), path, 2)
+    assert replay(ExpertFlow(predictor="surrogate:0.9"), path, 2).end_s > 0
+    with pytest.raises(BadInput, match=r"expertflow\.predictor, got 'trained': write tokens"):
+        ExpertFlow(predictor="trained")
+
+
+KNOBS = {
+    "predictor": ({}, "surrogate:0.9"), "seed": ({"predictor": "surrogate:0.5"}, 1), "predict_s": ({}, 3.0),
+    "hidden": ({"predict_s": 3.0}, True),
+}  # fmt: skip
+
+
+def test_every_parameter_matters(tmp_path):
+    with seeded(tmp_path, outputs=12, levels={"token_ids"}) as trace:
+        check_knobs(ExpertFlow, trace.path, 6, KNOBS)
+
+
+def test_batches_and_gpus(tmp_path):
+    with seeded(tmp_path, levels={"token_ids"}) as trace:
+        for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
+            for room in (1, 5):
+                assert sum(execute_easy(setup(ExpertFlow(), trace, room, **world)).classes("decode").values()) > 0
+
+
+def test_conformance():
+    assert failures(ExpertFlow) == []
