@@ -64,10 +64,10 @@ def test_policies_without_timing_decide_alike_in_both_worlds(tmp_path, name):
     setup.close()
     assert logs["real"] == logs["sim"]
     assert len(logs["real"]) > 40
-    for key in ("hit_rate", "miss_rate", "h2d_bytes", "d2h_bytes", "demand_copies", "peak_expert_bytes"):
-        if key in ("hit_rate", "miss_rate") and "fiddler" != name and sim.result["late_hit_rate"]:
-            continue  # whether a prefetch has arrived is a matter of time
+    for key in ("h2d_bytes", "d2h_bytes", "demand_copies", "peak_expert_bytes", "miss_rate"):
         assert real.result[key] == sim.result[key], key
+    if name in ("lru", "lfu", "fiddler"):  # whether a prefetch has arrived is a matter of time
+        assert real.result["hit_rate"] == sim.result["hit_rate"]
 
 
 def test_a_lossy_policy_really_computes_with_other_experts(tmp_path, resident):
@@ -122,11 +122,12 @@ def test_spans_fit_together(tmp_path):
         assert all(a[1] <= b[0] for a, b in zip(by_lane[lane], by_lane[lane][1:], strict=False))
     copied = sum(n_bytes for lane, *_, n_bytes, _, _ in spans if lane == "h2d")
     assert copied == done.result["h2d_bytes"]
-    # Every expert was computed after its copy: the last copy of it that had ended by then began before.
-    arrived = {}
+    first = {}
     for lane, _, layer, expert, _, _, start_s, end_s in sorted(spans, key=lambda span: span[-1]):
         if lane == "h2d":
-            arrived[layer, expert] = end_s
+            first.setdefault((layer, expert), end_s)
+        elif lane == "gpu" and expert >= 0:
+            assert first[layer, expert] <= start_s, "computed before its first copy was over"
     assert sum(done.machine.parts_s()) == pytest.approx(done.machine.ledger._free_s, rel=0.05)
     policy = [span for span in spans if span[0] == "host" and span[1].startswith("policy")]
     assert policy
@@ -201,7 +202,7 @@ def test_faults_on_a_lane_reach_the_host():
     try:
         work = Work(COMPUTE, "expert", fail)
         lanes.submit(work)
-        with pytest.raises(DeviceFault, match="out of memory while running.*lower --experts"):
+        with pytest.raises(DeviceFault, match=r"out of memory while running.*lower --experts"):
             lanes.wait(work)
     finally:
         lanes.close()
@@ -222,8 +223,7 @@ def test_a_bug_stays_a_bug():
     assert fault_of(error, "testing") is error
 
 
-@pytest.mark.parametrize(("raised", "fault"), [(KeyboardInterrupt(), "interrupted"),
-                                               (DeviceFault("the device was lost"), "the device was lost")])  # fmt: skip
+@pytest.mark.parametrize(("raised", "fault"), [(KeyboardInterrupt(), "interrupted"), (DeviceFault("lost"), "lost")])
 def test_an_interrupt_keeps_what_was_measured_and_frees_memory(tmp_path, raised, fault):
     setup = tiny_setup(tmp_path, "lru", 8)
     n_threads = threading.active_count()
@@ -254,7 +254,7 @@ def test_experts_share_host_buffers_where_memory_is_short(tmp_path):
         assert "16 experts share 5 host buffers" in done.result["labels"]
         with pytest.raises(DeviceFault, match="at least one layer's 4; take --model cpu-small"):
             random_weights(setup.model, "fp32", lanes, 0, 3 * size)
-        with pytest.raises(BadInput, match="it needs .* on cpu, which has .* free"):
+        with pytest.raises(BadInput, match=r"it needs .* on cpu, which has .* free"):
             check_memory(setup, lanes, (1 << 20, 1 << 20))
         assert check_memory(setup, lanes, (1 << 30, 1 << 30)) > 4 * size
     finally:
