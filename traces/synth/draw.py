@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.signal import lfilter
 
-from traces.format import DISTANCES, Array, Ints
+from traces.format import DISTANCES, Array, Floats, Ints
 from traces.observe import choose
 from traces.synth.fit import gate_scores
 from traces.synth.profile import FADES, Profile
@@ -21,6 +21,7 @@ from traces.synth.profile import FADES, Profile
 _BLOCK_VALUES = 1 << 21  # scores of one block
 _GRAIN = 16  # embeddings are multiples of 1/16 and their weights of 1/256: products and sums of them are exact
 _WEIGHT_GRAIN = 256
+_SETTLING, _SETTLING_ROUNDS = 4096, 10
 # Streams of random numbers. A new one goes to the end, so that the others keep what they draw.
 _STREAMS = ("table", "weights", "tasks", "requests", "tokens", "request", "fresh", *(f"fade{n}" for n in FADES),
             *(f"ahead{d}" for d in DISTANCES), "shared")  # fmt: skip
@@ -78,6 +79,30 @@ class Drawer:
             self.table = np.rint(table * _GRAIN) / _GRAIN
             weights = self._down(stream(seed, "weights").standard_normal((width, *shape)) / np.sqrt(width))
             self.weights = np.rint(weights.astype(np.float64) * _WEIGHT_GRAIN).reshape(width, -1) / _WEIGHT_GRAIN
+            self._settle()
+
+    def _settle(self) -> None:
+        """Correct the biases for the tasks and token ids drawn, so that popularity is what the profile says.
+
+        Some ids make up several per cent of all tokens and always want the same experts: by the luck of their draw they
+        would add to the skew, which the biases already have all of.
+        """
+        assert self.table is not None
+        k, n_experts = self.profile.top_k, self.profile.n_experts
+        ids = np.searchsorted(np.cumsum(self.frequencies), (np.arange(_SETTLING) + 0.5) / _SETTLING * (1 - 1e-12))
+        embedded, task = self.table[ids], np.arange(_SETTLING) % len(self.tasks)
+        weights = self.weights.reshape(embedded.shape[1], -1, n_experts)
+        noise = np.random.default_rng(self.seed).standard_normal((_SETTLING, n_experts))
+        zero = np.zeros((self.profile.n_layers, 1), np.float32)
+        for layer, rank in enumerate(self.rank[0]):
+            loads = [float(self.loads.get(name, zero)[layer, 0]) for name in ("token", "task")]
+            rest = np.sqrt(max(0.0, 1 - loads[0] ** 2 - loads[1] ** 2))
+            drawn = loads[0] * (embedded @ weights[:, layer]) + loads[1] * self.tasks[task, layer]
+            drawn = drawn[:, rank] + rest * noise
+            wanted = _odds(choose(noise + self.bias[layer], k), n_experts)
+            for _ in range(_SETTLING_ROUNDS):
+                step = wanted - _odds(choose(drawn + self.bias[layer], k), n_experts)
+                self.bias[layer] += 0.35 * (step - step.mean())
 
     @property
     def embedding_table(self) -> Array | None:
@@ -177,6 +202,13 @@ class Drawer:
         for i in np.flatnonzero(again[1:]) + 1:  # in order: what is repeated may itself be a repetition
             ids[i] = ids[int(back[i] * i)]
         return np.minimum(ids, len(self.frequencies) - 1)
+
+
+def _odds(chosen: Ints, n_experts: int) -> Floats:
+    """(E,) log odds that a token chooses an expert, from the choices (n, K) of n tokens."""
+    share = (np.bincount(chosen.ravel(), minlength=n_experts) + 0.5) / (len(chosen) + 1)
+    found: Floats = np.log(share / np.maximum(1 - share, 1e-6))
+    return found
 
 
 class _Scores:
