@@ -5,6 +5,7 @@ Words are anything that can be compared: text, or the token ids by which a trace
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
@@ -50,7 +51,7 @@ def profile(
     for word, tasks in present.items():
         share = {task: tasks[task] / len(prompts[task]) for task in tasks}
         best = max(share, key=lambda task: share[task])
-        lead = share[best] - sum(value for task, value in share.items() if task != best)
+        lead = share[best] - math.fsum(value for task, value in share.items() if task != best)
         if lead > 0:
             found[best].append((lead, word))
     return {task: frozenset(word for _, word in sorted(words, key=lambda item: -item[0])[:n])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 Missing = tuple[int, int]  # (expert, tokens routed to it)
@@ -87,8 +88,8 @@ class Costs:
 
 def typical(samples: Sequence[float]) -> float:
     """Mean of the samples within one standard deviation of their mean."""
-    mean = sum(samples) / len(samples)
+    mean = math.fsum(samples) / len(samples)
     squares = [(x - mean) * (x - mean) for x in samples]
-    variance = sum(squares) / len(samples)
+    variance = math.fsum(squares) / len(samples)
     near = [x for x, square in zip(samples, squares, strict=True) if square <= variance]
-    return sum(near) / len(near)
+    return math.fsum(near) / len(near)

@@ -97,7 +97,7 @@ def allocate(
 ) -> tuple[list[float], list[LayerPlan]]:
     """VramAllocation: move zeta * V_e from the layer that loses least to the one that gains most, while it pays."""
     v = list(budgets)
-    step = granularity * sum(v)
+    step = granularity * math.fsum(v)
     while True:
         now_s, plans = split_all(v, odds, times)
         more_s, _ = split_all([budget + step for budget in v], odds, times)
@@ -112,7 +112,7 @@ def allocate(
         moved[gainer] += step
         moved[giver] -= step
         moved_s, _ = split_all(moved, odds, times)
-        if sum(moved_s) >= sum(now_s):
+        if math.fsum(moved_s) >= math.fsum(now_s):
             return v, plans
         v = moved
 

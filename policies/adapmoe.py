@@ -176,7 +176,7 @@ class AdapMoe(Policy):
         if not self._thresholds or gate.phase != DECODE or gate.iteration.n_tokens != 1:
             return None
         weights = gate.weights[0].tolist()
-        least = self._thresholds[gate.layer] * sum(weights)
+        least = self._thresholds[gate.layer] * math.fsum(weights)
         kept = [rank == 0 or weight >= least for rank, weight in enumerate(weights)]
         self._n_tokens += 1
         if all(kept):
@@ -184,7 +184,7 @@ class AdapMoe(Policy):
         self._n_single += sum(kept) == 1
         ids = gate.ids.copy()
         ids[0, [not keep for keep in kept]] = -1
-        total = sum(weight for weight, keep in zip(weights, kept, strict=True) if keep)
+        total = math.fsum(weight for weight, keep in zip(weights, kept, strict=True) if keep)
         return Assignment(ids, np.array([[w / total if keep else 0.0 for w, keep in zip(weights, kept, strict=True)]]))
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
@@ -282,7 +282,7 @@ class AdapMoe(Policy):
         return {
             "tables_published": float(self._published),
             "tables_tokens": float(self._n_learnt),
-            "accuracy_mean": float(sum(self._accuracy) / len(self._accuracy)),
+            "accuracy_mean": float(math.fsum(self._accuracy) / len(self._accuracy)),
             "size_min": float(min(sizes, default=0)),
             "size_max": float(max(sizes, default=0)),
             "lru_hit_rate": self._n_hits / max(1, self._n_used),  # as the code counts: a right guess is a miss

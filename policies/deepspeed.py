@@ -13,6 +13,7 @@ fetch nothing themselves. Several GPUs (not published): experts are fetched by t
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Generator, Iterable
 from typing import Any
@@ -182,7 +183,7 @@ class DeepSpeed(Policy):
 
     def _live_elements(self) -> float:
         """Elements of experts on the GPU or on the way there."""
-        return sum((piece.stop_frac - piece.start_frac) for piece in self._live) * (
+        return math.fsum((piece.stop_frac - piece.start_frac) for piece in self._live) * (
             self._n_elements * self.tensors_per_expert
         )
 

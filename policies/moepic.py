@@ -13,6 +13,7 @@ predictions traces do not record (experts in order of cache priority).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from random import Random as Draws
@@ -269,9 +270,11 @@ class Moepic(Policy):
         """Twice the longest prefetching window this can be: prefetches go out one by one, so what could not start
         before the next gate speaks is never asked for (and costs the host nothing)."""
         prices, n_tokens = view.prices, gate.iteration.n_tokens
-        moe_s = sum(max(prices.gpu_s(n), prices.expert_s()) for n in gate.needs.values()) + n_tokens * prices.shared_s()
-        head_s = len(gate.iteration.ranges) * prices.head_s() if gate.layer == view.n_layers - 1 else 0.0
-        attention_s = sum((r.stop_row - r.start_row) * prices.attention_s(r.context) for r in gate.iteration.ranges)
+        experts_s = math.fsum(max(prices.gpu_s(n), prices.expert_s()) for n in gate.needs.values())
+        moe_s = experts_s + n_tokens * prices.shared_s()
+        ranges = gate.iteration.ranges
+        head_s = len(ranges) * prices.head_s() if gate.layer == view.n_layers - 1 else 0.0
+        attention_s = math.fsum((r.stop_row - r.start_row) * prices.attention_s(r.context) for r in ranges)
         return 2.0 * (moe_s + attention_s + head_s)
 
     def _order(self, gate: Gate, layer: int, view: View) -> Iterable[int]:
@@ -348,7 +351,7 @@ class Moepic(Policy):
             "top_hit_rate": self._n_hits / max(1, self._n_activated),  # section 3.4.2: activated experts found cached
             "configured": float(self._n_configured),
             "cached_tops": float(sum(tops.n_cached for tops in groups)),
-            "split_mean_frac": sum(fracs) / len(fracs),
+            "split_mean_frac": math.fsum(fracs) / len(fracs),
             "split_min_frac": min(fracs),
             "split_max_frac": max(fracs),
             "admitted": float(self._n_admitted),

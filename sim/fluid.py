@@ -6,6 +6,7 @@ stays a plain clock: whenever it moves, events up to its time happen. `docs/cont
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from sim.fluid_clock import Clock
@@ -119,6 +120,6 @@ class FluidMachine(SimMachine):
         self.clock.run()
         rests = self._rests
         if "gpu_slowdown_by_h2d" in rests:
-            self.gpu_s[rests["gpu_slowdown_by_h2d"]] = sum(stream.stretched_s for stream in self._fluid)
+            self.gpu_s[rests["gpu_slowdown_by_h2d"]] = math.fsum(stream.stretched_s for stream in self._fluid)
         if "cpu_slowdown_by_h2d" in rests:
             self.cpu_s[rests["cpu_slowdown_by_h2d"]] = self._pool.stretched_s

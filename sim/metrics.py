@@ -149,7 +149,7 @@ def resting_s(machine: SimMachine, clockwork: Clockwork) -> list[Resting]:
     parts_s = [math.fsum(column) for column in zip(*(p.parts_s for p in clockwork.phases.values()), strict=True)]
     seconds = [0.0] * len(cost.rests_on)
     _spread(seconds, parts_s[GPU], list(enumerate(machine.gpu_s)))
-    n_copies, busy_s = sum(up.n_copies for up in machine.up), sum(up.busy_s for up in machine.up)
+    n_copies, busy_s = sum(up.n_copies for up in machine.up), math.fsum(up.busy_s for up in machine.up)
     latency_s = n_copies * cost.h2d_latency_s
     _spread(seconds, parts_s[H2D], [(cost.q_h2d_latency, latency_s), (cost.q_h2d_bandwidth, busy_s - latency_s)])
     _spread(seconds, parts_s[CPU], list(enumerate(machine.cpu_s)))

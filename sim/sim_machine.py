@@ -295,9 +295,9 @@ class SimMachine:
         experts = (cost.launch_expert, *cost.launch_parts.values())
         launches = (*layers, cost.launch_gate, cost.launch_shared, *experts, cost.launch_head)
         return [
-            (cost.q_launch, sum(launch.n * launch.kernels_s for launch in launches)),
-            (cost.q_stack_layer, sum(launch.n * launch.extra_s for launch in layers)),
-            (cost.q_stack_expert, sum(launch.n * launch.extra_s for launch in experts)),
+            (cost.q_launch, math.fsum(launch.n * launch.kernels_s for launch in launches)),
+            (cost.q_stack_layer, math.fsum(launch.n * launch.extra_s for launch in layers)),
+            (cost.q_stack_expert, math.fsum(launch.n * launch.extra_s for launch in experts)),
             (cost.q_stack_iteration, cost.launch_head.n * cost.launch_head.extra_s),
             (cost.q_sync, self.n_syncs * cost.sync_s),
             (cost.q_copy_launch, self.n_copy_launches * cost.copy_launch_s),
