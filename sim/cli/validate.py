@@ -30,6 +30,10 @@ MAX_BYTES = 64 * 1024 * 1024
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
               help="Requests decoded together.")  # fmt: skip
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="hw.*, model.*, stack.* or POLICY.*")
+@click.option("--checkpoint", metavar="NAME|FOLDER", help="Let this model generate under each policy, routing itself: "
+              "tokens and perplexity against the resident model's.")  # fmt: skip
+@click.option("--outputs", type=click.IntRange(min=2), default=32, show_default=True, metavar="N",
+              help="With --checkpoint: tokens a request.")  # fmt: skip
 @click.option("--tolerance", type=click.FloatRange(min=0.0), default=0.25, show_default=True, metavar="F",
               help="Largest relative error of TPOT and TTFT.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Keep every comparison as JSON.")
@@ -38,7 +42,8 @@ MAX_BYTES = 64 * 1024 * 1024
               help="Run nothing: print the accuracy table of kept comparisons as Markdown.")  # fmt: skip
 def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None, device: str | None, model: str,
             trace: str | None, precision: str | None, requests: int, batch: int, settings: tuple[str, ...],
-            tolerance: float, out: Path | None, as_json: bool, tables: tuple[Path, ...]) -> int:  # fmt: skip
+            checkpoint: str | None, outputs: int, tolerance: float, out: Path | None, as_json: bool,
+            tables: tuple[Path, ...]) -> int:  # fmt: skip
     """Simulate and really run: predicted, measured and error of TTFT, TPOT, hits, bytes and lanes; exit 1 beyond F."""
     if tables:
         click.echo(markdown([read(path) for path in tables]), nl=False)
@@ -47,16 +52,17 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
         missing = "--policy" if not policies else "--hw"
         raise BadInput(f"{missing}, got none: e.g. moesim validate --policy lru --experts 64 --hw my-cpu.yaml, whose "
                        "profile `calibrate --device cpu --model cpu-small --name my-cpu` writes")  # fmt: skip
+    if checkpoint is not None:
+        data = _talk(checkpoint, policies, experts or (None,), hw, device, trace, requests, settings, outputs)
+        _keep(data, out)
+        click.echo(json.dumps(data) if as_json else _told(data), nl=as_json)
+        return 1 if data["wrong"] else 0
     try:
         data = _measure(policies, experts or (None,), hw, device, model, trace, precision, requests, batch, settings,
                         tolerance, as_json)  # fmt: skip
     except KeyboardInterrupt:
         raise click.Abort from None
-    if out is not None:
-        from sim.data import replacing
-
-        with replacing(out) as part:
-            part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    _keep(data, out)
     if as_json:
         click.echo(json.dumps(data))
     else:
@@ -109,6 +115,58 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
         "wrong": wrong,
     })  # fmt: skip
     return found
+
+
+def _keep(data: dict[str, Any], out: Path | None) -> None:
+    if out is not None:
+        from sim.data import replacing
+
+        with replacing(out) as part:
+            part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def _talk(checkpoint: str, policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str, device: str | None,
+          trace: str | None, requests: int, settings: tuple[str, ...], outputs: int) -> dict[str, Any]:  # fmt: skip
+    """The real small model under every policy; what a lossless one changes is wrong."""
+    from sim.data import parse_yaml
+    from sim.output import finite
+    from sim.overrides import parse_set
+    from sim.real.live import talk
+    from sim.real.run import usable_device
+    from sim.spec import RunSpec
+    from traces.record.load import named
+
+    folder = Path(named(checkpoint))
+    if not (folder / "config.json").is_file():
+        raise BadInput(f"--checkpoint, got {checkpoint!r}: no config.json in it; give a folder, or mixtral-8x7b-small")
+    parse_set(settings)
+    pairs = ((key.strip(), text) for key, _, text in (item.partition("=") for item in settings))
+    changes = {key: parse_yaml(text, f"--set {key}") for key, text in pairs}
+    specs = [RunSpec(policy=policy, hw=hw, model=str(folder), trace=trace, precision="fp32", requests=requests,
+                     experts=n, set=changes) for n in experts for policy in policies]  # fmt: skip
+    rows = talk(specs, folder, usable_device(device), outputs)
+    wrong = [f"{row['policy']}: lossless, yet its tokens differ from the resident model's" for row in rows
+             if not row["lossy"] and not row["tokens_identical"]]  # fmt: skip
+    found: dict[str, Any] = finite({"schema": 1, "checkpoint": folder.name, "policies": rows, "wrong": wrong})
+    return found
+
+
+def _told(data: dict[str, Any]) -> str:
+    from sim.cli.tables import render, table
+
+    rows = table("policy", "lossy", "tokens", "as resident", "perplexity", "resident", "change", "changed, closed loop",
+                 "open loop", "gate mass kept, open loop")  # fmt: skip
+    for row in data["policies"]:
+        rows.add_row(
+            row["policy"], "yes" if row["lossy"] else "no", str(row["tokens"]),
+            _percent(row["tokens_same_frac"], sign=False), f"{row['perplexity']:.3f}",
+            f"{row['perplexity_resident']:.3f}", _percent(row["perplexity_change_frac"]),
+            _percent(row["closed_loop_activations_changed_frac"], sign=False),
+            _percent(row["open_loop_activations_changed_frac"], sign=False),
+            _percent(row["open_loop_gate_mass_kept"], sign=False),
+        )  # fmt: skip
+    head = f"{data['checkpoint']} generates under {len(data['policies'])} policies, routing itself"
+    return f"{head}\n\n{render(rows)}\n" + "".join(f"wrong: {line}\n" for line in data["wrong"])
 
 
 def _load() -> tuple[float, ...]:

@@ -1,0 +1,78 @@
+"""The trained small model, routing itself, through the real machine: what lossless means, and what lossy costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from cli_help import moesim  # noqa: E402
+
+from sim.real.live import open_checkpoint, speak, talk  # noqa: E402
+from sim.spec import RunSpec  # noqa: E402
+from traces.catalogue import DEFAULT, bundled_traces, default_trace  # noqa: E402
+from traces.record.load import named  # noqa: E402
+
+pytestmark = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the default trace is not in this checkout")
+FOLDER = Path(named("mixtral-8x7b-small"))
+N = 6
+
+
+def spec(policy, experts=96):
+    return RunSpec(policy=policy, hw="rtx3090", model=str(FOLDER), trace=DEFAULT, precision="fp32", requests=1,
+                   experts=experts)  # fmt: skip
+
+
+def test_it_says_what_transformers_says():
+    from traces.train.model import load
+
+    lanes, weights = open_checkpoint(spec("lru"), FOLDER, "cpu")
+    try:
+        spoken = speak(spec("lru"), lanes, weights, N, free=True)
+        forced = speak(spec("lru"), lanes, weights, N, free=False)
+    finally:
+        lanes.close()
+    (tokens,) = spoken.tokens.values()
+    with default_trace() as trace:  # its prompt
+        (number,) = spoken.tokens
+        request = trace.requests[number]
+        text = np.array(trace.token_ids[request.first_row : request.first_row + request.prompt_len + N - 1])
+    net = load(FOLDER)
+    prompt = torch.from_numpy(text[: request.prompt_len].astype(np.int64))[None]
+    with torch.inference_mode():
+        said = net.generate(prompt, max_new_tokens=N, do_sample=False, eos_token_id=-1)[0, request.prompt_len :]
+        logits = net(torch.from_numpy(text.astype(np.int64))[None]).logits[0]
+    assert tokens == said.tolist()
+    target = torch.from_numpy(text[request.prompt_len :].astype(np.int64))
+    expected = torch.nn.functional.cross_entropy(logits[request.prompt_len - 1 : -1].double(), target)
+    assert np.mean(forced.nll) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_lossless_policies_say_the_same_and_lossy_ones_have_a_price():
+    rows = {row["policy"]: row for row in talk([spec(p) for p in ("fine_moe", "on_demand", "importance")], FOLDER,
+                                               "cpu", N)}  # fmt: skip
+    for name in ("fine_moe", "on_demand"):
+        assert rows[name]["tokens_identical"]
+        assert rows[name]["perplexity_change_frac"] == 0
+    lossy = rows["importance"]
+    assert lossy["lossy"]
+    assert lossy["closed_loop_activations_changed_frac"] > 0
+    assert lossy["open_loop_gate_mass_kept"] < 1
+    assert lossy["perplexity"] != lossy["perplexity_resident"]
+
+
+def test_the_command_line_tells(capsys, tmp_path):
+    said = moesim(capsys, "validate", "--checkpoint", "mixtral-8x7b-small", "--policy", "lru", "--experts", 64, "--hw",
+                  "rtx3090", "--outputs", 3, "--device", "cpu", "--out", tmp_path / "t.json")  # fmt: skip
+    assert said.code == 0, said.err
+    assert "generates under 1 policies" in said.out
+    assert (tmp_path / "t.json").is_file()
+    missing = moesim(capsys, "validate", "--checkpoint", tmp_path, "--policy", "lru", "--hw", "l4").error
+    assert "no config.json" in missing
+    oracle = moesim(capsys, "validate", "--checkpoint", "mixtral-8x7b-small", "--policy", "belady", "--hw", "l4",
+                    "--outputs", 2, "--device", "cpu")  # fmt: skip
+    assert "reads the future" in oracle.error
