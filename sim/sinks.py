@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sim.data import replacing
+from sim.data import PART, orphans, owned_prefix, replacing, sweep
 from sim.errors import BadInput
 from sim.output import explicit, resolved, to_json
 from sim.run import execute
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sim.run import Outcome, Progress, Setup
 
 CONFIG, RESULT = "config.yaml", "result.json"
+OLD = ".old"
 FILES = frozenset({CONFIG, RESULT, *(f"{name}.parquet" for name in TABLES)})
 
 
@@ -135,13 +136,21 @@ def _execute(
 def new_folder(target: Path, force: bool) -> Iterator[Path]:
     """Yield a temporary folder beside `target` that takes its place on success; on any error nothing is left behind.
 
+    A process that is killed leaves a hidden folder, which whoever writes `target` next removes; if it was about to
+    replace a run, that one comes back first.
+
     Raises:
         BadInput: `target` exists and is not empty, unless it is a run's and `force` says to replace it.
     """
+    for left in orphans(target, OLD):
+        if not target.exists() and (left / "run").is_dir():
+            (left / "run").rename(target)
+        shutil.rmtree(left, ignore_errors=True)
     replace = _check_target(target, force)
     parent = target.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=parent))
+    sweep(target, PART)
+    part = Path(tempfile.mkdtemp(prefix=owned_prefix(target), suffix=PART, dir=parent))
     try:
         yield part
         part.chmod(0o755)
@@ -150,7 +159,7 @@ def new_folder(target: Path, force: bool) -> Iterator[Path]:
                 target.rmdir()
             part.rename(target)
             return
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=parent))
+        old = Path(tempfile.mkdtemp(prefix=owned_prefix(target), suffix=OLD, dir=parent))
         target.rename(old / "run")
         part.rename(target)
         shutil.rmtree(old)
