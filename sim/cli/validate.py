@@ -38,15 +38,18 @@ MAX_BYTES = 64 * 1024 * 1024
               help="Largest relative error of TPOT and TTFT.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Keep every comparison as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparisons as one JSON object and nothing else.")
-@click.option("--table", "tables", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
-              help="Run nothing: print the accuracy table of kept comparisons as Markdown.")  # fmt: skip
+@click.option("--table", "tables", multiple=True, metavar="NAME|FILE",
+              help="Run nothing: print the accuracy table of kept comparisons as Markdown; cpu-backend is bundled.")
 def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None, device: str | None, model: str,
             trace: str | None, precision: str | None, requests: int, batch: int, settings: tuple[str, ...],
             checkpoint: str | None, outputs: int, tolerance: float, out: Path | None, as_json: bool,
-            tables: tuple[Path, ...]) -> int:  # fmt: skip
+            tables: tuple[str, ...]) -> int:  # fmt: skip
     """Simulate and really run: predicted, measured and error of TTFT, TPOT, hits, bytes and lanes; exit 1 beyond F."""
     if tables:
-        click.echo(markdown([read(path) for path in tables]), nl=False)
+        from sim.data import bundled
+
+        kept = bundled("reports.validation", ".json")
+        click.echo(markdown([read(kept.get(name, Path(name))) for name in tables]), nl=False)
         return 0
     if not policies or hw is None:
         missing = "--policy" if not policies else "--hw"

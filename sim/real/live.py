@@ -140,7 +140,8 @@ class LiveRouting(Routing):
     @staticmethod
     def _codes(logits: Any, scale: int) -> np.ndarray:
         shares: np.ndarray = logits.float().softmax(-1).to("cpu").double().numpy()
-        return np.rint(shares * scale)
+        codes: np.ndarray = np.rint(shares * scale)
+        return codes
 
     def put_out(self, iteration: Iteration, next_ids: list[int]) -> None:
         only = iteration.ranges[0]

@@ -1,0 +1,1 @@
+"""Comparisons of simulation and measurement, as `moesim validate --out` keeps them."""
