@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from tiny_traces import tiny_trace
 
+from sim.bounds import lower_bound
 from sim.cli import main
+from sim.cli.compare import Candidate, Row, _none_ran
+from sim.cli.compare_table import verdict
+from sim.errors import BadInput, IllegalDecision
+from sim.registry import policies
 
 LEVELS = {"weights", "scores", "token_ids", "embeddings", "tasks"}
 
@@ -16,7 +22,7 @@ LEVELS = {"weights", "scores", "token_ids", "embeddings", "tasks"}
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("compare") / "t.safetensors"
-    return tiny_trace(path, 32, 8, 2, n_requests=4, prompt=4, outputs=5, levels=LEVELS)
+    return tiny_trace(path, 32, 8, 2, n_requests=4, prompt=4, outputs=4, levels=LEVELS)
 
 
 def call(capsys, *args: str) -> tuple[int, str, str]:
@@ -47,6 +53,106 @@ def test_the_verdict_names_the_fastest_system_not_a_bound(capsys, trace):
     assert code == 0
     assert out.startswith("lfu: ") and "faster than on_demand" in out.splitlines()[0]
     assert "does not fit" in out
+    line = r"^lower bound: TPOT [\d.]+ m?s for any lossless policy with this link and room$"
+    assert re.search(line, out, re.MULTILINE)
+    assert "not run" not in out
+
+
+def row(label: str, tpot_s: float, *labels: str) -> Row:
+    return Row(label, {"tpot_s": {"mean": tpot_s}, "labels": list(labels), "hw": "easy"})
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([row("a", 1.0), row("b", 1.0)], "a: 1.00 s per token on easy, exactly as fast as b"),
+        ([row("a", 1.0), row("b", 1.004)], "a: 1.00 s per token on easy, 0.4 % faster than b"),
+        ([row("a", 1.0), row("b", 1.0000003)], "a: 1.00 s per token on easy, 3e-05 % faster than b"),
+        ([row("a", 1.0), row("b", 1.0125)], "a: 1.00 s per token on easy, 1.01x faster than b"),
+        ([row("a", 1.0)], "a: 1.00 s per token on easy"),
+        ([row("o", 0.5, "oracle"), row("a", 1.0)], "a: 1.00 s per token on easy"),
+        ([row("g", 0.5, "does not fit: needs 2 GB")], "only bounds were compared"),
+        ([row("g", 0.5, "--experts 2 not applied: every expert is kept")], "only bounds were compared"),
+        ([row("c", 0.5, "lossy"), row("a", 1.0), row("b", 2.0)],
+         "a: 1.00 s per token on easy, 2.00x faster than b; a lossy one, c, takes 500 ms"),
+        ([row("a", 1.0), row("c", 1.5, "lossy"), row("b", 2.0)], "a: 1.00 s per token on easy, 2.00x faster than b"),
+        ([row("c", 0.5, "lossy"), row("d", 1.0, "lossy")], "c: 500 ms per token on easy, 2.00x faster than d"),
+    ],
+)  # fmt: skip
+def test_verdicts(rows, said):
+    assert verdict(rows) == said
+
+
+def test_all_ranks_what_can_run_and_lists_the_rest(capsys, trace):
+    args = ("--hw", "rtx3090", "--trace", str(trace), "--requests", "1", "--policy", "all", "--policy", "lru")
+    code, out, err = call(capsys, *args, "--json")
+    found = json.loads(out)
+    ran, missing = [run["as"] for run in found["runs"]], {entry["as"]: entry["reason"] for entry in found["not_run"]}
+    assert (code, err) == (0, "")
+    assert sorted([*ran, *missing]) == list(policies())
+    assert {"lru", "fine_moe", "belady"} <= set(ran)
+    assert "it needs at least 64 whole experts" in missing["emoe"]
+    assert "next_scores_1" in missing["mixtral_offloading"]
+
+
+@pytest.mark.parametrize("name", ["emoe", "mixtral_offloading"])  # found out while running, and while setting up
+def test_a_policy_that_is_named_has_to_run(capsys, trace, name):
+    args = ("--hw", "rtx3090", "--trace", str(trace), "--requests", "1", "--policy", "lru", "--policy", name)
+    code, out, err = call(capsys, *args)
+    assert (code, out) == (2, "")
+    assert name in err.splitlines()[-1]
+
+
+def test_none_can_run(capsys, trace):
+    code, out, err = call(capsys, "--hw", "rtx3091", "--trace", str(trace), "--policy", "all")
+    assert (code, out) == (2, "")
+    assert "did you mean 'rtx3090'" in err and err.count("\n") == 1
+    with pytest.raises(BadInput, match="got 2 policies: none of them can run here"):
+        _none_ran([Candidate("a", None, False), Candidate("b", None, False)], {"a": BadInput("x"), "b": BadInput("y")})
+    assert capsys.readouterr().err == "not run: a: x\nnot run: b: y\n"
+
+
+def test_a_policy_that_breaks_a_rule_is_no_success(capsys, trace, monkeypatch):
+    monkeypatch.setattr("sim.registry.policies", lambda: {"lru": policies()["lru"], "fifo": policies()["fifo"]})
+
+    def broken(self, *args):
+        raise IllegalDecision("fifo, got nonsense: a bug")
+
+    monkeypatch.setattr(policies()["fifo"], "bind", broken)
+    code, out, _ = call(capsys, "--hw", "rtx3090", "--trace", str(trace), "--policy", "all")
+    assert code == 1
+    assert out.startswith("lru: ") and out.endswith("not run: fifo: fifo, got nonsense: a bug\n")
+
+
+def test_equal_runs_are_shown_once(capsys, trace):
+    names = ("accelerate", "LRU", "lru scope=global", "on_demand", "lru", "lru scope=layer")
+    args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in names for word in ("--policy", name)))
+    code, out, err = call(capsys, *args, "--json")
+    assert code == 0
+    assert sorted(run["as"] for run in json.loads(out)["runs"]) == ["LRU", "accelerate", "lru scope=layer"]
+    assert err.splitlines() == [
+        "note: lru scope=global is the same run as LRU; it is shown once",
+        "note: on_demand is the same run as accelerate; it is shown once",
+        "note: lru is the same run as LRU; it is shown once",
+    ]
+
+
+def test_the_bound_is_worked_out_once_for_each_room(capsys, trace, monkeypatch):
+    asked = []
+
+    def counted(setup, cpu):
+        asked.append((setup.memory.expert_bytes, cpu))
+        return lower_bound(setup, cpu)
+
+    monkeypatch.setattr("sim.bounds.lower_bound", counted)
+    names = ("lru", "lfu", "fiddler", "gpu_only", "ktransformers", "belady")
+    args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in names for word in ("--policy", name)))
+    _, out, _ = call(capsys, *args, "--json", "--workers", "1")
+    assert len(asked) == len(set(asked)) == 3  # the card's room with and without its CPU, and gpu_only's
+    runs = {run["as"]: run["bound"] for run in json.loads(out)["runs"]}
+    assert runs["lru"]["tpot_s"] == runs["lfu"]["tpot_s"] == runs["belady"]["tpot_s"]
+    assert runs["lru"]["above_frac"] != runs["lfu"]["above_frac"]
+    assert runs["fiddler"]["lanes"] == runs["ktransformers"]["lanes"] == "copy + cpu"
 
 
 def test_a_row_equals_the_run_alone(capsys, trace):
@@ -67,6 +173,9 @@ def test_a_row_equals_the_run_alone(capsys, trace):
         (["--policy", "lru", "--set", "scope=layer"], "which policy's?"),
         (["--policy", "lru scope=sideways"], "not a choice"),
         (["--policy", "lru scope"], "not key=value"),
+        (["--policy", " "], "got an empty name"),
+        (["--policy", "lru", "--hw", "a6000"], "--hw, got it twice"),
+        (["--policy", "lru", "--workers", "0"], "not in the range"),
     ],
 )
 def test_refusals_are_one_line(capsys, trace, args, message):

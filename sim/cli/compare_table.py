@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sim.cli.compare import Row
 
 WIDTH = 150
-LEVEL_BELOW = 1.005  # nearer than this to 1, "1.00x faster" would be all there is to say
+SHOWN_AS_RATIO = 1.01  # below, "1.00x faster" would be all there is to say
 _LANES = {"copy": "with this link and room", "copy + cpu": "with experts on the CPU too"}
 
 
@@ -48,8 +48,8 @@ def _lead(systems: Sequence[Row]) -> str:
         ratio = speed(second.result) / speed(first.result)
         if ratio == 1.0:
             return f"{text}, exactly as fast as {second.label}"
-        more = f"{ratio:.2f}x faster than" if ratio >= LEVEL_BELOW else "less than 0.5 % faster than"
-        text += f", {more} {second.label}"
+        more = f"{ratio:.2f}x" if ratio >= SHOWN_AS_RATIO else f"{100 * (ratio - 1):.2g} %"
+        text += f", {more} faster than {second.label}"
     return text
 
 

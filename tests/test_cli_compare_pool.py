@@ -1,0 +1,86 @@
+"""`moesim compare` on several processes: the same answers, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_help import mixtral_shaped, moesim
+
+from sim.cli.compare_pool import answers
+from sim.errors import CheckFailed
+
+
+def test_the_number_of_workers_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = mixtral_shaped(tmp_path)
+    names = ("lru", "lfu scope=layer", "fiddler", "gpu_only", "perfect_prefetch")
+    args = ("compare", "--hw", "rtx3090", "--trace", trace, *(word for name in names for word in ("--policy", name)))
+
+    def timeless(said: Any) -> str:
+        runs = said.json["runs"]
+        assert len(runs) == len(names)
+        return json.dumps([{**run, "wall_s": 0} for run in runs])
+
+    one, two = (moesim(capsys, *args, "--json", "--workers", n) for n in (1, 2))
+    assert timeless(one) == timeless(two)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_call_is_answered(workers: int) -> None:
+    calls = [(pow, (2, n)) for n in range(7)]
+    assert sorted(answers(calls, workers)) == [(n, 2**n) for n in range(7)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_of_a_call_is_raised(workers: int) -> None:
+    with pytest.raises(ZeroDivisionError):
+        list(answers([(divmod, (1, 0)), (pow, (2, 2))], workers))
+    assert not multiprocessing.active_children()
+
+
+def test_a_process_that_dies_is_reported() -> None:
+    with pytest.raises(CheckFailed, match="ended without an answer"):
+        list(answers([(os._exit, (1,)), (pow, (2, 2))], 2))
+
+
+def test_whoever_stops_early_leaves_no_process() -> None:
+    began = time.monotonic()
+    with closing(answers([(pow, (2, 2)), (time.sleep, (60,)), (time.sleep, (60,))], 2)) as stream:
+        assert next(stream) == (0, 4)
+    assert not multiprocessing.active_children()
+    assert time.monotonic() - began < 45
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="process groups of POSIX")
+@pytest.mark.parametrize("after_s", [0.0, 1.5])
+def test_ctrl_c_ends_all_of_them_with_one_line(tmp_path: Path, after_s: float) -> None:
+    trace = mixtral_shaped(tmp_path, n_requests=2, prompt=5, outputs=3000)
+    named = [word for name in ("fifo", "fine_moe", "moe_infinity") for word in ("--policy", name)]
+    words = ["compare", *named, "--hw", "rtx3090", "--trace", str(trace), "--workers", "2"]
+    process = subprocess.Popen([sys.executable, "-m", "sim", *words], stdout=-1, stderr=-1, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while len(_group(process.pid)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(after_s)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the command
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout, stderr.decode().strip()) == (130, b"", "interrupted")
+    while _group(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _group(process.pid)
+
+
+def _group(pgid: int) -> list[str]:
+    """Processes of a group."""
+    listed = subprocess.run(["ps", "-eo", "pid,pgid,stat"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in listed.splitlines()[1:]]
+    return [pid for pid, group, stat in rows if group == str(pgid) and not stat.startswith("Z")]

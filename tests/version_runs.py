@@ -1,0 +1,47 @@
+"""Every policy on one trace, as one JSON object: what `test_versions.py` has each interpreter print.
+
+    python tests/version_runs.py TRACE
+
+By "policy batch gpus": the result without `wall_s`, or the message of a policy that cannot run there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from untaught import UNTAUGHT
+
+from sim.errors import MoesimError
+from sim.output import finite
+from sim.registry import policies
+from sim.run import execute, prepare
+from sim.spec import RunSpec
+
+SHAPES = ((1, 1), (2, 1), (1, 2), (2, 2))  # batch, GPUs
+
+
+def runs(trace: str) -> dict[str, Any]:
+    """Results by "policy batch gpus"."""
+    found: dict[str, Any] = {}
+    model = None
+    for name in policies():
+        for batch, gpus in SHAPES:
+            # A card with room for half of the experts, so that there is something to decide.
+            spec = RunSpec(policy=name, hw="a6000", trace=trace, model=model, batch=batch, gpus=gpus,
+                           set=UNTAUGHT.get(name, {}))  # fmt: skip
+            try:
+                setup = prepare(spec)
+                model = setup.model.id
+                result = execute(setup).result
+                setup.close()
+            except MoesimError as error:
+                found[f"{name} {batch} {gpus}"] = str(error)
+            else:
+                found[f"{name} {batch} {gpus}"] = {key: value for key, value in result.items() if key != "wall_s"}
+    return dict(finite(found))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(runs(sys.argv[1])))
