@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from policies._masked_gate import masked_top_k
 from sim.api import Assignment, Param, Policy, Steps
 from sim.decisions import Prefetch, Requeue, Serve
+from sim.errors import BadInput
 from sim.iterations import Gate, Iteration, RequestInfo
 from sim.pieces import Piece
 from sim.store import StoreSplit
@@ -83,7 +84,12 @@ class SwapMoe(Policy):
         if self.experts_per_layer is None:
             return [each + (layer < more) for layer in range(view.n_layers)]
         wanted, odd = divmod(int(self.experts_per_layer), view.n_gpus)
-        return [min(each, max(1, wanted + (gpu < odd)))] * view.n_layers
+        if max(1, wanted + (gpu < odd)) > each:
+            raise BadInput(
+                f"parameter swapmoe.experts_per_layer, got {self.experts_per_layer}: the expert budget holds {each} "
+                f"per layer on GPU {gpu}; lower it, or raise the budget"
+            )
+        return [max(1, wanted + (gpu < odd))] * view.n_layers
 
     def bind(self, view: View) -> None:
         self._room = [self._quotas(gpu, view) for gpu in range(view.n_gpus)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from cpu_bench import check_knobs, failures, replay, resident, seeded, written
 from easy_numbers import execute_easy, setup
 
 from policies._masked_gate import masked_top_k
 from policies.swapmoe import SwapMoe
+from sim.errors import BadInput
 
 
 def shares(best, second, n=4):
@@ -50,6 +52,13 @@ def test_fewer_experts_than_a_token_needs_drop_the_rest(tmp_path):
     seen = replay(SwapMoe(), path, 1)
     assert seen.log == [("gpu", 0, 2)]
     assert seen.classes("prefill") == {"hit": 1, "dropped": 1}
+
+
+def test_more_than_fits_is_refused(tmp_path):
+    path = bench(tmp_path, [(2, 1)])
+    assert resident(replay(SwapMoe(experts_per_layer=1), path, 2)) == [(0, 0)]
+    with pytest.raises(BadInput, match="got 3: the expert budget holds 2 per layer on GPU 0"):
+        replay(SwapMoe(experts_per_layer=3), path, 2)
 
 
 def test_norms_weigh_tokens(tmp_path):
