@@ -39,7 +39,7 @@ class Knobs(SimpleNamespace):
     def activation_bytes(self, n_tokens: int) -> float:
         return self.up_s
 
-    def expert(self, n_tokens: int, precision: str, frac: float) -> Price:
+    def expert(self, n_tokens: int, precision: str, frac: float, kernels_frac: float) -> Price:
         return Price(self.seconds, 0)
 
     def expert_cpu(self, n_tokens: int) -> Price:
