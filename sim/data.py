@@ -115,6 +115,14 @@ def read_text(path: Path, max_bytes: int) -> str:
         raise BadInput(f"{str(path)!r}: not a path; check the name") from None
 
 
+def mode_of(path: Path) -> int:
+    """`st_mode`; 0 where nothing has that name, or nothing can (too long, a null character)."""
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):
+        return 0
+
+
 def to_struct(data: Any, kind: type[T], where: str) -> T:
     """Convert plain data to a msgspec Struct, strictly. Raises BadInput naming the field by its path."""
     try:
@@ -160,19 +168,27 @@ def owned_prefix(target: Path) -> str:
     return f".{target.name}.{_host()}-{os.getpid()}-"
 
 
-def sweep(target: Path, suffix: str) -> None:
-    """Remove what killed processes left beside `target` under such names, now that somebody writes it again.
+def orphans(target: Path, suffix: str) -> list[Path]:
+    """What killed processes of this machine left beside `target` under such names.
 
-    What belongs to a living process or to another machine stays, and so does everything on Windows, where asking
-    whether a process lives takes more than a signal.
+    What belongs to a living process or to another machine is none, and on Windows, where asking whether a process lives
+    takes more than a signal, nothing is.
     """
+    found = []
     for left in target.parent.glob(f".{glob.escape(target.name)}.{_host()}-*{suffix}"):
         owner = left.name.removesuffix(suffix).split("-")[-2]
         if owner.isdecimal() and not _alive(int(owner)):
-            if left.is_dir() and not left.is_symlink():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
+            found.append(left)
+    return found
+
+
+def sweep(target: Path, suffix: str) -> None:
+    """Remove the orphans, now that somebody writes `target` again."""
+    for left in orphans(target, suffix):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 @cache

@@ -115,7 +115,7 @@ def _check(model: Model, where: str) -> None:
     require(
         model.n_heads % model.n_kv_heads == 0,
         f"n_kv_heads, got {model.n_kv_heads}",
-        f"must divide n_heads, {model.n_heads}",
+        f"must divide n_heads, {model.n_heads}; correct one of the two",
     )
     require(
         model.native_precision in BITS_PER_PARAM,
@@ -128,6 +128,6 @@ def _check_layers(dense: tuple[int, ...], n_layers: int, field: str, require: An
     require(
         len(set(dense)) == len(dense) and all(layer < n_layers for layer in dense),
         f"{field}, got {list(dense)}",
-        f"distinct layer numbers below {n_layers}",
+        f"distinct layer numbers below {n_layers}; correct the list",
     )
-    require(len(dense) < n_layers or field != "dense_layers", field, "at least one layer must hold experts")
+    require(len(dense) < n_layers or field != "dense_layers", field, "at least one layer must hold experts; shorten it")

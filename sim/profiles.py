@@ -6,9 +6,10 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any, TypeVar
 
-from sim.data import MAX_JSON_BYTES, bundled, read_text, read_yaml, to_struct
+from sim.data import MAX_JSON_BYTES, bundled, mode_of, read_text, read_yaml, to_struct
 from sim.errors import BadInput, did_you_mean
 from sim.quantity import explain
 
@@ -25,9 +26,9 @@ def find(package: str, what: str, name_or_path: str) -> Path:
     if name_or_path in files:
         return files[name_or_path]
     path = Path(name_or_path)
-    if path.suffix in (".yaml", ".yml", ".json") or path.is_dir():
-        path = path / "config.json" if path.is_dir() else path
-        if not path.is_file():
+    if path.suffix in (".yaml", ".yml", ".json") or S_ISDIR(mode_of(path)):
+        path = path / "config.json" if S_ISDIR(mode_of(path)) else path
+        if not S_ISREG(mode_of(path)):
             raise BadInput(f"{what}, got {name_or_path!r}: no such file; check the path")
         return path
     plain = {_plain(stem): file for stem, file in files.items()}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sim.data import mode_of
 from sim.errors import BadInput, did_you_mean
 from sim.units import show_bytes
 from traces.format import SUFFIX
@@ -32,7 +33,7 @@ def resolve(name: str | Path) -> Path:
     if str(name) in known:
         return known[str(name)]
     path = Path(name)
-    if path.exists():
+    if mode_of(path):
         return path
     hint = did_you_mean(str(name), known) if known else "no traces are bundled; give the path of a file"
     raise BadInput(f"trace, got {str(name)!r}: no bundled trace and no file of that name; {hint}")

@@ -15,9 +15,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from sim.data import owned_prefix, sweep
 from sim.errors import BadInput
 from traces.format import MAX_EXPERTS, MAX_LAYERS, Array
 
+_SUFFIX = ".spool"
 _BUFFERED = 4096  # records or tokens that wait in memory
 _MAX_LAYER = 65_535  # a layer's number in its source; how many there are is another matter
 UNKNOWN, PREFILL, DECODE = -1, 0, 1
@@ -32,7 +34,8 @@ class Spool:
 
     def __init__(self, beside: Path) -> None:
         try:
-            self.folder = Path(tempfile.mkdtemp(prefix=f".{beside.name[:100]}.", suffix=".spool", dir=beside.parent))
+            sweep(beside, _SUFFIX)
+            self.folder = Path(tempfile.mkdtemp(prefix=owned_prefix(beside), suffix=_SUFFIX, dir=beside.parent))
         except OSError as error:
             raise BadInput(
                 f"{beside}: {error.strerror or 'cannot be written'}; create the folder, or choose another"
