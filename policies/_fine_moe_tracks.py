@@ -60,7 +60,7 @@ class MapTrack:
         self._distance = distance
         self._paths: list[Trajectory] = []
         self._embeddings: list[Floats] = []
-        self._maps: list[list[Floats]] = []
+        self._alike: list[Floats] = []  # the answers of this iteration's semantic search
 
     @property
     def n_stored(self) -> int:
@@ -78,39 +78,38 @@ class MapTrack:
     def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
         self._paths = [Trajectory(self.store) for _ in iteration.ranges]
         self._embeddings = self._per_range(iteration, view.embeddings())
-        self._maps = [[] for _ in iteration.ranges]
+        self._alike = []
         self._blind = self.store.n_maps == 0 or (self._last and iteration.phase == PREFILL)
         if self._blind or not self._semantic:
             return {}
-        scores = [self.store.semantic(embedding) for embedding in self._embeddings]
-        best = [int(found.argmax()) for found in scores]
+        self._alike = [self.store.semantic(embedding) for embedding in self._embeddings]
+        best = [int(found.argmax()) for found in self._alike]
         return {
-            layer: [self._found(layer, found, at) for found, at in zip(scores, best, strict=True)]
+            layer: [self._found(layer, at, float(found[at])) for found, at in zip(self._alike, best, strict=True)]
             for layer in range(self._distance)
         }
 
     def step(self, gate: Gate, target: int) -> list[Found]:
         scores, at = gate.scores, 0
-        for path, r, rows in zip(self._paths, gate.iteration.ranges, self._maps, strict=True):
+        for path, r in zip(self._paths, gate.iteration.ranges, strict=True):
             n = r.stop_row - r.start_row
-            row = scores[at] if n == 1 else np.rint(scores[at : at + n].mean(axis=0))
-            path.observe(row)
-            rows.append(row)
+            path.observe(scores[at] if n == 1 else np.rint(scores[at : at + n].mean(axis=0)))
             at += n
         if self._blind or target >= self.store.n_layers:
             return []
-        alike = [path.similarities() for path in self._paths]
-        return [self._found(target, found, int(found.argmax())) for found in alike]
+        return [self._found(target, *path.nearest()) for path in self._paths]
 
-    def _found(self, layer: int, scores: Floats, best: int) -> Found:
-        return Found(self.store.maps[layer, :, best], float(scores[best]))
+    def _found(self, layer: int, slot: int, similarity: float) -> Found:
+        return Found(self.store.maps[layer, :, slot], similarity)
 
     def end(self, iteration: Iteration) -> None:
         """Section 4.4: the new maps join the store."""
         # In a batch the first newcomer may change the store the others were compared with: they compare again.
-        known = self._paths[0].similarities() if len(self._paths) == 1 and self.store.n_maps else None
-        for embedding, rows in zip(self._embeddings, self._maps, strict=True):
-            self.store.add(np.stack(rows), embedding, known)
+        alone = len(self._paths) == 1 and self.store.n_maps > 0
+        trajectory = self._paths[0].similarities() if alone else None
+        semantic = self._alike[0] if alone and self._alike else None
+        for embedding, path in zip(self._embeddings, self._paths, strict=True):
+            self.store.add(np.stack(path.rows), embedding, trajectory, semantic)
 
     def request_end(self, request: RequestInfo) -> None:
         """Maps outlive their request."""

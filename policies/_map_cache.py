@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable
 
 import numpy as np
@@ -13,9 +14,22 @@ from sim.view import View
 
 Floats = NDArray[np.float64]
 
+HELD, UNUSED, AIMED = 1, 2, 4  # here or on its way; prefetched, not used yet; predicted for a layer still to come
+
+
+class Numbers:
+    """A row of floats that Python reads one by one (`at`) and numpy all at once (`all`); the memory is shared."""
+
+    __slots__ = ("all", "at", "of_layer")
+
+    def __init__(self, value: float, n_experts: int, n_layers: int) -> None:
+        self.at = array("d", [value]) * (n_experts * n_layers)
+        self.all: Floats = np.frombuffer(self.at, dtype=np.float64)
+        self.of_layer: list[Floats] = [self.all[layer::n_layers] for layer in range(n_layers)]
+
 
 class MapCache:
-    """Eviction state of all experts as arrays over `expert * n_layers + layer`.
+    """Eviction state of all experts as rows over `expert * n_layers + layer`.
 
     argmin then breaks ties by lowest expert, then lowest layer. Highest 1 / (p * freq) is evicted first, that is least
     p * freq. The paper leaves open what protects an expert that was prefetched and has freq = 0. Text (`paper`): its
@@ -26,82 +40,92 @@ class MapCache:
     """
 
     def __init__(self, view: View, rule: str, variant: str) -> None:
-        n = view.n_experts * view.n_layers
-        self._rule, self._variant, self._n_layers = rule, variant, view.n_layers
-        self._probability = np.full(n, 1.0 / view.n_experts)  # of the map searched last for the layer
-        self._visits = np.zeros(n)
-        self._worth = np.zeros(n)  # what the rule ranks by, whoever holds the expert
-        self._held = [bytearray(n) for _ in range(view.n_gpus)]
-        self._unused = bytearray(n)  # prefetched, not used yet
-        self._aimed = bytearray(n)  # predicted for a layer still to come
-        self._rank = [np.full(n, math.inf) for _ in range(view.n_gpus)]  # worth where an expert may go, else infinity
+        n_experts, self._n_layers = view.n_experts, view.n_layers
+        self._rule, self._variant = rule, variant
+        self._free = {HELD} if variant == "paper" else {HELD, HELD | AIMED}  # states in which an expert may go
+        self._pieces = [view.piece(layer, expert) for expert in range(n_experts) for layer in range(self._n_layers)]
+        self._gpu = np.array([piece.gpu for piece in self._pieces])
+        self._state = bytearray(len(self._pieces))
+        # Of the map searched last for the layer, by layer and expert.
+        self._probability = [[1.0 / n_experts] * n_experts for _ in range(self._n_layers)]
+
+        def row(value: float) -> Numbers:
+            return Numbers(value, n_experts, self._n_layers)
+
+        self._visits = row(0.0)
+        self._worth = row(0.0)  # what the rule ranks by, whoever holds the expert
+        self._bar = [row(math.inf) for _ in range(view.n_gpus)]  # 0 where an expert may go, else infinity
+        self._rank = [row(math.inf) for _ in range(view.n_gpus)]  # their sum
         self._clock = 0
 
     def used(self, piece: Piece) -> None:
         """An access counts as a visit, hit or miss; visits are never reset (release 2)."""
-        at = self._at(piece)
+        at = piece.expert * self._n_layers + piece.layer
         self._clock += 1
-        visits = self._visits[at] = self._visits[at] + 1.0
+        visits = self._visits.at[at] + 1.0
+        self._visits.at[at] = visits
         if self._rule == "fine_moe":
-            self._worth[at] = self._probability[at] * visits
+            self._worth.at[at] = self._probability[piece.layer][piece.expert] * visits
         else:
-            self._worth[at] = self._clock if self._rule == "lru" else visits
-        self._unused[at] = False
-        self._held[piece.gpu][at] = True
-        self._bar(piece.gpu, at)
+            self._worth.at[at] = self._clock if self._rule == "lru" else visits
+        self._state[at] = (self._state[at] | HELD) & ~UNUSED
+        self._judge(piece.gpu, at)
 
     def placed(self, piece: Piece) -> None:
         """A prefetch has taken its room."""
-        at = self._at(piece)
-        self._held[piece.gpu][at] = self._unused[at] = True
-        self._rank[piece.gpu][at] = math.inf
+        at = piece.expert * self._n_layers + piece.layer
+        self._state[at] |= HELD | UNUSED
+        self._bar[piece.gpu].at[at] = self._rank[piece.gpu].at[at] = math.inf
 
     def evicted(self, piece: Piece) -> None:
-        at = self._at(piece)
-        self._held[piece.gpu][at] = self._unused[at] = False
-        self._rank[piece.gpu][at] = math.inf
+        at = piece.expert * self._n_layers + piece.layer
+        self._state[at] &= AIMED
+        self._bar[piece.gpu].at[at] = self._rank[piece.gpu].at[at] = math.inf
 
     def aim(self, pieces: Iterable[Piece], wanted: bool) -> None:
         """Predictions made, or layers passed."""
+        states = self._state
         for piece in pieces:
-            at = self._at(piece)
-            self._aimed[at] = wanted
-            self._bar(piece.gpu, at)
+            at = piece.expert * self._n_layers + piece.layer
+            if wanted:
+                states[at] |= AIMED
+            else:
+                states[at] &= ~AIMED
+            if states[at] & HELD:
+                self._judge(piece.gpu, at)
 
-    def believe(self, layer: int, probability: Floats) -> None:
-        """A search has said how probable the layer's experts are [E]."""
-        one_layer = slice(layer, None, self._n_layers)
-        self._probability[one_layer] = probability
+    def _judge(self, gpu: int, at: int) -> None:
+        """Whether a held expert may go."""
+        bar = 0.0 if self._state[at] in self._free else math.inf
+        self._bar[gpu].at[at] = bar
+        self._rank[gpu].at[at] = self._worth.at[at] + bar
+
+    def believe(self, layer: int, probability: Floats) -> list[float]:
+        """A search has said how probable the layer's experts are [E]; returns the same as a list."""
+        likely: list[float] = probability.tolist()
+        self._probability[layer] = likely
         if self._rule == "fine_moe":
-            worth = self._worth[one_layer] = probability * self._visits[one_layer]
-            for rank in self._rank:
-                ranks = rank[one_layer]
-                np.copyto(ranks, worth, where=ranks < math.inf)
-
-    def _at(self, piece: Piece) -> int:
-        return piece.expert * self._n_layers + piece.layer
-
-    def _bar(self, gpu: int, at: int) -> None:
-        safe = not self._held[gpu][at] or self._unused[at] or (self._variant == "paper" and self._aimed[at])
-        self._rank[gpu][at] = math.inf if safe else self._worth[at]
+            worth = self._worth.of_layer[layer]
+            np.multiply(probability, self._visits.of_layer[layer], out=worth)
+            for bar, rank in zip(self._bar, self._rank, strict=True):
+                np.add(worth, bar.of_layer[layer], out=rank.of_layer[layer])
+        return likely
 
     def victim(self, gpu: int, speculative: bool, view: View) -> Piece | None:
         """The piece to go; None when nothing may."""
         if self._variant == "paper" or speculative:
-            found = self._least(self._rank[gpu], view)
+            found = self._least(self._rank[gpu].all, view)
             if found is not None or speculative:
                 return found
-        held = np.frombuffer(self._held[gpu], dtype=np.bool_)
-        return self._least(np.where(held, self._worth, math.inf), view)
+        held = (np.frombuffer(self._state, dtype=np.uint8) & HELD != 0) & (self._gpu == gpu)
+        return self._least(np.where(held, self._worth.all, math.inf), view)
 
     def _least(self, rank: Floats, view: View) -> Piece | None:
         """The lowest rank among those that the running layer does not need."""
         at = int(rank.argmin())
-        expert, layer = divmod(at, self._n_layers)
-        if layer == view.layer and (owed := view.owed()):
+        if not view.evictable(self._pieces[at]):
             rank = rank.copy()
-            for needed in owed:
-                rank[needed * self._n_layers + layer] = math.inf
+            for needed in view.owed():
+                rank[needed * self._n_layers + view.layer] = math.inf
             at = int(rank.argmin())
-            expert, layer = divmod(at, self._n_layers)
-        return view.piece(layer, expert) if rank[at] < math.inf else None
+        return self._pieces[at] if rank[at] < math.inf else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies._expert_maps import select
+from policies._expert_maps import Floats, select
 from policies._fine_moe_tracks import CountTrack, Found, GateTrack, MapTrack, Track
 from policies._map_cache import MapCache
 from sim.api import Param, Policy, Steps
@@ -82,6 +82,7 @@ class FineMoe(Policy):
         self.settings["distance"] = self._d
         self._track = self._tracking(view)
         self._cache = MapCache(view, self.evict, self.variant)
+        self._cpu_bytes_per_s = view.prices.cpu_bytes_per_s
         self._ahead: dict[int, dict[Piece, float]] = {}  # predicted pieces of layers still to come -> probability
         self._needed = self._named = self._right = self._searches = 0
 
@@ -102,7 +103,7 @@ class FineMoe(Policy):
         self._pass(view.n_layers)
         found = self._track.start(iteration, view)
         if found:
-            ticket = yield self._search(self._track.start_values(), view)
+            ticket = yield self._search(self._track.start_values())
             for layer, rows in found.items():
                 self._predict(layer, rows, view)
             yield from self._requeue(-1, (ticket,), view)
@@ -114,7 +115,7 @@ class FineMoe(Policy):
         found = self._track.step(gate, target)
         tickets: tuple[Ticket, ...] = ()
         if found:
-            ticket = yield self._search(self._track.step_values(gate), view)
+            ticket = yield self._search(self._track.step_values(gate))
             tickets = (ticket,)
             self._predict(target, found, view)
         yield from self._requeue(gate.layer, tickets, view)
@@ -124,30 +125,32 @@ class FineMoe(Policy):
         self._track.end(iteration)
         n_values = self._track.end_values()
         if n_values:
-            yield self._search(n_values, view)
+            yield self._search(n_values)
 
     def request_end(self, request: RequestInfo, view: View) -> None:
         self._track.request_end(request)
 
-    def _search(self, n_values: int, view: View) -> Predict:
+    def _search(self, n_values: int) -> Predict:
         """Compare `n_values` fp32 numbers with every stored map, streamed once from host memory."""
         self._searches += 1
-        duration_s = self.search_overhead_s + self._track.n_stored * n_values * 4 / view.prices.cpu_bytes_per_s
+        duration_s = self.search_overhead_s + self._track.n_stored * n_values * 4 / self._cpu_bytes_per_s
         return Predict(duration_s, "side", blocking=not self.asynchronous)
 
     def _predict(self, layer: int, found: list[Found], view: View) -> None:
         """Equations 6 to 8 for every sequence; a batch takes the union of the sets and the larger probability."""
-        probability = np.zeros(view.n_experts)
+        probability: Floats | None = None
         chosen: dict[int, None] = {}
         for row, similarity in found:
-            total = row.sum()
+            scores = row.tolist()  # so few numbers are handled faster one by one
+            total = sum(scores)
             if total <= 0:
                 continue
-            probability = np.maximum(probability, row / total)
-            for expert in select(row, similarity, view.top_k, self.track == "map_tsd"):
+            shares = row / total
+            probability = shares if probability is None else np.maximum(probability, shares)
+            for expert in select(scores, similarity, view.top_k, self.track == "map_tsd"):
                 chosen[expert] = None
-        self._cache.believe(layer, probability)
-        aimed = self._ahead[layer] = {view.piece(layer, expert): float(probability[expert]) for expert in chosen}
+        likely = self._cache.believe(layer, np.zeros(view.n_experts) if probability is None else probability)
+        aimed = self._ahead[layer] = {view.piece(layer, expert): likely[expert] for expert in chosen}
         self._cache.aim(aimed, True)
 
     def _pass(self, now: int) -> None:
@@ -159,16 +162,13 @@ class FineMoe(Policy):
         """Section 4.5: PRI = p / (l - l_now), rewritten as the pass moves on; passed layers are dropped."""
         self._pass(now)
         yield DropQueue(up_to_layer=now)
-        target = now + self._d if now >= 0 else None
-        yield Requeue(
-            tuple(
-                # Only what this search found waits for it; older predictions are there already.
-                Prefetch(piece, p / (layer - now), tickets if target in (None, layer) else ())
-                for layer, aimed in self._ahead.items()
-                for piece, p in aimed.items()
-                if not view.holds(piece)
-            )
-        )
+        holds = view.holds
+        wanted = []
+        for layer, aimed in self._ahead.items():
+            # Only what this search found waits for it; older predictions are there already.
+            after = tickets if now < 0 or layer == now + self._d else ()
+            wanted += [Prefetch(piece, p / (layer - now), after) for piece, p in aimed.items() if not holds(piece)]
+        yield Requeue(tuple(wanted))
 
     # -- caching (section 4.5) --------------------------------------------------------------------------------------
 
@@ -187,11 +187,11 @@ class FineMoe(Policy):
     # -- figures of its own -----------------------------------------------------------------------------------------
 
     def _count_right(self, gate: Gate) -> None:
-        predicted = {piece.expert for piece in self._ahead.get(gate.layer, ())}
-        if predicted:
+        aimed = self._ahead.get(gate.layer)
+        if aimed:
             self._needed += len(gate.needs)
-            self._named += len(predicted)
-            self._right += sum(expert in predicted for expert in gate.needs)
+            self._named += len(aimed)
+            self._right += len(gate.needs.keys() & {piece.expert for piece in aimed})
 
     def stats(self) -> dict[str, float]:
         """predicted_frac: share of the chosen experts that were predicted; right_frac: of the predicted, chosen."""
