@@ -83,7 +83,7 @@ class Cache:
             raise IllegalDecision(f"{origin} of {piece}: it is resident; run it, or evict it first")
         gpu = piece.gpu
         used_bytes = self.used_bytes[gpu] + piece.n_bytes
-        if not self.fits(piece):
+        if used_bytes > self.budget_bytes[gpu] or (self._layer_budget is not None and not self.fits(piece)):
             raise IllegalDecision(
                 f"{origin} of {piece}: {used_bytes} bytes would exceed the expert budget of "
                 f"{self.budget_bytes[gpu]} on GPU {gpu} or its layer's share; evict first, or answer `victim`"

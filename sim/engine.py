@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from sim.api import overrides
-from sim.cache import PREFETCHED, Cache, Entry
+from sim.cache import PREFETCHED, Cache
 from sim.decisions import (
     Cancel,
     DropQueue,
@@ -67,14 +68,16 @@ class Engine(Transfers):
         """Apply a hook's decisions in order; a generator receives each decision's ticket."""
         if decisions is None:
             return
-        if isinstance(decisions, Generator):
+        if isinstance(decisions, GeneratorType):
             answer: Any = None
+            say, does = decisions.send, self._does
             while True:
                 try:
-                    decision = decisions.send(answer)
+                    decision = say(answer)
                 except StopIteration:
                     return
-                answer = self.apply(decision)
+                do = does.get(type(decision), self.apply)
+                answer = do(decision)
         for decision in decisions:
             self.apply(decision)
 
@@ -122,7 +125,7 @@ class Engine(Transfers):
 
     def serve(self, gate: Gate) -> None:
         """Serve one layer whose gate has spoken: classify, let the policy decide, check that nothing is owed."""
-        self.unrun = dict(gate.needs)
+        self.unrun = gate.needs.copy()
         self._lower = gate.precision
         classes = self._classify(gate)
         if self._own_gate:
@@ -155,7 +158,7 @@ class Engine(Transfers):
             entry = entries.get(piece)
             if entry is not None:
                 arrival = entry.arrival
-                if arrival is None or (UNKNOWN_S < arrival.end_s <= now_s) or self.machine.ended(arrival):
+                if arrival is None or UNKNOWN_S < arrival.end_s <= now_s or self.machine.ended(arrival):
                     classes[expert] = HIT
                     if not entry.used and entry.origin == PREFETCHED:
                         counts.prefetched += 1
@@ -197,7 +200,8 @@ class Engine(Transfers):
                 missing.append(piece)
                 continue
             residents.append(expert)
-            self._promote(entry)
+            if entry.arrival is not None and entry.arrival.end_s == UNKNOWN_S:
+                self._promote(entry)
             policy.accessed(piece, True, view)
         later: list[Piece] = []
         fetched: list[Piece] = []
@@ -228,27 +232,23 @@ class Engine(Transfers):
         enough = [entry] if entry is not None else self.cache.sufficient(whole, self._lower.get(expert))
         if enough is None:
             raise IllegalDecision(f"RunGpu({expert}): layer {self.layer}'s expert is not on the GPU; Fetch it first")
+        machine, tally = self.machine, self.tally
         for used in enough:
-            ticket = self._compute(used, n_tokens, after)
+            arrival = used.arrival
+            ticket = machine.expert(used.piece, n_tokens, after if arrival is None else (arrival, *after))
+            used.last_use = ticket
+            if not used.used:
+                tally.used(used)
         if entry is None and any(used.piece.precision != whole.precision for used in enough):
-            self.tally.loss.lowered += n_tokens
+            tally.loss.lowered += n_tokens
         del self.unrun[expert]
-        self.tally.n_executed += n_tokens
+        tally.n_executed += n_tokens
         if self.log:
             self.log("gpu", self.layer, expert)
         if self._own_expert_done:
             self.obey(self.policy.expert_done(self.layer, expert, self.view))
         if self.polls:
             self.poll()
-        return ticket
-
-    def _compute(self, entry: Entry, n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
-        if entry.arrival is not None:
-            after = (entry.arrival, *after)
-        ticket = self.machine.expert(entry.piece, n_tokens, after)
-        entry.last_use = ticket
-        if not entry.used:
-            self.tally.used(entry)
         return ticket
 
     def run_cpu(self, expert: int, join_layer: int | None = None) -> Ticket:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from sim.copy_lane import Copy
 from sim.fluid_clock import Clock
 from sim.fluid_lanes import FluidLink, FluidPool, FluidStream
-from sim.lanes import IDLE, Copy, Spans
+from sim.lanes import IDLE, Spans
 from sim.machine import DEMAND, Ticket
 from sim.sim_machine import SimMachine
 

@@ -9,8 +9,9 @@ from functools import partial
 
 from simpy.events import Event, EventPriority
 
+from sim.copy_lane import Copy, CopyLane
 from sim.fluid_clock import ENDS, STARTS, Clock, Flow
-from sim.lanes import CPU, HOST, Copy, CopyLane, Launched, SerialLane, Stream
+from sim.lanes import CPU, HOST, Launched, SerialLane, Stream
 from sim.machine import DEMAND, Ticket
 
 

@@ -183,10 +183,11 @@ class Arrays:
         self._cache.clear()
 
     def _get(self, key: str, read: Callable[[int, int], np.ndarray]) -> np.ndarray:
-        if key not in self._cache:
+        found = self._cache.get(key)
+        if found is None:
             assert self._iteration is not None
-            self._cache[key] = np.asarray(self._iteration.gather(read))  # plain: slices of memory maps are slow
-        return self._cache[key]
+            found = self._cache[key] = np.asarray(self._iteration.gather(read))  # plain: slices of maps are slow
+        return found
 
     def scores(self) -> np.ndarray:
         return self._get("scores", self.trace.scores)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from sim.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE, Copy, CopyLane, SerialLane, Spans, Stream
+from sim.copy_lane import Copy, CopyLane
+from sim.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE, SerialLane, Spans, Stream
 from sim.machine import DEMAND, UNKNOWN_S, Ticket
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class SimMachine:
         for up in (*self.up, self.back):
             up.spans = spans
             up.report = report_copies and up is not self.back
-            up.on_served = self._progress
+            up.on_served = self._progress if n_gpus > 1 else self.streams[0].progress
         self.d2h_bytes = 0
         self.written_back_bytes = 0
         self.gpu_s = [0.0] * len(cost.rests_on)  # busy seconds of compute streams by the quantity they rest on
@@ -200,9 +201,12 @@ class SimMachine:
             begun_s = now_s - cost.copy_launch_s
             self.spans("host", "launch copy", piece.layer, piece.expert, 0, piece.n_bytes, begun_s, now_s)
         op = "demand" if priority == DEMAND else "prefetch"
-        copy = Copy(op, piece.layer, piece.expert, piece.n_bytes, cost.copy_s(piece.n_bytes), priority, now_s, after)
+        n_bytes = piece.n_bytes
+        copy = Copy(op, piece.layer, piece.expert, n_bytes, cost.copy_s(n_bytes), priority, now_s, after)
         copy.piece = piece
-        self._submit(piece.gpu, copy)
+        if len(self.links) > 1:
+            self._advance()
+        self.links[piece.gpu].submit(copy, now_s)
         return copy
 
     def copy_back(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket:
@@ -228,6 +232,8 @@ class SimMachine:
 
     def cancel(self, ticket: Ticket) -> bool:
         assert isinstance(ticket, Copy)
+        if ticket.end_s != UNKNOWN_S:
+            return False
         self._advance()
         return any(lane.cancel(ticket, self.host_s) for lane in self.up)
 
@@ -244,6 +250,8 @@ class SimMachine:
         """True when a copy has completed by the host's clock."""
         end_s = ticket.end_s
         if end_s == UNKNOWN_S:
+            if len(self.links) == 1 and self.up[0].free_s >= self.host_s:
+                return False  # busy until now with what started before
             self._advance()
             end_s = ticket.end_s
         return UNKNOWN_S < end_s <= self.host_s

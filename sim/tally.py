@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -57,7 +56,7 @@ class PrefetchTally:
         self.n_issued = self.n_cancelled = self.n_dropped = 0
         self.issued_bytes = self.cancelled_bytes = 0
         self._open: dict[Piece, Prefetched] = {}
-        self._evicted_for: dict[Piece, list[Prefetched]] = {}
+        self._evicted_for: dict[Piece, Prefetched] = {}  # who is gone -> the prefetch that took the room
 
     def issue(self, piece: Piece, victims: list[Piece]) -> None:
         """A speculative copy has taken its room, evicting `victims`."""
@@ -65,7 +64,7 @@ class PrefetchTally:
         self.n_issued += 1
         self.issued_bytes += piece.n_bytes
         for victim in victims:
-            self._evicted_for.setdefault(victim, []).append(record)
+            self._evicted_for[victim] = record
 
     def asked_while_late(self, piece: Piece) -> None:
         """The gate asked for a prefetched piece that is still under way."""
@@ -75,10 +74,10 @@ class PrefetchTally:
 
     def asked_but_absent(self, piece: Piece) -> None:
         """The gate asked for a piece that is not resident: whoever evicted it for speculation did harm."""
-        for record in self._evicted_for.pop(piece, ()):
-            if record.open and not record.harmful:
-                record.harmful = True
-                self._count("harmful", record)
+        record = self._evicted_for.pop(piece, None)
+        if record is not None and record.open and not record.harmful:
+            record.harmful = True
+            self._count("harmful", record)
 
     def used(self, piece: Piece) -> None:
         """First use of a prefetched piece."""
@@ -107,10 +106,9 @@ class PrefetchTally:
         for piece in list(self._open):
             self.gone(piece)
 
-    def forget(self, pieces: Iterable[Piece]) -> None:
-        """These pieces are resident again: their eviction can harm nobody any more."""
-        for piece in pieces:
-            self._evicted_for.pop(piece, None)
+    def forget(self, piece: Piece) -> None:
+        """The piece is resident again: its eviction can harm nobody any more."""
+        self._evicted_for.pop(piece, None)
 
     def _count(self, kind: str, record: Prefetched) -> None:
         self.n[kind] += 1

@@ -47,6 +47,8 @@ class Transfers:
         self._tells_placed = overrides(policy, "placed")
         self._own_copy_done = overrides(policy, "copy_done")
         self.polls = False
+        self._depth: int | None = None
+        self._checked_s = -1.0  # when it was last asked which speculative copies have ended
 
     if TYPE_CHECKING:
 
@@ -56,7 +58,8 @@ class Transfers:
     def start(self) -> None:
         """Take over what binding the policy has settled: the cache's budgets, and whether polling is needed."""
         self._clean_bytes = list(self.cache.budget_bytes)
-        self.polls = self._own_copy_done or self.policy.prefetch_depth is not None
+        self._depth = self.policy.prefetch_depth
+        self.polls = self._own_copy_done or self._depth is not None
         if self.polls:
             self._needs_timing("copy_done and prefetch_depth")
 
@@ -123,8 +126,8 @@ class Transfers:
 
     def _make_room(self, piece: Piece, speculative: bool) -> list[Piece] | None:
         """Evict what the policy names until the piece fits; None when it refuses. Returns the victims."""
-        victims: list[Piece] = []
-        while not self.cache.fits(piece):
+        fits, victims = self.cache.fits, []
+        while not fits(piece):
             victim = self.policy.victim(piece, speculative, self.view)
             if victim is None:
                 return None
@@ -135,16 +138,16 @@ class Transfers:
     def _take_room(self, piece: Piece) -> tuple[Ticket, ...]:
         """Computations that must end before the piece's room can be overwritten."""
         gpu, now_s = piece.gpu, self.machine.now_s
-        freed = self._freed[gpu]
-        while freed and freed[0][1].end_s != UNKNOWN_S and freed[0][1].end_s <= now_s:
-            self._clean_bytes[gpu] += freed.popleft()[0]
-        waits: list[Ticket] = []
-        while self._clean_bytes[gpu] < piece.n_bytes and freed:
+        freed, clean_bytes = self._freed[gpu], self._clean_bytes[gpu]
+        while freed and UNKNOWN_S < freed[0][1].end_s <= now_s:
+            clean_bytes += freed.popleft()[0]
+        waits: tuple[Ticket, ...] = ()
+        while clean_bytes < piece.n_bytes and freed:
             n_bytes, ticket = freed.popleft()
-            self._clean_bytes[gpu] += n_bytes
-            waits.append(ticket)
-        self._clean_bytes[gpu] -= piece.n_bytes
-        return tuple(waits)
+            clean_bytes += n_bytes
+            waits = (*waits, ticket)
+        self._clean_bytes[gpu] = clean_bytes - piece.n_bytes
+        return waits
 
     # -- copies -----------------------------------------------------------------------------------------------------
 
@@ -173,7 +176,7 @@ class Transfers:
         ticket = self.machine.copy(piece, DEMAND, waits + after if after else waits)
         self.cache.add(piece, ticket, DEMANDED)
         if self.tally.prefetch.n_issued:
-            self.tally.prefetch.forget((piece,))
+            self.tally.prefetch.forget(piece)
         self.tally.n_demand += 1
         self.tally.demand_bytes += piece.n_bytes
         if self.log:
@@ -184,7 +187,7 @@ class Transfers:
         """Ask for a speculative copy; a piece already there or on its way is left alone."""
         if piece in self.cache.entries:
             return None
-        if self.policy.prefetch_depth is not None:
+        if self._depth is not None:
             self.queue.push(piece, priority, after)
             self.pump()
             return None
@@ -192,13 +195,9 @@ class Transfers:
 
     def requeue(self, wanted: tuple[Prefetch, ...]) -> None:
         """Replace the policy's queue and keep the copy engine fed."""
-        if self.policy.prefetch_depth is None:
+        if self._depth is None:
             raise IllegalDecision(f"Requeue of {self.policy.name}: it has no queue; declare a prefetch_depth")
-        self.queue.drop(None)
-        entries, push = self.cache.entries, self.queue.push
-        for piece, priority, after in wanted:
-            if piece not in entries:
-                push(piece, priority, after)
+        self.queue.replace(wanted, but=self.cache.entries)
         self.pump()
 
     def _hand_over(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket | None:
@@ -206,7 +205,7 @@ class Transfers:
         if victims is None:
             self.tally.prefetch.n_dropped += 1
             return None
-        self.tally.prefetch.forget((piece,))
+        self.tally.prefetch.forget(piece)
         waits = self._take_room(piece)
         ticket = self.machine.copy(piece, SPECULATIVE, waits + after if after else waits)
         self.cache.add(piece, ticket, PREFETCHED).room_after = waits
@@ -220,12 +219,16 @@ class Transfers:
 
     def pump(self) -> None:
         """Hand queued prefetches to the copy engine, as many as the policy's depth allows."""
-        depth = self.policy.prefetch_depth
-        if depth is None or not self.queue:
+        depth, flying = self._depth, self._speculative
+        if depth is None or not self.queue.waiting:
             return
-        if len(self._speculative) >= depth:
+        if len(flying) >= depth:
+            now_s = self.machine.now_s
+            if now_s == self._checked_s:
+                return  # no time has passed, and a copy takes some
+            self._checked_s = now_s
             self._forget_ended()
-        while len(self._speculative) < depth:
+        while len(flying) < depth:
             item = self.queue.pop()
             if item is None:
                 return
@@ -234,11 +237,12 @@ class Transfers:
                 self._hand_over(piece, after)
 
     def _forget_ended(self) -> None:
-        flying = self._speculative
-        if not flying:
-            return
-        ended = self.machine.ended
-        over = [piece for piece, ticket in flying.items() if ended(ticket)]
+        flying, machine = self._speculative, self.machine
+        now_s, over = machine.now_s, []
+        for piece, ticket in flying.items():
+            end_s = ticket.end_s
+            if UNKNOWN_S < end_s <= now_s or (end_s == UNKNOWN_S and machine.ended(ticket)):
+                over.append(piece)
         for piece in over:
             del flying[piece]
 
@@ -267,9 +271,8 @@ class Transfers:
 
     def poll(self) -> None:
         """A polling point: tell the policy what has arrived, and keep the copy engine fed."""
-        if not self.polls:
-            return
         if self._own_copy_done:
             for piece in self.machine.poll():
                 self.obey(self.policy.copy_done(piece, self.view))
-        self.pump()
+        if self.queue.waiting:
+            self.pump()

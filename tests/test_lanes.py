@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simpy_oracle import Observed
 
+from sim.copy_lane import Copy, CopyLane
 from sim.cost import Launch, Price
-from sim.lanes import CAUSES, Copy, CopyLane, SerialLane, Stream
+from sim.lanes import CAUSES, SerialLane, Stream
 from sim.machine import DEMAND, SPECULATIVE, UNKNOWN_S, Ticket
 from sim.pieces import Piece
 from sim.sim_machine import SimMachine
