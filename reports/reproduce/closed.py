@@ -138,12 +138,6 @@ def emoe_predictor(_row: Row, _: Settings) -> dict[str, Figure]:
 
 
 @method
-def importance_cpu(row: Row, _: Settings) -> dict[str, Figure]:
-    cost = cost_of("a6000", row.model)
-    return {"ratio": cost.expert_cpu_s(1) / cost.copy_s(cost.model.expert_bytes())}
-
-
-@method
 def importance_ratio(_row: Row, _: Settings) -> dict[str, Figure]:
     pairs = (("rtx3080ti", "deepseek-moe-16b"), ("rtx4060ti", "xverse-moe-a4.2b"), ("a6000", "qwen2-57b-a14b"))
     costs = [cost_of(*pair) for pair in pairs]

@@ -29,6 +29,9 @@ class Fitted:
             return {"stack.per_layer_s": self.value_s}
         cost = cost_of(hw, model, precision)
         n_bytes = cost.model.expert_bytes(precision)
+        if self.constant.form == "on_cpu":
+            overhead_s = cost.hw.cpu.expert_overhead_s.value
+            return {"hw.cpu.memory_bandwidth_bytes_per_s": n_bytes / (self.value_s - overhead_s)}
         return {"hw.h2d.bandwidth_bytes_per_s": n_bytes / (n_bytes / cost.h2d_bytes_per_s + self.value_s)}
 
 
@@ -44,13 +47,15 @@ def fit(constant: Constant, rows: dict[str, Row], tpot_s: Callable[[float], floa
     figure = rows[constant.row].published.get(constant.label) if constant.row in rows else None
     if not isinstance(figure, float | int):
         raise BadInput(f"constant {constant.id}: row {constant.row} has no figure {constant.label!r}; correct the file")
+    cost = cost_of(constant.hw, constant.model, constant.precision)
+    n_bytes = cost.model.expert_bytes(constant.precision)
+    if constant.form == "on_cpu":
+        return Fitted(constant, figure * cost.copy_s(n_bytes))
     if constant.form == "per_copy":
-        cost = cost_of(constant.hw, constant.model, constant.precision)
-        n_bytes = cost.model.expert_bytes(constant.precision)
         value = figure * constant.seconds / constant.copies - cost.copy_s(n_bytes)
     else:
         assert tpot_s is not None
-        n_layers = cost_of(constant.hw, constant.model, constant.precision).model.n_layers
+        n_layers = cost.model.n_layers
         value = 1.0 / (figure * n_layers)
         # Time per token is linear in it once the host is the bottleneck, so that a step or two settle it.
         for _ in range(MAX_STEPS):

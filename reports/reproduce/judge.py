@@ -89,16 +89,22 @@ def standing(relation: Relation, figure: float) -> float:
 RELATIVE = ("speedup", "slowdown", "reduction", "improvement")
 
 
-def pairs(row: Row, simulated: dict[str, Figure]) -> list[Pair]:
-    """Every pair of systems that the row orders and that was simulated, and whether it came out so. A tie is wrong."""
-    published = dict(row.published)
-    seen = dict(simulated)
+def pairs(row: Row, cases: list[dict[str, float]]) -> list[Pair]:
+    """Every pair of systems that the row orders and that ran, and whether it came out so. A tie is wrong.
+
+    Args:
+        cases: label -> figure in the published form, one per case; two systems are compared by their means over the
+            cases in which both ran, so that none is judged by another workload than the other.
+    """
+    published: dict[str, Figure] = dict(row.published)
     if row.relation in RELATIVE:
         one = related(row.relation, 1.0, 1.0)
-        published[row.own], seen[row.own] = one, one
+        published[row.own] = one
+        cases = [{**case, row.own: one} for case in cases]
     found = []
-    for first, second in combinations([label for label in published if label in seen], 2):
-        if row.pairs_of and row.pairs_of not in (first, second):
+    for first, second in combinations(published, 2):
+        both = [case for case in cases if first in case and second in case]
+        if not both or (row.pairs_of and row.pairs_of not in (first, second)):
             continue
         ends = [_ends(row.relation, published[label]) for label in (first, second)]
         if ends[0][1] <= ends[1][0] and ends[0] != ends[1]:
@@ -108,8 +114,8 @@ def pairs(row: Row, simulated: dict[str, Figure]) -> list[Pair]:
         else:
             continue  # equal, or ranges that overlap: nothing was published about these two
         better, worse = (low, high) if row.better == "low" else (high, low)
-        right = _ends(row.relation, seen[low])[0] < _ends(row.relation, seen[high])[0]
-        found.append(Pair(better, worse, right))
+        at = [standing(row.relation, sum(case[label] for case in both) / len(both)) for label in (low, high)]
+        found.append(Pair(better, worse, at[0] < at[1]))
     return found
 
 

@@ -87,7 +87,7 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     testbed: str
     row: str
     label: str
-    form: Literal["per_copy", "per_layer"]
+    form: Literal["per_copy", "per_layer", "on_cpu"]
     hw: str
     model: str
     precision: str
@@ -161,8 +161,17 @@ def _check(row: Row, before: dict[str, Row], where: str) -> None:
         require(bool(row.own), "a relation needs the system it is to (own)")
 
 
+GROUPS = ("geometry", "experiments", "unanswered")
+
+
+def _group(row: Row) -> str:
+    return GROUPS[0] if row.method else GROUPS[1] if row.experiment else GROUPS[2]
+
+
 def pick(wanted: tuple[str, ...], rows: dict[str, Row]) -> list[Row]:
-    """Rows by id, by the letters before the dash, by flag, or `geometry` (those without a trace); all of them for ().
+    """Rows by id, by the letters before the dash, by flag or by group; all of them for ().
+
+    Groups: `geometry` needs no trace, `experiments` replay one, `unanswered` have a reason instead.
 
     Raises:
         BadInput: a word that is none of these.
@@ -172,10 +181,9 @@ def pick(wanted: tuple[str, ...], rows: dict[str, Row]) -> list[Row]:
         return list(rows.values())
     chosen: set[str] = set()
     for word in words:
-        ids = {row.id for row in rows.values()
-               if word in (row.id, row.id.split("-")[0], row.flag) or (word == "geometry" and row.method)}  # fmt: skip
+        ids = {row.id for row in rows.values() if word in (row.id, row.id.split("-")[0], row.flag, _group(row))}
         if not ids:
-            hint = did_you_mean(word, [*rows, *FLAGS, "geometry"])
-            raise BadInput(f"--rows, got {word!r}: no such row, system, flag or `geometry`; {hint}")
+            hint = did_you_mean(word, [*rows, *FLAGS, *GROUPS])
+            raise BadInput(f"--rows, got {word!r}: no such row, system, flag or group; {hint}")
         chosen |= ids
     return [row for row in rows.values() if row.id in chosen]

@@ -9,7 +9,8 @@ from reports.reproduce.rows import FLAGS, SCORED, TOLERANCE, Figure
 from sim.cli.tables import render, table
 
 WIDTH = 150
-FORMS = {"per_copy": "per expert copied", "per_layer": "per layer"}
+FORMS = {"per_copy": "of software per expert copied", "per_layer": "of software per layer",
+         "on_cpu": "per expert on the CPU"}  # fmt: skip
 
 
 def figure(value: Figure | None) -> str:
@@ -37,6 +38,9 @@ def as_text(result: dict[str, Any]) -> str:
             parts.append("Shown, not judged, for a term that is unknown\n" + _listed(unknown, "unknown"))
     if orders:
         parts.append("Orders of systems\n" + _orders(orders))
+    noted = [row for row in (*compared, *orders) if row["note"]]
+    if noted:
+        parts.append("Notes\n" + _listed(noted, "note"))
     if others:
         parts.append("What a simulator cannot speak to, or rests on\n" + _listed(others, "reason"))
     parts.append(_basis(result))
@@ -128,7 +132,7 @@ def _listed(rows: list[dict[str, Any]], field: str) -> str:
 
 def _basis(result: dict[str, Any]) -> str:
     """Constants, traces and what was left out."""
-    lines = [f"* constant fitted for {one['testbed']}: {1e3 * one['seconds']:.4g} ms of software {FORMS[one['form']]}, "
+    lines = [f"* constant fitted for {one['testbed']}: {1e3 * one['seconds']:.4g} ms {FORMS[one['form']]}, "
              f"from row {one['row']} ({one['label']}), which is not scored" for one in result["constants"]]  # fmt: skip
     for kind, told in result["traces"].items():
         if told["of"]:
@@ -136,9 +140,21 @@ def _basis(result: dict[str, Any]) -> str:
         for model, one in told["of"].items():
             lines.append(f"  {model}: {one['trace']}, {one['requests']:,} requests, {one['tokens']:,} tokens, of "
                          f"{one['recorded_model']}; labels {', '.join(one['labels']) or 'none'}")  # fmt: skip
-    seen = set()
+    left_out = _left_out(result)
+    return "\n".join(lines) + (f"\n\nSystems that could not run\n{left_out}" if left_out else "")
+
+
+def _left_out(result: dict[str, Any]) -> str:
+    """Who could not run on which trace, by reason; the way out that an error names is left away."""
+    by_reason: dict[tuple[str, str], dict[str, None]] = {}
     for row in result["rows"]:
         for kind, left in row.get("left_out", {}).items():
             for who, why in left.items():
-                seen.add(f"left out ({kind}), {row['experiment']['name']}, {who}: {why}")
-    return "\n".join([*lines, *sorted(seen)])
+                told = by_reason.setdefault((kind, why.partition("; ")[0]), {})
+                told[f"{row['experiment']['name']}: {who}"] = None
+    if not by_reason:
+        return ""
+    content = table("trace", "experiment: system, model", "why", numbers=False)
+    for (kind, why), told in sorted(by_reason.items()):
+        content.add_row(kind, "; ".join(told), why)
+    return render(content, WIDTH)

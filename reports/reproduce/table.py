@@ -133,7 +133,7 @@ def _told(traces: Traces) -> dict[str, Any]:
 
 def _resident(constant: Constant, traces: Traces) -> Callable[[float], float] | None:
     """Seconds per token with everything on the GPU and a value of the constant."""
-    if constant.form == "per_copy":
+    if constant.form != "per_layer":
         return None
     case = {"model": constant.model, "hw": constant.hw, "precision": constant.precision}
     experiment = Experiment(why="", cases=[dict(case)], systems={"all": "gpu_only"})
@@ -149,7 +149,7 @@ def _simulate(
     asked: list[Row], experiments: dict[str, Experiment], fitted: dict[str, Fitted], traces: Traces, folder: Path,
     executor: Any, steps: Steps, stack: str,
 ) -> dict[str, dict[TraceKind, dict[str, Any]]]:  # fmt: skip
-    """Row -> trace kind -> {"values": system -> figure, "left_out": system -> why}."""
+    """Row -> trace kind -> {"values": label -> mean, "cases": those by case, "left_out": system -> why}."""
     units: list[Unit] = []
     specs: list[RunSpec] = []
     for row in asked:
@@ -159,7 +159,7 @@ def _simulate(
                 of = {"precision": "bf16", **experiment.cases[case]}
                 trace = by_model.get(str(of["model"]))
                 settings = (fitted[row.constant].settings(str(of["hw"]), str(of["model"]), str(of["precision"]))
-                            if row.constant else {})  # fmt: skip
+                            if row.constant and of["hw"] == fitted[row.constant].constant.hw else {})  # fmt: skip
                 for system in _systems(row, experiment) if trace is not None else ():
                     assert trace is not None
                     units.append(Unit(row.id, kind, case, system))
@@ -183,10 +183,9 @@ def _systems(row: Row, experiment: Experiment) -> list[str]:
 
 
 def _combine(row: Row, experiment: Experiment, raw: dict[Unit, dict[str, Any]], kind: TraceKind) -> dict[str, Any]:
-    """Per system the mean over the cases in which it and the system it is compared with could run."""
-    figures: dict[str, list[float]] = {}
+    """Per case the figures of the systems that ran, and their means; a case needs the system it compares with."""
+    cases: list[dict[str, float]] = []
     left_out: dict[str, str] = {}
-    n_cases = 0
     for case in row.cases or range(len(experiment.cases)):
         seen: dict[str, float] = {}
         for system in _systems(row, experiment):
@@ -199,13 +198,12 @@ def _combine(row: Row, experiment: Experiment, raw: dict[Unit, dict[str, Any]], 
                 seen[system] = float(result[row.value])
         if not seen or (row.own and row.own not in seen):
             continue
-        n_cases += 1
-        for label, value in _compared(row, seen).items():
-            figures.setdefault(label, []).append(judge.related(row.relation, seen.get(row.own, 0.0), value))
-    values = {label: sum(found) / len(found) for label, found in figures.items()}
-    if row.relation == "ratio" and values:
-        values = _scaled(row, values)
-    return {"values": values, "cases": n_cases, "left_out": left_out}
+        own = seen.get(row.own, 0.0)
+        figures = {label: judge.related(row.relation, own, value) for label, value in _compared(row, seen).items()}
+        cases.append(_scaled(row, figures) if row.relation == "ratio" else figures)
+    columns = {label: [case[label] for case in cases if label in case] for label in row.published}
+    values = {label: sum(column) / len(column) for label, column in columns.items() if column}
+    return {"values": values, "cases": cases, "left_out": left_out}
 
 
 def _compared(row: Row, seen: dict[str, float]) -> dict[str, float]:
@@ -253,9 +251,9 @@ def _judged(row: Row, kind: TraceKind, found: dict[str, Any]) -> dict[str, Any]:
     if not row.other_quantity:
         told["ratio"] = {label: judge.ratio(row.published[label], value) for label, value in told["simulated"].items()}
     if row.check == "order":
-        told["pairs"] = [pair._asdict() for pair in judge.pairs(row, values)]
+        told["pairs"] = [pair._asdict() for pair in judge.pairs(row, found["cases"])]
         told["counted"] = kind not in row.fitted_traces
-    told["cases"] = found["cases"]
+    told["cases"] = {label: sum(label in case for case in found["cases"]) for label in told["simulated"]}
     return told
 
 

@@ -8,6 +8,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,16 @@ def spec_of(
     )  # fmt: skip
 
 
+@lru_cache(maxsize=256)
+def _digest(path: str) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def key_of(spec: RunSpec) -> str:
     """A digest of everything that decides a run's numbers: the configuration, the trace's bytes, the version."""
     fields = msgspec.to_builtins(spec)
-    fields["trace"] = hashlib.sha256(Path(fields["trace"]).read_bytes()).hexdigest()
+    fields["trace"] = _digest(fields["trace"])
     fields["model"] = Path(fields["model"]).name
     return hashlib.sha256(json.dumps([__version__, fields], sort_keys=True).encode()).hexdigest()[:32]
 
@@ -117,4 +124,11 @@ def run_all(specs: list[RunSpec], folder: Path, executor: Executor | None, done:
     unique = dict(zip(keys, specs, strict=True))
     items = [(msgspec.json.encode(spec).decode(), str(folder / "runs" / f"{key}.json")) for key, spec in unique.items()]
     results = dict(zip(unique, each(executor, keeping, items, done), strict=True))
-    return [results[key] for key in keys]
+    return [_placeless(results[key], spec) for key, spec in zip(keys, specs, strict=True)]
+
+
+def _placeless(result: Result, spec: RunSpec) -> Result:
+    """Without the folder of the trace, which is this machine's and would make equal results differ."""
+    if "error" not in result or spec.trace is None:
+        return result
+    return {**result, "error": result["error"].replace(spec.trace, Path(spec.trace).name)}

@@ -17,7 +17,7 @@ KINDS = ("a", "b", "c")
     epilog="Example: moesim reproduce --rows geometry. docs/reproduce.md has the whole table and discusses the misses.",
 )  # fmt: skip
 @click.option("--rows", "wanted", multiple=True, metavar="ID,...",
-              help="Rows by id (ME-12), system (ME), flag (G, G+, T, S ...) or `geometry`. Default: all.")  # fmt: skip
+              help="Rows by id (ME-12), system (ME), flag (G), geometry, experiments. Default: all.")  # fmt: skip
 @click.option("--trace", "kinds", multiple=True, type=click.Choice([*KINDS, "all"]), default=("all",),
               show_default=True,
               help="a: bundled, b: synthetic (scored), c: public, where MOESIM_EXTRA_TRACES is set.")  # fmt: skip

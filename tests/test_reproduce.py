@@ -1,0 +1,458 @@
+"""`moesim reproduce`: every row has an answer or a reason, constants come from rows nobody scores, verdicts by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cli_help import mixtral_shaped, moesim
+from convert_samples import jsonl
+from tiny_traces import ALL, tiny_trace
+
+from reports.reproduce import inputs, judge, rows, show, table, work
+from reports.reproduce.closed import ADAPMOE_SIZES, METHODS, cost_of, model_of
+from reports.reproduce.constants import fit
+from reports.reproduce.rows import Constant, Experiment, Row, load_constants, load_experiments, load_rows, pick
+from sim.errors import BadInput
+from sim.hardware import load_hardware
+from traces.reader import Trace
+
+ROWS, EXPERIMENTS, CONSTANTS = load_rows(), load_experiments(), load_constants()
+
+
+def quiet(_title: str) -> Any:
+    return nullcontext(lambda _done, _total: None)
+
+
+def row(**changes: Any) -> Row:
+    """An order row of three systems, unless told otherwise."""
+    facts: dict[str, Any] = {
+        "id": "X-1", "flag": "T", "where": "Table 1", "metric": "TPOT", "check": "order", "experiment": "mine",
+        "value": "tpot_s", "published": {"lru": 2.0, "on_demand": 4.0},
+    }  # fmt: skip
+    return msgspec.convert({**facts, **changes}, Row)
+
+
+class TestData:
+    def test_all_of_the_papers_are_there(self) -> None:
+        systems = {name.split("-")[0] for name in ROWS}
+        assert {"DS", "EM", "IM", "FM", "ME", "MO", "AD", "PM", "PG", "SE", "MI", "FD", "FL", "ML", "OT"} == systems
+        assert sum(name.startswith("EM-") for name in ROWS) == 36
+        assert sum(name.startswith("ME-") for name in ROWS) == 21
+
+    def test_every_row_is_answered_or_says_why_not(self) -> None:
+        for one in ROWS.values():
+            table._known(one, EXPERIMENTS, CONSTANTS)
+            if one.check in ("none", "fit"):
+                assert one.reason
+            elif one.experiment:
+                assert table._systems(one, EXPERIMENTS[one.experiment])
+            assert one.source
+            assert one.flag not in ("Q", "X", "T!") or one.check == "none", one.id
+
+    def test_constants_come_from_rows_that_are_not_scored_and_are_one_per_testbed(self) -> None:
+        used = {one.constant for one in ROWS.values() if one.constant}
+        assert used == set(CONSTANTS)
+        for constant in CONSTANTS.values():
+            assert ROWS[constant.row].check == "fit"
+        assert {one.id for one in ROWS.values() if one.check == "fit"} == {one.row for one in CONSTANTS.values()}
+        assert len({one.testbed for one in CONSTANTS.values()}) == len(CONSTANTS)
+        # One testbed rests on one constant, whichever row it is.
+        for one in ROWS.values():
+            if one.constant and one.testbed:
+                others = {other.constant for other in ROWS.values() if other.id[:2] == one.id[:2] and other.constant}
+                assert others == {one.constant}
+
+    def test_systems_of_experiments_are_known_policies(self) -> None:
+        from sim.registry import find
+
+        for name, experiment in EXPERIMENTS.items():
+            for system in experiment.systems:
+                for case in range(len(experiment.cases)):
+                    spec = work.spec_of(experiment, case, system, Path("t"), {})
+                    own = {key: value for key, value in spec.set.items() if "." not in key}
+                    find(spec.policy)(**own), name
+            assert set(experiment.systems) & {s for r in ROWS.values() if r.experiment == name
+                                              for s in table._systems(r, experiment)}, name  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("changes", "rule"),
+        [
+            ({"check": "none"}, "give the reason"),
+            ({"method": "inactive"}, "exactly one"),
+            ({"check": "within"}, "tolerance"),
+            ({"check": "shown"}, "which term"),
+            ({"value": ""}, "which key"),
+            ({"relation": "speedup"}, "own"),
+            ({"published": {}}, "nothing to compare"),
+        ],
+    )
+    def test_a_row_that_contradicts_itself_is_refused(self, changes: dict[str, Any], rule: str) -> None:
+        rows._check(row(), {}, "f.yaml")
+        with pytest.raises(BadInput, match=rule):
+            rows._check(row(**changes), {}, "f.yaml")
+        with pytest.raises(BadInput, match="once"):
+            rows._check(row(), {"X-1": row()}, "f.yaml")
+
+    def test_names_that_lead_nowhere_are_refused(self) -> None:
+        mine = {"mine": Experiment(why="", cases=[], systems={"lru": "lru"})}
+        with pytest.raises(BadInput, match="no such system"):
+            table._systems(row(), mine["mine"])
+        for changes in ({"experiment": "other"}, {"experiment": "", "method": "other"}, {"constant": "other"}):
+            with pytest.raises(BadInput, match="none of that name"):
+                table._known(row(**changes), mine, CONSTANTS)
+        with pytest.raises(BadInput, match="fitted to this row"):
+            table._known(row(id="ME-7", constant="moepic-a6000"), mine, CONSTANTS)
+
+    def test_rows_are_picked_by_id_system_flag_and_geometry(self) -> None:
+        assert [one.id for one in pick(("FM-2,FM-1",), ROWS)] == ["FM-1", "FM-2"]
+        assert {one.id.split("-")[0] for one in pick(("ME", "AD"), ROWS)} == {"ME", "AD"}
+        assert {one.flag for one in pick(("G+",), ROWS)} == {"G+"}
+        assert all(one.method for one in pick(("geometry",), ROWS))
+        assert all(one.experiment for one in pick(("experiments",), ROWS))
+        groups = [one.id for group in rows.GROUPS for one in pick((group,), ROWS)]
+        assert sorted(groups) == sorted(ROWS)
+        assert len(pick((), ROWS)) == len(ROWS)
+        with pytest.raises(BadInput, match="ME-12"):
+            pick(("ME-122",), ROWS)
+
+
+class TestClosed:
+    def test_inactive_parameters_of_mixtral_by_hand(self) -> None:
+        # 32 layers, 6 of 8 experts idle, three matrices of 4096 x 14336, two bytes.
+        idle = 32 * 6 * 3 * 4096 * 14336
+        found = METHODS["inactive"](ROWS["FM-1"], {})
+        assert found["GB"] == pytest.approx(idle * 2 / 1e9)
+        assert found["share"] == pytest.approx(100 * idle / 46_702_792_704)
+
+    def test_duoserve_differences_are_experts_and_predictor(self) -> None:
+        found = METHODS["duoserve_peaks"](ROWS["DS-4"], {}), METHODS["duoserve_peaks"](ROWS["DS-5"], {})
+        assert found[0]["MoESys - ACC"] == pytest.approx(6 * 176_160_768 * 4.15625 / 8 / 1e9)
+        assert found[1]["DuoServe - ACC"] == pytest.approx(0.3)
+
+    def test_a_larger_model_saves_what_its_experts_weigh(self) -> None:
+        found = METHODS["emoe_memory"](ROWS["EM-26"], {})
+        assert isinstance(found["all"], float)
+        assert isinstance(found["60 %"], float)
+        assert found["all"] - found["60 %"] == pytest.approx(0.4 * 90.194313216)
+
+    def test_adapmoe_sizes_are_whole_and_of_the_right_total(self) -> None:
+        assert {label: sum(map(int, text)) for label, text in ADAPMOE_SIZES.items()} == {
+            "64": 64, "64 gated": 64, "128": 128, "128 gated": 128}  # fmt: skip
+        assert set(METHODS["adapmoe_sizes"](ROWS["AD-4"], {}).values()) == {32.0}
+
+    def test_switch_large_weighs_what_pregated_moe_prints(self) -> None:
+        model = model_of("switch-large-128")
+        assert model.total_params() * 4 / 1e9 == pytest.approx(105.6, rel=0.005)
+        assert model.expert_params() == 8_388_608
+
+    def test_every_method_answers_every_figure_of_its_rows(self) -> None:
+        settings = fit(CONSTANTS["emoe-a100"], ROWS).settings("a100-40g-pcie", "openmoe-8b", "bf16")
+        asked = [one for one in ROWS.values() if one.method]
+        for one in asked:
+            assert set(one.published) <= set(METHODS[one.method](one, settings if one.constant else {})), one.id
+        assert {one.method for one in asked} == set(METHODS)
+
+
+class TestConstants:
+    def test_seconds_per_copy_by_hand(self) -> None:
+        # 165 ms for 96 experts of three 2048 x 1408 matrices, of which 25 GB/s explain 0.692 ms each.
+        link = load_hardware("a6000").h2d.bandwidth_bytes_per_s.value
+        by_hand = 0.165 / 96 - 1e-5 - 3 * 2048 * 1408 * 2 / link
+        found = fit(CONSTANTS["moepic-a6000"], ROWS)
+        assert found.value_s == pytest.approx(by_hand)
+        # Mixtral's experts in 2 bits take the same seconds more, half of one half of them.
+        n_bytes = 3 * 4096 * 14336 * 3.0625 / 8
+        (bandwidth,) = found.settings("a6000", "mixtral-8x7b", "hqq2").values()
+        assert n_bytes / bandwidth == pytest.approx(n_bytes / link + by_hand)
+        assert n_bytes / 2 / bandwidth == pytest.approx((n_bytes / link + by_hand) / 2)
+
+    def test_emoe_predicts_the_other_model_from_its_own_row(self) -> None:
+        fitted = fit(CONSTANTS["emoe-a100"], ROWS)
+        loads = {}
+        for model in ("mixtral-8x7b", "openmoe-8b"):
+            settings = fitted.settings("a100-40g-pcie", model, "bf16")
+            loads[model] = METHODS["emoe_load"](row(model=model), settings)["load"]
+        assert loads["mixtral-8x7b"] == pytest.approx(12.744)
+        assert loads["openmoe-8b"] == pytest.approx(
+            0.67 * 128 * (12.744 / 199.68 - (352_321_536 - 134_217_728) / 25e9))  # fmt: skip
+
+    def test_an_experts_time_on_the_cpu_is_the_printed_share_of_its_copy(self) -> None:
+        fitted = fit(CONSTANTS["importance-a6000"], ROWS)
+        plain = cost_of("a6000", "qwen2-57b-a14b")
+        slower = cost_of("a6000", "qwen2-57b-a14b", settings=fitted.settings("a6000", "qwen2-57b-a14b", "bf16"))
+        copy_s = plain.copy_s(3 * 3584 * 2560 * 2)
+        assert slower.expert_cpu_s(1) == pytest.approx(0.333 * copy_s)
+        assert plain.expert_cpu_s(1) < 0.25 * copy_s
+
+    def test_seconds_per_layer_solve_for_the_printed_rate(self) -> None:
+        times: list[float] = []
+
+        def tpot_s(per_layer_s: float) -> float:
+            times.append(max(0.002, 0.0005 + 12 * per_layer_s))  # bound by the host beyond 0.125 ms a layer
+            return times[-1]
+
+        found = fit(CONSTANTS["pregated-a100"], ROWS, tpot_s)
+        assert found.value_s == pytest.approx((1 / 137 - 0.0005) / 12)
+        assert found.settings("a100-80g-pcie", "switch-base-8", "fp32") == {"stack.per_layer_s": found.value_s}
+
+    def test_hardware_slower_than_the_row_leaves_nothing_to_fit(self) -> None:
+        slow = msgspec.structs.replace(CONSTANTS["moepic-a6000"], copies=960.0)
+        with pytest.raises(BadInput, match="slower than ME-7"):
+            fit(slow, ROWS)
+        with pytest.raises(BadInput, match="no figure"):
+            fit(msgspec.structs.replace(slow, label="nothing"), ROWS)
+
+
+class TestJudge:
+    @pytest.mark.parametrize(
+        ("published", "simulated", "tolerance", "holds"),
+        [
+            (100.0, 103.0, 0.03, True),
+            (100.0, 103.6, 0.03, False),
+            (0.24, 0.2360, 0.0, True),  # rounds to it
+            (0.24, 0.2340, 0.0, False),
+            (15.0, 14.6, 0.0, True),
+            ([20.0, 80.0], [19.6, 80.4], 0.0, True),
+            ([20.0, 80.0], [19.4, 77.0], 0.0, False),
+            ([20.0, 80.0], 50.0, 0.0, True),
+            (50.0, [49.9, 50.1], 0.03, True),
+            (50.0, [40.0, 50.0], 0.03, False),
+        ],
+    )
+    def test_agreement(self, published: Any, simulated: Any, tolerance: float, holds: bool) -> None:
+        assert judge.agrees(published, simulated, tolerance) == holds
+
+    def test_a_figure_that_was_not_simulated_is_not_reached(self) -> None:
+        one = row(flag="G", check="within", published={"a": 1.0, "b": 2.0})
+        assert judge.reached(one, {"a": 1.0, "b": 2.0})
+        assert not judge.reached(one, {"a": 1.0})
+
+    @pytest.mark.parametrize(
+        ("relation", "own", "other", "form"),
+        [
+            ("value", 1.0, 3.0, 3.0), ("milli", 1.0, 3.0, 3000.0), ("percent", 1.0, 0.3, 30.0),
+            ("rate", 1.0, 4.0, 0.25), ("speedup", 2.0, 3.0, 1.5), ("slowdown", 3.0, 2.0, 1.5),
+            ("reduction", 3.0, 4.0, 25.0), ("improvement", 0.6, 0.5, 20.0), ("hideable", 1.0, 5.0, 25.0),
+            ("improvement", 0.6, 0.0, math.inf), ("hideable", 5.0, 5.0, math.inf),
+        ],
+    )  # fmt: skip
+    def test_forms(self, relation: Any, own: float, other: float, form: float) -> None:
+        assert judge.related(relation, own, other) == pytest.approx(form)
+
+    @pytest.mark.parametrize("relation", ["rate", "speedup", "slowdown", "reduction"])
+    def test_what_is_faster_stands_lower_in_every_form(self, relation: Any) -> None:
+        own, fast, slow = 2.0, 1.5, 5.0  # seconds
+        standing = [judge.standing(relation, judge.related(relation, own, time)) for time in (fast, own, slow)]
+        assert standing == sorted(standing)
+        if relation != "rate":
+            assert standing[1] == pytest.approx(1.0)
+            assert standing == pytest.approx([time / own for time in (fast, own, slow)])
+
+    def test_pairs_of_printed_values(self) -> None:
+        one = row(published={"a": 1.0, "b": 2.0, "c": 3.0})
+        pairs = judge.pairs(one, [{"a": 5.0, "b": 4.0, "c": 9.0}])
+        assert pairs == [("a", "b", False), ("a", "c", True), ("b", "c", True)]
+        assert judge.pairs(one, [{"a": 5.0, "b": 5.0}]) == [("a", "b", False)]  # a tie is not the printed order
+        few = judge.pairs(msgspec.structs.replace(one, pairs_of="c"), [{"a": 1.0, "b": 2.0, "c": 3.0}])
+        assert [pair[:2] for pair in few] == [("a", "c"), ("b", "c")]
+        higher = msgspec.structs.replace(one, better="high", published={"a": 10.0, "b": 20.0})
+        assert judge.pairs(higher, [{"a": 0.1, "b": 0.2}]) == [("b", "a", True)]
+        rates = msgspec.structs.replace(one, relation="rate", published={"a": 3.0, "b": 2.0})
+        assert judge.pairs(rates, [{"a": 0.5, "b": 0.1}]) == [("a", "b", True)]
+
+    def test_a_reduction_orders_all_systems(self) -> None:
+        one = row(relation="reduction", own="own", published={"a": 50.0, "b": 20.0})
+        assert judge.pairs(one, [{"a": 10.0, "b": 30.0}]) == [("b", "a", False), ("own", "a", True), ("own", "b", True)]
+        assert judge.pairs(one, [{"a": 60.0, "b": -5.0}]) == [("b", "a", True), ("own", "a", True), ("own", "b", False)]
+
+    def test_ranges_order_only_what_they_separate(self) -> None:
+        one = row(relation="speedup", own="own", published={"a": [1.2, 3.0], "b": [1.1, 2.0]})
+        assert judge.pairs(one, [{"a": 1.5, "b": 0.9}]) == [("own", "a", True), ("own", "b", False)]
+        slower = row(relation="slowdown", own="own", published={"a": [1.2, 3.0]})
+        assert judge.pairs(slower, [{"a": 1.5}]) == [("a", "own", True)]
+        hits = row(relation="improvement", better="high", own="own", published={"a": 66.0})
+        assert judge.pairs(hits, [{"a": 10.0}]) == [("own", "a", True)]
+        assert judge.pairs(hits, [{"a": -10.0}]) == [("own", "a", False)]
+
+    def test_two_systems_are_judged_by_the_cases_both_ran(self) -> None:
+        one = row(published={"a": 1.0, "b": 2.0})
+        assert judge.pairs(one, [{"a": 9.0}, {"a": 1.0, "b": 2.0}]) == [("a", "b", True)]  # a's mean alone is 5
+        assert judge.pairs(one, [{"a": 1.0}, {"b": 2.0}]) == []
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Rows and experiments of this test on a tiny trace of Mixtral's shape, bundled and synthetic alike."""
+    trace = mixtral_shaped(tmp_path)
+    cases = [{"model": "mixtral-8x7b", "hw": "rtx3090"}, {"model": "mixtral-8x7b", "hw": "a6000", "experts": 64}]
+    systems = {"lru": "lru scope=layer", "on_demand": "on_demand", "sure": "random", "unable": "moepic split=7"}
+    found = {"mine": Experiment(why="a test", cases=cases, systems=systems)}
+    monkeypatch.setattr(table, "load_experiments", lambda: found)
+    monkeypatch.setattr(table, "load_rows", dict)
+    monkeypatch.setattr(inputs, "bundled_for", lambda _model: trace)
+    monkeypatch.setattr(inputs, "synthesise", lambda _name, _folder: str(trace))
+    return trace
+
+
+class TestTable:
+    def test_means_over_cases_of_what_the_simulator_says(
+        self, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        one = row(relation="speedup", own="lru", published={"on_demand": [1.5, 4.0], "unable": 3.0})
+        result = table.reproduce([one], ("a", "b"), tmp_path / "out", 1, quiet)
+        (told,) = result["rows"]
+        ratios = []
+        for words in (("--hw", "rtx3090"), ("--hw", "a6000", "--experts", "64")):
+            runs = [moesim(capsys, "run", "--policy", *policy, *words, "--trace", mine, "--json").json
+                    for policy in (("on_demand",), ("lru", "--set", "scope=layer"))]  # fmt: skip
+            ratios.append(runs[0]["tpot_s"]["mean"] / runs[1]["tpot_s"]["mean"])
+        for kind in "ab":
+            assert told["traces"][kind]["simulated"] == {"on_demand": sum(ratios) / 2}
+            assert told["traces"][kind]["cases"] == {"on_demand": 2}
+            assert "must lie in" in told["left_out"][kind]["unable, mixtral-8x7b"]
+        assert told["status"] == "reached" if ratios[0] > 1 and ratios[1] > 1 else "missed"
+        assert result["totals"]["orders"]["b"] == {"right": 1, "pairs": 1}
+        assert result["traces"]["b"]["of"]["mixtral-8x7b"]["labels"] == ["synthetic"]
+
+    def test_single_cases_and_the_best_of_the_others(self, mine: Path, tmp_path: Path) -> None:
+        one = row(relation="reduction", own="lru", published={judge.BEST: 10.0}, cases=[1])
+        result = table.reproduce([one], ("b",), tmp_path / "out", 1, quiet)
+        other = row(relation="reduction", own="lru", published={"on_demand": 10.0, "sure": 10.0}, cases=[1])
+        found = table.reproduce([other], ("b",), tmp_path / "out", 1, quiet)["rows"][0]["traces"]["b"]["simulated"]
+        best = result["rows"][0]["traces"]["b"]
+        assert best["simulated"] == {judge.BEST: min(found.values())}
+        assert best["cases"] == {judge.BEST: 1}
+
+    def test_a_trace_fitted_to_the_row_is_shown_but_not_counted(self, mine: Path, tmp_path: Path) -> None:
+        one = row(fitted_traces=["b"], relation="milli")
+        result = table.reproduce([one], ("a", "b"), tmp_path / "out", 1, quiet)
+        assert result["rows"][0]["status"] == "shown"
+        assert set(result["totals"]["orders"]) == {"a"}
+        assert "(fitted)" in show.as_text(result)
+
+    def test_values_relative_to_the_first(self, mine: Path, tmp_path: Path) -> None:
+        one = row(relation="ratio", published={"lru": 100.0, "on_demand": 112.0}, cases=[1])
+        plain = row(relation="value", cases=[1])
+        both = [table.reproduce([asked], ("b",), tmp_path / "out", 1, quiet) for asked in (one, plain)]
+        ratio, value = (result["rows"][0]["traces"]["b"]["simulated"] for result in both)
+        assert ratio["lru"] == 100.0
+        assert ratio["on_demand"] == pytest.approx(100 * value["on_demand"] / value["lru"])
+
+    def test_equal_runs_are_done_once_and_kept(
+        self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        done: list[str] = []
+        real = work.simulate
+        monkeypatch.setattr(work, "simulate", lambda text: done.append(text) or real(text))
+        asked = [row(cases=[0]), row(id="X-2", value="ttft_s", cases=[0])]
+        first = table.reproduce(asked, ("a", "b"), tmp_path / "out", 1, quiet)
+        assert len(done) == 2  # two systems; rows and kinds of traces share their runs
+        assert table.reproduce(asked, ("a", "b"), tmp_path / "out", 1, quiet) == first
+        assert len(done) == 2
+        table.reproduce([row(cases=[1])], ("b",), tmp_path / "out", 1, quiet)
+        assert len(done) == 4
+
+    def test_another_constant_is_another_run(self, mine: Path, tmp_path: Path) -> None:
+        experiment = table.load_experiments()["mine"]
+        plain, slower = (work.spec_of(experiment, 0, "on_demand", mine, constant)
+                         for constant in ({}, {"hw.h2d.latency_s": 1e-3}))  # fmt: skip
+        assert work.key_of(plain) != work.key_of(slower)
+        times = [result["tpot_s"] for result in work.run_all([plain, slower], tmp_path, None, lambda _d, _t: None)]
+        assert times[1] - times[0] == pytest.approx(64 * (1e-3 - 1e-5), rel=0.02)  # 64 copies a token
+
+    @pytest.mark.slow
+    def test_processes_change_nothing(self, mine: Path, tmp_path: Path) -> None:
+        experiment = table.load_experiments()["mine"]
+        specs = [work.spec_of(experiment, case, system, mine, {}) for case in (0, 1) for system in ("lru", "on_demand")]
+        alone = work.run_all(specs, tmp_path / "a", None, lambda _d, _t: None)
+        with work.pool(2) as executor:
+            assert executor is not None
+            assert work.run_all(specs, tmp_path / "b", executor, lambda _d, _t: None) == alone
+
+
+class TestInputs:
+    def test_a_synthetic_trace_has_the_models_shape_and_says_so(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = tiny_trace(tmp_path / "s.safetensors", n_layers=6, n_experts=8, top_k=2, n_requests=6, prompt=8,
+                            outputs=12, levels=ALL - {"arrivals", "iterations"})  # fmt: skip
+        monkeypatch.setattr(inputs, "DEFAULT", str(source))
+        monkeypatch.setattr(inputs, "SYNTH_REQUESTS", 3)
+        path = Path(inputs.synthesise("openmoe-8b", str(tmp_path / "out")))
+        with Trace(path) as trace:
+            assert (trace.n_layers, trace.n_experts, trace.top_k) == (4, 32, 2)
+            assert {"synthetic", "scaled-by-assumption"} <= set(trace.header.labels)
+        before = path.stat().st_mtime_ns
+        assert inputs.synthesise("openmoe-8b", str(tmp_path / "out")) == str(path)
+        assert path.stat().st_mtime_ns == before
+
+    def test_the_largest_public_trace_of_a_shape_is_taken(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / "public" / "logs"
+        folder.mkdir(parents=True)
+        meta = {"meta": {"model": "m", "n_experts": 4, "gate_score": "softmax", "gate_renormalised": True}}
+        for name, n in (("short", 2), ("long", 5)):
+            lines = [{"phase": "decode" if t else "prefill", "experts": [[0, 1], [2, 3]]} for t in range(n)]
+            (folder / f"{name}.jsonl").write_bytes(jsonl(meta, *lines))
+        (folder / "README").write_text("no log")
+        monkeypatch.delenv(inputs.EXTRA, raising=False)
+        assert inputs.public_traces(tmp_path / "out") == {}
+        monkeypatch.setenv(inputs.EXTRA, str(tmp_path / "public"))
+        ((shape, path),) = inputs.public_traces(tmp_path / "out").items()
+        assert shape == (2, 4, 2)
+        assert path.name == "logs-long.safetensors"
+        monkeypatch.setenv(inputs.EXTRA, str(tmp_path / "nowhere"))
+        with pytest.raises(BadInput, match="not a folder"):
+            inputs.public_traces(tmp_path / "out")
+
+
+class TestCommand:
+    def test_geometry_takes_no_trace(self, capsys: pytest.CaptureFixture[str]) -> None:
+        result = moesim(capsys, "reproduce", "--rows", "geometry", "--json").json
+        assert result["schema"] == table.SCHEMA
+        assert result["traces"] == {}
+        counts = result["totals"]["flags"]["G"]
+        assert counts["reached"] + counts["missed"] + counts["shown"] == counts["rows"]
+        assert counts["reached"] >= 13
+        by_id = {one["id"]: one for one in result["rows"]}
+        assert by_id["FM-1"]["status"] == "reached"
+        assert by_id["PG-1"]["status"] == "missed"
+        assert by_id["PG-1"]["ratio"]["base-8"] < 0.97
+
+    def test_text_has_the_verdict_first_and_the_constant_last(self, capsys: pytest.CaptureFixture[str]) -> None:
+        out = moesim(capsys, "reproduce", "--rows", "EM-6,EM-7,DS-2").out
+        assert out.startswith("G     1 rows: 1 shown")
+        assert "12.7" in out
+        assert "fitted for eMoE on four A100 40 GB: 49.72 ms of software per expert copied, from row EM-7" in out
+
+    def test_an_unknown_row_is_an_error_with_a_hint(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "FM-11" in moesim(capsys, "reproduce", "--rows", "FM-111").error
+
+    def test_the_last_full_run_covers_every_row(self, capsys: pytest.CaptureFixture[str]) -> None:
+        result = moesim(capsys, "reproduce", "--last", "--json").json
+        told = {one["id"]: one for one in result["rows"]}
+        assert list(told) == list(ROWS)
+        for one in ROWS.values():  # figures are as they are printed now: none was edited after the run
+            assert told[one.id]["published"] == msgspec.to_builtins(one.published), one.id
+            assert told[one.id]["check"] == one.check, one.id
+        assert result["totals"] == table.totals(result["rows"])
+        some = moesim(capsys, "reproduce", "--last", "--rows", "MO", "--json").json
+        assert [one["id"] for one in some["rows"]] == ["MO-1", "MO-1n", "MO-4", "MO-4n"]
+
+    def test_the_last_run_agrees_with_what_geometry_says_now(self, capsys: pytest.CaptureFixture[str]) -> None:
+        now = {one["id"]: one for one in moesim(capsys, "reproduce", "--rows", "geometry", "--json").json["rows"]}
+        last = {one["id"]: one for one in moesim(capsys, "reproduce", "--last", "--json").json["rows"]}
+        for name, one in now.items():
+            assert json.dumps(one["simulated"]) == json.dumps(last[name]["simulated"]), f"{name}: run it again"
+
+
+def test_constants_are_a_small_closed_set() -> None:
+    assert {one.form for one in CONSTANTS.values()} == {"per_copy", "per_layer", "on_cpu"}
+    assert all(isinstance(one, Constant) for one in CONSTANTS.values())
