@@ -230,10 +230,10 @@ class Cost:
         price = self._experts.get(key)
         if price is None:
             model = self.model
-            whole, least = self._measured("expert", n_tokens), self._measured("gate", n_tokens)
-            if whole is not None and least is not None:
+            if (whole := self._measured("expert", n_tokens)) is not None:
                 # A part costs its share of what the expert takes beyond handing over a small operation.
-                fixed_s = min(least.duration_s, whole.duration_s)
+                least = self._curves.get("gate")
+                fixed_s = min(least[0].seconds[0] if least is not None else 0.0, whole.duration_s)
                 timed_s = kernels_frac * fixed_s + frac * (whole.duration_s - fixed_s)
                 self._experts[key] = Price(timed_s, whole.rests_on)
                 return self._experts[key]

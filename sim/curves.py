@@ -37,7 +37,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         left = right - 1
         slope = (seconds[right] - seconds[left]) / (at[right] - at[left])
         if x > at[-1]:
-            slope = max(slope, 0.0)
+            return seconds[-1] + max(slope, 0.0) * (x - at[-1])
         return seconds[left] + slope * (x - at[left])
 
     def covers(self, x: float) -> bool:

@@ -1,0 +1,105 @@
+"""Measured curves: interpolation, what prices rest on, error bars, and how samples become figures."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from easy_numbers import figure, hardware, model, stack
+
+from calibrate.in_situ import Samples, curve, link, typical
+from sim.cost import Cost
+from sim.curves import Curve, Curves
+from sim.errors import BadInput
+from sim.hardware import load_hardware
+from sim.metrics import Resting, plus_minus
+from sim.run import execute, prepare
+from sim.spec import RunSpec
+
+
+def made(at, seconds, iqr=0.0, n=10):
+    k = len(at)
+    return Curve(at=tuple(at), seconds=tuple(seconds), iqr_s=(iqr,) * k, n=(n,) * k)
+
+
+def test_between_points_linear_beyond_them_along_the_last_stretch():
+    found = made((1.0, 4.0, 8.0), (2.0, 8.0, 10.0))
+    assert [found.value(x) for x in (0.5, 1, 2, 4, 6, 8, 10)] == [2.0, 2.0, 4.0, 8.0, 9.0, 10.0, 11.0]
+    assert [found.covers(x) for x in (0.5, 1, 8, 8.5)] == [False, True, True, False]
+    falling = made((1.0, 2.0), (5.0, 4.0))
+    assert falling.value(10) == 4.0, "noise at the end must not make long operations free"
+    one = made((4.0,), (2.0,))
+    assert [one.value(x) for x in (1, 4, 8)] == [2.0, 2.0, 4.0], "in proportion beyond a single point"
+
+
+def priced(**operations):
+    launches = {"expert": figure(0.5), "attention": figure(0.25), "begin": figure(0.125), "cpu_expert": figure(3.0)}
+    curves = Curves(model="easy", precision="bf16", operations=operations, launches=launches)
+    return msgspec.structs.replace(hardware(), curves=curves)
+
+
+def test_prices_come_from_curves_for_their_own_model_alone():
+    hw = priced(expert=made((1.0, 3.0), (4.0, 8.0)), gate=made((1.0,), (1.0,)), head=made((1.0,), (7.0,)),
+                cpu_expert=made((1.0,), (9.0,)))  # fmt: skip
+    cost = Cost(hw, model(2, 4, 1), stack(), "bf16")
+    assert cost.expert(2, "bf16").duration_s == 6.0
+    assert cost.expert(1, "bf16", 0.5).duration_s == 2.5, "1 for handing over, and half of the other 3"
+    assert (cost.head(1).duration_s, cost.expert_cpu(1).duration_s) == (7.0, 9.0)
+    assert (cost.launch_expert.all_s, cost.launch_attention.all_s, cost.begin_s, cost.cpu_launch_s) == (
+        0.5, 0.25, 0.125, 3.0)  # fmt: skip
+    assert cost.rests_on[cost.expert(2, "bf16").rests_on][0] == "curves.expert"
+    assert not cost.beyond
+    cost.expert(5, "bf16")
+    assert cost.beyond == {"expert at 5 tokens (measured: 1 to 3)"}
+    other = msgspec.structs.replace(model(2, 4, 1), id="other")
+    assert Cost(hw, other, stack(), "bf16").expert(2, "bf16").duration_s == 2.0, "two kernels of a second"
+
+
+def test_error_bars_add_in_quadrature():
+    rows = [Resting("a", "measured", 3.0, 1, 1, 1.0, "", 0.1349), Resting("b", "measured", 1.0, 1, 1, 1.0, "", 0.4047)]
+    assert plus_minus(rows, 4.0) == pytest.approx(math.hypot(0.75 * 0.1, 0.25 * 0.3))
+    unknown = Resting("c", "assumed", 1.0, 1, 1, 1.0, "", None)
+    assert plus_minus([*rows, unknown], 5.0) is None, "a fifth rests on no samples"
+
+
+def test_samples_become_figures():
+    assert typical([1.0] * 39 + [1000.0]) == 1.0, "one pause of the machine is left out"
+    assert typical([1.0, 3.0]) == 2.0, "a mean, because only means add up"
+    samples = Samples()
+    for at, seconds in ((16, 1.0), (17, 3.0), (18, 2.0), (64, 9.0)):
+        samples.add("expert", at, "case", seconds)
+    found = curve(samples, "expert")
+    assert found["at"] == [18.0], "near ones are pooled, and one sample is none"
+    assert found["seconds"] == [2.0]
+    up = link({1024: [1e-4] * 5, 3 << 20: [1e-4 + 3e-4] * 5})
+    assert up["bandwidth_bytes_per_s"]["value"] == pytest.approx(((3 << 20) - 1024) / 3e-4)
+    assert up["latency_s"]["value"] == pytest.approx(1e-4, rel=0.01)
+    assert link({1024: [1e-4] * 5}) is None
+    assert link({1024: [1e-4] * 5, 4096: [2e-4] * 5}) is None, "too close to tell latency and bandwidth apart"
+
+
+def test_a_broken_curve_is_refused(tmp_path):
+    hw = msgspec.to_builtins(load_hardware("rtx3090"))
+    path = tmp_path / "x.yaml"
+    good = {"at": [1.0, 2.0], "seconds": [1e-3, 2e-3], "iqr_s": [0.0, 0.0], "n": [1, 1]}
+    for change in ({"at": [2.0, 1.0]}, {"seconds": [1e-3]}, {"seconds": [1e-3, -1.0]}):
+        operations = {"expert": {**good, **change}}
+        path.write_text(msgspec.yaml.encode(hw | {"curves": {"model": "m", "precision": "fp32",
+                                                             "operations": operations}}).decode())  # fmt: skip
+        with pytest.raises(BadInput, match=r"curves\.operations\.expert"):
+            load_hardware(path)
+
+
+def test_results_say_what_lies_beyond_the_measured_range(tmp_path):
+    hw = msgspec.to_builtins(load_hardware("rtx3090"))
+    quantity = {"value": 1e-5, "source": "measured", "iqr": 1e-6, "n": 9}
+    operations = {name: {"at": [1.0], "seconds": [1e-3], "iqr_s": [1e-4], "n": [50]}
+                  for name in ("attention", "attention_decode", "gate", "expert", "head")}  # fmt: skip
+    curves = {"model": "cpu-small", "precision": "fp32", "operations": operations, "launches": {"expert": quantity}}
+    path = tmp_path / "x.yaml"
+    path.write_text(msgspec.yaml.encode(hw | {"curves": curves}).decode())
+    setup = prepare(RunSpec(policy="lru", hw=str(path), model="cpu-small", precision="fp32", requests=1))
+    result = execute(setup, bounds=False).result
+    setup.close()
+    assert any(label.startswith("beyond the calibrated range: attention at ") for label in result["labels"])
