@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sim.cli import main
+from sim.models import load_model
+from sim.setup import default_model, shape_of
 from traces import stats
-from traces.catalogue import DEFAULT, bundled_traces
+from traces.catalogue import DEFAULT, bundled_traces, traces_that_fit
 from traces.check import check_trace
 from traces.format import DISTANCES
 from traces.reader import Trace
@@ -60,12 +63,58 @@ def test_the_default_trace_is_fine_moes_workload():
         assert wanted | {f"next_scores_{d}" for d in DISTANCES} <= trace.levels
 
 
-def test_the_model_learned_and_its_routing_is_alive():
+def test_the_model_learned_and_its_routing_is_alive(trace):
     """Held-out loss below an interpolated bigram model's, no dead expert, gates predict better than popularity does."""
-    with Trace(bundled_traces()[DEFAULT]) as trace:
-        loss = json.loads(trace.header.extra["heldout_nats_per_token"])
-        assert loss["model"] < loss["bigram"]
-        assert stats.dead_experts(stats.popularity(trace)) == []
-        for distance in DISTANCES:
-            found = stats.prediction_accuracy(trace, distance)
-            assert np.nanmean(found.recorded) > np.nanmean(found.popular)
+    loss = json.loads(trace.header.extra["heldout_nats_per_token"])
+    assert loss["model"] < loss["bigram"]
+    assert json.loads(trace.header.extra["dead_experts"]) == 0
+    assert stats.dead_experts(stats.popularity(trace)) == []
+    for distance in DISTANCES:
+        found = stats.prediction_accuracy(trace, distance)
+        assert np.nanmean(found.recorded) > 2 * np.nanmean(found.popular)
+
+
+def test_it_has_what_policies_need(trace):
+    """Every level, several tasks in both splits, enough decoding to score."""
+    wanted = {"experts", "weights", "scores", "shared_scores", "embeddings", "token_ids", "tasks"}
+    assert wanted | {f"next_scores_{d}" for d in DISTANCES} <= trace.levels
+    assert {"experts", "weights", "scores"} <= trace.levels_prefill
+    assert trace.requests.n_decode_rows >= 5_000
+    assert len(trace.requests.tasks) >= 4
+    for split in ("store", "test"):
+        assert {request.task for request in trace.requests.in_split(split)} == set(trace.requests.tasks)
+    assert trace.header.labels == ()
+
+
+def test_sizes():
+    """70 MB in all; what is left out of far predictions is no more than half of what a policy could want of them."""
+    sizes = {name: path.stat().st_size for name, path in bundled_traces().items()}
+    assert sum(sizes.values()) <= 70_000_000, sizes
+    for path in bundled_traces().values():
+        with Trace(path) as trace:
+            for name in ("next_scores_2", "next_scores_3", "shared_scores"):
+                if f"{name}.ids" in trace.entries:
+                    assert trace.entries[f"{name}.ids"].shape[-1] == 2 * trace.top_k
+
+
+@pytest.mark.parametrize("model, name", [
+    ("mixtral-8x7b", "mixtral-8x7b-small"), ("qwen1.5-moe-a2.7b", "qwen1.5-moe-small"),
+    ("phi-3.5-moe", "phi-3.5-moe-small"), ("deepseek-moe-16b", "deepseek-moe-16b-small"),
+])  # fmt: skip
+def test_a_model_runs_on_the_trace_of_its_shape_and_back(model, name):
+    shape = shape_of(load_model(model))
+    assert traces_that_fit(*shape) == [name]
+    with Trace(bundled_traces()[name]) as trace:
+        assert default_model(trace) == model
+
+
+def test_the_list_shows_them_all(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["traces", "list"])
+    out, _ = capsys.readouterr()
+    assert stopped.value.code == 0
+    for path in bundled_traces().values():
+        with Trace(path) as trace:
+            loss = json.loads(trace.header.extra["heldout_nats_per_token"])
+            for text in (trace.sha256, trace.header.model_source, f"{loss['trigram']:.2f} nats per token"):
+                assert text in out
