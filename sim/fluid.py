@@ -102,10 +102,10 @@ class FluidMachine(SimMachine):
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
         cost = self.cost
         n_bytes = cost.activation_bytes(n_tokens)
-        self.host_s += cost.cpu_launch_s
+        begun_s = self.host_s
+        self.host_s = begun_s + cost.cpu_launch_s
         self.n_copy_launches += 1
         if self.spans is not None:
-            begun_s = self.host_s - cost.cpu_launch_s
             self.spans("host", "launch cpu_expert", layer, expert, n_tokens, n_bytes, begun_s, self.host_s)
         arrived_s = self.down.use("activations", layer, expert, n_tokens, self.host_s, cost.back_s(n_bytes))
         price = cost.expert_cpu(n_tokens)
