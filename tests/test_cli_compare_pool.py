@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,11 @@ def test_whoever_stops_early_leaves_no_process() -> None:
     assert time.monotonic() - began < 45
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="process groups of POSIX")
-@pytest.mark.parametrize("after_s", [0.0, 1.5])
-def test_ctrl_c_ends_all_of_them_with_one_line(tmp_path: Path, after_s: float) -> None:
+@pytest.fixture
+def at_work(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A comparison on two processes, in a group of its own, that has a minute of work to do."""
+    if sys.platform == "win32":
+        pytest.skip("process groups of POSIX")
     trace = mixtral_shaped(tmp_path, n_requests=2, prompt=5, outputs=3000)
     named = [word for name in ("fifo", "fine_moe", "moe_infinity") for word in ("--policy", name)]
     words = ["compare", *named, "--hw", "rtx3090", "--trace", str(trace), "--workers", "2"]
@@ -70,13 +73,25 @@ def test_ctrl_c_ends_all_of_them_with_one_line(tmp_path: Path, after_s: float) -
     deadline = time.monotonic() + 60
     while len(_group(process.pid)) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
-    time.sleep(after_s)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the command
-    stdout, stderr = process.communicate(timeout=60)
-    assert (process.returncode, stdout, stderr.decode().strip()) == (130, b"", "interrupted")
-    while _group(process.pid) and time.monotonic() < deadline:
+    yield process
+    deadline = time.monotonic() + 30
+    while left := _group(process.pid):
+        assert time.monotonic() < deadline, f"left running: {left}"
         time.sleep(0.02)
-    assert not _group(process.pid)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 1.5])
+def test_ctrl_c_ends_all_of_them_with_one_line(at_work: subprocess.Popen[bytes], after_s: float) -> None:
+    time.sleep(after_s)
+    os.killpg(at_work.pid, signal.SIGINT)  # as a terminal does: to every process of the command
+    stdout, stderr = at_work.communicate(timeout=60)
+    assert (at_work.returncode, stdout, stderr.decode().strip()) == (130, b"", "interrupted")
+
+
+def test_processes_end_with_the_one_that_started_them(at_work: subprocess.Popen[bytes]) -> None:
+    time.sleep(1.5)
+    at_work.kill()
+    at_work.communicate(timeout=60)
 
 
 def _group(pgid: int) -> list[str]:
