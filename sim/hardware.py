@@ -148,7 +148,7 @@ def _with_cpu(data: dict[str, Any], cpu: str | dict[str, Any], where: str) -> di
     name = cpu if isinstance(cpu, str) else cpu["from"]
     if not isinstance(name, str):
         raise BadInput(f"{where}: cpu.from, got {name!r}: the id of a CPU, e.g. tr-pro-3955wx")
-    own = profiles.read(profiles.find(CPUS, "CPU", name), "CPU")
+    own = profiles.read(profiles.find(CPUS, f"{where}: cpu", name), "CPU")
     sources, own_sources = data.get("sources", {}), own.pop("sources", {})
     if not isinstance(sources, dict) or not isinstance(own_sources, dict):
         raise BadInput(f"{where}: sources, got {type(sources).__name__}: a mapping of key to citation")

@@ -177,7 +177,7 @@ def test_set_cpu_then_refine_it() -> None:
         ({"gpu.n_sms": 0}, r"gpu\.n_sms: Expected `int` >= 1"),
         ({"contention.gpu_slowdown_by_h2d": 50}, r"got 50: from 0 to 10; it is the share of extra time"),
         ({"id.x": 1}, r"--set hw\.id\.x, got 1: 'id' has no parts; write --set hw\.id=VALUE"),
-        ({"cpu": "foo"}, r"CPU, got 'foo': unknown; known: core-i9-13900k"),
+        ({"cpu": "foo"}, r"cpu, got 'foo': unknown; known: core-i9-13900k"),
         ({"cpu": {"from": 3}}, r"cpu\.from, got 3: the id of a CPU"),
         ({"cpu": ["xeon-8358p"]}, r"cpu: Expected `object`, got `array`"),
     ],
@@ -234,7 +234,7 @@ def _bad_sources(data: dict[str, Any]) -> None:
         (_outside_range, r"got 3e\+10: outside its own range 2\.36e\+10 to 2\.64e\+10; correct value, low or high"),
         (_typo, r"unknown field `contenton`; did you mean 'contention'\?"),
         (_no_citation, r"memory_bandwidth_bytes_per_s\.ref, got 'ninfer': not a key of `sources`; add the citation"),
-        (_cpu_from_nowhere, r"CPU, got 'tr-pro-3999': unknown; did you mean 'tr-pro-3955wx'\?|CPU, got 'tr-pro-3999'"),
+        (_cpu_from_nowhere, r"own\.yaml: cpu, got 'tr-pro-3999': unknown; did you mean 'tr-pro-3955wx'\?"),
         (_bad_sources, r"sources, got list: a mapping of key to citation"),
     ],
 )
