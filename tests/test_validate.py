@@ -75,7 +75,7 @@ def test_a_comparison_has_everything(world):
     found = compared(world)
     assert found["decisions"]["identical"], found["decisions"]
     assert found["decisions"]["n"] > 100
-    assert found["bytes"]["h2d_bytes"]["error_frac"] == 0
+    assert found["bytes"]["h2d_bytes"]["error_frac"] == found["bytes"]["asked_bytes"]["error_frac"] == 0
     assert found["classes"]["miss_rate"]["error_frac"] == 0
     assert {"gpu", "h2d", "host"} <= set(found["lanes"])
     assert {"gpu: expert", "gpu: attention", "gpu: gate", "gpu: head", "h2d: demand", "host: launch expert",
@@ -128,12 +128,12 @@ def test_a_grossly_wrong_profile_fails_on_the_command_line(world, capsys):
 def test_decisions_that_part_and_bytes_that_differ_are_wrong():
     pair = {"predicted": 1.0, "measured": 1.0, "error_frac": 0.0}
     parted = {"identical": False, "part_at": 7, "predicted": [("fetch", 0, 1)], "measured": []}
-    found = {"tpot_s": pair, "ttft_s": pair, "traits": ["streams"], "bytes": {"h2d_bytes": pair}, "decisions": parted}
+    found = {"tpot_s": pair, "ttft_s": pair, "traits": ["streams"], "bytes": {"asked_bytes": pair}, "decisions": parted}
     assert "decisions part at entry 7" in judge(found, 0.1)[0]
     found["traits"] = ["timing"]
     assert judge(found, 0.1) == []
-    found |= {"traits": [], "decisions": {"identical": True}, "bytes": {"h2d_bytes": {"predicted": 5, "measured": 4}}}
-    assert judge(found, 0.1) == ["h2d_bytes: 5 predicted, 4 measured"]
+    found |= {"traits": [], "decisions": {"identical": True}, "bytes": {"asked_bytes": {"predicted": 5, "measured": 4}}}
+    assert judge(found, 0.1) == ["bytes asked for: 5 predicted, 4 measured"]
 
 
 def test_ranks_and_medians():
