@@ -231,17 +231,38 @@ def read(path: Path) -> dict[str, Any]:
 
     try:
         data = json.loads(read_text(path, MAX_BYTES))
-        if data["schema"] != 1 or not isinstance(data["comparisons"], list):
+        if data["schema"] != 1 or not isinstance(data.get("comparisons", data.get("policies")), list):
             raise KeyError("schema")
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path}: not comparisons of `moesim validate --out` ({error}); run that first") from None
     return dict(data)
 
 
+def _talked(data: dict[str, Any]) -> list[str]:
+    """What `--checkpoint` kept, as rows."""
+    lines = [
+        "| policy | lossy | tokens as resident | perplexity | resident | change | activations changed, closed loop "
+        "| open loop | gate mass kept, open loop |", "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]  # fmt: skip
+    for row in data["policies"]:
+        shares = (row[f"{loop}_loop_activations_changed_frac"] for loop in ("closed", "open"))
+        lossy, same = "yes" if row["lossy"] else "no", _percent(row["tokens_same_frac"], sign=False)
+        lines.append(
+            f"| {row['policy']} | {lossy} | {same} of {row['tokens']} | "
+            f"{row['perplexity']:.2f} | {row['perplexity_resident']:.2f} | "
+            f"{_percent(row['perplexity_change_frac'])} | "
+            f"{' | '.join(_percent(share, sign=False) for share in (*shares, row['open_loop_gate_mass_kept']))} |"
+        )
+    return [*lines, ""]
+
+
 def markdown(kept: list[dict[str, Any]]) -> str:
     """The accuracy table of the docs: hardware, cores, noise, versions and date, then a row per comparison."""
-    lines = []
+    lines: list[str] = []
     for data in kept:
+        if "policies" in data:
+            lines += _talked(data)
+            continue
         machine, load = data["machine"], ", ".join(f"{x:.1f}" for x in data["load"])
         lines += [
             f"{data['device']}: {machine['cpu']}, {data['cores']} cores, torch {machine['versions']['torch']}, "
