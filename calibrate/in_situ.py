@@ -301,7 +301,7 @@ def apply(data: dict[str, Any], samples: Samples, name: str) -> dict[str, Any]:
     if down is None and samples.sends:
         smallest = samples.sends[min(samples.sends)]
         rate = (up or data["d2h"])["bandwidth_bytes_per_s"]
-        assumed = {"value": rate["value"], "source": "assumed", "note": "as to the device: only hidden states were sent"}
+        assumed = {"value": rate["value"], "source": "assumed", "note": "as to the device; only tokens came back"}
         down = {"latency_s": figure(smallest), "bandwidth_bytes_per_s": assumed}
     if down is not None:
         data |= {"d2h": down, "d2h_pageable": down}
