@@ -358,6 +358,19 @@ class TestTable:
         table.reproduce([row(cases=[1])], ("b",), tmp_path / "out", 1, quiet)
         assert len(done) == 4
 
+    def test_kept_runs_are_those_of_this_code_and_this_trace(
+        self, mine: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spec = work.spec_of(table.load_experiments()["mine"], 0, "lru", mine, {})
+        before = work.key_of(spec)
+        assert work.key_of(spec) == before
+        monkeypatch.setattr(work, "code_digest", lambda: "edited")
+        assert work.key_of(spec) != before
+        monkeypatch.undo()
+        work._digest.cache_clear()
+        mine.write_bytes(mine.read_bytes() + b" ")
+        assert work.key_of(spec) != before
+
     def test_another_constant_is_another_run(self, mine: Path, tmp_path: Path) -> None:
         experiment = table.load_experiments()["mine"]
         plain, slower = (work.spec_of(experiment, 0, "on_demand", mine, constant)

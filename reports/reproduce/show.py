@@ -140,6 +140,8 @@ def _basis(result: dict[str, Any]) -> str:
         for model, one in told["of"].items():
             lines.append(f"  {model}: {one['trace']}, {one['requests']:,} requests, {one['tokens']:,} tokens, of "
                          f"{one['recorded_model']}; labels {', '.join(one['labels']) or 'none'}")  # fmt: skip
+    if "date" in result:
+        lines.append(f"run on {result['date']} with version {result['version']}, stack {result['stack']}")
     left_out = _left_out(result)
     return "\n".join(lines) + (f"\n\nSystems that could not run\n{left_out}" if left_out else "")
 

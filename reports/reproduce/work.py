@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from sim.spec import RunSpec
 
 REQUESTS = 4  # scored requests per run: some hundred generated tokens
 SEED = 0
+CODE = ("sim", "policies", "hwprofiles", "traces")
 METRICS = ("ttft_s", "tpot_s", "e2e_s", "hit_rate", "h2d_bytes", "peak_vram_bytes", "gate_mass_kept", "decode_tokens",
            "requests", "labels")  # fmt: skip
 Progress = Callable[[int, int], None]
@@ -46,6 +48,17 @@ def spec_of(
     )  # fmt: skip
 
 
+@lru_cache(maxsize=1)
+def code_digest() -> str:
+    """A digest of the code and profiles that runs depend on: kept results of an edited checkout are not used."""
+    digest = hashlib.sha256()
+    for package in CODE:
+        folder = Path(str(resources.files(package)))
+        for path in sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".yaml")):
+            digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
 @lru_cache(maxsize=256)
 def _digest(path: str) -> str:
     with Path(path).open("rb") as file:
@@ -53,11 +66,11 @@ def _digest(path: str) -> str:
 
 
 def key_of(spec: RunSpec) -> str:
-    """A digest of everything that decides a run's numbers: the configuration, the trace's bytes, the version."""
+    """A digest of everything that decides a run's numbers: configuration, trace, version, code and profiles."""
     fields = msgspec.to_builtins(spec)
     fields["trace"] = _digest(fields["trace"])
     fields["model"] = Path(fields["model"]).name
-    return hashlib.sha256(json.dumps([__version__, fields], sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([__version__, code_digest(), fields], sort_keys=True).encode()).hexdigest()[:32]
 
 
 def simulate(text: str) -> Result:
