@@ -2,11 +2,12 @@
 
 Whatever the input, a run ends in a result or in one printable line of `BadInput` that names file or option and a way
 out; within seconds; in memory of the files' size; with no file, map or descriptor left behind. Each case follows from
-its number alone. A slice runs by default; all of it (forty thousand cases, about ten minutes on one core):
+its number alone. A slice runs by default; all of it (about ten minutes on one core):
 
     MOESIM_FUZZ_CASES=40000 python -m pytest tests/test_fuzz.py
 
-and one case, with its files kept, in the folder named:
+The first 40,000 cases passed on 2026-11-21 (Linux, Python 3.11.7), after what earlier ones found was mended: names too
+long for a file, and profiles whose unknown CPU was reported without the profile's name. Some of them, alone:
 
     python tests/test_fuzz.py 1234 1235 FOLDER
 """
