@@ -90,7 +90,7 @@ class Xlnet:
 
     def hidden(self, ids: Sequence[int]) -> Floats:
         """Last hidden state [n, d] of a sequence of word ids, in 1 / 4096."""
-        h = self.words[np.asarray(ids)]
+        h: Floats = self.words[np.asarray(ids)]
         for layer in self._layers:
             h = self._feed_forward(layer, self._attend(layer, h))
         return h

@@ -238,8 +238,8 @@ class Cost:
                 self._experts[key] = Price(timed_s, whole.rests_on)
                 return self._experts[key]
             n_bytes = frac * model.expert_bytes(precision) + 2 * self.activation_bytes(n_tokens)
-            price = self._roofline(kernels_frac * self.stack.kernels.expert, n_bytes, frac * model.expert_flops(n_tokens))
-            self._experts[key] = price
+            n_kernels, flops = kernels_frac * self.stack.kernels.expert, frac * model.expert_flops(n_tokens)
+            price = self._experts[key] = self._roofline(n_kernels, n_bytes, flops)
         return price
 
     def expert_gpu_s(self, n_tokens: int) -> float:

@@ -115,14 +115,6 @@ def read_text(path: Path, max_bytes: int) -> str:
         raise BadInput(f"{str(path)!r}: not a path; check the name") from None
 
 
-def mode_of(path: Path) -> int:
-    """`st_mode`; 0 where nothing has that name, or nothing can (too long, a null character)."""
-    try:
-        return path.stat().st_mode
-    except (OSError, ValueError):
-        return 0
-
-
 def to_struct(data: Any, kind: type[T], where: str) -> T:
     """Convert plain data to a msgspec Struct, strictly. Raises BadInput naming the field by its path."""
     try:

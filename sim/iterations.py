@@ -222,7 +222,8 @@ class Feed:
             self._blocks[request] = (first, rows)
         if row == last_row - 1:
             self._blocks.pop(request, None)
-        return rows[row - first]
+        found: list[Any] = rows[row - first]
+        return found
 
     def read(self, start_row: int, stop_row: int) -> list[Any]:
         """Rows as `row` returns them."""

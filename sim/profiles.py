@@ -9,8 +9,9 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any, TypeVar
 
-from sim.data import MAX_JSON_BYTES, bundled, mode_of, read_text, read_yaml, to_struct
+from sim.data import MAX_JSON_BYTES, bundled, read_text, read_yaml, to_struct
 from sim.errors import BadInput, did_you_mean
+from sim.paths import mode_of
 from sim.quantity import explain
 
 T = TypeVar("T")

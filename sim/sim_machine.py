@@ -319,7 +319,9 @@ class SimMachine:
 
     def lane_busy_s(self) -> dict[str, float]:
         """Busy seconds by lane."""
-        lanes = {lane.name: lane.busy_s for lane in (*self.streams, *self.up, self.down, self.cpu, self.side)}
+        lanes = {stream.name: stream.busy_s for stream in self.streams}
+        lanes |= {link.name: link.busy_s for link in self.up}
+        lanes |= {lane.name: lane.busy_s for lane in (self.down, self.cpu, self.side)}
         lanes["d2h"] += self.back.busy_s  # one engine: activations of CPU experts, or pieces written back
         lanes["host"] = math.fsum(share for _, share in self.host_shares())
         return lanes

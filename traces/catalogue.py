@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.data import mode_of
 from sim.errors import BadInput, did_you_mean
+from sim.paths import mode_of
 from sim.units import show_bytes
 from traces.format import SUFFIX
 from traces.reader import Trace
