@@ -25,8 +25,8 @@ PLAIN: dict[str, dict[str, tuple[dict[str, Any], Any, int]]] = {
     "random": {"scope": ({}, "layer", 20), "seed": ({}, 1, 20)},
     "on_demand": {"slots": ({}, 3, 20)},
     "mixtral_offloading": {
-        "variant": ({}, "code", 24), "offload_per_layer": ({}, 6, 40), "buffer_size": ({}, 2, 24), "guesses": ({}, 1, 24),
-        "write_back": ({}, False, 24),
+        "variant": ({}, "code", 24), "offload_per_layer": ({}, 6, 40), "buffer_size": ({}, 2, 24),
+        "guesses": ({}, 1, 24), "write_back": ({}, False, 24),
     },
     "fine_moe": {
         "variant": ({}, "code", 20), "distance": ({}, 1, 20), "capacity": ({}, 2, 20), "mode": ({}, "online", 20),
