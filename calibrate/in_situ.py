@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 
 from calibrate.stats import summarise
+from calibrate.store import unpacked
 from sim.data import replacing
 from sim.errors import BadInput
 from sim.real.work import LANES
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from sim.real.work import Lanes, Work
 
 FORMAT = 1
-MAX_BYTES = 64 * 1024 * 1024
+MAX_S = 1e6  # no operation takes longer, and no file of samples says so
 PROMPTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 OUTPUTS = 9
 CASES = (("lru", 1.0), ("lru", 0.25), ("perfect_prefetch", 0.25), ("lru", 1.0), ("llama_cpp", 0.5))
@@ -200,22 +202,38 @@ def _rounded(seconds: list[float]) -> list[float]:
 
 def load(path: Path) -> Samples:
     """Read samples back. Raises BadInput."""
-    import gzip
-
     try:
-        with gzip.open(path, "rb") as packed:
-            plain = json.loads(packed.read(MAX_BYTES))
-        samples = Samples(environment=plain["environment"])
-        for row in plain["operations"]:
-            samples.operations.setdefault((row["op"], row["at"]), {})[row["case"]] = row["seconds"]
-        samples.copies = {int(n): s for n, s in plain["copies"].items()}
-        samples.sends = {int(n): s for n, s in plain["sends"].items()}
-        samples.verbs = plain["verbs"]
-        samples.overlap = {case: [(f, s) for f, s in pairs] for case, pairs in plain["overlap"].items()}
-        return samples
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        plain = msgspec.json.decode(unpacked(path), type=_File)
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: not the samples of a calibration on the real machine ({error}); calibrate again"
                        ) from None  # fmt: skip
+    samples = Samples(environment=plain.environment, copies=plain.copies, sends=plain.sends, verbs=plain.verbs,
+                      overlap=plain.overlap)  # fmt: skip
+    for row in plain.operations:
+        samples.operations.setdefault((row.op, row.at), {})[row.case] = row.seconds
+    return samples
+
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_S)]
+
+
+class _Operation(msgspec.Struct):
+    op: str
+    at: Annotated[float, msgspec.Meta(ge=0, le=2**53)]
+    case: str
+    seconds: list[Seconds]
+
+
+class _File(msgspec.Struct):
+    """What `save` writes."""
+
+    format: Literal[1]
+    environment: dict[str, Any]
+    operations: list[_Operation]
+    copies: dict[Annotated[int, msgspec.Meta(ge=1)], list[Seconds]]
+    sends: dict[Annotated[int, msgspec.Meta(ge=1)], list[Seconds]]
+    verbs: dict[str, list[Seconds]]
+    overlap: dict[str, list[tuple[float, Seconds]]]
 
 
 # -- from samples to figures -------------------------------------------------------------------------------------

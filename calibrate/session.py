@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from calibrate import environment, in_situ, profile
 from calibrate.backend import Backend
@@ -16,11 +18,13 @@ from calibrate.derive import Table
 from calibrate.geometry import AttentionShape, ExpertShape, Geometry
 from calibrate.runner import PROBES, Health, Progress, run
 from calibrate.store import Store
-from sim.data import read_text, replacing
+from sim.data import read_text, replacing, to_struct
 from sim.errors import BadInput
 from sim.models import Model, load_model
 
 MAX_ENVIRONMENT_BYTES = 16 * 1024 * 1024
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 @dataclass(frozen=True)
@@ -209,14 +213,56 @@ def _earlier(request: Request, title: str) -> dict[str, Any]:
     return old
 
 
+class _Versions(msgspec.Struct):
+    torch: str
+
+
+class _Cores(msgspec.Struct):
+    physical: Count
+
+
+class _Machine(msgspec.Struct):
+    cpu: str
+    cores: _Cores
+    memory_bytes: Annotated[float, msgspec.Meta(ge=1)]
+    versions: _Versions
+
+
+class _Link(msgspec.Struct):
+    """Of the card, or of a reading of it."""
+
+    when: str = ""
+    pcie_gen: Count | None = None
+    pcie_width: Count | None = None
+    pcie_gen_max: Count | None = None
+    pcie_width_max: Count | None = None
+
+
+class _Environment(msgspec.Struct):
+    """What is read of an environment file; the rest is for people."""
+
+    title: str
+    kind: Literal["cuda", "cpu"]
+    device: str
+    models: list[str]
+    machine: _Machine
+    card: _Link
+    threads: Annotated[list[Count], msgspec.Meta(min_length=1)]
+    dtype: Literal["bfloat16", "float16", "float32"]
+    cpu_dtype: Literal["bfloat16", "float16", "float32"]
+    n_sms: Count
+    l2_bytes: Count
+    total_bytes: Annotated[float, msgspec.Meta(ge=1)]
+    readings: list[_Link] = []
+    warnings: list[str] = []
+
+
 def _read_environment(path: Path) -> dict[str, Any]:
     try:
         old = json.loads(read_text(path, MAX_ENVIRONMENT_BYTES))
-        missing = {"title", "kind", "device", "models", "machine", "card", "threads"} - set(old)
-    except (ValueError, TypeError):
-        missing = {"everything"}
-    if missing:
-        raise BadInput(f"{path}: not an environment file of calibrate (no {min(missing)}); run without --resume")
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: not an environment file of calibrate ({error}); run without --resume") from None
+    to_struct(old, _Environment, str(path))
     return dict(old)
 
 

@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from sim.data import replacing
 from sim.errors import BadInput
@@ -17,6 +21,12 @@ from sim.errors import BadInput
 Key = Mapping[str, str | int]
 FORMAT = 1
 MAX_BYTES = 256 * 1024 * 1024
+MAX_RATIO = 100  # unpacked to packed; samples of clocks stay far below, a thousandfold is a bomb
+FREE_BYTES = 1024 * 1024  # a ratio says nothing about a small file
+_BLOCK_BYTES = 256 * 1024
+_EXPERT = ("hidden", "intermediate", "n_tokens")
+NUMBERS = {"copy": ("n_bytes",), "copy_enqueue": ("n_bytes",), "expert": _EXPERT, "cpu_expert": _EXPERT}
+"""What the key of a measured point of a probe has to say."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +40,7 @@ class Record:
     clock: str = ""
     calls: int = 0
     samples_s: tuple[float, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)  # enqueue seconds, coverage, bytes
+    extra: Mapping[str, Any] = field(default_factory=dict)  # enqueue_s and covered (lists of numbers), bytes
     why: str = ""
 
     @property
@@ -81,18 +91,58 @@ class Store:
         records: dict[tuple[str, str, int], Record] = {}
         number = 1
         try:
-            with gzip.open(path, "rb") as packed:
-                lines = packed.read(MAX_BYTES).decode().splitlines()
+            lines = unpacked(path).decode().splitlines()
             if json.loads(lines[0])["format"] != FORMAT:
                 raise BadInput(f"{path}, got format {json.loads(lines[0])['format']!r}: this version reads {FORMAT}; "
                                "calibrate again")  # fmt: skip
             for line in lines[1:]:
                 number += 1
-                plain = json.loads(line)
-                record = Record(**{**plain, "samples_s": tuple(plain["samples_s"])})
+                record = _record(json.loads(line))
                 records[record.ident] = record
-        except (OSError, EOFError, UnicodeDecodeError) as error:
-            raise BadInput(f"{path}: cannot be read ({error}); check the path, or calibrate without --resume") from None
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except UnicodeDecodeError as error:
+            raise BadInput(f"{path}: not text ({error.reason}); calibrate without --resume") from None
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise BadInput(f"{path} line {number}: not a sample record ({error}); calibrate without --resume") from None
         return Store(path, records)
+
+
+def _record(plain: Any) -> Record:
+    """One line as a record. Raises ValueError (of which msgspec's errors are)."""
+    record = msgspec.convert(plain, Record)
+    extra = msgspec.convert(record.extra, _Extra)
+    for values, least in ((record.samples_s, 0.0), (extra.enqueue_s, 0.0), (extra.covered, -math.inf)):
+        if not all(math.isfinite(value) and value >= least for value in values):
+            raise ValueError("a sample is finite, and no time is negative")
+    if record.status == "ok" and not record.samples_s:
+        raise ValueError("it is ok and has no samples")
+    for name in NUMBERS.get(record.probe, ()):
+        value = record.key.get(name)
+        if record.status == "ok" and not (isinstance(value, int) and value >= 1):
+            raise ValueError(f"key {name}, got {value!r}: a whole number, at least 1")
+    return record
+
+
+class _Extra(msgspec.Struct):
+    enqueue_s: list[float] = []
+    covered: list[float] = []
+
+
+def unpacked(path: Path) -> bytes:
+    """The text of a gzip file.
+
+    Raises:
+        BadInput: unreadable, cut, not gzip, or unpacking to more than such a file can genuinely hold.
+    """
+    try:
+        with path.open("rb") as file, gzip.open(file) as packed:
+            most_bytes = min(MAX_BYTES, FREE_BYTES + MAX_RATIO * path.stat().st_size)
+            blocks, n_bytes = [], 0
+            while block := packed.read(_BLOCK_BYTES):
+                blocks.append(block)
+                n_bytes += len(block)
+                if n_bytes > most_bytes:
+                    raise BadInput(f"{path}: unpacks to more than {most_bytes} bytes, which samples never do; "
+                                   "calibrate again")  # fmt: skip
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{path}: cannot be read ({error}); check the path, or calibrate without --resume") from None
+    return b"".join(blocks)

@@ -108,12 +108,14 @@ def read(path: Path, n_layers: int, n_experts: int, top_k: int, tasks: Sequence[
     """
     tensors, facts = load(path)
     shape = (facts.get("n_layers"), facts.get("n_experts"), facts.get("top_k"))
-    if facts.get("format") != FORMAT or not isinstance(facts.get("tasks"), list) or "n_heads" not in facts:
+    known, n_heads = facts.get("tasks"), facts.get("n_heads")
+    told = isinstance(known, list) and type(n_heads) is int and n_heads >= 1
+    if facts.get("format") != FORMAT or not told:
         raise BadInput(f"{path}: not a predictor of emoe in format {FORMAT}; train it with `moesim train emoe`")
     if shape != (n_layers, n_experts, top_k):
         raise BadInput(f"{path}, got a predictor for {shape[0]}x{shape[1]}, k={shape[2]}: the trace is "
                        f"{n_layers}x{n_experts}, k={top_k}; train one with `moesim train emoe`")  # fmt: skip
-    unknown = sorted(set(tasks) - set(map(str, facts["tasks"])))
+    unknown = sorted(set(tasks) - set(map(str, known or ())))
     if unknown:
         raise BadInput(f"{path}: it knows no task {unknown[0]!r} of this trace; train one with `moesim train emoe`")
     return Transformer(tensors, facts, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.errors import BadInput
+from sim.model_bytes import MAX_LAYERS
 
 _NEEDED = object()
 
@@ -29,6 +30,13 @@ class Config:
         value = self.get(*keys, default=default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise BadInput(f"{self.where}: {keys[0]}, got {value!r}: a whole number of at least 0; correct the field")
+        return value
+
+    def layer_count(self, *keys: str, default: Any = _NEEDED) -> int:
+        """A number of layers, so few that they may be listed."""
+        value = self.count(*keys, default=default)
+        if value > MAX_LAYERS:
+            raise BadInput(f"{self.where}: {keys[0]}, got {value}: at most {MAX_LAYERS} layers; correct the field")
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:

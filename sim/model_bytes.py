@@ -24,7 +24,10 @@ BITS_PER_PARAM: dict[str, float] = {
     "hqq2": 3.0625,  # HQQ 2 bits, 8-bit scale and zero per 16, each with an fp32 scale and zero per 128 groups
 }
 
+MAX_LAYERS = 4096  # layers get listed, so a number that no model has would be a list that no memory holds
+
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+Layers = Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -55,7 +58,7 @@ class Mla(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class Encoder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Encoder half of an encoder-decoder model: same block shape, runs once per request, never in a decode step."""
 
-    n_layers: Positive
+    n_layers: Layers
     dense_layers: tuple[Count, ...] = ()
 
 
@@ -63,7 +66,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Shape of a model. Layers are those a decode step runs: of an encoder-decoder model, the decoder's."""
 
     hidden_size: Positive
-    n_layers: Positive
+    n_layers: Layers
     dense_layers: tuple[Count, ...] = ()  # layers whose FFN is dense; every other layer holds routed experts
     dense_intermediate_size: Count = 0
     n_experts: Positive

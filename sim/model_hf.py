@@ -58,7 +58,7 @@ def _common(config: Config) -> Fields:
     head_dim = config.count("head_dim", default=hidden_size // max(n_heads, 1))
     return {
         "hidden_size": hidden_size,
-        "n_layers": config.count("num_hidden_layers"),
+        "n_layers": config.layer_count("num_hidden_layers"),
         "n_heads": n_heads,
         "n_kv_heads": config.count("num_key_value_heads", default=n_heads),
         "head_dim": head_dim,
@@ -95,7 +95,7 @@ def _phimoe(config: Config) -> Fields:
 def _sparse_steps(config: Config) -> list[int]:
     """Qwen2-MoE and Qwen3-MoE: a layer is sparse unless listed, or off the beat of `decoder_sparse_step`."""
     step, listed = max(config.count("decoder_sparse_step", default=1), 1), config.layers("mlp_only_layers", default=[])
-    n_layers = config.count("num_hidden_layers")
+    n_layers = config.layer_count("num_hidden_layers")
     return [layer for layer in range(n_layers) if layer in listed or (layer + 1) % step]
 
 
@@ -170,7 +170,7 @@ def _deepseek_ffn(config: Config) -> Fields:
         gate["selection_bias"] = True
     if config.get("topk_method", default="greedy") != "greedy":
         gate |= {"n_groups": config.count("n_group", default=1), "top_groups": config.count("topk_group", default=1)}
-    n_layers = config.count("num_hidden_layers")
+    n_layers = config.layer_count("num_hidden_layers")
     return {
         "n_experts": config.count("n_routed_experts"),
         "top_k": config.count("num_experts_per_tok"),
@@ -214,7 +214,7 @@ def _glm4_moe(config: Config) -> Fields:
 
 
 def _llama4(config: Config) -> Fields:
-    n_layers, width = config.count("num_hidden_layers"), config.count("intermediate_size")
+    n_layers, width = config.layer_count("num_hidden_layers"), config.count("intermediate_size")
     step = max(config.count("interleave_moe_layer_step", default=1), 1)
     sparse = config.layers("moe_layers", default=[]) or list(range(step - 1, n_layers, step))
     bias = config.flag("attention_bias")
@@ -235,8 +235,8 @@ def _llama4(config: Config) -> Fields:
 def _switch(config: Config) -> Fields:
     if config.flag("is_gated_act"):
         raise BadInput(f"{config.where}: is_gated_act, got true: a plain FFN is expected; describe it in a model file")
-    n_encoder = config.count("num_layers")
-    n_decoder = config.count("num_decoder_layers", default=n_encoder)
+    n_encoder = config.layer_count("num_layers")
+    n_decoder = config.layer_count("num_decoder_layers", default=n_encoder)
     n_heads = config.count("num_heads")
 
     def dense(n_layers: int, n_sparse: int) -> list[int]:

@@ -101,7 +101,9 @@ def test_samples_of_another_device_are_not_continued(tmp_path):
 
     request = Request("cpu", ["cpu-small"], "x", tmp_path, 1.0, resume=True)
     Store(request.samples_path).save()
-    state = dict.fromkeys(("kind", "device", "models", "machine", "card", "threads"), "")
+    state = {"kind": "cuda", "device": "cuda:0", "models": [], "machine": environment.machine(), "card": {},
+             "threads": [1], "dtype": "bfloat16", "cpu_dtype": "float32", "n_sms": 82, "l2_bytes": 6 << 20,
+             "total_bytes": 24 << 30}  # fmt: skip
     request.environment_path.write_text(json.dumps({**state, "title": "RTX 3090"}))
     with pytest.raises(BadInput, match="samples of 'RTX 3090': this device is 'CPU backend'"):
         calibrate(request)
