@@ -182,6 +182,7 @@ def read(path: Path, n_layers: int, n_experts: int, top_k: int) -> Predictor:
     states = States(single.astype(np.int64), joint.astype(np.int64), top_k, rows)
     mlp = mlp_of(tensors, width_of(n_layers, n_experts, top_k, rows), n_experts, path)
     outputs = tensors.get("outputs")
-    if outputs is not None and (outputs.shape[1:] != (n_layers - 1, top_k) or int(outputs.max(initial=0)) >= n_experts):
+    fits = outputs is None or (outputs.dtype.kind in "ui" and outputs.shape[1:] == (n_layers - 1, top_k))
+    if not fits or (outputs is not None and not 0 <= outputs.min(initial=0) <= outputs.max(initial=0) < n_experts):
         raise BadInput(f"{path}: outputs of another shape, or naming experts there are not; train it again")
     return Predictor(states, mlp, facts, None if outputs is None else outputs.astype(np.int64))

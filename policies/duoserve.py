@@ -114,6 +114,10 @@ class DuoServe(Policy):
             )
         self._mlp = read(path, *shape)
         self._outputs = self._mlp.outputs if self._mlp.facts.get("outputs_of") == trace.sha256 else None
+        n_rows = trace.requests.n_decode_rows
+        if self._outputs is not None and len(self._outputs) != n_rows:
+            raise BadInput(f"{path}: outputs, got {len(self._outputs)} rows for a trace of {n_rows} decode rows: one "
+                           "each; train it again")  # fmt: skip
         self._position = decode_positions(trace)
 
     # -- predicting (sections 4.2 and 5.3) --------------------------------------------------------------------------

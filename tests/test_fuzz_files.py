@@ -176,7 +176,8 @@ def test_samples(tmp_path: Path) -> None:
         changed = list(lines)
         for _ in range(rng.choice((0, 1, 1, 3))):
             at = rng.randrange(len(changed))
-            changed[at] = spoil_data(changed[at], rng) if rng.random() < 0.9 else rng.choice((None, [], 3, {}))
+            spoilable = isinstance(changed[at], dict) and rng.random() < 0.9
+            changed[at] = spoil_data(changed[at], rng) if spoilable else rng.choice((None, [], 3, {}))
         text = "\n".join(map(json.dumps, changed)).encode()
         if rng.random() < 0.3:
             text = spoil_bytes(text, rng)
