@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,20 @@ def test_whoever_stops_early_leaves_no_process() -> None:
     assert time.monotonic() - began < 45
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signal masks of POSIX")
+def test_ctrl_c_while_processes_start_is_heard_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit = ProcessPoolExecutor.submit
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return submit(*arguments)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(answers([(time.sleep, (60,)), (time.sleep, (60,))], 2))
+    assert not multiprocessing.active_children()
+
+
 @pytest.fixture
 def at_work(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A comparison on two processes, in a group of its own, that has a minute of work to do."""
@@ -80,7 +95,7 @@ def at_work(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("after_s", [0.0, 1.5])
+@pytest.mark.parametrize("after_s", [0.0, 0.2, 1.5])
 def test_ctrl_c_ends_all_of_them_with_one_line(at_work: subprocess.Popen[bytes], after_s: float) -> None:
     time.sleep(after_s)
     os.killpg(at_work.pid, signal.SIGINT)  # as a terminal does: to every process of the command

@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import CheckFailed, MoesimError
@@ -92,6 +94,8 @@ def _settle() -> None:
     """What a worker does first: leave Ctrl-C, which reaches every process of a terminal, to the one that started it,
     and end with it, however that one ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -104,12 +108,14 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """While processes start they inherit that Ctrl-C is ignored, so that none of them dies with a traceback."""
-    if threading.current_thread() is not threading.main_thread():
+    """While processes start, Ctrl-C waits: they inherit that it does, so none of them dies with a traceback before it
+    has settled, and the one that starts them hears of it afterwards. Windows has no signal masks and no such start."""
+    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
         yield
         return
-    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource_tracker.ensure_running()  # it would lift the mask when it starts
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, usual)
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
