@@ -37,34 +37,41 @@ shared_intermediate_size: {shared_width}
 n_heads: 4
 n_kv_heads: 2
 head_dim: 16
+{attention}
 vocab_size: 128
 native_precision: fp32
 gate: {{score: softmax, renormalised: true}}
 """
 
 
-def tiny_model(folder: Path, shared: bool = False, dense: bool = False) -> Path:
+LATENT = "attention: mla\nmla: {kv_lora_rank: 24, qk_nope_head_dim: 16, qk_rope_head_dim: 8, v_head_dim: 20}"
+
+
+def tiny_model(folder: Path, shared: bool = False, dense: bool = False, latent: int = 0) -> Path:
+    """`latent`: rank of the queries of latent attention, -1 for none, 0 for plain attention."""
+    attention = LATENT.replace("}", f", q_lora_rank: {latent}}}") if latent > 0 else LATENT if latent else ""
     path = folder / "tiny-real.yaml"
     path.write_text(MODEL.format(layers=LAYERS + dense, dense="[0]" if dense else "[]", width=96 if dense else 0,
-                                 shared=int(shared), shared_width=96 if shared else 0))  # fmt: skip
+                                 shared=int(shared), shared_width=96 if shared else 0,
+                                 attention=attention))  # fmt: skip
     return path
 
 
 def tiny_setup(folder: Path, policy: str, experts: int | None = None, *, shared: bool = False, dense: bool = False,
-               trace: dict[str, Any] | None = None, **fields: Any) -> Setup:  # fmt: skip
+               latent: int = 0, trace: dict[str, Any] | None = None, **fields: Any) -> Setup:  # fmt: skip
     path = folder / "tiny.safetensors"
     facts: dict[str, Any] = {"n_requests": 4, "prompt": 5, "outputs": 6, "n_layers": LAYERS, "n_experts": EXPERTS,
                              "top_k": TOP_K, "levels": LEVELS - {"arrivals"}} | (trace or {})  # fmt: skip
     if not path.exists():
         tiny_trace(path, **facts)
-    spec = RunSpec(policy=policy, hw=fields.pop("hw", "rtx3090"), model=str(tiny_model(folder, shared, dense)),
+    spec = RunSpec(policy=policy, hw=fields.pop("hw", "rtx3090"), model=str(tiny_model(folder, shared, dense, latent)),
                    trace=str(path), precision="fp32", experts=experts, **fields)  # fmt: skip
     return prepare(spec)
 
 
 @contextmanager
 def lanes_and_weights(setup: Setup, lanes: Any = None) -> Iterator[tuple[Any, Weights]]:
-    lanes = lanes or CpuLanes(pool_threads=1)
+    lanes = lanes or CpuLanes(pool_threads=1, n_gpus=setup.spec.gpus)
     try:
         yield lanes, random_weights(setup.model, "fp32", lanes, 0, 1 << 30)
     finally:

@@ -86,7 +86,7 @@ def test_a_copy_that_went_wrong_is_found(tmp_path):
     with lanes_and_weights(setup) as (lanes, weights):
         done = measure(setup, lanes, weights)
         assert done.machine.broken_copies() == []
-        block, _ = next(iter(done.machine._blocks.values()))
+        block, _ = next(iter(done.machine.shelves.blocks.values()))
         block.bytes(8)[3] += 1
         assert len(done.machine.broken_copies()) == 1
     setup.close()

@@ -36,14 +36,16 @@ class CpuLanes:
 
     Args:
         pool_threads: cores of one expert on the CPU; None: those that host, compute and copies leave.
+        n_gpus: compute lanes and copy engines, each with an arena that stands for a GPU's memory.
     """
 
-    def __init__(self, device: str = "cpu", pool_threads: int | None = None) -> None:
+    def __init__(self, device: str = "cpu", pool_threads: int | None = None, n_gpus: int = 1) -> None:
         import torch
 
         self.torch: Any = torch
         self.device, self.title = "cpu", "CPU backend"
-        self.pool_threads = pool_threads or max(1, cores() - 3)
+        self.n_gpus = n_gpus
+        self.pool_threads = pool_threads or max(1, cores() - 1 - 2 * n_gpus)
         self.finished: deque[Work] = deque()
         self._base_s = time.perf_counter()
         self._threads_before = torch.get_num_threads()
@@ -51,8 +53,9 @@ class CpuLanes:
         torch.set_num_threads(1)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._fault: BaseException | None = None
-        self._up = CopyThread(self)
-        self._in_order: dict[int, OrderedThread] = {COMPUTE: OrderedThread(self, COMPUTE, 1)}
+        self._up = [CopyThread(self) for _ in range(n_gpus)]
+        self._in_order: dict[tuple[int, int], OrderedThread] = {}  # by lane and GPU, once they have work
+        self._lane(COMPUTE, 0)
 
     def used_here(self, tensor: Any) -> None:
         """Nothing to do: memory lives as long as its tensor."""
@@ -83,21 +86,21 @@ class CpuLanes:
         work.mark = threading.Event()
         work.submit_s = self.now_s()
         if work.lane == UP:
-            self._up.submit(work)
+            self._up[work.gpu].submit(work)
             return
         work.issued = True
-        self._lane(work.lane).put(work)
+        self._lane(work.lane, work.gpu).put(work)
 
-    def _lane(self, lane: int) -> OrderedThread:
-        if lane not in self._in_order:
-            self._in_order[lane] = OrderedThread(self, lane, self.pool_threads if lane == POOL else 1)
-        return self._in_order[lane]
+    def _lane(self, lane: int, gpu: int) -> OrderedThread:
+        if (lane, gpu) not in self._in_order:
+            self._in_order[lane, gpu] = OrderedThread(self, lane, self.pool_threads if lane == POOL else 1)
+        return self._in_order[lane, gpu]
 
     def promote(self, work: Work) -> None:
-        self._up.promote(work)
+        self._up[work.gpu].promote(work)
 
     def cancel(self, work: Work) -> bool:
-        return self._up.cancel(work)
+        return self._up[work.gpu].cancel(work)
 
     def over(self, work: Work) -> bool:
         return bool(work.mark.is_set())
@@ -109,11 +112,12 @@ class CpuLanes:
     def settle(self) -> None:
         for lane in (COMPUTE, DOWN, POOL, UP, COMPUTE):
             if lane == UP:
-                self._up.drain()
-            elif lane in self._in_order:
+                for up in self._up:
+                    up.drain()
+            for thread in [thread for (kind, _), thread in self._in_order.items() if kind == lane]:
                 last = Work(lane, "settle", lambda: None)
                 last.mark = threading.Event()
-                self._in_order[lane].put(last)
+                thread.put(last)
                 last.mark.wait()
         self._check()
 
@@ -122,7 +126,8 @@ class CpuLanes:
         if work.op != "settle":
             self.finished.append(work)
         work.mark.set()
-        self._up.poke()
+        for up in self._up:
+            up.poke()
 
     def failed(self, work: Work, error: BaseException) -> None:
         """Keep the first fault for the host; nothing waits for ever on work that failed."""
@@ -134,7 +139,7 @@ class CpuLanes:
             raise fault_of(self._fault, "running on the CPU backend") from self._fault
 
     def close(self) -> None:
-        for stop in (*(thread.stop for thread in self._in_order.values()), self._up.stop):
+        for stop in (*(thread.stop for thread in self._in_order.values()), *(up.stop for up in self._up)):
             with contextlib.suppress(Exception):
                 stop()
         self.finished.clear()

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from sim.pieces import Piece
 
 
+def lane_names(gpu: int, n_gpus: int) -> tuple[str, ...]:
+    """Names of a GPU's lanes, as a simulation's; the CPU pool and the way back are shared."""
+    return LANES if n_gpus == 1 else (f"gpu{gpu}", f"h2d{gpu}", *LANES[2:])
+
+
 class Cost:
     """How often and how long."""
 
@@ -32,13 +37,14 @@ class Ledger:
     policy's (`policy_s`) and without waiting: what launching really costs the thread that drives.
     """
 
-    def __init__(self, spans: Spans | None, report_copies: bool, keep: bool) -> None:
+    def __init__(self, spans: Spans | None, report_copies: bool, keep: bool, n_gpus: int = 1) -> None:
         self.spans = spans
         self.report_copies = report_copies
         self.keep = keep
         self.kept: list[Work] = []
         self.arrived: list[Piece] = []
-        self.busy_s = dict.fromkeys((*LANES, "host"), 0.0)
+        self._names = [lane_names(gpu, n_gpus) for gpu in range(n_gpus)]
+        self.busy_s = dict.fromkeys((*(name for names in self._names for name in names), "host"), 0.0)
         self.by_op: dict[tuple[str, str], Cost] = {}  # (lane, operation)
         self.host_by: dict[str, Cost] = {}
         self.parts_s = [0.0] * len(CAUSES)
@@ -46,7 +52,7 @@ class Ledger:
         self.predict_asked_s = 0.0
         self.n_copies = 0
         self._free_s = 0.0
-        self._lane_free_s = [0.0] * len(LANES)
+        self._lane_free_s = dict.fromkeys(self.busy_s, 0.0)
         self._mark_s = 0.0  # end of the host's last verb
         self._policy_since_s = 0.0
 
@@ -101,17 +107,17 @@ class Ledger:
         """Fold everything that has ended since the last call."""
         while finished:
             work = finished.popleft()
-            lane, spent_s = LANES[work.lane], work.end_s - work.start_s
+            lane, spent_s = self._names[work.gpu][work.lane], work.end_s - work.start_s
             self.busy_s[lane] += spent_s
             cost = self.by_op.setdefault((lane, work.op), Cost())
             cost.n += 1
             # What a simulation calls the operation's time: from when it could have started.
-            cost.total_s += work.end_s - max(work.ready_s, self._lane_free_s[work.lane])
-            self._lane_free_s[work.lane] = work.end_s
+            cost.total_s += work.end_s - max(work.ready_s, self._lane_free_s[lane])
+            self._lane_free_s[lane] = work.end_s
             if self.spans is not None:
                 self.spans(lane, work.op, work.layer, work.expert, work.n_tokens, work.n_bytes, work.start_s,
                            work.end_s)  # fmt: skip
-            if work.lane == COMPUTE:
+            if work.lane == COMPUTE and work.gpu == 0:
                 self.idle_until(work.start_s, work.waited_for)
                 self.parts_s[GPU] += spent_s
                 self._free_s = work.end_s

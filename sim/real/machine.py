@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 import zlib
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from sim.errors import BadInput
 from sim.iterations import PREFILL
 from sim.lanes import CPU, HOST, IDLE
 from sim.machine import DEMAND, Ticket
-from sim.real.arena import Arena, Block, aligned
 from sim.real.decoder import Decoder, Span
 from sim.real.ledger import Ledger
+from sim.real.partial import Partial, Result
 from sim.real.routing import Routing
+from sim.real.shelves import Shelves, extent
 from sim.real.work import COMPUTE, DOWN, POOL, UP, Done, Work
 
 if TYPE_CHECKING:
@@ -29,24 +30,11 @@ if TYPE_CHECKING:
     from sim.real.work import Lanes
 
 
-class Result:
-    """What one expert (or the shared ones) adds to which rows; `out` is there once its work has run."""
-
-    __slots__ = ("foreign", "key", "out", "rows", "share")
-
-    def __init__(self, key: tuple[int, int, float], rows: Any, share: Any) -> None:
-        self.key = key  # layer, expert, start_frac: results are added in this order, whatever came first
-        self.rows = rows  # of the iteration, or None for all of them
-        self.share = share  # weight, a float or [rows, 1]; None: 1
-        self.out: Any = None
-        self.foreign = False  # made on another lane than the one that adds it up
-
-
 class RealMachine:
     """Implements `sim.machine.Machine` on one device.
 
     Args:
-        lanes: the device. weights: of `model`'s geometry. arena_bytes: expert budget on the device.
+        lanes: the device. weights: of `model`'s geometry. arena_bytes: expert budget on each GPU.
         routing: which rows go to which expert (forced from a trace, or the model's own choice).
         max_positions: longest context. spans: called with every span, or None.
         report_copies: keep completions for `poll`. keep: collect every `Work` in `ledger.kept` (for calibration).
@@ -55,19 +43,16 @@ class RealMachine:
     measured: Literal[True] = True
 
     def __init__(
-        self, lanes: Lanes, model: Model, weights: Weights, arena_bytes: int, routing: Routing, max_positions: int,
-        max_tokens: int, spans: Spans | None = None, report_copies: bool = False, keep: bool = False,
+        self, lanes: Lanes, model: Model, weights: Weights, arena_bytes: Sequence[int], routing: Routing,
+        max_positions: int, max_tokens: int, spans: Spans | None = None, report_copies: bool = False,
+        keep: bool = False,
     ) -> None:  # fmt: skip
         self.lanes, self.model, self.weights, self.routing = lanes, model, weights, routing
         self.torch = lanes.torch
-        self.ledger = Ledger(spans, report_copies, keep)
+        self.ledger = Ledger(spans, report_copies, keep, len(arena_bytes))
         self.decoder = Decoder(model, weights, self.torch, lanes.device, max_positions)
-        size = int(weights.experts[0][0].numel())
-        self.arena = Arena(lanes.on_device(room := arena_bytes + (arena_bytes // size + 1) * aligned(1)), room,
-                           lanes.on_device)  # fmt: skip
-        self._row_bytes = 3 * model.hidden_size * weights.element_bytes
-        self._blocks: dict[Piece, tuple[Block, Work | None]] = {}
-        self._last_use: dict[Piece, Work] = {}
+        self.shelves = Shelves(weights, lanes, arena_bytes)
+        self._partials: dict[int, Partial] = {}  # of the layer under way, by expert
         self._caches: dict[int, Span] = {}
         self._chosen = self._host_ids(max_tokens)  # the gate's choice, read back
         self._next_ids = self._host_ids(max_tokens)
@@ -190,6 +175,7 @@ class RealMachine:
             self._chosen[:n].copy_(self.decoder.top[1], non_blocking=True)
 
         self._gate, self._gate_layer = self._compute("gate", layer, choose), layer
+        self._partials = {}
         self._said("launch gate", layer, -1, n, 0, began_s)
         return self._gate
 
@@ -252,30 +238,33 @@ class RealMachine:
 
     # -- experts ----------------------------------------------------------------------------------------------------
 
-    def _rows_of(self, piece: Piece) -> tuple[int, int]:
-        """Columns of the expert that a piece holds, as rows of its buffer."""
-        rows = self.weights.rows
-        return round(piece.start_frac * rows), round(piece.stop_frac * rows)
-
     def expert(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
         began_s = self.now_s
-        block, _ = self._blocks[piece]
-        start, stop = self._rows_of(piece)
-        if block.views is None or block.views[0] != stop - start:
-            values = block.bytes((stop - start) * self._row_bytes).view(self.weights.dtype)
-            block.views = (stop - start, values.view(stop - start, 3, self.model.hidden_size))
-        columns = block.views[1]
-        rows, share = self.routing.rows(piece.layer, piece.expert)
-        result = Result((piece.layer, piece.expert, piece.start_frac), rows, share)
-        self._results.append(result)
-
-        def compute() -> None:
-            result.out = self.decoder.ffn(self._input(result), columns)
-
-        work = self._compute("expert", piece.layer, compute, _works(after), piece.expert, n_tokens)
-        self._last_use[piece] = work
+        expert = self._partials.get(piece.expert)
+        if expert is None:
+            routed = self.routing.rows(piece.layer, piece.expert)
+            expert = self._partials[piece.expert] = Partial(piece.layer, piece.expert, self.weights.rows, routed)
+        read = self._input if piece.gpu == 0 else self._sent
+        part = extent(piece, self.weights.rows)
+        results, compute = expert.add(part, self.shelves.values(piece), self.decoder, read)
+        self._results += results
+        works = _works(after)
+        if piece.gpu:  # its stream knows nothing of GPU 0's: it waits for the gate, and the next block for it
+            assert self._gate is not None
+            works = (*works, self._gate)
+        work = Work(COMPUTE, "expert", compute, works, layer=piece.layer, expert=piece.expert, n_tokens=n_tokens)
+        work.gpu = piece.gpu
+        self.lanes.submit(work)
+        if piece.gpu:
+            self._joins = (*self._joins, work)
+        self.shelves.last_use[piece] = work
         self._said("launch expert", piece.layer, piece.expert, n_tokens, 0, began_s)
         return work
+
+    def _sent(self, result: Result) -> Any:
+        """The rows that an expert elsewhere computes, in memory of its own."""
+        result.foreign = True
+        return self._input(result).clone()
 
     def _input(self, result: Result) -> Any:
         """The rows that an expert computes, on the device; runs on the lane that reads them."""
@@ -291,7 +280,7 @@ class RealMachine:
         ahead = layer > self._gate_layer
         rows, share = self.routing.first(n_tokens) if ahead else self.routing.rows(layer, expert)
         n_bytes = n_tokens * hidden * weights.element_bytes
-        columns = weights.experts[layer][expert].view(weights.dtype).view(weights.rows, 3, hidden)
+        matrices = self._at_home(layer, expert)
         inbox = self.lanes.on_host(n_bytes).view(weights.dtype).view(n_tokens, hidden)
         outbox = self.lanes.on_host(n_bytes).view(weights.dtype).view(n_tokens, hidden)
         result = Result((layer, expert, 0.0), rows, share)
@@ -303,7 +292,7 @@ class RealMachine:
             inbox.copy_(self._input(result), non_blocking=True)
 
         def compute() -> None:
-            outbox.copy_(self.decoder.ffn(inbox, columns))
+            outbox.copy_(self.decoder.ffn(inbox, matrices))
 
         def bring() -> None:
             result.out = torch.empty((n_tokens, hidden), dtype=weights.dtype, device=self.lanes.device)
@@ -322,6 +311,12 @@ class RealMachine:
         self._said("launch cpu_expert", layer, expert, n_tokens, n_bytes, began_s)
         return back
 
+    def _at_home(self, layer: int, expert: int) -> Any:
+        """An expert's matrices [3, intermediate, hidden] as they lie in host memory."""
+        weights, hidden = self.weights, self.model.hidden_size
+        values = weights.experts[layer][expert].view(weights.dtype)
+        return values[: 3 * weights.rows * hidden].view(3, weights.rows, hidden)
+
     def join(self, ticket: Ticket) -> None:
         assert isinstance(ticket, Work)
         self._joins = (*self._joins, ticket)
@@ -334,40 +329,22 @@ class RealMachine:
 
     def place(self, piece: Piece) -> None:
         """Put a piece in place before the run, outside its time."""
-        block = self._room(piece)
-        source, target = self._ends(piece, block)
-        target.copy_(source)
-        self._blocks[piece] = (block, None)
+        block = self.shelves.room(piece)
+        _copy(self.shelves.ends(piece, block))
+        self.shelves.blocks[piece] = (block, None)
 
     def release(self, piece: Piece) -> None:
-        """The cache has let go of a piece: its room may be written once what reads or writes it is over."""
-        block, copy = self._blocks.pop(piece)
-        last = self._last_use.pop(piece, None)
-        hazards = [*block.hazards, *(work for work in (copy, last) if work is not None)]
-        self.arena.give(block, [work for work in hazards if not self.lanes.over(work)])
-
-    def _room(self, piece: Piece) -> Block:
-        if piece.precision != self.routing.precision:
-            raise BadInput(f"--real, got a piece in {piece.precision}: a real run copies and computes in the serving "
-                           f"precision, {self.routing.precision}, alone; take another policy or setting")  # fmt: skip
-        start, stop = self._rows_of(piece)
-        return self.arena.take((stop - start) * self._row_bytes)
-
-    def _ends(self, piece: Piece, block: Block) -> tuple[Any, Any]:
-        """Where a piece lies on the host, and its place on the device."""
-        start, stop = (row * self._row_bytes for row in self._rows_of(piece))
-        return self.weights.experts[piece.layer][piece.expert][start:stop], block.bytes(stop - start)
+        """The cache has let go of a piece."""
+        self.shelves.release(piece)
 
     def copy(self, piece: Piece, priority: int, after: tuple[Ticket, ...]) -> Ticket:
         began_s = self.now_s
-        block = self._room(piece)
-        source, target = self._ends(piece, block)
-        block.hazards = [work for work in block.hazards if not self.lanes.over(work)]
+        block = self.shelves.room(piece)
         op = "demand" if priority == DEMAND else "prefetch"
-        work = Work(UP, op, partial(target.copy_, source, non_blocking=True), (*_works(after), *block.hazards),
+        work = Work(UP, op, partial(_copy, self.shelves.ends(piece, block)), (*_works(after), *block.hazards),
                     layer=piece.layer, expert=piece.expert, n_bytes=piece.n_bytes, priority=priority)  # fmt: skip
-        work.piece = piece
-        self._blocks[piece] = (block, work)
+        work.piece, work.gpu = piece, piece.gpu
+        self.shelves.blocks[piece] = (block, work)
         self.h2d_bytes += piece.n_bytes
         self.lanes.submit(work)
         self._said("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, began_s)
@@ -375,13 +352,13 @@ class RealMachine:
 
     def copy_back(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket:
         began_s = self.now_s
-        block, _ = self._blocks[piece]
-        home, place = self._ends(piece, block)
-        work = Work(DOWN, "write_back", partial(home.copy_, place, non_blocking=True), _works(after),
+        block, _ = self.shelves.blocks[piece]
+        back = [(place, home) for home, place in self.shelves.ends(piece, block)]
+        work = Work(DOWN, "write_back", partial(_copy, back), _works(after),
                     layer=piece.layer, expert=piece.expert, n_bytes=piece.n_bytes)  # fmt: skip
         self.d2h_bytes += piece.n_bytes
         self.written_back_bytes += piece.n_bytes
-        self._last_use[piece] = work
+        self.shelves.last_use[piece] = work
         self.lanes.submit(work)
         self._said("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, began_s)
         return work
@@ -407,18 +384,17 @@ class RealMachine:
 
     def warm_up(self, n_tokens: int) -> None:
         """Run every kernel once at a few widths, untimed: the first call of a shape loads and plans."""
-        decoder, weights, number = self.decoder, self.weights, self.model.moe_layer_ids[0]
-        home = weights.experts[0][0].view(weights.dtype).view(weights.rows, 3, self.model.hidden_size)
+        decoder, number, home = self.decoder, self.model.moe_layer_ids[0], self._at_home(0, 0)
 
         def run() -> None:
-            rows = home.to(decoder.device)
+            matrices = home.to(decoder.device)
             for n in sorted({1, *(2**i for i in range(11) if 2**i < n_tokens), n_tokens}):
                 decoder.spans = [Span(0, n, 0, *decoder.cache(n))]
                 decoder.embed(self.torch.zeros(n, dtype=self.torch.int64, device=decoder.device))
                 for _ in range(3):
                     decoder.attention(number)
                     decoder.gate(number)
-                    decoder.ffn(decoder.normed, rows)
+                    decoder.ffn(decoder.normed, matrices)
                     decoder.head()
 
         work = Work(COMPUTE, "settle", run)
@@ -461,12 +437,13 @@ class RealMachine:
     def broken_copies(self) -> list[Piece]:
         """Resident pieces whose bytes on the device differ from those on the host: none, unless a copy went wrong."""
         self.drain()
-        broken = []
-        for piece, (block, _) in self._blocks.items():
-            source, target = self._ends(piece, block)
-            if zlib.crc32(source.numpy()) != zlib.crc32(target.to("cpu").numpy()):
-                broken.append(piece)
-        return broken
+        return self.shelves.broken()
+
+
+def _copy(ends: list[tuple[Any, Any]]) -> None:
+    """Copy run by run; runs are contiguous at both ends, so that each is one asynchronous copy."""
+    for source, target in ends:
+        target.copy_(source, non_blocking=True)
 
 
 def _works(tickets: tuple[Ticket, ...]) -> tuple[Work, ...]:

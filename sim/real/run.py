@@ -17,7 +17,9 @@ from sim.engine import Engine
 from sim.errors import BadInput, did_you_mean
 from sim.future import Future
 from sim.iterations import Arrays, Scheduler
+from sim.model_bytes import BITS_PER_PARAM
 from sim.real.faults import DeviceFault
+from sim.real.forms import check_form
 from sim.real.machine import RealMachine
 from sim.real.routing import Routing
 from sim.real.watch import watch
@@ -93,12 +95,15 @@ def usable_device(name: str | None) -> str:
     return name if kind == "cpu" or index else "cuda:0"
 
 
-def open_lanes(device: str) -> Lanes:
-    """The lanes of a device that `usable_device` has named."""
+def open_lanes(device: str, n_gpus: int = 1) -> Lanes:
+    """The lanes of a device that `usable_device` has named. Raises BadInput for more GPUs than it carries out."""
     if device == "cpu":
         from sim.real.cpu_lanes import CpuLanes
 
-        return CpuLanes()
+        return CpuLanes(n_gpus=n_gpus)
+    if n_gpus != 1:
+        raise BadInput(f"--real, got --gpus {n_gpus} on {device}: real runs use one CUDA GPU; leave --gpus out, or "
+                       "give --device cpu, where several are carried out")  # fmt: skip
     from sim.real.cuda_lanes import CudaLanes
 
     lanes: Lanes = CudaLanes(device)
@@ -113,8 +118,14 @@ def serving_precision(device: str, model: Model) -> str:
 def check(setup: Setup) -> None:
     """Raises BadInput for what no real run here carries out."""
     check_supported(setup.model, setup.spec.precision)
-    if setup.spec.gpus != 1:
-        raise BadInput(f"--real, got --gpus {setup.spec.gpus}: a real run uses one device; leave --gpus out")
+    for precision in lower_precisions(setup):
+        check_form(precision, setup.model.hidden_size)
+
+
+def lower_precisions(setup: Setup) -> list[str]:
+    """Precisions beside the serving one that the policy's parameters name: experts are packed in them beforehand."""
+    named = {value for value in setup.policy.settings.values() if isinstance(value, str) and value in BITS_PER_PARAM}
+    return sorted(named - {setup.spec.precision})
 
 
 def check_memory(setup: Setup, lanes: Lanes, free: tuple[int, int]) -> int:
@@ -130,12 +141,15 @@ def check_memory(setup: Setup, lanes: Lanes, free: tuple[int, int]) -> int:
     on_device, on_host = (int(SLACK_FRAC * n_bytes) for n_bytes in free)
     named = dict(setup.memory.rows)
     reserve = next(n_bytes for name, n_bytes in named.items() if name.startswith("reserve"))
-    need = sum(named.values()) - reserve
+    need = sum(named.values()) - reserve + sum(setup.memory.expert_bytes[1:])
     smaller = "lower --experts or --cache-frac" if model.id == SMALL else f"take --model {SMALL}, or fewer --experts"
     if need > on_device:
         raise BadInput(f"--real, got --model {model.id}: it needs {show_bytes(need)} on {lanes.device}, which has "
                        f"{show_bytes(on_device)} free; {smaller}")  # fmt: skip
     left = on_host - need if lanes.device == "cpu" else on_host
+    # Lower precisions lie beside the serving one, each a share of it.
+    beside = sum(model.expert_bytes(lower) for lower in lower_precisions(setup)) / model.expert_bytes(precision)
+    left = int(left / (1.0 + beside))
     layer_bytes = model.n_experts * model.expert_bytes(precision)
     if left < layer_bytes:
         raise BadInput(f"--real, got --model {model.id}: one layer's experts take {show_bytes(layer_bytes)} of host "
@@ -162,8 +176,10 @@ def assemble_real(
     routing = routing or Routing(trace, lanes.torch, weights.dtype, model.vocab_size, spec.precision)
     longest = max(r.prompt_len + r.outputs for r in setup.requests)
     widest = max(spec.batch, *(r.prompt_len for r in setup.requests))
+    for precision in lower_precisions(setup):
+        weights.form(precision, lanes)
     cache = Rooms(list(setup.memory.expert_bytes))
-    machine = RealMachine(lanes, model, weights, setup.memory.expert_bytes[0], routing, longest, widest, spans,
+    machine = RealMachine(lanes, model, weights, setup.memory.expert_bytes, routing, longest, widest, spans,
                           report_copies=implements(policy, "copy_done"), keep=keep)  # fmt: skip
     cache.machine = machine
     future = Future(trace, setup.requests, spec.batch) if "oracle" in policy.traits else None
@@ -178,7 +194,7 @@ def assemble_real(
 def opened(setup: Setup, device: str, seed: int) -> Iterator[tuple[Lanes, Weights]]:
     """Lanes and weights for a setup; memory and threads are given back whatever happens."""
     check(setup)
-    lanes = open_lanes(device)
+    lanes = open_lanes(device, setup.spec.gpus)
     try:
         host_bytes = check_memory(setup, lanes, free_bytes(lanes))
         yield lanes, random_weights(setup.model, setup.spec.precision, lanes, seed, host_bytes)

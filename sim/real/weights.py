@@ -1,18 +1,21 @@
 """Weights of a geometry: experts in host memory, everything else on the device. Random, or a checkpoint's.
 
-An expert lies as rows [intermediate, 3, hidden]: row i holds column i of `gate` and `up` and of `down` transposed, so
-that a slice of an expert's columns, which a policy may copy alone, is one contiguous run of bytes.
+An expert lies as [3, intermediate, hidden]: `gate`, `up`, and `down` transposed. So a whole matrix, which a policy may
+copy alone, is one contiguous run of bytes, and a slice of the expert's columns is three.
 """
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import BadInput
 from sim.real.faults import DeviceFault
+from sim.real.forms import Form, pack
+from sim.real.latent import LatentLayer, latent_layer
 
 if TYPE_CHECKING:
     from sim.models import Model
@@ -28,9 +31,8 @@ def check_supported(model: Model, precision: str) -> None:
     out = "; try --model cpu-small"
     if precision not in TORCH_TYPES:
         raise BadInput(f"--real, got --precision {precision}: real kernels here take {', '.join(TORCH_TYPES)}{out}")
-    if model.attention != "gqa" or model.encoder is not None:
-        what = "an encoder" if model.encoder is not None else f"{model.attention} attention"
-        raise BadInput(f"--real, got --model {model.id}: {what} is not carried out, only decoders with gqa are{out}")
+    if model.encoder is not None:
+        raise BadInput(f"--real, got --model {model.id}: an encoder is not carried out, only decoders are{out}")
     if model.matrices_per_expert != 3:
         raise BadInput(f"--real, got --model {model.id}: experts of {model.matrices_per_expert} matrices are not "
                        f"carried out, only gated ones (3) are{out}")  # fmt: skip
@@ -41,14 +43,15 @@ class DenseLayer:
     """One decoder layer but for its routed experts; matrices as torch's linear wants them."""
 
     norm1: Any
-    q: Any
+    q: Any  # of latent attention q, k and v are in `latent`
     k: Any
     v: Any
     o: Any
     norm2: Any
     gate: Any = None  # router [experts, hidden]
-    ffn: Any = None  # dense FFN or shared experts, rows as of an expert
+    ffn: Any = None  # dense FFN or shared experts, matrices as of an expert
     shared_gate: Any = None
+    latent: LatentLayer | None = None
 
 
 @dataclass
@@ -69,6 +72,26 @@ class Weights:
     distinct: int
     norm_eps: float = 1e-5
     rope_theta: float = 1e6
+    precision: str = "fp32"  # the serving one
+    forms: dict[str, Form] = field(default_factory=dict)  # by precision
+
+    def form(self, precision: str, lanes: Lanes) -> Form:
+        """All experts in a precision, packed when first asked for. Raises BadInput for a precision there is not."""
+        found = self.forms.get(precision)
+        if found is None:
+            hidden, n_rows = self.embedding.shape[1], 3 * self.rows
+            buffers = list({raw.data_ptr(): raw for row in self.experts for raw in row}.values())
+            if precision == self.precision:
+                row_bytes = hidden * self.element_bytes
+                found = Form(precision, row_bytes, hidden, self.dtype, buffers, None, self.dtype)
+            else:
+                found = pack(precision, buffers, self.dtype, hidden, n_rows, lanes)
+            self.forms[precision] = found
+        return found
+
+    def index(self, layer: int, expert: int) -> int:
+        """Which of the distinct buffers holds an expert."""
+        return (layer * len(self.experts[0]) + expert) % self.distinct
 
     def checksum(self, layer: int, expert: int) -> int:
         """CRC-32 of an expert as it lies in host memory."""
@@ -78,6 +101,7 @@ class Weights:
         """Change one number of one expert: what is computed with it must change."""
         values = self.experts[layer][expert].view(self.dtype)
         values[7] = values[7] + 1.0
+        self.forms.clear()
 
 
 def random_weights(model: Model, precision: str, lanes: Lanes, seed: int, host_bytes: int) -> Weights:
@@ -119,26 +143,35 @@ def random_weights(model: Model, precision: str, lanes: Lanes, seed: int, host_b
         _fill(host.view(-1), tile, used * SHIFT + 1)
         return host.to(lanes.device)
 
-    def ones() -> Any:
-        return torch.ones(model.hidden_size, dtype=dtype, device=lanes.device)
+    def ones(n: int = model.hidden_size) -> Any:
+        return torch.ones(n, dtype=dtype, device=lanes.device)
 
-    hidden, q, kv = model.hidden_size, model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
     moe = set(model.moe_layer_ids)
-    layers = []
+    hidden, layers = model.hidden_size, []
     for layer in range(model.n_layers):
-        dense = DenseLayer(ones(), make(q, hidden), make(kv, hidden), make(kv, hidden), make(hidden, q), ones())
+        dense = _attention_of(model, make, ones)
         width = model.shared_intermediate_size if layer in moe else model.dense_intermediate_size
         if layer in moe:
             dense.gate = make(model.n_experts, hidden)
         if width:
-            dense.ffn = make(width, 3, hidden)
+            dense.ffn = make(3, width, hidden)
         if layer in moe and model.shared_gate:
             dense.shared_gate = make(1, hidden)
         layers.append(dense)
     embedding = make(model.vocab_size, hidden)
     head = embedding if model.tied_embeddings else make(model.vocab_size, hidden)
     return Weights(dtype, dtype.itemsize, embedding, head, ones(), layers, experts, model.expert_intermediate_size,
-                   distinct)  # fmt: skip
+                   distinct, precision=precision)  # fmt: skip
+
+
+def _attention_of(model: Model, make: Callable[..., Any], ones: Callable[..., Any]) -> DenseLayer:
+    """Norms and attention of one layer."""
+    hidden, heads = model.hidden_size, model.n_heads
+    if model.mla is not None:
+        mine = latent_layer(model.mla, hidden, heads, make, ones)
+        return DenseLayer(ones(), None, None, None, make(hidden, heads * model.mla.v_head_dim), ones(), latent=mine)
+    q, kv = heads * model.head_dim, model.n_kv_heads * model.head_dim
+    return DenseLayer(ones(), make(q, hidden), make(kv, hidden), make(kv, hidden), make(hidden, q), ones())
 
 
 def _fill(target: Any, tile: Any, start: int) -> None:
@@ -177,13 +210,13 @@ def checkpoint_weights(folder: Path, model: Model, precision: str, lanes: Lanes)
         for expert in range(model.n_experts):
             gate, up = mlp.experts.gate_up_proj[expert].detach().chunk(2, 0)
             down = mlp.experts.down_proj[expert].detach()
-            rows = torch.stack((gate, up, down.T), 1).to(dtype).contiguous()
+            matrices = torch.stack((gate, up, down.T)).to(dtype).contiguous()
             at = (number * model.n_experts + expert) * size
-            arena[at : at + size] = rows.view(torch.uint8).view(-1)
+            arena[at : at + size] = matrices.view(torch.uint8).view(-1)
             row.append(arena[at : at + size])
         experts.append(row)
     theta = float(config.rope_parameters["rope_theta"])
     embedding = place(net.model.embed_tokens.weight)
     head = embedding if config.tie_word_embeddings else place(net.lm_head.weight)
     return Weights(dtype, dtype.itemsize, embedding, head, place(net.model.norm.weight), layers, experts,
-                   model.expert_intermediate_size, n_all, float(config.rms_norm_eps), theta)  # fmt: skip
+                   model.expert_intermediate_size, n_all, float(config.rms_norm_eps), theta, precision)  # fmt: skip

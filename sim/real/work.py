@@ -26,8 +26,8 @@ class Work(Ticket):
     (`UNKNOWN_S` until known). `mark` is the device's own sign of completion: a `threading.Event`, or a CUDA event.
     """
 
-    __slots__ = ("after", "begun", "call", "cancelled", "context", "expert", "failed", "issued", "lane", "layer",
-                 "mark", "n_bytes", "n_tokens", "op", "piece", "priority", "ready_s", "start_s", "submit_s",
+    __slots__ = ("after", "begun", "call", "cancelled", "context", "expert", "failed", "gpu", "issued", "lane",
+                 "layer", "mark", "n_bytes", "n_tokens", "op", "piece", "priority", "ready_s", "start_s", "submit_s",
                  "waited_for")  # fmt: skip
 
     def __init__(
@@ -53,6 +53,7 @@ class Work(Ticket):
         self.context = 0  # positions attended to, of attention alone
         self.issued = False  # handed to the device; always true on lanes without a queue of their own
         self.failed = False
+        self.gpu = 0  # whose compute stream or copy engine, on the lanes that each GPU has
         self.begun: Any = None
         self.mark: Any = None
 

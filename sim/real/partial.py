@@ -1,0 +1,105 @@
+"""An expert computed from its pieces, each as it arrives: slices of columns add up, slices of matrices follow up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim.errors import BadInput
+from sim.real.shelves import Extent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sim.real.decoder import Decoder
+
+
+class Result:
+    """What one expert (or the shared ones) adds to which rows; `out` is there once its work has run."""
+
+    __slots__ = ("foreign", "key", "out", "rows", "share")
+
+    def __init__(self, key: tuple[int, int, float], rows: Any, share: Any) -> None:
+        self.key = key  # layer, expert, start_frac: results are added in this order, whatever came first
+        self.rows = rows  # of the iteration, or None for all of them
+        self.share = share  # weight, a float or [rows, 1]; None: 1
+        self.out: Any = None
+        self.foreign = False  # made on another lane than the one that adds it up
+
+
+class Partial:
+    """One expert of the layer under way: what of it has been launched, and what its matrices have come to.
+
+    Pieces must be given from the first column (or row) on, as `Cache.sufficient` does; where they overlap, the later
+    one computes only what the earlier ones have not.
+    """
+
+    def __init__(self, layer: int, expert: int, rows: int, routed: tuple[Any, Any]) -> None:
+        self.layer, self.expert, self.rows = layer, expert, rows
+        self._routed = routed
+        self._covered = 0
+        self._by_matrix: bool | None = None
+        self._x: Any = None  # what the expert reads, once its first piece has run
+        self._inner: list[Any] = [None, None]  # x times gate, x times up
+        self._gated: Any = None
+        self._result: Result | None = None
+
+    def add(self, part: Extent, values: Callable[[], Any], decoder: Decoder, read: Callable[[Result], Any]
+            ) -> tuple[list[Result], Callable[[], None]]:  # fmt: skip
+        """One more piece: results that are new with it, and the call that computes it on its lane.
+
+        Args:
+            values: the piece's rows. read: the rows of the iteration that a result is about.
+        """
+        if self._by_matrix not in (None, part.by_matrix):
+            raise BadInput(f"--real, got expert {self.expert} of layer {self.layer} in columns and in matrices: a real "
+                           "run computes one kind at a time; take one")  # fmt: skip
+        self._by_matrix = part.by_matrix
+        skip, self._covered = max(0, self._covered - part.start), part.stop
+        if part.by_matrix:
+            return self._add_matrices(part, skip, values, decoder, read)
+        result = Result((self.layer, self.expert, part.start / self.rows), *self._routed)
+
+        def columns() -> None:
+            matrices = values().view(3, part.stop - part.start, -1)
+            result.out = decoder.ffn(read(result), matrices[:, skip:] if skip else matrices)
+
+        return [result], columns
+
+    def _add_matrices(self, part: Extent, skip: int, values: Callable[[], Any], decoder: Decoder,
+                      read: Callable[[Result], Any]) -> tuple[list[Result], Callable[[], None]]:  # fmt: skip
+        new = []
+        if self._result is None:
+            self._result = Result((self.layer, self.expert, 0.0), *self._routed)
+            new.append(self._result)
+        result, rows = self._result, self.rows
+
+        def matrices() -> None:
+            linear, found = decoder.torch.nn.functional.linear, values()
+            if self._x is None:
+                self._x = read(result)
+            for which in range(3):
+                start, stop = max(part.start + skip, which * rows), min(part.stop, (which + 1) * rows)
+                if start >= stop:
+                    continue
+                mine, at = found[start - part.start : stop - part.start], start - which * rows
+                if which < 2:
+                    self._fill(which, at, linear(self._x, mine))
+                else:
+                    self._put_out(result, at, mine, decoder)
+
+        return new, matrices
+
+    def _fill(self, which: int, at: int, columns: Any) -> None:
+        if columns.shape[1] == self.rows:
+            self._inner[which] = columns
+            return
+        if self._inner[which] is None:
+            self._inner[which] = columns.new_empty((len(columns), self.rows))
+        self._inner[which][:, at : at + columns.shape[1]] = columns
+
+    def _put_out(self, result: Result, at: int, down: Any, decoder: Decoder) -> None:
+        if self._gated is None:
+            gate, up = self._inner
+            self._gated = decoder.torch.nn.functional.silu(gate) * up
+        out = self._gated[:, at : at + len(down)] @ down if len(down) < self.rows else self._gated @ down
+        result.out = out if result.out is None else result.out + out
