@@ -20,19 +20,23 @@ def classes_of(weights: NDArray[np.float64], t1: float, t2: float) -> NDArray[np
     s_i = sum of the normalised weights of ranks j < i; high up to T1, low up to T2, skipped above. The heaviest has
     s = 0. Weights are as the router ranks them, heaviest first.
     """
-    if len(weights) == 1:  # a single token, the common case, without arrays: the same sums in the same order
-        row, shares, sum_before = weights[0].tolist(), [], 0.0
-        for weight in row:
-            shares.append(sum_before)
-            sum_before += weight
-        shares = [share / sum_before for share in shares] if sum_before > 0 else [0.0] * len(row)
-        return np.array([[(share > t1) + (share > t2) for share in shares]], dtype=np.int64)
     before = np.cumsum(weights, axis=1)
     total = before[:, -1:].copy()
     before[:, 1:] = before[:, :-1].copy()
     before[:, 0] = 0.0
     share = np.divide(before, total, out=np.zeros_like(before), where=total > 0)
     return (share > t1).astype(np.int64) + (share > t2)
+
+
+def classes_of_token(weights: list[float], t1: float, t2: float) -> list[int]:
+    """The same of a single token, the common case, without arrays: the same sums in the same order."""
+    befores, total = [], 0.0
+    for weight in weights:
+        befores.append(total)
+        total += weight
+    if not total > 0:
+        return [HIGH] * len(weights)
+    return [(before / total > t1) + (before / total > t2) for before in befores]
 
 
 def needed(ids: NDArray[np.int64], classes: NDArray[np.int64]) -> dict[int, int]:
@@ -67,7 +71,11 @@ class Records:
         self._weights = weights
         sign = 1 if ahead else -1
         self._distant = [
-            [weights.fld * (1 - (sign * (layer - current) % n_layers) / n_layers) for layer in range(n_layers)]
+            [
+                weights.fld * (1 - (sign * (layer - current) % n_layers) / n_layers)
+                for layer in range(n_layers)
+                for _ in range(n_experts)
+            ]
             for current in range(n_layers)
         ]
         self.reset()
@@ -76,22 +84,27 @@ class Records:
         """Begin a sequence."""
         n_layers, n_experts = self._shape
         self.time = 0
-        self._counted = [[0.0] * n_experts for _ in range(n_layers)]  # w_lfu F + w_lhu H
-        self.used = [[0.0] * n_experts for _ in range(n_layers)]  # w_lru R + w_lfu F + w_lhu H
+        self._counted = [0.0] * (n_layers * n_experts)  # w_lfu F + w_lhu H, experts of all layers in a row
+        self.used = [0.0] * (n_layers * n_experts)  # w_lru R + w_lfu F + w_lhu H
+
+    def place(self, layer: int, expert: int) -> int:
+        """Where an expert stands in that row."""
+        return layer * self._shape[1] + expert
 
     def use(self, layer: int, expert: int, level: int) -> None:
         """An expert is asked for."""
-        w = self._weights
-        self._counted[layer][expert] += w.lfu + (w.lhu if level == HIGH else 0.0)
-        self.used[layer][expert] = w.lru * self.time + self._counted[layer][expert]
+        w, at = self._weights, self.place(layer, expert)
+        self._counted[at] += w.lfu + (w.lhu if level == HIGH else 0.0)
+        self.used[at] = w.lru * self.time + self._counted[at]
 
     def by_layer(self, current: int) -> list[float]:
-        """The part of the score that a layer's distance from the current one gives, by layer."""
+        """The part of every expert's score that its layer's distance from the current one gives."""
         return self._distant[current]
 
     def score(self, layer: int, expert: int, current: int) -> float:
         """The whole score of one expert."""
-        return self.used[layer][expert] / max(1, self.time) + self._distant[current][layer]
+        at = self.place(layer, expert)
+        return self.used[at] / max(1, self.time) + self._distant[current][at]
 
 
 class TwoCaches:
@@ -104,7 +117,8 @@ class TwoCaches:
     def __init__(self, rooms: tuple[int, int], records: Records) -> None:
         self.rooms = rooms
         self._records = records
-        self._held: tuple[dict[Piece, None], dict[Piece, None]] = ({}, {})
+        # Pieces, and where their experts stand in the records.
+        self._held: tuple[dict[Piece, int], dict[Piece, int]] = ({}, {})
 
     def full(self, level: int) -> bool:
         """True when one has to leave before another can come."""
@@ -115,20 +129,23 @@ class TwoCaches:
     ) -> Piece | None:
         """Who leaves: the least score among those that are neither safe nor needed, ties to the lowest id."""
         used, distant, time = self._records.used, self._records.by_layer(current), max(1, self._records.time)
-        best: Piece | None = None
-        least = math.inf
-        for piece in self._held[level]:
-            layer, expert = piece.layer, piece.expert
-            score = used[layer][expert] / time + distant[layer]
-            if score > least or piece in safe or not evictable(piece):
-                continue
-            if best is None or score < least or (layer, expert) < (best.layer, best.expert):
-                best, least = piece, score
-        return best
+        held = self._held[level]
+        scores = [used[at] / time + distant[at] for at in held.values()]
+        pieces = list(held)
+        for _ in pieces:
+            least = min(scores)
+            index = scores.index(least)
+            if scores.count(least) > 1:
+                ties = (i for i, score in enumerate(scores) if score == least)
+                index = min(ties, key=lambda i: held[pieces[i]])
+            if pieces[index] not in safe and evictable(pieces[index]):
+                return pieces[index]
+            scores[index] = math.inf
+        return None
 
     def add(self, level: int, piece: Piece) -> None:
         """It has come."""
-        self._held[level][piece] = None
+        self._held[level][piece] = self._records.place(piece.layer, piece.expert)
 
     def remove(self, level: int, piece: Piece) -> None:
         """It leaves."""

@@ -16,6 +16,7 @@ prompt settles what stays. Several GPUs: swaps stay within a GPU.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -153,9 +154,9 @@ class Daop(Policy):
         if gate.phase != DECODE or gate.layer < self.first_predict_layer:
             return None
         assert self._ahead is not None
-        same = (self._ahead.ids[:, :, None] == gate.ids[:, None, :]).any(axis=2)
-        self._n_predicted += same.size
-        self._n_right += int(same.sum())
+        for named, chosen in zip(self._ahead.ids.tolist(), gate.ids.tolist(), strict=True):
+            self._n_predicted += len(named)
+            self._n_right += sum(expert in chosen for expert in named)
         return self._ahead
 
     def _token(self, gate: Gate, view: View) -> Steps:
@@ -163,8 +164,7 @@ class Daop(Policy):
         layer = gate.layer
         if self.first_predict_layer <= layer + 1 < view.n_layers:
             self._ahead = ahead = self._predict(gate, view)
-            experts, counts = np.unique(ahead.ids, return_counts=True)
-            for expert, n_tokens in zip(experts.tolist(), counts.tolist(), strict=True):
+            for expert, n_tokens in sorted(Counter(ahead.ids.ravel().tolist()).items()):
                 if not view.resident(layer + 1, expert):
                     yield RunCpuAhead(layer + 1, expert, n_tokens)
         on_cpu = [expert for expert in gate.needs if not view.resident(layer, expert)]
@@ -179,18 +179,20 @@ class Daop(Policy):
 
     def _predict(self, gate: Gate, view: View) -> Assignment:
         """`assign_gate_on_inps`: the next layer's gate on this layer's input, degraded where all is on the CPU."""
-        layer, k = gate.layer + 1, view.top_k
-        scores = gate.next_scores(1)
-        ranked = np.argsort(-scores, axis=1, kind="stable")
-        ids = ranked[:, :k].copy()
-        held = np.array([view.resident(layer, expert) for expert in range(view.n_experts)])
-        if self.degrade and held.any():
-            for row in np.flatnonzero(~held[ids].any(axis=1)):
-                better = ranked[row][held[ranked[row]]][: k - 1]
-                ids[row, 1 : 1 + len(better)] = better
-        weights = np.take_along_axis(scores, ids, 1)
-        total = weights.sum(axis=1, keepdims=True)
-        return Assignment(ids, np.divide(weights, total, out=np.zeros_like(weights), where=total > 0))
+        layer, k, experts = gate.layer + 1, view.top_k, range(view.n_experts)
+        held = [view.resident(layer, expert) for expert in experts]
+        ids, weights = [], []
+        for scores in gate.next_scores(1).tolist():
+            ranked = sorted(experts, key=lambda e: -scores[e])
+            named = ranked[:k]
+            if self.degrade and not any(held[expert] for expert in named):
+                better = [expert for expert in ranked if held[expert]][: k - 1]
+                named[1 : 1 + len(better)] = better
+            mass = [scores[expert] for expert in named]
+            total = sum(mass)
+            ids.append(named)
+            weights.append([share / total if total > 0 else 0.0 for share in mass])
+        return Assignment(np.array(ids, dtype=np.int64), np.array(weights))
 
     def stats(self) -> dict[str, float]:
         """Share of the executed predictions that the gate would have chosen; experts swapped in for prompts."""

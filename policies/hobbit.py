@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from policies._hobbit import HIGH, LOW, SKIP, Records, TwoCaches, Weights, classes_of, needed
+from policies._hobbit import HIGH, LOW, SKIP, Records, TwoCaches, Weights, classes_of, classes_of_token, needed
 from sim.api import Assignment, Param, Policy, Steps
 from sim.decisions import Evict, Fetch, Prefetch, RunCpu, RunGpu
 from sim.iterations import DECODE, PREFILL, Gate, Iteration, RequestInfo
@@ -84,22 +84,22 @@ class Hobbit(Policy):
     def bind(self, view: View) -> None:
         weights = Weights(self.w_lru, self.w_lfu, self.w_lhu, self.w_fld)
         self._records = Records(view.n_layers, view.n_experts, weights, ahead=self.fld == "ahead")
-        self._caches = [TwoCaches(self._rooms(gpu, view), self._records) for gpu in range(view.n_gpus)]
         self._classes: dict[int, int] = {}  # of the experts of the layer being served
         self._predicted: set[Piece] = set()  # of layers to come: they stay
-        self._counts = np.zeros(3, dtype=np.int64)
+        self._counts = [0, 0, 0]
+        experts = range(view.n_experts)
+        parts = [[view.part(layer, e, 0.0, 1.0, self.low_precision) for e in experts] for layer in range(view.n_layers)]
+        self._low: list[list[Piece]] = parts  # every expert in the low precision
+        self._caches = [TwoCaches(self._rooms(gpu, view), self._records) for gpu in range(view.n_gpus)]
 
     def _rooms(self, gpu: int, view: View) -> tuple[int, int]:
         """Pieces in high and in low precision; with room for everything in high there is no need of low."""
         pieces = [view.piece(layer, expert) for layer in range(view.n_layers) for expert in range(view.n_experts)]
-        budget, low_bytes = view.free_bytes(gpu), self._low(0, 0, view).n_bytes
+        budget, low_bytes = view.free_bytes(gpu), self._low[0][0].n_bytes
         if sum(piece.n_bytes for piece in pieces if piece.gpu == gpu) <= budget:
             return budget // view.expert_bytes, 0
         n_low = min(int(self.low_frac * budget), budget - view.expert_bytes) // low_bytes
         return (budget - n_low * low_bytes) // view.expert_bytes, n_low
-
-    def _low(self, layer: int, expert: int, view: View) -> Piece:
-        return view.part(layer, expert, 0.0, 1.0, self.low_precision)
 
     def request_start(self, request: RequestInfo, view: View) -> None:
         if self.reset:
@@ -112,32 +112,42 @@ class Hobbit(Policy):
     # -- which precision --------------------------------------------------------------------------------------------
 
     def assign(self, gate: Gate, view: View) -> Assignment | None:
-        """Classes by importance; drops what is skipped, allows low precision where it is enough."""
-        ids, weights = gate.ids, gate.weights.astype(np.float64)
-        classes = classes_of(weights, self.t1, self.t2)
+        """Classes by importance; drops what is skipped; allows low precision for what is not there in high."""
+        ids, weights = gate.ids, gate.weights
+        if len(ids) == 1:
+            levels = classes_of_token(weights[0].tolist(), self.t1, self.t2)
+            self._classes = dict(zip(ids[0].tolist(), levels, strict=True))
+        else:
+            classes = classes_of(weights, self.t1, self.t2)
+            self._classes, levels = needed(ids, classes), classes.ravel().tolist()
         if gate.phase == DECODE:
-            self._counts += np.bincount(classes.ravel(), minlength=3)
-        self._classes = needed(ids, classes)
+            for level in levels:
+                self._counts[level] += 1
         dropped = [
             expert for expert, level in self._classes.items() if level == SKIP and self._left_out(gate, expert, view)
         ]
         if dropped:
             gone = np.isin(ids, dropped)
             ids, weights = np.where(gone, -1, ids), np.where(gone, 0.0, weights)
-        lower = {expert: self.low_precision for expert, level in self._classes.items() if level != HIGH}
-        return Assignment(ids, weights, lower)
+        lower = {
+            expert: self.low_precision
+            for expert, level in self._classes.items()
+            if level != HIGH and not view.resident(gate.layer, expert)
+        }
+        return Assignment(ids, weights, lower) if lower or dropped else None
 
     def _left_out(self, gate: Gate, expert: int, view: View) -> bool:
-        there = view.resident(gate.layer, expert) or view.holds(self._low(gate.layer, expert, view))
+        there = view.resident(gate.layer, expert) or view.holds(self._low[gate.layer][expert])
         return self.skip == "always" or (self.skip == "missing" and not there)
 
     def _version(self, layer: int, expert: int, level: int, view: View) -> tuple[Piece, bool]:
         """(the piece that serves a need, whether it has its room): high if there; low if enough and there is such."""
-        whole, low = view.piece(layer, expert), self._low(layer, expert, view)
+        whole = view.piece(layer, expert)
         if view.holds(whole):
             return whole, True
         if level == HIGH or not self._caches[whole.gpu].rooms[LOW]:
             return whole, False
+        low = self._low[layer][expert]
         return low, view.holds(low)
 
     # -- a layer ----------------------------------------------------------------------------------------------------
@@ -226,6 +236,11 @@ class Hobbit(Policy):
         layer = gate.layer + distance
         if gate.phase == PREFILL:  # of a prompt nearly all experts are wanted
             levels: dict[int, int] = dict.fromkeys(range(view.n_experts), HIGH)
+        elif gate.iteration.n_tokens == 1:
+            row = gate.next_scores(distance)[0].tolist()
+            named = sorted(range(view.n_experts), key=lambda e: -row[e])[: view.top_k]
+            classes = classes_of_token([row[e] for e in named], self.t1, self.t2)
+            levels = dict(zip(named, classes, strict=True))
         else:
             scores = gate.next_scores(distance)
             ids = np.argsort(-scores, axis=1, kind="stable")[:, : view.top_k]
@@ -236,6 +251,6 @@ class Hobbit(Policy):
 
     def stats(self) -> dict[str, float]:
         """Share of a generated token's experts by the precision they are needed in (published: 67, 30 and 3 %)."""
-        total = max(1, int(self._counts.sum()))
+        total = max(1, sum(self._counts))
         names = ("needed_high_frac", "needed_low_frac", "needed_skip_frac")
-        return {name: float(n) / total for name, n in zip(names, self._counts.tolist(), strict=True)}
+        return {name: n / total for name, n in zip(names, self._counts, strict=True)}

@@ -109,6 +109,8 @@ class Iteration:
 
     def ids(self, layer: int) -> np.ndarray:
         """Chosen experts per token, router order, [n, K]."""
+        if self.row is not None:  # a single token, the common case, without touching the trace again
+            return np.array([self.row[layer]], dtype=np.int64)
         parts = [self._trace.experts[r.start_row : r.stop_row, layer] for r in self.ranges]
         return np.concatenate(parts).astype(np.int64)
 

@@ -7,7 +7,7 @@ import pytest
 from cpu_bench import check_knobs, failures, replay, resident, seeded, written
 from easy_numbers import execute_easy, setup
 
-from policies._hobbit import HIGH, LOW, SKIP, Records, TwoCaches, Weights, classes_of, needed
+from policies._hobbit import HIGH, LOW, SKIP, Records, TwoCaches, Weights, classes_of, classes_of_token, needed
 from policies.hobbit import Hobbit
 from sim.errors import BadInput
 from sim.pieces import Piece
@@ -22,12 +22,13 @@ class TestClasses:
     ])  # fmt: skip
     def test_by_the_weight_before(self, weights, classes):
         one = np.array([weights], dtype=np.float64)
+        assert classes_of_token(weights, 0.6, 0.9) == classes
         assert classes_of(one, 0.6, 0.9).tolist() == [classes]
         assert classes_of(np.repeat(one, 3, axis=0), 0.6, 0.9).tolist() == [classes] * 3
 
     def test_one_token_and_many_agree(self):
         weights = np.random.default_rng(1).random((200, 6))
-        rows = [classes_of(weights[i : i + 1], 0.6, 0.9)[0].tolist() for i in range(200)]
+        rows = [classes_of_token(row, 0.6, 0.9) for row in weights.tolist()]
         assert classes_of(weights, 0.6, 0.9).tolist() == rows
 
     def test_the_most_important_need_of_any_token_counts(self):
