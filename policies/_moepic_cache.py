@@ -52,6 +52,11 @@ class Tops:
         """The bottom segment; None where the top is everything (theta 1)."""
         return self._pieces[expert][1]
 
+    @property
+    def n_segments(self) -> int:
+        """Segments an expert is split into here: 2, or 1 where theta is 0 or 1."""
+        return 1 if self.split_frac in (0.0, 1.0) else 2
+
     def missing(self, expert: int, view: View) -> list[Piece]:
         """Segments that have no room yet, top first."""
         return [piece for piece in self._pieces[expert] if piece is not None and not view.holds(piece)]

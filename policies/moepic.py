@@ -25,7 +25,7 @@ from policies._moepic_config import LayerPlan, Statistics, Times, allocate
 from policies._moepic_history import History
 from policies._priority import Priorities
 from sim.api import Param, Policy, Steps
-from sim.decisions import Evict, Fetch, Prefetch, RunGpu, Wait
+from sim.decisions import Evict, Fetch, Prefetch, RunGpu, RunPart, Wait
 from sim.iterations import DECODE, Gate, Iteration, RequestInfo
 from sim.machine import Ticket
 from sim.pieces import Piece
@@ -59,6 +59,10 @@ class Moepic(Policy):
               "CCA)"),
         Param("admission", "always", "a missed expert always replaces the lowest (section 3.3), or only when its "
               "priority is no lower", ("always", "priority")),
+        Param("compute", "segments", "segments: what is there is computed first, tops before any bottom (sections 2.3 "
+              "and 3.2); experts: one expert after the other, its bottom right after its top", ("segments", "experts")),
+        Param("loading", "bottoms", "what is missing: bottoms first, then whole experts; or as the gate ranks them "
+              "(the paper leaves the order open)", ("bottoms", "gate")),
         Param("history", "store", "store: the trace's store split has been served before, as tau asks for; none: "
               "Algorithm 1 starts from nothing, cached experts chosen at random", ("store", "none")),
         Param("seed", 0, "seed of random choices; --seed sets it too", low=0, high=2**63 - 1),
@@ -73,6 +77,8 @@ class Moepic(Policy):
     evict: str
     configure: bool
     admission: str
+    compute: str
+    loading: str
     history: str
     seed: int
 
@@ -171,8 +177,8 @@ class Moepic(Policy):
         yield from self._look_ahead(gate, view)
 
     def _serve(self, gate: Gate, view: View) -> Steps:
-        """Missing segments are loaded while what is there is computed: whole experts first, then tops that only lack
-        their bottom, then misses, each in the gate's order (the paper leaves the order open)."""
+        """Missing segments are loaded while what is there is computed: whole experts, then tops (or bottoms) that lack
+        the rest, then the rest as it arrives; experts that lack only their bottom are loaded before misses."""
         groups, owed = self._tops[gate.layer], dict(gate.needs)
         home = {expert: groups[view.piece(gate.layer, expert).gpu] for expert in owed}
         work = sorted(owed, key=lambda expert: self._readiness(home[expert], expert, view))
@@ -190,24 +196,44 @@ class Moepic(Policy):
                 yield from self._admit(tops, expert, owed)
         for tops in groups:
             yield from self._send(tops, unsent[tops.gpu], owed, view)
-        for expert in work:
+        if self.compute == "segments":
+            for expert in [e for e in work if self._there(home[e], e, view)]:
+                yield from self._run(home[expert], expert, unsent[home[expert].gpu], owed, view)
+            for expert in list(owed):
+                here = [piece for piece in home[expert].held(expert, view) if view.arrived(piece)]
+                if len(here) == home[expert].n_segments:  # the rest has come while others were launched
+                    yield from self._run(home[expert], expert, unsent[home[expert].gpu], owed, view)
+                else:
+                    for piece in here:
+                        yield RunPart(piece)
+        for expert in [e for e in work if e in owed]:
             tops = home[expert]
             if expert in unsent[tops.gpu]:  # all before it have run and left the buffer
                 yield from self._send(tops, unsent[tops.gpu], owed, view, at_least=1)
-            yield RunGpu(expert)
-            del owed[expert]
-            for segment in (tops.bottom(expert), None if expert in tops.cached else tops.top(expert)):
-                if segment is not None:
-                    yield Evict(segment)
-            yield from self._send(tops, unsent[tops.gpu], owed, view)
+            yield from self._run(tops, expert, unsent[tops.gpu], owed, view)
+
+    def _run(self, tops: Tops, expert: int, unsent: deque[int], owed: dict[int, int], view: View) -> Steps:
+        """Compute an expert, or what is left of it; its buffered segments make room for missing ones."""
+        yield RunGpu(expert)
+        del owed[expert]
+        for segment in (tops.bottom(expert), None if expert in tops.cached else tops.top(expert)):
+            if segment is not None:
+                yield Evict(segment)
+        yield from self._send(tops, unsent, owed, view)
+
+    def _there(self, tops: Tops, expert: int, view: View) -> bool:
+        """True when the whole expert has arrived."""
+        return not tops.missing(expert, view) and all(view.arrived(piece) for piece in tops.held(expert, view))
 
     def _readiness(self, tops: Tops, expert: int, view: View) -> int:
-        held = tops.held(expert, view)
+        """The order of loading (and, of what is not there yet, of computing); equals in the gate's order."""
         if not tops.missing(expert, view):
-            return 0 if all(view.arrived(piece) for piece in held) else 1
+            return 0 if self._there(tops, expert, view) else 1
+        if self.loading == "gate":
+            return 2
         if expert in tops.cached:
             return 3
-        return 2 if held else 4
+        return 2 if tops.held(expert, view) else 4
 
     def _send(self, tops: Tops, unsent: deque[int], owed: dict[int, int], view: View, at_least: int = 0) -> Steps:
         """Load missing segments on demand, as far as there is room."""

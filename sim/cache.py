@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sim.errors import IllegalDecision
@@ -115,21 +116,37 @@ class Cache:
         parts = self._parts.get((whole.layer, whole.expert), ())
         return [part for part in parts if part.precision in (whole.precision, precision)]
 
-    def sufficient(self, whole: Piece, precision: str | None = None) -> list[Entry] | None:
-        """Entries that together let the expert be computed (the whole, or parts that cover it); None if none do.
+    def sufficient(
+        self, whole: Piece, precision: str | None = None, done: Sequence[Piece] = ()
+    ) -> list[Entry] | None:
+        """Entries that together let the expert be computed (the whole, or parts that make it up); None if none do.
 
-        Parts in the serving precision always count; those in another one only when `precision` names it.
+        Parts in the serving precision always count; those in another one only when `precision` names it. No column
+        is in two of them.
+
+        Args:
+            done: pieces computed already; the answer makes up the rest.
         """
-        entry = self.entries.get(whole)
-        if entry is not None:
-            return [entry]
+        if not done:
+            entry = self.entries.get(whole)
+            if entry is not None:
+                return [entry]
         parts = self.parts(whole, precision)
         parts.sort(key=lambda part: (part.start_frac, part.precision != whole.precision, -part.stop_frac))
-        covered, chosen = 0.0, []
-        for piece in parts:
-            if piece.start_frac > covered:
-                return None
-            if piece.stop_frac > covered:
-                covered = piece.stop_frac
-                chosen.append(self.entries[piece])
-        return chosen if covered >= 1.0 else None
+        chosen = tiling(parts, done)
+        return None if chosen is None else [self.entries[piece] for piece in chosen]
+
+
+def tiling(parts: Sequence[Piece], done: Sequence[Piece], at: float = 0.0) -> list[Piece] | None:
+    """Of `parts`, in order of preference, pieces that with those `done` make up [at, 1) exactly; None if none do."""
+    for piece in done:
+        if piece.start_frac == at:
+            return tiling(parts, done, piece.stop_frac)
+    if at >= 1.0:
+        return []
+    for piece in parts:
+        if piece.start_frac == at and not any(at < other.start_frac < piece.stop_frac for other in done):
+            rest = tiling(parts, done, piece.stop_frac)
+            if rest is not None:
+                return [piece, *rest]
+    return None

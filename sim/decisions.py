@@ -52,9 +52,21 @@ class DropQueue(NamedTuple):
 
 
 class RunGpu(NamedTuple):
-    """Compute `(layer, expert)` on the GPU that holds it, once its pieces have arrived."""
+    """Compute `(layer, expert)` on the GPU that holds it, each of its pieces once it has arrived; of an expert begun by
+    `RunPart`, what is left."""
 
     expert: int
+    after: tuple[Ticket, ...] = ()
+
+
+class RunPart(NamedTuple):
+    """Compute one resident piece of an expert that the layer owes, for all its tokens, once the piece has arrived.
+
+    The rest may follow after other experts: the partial results add up (MoEpic's tops before any bottom). Parts must
+    not overlap and must make the expert up by the end of the layer; `RunGpu` computes all that is left.
+    """
+
+    piece: Piece
     after: tuple[Ticket, ...] = ()
 
 
@@ -120,6 +132,6 @@ class Predict(NamedTuple):
 
 
 Decision = (
-    Fetch | Prefetch | Requeue | Cancel | DropQueue | RunGpu | RunCpu | RunCpuAhead | Serve | Evict | WriteBack | Wait
-    | Predict
+    Fetch | Prefetch | Requeue | Cancel | DropQueue | RunGpu | RunPart | RunCpu | RunCpuAhead | Serve | Evict
+    | WriteBack | Wait | Predict
 )  # fmt: skip

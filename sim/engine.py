@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from sim.api import overrides
-from sim.cache import PREFETCHED, Cache
+from sim.cache import PREFETCHED, Cache, Entry, tiling
 from sim.decisions import (
     Cancel,
     DropQueue,
@@ -19,6 +19,7 @@ from sim.decisions import (
     RunCpu,
     RunCpuAhead,
     RunGpu,
+    RunPart,
     Serve,
     Wait,
     WriteBack,
@@ -56,6 +57,7 @@ class Engine(Transfers):
         self._ran_on_cpu: set[int] = set()
         self._joins: dict[int, list[Ticket]] = {}  # layer -> CPU results its stream must wait for
         self._ahead: dict[tuple[int, int], Ticket] = {}  # (layer, expert) -> CPU result computed ahead
+        self._begun: dict[int, list[Piece]] = {}  # owed experts of which these pieces have run
         self._lower: dict[int, str] = {}  # experts of the current layer that may run in a lower precision
         self.view = View(self, cost.model.id, top_k, cost.model.hidden_size)
         self._does = self._verbs()
@@ -92,6 +94,7 @@ class Engine(Transfers):
         """What each kind of decision makes the engine do."""
         return {
             RunGpu: lambda d: self.run_gpu(d.expert, d.after),
+            RunPart: lambda d: self.run_part(d.piece, d.after),
             Fetch: lambda d: self.fetch(d.piece, d.after),
             Prefetch: lambda d: self.prefetch(d.piece, d.priority, d.after),
             RunCpu: lambda d: self.run_cpu(d.expert, d.join_layer),
@@ -223,24 +226,60 @@ class Engine(Transfers):
             self.run_gpu(piece.expert)
 
     def run_gpu(self, expert: int, after: tuple[Ticket, ...] = ()) -> Ticket:
-        """Compute an owed expert on the GPU, each of its pieces as it arrives."""
+        """Compute an owed expert on the GPU, each of its pieces (or of those that are left) as it arrives."""
         n_tokens = self.unrun.get(expert)
         if n_tokens is None:
             raise IllegalDecision(f"RunGpu({expert}): layer {self.layer} does not owe it; run each needed expert once")
-        whole = self.pieces.whole[self.layer][expert]
-        entry = self.cache.entries.get(whole)
-        enough = [entry] if entry is not None else self.cache.sufficient(whole, self._lower.get(expert))
+        whole, begun = self.pieces.whole[self.layer][expert], self._begun.get(expert, ())
+        entry = None if begun else self.cache.entries.get(whole)
+        enough = [entry] if entry is not None else self.cache.sufficient(whole, self._lower.get(expert), begun)
         if enough is None:
             raise IllegalDecision(f"RunGpu({expert}): layer {self.layer}'s expert is not on the GPU; Fetch it first")
-        machine, tally = self.machine, self.tally
         for used in enough:
-            arrival = used.arrival
-            ticket = machine.expert(used.piece, n_tokens, after if arrival is None else (arrival, *after))
-            used.last_use = ticket
-            if not used.used:
-                tally.used(used)
-        if entry is None and any(used.piece.precision != whole.precision for used in enough):
-            tally.loss.lowered += n_tokens
+            ticket = self._launch(used, n_tokens, after)
+        self._ran(expert, n_tokens, () if entry is not None else [*begun, *(used.piece for used in enough)])
+        return ticket
+
+    def run_part(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket:
+        """Compute one resident piece of an owed expert; the last of them completes the expert."""
+        expert, entry = piece.expert, self.cache.entries.get(piece)
+        n_tokens = self.unrun.get(expert) if piece.layer == self.layer else None
+        if n_tokens is None:
+            raise IllegalDecision(f"RunPart of {piece}: layer {self.layer} does not owe it; run each part once")
+        begun = self._begun.get(expert, [])
+        if entry is None or piece.precision not in (self.pieces.precision, self._lower.get(expert)):
+            raise IllegalDecision(f"RunPart of {piece}: not on the GPU, or not in a precision that serves; Fetch it")
+        if any(other.start_frac < piece.stop_frac and piece.start_frac < other.stop_frac for other in begun):
+            raise IllegalDecision(f"RunPart of {piece}: {begun} have run; run no column twice")
+        ticket = self._launch(entry, n_tokens, after)
+        begun = [*begun, piece]
+        if tiling((), begun) is not None:
+            self._ran(expert, n_tokens, begun)
+            return ticket
+        self._begun[expert] = begun
+        if self.log:
+            self.log("part", self.layer, expert)
+        if self.polls:
+            self.poll()
+        return ticket
+
+    def _launch(self, entry: Entry, n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
+        """Compute a resident piece once it has arrived."""
+        arrival = entry.arrival
+        ticket = entry.last_use = self.machine.expert(
+            entry.piece, n_tokens, after if arrival is None else (arrival, *after)
+        )
+        if not entry.used:
+            self.tally.used(entry)
+        return ticket
+
+    def _ran(self, expert: int, n_tokens: int, parts: Sequence[Piece]) -> None:
+        """An owed expert has been launched for good, whole or in these parts."""
+        tally = self.tally
+        if parts:
+            self._begun.pop(expert, None)
+            if any(part.precision != self.pieces.precision for part in parts):
+                tally.loss.lowered += n_tokens
         del self.unrun[expert]
         tally.n_executed += n_tokens
         if self.log:
@@ -249,10 +288,11 @@ class Engine(Transfers):
             self.obey(self.policy.expert_done(self.layer, expert, self.view))
         if self.polls:
             self.poll()
-        return ticket
 
     def run_cpu(self, expert: int, join_layer: int | None = None) -> Ticket:
         """Compute an owed expert on the CPU; its result joins the stream at the end of `join_layer`."""
+        if expert in self._begun:
+            raise IllegalDecision(f"RunCpu({expert}): a part of it has run on the GPU; run the rest there")
         n_tokens = self.unrun.pop(expert, None)
         if n_tokens is None:
             raise IllegalDecision(f"RunCpu({expert}): layer {self.layer} does not owe it; run each needed expert once")

@@ -77,3 +77,34 @@ def test_what_suffices_to_compute():
     cache.remove(middle)
     assert [entry.piece for entry in cache.sufficient(whole) or []] == [left, right]
     assert cache.parts(whole) == [left, right]
+
+
+def test_no_column_is_computed_twice():
+    made, cache = pieces(), Cache([500])
+    whole = made.whole[0][0]
+
+    def part(start, stop, precision=None):
+        piece = made.part(0, 0, start, stop, precision)
+        if piece not in cache:
+            cache.add(piece, None, DEMANDED)
+        return piece
+
+    def chosen(precision=None, done=()):
+        found = cache.sufficient(whole, precision, done)
+        return None if found is None else [entry.piece for entry in found]
+
+    left, late, low = part(0.0, 0.6), part(0.4, 1.0), part(0.0, 1.0, "int4")
+    assert chosen() is None  # together they hold every column, some of them twice
+    assert chosen("int4") == [low]  # the better half would leave nothing that fits on to it
+    right = part(0.6, 1.0)
+    assert chosen("int4") == [left, right]
+    assert chosen(done=[left]) == [right]
+    assert chosen(done=[right]) == [left]
+    assert chosen(done=[left, right]) == []
+    assert chosen("int4", done=[right]) == [left]
+    assert chosen(done=[late]) is None  # 0.0..0.4 is nowhere
+    cache.remove(left)
+    assert chosen("int4", done=[right]) is None  # the low-precision whole would compute the right part again
+    cache.add(whole, None, DEMANDED)
+    assert chosen() == [whole]
+    assert chosen(done=[right]) is None

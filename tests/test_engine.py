@@ -7,7 +7,7 @@ from easy_numbers import run
 from test_timeline_copies import Placed
 
 from sim.api import Policy
-from sim.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, RunCpu, RunGpu, Serve
+from sim.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, RunCpu, RunGpu, RunPart, Serve
 from sim.errors import IllegalDecision
 from sim.prefetch_queue import PrefetchQueue
 from sim.view import View
@@ -32,7 +32,28 @@ def deciding(*decisions, traits=(), there=((0, 0), (0, 1), (1, 0), (1, 1))):
     return Says(there)
 
 
+def left(view):
+    return view.part(0, 0, 0.0, 0.5)
+
+
+def begun():
+    """The left half of expert 0 comes and runs."""
+    return [lambda v: Fetch(left(v)), lambda v: RunPart(left(v))]
+
+
 @pytest.mark.parametrize(("policy", "message"), [
+    (deciding(lambda v: RunPart(v.piece(0, 3))), "RunPart of .*: layer 0 does not owe it; run each part once"),
+    (deciding(lambda v: RunPart(v.piece(1, 0))), "layer 0 does not owe it"),
+    (deciding(RunGpu(0), lambda v: RunPart(v.piece(0, 0))), "layer 0 does not owe it"),
+    (deciding(lambda v: RunPart(left(v))), "not on the GPU, or not in a precision that serves; Fetch it"),
+    (deciding(*begun(), RunGpu(1)), r"layer 0 of says: experts \[0\] were not executed"),
+    (deciding(*begun(), lambda v: RunPart(left(v))), "have run; run no column twice"),
+    (deciding(*begun(), lambda v: RunPart(v.piece(0, 0))), "have run; run no column twice"),
+    (deciding(*begun(), RunGpu(0)), r"RunGpu\(0\): layer 0's expert is not on the GPU"),
+    (deciding(*begun(), lambda v: Evict(left(v))), "layer 0 still needs it"),
+    (deciding(*begun(), RunCpu(0), traits={"cpu"}), r"RunCpu\(0\): a part of it has run on the GPU"),
+    (deciding(lambda v: Fetch(v.part(0, 0, 0.0, 0.5, "int4")), lambda v: RunPart(v.part(0, 0, 0.0, 0.5, "int4"))),
+     "not in a precision that serves"),
     (deciding(RunGpu(0)), r"layer 0 of says: experts \[1\] were not executed"),
     (deciding(RunGpu(0), RunGpu(0)), r"RunGpu\(0\): layer 0 does not owe it"),
     (deciding(RunGpu(3)), "does not owe it"),
@@ -42,7 +63,7 @@ def deciding(*decisions, traits=(), there=((0, 0), (0, 1), (1, 0), (1, 1))):
     (deciding(RunCpu(0)), "needs the trait 'cpu'"),
     (deciding(RunCpu(2), traits={"cpu"}), "does not owe it"),
     (deciding(RunCpu(0, join_layer=2), traits={"cpu"}), "join at this layer or a later one"),
-    (deciding(lambda v: Fetch(v.piece(1, 2))), "no room and says.victim named nothing"),
+    (deciding(lambda v: Fetch(v.piece(1, 2)), lambda v: Fetch(v.piece(1, 3))), "no room and says.victim named nothing"),
     (deciding(lambda v: Cancel(v.piece(1, 0))), "Cancel of says: it depends on time"),
     (deciding(DropQueue()), "DropQueue of says: it depends on time"),
     (deciding("fetch"), "not a decision"),
@@ -52,7 +73,7 @@ def deciding(*decisions, traits=(), there=((0, 0), (0, 1), (1, 0), (1, 1))):
 ])  # fmt: skip
 def test_illegal_decisions_are_refused(policy, message, tmp_path):
     with pytest.raises(IllegalDecision, match=message):
-        run(policy, tmp_path, ROWS, room=4, n_experts=4)
+        run(policy, tmp_path, ROWS, room=5, n_experts=4)
 
 
 def test_hooks_that_follow_the_clock_need_the_trait(tmp_path):

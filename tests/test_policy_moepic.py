@@ -56,24 +56,24 @@ def test_five_steps(tmp_path):
     assert seen.log == [
         # 0, the prompt. Layer 0 wants 0: 2 leaves (no activations, lowest id), top and bottom come, the bottom goes
         # after use. Of a prompt nothing is predicted: layer 1 by priority, so 0, whole, fills the buffer. Wrong:
-        # dropped; 1 only lacks its bottom.
+        # dropped; 1 only lacks its bottom, so its top goes ahead.
         ("evict", 0, 2), ("fetch", 0, 0), ("fetch", 0, 0), ("gpu", 0, 0), ("evict", 0, 0),
         ("prefetch", 1, 0), ("prefetch", 1, 0),
-        ("evict", 1, 0), ("evict", 1, 0), ("fetch", 1, 1), ("gpu", 1, 1), ("evict", 1, 1),
-        # 1. For layer 0 by priority still: the bottom of 0; 1, whole, does not fit behind it. Right. Layer 1:
-        # predicted 1 (its bottom), then 0 (does not fit). Right.
-        ("prefetch", 0, 0), ("gpu", 0, 0), ("evict", 0, 0),
-        ("prefetch", 1, 1), ("gpu", 1, 1), ("evict", 1, 1),
+        ("evict", 1, 0), ("evict", 1, 0), ("fetch", 1, 1), ("part", 1, 1), ("gpu", 1, 1), ("evict", 1, 1),
+        # 1. For layer 0 by priority still: the bottom of 0; 1, whole, does not fit behind it. Right, and on its way
+        # when the gate asks: the top goes ahead. Layer 1: predicted 1 (its bottom), then 0 (does not fit). Right.
+        ("prefetch", 0, 0), ("part", 0, 0), ("gpu", 0, 0), ("evict", 0, 0),
+        ("prefetch", 1, 1), ("part", 1, 1), ("gpu", 1, 1), ("evict", 1, 1),
         # 2. The wrap-around predicts 2: whole, fills the buffer. Right: its top takes the place of 3's. Layer 1:
         # bottoms of 1 and 2; the gate wants 1.
-        ("prefetch", 0, 2), ("prefetch", 0, 2), ("evict", 0, 3), ("gpu", 0, 2), ("evict", 0, 2),
-        ("prefetch", 1, 1), ("prefetch", 1, 2), ("evict", 1, 2), ("gpu", 1, 1), ("evict", 1, 1),
+        ("prefetch", 0, 2), ("prefetch", 0, 2), ("evict", 0, 3), ("part", 0, 2), ("gpu", 0, 2), ("evict", 0, 2),
+        ("prefetch", 1, 1), ("prefetch", 1, 2), ("evict", 1, 2), ("part", 1, 1), ("gpu", 1, 1), ("evict", 1, 1),
         # 3. Bottom of 0: right. Layer 1: the bottom of 2 comes in vain; 3 is missing and takes the place of 2.
-        ("prefetch", 0, 0), ("gpu", 0, 0), ("evict", 0, 0),
+        ("prefetch", 0, 0), ("part", 0, 0), ("gpu", 0, 0), ("evict", 0, 0),
         ("prefetch", 1, 2), ("evict", 1, 2), ("evict", 1, 2), ("fetch", 1, 3), ("fetch", 1, 3), ("gpu", 1, 3),
         ("evict", 1, 3),
-        # 4. 1, whole: right; of 0 (used three times) and 2 (once) the latter leaves. Layer 1: 0, whole; 3 leaves, not
-        # 1.
+        # 4. 1, whole: right, but its top is still in flight, so nothing can go ahead; of 0 (used three times) and 2
+        # (once) the latter leaves. Layer 1: 0, whole; 3 leaves, not 1.
         ("prefetch", 0, 1), ("prefetch", 0, 1), ("evict", 0, 2), ("gpu", 0, 1), ("evict", 0, 1),
         ("prefetch", 1, 0), ("prefetch", 1, 0), ("evict", 1, 3), ("gpu", 1, 0), ("evict", 1, 0),
         ("prefetch", 0, 0), ("prefetch", 0, 1),
@@ -90,6 +90,44 @@ def test_five_steps(tmp_path):
     # 27..29.
     assert seen.lane("gpu")[7:10] == [("attention 0", 24, 25), ("expert 0.0", 25, 27), ("expert 0.0", 27, 29)]
     assert policy.stats()["top_hit_rate"] == 5 / 10
+
+
+# One layer of 8 experts, K = 2; room for 6: a buffer of 2, V = 4, theta 1/2, so all 8 tops are there. Copying a bottom
+# takes 5 s, computing a segment 4 s, attention and head 2 s.
+@pytest.mark.parametrize(("compute", "gpu", "end_s"), [
+    # Both tops run first; bottoms are there at 7 and 12, the second one while the first is computed.
+    ("segments", [(2, 6), (6, 10), (10, 14), (14, 18)], 20),
+    # 1's bottom is waited for before 3's top, which has been there all along.
+    ("experts", [(2, 6), (7, 11), (11, 15), (15, 19)], 21),
+])  # fmt: skip
+def test_tops_are_computed_before_any_bottom(tmp_path, compute, gpu, end_s):
+    """Section 2.3: top segments "can be processed first, even before their bottom segments are loaded"."""
+    policy = Moepic(compute=compute, prefetch="none", history="none", configure=False)
+    with Trace(from_rows(tmp_path / "t", [[[1, 3]]], 8)) as trace:
+        seen = execute_easy(setup(policy, trace, room=6, kernel_s=2.0))
+    assert sorted(cached(policy)[0]) == list(range(8))
+    assert seen.lane("h2d") == [("demand 0.1", 2, 7), ("demand 0.3", 7, 12)]
+    assert [(start_s, end_s) for what, start_s, end_s in seen.lane("gpu") if what.startswith("expert")] == gpu
+    assert seen.end_s == end_s
+    early = [("part", 0, 1), ("part", 0, 3)] if compute == "segments" else []
+    assert [entry for entry in seen.log if entry[0] != "fetch"] == [
+        *early, ("gpu", 0, 1), ("evict", 0, 1), ("gpu", 0, 3), ("evict", 0, 3)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("loading", "order"), [("bottoms", [3, 0, 0]), ("gate", [0, 0, 3])])
+def test_the_order_of_loading(tmp_path, loading, order):
+    """The gate ranks 0 before 3; only 3's top is cached: 3 lacks less, 0 ranks higher."""
+
+    class Third(Moepic):
+        def _choose(self, tops, random):
+            tops.cached = {3: None}
+
+    with Trace(from_rows(tmp_path / "t", [[[0, 3]]], 8)) as trace:
+        policy = Third(loading=loading, prefetch="none", history="none", configure=False)
+        seen = execute_easy(setup(policy, trace, room=6))
+    assert [expert for kind, _, expert in seen.log if kind == "fetch"] == order
+    assert [expert for kind, _, expert in seen.log if kind == "part"] == [3]
+    assert [expert for kind, _, expert in seen.log if kind == "gpu"] == list(dict.fromkeys(order))
 
 
 class Empty(Moepic):
@@ -154,7 +192,8 @@ def test_only_guessing_needs_predictions():
 def test_published_defaults():
     assert Moepic().settings == {
         "omega": 128, "rho": 0.25, "tau": 5000, "zeta": 0.01, "split": 0.5, "buffer": None, "prefetch": "speculative",
-        "evict": "lcp", "configure": True, "admission": "always", "history": "store", "seed": 0}  # fmt: skip
+        "evict": "lcp", "configure": True, "admission": "always", "compute": "segments", "loading": "bottoms",
+        "history": "store", "seed": 0}  # fmt: skip
     with pytest.raises(BadInput, match="rho"):
         Moepic(rho=1.0)
 
@@ -164,7 +203,8 @@ def test_published_defaults():
 BASE = {"tau": 12}
 KNOBS = {
     "omega": 1, "rho": 0.9, "tau": 10**6, "zeta": 0.2, "split": 0.9, "buffer": 4, "prefetch": "none", "evict": "random",
-    "configure": False, "admission": "priority", "history": "none", "seed": 1,
+    "configure": False, "admission": "priority", "compute": "experts", "loading": "gate",
+    "history": "none", "seed": 1,
 }  # fmt: skip
 
 

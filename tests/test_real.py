@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from real_world import ALL, carried_out, lanes_and_weights, tiny_setup  # noqa: E402
+from test_timeline_parts import Shuffled  # noqa: E402
 
 from sim.errors import BadInput  # noqa: E402
 from sim.machine import DEMAND, SPECULATIVE  # noqa: E402
@@ -43,6 +44,29 @@ def test_lossless_policies_compute_what_the_resident_model_computes(tmp_path, na
     if name not in IN_PARTS:
         assert done.machine.digest == resident.machine.digest, "the same sums in the same order: the same bits"
         assert done.result["measured"]["output_digest"] == resident.result["measured"]["output_digest"]
+
+
+def in_parts(folder, cuts, order, lanes=None):
+    """A real run in which chance cuts experts and shuffles the order in which their parts are computed."""
+    setup = tiny_setup(folder, "lru", 8)
+    policy = setup.policy = Shuffled()
+    policy.cuts, policy.order = cuts, order
+    log = []
+    with lanes_and_weights(setup, lanes) as (own, weights):
+        done = measure(setup, own, weights, None, lambda kind, *_: log.append(kind),
+                       prepared=lambda machine: setattr(machine, "keep_hidden", True))  # fmt: skip
+    setup.close()
+    return done.machine, log
+
+
+@pytest.mark.parametrize("cuts", range(3))
+def test_parts_in_any_order_add_up_to_the_same(tmp_path, cuts, resident):
+    (one, log), (two, other) = in_parts(tmp_path, cuts, 1), in_parts(tmp_path, cuts, 2)
+    assert log != other
+    assert log.count("part") > 30
+    for mine, theirs in zip(one.hidden, resident.machine.hidden, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert one.digest == two.digest, "results are added in order of columns, whatever ran first"
 
 
 @pytest.mark.parametrize("name", ["llama_cpp", "ktransformers", "hybrimoe"])

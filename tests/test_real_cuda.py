@@ -18,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from real_world import ALL, carried_out  # noqa: E402
+from test_real import in_parts  # noqa: E402
 
 from sim.errors import BadInput  # noqa: E402
 from sim.machine import DEMAND, SPECULATIVE  # noqa: E402
@@ -249,6 +250,14 @@ def test_the_whole_machine_computes_the_same_on_either_backend(tmp_path, name):
     assert on_fake.machine.digest == on_cpu.machine.digest
     assert on_fake.result["device"] == "Fake GPU"
     assert on_fake.result["decode_tokens"] == on_cpu.result["decode_tokens"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_experts_in_parts_compute_the_same_on_either_backend(tmp_path, late):
+    on_cpu, _ = in_parts(tmp_path, 1, 1)
+    on_fake, log = in_parts(tmp_path, 1, 1, lanes_on(FakeDevice(late, seed=3)))
+    assert log.count("part") > 30
+    assert on_fake.digest == on_cpu.digest
 
 
 def test_experts_on_the_cpu_come_back_to_the_stream(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.checks.world import ALL, HALF, QUARTER, Seen, Skip, World, require
+from sim.checks.world import ALL, HALF, QUARTER, Computed, Seen, Skip, World, require
 from sim.errors import DoesNotFit
 from sim.iterations import DECODE, PREFILL
 from sim.registry import find
@@ -41,6 +41,27 @@ def check_executes_each_needed_expert_once(world: World) -> None:
         require(executed == needed, f"executed {len(executed)} (iteration, layer, expert), needed {len(needed)}")
         tokens = sum(n for layers in seen.needs for experts in layers.values() for n in experts.values())
         require(seen.engine.tally.n_executed == tokens, f"{seen.engine.tally.n_executed} of {tokens} tokens executed")
+
+
+def check_computes_each_column_once(world: World) -> None:
+    """What runs on a GPU runs whole: its parts make the expert up, none of it twice, each for all its tokens."""
+    for seen in runs(world):
+        parts: dict[tuple[int, int, int], list[Computed]] = {}
+        for part in seen.computed:
+            parts.setdefault(part[:3], []).append(part)
+        said = {(e.iteration, e.at_layer, e.expert) for e in seen.events if e.kind == "gpu"}
+        require(parts.keys() == said, f"{len(parts)} experts computed, {len(said)} said to be")
+        for (i, layer, expert), found in parts.items():
+            where = f"iteration {i}, expert {layer}.{expert}"
+            bounds = sorted((part.start_frac, part.stop_frac) for part in found)
+            edges = [0.0, *(stop for _, stop in bounds)]
+            whole = [start for start, _ in bounds] == edges[:-1] and edges[-1] == 1.0
+            require(whole, f"{where}: computed in {bounds}")
+            counts = {part.n_tokens for part in found}
+            require(len(counts) == 1, f"{where}: parts for {sorted(counts)} tokens")
+            asked = seen.needs[i].get(layer, {}).get(expert)
+            lossy = "lossy" in world.kind.traits
+            require(lossy or counts == {asked}, f"{where}: computed for {counts} tokens, asked for {asked}")
 
 
 def check_executes_what_it_assigned(world: World) -> None:
@@ -176,6 +197,7 @@ def check_copies_no_less_than_belady(world: World) -> None:
 
 CHECKS = (
     check_executes_each_needed_expert_once,
+    check_computes_each_column_once,
     check_executes_what_it_assigned,
     check_never_exceeds_its_budget,
     check_never_evicts_what_the_layer_needs,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,7 @@ from sim.hardware import load_hardware
 from sim.iterations import Arrays, Iteration, Scheduler
 from sim.memory import BudgetRule, Demand, plan
 from sim.models import Gate, Model
-from sim.pieces import Pieces
+from sim.pieces import Piece, Pieces
 from sim.run import Setup, assemble, fold, run_through
 from sim.sim_machine import SimMachine
 from sim.spec import RunSpec
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sim.api import ParamValue, Policy
     from sim.drive import Clockwork
     from sim.hardware import Hardware
+    from sim.machine import Ticket
 
 N_TOTAL = seeded.N_LAYERS * seeded.N_EXPERTS
 QUARTER, HALF, ALL = N_TOTAL // 4, N_TOTAL // 2, N_TOTAL
@@ -66,6 +67,17 @@ class Event:
     used_bytes: tuple[int, ...]
 
 
+class Computed(NamedTuple):
+    """One computation as the machine was asked for it."""
+
+    iteration: int
+    layer: int
+    expert: int
+    start_frac: float
+    stop_frac: float
+    n_tokens: int
+
+
 @dataclass
 class Seen:
     """A finished run."""
@@ -80,6 +92,7 @@ class Seen:
     n_initial: int
     budgets: list[int]  # expert bytes per GPU, from the plan and not from the cache
     steps: list[int] = field(default_factory=list)  # decisions made by the end of each iteration
+    computed: list[Computed] = field(default_factory=list)  # on GPUs, in order of launching
 
     @property
     def log(self) -> list[tuple[str, int, int]]:
@@ -201,13 +214,23 @@ def observe(setup: Setup, hw: Hardware, pace: float = 1.0) -> Seen:
         cost = Cost(faster(hw, pace), setup.model, setup.stack, setup.spec.precision)
         machine = SimMachine(cost, setup.spec.gpus, None, machine.up[0].report)
         engine.machine = machine
+    computed: list[Computed] = []
+    expert = engine.machine.expert
+
+    def watched(piece: Piece, n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
+        where = (len(steps), piece.layer, piece.expert, piece.start_frac, piece.stop_frac)
+        computed.append(Computed(*where, n_tokens))
+        return expert(piece, n_tokens, after)
+
+    engine.machine.expert = watched  # type: ignore[method-assign]
     clockwork = run_through(setup, engine, machine, drive, lambda _: steps.append(len(events)), None)
     layers = range(setup.trace.n_layers)
     needs = [{layer: dict(iteration.chosen(layer)) for layer in layers} for iteration in iterations(setup)]
     budgets = list(setup.memory.expert_bytes)
     budgets[0] -= setup.policy.predictor_bytes(engine.view)
     result = fold(setup, engine, machine, clockwork, 0.0)
-    return Seen(setup.policy, engine, machine, clockwork, result, events, needs, n_initial, budgets, steps)
+    return Seen(setup.policy, engine, machine, clockwork, result, events, needs, n_initial, budgets, steps,
+                computed)  # fmt: skip
 
 
 def iterations(setup: Setup) -> list[Iteration]:

@@ -1,0 +1,123 @@
+"""Experts computed in parts, worked out by hand and at random. Numbers of `easy_numbers`: half an expert is copied in
+5 s and, being two smaller kernels, computed in 2 s; attention and head 1 s."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from easy_numbers import execute_easy, run, setup
+from tiny_traces import tiny_trace
+
+from sim import run as sim_run
+from sim.api import Policy
+from sim.checks import safety
+from sim.checks.world import World
+from sim.decisions import Evict, Fetch, RunGpu, RunPart
+from sim.fluid import FluidMachine
+from traces.reader import Trace
+
+
+class Halves(Policy):
+    """Expert 0's left half and expert 1's right half are there; what runs when is said by `script`."""
+
+    name = "halves"
+    script = ()
+
+    def initial(self, view):
+        return [view.part(0, 0, 0.0, 0.5), view.part(0, 1, 0.5, 1.0)]
+
+    def gate_done(self, gate, view):
+        yield Fetch(view.part(0, 0, 0.5, 1.0))
+        yield Fetch(view.part(0, 1, 0.0, 0.5))
+        for say in self.script:
+            yield say(view)
+
+
+def there_first():
+    return (
+        lambda v: RunPart(v.part(0, 0, 0.0, 0.5)), lambda v: RunPart(v.part(0, 1, 0.5, 1.0)),
+        lambda v: RunGpu(0), lambda v: RunGpu(1),
+    )  # fmt: skip
+
+
+# Attention 0..1; copies 1..6 and 6..11.
+@pytest.mark.parametrize(("script", "parts", "log"), [
+    # What is there at 1 and 3, the rest as it arrives.
+    (there_first(), [(1, 3), (3, 5), (6, 8), (11, 13)], ["part 0", "part 1", "gpu 0", "gpu 1"]),
+    # The last part completes its expert, in whichever order.
+    ((lambda v: RunPart(v.part(0, 1, 0.5, 1.0)), lambda v: RunPart(v.part(0, 1, 0.0, 0.5)), lambda v: RunGpu(0)),
+     [(1, 3), (11, 13), (13, 15), (15, 17)], ["part 1", "gpu 1", "gpu 0"]),
+    # Expert by expert, in order of columns: 0's left half, its right half; 1's left half is there last.
+    ((lambda v: RunGpu(0), lambda v: RunGpu(1)), [(1, 3), (6, 8), (11, 13), (13, 15)], ["gpu 0", "gpu 1"]),
+])  # fmt: skip
+def test_parts_by_hand(tmp_path, script, parts, log):
+    policy = Halves()
+    policy.script = script
+    seen = run(policy, tmp_path, [[[0, 1]]], room=2)
+    assert seen.lane("h2d") == [("demand 0.0", 1, 6), ("demand 0.1", 6, 11)]
+    assert [(start_s, end_s) for what, start_s, end_s in seen.lane("gpu") if what.startswith("expert")] == parts
+    assert [f"{kind} {expert}" for kind, _, expert in seen.log if kind != "fetch"] == log
+    assert seen.end_s == parts[-1][1] + 1
+    assert seen.outcome.engine.tally.n_executed == 2
+
+
+class Shuffled(Policy):
+    """Cuts experts where chance will have it and computes the parts in any order, of all experts at once."""
+
+    name = "shuffled"
+    title = "any parts in any order"
+    source = "this test's file"
+    cuts = order = 0  # seeds
+
+    def min_experts(self, view):
+        return view.n_experts
+
+    def bind(self, view):
+        self._cut, self._random = Random(self.cuts), Random(self.order)
+
+    def gate_done(self, gate, view):
+        waiting = []
+        for expert in gate.needs:
+            cuts = sorted({0.0, 1.0, *(self._cut.randrange(1, 8) / 8 for _ in range(self._cut.randrange(3)))})
+            parts = [view.part(gate.layer, expert, a, b) for a, b in pairwise(cuts)]
+            for part in parts:
+                yield Fetch(part)
+            by_part = self._random.sample(parts, len(parts) if self._random.random() < 0.5 else len(parts) - 1)
+            waiting.append([*map(RunPart, by_part), *([RunGpu(expert)] if len(by_part) < len(parts) else [])])
+        while waiting:
+            one = self._random.choice(waiting)
+            yield one.pop(0)
+            if not one:
+                waiting.remove(one)
+
+    def layer_done(self, layer, view):
+        return [Evict(piece) for piece in list(view.residents())]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_parts_in_any_order_keep_the_rules(seed):
+    kind = type("Shuffled", (Shuffled,), {"cuts": seed, "order": seed, "__doc__": Shuffled.__doc__})
+    with World(kind) as world:
+        for check in (safety.check_computes_each_column_once, safety.check_executes_each_needed_expert_once,
+                      safety.check_bytes_add_up, safety.check_hit_classes_add_up):  # fmt: skip
+            check(world)
+        launched = [len(seen.computed) - sum(e.kind == "gpu" for e in seen.events) for seen in safety.runs(world)]
+    assert min(launched) > 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_fluid_lanes_agree_at_zero(tmp_path, seed, monkeypatch):
+    path = tiny_trace(tmp_path / "t", 3, 6, 2, prompt=3, outputs=8, levels=())
+
+    def replay():
+        policy = Shuffled()
+        policy.cuts = policy.order = seed
+        with Trace(path) as trace:
+            seen = execute_easy(setup(policy, trace, room=6))
+        return sorted(seen.spans), seen.log, seen.end_s
+
+    plain = replay()
+    monkeypatch.setattr(sim_run, "SimMachine", FluidMachine)
+    assert replay() == plain
