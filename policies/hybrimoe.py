@@ -26,7 +26,7 @@ from policies._hybrimoe import MrsScores, Rates, Simulation, share_out
 from policies._placement import fits_whole
 from sim.api import Param, Policy, Steps
 from sim.decisions import Evict, Fetch, Prefetch, RunCpu, RunGpu
-from sim.errors import DoesNotFit
+from sim.errors import BadInput, DoesNotFit
 from sim.iterations import PREFILL, Gate
 from sim.pieces import Piece
 from sim.view import View
@@ -109,6 +109,11 @@ class HybriMoe(Policy):
         most = (view.capacity_of(gpu) - self._buffer(view)) // view.n_layers
         if self.cache_size is None:
             return most
+        if self.cache_size < view.n_gpus:
+            raise BadInput(
+                f"parameter {self.name}.cache_size, got {self.cache_size}: each of {view.n_gpus} GPUs has a cache of every "
+                f"layer, of one expert at least; give {view.n_gpus} or more, or leave it out"
+            )
         each, more = divmod(min(self.cache_size, view.n_experts), view.n_gpus)
         size = each + (gpu < more)
         if size > most:

@@ -188,6 +188,8 @@ class CopyLane:
         copy.cancelled = True
         copy.end_s = now_s  # nothing that was to follow it waits any more
         copy.after = ()
+        if self.on_served is not None:
+            self.on_served()
         return True
 
     def promote(self, copy: Copy, now_s: float) -> None:

@@ -36,15 +36,22 @@ class Price(NamedTuple):
     rests_on: int
 
 
+def kernels_of(n_kernels: float, frac: float) -> float:
+    """Kernels that a slice of an operation runs: its share, and at least one where the operation has any."""
+    return min(n_kernels, max(1.0, frac * n_kernels))
+
+
 class Launch:
     """Host seconds of one operation: until its first kernel is launched, and until its last is; `n` counts uses.
 
     `tail_frac` is the share of the operation's device time its last kernel takes: equal shares, for want of better.
     """
 
-    __slots__ = ("all_s", "extra_s", "first_s", "kernels_s", "n", "tail_frac")
+    __slots__ = ("all_s", "extra_s", "first_s", "kernels_s", "launch_s", "n", "n_kernels", "tail_frac")
 
     def __init__(self, n_kernels: float, launch_s: float, extra_s: float) -> None:
+        self.n_kernels = n_kernels
+        self.launch_s = launch_s
         self.extra_s = extra_s
         self.kernels_s = n_kernels * launch_s
         self.first_s = extra_s + min(launch_s, self.kernels_s)
@@ -76,7 +83,8 @@ class Cost:
         self._set_cpu()
         self._set_predictors()
         self._experts: dict[tuple[int, str, float, float], Price] = {}
-        self.launch_parts: dict[float, Launch] = {}  # of slices of matrices, by their share of the expert's kernels
+        # Of slices of matrices, by their share of the expert's kernels and whether they come first.
+        self.launch_parts: dict[tuple[float, bool], Launch] = {}
         # Asked once per iteration; few differ.
         self.gate = lru_cache(maxsize=1024)(self._gate)
         self.shared = lru_cache(maxsize=1024)(self._shared)
@@ -146,12 +154,17 @@ class Cost:
         self.has_shared = self.model.shared_expert_bytes(self.precision) > 0
         self.has_dense = dense > 0
 
-    def launch_part(self, kernels_frac: float) -> Launch:
-        """Launching a slice of an expert's matrices: that share of what launching the expert takes."""
-        launch = self.launch_parts.get(kernels_frac)
+    def launch_part(self, kernels_frac: float, first: bool) -> Launch:
+        """Launching a slice of an expert's matrices: its share of the kernels, and at least one.
+
+        What the framework spends on an expert it spends before the first of them. So launching all slices in turn is
+        never quicker than launching the expert, on the host or on the stream.
+        """
+        launch = self.launch_parts.get((kernels_frac, first))
         if launch is None:
-            n_kernels, extra_s = kernels_frac * self.stack.kernels.expert, kernels_frac * self.launch_expert.extra_s
-            launch = self.launch_parts[kernels_frac] = self._launch(n_kernels, extra_s)
+            whole = self.launch_expert
+            n_kernels, extra_s = kernels_of(whole.n_kernels, kernels_frac), whole.extra_s if first else 0.0
+            launch = self.launch_parts[kernels_frac, first] = Launch(n_kernels, whole.launch_s, extra_s)
         return launch
 
     def _launch(self, n_kernels: float, extra_s: float) -> Launch:
@@ -238,7 +251,7 @@ class Cost:
                 self._experts[key] = Price(timed_s, whole.rests_on)
                 return self._experts[key]
             n_bytes = frac * model.expert_bytes(precision) + 2 * self.activation_bytes(n_tokens)
-            n_kernels, flops = kernels_frac * self.stack.kernels.expert, frac * model.expert_flops(n_tokens)
+            n_kernels, flops = kernels_of(self.stack.kernels.expert, kernels_frac), frac * model.expert_flops(n_tokens)
             price = self._experts[key] = self._roofline(n_kernels, n_bytes, flops)
         return price
 
@@ -285,6 +298,11 @@ class Cost:
             assert price is not None
             total_s, rests_on = total_s + price.duration_s, price.rests_on
         return Price(total_s, rests_on)
+
+    def decode_points(self) -> tuple[float, ...]:
+        """Positions attended to at which the price of a decode token's attention need not be convex."""
+        curve = self._curves.get("attention_decode")
+        return curve[0].at if curve is not None and "attention" in self._curves else ()
 
     def attention_one_s(self, context: int) -> float:
         """One attention block for one token after `context` others: what a policy may compare."""

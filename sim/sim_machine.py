@@ -145,7 +145,7 @@ class SimMachine:
         cost = self.cost
         kernels_frac = piece.kernels_frac
         price = cost.expert(n_tokens, piece.precision, piece.stop_frac - piece.start_frac, kernels_frac)
-        launch = cost.launch_expert if kernels_frac == 1.0 else cost.launch_part(kernels_frac)
+        launch = cost.launch_expert if kernels_frac == 1.0 else cost.launch_part(kernels_frac, piece.start_frac == 0.0)
         host_s = self.host_s
         self.host_s = launched_s = host_s + launch.all_s
         launch.n += 1
@@ -349,9 +349,13 @@ class SimMachine:
         return start is not None and self.links[start[1]].settle_next()
 
     def _progress(self) -> None:
-        for stream in reversed(self.streams):  # GPU 0's waits for the others', never the other way round
-            if stream.pending:
-                stream.progress()
+        """Work on any stream may wait for work on any other, so go round until nothing more can be placed."""
+        waiting, before = sum(len(stream.pending) for stream in self.streams), -1
+        while waiting and waiting != before:
+            for stream in reversed(self.streams):  # GPU 0's mostly waits for the others'
+                if stream.pending:
+                    stream.progress()
+            before, waiting = waiting, sum(len(stream.pending) for stream in self.streams)
 
     def _settle(self, ticket: Ticket) -> None:
         """The host is blocked: let copies start, in time order, until the ticket's end is known."""

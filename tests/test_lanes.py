@@ -112,7 +112,6 @@ def scripts(draw: Any, gpus: int) -> list[tuple[Any, ...]]:
     gpu = st.integers(0, gpus - 1)
     script: list[tuple[Any, ...]] = []
     kinds: list[str] = []
-    needed: set[int] = set()  # by computations: such a copy is not cancelled (the engine refuses to)
     for _ in range(draw(st.integers(1, 14))):
         op = draw(st.sampled_from(OPS))
         copies = [t for t, kind in enumerate(kinds) if kind == "copy"]
@@ -124,25 +123,23 @@ def scripts(draw: Any, gpus: int) -> list[tuple[Any, ...]]:
             if op == "block":
                 script.append((op, first, first + more, draw(seconds)))
             else:
-                after = draw(st.lists(st.sampled_from(copies), max_size=2)) if copies else []
-                needed |= set(after)
+                some_of = [t for t, kind in enumerate(kinds) if kind != "gone"]
+                after = draw(st.lists(st.sampled_from(some_of), max_size=2)) if some_of else []
                 script.append((op, draw(gpu), first, first + more, draw(some), after))
         elif op == "copy":
             after = draw(st.lists(st.sampled_from(range(len(kinds))), max_size=2)) if kinds else []
-            needed |= set(after)
             script.append((op, draw(gpu), draw(seconds), draw(some), draw(st.booleans()), after))
         elif op == "cpu":
             script.append((op, draw(seconds), draw(some), draw(some), draw(some)))
         else:
-            pool = {"cancel": [t for t in copies if t not in needed], "promote": copies, "look": copies}
+            pool = {"cancel": copies, "promote": copies, "look": copies}
             choice = pool.get(op, list(range(len(kinds))))
             if choice:
                 ticket = draw(st.sampled_from(choice))
-                if op == "cancel":  # nobody may wait for it afterwards
+                if op == "cancel":  # who waits for it goes on; nobody may begin to afterwards
                     kinds[ticket] = "gone"
                 if op in ("sync", "join") and kinds[ticket] == "gone":
                     continue
-                needed |= {ticket} if op in ("join", "sync") else set()
                 script.append((op, ticket))
             continue
         kinds.append(op)
@@ -183,7 +180,8 @@ def test_no_lane_overlaps_itself_and_all_time_is_accounted_for(script):
         assert all(before[1] <= after[0] for before, after in pairwise(spans))
     for stream in machine.streams:
         assert sum(stream.parts_s) == stream.free_s  # busy or waiting for a named cause, at every moment
-        assert stream.parts_s[0] == stream.busy_s
+        assert stream.busy_s == sum(end - start for start, end in by_lane.get(stream.name, ()))
+        assert stream.parts_s[0] >= stream.busy_s  # waiting for another GPU is GPU time too
         assert not stream.pending
     assert len(machine.streams[0].parts_s) == len(CAUSES)
     asked = Counter(op[0] for op in script)
@@ -321,6 +319,24 @@ def test_waiting_for_one_link_settles_nothing_that_starts_later_on_another():
               ("run", 1, 0.0, 0.0, 1.0, [2]), ("sync", 3), ("copy", 0, 0.0, 2.0, True, [])]  # fmt: skip
     agree(script, two=True)
     assert replay(script)[0].ends == [5, 12, 3, 4, 7]
+
+
+def test_work_on_one_gpu_may_wait_for_work_on_another_and_that_for_the_first():
+    # 0: copy 0..1. 1: GPU 0 1..2. 2: GPU 1 waits for it: 2..3. 3: GPU 0 for that: 3..4; 4: GPU 1: 4..5, and a copy.
+    script = [("copy", 0, 0.0, 1.0, False, []), ("run", 0, 0.0, 0.0, 1.0, [0]), ("run", 1, 0.0, 0.0, 1.0, [1]),
+              ("run", 0, 0.0, 0.0, 1.0, [2]), ("run", 1, 0.0, 0.0, 1.0, [3]), ("copy", 1, 0.0, 1.0, True, [4]),
+              ("sync", 5)]  # fmt: skip
+    agree(script, two=True)
+    assert replay(script)[0].ends == [1, 2, 3, 4, 5, 6]
+
+
+def test_who_waits_for_a_copy_that_is_withdrawn_goes_on():
+    # The second copy would start at 5; withdrawn at 2, it lets the computation begin there.
+    script = [("copy", 0, 0.0, 5.0, True, []), ("copy", 0, 0.0, 5.0, False, []), ("run", 0, 0.0, 0.0, 1.0, [1]),
+              ("host", 2.0), ("cancel", 1), ("sync", 2)]  # fmt: skip
+    for two in (False, True):
+        agree(script, two)
+        assert replay(script, two)[0].ends == [5, None, 3]
 
 
 @pytest.mark.parametrize("op", ["promote", "cancel"])

@@ -201,6 +201,8 @@ def test_cache_size(tmp_path):
     assert len(resident(replay(whole(variant="code", cache_size=1), path, 12))) == 4
     with pytest.raises(DoesNotFit, match=r"cache_size, got 3: GPU 0 has room for 2 experts of every layer"):
         replay(whole(variant="code", cache_size=3), path, 12)
+    with pytest.raises(BadInput, match=r"cache_size, got 1: each of 2 GPUs has a cache of every layer.*; give 2 or mo"):
+        replay(whole(variant="code", cache_size=1), path, 12, gpus=2)
 
 
 def test_matrices_are_copied_and_computed_one_by_one(tmp_path):
