@@ -17,15 +17,17 @@ DEMANDED, PREFETCHED, PLACED = "demand", "prefetch", "initial"
 class Entry:
     """A resident piece: the ticket of its arrival, of its last use, and why it came.
 
+    `copied_down`: the copy to the host that reads it, which a later computation does not wait for, but its room does.
     `room_after`: computations on what lay in its room before; a copy that is withdrawn gives the room back with them.
     """
 
-    __slots__ = ("arrival", "last_use", "origin", "piece", "room_after", "used")
+    __slots__ = ("arrival", "copied_down", "last_use", "origin", "piece", "room_after", "used")
 
     def __init__(self, piece: Piece, arrival: Ticket | None, origin: str) -> None:
         self.piece = piece
         self.arrival = arrival  # None: there from the start
         self.last_use: Ticket | None = None
+        self.copied_down: Ticket | None = None
         self.room_after: tuple[Ticket, ...] = ()
         self.origin = origin
         self.used = False

@@ -89,10 +89,7 @@ class Transfers:
                 return
             self.tally.prefetch.gone(piece)
         busy = entry.last_use or entry.arrival
-        if busy is not None and (busy.end_s == UNKNOWN_S or busy.end_s > self.machine.now_s):
-            self._freed[piece.gpu].append((piece.n_bytes, busy))
-        else:
-            self._clean_bytes[piece.gpu] += piece.n_bytes
+        self._free(piece, () if busy is None else (busy,), entry.copied_down)
         self._told_evicted(piece)
 
     def write_back(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket:
@@ -102,23 +99,30 @@ class Transfers:
             rule = "it is not resident" if entry is None else "a policy with the trait 'cpu' uses that lane otherwise"
             raise IllegalDecision(f"WriteBack of {piece}: {rule}; leave it out")
         busy = entry.last_use or entry.arrival
-        ticket = entry.last_use = self.machine.copy_back(piece, after if busy is None else (busy, *after))
+        ticket = entry.copied_down = self.machine.copy_back(piece, after if busy is None else (busy, *after))
         if self.log:
             self.log("write_back", piece.layer, piece.expert)
         return ticket
 
     def _withdrawn(self, entry: Entry) -> None:
         """A prefetch has left the copy engine's queue before it started; its room waits for what it waited for."""
-        piece, now_s = entry.piece, self.machine.now_s
+        piece = entry.piece
         self._speculative.pop(piece, None)
         self.tally.prefetch.cancelled(piece)
-        busy = [ticket for ticket in entry.room_after if ticket.end_s == UNKNOWN_S or ticket.end_s > now_s]
+        self._free(piece, entry.room_after)
+        self._told_evicted(piece)
+
+    def _free(self, piece: Piece, readers: tuple[Ticket, ...], copied_down: Ticket | None = None) -> None:
+        """Give room back; whoever takes it waits for what still reads it."""
+        now_s = self.machine.now_s
+        if copied_down is not None:
+            readers = (*readers, copied_down)
+        busy = [ticket for ticket in readers if ticket.end_s == UNKNOWN_S or ticket.end_s > now_s]
         if busy:
             self._freed[piece.gpu].extend((0, ticket) for ticket in busy[:-1])
             self._freed[piece.gpu].append((piece.n_bytes, busy[-1]))
         else:
             self._clean_bytes[piece.gpu] += piece.n_bytes
-        self._told_evicted(piece)
 
     def _told_evicted(self, piece: Piece) -> None:
         if self.tells_evicted:

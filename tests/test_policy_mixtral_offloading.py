@@ -12,7 +12,8 @@ from tiny_traces import tiny_header, tiny_trace
 
 from policies.lru import Lru
 from policies.mixtral_offloading import MixtralOffloading
-from sim.decisions import WriteBack
+from sim.api import Policy
+from sim.decisions import Evict, Fetch, RunGpu, WriteBack
 from sim.errors import BadInput, DoesNotFit, IllegalDecision
 from traces.reader import Trace
 from traces.requests import Request
@@ -149,6 +150,30 @@ def test_buffers_suffice(make, buffers, tmp_path):
             main = min(3, (room - buffers) // 3)
             assert seen.outcome.engine.cache.peak_bytes[0] <= (3 * main + buffers) * EXPERT_BYTES
         execute_easy(setup(make(buffer_size=buffers), trace, [12, 12], gpus=2))
+
+
+def test_room_is_not_overwritten_while_it_is_copied_down(tmp_path):
+    """An expert may run while it is written back (both only read it); the one that takes its room waits for both."""
+
+    class Swap(Policy):
+        name = "swap"
+
+        def initial(self, view):
+            return [view.piece(0, 0), view.piece(0, 1)]
+
+        def gate_done(self, gate, view):
+            yield WriteBack(view.piece(0, 0))
+            yield RunGpu(0)
+            yield Evict(view.piece(0, 0))
+            yield Fetch(view.piece(0, 2))
+            yield RunGpu(1)
+            yield RunGpu(2)
+
+    seen = run(Swap(), tmp_path, [[[0, 1, 2]]], room=2, n_experts=4)
+    # Attention 0..1; down 1..11 beside experts 0 and 1 (1..5); up 11..21; expert 2 21..23; head 24.
+    assert seen.lane("d2h") == [("write_back 0.0", 1, 11)]
+    assert seen.lane("h2d") == [("demand 0.2", 11, 21)]
+    assert seen.end_s == 24
 
 
 def test_writing_back_what_is_not_there_is_refused(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from functools import partial
 
 import pytest
 
@@ -67,6 +69,24 @@ def test_parts_in_any_order_add_up_to_the_same(tmp_path, cuts, resident):
     for mine, theirs in zip(one.hidden, resident.machine.hidden, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     assert one.digest == two.digest, "results are added in order of columns, whatever ran first"
+
+
+def test_slow_copies_down_are_waited_for(tmp_path, resident):
+    """What an expert is written back from is not overwritten before that copy is over."""
+
+    class Slow(CpuLanes):
+        def submit(self, work):
+            if work.op == "write_back":
+                work.call = partial(later, work.call)
+            super().submit(work)
+
+    def later(call):
+        time.sleep(0.005)
+        call()
+
+    done = carried_out(tmp_path, "mixtral_offloading", 8, Slow(pool_threads=1))
+    assert done.result["d2h_bytes"] > 0
+    assert done.machine.digest == resident.machine.digest
 
 
 @pytest.mark.parametrize("name", ["llama_cpp", "ktransformers", "hybrimoe"])

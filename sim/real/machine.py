@@ -266,13 +266,14 @@ class RealMachine:
         result.foreign = True
         return self._input(result).clone()
 
-    def _input(self, result: Result) -> Any:
+    def _input(self, result: Result, normed: Any = None) -> Any:
         """The rows that an expert computes, on the device; runs on the lane that reads them."""
+        normed = self.decoder.normed if normed is None else normed
         if result.rows is None:
-            return self.decoder.normed
+            return normed
         result.rows = result.rows.to(self.decoder.device, non_blocking=True)
         result.share = result.share.to(self.decoder.device, non_blocking=True)
-        return self.decoder.normed[result.rows]
+        return normed[result.rows]
 
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
         began_s = self.now_s
@@ -287,9 +288,11 @@ class RealMachine:
         result.foreign = True
         source = self._gate  # the rows to send are there once the gate has run
 
+        normed = self.decoder.normed  # now: this lane may get there after the next layer has begun
+
         def send() -> None:
-            self.lanes.used_here(self.decoder.normed)
-            inbox.copy_(self._input(result), non_blocking=True)
+            self.lanes.used_here(normed)
+            inbox.copy_(self._input(result, normed), non_blocking=True)
 
         def compute() -> None:
             outbox.copy_(self.decoder.ffn(inbox, matrices))
@@ -358,7 +361,7 @@ class RealMachine:
                     layer=piece.layer, expert=piece.expert, n_bytes=piece.n_bytes)  # fmt: skip
         self.d2h_bytes += piece.n_bytes
         self.written_back_bytes += piece.n_bytes
-        self.shelves.last_use[piece] = work
+        self.shelves.copied_down[piece] = work
         self.lanes.submit(work)
         self._said("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, began_s)
         return work

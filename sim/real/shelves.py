@@ -50,6 +50,7 @@ class Shelves:
             self.arenas.append(Arena(lanes.on_device(room), room, lanes.on_device))
         self.blocks: dict[Piece, tuple[Block, Work | None]] = {}
         self.last_use: dict[Piece, Work] = {}
+        self.copied_down: dict[Piece, Work] = {}  # reads a piece too, whatever computes it meanwhile
 
     @property
     def spilt_bytes(self) -> int:
@@ -83,8 +84,8 @@ class Shelves:
     def release(self, piece: Piece) -> None:
         """The cache has let go of a piece: its room may be written once what reads or writes it is over."""
         block, copy = self.blocks.pop(piece)
-        last = self.last_use.pop(piece, None)
-        hazards = [*block.hazards, *(work for work in (copy, last) if work is not None)]
+        last, down = self.last_use.pop(piece, None), self.copied_down.pop(piece, None)
+        hazards = [*block.hazards, *(work for work in (copy, last, down) if work is not None)]
         self.arenas[piece.gpu].give(block, [work for work in hazards if not self.lanes.over(work)])
 
     def values(self, piece: Piece) -> Callable[[], Any]:
