@@ -251,6 +251,8 @@ class Engine(Transfers):
             raise IllegalDecision(f"RunPart of {piece}: not on the GPU, or not in a precision that serves; Fetch it")
         if any(other.start_frac < piece.stop_frac and piece.start_frac < other.stop_frac for other in begun):
             raise IllegalDecision(f"RunPart of {piece}: {begun} have run; run no column twice")
+        if piece.kernels_frac < 1.0 and piece.start_frac > max((other.stop_frac for other in begun), default=0.0):
+            raise IllegalDecision(f"RunPart of {piece}: a matrix needs what those before it come to; run them first")
         ticket = self._launch(entry, n_tokens, after)
         begun = [*begun, piece]
         if tiling((), begun) is not None:

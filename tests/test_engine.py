@@ -48,6 +48,8 @@ def begun():
     (deciding(lambda v: RunPart(left(v))), "not on the GPU, or not in a precision that serves; Fetch it"),
     (deciding(*begun(), RunGpu(1)), r"layer 0 of says: experts \[0\] were not executed"),
     (deciding(*begun(), lambda v: RunPart(left(v))), "have run; run no column twice"),
+    (deciding(*(lambda v, i=i: Fetch(v.matrices(0, 0, 3)[i]) for i in range(3)),
+              lambda v: RunPart(v.matrices(0, 0, 3)[1])), "a matrix needs what those before it come to"),
     (deciding(*begun(), lambda v: RunPart(v.piece(0, 0))), "have run; run no column twice"),
     (deciding(*begun(), RunGpu(0)), r"RunGpu\(0\): layer 0's expert is not on the GPU"),
     (deciding(*begun(), lambda v: Evict(left(v))), "layer 0 still needs it"),

@@ -29,14 +29,14 @@ class Result:
 class Partial:
     """One expert of the layer under way: what of it has been launched, and what its matrices have come to.
 
-    Pieces must be given from the first column (or row) on, as `Cache.sufficient` does; where they overlap, the later
+    Slices of columns may come in any order, slices of matrices from the first row on; where pieces overlap, the later
     one computes only what the earlier ones have not.
     """
 
     def __init__(self, layer: int, expert: int, rows: int, routed: tuple[Any, Any]) -> None:
         self.layer, self.expert, self.rows = layer, expert, rows
         self._routed = routed
-        self._covered = 0
+        self._covered: list[tuple[int, int]] = []  # columns or rows launched
         self._by_matrix: bool | None = None
         self._x: Any = None  # what the expert reads, once its first piece has run
         self._inner: list[Any] = [None, None]  # x times gate, x times up
@@ -54,16 +54,28 @@ class Partial:
             raise BadInput(f"--real, got expert {self.expert} of layer {self.layer} in columns and in matrices: a real "
                            "run computes one kind at a time; take one")  # fmt: skip
         self._by_matrix = part.by_matrix
-        skip, self._covered = max(0, self._covered - part.start), part.stop
+        todo = self._uncovered(part.start, part.stop)
+        self._covered += todo
         if part.by_matrix:
-            return self._add_matrices(part, skip, values, decoder, read)
+            return self._add_matrices(part, todo[0][0] - part.start if todo else part.n_rows, values, decoder, read)
         result = Result((self.layer, self.expert, part.start / self.rows), *self._routed)
 
         def columns() -> None:
-            matrices = values().view(3, part.stop - part.start, -1)
-            result.out = decoder.ffn(read(result), matrices[:, skip:] if skip else matrices)
+            matrices, x = values().view(3, part.stop - part.start, -1), read(result)
+            if todo == [(part.start, part.stop)]:
+                result.out = decoder.ffn(x, matrices)
+                return
+            outs = [decoder.ffn(x, matrices[:, start - part.start : stop - part.start]) for start, stop in todo]
+            result.out = sum(outs[1:], outs[0])
 
-        return [result], columns
+        return [result] if todo else [], columns if todo else _nothing
+
+    def _uncovered(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """What of a range has not been launched, ascending."""
+        left = [(start, stop)]
+        for a, b in self._covered:
+            left = [(low, high) for x, y in left for low, high in ((x, min(y, a)), (max(x, b), y)) if low < high]
+        return left
 
     def _add_matrices(self, part: Extent, skip: int, values: Callable[[], Any], decoder: Decoder,
                       read: Callable[[Result], Any]) -> tuple[list[Result], Callable[[], None]]:  # fmt: skip
@@ -103,3 +115,7 @@ class Partial:
             self._gated = decoder.torch.nn.functional.silu(gate) * up
         out = self._gated[:, at : at + len(down)] @ down if len(down) < self.rows else self._gated @ down
         result.out = out if result.out is None else result.out + out
+
+
+def _nothing() -> None:
+    """A piece of which everything has been computed from others."""
