@@ -172,12 +172,14 @@ def run_layer(engine: Engine, machine: Machine, iteration: Iteration, layer: int
         engine.poll()
     if hooks.layer_enter:
         engine.obey(policy.layer_enter(layer, view))
-    machine.attention(layer)
     if hooks.gate_input:
+        machine.attention(layer)
         engine.obey(policy.gate_input(layer, view))
-    ticket = machine.gate(layer)
-    machine.shared(layer)
-    machine.sync(ticket)
+        ticket = machine.gate(layer)
+        machine.shared(layer)
+        machine.sync(ticket)
+    else:
+        machine.to_gate(layer)
     if engine.polls:
         engine.poll()
     gate = Gate(layer, iteration, iteration.chosen(layer), engine.arrays)

@@ -68,14 +68,14 @@ def drive_flat(
 ) -> Iterator[Step]:
     """`sim.drive.drive` for the case `applies` describes. Raises Unsuitable."""
     view, feed, flat, index = engine.view, PieceFeed(trace, engine.pieces.whole), Flat(engine, machine, trace.top_k), 0
-    while (ranges := scheduler.next(machine.host_s)) is not None:
+    while (ranges := scheduler.next(machine.now_s)) is not None:
         if isinstance(ranges, float):
             machine.wait_until(ranges)
             clockwork.skip(machine.parts_s())
             continue
         row = decode_row(feed, ranges) if flat.holds_a_token else None
         iteration = Iteration(index, ranges, trace, None)
-        start_s = machine.host_s
+        start_s = machine.now_s
         clockwork.begin(iteration, start_s, open_loop)
         view.phase = iteration.phase
         machine.begin(iteration)
@@ -84,7 +84,7 @@ def drive_flat(
         else:
             flat.several(iteration)
         machine.end()
-        end_s = machine.host_s
+        end_s = machine.now_s
         clockwork.end(iteration, start_s, end_s, machine.parts_s())
         engine.tally.n_iterations[iteration.phase] += 1
         yield Step(iteration, start_s, end_s)
@@ -178,7 +178,7 @@ class Flat:
         if shared is not None:
             s_s, s_first, s_all, s_tail = _timed(shared, cost.launch_shared)
         sync_s, copy_launch_s, copy_s = cost.sync_s, cost.copy_launch_s, self.copy_s
-        host_s, free_s, link_s = machine.host_s, stream.free_s, lane.free_s
+        host_s, free_s, link_s = machine.now_s, stream.free_s, lane.free_s
         host_gap_s, h2d_gap_s = stream.gaps_s[HOST], stream.gaps_s[H2D]
         n_hits, room = 0, self.room
         for layer in range(len(self.whole)):
@@ -260,7 +260,7 @@ class Flat:
                 link_s = arrival_s
                 arrival_s += copy_s
         engine.unrun, engine.layer = {}, -1
-        machine.host_s, stream.free_s, lane.free_s = host_s, free_s, link_s
+        machine.now_s, stream.free_s, lane.free_s = host_s, free_s, link_s
         stream.gaps_s[HOST], stream.gaps_s[H2D] = host_gap_s, h2d_gap_s
         n_misses = len(row) - n_hits
         self.n_evicted += n_misses - (self.room - room)

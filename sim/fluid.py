@@ -7,6 +7,7 @@ stays a plain clock: whenever it moves, events up to its time happen. `docs/cont
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sim.copy_lane import Copy
@@ -66,7 +67,7 @@ class FluidMachine(SimMachine):
     # -- the host moves, and what was due by then happens -----------------------------------------------------------
 
     def _advance(self) -> None:
-        self.clock.run_up_to(self.host_s)
+        self.clock.run_up_to(self.now_s)
 
     def _launch(self, op: str, layer: int, launch: Launch, price: Price, after: tuple[Ticket, ...]) -> Ticket:
         ticket = super()._launch(op, layer, launch, price, after)
@@ -83,6 +84,15 @@ class FluidMachine(SimMachine):
         self._advance()
         return ticket
 
+    def to_gate(self, layer: int) -> None:
+        self.attention(layer)
+        ticket = self.gate(layer)
+        self.shared(layer)
+        self.sync(ticket)
+
+    def quiet_s(self, tickets: Iterable[Ticket]) -> float:
+        return 0.0  # ends move
+
     def sync(self, ticket: Ticket) -> None:
         while ticket in self.clock.open:
             if not self.clock.n_left:
@@ -92,8 +102,8 @@ class FluidMachine(SimMachine):
         self._advance()
 
     def wait_until(self, time_s: float) -> None:
-        if time_s > self.host_s:
-            self.host_s = time_s
+        if time_s > self.now_s:
+            self.now_s = time_s
             self._advance()
             self.streams[0].idle_until(time_s, IDLE)
 
@@ -102,19 +112,19 @@ class FluidMachine(SimMachine):
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
         cost = self.cost
         n_bytes = cost.activation_bytes(n_tokens)
-        begun_s = self.host_s
-        self.host_s = begun_s + cost.cpu_launch_s
+        begun_s = self.now_s
+        self.now_s = begun_s + cost.cpu_launch_s
         self.n_copy_launches += 1
         if self.spans is not None:
-            self.spans("host", "launch cpu_expert", layer, expert, n_tokens, n_bytes, begun_s, self.host_s)
-        arrived_s = self.down.use("activations", layer, expert, n_tokens, self.host_s, cost.back_s(n_bytes))
+            self.spans("host", "launch cpu_expert", layer, expert, n_tokens, n_bytes, begun_s, self.now_s)
+        arrived_s = self.down.use("activations", layer, expert, n_tokens, self.now_s, cost.back_s(n_bytes))
         price = cost.expert_cpu(n_tokens)
         self.cpu_s[price.rests_on] += price.duration_s
         done = self._pool.ask("expert", layer, expert, n_tokens, arrived_s, price.duration_s)
         self.d2h_bytes += n_bytes
-        back = Copy("activations", layer, expert, n_bytes, cost.copy_s(n_bytes), DEMAND, self.host_s, (done,))
+        back = Copy("activations", layer, expert, n_bytes, cost.copy_s(n_bytes), DEMAND, self.now_s, (done,))
         back.cause = done.cause
-        self.up[0].submit(back, self.host_s)
+        self.up[0].submit(back, self.now_s)
         return back
 
     def drain(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy as np
 
     from sim.iterations import Iteration
@@ -50,6 +52,9 @@ class Machine(Protocol):
     def sync(self, ticket: Ticket) -> None:
         """Block the host until `ticket` has ended and its result has been read."""
 
+    def to_gate(self, layer: int) -> None:
+        """`attention`, `gate` and `shared`, then `sync` with the gate."""
+
     def expert(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
         """Launch the expert of `piece` for `n_tokens` on the piece's GPU."""
 
@@ -82,6 +87,9 @@ class Machine(Protocol):
 
     def ended(self, ticket: Ticket) -> bool:
         """True when a copy has completed by now."""
+
+    def quiet_s(self, tickets: Iterable[Ticket]) -> float:
+        """Until when none of these copies can end, whatever is asked meanwhile; 0 where that cannot be known."""
 
     def end(self) -> None:
         """Finish the iteration: final layers and head, token read back by the host."""

@@ -49,6 +49,7 @@ class Transfers:
         self.polls = False
         self._depth: int | None = None
         self._checked_s = -1.0  # when it was last asked which speculative copies have ended
+        self._quiet_s = 0.0  # until when none of them can end
 
     if TYPE_CHECKING:
 
@@ -100,6 +101,7 @@ class Transfers:
             raise IllegalDecision(f"WriteBack of {piece}: {rule}; leave it out")
         busy = entry.last_use or entry.arrival
         ticket = entry.copied_down = self.machine.copy_back(piece, after if busy is None else (busy, *after))
+        self._quiet_s = 0.0  # one link more to look at
         if self.log:
             self.log("write_back", piece.layer, piece.expert)
         return ticket
@@ -130,8 +132,8 @@ class Transfers:
 
     def _make_room(self, piece: Piece, speculative: bool) -> list[Piece] | None:
         """Evict what the policy names until the piece fits; None when it refuses. Returns the victims."""
-        fits, victims = self.cache.fits, []
-        while not fits(piece):
+        cache, victims = self.cache, []
+        while not cache.fits(piece):
             victim = self.policy.victim(piece, speculative, self.view)
             if victim is None:
                 return None
@@ -214,6 +216,7 @@ class Transfers:
         ticket = self.machine.copy(piece, SPECULATIVE, waits + after if after else waits)
         self.cache.add(piece, ticket, PREFETCHED).room_after = waits
         self._speculative[piece] = ticket
+        self._quiet_s = 0.0
         self.tally.prefetch.issue(piece, victims)
         if self._tells_placed:
             self.policy.placed(piece, self.view)
@@ -228,8 +231,8 @@ class Transfers:
             return
         if len(flying) >= depth:
             now_s = self.machine.now_s
-            if now_s == self._checked_s:
-                return  # no time has passed, and a copy takes some
+            if now_s < self._quiet_s or now_s == self._checked_s:
+                return  # as long as no time has passed nothing has ended: a copy takes some
             self._checked_s = now_s
             self._forget_ended()
         while len(flying) < depth:
@@ -249,6 +252,7 @@ class Transfers:
                 over.append(piece)
         for piece in over:
             del flying[piece]
+        self._quiet_s = machine.quiet_s(flying.values())
 
     def cancel(self, piece: Piece) -> None:
         """Withdraw a prefetch that has not started; one in flight finishes."""

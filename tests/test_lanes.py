@@ -98,7 +98,7 @@ def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, S
         elif op == "look":
             ticket = tickets[rest[0]]
             seen.answers.append(("look", machine.ended(ticket) and not getattr(ticket, "cancelled", False)))
-    seen.host_s = machine.host_s
+    seen.host_s = machine.now_s
     machine.drain()
     seen.ends = [None if getattr(t, "cancelled", False) else t.end_s for t in tickets]
     seen.spans.sort()

@@ -21,6 +21,8 @@ from sim.real.shelves import Shelves, extent
 from sim.real.work import COMPUTE, DOWN, POOL, UP, Done, Work
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sim.iterations import Iteration
     from sim.lanes import Spans
     from sim.models import Model
@@ -191,6 +193,12 @@ class RealMachine:
         self._results.append(result)
         self._compute("shared_expert", layer, compute)
         self._said("launch shared_expert", layer, -1, 0, 0, began_s)
+
+    def to_gate(self, layer: int) -> None:
+        self.attention(layer)
+        ticket = self.gate(layer)
+        self.shared(layer)
+        self.sync(ticket)
 
     def sync(self, ticket: Ticket) -> None:
         began_s = self.now_s
@@ -384,6 +392,9 @@ class RealMachine:
 
     def ended(self, ticket: Ticket) -> bool:
         return not isinstance(ticket, Work) or self.lanes.over(ticket)
+
+    def quiet_s(self, tickets: Iterable[Ticket]) -> float:
+        return 0.0
 
     def warm_up(self, n_tokens: int) -> None:
         """Run every kernel once at a few widths, untimed: the first call of a shape loads and plans."""

@@ -47,7 +47,7 @@ class HostPays:
         self.total_s = 0.0
 
     def policy(self, hook: str, layer: int, began_s: float, end_s: float) -> None:
-        self._machine.host_s += end_s - began_s
+        self._machine.now_s += end_s - began_s
         self.total_s += end_s - began_s
         self._spent["host", "policy code"] = self._spent.get(("host", "policy code"), 0.0) + end_s - began_s
 
@@ -65,7 +65,7 @@ def simulated(setup: Setup) -> World:
     payer = HostPays(machine, busy_s)
     watch(setup.policy, payer)
 
-    machine.predict = lambda *_: Ticket(machine.host_s, HOST)  # type: ignore[method-assign]
+    machine.predict = lambda *_: Ticket(machine.now_s, HOST)  # type: ignore[method-assign]
     steps: dict[str, list[float]] = {}
     clockwork = run_through(setup, engine, machine, drive, _steps_into(steps), None)
     result = fold(setup, engine, machine, clockwork, 0.0)
