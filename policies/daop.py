@@ -3,12 +3,14 @@
 Source: Zhang, Aggarwal and Mitra, "DAOP: Data-Aware Offloading and Predictive Pre-Calculation for Efficient MoE
 Inference"; code ecolab-nus/DAOP@08fef33, model/modeling_daop.py, DAOP/daop_moe.py (`set_expert_loc`) and
 data/calibration_data.py, cited at each step. What the paper's text says is taken from third-party notes, not read.
-`variant=code` decides prompts by the code's constants and pairs experts to be swapped as the code does; `variant=paper`
-compares this machine's latencies and pairs the CPU's experts with the GPU's. Popularity is learnt from decode tokens of
-the store split, where the code has a list from ShareGPT.
+`variant=code` decides prompts by the code's constants, pairs experts to be swapped as the code does, and first copies
+each one that leaves to the host (`.to("cpu")`); `variant=paper` compares this machine's latencies, pairs the CPU's
+experts with the GPU's, and bills the way up alone, as the host keeps every expert. Popularity is learnt from decode
+tokens of the store split, where the code has a list from ShareGPT.
 
-Departures: the copy of an expert that leaves is not billed (the host keeps every expert); an expert that leaves while
-its layer still wants it on the GPU runs before it leaves, and variant code then sends it once more, as the code does.
+Departures: the way down is time that the host waits (the copy goes into pageable memory), all of it before the layer is
+computed, and is not among the bytes of the link down; an expert that leaves while its layer still wants it on the GPU
+runs before it leaves, and variant code then sends it once more, as the code does.
 
 Batches (not published): predictions per token, an expert computed early for all tokens it was predicted for; the newest
 prompt settles what stays. Several GPUs: swaps stay within a GPU.
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 from policies._cpu_or_copy import Constants, cpu_is_better
 from policies._placement import fill, fits_whole, most_used, uses
 from sim.api import Assignment, Param, Policy, Steps
-from sim.decisions import Evict, Fetch, RunCpu, RunCpuAhead, RunGpu
+from sim.decisions import Evict, Fetch, Predict, RunCpu, RunCpuAhead, RunGpu
 from sim.iterations import DECODE, PREFILL, Gate
 from sim.machine import Ticket
 from sim.pieces import Piece
@@ -52,6 +54,8 @@ class Daop(Policy):
               "gate (`first_predict_layer`)", low=1, high=4096),
         Param("degrade", True, "of experts that are all on the CPU keep the best, and take the best of those on the "
               "GPU for the others (graceful degradation)"),
+        Param("copy_down", "variant", "an expert that leaves is copied to the host, and waited for (`.to(\"cpu\")`); "
+              "variant: code does, paper does not", ("variant", "yes", "no")),
         Param("cpu_cost_per_token", 3.5, "variant code: an expert on the CPU, per token (`latency_cpu`; the code lists "
               "A100: Mixtral 5, Phi 2.5; A6000: 8.5, 3.5)", low=0.0, high=1e6),
         Param("copy_cost", 30.0, "variant code: copying an expert (`latency_gpu`; A100: Mixtral 40, Phi 25; A6000: "
@@ -63,6 +67,7 @@ class Daop(Policy):
     largest_num: int
     first_predict_layer: int
     degrade: bool
+    copy_down: str
     cpu_cost_per_token: float
     copy_cost: float
 
@@ -105,6 +110,9 @@ class Daop(Policy):
         there = {expert for expert in range(view.n_experts) if view.resident(layer, expert)}
         there = there - {cold.expert for _, cold in swaps} | {hot.expert for hot, _ in swaps}
         on_cpu = [e for e in sorted(needs) if e not in there and cpu_is_better(needs[e], view.prices, self._constants)]
+        if self.copy_down == "yes" or (self.copy_down == "variant" and self.variant == "code"):
+            for _ in swaps:
+                yield Predict(view.prices.back_s(), "side", blocking=True)
         for expert in on_cpu:
             yield RunCpu(expert)
         copies: list[Ticket] = []

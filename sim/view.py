@@ -31,6 +31,10 @@ class Prices:
         """The same with what the host spends on launching it: a copy from being asked for to its end."""
         return self._cost.copy_launch_s + self.copy_s(n_bytes)
 
+    def back_s(self, n_bytes: int | None = None) -> float:
+        """Device-to-host seconds of `n_bytes` (default: one whole expert)."""
+        return self._cost.back_s(self._expert_bytes if n_bytes is None else n_bytes)
+
     def gpu_s(self, n_tokens: int) -> float:
         """Seconds of one expert on the GPU."""
         return self._cost.expert_gpu_s(n_tokens)

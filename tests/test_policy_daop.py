@@ -147,6 +147,21 @@ class TestSwaps:
         again = [("gpu", 0, 0), ("evict", 0, 0), ("fetch", 0, 0), ("evict", 0, 0), ("fetch", 0, 2)]
         assert seen.log == [*again, ("gpu", 0, 1), ("gpu", 0, 2), *through_the_placeholder]
 
+    def test_the_code_sends_down_what_leaves_first(self, tmp_path):
+        # 2 comes for 0: 10 s down, which the host waits for; then the CPU (0 and 3) beside the copy up.
+        ids = (2, 2, 2, 0, 1, 3)
+        seen = self.run(tmp_path, ids, policy=Daop(variant="code"))
+        assert seen.log == [
+            ("cpu", 0, 0), ("cpu", 0, 3), ("evict", 0, 0), ("fetch", 0, 2), ("gpu", 0, 1), ("gpu", 0, 2),
+        ]  # fmt: skip
+        assert seen.lane("h2d")[0] == ("demand 0.2", 11, 21)
+        assert seen.lane("gpu")[1] == ("expert 0.1", 21, 23)
+        assert seen.lane("cpu") == [("expert 0.0", 12, 17), ("expert 0.3", 17, 22)]
+        # Only the way up, as variant paper bills it; and the other way round.
+        assert self.run(tmp_path, ids, policy=Daop(variant="code", copy_down="no")).lane("h2d")[0][1] == 1
+        assert self.run(tmp_path, ids, policy=Daop(copy_down="yes")).lane("h2d")[0][1] == 11
+        assert self.run(tmp_path, ids, policy=Daop()).lane("h2d")[0][1] == 1
+
     def test_tokens_change_nothing(self, tmp_path):
         # After the prompt the set is frozen, whatever is asked for.
         path = traced(tmp_path, TWO, [[[0, 1], [0, 1]]] + [[[2, 3], [3, 2]]] * 4, 4)
@@ -162,6 +177,7 @@ KNOBS = {
     "largest_num": ({}, 0),
     "first_predict_layer": ({}, 2),
     "degrade": ({}, False),
+    "copy_down": ({}, "yes"),
     "cpu_cost_per_token": ({"variant": "code"}, 30.0),
     "copy_cost": ({"variant": "code"}, 3.0),
 }
