@@ -4,8 +4,13 @@ Source: ggml-org/llama.cpp@4fc4ec554: common/fit (automatic placement), common/a
 ggml/src/ggml-backend.cpp (`ggml_backend_sched`: op offload, copies of used experts). Whole tensors of a layer are
 placed, so that in no layer both CPU and GPU have routed experts to compute: they take turns.
 
-Not modelled: dense parts in host memory (`-ngl` below the number of layers), the one layer that automatic placement
-may split by matrix, and the merging of neighbouring used experts into one copy (some microseconds each).
+`placement=ngl` is `-ngl N` in what it does to experts: the output and the last N - 1 layers are on the GPU, and every
+expert of the layers before is computed on the CPU. There llama.cpp also keeps and computes what is dense (attention,
+norms, a shared expert); here that stays on the GPU, in time and in memory, and results say so (label `dense layers on
+the GPU`). Dense layers of a model count as being in front.
+
+Not modelled: the one layer that automatic placement may split by matrix, and the merging of neighbouring used experts
+into one copy (some microseconds each).
 Memory-mapped weights are pageable: choose that with `--set stack.pinned=false`. A model's shared experts run on the GPU
 beside the CPU's routed ones, where llama.cpp runs them after.
 
@@ -38,8 +43,10 @@ class LlamaCpp(Policy):
     traits = frozenset({"cpu"})
     params = (
         Param("placement", "fit", "fit: experts of the first layers on the GPU, as many layers as fit (automatic "
-              "placement); n_cpu_moe: of the last ones; cpu_moe: none. Dense parts are always on the GPU: -ngl is not "
-              "modelled yet", ("fit", "n_cpu_moe", "cpu_moe")),
+              "placement); n_cpu_moe: of the last ones; cpu_moe: none; ngl: of the last n_gpu_layers - 1",
+              ("fit", "n_cpu_moe", "cpu_moe", "ngl")),
+        Param("n_gpu_layers", None, "placement ngl: layers on the GPU from the last one on, the output counted as one "
+              "(-ngl); without it all that fit", low=0, high=4096),
         Param("n_cpu_moe", None, "placement n_cpu_moe: the first layers, this many, keep their experts on the CPU "
               "(--n-cpu-moe); without it the fewest that leave the rest room", low=0, high=4096),
         Param("op_offload", True, "large batches are computed on the GPU, experts copied for the occasion "
@@ -53,6 +60,7 @@ class LlamaCpp(Policy):
               low=1, high=16),
     )  # fmt: skip
     placement: str
+    n_gpu_layers: int | None
     n_cpu_moe: int | None
     op_offload: bool
     op_offload_min_batch: int
@@ -70,6 +78,7 @@ class LlamaCpp(Policy):
     def initial(self, view: View) -> Iterable[Piece]:
         layers = list(self._layers(view))
         self._on_gpu = frozenset(layers)
+        self.labels = ("dense layers on the GPU",) if self.placement == "ngl" and len(layers) < view.n_layers else ()
         return [view.piece(layer, expert) for layer in layers for expert in range(view.n_experts)]
 
     def _layers(self, view: View) -> Iterator[int]:
@@ -78,22 +87,34 @@ class LlamaCpp(Policy):
             return
         spare = 0 if fits_whole(view) else self._workspace(view)
         room = [view.capacity_of(gpu) - spare for gpu in range(view.n_gpus)]
+        order, asked = range(view.n_layers - 1, -1, -1), None
         if self.placement == "fit":
-            candidates, must_fit = range(view.n_layers), False
+            order = range(view.n_layers)
+        elif self.placement == "ngl":
+            asked = None if self.n_gpu_layers is None else min(max(0, self.n_gpu_layers - 1), view.n_layers)
         else:
-            first, must_fit = int(self.n_cpu_moe or 0), self.n_cpu_moe is not None
-            candidates = range(view.n_layers - 1, first - 1, -1)
-        for placed, layer in enumerate(candidates):
+            asked = None if self.n_cpu_moe is None else max(0, view.n_layers - self.n_cpu_moe)
+        for placed, layer in enumerate(order):
+            if placed == asked:
+                return
             for expert in range(view.n_experts):
                 room[view.piece(layer, expert).gpu] -= 1
             if min(room) < 0:
-                if must_fit:
-                    raise DoesNotFit(
-                        f"parameter {self.name}.n_cpu_moe, got {first}: it leaves {view.n_layers - first} layers on "
-                        f"the GPU, and {placed} fit; set it to {view.n_layers - placed} or more, or leave it out"
-                    )
+                if asked is not None:
+                    raise self._too_many(placed, asked, view)
                 return
             yield layer
+
+    def _too_many(self, placed: int, asked: int, view: View) -> DoesNotFit:
+        """What to set instead, where more layers are asked for than fit."""
+        if self.placement == "ngl":
+            name, got, advice = "n_gpu_layers", self.n_gpu_layers, f"{placed + 1} or less"
+        else:
+            name, got, advice = "n_cpu_moe", self.n_cpu_moe, f"{view.n_layers - placed} or more"
+        return DoesNotFit(
+            f"parameter {self.name}.{name}, got {got}: it leaves {asked} layers on the GPU, and {placed} fit; "
+            f"set it to {advice}, or leave it out"
+        )
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         n_tokens = min(gate.iteration.n_tokens, self.ubatch)

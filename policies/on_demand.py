@@ -2,14 +2,20 @@
 
 Source: huggingface/accelerate hooks.py (commit 16cb6eb): a pre-forward hook copies the executed module, a post-forward
 hook frees it; no cache, no prefetch. DuoServe (arXiv 2509.07379, section 6.1) calls this baseline ACC; in a looped
-MoE only experts that receive tokens run, so only they are copied.
+MoE only experts that receive tokens run, so only they are copied. Mixtral-Offloading (arXiv 2312.17238) compares with a
+naive offloading that moves whole MoE layers: `granularity=layer`. The modules hooked are the single matrices (w1, w3,
+w2): `matrices=3`. Weights that Accelerate keeps are pageable, and copies of such are slow: `--set stack.pinned=false`.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 from sim.api import Param, Policy, Steps
 from sim.decisions import Evict, Fetch, RunGpu
 from sim.iterations import Gate
+from sim.machine import Ticket
+from sim.pieces import Piece
 from sim.view import View
 
 
@@ -24,22 +30,36 @@ class OnDemand(Policy):
     params = (
         Param("slots", 2, "experts whose weights may be on the GPU at once; 1 copies only after the last one ran "
               "(Accelerate), 2 overlaps a copy with the computation before it", low=1, high=64),
+        Param("granularity", "expert", "copy the experts that run, or all of the layer (Mixtral-Offloading's naive "
+              "baseline)", ("expert", "layer")),
+        Param("matrices", 1, "copies an expert comes in (Accelerate: its three matrices, each a module)",
+              low=1, high=16),
     )  # fmt: skip
     slots: int
+    granularity: str
+    matrices: int
 
     def min_experts(self, view: View) -> int:
         return self.slots
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
-        held: dict[int, list[int]] = {}  # GPU -> experts on it, oldest first
-        for expert in sorted(gate.needs):
-            piece = view.piece(gate.layer, expert)
-            on_gpu = held.setdefault(piece.gpu, [])
-            if len(on_gpu) == self.slots:
-                yield Evict(view.piece(gate.layer, on_gpu.pop(0)))
-            yield Fetch(piece)
-            yield RunGpu(expert)
-            on_gpu.append(expert)
+        held: dict[int, deque[list[Piece]]] = {}  # GPU -> experts on it, oldest first
+        ran: dict[int, Ticket] = {}
+        for expert in range(view.n_experts) if self.granularity == "layer" else sorted(gate.needs):
+            pieces = view.matrices(gate.layer, expert, self.matrices)
+            on_gpu = held.setdefault(pieces[0].gpu, deque())
+            after: tuple[Ticket, ...] = ()
+            if len(on_gpu) == self.slots:  # into the slot of the oldest, whatever room there is besides
+                oldest = on_gpu.popleft()
+                after = (ran[oldest[0].expert],) if oldest[0].expert in ran else ()
+                for piece in oldest:
+                    yield Evict(piece)
+            for piece in pieces:
+                yield Fetch(piece, after)
+            if expert in gate.needs:
+                ran[expert] = yield RunGpu(expert)
+            on_gpu.append(pieces)
         for experts in held.values():
-            for expert in experts:
-                yield Evict(view.piece(gate.layer, expert))
+            for pieces in experts:
+                for piece in pieces:
+                    yield Evict(piece)

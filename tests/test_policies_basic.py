@@ -64,6 +64,37 @@ def test_gpu_only_places_everything(tmp_path):
     assert seen.classes("decode") == {"hit": 2}
 
 
+# Two layers of three experts, K = 1.
+FIVE = [[[0], [1]], [[2], [1]], [[0], [0]], [[1], [2]], [[1], [1]]]
+
+
+def test_on_demand_five_steps(tmp_path):
+    """Every expert is copied, run and freed: 1 + 10 + 2 s per layer, 1 s for the head."""
+    seen = run(OnDemand(), tmp_path, FIVE, room=2, n_experts=3)
+    layers = [(layer, row[layer][0]) for row in FIVE for layer in (0, 1)]
+    assert seen.log == [(kind, *at) for at in layers for kind in ("fetch", "gpu", "evict")]
+    assert seen.end_s == 5 * (2 * 13 + 1)
+
+
+@pytest.mark.parametrize(("slots", "starts"), [(1, [1, 13]), (2, [1, 11])])
+def test_one_slot_copies_only_after_the_last_one_ran(slots, starts, tmp_path):
+    seen = run(OnDemand(slots=slots), tmp_path, [[[0, 1]]], room=2, n_experts=2)
+    assert [start for _, start, _ in seen.lane("h2d")] == starts
+
+
+def test_on_demand_of_whole_layers_and_by_matrices(tmp_path):
+    whole = run(OnDemand(granularity="layer"), tmp_path, FIVE, room=2, n_experts=3)
+    assert whole.log[:7] == [
+        ("fetch", 0, 0), ("gpu", 0, 0), ("fetch", 0, 1), ("evict", 0, 0), ("fetch", 0, 2), ("evict", 0, 1),
+        ("evict", 0, 2),
+    ]  # fmt: skip
+    assert whole.result["demand_copies"]["n"] == 5 * 2 * 3
+    # Two matrices of 5 s each, the first computed (1 s) while the second comes.
+    halves = run(OnDemand(matrices=2), tmp_path, FIVE[:1], room=2, n_experts=3)
+    assert halves.lane("h2d")[:2] == [("demand 0.0", 1, 6), ("demand 0.0", 6, 11)]
+    assert halves.lane("gpu")[1:3] == [("expert 0.0", 6, 7), ("expert 0.0", 11, 12)]
+
+
 def test_on_demand_needs_its_slots(tmp_path):
     with pytest.raises(DoesNotFit, match="at least 3 whole experts"):
         run(OnDemand(slots=3), tmp_path, [[[0, 1]]], room=2)

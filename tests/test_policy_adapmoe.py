@@ -61,6 +61,8 @@ def test_the_program_finds_the_least():
         cost = {v: sum(expected_loads(t, m, 2, x, y) for t, m, x, y in zip(v, n, a, r, strict=True))
                 for v in itertools.product(range(1, 5), range(1, 6), range(1, 5)) if sum(v) == total}  # fmt: skip
         assert float(cost[tuple(cache_sizes(total, n, 2, a, r))]) == pytest.approx(float(min(cost.values())))
+    # Of equally good sizes a layer takes the smaller one: the last layer is asked first.
+    assert cache_sizes(3, [8, 8], 2, [Fraction(1, 2)] * 2, [Fraction(0)] * 2) == [2, 1]
     assert equal_sizes(8, [4, 2, 4]) == [3, 2, 3]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from types import SimpleNamespace
+
 import pytest
 from cpu_bench import check_knobs, failures, replay, resident, seeded, written
 from easy_numbers import execute_easy, setup
@@ -10,6 +13,7 @@ from tiny_traces import from_rows
 from policies._foretold import TokenPaths
 from policies.expertflow import ExpertFlow
 from sim.errors import BadInput
+from sim.pieces import Piece
 from sim.store import StoreSplit, requests_of
 from traces.reader import Trace
 
@@ -69,6 +73,45 @@ def test_slots_are_filled_again_in_order(tmp_path):
         ("prefetch", 0, 0), ("gpu", 0, 0), ("evict", 0, 0), ("prefetch", 1, 0), ("gpu", 1, 0),
         ("evict", 1, 0), ("prefetch", 0, 2), ("gpu", 0, 2), ("evict", 0, 2), ("prefetch", 1, 1), ("gpu", 1, 1),
     ]  # fmt: skip
+
+
+def test_five_steps(tmp_path):
+    """Paths 10 (0.0, 1.0), 11 (0.1, 1.0), 12 (0.2, 1.1), room for two; token 11 goes to 1.3 instead."""
+    routes = [ROUTES[10], [[1], [3]], ROUTES[12], ROUTES[10], ROUTES[10]]
+    seen = replay(ExpertFlow(), trace_of(tmp_path, [10, 11, 12, 10, 10], 1, routes), 2)
+    assert seen.log == [
+        ("prefetch", 0, 0), ("prefetch", 1, 0), ("gpu", 0, 0), ("gpu", 1, 0),
+        ("evict", 0, 0), ("prefetch", 0, 1), ("gpu", 0, 1),
+        ("evict", 0, 1), ("fetch", 1, 3), ("gpu", 1, 3),  # 0.1 became free before 1.0 was found to be unwanted
+        ("evict", 1, 0), ("prefetch", 0, 2), ("evict", 1, 3), ("prefetch", 1, 1), ("gpu", 0, 2), ("gpu", 1, 1),
+        ("evict", 0, 2), ("prefetch", 0, 0), ("evict", 1, 1), ("prefetch", 1, 0), ("gpu", 0, 0), ("gpu", 1, 0),
+        ("gpu", 0, 0), ("gpu", 1, 0),
+    ]  # fmt: skip
+
+
+def test_slots_leave_in_the_order_they_became_free(tmp_path):
+    # 0.2 is foretold by two tokens and loaded before 0.0; 0.0 runs first (lowest id), and is the first to be free.
+    seen = replay(ExpertFlow(), trace_of(tmp_path, [10, 12, 12], 3), 3)
+    assert seen.log == [
+        ("prefetch", 0, 2), ("prefetch", 0, 0), ("prefetch", 1, 1), ("gpu", 0, 0), ("gpu", 0, 2),
+        ("evict", 0, 0), ("prefetch", 1, 0), ("gpu", 1, 0), ("gpu", 1, 1),
+    ]  # fmt: skip
+
+
+def test_where_all_is_foretold_the_last_of_the_forecast_leaves(tmp_path):
+    """Three layers with room for two of what is to come: what nobody foretold takes the later one's slot."""
+    rows = [[[0], [1], [2]], [[0], [1], [2]], [[3], [1], [2]]]
+    requests = [(1, 2, "store"), (1, 1, "test")]
+    path = written(tmp_path / "t.safetensors", requests, rows, 4, token_ids=[10, 10, 10])
+    seen = replay(ExpertFlow(), path, 3)
+    assert seen.log[:3] == [("prefetch", 0, 0), ("prefetch", 1, 1), ("prefetch", 2, 2)]
+    assert seen.log[3:5] == [("evict", 0, 0), ("fetch", 0, 3)]
+    policy = ExpertFlow()
+    pieces = [Piece(layer, 0, 0.0, 1.0, "bf16", 0, 1, layer) for layer in (2, 1, 0)]
+    policy.order, policy.ahead = [OrderedDict.fromkeys(pieces)], dict.fromkeys(reversed(pieces))
+    view = SimpleNamespace(evictable=lambda piece: piece is not pieces[0])
+    assert policy.victim(pieces[2], True, view) is None
+    assert policy.victim(pieces[2], False, view) is pieces[1]
 
 
 def test_the_prediction_is_waited_for_unless_hidden(tmp_path):

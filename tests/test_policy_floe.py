@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 from cpu_bench import check_knobs, failures, replay, seeded, written
 from easy_numbers import EXPERT_BYTES, execute_easy, setup
@@ -42,6 +45,13 @@ def test_steps_by_hand(tmp_path):
     ]  # fmt: skip
     assert seen.end_s == (2 * (1 + 1.25 + 2) + 1) + (1 + 1.25 + 2 + 1 + 2 + 1) + 2 * (1 + 2) + 1
     assert seen.classes("decode") == {"miss": 1, "hit": 3}
+
+
+def test_every_tokens_first_guess_goes_before_any_second(tmp_path):
+    policy = Floe()
+    policy._surrogate = None
+    gate = SimpleNamespace(next_scores=lambda _: np.array([[9.0, 5.0, 1.0, 0.0], [1.0, 0.0, 9.0, 5.0]]))
+    assert policy._named(gate, SimpleNamespace(top_k=2)) == [0, 2, 1, 3]
 
 
 def test_channels_of_a_token_are_copied_anew(tmp_path):

@@ -157,6 +157,15 @@ def test_gates_are_stacked_until_one_misses_something(tmp_path):
     assert [entry for entry in shallow.log[len(prompt) :] if entry[0] == "prefetch"] == []
 
 
+def test_the_first_layer_that_misses_something_is_enough(tmp_path):
+    # As before, but layer 1's guess (1) is missing too: then layer 2's (3) has to wait for layer 1's gate.
+    levels = {"next_scores_1": named([[0, 0, 0], [1, 3, 0]]), "next_scores_2": named([[0], [3]])}
+    path = weighed(tmp_path, [[[0]] * 3, [[1], [0], [0]]], [[1.0], [1.0]], 4, **levels)
+    log = replay(Hobbit(lookahead=2, low_frac=0.0), path, 4).log
+    prefetched = [entry for entry in log if entry[0] in ("gpu", "prefetch")][-5:]
+    assert prefetched == [("prefetch", 1, 1), ("gpu", 0, 1), ("prefetch", 2, 3), ("gpu", 1, 0), ("gpu", 2, 0)]
+
+
 def test_prefetches_keep_to_the_same_rule(tmp_path):
     # The guess for layer 1: 0.75 for 2 (high), 0.25 for 3 (low), as the second token wants it.
     guess = [[[0, 0, 0.75, 0.25]] * 2] * 2

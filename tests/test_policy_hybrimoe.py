@@ -73,6 +73,20 @@ class TestScores:
         assert mrs.of(0) == [1.0, 0.75, 2.0, 1.5]
         assert mrs.of(1) == [0.0] * 4
 
+    def test_alpha_weighs_the_newest(self):
+        mrs = MrsScores(1, 2, alpha=0.25, top_p=2)
+        mrs.update(0, np.array([4.0, 0.0]), [0])
+        mrs.update(0, np.array([0.0, 4.0]), [1])
+        assert mrs.of(0) == [0.75, 1.0]
+
+    def test_of_several_tokens_the_code_takes_the_first_the_paper_the_mean(self, tmp_path):
+        """Alpha 1/2 and p = 2 of 4. Together the two tokens of the prompt give 0 and 3 2048 each, 1 and 2 2047 each."""
+        scores = [[2048, 1024, 1023, 0], [0, 1023, 1024, 2048]]
+        path = scored(tmp_path / "t", [[[0]], [[3]]], 4, prompt=2, scores=scores, guesses=[[[0]]] * 2)
+        held = {v: replay(HybriMoe(variant=v, lookahead=0), path, 6).outcome.setup.policy for v in ("paper", "code")}
+        assert held["code"]._mrs.of(0) == [1024, 512, 0, 0]
+        assert held["paper"]._mrs.of(0) == [512, 0, 0, 512]
+
     def test_ties_at_the_edge_of_the_top_go_to_the_lowest_id(self):
         mrs = MrsScores(1, 4, alpha=1.0, top_p=2)
         mrs.update(0, np.array([1.0, 2.0, 1.0, 1.0]), [1])

@@ -102,6 +102,13 @@ class TestDeferral:
         assert seen.log[:3] == [("cpu", 0, 0), ("cpu", 0, 1), ("cpu", 0, 2)]
         assert seen.result["policy_stats"] == {"deferred_frac": 1 / 8}
 
+    def test_immediate_ones_come_first_whatever_their_ids(self, tmp_path):
+        # Two tokens: 3 is the heaviest of both and on time; 1 and 2 are late, and behind it on the CPU.
+        path = taught(tmp_path, [[[0, 1], [0, 1]]], [[[3, 1], [3, 1]], [[3, 2], [3, 2]]], 4, prompt=2)
+        seen = none_there(path, max_deferred=1)
+        assert seen.log[:3] == [("cpu", 0, 3), ("cpu", 0, 1), ("cpu", 0, 2)]
+        assert seen.log[3:] == [("cpu", 1, 1), ("cpu", 1, 2), ("cpu", 1, 3)]  # the last layer defers nothing
+
     def test_all_may_be_late(self, tmp_path):
         path = taught(tmp_path, [[[0, 1, 2], [0, 1, 2]]], HEAVIEST_FIRST, 4)
         assert ("attention 1", 1, 2) in none_there(path, max_deferred=9).lane("gpu")

@@ -29,6 +29,9 @@ def layers(seen, n_experts=3):
     ({"placement": "n_cpu_moe"}, 7, [1, 2]), ({"placement": "n_cpu_moe", "n_cpu_moe": 2}, 7, [2]),
     ({"placement": "n_cpu_moe", "n_cpu_moe": 9}, 7, []), ({"placement": "n_cpu_moe", "n_cpu_moe": 0}, 9, [0, 1, 2]),
     ({"placement": "cpu_moe"}, 9, []),
+    ({"placement": "ngl"}, 7, [1, 2]), ({"placement": "ngl", "n_gpu_layers": 2}, 7, [2]),  # the output is one of them
+    ({"placement": "ngl", "n_gpu_layers": 1}, 7, []), ({"placement": "ngl", "n_gpu_layers": 0}, 7, []),
+    ({"placement": "ngl", "n_gpu_layers": 99}, 9, [0, 1, 2]),
 ])  # fmt: skip
 def test_early_layers_fit_first_and_n_cpu_moe_keeps_the_late_ones(settings, room, on_gpu, tmp_path):
     assert layers(replay(LlamaCpp(**settings), traced(tmp_path), room)) == on_gpu
@@ -37,6 +40,21 @@ def test_early_layers_fit_first_and_n_cpu_moe_keeps_the_late_ones(settings, room
 def test_more_than_fits_is_refused(tmp_path):
     with pytest.raises(DoesNotFit, match=r"n_cpu_moe, got 0: it leaves 3 layers on the GPU, and 2 fit; set it to 1"):
         replay(LlamaCpp(placement="n_cpu_moe", n_cpu_moe=0), traced(tmp_path), 7)
+
+
+    with pytest.raises(DoesNotFit, match=r"n_gpu_layers, got 4: it leaves 3 layers .* and 2 fit; set it to 3 or"):
+        replay(LlamaCpp(placement="ngl", n_gpu_layers=4), traced(tmp_path), 7)
+
+
+def test_ngl_computes_the_first_layers_on_the_cpu_and_says_what_it_does_not(tmp_path):
+    seen = replay(LlamaCpp(placement="ngl", n_gpu_layers=2), traced(tmp_path), 4)
+    assert seen.log == [
+        (place, layer, row[layer][0]) for row in ROWS for layer, place in ((0, "cpu"), (1, "cpu"), (2, "gpu"))
+    ]
+    assert "dense layers on the GPU" in seen.result["labels"]
+    whole = replay(LlamaCpp(placement="ngl", n_gpu_layers=4), traced(tmp_path), 9)
+    assert "dense layers on the GPU" not in whole.result["labels"]
+    assert "dense layers on the GPU" not in replay(LlamaCpp(), traced(tmp_path), 4).result["labels"]
 
 
 def test_five_steps_in_turns(tmp_path):
@@ -99,6 +117,7 @@ def test_each_ubatch_copies_again(tmp_path):
 KNOBS = {
     "placement": ({}, "n_cpu_moe"),
     "n_cpu_moe": ({"placement": "n_cpu_moe"}, 3),
+    "n_gpu_layers": ({"placement": "ngl"}, 1),
     "op_offload": ({}, False),
     "op_offload_min_batch": ({}, 100),
     "copy_used_only": ({}, False),

@@ -112,6 +112,14 @@ def test_five_steps_of_the_code_of_2024(tmp_path):
     assert ("demand 0.0", 44, 54) in seen.lane("h2d")
 
 
+def test_2024_counts_closeness_to_one_layer_more_than_there_are(tmp_path):
+    """Past: 4 x 1.1, 7 x 2.2. From layer 0 of 3: 4 x 3/4 < 7 x 2/4, where 4 x 2/3 > 7 x 1/3 would put 1.1 first."""
+    past = [[[0], [1] if at < 4 else [at - 4 if at > 5 else 0], [2]] for at in range(7)]
+    with Trace(store_and(tmp_path / "t", [past], [[[0], [1], [2]]])) as trace:
+        seen = execute_easy(setup(MoeInfinity(variant="code2024", lookup_s=0.0), trace, room=12))
+    assert [entry[1:] for entry in seen.log if entry[0] == "prefetch"][:2] == [(0, 0), (2, 2)]
+
+
 def test_2024_evicts_the_most_visited_of_layers_that_have_run(tmp_path):
     """No past, no prefetches: layers 0 1; room 3. After 0.0 x 3, 0.1 x 1: layer 1's new expert evicts 0.0, not 0.1."""
     rows = [[[0], [0]], [[0], [0]], [[1], [0]], [[0], [2]]]

@@ -220,6 +220,15 @@ def test_buffers_suffice(settings, gpus, batch, tmp_path):
             execute_easy(setup(PreGated(**settings), trace, need - 1, gpus=gpus))
 
 
+@pytest.mark.parametrize(("settings", "need"), [
+    ({}, 6), ({"mode": "on_demand"}, 3), ({"activation_level": 3}, 12), ({"mode": "prefetch_all"}, 16),
+    ({"cache_ratio": 0.25}, 6 + 8), ({"cache_ratio": 0.25, "mode": "on_demand"}, 3 + 8),
+])  # fmt: skip
+def test_room_is_the_active_experts_of_consecutive_blocks(settings, need):
+    """Three active experts a block: two blocks of them; one on demand; all of two blocks as SE-MoE; plus the cache."""
+    assert PreGated(**settings).min_experts(_Shape(1)) == need
+
+
 class _Shape:
     n_layers, n_experts, top_k = 4, 8, 3
 

@@ -100,6 +100,16 @@ def test_what_is_ready_is_computed_first(tmp_path):
     assert in_order == [("gpu", 0, 2), ("gpu", 0, 0)]
 
 
+def test_what_has_come_further_is_computed_first(tmp_path):
+    # Told 2 and 3 for layer 2: 10 s later, at its gate, 2 is there and 3 on its way. The router ranks 3 first.
+    rows = [[[0, 1]] * 3, [[0, 1], [0, 1], [3, 2]]]
+    ran = {}
+    for reorder in (True, False):
+        seen = told(tmp_path, 6, rows, [[[0, 1]], [[2, 3]]], {"reorder": reorder})
+        ran[reorder] = [entry for entry in seen.log if entry[0] == "gpu"][-2:]
+    assert ran == {True: [("gpu", 2, 2), ("gpu", 2, 3)], False: [("gpu", 2, 3), ("gpu", 2, 2)]}
+
+
 def test_being_predicted_counts_as_an_access(tmp_path):
     """Room for two per layer: layer 2 holds 0 (older) and 1. Told 0, it asks for 2: 1 leaves."""
     rows = [[[0], [0], [0]], [[0], [0], [1]], [[0], [0], [2]]]

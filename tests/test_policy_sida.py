@@ -55,6 +55,26 @@ def test_the_code_moves_in_bulk_and_waits(tmp_path):
     assert resident(seen) == [(0, 2), (1, 1)]
 
 
+def test_the_code_leaves_what_is_foretold_again(tmp_path):
+    """Token 10 went to 0.0 and 1.0, token 11 to 0.1 and 1.0."""
+    seen = replay(Sida(variant="code", predict_s=0.0), bench(tmp_path, [10, 11]), 4)
+    assert seen.log[4:] == [("write_back", 0, 0), ("evict", 0, 0), ("fetch", 0, 1), ("gpu", 0, 1), ("gpu", 1, 0)]
+
+
+def test_five_steps(tmp_path):
+    """Room for three of token paths 10 (0.0, 1.0), 11 (0.1, 1.0), 12 (0.2, 1.1); the gates are not asked."""
+    routes = [[[3], [3]]] * 5
+    seen = replay(Sida(predict_s=0.0), bench(tmp_path, [10, 11, 10, 12, 11], routes), 3)
+    assert seen.log == [
+        ("prefetch", 0, 0), ("prefetch", 1, 0), ("gpu", 0, 0), ("gpu", 1, 0),
+        ("prefetch", 0, 1), ("gpu", 0, 1), ("gpu", 1, 0),  # 1.0 is there still
+        ("gpu", 0, 0), ("gpu", 1, 0),  # all of it is
+        ("evict", 0, 0), ("prefetch", 0, 2), ("evict", 1, 0), ("prefetch", 1, 1), ("gpu", 0, 2), ("gpu", 1, 1),
+        ("evict", 0, 2), ("prefetch", 1, 0), ("gpu", 0, 1), ("gpu", 1, 0),  # first in, first out: 0.1 is foretold
+    ]  # fmt: skip
+    assert seen.classes("decode") == {"substituted": 8}
+
+
 def test_tables_of_prompts_are_ready_those_of_tokens_are_not(tmp_path):
     path = bench(tmp_path, [10, 12])
     assert replay(Sida(predict_s=5.0), path, 4).end_s == 46 + 5

@@ -41,6 +41,15 @@ def test_five_requests_by_hand(tmp_path):
     assert seen.result["policy_stats"] == {"updates": 5, "swaps": 1}
 
 
+def test_of_equals_those_that_are_there_stay(tmp_path):
+    """1 and 2 are there; 3 becomes important and all others are equally unimportant: 3 comes for 2, and 0 does not."""
+    every = [(1, 2), (2, 1), *[(3, 1)] * 8]
+    requests = [(1, 1, "store")] * 2 + [(1, 1, "test")] * 8
+    rows, scores = [[[best]] for best, _ in every], [[shares(*pair)] for pair in every]
+    seen = replay(SwapMoe(), written(tmp_path / "t.safetensors", requests, rows, 4, scores=scores), 2)
+    assert [entry for entry in seen.log if entry[0] != "gpu"] == [("evict", 0, 2), ("prefetch", 0, 3)]
+
+
 def test_without_a_store_split_it_begins_with_the_first_ids(tmp_path):
     path = written(tmp_path / "t.safetensors", [(1, 1, "test")], [[[3]]], 4, scores=[[shares(3, 2)]])
     assert replay(SwapMoe(), path, 2).log == [("gpu", 0, 0)]
