@@ -23,6 +23,7 @@ import numpy as np
 from policies._emoe_load import by_tokens, choose, expected_tokens, insensitive_layers, reroute
 from policies._emoe_predict import Counts, Transformer, digits, find, frequencies, read
 from policies._emoe_tasks import classify, profile
+from policies._surrogate import PREFIX, Surrogate
 from sim.api import Assignment, Param, Policy, Steps
 from sim.decisions import Evict, Predict, Prefetch, RunGpu
 from sim.errors import BadInput
@@ -48,7 +49,8 @@ class Emoe(Policy):
     needs = frozenset({"experts", "scores", "tasks"})
     params = (
         Param("predictor", "trained", "trained: the bundled XLNet of the traced model (section 3.2.2); a file that "
-              "`moesim train emoe` wrote; or frequency, a running count per task (not published)"),
+              "`moesim train emoe` wrote; frequency, a running count per task (not published); or surrogate:SHARE, a "
+              "labelled stand-in that names this share of a prompt's k most used experts (1: perfect)"),
         Param("form", "A", "eMoE-A: all layers at once from the previous prompt; eMoE-L: layer by layer (section "
               "3.2.2)", ("A", "L")),
         Param("p", 40, "prompts between invocations of the predictor (section 3.3); 1 is eMoE-E (section 5.4)",
@@ -93,7 +95,11 @@ class Emoe(Policy):
             raise BadInput(f"parameter emoe.classifier, got {self.classifier!r}: write label or keywords")
         if self.classifier == "keywords":
             self.needs = self.needs | {"token_ids"}
+        # A model predicts, so its time and memory are charged; a surrogate stands for one.
         self._is_trained = self.selection == "predicted" and self.predictor != "frequency"
+        self._is_drawn = self._is_trained and self.predictor.startswith(PREFIX)
+        if self._is_drawn:
+            self.labels = (PREFIX,)
 
     # -- before the run ---------------------------------------------------------------------------------------------
 
@@ -147,7 +153,10 @@ class Emoe(Policy):
             outputs[self._tasks.index(r.task)].append(r.outputs)
         every = [n for lengths in outputs for n in lengths]
         self._expected_outputs = [round(sum(n) / len(n)) if n else 0 for n in (own or every for own in outputs)]
-        self._transformer = self._trained(shape) if self._is_trained else None
+        own = self._is_trained and not self._is_drawn
+        self._transformer = self._trained(shape) if own else None
+        if self._is_drawn:
+            self._surrogate = Surrogate(self.predictor, trace.top_k, trace.n_experts, self.seed)
         self._sensitive = np.ones((len(self._tasks), trace.n_layers), dtype=bool)
         if self._transformer is not None and self._transformer.similarity is not None and self.task_aware:
             for at, task in enumerate(self._tasks):
@@ -185,9 +194,9 @@ class Emoe(Policy):
         task = self._recognised(request)
         self._running[request.index], self._task[request.index] = request, task
         self._n["right_tasks"] += self._tasks[task] == request.task
-        due = self._index > 0 and self._index % self.p == 0
+        due = self._index % self.p == 0 and (self._index > 0 or self._is_drawn)
         if due:
-            self._shares = self._predict(view)
+            self._shares = self._foreseen(request, task, view) if self._is_drawn else self._predict(view)
             self._n["invocations"] += 1
             if self.settings["predict_s"]:
                 yield Predict(float(self.settings["predict_s"]), "side", blocking=True)
@@ -206,6 +215,19 @@ class Emoe(Policy):
             return frequencies(self._known)
         of = self._transformer.tasks.index
         return np.stack([self._transformer.predict(self.form, self._past, of(task)) for task in self._tasks])
+
+    def _foreseen(self, request: RequestInfo, task: int, view: View) -> Counts:
+        """A surrogate's answer: the prompt's own shares, of which it takes some experts for others."""
+        rows = self._trace.experts[request.first_row : request.first_row + request.prompt_len + request.outputs - 1]
+        counts = np.zeros(self._past.shape, dtype=np.int64)
+        np.add.at(counts, (np.arange(view.n_layers)[None, :, None], rows), 1)
+        found = self._shares.copy()
+        for layer, (own, ranked) in enumerate(zip(frequencies(counts), digits(counts, view.n_experts), strict=True)):
+            named = self._surrogate.name(request.first_row, layer, ranked[: view.top_k].tolist())
+            order = named + [expert for expert in ranked.tolist() if expert not in named]
+            found[task, layer, order] = own[ranked]
+            found[task, layer, named] += 1  # who is named comes before its equals
+        return found
 
     # -- task types (section 3.2.1) ---------------------------------------------------------------------------------
 
@@ -264,10 +286,8 @@ class Emoe(Policy):
         resident = self._resident[gate.layer]
         if resident.issuperset(gate.needs):
             return None
-        scores = gate.scores
-        routed = reroute(scores, gate.ids, resident)
-        weights = np.where(routed < 0, 0.0, np.take_along_axis(scores, np.maximum(routed, 0), 1))
-        return Assignment(routed, weights / gate.score_scale)
+        routed = reroute(gate.scores, gate.ids, resident)
+        return Assignment(routed, gate.weights_of(routed))
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         """Section 4: a layer waits for its own loading, all of it, and for no other layer's."""

@@ -157,7 +157,8 @@ class Importance(Policy):
         routed = route(tokens, self._thresholds, rule, on_gpu, self.couple, self._by_batch)
         if routed == ids:
             return None
-        return Assignment(np.array(routed), np.take_along_axis(scores, np.array(routed), 1) / gate.score_scale)
+        changed = np.array(routed)
+        return Assignment(changed, gate.weights_of(changed))
 
     # -- serving a layer (section 4.2, Figure 9) --------------------------------------------------------------------
 

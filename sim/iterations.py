@@ -161,6 +161,21 @@ class Gate:
         """Weights of the chosen experts [n, K] as the model applies them."""
         return self._arrays.weights()[:, self.layer]
 
+    def weights_of(self, ids: np.ndarray) -> np.ndarray:
+        """Weights [n, K] the model would apply to other experts `ids` [n, K] (-1: none): their scores, renormalised over
+        them where its gate renormalises, times its scaling.
+
+        A sparse mixer's weights cannot be had from scores: there each place keeps its own weight (assumed).
+        """
+        gate, there = self._arrays.trace.header.gate, ids >= 0
+        if gate.score == "sparsemixer":
+            return np.where(there, self.weights, 0.0)
+        mass = np.where(there, np.take_along_axis(self.scores, np.maximum(ids, 0), 1), 0.0)
+        if not gate.renormalised:
+            return np.asarray(mass / self.score_scale * gate.scaling)
+        total = mass.sum(axis=1, keepdims=True)
+        return np.asarray(np.divide(mass, total, out=np.zeros_like(mass), where=total > 0) * gate.scaling)
+
     def next_scores(self, distance: int = 1) -> np.ndarray:
         """Scores of layer `layer + distance` predicted from this layer's gate input [n, E] (`needs` declares it)."""
         return self._arrays.next_scores(distance)[:, self.layer]

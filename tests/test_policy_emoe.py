@@ -335,6 +335,51 @@ def test_nothing_is_sensitive_below_a_threshold(tmp_path, known):
     assert loaded[0.95]["loaded_per_request"] > 0
 
 
+def test_a_surrogate_names_the_share_it_is_told(known):
+    """Invoked at every prompt: one that is always right foretells the k experts each prompt uses most, by layer."""
+    stats, mass = {}, {}
+    for share in (1, 0.5, 0):
+        policy = Emoe(predictor=f"surrogate:{share}", p=1, experts_per_layer=2, predict_s=0.0)
+        seen = execute_easy(setup(policy, known, room=13))
+        stats[share], mass[share] = seen.outcome.setup.policy.stats()["right_frac"], seen.result["gate_mass_kept"]
+        assert seen.result["labels"].count("surrogate") == 1
+    assert stats[1] == 1.0
+    assert stats[0] == 0.0  # two of six: there are enough others
+    assert 0.2 < stats[0.5] < 0.8
+    assert mass[1] > mass[0.5] > mass[0]
+    assert "surrogate" not in Emoe().labels
+    with pytest.raises(BadInput, match=r"write surrogate:0\.85"):
+        execute_easy(setup(Emoe(predictor="surrogate:2"), known, room=13))
+
+
+def test_a_surrogate_that_is_right_keeps_the_most_mass_of_all_choices(tmp_path):
+    """By hand: chat uses 0 twice, 3 once in layer 0, so that room for one keeps 0 and loses a token of three."""
+    steps = [("chat", "test", [[0, 1], [0, 1], [3, 2]])]
+    with Trace(written(tmp_path / "t", STORE + steps)) as trace:
+        policy = Emoe(predictor="surrogate:1", p=1, experts_per_layer=1, memory_bytes=0, predict_s=0.0)
+        seen = execute_easy(setup(policy, trace, room=2))
+    loss = seen.outcome.engine.tally.loss
+    assert (loss.changed, loss.activations) == (2, 6)
+    assert seen.log.count(("gpu", 0, 0)) == 3
+    assert seen.log.count(("gpu", 1, 1)) == 3
+
+
+def test_rerouted_tokens_get_the_weights_the_gate_would_give(tmp_path):
+    """Renormalised over those that serve, as the model does: with k = 1 always 1, however small the score."""
+
+    class Watched(Emoe):
+        def assign(self, gate, view):
+            found = super().assign(gate, view)
+            if found is not None:
+                weights.append(found.weights.tolist())
+            return found
+
+    weights = []
+    with Trace(written(tmp_path / "t", STORE + STEPS)) as trace:
+        execute_easy(setup(Watched(predictor="frequency"), trace, room=4))
+    assert weights == [[[1.0]], [[1.0]]]
+
+
 def facts_of(policy, trace, room=13):
     seen = execute_easy(setup(policy, trace, room=room, batch=2))
     return seen.log, seen.end_s

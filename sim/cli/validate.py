@@ -18,7 +18,8 @@ MAX_BYTES = 64 * 1024 * 1024
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim validate --policy lru --policy fine_moe --experts 64 --experts 128 --hw my-cpu.yaml",
 )
-@click.option("--policy", "policies", multiple=True, metavar="NAME", help="What decides; repeat it.")
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="What decides; repeat it. With --checkpoint "
+              "parameters may follow the name: 'emoe p=1'.")  # fmt: skip
 @click.option("--experts", multiple=True, type=int, metavar="N", help="Budget in whole experts; repeat it.")
 @click.option("--hw", metavar="NAME|FILE", help="Profile of this device: `calibrate` writes one.")
 @click.option("--device", metavar="cpu|cuda:N", help="Where to run; default: a GPU if there is one, else the CPU.")
@@ -142,12 +143,19 @@ def _talk(checkpoint: str, policies: tuple[str, ...], experts: tuple[int | None,
     folder = Path(named(checkpoint))
     if not (folder / "config.json").is_file():
         raise BadInput(f"--checkpoint, got {checkpoint!r}: no config.json in it; give a folder, or mixtral-8x7b-small")
-    parse_set(settings)
-    pairs = ((key.strip(), text) for key, _, text in (item.partition("=") for item in settings))
-    changes = {key: parse_yaml(text, f"--set {key}") for key, text in pairs}
-    specs = [RunSpec(policy=policy, hw=hw, model=str(folder), trace=trace, precision="fp32", requests=requests,
-                     experts=n, set=changes) for n in experts for policy in policies]  # fmt: skip
+    specs, named_so = [], []
+    for n in experts:
+        for item in policies:
+            policy, *own = item.split() or [""]
+            parse_set((*settings, *own))
+            pairs = ((key.strip(), text) for key, _, text in (part.partition("=") for part in (*settings, *own)))
+            changes = {key: parse_yaml(text, f"--set {key}") for key, text in pairs}
+            specs.append(RunSpec(policy=policy, hw=hw, model=str(folder), trace=trace, precision="fp32",
+                                 requests=requests, experts=n, set=changes))  # fmt: skip
+            named_so.append(" ".join((policy, *own)))
     rows = talk(specs, folder, usable_device(device), outputs)
+    for row, name, spec in zip(rows, named_so, specs, strict=True):
+        row |= {"policy": name, "experts": spec.experts}
     wrong = [f"{row['policy']}: lossless, yet its tokens differ from the resident model's" for row in rows
              if not row["lossy"] and not row["tokens_identical"]]  # fmt: skip
     found: dict[str, Any] = finite({"schema": 1, "checkpoint": folder.name, "policies": rows, "wrong": wrong})
