@@ -15,6 +15,8 @@ from typing import Any
 
 import torch as _torch
 
+from calibrate import environment
+
 _TILE_BYTES = 4 * 1024 * 1024
 
 
@@ -75,7 +77,8 @@ class CpuBackend:
         self.torch: Any = _torch
         self.device, self.title = "cpu", "CPU backend"
         self.l2_bytes, self.max_copy_bytes = l2_bytes, max_copy_bytes
-        self.total_bytes, self.device_bytes = 1 << 30, 1 << 30
+        self.total_bytes = environment.host_memory_bytes()  # the arena that stands for device memory lies there
+        self.device_bytes = 1 << 30
         self.n_sms, self.uuid = 1, ""
         self.compute, self.h2d, self.d2h = (ThreadLane(name, 1) for name in ("compute", "h2d", "d2h"))
 

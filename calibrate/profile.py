@@ -134,16 +134,19 @@ def _gpu(table: Table, facts: Facts) -> dict[str, Any]:
     rates = {name: rate}
     if name == "bf16":
         rates["fp16"] = _assumed(rate["value"], "as bf16")
-    generation, lanes = facts["bus"]
+    bus = {}
+    if facts["bus"] is not None:
+        generation, lanes = facts["bus"]
+        bus = {"link": {"generation": generation, "lanes": lanes,
+                        "theoretical_bytes_per_s": lanes * _LANE_BYTES_PER_S.get(generation, 0.0)}}  # fmt: skip
     return {
         "memory_bandwidth_bytes_per_s": bandwidth,
         "flops_per_s": rates,
         "kernel_floor_s": floor,
         "n_sms": facts["n_sms"],
         "l2_bytes": facts["l2_bytes"],
-        "link": {"generation": generation, "lanes": lanes,
-                 "theoretical_bytes_per_s": lanes * _LANE_BYTES_PER_S.get(generation, 0.0)},
-    }  # fmt: skip
+        **bus,
+    }
 
 
 def _host(table: Table, kind: str) -> dict[str, Any]:

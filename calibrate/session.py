@@ -185,13 +185,13 @@ def finish(request: Request) -> Outcome:
     table = Table(store)
     copying: dict[str, Any] = next((r for r in state.get("readings", []) if r.get("when") == "copying"), {})
     card = state["card"]
+    generation, lanes = (copying.get(f"pcie_{part}") or card.get(f"pcie_{part}_max") for part in ("gen", "width"))
     models = " ".join(f"--model {name}" for name in state["models"])
     facts = {
         **{key: state[key] for key in ("kind", "dtype", "cpu_dtype", "threads", "n_sms", "l2_bytes", "machine")},
         "id": request.name, "name": state["title"], "vram_bytes": state["total_bytes"],
         "command": f"calibrate --device {state['device']} {models} --name {request.name}",
-        "bus": (copying.get("pcie_gen") or card.get("pcie_gen_max") or 4,
-                copying.get("pcie_width") or card.get("pcie_width_max") or 16),
+        "bus": (generation, lanes) if generation and lanes else None,
     }  # fmt: skip
     data = profile.build(table, facts)
     lanes = request.lanes_path

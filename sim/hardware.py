@@ -46,7 +46,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kernel_floor_s: Quantity  # device time of the smallest kernel
     n_sms: Positive
     l2_bytes: Positive
-    link: Bus
+    link: Bus | None = None  # shown, never computed with; None where there is no bus, or none was read
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,7 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from cli_help import moesim
+
 from calibrate import environment
+from calibrate.backend_cpu import CpuBackend
 from calibrate.derive import Table
 from calibrate.profile import build, write
 from calibrate.store import Store
@@ -75,6 +78,24 @@ def test_a_profile_without_any_sample_says_that_all_is_assumed_and_loads(tmp_pat
     hardware = load_hardware(tmp_path / "none.yaml")
     assert hardware.h2d.latency_s.source == "assumed" and "not measured" in hardware.h2d.latency_s.note
     assert hardware.gpu.link.theoretical_bytes_per_s == pytest.approx(63.0e9, rel=1e-3)
+
+
+def test_a_device_without_a_bus_gets_none(tmp_path, capsys):
+    facts = {"id": "none", "name": "Nothing", "kind": "cpu", "dtype": "float32", "cpu_dtype": "float32",
+             "threads": [1], "vram_bytes": 80e9, "n_sms": 1, "l2_bytes": 1, "bus": None, "command": "calibrate",
+             "machine": environment.machine()}  # fmt: skip
+    write(tmp_path / "none.yaml", build(Table([]), facts))
+    assert load_hardware(tmp_path / "none.yaml").gpu.link is None
+    page = moesim(capsys, "hw", tmp_path / "none.yaml").out.splitlines()[1]
+    assert page.startswith("PCIe not known, 1 SM, ")
+
+
+def test_the_cpu_stand_in_has_the_memory_of_the_machine():
+    backend = CpuBackend()
+    try:
+        assert backend.total_bytes == environment.machine()["memory_bytes"]
+    finally:
+        backend.close()
 
 
 def test_numbers_are_written_so_that_every_reader_sees_numbers(tmp_path):

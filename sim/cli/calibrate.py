@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim import __version__
 from sim.errors import BadInput
 from sim.units import show_rate, show_seconds
 
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
     from calibrate.session import Outcome
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: calibrate --device cpu --model cpu-small --name my-cpu, then simulate --policy lru "
+    "--hw my-cpu.yaml --model cpu-small. docs/validate.md goes on.",
+)
+@click.version_option(__version__, prog_name="moesim")
 @click.option("--device", default=None, help="cuda:0, cuda:1 .., or cpu (a stand-in device in host memory).")
 @click.option("--model", "models", multiple=True, default=("mixtral-8x7b",), show_default=True,
               help="Model whose shapes are measured; repeat for several.")  # fmt: skip
@@ -101,10 +107,16 @@ def _report(outcome: Outcome) -> None:
         click.echo(f"{dtype:<14}{_show(rate, lambda value: f'{value / 1e12:.4g} TFLOP/s')}")
     for what in ("launch_s", "sync_s", "copy_launch_s"):
         click.echo(f"{what.removesuffix('_s'):<14}{_show(host[what], show_seconds)}")
-    _list("failed", [f"{r.probe} {dict(r.key)}: {r.why}" for r in outcome.table.failed])
-    _list("skipped", [f"{r.probe} {dict(r.key)}" for r in outcome.table.skipped])
+    _list("failed", [f"{_point(r.probe, r.key)}: {r.why}" for r in outcome.table.failed])
+    _list("skipped", [_point(r.probe, r.key) for r in outcome.table.skipped])
+    for why in sorted({r.why for r in outcome.table.skipped}):
+        click.echo(f"skipped points are {why}")
     _list("doubtful", outcome.warnings)
     click.echo("wrote " + ", ".join(str(path) for path in outcome.files))
+
+
+def _point(probe: str, key: Mapping[str, object]) -> str:
+    return f"{probe} ({', '.join(f'{name} {value}' for name, value in key.items())})"
 
 
 def _show(figure: Mapping[str, Any], unit: Any) -> str:

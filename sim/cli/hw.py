@@ -10,10 +10,12 @@ import click
 from sim.cli.tables import render, table
 from sim.data import bundled
 from sim.errors import BadInput
-from sim.hardware import GPUS, Hardware, Quantity, load_hardware
+from sim.hardware import GPUS, Bus, Hardware, Quantity, load_hardware
 from sim.overrides import parse_set
 from sim.quantity import quantities
-from sim.units import show_bytes, show_rate, show_seconds
+from sim.units import show_bytes, show_count, show_rate, show_seconds
+
+LEAST_TFLOPS = 1e12  # below, TFLOPS with one decimal would leave nothing of the figure
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -68,7 +70,7 @@ def _list(found: list[Hardware]) -> str:
         rows.add_row(
             hw.id,
             show_bytes(hw.vram_bytes.value),
-            f"{bus.generation}.0 x{bus.lanes}",
+            _bus(bus),
             show_rate(hw.h2d.bandwidth_bytes_per_s.value),
             hw.h2d.bandwidth_bytes_per_s.source,
             show_rate(hw.gpu.memory_bandwidth_bytes_per_s.value),
@@ -86,8 +88,8 @@ def _page(hw: Hardware) -> str:
     head = [
         f"{hw.name} ({hw.id}): {show_rate(hw.h2d.bandwidth_bytes_per_s.value)} host to device "
         f"({hw.h2d.bandwidth_bytes_per_s.source}), {show_bytes(hw.vram_bytes.value)} of memory; figures: {counts}",
-        f"PCIe {bus.generation}.0 x{bus.lanes} ({show_rate(bus.theoretical_bytes_per_s)} in theory), "
-        f"{hw.gpu.n_sms} SMs, {show_bytes(hw.gpu.l2_bytes)} L2; {hw.cpu.name}, {hw.cpu.n_cores} cores",
+        f"PCIe {_bus(bus)}{f' ({show_rate(bus.theoretical_bytes_per_s)} in theory)' if bus else ''}, "
+        f"{show_count(hw.gpu.n_sms, 'SM')}, {show_bytes(hw.gpu.l2_bytes)} L2; {hw.cpu.name}, {hw.cpu.n_cores} cores",
         *([f"aliases: {', '.join(hw.aliases)}"] if hw.aliases else []),
         *(f"note: {note}" for note in (hw.note, hw.cpu.note) if note),
         "",
@@ -109,15 +111,19 @@ def _range(path: str, figure: Quantity) -> str:
     return f"from {low}" if low else f"to {high}"
 
 
+def _bus(bus: Bus | None) -> str:
+    return "not known" if bus is None else f"{bus.generation}.0 x{bus.lanes}"
+
+
 def _show(path: str, value: float) -> str:
     """A figure in the unit people use, chosen by the end of its name."""
     name = path.rsplit(".", 1)[-1]
     if "flops_per_s" in path:
-        return f"{value / 1e12:.1f} TFLOPS"
+        return f"{value / 1e12:.1f} TFLOPS" if value >= LEAST_TFLOPS else f"{value / 1e9:.3g} GFLOPS"
     if name.endswith("_bytes_per_s"):
         return show_rate(value)
     if name.endswith("_bytes"):
         return show_bytes(value)
     if name.endswith("_s"):
         return show_seconds(value)
-    return f"{100 * value:g} %"
+    return f"{100 * value:.3g} %"
