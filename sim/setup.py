@@ -120,7 +120,8 @@ def _trace_for(model_name: str | None, overrides: Overrides) -> str:
     if not fitting:
         raise BadInput(
             f"--model {model_name}: no bundled trace has its routing shape "
-            f"({model.n_moe_layers}x{model.n_experts}, k={model.top_k}); give one with --trace FILE"
+            f"({model.n_moe_layers}x{model.n_experts}, k={model.top_k}); give one with --trace FILE: `moesim record` a "
+            f"model, convert a log, or draw one: moesim traces synth {DEFAULT} --model {model_name} -o FILE"
         )
     return DEFAULT if DEFAULT in fitting else fitting[0]
 

@@ -46,6 +46,17 @@ def test_it_ranks_systems_and_lists_bounds_beside_them(capsys, trace):
     assert len({run["expert_budget_bytes"][0] for run in runs if run["as"] != "gpu_only"}) == 1
 
 
+def test_labels_of_all_runs_are_said_once(capsys, tmp_path):
+    drawn = tiny_trace(tmp_path / "t.safetensors", 32, 8, 2, n_requests=2, prompt=4, outputs=4, labels=("synthetic",))
+    both = ("--hw", "rtx3090", "--trace", str(drawn), "--policy", "lru", "--policy", "belady")
+    _, out, _ = call(capsys, *both)
+    assert out.count("synthetic") == 1
+    assert "\nall of them: synthetic\n" in out
+    assert re.search(r"^belady .* oracle$", out, re.MULTILINE)
+    _, out, _ = call(capsys, *both[:-2])
+    assert re.search(r"^lru .* synthetic$", out, re.MULTILINE)
+
+
 def test_the_verdict_names_the_fastest_system_not_a_bound(capsys, trace):
     names = ("gpu_only", "lfu", "on_demand")
     args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in names for word in ("--policy", name)))

@@ -40,3 +40,19 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_verb_has_a_near_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'policies'" in moesim(capsys, "polices").error
+
+
+def test_lists_and_formulas_of_a_docstring_keep_their_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    page = moesim(capsys, "policies", "moe_infinity").out.splitlines()
+    items = [number for number, line in enumerate(page) if line.startswith("- `variant=")]
+    assert len(items) == 3
+    for first, following in zip(items, [*items[1:], page.index("", items[-1])], strict=True):
+        assert all(line.startswith("  ") for line in page[first + 1 : following])
+    assert not any("   " in line.strip() for line in page[: page.index("", items[-1])])
+    assert "    1 / (1/3 x 2/16 + 2/3 x 1/10) = 9.23 by this arithmetic." in moesim(capsys, "policies", "floe").out
+
+
+def test_ranges_read_as_people_write_them(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = {name: moesim(capsys, "policies", name).out for name in ("random", "duoserve")}
+    assert "seed        0         from 0 " in pages["random"]
+    assert not any("e+" in page for page in pages.values())

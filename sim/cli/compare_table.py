@@ -62,9 +62,10 @@ def table_of(rows: Sequence[Row]) -> str:
     )  # fmt: skip
     for column in shown.columns[-2:]:
         column.justify = "left"
+    common = _of_all(rows)
     for label, result in rows:
         outputs = result["decode_tokens"] + result["requests"]
-        notes = [note for note in result["labels"] if note != "oracle"]
+        notes = [note for note in result["labels"] if note != "oracle" and note not in common]
         notes = ["oracle", *notes] if "oracle" in result["labels"] else notes
         tpot_s = result["tpot_s"]["mean"]
         shown.add_row(
@@ -72,8 +73,14 @@ def table_of(rows: Sequence[Row]) -> str:
             show_seconds(result["ttft_s"]["mean"]), show_frac(result["hit_rate"]), show_frac(result["late_hit_rate"]),
             show_bytes(result["h2d_bytes"] / outputs), str(result["bound_by"]["resource"]), ", ".join(notes),
         )  # fmt: skip
-    bounds = _bounds(rows)
-    return render(shown, WIDTH) + ("\n" if bounds else "") + "".join(bounds)
+    below = [*([f"all of them: {', '.join(common)}\n"] if common else []), *_bounds(rows)]
+    return render(shown, WIDTH) + ("\n" if below else "") + "".join(below)
+
+
+def _of_all(rows: Sequence[Row]) -> list[str]:
+    """Labels that every run carries, so that they are the trace's, not a policy's; of one run, none."""
+    first, *others = (result["labels"] for _, result in rows)
+    return [note for note in first if others and all(note in labels for labels in others)]
 
 
 def _above(result: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import re
 import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from sim.api import Param, Policy
 
 WIDTH = 100
+SETTING = "Set one with --set NAME=VALUE. `derived`: worked out from model, trace or budget unless it is set.\n"
+MOST_OF_A_SEED = 2.0**62
 ONE_LINE_EACH = 240  # wide enough that nothing wraps: a list is for looking through, and for grep
 
 
@@ -87,13 +90,24 @@ def _page(kind: type[Policy]) -> str:
     lines += textwrap.wrap(f"traits: {traits}", WIDTH + 20)
     lines += [f"needs of the trace: {', '.join(sorted(kind.needs))}", ""]
     for paragraph in _description(kind).split("\n\n"):
-        lines += [*textwrap.wrap(paragraph, WIDTH), ""]
+        lines += [*_wrapped(paragraph), ""]
     if not kind.params:
         return "\n".join([*lines, "It has no parameters."]) + "\n"
     rows = table("parameter", "default", "values", "meaning", numbers=False)
     for param in kind.params:
         rows.add_row(param.name, _plain(param.default), _range(param), param.doc)
-    return "\n".join(lines) + "\n" + render(rows, WIDTH + 20) + "Set one with --set NAME=VALUE.\n"
+    return "\n".join(lines) + "\n" + render(rows, WIDTH + 20) + SETTING
+
+
+def _wrapped(paragraph: str) -> list[str]:
+    """A paragraph of a docstring at this page's width; each item of a list on lines of its own, a formula as it is."""
+    if paragraph.startswith("    "):
+        return paragraph.splitlines()
+    lines = []
+    for item in re.split(r"\n(?=- )", paragraph):
+        indent = "  " if item.startswith("- ") else ""
+        lines += textwrap.wrap(" ".join(item.split()), WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+    return lines
 
 
 def _range(param: Param) -> str:
@@ -101,10 +115,17 @@ def _range(param: Param) -> str:
         return " | ".join(param.choices)
     if isinstance(param.default, bool):
         return "true | false"
-    low, high = (f"{bound:,g}" if math.isfinite(bound) else None for bound in (param.low, param.high))
+    low, high = (_bound(bound) if math.isfinite(bound) else None for bound in (param.low, param.high))
     if low is None and high is None:
         return "text" if isinstance(param.default, str) else "number"
     return f"from {low}" if high is None else f"to {high}" if low is None else f"{low} to {high}"
+
+
+def _bound(value: float) -> str | None:
+    """A bound in full where it is a whole number; None for 2 to the 63, which only says that the number is a seed."""
+    if value >= MOST_OF_A_SEED:
+        return None
+    return f"{int(value):,}" if float(value).is_integer() else f"{value:g}"
 
 
 def _plain(value: object) -> str:
