@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
@@ -14,6 +16,9 @@ from sim.errors import DoesNotFit, MoesimError, did_you_mean
 
 # Before numpy is imported: a replay's products are small, and threads that wait for one another only slow them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+READER_GONE = 141  # as a shell reports SIGPIPE
+FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 # Verb -> (module under sim.cli, one-line help shown by `moesim --help` without importing the module).
 VERBS: dict[str, tuple[str, str]] = {
@@ -66,14 +71,21 @@ def moesim() -> None:
 
 def guarded(command: click.Command, args: Sequence[str] | None, name: str) -> None:
     """Run a click command; turn the errors people cause into one line on stderr and exit 2 (or 1)."""
+    stdout = sys.stdout
     try:
         status = command.main(args=None if args is None else list(args), prog_name=name, standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
+    except SystemExit:
+        if sys.stdout is not stdout:
+            # So click answers a reader that has gone (`| head`), with status 1; but 1 says that a check failed.
+            sys.exit(READER_GONE)
+        raise
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except click.ClickException as error:
-        click.echo(f"error: {error.format_message()}", err=True)
+        help_only = type(error).__name__ == "NoArgsIsHelpError"  # a group by itself; click before 8.2 prints and exits
+        click.echo(error.format_message() if help_only else f"error: {error.format_message()}", err=True)
         sys.exit(error.exit_code)
     except MoesimError as error:
         if isinstance(error, DoesNotFit) and error.rows:
@@ -83,10 +95,13 @@ def guarded(command: click.Command, args: Sequence[str] | None, name: str) -> No
                 click.echo(f"  {item:<34}{show_bytes(n_bytes):>12}", err=True)
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # The reader (`| head`) has gone; the default handler would print a traceback at shutdown.
-        sys.stderr.close()
-        sys.exit(141)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        click.echo(f"error: {error.strerror}: the output is not complete; make room, or name another place", err=True)
+        with suppress(OSError, ValueError):  # else what is still buffered fails once more at exit, with a traceback
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+        sys.exit(2)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim import __version__
+from sim.cli.expect import judged, parsed
 from sim.cli.once import OnceEach
 from sim.errors import BadInput
 from sim.units import parse_bytes, show_count
@@ -58,7 +60,7 @@ SPEC_OPTIONS = (
 )  # fmt: skip
 
 
-def spec_options(command: Callable[..., None]) -> Callable[..., None]:
+def spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of `SPEC_OPTIONS`, in their order."""
     for option in reversed(SPEC_OPTIONS):
         command = option(command)
@@ -71,6 +73,7 @@ def spec_options(command: Callable[..., None]) -> Callable[..., None]:
     epilog="Example: simulate --policy fine_moe --hw rtx3090 --cache-frac 0.2. Sizes take kB, MB, GB (powers of "
     "1000) or KiB, MiB, GiB. Names: moesim policies, moesim hw, moesim models, moesim traces.",
 )
+@click.version_option(__version__, prog_name="moesim")
 @click.option("--policy", metavar="NAME", help="What decides: see `moesim policies`.")
 @spec_options
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Start from a saved configuration.")
@@ -83,28 +86,39 @@ def spec_options(command: Callable[..., None]) -> Callable[..., None]:
               metavar="N", help="How many iterations the timeline covers.")  # fmt: skip
 @click.option("--real", is_flag=True, help="Carry it out on this machine, with the prediction for --hw beside it.")
 @click.option("--device", metavar="cpu|cuda:N", help="Where --real runs; default: a GPU if there is one, else the CPU.")
+@click.option("--expect", "expected", multiple=True, metavar="'KEY >= N'",
+              help="Exit 1 unless this figure of the result keeps to it: 'hit_rate >= 0.3'; repeat it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
     settings: tuple[str, ...], config: Path | None, out: Path | None, force: bool, timeline: Path | None,
-    timeline_iterations: int, real: bool, device: str | None, as_json: bool, **given: Any,
-) -> None:  # fmt: skip
+    timeline_iterations: int, real: bool, device: str | None, expected: tuple[str, ...], as_json: bool, **given: Any,
+) -> int:  # fmt: skip
     """Replay a routing trace under a policy on a described GPU: time, hits, PCIe traffic, memory, what bounds it."""
+    expectations = parsed(expected)
     try:
         if real:
             from sim.cli.run_real import run_real
 
+            if expectations:
+                raise BadInput("--expect, got it with --real: measured figures differ from run to run; hold a "
+                               "simulation to it, or see moesim validate --tolerance")  # fmt: skip
             sys.exit(run_real(settings, config, out, force, timeline, timeline_iterations, as_json, given, device))
         if device is not None:
             raise BadInput(f"--device, got {device!r}: it says where --real runs; add --real, or leave it out")
-        _run(settings, config, out, force, timeline, timeline_iterations, as_json, given)
+        result = _run(settings, config, out, force, timeline, timeline_iterations, as_json, given)
     except KeyboardInterrupt:
         raise click.Abort from None
+    status = 0
+    for held, line in judged(expectations, result):
+        click.echo(line, err=True)
+        status = status if held else 1
+    return status
 
 
 def _run(
     settings: tuple[str, ...], config: Path | None, out: Path | None, force: bool, timeline: Path | None,
     timeline_iterations: int, as_json: bool, given: dict[str, Any],
-) -> None:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     spec, meant = specify(given, settings, config)
     from sim.run import execute, prepare
 
@@ -124,6 +138,7 @@ def _run(
     finally:
         setup.close()
     _print(outcome, as_json, out, timeline)
+    return outcome.result
 
 
 def _print(outcome: Outcome, as_json: bool, out: Path | None, timeline: Path | None) -> None:

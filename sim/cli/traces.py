@@ -52,7 +52,7 @@ command.add_command(traces_synth.command)
 command.add_command(traces_synth.stats_command)
 
 
-@command.command("list")
+@command.command("list", short_help="The bundled traces: models, text, quality, routing.")
 def list_() -> None:
     """The bundled traces: what was trained on what, how good it is, and what the routing is like."""
     from sim.cli.traces_synth import _table
@@ -112,7 +112,7 @@ def show(trace: str, every: bool, as_json: bool) -> None:
         _show(facts)
 
 
-@command.command("check")
+@command.command("check", short_help="Check every value of TRACE against the format.")
 @click.argument("trace")
 @click.option("--all", "every", is_flag=True, help=f"List up to {ALL_FAULTS} faults instead of the first.")
 def check(trace: str, every: bool) -> None:

@@ -14,7 +14,7 @@ _EPILOG = (
 )
 
 
-@click.command("compose", epilog=_EPILOG)
+@click.command("compose", short_help="Give the requests of TRACE arrival times.", epilog=_EPILOG)
 @click.argument("trace")
 @click.option("-o", "--out", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The trace to write.")
 @click.option(

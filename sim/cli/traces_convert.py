@@ -11,7 +11,9 @@ from sim.errors import BadInput
 
 
 @click.command(
-    "convert", epilog="docs/convert.md describes every format, what it lacks and how to get rid of a .pt file."
+    "convert",
+    short_help="Convert routing logs of one format to a trace.",
+    epilog="docs/convert.md describes every format, what it lacks and how to get rid of a .pt file.",
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option("-o", "--out", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The trace to write.")

@@ -25,7 +25,7 @@ _EPILOG = (
 )
 
 
-@click.command("synth", epilog=_EPILOG)
+@click.command("synth", short_help="Draw a synthetic trace like SOURCE, of any shape.", epilog=_EPILOG)
 @click.argument("source")
 @click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), help="The trace to write.")
 @click.option("--model", metavar="NAME", help="Draw for this model's routing shape; how it scales is an assumption.")
@@ -177,7 +177,11 @@ def _check(trace: Any, seed: int) -> None:
         raise CheckFailed(f"{trace.path}: synthetic and held-out hit rates differ by {_points(worst)} points: {bound}")
 
 
-@click.command("stats", epilog="Example: moesim traces stats mixtral-8x7b-small. docs/traces.md says what each means.")
+@click.command(
+    "stats",
+    short_help="Skew, repetition, accuracy, cache curves of TRACE...",
+    epilog="Example: moesim traces stats mixtral-8x7b-small. docs/traces.md says what each means.",
+)
 @click.argument("sources", metavar="TRACE...", nargs=-1)
 @click.option("--requests", "n_requests", type=click.IntRange(min=1), metavar="N",
               help="Judge the first N requests only, to compare with traces of a single prompt.")  # fmt: skip

@@ -20,6 +20,7 @@ def command() -> None:
 
 
 @command.command(
+    short_help="DuoServe-MoE's ExpertMLP, as in its Table 3.",
     epilog="Example: moesim train duoserve --trace mixtral-8x7b-small --out mine.safetensors, then "
     "simulate --policy duoserve --hw rtx3090 --predictor mine.safetensors"
 )

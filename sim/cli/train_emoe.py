@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    short_help="eMoE's XLNet in both forms, as in its Table 2.",
     epilog="Example: moesim train emoe --trace mixtral-8x7b-small --out mine.safetensors, then "
     "simulate --policy emoe --hw a6000 --predictor mine.safetensors"
 )

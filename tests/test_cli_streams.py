@@ -1,0 +1,65 @@
+"""What the commands do to whoever reads them: help by itself, a reader that leaves, a disk that is full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_help import called, mixtral_shaped, moesim, simulated
+
+from sim.cli.calibrate import main as calibrate
+
+DEV_FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+POSIX = pytest.mark.skipif(os.name != "posix", reason="closed pipes are another error here")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    trace = mixtral_shaped(tmp_path_factory.mktemp("streams"))
+    code = "from sim.cli import main; main()"
+    return [sys.executable, "-c", code, "run", "--policy", "lru", "--hw", "rtx3090", "--trace", str(trace)]
+
+
+@pytest.mark.parametrize("group", [(), ("train",)])
+def test_a_group_by_itself_shows_its_help(capsys: pytest.CaptureFixture[str], group: tuple[str, ...]) -> None:
+    said = moesim(capsys, *group)
+    assert (said.out + said.err).startswith("Usage: ")
+    assert "error" not in said.err
+
+
+def test_short_help_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    for group in ("train", "traces"):
+        listed = moesim(capsys, group, "--help").out.split("Commands:")[1]
+        assert "..." not in listed.replace("TRACE...", ""), group
+
+
+def test_every_entry_point_knows_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {moesim(capsys, "--version").out, simulated(capsys, "--version").out,
+            called(capsys, calibrate, "--version").out}  # fmt: skip
+    assert len(said) == 1
+    assert said.pop().startswith("moesim, version ")
+
+
+@DEV_FULL
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_a_full_disk_is_one_line(run: list[str], json: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*run, *json], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line == "error: No space left on device: the output is not complete; make room, or name another place"
+
+
+@POSIX
+def test_a_reader_that_leaves_is_not_a_failed_check(run: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(run, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(write)
+    assert done.returncode == 141
+    assert done.stderr == ""

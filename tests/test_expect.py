@@ -1,0 +1,77 @@
+"""`simulate --expect`: a figure of the result that does not keep to its bound is exit 1, and says what it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_help import mixtral_shaped, simulated
+
+from sim.cli.expect import judged, parsed
+from sim.errors import BadInput
+
+RESULT = {"hit_rate": 0.25, "h2d_bytes": 4_000_000, "tpot_s": {"mean": 0.5, "p95": None}, "labels": ["lossy"],
+          "prefetch": {"useful": {"n": 3}}, "real": True, "policy": "lru", "bound": None}  # fmt: skip
+
+
+def verdict(text: str) -> tuple[bool, str]:
+    (only,) = judged(parsed((text,)), RESULT)
+    return only
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("hit_rate >= 0.25", True), ("hit_rate>0.25", False), ("hit_rate <= 0.25", True), ("hit_rate<0.25", False),
+        ("hit_rate==0.25", True), ("hit_rate == 0.26", False), (" tpot_s.mean < 6e-1 ", True), ("tpot_s.mean>1", False),
+        ("h2d_bytes <= 4MB", True), ("h2d_bytes < 4MB", False), ("h2d_bytes > 3 MiB", True),
+        ("prefetch.useful.n >= 3", True), ("tpot_s.p95 < 1e9", False), ("bound > -1", False), ("hit_rate > -1", True),
+    ],
+)  # fmt: skip
+def test_comparisons(text: str, held: bool) -> None:
+    assert verdict(text)[0] is held
+
+
+def test_the_line_says_what_it_was() -> None:
+    assert verdict("hit_rate >= 0.30") == (False, "not met: hit_rate >= 0.30: it is 0.25")
+    assert verdict("h2d_bytes<=5MB") == (True, "met: h2d_bytes <= 5MB: it is 4000000")
+    assert verdict("tpot_s.p95 < 1") == (False, "not met: tpot_s.p95 < 1: it is null here")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "hit_rate", "hit_rate => 1", "hit_rate >", "> 1", "hit_rate > x", "hit_rate > nan", "hit_rate > 1 > 2",
+     "hit_rate >= inf", "tpot_s.mean < 5MB", "h2d_bytes < 5MX"],
+)  # fmt: skip
+def test_what_is_no_comparison_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match=r"--expect, got"):
+        parsed((text,))
+
+
+@pytest.mark.parametrize(
+    ("key", "way_out"),
+    [("hitrate", "'hit_rate'"), ("tpot_s", "one of tpot_s.mean, tpot_s.p95"), ("labels", "known: "),
+     ("policy", "known: "), ("real", "known: ")],
+)  # fmt: skip
+def test_only_figures_can_be_expected(key: str, way_out: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        verdict(f"{key} > 0")
+    assert way_out in str(refused.value)
+
+
+def test_the_exit_status_of_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = ("--policy", "lru", "--hw", "rtx3090", "--trace", mixtral_shaped(tmp_path), "--json")
+    met = simulated(capsys, *run, "--expect", "requests == 2", "--expect", "miss_rate >= 0")
+    assert met.code == 0
+    assert met.err.splitlines()[0] == "met: requests == 2: it is 2"
+    missed = simulated(capsys, *run, "--expect", "requests == 2", "--expect", "miss_rate < 0")
+    assert missed.code == 1
+    assert json.loads(missed.out)["requests"] == 2  # the result is still the only thing on standard output
+    assert missed.err.splitlines()[1].startswith("not met: miss_rate < 0: it is ")
+
+
+def test_it_is_read_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "not KEY >= NUMBER" in simulated(capsys, "--policy", "lru", "--hw", "nothing", "--expect", "hit").error
+    real = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--real", "--expect", "hit_rate > 0")
+    assert "measured figures differ" in real.error
