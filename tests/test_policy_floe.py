@@ -47,6 +47,24 @@ def test_steps_by_hand(tmp_path):
     assert seen.classes("decode") == {"miss": 1, "hit": 3}
 
 
+def test_five_steps(tmp_path):
+    """Room for four experts of four bits. Layer 1 is foretold 2 (right), 1 (wrong), 2 (right), 3 (wrong)."""
+    rows = [[[0], [0]], [[1], [2]], [[1], [2]], [[3], [2]], [[0], [1]]]
+    told = [[[float(e == guess) for e in range(4)], [1.0, 0, 0, 0]] for guess in (0, 2, 1, 2, 3)]
+    facts = {"weights": [[[1.0], [1.0]]] * 5, "next_scores_1": told}
+    path = written(tmp_path / "t.safetensors", [(1, 5, "test")], rows, 4, **facts)
+    seen = replay(Floe(compressed="int4"), path, 1)
+    assert seen.log == [
+        ("fetch", 0, 0), ("gpu", 0, 0), ("fetch", 1, 0), ("gpu", 1, 0),
+        ("fetch", 0, 1), ("gpu", 0, 1), ("prefetch", 1, 2), ("gpu", 1, 2),
+        ("gpu", 0, 1), ("evict", 0, 0), ("prefetch", 1, 1), ("gpu", 1, 2),  # 0.0 has not been used for longest
+        ("evict", 1, 0), ("fetch", 0, 3), ("gpu", 0, 3), ("gpu", 1, 2),
+        ("evict", 0, 1), ("fetch", 0, 0), ("gpu", 0, 0), ("evict", 1, 1), ("prefetch", 1, 3),
+        ("evict", 0, 3), ("fetch", 1, 1), ("gpu", 1, 1),  # a copy in vain, and the one it had thrown out comes back
+    ]  # fmt: skip
+    assert seen.result["policy_stats"] == {"predicted_right_frac": 0.5}
+
+
 def test_every_tokens_first_guess_goes_before_any_second(tmp_path):
     policy = Floe()
     policy._surrogate = None

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from cpu_bench import replay, written
 from easy_numbers import execute_easy, run, setup
 from tiny_traces import tiny_trace
 
@@ -54,6 +55,16 @@ def test_mrs_scores_by_hand():
         gate.scores = np.array([row])
         list(policy.gate_done(gate, Fake()))
         assert policy._scores[0].tolist() == pytest.approx(expected)
+
+
+def test_mrs_five_steps(tmp_path):
+    """One layer, room for 2. S at the third token: .075 .325 .45; the fourth: .39 .16 .33; the fifth: .24 .48 .16."""
+    scores = [*SCORES, [0.7, 0.1, 0.2], [0.1, 0.8, 0.1]]
+    path = written(tmp_path / "t", [(1, 5, "test")], [[[e]] for e in (0, 1, 2, 0, 1)], 3, scores=[[s] for s in scores])
+    assert replay(Mrs(), path, 2).log == [
+        ("fetch", 0, 0), ("gpu", 0, 0), ("fetch", 0, 1), ("gpu", 0, 1), ("evict", 0, 0), ("fetch", 0, 2), ("gpu", 0, 2),
+        ("evict", 0, 1), ("fetch", 0, 0), ("gpu", 0, 0), ("evict", 0, 2), ("fetch", 0, 1), ("gpu", 0, 1),
+    ]  # fmt: skip
 
 
 def tokens_of(trace, n_prompt):

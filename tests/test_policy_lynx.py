@@ -74,6 +74,21 @@ def test_one_token_alone_changes_nothing(tmp_path):
     assert seen.result["activations_changed_frac"] == 0
 
 
+def test_five_steps_aware_of_the_cache(tmp_path):
+    """Room for two; a choice is kept that is its token's best or is there."""
+    rows = [[[0, 1]], [[2, 3]], [[2, 0]], [[1, 3]], [[0, 1]]]
+    scores = [[0.5, 0.3, 0.1, 0.1], [0.05, 0.1, 0.55, 0.3], [0.3, 0.1, 0.35, 0.25], [0.05, 0.45, 0.05, 0.45],
+              [0.4, 0.3, 0.2, 0.1]]  # fmt: skip
+    path = written(tmp_path / "t.safetensors", [(1, 5, "test")], rows, 4, scores=[[row] for row in scores])
+    assert replay(Lynx(cache_aware=True, base=2), path, 2).log == [
+        ("fetch", 0, 0), ("fetch", 0, 1), ("gpu", 0, 0), ("gpu", 0, 1),  # a prompt is left alone
+        ("evict", 0, 0), ("fetch", 0, 2), ("gpu", 0, 1), ("gpu", 0, 2),  # 3 is unsure: of 0 and 1, 1 scores higher
+        ("gpu", 0, 2), ("gpu", 0, 1),  # 0 is unsure and not there: 1 for it
+        ("evict", 0, 2), ("fetch", 0, 3), ("gpu", 0, 1), ("gpu", 0, 3),  # both are the best
+        ("evict", 0, 3), ("fetch", 0, 0), ("gpu", 0, 1), ("gpu", 0, 0),  # 1 is unsure, and there
+    ]  # fmt: skip
+
+
 def test_aware_of_the_cache_it_prefers_who_is_there(tmp_path):
     """One request: 0 and 1, then 2 and 3 for a token that is unsure of 3."""
     scores = [[[0.5, 0.3, 0.1, 0.1]], [[0.05, 0.1, 0.55, 0.3]]]
