@@ -111,8 +111,8 @@ class HybriMoe(Policy):
             return most
         if self.cache_size < view.n_gpus:
             raise BadInput(
-                f"parameter {self.name}.cache_size, got {self.cache_size}: each of {view.n_gpus} GPUs has a cache of every "
-                f"layer, of one expert at least; give {view.n_gpus} or more, or leave it out"
+                f"parameter {self.name}.cache_size, got {self.cache_size}: each of {view.n_gpus} GPUs has a cache of "
+                f"every layer, of one expert at least; give {view.n_gpus} or more, or leave it out"
             )
         each, more = divmod(min(self.cache_size, view.n_experts), view.n_gpus)
         size = each + (gpu < more)

@@ -54,7 +54,7 @@ def path_of(cost: Cost, iteration: Iteration, experts: Sequence[Sequence[int]], 
     """The path of an iteration.
 
     Args:
-        experts: per layer, the tokens of each expert on the first GPU, most first. elsewhere: per layer, how many
+        experts: per layer, the tokens of each expert on the first GPU. elsewhere: per layer, how many
             experts other GPUs compute; they cost this one's host their launches.
     """
     prices = [(cost.launch_attention, cost.attention(iteration).duration_s),
@@ -78,8 +78,8 @@ def path_of(cost: Cost, iteration: Iteration, experts: Sequence[Sequence[int]], 
             if shared is not None:
                 clocks.launch(*shared)
             clocks.host_s = max(gate_s, clocks.host_s) + cost.sync_s
-            for n in tokens:
-                clocks.launch(cost.launch_expert, cost.expert(n, cost.precision).duration_s)
+            for duration_s in sorted((cost.expert(n, cost.precision).duration_s for n in tokens), reverse=True):
+                clocks.launch(cost.launch_expert, duration_s)
             clocks.host_s += n_elsewhere * cost.launch_expert.all_s
             steps[key] = clocks.host_s, clocks.free_s - clocks.host_s
         return steps[key]

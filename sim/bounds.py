@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -43,8 +44,7 @@ class Pass:
     path: Path
     ids: list[NDArray[np.int64]]
     stops: list[list[int]]
-    shortest: int  # tokens of its least busy expert
-    longest: int
+    tokens: frozenset[int]  # how many an expert serves, without repetition
 
 
 class Bounds:
@@ -96,20 +96,27 @@ class Bounds:
     def _decode(self, request: RequestInfo) -> Pass:
         """All decode iterations of a request served alone, at once.
 
-        They differ in context alone, in which an iteration's time is convex: it costs no less than as many iterations
-        in the middle of it (Jensen's inequality).
+        They differ in context alone. As long as an iteration's time is convex in it, they take no less than as many
+        iterations in the middle of it (Jensen's inequality); so they are cut where a measured curve has a point.
         """
         trace, n, top_k = self.setup.trace, request.outputs - 1, self.setup.trace.top_k
         first = request.first_row + request.prompt_len
         layers = np.arange(trace.n_layers, dtype=np.int64)[None, :, None] * trace.n_experts
         ids = (trace.experts[first : first + n].astype(np.int64) + layers).ravel()
         ones, none = [[1] * top_k] * trace.n_layers, [0] * trace.n_layers
-        middle = []
-        for row in (first + (n - 1) // 2, first + n // 2):
-            ranges = [Range(request, row, row + 1, DECODE, row - request.first_row)]
-            middle.append(path_of(self.cost, Iteration(0, ranges, trace, None), ones, none))
-        path = middle[0].plus(middle[1], n / 2, n / 2)
-        return Pass(0, path, [ids], [list(range(top_k, len(ids) + 1, top_k))], 1, 1)
+        path = Path(0.0, 0.0, 0.0, 0.0)
+        for start, stop in self._convex(first, n, first - request.first_row):
+            for row in (start + (stop - 1 - start) // 2, start + (stop - start) // 2):
+                ranges = [Range(request, row, row + 1, DECODE, row - request.first_row)]
+                at = path_of(self.cost, Iteration(0, ranges, trace, None), ones, none)
+                path = path.plus(at, (stop - start) / 2)
+        return Pass(0, path, [ids], [list(range(top_k, len(ids) + 1, top_k))], frozenset({1}))
+
+    def _convex(self, first: int, n: int, context: int) -> list[tuple[int, int]]:
+        """Rows [start, stop) over which the price of attention is convex in context; `context` is the first row's."""
+        cuts = {math.ceil(at) - 1 - context for at in self.cost.decode_points()}
+        ends = [0, *sorted(cut for cut in cuts if 0 < cut < n), n]
+        return [(first + start, first + stop) for start, stop in pairwise(ends)]
 
     def _pass(self, iteration: Iteration) -> Pass:
         n_layers, n_experts = self.setup.trace.n_layers, self.setup.trace.n_experts
@@ -120,13 +127,13 @@ class Bounds:
         else:
             needs = [iteration.chosen(layer) for layer in layers]
             chosen, counts = needs, [list(found.values()) for found in needs]
-        fewest, most = min(map(min, counts)), max(map(max, counts))
+        tokens = frozenset(n for row in counts for n in row)
         flat = [layer * n_experts + expert for layer, row in zip(layers, chosen, strict=True) for expert in row]
         ids = np.array(flat, dtype=np.int64)
         ends = np.cumsum([len(row) for row in counts])
         if self.n_gpus == 1:
             path = path_of(self.cost, iteration, [sorted(row, reverse=True) for row in counts], [0] * n_layers)
-            return Pass(iteration.index, path, [ids], [ends.tolist()], fewest, most)
+            return Pass(iteration.index, path, [ids], [ends.tolist()], tokens)
         home = ids % self.n_gpus
         found, stops = [], []
         for gpu in range(self.n_gpus):
@@ -137,7 +144,7 @@ class Bounds:
                 for layer, row in enumerate(counts)]  # fmt: skip
         elsewhere = [len(row) - len(mine) for row, mine in zip(counts, here, strict=True)]
         path = path_of(self.cost, iteration, [sorted(row, reverse=True) for row in here], elsewhere)
-        return Pass(iteration.index, path, found, stops, fewest, most)
+        return Pass(iteration.index, path, found, stops, tokens)
 
     def copies(self, window: list[Pass], gpu: int) -> int:
         """Copies no policy can avoid in these iterations, whatever lay on the GPU when they began."""
@@ -155,19 +162,22 @@ class Bounds:
         whole_s, dense_s = math.fsum(p.path.whole_s for p in window), math.fsum(p.path.dense_s for p in window)
         host_s, last_s = math.fsum(p.path.host_s for p in window), window[-1].path.last_s
         copies = [self.copies(window, gpu) for gpu in range(self.n_gpus)]
-        shortest = min(p.shortest for p in window)
+        tokens = frozenset[int]().union(*(p.tokens for p in window))
+        fewest = min(tokens)
         if not self.cpu:
-            expert_s = cost.expert(shortest, cost.precision).duration_s
-            on_links_s = max(n * self.copy_s + (expert_s if n else 0.0) for n in copies) + last_s
+            # Part of an expert may be all that waited for the last copy: what is left of a slice's price as it shrinks.
+            part_s = cost.expert(fewest, cost.precision, 0.0, 0.0).duration_s
+            on_links_s = max(n * self.copy_s + (part_s if n else 0.0) for n in copies) + last_s
             return max(whole_s, on_links_s, host_s + sum(copies) * cost.copy_launch_s)
-        most_s = cost.expert(max(p.longest for p in window), cost.precision).duration_s
-        launch_s, activations_s = cost.launch_expert.all_s, cost.copy_s(cost.activation_bytes(shortest))
+        most_s = max(cost.expert(n, cost.precision).duration_s for n in tokens)
+        least_s = min(cost.expert_cpu(n).duration_s for n in tokens)
+        launch_s, activations_s = cost.launch_expert.all_s, cost.copy_s(cost.activation_bytes(fewest))
         back_s = activations_s if self.n_gpus == 1 else 0.0
         lines = [
             Line(whole_s, -(launch_s + most_s)),
             Line(dense_s, 0.0),
-            Line(host_s + sum(copies) * cost.copy_launch_s, -launch_s),
-            Line(last_s, cost.expert_cpu(shortest).duration_s),
+            Line(host_s + sum(copies) * cost.copy_launch_s, cost.cpu_launch_s - cost.copy_launch_s - launch_s),
+            Line(last_s, max(least_s, activations_s)),  # results go up the first GPU's link, one after the other
             Line(sum(copies) * self.copy_s / self.n_gpus + last_s, back_s - self.copy_s / self.n_gpus),
             *(Line(n * self.copy_s + last_s, back_s - self.copy_s) for n in copies),
         ]

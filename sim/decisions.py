@@ -63,7 +63,8 @@ class RunPart(NamedTuple):
     """Compute one resident piece of an expert that the layer owes, for all its tokens, once the piece has arrived.
 
     The rest may follow after other experts: the partial results add up (MoEpic's tops before any bottom). Parts must
-    not overlap and must make the expert up by the end of the layer; `RunGpu` computes all that is left.
+    not overlap and must make the expert up by the end of the layer; `RunGpu` computes all that is left. Whole matrices
+    (`view.matrices`) run in their order.
     """
 
     piece: Piece

@@ -108,7 +108,7 @@ class View:
         return self._engine.pieces.part(layer, expert, start_frac, stop_frac, precision)
 
     def matrices(self, layer: int, expert: int, n: int, precision: str | None = None) -> list[Piece]:
-        """An expert in `n` pieces of whole matrices: together they launch what the whole expert launches."""
+        """An expert in `n` pieces of whole matrices: together they launch what it does, and a kernel each at least."""
         part = self._engine.pieces.part
         return [part(layer, expert, i / n, (i + 1) / n, precision, matrices=True) for i in range(n)]
 

@@ -87,11 +87,11 @@ def test_a_large_batch_copies_the_used_experts_matrix_by_matrix(tmp_path):
     seen = replay(LlamaCpp(), prompt_of(32, tmp_path), 2)
     one = [("fetch", 0, 0)] * 3 + [("gpu", 0, 0)] + [("evict", 0, 0)] * 3
     assert seen.log == one + [(kind, layer, 2) for kind, layer, _ in one]
-    # 160 bytes in three: 53, 54, 53 at 16 bytes/s. Attention 0..1, copies to 11, then the matrices, 2 s together.
+    # 160 bytes in three: 53, 54, 53 at 16 bytes/s. Attention 0..1, copies to 11, then matrices, a kernel of 1 s each.
     assert [(end_s - start_s) * 16 for _, start_s, end_s in seen.lane("h2d")] == pytest.approx([53, 54, 53] * 2)
     assert seen.lane("h2d")[2][2] == pytest.approx(11)
     assert seen.lane("gpu")[1][1] == pytest.approx(11)
-    assert seen.lane("h2d")[3][1] == pytest.approx(13)  # one stream: the next copy after the last computation
+    assert seen.lane("h2d")[3][1] == pytest.approx(14)  # one stream: the next copy after the last computation
     assert resident(seen) == []
     assert seen.outcome.engine.cache.peak_bytes[0] == EXPERT_BYTES
 
