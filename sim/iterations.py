@@ -162,8 +162,8 @@ class Gate:
         return self._arrays.weights()[:, self.layer]
 
     def weights_of(self, ids: np.ndarray) -> np.ndarray:
-        """Weights [n, K] the model would apply to other experts `ids` [n, K] (-1: none): their scores, renormalised over
-        them where its gate renormalises, times its scaling.
+        """Weights [n, K] the model would apply to other experts `ids` [n, K] (-1: none): their scores, renormalised
+        over them where its gate renormalises, times its scaling.
 
         A sparse mixer's weights cannot be had from scores: there each place keeps its own weight (assumed).
         """
