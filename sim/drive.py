@@ -90,10 +90,6 @@ class Clockwork:
                 del self._open[r.request.index]
         return complete
 
-    def complete(self) -> list[RequestTimes]:
-        """Requests whose last token is out."""
-        return [times for times in self.requests if times.request.index not in self._open]
-
     def skip(self, parts_s: list[float]) -> None:
         """Time between iterations (waiting for an arrival) belongs to no phase."""
         self._before_s = parts_s

@@ -124,7 +124,7 @@ def _run(
 
     setup = prepare(spec)
     try:
-        _warn_if_changed(setup, meant, config)
+        warn_if_changed(setup, meant, config)
         for note in notes(setup):
             click.echo(note, err=True)
         if out is None and timeline is None:
@@ -216,7 +216,7 @@ def notes(setup: Setup) -> list[str]:
     return found
 
 
-def _warn_if_changed(setup: Setup, meant: dict[str, Any], config: Path | None) -> None:
+def warn_if_changed(setup: Setup, meant: dict[str, Any], config: Path | None) -> None:
     """Say so when what a saved configuration names is no longer what it was saved with."""
     from sim.output import resolved
 

@@ -22,15 +22,18 @@ def run_real(
     n_iterations: int, as_json: bool, given: dict[str, Any], device: str | None,
 ) -> int:  # fmt: skip
     """Measure, predict, print. Returns the exit status: 0, 1 after a fault of the device, 130 after an interrupt."""
-    from sim.cli.run import _Bar, specify
+    from sim.cli.run import _Bar, notes, specify, warn_if_changed
     from sim.real.run import execute_real, usable_device
     from sim.sinks import recorded
 
     place = usable_device(device)
-    spec, _ = specify(given, settings, config)
+    spec, meant = specify(given, settings, config)
     setup = prepare_real(spec, place, given.get("precision") is not None or config is not None)
     try:
         _say_where(setup, place, device is None, as_json)
+        warn_if_changed(setup, meant, config)
+        for note in notes(setup):
+            click.echo(note, err=True)
         run = partial(execute_real, device=place)
         with _Bar(setup) as progress:
             if out is None and timeline is None:
@@ -131,4 +134,6 @@ def beside(result: dict[str, Any]) -> str:
     if each_s is not None:
         rows.add_row("policy code", f"{show_seconds(each_s)} an iteration", "not simulated", "")
     text = str(render(rows))
+    for label in result["labels"]:
+        text += f"note: {label}\n" if "host buffers" in label or label.startswith("stopped") else ""
     return text + (f"note: {predicted['label']}\n" if predicted["label"] else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,13 +13,13 @@ from sim.api import Policy
 from sim.api import overrides as implements
 from sim.cache import Cache, Entry
 from sim.cost import Cost
-from sim.drive import Clockwork, drive
+from sim.drive import Clockwork, RequestTimes, drive
 from sim.engine import Engine
 from sim.errors import BadInput, did_you_mean
 from sim.future import Future
 from sim.iterations import Arrays, Scheduler
 from sim.model_bytes import BITS_PER_PARAM
-from sim.real.faults import DeviceFault
+from sim.real.faults import DeviceFault, fault_of
 from sim.real.forms import check_form
 from sim.real.machine import RealMachine
 from sim.real.routing import Routing
@@ -197,7 +198,11 @@ def opened(setup: Setup, device: str, seed: int) -> Iterator[tuple[Lanes, Weight
     lanes = open_lanes(device, setup.spec.gpus)
     try:
         host_bytes = check_memory(setup, lanes, free_bytes(lanes))
-        yield lanes, random_weights(setup.model, setup.spec.precision, lanes, seed, host_bytes)
+        try:
+            weights = random_weights(setup.model, setup.spec.precision, lanes, seed, host_bytes)
+        except (RuntimeError, MemoryError) as error:
+            raise fault_of(error, f"making the weights of {setup.model.id}") from error
+        yield lanes, weights
     finally:
         lanes.close()
 
@@ -228,6 +233,12 @@ def measure(
     return run_real(setup, engine, machine, progress, on_step, began_s)
 
 
+def cut(times: RequestTimes, n_tokens: int) -> RequestTimes:
+    """The times of a request as if it had asked for the tokens it has put out, and no more."""
+    times.request = times.request._replace(outputs=n_tokens)
+    return times
+
+
 def run_real(
     setup: Setup, engine: Engine, machine: RealMachine, progress: Progress | None,
     on_step: Callable[[Step], None] | None, began_s: float, **loop: Any,
@@ -238,6 +249,7 @@ def run_real(
     clockwork, fault, n_steps = Clockwork(), "", 0
     scheduler = Scheduler(setup.requests, setup.spec.batch, setup.open_loop)
     total, done = sum(r.outputs for r in setup.requests), 0
+    put_out: Counter[int] = Counter()  # tokens by request
     machine.warm_up(max(r.prompt_len for r in setup.requests))
     machine.lanes.restart_clock()
     machine.ledger.start(machine.now_s)
@@ -245,18 +257,23 @@ def run_real(
         for step in drive(engine, machine, scheduler, setup.trace, clockwork, setup.open_loop, **loop):
             n_steps += 1
             done += len(step.iteration.ranges)
+            put_out.update(r.request.index for r in step.iteration.ranges)
             if progress is not None:
                 progress(done, total)
             if on_step is not None:
                 on_step(step)
     except KeyboardInterrupt:
-        fault = "interrupted"
-    except DeviceFault as error:
-        fault = str(error)
         if not n_steps:
             raise
-    if fault:
-        clockwork.requests[:] = clockwork.complete()
+        fault = "interrupted"
+    except (RuntimeError, MemoryError, DeviceFault) as error:
+        found = fault_of(error, "running")
+        if not n_steps or not isinstance(found, DeviceFault):
+            raise found from error
+        fault = str(found)
+    if fault:  # a request that was under way counts with the tokens it has put out
+        clockwork.requests[:] = [cut(times, put_out[times.request.index]) for times in clockwork.requests
+                                 if put_out[times.request.index]]  # fmt: skip
     result = fold_real(setup, engine, machine, clockwork, time.perf_counter() - began_s, fault)
     return Measured(result, engine, machine, clockwork, setup, fault)
 
