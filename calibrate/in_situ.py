@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import numpy as np
 
+from calibrate import duplex
 from calibrate.stats import summarise
 from calibrate.store import unpacked
 from sim.data import replacing
@@ -33,8 +34,10 @@ FORMAT = 1
 MAX_S = 1e6  # no operation takes longer, and no file of samples says so
 PROMPTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 OUTPUTS = 9
-CASES = (("lru", 1.0), ("lru", 0.25), ("perfect_prefetch", 0.25), ("lru", 1.0), ("llama_cpp", 0.5))
-"""Policy and share of experts resident: nothing copied, demand copies, copies beside compute, experts on the CPU."""
+SWAPS = "mixtral_offloading"
+CASES = (("lru", 1.0), ("lru", 0.25), ("perfect_prefetch", 0.25), ("lru", 1.0), ("llama_cpp", 0.5), (SWAPS, 0.25))
+"""Policy and share of experts resident: nothing copied, demand copies, copies beside compute, experts on the CPU, and
+copies beside write-backs, whose times serve for what both ways cost each other alone."""
 POOLED = ("attention_decode", "expert", "cpu_expert")  # abscissas that routing decides, many and each rarely
 PER_POINT = 4000  # samples kept of one point and case
 
@@ -48,6 +51,8 @@ class Samples:
     sends: dict[int, list[float]] = field(default_factory=dict)  # activations to the host, by bytes
     verbs: dict[str, list[float]] = field(default_factory=dict)
     overlap: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # (share beside copies, seconds)
+    alone: dict[str, list[float]] = field(default_factory=dict)  # see `calibrate.duplex`
+    swaps: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # way: (seconds, beside the other way)
     environment: dict[str, Any] = field(default_factory=dict)
 
     def add(self, op: str, at: float, case: str, seconds: float) -> None:
@@ -85,7 +90,9 @@ def run(
         BadInput: a geometry that does not fit or cannot be carried out.
     """
     from calibrate import environment
+    from sim.models import load_model
     from sim.real.cpu_lanes import cores
+    from sim.real.decoder import Decoder
     from sim.real.run import check, check_memory, free_bytes, measure, open_lanes
     from sim.real.weights import random_weights
     from sim.run import prepare
@@ -97,15 +104,19 @@ def run(
         lanes = lanes or open_lanes(device)
         if own:
             stack.callback(lanes.close)
-        from sim.models import load_model
-
-        path = script(folder / "in_situ.safetensors", load_model(model_name), seed, prompts)
+        model = load_model(model_name)
+        path = script(folder / "in_situ.safetensors", model, seed, prompts)
         stack.callback(path.unlink, missing_ok=True)
         weights = None
         for number in range(rounds):
             for policy, frac in cases:
+                swapping, n_all = policy == SWAPS, model.n_moe_layers * model.n_experts
+                # It keeps an expert of every layer and four buffers; its guesses would need scores.
+                least, settings = (model.n_moe_layers + 4, {"guesses": 0}) if swapping else (1, {})
+                if least > n_all:
+                    continue
                 spec = RunSpec(policy=policy, hw="rtx3090", model=model_name, trace=str(path), precision=precision,
-                               cache_frac=frac)  # fmt: skip
+                               experts=max(least, int(frac * n_all)), set=settings)  # fmt: skip
                 setup = prepare(spec)
                 try:
                     if weights is None:
@@ -113,9 +124,17 @@ def run(
                         host_bytes = check_memory(setup, lanes, free_bytes(lanes))
                         weights = random_weights(setup.model, precision, lanes, seed, host_bytes)
                     tell(f"{policy}, {frac:.0%} resident, round {number + 1}")
-                    _collect(samples, measure(setup, lanes, weights, keep=True), f"{policy}@{frac:g}", number)
+                    done = measure(setup, lanes, weights, keep=True)
+                    if swapping:
+                        _collect_swaps(samples, done)
+                    else:
+                        _collect(samples, done, f"{policy}@{frac:g}", number)
                 finally:
                     setup.close()
+        if weights is not None:
+            tell("copies both ways")
+            decoder = Decoder(model, weights, lanes.torch, lanes.device, 1)
+            samples.alone = duplex.alone(lanes, weights, decoder)
         samples.environment = {
             "device": lanes.title, "cores": cores(), "machine": environment.machine(), "load": _load(),
             "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "rounds": rounds,
@@ -162,6 +181,21 @@ def _collect(samples: Samples, done: Measured, case: str, number: int) -> None:
         samples.verbs.setdefault(verb, []).extend(cost.samples_s[:PER_POINT])
 
 
+def _collect_swaps(samples: Samples, done: Measured) -> None:
+    """Copies of whole experts, up and down: what each took, and how much of that while the other way was busy."""
+    works: dict[str, list[Work]] = {"up": [], "down": []}
+    for work in done.machine.ledger.kept:
+        if work.op != "activations" and LANES[work.lane] in ("h2d", "d2h"):
+            works["up" if LANES[work.lane] == "h2d" else "down"].append(work)
+    for way, other in (("up", "down"), ("down", "up")):
+        busy, first, free_s = [(w.start_s, w.end_s) for w in works[other]], 0, 0.0
+        for work in works[way]:
+            took_s, free_s = work.end_s - max(work.ready_s, free_s), work.end_s
+            while first < len(busy) and busy[first][1] < work.start_s:
+                first += 1
+            samples.swaps.setdefault(way, []).append((took_s, min(took_s, _beside(busy, first, work))))
+
+
 def _beside(copies: list[tuple[float, float]], first: int, work: Work) -> float:
     """Seconds of a piece of work during which a copy was under way."""
     total_s = 0.0
@@ -189,6 +223,9 @@ def save(samples: Samples, path: Path) -> None:
         "sends": {str(n): _rounded(s) for n, s in sorted(samples.sends.items())},
         "verbs": {verb: _rounded(s[:PER_POINT]) for verb, s in sorted(samples.verbs.items())},
         "overlap": {case: [[f, round(s, 8)] for f, s in pairs[:PER_POINT]] for case, pairs in samples.overlap.items()},
+        "alone": {way: _rounded(s) for way, s in samples.alone.items()},
+        "swaps": {way: [[round(a, 8), round(b, 8)] for a, b in pairs[:PER_POINT]]
+                  for way, pairs in samples.swaps.items()},
     }  # fmt: skip
     with replacing(path) as part:
         import gzip
@@ -208,7 +245,7 @@ def load(path: Path) -> Samples:
         raise BadInput(f"{path}: not the samples of a calibration on the real machine ({error}); calibrate again"
                        ) from None  # fmt: skip
     samples = Samples(environment=plain.environment, copies=plain.copies, sends=plain.sends, verbs=plain.verbs,
-                      overlap=plain.overlap)  # fmt: skip
+                      overlap=plain.overlap, alone=plain.alone, swaps=plain.swaps)  # fmt: skip
     for row in plain.operations:
         samples.operations.setdefault((row.op, row.at), {})[row.case] = row.seconds
     return samples
@@ -234,6 +271,8 @@ class _File(msgspec.Struct):
     sends: dict[Annotated[int, msgspec.Meta(ge=1)], list[Seconds]]
     verbs: dict[str, list[Seconds]]
     overlap: dict[str, list[tuple[float, Seconds]]]
+    alone: dict[str, list[Seconds]] = {}
+    swaps: dict[str, list[tuple[Seconds, Seconds]]] = {}
 
 
 # -- from samples to figures -------------------------------------------------------------------------------------
@@ -310,6 +349,17 @@ def link(by_bytes: Mapping[int, list[float]]) -> dict[str, Any] | None:
                                       "n": large.n}}  # fmt: skip
 
 
+def _both_ways(samples: Samples) -> dict[str, Any]:
+    """What copies up and write-backs cost each other; empty where swaps were not seen."""
+    sizes, ratio = [n for n, seconds in samples.copies.items() if len(seconds) >= 3], duplex.ratio_down(samples.alone)
+    if not sizes or ratio is None:
+        return {}
+    up_s = typical(samples.copies[max(sizes)])
+    found = {"h2d_slowdown_by_d2h": duplex.slowdown(samples.swaps.get("up", []), up_s),
+             "d2h_slowdown_by_h2d": duplex.slowdown(samples.swaps.get("down", []), ratio * up_s)}  # fmt: skip
+    return {name: term for name, term in found.items() if term is not None}
+
+
 def apply(data: dict[str, Any], samples: Samples, name: str) -> dict[str, Any]:
     """A profile's plain data with what was measured on the real machine's lanes in place of what was measured alone."""
     up, down = link(samples.copies), link(samples.sends)
@@ -320,7 +370,8 @@ def apply(data: dict[str, Any], samples: Samples, name: str) -> dict[str, Any]:
         smallest = samples.sends[min(samples.sends)]
         rate = (up or data["d2h"])["bandwidth_bytes_per_s"]
         assumed = {"value": rate["value"], "source": "assumed", "note": "as to the device; only tokens came back"}
-        down = {"latency_s": figure(smallest), "bandwidth_bytes_per_s": assumed}
+        down = {"latency_s": figure(smallest),
+                "bandwidth_bytes_per_s": duplex.rate_down(samples.alone, rate) or assumed}  # fmt: skip
     if down is not None:
         data |= {"d2h": down, "d2h_pageable": down}
     syncs, before = samples.verbs["sync"], samples.verbs["before sync"]
@@ -337,5 +388,6 @@ def apply(data: dict[str, Any], samples: Samples, name: str) -> dict[str, Any]:
     if samples.environment["device"] == "CPU backend":
         data["vram_bytes"] = {"value": float(machine["memory_bytes"]), "source": "measured", "ref": "lanes",
                               "note": "the arena that stands for device memory lies in host memory"}  # fmt: skip
-    return {**data, "host": host, "contention": dict.fromkeys(data["contention"], none),
+    terms = {**dict.fromkeys(data["contention"], none), **_both_ways(samples)}
+    return {**data, "host": host, "contention": terms,
             "sources": {**data["sources"], "lanes": lanes}}  # fmt: skip

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sim.quantity import Source
 
 TERMS = ("gpu_slowdown_by_h2d", "h2d_slowdown_by_gpu", "cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu")
+WAYS = ("h2d_slowdown_by_d2h", "d2h_slowdown_by_h2d")
 
 
 class FluidMachine(SimMachine):
@@ -52,12 +53,14 @@ class FluidMachine(SimMachine):
             link.flow.slowed_by(stream.flow, terms.h2d_slowdown_by_gpu.value)
             self._pool.flow.slowed_by(link.flow, terms.cpu_slowdown_by_h2d.value)
             link.flow.slowed_by(self._pool.flow, terms.h2d_slowdown_by_cpu.value)
+            link.flow.slowed_by(links[-1].flow, terms.h2d_slowdown_by_d2h.value)
+            links[-1].flow.slowed_by(link.flow, terms.d2h_slowdown_by_h2d.value)
 
     @staticmethod
     def _figures(cost: Cost) -> dict[str, int]:
         """Let results rest on the active terms too: index into `cost.rests_on` by term."""
         indices = {}
-        for term in TERMS:
+        for term in (*TERMS, *WAYS):
             figure = getattr(cost.hw.contention, term)
             if figure.value > 0.0:
                 indices[term] = len(cost.rests_on)

@@ -70,6 +70,9 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     note: str = ""
 
 
+UNMEASURED = Quantity(value=0.0, source="assumed", note="off; no measurement found")
+
+
 class Contention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Extra time of an activity while another runs, as a share of its own (0.05: 5 % slower); 0 is off."""
 
@@ -77,6 +80,8 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     h2d_slowdown_by_gpu: Quantity
     cpu_slowdown_by_h2d: Quantity
     h2d_slowdown_by_cpu: Quantity
+    h2d_slowdown_by_d2h: Quantity = UNMEASURED  # of pieces written back; activations are too small to matter
+    d2h_slowdown_by_h2d: Quantity = UNMEASURED
 
     @property
     def active(self) -> bool:

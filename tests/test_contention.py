@@ -27,9 +27,9 @@ from untaught import UNTAUGHT
 
 from sim import fast
 from sim import run as sim_run
-from sim.decisions import Predict, Prefetch
+from sim.decisions import Evict, Fetch, Predict, Prefetch, RunGpu, WriteBack
 from sim.errors import DoesNotFit
-from sim.fluid import TERMS, FluidMachine
+from sim.fluid import TERMS, WAYS, FluidMachine
 from sim.hardware import Contention
 from sim.machine import UNKNOWN_S, Ticket
 from sim.registry import policies
@@ -44,7 +44,7 @@ GPU_BY_H2D, H2D_BY_GPU, CPU_BY_H2D, H2D_BY_CPU = TERMS
 def contended(policy, tmp_path, rows, room, terms: dict[str, float], **world: Any) -> Run:
     with Trace(from_rows(tmp_path / "easy.safetensors", rows, world.pop("n_experts", None))) as trace:
         made = setup(policy, trace, room, **world)
-        given = {name: figure(terms.get(name, 0.0)) for name in TERMS}
+        given = {name: figure(terms.get(name, 0.0)) for name in (*TERMS, *WAYS)}
         made.hw = msgspec.structs.replace(made.hw, contention=Contention(**given))
         return execute_easy(made)
 
@@ -140,6 +140,40 @@ def test_a_link_slows_only_its_own_gpu(tmp_path):
     assert seen.lane("h2d1") == [("prefetch 1.1", 0, 10)]
 
 
+class Swaps(Placed):
+    """Fetches what is asked for, then writes what was there back and lets it go."""
+
+    def gate_done(self, gate, view):
+        there = list(view.residents())
+        for expert in gate.needs:
+            yield Fetch(view.piece(gate.layer, expert))
+        for piece in there:
+            yield WriteBack(piece)
+        for expert in gate.needs:
+            yield RunGpu(expert)
+        for piece in there:
+            yield Evict(piece)
+
+
+def test_copies_up_and_down_slow_each_other(tmp_path):
+    # Expert 0.0 is there; 0.1 is asked for at 1, and 0.0 written back.
+    #   copy of 0.1: 10 s of work at 1 / 1.5, the write-back lasts beyond it: 1..16
+    #   write-back: half rate until 16: 7.5 s; the other 2.5 s alone: 1..18.5
+    #   expert 0.1 16..18, head 18..19
+    seen = contended(Swaps([(0, 0)]), tmp_path, [[[1]]], 2, {WAYS[0]: 0.5, WAYS[1]: 1.0}, n_experts=2)
+    assert seen.lane("h2d") == [("demand 0.1", 1, 16)]
+    assert seen.lane("d2h") == [("write_back 0.0", 1, 18.5)]
+    assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.1", 16, 18), ("head", 18, 19)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_direction_has_a_term_of_its_own(tmp_path, way):
+    # The slowed one does half of its 10 s by 11, when the other has ended, and the other 5 s alone: 1..16.
+    seen = contended(Swaps([(0, 0)]), tmp_path, [[[1]]], 2, {way: 1.0}, n_experts=2)
+    ends = {"h2d": 16 if way == WAYS[0] else 11, "d2h": 16 if way == WAYS[1] else 11}
+    assert {lane: seen.lane(lane)[0][2] for lane in ends} == ends
+
+
 @pytest.mark.parametrize(("term", "order", "end_s"), [
     (0.0, ["prefetch 1.0", "prefetch 1.1", "demand 0.0"], 47),
     (0.5, ["prefetch 1.0", "demand 0.0", "prefetch 1.1"], 41),
@@ -164,7 +198,7 @@ def fluid(terms: dict[str, float], made: list[FluidMachine] | None = None):
     """Stands for `SimMachine` in `test_lanes.replay`."""
 
     def machine(cost, n_gpus, spans):
-        cost.hw = SimpleNamespace(contention=SimpleNamespace(**{t: figure(terms.get(t, 0.0)) for t in TERMS}))
+        cost.hw = SimpleNamespace(contention=SimpleNamespace(**{t: figure(terms.get(t, 0.0)) for t in (*TERMS, *WAYS)}))
         one = FluidMachine(cost, n_gpus, spans)
         if made is not None:
             made.append(one)

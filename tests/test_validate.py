@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from cli_help import moesim, simulated  # noqa: E402
 from real_world import lanes_and_weights, tiny_setup  # noqa: E402
 
-from calibrate import in_situ, profile  # noqa: E402
+from calibrate import duplex, in_situ, profile  # noqa: E402
 from calibrate.derive import Table  # noqa: E402
 from sim.hardware import load_hardware  # noqa: E402
 from sim.real.validate import compare, judge, rank_correlation, summary  # noqa: E402
@@ -44,7 +44,7 @@ def world(tmp_path_factory):
     setup.close()
     (folder / "wide.yaml").write_text(WIDE)
     samples = in_situ.run("cpu", str(folder / "wide.yaml"), "fp32", folder, rounds=1, prompts=(1, 4, 16),
-                          cases=(("lru", 1.0), ("lru", 0.25), ("llama_cpp", 0.5)))  # fmt: skip
+                          cases=(("lru", 1.0), ("lru", 0.25), ("llama_cpp", 0.5), (in_situ.SWAPS, 0.25)))  # fmt: skip
     in_situ.save(samples, folder / "me.lanes.json.gz")
     facts = {"id": "me", "name": "CPU backend", "kind": "cpu", "dtype": "float32", "cpu_dtype": "float32",
              "threads": [1], "vram_bytes": 1 << 34, "n_sms": 1, "l2_bytes": 1 << 20, "bus": (4, 16), "command": "test",
@@ -85,6 +85,34 @@ def test_a_comparison_has_everything(world):
     assert found["plus_minus_frac"] > 0
     assert found["policy_code_s"]["predicted"] > 0
     json.dumps(found)
+
+
+def test_what_both_ways_cost_each_other_is_measured_in_swaps(world):
+    samples = in_situ.load(world / "me.lanes.json.gz")
+    assert len(samples.swaps["up"]) >= len(samples.swaps["down"]) > 100
+    assert all(0 <= beside <= took for pairs in samples.swaps.values() for took, beside in pairs)
+    assert any(beside > 0 for _, beside in samples.swaps["down"])
+    terms = load_hardware(world / "me.yaml").contention
+    for term in (terms.h2d_slowdown_by_d2h, terms.d2h_slowdown_by_h2d):
+        assert (term.source, term.ref) == ("measured", "lanes")
+    assert load_hardware(world / "me.yaml").d2h.bandwidth_bytes_per_s.source == "measured"
+    found = compared(world, policy="mixtral_offloading", experts=8)
+    assert found["decisions"]["identical"]
+    assert found["bytes"]["d2h_bytes"]["error_frac"] == 0
+    assert "d2h: write_back" in found["operations"]
+
+
+def test_slow_downs_are_worked_out_from_overlap():
+    # Alone 10 s, a term of 0.5. Beside the other way all along: 15 s. For 6 s, which do 4 s of work: 6 + 6 s.
+    assert duplex.slowdown([(15.0, 15.0)] * 40, 10.0)["value"] == pytest.approx(0.5)
+    assert duplex.slowdown([(12.0, 6.0), (15.0, 15.0), (10.0, 0.0)] * 20, 10.0)["value"] == pytest.approx(0.5)
+    assert duplex.slowdown([(9.0, 9.0)] * 40, 10.0)["value"] == 0.0
+    assert duplex.slowdown([(300.0, 280.0)] * 40, 10.0)["value"] == 10.0
+    assert duplex.slowdown([(15.0, 15.0)] * 10, 10.0) is None
+    assert duplex.slowdown([(10.0, 0.5)] * 40, 10.0) is None, "hardly ever beside"
+    assert duplex.ratio_down({"up": [1.0] * 5, "down": [2.0] * 5}) == 2.0
+    assert duplex.rate_down({"up": [1.0] * 5, "down": [2.0] * 5}, {"value": 8e9})["value"] == 4e9
+    assert duplex.rate_down({"up": [1.0]}, {"value": 8e9}) is None
 
 
 def test_half_the_bandwidth_is_found_out_and_the_copy_lane_named(world):

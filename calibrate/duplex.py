@@ -1,0 +1,102 @@
+"""Copies up beside copies down, as when a policy swaps experts and writes back the one that leaves.
+
+Swaps are timed where they happen, in runs of `mixtral_offloading` on the lanes of the real machine; what a write-back
+takes alone, which such runs hardly show, is that of a copy up times the ratio of both alone on the same lanes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calibrate.stats import summarise
+from sim.real.work import COMPUTE, DOWN, UP, Work
+
+if TYPE_CHECKING:
+    from sim.real.decoder import Decoder
+    from sim.real.weights import Weights
+    from sim.real.work import Lanes
+
+ROUNDS = 6
+COPIES = 12  # in a row
+SLOTS = 4
+ENOUGH = 30  # samples below which a coefficient is not given
+Pairs = Sequence[tuple[float, float]]  # seconds a copy took, and seconds of them beside the other way
+
+
+def alone(lanes: Lanes, weights: Weights, decoder: Decoder, rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """Seconds of single copies of whole experts, `up` and `down`, each alone on its way while experts are computed."""
+    size, hidden = int(weights.experts[0][0].numel()), weights.embedding.shape[1]
+    device, home = lanes.on_device(SLOTS * size), lanes.on_host(SLOTS * size)
+    experts = [raw for row in weights.experts for raw in row]
+    x = lanes.torch.zeros((1, hidden), dtype=weights.dtype, device=lanes.device)
+    values = experts[0].view(weights.dtype)[: 3 * weights.rows * hidden].view(3, weights.rows, hidden).to(lanes.device)
+
+    def slot(buffer: Any, index: int) -> Any:
+        return buffer[index % SLOTS * size : (index % SLOTS + 1) * size]
+
+    def copies(lane: int, first: int) -> list[Work]:
+        found = []
+        for index in range(first, first + COPIES):
+            source, target = ((experts[index % len(experts)], slot(device, index)) if lane == UP
+                              else (slot(device, index), slot(home, index)))  # fmt: skip
+            found.append(Work(lane, "duplex", partial(target.copy_, source, non_blocking=True)))
+        return found
+
+    n_beside = COPIES
+    found: dict[str, list[float]] = {"up": [], "down": []}
+    for number in range(rounds + 1):  # the first one touches memory, and tells how many experts last as long
+        for name, lane in (("up", UP), ("down", DOWN)):
+            works = copies(lane, number * COPIES)
+            beside = [Work(COMPUTE, "duplex", lambda: decoder.ffn(x, values)) for _ in range(n_beside)]
+            for index in range(max(n_beside, COPIES)):
+                for queue in (works, beside):
+                    if index < len(queue):
+                        lanes.submit(queue[index])
+            lanes.settle()
+            lanes.finished.clear()
+            if number:
+                found[name] += [work.end_s - work.start_s for work in works]
+            each_s = float(np.median([work.end_s - work.start_s for work in beside]))
+            n_beside = max(COPIES, min(4096, int(1.2 * (works[-1].end_s - works[0].start_s) / max(each_s, 1e-6))))
+    return found
+
+
+def ratio_down(samples: dict[str, list[float]]) -> float | None:
+    """What a copy down takes alone, in copies up; None without samples."""
+    if len(samples.get("up", [])) < 3 or len(samples.get("down", [])) < 3:
+        return None
+    return summarise(samples["down"]).median / summarise(samples["up"]).median
+
+
+def slowdown(pairs: Pairs, alone_s: float) -> dict[str, Any] | None:
+    """Extra time of copies while the other way is busy, as a figure; None where too little was seen.
+
+    Seconds outside the overlap do their own worth of work, those inside 1 / (1 + c) of it, and together they do what
+    a copy alone takes. So c = overlap / (n x alone - seconds outside) - 1, over all copies; between 0 and 10.
+    """
+    beside_s = math.fsum(beside for _, beside in pairs)
+    outside_s = math.fsum(took - beside for took, beside in pairs)
+    done_s = len(pairs) * alone_s - outside_s  # work done beside the other way
+    if len(pairs) < ENOUGH or beside_s < 0.1 * len(pairs) * alone_s:
+        return None
+    value = 10.0 if done_s <= 0.0 else min(10.0, max(0.0, beside_s / done_s - 1.0))
+    found = summarise([took for took, _ in pairs])
+    note = f"in swaps; {beside_s / (beside_s + outside_s):.0%} of their time beside the other way"
+    return {"value": value, "source": "measured", "ref": "lanes", "iqr": found.noise_frac * (1.0 + value),
+            "n": found.n, "note": note}  # fmt: skip
+
+
+def rate_down(samples: dict[str, list[float]], up: dict[str, Any]) -> dict[str, Any] | None:
+    """Bandwidth of write-backs: that of copies `up` in runs, by what both take alone."""
+    ratio = ratio_down(samples)
+    if ratio is None:
+        return None
+    found = summarise(samples["down"])
+    value = up["value"] / ratio
+    return {"value": value, "source": "measured", "ref": "lanes", "iqr": value * found.noise_frac, "n": found.n,
+            "note": "that of copies to the device in runs, by the ratio of both alone"}  # fmt: skip
