@@ -66,6 +66,10 @@ class TokenPaths:
             found = self._named[token] = (ids, np.take_along_axis(scores, ids, 1))
         return found
 
+    def paths(self, rows: list[int]) -> Ids:
+        """Experts foretold for the tokens of some rows, [n, L, K]."""
+        return np.stack([self.forecast(int(self._tokens[row]))[0] for row in rows])
+
     def of(self, iteration: Iteration) -> tuple[Ids, Ids]:
         """Forecasts of an iteration's tokens, [n, L, K] each."""
         rows = [self.forecast(int(t)) for r in iteration.ranges for t in self._tokens[r.start_row : r.stop_row]]
@@ -77,18 +81,25 @@ class Drawn:
 
     def __init__(self, text: str, store: StoreSplit, seed: int) -> None:
         trace = store.trace
-        self._n_layers = trace.n_layers
+        self._n_layers, self._experts = trace.n_layers, trace.experts
         self._surrogate = Surrogate(text, trace.top_k, trace.n_experts, seed)
 
     def of(self, iteration: Iteration) -> tuple[Ids, Ids]:
         """Forecasts of an iteration's tokens, [n, L, K] each."""
         chosen = np.stack([iteration.ids(layer) for layer in range(self._n_layers)], axis=1).tolist()
         rows = [row for r in iteration.ranges for row in range(r.start_row, r.stop_row)]
-        ids = np.array([
+        ids = self._drawn(rows, chosen)
+        return ids, np.ones_like(ids)
+
+    def paths(self, rows: list[int]) -> Ids:
+        """Experts foretold for the tokens of some rows, [n, L, K]."""
+        return self._drawn(rows, [self._experts[row].tolist() for row in rows])
+
+    def _drawn(self, rows: list[int], chosen: list[list[list[int]]]) -> Ids:
+        return np.array([
             [self._surrogate.name(row, layer, own) for layer, own in enumerate(token)]
             for row, token in zip(rows, chosen, strict=True)
         ], dtype=np.int64)  # fmt: skip
-        return ids, np.ones_like(ids)
 
 
 class Forecasting(Policy):
@@ -128,6 +139,10 @@ class Forecasting(Policy):
     def foretell(self, iteration: Iteration) -> None:
         """Take the forecast for an iteration."""
         self.ids, self.scores = self._source.of(iteration)
+
+    def paths(self, rows: list[int]) -> Ids:
+        """Experts foretold for the tokens of some rows, [n, L, K]."""
+        return self._source.paths(rows)
 
     def foretold(self, layer: int) -> list[int]:
         """Experts foretold for a layer by any token, those with the highest scores together first."""

@@ -16,7 +16,7 @@ from sim.decisions import Decision
 from sim.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
-    from sim.iterations import Gate, Iteration, RequestInfo
+    from sim.iterations import Gate, Iteration, Range, RequestInfo
     from sim.pieces import Piece
     from sim.store import StoreSplit
     from sim.view import View
@@ -182,6 +182,13 @@ class Policy:
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
         """Which resident piece makes room for `piece`; None refuses (a prefetch is then dropped)."""
         return None
+
+    def split_step(self, ranges: list[Range]) -> list[list[Range]]:
+        """How the tokens of a decode step of several requests are shared out over passes, one after the other.
+
+        Asked again for the bounds beside a result, so the answer must rest on `ranges` and what was learnt alone.
+        """
+        return [ranges]
 
     def exchange(self, wanted: list[Piece], room: int, view: View) -> tuple[list[Piece], list[Piece]] | None:
         """Which of a layer's experts are there, and which are missing and come now, others leaving for them. Optional.

@@ -69,7 +69,7 @@ class Bounds:
             yield from self._one_by_one()
             return
         trace, feed, index = self.setup.trace, Feed(self.setup.trace), 0
-        scheduler = Scheduler(self.setup.requests, self.setup.spec.batch)
+        scheduler = Scheduler(self.setup.requests, self.setup.spec.batch, split=self.setup.policy.split_step)
         passes: deque[Pass] = deque()
         begun: dict[int, int] = {}
         while isinstance(ranges := scheduler.next(math.inf), list):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sim.errors import IllegalDecision
+
 if TYPE_CHECKING:
     from sim.pieces import Piece
     from traces.reader import Trace
@@ -43,9 +45,15 @@ class Scheduler:
 
     Args:
         requests: in order of arrival. batch: slots. open_loop: honour arrival times instead of starting at once.
+        split: shares a decode step out over passes that run one after the other (`Policy.split_step`).
     """
 
-    def __init__(self, requests: Sequence[RequestInfo], batch: int, open_loop: bool = False) -> None:
+    def __init__(
+        self, requests: Sequence[RequestInfo], batch: int, open_loop: bool = False,
+        split: Callable[[list[Range]], list[list[Range]]] | None = None,
+    ) -> None:  # fmt: skip
+        self._split = split
+        self._later: deque[list[Range]] = deque()  # passes of the step that runs
         self._pending = deque(requests)
         self._batch = batch
         self._open_loop = open_loop
@@ -53,6 +61,8 @@ class Scheduler:
 
     def next(self, now_s: float) -> list[Range] | float | None:
         """The ranges of the next iteration, the time of the next arrival to wait for, or None at the end."""
+        if self._later:
+            return self._later.popleft()
         if self._pending and len(self._active) < self._batch:
             request = self._pending[0]
             if not self._open_loop or request.arrival_s is None or request.arrival_s <= now_s:
@@ -72,6 +82,13 @@ class Scheduler:
             if done + 2 < request.outputs:
                 still.append((request, done + 1))
         self._active = still
+        if self._split is not None and len(ranges) > 1:
+            passes = self._split(ranges)
+            if len(passes) > 1 and (sorted(r for ranges in passes for r in ranges) != sorted(ranges)
+                                    or not all(passes)):  # fmt: skip
+                raise IllegalDecision(f"split_step, got {passes!r}: every token of a decode step runs in one pass")
+            self._later.extend(passes)
+            return self._later.popleft()
         return ranges
 
 

@@ -99,7 +99,7 @@ def run_through(
 ) -> Clockwork:  # fmt: skip
     """Drive every iteration, telling whoever wants to know."""
     clockwork = Clockwork()
-    scheduler = Scheduler(setup.requests, setup.spec.batch, setup.open_loop)
+    scheduler = Scheduler(setup.requests, setup.spec.batch, setup.open_loop, setup.policy.split_step)
     total, done = sum(r.outputs for r in setup.requests), 0
     for step in loop(engine, machine, scheduler, setup.trace, clockwork, setup.open_loop):
         done += len(step.iteration.ranges)

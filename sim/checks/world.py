@@ -235,7 +235,7 @@ def observe(setup: Setup, hw: Hardware, pace: float = 1.0) -> Seen:
 
 def iterations(setup: Setup) -> list[Iteration]:
     """The iterations a closed loop composes, made anew from the trace."""
-    scheduler = Scheduler(setup.requests, setup.spec.batch)
+    scheduler = Scheduler(setup.requests, setup.spec.batch, split=setup.policy.split_step)
     composed = iter(lambda: scheduler.next(float("inf")), None)
     return [Iteration(i, ranges, setup.trace, None) for i, ranges in enumerate(composed) if isinstance(ranges, list)]
 

@@ -247,7 +247,7 @@ def run_real(
     from sim.real.result import fold_real
 
     clockwork, fault, n_steps = Clockwork(), "", 0
-    scheduler = Scheduler(setup.requests, setup.spec.batch, setup.open_loop)
+    scheduler = Scheduler(setup.requests, setup.spec.batch, setup.open_loop, setup.policy.split_step)
     total, done = sum(r.outputs for r in setup.requests), 0
     put_out: Counter[int] = Counter()  # tokens by request
     machine.warm_up(max(r.prompt_len for r in setup.requests))
