@@ -33,7 +33,7 @@ class FakeDevice:
     def __init__(self, late: bool = False, seed: int = 0) -> None:
         self.late, self.rng, self.lock = late, random.Random(seed), threading.RLock()
         self.streams: list[FakeStream] = []
-        self.current: list[FakeStream] = []
+        self.local = threading.local()  # torch's current stream is a thread's own
         self.clock_s = 0.0
         self.lost = False
         device = self
@@ -84,6 +84,16 @@ class FakeDevice:
     def get_device_properties(self, index: int) -> SimpleNamespace:
         return SimpleNamespace(name="Fake GPU")
 
+    @property
+    def current(self) -> list[FakeStream]:
+        return self.local.__dict__.setdefault("streams", [])
+
+    def current_stream(self) -> FakeStream:
+        return self.current[-1] if self.current else FakeStream(self)
+
+    def keep(self, tensor, stream) -> None:
+        pass
+
     @contextlib.contextmanager
     def stream(self, lane):
         self.current.append(lane)
@@ -126,6 +136,10 @@ class FakeStream:
     def wait_event(self, event) -> None:
         assert event.recorded, "a stream that waits for an event not recorded yet does not wait at all"
         self.give(event)
+
+    def synchronize(self) -> None:
+        while self.given and self.device.step():
+            pass
 
     def able(self) -> bool:
         return bool(self.given) and (callable(self.given[0]) or self.given[0].at_s is not None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import queue
 import sys
 import threading
@@ -16,6 +15,7 @@ import time
 from collections import deque
 from typing import Any
 
+from calibrate.environment import cpu_quota, usable_cores
 from sim.machine import DEMAND
 from sim.real.faults import DeviceFault, fault_of
 from sim.real.work import COMPUTE, DOWN, LANES, POOL, UP, Work
@@ -25,10 +25,8 @@ SWITCH_INTERVAL_S = 2e-5
 
 
 def cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Cores this process may use: a container may see many and be given the time of few."""
+    return min(len(usable_cores()), cpu_quota())
 
 
 class CpuLanes:
@@ -71,6 +69,14 @@ class CpuLanes:
 
     def on_host(self, n_bytes: int) -> Any:
         return self._touched(n_bytes)
+
+    def host_buffers(self, n: int, each_bytes: int) -> list[Any]:
+        raw = self._touched(n * each_bytes)
+        return [raw[i * each_bytes : (i + 1) * each_bytes] for i in range(n)]
+
+    def upload(self, tensor: Any) -> Any:
+        """The tensor itself: the device's arena lies in host memory."""
+        return tensor
 
     def _touched(self, n_bytes: int) -> Any:
         """Memory whose pages exist, from a page boundary on."""

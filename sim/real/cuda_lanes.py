@@ -4,40 +4,28 @@ A stream can only wait for an event that has been recorded, and what a stream ha
 demand copy is handed to the copy stream at once, a speculative one stays in a queue of our own until the stream is idle
 (a feeder thread waits for that) or until somebody needs it. Compute waits for copies on the device, by `wait_event`;
 before it is launched, whatever it waits for is made sure to have been handed over.
+
+The streams are torch's, which the default stream neither waits for nor holds up: what runs there (placing experts
+before a run, reading hidden rows after the head) is synchronised by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import queue
 import sys
-import threading
-import time
 from collections import deque
+from threading import Condition, RLock
 from typing import Any
 
 from sim.errors import BadInput
 from sim.machine import DEMAND, UNKNOWN_S
 from sim.real.cpu_lanes import SWITCH_INTERVAL_S, cores, nothing
+from sim.real.cuda_clock import DeviceClock
+from sim.real.cuda_memory import CudaMemory
+from sim.real.cuda_threads import Feeder, Pool, over
 from sim.real.faults import fault_of
-from sim.real.work import COMPUTE, DOWN, POOL, UP, Work
-
-
-class HostMark:
-    """An event of the host that answers as a CUDA event does."""
-
-    def __init__(self) -> None:
-        self._set = threading.Event()
-
-    def set(self) -> None:
-        self._set.set()
-
-    def query(self) -> bool:
-        return self._set.is_set()
-
-    def synchronize(self) -> None:
-        self._set.wait()
+from sim.real.work import COMPUTE, DOWN, LANES, POOL, UP, Work
 
 
 class CudaLanes:
@@ -52,55 +40,33 @@ class CudaLanes:
         if not self._cuda.is_available() or index >= self._cuda.device_count():
             raise BadInput(f"--device, got {device!r}: torch sees no such CUDA device; give --device cpu")
         self._cuda.set_device(index)
-        self._pin = place is None
         self.device = place or f"cuda:{index}"
         self.title = str(self._cuda.get_device_properties(index).name)
         self.pool_threads = max(1, cores() - 2)  # the host and the feeder keep a core each
         self._streams = {lane: self._cuda.Stream(device=index) for lane in (COMPUTE, UP, DOWN)}
-        self._issued: dict[int, deque[Work]] = {lane: deque() for lane in (COMPUTE, UP, DOWN, POOL)}
+        memory = CudaMemory(torch, self._cuda, self.device, list(self._streams.values()), pin=place is None)
+        self.on_device, self.on_host, self.host_buffers = memory.on_device, memory.on_host, memory.host_buffers
+        self.upload, self._memory = memory.upload, memory
+        self.issued: dict[int, deque[Work]] = {lane: deque() for lane in (COMPUTE, UP, DOWN, POOL)}
         self._done: deque[Work] = deque()
         self._fault: BaseException | None = None
-        self._changed = threading.Condition(threading.RLock())
-        self._queue: list[Work] = []  # speculative copies that are not on the stream yet
-        self._last_up: Work | None = None
-        self._stop = False
-        self._pool_jobs: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=run, name=f"lane-{name}", daemon=True)
-                         for name, run in (("feeder", self._feed), ("cpu", self._compute_on_cpu))]  # fmt: skip
-        self._switch_before_s = sys.getswitchinterval()
+        self.changed = Condition(RLock())
+        self._free_s = [0.0] * len(LANES)  # end of the last work of each lane
+        self.feeder, self._pool = Feeder(self), Pool(self, self.pool_threads)
+        self._threads_before, self._switch_before_s = torch.get_num_threads(), sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        self.restart_clock()
-        for thread in self._threads:
-            thread.start()
-
-    # -- memory and clock -------------------------------------------------------------------------------------------
-
-    def on_device(self, n_bytes: int) -> Any:
-        try:
-            return self.torch.zeros(n_bytes, dtype=self.torch.uint8, device=self.device)
-        except (RuntimeError, MemoryError) as error:
-            raise fault_of(error, f"allocating {n_bytes} bytes on {self.device}") from None
-
-    def on_host(self, n_bytes: int) -> Any:
-        try:
-            return self.torch.empty(n_bytes, dtype=self.torch.uint8, pin_memory=self._pin)
-        except (RuntimeError, MemoryError) as error:
-            raise fault_of(error, f"page-locking {n_bytes} bytes of host memory") from None
+        self._clock = DeviceClock(self._cuda, self._streams[COMPUTE])
+        self.now_s = self._clock.now_s
+        self.feeder.start()
+        self._pool.start()
 
     def used_here(self, tensor: Any) -> None:
         """Keep the allocator from handing a tensor's memory out while the current stream reads it."""
-        if tensor.is_cuda:
-            tensor.record_stream(self._cuda.current_stream())
-
-    def now_s(self) -> float:
-        return time.perf_counter() - self._base_s
+        self._memory.keep(tensor, self._cuda.current_stream())
 
     def restart_clock(self) -> None:
-        self._cuda.synchronize()
-        self._base = self._cuda.Event(enable_timing=True)
-        self._base.record(self._streams[COMPUTE])
-        self._base.synchronize()
-        self._base_s = time.perf_counter()
+        self._clock.restart()
+        self._free_s = [0.0] * len(LANES)
 
     # -- handing work over ------------------------------------------------------------------------------------------
 
@@ -108,33 +74,31 @@ class CudaLanes:
         self._check()
         work.submit_s = self.now_s()
         if work.lane == POOL:
-            work.mark, work.issued = HostMark(), True
-            self._pool_jobs.put(work)
+            self._pool.put(work)
         elif work.lane == UP and (work.priority != DEMAND or not self._can_issue(work)):
-            with self._changed:
-                self._queue.append(work)
-                self._changed.notify_all()
+            self.feeder.put(work)
         else:
-            self._issue(work)
+            self.issue(work)
 
     def _can_issue(self, work: Work) -> bool:
         """False while something it waits for runs on the host, where no stream can wait for it."""
-        return all(before.lane != POOL or self.over(before) for before in work.after)
+        return all(before.lane != POOL or over(before) for before in work.after)
 
-    def _issue(self, work: Work) -> None:
+    def issue(self, work: Work) -> None:
         """Put work on its stream, behind the events of what it waits for."""
-        with self._changed:
+        with self.changed:
             if work.issued or work.cancelled:
                 return
-            if work in self._queue:
-                self._queue.remove(work)
+            if work in self.feeder.queue:
+                self.feeder.queue.remove(work)
             for before in work.after:
                 self._ensure_issued(before)
             stream = self._streams[work.lane]
             try:
                 with self.torch.inference_mode(), self._cuda.stream(stream):
                     for before in work.after:
-                        if before.lane != POOL and not before.cancelled:
+                        # Work of this very stream is in order anyway; what the host has seen the end of is over.
+                        if before.lane not in (POOL, work.lane) and not before.cancelled and before.end_s == UNKNOWN_S:
                             stream.wait_event(before.mark)
                     work.begun = self._cuda.Event(enable_timing=True)
                     work.begun.record(stream)
@@ -142,14 +106,15 @@ class CudaLanes:
                     work.mark = self._cuda.Event(enable_timing=True)
                     work.mark.record(stream)
             except Exception as error:
-                self._fault = self._fault or error
+                self.failed(error)
+                self.changed.notify_all()
                 raise fault_of(error, f"launching {work.op}") from error
             work.call = nothing
             work.issued = True
-            self._issued[work.lane].append(work)
+            self.issued[work.lane].append(work)
             if work.lane == UP:
-                self._last_up = work
-            self._changed.notify_all()
+                self.feeder.last = work
+            self.changed.notify_all()
 
     def _ensure_issued(self, work: Work) -> None:
         """What is to be waited for on the device must be there to be waited for; CPU results are waited for here."""
@@ -159,82 +124,17 @@ class CudaLanes:
             work.mark.synchronize()
         elif not work.issued:
             work.priority = DEMAND
-            self._issue(work)
-
-    def _feed(self) -> None:
-        """Hand queued copies to the idle copy stream, demand first, one at a time."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._stop or bool(self._queue))
-                if self._stop:
-                    return
-                last = self._last_up
-            try:
-                if last is not None and not last.mark.query():
-                    last.mark.synchronize()  # outside the lock: a demand copy may be issued meanwhile
-                    continue
-                blocker = self._hand_over(last)
-                if blocker is not None:
-                    blocker.synchronize()
-            except BaseException as error:
-                self._fault = self._fault or error
-                with self._changed:
-                    for work in self._queue:
-                        work.cancelled = True
-                    self._queue.clear()
-                    self._changed.notify_all()
-                return
-
-    def _hand_over(self, last: Work | None) -> Any:
-        """Issue the best copy that is ready; else return a mark to wait for, None where there is nothing to do."""
-        with self._changed:
-            if self._last_up is not last or not self._queue:
-                return None
-            ready = [w for w in self._queue if all(b.cancelled or (b.issued and b.mark.query()) for b in w.after)]
-            if ready:
-                self._issue(min(ready, key=lambda work: work.priority))
-                return None
-            for work in self._queue:
-                for before in work.after:
-                    if before.issued and not before.mark.query():
-                        return before.mark
-            self._issue(self._queue[0])  # waits only for copies that are queued behind it
-            return None
+            self.issue(work)
 
     def promote(self, work: Work) -> None:
-        with self._changed:
-            if work in self._queue and work.priority != DEMAND:
+        with self.changed:
+            if work in self.feeder.queue and work.priority != DEMAND:
                 work.priority = DEMAND
                 if self._can_issue(work):
-                    self._issue(work)
+                    self.issue(work)
 
     def cancel(self, work: Work) -> bool:
-        with self._changed:
-            if work.priority == DEMAND or work not in self._queue:
-                return False
-            self._queue.remove(work)
-            work.cancelled = True
-            work.end_s = self.now_s()
-            work.after, work.call = (), nothing
-            self._changed.notify_all()
-            return True
-
-    def _compute_on_cpu(self) -> None:
-        """The pool's lane: one expert at a time, on `pool_threads` cores."""
-        self.torch.set_num_threads(self.pool_threads)
-        with self.torch.inference_mode():
-            while (work := self._pool_jobs.get()) is not None:
-                try:
-                    for before in work.after:
-                        before.mark.synchronize()
-                    work.start_s = self.now_s()
-                    work.call()
-                except BaseException as error:
-                    self._fault = self._fault or error
-                work.end_s = self.now_s()
-                work.call = nothing
-                self._issued[POOL].append(work)
-                work.mark.set()  # without the lock: whoever waits for this may hold it
+        return self.feeder.withdraw(work)
 
     # -- what has ended ---------------------------------------------------------------------------------------------
 
@@ -245,23 +145,35 @@ class CudaLanes:
         return self._done
 
     def _harvest(self) -> None:
-        with self._changed:
-            for issued in self._issued.values():
+        with self.changed:
+            for issued in self.issued.values():
                 while issued and issued[0].mark.query():
                     self._stamp(issued[0])
                     self._done.append(issued.popleft())
 
     def _stamp(self, work: Work) -> None:
         """Read when a piece of work started and ended, and what it waited for last."""
+        if work.ready_s != UNKNOWN_S:
+            return  # as something that other work waited for
         if work.end_s == UNKNOWN_S:
-            work.start_s, work.end_s = (self._base.elapsed_time(mark) * 1e-3 for mark in (work.begun, work.mark))
+            self._clock.place(work, self._free_s[work.lane])
+            self._free_s[work.lane] = work.end_s
+            work.begun = None
         work.ready_s = work.submit_s
         for before in work.after:
             if before.end_s == UNKNOWN_S and before.issued and before.mark.query():
-                self._stamp(before)
+                self._stamp_up_to(before)
             if before.end_s > work.ready_s:
                 work.ready_s, work.waited_for = before.end_s, before.cause
         work.after = ()
+
+    def _stamp_up_to(self, work: Work) -> None:
+        """Stamp a lane's work in its order, so that each starts when the one before it has ended."""
+        for earlier in self.issued[work.lane]:
+            if earlier.end_s == UNKNOWN_S:
+                self._stamp(earlier)
+            if earlier is work:
+                return
 
     def over(self, work: Work) -> bool:
         if work.cancelled:
@@ -276,6 +188,8 @@ class CudaLanes:
         self._check()
         try:
             self._ensure_issued(work)
+            if work.mark is None:  # withdrawn when the feeder failed
+                self._check()
             work.mark.synchronize()
         except BadInput:
             raise
@@ -285,33 +199,36 @@ class CudaLanes:
         self._check()
 
     def settle(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._queue or self._fault is not None)
+        with self.changed:
+            self.changed.wait_for(lambda: not self.feeder.queue or self._fault is not None)
         self._check()
         try:
+            if self._pool.last is not None:
+                self._pool.last.mark.synchronize()
             self._cuda.synchronize()
         except Exception as error:
             raise fault_of(error, "waiting for the device") from error
         self._harvest()
+        self._check()
+
+    def failed(self, error: BaseException) -> None:
+        """Keep the first fault for the thread that drives. Takes no lock: whoever holds it may wait for the caller."""
+        self._fault = self._fault or error
 
     def _check(self) -> None:
         if self._fault is not None:
             raise fault_of(self._fault, f"running on {self.device}") from self._fault
 
     def close(self) -> None:
-        with self._changed:
-            self._stop = True
-            self._queue.clear()
-            self._changed.notify_all()
-        self._pool_jobs.put(None)
-        for thread in self._threads:
-            thread.join(timeout=30)
+        self.feeder.stop()
+        self._pool.stop()
         with contextlib.suppress(Exception):  # a lost device answers nothing any more
             self._cuda.synchronize()
-        for issued in self._issued.values():
+        for issued in self.issued.values():
             issued.clear()
         self._done.clear()
         sys.setswitchinterval(self._switch_before_s)
+        self.torch.set_num_threads(self._threads_before)
         gc.collect()
         with contextlib.suppress(Exception):
-            self._cuda.empty_cache()
+            self._memory.give_back()

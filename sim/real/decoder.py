@@ -146,6 +146,11 @@ class Decoder:
     def head(self) -> None:
         """Final norm and logits of each request's last token, and the most likely next one."""
         last = [span.start + span.n_tokens - 1 for span in self.spans]
-        x = self.hidden[last[0] : last[0] + 1] if len(last) == 1 else self.hidden[last]
+        if len(last) == 1:
+            x = self.hidden[last[0] : last[0] + 1]
+        elif len(last) == len(self.hidden):  # one token each: nothing to pick, and no list of ids to send up
+            x = self.hidden
+        else:
+            x = self.hidden[last]
         logits = self.torch.nn.functional.linear(self._norm(x, self.weights.final_norm), self.weights.head)
         self.out = (logits, logits.argmax(-1))

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from sim.errors import BadInput
 
+REFUSED = ("pin_memory", "pinned memory", "pin memory", "page-locked", "cudahostalloc", "hostregister")
+TOO_LITTLE = ("out of memory", "can't allocate", "not enough memory", "status_alloc_failed", "status_not_initialized")
+"""cuBLAS and cuDNN say the last two when there is no room left for their workspaces."""
+LOST = ("cuda error", "cuda driver error", "cublas_status", "cudnn_status", "nvml", "gpu is lost")
+"""How torch reports a fault of the device; a mere mention of cuda (a tensor in the wrong place) is a bug."""
+
 
 class DeviceFault(BadInput):
     """A device ran out of memory, refused page-locked memory, or was lost."""
@@ -15,15 +21,13 @@ def fault_of(error: BaseException, doing: str) -> BaseException:
         return error
     text = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     lower = text.lower()
-    if ("pin" in lower and "memory" in lower) or "cudahostalloc" in lower or "hostregister" in lower:
+    if any(word in lower for word in REFUSED):
         return DeviceFault(f"page-locked memory was refused while {doing} ({text}): raise `ulimit -l`, free host "
                            "memory, or take a smaller --model")  # fmt: skip
-    if isinstance(error, MemoryError) or "out of memory" in lower or "can't allocate" in lower or (
-        "not enough memory" in lower
-    ):
+    if isinstance(error, MemoryError) or any(word in lower for word in TOO_LITTLE):
         return DeviceFault(f"out of memory while {doing} ({text}): lower --experts, --cache-frac or --batch, or take "
                            "--model cpu-small")  # fmt: skip
-    if "cuda" in lower or "device-side" in lower or "nvml" in lower:
+    if isinstance(error, RuntimeError) and any(word in lower for word in LOST):
         return DeviceFault(f"the device was lost while {doing} ({text}): results so far are kept; check the driver's "
                            "log (dmesg, nvidia-smi) and run again")  # fmt: skip
     return error

@@ -111,16 +111,13 @@ def pack(precision: str, buffers: list[Any], dtype: Any, hidden_size: int, n_row
     stored: Any = None if bits else getattr(torch, CASTS[precision])
     row_bytes = hidden_size * bits // 8 if bits else hidden_size * stored.itemsize
     size = n_rows * row_bytes
-    arena = lanes.on_host(len(buffers) * size)
-    scales = []
-    for index, buffer in enumerate(buffers):
+    found, scales = lanes.host_buffers(len(buffers), size), []
+    for buffer, place in zip(buffers, found, strict=True):
         values = buffer.view(dtype)[: n_rows * hidden_size].view(n_rows, hidden_size)
-        place = arena[index * size : (index + 1) * size]
         if bits:
             packed, scale = quantised(values, bits)
             place.copy_(packed.view(-1))
             scales.append(scale.to(dtype).to(lanes.device))
         else:
             place.copy_(values.to(stored).contiguous().view(torch.uint8).view(-1))
-    found = [arena[index * size : (index + 1) * size] for index in range(len(buffers))]
     return Form(precision, row_bytes, hidden_size, dtype, found, scales if bits else None, stored)

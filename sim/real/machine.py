@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import zlib
 from collections.abc import Sequence
@@ -56,7 +57,7 @@ class RealMachine:
         self.shelves = Shelves(weights, lanes, arena_bytes)
         self._partials: dict[int, Partial] = {}  # of the layer under way, by expert
         self._caches: dict[int, Span] = {}
-        self._chosen = self._host_ids(max_tokens)  # the gate's choice, read back
+        self._chosen = self._host_ids(max_tokens, model.top_k)  # the gate's choice, read back
         self._next_ids = self._host_ids(max_tokens)
         self._results: list[Result] = []
         self._on_cpu: dict[Ticket, Result] = {}
@@ -72,9 +73,9 @@ class RealMachine:
         self.on_logits: Any = None  # called with (iteration, logits on the host)
         self.d2h_bytes = self.h2d_bytes = self.written_back_bytes = 0
 
-    def _host_ids(self, n: int) -> Any:
-        raw = self.lanes.on_host(n * self.model.top_k * 8)
-        return raw.view(self.torch.int64).view(n, self.model.top_k)
+    def _host_ids(self, *shape: int) -> Any:
+        """Host memory for ids; a read-back has to fill one run of it, or it would go through pageable memory."""
+        return self.lanes.on_host(8 * math.prod(shape)).view(self.torch.int64).view(shape)
 
     @property
     def now_s(self) -> float:
@@ -119,7 +120,7 @@ class RealMachine:
         if embed is not None:
             spans, ids = embed
             decoder.spans = [self._span(*span) for span in spans]
-            decoder.embed(ids.to(decoder.device, non_blocking=True))
+            decoder.embed(self.lanes.upload(ids))
         hidden = decoder.hidden
         for result in results:
             if result.foreign:
@@ -220,7 +221,7 @@ class RealMachine:
         def head() -> None:
             opening()
             self.decoder.head()
-            self._next_ids[:n_ranges, 0].copy_(self.decoder.out[1], non_blocking=True)
+            self._next_ids[:n_ranges].copy_(self.decoder.out[1], non_blocking=True)
 
         work = self._compute("head", -1, head, after, n_tokens=n_ranges)
         self._said("launch head", -1, -1, n_ranges, 0, began_s)
@@ -239,7 +240,7 @@ class RealMachine:
             self.hidden.append(hidden.clone())
         if self.on_logits is not None:
             self.on_logits(iteration, self.decoder.out[0].to("cpu"))
-        self.routing.put_out(iteration, self._next_ids[: len(iteration.ranges), 0].tolist())
+        self.routing.put_out(iteration, self._next_ids[: len(iteration.ranges)].tolist())
         for r in iteration.ranges:
             if r.stop_row == r.request.first_row + r.request.prompt_len + r.request.outputs - 1:
                 self._caches.pop(r.request.index, None)
@@ -279,8 +280,7 @@ class RealMachine:
         normed = self.decoder.normed if normed is None else normed
         if result.rows is None:
             return normed
-        result.rows = result.rows.to(self.decoder.device, non_blocking=True)
-        result.share = result.share.to(self.decoder.device, non_blocking=True)
+        result.rows, result.share = self.lanes.upload(result.rows), self.lanes.upload(result.share)
         return normed[result.rows]
 
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
@@ -351,8 +351,8 @@ class RealMachine:
     def copy(self, piece: Piece, priority: int, after: tuple[Ticket, ...]) -> Ticket:
         began_s = self.now_s
         block = self.shelves.room(piece)
-        op = "demand" if priority == DEMAND else "prefetch"
-        work = Work(UP, op, partial(_copy, self.shelves.ends(piece, block)), (*_works(after), *block.hazards),
+        op, hazards = "demand" if priority == DEMAND else "prefetch", self.shelves.hazards(piece, block)
+        work = Work(UP, op, partial(_copy, self.shelves.ends(piece, block)), (*_works(after), *hazards),
                     layer=piece.layer, expert=piece.expert, n_bytes=piece.n_bytes, priority=priority)  # fmt: skip
         work.piece, work.gpu = piece, piece.gpu
         self.shelves.blocks[piece] = (block, work)
@@ -369,7 +369,7 @@ class RealMachine:
                     layer=piece.layer, expert=piece.expert, n_bytes=piece.n_bytes)  # fmt: skip
         self.d2h_bytes += piece.n_bytes
         self.written_back_bytes += piece.n_bytes
-        self.shelves.copied_down[piece] = work
+        self.shelves.copying_down(piece, work)
         self.lanes.submit(work)
         self._said("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, began_s)
         return work
@@ -397,18 +397,28 @@ class RealMachine:
         return 0.0
 
     def warm_up(self, n_tokens: int) -> None:
-        """Run every kernel once at a few widths, untimed: the first call of a shape loads and plans."""
-        decoder, number, home = self.decoder, self.model.moe_layer_ids[0], self._at_home(0, 0)
+        """Run every kernel once at many widths, untimed: the first call of a shape loads and plans."""
+        decoder, torch, number, home = self.decoder, self.torch, self.model.moe_layer_ids[0], self._at_home(0, 0)
+        dense = next((i for i in range(self.model.n_layers) if i not in self.model.moe_layer_ids), None)
+        widths = {1, n_tokens, *(2**i for i in range(13))}
+        if self.lanes.device != "cpu":  # which kernel a product takes depends on how many rows it has
+            widths |= {*range(3, 65), *range(64, 513, 16)}
 
         def run() -> None:
             matrices = home.to(decoder.device)
-            for n in sorted({1, *(2**i for i in range(11) if 2**i < n_tokens), n_tokens}):
+            for n in sorted(width for width in widths if width <= n_tokens):
                 decoder.spans = [Span(0, n, 0, *decoder.cache(n))]
-                decoder.embed(self.torch.zeros(n, dtype=self.torch.int64, device=decoder.device))
-                for _ in range(3):
+                decoder.embed(self.lanes.upload(torch.zeros(n, dtype=torch.int64)))
+                every, ones = self.lanes.upload(torch.arange(n)), self.lanes.upload(torch.ones(n, 1))
+                for _ in range(3 if n == 1 else 1):
                     decoder.attention(number)
                     decoder.gate(number)
-                    decoder.ffn(decoder.normed, matrices)
+                    out = decoder.ffn(decoder.normed[every], matrices) * ones.to(matrices.dtype)
+                    if self.model.shared_intermediate_size:
+                        out = out + decoder.shared(number)
+                    decoder.hidden = decoder.hidden.index_add(0, every, out) + out
+                    if dense is not None:
+                        decoder.dense_ffn(dense)
                     decoder.head()
 
         work = Work(COMPUTE, "settle", run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -227,6 +228,7 @@ def measure(
 ) -> Measured:  # fmt: skip
     """Run it on open lanes. An interrupt or a fault ends it early; what was measured until then is folded."""
     began_s = time.perf_counter()
+    gc.collect()  # an earlier run's arena hangs in cycles of machine, cache and engine, and may be most of the device
     engine, machine = assemble_real(setup, lanes, weights, spans, log, keep)
     if prepared is not None:
         prepared(machine)

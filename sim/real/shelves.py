@@ -51,6 +51,7 @@ class Shelves:
         self.blocks: dict[Piece, tuple[Block, Work | None]] = {}
         self.last_use: dict[Piece, Work] = {}
         self.copied_down: dict[Piece, Work] = {}  # reads a piece too, whatever computes it meanwhile
+        self._going_home: dict[tuple[str, int], Work] = {}  # the last write-back into each host buffer
 
     @property
     def spilt_bytes(self) -> int:
@@ -71,6 +72,19 @@ class Shelves:
         block = self.arenas[piece.gpu].take(sum(stop - start for start, stop in self.runs(piece)))
         block.hazards = [work for work in block.hazards if not self.lanes.over(work)]
         return block
+
+    def copying_down(self, piece: Piece, work: Work) -> None:
+        """`work` writes a piece back to the host."""
+        self.copied_down[piece] = work
+        self._going_home[self._home(piece)] = work
+
+    def _home(self, piece: Piece) -> tuple[str, int]:
+        return piece.precision, self.weights.index(piece.layer, piece.expert)
+
+    def hazards(self, piece: Piece, block: Block) -> list[Work]:
+        """What must end before a copy fills `block`: its readers, and whatever still fills the copy's source."""
+        home = self._going_home.get(self._home(piece))
+        return block.hazards if home is None or self.lanes.over(home) else [*block.hazards, home]
 
     def ends(self, piece: Piece, block: Block) -> list[tuple[Any, Any]]:
         """Where a piece lies on the host, and its place on the device, run by run."""

@@ -126,12 +126,9 @@ def random_weights(model: Model, precision: str, lanes: Lanes, seed: int, host_b
         )
     generator = torch.Generator().manual_seed(seed)
     tile = (torch.randn(TILE_VALUES, generator=generator) * 0.02).to(dtype)
-    arena = lanes.on_host(distinct * size).view(dtype)
-    n_values = model.expert_params()
-    for index in range(distinct):
-        _fill(arena[index * n_values : (index + 1) * n_values], tile, index * SHIFT)
-    raw = arena.view(torch.uint8)
-    buffers = [raw[index * size : (index + 1) * size] for index in range(distinct)]
+    buffers = lanes.host_buffers(distinct, size)
+    for index, buffer in enumerate(buffers):
+        _fill(buffer.view(dtype), tile, index * SHIFT)
     experts = [[buffers[(layer * model.n_experts + expert) % distinct] for expert in range(model.n_experts)]
                for layer in range(model.n_moe_layers)]  # fmt: skip
     used = 0
@@ -199,8 +196,8 @@ def checkpoint_weights(folder: Path, model: Model, precision: str, lanes: Lanes)
 
     size = model.expert_bytes(precision)
     n_all = model.n_moe_layers * model.n_experts
-    arena, experts, layers = lanes.on_host(n_all * size), [], []
-    for number, layer in enumerate(net.model.layers):
+    buffers, experts, layers = iter(lanes.host_buffers(n_all, size)), [], []
+    for layer in net.model.layers:
         attention, mlp, row = layer.self_attn, layer.mlp, []
         layers.append(DenseLayer(
             place(layer.input_layernorm.weight), place(attention.q_proj.weight), place(attention.k_proj.weight),
@@ -211,9 +208,7 @@ def checkpoint_weights(folder: Path, model: Model, precision: str, lanes: Lanes)
             gate, up = mlp.experts.gate_up_proj[expert].detach().chunk(2, 0)
             down = mlp.experts.down_proj[expert].detach()
             matrices = torch.stack((gate, up, down.T)).to(dtype).contiguous()
-            at = (number * model.n_experts + expert) * size
-            arena[at : at + size] = matrices.view(torch.uint8).view(-1)
-            row.append(arena[at : at + size])
+            row.append(next(buffers).copy_(matrices.view(torch.uint8).view(-1)))
         experts.append(row)
     theta = float(config.rope_parameters["rope_theta"])
     embedding = place(net.model.embed_tokens.weight)

@@ -93,6 +93,14 @@ class Lanes(Protocol):
         """uint8 host memory that the copy engine reads fast: page-locked on CUDA."""
         ...
 
+    def host_buffers(self, n: int, each_bytes: int) -> list[Any]:
+        """`n` such buffers of one size, at little more than their bytes. Raises DeviceFault when memory is short."""
+        ...
+
+    def upload(self, tensor: Any) -> Any:
+        """A host tensor on the device, ordered on the lane that runs this, without blocking the host."""
+        ...
+
     def used_here(self, tensor: Any) -> None:
         """The lane that runs this keeps reading a tensor that another lane's work has made."""
         ...

@@ -1,0 +1,238 @@
+"""Parts of the CUDA backend that need no device: clocks held together, page-locked pieces, faults by their texts."""
+
+from __future__ import annotations
+
+import random
+import struct
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from test_real_cuda import FakeDevice, lanes_on  # noqa: E402
+
+from sim.machine import DEMAND, SPECULATIVE, UNKNOWN_S  # noqa: E402
+from sim.models import load_model  # noqa: E402
+from sim.real.cuda_clock import WINDOW_S, DeviceClock  # noqa: E402
+from sim.real.cuda_memory import CudaMemory, pinned_pieces  # noqa: E402
+from sim.real.faults import DeviceFault, fault_of  # noqa: E402
+from sim.real.work import COMPUTE, POOL, UP, Work  # noqa: E402
+
+# -- the clock
+
+
+class Device:
+    """Events of a device whose oscillator drifts, read as a driver gives them: milliseconds in float32."""
+
+    LAUNCH_S, SYNC_S = 4e-6, 7e-6
+
+    def __init__(self, drift: float, offset_s: float) -> None:
+        self.true_s, self.drift, self.offset_s = 0.0, drift, offset_s
+        device = self
+
+        class Event:
+            def __init__(self, enable_timing: bool = False) -> None:
+                self.at_s = 0.0
+
+            def record(self, stream: object) -> None:
+                self.at_s = device.own(device.true_s + device.LAUNCH_S)
+
+            def synchronize(self) -> None:
+                device.true_s += device.LAUNCH_S + device.SYNC_S
+
+            def elapsed_time(self, end: Event) -> float:
+                assert end.at_s >= self.at_s, "an anchor that is later than the work it serves"
+                return struct.unpack("f", struct.pack("f", 1e3 * (end.at_s - self.at_s)))[0]
+
+        self.Event = Event
+
+    def own(self, true_s: float) -> float:
+        return self.offset_s + true_s * (1 + self.drift)
+
+    def event(self, true_s: float):
+        found = self.Event()
+        found.at_s = self.own(true_s)
+        return found
+
+    def synchronize(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("drift", [0.0, 50e-6, -50e-6])
+def test_device_times_stay_beside_the_host_s_for_minutes(drift):
+    """100 s of kernels of 20 us and reads back: no start and end further off than the windows' drift allows."""
+    device, rng = Device(drift, 12345.678), random.Random(1)
+    clock = DeviceClock(device, None, now=lambda: device.true_s)
+    zero_s, worst_s, busy_s, n = device.true_s - clock.now_s(), 0.0, 0.0, 0
+    while device.true_s < 100.0:
+        device.true_s += rng.uniform(1e-3, 30e-3)
+        work = Work(COMPUTE, "expert", lambda: None)
+        work.submit_s = clock.now_s()
+        begins_s = device.true_s + device.LAUNCH_S
+        ends_s = begins_s + 20e-6
+        work.begun, work.mark = device.event(begins_s), device.event(ends_s)
+        device.true_s = ends_s + device.SYNC_S  # the host reads the result back
+        clock.place(work, 0.0)
+        for told_s, true_s in ((work.start_s, begins_s - zero_s), (work.end_s, ends_s - zero_s)):
+            worst_s = max(worst_s, abs(told_s - true_s))
+        assert work.submit_s <= work.start_s <= work.end_s <= clock.now_s()
+        busy_s, n = busy_s + work.end_s - work.start_s, n + 1
+    assert worst_s < 2 * WINDOW_S * abs(drift) + 10e-6
+    assert busy_s / n == pytest.approx(20e-6, rel=0.1), "one anchor for all would be off by the rounding of float32"
+
+
+def test_restarting_takes_the_quickest_round_trip():
+    device = Device(0.0, 5.0)
+    clock = DeviceClock(device, None, now=lambda: device.true_s)
+    before_s = device.true_s
+    clock.restart()
+    assert clock.now_s() > 0 and device.true_s > before_s
+    work = Work(COMPUTE, "expert", lambda: None)
+    work.submit_s = clock.now_s()
+    work.begun, work.mark = device.event(device.true_s + 4e-6), device.event(device.true_s + 9e-6)
+    device.true_s += 20e-6
+    clock.place(work, 0.0)
+    assert work.start_s - work.submit_s == pytest.approx(4e-6, abs=3e-6)
+
+
+def test_work_of_a_lane_does_not_start_before_what_was_there_has_ended():
+    device = Device(0.0, 0.0)
+    clock = DeviceClock(device, None, now=lambda: device.true_s)
+    work = Work(UP, "demand", lambda: None)
+    work.submit_s, device.true_s = clock.now_s(), device.true_s + 1.0
+    work.begun, work.mark = device.event(device.true_s - 0.9), device.event(device.true_s - 0.5)
+    clock.place(work, 0.3)
+    assert work.start_s >= 0.3
+
+
+def test_what_other_work_waited_for_keeps_its_own_waiting_time():
+    """Stamped as something that was waited for, a piece of work is not stamped again when its turn comes."""
+    lanes = lanes_on(FakeDevice())
+    try:
+        first = Work(COMPUTE, "gate", lambda: None)
+        lanes.submit(first)
+        second = Work(UP, "demand", lambda: None, (first,))
+        lanes.submit(second)
+        third = Work(COMPUTE, "expert", lambda: None, (second,))
+        lanes.submit(third)
+        lanes.wait(third)
+        assert [work.op for work in lanes.finished].count("demand") == 1
+        assert second.ready_s == max(second.submit_s, first.end_s)
+        assert third.ready_s == max(third.submit_s, second.end_s)
+        assert UNKNOWN_S not in (first.ready_s, second.ready_s, third.ready_s)
+    finally:
+        lanes.close()
+
+
+# -- memory
+
+
+def power(n_bytes: int) -> int:
+    return 1 << (n_bytes - 1).bit_length()
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen1.5-moe-a2.7b", "deepseek-moe-16b", "phi-3.5-moe", "cpu-small"])
+def test_rounding_to_powers_of_two_costs_page_locked_memory_little(name):
+    model = load_model(name)
+    n, size = model.n_moe_layers * model.n_experts, model.expert_bytes("bf16")
+    pieces = pinned_pieces(n, size)
+    assert sum(pieces) == n
+    locked = sum(power(held * size) for held in pieces)
+    assert locked <= 1.03 * n * size + (1 << 30)
+    if name == "mixtral-8x7b":  # 84 GiB: in one piece it would lock 128
+        assert power(n * size) == 128 << 30
+        assert locked < 87 << 30
+
+
+def test_every_size_and_count_is_held():
+    rng = random.Random(0)
+    for _ in range(300):
+        n, size = rng.randrange(1, 400), rng.randrange(1, 1 << rng.randrange(1, 31))
+        pieces = pinned_pieces(n, size)
+        assert sum(pieces) == n and min(pieces) >= 1
+
+
+def test_host_buffers_do_not_overlap():
+    memory = CudaMemory(torch, SimpleNamespace(), "cpu", [], pin=False)
+    buffers = memory.host_buffers(7, 5000)
+    for number, buffer in enumerate(buffers):
+        buffer.fill_(number)
+    assert [int(b.min()) for b in buffers] == [int(b.max()) for b in buffers] == list(range(7))
+
+
+def test_refused_page_locked_memory_says_so_whatever_the_driver_says():
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    memory = CudaMemory(SimpleNamespace(empty=refuse, uint8=None), SimpleNamespace(), "cuda:0", [], pin=True)
+    with pytest.raises(DeviceFault, match=r"page-locked memory was refused: 64 bytes \(CUDA error: out of memory\)"):
+        memory.on_host(64)
+
+
+# -- faults
+
+
+@pytest.mark.parametrize(("text", "kind"), [
+    ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB", "out of memory"),
+    ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out of memory"),
+    ("CUDA error: an illegal memory access was encountered", "the device was lost"),
+    ("CUDA error: unspecified launch failure", "the device was lost"),
+    ("CUDA error: uncorrectable ECC error encountered", "the device was lost"),
+    ("CUDA driver error: device not ready", "the device was lost"),
+    ("Cannot pin memory: pin_memory refused", "page-locked memory was refused"),
+])  # fmt: skip
+def test_faults_by_what_torch_says(text, kind):
+    found = fault_of(RuntimeError(text), "launching expert")
+    assert isinstance(found, DeviceFault) and str(found).startswith(kind)
+
+
+def test_a_bug_that_mentions_cuda_is_not_a_lost_device():
+    error = RuntimeError("Expected all tensors to be on the same device, but found two devices, cuda:0 and cpu!")
+    assert fault_of(error, "launching expert") is error
+
+
+# -- threads
+
+
+def test_a_prefetch_does_not_wait_for_an_expert_on_the_cpu():
+    """The result of a slow expert on the CPU waits in the queue; a prefetch asked for meanwhile must overtake it."""
+    device, release = FakeDevice(), threading.Event()
+    lanes = lanes_on(device)
+    try:
+        pool = Work(POOL, "expert", lambda: release.wait(20))
+        back = Work(UP, "activations", lambda: None, (pool,), priority=DEMAND)
+        for work in (pool, back):
+            lanes.submit(work)
+        while not lanes.feeder.news.is_set() and lanes.feeder._version < 1:
+            threading.Event().wait(0.001)
+        threading.Event().wait(0.02)  # the feeder waits for the pool by now
+        prefetch = Work(UP, "prefetch", lambda: None, priority=SPECULATIVE)
+        lanes.submit(prefetch)
+        for _ in range(2000):
+            if prefetch.issued:
+                break
+            threading.Event().wait(0.001)
+        assert prefetch.issued and not back.issued
+        release.set()
+        lanes.settle()
+        assert back.issued
+    finally:
+        release.set()
+        lanes.close()
+
+
+def test_an_expert_on_the_cpu_that_fails_blocks_nobody():
+    lanes = lanes_on(FakeDevice())
+    try:
+        def broken() -> None:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+        pool = Work(POOL, "expert", broken)
+        lanes.submit(pool)
+        with pytest.raises(DeviceFault, match="device was lost"):
+            lanes.submit(Work(COMPUTE, "attention", lambda: None, (pool,)))
+            lanes.wait(pool)
+    finally:
+        lanes.close()

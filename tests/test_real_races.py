@@ -1,0 +1,165 @@
+"""Races on a CUDA device, looked for without one: every byte that two lanes touch is ordered by events and waits."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from race_cuda import DEVICE, PINNED, HostReads, Race, RaceDevice, Watch, storage_of, threading_of  # noqa: E402
+from real_world import tiny_setup  # noqa: E402
+
+from sim.real import cuda_lanes, cuda_threads  # noqa: E402
+from sim.real.cuda_lanes import CudaLanes  # noqa: E402
+from sim.real.run import measure  # noqa: E402
+from sim.real.weights import random_weights  # noqa: E402
+from sim.real.work import COMPUTE, DOWN, UP, Work  # noqa: E402
+
+
+class WatchedLanes(CudaLanes):
+    """Tells the detector where memory lies."""
+
+    def __init__(self, device: RaceDevice) -> None:
+        self.race = device
+        super().__init__("cuda:0", cuda=device, place="cpu")
+        on_device, on_host = self.on_device, self.on_host
+        self.on_device = lambda n: self._told(on_device(n), DEVICE)  # type: ignore[method-assign]
+        self.on_host = lambda n: self._told(on_host(n), PINNED)  # type: ignore[method-assign]
+        self._memory.on_host = self.on_host  # type: ignore[method-assign]
+
+    def _told(self, tensor, kind):
+        key = storage_of(tensor)
+        self.race.alive[key], self.race.kinds[key] = tensor.untyped_storage(), kind
+        if kind == DEVICE:
+            self.race.owner[key] = "default"
+        return tensor
+
+
+def raced(monkeypatch, tmp_path, policy, experts=8, device=None, **fields):
+    """A whole run under the detector; its device, for what was found."""
+    device = device or RaceDevice()
+    condition, jobs, mark = threading_of(device)
+    monkeypatch.setattr(cuda_lanes, "Condition", condition)
+    monkeypatch.setattr(cuda_threads, "SimpleQueue", jobs)
+    monkeypatch.setattr(cuda_threads, "HostMark", mark)
+    setup = tiny_setup(tmp_path, policy, experts, **fields)
+    device.local.watched = True
+    try:
+        with Watch(device), HostReads(device):
+            lanes = WatchedLanes(device)
+            try:
+                weights = random_weights(setup.model, "fp32", lanes, 0, 1 << 30)
+                restart = lanes.restart_clock
+
+                def begun() -> None:
+                    restart()
+                    device.strict = True
+
+                monkeypatch.setattr(lanes, "restart_clock", begun)
+                done = measure(setup, lanes, weights)
+                device.strict = False
+            finally:
+                lanes.close()
+    finally:
+        setup.close()
+    return device, done
+
+
+POLICIES = ["lru", "belady", "perfect_prefetch", "fine_moe", "moe_infinity", "pregated", "moepic", "mixtral_offloading",
+            "promoe", "llama_cpp", "hobbit", "fiddler", "hybrimoe", "ktransformers", "daop"]  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_shared_byte_is_ordered(monkeypatch, tmp_path, policy):
+    device, done = raced(monkeypatch, tmp_path, policy)
+    assert not done.fault
+    assert device.n_accesses > 1000
+
+
+@pytest.mark.parametrize("policy", ["lru", "fiddler", "mixtral_offloading"])
+def test_batches_shared_experts_and_dense_layers_too(monkeypatch, tmp_path, policy):
+    _, done = raced(monkeypatch, tmp_path, policy, batch=3, shared=True, dense=True)
+    assert not done.fault and done.result["decode_tokens"] > 0
+
+
+def between(waiting: str, done: str):
+    """Lose every wait of one stream for events of another."""
+    return lambda stream, event: stream.name == waiting and event.lane == done
+
+
+def test_the_detector_sees_a_lost_wait_for_a_copy(monkeypatch, tmp_path):
+    with pytest.raises(Race, match=r"on compute reads what copy_\S* on up writes"):
+        raced(monkeypatch, tmp_path, "lru", device=RaceDevice(skip=between("compute", "up")))
+
+
+def test_the_detector_sees_room_overwritten_while_it_is_read(monkeypatch, tmp_path):
+    with pytest.raises(Race, match=r"copy_\S* on up writes what \S+ on compute reads"):
+        raced(monkeypatch, tmp_path, "lru", 2, device=RaceDevice(skip=between("up", "compute")))
+
+
+def test_the_detector_sees_a_choice_read_before_it_is_there(monkeypatch, tmp_path):
+    with pytest.raises(Race, match=r"tolist on MainThread reads what copy_\S* on compute writes"):
+        raced(monkeypatch, tmp_path, "lru", device=RaceDevice(skip_sync=lambda event: event.lane == "compute"))
+
+
+def test_the_detector_sees_an_expert_on_the_cpu_start_before_its_rows(monkeypatch, tmp_path):
+    with pytest.raises(Race, match=r"on lane-cpu reads what copy_\S* on down writes"):
+        raced(monkeypatch, tmp_path, "llama_cpp", device=RaceDevice(skip_sync=lambda event: event.lane == "down"))
+
+
+def test_the_detector_sees_memory_that_nobody_kept(monkeypatch, tmp_path):
+    keep = RaceDevice.keep
+    monkeypatch.setattr(RaceDevice, "keep", lambda self, tensor, stream: (
+        None if stream.name == "down" else keep(self, tensor, stream)))  # fmt: skip
+    with pytest.raises(Race, match="memory of compute's that was not kept for down"):
+        raced(monkeypatch, tmp_path, "llama_cpp")
+
+
+def test_the_detector_sees_a_machine_that_forgets_readers(monkeypatch, tmp_path):
+    """A write-back reads room that a demand copy then fills; without hazards only the engine's own waits are left."""
+    from sim.real.arena import Arena
+    from sim.transfers import Transfers
+
+    give = Arena.give
+    monkeypatch.setattr(Arena, "give", lambda self, block, hazards: give(self, block, []))
+    monkeypatch.setattr(Transfers, "_take_room", lambda *_: ())
+    with pytest.raises(Race, match="on up writes what"):
+        raced(monkeypatch, tmp_path, "mixtral_offloading")
+
+
+@pytest.mark.parametrize(("make", "what"), [
+    (lambda n: torch.empty(n, dtype=torch.int32), "pageable"),
+    (lambda n: None, "two types"),
+])  # fmt: skip
+def test_the_detector_sees_copies_that_block(make, what):
+    device = RaceDevice()
+    device.strict = True
+    device.local.watched = True
+    with Watch(device):
+        lanes = WatchedLanes(device)
+        try:
+            host = make(16)
+            host = lanes.on_host(16).view(torch.int32)[::2] if host is None else host
+            room = lanes.on_device(host.numel() * 4).view(torch.int32)
+            with pytest.raises(Race, match=what):
+                lanes.submit(Work(DOWN, "read", lambda: host.copy_(room, non_blocking=True)))
+        finally:
+            lanes.close()
+
+
+def test_readers_on_two_lanes_are_both_waited_for():
+    """What ran last on a piece does not stand for a write-back before it on another lane."""
+    device = RaceDevice()
+    device.local.watched = True
+    with Watch(device):
+        lanes = WatchedLanes(device)
+        try:
+            room, home, other = lanes.on_device(64), lanes.on_host(64), lanes.on_host(64)
+            back = Work(DOWN, "write_back", lambda: home.copy_(room, non_blocking=True))
+            run = Work(COMPUTE, "expert", lambda: room.sum())
+            for work in (back, run):
+                lanes.submit(work)
+            with pytest.raises(Race, match=r"copy_\S* on up writes what copy_\S* on down reads"):
+                lanes.submit(Work(UP, "demand", lambda: room.copy_(other, non_blocking=True), (run,)))
+        finally:
+            lanes.close()
