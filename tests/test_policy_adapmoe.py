@@ -150,6 +150,14 @@ def test_gating_follows_the_sensitivities(tmp_path):
     assert [len(g[0].main) for g in seen.outcome.engine.policy._groups] == SIZES[64, True]
 
 
+@pytest.mark.parametrize(("threshold", "alone"), [(0.25, 0.0), (0.2501, 1.0)])
+def test_a_weight_at_the_threshold_stays(threshold, alone, tmp_path):
+    rows, guesses = [[[0, 1], [2, 3]]] * 2, [[[0], [0]]] * 2
+    with Trace(trace_of(tmp_path / "t", rows, guesses, [[[0.75, 0.25]] * 2] * 2)) as trace:
+        seen = execute_easy(setup(AdapMoe(score_threshold=threshold), trace, room=10))
+    assert seen.result["policy_stats"]["single_expert_frac"] == alone
+
+
 def test_gating_is_for_one_token_at_a_time(tmp_path):
     path = tiny_trace(tmp_path / "t", 3, 4, 2, n_requests=4, levels={"weights", "next_scores_1"})
     with Trace(path) as trace:

@@ -136,6 +136,15 @@ class TestSwaps:
         seen = self.run(tmp_path, ids=(2, 2, 2, 0, 1, 3), policy=Daop(variant="code"))
         assert resident(seen) == [(0, 1), (0, 2)]
 
+    def test_the_coldest_leaves(self, tmp_path):
+        # 2 (3 tokens) for 1 (one), not for 0 (two).
+        assert resident(self.run(tmp_path, ids=(2, 2, 2, 0, 0, 1))) == [(0, 0), (0, 2)]
+
+    def test_the_code_counts_a_cpu_expert_s_tokens_times_the_prompt_s_length(self, tmp_path):
+        # 3, on the CPU with one token of eleven, is so less cold than 0 and 1 with three each: 2 (4) comes for 0.
+        seen = self.run(tmp_path, ids=(2,) * 4 + (3,) + (0, 1) * 3, policy=Daop(variant="code"))
+        assert resident(seen) == [(0, 1), (0, 2)]
+
     def test_one_that_leaves_runs_first_where_the_cpu_would_be_slower(self, tmp_path):
         # CPU 50 s: 0 runs on the GPU, then 2 takes its place. The code sends 0 again.
         ids = (2, 2, 2, 0, 1, 3)

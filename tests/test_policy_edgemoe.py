@@ -45,6 +45,13 @@ def test_tokens_of_a_prompt_guess_together(tmp_path):
     assert [e for kind, layer, e in seen.log if kind == "prefetch" and layer == 1] == [1, 2]
 
 
+def test_a_path_seen_often_says_no_more_than_one_seen_once(tmp_path):
+    # After 0 always came 2 (three times), after 1 always 1 (once): of two tokens' guesses, both certain, the lower id.
+    store = [[[0], [2], [0]]] * 3 + [[[1], [1], [0]]]
+    path = taught(tmp_path, store, [[[0], [2], [0]], [[1], [1], [0]]], 3, prompt=2)
+    assert [e for kind, layer, e in replay(EdgeMoe(), path, 9).log if (kind, layer) == ("prefetch", 1)] == [1]
+
+
 def test_a_path_of_one_layer_knows_less(tmp_path):
     # After 1 in layer 1 came 2 twice and 1 once, whatever was in layer 0.
     path = taught(tmp_path, STORE, [[[1], [1], [1]]], 3)

@@ -176,6 +176,16 @@ def test_prefetches_keep_to_the_same_rule(tmp_path):
     assert copies["prefetch 1.3"] == 2.5
 
 
+@pytest.mark.parametrize(("skip", "prefetched"), [("missing", [2]), ("always", [2]), ("never", [2, 3])])
+def test_what_would_be_skipped_is_not_prefetched(skip, prefetched, tmp_path):
+    # The guess for layer 1: 0.95 for 2, 0.05 for 3, which is of the third class.
+    guess = [[[0, 0, 0.95, 0.05]] * 2] * 2
+    path = weighed(tmp_path, [[[0, 1], [0, 1]], [[0, 1], [2, 3]]], [[0.5, 0.5], [0.5, 0.5]], 4, next_scores_1=guess)
+    log = replay(Hobbit(lookahead=1, low_frac=0.25, skip=skip), path, 6).log
+    token = log[max(i for i, entry in enumerate(log) if entry == ("gpu", 0, 0)) - 3 :]
+    assert [e for kind, layer, e in token if (kind, layer) == ("prefetch", 1)] == prefetched
+
+
 def test_misses_on_the_cpu(tmp_path):
     path = weighed(tmp_path, ROWS, WEIGHTS, 4)
     seen = replay(Hobbit(lookahead=0, cpu_misses=True), path, 3)

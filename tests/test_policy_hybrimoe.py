@@ -189,6 +189,15 @@ def test_prefetches_what_saves_most_one_at_a_time_while_the_link_is_idle(tmp_pat
     assert [entry[1:] for entry in seen.log if entry[0] == "evict"] == [(1, there[1]), (3, there[3])]
 
 
+def test_the_largest_gain_goes_first_however_far_its_layer(monkeypatch):
+    policy = HybriMoe(lookahead=2)
+    gains = {1: [(-1.0, 1, 0, "near")], 2: [(-5.0, 2, 3, "far"), (-1.0, 2, 0, "far and little")]}
+    monkeypatch.setattr(policy, "_gains", lambda gate, distance, view: gains[distance])
+    monkeypatch.setattr(policy, "_pump", lambda view: iter(()))
+    assert list(policy._look_ahead(None, None)) == []
+    assert policy._wanted == ["far", "near", "far and little"]
+
+
 def test_no_gain_no_prefetch(tmp_path):
     # What is there is guessed; nothing is missing. And where the CPU is as fast as the GPU, nothing is gained.
     seen, _ = prompt_then(tmp_path, [0, 1, 1, 1], [[0, 0, 0]] * 4)

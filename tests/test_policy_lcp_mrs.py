@@ -41,7 +41,6 @@ SCORES = [[0.6, 0.4, 0.0], [0.1, 0.5, 0.4], [0.0, 0.3, 0.7]]
 
 def test_mrs_scores_by_hand():
     """S <- (S + TopP(s)) / 2: .3 .2 0; .15 .35 .2 (0's .1 does not count); .075 .325 .45."""
-    policy = Mrs()
 
     class Fake:
         n_layers, n_experts, top_k, n_gpus = 1, 3, 1, 1
@@ -49,12 +48,16 @@ def test_mrs_scores_by_hand():
     class Gate:
         layer = 0
 
-    policy.bind(Fake())
-    for row, expected in zip(SCORES, ([0.3, 0.2, 0], [0.15, 0.35, 0.2], [0.075, 0.325, 0.45]), strict=True):
-        gate = Gate()
-        gate.scores = np.array([row])
-        list(policy.gate_done(gate, Fake()))
-        assert policy._scores[0].tolist() == pytest.approx(expected)
+    # With alpha 1/4: .15 .1 0; .75 of that and .25 x (0 .5 .4); and so on.
+    quarter = ([0.15, 0.1, 0], [0.1125, 0.2, 0.1], [0.084375, 0.225, 0.25])
+    for alpha, all_of_them in ((0.5, ([0.3, 0.2, 0], [0.15, 0.35, 0.2], [0.075, 0.325, 0.45])), (0.25, quarter)):
+        policy = Mrs(alpha=alpha)
+        policy.bind(Fake())
+        for row, expected in zip(SCORES, all_of_them, strict=True):
+            gate = Gate()
+            gate.scores = np.array([row])
+            list(policy.gate_done(gate, Fake()))
+            assert policy._scores[0].tolist() == pytest.approx(expected)
 
 
 def test_mrs_five_steps(tmp_path):

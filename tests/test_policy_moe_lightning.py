@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from cpu_bench import check_knobs, failures
 from easy_numbers import EXPERT_BYTES, execute_easy, figure, run, setup
@@ -124,6 +126,22 @@ def test_every_micro_batch_reads_the_weights(tmp_path):
     # Two tokens each: 4 s where 2 s would do.
     assert heads(streamed(ROWS, tmp_path, micro_batch=2, **facts))[-1] - heads(once)[-1] == 2 * 4 * 2
     assert heads(streamed(ROWS, tmp_path, micro_batch=1, repeat_reads=False, **facts)) == heads(once)
+
+
+def test_gpus_repeat_at_the_same_time():
+    """Four tokens of two experts, each on a GPU of its own: 2 s more on either, not 4."""
+    policy = MoeLightning(micro_batch=1)
+    prices = SimpleNamespace(gpu_s=lambda n: 2.0)
+    view = SimpleNamespace(n_gpus=2, prices=prices, piece=lambda layer, expert: SimpleNamespace(gpu=expert))
+    policy._micro_batches, policy._gpu_s = 4, {}
+    gate = SimpleNamespace(layer=0, ids=np.array([[0], [1], [0], [1]]), needs={0: 2, 1: 2})
+    assert policy._again_s(gate, view) == 2.0
+
+
+def test_prompts_come_in_whole_layers(tmp_path):
+    seen = streamed([[[0], [1], [0], [1]]] * 4, tmp_path, prompt=4, micro_batch=1, room=4, static_share=0.0)
+    assert {end - start for _, start, end in seen.lane("h2d")} == {10}
+    assert seen.result["policy_stats"]["pages_per_layer"] == 1
 
 
 def test_experts_on_the_cpu(tmp_path):

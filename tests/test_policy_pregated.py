@@ -5,6 +5,8 @@ Copy of an expert 10 s, expert 2 s, attention 1 s, head 1 s, unless a test says 
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from easy_numbers import EXPERT_BYTES, execute_easy, run, setup
@@ -173,9 +175,20 @@ def test_frequencies_start_anew_in_the_decoder():
     cache = ExpertCache(2, "lfu")
     cache.insert("a", lambda _: True)
     cache.insert("b", lambda _: True)
-    cache.used("b")
+    cache.used("a")
     cache.forget_counts()
-    assert cache.insert("c", lambda _: True) == "a"
+    assert cache.insert("c", lambda _: True) == "a"  # used more often before; now both count 1, and a came first
+    assert cache.insert("d", lambda _: True) == "b"  # a new entry counts 1, too
+
+
+@pytest.mark.parametrize(("before", "now", "anew"), [("prefill", "decode", 1), ("decode", "decode", 0),
+                                                     ("decode", "prefill", 0), ("prefill", "prefill", 0)])  # fmt: skip
+def test_they_do_so_when_a_prompt_is_over(before, now, anew):
+    policy, told = PreGated(cache_ratio=0.25), []
+    policy._phase, policy._buffers = before, {}
+    policy._caches = [SimpleNamespace(forget_counts=lambda: told.append(1))]
+    assert list(policy.iteration_start(SimpleNamespace(phase=now), None)) == []
+    assert len(told) == anew
 
 
 def test_cached_experts_are_not_fetched_again(tmp_path):
