@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,8 @@ Floats = NDArray[np.float64]
 
 EMBEDDING_RANGE = 2047  # largest magnitude of a scaled embedding: 12 bits keep dot products exact up to h = 2**31
 BLOCK = 512  # maps added at once by `fill`
+# Whole numbers up to here are exact in single precision, and so is every sum of such that does not exceed it.
+EXACT_IN_SINGLE = 2.0**24
 
 
 def as_map(scores: Floats) -> Floats:
@@ -41,33 +45,39 @@ class Trajectory:
     """The similarity of one running iteration with every stored map, extended layer by layer (equation 5)."""
 
     def __init__(self, store: MapStore) -> None:
-        self._maps, self._inverse = store.by_layer()
+        self._store = store
         self._dots = np.zeros(store.n_maps)
-        self._more = np.empty(store.n_maps)  # written over by every product: one layer's share, then what it amounts to
         self._own_square = 0.0
         self.rows: list[Floats] = []
 
     def observe(self, scores: Floats) -> None:
         """Take in the next layer's gate scores [E]."""
-        np.dot(scores, self._maps[len(self.rows)], out=self._more)
-        np.add(self._dots, self._more, out=self._dots)
+        self._dots += self._store.products(len(self.rows), scores)
         self._own_square += float(scores.dot(scores))
         self.rows.append(scores)
 
-    def _own(self) -> float:
-        return 1.0 / math.sqrt(self._own_square) if self._own_square > 0 else 0.0
-
     def similarities(self) -> Floats:
         """Cosine with the same prefix of every stored map [n_maps]."""
-        similarities: Floats = self._dots * self._inverse[len(self.rows) - 1]
-        similarities *= self._own()
+        own = 1.0 / math.sqrt(self._own_square) if self._own_square > 0 else 0.0
+        similarities: Floats = self._dots * self._store.inverse_norms[len(self.rows) - 1, : len(self._dots)]
+        similarities *= own
         return similarities
 
     def nearest(self) -> tuple[int, float]:
         """The slot of the map most alike (ties go to the lowest), and how alike it is."""
-        np.multiply(self._dots, self._inverse[len(self.rows) - 1], out=self._more)
-        slot = int(self._more.argmax())  # one's own norm scales all of them alike
-        return slot, float(self._more[slot]) * self._own()
+        inverse = self._store.inverse_norms[len(self.rows) - 1, : len(self._dots)]
+        alike = self._dots * inverse
+        slot = int(alike.argmax())  # one's own norm scales all of them alike
+        own = 1.0 / math.sqrt(self._own_square) if self._own_square > 0 else 0.0
+        return slot, float(alike[slot]) * own
+
+
+class Passage(NamedTuple):
+    """A whole iteration's trajectory: for each prefix the map most alike and how alike; all similarities at its end."""
+
+    slots: NDArray[np.int64]  # [L]
+    similarities: Floats  # [L]
+    whole: Floats  # [n_maps]
 
 
 class MapStore:
@@ -80,19 +90,41 @@ class MapStore:
     def __init__(self, capacity: int, n_layers: int, n_experts: int, distance: int) -> None:
         self.capacity, self.distance = capacity, distance
         self.n_layers, self.n_experts = n_layers, n_experts
-        self.maps = np.zeros((n_layers, n_experts, capacity))  # layer first: a search reads one layer of all maps
+        # Layer first: a search reads one layer of all maps. Single precision as long as that is exact.
+        self.maps: NDArray[Any] = np.zeros((n_layers, n_experts, capacity), dtype=np.float32)
         self.inverse_norms = np.zeros((n_layers, capacity))  # of the prefix that ends with each layer
         self.embeddings = np.zeros((capacity, 0))
         self.inverse_embeddings = np.zeros(capacity)
         self.n_maps = 0
-        self._by_layer: tuple[list[Floats], list[Floats]] | None = None
+        self._scratch: Scratch | None = None
 
-    def by_layer(self) -> tuple[list[Floats], list[Floats]]:
-        """What is stored: per layer, maps [E, n_maps] and inverse norms of prefixes [n_maps], without copying."""
-        if self._by_layer is None:  # cutting one out costs a tenth of a search
-            n = self.n_maps
-            self._by_layer = list(self.maps[:, :, :n]), list(self.inverse_norms[:, :n])
-        return self._by_layer
+    def products(self, layer: int, scores: Floats) -> Floats:
+        """Dot products of one layer's scores [E] with that layer of every stored map, [n_maps]; exact."""
+        self._admit(float(scores.dot(scores)))
+        dots: Floats = scores.astype(self.maps.dtype) @ self.maps[layer, :, : self.n_maps]
+        return dots.astype(np.float64)
+
+    def along(self, rows: Floats) -> Passage:
+        """What `Trajectory` says after each layer of a map [L, E], for all layers at once."""
+        squares = (rows * rows).sum(axis=1)
+        self._admit(float(squares.max()))
+        scratch = self._scratch
+        if scratch is None or not scratch.suits(self):
+            scratch = self._scratch = Scratch(self)
+        np.matmul(rows.astype(self.maps.dtype)[:, None, :], self.maps[:, :, : self.n_maps], out=scratch.products)
+        np.copyto(scratch.dots, scratch.products[:, 0])
+        for before, here in scratch.steps:  # several times as fast as numpy's cumsum along this axis
+            np.add(before, here, out=here)
+        alike = np.multiply(scratch.dots, self.inverse_norms[:, : self.n_maps], out=scratch.alike)
+        slots = alike.argmax(axis=1)
+        own = inverse_norm(np.cumsum(squares))
+        best = np.take_along_axis(alike, slots[:, None], 1)[:, 0]
+        return Passage(slots, best * own, alike[-1] * own[-1])
+
+    def _admit(self, square: float) -> None:
+        """Make sure that products of rows with this sum of squares are exact: they do not exceed the larger square."""
+        if square > EXACT_IN_SINGLE and self.maps.dtype == np.float32:
+            self.maps = self.maps.astype(np.float64)
 
     def semantic(self, embedding: Floats) -> Floats:
         """Cosine of an embedding [h] with every stored one (equation 4), [n_maps]."""
@@ -139,7 +171,7 @@ class MapStore:
     def _replace_block(self, new_maps: Floats, embeddings: Floats) -> None:
         """A slot taken by one newcomer is, for those after it, as similar as that newcomer."""
         flat = new_maps.reshape(len(new_maps), -1)
-        stored = self.maps.reshape(-1, self.capacity)
+        stored = self.maps.reshape(-1, self.capacity).astype(np.float64)  # sums over all layers
         own, own_sem = (inverse_norm((rows * rows).sum(axis=1)) for rows in (flat, embeddings))
         theirs, theirs_sem = self.inverse_norms[-1], self.inverse_embeddings
         trajectory = flat @ stored * theirs[None] * own[:, None]
@@ -156,17 +188,33 @@ class MapStore:
     def _put(self, slot: int, new_map: Floats, embedding: Floats) -> None:
         if self.embeddings.shape[1] != len(embedding):
             self.embeddings = np.zeros((self.capacity, len(embedding)))
+        squares = (new_map * new_map).sum(axis=1)
+        self._admit(float(squares.max()))
         self.maps[:, :, slot] = new_map
-        self.inverse_norms[:, slot] = inverse_norm(np.cumsum((new_map * new_map).sum(axis=1)))
+        self.inverse_norms[:, slot] = inverse_norm(np.cumsum(squares))
         self.embeddings[slot] = embedding
         self.inverse_embeddings[slot] = inverse_norm(np.asarray(embedding @ embedding))
         if slot == self.n_maps:
-            self.n_maps, self._by_layer = slot + 1, None
+            self.n_maps = slot + 1
 
     @property
     def n_bytes(self) -> int:
         """Host memory of the maps as the paper stores them: fp32 (Figure 18)."""
         return self.n_maps * self.n_layers * self.n_experts * 4
+
+
+class Scratch:
+    """Arrays that `along` writes over; asking the system for new ones costs more than the sums."""
+
+    def __init__(self, store: MapStore) -> None:
+        self.products = np.empty((store.n_layers, 1, store.n_maps), dtype=store.maps.dtype)
+        self.dots, self.alike = np.empty((2, store.n_layers, store.n_maps))
+        rows = list(self.dots)
+        self.steps = list(pairwise(rows))
+
+    def suits(self, store: MapStore) -> bool:
+        """True while the store has neither grown nor changed its precision."""
+        return bool(self.products.shape[2] == store.n_maps and self.products.dtype == store.maps.dtype)
 
 
 def select(scores: Sequence[float], similarity: float, top_k: int, threshold: bool) -> list[int]:
@@ -183,3 +231,15 @@ def select(scores: Sequence[float], similarity: float, top_k: int, threshold: bo
         reached += scores[order[count]]
         count += 1
     return order[:count]
+
+
+def select_many(rows: Floats, similarities: Floats, top_k: int, threshold: bool) -> list[list[int]]:
+    """`select` for every row of [m, E]."""
+    order = np.argsort(-rows, axis=1, kind="stable")
+    if not threshold:
+        return [chosen[:top_k] for chosen in order.tolist()]
+    reached = np.cumsum(np.take_along_axis(rows, order, 1), axis=1)
+    targets = np.clip(1.0 - similarities, 0.0, 1.0) * reached[:, -1]
+    enough = (targets > 0.0) + (reached[:, :-1] < targets[:, None]).sum(axis=1)  # the fewest that reach it
+    counts = np.maximum(enough, min(top_k, rows.shape[1])).tolist()
+    return [chosen[:count] for chosen, count in zip(order.tolist(), counts, strict=True)]

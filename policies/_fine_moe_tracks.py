@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from policies._expert_maps import MapStore, Trajectory, as_embedding, as_map, inverse_norm
+from policies._expert_maps import inverse_norm, select
 from sim.iterations import DECODE, PREFILL, Gate, Iteration, RequestInfo
 from sim.store import StoreSplit
 from sim.view import View
@@ -20,10 +20,23 @@ Floats = NDArray[np.float64]
 
 
 class Found(NamedTuple):
-    """Scores of one layer's experts [E], and the similarity of where they come from."""
+    """Scores of one layer's experts [E], and the similarity of where they come from.
+
+    `chosen`, `shares`: what `select` makes of them, and the scores over their sum, where that is known already.
+    """
 
     row: Floats
     similarity: float
+    chosen: list[int] | None = None
+    shares: Floats | None = None
+
+    def settled(self, top_k: int, threshold: bool) -> tuple[list[int], Floats] | None:
+        """(experts to prefetch, most probable first; probabilities [E]); None when no expert has a score."""
+        if self.chosen is not None and self.shares is not None:
+            return self.chosen, self.shares
+        scores = self.row.tolist()  # so few numbers are handled faster one by one
+        total = sum(scores)
+        return (select(scores, self.similarity, top_k, threshold), self.row / total) if total > 0 else None
 
 
 class Track(Protocol):
@@ -49,87 +62,6 @@ class Track(Protocol):
     def step_values(self, gate: Gate) -> int: ...
 
     def end_values(self) -> int: ...
-
-
-class MapTrack:
-    """Expert maps: semantic search for the first layers, then trajectory search (section 4.2)."""
-
-    def __init__(self, view: View, capacity: int, distance: int, variant: str, semantic: bool) -> None:
-        self.store = MapStore(capacity, view.n_layers, view.n_experts, distance)
-        self._last, self._semantic = variant == "code", semantic
-        self._distance = distance
-        self._paths: list[Trajectory] = []
-        self._embeddings: list[Floats] = []
-        self._alike: list[Floats] = []  # the answers of this iteration's semantic search
-
-    @property
-    def n_stored(self) -> int:
-        return self.store.n_maps
-
-    def learn(self, store: StoreSplit) -> None:
-        maps, embeddings = [], []
-        for r in store.iterations():
-            rows = (r.start_row, r.stop_row)
-            maps.append(as_map(store.trace.scores(*rows)))
-            embeddings.append(as_embedding(store.trace.embeddings(*rows), self._last))
-        if maps:
-            self.store.fill(np.stack(maps), np.stack(embeddings))
-
-    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
-        self._paths = [Trajectory(self.store) for _ in iteration.ranges]
-        self._embeddings = self._per_range(iteration, view.embeddings())
-        self._alike = []
-        self._blind = self.store.n_maps == 0 or (self._last and iteration.phase == PREFILL)
-        if self._blind or not self._semantic:
-            return {}
-        self._alike = [self.store.semantic(embedding) for embedding in self._embeddings]
-        best = [int(found.argmax()) for found in self._alike]
-        return {
-            layer: [self._found(layer, at, float(found[at])) for found, at in zip(self._alike, best, strict=True)]
-            for layer in range(self._distance)
-        }
-
-    def step(self, gate: Gate, target: int) -> list[Found]:
-        scores, at = gate.scores, 0
-        for path, r in zip(self._paths, gate.iteration.ranges, strict=True):
-            n = r.stop_row - r.start_row
-            path.observe(scores[at] if n == 1 else np.rint(scores[at : at + n].mean(axis=0)))
-            at += n
-        if self._blind or target >= self.store.n_layers:
-            return []
-        return [self._found(target, *path.nearest()) for path in self._paths]
-
-    def _found(self, layer: int, slot: int, similarity: float) -> Found:
-        return Found(self.store.maps[layer, :, slot], similarity)
-
-    def end(self, iteration: Iteration) -> None:
-        """Section 4.4: the new maps join the store."""
-        # In a batch the first newcomer may change the store the others were compared with: they compare again.
-        alone = len(self._paths) == 1 and self.store.n_maps > 0
-        trajectory = self._paths[0].similarities() if alone else None
-        semantic = self._alike[0] if alone and self._alike else None
-        for embedding, path in zip(self._embeddings, self._paths, strict=True):
-            self.store.add(np.stack(path.rows), embedding, trajectory, semantic)
-
-    def request_end(self, request: RequestInfo) -> None:
-        """Maps outlive their request."""
-
-    def start_values(self) -> int:
-        return len(self._embeddings) * len(self._embeddings[0])
-
-    def step_values(self, gate: Gate) -> int:
-        return len(self._paths) * (gate.layer + 1) * self.store.n_experts
-
-    def end_values(self) -> int:
-        return len(self._paths) * (self.store.n_layers * self.store.n_experts + len(self._embeddings[0]))
-
-    def _per_range(self, iteration: Iteration, embeddings: NDArray[np.float32]) -> list[Floats]:
-        found, at = [], 0
-        for r in iteration.ranges:
-            n = r.stop_row - r.start_row
-            found.append(as_embedding(embeddings[at : at + n], self._last))
-            at += n
-        return found
 
 
 class CountTrack:

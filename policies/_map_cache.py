@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.api import Policy
 from sim.pieces import Piece
 from sim.view import View
 
@@ -28,21 +29,23 @@ class Numbers:
         self.of_layer: list[Floats] = [self.all[layer::n_layers] for layer in range(n_layers)]
 
 
-class MapCache:
-    """Eviction state of all experts as rows over `expert * n_layers + layer`.
+class MapCache(Policy):
+    """The part of FineMoE that answers the cache: eviction state of all experts, rows over `expert * n_layers + layer`.
 
     argmin then breaks ties by lowest expert, then lowest layer. Highest 1 / (p * freq) is evicted first, that is least
     p * freq. The paper leaves open what protects an expert that was prefetched and has freq = 0. Text (`paper`): its
     prediction does, as long as any other expert can go. Release 2 (`code`): nothing, but only a demand may take it.
-
-    Args:
-        rule: fine_moe (p x freq), lru or lfu (the ablation of Figure 14b). variant: paper or code.
     """
 
-    def __init__(self, view: View, rule: str, variant: str) -> None:
+    evict: str
+    variant: str
+
+    def bind_cache(self, view: View) -> None:
+        """Size the state. The rule `evict` is fine_moe (p x freq), lru or lfu (the ablation of Figure 14b)."""
         n_experts, self._n_layers = view.n_experts, view.n_layers
-        self._rule, self._variant = rule, variant
-        self._free = {HELD} if variant == "paper" else {HELD, HELD | AIMED}  # states in which an expert may go
+        self._ranks_by_worth = self.evict == "fine_moe"
+        free = {HELD} if self.variant == "paper" else {HELD, HELD | AIMED}  # states in which an expert may go
+        self._bar_of = [0.0 if state in free else math.inf for state in range(HELD + UNUSED + AIMED + 1)]
         self._pieces = [view.piece(layer, expert) for expert in range(n_experts) for layer in range(self._n_layers)]
         self._gpu = np.array([piece.gpu for piece in self._pieces])
         self._state = bytearray(len(self._pieces))
@@ -58,74 +61,84 @@ class MapCache:
         self._rank = [row(math.inf) for _ in range(view.n_gpus)]  # their sum
         self._clock = 0
 
-    def used(self, piece: Piece) -> None:
+    def accessed(self, piece: Piece, hit: bool, view: View) -> None:
         """An access counts as a visit, hit or miss; visits are never reset (release 2)."""
         at = piece.expert * self._n_layers + piece.layer
-        self._clock += 1
         visits = self._visits.at[at] + 1.0
         self._visits.at[at] = visits
-        if self._rule == "fine_moe":
-            self._worth.at[at] = self._probability[piece.layer][piece.expert] * visits
+        if self._ranks_by_worth:
+            worth = self._probability[piece.layer][piece.expert] * visits
+        elif self.evict == "lru":
+            self._clock += 1
+            worth = float(self._clock)
         else:
-            self._worth.at[at] = self._clock if self._rule == "lru" else visits
-        self._state[at] = (self._state[at] | HELD) & ~UNUSED
-        self._judge(piece.gpu, at)
+            worth = visits
+        self._worth.at[at] = worth
+        state = self._state[at] = (self._state[at] | HELD) & ~UNUSED
+        self._judge(piece.gpu, at, state)
 
-    def placed(self, piece: Piece) -> None:
+    def placed(self, piece: Piece, view: View) -> None:
         """A prefetch has taken its room."""
         at = piece.expert * self._n_layers + piece.layer
         self._state[at] |= HELD | UNUSED
         self._bar[piece.gpu].at[at] = self._rank[piece.gpu].at[at] = math.inf
 
-    def evicted(self, piece: Piece) -> None:
+    def evicted(self, piece: Piece, view: View) -> None:
         at = piece.expert * self._n_layers + piece.layer
         self._state[at] &= AIMED
         self._bar[piece.gpu].at[at] = self._rank[piece.gpu].at[at] = math.inf
 
-    def aim(self, pieces: Iterable[Piece], wanted: bool) -> None:
-        """Predictions made, or layers passed."""
-        states = self._state
+    def aim(self, pieces: Iterable[Piece]) -> None:
+        """Predictions made."""
+        states, n_layers = self._state, self._n_layers
         for piece in pieces:
-            at = piece.expert * self._n_layers + piece.layer
-            if wanted:
-                states[at] |= AIMED
-            else:
-                states[at] &= ~AIMED
-            if states[at] & HELD:
-                self._judge(piece.gpu, at)
+            at = piece.expert * n_layers + piece.layer
+            state = states[at] = states[at] | AIMED
+            if state & HELD:
+                self._judge(piece.gpu, at, state)
 
-    def _judge(self, gpu: int, at: int) -> None:
+    def passed(self, pieces: Iterable[Piece]) -> None:
+        """Layers passed: what was predicted for them is so no more."""
+        states, n_layers = self._state, self._n_layers
+        for piece in pieces:
+            at = piece.expert * n_layers + piece.layer
+            state = states[at] = states[at] & ~AIMED
+            if state & HELD:
+                self._judge(piece.gpu, at, state)
+
+    def _judge(self, gpu: int, at: int, state: int) -> None:
         """Whether a held expert may go."""
-        bar = 0.0 if self._state[at] in self._free else math.inf
-        self._bar[gpu].at[at] = bar
+        bar = self._bar[gpu].at[at] = self._bar_of[state]
         self._rank[gpu].at[at] = self._worth.at[at] + bar
 
     def believe(self, layer: int, probability: Floats) -> list[float]:
         """A search has said how probable the layer's experts are [E]; returns the same as a list."""
         likely: list[float] = probability.tolist()
         self._probability[layer] = likely
-        if self._rule == "fine_moe":
+        if self._ranks_by_worth:
             worth = self._worth.of_layer[layer]
             np.multiply(probability, self._visits.of_layer[layer], out=worth)
             for bar, rank in zip(self._bar, self._rank, strict=True):
                 np.add(worth, bar.of_layer[layer], out=rank.of_layer[layer])
         return likely
 
-    def victim(self, gpu: int, speculative: bool, view: View) -> Piece | None:
+    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
         """The piece to go; None when nothing may."""
-        if self._variant == "paper" or speculative:
-            found = self._least(self._rank[gpu].all, view)
+        if self.variant == "paper" or speculative:
+            found = self._least(self._rank[piece.gpu].all, view)
             if found is not None or speculative:
                 return found
-        held = (np.frombuffer(self._state, dtype=np.uint8) & HELD != 0) & (self._gpu == gpu)
+        held = (np.frombuffer(self._state, dtype=np.uint8) & HELD != 0) & (self._gpu == piece.gpu)
         return self._least(np.where(held, self._worth.all, math.inf), view)
 
     def _least(self, rank: Floats, view: View) -> Piece | None:
         """The lowest rank among those that the running layer does not need."""
         at = int(rank.argmin())
-        if not view.evictable(self._pieces[at]):
+        piece = self._pieces[at]
+        if piece.layer == view.layer and not view.evictable(piece):
             rank = rank.copy()
             for needed in view.owed():
                 rank[needed * self._n_layers + view.layer] = math.inf
             at = int(rank.argmin())
-        return self._pieces[at] if rank[at] < math.inf else None
+            piece = self._pieces[at]
+        return piece if rank[at] < math.inf else None

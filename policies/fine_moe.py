@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies._expert_maps import Floats, select
-from policies._fine_moe_tracks import CountTrack, Found, GateTrack, MapTrack, Track
+from policies._expert_maps import Floats
+from policies._fine_moe_maps import MapTrack
+from policies._fine_moe_tracks import CountTrack, Found, GateTrack, Track
 from policies._map_cache import MapCache
-from sim.api import Param, Policy, Steps
-from sim.decisions import DropQueue, Predict, Prefetch, Requeue, Serve
+from sim.api import Param, Steps
+from sim.decisions import Predict, Requeue, Serve, Wanted
 from sim.errors import BadInput
 from sim.iterations import Gate, Iteration, RequestInfo
 from sim.machine import Ticket
@@ -22,12 +23,13 @@ from sim.pieces import Piece
 from sim.store import StoreSplit
 from sim.view import View
 
+SERVE = Serve()
 MAX_GATE_DISTANCE = 3  # the farthest gates that traces record for this layer's input (traces/FORMAT.md)
 # Section 6.7, Figure 15: the distance at which TTFT and TPOT are least; elsewhere the text says three for all.
 PUBLISHED_DISTANCE = {"mixtral-8x7b": 3, "qwen1.5-moe-a2.7b": 6, "phi-3.5-moe": 4}
 
 
-class FineMoe(Policy):
+class FineMoe(MapCache):
     """Searches a store of past iterations for the one most like the current one, and trusts its gate scores."""
 
     name = "fine_moe"
@@ -81,7 +83,7 @@ class FineMoe(Policy):
         self._d = min(int(self.distance or published), view.n_layers)
         self.settings["distance"] = self._d
         self._track = self._tracking(view)
-        self._cache = MapCache(view, self.evict, self.variant)
+        self.bind_cache(view)
         self._cpu_bytes_per_s = view.prices.cpu_bytes_per_s
         self._ahead: dict[int, dict[Piece, float]] = {}  # predicted pieces of layers still to come -> probability
         self._needed = self._named = self._right = self._searches = 0
@@ -91,7 +93,7 @@ class FineMoe(Policy):
             return GateTrack(view, self._d)
         if self.track == "hit_count":
             return CountTrack(view, self._d)
-        return MapTrack(view, self.capacity, self._d, self.variant, semantic=self.track != "map_t")
+        return MapTrack(view, self.capacity, self._d, self.variant, self.track != "map_t", self.track == "map_tsd")
 
     def learn(self, store: StoreSplit) -> None:
         if self.mode == "offline":
@@ -106,19 +108,20 @@ class FineMoe(Policy):
             ticket = yield self._search(self._track.start_values())
             for layer, rows in found.items():
                 self._predict(layer, rows, view)
-            yield from self._requeue(-1, (ticket,), view)
+            yield self._requeue(-1, (ticket,))
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
-        yield Serve()
+        yield SERVE
+        layer = gate.layer
         self._count_right(gate)
-        target = gate.layer + self._d
-        found = self._track.step(gate, target)
+        found = self._track.step(gate, layer + self._d)
         tickets: tuple[Ticket, ...] = ()
         if found:
             ticket = yield self._search(self._track.step_values(gate))
             tickets = (ticket,)
-            self._predict(target, found, view)
-        yield from self._requeue(gate.layer, tickets, view)
+            self._predict(layer + self._d, found, view)
+        self._pass(layer)
+        yield self._requeue(layer, tickets)
 
     def iteration_end(self, iteration: Iteration, view: View) -> Steps:
         """Section 4.4: what was seen joins the store; the search for what it replaces is charged like any other."""
@@ -140,49 +143,30 @@ class FineMoe(Policy):
         """Equations 6 to 8 for every sequence; a batch takes the union of the sets and the larger probability."""
         probability: Floats | None = None
         chosen: dict[int, None] = {}
-        for row, similarity in found:
-            scores = row.tolist()  # so few numbers are handled faster one by one
-            total = sum(scores)
-            if total <= 0:
-                continue
-            shares = row / total
-            probability = shares if probability is None else np.maximum(probability, shares)
-            for expert in select(scores, similarity, view.top_k, self.track == "map_tsd"):
-                chosen[expert] = None
-        likely = self._cache.believe(layer, np.zeros(view.n_experts) if probability is None else probability)
+        for one in found:
+            settled = one.settled(view.top_k, self.track == "map_tsd")
+            if settled is not None:
+                experts, shares = settled
+                probability = shares if probability is None else np.maximum(probability, shares)
+                chosen.update(dict.fromkeys(experts))
+        likely = self.believe(layer, np.zeros(view.n_experts) if probability is None else probability)
         aimed = self._ahead[layer] = {view.piece(layer, expert): likely[expert] for expert in chosen}
-        self._cache.aim(aimed, True)
+        self.aim(aimed)
 
     def _pass(self, now: int) -> None:
         """Predictions for layers up to `now` have had their day."""
         for layer in [layer for layer in self._ahead if layer <= now]:
-            self._cache.aim(self._ahead.pop(layer), False)
+            self.passed(self._ahead.pop(layer))
 
-    def _requeue(self, now: int, tickets: tuple[Ticket, ...], view: View) -> Steps:
+    def _requeue(self, now: int, tickets: tuple[Ticket, ...]) -> Requeue:
         """Section 4.5: PRI = p / (l - l_now), rewritten as the pass moves on; passed layers are dropped."""
-        self._pass(now)
-        yield DropQueue(up_to_layer=now)
-        holds = view.holds
-        wanted = []
+        wanted: list[Wanted] = []
         for layer, aimed in self._ahead.items():
             # Only what this search found waits for it; older predictions are there already.
             after = tickets if now < 0 or layer == now + self._d else ()
-            wanted += [Prefetch(piece, p / (layer - now), after) for piece, p in aimed.items() if not holds(piece)]
-        yield Requeue(tuple(wanted))
-
-    # -- caching (section 4.5) --------------------------------------------------------------------------------------
-
-    def accessed(self, piece: Piece, hit: bool, view: View) -> None:
-        self._cache.used(piece)
-
-    def placed(self, piece: Piece, view: View) -> None:
-        self._cache.placed(piece)
-
-    def evicted(self, piece: Piece, view: View) -> None:
-        self._cache.evicted(piece)
-
-    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        return self._cache.victim(piece.gpu, speculative, view)
+            gap = layer - now
+            wanted += [(piece, p / gap, after) for piece, p in aimed.items()]
+        return Requeue(wanted, now)
 
     # -- figures of its own -----------------------------------------------------------------------------------------
 
@@ -191,7 +175,8 @@ class FineMoe(Policy):
         if aimed:
             self._needed += len(gate.needs)
             self._named += len(aimed)
-            self._right += len(gate.needs.keys() & {piece.expert for piece in aimed})
+            needs = gate.needs
+            self._right += sum([piece.expert in needs for piece in aimed])
 
     def stats(self) -> dict[str, float]:
         """predicted_frac: share of the chosen experts that were predicted; right_frac: of the predicted, chosen."""

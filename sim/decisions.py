@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -30,13 +31,18 @@ class Prefetch(NamedTuple):
     after: tuple[Ticket, ...] = ()
 
 
+Wanted = Prefetch | tuple["Piece", float, "tuple[Ticket, ...]"]  # the same fields in the same order
+
+
 class Requeue(NamedTuple):
     """Make `wanted` the policy's whole queue of prefetches, best first; what was queued before is withdrawn.
 
-    Only for policies with a `prefetch_depth`; copies already handed to the copy engine stay.
+    Only for policies with a `prefetch_depth`; copies already handed to the copy engine stay, but for those aimed at
+    layers up to and including `up_to_layer`, which are withdrawn as `DropQueue` does.
     """
 
-    wanted: tuple[Prefetch, ...]
+    wanted: Sequence[Wanted]
+    up_to_layer: int | None = None
 
 
 class Cancel(NamedTuple):

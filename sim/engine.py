@@ -100,7 +100,7 @@ class Engine(Transfers):
             RunCpu: lambda d: self.run_cpu(d.expert, d.join_layer),
             RunCpuAhead: lambda d: self.run_cpu_ahead(d.layer, d.expert, d.n_tokens),
             Serve: lambda _: self._serve_owed(),
-            Requeue: lambda d: self.requeue(d.wanted),
+            Requeue: lambda d: self.requeue(d.wanted, d.up_to_layer),
             Evict: lambda d: self.evict(d.piece),
             WriteBack: lambda d: self.write_back(d.piece, d.after),
             Predict: lambda d: self.machine.predict(d.duration_s, d.lane, d.blocking, d.basis),
@@ -140,16 +140,20 @@ class Engine(Transfers):
                 f"layer {gate.layer} of {self.policy.name}: experts {sorted(self.unrun)} were not executed; "
                 "every needed expert must run once, on GPU or CPU"
             )
-        counts = self.tally.hits[gate.iteration.phase]
-        for expert, n_tokens in gate.asked.items():
-            kind = ON_CPU if expert in self._ran_on_cpu else classes[expert]
-            counts.experts[kind] += 1
-            counts.tokens[kind] += n_tokens
         if self._ran_on_cpu:
+            classes |= dict.fromkeys(self._ran_on_cpu, ON_CPU)
             self._ran_on_cpu.clear()
+        counts = self.tally.hits[gate.iteration.phase]
+        experts, tokens = counts.experts, counts.tokens
+        for expert, n_tokens in gate.asked.items():
+            kind = classes[expert]
+            experts[kind] += 1
+            tokens[kind] += n_tokens
         if self._ahead and gate.layer == self.pieces.n_layers - 1:
             self._ahead.clear()
-        self._join(gate.layer)
+        if self._joins:
+            for ticket in self._joins.pop(gate.layer, ()):
+                self.machine.join(ticket)
 
     def _classify(self, gate: Gate) -> dict[int, int]:
         """How the gate finds each expert it asks for, before the policy reacts."""
@@ -207,7 +211,6 @@ class Engine(Transfers):
                 self._promote(entry)
             policy.accessed(piece, True, view)
         later: list[Piece] = []
-        fetched: list[Piece] = []
         for piece in missing:
             self.queue.remove(piece)
             if self._make_room(piece, speculative=False) is None:
@@ -215,11 +218,9 @@ class Engine(Transfers):
                 continue
             self._fetch_into_room(piece)
             policy.accessed(piece, False, view)
-            fetched.append(piece)
+            residents.append(piece.expert)  # or will be, by the time it runs
         for expert in residents:
             self.run_gpu(expert)
-        for piece in fetched:
-            self.run_gpu(piece.expert)
         for piece in later:  # more experts than room: each waits until one before it has run
             self.fetch(piece)
             policy.accessed(piece, False, view)
@@ -230,14 +231,19 @@ class Engine(Transfers):
         n_tokens = self.unrun.get(expert)
         if n_tokens is None:
             raise IllegalDecision(f"RunGpu({expert}): layer {self.layer} does not owe it; run each needed expert once")
-        whole, begun = self.pieces.whole[self.layer][expert], self._begun.get(expert, ())
-        entry = None if begun else self.cache.entries.get(whole)
-        enough = [entry] if entry is not None else self.cache.sufficient(whole, self._lower.get(expert), begun)
+        whole = self.pieces.whole[self.layer][expert]
+        entry = self.cache.entries.get(whole)
+        if entry is not None and expert not in self._begun:
+            ticket = self._launch(entry, n_tokens, after)
+            self._ran(expert, n_tokens, ())
+            return ticket
+        begun = self._begun.get(expert, ())
+        enough = self.cache.sufficient(whole, self._lower.get(expert), begun)
         if enough is None:
             raise IllegalDecision(f"RunGpu({expert}): layer {self.layer}'s expert is not on the GPU; Fetch it first")
         for used in enough:
             ticket = self._launch(used, n_tokens, after)
-        self._ran(expert, n_tokens, () if entry is not None else [*begun, *(used.piece for used in enough)])
+        self._ran(expert, n_tokens, [*begun, *(used.piece for used in enough)])
         return ticket
 
     def run_part(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket:
@@ -325,7 +331,3 @@ class Engine(Transfers):
         if self.log:
             self.log("cpu_ahead", layer, expert)
         return ticket
-
-    def _join(self, layer: int) -> None:
-        for ticket in self._joins.pop(layer, ()):
-            self.machine.join(ticket)

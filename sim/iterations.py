@@ -99,6 +99,7 @@ class Iteration:
     """
 
     __slots__ = ("_counts", "_trace", "index", "n_tokens", "phase", "ranges", "row")
+    recorded = True  # all its layers are known beforehand; not so where a model routes itself as it runs
 
     def __init__(
         self, index: int, ranges: list[Range], trace: Trace, row: list[list[int]] | None
@@ -169,6 +170,15 @@ class Gate:
         """Full gate scores [n, E], exact integers; divide by `score_scale` for probabilities."""
         return self._arrays.scores()[:, self.layer]
 
+    def at_once(self, work: Callable[[np.ndarray], Sequence[Any]]) -> Any:
+        """What `work` says of this layer, asked for all layers of the iteration in one go; None where that cannot be.
+
+        A product per layer costs a fraction when all layers' are formed together. `work` takes the scores [n, L, E]
+        and answers for every layer, for layer l from rows up to l alone: later gates have not spoken yet. `moesim
+        conformance` hides them and insists on the same decisions; real runs that route themselves have none to give.
+        """
+        return self._arrays.at_once(work, self.layer)
+
     @property
     def score_scale(self) -> int:
         return self._arrays.trace.score_scale
@@ -210,11 +220,15 @@ class Arrays:
         self.trace = trace
         self._iteration: Iteration | None = None
         self._cache: dict[str, np.ndarray] = {}
+        self._answers: dict[Callable[[np.ndarray], Sequence[Any]], Sequence[Any]] = {}
+        self.hides_later = False  # a check: whoever is asked for all layers at once sees noise where later ones are
+        self.n_at_once = 0
 
     def begin(self, iteration: Iteration) -> None:
         """Forget the previous iteration."""
         self._iteration = iteration
         self._cache.clear()
+        self._answers.clear()
 
     def _get(self, key: str, read: Callable[[int, int], np.ndarray]) -> np.ndarray:
         found = self._cache.get(key)
@@ -225,6 +239,22 @@ class Arrays:
 
     def scores(self) -> np.ndarray:
         return self._get("scores", self.trace.scores)
+
+    def at_once(self, work: Callable[[np.ndarray], Sequence[Any]], layer: int) -> Any:
+        """What `work` says of a layer; see `Gate.at_once`."""
+        answers = self._answers.get(work)
+        if answers is None:
+            assert self._iteration is not None
+            if not self._iteration.recorded:
+                return None
+            scores = self.scores()
+            if self.hides_later:
+                scores = scores.copy()
+                scores[:, layer + 1 :] = scores.max() - scores[:, layer + 1 :]
+                return work(scores)[layer]
+            answers = self._answers[work] = work(scores)
+            self.n_at_once += 1
+        return answers[layer]
 
     def weights(self) -> np.ndarray:
         return self._get("weights", self.trace.weights)

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sim.decisions import Prefetch
+    from sim.decisions import Wanted
     from sim.machine import Ticket
     from sim.pieces import Piece
 
@@ -18,19 +18,19 @@ class PrefetchQueue:
     """Largest priority first, ties in order of asking; asking again replaces the priority."""
 
     def __init__(self) -> None:
-        self._heap: list[Item] = []
+        self._heap: list[Item] | None = []  # None: to be made of `waiting` when somebody asks
         self.waiting: dict[Piece, Item] = {}  # other items of the heap were withdrawn, or asked for again
         self._asked = 0
 
     def push(self, piece: Piece, priority: float, after: tuple[Ticket, ...]) -> None:
         self._asked += 1
         item = self.waiting[piece] = (-priority, self._asked, piece, after)
-        heapq.heappush(self._heap, item)
-        if len(self._heap) > 64 + 2 * len(self.waiting):  # withdrawn ones sink to the bottom and would stay there
-            self._heap = list(self.waiting.values())
-            heapq.heapify(self._heap)
+        if self._heap is not None:
+            heapq.heappush(self._heap, item)
+            if len(self._heap) > 64 + 2 * len(self.waiting):  # withdrawn ones sink to the bottom and would stay there
+                self._heap = None
 
-    def replace(self, wanted: Iterable[Prefetch], but: Container[Piece]) -> None:
+    def replace(self, wanted: Iterable[Wanted], but: Container[Piece]) -> None:
         """Drop all and push these instead, except pieces in `but`."""
         self.waiting = waiting = {}
         asked = self._asked
@@ -39,13 +39,16 @@ class PrefetchQueue:
                 asked += 1
                 waiting[piece] = (-priority, asked, piece, after)
         self._asked = asked
-        self._heap = heap = list(waiting.values())
-        heapq.heapify(heap)
+        self._heap = None
 
     def pop(self) -> tuple[Piece, tuple[Ticket, ...]] | None:
         """The best waiting piece with its tickets, or None."""
-        while self._heap:
-            item = heapq.heappop(self._heap)
+        heap = self._heap
+        if heap is None:
+            heap = self._heap = list(self.waiting.values())
+            heapq.heapify(heap)
+        while heap:
+            item = heapq.heappop(heap)
             piece = item[2]
             if self.waiting.get(piece) is item:
                 del self.waiting[piece]
@@ -60,7 +63,7 @@ class PrefetchQueue:
         """Withdraw all, or those aimed at layers up to `up_to_layer`."""
         if up_to_layer is None:
             self.waiting.clear()
-            self._heap.clear()
+            self._heap = None
             return
         for piece in [p for p in self.waiting if p.layer <= up_to_layer]:
             del self.waiting[piece]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sim.api import overrides
@@ -15,7 +15,7 @@ from sim.tally import Tally
 
 if TYPE_CHECKING:
     from sim.api import Decisions, Policy
-    from sim.decisions import Prefetch
+    from sim.decisions import Wanted
     from sim.pieces import Piece
     from sim.view import View
 
@@ -90,8 +90,12 @@ class Transfers:
                 return
             self.tally.prefetch.gone(piece)
         busy = entry.last_use or entry.arrival
-        self._free(piece, () if busy is None else (busy,), entry.copied_down)
-        self._told_evicted(piece)
+        if entry.copied_down is None and (busy is None or UNKNOWN_S < busy.end_s <= self.machine.now_s):
+            self._clean_bytes[piece.gpu] += piece.n_bytes
+        else:
+            self._free(piece, () if busy is None else (busy,), entry.copied_down)
+        if self.tells_evicted:
+            self.policy.evicted(piece, self.view)
 
     def write_back(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket:
         """Copy a resident piece to the host; whoever overwrites its room waits for that copy."""
@@ -112,7 +116,8 @@ class Transfers:
         self._speculative.pop(piece, None)
         self.tally.prefetch.cancelled(piece)
         self._free(piece, entry.room_after)
-        self._told_evicted(piece)
+        if self.tells_evicted:
+            self.policy.evicted(piece, self.view)
 
     def _free(self, piece: Piece, readers: tuple[Ticket, ...], copied_down: Ticket | None = None) -> None:
         """Give room back; whoever takes it waits for what still reads it."""
@@ -125,10 +130,6 @@ class Transfers:
             self._freed[piece.gpu].append((piece.n_bytes, busy[-1]))
         else:
             self._clean_bytes[piece.gpu] += piece.n_bytes
-
-    def _told_evicted(self, piece: Piece) -> None:
-        if self.tells_evicted:
-            self.policy.evicted(piece, self.view)
 
     def _make_room(self, piece: Piece, speculative: bool) -> list[Piece] | None:
         """Evict what the policy names until the piece fits; None when it refuses. Returns the victims."""
@@ -199,10 +200,13 @@ class Transfers:
             return None
         return self._hand_over(piece, after)
 
-    def requeue(self, wanted: tuple[Prefetch, ...]) -> None:
+    def requeue(self, wanted: Sequence[Wanted], up_to_layer: int | None = None) -> None:
         """Replace the policy's queue and keep the copy engine fed."""
         if self._depth is None:
             raise IllegalDecision(f"Requeue of {self.policy.name}: it has no queue; declare a prefetch_depth")
+        if up_to_layer is not None:
+            self.queue.drop(None)
+            self._withdraw(up_to_layer)
         self.queue.replace(wanted, but=self.cache.entries)
         self.pump()
 
@@ -270,6 +274,10 @@ class Transfers:
     def drop_queue(self, up_to_layer: int | None) -> None:
         """Withdraw queued prefetches (all, or up to a layer), in the policy's queue and on the copy engine."""
         self.queue.drop(up_to_layer)
+        self._withdraw(up_to_layer)
+
+    def _withdraw(self, up_to_layer: int | None) -> None:
+        """Take back what has been handed over and has not started."""
         aimed = [piece for piece in self._speculative if up_to_layer is None or piece.layer <= up_to_layer]
         if aimed:
             self._forget_ended()

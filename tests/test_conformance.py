@@ -101,6 +101,20 @@ class Clairvoyant(Mutant):
         return free[int(rows[-9:].sum()) % len(free)] if free else None
 
 
+class Hasty(Mutant):
+    """Asked for all layers at once, lets the last one speak for each."""
+
+    needs = frozenset({"experts", "scores"})
+
+    def gate_done(self, gate, view):
+        self._pick = gate.at_once(lambda scores: [int(scores[0, -1].argmax())] * view.n_layers)
+        yield Serve()
+
+    def victim(self, piece, speculative, view):
+        free = [p for p in view.residents() if view.evictable(p)]
+        return free[self._pick % len(free)] if free else None
+
+
 class ClockReader(Mutant):
     """Decides by the clock without saying so."""
 
@@ -245,6 +259,11 @@ def test_rule_notices(rule):
 def test_a_need_that_is_not_enforced_is_noticed():
     with World(Deaf) as world:
         assert "was accepted" in judge(CHECK["needs_are_honoured"], world).reason
+
+
+def test_who_looks_at_gates_that_have_not_spoken_is_noticed():
+    with World(Hasty) as world:
+        assert "layers still to come" in judge(CHECK["knows_no_future"], world).reason
 
 
 class TopOne(Mutant):

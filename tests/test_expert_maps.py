@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from policies._expert_maps import MapStore, Trajectory, as_embedding, as_map, select
+from policies._expert_maps import MapStore, Trajectory, as_embedding, as_map, select, select_many
 
 
 def store_of(maps: list[list[list[float]]], embeddings: list[list[float]], capacity: int = 8) -> MapStore:
@@ -94,3 +94,37 @@ def test_prefill_takes_the_mean_and_zero_vectors_are_harmless() -> None:
     path = Trajectory(store)
     path.observe(np.zeros(2))
     assert path.similarities().tolist() == [0.0]
+
+
+@pytest.mark.parametrize("top", [40, 4095, 60_000])  # scores whose products are exact in single precision, and beyond
+def test_all_layers_at_once_are_the_trajectory_layer_by_layer(top: int) -> None:
+    rng = np.random.default_rng(top)
+    store = MapStore(12, 5, 6, 2)
+    for n_added in range(30):  # grows, then replaces
+        rows = rng.integers(0, top + 1, (5, 6)).astype(float)
+        rows[rng.integers(5)] *= rng.integers(2)  # now and then a layer without scores
+        if n_added:
+            passage, path = store.along(rows), Trajectory(store)
+            for layer, row in enumerate(rows):
+                path.observe(row)
+                slot, similarity = path.nearest()
+                assert (passage.slots[layer], passage.similarities[layer]) == (slot, similarity)
+            assert np.array_equal(passage.whole, path.similarities())
+        exact = rows.reshape(-1) @ np.array([m.reshape(-1) for m in np.moveaxis(store.maps, 2, 0)], dtype=float).T
+        assert [sum(store.products(layer, row)[slot] for layer, row in enumerate(rows))
+                for slot in range(store.n_maps)] == exact[: store.n_maps].tolist()  # fmt: skip
+        store.add(rows, rng.integers(-9, 10, 3).astype(float))
+    assert store.maps.dtype == (np.float32 if top == 40 else np.float64)
+
+
+def test_selecting_for_many_layers_is_selecting_for_each() -> None:
+    rng = np.random.default_rng(5)
+    for n_experts, top_k in ((4, 2), (8, 2), (60, 4), (3, 3), (2, 5)):
+        rows = rng.integers(0, 12, (40, n_experts)).astype(float)  # small numbers: many ties
+        rows[0] = 0
+        similarities = rng.uniform(-0.2, 1.2, 40)
+        similarities[1:4] = 0.0, 1.0, 0.5
+        for threshold in (True, False):
+            each = zip(rows, similarities, strict=True)
+            expected = [select(row, float(alike), top_k, threshold) for row, alike in each]
+            assert select_many(rows, similarities, top_k, threshold) == expected

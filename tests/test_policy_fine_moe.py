@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from easy_numbers import run
+from tiny_traces import ALL, tiny_trace
 
-from policies._fine_moe_tracks import CountTrack, GateTrack, MapTrack
+from policies._fine_moe_maps import MapTrack
+from policies._fine_moe_tracks import CountTrack, GateTrack
 from policies.fine_moe import FineMoe
 from sim.errors import BadInput
+from sim.iterations import Iteration
 from sim.run import execute, prepare
 from sim.spec import RunSpec
 
@@ -95,3 +98,20 @@ def test_hit_counts_run_on_a_trace_of_experts_alone(tmp_path):
 def test_gates_farther_ahead_than_recorded_are_refused():
     with pytest.raises(BadInput, match="gates of 3 layers ahead at most; lower it"):
         FineMoe(track="speculate", distance=4)
+
+
+@pytest.mark.parametrize("world", [{"batch": 1}, {"batch": 3}, {"gpus": 2}])
+@pytest.mark.parametrize("settings", [{}, {"variant": "code"}, {"track": "map_t"}, {"mode": "online", "capacity": 7}])
+def test_gates_that_speak_one_by_one_change_nothing(settings, world, tmp_path, monkeypatch):
+    """Live runs know no layer before its gate has spoken; recorded ones are searched for all layers at once."""
+    trace = tiny_trace(tmp_path / "t.safetensors", 24, 60, 4, n_requests=4, prompt=3, outputs=5, levels=ALL)
+    spec = RunSpec(policy="fine_moe", hw="a6000", trace=str(trace), model="qwen1.5-moe-a2.7b", set=settings, **world)
+    seen = []
+    for recorded in (True, False):
+        monkeypatch.setattr(Iteration, "recorded", recorded)
+        log: list[tuple[str, int, int]] = []
+        result = execute(prepare(spec), log=lambda *entry, log=log: log.append(entry), bounds=False).result
+        result.pop("wall_s")
+        seen.append((log, result))
+    assert seen[0] == seen[1]
+    assert seen[0][1]["policy_stats"]["searches"] > 0

@@ -8,7 +8,7 @@ from easy_numbers import EXPERT_BYTES, run
 from policies.lru import Lru
 from policies.on_demand import OnDemand
 from sim.api import Policy
-from sim.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, RunGpu, Serve
+from sim.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, Requeue, RunGpu, Serve
 
 
 class Placed(Policy):
@@ -180,6 +180,26 @@ def test_drop_queue_spares_later_layers(tmp_path):
     assert seen.lane("h2d") == [("prefetch 1.0", 0, 10), ("prefetch 2.0", 10, 20)]
     assert seen.end_s == 23
     assert seen.prefetched() == {"issued": 3, "cancelled": 1, "late": 2}
+
+
+class Requeuer(Placed):
+    """Two copies handed over at once; at the first gate it wants something else, and layer 1 no more."""
+
+    prefetch_depth = 2
+
+    def gate_done(self, gate, view):
+        if gate.layer == 0:
+            yield Requeue([(view.piece(2, 1), 1.0, ()), Prefetch(view.piece(2, 2), 0.5)], up_to_layer=1)
+        yield Serve()
+
+
+def test_requeue_replaces_the_queue_and_withdraws_copies_for_layers_passed(tmp_path):
+    # 1.0 in flight 0..10, 1.1 handed over behind it, 2.0 waits. At 1 1.1 goes, 2.0 is wanted no more; 2.1 is handed
+    # over and copies 10..20, then 2.2. Layer 0 hits 1..3, attention 3..4, 1.0 late 10..12, attention 13, 2.1 20..22.
+    seen = run(Requeuer([(0, 0)], ahead=[(1, 0), (1, 1), (2, 0)]), tmp_path, [[[0], [0], [1]]], room=5, n_experts=3)
+    assert seen.lane("h2d") == [("prefetch 1.0", 0, 10), ("prefetch 2.1", 10, 20), ("prefetch 2.2", 20, 30)]
+    assert seen.prefetched() == {"issued": 4, "cancelled": 1, "late": 2, "wasted": 1}
+    assert seen.end_s == 23
 
 
 def test_a_copy_waits_for_the_last_computation_of_its_victim(tmp_path):

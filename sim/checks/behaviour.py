@@ -33,7 +33,7 @@ def check_result_is_json(world: World) -> None:
 
 
 def check_knows_no_future(world: World) -> None:
-    """When the trace changes from some token on, every decision made before that token stays as it was."""
+    """Decisions stay as they were when the trace changes after them: from a token on, or in the layers to come."""
     if "oracle" in world.kind.traits:
         raise Skip("oracle: it may read the future")
     n = seeded.N_BEFORE_CHANGE
@@ -42,6 +42,9 @@ def check_knows_no_future(world: World) -> None:
         mine, other = as_was.log[: as_was.steps[n - 1]], changed.log[: changed.steps[n - 1]]
         require(as_was.needs[n] != changed.needs[n], "the change has no effect (a fault of this check)")
         require(mine == other, f"decision {_first(mine, other)} of the first {n} iterations differs")
+        if as_was.engine.arrays.n_at_once:
+            mine, other = as_was.log, world.run(experts, hides_later=True).log
+            require(mine == other, f"decision {_first(mine, other)} rests on scores of layers still to come")
 
 
 def check_knows_no_clock(world: World) -> None:

@@ -185,21 +185,21 @@ class World:
 
     def run(
         self, experts: int, settings: dict[str, ParamValue] | None = None, gpus: int = 1, batch: int = 1,
-        trace: Trace | None = None, pace: float = 1.0, again: int = 0,
+        trace: Trace | None = None, pace: float = 1.0, again: int = 0, hides_later: bool = False,
     ) -> Seen:  # fmt: skip
         """Run it.
 
         Args:
             pace: the machine is this many times faster than the prices the policy sees. again: a number for runs
-                that must not be shared.
+                that must not be shared. hides_later: see `sim.iterations.Arrays`.
         """
-        key = (experts, tuple(sorted((settings or {}).items())), gpus, batch, id(trace), pace, again)
+        key = (experts, tuple(sorted((settings or {}).items())), gpus, batch, id(trace), pace, again, hides_later)
         if key not in self._runs:
-            self._runs[key] = observe(self.setup(experts, settings, gpus, batch, trace), self.hw, pace)
+            self._runs[key] = observe(self.setup(experts, settings, gpus, batch, trace), self.hw, pace, hides_later)
         return self._runs[key]
 
 
-def observe(setup: Setup, hw: Hardware, pace: float = 1.0) -> Seen:
+def observe(setup: Setup, hw: Hardware, pace: float = 1.0, hides_later: bool = False) -> Seen:
     """Run a setup in the general loop, with everything it decides."""
     events: list[Event] = []
     steps: list[int] = []
@@ -209,6 +209,7 @@ def observe(setup: Setup, hw: Hardware, pace: float = 1.0) -> Seen:
                             tuple(engine.cache.used_bytes)))  # fmt: skip
 
     engine, machine = assemble(setup, None, log)
+    engine.arrays.hides_later = hides_later
     n_initial = len(engine.cache.entries)
     if pace != 1.0:
         cost = Cost(faster(hw, pace), setup.model, setup.stack, setup.spec.precision)

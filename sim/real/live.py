@@ -87,6 +87,7 @@ class LiveIteration(Iteration):
     """An iteration whose experts are known only once each gate has spoken."""
 
     __slots__ = ()
+    recorded = False
 
     def __init__(self, index: int, ranges: list[Range], trace: Any, row: Any) -> None:
         super().__init__(index, ranges, trace, None)
