@@ -3,7 +3,8 @@
 Source: Kamahori, Gu, Zhu and Kasikci, "Fiddler: CPU-GPU Orchestration for Fast Inference of Mixture-of-Experts Models";
 code efeslab/fiddler@227715b, src/fiddler/mixtral.py (`set_expert_loc`, `mixtral_forward`), cited at each step.
 `variant=paper` compares latencies of this machine (the paper measures them when it starts), `variant=code` the two
-constants of the code. Popularity is learnt from the store split, where the code has a list from ShareGPT.
+constants of the code. Popularity is learnt from the store split, where the code has a list from ShareGPT. The code
+fills 95 % of the GPU's memory; here the run's expert budget takes the place of that.
 
 Several GPUs (not published): each keeps its own popular experts and a placeholder. Batches: their tokens are counted
 together, as the paper does for beams.

@@ -87,6 +87,7 @@ class Hobbit(Policy):
         self._classes: dict[int, int] = {}  # of the experts of the layer being served
         self._predicted: set[Piece] = set()  # of layers to come: they stay
         self._counts = [0, 0, 0]
+        self._n_asked = self._missed = 0.0  # of generated tokens; a miss in low precision counts by its bytes
         experts = range(view.n_experts)
         parts = [[view.part(layer, e, 0.0, 1.0, self.low_precision) for e in experts] for layer in range(view.n_layers)]
         self._low: list[list[Piece]] = parts  # every expert in the low precision
@@ -167,6 +168,9 @@ class Hobbit(Policy):
                 loads += [arrival] if arrival is not None else []
             else:
                 waiting.append(piece)
+        if gate.phase == DECODE:
+            self._n_asked += len(gate.needs)
+            self._missed += sum(piece.n_bytes / view.expert_bytes for piece in waiting)
         if self.cpu_misses:
             for piece in waiting:
                 yield RunCpu(piece.expert)
@@ -250,7 +254,12 @@ class Hobbit(Policy):
                 yield self._version(layer, expert, level, view)
 
     def stats(self) -> dict[str, float]:
-        """Share of a generated token's experts by the precision they are needed in (published: 67, 30 and 3 %)."""
+        """Share of a generated token's experts by the precision they are needed in (published: 67, 30 and 3 %).
+
+        `miss_penalty` is what the weights of the score are to be calibrated by: misses per expert run, one in low
+        precision counted as B_low / B_high of one.
+        """
         total = max(1, sum(self._counts))
         names = ("needed_high_frac", "needed_low_frac", "needed_skip_frac")
-        return {name: n / total for name, n in zip(names, self._counts, strict=True)}
+        shares = {name: n / total for name, n in zip(names, self._counts, strict=True)}
+        return shares | {"miss_penalty": self._missed / max(1.0, self._n_asked)}

@@ -7,7 +7,7 @@ placed, so that in no layer both CPU and GPU have routed experts to compute: the
 `placement=ngl` is `-ngl N` in what it does to experts: the output and the last N - 1 layers are on the GPU, and every
 expert of the layers before is computed on the CPU. There llama.cpp also keeps and computes what is dense (attention,
 norms, a shared expert); here that stays on the GPU, in time and in memory, and results say so (label `dense layers on
-the GPU`). Dense layers of a model count as being in front.
+the GPU`). Dense layers of a model count as being in front. Without a number it is what Ollama does by itself.
 
 Not modelled: the one layer that automatic placement may split by matrix, and the merging of neighbouring used experts
 into one copy (some microseconds each).

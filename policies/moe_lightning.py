@@ -25,6 +25,7 @@ from collections.abc import Iterable
 
 from sim.api import Param, Policy, Steps
 from sim.decisions import Evict, Fetch, Predict, Prefetch, RunCpu, RunGpu
+from sim.errors import DoesNotFit
 from sim.iterations import DECODE, Gate, Iteration
 from sim.machine import Ticket
 from sim.pieces import Piece
@@ -84,15 +85,26 @@ class MoeLightning(Policy):
         streamed = [len(row) - n for row, n in zip(owned, static, strict=True)]
         return sum(static) + max(a + b for a, b in zip(streamed, [*streamed[1:], streamed[0]], strict=True))
 
-    def _wanted(self, owned: list[list[Piece]]) -> int:
-        return int((self.static_share or 0.0) * sum(len(row) for row in owned))
+    def _n_static_of(self, gpu: int, owned: list[list[Piece]], view: View) -> int:
+        """Experts of a GPU that stay. Raises DoesNotFit when the share asked for does not fit beside the buffer."""
+        total, room = sum(len(row) for row in owned), view.capacity_of(gpu)
+        if self.static_share is None:
+            return next(n for n in range(total, -1, -1) if self._need(self._spread(n, owned), owned) <= room)
+        n_static = int(self.static_share * total)
+        need = self._need(self._spread(n_static, owned), owned)
+        if need > room:
+            raise DoesNotFit(
+                f"parameter {self.name}.static_share, got {self.static_share:g}: with the double buffer it takes room "
+                f"for {need} experts on GPU {gpu}, which has room for {room}; lower it, or leave it out"
+            )
+        return n_static
 
     def min_experts(self, view: View) -> int:
-        """Room for the share that is asked for and the double buffer."""
+        """The double buffer; `initial` sees what share fits beside it."""
         if not self.ffn_on_gpu:
             return 1
         every = [self._owned(gpu, view) for gpu in range(view.n_gpus)]
-        return max(self._need(self._spread(self._wanted(owned), owned), owned) for owned in every)
+        return max(self._need([0] * view.n_layers, owned) for owned in every)
 
     def initial(self, view: View) -> Iterable[Piece]:
         """The static share, and the first two layers: the prologue is over when the first request comes."""
@@ -100,11 +112,7 @@ class MoeLightning(Policy):
             return
         for gpu in range(view.n_gpus):
             owned = self._owned(gpu, view)
-            n_static = self._wanted(owned)
-            if self.static_share is None:
-                counts = range(sum(len(row) for row in owned), -1, -1)
-                room = view.capacity_of(gpu)
-                n_static = next(n for n in counts if self._need(self._spread(n, owned), owned) <= room)
+            n_static = self._n_static_of(gpu, owned, view)
             for layer, (row, n) in enumerate(zip(owned, self._spread(n_static, owned), strict=True)):
                 self._n_static += n
                 self._streamed[layer] += row[n:]

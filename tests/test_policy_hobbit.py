@@ -102,7 +102,10 @@ def test_five_steps(tmp_path):
     assert seen.classes("decode") == {"hit": 4, "miss": 3, "dropped": 1}
     assert seen.result["activations_lowered_frac"] == 2 / 9
     assert seen.result["activations_changed_frac"] == 1 / 10
-    assert seen.result["policy_stats"] == {"needed_high_frac": 0.5, "needed_low_frac": 0.25, "needed_skip_frac": 0.25}
+    # Of seven experts run for generated tokens two were missing in bf16, and one in int4, a quarter of the bytes.
+    assert seen.result["policy_stats"] == {
+        "needed_high_frac": 0.5, "needed_low_frac": 0.25, "needed_skip_frac": 0.25, "miss_penalty": 2.25 / 7,
+    }  # fmt: skip
 
 
 def test_the_main_thread_waits_for_all_loads_of_the_layer(tmp_path):
