@@ -8,8 +8,9 @@ machine itself under a few plain policies and takes each operation's time from w
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,16 +24,18 @@ from calibrate.stats import summarise
 from calibrate.store import unpacked
 from sim.data import replacing
 from sim.errors import BadInput
+from sim.real.faults import DeviceFault
 from sim.real.work import LANES
 
 if TYPE_CHECKING:
     from sim.models import Model
     from sim.real.run import Measured
     from sim.real.work import Lanes, Work
+    from sim.spec import RunSpec
 
 FORMAT = 1
 MAX_S = 1e6  # no operation takes longer, and no file of samples says so
-PROMPTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+PROMPTS = (1, 256, 16, 64, 4, 128, 2, 32, 8)  # a run cut short has seen short and long ones
 OUTPUTS = 9
 SWAPS = "mixtral_offloading"
 CASES = (("lru", 1.0), ("lru", 0.25), ("perfect_prefetch", 0.25), ("lru", 1.0), ("llama_cpp", 0.5), (SWAPS, 0.25))
@@ -82,9 +85,12 @@ def script(path: Path, model: Model, seed: int, prompts: Iterable[int] = PROMPTS
 def run(
     device: str, model_name: str, precision: str, folder: Path, *, rounds: int = 2, seed: int = 0,
     tell: Callable[[str], object] = lambda _: None, prompts: Iterable[int] = PROMPTS,
-    cases: Iterable[tuple[str, float]] = CASES, lanes: Lanes | None = None,
+    cases: Iterable[tuple[str, float]] = CASES, lanes: Lanes | None = None, budget_s: float = math.inf,
 ) -> Samples:  # fmt: skip
     """Measure every case `rounds` times on one set of weights. `folder` takes the temporary trace.
+
+    Args:
+        budget_s: seconds for all runs, loading apart; each case has an equal share of what is left, and is cut short.
 
     Raises:
         BadInput: a geometry that does not fit or cannot be carried out.
@@ -107,30 +113,39 @@ def run(
         model = load_model(model_name)
         path = script(folder / "in_situ.safetensors", model, seed, prompts)
         stack.callback(path.unlink, missing_ok=True)
-        weights = None
+        n_all = model.n_moe_layers * model.n_experts
+        device_of, most = _room(lanes, RunSpec(policy="lru", hw="rtx3090", model=model_name, trace=str(path),
+                                               precision=precision, experts=1), n_all)  # fmt: skip
+        weights, timer = None, Timer(budget_s, rounds * len(cases))
         for number in range(rounds):
             for policy, frac in cases:
-                swapping, n_all = policy == SWAPS, model.n_moe_layers * model.n_experts
+                swapping = policy == SWAPS
                 # It keeps an expert of every layer and four buffers; its guesses would need scores.
                 least, settings = (model.n_moe_layers + 4, {"guesses": 0}) if swapping else (1, {})
-                if least > n_all:
+                if least > most:
                     continue
+                resident = min(most, max(least, int(frac * n_all)))
                 spec = RunSpec(policy=policy, hw="rtx3090", model=model_name, trace=str(path), precision=precision,
-                               experts=max(least, int(frac * n_all)), set=settings)  # fmt: skip
+                               experts=resident, set={**device_of, **settings})  # fmt: skip
                 setup = prepare(spec)
                 try:
                     if weights is None:
                         check(setup)
                         host_bytes = check_memory(setup, lanes, free_bytes(lanes))
                         weights = random_weights(setup.model, precision, lanes, seed, host_bytes)
-                    tell(f"{policy}, {frac:.0%} resident, round {number + 1}")
-                    done = measure(setup, lanes, weights, keep=True)
+                    tell(f"{policy}, {resident / n_all:.0%} resident, round {number + 1}")
+                    timer.start()
+                    done = measure(setup, lanes, weights, keep=True, on_step=timer.check)
+                    if done.fault == "interrupted":
+                        raise KeyboardInterrupt
+                    done.machine.drain()  # of a run cut short, copies are still queued
                     if swapping:
                         _collect_swaps(samples, done)
                     else:
-                        _collect(samples, done, f"{policy}@{frac:g}", number)
+                        _collect(samples, done, f"{policy}@{resident / n_all:.3g}", number)
                 finally:
                     setup.close()
+                    timer.stop()
         if weights is not None:
             tell("copies both ways")
             decoder = Decoder(model, weights, lanes.torch, lanes.device, 1)
@@ -138,9 +153,51 @@ def run(
         samples.environment = {
             "device": lanes.title, "cores": cores(), "machine": environment.machine(), "load": _load(),
             "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "rounds": rounds,
-            "model": model_name, "precision": precision,
+            "model": model.id, "precision": precision,
         }  # fmt: skip
     return samples
+
+
+class Timer:
+    """Shares a budget of seconds out among cases: each has an equal part of what those before it have left."""
+
+    def __init__(self, budget_s: float, n_cases: int, now: Callable[[], float] = time.perf_counter) -> None:
+        self._left_s, self._n_left, self._now = budget_s, n_cases, now
+        self._began_s = now()
+
+    def start(self) -> None:
+        self._began_s = self._now()
+
+    def check(self, _step: object) -> None:
+        """Raises TimeUp when the case has had its part."""
+        if self._now() - self._began_s > self._left_s / max(1, self._n_left):
+            raise TimeUp("its part of the time is over")
+
+    def stop(self) -> None:
+        self._left_s, self._n_left = self._left_s - (self._now() - self._began_s), self._n_left - 1
+
+
+class TimeUp(DeviceFault):
+    """Ends a run early, as a fault of the device would: what was measured until then is kept."""
+
+
+def _room(lanes: Lanes, spec: RunSpec, n_all: int) -> tuple[dict[str, float], int]:
+    """Settings that give the described GPU the memory of this device, and how many of the experts it holds."""
+    from sim.real.run import SLACK_FRAC, free_bytes
+    from sim.run import prepare
+    from sim.spec import RunSpec
+
+    settings: dict[str, float] = {}
+    if lanes.device.startswith("cuda"):
+        settings["hw.vram_bytes"] = float(lanes.torch.cuda.mem_get_info(lanes.device)[1])
+    setup = prepare(RunSpec(**{**msgspec.structs.asdict(spec), "set": settings}))
+    try:
+        size = setup.model.expert_bytes(spec.precision)
+        fixed = sum(n_bytes for _, n_bytes in setup.memory.rows) - setup.memory.expert_bytes[0]
+        room = min(int(setup.hw.vram_bytes.value), int(SLACK_FRAC * free_bytes(lanes)[0])) - fixed
+        return settings, max(1, min(n_all, room // size))
+    finally:
+        setup.close()
 
 
 def _load() -> list[float]:
@@ -235,6 +292,13 @@ def save(samples: Samples, path: Path) -> None:
 
 def _rounded(seconds: list[float]) -> list[float]:
     return [round(s, 8) for s in seconds]
+
+
+def beside(base: Path) -> list[Path]:
+    """Files of samples of the profile `base`.yaml: NAME.lanes.json.gz first, then NAME@MODEL.lanes.json.gz."""
+    first = base.with_name(f"{base.name}.lanes.json.gz")
+    rest = (path for path in base.parent.glob("*.lanes.json.gz") if path.name.startswith(f"{base.name}@"))
+    return [path for path in (first, *sorted(rest)) if path.is_file()]
 
 
 def load(path: Path) -> Samples:
@@ -360,12 +424,18 @@ def _both_ways(samples: Samples) -> dict[str, Any]:
     return {name: term for name, term in found.items() if term is not None}
 
 
-def apply(data: dict[str, Any], samples: Samples, name: str) -> dict[str, Any]:
-    """A profile's plain data with what was measured on the real machine's lanes in place of what was measured alone."""
-    up, down = link(samples.copies), link(samples.sends)
-    data = {**data, "curves": curves(samples)}
-    if up is not None:
-        data |= {"h2d": up, "h2d_pageable": up}
+def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Samples] = ()) -> dict[str, Any]:
+    """A profile's plain data with what was measured on the real machine's lanes in place of what was measured alone.
+
+    `others` are samples of further models: they give curves of their own, and sizes of copies.
+    """
+    every = (*others, samples)  # where two measured one size, the first model's samples count
+    up = link({n: seconds for one in every for n, seconds in one.copies.items()})
+    down = link({n: seconds for one in every for n, seconds in one.sends.items()})
+    on_cpu = samples.environment["device"] == "CPU backend"
+    data = {**data, "curves": curves(samples), **({"more_curves": [curves(s) for s in others]} if others else {})}
+    if up is not None:  # pageable copies are another matter on a GPU, and were measured alone
+        data |= {"h2d": up, "h2d_pageable": up} if on_cpu else {"h2d": up}
     if down is None and samples.sends:
         smallest = samples.sends[min(samples.sends)]
         rate = (up or data["d2h"])["bandwidth_bytes_per_s"]
@@ -373,7 +443,7 @@ def apply(data: dict[str, Any], samples: Samples, name: str) -> dict[str, Any]:
         down = {"latency_s": figure(smallest),
                 "bandwidth_bytes_per_s": duplex.rate_down(samples.alone, rate) or assumed}  # fmt: skip
     if down is not None:
-        data |= {"d2h": down, "d2h_pageable": down}
+        data |= {"d2h": down, "d2h_pageable": down} if on_cpu else {"d2h": down}
     syncs, before = samples.verbs["sync"], samples.verbs["before sync"]
     copies = samples.verbs.get("launch copy")
     host = {**data["host"], "sync_s": {**figure(syncs), "value": typical(syncs) + typical(before)}}
@@ -385,7 +455,7 @@ def apply(data: dict[str, Any], samples: Samples, name: str) -> dict[str, Any]:
     lanes = (f"{name}.lanes.json.gz ({machine['cpu']}, {samples.environment['cores']} cores, torch "
              f"{machine['versions']['torch']}, {samples.environment['measured']}, load "
              f"{', '.join(f'{x:.1f}' for x in samples.environment['load'])})")  # fmt: skip
-    if samples.environment["device"] == "CPU backend":
+    if on_cpu:
         data["vram_bytes"] = {"value": float(machine["memory_bytes"]), "source": "measured", "ref": "lanes",
                               "note": "the arena that stands for device memory lies in host memory"}  # fmt: skip
     terms = {**dict.fromkeys(data["contention"], none), **_both_ways(samples)}

@@ -28,14 +28,14 @@ def write(profile: Path, out: Path | None = None) -> Path:
     """
     hw = load_hardware(profile)
     base = profile.with_suffix("")
-    samples, lanes = (Path(f"{base}{end}") for end in (".samples.jsonl.gz", ".lanes.json.gz"))
-    if not samples.is_file() and not lanes.is_file():
+    samples, lanes = Path(f"{base}.samples.jsonl.gz"), in_situ.beside(base)
+    if not samples.is_file() and not lanes:
         raise BadInput(f"{profile}: no {samples.name} beside it, so there is nothing to draw; `calibrate` writes both")
     figures: list[tuple[str, Any]] = []
     if samples.is_file():
         figures += _of_probes(Table(Store.load(samples)), hw)
-    if lanes.is_file():
-        figures += _of_lanes(in_situ.load(lanes), hw)
+    for path in lanes:
+        figures += _of_lanes(in_situ.load(path), hw)
     if not figures:
         raise BadInput(f"{samples}: no measured curves in it; calibrate with more --minutes")
     out = out or Path(f"{base}.html")
@@ -94,14 +94,17 @@ def _fit_lines(table: Table, probe: str, hw: Hardware) -> list[tuple[str, list[f
 def _of_lanes(samples: in_situ.Samples, hw: Hardware) -> list[tuple[str, Any]]:
     """Operations on the real machine's lanes: samples by case, and the curve that prices them."""
     figures = []
-    for op, curve in (hw.curves.operations if hw.curves is not None else {}).items():
+    model, precision = samples.environment["model"], samples.environment["precision"]
+    curves = hw.curves_of(model, precision)
+    for op, curve in (curves.operations if curves is not None else {}).items():
         series: list[Series] = []
         for case in sorted({case for (name, _), cases in samples.operations.items() if name == op for case in cases}):
             points = [Curve({"at": int(at)}, cases[case]) for (name, at), cases in sorted(samples.operations.items())
                       if name == op and case in cases]  # fmt: skip
             series.append(_series(case, points, "at"))
         line = (f"{op}, priced", list(curve.at), list(curve.seconds))
-        figures.append((f"On the real machine's lanes: {op.replace('_', ' ')}", _figure(series, [line], "tokens")))
+        title = f"On the real machine's lanes, {model} in {precision}: {op.replace('_', ' ')}"
+        figures.append((title, _figure(series, [line], "tokens")))
     return figures
 
 

@@ -48,9 +48,12 @@ class Request:
     def environment_path(self) -> Path:
         return self.folder / f"{self.name}.environment.json"
 
-    @property
-    def lanes_path(self) -> Path:
-        return self.folder / f"{self.name}.lanes.json.gz"
+    def lanes_path(self, model: str) -> Path:
+        """Where a model's samples from the real machine's lanes lie: the first one measured has no name in it."""
+        first = self.folder / f"{self.name}.lanes.json.gz"
+        if not first.is_file() or in_situ.load(first).environment.get("model") == model:
+            return first
+        return self.folder / f"{self.name}@{model}.lanes.json.gz"
 
     @property
     def profile_path(self) -> Path:
@@ -161,7 +164,8 @@ def calibrate(request: Request, *, backend: Backend | None = None, progress: Pro
 
 LANES = "lanes"
 LANES_FROM_S = 150.0
-"""Budget from which operations are timed on the real machine's lanes too, which takes about a minute."""
+"""Budget from which operations are timed on the real machine's lanes too."""
+LANES_AT_LEAST_S = 60.0
 
 
 def _wants_lanes(request: Request) -> bool:
@@ -169,13 +173,21 @@ def _wants_lanes(request: Request) -> bool:
 
 
 def _measure_lanes(request: Request, dtype: str, progress: Progress | None) -> None:
-    """Operations of the first model on the lanes of the real machine."""
+    """Operations of each model on the lanes of the real machine, saved model by model; half as long as the probes."""
     said = progress.probe if progress is not None else Progress().probe
     precision = profile.DTYPES[dtype]
     rounds = 1 if request.budget_s < 2 * LANES_FROM_S else 2
-    samples = in_situ.run(request.device, request.models[0], precision, request.folder, rounds=rounds,
-                          tell=lambda what: said(f"lanes: {what}", 0))  # fmt: skip
-    in_situ.save(samples, request.lanes_path)
+    budget_s = max(LANES_AT_LEAST_S, 0.5 * request.budget_s / len(request.models))
+    if not request.resume:
+        for path in in_situ.beside(request.folder / request.name):
+            path.unlink()
+    for model in request.models:
+        path = request.lanes_path(load_model(model).id)
+        if path.is_file():
+            continue
+        samples = in_situ.run(request.device, model, precision, request.folder, rounds=rounds, budget_s=budget_s,
+                              tell=lambda what, model=model: said(f"lanes, {model}: {what}", 0))  # type: ignore[misc]  # fmt: skip
+        in_situ.save(samples, path)
 
 
 def finish(request: Request) -> Outcome:
@@ -194,12 +206,12 @@ def finish(request: Request) -> Outcome:
         "bus": (generation, lanes) if generation and lanes else None,
     }  # fmt: skip
     data = profile.build(table, facts)
-    lanes = request.lanes_path
-    if lanes.is_file():
-        data = in_situ.apply(data, in_situ.load(lanes), request.name)
+    paths = in_situ.beside(request.folder / request.name)
+    if paths:
+        first, *others = (in_situ.load(path) for path in paths)
+        data = in_situ.apply(data, first, request.name, others)
     profile.write(request.profile_path, data)
-    files: tuple[Path, ...] = (request.profile_path, request.samples_path, request.environment_path)
-    files = (*files, lanes) if lanes.is_file() else files
+    files = (request.profile_path, request.samples_path, request.environment_path, *paths)
     return Outcome(data, table, files, [*state.get("warnings", []), *table.noise()])
 
 

@@ -95,8 +95,9 @@ class Cost:
         self.begin_s = 0.0
         self.beyond: set[str] = set()  # operations priced outside the range they were measured in
         self._curves: dict[str, tuple[Curve, int]] = {}
-        if hw.curves is not None and (hw.curves.model, hw.curves.precision) == (model.id, precision):
-            self._take_curves(hw.curves)
+        curves = hw.curves_of(model.id, precision)
+        if curves is not None:
+            self._take_curves(curves)
 
     def _measured(self, name: str, at: float) -> Price | None:
         """The price on a measured curve, None where the profile has none."""

@@ -108,7 +108,13 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cpu: Cpu
     contention: Contention
     curves: Curves | None = None  # measured on the real machine for one model
+    more_curves: tuple[Curves, ...] = ()  # and for others
     sources: dict[str, str] = {}
+
+    def curves_of(self, model: str, precision: str) -> Curves | None:
+        """What was measured for a model on the real machine; None where it was not."""
+        every = (*(() if self.curves is None else (self.curves,)), *self.more_curves)
+        return next((c for c in every if (c.model, c.precision) == (model, precision)), None)
 
     def citation(self, figure: Quantity) -> str:
         """The full text behind a figure's `ref`."""
@@ -142,8 +148,9 @@ def load_hardware(name_or_path: str | os.PathLike[str], overrides: Mapping[str, 
     data = sets.apply(data, overrides, Hardware, "hw")
     hardware = profiles.convert(data, Hardware, where)
     check_quantities(hardware, hardware.sources, where)
-    if hardware.curves is not None:
-        hardware.curves.check(where)
+    for curves in (hardware.curves, *hardware.more_curves):
+        if curves is not None:
+            curves.check(where)
     return hardware
 
 

@@ -161,3 +161,93 @@ def test_equal_samples_give_equal_bytes(tmp_path):
         store.add(record("host", {"what": "launch"}, np.linspace(1e-6, 2e-6, 5).tolist()))
         store.save()
     assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def lane_samples(model: str, n_bytes: int, device: str = "Some GPU"):
+    """What `in_situ.run` gives: one kind of operation, copies of one expert's size and of a row."""
+    from calibrate.in_situ import Samples
+
+    found = Samples(copies={8192: [1e-5] * 5, n_bytes: [1e-5 + n_bytes / 50e9] * 5}, sends={8192: [2e-5] * 5},
+                    verbs={"sync": [1e-5] * 5, "before sync": [1e-6] * 5, "launch expert": [3e-5] * 5})  # fmt: skip
+    for _ in range(5):
+        found.add("expert", 1.0, "lru@1", n_bytes / 3e12)
+    found.environment = {"model": model, "precision": "bf16", "device": device, "cores": 16, "load": [0.1],
+                         "machine": {"cpu": "Some CPU", "memory_bytes": 1 << 37, "versions": {"torch": "2.9"}},
+                         "measured": "2026-01-01T00:00:00Z"}  # fmt: skip
+    return found
+
+
+def test_one_profile_holds_curves_of_several_models(tmp_path):
+    import yaml
+
+    from calibrate import in_situ
+    from sim.cost import Cost
+    from sim.hardware import load_hardware
+    from sim.models import load_model
+    from sim.profiles import find
+    from sim.stack import load_stack
+
+    plain = yaml.safe_load(find("hwprofiles.gpus", "hardware profile", "h100-sxm").read_text())
+    sizes = {"mixtral-8x7b": 352321536, "qwen1.5-moe-a2.7b": 17301504}
+    first, second = (lane_samples(name, size) for name, size in sizes.items())
+    data = in_situ.apply({**plain, "contention": {}}, first, "mine", [second])
+    assert data["h2d"]["bandwidth_bytes_per_s"]["value"] == pytest.approx(50e9, rel=1e-3)
+    assert data["h2d_pageable"] == plain["h2d_pageable"], "a GPU's pageable copies are not its page-locked ones"
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({**plain, "id": "mine", "aliases": [], "curves": data["curves"],
+                                    "more_curves": data["more_curves"],
+                                    "sources": {**plain["sources"], "lanes": "x"}}))  # fmt: skip
+    hw = load_hardware(path)
+    for name, size in sizes.items():
+        cost = Cost(hw, load_model(name), load_stack("bare"), "bf16")
+        assert cost.expert(1, "bf16").duration_s == pytest.approx(size / 3e12, rel=1e-3)
+    other = Cost(hw, load_model("deepseek-moe-16b"), load_stack("bare"), "bf16")
+    assert other.expert(1, "bf16").duration_s != pytest.approx(17301504 / 3e12, rel=1e-3), "its own roofline"
+
+
+def test_files_of_further_models_are_found_beside_the_first(tmp_path):
+    from calibrate import in_situ
+
+    for name in ("my.lanes.json.gz", "my@b.lanes.json.gz", "my@a.lanes.json.gz", "my.b.lanes.json.gz"):
+        (tmp_path / name).touch()
+    assert [p.name for p in in_situ.beside(tmp_path / "my")] == ["my.lanes.json.gz", "my@a.lanes.json.gz",
+                                                                 "my@b.lanes.json.gz"]  # fmt: skip
+
+
+def test_each_case_has_an_equal_part_of_the_time_that_is_left():
+    from calibrate.in_situ import Timer, TimeUp
+
+    at = [0.0]
+    timer = Timer(30.0, 3, now=lambda: at[0])
+    timer.start()
+    at[0] = 4.0
+    timer.check(None)
+    timer.stop()  # 26 s left for two
+    timer.start()
+    at[0] = 16.9
+    timer.check(None)
+    at[0] = 17.1
+    with pytest.raises(TimeUp):
+        timer.check(None)
+
+
+@pytest.mark.parametrize(("gib", "least", "most"), [(79.1, 190, 215), (139.8, 256, 256), (23.6, 40, 60)])
+def test_cases_fit_the_gpu_at_hand_not_the_one_in_the_specification(tmp_path, gib, least, most):
+    """Mixtral's 256 experts take 84 GiB: what a case calls all resident is what the device holds."""
+    from types import SimpleNamespace
+
+    from calibrate import in_situ
+    from sim.models import load_model
+    from sim.run import prepare
+    from sim.spec import RunSpec
+
+    total = int(gib * 2**30)
+    cuda = SimpleNamespace(mem_get_info=lambda device: (total - 2**29, total))
+    lanes = SimpleNamespace(device="cuda:0", torch=SimpleNamespace(cuda=cuda))
+    model = load_model("mixtral-8x7b")
+    path = in_situ.script(tmp_path / "t.safetensors", model, 0, (1, 256))
+    spec = RunSpec(policy="lru", hw="rtx3090", model="mixtral-8x7b", trace=str(path), experts=1)
+    settings, found = in_situ._room(lanes, spec, 256)
+    assert least <= found <= most
+    prepare(RunSpec(policy="lru", hw="rtx3090", model="mixtral-8x7b", trace=str(path), experts=found,
+                    set=settings)).close()  # fmt: skip

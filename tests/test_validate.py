@@ -223,3 +223,15 @@ def test_simulate_real_as_it_is_written(tmp_path, capsys, world):
                         "--device", "cpu", "--expert-cache", "100GB", "--requests", 1)  # fmt: skip
     assert refused.code == 2
     assert "--model cpu-small" in refused.err
+
+
+def test_a_case_that_is_cut_short_keeps_what_it_measured(tmp_path):
+    """The lanes are used again by the next case: nothing of the one cut short may still be queued."""
+    samples = in_situ.run("cpu", "cpu-small", "fp32", tmp_path, rounds=1, prompts=(2, 8), budget_s=1.0,
+                          cases=(("perfect_prefetch", 0.25), ("lru", 0.25)))  # fmt: skip
+    cases = {case for found in samples.operations.values() for case in found}
+    assert cases == {"perfect_prefetch@0.25", "lru@0.25"}
+    whole = (8 + 2 * in_situ.OUTPUTS) * 32
+    n = sum(len(found["lru@0.25"]) for (op, _), found in samples.operations.items()
+            if op.startswith("attention") and "lru@0.25" in found)  # fmt: skip
+    assert 0 < n < whole
