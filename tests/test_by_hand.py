@@ -1,0 +1,119 @@
+"""Hit rates, bytes and memory of plain caches counted from the bundled trace alone, by other code than the engine's."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from cli_help import simulated
+from safetensors.numpy import load_file
+
+from traces.catalogue import DEFAULT, bundled_traces
+
+pytestmark = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the default trace is not in this checkout")
+
+EXPERT_BYTES = 3 * 4096 * 14336 * 2
+KV_BYTES_PER_TOKEN = 32 * 2 * 8 * 128 * 2
+DENSE_BYTES = 2 * (32 * (2 * 4096**2 + 2 * 4096 * 1024 + 8 * 4096 + 2 * 4096) + 2 * 32000 * 4096 + 4096)
+N_REQUESTS = 6
+Expert = tuple[int, int]  # layer, expert
+
+
+@pytest.fixture(scope="module")
+def trace() -> dict[str, np.ndarray]:
+    return load_file(bundled_traces()[DEFAULT])
+
+
+def iterations(trace: dict[str, np.ndarray]) -> Iterator[tuple[str, list[list[int]]]]:
+    """(phase, experts wanted by layer) of each forward pass: the prompt's rows at once, then row by row."""
+    offsets, prompts, experts = trace["req_offsets"], trace["req_prompt_len"], trace["experts"]
+    for request in np.flatnonzero(trace["req_split"] == 1)[:N_REQUESTS]:
+        first, stop = int(offsets[request]), int(offsets[request + 1])
+        decode = first + int(prompts[request])
+        yield "prefill", [np.unique(experts[first:decode, layer]).tolist() for layer in range(32)]
+        for row in range(decode, stop):
+            yield "decode", experts[row].tolist()
+
+
+def replayed(trace: dict[str, np.ndarray], rooms: list[int], frequency: bool) -> tuple[Counter[str], Counter[str]]:
+    """Hits and misses by phase of one cache, or of one for each layer, that evicts by last use or number of uses."""
+    caches: list[OrderedDict[Expert, None]] = [OrderedDict() for _ in rooms]
+    uses: Counter[Expert] = Counter()
+    hits: Counter[str] = Counter()
+    misses: Counter[str] = Counter()
+
+    def make_room(cache: OrderedDict[Expert, None], room: int, owed: set[Expert]) -> bool:
+        if len(cache) < room:
+            return True
+        free = [expert for expert in cache if expert not in owed]  # least recently used first
+        if not free:
+            return False
+        del cache[min(free, key=lambda expert: (uses[expert], expert[1], expert[0])) if frequency else free[0]]
+        return True
+
+    def use(cache: OrderedDict[Expert, None], expert: Expert) -> None:
+        uses[expert] += 1
+        cache[expert] = None
+        cache.move_to_end(expert)
+
+    for phase, layers in iterations(trace):
+        for layer, ids in enumerate(layers):
+            cache, room = caches[layer % len(rooms)], rooms[layer % len(rooms)]
+            wanted = [(layer, expert) for expert in ids]
+            found, missing = [e for e in wanted if e in cache], [e for e in wanted if e not in cache]
+            hits[phase] += len(found)
+            misses[phase] += len(missing)
+            owed = set(wanted)
+            for expert in found:
+                use(cache, expert)
+            waiting = []
+            for expert in missing:
+                if make_room(cache, room, owed):
+                    use(cache, expert)
+                else:
+                    waiting.append(expert)
+            owed = set(waiting)  # what is there runs, and may leave for what is not
+            for expert in waiting:
+                assert make_room(cache, room, owed)
+                use(cache, expert)
+                owed.discard(expert)
+    return hits, misses
+
+
+@pytest.mark.parametrize(
+    ("policy", "rooms"), [("lru", [60]), ("lfu", [60]), ("lru scope=layer", [2] * 28 + [1] * 4), ("lru", [130])]
+)
+def test_hits_and_bytes(
+    capsys: pytest.CaptureFixture[str], trace: dict[str, np.ndarray], policy: str, rooms: list[int]
+) -> None:
+    name, *settings = policy.split()
+    hw = "rtx3090" if sum(rooms) == 60 else "a6000"
+    options = [word for setting in settings for word in ("--set", setting)]
+    budget = ("--experts", sum(rooms), "--requests", N_REQUESTS)
+    said = simulated(capsys, "--policy", name, *options, "--hw", hw, *budget, "--json").json
+    hits, misses = replayed(trace, rooms, frequency=name == "lfu")
+    assert said["hit_rate"] == hits["decode"] / (hits["decode"] + misses["decode"])
+    assert said["prefill_hit_rates"]["hit"] == hits["prefill"] / (hits["prefill"] + misses["prefill"])
+    assert said["demand_copies"]["n"] == misses.total()
+    assert said["h2d_bytes"] == misses.total() * EXPERT_BYTES
+    assert policy == "lru" or said["hit_rate"] > 0.2  # so that something was compared
+
+
+def test_memory_and_time(capsys: pytest.CaptureFixture[str], trace: dict[str, np.ndarray]) -> None:
+    said = simulated(capsys, "--policy", "on_demand", "--hw", "rtx3090", "--requests", N_REQUESTS, "--json").json
+    memory = said["memory"]
+    lengths = np.diff(trace["req_offsets"])[np.flatnonzero(trace["req_split"] == 1)[:N_REQUESTS]]
+    assert memory["dense_bytes"] == DENSE_BYTES
+    assert memory["kv_cache_bytes"] == KV_BYTES_PER_TOKEN * (int(lengths.max()) + 1)
+    assert memory["vram_bytes"] == 24 << 30
+    taken = sum(memory[f"{part}_bytes"] for part in ("dense", "kv_cache", "activation", "reserve", "predictor"))
+    assert memory["expert_budget_bytes"] == memory["vram_bytes"] - taken
+    copy_s, expert_s = 10e-6 + EXPERT_BYTES / 24.5e9, EXPERT_BYTES / 860e9
+    attention_s, head_s = 2 * (2 * 4096**2 + 2 * 4096 * 1024) / 860e9, 2 * 32000 * 4096 / 860e9
+    by_hand_s = 32 * (attention_s + 2 * copy_s + expert_s) + head_s
+    assert by_hand_s < said["tpot_s"]["mean"] < 1.003 * by_hand_s  # launches, gates and the KV cache come on top
+    phases = said["phases"].values()
+    outputs = said["decode_tokens"] + said["requests"]
+    assert said["throughput_tokens_per_s"] == pytest.approx(outputs / sum(phase["time_s"] for phase in phases))
