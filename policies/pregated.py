@@ -64,6 +64,7 @@ class PreGated(Policy):
             self.needs = frozenset({"experts", f"next_scores_{self.activation_level}"})
         elif self.mode == "pregated":
             self.labels = ("fine-tuned",)
+            self.known_ahead = self.activation_level
 
     def min_experts(self, view: View) -> int:
         """Buffers for the blocks that are current or ahead, each of as many experts as a token may choose."""

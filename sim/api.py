@@ -102,6 +102,8 @@ class Policy:
     needs: frozenset[str] = frozenset({"experts"})  # an instance may narrow it by its parameters
     params: ClassVar[tuple[Param, ...]] = ()
     labels: tuple[str, ...] = ()  # words every result of an instance must carry (`surrogate`)
+    # Layers by which its own, fine-tuned model names a layer's experts earlier (Pre-gated MoE); label such results.
+    known_ahead: int = 0
     keeps_all: ClassVar[bool] = False  # wants room for every expert, whatever the budget (gpu_only)
     # Speculative copies handed to the copy engine at once; None: all of them, room taken when asked (no timing).
     prefetch_depth: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time  # noqa: F401 - the mutants below live in a module that imports a clock
 
 import numpy as np
@@ -113,6 +114,43 @@ class Hasty(Mutant):
     def victim(self, piece, speculative, view):
         free = [p for p in view.residents() if view.evictable(p)]
         return free[self._pick % len(free)] if free else None
+
+
+class Peeker(Mutant):
+    """Looks up what later layers of the token being served will choose."""
+
+    def iteration_start(self, iteration, view):
+        self.iteration = iteration
+
+    def layer_enter(self, layer, view):
+        if layer == 0:
+            return [Prefetch(view.piece(view.n_layers - 1, e)) for e in self.iteration.chosen(view.n_layers - 1)]
+        return None
+
+    def placed(self, piece, view):
+        self._order[self.group(piece)][piece] = None
+
+
+class Pregated(Peeker):
+    """Says so: its model is fine-tuned to choose three layers ahead."""
+
+    known_ahead = 3
+    labels = ("fine-tuned",)
+
+
+class Crammer(Mutant):
+    """Learns what is scored: begins with the experts that the test split uses most."""
+
+    def learn(self, store):
+        rows = store.trace.experts[-9:]
+        self.best = int(np.bincount(rows[:, 0].ravel().astype(int)).argmax())
+
+    def initial(self, view):
+        self.placed(view.piece(0, self.best), view)
+        return [view.piece(0, self.best)]
+
+    def placed(self, piece, view):
+        self._order[self.group(piece)][piece] = None
 
 
 class ClockReader(Mutant):
@@ -254,6 +292,23 @@ def test_rule_notices(rule):
         verdict = judge(CHECK[rule], world)
     assert verdict.verdict == FAIL
     assert verdict.reason
+
+
+@pytest.mark.parametrize(("kind", "reason"), [
+    (Peeker, r"decision \d+ .* of the first 8 iterations and 2 layers differs"),
+    (type("Unlabelled", (Pregated,), {"labels": (), "__doc__": ""}), "without the label 'fine-tuned'"),
+    (Crammer, "learnt from the test split"),
+])  # fmt: skip
+def test_every_way_to_the_future_is_watched(kind, reason):
+    with World(kind) as world:
+        verdict = judge(CHECK["knows_no_future"], world)
+    assert verdict.verdict == FAIL
+    assert re.search(reason, verdict.reason), verdict.reason
+
+
+def test_a_fine_tuned_model_may_choose_ahead():
+    with World(Pregated) as world:
+        assert judge(CHECK["knows_no_future"], world).verdict == PASS
 
 
 def test_a_need_that_is_not_enforced_is_noticed():

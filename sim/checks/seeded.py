@@ -19,6 +19,7 @@ TASKS = ("chat", "code")
 # (prompt, outputs, split): what is learnt from comes first, so that rows of the test split can change behind it.
 REQUESTS = ((4, 4, "store"), (3, 5, "store"), (4, 4, "store"), (4, 6, "test"), (3, 6, "test"), (5, 4, "test"))
 CHANGED_AT = (4, 3)  # test request 1 (of 0..2), after its prefill and one decode token
+CHANGED_LAYER = 2  # of the first changed row, where only the layers from there on change
 N_BEFORE_CHANGE = 8  # iterations of the test split, one at a time, that a change there leaves alone
 
 
@@ -66,21 +67,27 @@ def arrays(n_rows: int, seed: int) -> dict[str, Any]:
     return found
 
 
-def write(path: Path, levels: Iterable[str], changed: bool = False) -> Path:
+def write(path: Path, levels: Iterable[str], changed: bool = False, from_layer: int = 0) -> Path:
     """Write the trace with these levels beside `experts`.
 
     Args:
-        changed: from `CHANGED_AT` on, every row is another one and the request goes on for longer.
+        changed: from `CHANGED_AT` on, every row is another one and the request goes on for longer; the requests after
+            it have another length, task and arrival. from_layer: in the first changed row, layers before this one (and
+            what is known before any) stay.
     """
     wanted = frozenset(levels) | {"experts"}
-    plan = [(p, n + 2 * (changed and at == CHANGED_AT[0]), split) for at, (p, n, split) in enumerate(REQUESTS)]
-    requests = _requests(plan, "tasks" in wanted, "arrivals" in wanted)
+    plan = [(p + (changed and at > CHANGED_AT[0]), n + 2 * (changed and at == CHANGED_AT[0]), split)
+            for at, (p, n, split) in enumerate(REQUESTS)]  # fmt: skip
+    requests = _requests(plan, "tasks" in wanted, "arrivals" in wanted, CHANGED_AT[0] if changed else len(plan))
     n_rows = requests[-1].end_row
     rows = arrays(n_rows + 2, seed=1)
     if changed:
         other = arrays(n_rows + 2, seed=2)
         at = requests[CHANGED_AT[0]].first_row + plan[CHANGED_AT[0]][0] + 1
-        rows = {name: np.concatenate([array[:at], other[name][at:]]) for name, array in rows.items()}
+        for name, array in rows.items():
+            array[at + bool(from_layer) :] = other[name][at + bool(from_layer) :]
+            if from_layer and array.ndim > 1 and name != "embeddings":
+                array[at, from_layer:] = other[name][at, from_layer:]
     header = Header(
         model="seeded", model_source="sim/checks/seeded.py", gate=Gate(), labels=("synthetic",), text_licence="CC0-1.0",
         created_by="moesim conformance", n_layers=N_LAYERS, n_experts=N_EXPERTS, top_k=TOP_K,
@@ -89,10 +96,11 @@ def write(path: Path, levels: Iterable[str], changed: bool = False) -> Path:
     return write_trace(path, header, requests, None, **{k: a[:n_rows] for k, a in rows.items() if k in wanted})
 
 
-def _requests(plan: Sequence[tuple[int, int, str]], tasks: bool, arrivals: bool) -> list[Request]:
+def _requests(plan: Sequence[tuple[int, int, str]], tasks: bool, arrivals: bool, last: int) -> list[Request]:
+    """The plan's requests; those after `last` have another task and come later."""
     found: list[Request] = []
     for i, (prompt, outputs, split) in enumerate(plan):
-        first = found[-1].end_row if found else 0
-        task, arrival_s = TASKS[i % 2] if tasks else "", i / 256 if arrivals else None
+        first, other = found[-1].end_row if found else 0, i > last
+        task, arrival_s = TASKS[(i + other) % 2] if tasks else "", (i + other) / 256 if arrivals else None
         found.append(Request(i, first, prompt, prompt + outputs - 1, task, arrival_s, split))
     return found

@@ -89,7 +89,7 @@ class Seen:
     result: dict[str, Any]
     events: list[Event]
     needs: list[dict[int, dict[int, int]]]  # iteration -> layer -> expert -> tokens, from the trace itself
-    n_initial: int
+    initial: list[tuple[Any, ...]]  # (layer, expert, start, stop, precision, GPU) of what was there before the first
     budgets: list[int]  # expert bytes per GPU, from the plan and not from the cache
     steps: list[int] = field(default_factory=list)  # decisions made by the end of each iteration
     computed: list[Computed] = field(default_factory=list)  # on GPUs, in order of launching
@@ -128,7 +128,7 @@ class World:
         self.hw = load_hardware("rtx3090")
         self.stack = load_stack("bare")
         self._folder = tempfile.TemporaryDirectory(prefix="moesim-conformance-")
-        self._traces: dict[tuple[frozenset[str], bool], Trace] = {}
+        self._traces: dict[tuple[frozenset[str], bool, int], Trace] = {}
         self._runs: dict[tuple[Any, ...], Seen] = {}
 
     def __enter__(self) -> World:
@@ -139,9 +139,9 @@ class World:
             trace.close()
         self._folder.cleanup()
 
-    def trace(self, levels: Iterable[str] | None = None, changed: bool = False) -> Trace:
+    def trace(self, levels: Iterable[str] | None = None, changed: bool = False, from_layer: int = 0) -> Trace:
         """The seeded trace with the levels the policy needs with its defaults (or these), and no others."""
-        key = (frozenset(self.kind.needs if levels is None else levels), changed)
+        key = (frozenset(self.kind.needs if levels is None else levels), changed, from_layer)
         if key not in self._traces:
             path = Path(self._folder.name) / f"trace{len(self._traces)}.safetensors"
             self._traces[key] = Trace(seeded.write(path, *key))
@@ -210,7 +210,7 @@ def observe(setup: Setup, hw: Hardware, pace: float = 1.0, hides_later: bool = F
 
     engine, machine = assemble(setup, None, log)
     engine.arrays.hides_later = hides_later
-    n_initial = len(engine.cache.entries)
+    initial = [(p.layer, p.expert, p.start_frac, p.stop_frac, p.precision, p.gpu) for p in engine.cache.entries]
     if pace != 1.0:
         cost = Cost(faster(hw, pace), setup.model, setup.stack, setup.spec.precision)
         machine = SimMachine(cost, setup.spec.gpus, None, machine.up[0].report)
@@ -230,7 +230,7 @@ def observe(setup: Setup, hw: Hardware, pace: float = 1.0, hides_later: bool = F
     budgets = list(setup.memory.expert_bytes)
     budgets[0] -= setup.policy.predictor_bytes(engine.view)
     result = fold(setup, engine, machine, clockwork, 0.0)
-    return Seen(setup.policy, engine, machine, clockwork, result, events, needs, n_initial, budgets, steps,
+    return Seen(setup.policy, engine, machine, clockwork, result, events, needs, initial, budgets, steps,
                 computed)  # fmt: skip
 
 
