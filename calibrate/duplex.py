@@ -25,6 +25,7 @@ ROUNDS = 6
 COPIES = 12  # in a row
 SLOTS = 4
 ENOUGH = 30  # samples below which a coefficient is not given
+MOST = 1.0
 Pairs = Sequence[tuple[float, float]]  # seconds a copy took, and seconds of them beside the other way
 
 
@@ -77,14 +78,16 @@ def slowdown(pairs: Pairs, alone_s: float) -> dict[str, Any] | None:
     """Extra time of copies while the other way is busy, as a figure; None where too little was seen.
 
     Seconds outside the overlap do their own worth of work, those inside 1 / (1 + c) of it, and together they do what
-    a copy alone takes. So c = overlap / (n x alone - seconds outside) - 1, over all copies; between 0 and 10.
+    a copy alone takes. So c = overlap / (n x alone - seconds outside) - 1, over all copies but the 2.5 % that took
+    longest. Two copies share what one has alone, so that neither takes more than twice as long: 0 to 1.
     """
+    pairs = sorted(pairs)[: len(pairs) - int(0.025 * len(pairs))]
     beside_s = math.fsum(beside for _, beside in pairs)
     outside_s = math.fsum(took - beside for took, beside in pairs)
     done_s = len(pairs) * alone_s - outside_s  # work done beside the other way
     if len(pairs) < ENOUGH or beside_s < 0.1 * len(pairs) * alone_s:
         return None
-    value = 10.0 if done_s <= 0.0 else min(10.0, max(0.0, beside_s / done_s - 1.0))
+    value = MOST if done_s <= 0.0 else min(MOST, max(0.0, beside_s / done_s - 1.0))
     found = summarise([took for took, _ in pairs])
     note = f"in swaps; {beside_s / (beside_s + outside_s):.0%} of their time beside the other way"
     return {"value": value, "source": "measured", "ref": "lanes", "iqr": found.noise_frac * (1.0 + value),

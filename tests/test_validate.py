@@ -15,7 +15,8 @@ from real_world import lanes_and_weights, tiny_setup  # noqa: E402
 from calibrate import duplex, in_situ, profile  # noqa: E402
 from calibrate.derive import Table  # noqa: E402
 from sim.hardware import load_hardware  # noqa: E402
-from sim.real.validate import compare, judge, rank_correlation, summary  # noqa: E402
+from sim.real.order import grouped, order, told  # noqa: E402
+from sim.real.validate import Case, World, compare, judge, parts_at, summary  # noqa: E402
 
 WIDE = """
 schema: 1
@@ -107,7 +108,9 @@ def test_slow_downs_are_worked_out_from_overlap():
     assert duplex.slowdown([(15.0, 15.0)] * 40, 10.0)["value"] == pytest.approx(0.5)
     assert duplex.slowdown([(12.0, 6.0), (15.0, 15.0), (10.0, 0.0)] * 20, 10.0)["value"] == pytest.approx(0.5)
     assert duplex.slowdown([(9.0, 9.0)] * 40, 10.0)["value"] == 0.0
-    assert duplex.slowdown([(300.0, 280.0)] * 40, 10.0)["value"] == 10.0
+    assert duplex.slowdown([(300.0, 280.0)] * 40, 10.0)["value"] == 1.0, "two share what one has alone"
+    paused = [(15.0, 15.0)] * 78 + [(900.0, 20.0)] * 2
+    assert duplex.slowdown(paused, 10.0)["value"] == pytest.approx(0.5), "pauses of the machine do not count"
     assert duplex.slowdown([(15.0, 15.0)] * 10, 10.0) is None
     assert duplex.slowdown([(10.0, 0.5)] * 40, 10.0) is None, "hardly ever beside"
     assert duplex.ratio_down({"up": [1.0] * 5, "down": [2.0] * 5}) == 2.0
@@ -170,9 +173,140 @@ def test_ranks_and_medians():
         return {"expert_budget_bytes": budget, "tpot_s": pair, "ttft_s": pair}
 
     cases = [case(1, 1.0, 1.0), case(1, 2.0, 4.0), case(1, 3.0, 3.0), case(2, 1.0, 2.0)]
-    assert rank_correlation(cases) == {"1": pytest.approx(0.5), "2": None}
     assert summary(cases)["tpot_s_worst_error_frac"] == 0.5
     assert summary(cases)["tpot_s_median_error_frac"] == pytest.approx(0.25)
+
+
+def test_times_within_the_noise_are_ties():
+    assert grouped([3.0, 1.0, 2.0], 0.5) == [2, 0, 1]
+    assert grouped([1.0, 1.4, 1.6, 2.2], 0.5) == [0, 0, 1, 2], "a group spans no more than the noise"
+    assert grouped([5.0, 5.0], 0.0) == [0, 0]
+
+
+def ordered(*times, sd=0.0, **more):
+    """Comparisons of policies with (predicted, measured) times, each measured twice, `sd` apart in the deviation."""
+    return [{"policy": str(i), "model": "m", "expert_budget_bytes": 2_000_000, "decode_iqr_frac": 0.1,
+             "tpot_s": {"predicted": a, "measured": b}, "decode_tokens": 100,
+             "repeats": {"tpot_s": [b - sd / 2**0.5, b + sd / 2**0.5]}, **more}
+            for i, (a, b) in enumerate(times)]  # fmt: skip
+
+
+def test_the_order_of_policies_counts_only_where_it_can_be_told():
+    # Standard deviation of one run 0.01 s, so 0.00707 s of a mean of two and 0.01 s of a difference: noise 0.02 s.
+    where = "m at 2 MB"
+    right = order(ordered((0.10, 0.11), (0.20, 0.19), (0.30, 0.33), sd=0.01))[where]
+    assert right["noise_s"] == pytest.approx(0.02)
+    assert right["tau_b"] == pytest.approx(1.0)
+    assert (right["pairs"], right["pairs_apart"], right["pairs_agree"]) == (3, 3, 3)
+    # The first two swap places, by less than the noise: a tie in both worlds, and nothing is wrong.
+    tied = order(ordered((0.100, 0.105), (0.105, 0.100), (0.30, 0.33), sd=0.01))[where]
+    assert tied["tau_b"] == pytest.approx(1.0)
+    assert (tied["pairs_apart"], tied["pairs_agree"]) == (2, 2)
+    # They swap by more than the noise: of three pairs one is discordant, tau = (2 - 1) / 3.
+    wrong = order(ordered((0.10, 0.19), (0.20, 0.11), (0.30, 0.33), sd=0.01))[where]
+    assert wrong["tau_b"] == pytest.approx(1 / 3)
+    assert wrong["pairs_agree"] == 2
+    # A tie measured where a difference was predicted: 2 concordant pairs, tau-b = 2 / sqrt(3 x 2).
+    half = order(ordered((0.10, 0.100), (0.20, 0.105), (0.30, 0.33), sd=0.01))[where]
+    assert half["tau_b"] == pytest.approx(2 / 6**0.5)
+    none = order(ordered((0.10, 0.101), (0.101, 0.10), (0.102, 0.1), sd=0.01))[where]
+    assert none["tau_b"] is None
+    assert "no two of them differ by more than the noise (20.0 ms)" in told(where, none)
+    assert "Kendall's tau-b 0.33, differences within the noise (20.0 ms) taken as ties" in told(where, wrong)
+    assert order(ordered((0.1, 0.1), (0.2, 0.2))) == {}, "two policies make no order"
+    # One run alone: its iterations' IQR, 0.1 x 0.1349 s / 1.349 = 0.01 s, over 100 of them: 0.001 s of the mean.
+    single = order(ordered((0.1, 0.1349), (0.2, 0.1349), (0.3, 0.1349), repeats={"tpot_s": [0.1349]}))[where]
+    assert single["noise_s"] == pytest.approx(2 * 2**0.5 * 0.001)
+
+
+def test_where_logs_part():
+    assert parts_at([("fetch", 0, 1)], [("fetch", 0, 1)]) is None
+    assert parts_at([("fetch", 0, 1), ("gpu", 0, 1)], [("fetch", 0, 1), ("gpu", 0, 2)]) == 1
+    assert parts_at([("fetch", 0, 1)], []) == 0
+
+
+@pytest.fixture
+def simulated_truth(world, monkeypatch):
+    """Stands for the machine: the simulation with the right profile, so that no noise blurs what a wrong one does."""
+    from sim.real import validate
+    from sim.run import prepare
+
+    def truth(setup, lanes, weights):
+        mine = prepare(msgspec.structs.replace(setup.spec, hw=str(world / "me.yaml")))
+        mine.requests = setup.requests
+        try:
+            found = validate.simulated(mine)
+        finally:
+            mine.close()
+        return World({**found.result, "device": "stand-in"}, found.log, found.busy_s, found.iterations_s)
+
+    monkeypatch.setattr(validate, "carried_out", truth)
+
+
+def test_half_the_bandwidth_fails_on_the_command_line_and_names_the_copy_lane(world, capsys, simulated_truth):
+    args = ("validate", "--policy", "lru", "--experts", 2, "--model", world / "wide.yaml", "--trace",
+            world / "tiny.safetensors", "--precision", "fp32", "--device", "cpu", "--repeat", 2, "--hw")  # fmt: skip
+    right = moesim(capsys, *args, world / "me.yaml", "--tolerance", 0.2)
+    assert right.code == 0, right.out
+    wrong = moesim(capsys, *args, world / "half.yaml", "--tolerance", 0.2)
+    assert wrong.code == 1
+    assert "wrong: lru, 2 experts: TPOT is off by +" in wrong.out
+    assert "most of the difference is on lane h2d (h2d: demand: " in wrong.out
+
+
+def test_repeats_outputs_and_an_interrupt(world, capsys, monkeypatch):
+    from sim.real import validate
+
+    args = ("validate", "--policy", "lru", "--policy", "lfu", "--policy", "on_demand", "--experts", 4, "--model",
+            world / "wide.yaml", "--trace", world / "tiny.safetensors", "--precision", "fp32", "--device", "cpu",
+            "--tolerance", 100, "--outputs", 3, "--hw", world / "me.yaml")  # fmt: skip
+    data = moesim(capsys, *args, "--repeat", 3, "--json").json
+    assert [len(c["repeats"]["tpot_s"]) for c in data["comparisons"]] == [3, 3, 3]
+    assert data["comparisons"][0]["decode_tokens"] == 2
+    for c in data["comparisons"]:
+        assert c["tpot_s"]["measured"] == sorted(c["repeats"]["tpot_s"])[1]
+        assert c["decisions"]["identical"]
+    assert set(data["order"]) == {"tiny-wide at 25 MB"}
+    real, n = validate.carried_out, [0]
+
+    def stopped(*args):
+        n[0] += 1
+        if n[0] == 3:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(validate, "carried_out", stopped)
+    said = moesim(capsys, *args, "--out", world / "cut.json")
+    assert said.code == 130
+    assert "interrupted; what was compared until then is above" in said.err
+    assert [c["policy"] for c in json.loads((world / "cut.json").read_text())["comparisons"]] == ["lru", "lfu"]
+
+
+def test_of_several_runs_the_one_that_decides_otherwise_is_told():
+    def world_of(log, tpot_s, n_bytes=6):
+        statistic = {"mean": tpot_s}
+        result = {"policy": "p", "params": {}, "hw": "h", "model": "m", "precision": "fp32", "device": "d",
+                  "requests": 1, "expert_budget_bytes": [4], "decode_tokens": 3, "ttft_s": statistic,
+                  "tpot_s": statistic,
+                  "uncertainty": {"plus_minus_frac": 0.1}, "h2d_bytes": n_bytes, "d2h_bytes": 0, "labels": [],
+                  "demand_copies": {"bytes": n_bytes}, "prefetch": {"issued": {"bytes": 0}}, "lane_utilisation": {},
+                  "policy_code_s": 0.0, "phases": {"decode": {"iterations": 2}},
+                  **dict.fromkeys(("hit_rate", "partial_hit_rate", "late_hit_rate", "miss_rate", "cpu_rate",
+                                   "substituted_rate", "dropped_rate"), tpot_s)}  # fmt: skip
+        return World(result, log, {("gpu", "expert"): tpot_s}, {"decode": [tpot_s] * 4})
+
+    from sim.real.validate import compared as compared_case
+    from sim.spec import RunSpec
+
+    same, other = [("fetch", 0, 1)], [("fetch", 0, 2)]
+    case = Case(RunSpec(policy="p", hw="h"), sim=world_of(same, 1.0),
+                reals=[world_of(same, 1.0), world_of(other, 4.0, 7), world_of(same, 2.5)])  # fmt: skip
+    found = compared_case(case)
+    assert found["tpot_s"]["measured"] == 2.5, "the median"
+    assert found["classes"]["hit_rate"]["measured"] == 2.5, "the mean"
+    assert found["operations"]["gpu: expert"]["measured_s"] == 7.5 / 3 / 2
+    assert found["decisions"]["measured"] == other
+    assert found["bytes"]["asked_bytes"]["measured"] == 7
 
 
 def test_leaving_the_measured_range_is_flagged(world):

@@ -11,6 +11,7 @@ import click
 
 from sim.errors import BadInput
 
+TALK_OUTPUTS = 32
 MAX_BYTES = 64 * 1024 * 1024
 
 
@@ -33,8 +34,10 @@ MAX_BYTES = 64 * 1024 * 1024
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="hw.*, model.*, stack.* or POLICY.*")
 @click.option("--checkpoint", metavar="NAME|FOLDER", help="Let this model generate under each policy, routing itself: "
               "tokens and perplexity against the resident model's.")  # fmt: skip
-@click.option("--outputs", type=click.IntRange(min=2), default=32, show_default=True, metavar="N",
-              help="With --checkpoint: tokens a request.")  # fmt: skip
+@click.option("--outputs", type=click.IntRange(min=2), metavar="N",
+              help="At most N tokens a request; default: all of the trace's, with --checkpoint 32.")  # fmt: skip
+@click.option("--repeat", type=click.IntRange(min=1, max=100), default=1, show_default=True, metavar="N",
+              help="Real runs of each case, all cases in turn; times are medians.")  # fmt: skip
 @click.option("--tolerance", type=click.FloatRange(min=0.0), default=0.25, show_default=True, metavar="F",
               help="Largest relative error of TPOT and TTFT.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Keep every comparison as JSON.")
@@ -43,7 +46,7 @@ MAX_BYTES = 64 * 1024 * 1024
               help="Run nothing: print the accuracy table of kept comparisons as Markdown; cpu-backend is bundled.")
 def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None, device: str | None, model: str,
             trace: str | None, precision: str | None, requests: int, batch: int, settings: tuple[str, ...],
-            checkpoint: str | None, outputs: int, tolerance: float, out: Path | None, as_json: bool,
+            checkpoint: str | None, outputs: int | None, repeat: int, tolerance: float, out: Path | None, as_json: bool,
             tables: tuple[str, ...]) -> int:  # fmt: skip
     """Simulate and really run: predicted, measured and error of TTFT, TPOT, hits, bytes and lanes; exit 1 beyond F."""
     if tables:
@@ -57,13 +60,14 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
         raise BadInput(f"{missing}, got none: e.g. moesim validate --policy lru --experts 64 --hw my-cpu.yaml, whose "
                        "profile `calibrate --device cpu --model cpu-small --name my-cpu` writes")  # fmt: skip
     if checkpoint is not None:
-        data = _talk(checkpoint, policies, experts or (None,), hw, device, trace, requests, settings, outputs)
+        data = _talk(checkpoint, policies, experts or (None,), hw, device, trace, requests, settings,
+                     outputs or TALK_OUTPUTS)  # fmt: skip
         _keep(data, out)
         click.echo(json.dumps(data) if as_json else _told(data), nl=as_json)
         return 1 if data["wrong"] else 0
     try:
         data = _measure(policies, experts or (None,), hw, device, model, trace, precision, requests, batch, settings,
-                        tolerance, as_json)  # fmt: skip
+                        tolerance, as_json, outputs, repeat)  # fmt: skip
     except KeyboardInterrupt:
         raise click.Abort from None
     _keep(data, out)
@@ -71,21 +75,26 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
         click.echo(json.dumps(data))
     else:
         click.echo(_report(data), nl=False)
+    if data["interrupted"]:
+        click.echo("interrupted; what was compared until then is above", err=True)
+        return 130
     return 1 if data["wrong"] else 0
 
 
 def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str, device: str | None, model: str,
              trace: str | None, precision: str | None, requests: int, batch: int, settings: tuple[str, ...],
-             tolerance: float, quiet: bool) -> dict[str, Any]:  # fmt: skip
+             tolerance: float, quiet: bool, outputs: int | None, repeat: int) -> dict[str, Any]:  # fmt: skip
     """Every policy at every budget, on lanes and weights that are opened once."""
     from calibrate import environment
+    from sim.cli.run import notes
     from sim.cli.run_real import prepare_real
     from sim.data import parse_yaml
     from sim.output import finite
     from sim.overrides import parse_set
     from sim.real.cpu_lanes import cores
+    from sim.real.order import order
     from sim.real.run import opened, usable_device
-    from sim.real.validate import SCHEMA, compare, judge, rank_correlation, summary
+    from sim.real.validate import SCHEMA, Case, compared, judge, summary
     from sim.spec import RunSpec
 
     place = usable_device(device)
@@ -98,16 +107,29 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
     for number, spec in enumerate(cases):  # everything that may be refused is refused before anything runs
         setup = prepare_real(spec, place, precision is not None)
         setup.close()
+        if number == 0 and not quiet:
+            for note in notes(setup):
+                click.echo(note, err=True)
         cases[number] = setup.spec
         if largest is None or sum(setup.memory.expert_bytes) > sum(largest.memory.expert_bytes):
             largest = setup
-    comparisons = []
+    runs, interrupted = [Case(spec, outputs) for spec in cases], False
     with opened(largest, place, largest.spec.seed) as (lanes, weights):
-        for spec in cases:
-            if not quiet:
-                click.echo(f"{spec.policy}, {spec.experts or 'default'} experts ...", err=True)
-            comparisons.append(compare(spec, lanes, weights))
         title, distinct = lanes.title, weights.distinct
+        try:
+            for run in runs:
+                run.predict()
+            for number in range(repeat):  # in turn, so that a machine that drifts does so for all of them
+                for run in runs:
+                    if not quiet:
+                        of = f", run {number + 1} of {repeat}" if repeat > 1 else ""
+                        click.echo(f"{run.spec.policy}, {run.spec.experts or 'default'} experts{of} ...", err=True)
+                    run.carry_out(lanes, weights)
+        except KeyboardInterrupt:
+            interrupted = True
+    comparisons = [compared(run) for run in runs if run.reals]
+    if not comparisons:
+        raise KeyboardInterrupt
     wrong = [f"{c['policy']}, {c['experts'] or 'default'} experts: {text}" for c in comparisons
              for text in judge(c, tolerance)]  # fmt: skip
     machine = environment.machine()
@@ -115,8 +137,8 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
         "schema": SCHEMA, "device": title, "cores": cores(), "machine": machine, "distinct_host_experts": distinct,
         "profile": Path(hw).stem if hw.endswith((".yaml", ".yml")) else hw,
         "load": list(_load()), "date": time.strftime("%Y-%m-%d", time.gmtime()), "tolerance_frac": tolerance,
-        "comparisons": comparisons, "rank_correlation": rank_correlation(comparisons), **summary(comparisons),
-        "wrong": wrong,
+        "comparisons": comparisons, "order": order(comparisons), **summary(comparisons), "repeats": repeat,
+        "interrupted": interrupted, "wrong": wrong,
     })  # fmt: skip
     return found
 
@@ -193,6 +215,7 @@ def _spec(found: dict[str, Any]) -> str:
 def _report(data: dict[str, Any]) -> str:
     """The verdict first, then a row per comparison, lanes of the worst one, and what is wrong."""
     from sim.cli.tables import render, table
+    from sim.real.order import told
     from sim.units import show_seconds
 
     median, worst = data["tpot_s_median_error_frac"], data["tpot_s_worst_error_frac"]
@@ -221,9 +244,8 @@ def _report(data: dict[str, Any]) -> str:
         lanes.add_row(name, *(show_seconds(row[key]) for key in ("predicted_s", "measured_s")),
                       f"{1e3 * row['off_s']:+.3f} ms")  # fmt: skip
     text += f"lanes and operations of {furthest['policy']}, {_spec(furthest)} experts:\n{render(lanes)}\n"
-    for budget, rho in data["rank_correlation"].items():
-        if rho is not None:
-            text += f"rank correlation of policies at {int(budget) / 1e6:.0f} MB: {rho:.2f}\n"
+    for where, row in data["order"].items():
+        text += told(where, row) + "\n"
     for label in sorted({label for c in data["comparisons"] for label in c["labels"]}):
         text += f"note: {label}\n"
     return text + "".join(f"wrong: {line}\n" for line in data["wrong"])
@@ -266,6 +288,8 @@ def _talked(data: dict[str, Any]) -> list[str]:
 
 def markdown(kept: list[dict[str, Any]]) -> str:
     """The accuracy table of the docs: hardware, cores, noise, versions and date, then a row per comparison."""
+    from sim.real.order import order, told
+
     lines: list[str] = []
     for data in kept:
         if "policies" in data:
@@ -292,8 +316,7 @@ def markdown(kept: list[dict[str, Any]]) -> str:
                 f"{_percent(c['classes']['hit_rate']['measured'], sign=False)} | "
                 f"{'identical' if c['decisions']['identical'] else 'differ'} |"
             )
-        rho = [f"{value:.2f}" for value in data["rank_correlation"].values() if value is not None]
-        if rho:
-            lines += ["", f"Rank correlation of policies, predicted against measured, by budget: {', '.join(rho)}."]
+        lines.append("")
+        lines += [f"- {told(where, row)}." for where, row in order(data["comparisons"]).items()]
         lines.append("")
     return "\n".join(lines)

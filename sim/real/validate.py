@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -96,45 +96,98 @@ def _steps_into(steps: dict[str, list[float]]) -> Callable[[Any], None]:
     return lambda step: steps.setdefault(step.iteration.phase, []).append(step.end_s - step.start_s)
 
 
-def compare(spec: RunSpec, lanes: Lanes, weights: Weights) -> dict[str, Any]:
-    """One comparison as plain data: predicted, measured and error of every figure, lane and operation."""
-    worlds = []
-    for run in (simulated, lambda setup: carried_out(setup, lanes, weights)):
-        setup = prepare(spec)
+@dataclass
+class Case:
+    """One policy at one budget: the run that is compared, and what came of it in both worlds.
+
+    `outputs` caps the tokens put out by each request; None: as many as the trace has.
+    """
+
+    spec: RunSpec
+    outputs: int | None = None
+    traits: list[str] = field(default_factory=list)
+    sim: World | None = None
+    reals: list[World] = field(default_factory=list)
+
+    def _run(self, run: Callable[[Setup], World]) -> World:
+        setup = prepare(self.spec)
         try:
-            worlds.append(run(setup))
-            traits = sorted(setup.policy.traits)
+            if self.outputs is not None:
+                setup.requests = [r._replace(outputs=min(r.outputs, self.outputs)) for r in setup.requests]
+            self.traits = sorted(setup.policy.traits)
+            return run(setup)
         finally:
             setup.close()
-    sim, real = worlds
-    n_steps = max(1, sum(phase["iterations"] for phase in real.result["phases"].values()))
-    operations = _operations(sim, real, n_steps)
-    part = next((i for i, (a, b) in enumerate(zip(sim.log, real.log, strict=False)) if a != b), None)
-    if part is None and len(sim.log) != len(real.log):
-        part = min(len(sim.log), len(real.log))
+
+    def predict(self) -> None:
+        """Simulate it."""
+        self.sim = self._run(simulated)
+
+    def carry_out(self, lanes: Lanes, weights: Weights) -> None:
+        """Really run it once more."""
+        self.reals.append(self._run(lambda setup: carried_out(setup, lanes, weights)))
+
+
+def compare(spec: RunSpec, lanes: Lanes, weights: Weights, outputs: int | None = None) -> dict[str, Any]:
+    """Simulate, really run once, and compare; see `compared`."""
+    case = Case(spec, outputs)
+    case.predict()
+    case.carry_out(lanes, weights)
+    return compared(case)
+
+
+def compared(case: Case) -> dict[str, Any]:
+    """One comparison as plain data: predicted, measured and error of every figure, lane and operation.
+
+    Of several real runs, times are the median (by operation the mean, which adds up), rates the mean; decisions and
+    bytes are those of the first run that differs from the simulation, if one does.
+    """
+    sim, reals, spec = case.sim, case.reals, case.spec
+    assert sim is not None
+    assert reals
+    parted = [parts_at(sim.log, real.log) for real in reals]
+    which = next((i for i, at in enumerate(parted) if at is not None), 0)
+    real, part = reals[which], parted[which]
+    asked = next((r for r in reals if _asked(r.result) != _asked(sim.result)), real)
+    operations = _operations(sim, reals)
+    repeats = {key: [r.result[key]["mean"] for r in reals if r.result[key]["mean"] is not None]
+               for key in ("tpot_s", "ttft_s")}  # fmt: skip
+    median = {key: quantile(sorted(found), 0.5) if found else None for key, found in repeats.items()}
     return {
-        "policy": sim.result["policy"], "params": sim.result["params"], "traits": traits, "hw": sim.result["hw"],
+        "policy": sim.result["policy"], "params": sim.result["params"], "traits": case.traits, "hw": sim.result["hw"],
         "model": sim.result["model"], "precision": sim.result["precision"], "device": real.result["device"],
         "expert_budget_bytes": sum(sim.result["expert_budget_bytes"]), "experts": spec.experts,
-        "cache_frac": spec.cache_frac, "requests": real.result["requests"],
+        "cache_frac": spec.cache_frac, "requests": real.result["requests"], "outputs": case.outputs,
         "decode_tokens": real.result["decode_tokens"],
-        "ttft_s": _pair(sim.result["ttft_s"]["mean"], real.result["ttft_s"]["mean"]),
-        "tpot_s": _pair(sim.result["tpot_s"]["mean"], real.result["tpot_s"]["mean"]),
+        "ttft_s": _pair(sim.result["ttft_s"]["mean"], median["ttft_s"]),
+        "tpot_s": _pair(sim.result["tpot_s"]["mean"], median["tpot_s"]),
+        "repeats": repeats,
         "plus_minus_frac": sim.result["uncertainty"]["plus_minus_frac"],
-        "decode_iqr_frac": _iqr_frac(real.iterations_s.get("decode", [])),
-        "classes": {name: _pair(sim.result[name], real.result[name]) for name in CLASSES},
+        "decode_iqr_frac": _iqr_frac([s for r in reals for s in r.iterations_s.get("decode", [])]),
+        "classes": {name: _pair(sim.result[name], _mean([r.result[name] for r in reals])) for name in CLASSES},
         "bytes": {**{name: _pair(sim.result[name], real.result[name]) for name in ("h2d_bytes", "d2h_bytes")},
-                  "asked_bytes": _pair(_asked(sim.result), _asked(real.result))},
-        "utilisation": {lane: _pair(sim.result["lane_utilisation"].get(lane), real.result["lane_utilisation"].get(lane))
-                        for lane in LANES},
+                  "asked_bytes": _pair(_asked(sim.result), _asked(asked.result))},
+        "utilisation": {lane: _pair(sim.result["lane_utilisation"].get(lane),
+                                    _mean([r.result["lane_utilisation"].get(lane) for r in reals])) for lane in LANES},
         "operations": operations, "lanes": _lanes(operations), "worst_lane": _worst(_lanes(operations)),
         "worst_operation": _worst(operations),
-        "policy_code_s": _pair(sim.result["policy_code_s"], real.result["policy_code_s"]),
+        "policy_code_s": _pair(sim.result["policy_code_s"], _mean([r.result["policy_code_s"] for r in reals])),
         "decisions": {"n": len(real.log), "identical": part is None, "part_at": part,
                       "predicted": None if part is None else list(sim.log[part : part + 1]),
                       "measured": None if part is None else list(real.log[part : part + 1])},
         "labels": [label for label in sim.result["labels"] if label.startswith("beyond")],
     }  # fmt: skip
+
+
+def parts_at(one: list[Entry], other: list[Entry]) -> int | None:
+    """Where two logs part; None when they are the same."""
+    part = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    return min(len(one), len(other)) if part is None and len(one) != len(other) else part
+
+
+def _mean(values: list[Any]) -> float | None:
+    found = [value for value in values if value is not None]
+    return math.fsum(found) / len(found) if found else None
 
 
 def _pair(predicted: float | None, measured: float | None) -> dict[str, float | None]:
@@ -157,11 +210,13 @@ def _iqr_frac(seconds: list[float]) -> float | None:
     return (quantile(ordered, 0.75) - quantile(ordered, 0.25)) / quantile(ordered, 0.5)
 
 
-def _operations(sim: World, real: World, n_steps: int) -> dict[str, dict[str, float]]:
+def _operations(sim: World, reals: list[World]) -> dict[str, dict[str, float]]:
     """Busy seconds per iteration by lane and operation; their difference is where the time went wrong."""
+    n_steps = max(1, sum(phase["iterations"] for phase in reals[0].result["phases"].values()))
     found = {}
-    for lane, op in sorted(set(sim.busy_s) | set(real.busy_s)):
-        predicted, measured = (world.busy_s.get((lane, op), 0.0) / n_steps for world in (sim, real))
+    for lane, op in sorted({key for world in (sim, *reals) for key in world.busy_s}):
+        predicted = sim.busy_s.get((lane, op), 0.0) / n_steps
+        measured = math.fsum(real.busy_s.get((lane, op), 0.0) for real in reals) / len(reals) / n_steps
         found[f"{lane}: {op}"] = {"predicted_s": predicted, "measured_s": measured, "off_s": predicted - measured}
     return found
 
@@ -200,23 +255,6 @@ def judge(found: dict[str, Any], tolerance_frac: float) -> list[str]:
         if pair["predicted"] != pair["measured"]:
             wrong.append(f"bytes asked for: {pair['predicted']} predicted, {pair['measured']} measured")
     return wrong
-
-
-def rank_correlation(comparisons: Iterable[dict[str, Any]]) -> dict[str, float | None]:
-    """Spearman's rho between predicted and measured TPOT over policies, per budget; None below three policies."""
-    from scipy.stats import spearmanr
-
-    by_budget: dict[str, list[tuple[float, float]]] = {}
-    for found in comparisons:
-        pair = found["tpot_s"]
-        if pair["predicted"] is not None and pair["measured"] is not None:
-            by_budget.setdefault(str(found["expert_budget_bytes"]), []).append((pair["predicted"], pair["measured"]))
-    rho: dict[str, float | None] = {}
-    for budget, pairs in by_budget.items():
-        predicted, measured = ([pair[side] for pair in pairs] for side in (0, 1))
-        value = float(spearmanr(predicted, measured).statistic) if len(pairs) >= 3 else math.nan
-        rho[budget] = None if math.isnan(value) else value
-    return rho
 
 
 def summary(comparisons: list[dict[str, Any]]) -> dict[str, float | None]:

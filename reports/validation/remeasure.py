@@ -1,0 +1,150 @@
+"""Measure the CPU backend anew: `python -m reports.validation.remeasure`, about twelve minutes on four quiet cores.
+
+It calibrates this machine for two models, runs every case of `PLANS` in both worlds, keeps all comparisons as
+`cpu-backend.json` beside the profiles, and prints the accuracy table anew into docs/validate.md. `cpu-small` is where
+the accuracy of times is asked for; `cpu-medium` has experts so large that policies differ by more than the noise.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+HERE = Path(__file__).resolve().parent
+PROBES = ("host", "anchor", "copy", "expert", "copy_enqueue", "cpu_expert", "contention", "attention", "dense",
+          "copy_shape", "lanes")  # fmt: skip
+NAME = "cpu-backend"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One model: its profile's name, the probes that make it, and the cases that are compared."""
+
+    model: str
+    profile: str
+    probes: tuple[str, ...]
+    policies: tuple[str, ...]
+    experts: tuple[int, ...]
+    requests: int
+    outputs: int
+    repeat: int
+
+    def calibrate(self, folder: Path, minutes: float) -> list[str]:
+        """Arguments of `moesim`."""
+        chosen = [word for probe in self.probes for word in ("--probe", probe)]
+        return ["calibrate", "--device", "cpu", "--model", self.model, "--name", self.profile, "--out", str(folder),
+                "--minutes", str(minutes), "--rounds", "1", *chosen]  # fmt: skip
+
+    def validate(self, folder: Path, tolerance: float) -> list[str]:
+        """Arguments of `moesim`; `--repeat` takes all cases in turn."""
+        cases = [word for policy in self.policies for word in ("--policy", policy)]
+        cases += [word for n in self.experts for word in ("--experts", str(n))]
+        return ["validate", *cases, "--model", self.model, "--device", "cpu", "--requests", str(self.requests),
+                "--outputs", str(self.outputs), "--repeat", str(self.repeat), "--tolerance", str(tolerance),
+                "--hw", str(folder / f"{self.profile}.yaml"), "--out", str(self.kept(folder))]  # fmt: skip
+
+    def kept(self, folder: Path) -> Path:
+        """Where the comparisons of this model alone are kept until they are put together."""
+        return folder / f"{self.profile}.part.json"
+
+
+PLANS = (
+    Plan("cpu-small", NAME, PROBES, ("lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady"),
+         (64, 96, 128), requests=2, outputs=24, repeat=2),
+    Plan("cpu-medium", f"{NAME}-medium", ("lanes",),
+         ("on_demand", "lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady"), (64, 128),
+         requests=1, outputs=32, repeat=2),
+)  # fmt: skip
+QUICK = (
+    Plan("cpu-small", NAME, ("lanes",), ("lru", "lfu", "on_demand"), (64,), requests=1, outputs=3, repeat=2),
+)  # fmt: skip
+
+
+def moesim(words: Sequence[str]) -> int:
+    """Run a command in a process of its own, so that one calibration leaves the next no memory and no threads."""
+    return subprocess.run([sys.executable, "-m", "sim", *words], check=False).returncode  # noqa: S603
+
+
+def together(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Comparisons of several models as one: cases in a row, errors and orders worked out anew."""
+    from sim.real.order import order
+    from sim.real.validate import summary
+
+    comparisons = [case for part in parts for case in part["comparisons"]]
+    names = list(dict.fromkeys(name for part in parts for name in part["profile"].split(", ")))
+    loads = [part["load"] for part in parts]
+    return {**parts[0], "profile": ", ".join(names), "comparisons": comparisons, "order": order(comparisons),
+            "load": [max(column) for column in zip(*loads, strict=True)], **summary(comparisons),
+            "distinct_host_experts": min(part["distinct_host_experts"] for part in parts),
+            "wrong": [line for part in parts for line in part["wrong"]]}  # fmt: skip
+
+
+def measure(folder: Path, plans: Sequence[Plan], minutes: float, run: Callable[[Sequence[str]], int] = moesim,
+            tell: Callable[[str], object] = click.echo) -> dict[str, Any]:  # fmt: skip
+    """Calibrate and compare every plan, and keep all comparisons in `folder`. Raises ClickException when a step fails.
+
+    A comparison beyond the tolerance of `validate` (exit 1) is a result, not a failure.
+    """
+    from sim.cli.validate import read
+    from sim.data import replacing
+
+    began_s, parts = time.monotonic(), []
+    for plan in plans:
+        for words in (plan.calibrate(folder, minutes), plan.validate(folder, 0.25)):
+            tell(f"[{time.monotonic() - began_s:4.0f} s] moesim {' '.join(words)}")
+            status = run(words)
+            if status not in ((0, 1) if words[0] == "validate" else (0,)):
+                raise click.ClickException(f"moesim {words[0]} for {plan.model} ended with {status}")
+        parts.append(read(plan.kept(folder)))
+        plan.kept(folder).unlink()
+    data = together(parts)
+    with replacing(folder / f"{NAME}.json") as part:
+        part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    tell(f"[{time.monotonic() - began_s:4.0f} s] wrote {folder / f'{NAME}.json'}")
+    return data
+
+
+def refresh(page: Path, table: str) -> None:
+    """Put a table in the place of the one that the page has."""
+    from sim.data import replacing
+
+    head = f"<!-- output of: moesim validate --table {NAME} -->\n```text\n"
+    text = page.read_text(encoding="utf-8")
+    before, found, rest = text.partition(head)
+    if not found:
+        raise click.ClickException(f"{page}: no block that begins with {head.splitlines()[0]}")
+    _, end, after = rest.partition("\n```\n")
+    with replacing(page) as part:
+        part.write_text(before + head + table.rstrip("\n") + end + after, encoding="utf-8")
+
+
+@click.command(help=__doc__)
+@click.option("--out", "folder", type=click.Path(file_okay=False, path_type=Path), default=HERE, show_default=False,
+              help="Where profiles and comparisons go; default: this package, and docs/validate.md is printed anew.")
+@click.option("--minutes", type=click.FloatRange(0.01, 60), default=1.2, show_default=True,
+              help="Time for the probes of single operations; those on the lanes take what they take.")  # fmt: skip
+@click.option("--quick", is_flag=True, help="Three cases of a few tokens: does it work here at all?")
+def command(folder: Path, minutes: float, quick: bool) -> None:
+    """Calibrate, compare, keep, print."""
+    from sim.cli.validate import markdown
+
+    folder.mkdir(parents=True, exist_ok=True)
+    data = measure(folder, QUICK if quick else PLANS, minutes)
+    table = markdown([data])
+    page = HERE.parents[1] / "docs" / "validate.md"
+    if folder == HERE and page.is_file():
+        refresh(page, table)
+        click.echo(f"printed anew: {page}")
+    click.echo(table)
+
+
+if __name__ == "__main__":
+    command()

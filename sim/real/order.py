@@ -1,0 +1,77 @@
+"""Whether policies come in the order that was predicted, as far as a measurement can tell them apart at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import variance
+from typing import Any
+
+APART = 2.0
+"""Standard errors of a difference from which two policies count as different."""
+
+
+def grouped(values: Sequence[float], noise: float) -> list[int]:
+    """The rank of each value; those no further than `noise` above the least of their group share one."""
+    ranks, first, rank = [0] * len(values), -math.inf, -1
+    for index in sorted(range(len(values)), key=lambda i: (values[i], i)):
+        if values[index] - first > noise:
+            rank, first = rank + 1, values[index]
+        ranks[index] = rank
+    return ranks
+
+
+def variance_of(found: dict[str, Any]) -> float | None:
+    """Variance of one comparison's measured TPOT, in s^2: from its repeats, else from the scatter of its iterations."""
+    repeats = found.get("repeats", {}).get("tpot_s", [])
+    measured_s, iqr_frac = found["tpot_s"]["measured"], found.get("decode_iqr_frac")
+    if len(repeats) > 1:
+        # A median of three or more is a little less certain than a mean.
+        return float(variance(repeats)) / len(repeats) * (math.pi / 2 if len(repeats) > 2 else 1.0)
+    if iqr_frac is None or not measured_s or not found.get("decode_tokens"):
+        return None
+    return float((iqr_frac * measured_s / 1.349) ** 2 / found["decode_tokens"])
+
+
+def order(comparisons: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Predicted against measured order of policies by TPOT, per model and budget of three or more policies.
+
+    Times that differ by less than the noise are ties, in both worlds alike. `tau_b` is Kendall's, which takes ties
+    into account: 1 the same order, 0 no relation; None where the noise leaves one group. `noise_s` is `APART` standard
+    errors of a difference, pooled over the policies; `pairs_apart` of `pairs` are further apart than that in both
+    worlds, `pairs_agree` of these in the predicted order.
+    """
+    from scipy.stats import kendalltau
+
+    by_budget: dict[str, list[dict[str, Any]]] = {}
+    for found in comparisons:
+        if found["tpot_s"]["predicted"] is not None and found["tpot_s"]["measured"] is not None:
+            where = f"{found.get('model', '')} at {found['expert_budget_bytes'] / 1e6:.0f} MB"
+            by_budget.setdefault(where, []).append(found)
+    orders = {}
+    for where, cases in by_budget.items():
+        if len(cases) < 3:
+            continue
+        known = [v for v in map(variance_of, cases) if v is not None]
+        noise_s = APART * math.sqrt(2 * math.fsum(known) / len(known)) if known else 0.0
+        predicted, measured = ([case["tpot_s"][side] for case in cases] for side in ("predicted", "measured"))
+        tau = float(kendalltau(grouped(predicted, noise_s), grouped(measured, noise_s), variant="b").statistic)
+        pairs = [(predicted[i] - predicted[j], measured[i] - measured[j])
+                 for i in range(len(cases)) for j in range(i)]  # fmt: skip
+        apart = [(a, b) for a, b in pairs if min(abs(a), abs(b)) > noise_s]
+        orders[where] = {
+            "policies": len(cases), "noise_s": noise_s, "tau_b": None if math.isnan(tau) else tau,
+            "pairs": len(pairs), "pairs_apart": len(apart), "pairs_agree": sum(a * b > 0 for a, b in apart),
+        }  # fmt: skip
+    return orders
+
+
+def told(where: str, row: dict[str, Any]) -> str:
+    """One line about one order."""
+    noise = f"{1e3 * row['noise_s']:.1f} ms"
+    head = f"order of {row['policies']} policies, {where}"
+    if row["tau_b"] is None:
+        return f"{head}: no two of them differ by more than the noise ({noise})"
+    return (f"{head}: Kendall's tau-b {row['tau_b']:.2f}, differences within the noise ({noise}) taken as ties; "
+            f"{row['pairs_apart']} of {row['pairs']} pairs are further apart in both worlds, {row['pairs_agree']} of "
+            "these in the predicted order")  # fmt: skip

@@ -1,0 +1,80 @@
+"""The script that measures the CPU backend anew: its commands are valid, parts fit together, the table is pasted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+
+pytest.importorskip("torch")
+
+from reports.validation import remeasure
+from sim.cli import VERBS, moesim
+from sim.cli.validate import markdown, read
+from sim.data import bundled
+from sim.models import load_model
+from sim.registry import find
+
+KEPT = read(bundled("reports.validation", ".json")["cpu-backend"])
+
+
+@pytest.mark.parametrize("plan", [*remeasure.PLANS, *remeasure.QUICK], ids=lambda plan: f"{plan.model}-{plan.outputs}")
+def test_its_commands_are_valid(tmp_path, plan):
+    for words in (plan.calibrate(tmp_path, 1.0), plan.validate(tmp_path, 0.25)):
+        assert words[0] in VERBS
+        with click.Context(moesim) as parent:
+            verb = moesim.get_command(parent, words[0])
+            context = verb.make_context(words[0], words[1:], parent)
+        assert context.params["device"] == "cpu"
+    model = load_model(plan.model)
+    for name in plan.policies:
+        assert find(name).name == name
+    assert max(plan.experts) <= model.n_moe_layers * model.n_experts
+    assert plan.probes[-1] == "lanes"
+
+
+def test_the_target_is_covered():
+    small = remeasure.PLANS[0]
+    assert len(small.policies) >= 6
+    assert len(small.experts) >= 3
+    assert all(plan.repeat >= 2 for plan in remeasure.PLANS), "noise between runs is what ties are judged by"
+
+
+def stand_in(folder, model, said):
+    """A `moesim` that writes what a comparison would have kept."""
+    def run(words):
+        said.append(words[0])
+        if words[0] == "validate":
+            part = {**KEPT, "profile": Path(words[words.index("--hw") + 1]).stem, "load": [1.0, 2.0, 3.0],
+                    "wrong": [f"wrong {len(said)}"]}  # fmt: skip
+            Path(words[words.index("--out") + 1]).write_text(json.dumps(part))
+        return 1 if words[0] == "validate" else 0
+
+    return run
+
+
+def test_parts_are_put_together(tmp_path):
+    said = []
+    data = remeasure.measure(tmp_path, remeasure.PLANS, 1.0, stand_in(tmp_path, "m", said), lambda _: None)
+    assert said == ["calibrate", "validate"] * 2
+    assert {path.name for path in tmp_path.iterdir()} == {"cpu-backend.json"}
+    assert data["profile"] == "cpu-backend, cpu-backend-medium"
+    assert len(data["comparisons"]) == 2 * len(KEPT["comparisons"])
+    assert data["wrong"] == ["wrong 2", "wrong 4"]
+    assert data["tpot_s_worst_error_frac"] == KEPT["tpot_s_worst_error_frac"]
+    assert read(tmp_path / "cpu-backend.json") == json.loads(json.dumps(data))
+    with pytest.raises(click.ClickException, match="calibrate for cpu-small ended with 2"):
+        remeasure.measure(tmp_path, remeasure.PLANS, 1.0, lambda _: 2, lambda _: None)
+
+
+def test_the_table_takes_the_place_of_the_old_one(tmp_path):
+    page = tmp_path / "validate.md"
+    head = "<!-- output of: moesim validate --table cpu-backend -->\n```text\n"
+    page.write_text(f"before\n{head}old\ntable\n```\nafter\n```\n")
+    remeasure.refresh(page, markdown([KEPT]))
+    assert page.read_text() == f"before\n{head}{markdown([KEPT]).rstrip()}\n```\nafter\n```\n"
+    page.write_text("nothing of the kind")
+    with pytest.raises(click.ClickException, match="no block that begins with"):
+        remeasure.refresh(page, "x")
