@@ -61,6 +61,8 @@ class Moepic(Policy):
               "priority is no lower", ("always", "priority")),
         Param("compute", "segments", "segments: what is there is computed first, tops before any bottom (sections 2.3 "
               "and 3.2); experts: one expert after the other, its bottom right after its top", ("segments", "experts")),
+        Param("concatenate", True, "an expert all of which is there is computed as one (section 3.1: concatenated); "
+              "false: its top, then its bottom"),
         Param("loading", "bottoms", "what is missing: bottoms first, then whole experts; or as the gate ranks them "
               "(the paper leaves the order open)", ("bottoms", "gate")),
         Param("history", "store", "store: the trace's store split has been served before, as tau asks for; none: "
@@ -78,6 +80,7 @@ class Moepic(Policy):
     configure: bool
     admission: str
     compute: str
+    concatenate: bool
     loading: str
     history: str
     seed: int
@@ -107,6 +110,7 @@ class Moepic(Policy):
         self._spare = [0] * view.n_gpus  # bytes of V_e that its division leaves
         self._lay_out([self._even(budget) for budget in self._budgets])
         self._ahead: list[Piece] = []
+        self._begun: set[int] = set()  # experts of the layer of which a segment has been computed
         self._n_hits = self._n_activated = self._n_configured = self._n_admitted = 0
 
     def _even(self, budget: float) -> LayerPlan:
@@ -180,6 +184,7 @@ class Moepic(Policy):
         """Missing segments are loaded while what is there is computed: whole experts, then tops (or bottoms) that lack
         the rest, then the rest as it arrives; experts that lack only their bottom are loaded before misses."""
         groups, owed = self._tops[gate.layer], dict(gate.needs)
+        self._begun.clear()
         home = {expert: groups[view.piece(gate.layer, expert).gpu] for expert in owed}
         work = sorted(owed, key=lambda expert: self._readiness(home[expert], expert, view))
         unsent: list[deque[int]] = [deque() for _ in groups]
@@ -204,6 +209,7 @@ class Moepic(Policy):
                 if len(here) == home[expert].n_segments:  # the rest has come while others were launched
                     yield from self._run(home[expert], expert, unsent[home[expert].gpu], owed, view)
                 else:
+                    self._begun.update([expert] if here else [])
                     for piece in here:
                         yield RunPart(piece)
         for expert in [e for e in work if e in owed]:
@@ -214,7 +220,7 @@ class Moepic(Policy):
 
     def _run(self, tops: Tops, expert: int, unsent: deque[int], owed: dict[int, int], view: View) -> Steps:
         """Compute an expert, or what is left of it; its buffered segments make room for missing ones."""
-        yield RunGpu(expert)
+        yield RunGpu(expert, joined=self.concatenate and expert not in self._begun and self._there(tops, expert, view))
         del owed[expert]
         for segment in (tops.bottom(expert), None if expert in tops.cached else tops.top(expert)):
             if segment is not None:

@@ -59,10 +59,14 @@ class DropQueue(NamedTuple):
 
 class RunGpu(NamedTuple):
     """Compute `(layer, expert)` on the GPU that holds it, each of its pieces once it has arrived; of an expert begun by
-    `RunPart`, what is left."""
+    `RunPart`, what is left.
+
+    `joined`: slices of columns are computed as one, side by side, once all of them are there.
+    """
 
     expert: int
     after: tuple[Ticket, ...] = ()
+    joined: bool = False
 
 
 class RunPart(NamedTuple):

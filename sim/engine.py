@@ -93,7 +93,7 @@ class Engine(Transfers):
     def _verbs(self) -> dict[type, Callable[[Any], Ticket | None]]:
         """What each kind of decision makes the engine do."""
         return {
-            RunGpu: lambda d: self.run_gpu(d.expert, d.after),
+            RunGpu: lambda d: self.run_gpu(d.expert, d.after, d.joined),
             RunPart: lambda d: self.run_part(d.piece, d.after),
             Fetch: lambda d: self.fetch(d.piece, d.after),
             Prefetch: lambda d: self.prefetch(d.piece, d.priority, d.after),
@@ -226,7 +226,7 @@ class Engine(Transfers):
             policy.accessed(piece, False, view)
             self.run_gpu(piece.expert)
 
-    def run_gpu(self, expert: int, after: tuple[Ticket, ...] = ()) -> Ticket:
+    def run_gpu(self, expert: int, after: tuple[Ticket, ...] = (), joined: bool = False) -> Ticket:
         """Compute an owed expert on the GPU, each of its pieces (or of those that are left) as it arrives."""
         n_tokens = self.unrun.get(expert)
         if n_tokens is None:
@@ -241,8 +241,11 @@ class Engine(Transfers):
         enough = self.cache.sufficient(whole, self._lower.get(expert), begun)
         if enough is None:
             raise IllegalDecision(f"RunGpu({expert}): layer {self.layer}'s expert is not on the GPU; Fetch it first")
-        for used in enough:
-            ticket = self._launch(used, n_tokens, after)
+        if joined and len(enough) > 1:
+            ticket = self._launch_joined(whole, enough, n_tokens, after)
+        else:
+            for used in enough:
+                ticket = self._launch(used, n_tokens, after)
         self._ran(expert, n_tokens, [*begun, *(used.piece for used in enough)])
         return ticket
 
@@ -279,6 +282,22 @@ class Engine(Transfers):
         )
         if not entry.used:
             self.tally.used(entry)
+        return ticket
+
+    def _launch_joined(
+        self, whole: Piece, parts: Sequence[Entry], n_tokens: int, after: tuple[Ticket, ...]
+    ) -> Ticket:
+        """Compute an expert from slices of columns side by side, once the last of them has arrived."""
+        pieces = [entry.piece for entry in parts]
+        if whole.expert in self._begun or any(p.precision != whole.precision or p.kernels_frac < 1.0 for p in pieces):
+            raise IllegalDecision(f"RunGpu({whole.expert}, joined=True): {pieces} are not all of the expert in columns "
+                                  "of the serving precision; leave `joined` out")  # fmt: skip
+        arrivals = tuple(entry.arrival for entry in parts if entry.arrival is not None)
+        ticket = self.machine.expert(whole, n_tokens, (*arrivals, *after), pieces)
+        for entry in parts:
+            entry.last_use = ticket
+            if not entry.used:
+                self.tally.used(entry)
         return ticket
 
     def _ran(self, expert: int, n_tokens: int, parts: Sequence[Piece]) -> None:

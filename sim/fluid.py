@@ -7,7 +7,7 @@ stays a plain clock: whenever it moves, events up to its time happen. `docs/cont
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sim.copy_lane import Copy
@@ -77,8 +77,10 @@ class FluidMachine(SimMachine):
         self._advance()
         return ticket
 
-    def expert(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
-        ticket = super().expert(piece, n_tokens, after)
+    def expert(
+        self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...], parts: Sequence[Piece] = ()
+    ) -> Ticket:
+        ticket = super().expert(piece, n_tokens, after, parts)
         self._advance()
         return ticket
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
 
@@ -55,8 +55,14 @@ class Machine(Protocol):
     def to_gate(self, layer: int) -> None:
         """`attention`, `gate` and `shared`, then `sync` with the gate."""
 
-    def expert(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
-        """Launch the expert of `piece` for `n_tokens` on the piece's GPU."""
+    def expert(
+        self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...], parts: Sequence[Piece] = ()
+    ) -> Ticket:
+        """Launch the expert of `piece` for `n_tokens` on the piece's GPU.
+
+        Args:
+            parts: `piece` is the whole expert, but it lies there in these slices of columns: computed side by side.
+        """
 
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
         """Send activations down, compute on the CPU, send the result up; the ticket is the result's arrival."""

@@ -11,6 +11,8 @@ from sim.machine import DEMAND, UNKNOWN_S, Ticket
 from sim.sim_links import SimLinks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
     from sim.cost import Cost, Launch, Price
@@ -159,7 +161,9 @@ class SimMachine(SimLinks):
 
     # -- experts ----------------------------------------------------------------------------------------------------
 
-    def expert(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
+    def expert(
+        self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...], parts: Sequence[Piece] = ()
+    ) -> Ticket:
         cost = self.cost
         kernels_frac = piece.kernels_frac
         price = cost.expert(n_tokens, piece.precision, piece.stop_frac - piece.start_frac, kernels_frac)

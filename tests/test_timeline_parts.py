@@ -49,6 +49,9 @@ def there_first():
     # The last part completes its expert, in whichever order.
     ((lambda v: RunPart(v.part(0, 1, 0.5, 1.0)), lambda v: RunPart(v.part(0, 1, 0.0, 0.5)), lambda v: RunGpu(0)),
      [(1, 3), (11, 13), (13, 15), (15, 17)], ["part 1", "gpu 1", "gpu 0"]),
+    # Side by side, once the last of them is there: one expert of 2 s.
+    ((lambda v: RunGpu(0, joined=True), lambda v: RunPart(v.part(0, 1, 0.5, 1.0)), lambda v: RunGpu(1)),
+     [(6, 8), (8, 10), (11, 13)], ["gpu 0", "part 1", "gpu 1"]),
     # Expert by expert, in order of columns: 0's left half, its right half; 1's left half is there last.
     ((lambda v: RunGpu(0), lambda v: RunGpu(1)), [(1, 3), (6, 8), (11, 13), (13, 15)], ["gpu 0", "gpu 1"]),
 ])  # fmt: skip
@@ -84,6 +87,9 @@ class Shuffled(Policy):
             parts = [view.part(gate.layer, expert, a, b) for a, b in pairwise(cuts)]
             for part in parts:
                 yield Fetch(part)
+            if self._cut.random() < 0.2:
+                waiting.append([RunGpu(expert, joined=True)])
+                continue
             by_part = self._random.sample(parts, len(parts) if self._random.random() < 0.5 else len(parts) - 1)
             waiting.append([*map(RunPart, by_part), *([RunGpu(expert)] if len(by_part) < len(parts) else [])])
         while waiting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -218,10 +218,10 @@ def observe(setup: Setup, hw: Hardware, pace: float = 1.0, hides_later: bool = F
     computed: list[Computed] = []
     expert = engine.machine.expert
 
-    def watched(piece: Piece, n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
+    def watched(piece: Piece, n_tokens: int, after: tuple[Ticket, ...], parts: Sequence[Piece] = ()) -> Ticket:
         where = (len(steps), piece.layer, piece.expert, piece.start_frac, piece.stop_frac)
         computed.append(Computed(*where, n_tokens))
-        return expert(piece, n_tokens, after)
+        return expert(piece, n_tokens, after, parts)
 
     engine.machine.expert = watched  # type: ignore[method-assign]
     clockwork = run_through(setup, engine, machine, drive, lambda _: steps.append(len(events)), None)

@@ -247,7 +247,9 @@ class RealMachine:
 
     # -- experts ----------------------------------------------------------------------------------------------------
 
-    def expert(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
+    def expert(
+        self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...], parts: Sequence[Piece] = ()
+    ) -> Ticket:
         began_s = self.now_s
         expert = self._partials.get(piece.expert)
         if expert is None:
@@ -255,7 +257,8 @@ class RealMachine:
             expert = self._partials[piece.expert] = Partial(piece.layer, piece.expert, self.weights.rows, routed)
         read = self._input if piece.gpu == 0 else self._sent
         part = extent(piece, self.weights.rows)
-        results, compute = expert.add(part, self.shelves.values(piece), self.decoder, read)
+        values = self.shelves.side_by_side(parts) if parts else self.shelves.values(piece)
+        results, compute = expert.add(part, values, self.decoder, read)
         self._results += results
         works = _works(after)
         if piece.gpu:  # its stream knows nothing of GPU 0's: it waits for the gate, and the next block for it
@@ -266,7 +269,8 @@ class RealMachine:
         self.lanes.submit(work)
         if piece.gpu:
             self._joins = (*self._joins, work)
-        self.shelves.last_use[piece] = work
+        for read_from in parts or (piece,):
+            self.shelves.last_use[read_from] = work
         self._said("launch expert", piece.layer, piece.expert, n_tokens, 0, began_s)
         return work
 

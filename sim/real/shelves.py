@@ -122,6 +122,12 @@ class Shelves:
         return lambda: torch.cat([form.unpack(raw[at : at + n * form.row_bytes], index, first, first + n)
                                   for at, first in cuts])  # fmt: skip
 
+    def side_by_side(self, parts: Sequence[Piece]) -> Callable[[], Any]:
+        """Call it on the lane that computes: slices of columns that make up an expert, as if it lay there whole."""
+        found = [(self.values(piece), extent(piece, self.weights.rows)) for piece in parts]
+        cat = self.lanes.torch.cat
+        return lambda: cat([values().view(3, part.stop - part.start, -1) for values, part in found], 1)
+
     def broken(self) -> list[Piece]:
         """Pieces whose bytes on the device differ from those on the host; every lane must be idle."""
         return [piece for piece, (block, _) in self.blocks.items()
