@@ -113,7 +113,8 @@ def run_through(
 def start_policy(engine: Engine, setup: Setup) -> None:
     """Take the predictor's memory off the budget, check the minimum, bind, learn, place."""
     policy, view, cache = setup.policy, engine.view, engine.cache
-    cache.budget_bytes[:] = budgets(setup, policy.predictor_bytes(view))
+    predictor_bytes = policy.predictor_bytes(view)
+    cache.budget_bytes[:] = budgets(setup, predictor_bytes)
     size = view.expert_bytes
     for gpu, budget in enumerate(cache.budget_bytes):
         need = policy.min_experts(view)
@@ -121,7 +122,7 @@ def start_policy(engine: Engine, setup: Setup) -> None:
             raise DoesNotFit(
                 f"policy {policy.name}, got an expert budget of {show_bytes(max(0, budget))} on GPU {gpu}: it needs at "
                 f"least {need} whole experts ({show_bytes(need * size)}); raise the budget, or take another policy",
-                setup.memory.rows,
+                (*setup.memory.rows, *([("of which the predictor takes", predictor_bytes)] if predictor_bytes else [])),
             )
     divided = policy.layer_budgets(view)
     if divided is not None:

@@ -189,6 +189,22 @@ class TestRefusals:
         assert re.search(r"dense weights +[\d.]+ GB", said.err)
         assert said.err.splitlines()[-1].startswith("error: ")
 
+    def test_a_predictor_has_a_row_of_its_own(self, capsys: pytest.CaptureFixture[str]) -> None:
+        said = simulated(capsys, "--policy", "emoe", "--hw", "rtx3090", "--vram", "20GB", "--requests", 1)
+        *rows, error = said.err.splitlines()
+        found = dict(re.split(r"  +", row.strip()) for row in rows)
+        # What is left is what the error speaks of: 15.69 GB less 216 MB.
+        assert (found["expert budget"], found["of which the predictor takes"]) == ("15.7 GB", "216 MB")
+        assert "got an expert budget of 15.5 GB" in error
+
+    @pytest.mark.parametrize(("option", "text"), [("--vram", "24"), ("--expert-cache", "1"), ("--vram", " 999 ")])
+    def test_a_number_of_gigabytes_without_the_unit(self, run: Any, option: str, text: str) -> None:
+        assert f"did you mean {text.strip()}GB?" in run(option, text).error
+
+    def test_a_shape_without_a_trace_has_a_way_out(self, capsys: pytest.CaptureFixture[str]) -> None:
+        error = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--model", "qwen3-30b-a3b").error
+        assert "moesim traces synth mixtral-8x7b-small --model qwen3-30b-a3b -o FILE" in error
+
     def test_missing_level_names_the_remedy(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         bare = mixtral_shaped(tmp_path, levels=())
         error = simulated(capsys, "--policy", "fine_moe", "--hw", "rtx3090", "--trace", bare).error

@@ -144,6 +144,8 @@ def test_a_grossly_wrong_profile_fails_on_the_command_line(world, capsys):
     said = moesim(capsys, *args, world / "sixth.yaml", "--out", world / "v.json")
     assert said.code == 1
     assert "TPOT is off by +" in said.out
+    assert said.out.startswith("1 comparison on CPU backend: ")
+    assert "describes another device" not in said.err
     assert "most of the difference is on lane h2d" in said.out
     kept = json.loads((world / "v.json").read_text())
     assert kept["comparisons"][0]["worst_lane"] == "h2d"

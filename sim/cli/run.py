@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SHOW_BAR_AFTER_S = 1.0
 TIMELINE_ITERATIONS = 20
+LEAST_MEANT = 1000  # bytes without a unit: fewer hold no expert of any model
 
 
 class Size(click.ParamType[int]):
@@ -33,7 +34,12 @@ class Size(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return value if isinstance(value, int) else parse_bytes(value, param.opts[0] if param else "size")
+        if isinstance(value, int):
+            return value
+        option, n_bytes = param.opts[0] if param else "size", parse_bytes(value, param.opts[0] if param else self.name)
+        if 0 < n_bytes < LEAST_MEANT and value.strip().isdigit():
+            raise BadInput(f"{option}, got {value!r}: that is {n_bytes} bytes; did you mean {value.strip()}GB?")
+        return n_bytes
 
 
 # What makes a run besides its policy; `moesim compare` takes the same.

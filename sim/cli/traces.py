@@ -85,12 +85,12 @@ def _list() -> None:
         return
     table = Table(box=None, pad_edge=False)
     for title in ("name", "layers x experts", "requests", "tokens", "levels", "labels"):
-        table.add_column(title, justify="right" if title in ("requests", "tokens") else "left")
+        table.add_column(title, justify="right" if title in ("requests", "tokens") else "left", no_wrap=title == "name")
     for name in names:
         with open_trace(name) as trace:
             table.add_row(name + (" (default)" if name == DEFAULT else ""), trace.header.shape, f"{trace.n_requests:,}",
                           f"{trace.n_tokens:,}", _levels(trace), ", ".join(trace.header.labels) or "-")  # fmt: skip
-    _print(table)
+    _print(table, width=SHOW_WIDTH)
 
 
 @command.command("show")

@@ -115,6 +115,9 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
             largest = setup
     runs, interrupted = [Case(spec, outputs) for spec in cases], False
     with opened(largest, place, largest.spec.seed) as (lanes, weights):
+        if largest.hw.name != lanes.title:
+            click.echo(f"note: the profile {largest.hw.id} describes another device than {lanes.title}, so errors are "
+                       "not the simulator's; `calibrate` writes one of this device", err=True)  # fmt: skip
         title, distinct = lanes.title, weights.distinct
         try:
             for run in runs:
@@ -216,10 +219,10 @@ def _report(data: dict[str, Any]) -> str:
     """The verdict first, then a row per comparison, lanes of the worst one, and what is wrong."""
     from sim.cli.tables import render, table
     from sim.real.order import told
-    from sim.units import show_seconds
+    from sim.units import show_count, show_seconds
 
     median, worst = data["tpot_s_median_error_frac"], data["tpot_s_worst_error_frac"]
-    head = f"{len(data['comparisons'])} comparisons on {data['device']}"
+    head = f"{show_count(len(data['comparisons']), 'comparison')} on {data['device']}"
     if median is not None:
         head += f": TPOT off by {median:.1%} (median), {worst:.1%} (worst)"
     rows = table("policy", "experts", "TPOT predicted", "measured", "error", "TTFT error", "hits predicted", "measured",
