@@ -257,7 +257,7 @@ class TestConfig:
         saved = yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())
         assert saved["policy"] == "accelerate"
         assert saved["resolved"]["policy"] == "on_demand"
-        assert saved["resolved"]["params"] == {"slots": 2}
+        assert saved["resolved"]["params"]["slots"] == 2
         assert saved["resolved"]["trace_sha256"] == result["trace_sha256"]
         assert saved["model"] == "mixtral-8x7b"
 
