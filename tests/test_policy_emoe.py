@@ -24,6 +24,7 @@ from policies.emoe import Emoe
 from sim.checks import seeded
 from sim.errors import BadInput, DoesNotFit
 from sim.models import load_model
+from traces.catalogue import bundled_traces
 from traces.reader import Trace
 from traces.requests import Request
 from traces.writer import write_trace
@@ -439,14 +440,22 @@ def test_training(tmp_path, capsys):
         execute_easy(setup(Emoe(predictor=str(out)), opened, room=6))
 
 
-def test_the_page_quotes_the_bundled_predictor():
-    """Accuracy and sensitivity in docs/emoe.md are those in the bundled file."""
+def test_the_page_quotes_the_bundled_predictors():
+    """Accuracy and sensitivity in docs/emoe.md are those in the bundled files."""
     page = (Path(__file__).resolve().parent.parent / "docs" / "emoe.md").read_text(encoding="utf-8")
-    tensors, facts = load(find("mixtral-8x7b-small"))
-    test, similarity = facts["test"], tensors["similarity"] / 10_000
-    quoted = " | ".join(f"{test[name]:.1%}".replace("%", " %") for name in ("A", "L", "frequency", "previous"))
-    assert f"| {quoted} |" in page
+    found = {name: load(find(name)) for name in bundled_traces()}
+    for name, (_, facts) in found.items():
+        test = facts["test"]
+        kinds = ("A", "L", "frequency", "previous", "chance")
+        quoted = " | ".join(f"{test[kind]:.1%}".replace("%", " %") for kind in kinds)
+        assert f"| {name} | {quoted} | {test['n']} |" in page
+    similar = {name: tensors["similarity"] / 10_000 for name, (tensors, _) in found.items()}
+    mixtral, deepseek = similar["mixtral-8x7b-small"], similar["deepseek-moe-16b-small"]
     for n, text in ((0, "in the first layer alone it is"), (1, "in the first two")):
-        assert f"{text} {similarity[:, n].min():.2f} to {similarity[:, n].max():.2f}" in page
-    assert similarity.max() < 0.85  # so that s = 1 throughout, as the page says
-    assert (similarity[:, -1] < similarity[:, 0] / 2).all()
+        assert f"{text} {mixtral[:, n].min():.2f} to {mixtral[:, n].max():.2f}" in page
+    assert mixtral.max() < 0.85  # so that s = 1 throughout, as the page says
+    assert (mixtral[:, -1] < mixtral[:, 0] / 2).all()
+    assert max(similar["phi-3.5-moe-small"].max(), similar["qwen1.5-moe-small"].max()) == pytest.approx(0.72, abs=0.005)
+    tolerant = dict(zip(found["deepseek-moe-16b-small"][1]["tasks"], (deepseek >= 0.85).sum(axis=1), strict=True))
+    assert (min(tolerant.values()), max(tolerant.values())) == (tolerant["german"], tolerant["prose"]) == (15, 21)
+    assert "until the first 15 (German) to 21 (prose) of 27 layers route at random" in page
