@@ -172,7 +172,7 @@ def test_set_cpu_then_refine_it() -> None:
         ({"h2d.latency_s": {"value": 1e-5, "sorce": "measured"}}, r"unknown field `sorce`; did you mean 'source'\?"),
         ({"h2d.latency_s": {"value": 1e-5, "ref": "nobody"}}, r"h2d\.latency_s\.ref, got 'nobody': not a key of"),
         ({"vram_bytes": 24}, r"vram_bytes, got 24: from 1e6 to 1e15; did you write GB\? the unit is bytes"),
-        ({"gpu.flops_per_s.bf16": 72}, r"got 72: from 1e9 to 1e18; did you write TFLOPS\?"),
+        ({"gpu.flops_per_s.bf16": 72}, r"got 72: from 1e6 to 1e18; did you write TFLOPS\?"),
         ({"gpu.flops_per_s.bf17": 1e12}, r"no field 'bf17'; did you mean 'bf16'\?"),
         ({"gpu.n_sms": 0}, r"gpu\.n_sms: Expected `int` >= 1"),
         ({"contention.gpu_slowdown_by_h2d": 50}, r"got 50: from 0 to 10; it is the share of extra time"),
