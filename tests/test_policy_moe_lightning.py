@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from cpu_bench import check_knobs, failures
 from easy_numbers import EXPERT_BYTES, execute_easy, figure, run, setup
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from tiny_traces import from_rows, tiny_trace
 
@@ -116,6 +118,35 @@ def test_pages_cover_a_layer_once(tmp_path):
         seen = streamed(rows, tmp_path, batch, room=8, n_experts=3, static_share=0.34, micro_batch=micro_batch)
         per_pass = {r.result["h2d_bytes"] / sum(r.outcome.engine.tally.n_iterations.values()) for r in (plain, seen)}
         assert len(per_pass) == 1
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_shape_streams_each_expert_once_a_pass(data, tmp_path_factory):
+    """Whatever the shape: what moves in a pass is every expert that does not stay, once, in parts that make it up."""
+    draw = data.draw
+    n_layers, n_experts, gpus = draw(st.integers(3, 5)), draw(st.integers(2, 6)), draw(st.integers(1, 3))
+    batch, micro_batch = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    path = tiny_trace(tmp_path_factory.mktemp("t") / "t", n_layers, n_experts, 1, 2 * batch, 2, 4, levels=())
+    with Trace(path) as trace:
+        roomy = execute_easy(setup(MoeLightning(), trace, n_layers * n_experts, gpus=gpus)).outcome.engine.view
+        room = MoeLightning().min_experts(roomy) + draw(st.integers(0, 9))
+        policy = MoeLightning(micro_batch=micro_batch)
+        seen = execute_easy(setup(policy, trace, room, gpus=gpus, batch=batch))
+    passes = sum(seen.outcome.engine.tally.n_iterations.values())
+    n_streamed = n_layers * n_experts - seen.result["policy_stats"]["static_experts"]
+    assert seen.result["h2d_bytes"] == passes * n_streamed * EXPERT_BYTES
+    for layer, streamed in enumerate(policy._streamed):
+        for n in (1, 2, 3, 7, 11):
+            policy._micro_batches = n
+            pages = policy._pages(layer, seen.outcome.engine.view)
+            assert len(pages) == (n if streamed else 0)
+            assert all(pages)
+            covered = {piece.expert: 0.0 for piece in streamed}
+            for part in (part for page in pages for part in page):
+                assert covered[part.expert] == part.start_frac
+                covered[part.expert] = part.stop_frac
+            assert set(covered.values()) <= {1.0}
 
 
 def test_every_micro_batch_reads_the_weights(tmp_path):
