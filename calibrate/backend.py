@@ -25,6 +25,8 @@ class Backend(Protocol):
     total_bytes: int  # memory of the device
     device_bytes: int  # memory free for probes
     n_sms: int
+    dtype: str  # what it computes experts in: bfloat16 on GPUs that have it, else float16; float32 on the CPU
+    int4: bool  # torch's own 4-bit product runs on it
     uuid: str  # to find the same card through NVML; never recorded
     max_copy_bytes: int  # largest copy worth timing
     compute: Lane

@@ -80,6 +80,7 @@ class CpuBackend:
         self.total_bytes = environment.host_memory_bytes()  # the arena that stands for device memory lies there
         self.device_bytes = 1 << 30
         self.n_sms, self.uuid = 1, ""
+        self.dtype, self.int4 = "float32", False
         self.compute, self.h2d, self.d2h = (ThreadLane(name, 1) for name in ("compute", "h2d", "d2h"))
 
     def on_device(self, shape: tuple[int, ...], dtype: str) -> Any:

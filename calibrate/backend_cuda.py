@@ -38,6 +38,9 @@ class CudaBackend:
         self.title: str = properties.name
         self.l2_bytes = int(getattr(properties, "L2_cache_size", 0)) or 64 * 1024 * 1024
         self.n_sms = int(getattr(properties, "multi_processor_count", 1))
+        ampere = int(getattr(properties, "major", 8)) >= 8  # older ones emulate bf16, slowly
+        self.dtype = "bfloat16" if ampere else "float16"
+        self.int4 = place is None and ampere and hasattr(_torch.ops.aten, "_weight_int4pack_mm")
         self.uuid = str(getattr(properties, "uuid", ""))
         self.total_bytes = int(properties.total_memory)
         free_bytes, _ = self._cuda.mem_get_info(index)

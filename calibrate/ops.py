@@ -62,6 +62,41 @@ class Experts:
         return {"plain": lambda: plain(x), "fused": fused, "loop": loop}[variant]
 
 
+INT4_GROUPS = (128, 64, 32)  # weights that share a scale and a zero point, where they divide the width
+
+
+class Int4Experts:
+    """Rotating 4-bit experts for torch's own kernel (`_weight_int4pack_mm`: bf16 rows, 4-bit weights in groups)."""
+
+    def __init__(self, torch: Any, shape: ExpertShape, n: int, device: str) -> None:
+        self._torch = torch
+        self._weights = []
+        for _ in range(n):
+            gate, up = (self._packed(shape.intermediate, shape.hidden, device) for _ in range(2))
+            self._weights.append((gate, up, self._packed(shape.hidden, shape.intermediate, device)))
+
+    def _packed(self, n: int, k: int, device: str) -> tuple[Any, int, Any]:
+        """Weights [n, k] in the kernel's order, the size of a group, and scales and zeros [k / group, n, 2]."""
+        torch = self._torch
+        group = next((size for size in INT4_GROUPS if k % size == 0), 0)
+        if not group or n % 8:
+            raise ValueError(f"the 4-bit kernel takes widths of whole groups of {INT4_GROUPS[-1]}, not {n} x {k}")
+        codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=device)
+        scales = torch.full((k // group, n, 2), 0.01, dtype=torch.bfloat16, device=device)
+        return torch.ops.aten._convert_weight_to_int4pack(codes, min(8, group // 16)), group, scales
+
+    def call(self, x: Tensor) -> Callable[[], Any]:
+        """One expert on bf16 tokens `x`, gate, up, silu * mul and down as of `Experts.call`'s `plain`."""
+        product, functional = self._torch.ops.aten._weight_int4pack_mm, self._torch.nn.functional
+        ring = itertools.cycle(self._weights)
+
+        def int4() -> Any:
+            gate, up, down = next(ring)
+            return product(functional.silu(product(x, *gate)) * product(x, *up), *down)
+
+        return int4
+
+
 def gate_call(
     backend: Backend, hidden: int, n_experts: int, top_k: int, n_tokens: int, dtype: str
 ) -> Callable[[], Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from calibrate.bench import Bench, Point
 from calibrate.clock import Call, Clock, LaneClock
 from calibrate.geometry import AttentionShape, ExpertShape
-from calibrate.ops import BYTES, Attention, Experts, gate_call, head_call, rotations
+from calibrate.ops import BYTES, Attention, Experts, Int4Experts, gate_call, head_call, rotations
 from calibrate.stats import Effort
 from calibrate.store import Key
 
@@ -42,6 +42,28 @@ def experts(bench: Bench) -> Iterator[Point]:
                     return _lane(bench, weights[0].call(backend.torch, x, variant))
 
                 yield Point(key, prepare, Effort(max_calls=48 if variant == "loop" else 96))
+        weights.clear()
+        backend.free()
+    if backend.int4:
+        yield from _int4(bench)
+
+
+def _int4(bench: Bench) -> Iterator[Point]:
+    """The same experts in 4 bits. What a shape or a torch cannot do is a failed point that says why."""
+    backend = bench.backend
+    for shape in bench.expert_shapes():
+        weights: list[Int4Experts] = []
+        for n_tokens in bench.tokens():
+            key = {"hidden": shape.hidden, "intermediate": shape.intermediate, "variant": "int4", "n_tokens": n_tokens}
+
+            def prepare(shape: ExpertShape = shape, n_tokens: int = n_tokens,
+                        weights: list[Int4Experts] = weights) -> tuple[Call, Clock]:  # fmt: skip
+                if not weights:
+                    n = rotations(shape.weight_bytes(0.5), backend.l2_bytes)
+                    weights.append(Int4Experts(backend.torch, shape, n, backend.device))
+                return _lane(bench, weights[0].call(backend.on_device((n_tokens, shape.hidden), "bfloat16")))
+
+            yield Point(key, prepare, Effort(max_calls=96))
         weights.clear()
         backend.free()
 

@@ -107,7 +107,7 @@ def make_bench(backend: Backend, geometries: Sequence[Geometry], now: Callable[[
     cores = environment.physical_cores()
     threads = sorted({n for n in (1, 2, 4, 8, 16, 32, 64) if n < cores} | {cores})
     return Bench(
-        backend=backend, geometries=geometries, dtype="bfloat16" if cuda else "float32",
+        backend=backend, geometries=geometries, dtype=backend.dtype,
         cpu_dtypes=("bfloat16", "float32") if cuda and bf16 != "none" else ("float32",), threads=threads,
         llc_bytes=environment.llc_bytes(), host_bytes=environment.host_memory_bytes(),
         matmul_sizes=(8192, 4096) if cuda else (512,),

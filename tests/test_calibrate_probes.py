@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from calibrate.backend_cuda import CudaBackend  # noqa: E402
 from calibrate.bench import Bench, Point, Probe  # noqa: E402
 from calibrate.geometry import AttentionShape, ExpertShape, Geometry  # noqa: E402
+from calibrate.ops import Int4Experts  # noqa: E402
 from calibrate.runner import PROBES, Health, run  # noqa: E402
 from calibrate.store import Store  # noqa: E402
 from sim.errors import BadInput  # noqa: E402
@@ -158,3 +159,32 @@ def test_a_missing_device_names_the_way_out():
         CudaBackend("cuda:0", cuda=NoCuda(), place="cpu")
     with pytest.raises(BadInput, match="1 CUDA devices here; use cuda:0"):
         CudaBackend("cuda:3", cuda=FakeCuda(), place="cpu")
+
+
+@pytest.mark.parametrize(("hidden", "intermediate"), [(4096, 14336), (2048, 1408), (2048, 768), (96, 64)])
+def test_four_bit_experts_have_the_shapes_that_torch_s_kernel_takes(hidden, intermediate):
+    """On fake tensors torch checks shapes and types as on a GPU, and computes nothing."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    shape = ExpertShape(hidden, intermediate)
+    with FakeTensorMode():
+        experts = Int4Experts(torch, shape, 2, "cuda")
+        out = experts.call(torch.empty((3, hidden), dtype=torch.bfloat16, device="cuda"))()
+    assert out.shape == (3, hidden) and out.dtype == torch.bfloat16
+    for packed, group, scales in experts._weights[0]:
+        assert packed.dtype == torch.int32 and scales.shape[0] * group in (hidden, intermediate)
+    assert sum(4 * packed.numel() for packed, _, _ in experts._weights[0]) == shape.weight_bytes(0.5)
+
+
+def test_a_width_that_the_four_bit_kernel_cannot_take_is_a_failed_point_that_says_so():
+    with pytest.raises(ValueError, match="widths of whole groups of 32, not 64 x 100"):
+        Int4Experts(torch, ExpertShape(100, 64), 1, "meta")
+
+
+def test_old_gpus_compute_in_fp16_and_new_ones_in_bf16():
+    class Turing(FakeCuda):
+        def get_device_properties(self, index: int) -> SimpleNamespace:
+            return SimpleNamespace(**vars(super().get_device_properties(index)), major=7)
+
+    assert CudaBackend("cuda:0", cuda=Turing(), place="cpu").dtype == "float16"
+    assert CudaBackend("cuda:0", cuda=FakeCuda(), place="cpu").dtype == "bfloat16"

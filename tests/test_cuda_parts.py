@@ -236,3 +236,68 @@ def test_an_expert_on_the_cpu_that_fails_blocks_nobody():
             lanes.wait(pool)
     finally:
         lanes.close()
+
+# -- devices of tensors
+
+
+class FakeTensors:
+    """Lanes whose tensors say that they lie elsewhere: torch then refuses to mix them with the host's, as on a GPU."""
+
+    device = "meta"
+
+    def __init__(self) -> None:
+        self.torch = torch
+
+    def on_host(self, n_bytes: int):
+        return torch.empty(n_bytes, dtype=torch.uint8)
+
+    def host_buffers(self, n: int, each_bytes: int):
+        return [self.on_host(each_bytes) for _ in range(n)]
+
+    def on_device(self, n_bytes: int):
+        return torch.zeros(n_bytes, dtype=torch.uint8, device=self.device)
+
+    def upload(self, tensor):
+        return tensor.to(self.device, non_blocking=True)
+
+
+@pytest.mark.parametrize("name", ["cpu-small", "qwen1.5-moe-a2.7b", "deepseek-moe-16b", "deepseek-v2-lite"])
+@pytest.mark.parametrize("rows", [[(7, 0)], [(1, 6), (1, 3), (1, 11)]], ids=["prompt", "batch"])
+def test_no_operation_mixes_host_and_device(name, rows):
+    """Every operation of a pass, on the geometries to be validated, but for their numbers of layers and experts."""
+    import msgspec
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from sim.real.decoder import Decoder, Span
+    from sim.real.weights import random_weights
+
+    model = load_model(name)
+    dense = tuple(i for i in model.dense_layers if i < 3)
+    model = msgspec.structs.replace(model, n_layers=3, dense_layers=dense, vocab_size=512)
+    with FakeTensorMode(), torch.inference_mode():
+        lanes = FakeTensors()
+        weights = random_weights(model, "bf16", lanes, 0, model.expert_bytes("bf16") * model.n_experts)
+        decoder = Decoder(model, weights, torch, lanes.device, 64)
+        at = 0
+        for n, context in rows:
+            decoder.spans.append(Span(at, n, context, *decoder.cache(32)))
+            at += n
+        decoder.embed(lanes.upload(torch.zeros(at, dtype=torch.int64)))
+        for number in range(3):
+            decoder.attention(number)
+            if number in dense:
+                decoder.dense_ffn(number)
+                continue
+            decoder.gate(number)
+            picked = lanes.upload(torch.arange(at))
+            matrices = weights.experts[0][0].view(weights.dtype).view(3, weights.rows, model.hidden_size)
+            out = decoder.ffn(decoder.normed.index_select(0, picked), lanes.upload(matrices))
+            if model.shared_intermediate_size:
+                out = out + decoder.shared(number)
+            decoder.hidden = decoder.hidden.index_add(0, picked, out)
+        decoder.head()
+        assert decoder.hidden.device.type == decoder.out[0].device.type == "meta"
+        assert decoder.hidden.dtype == torch.bfloat16 and decoder.out[1].shape == (len(rows),)
+        assert decoder.top[1].dtype == torch.int64, "what is read back without a conversion"
+        with pytest.raises(Exception, match="device"):
+            decoder.ffn(decoder.normed, matrices)

@@ -52,7 +52,7 @@ class Decoder:
 
     def embed(self, token_ids: Any) -> None:
         """Hidden rows of an iteration's tokens (ids [n] on the device)."""
-        self.hidden = self.weights.embedding[token_ids]
+        self.hidden = self.torch.nn.functional.embedding(token_ids, self.weights.embedding)
 
     def _norm(self, x: Any, scale: Any) -> Any:
         return self.torch.nn.functional.rms_norm(x, (x.shape[-1],), scale, self.weights.norm_eps)

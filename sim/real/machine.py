@@ -285,7 +285,7 @@ class RealMachine:
         if result.rows is None:
             return normed
         result.rows, result.share = self.lanes.upload(result.rows), self.lanes.upload(result.share)
-        return normed[result.rows]
+        return normed.index_select(0, result.rows)
 
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
         began_s = self.now_s
@@ -417,7 +417,7 @@ class RealMachine:
                 for _ in range(3 if n == 1 else 1):
                     decoder.attention(number)
                     decoder.gate(number)
-                    out = decoder.ffn(decoder.normed[every], matrices) * ones.to(matrices.dtype)
+                    out = decoder.ffn(decoder.normed.index_select(0, every), matrices) * ones.to(matrices.dtype)
                     if self.model.shared_intermediate_size:
                         out = out + decoder.shared(number)
                     decoder.hidden = decoder.hidden.index_add(0, every, out) + out

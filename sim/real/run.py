@@ -106,15 +106,24 @@ def open_lanes(device: str, n_gpus: int = 1) -> Lanes:
     if n_gpus != 1:
         raise BadInput(f"--real, got --gpus {n_gpus} on {device}: real runs use one CUDA GPU; leave --gpus out, or "
                        "give --device cpu, where several are carried out")  # fmt: skip
+    from calibrate import environment
     from sim.real.cuda_lanes import CudaLanes
 
+    if "amx_bf16" in environment.machine()["cpu_flags"]:
+        environment.bf16_on_cpu()  # some virtual machines announce AMX and kill a process that uses it
     lanes: Lanes = CudaLanes(device)
     return lanes
 
 
 def serving_precision(device: str, model: Model) -> str:
-    """What a run computes in when nothing is said: fp32 on the CPU backend, bf16 on a GPU."""
-    return model.native_precision if device == "cpu" and model.native_precision == "fp32" else "bf16"
+    """What a run computes in when nothing is said: bf16, but fp32 on the CPU backend for a model of that type, and
+    fp16 on a GPU before compute capability 8.0, which only emulates bf16.
+    """
+    if device == "cpu":
+        return "fp32" if model.native_precision == "fp32" else "bf16"
+    import torch
+
+    return "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
 
 
 def check(setup: Setup) -> None:
