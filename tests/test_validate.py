@@ -371,3 +371,37 @@ def test_a_case_that_is_cut_short_keeps_what_it_measured(tmp_path):
     n = sum(len(found["lru@0.25"]) for (op, _), found in samples.operations.items()
             if op.startswith("attention") and "lru@0.25" in found)  # fmt: skip
     assert 0 < n < whole
+
+
+def test_a_validation_that_was_cut_off_goes_on(world, capsys, monkeypatch):
+    """Each run is on disk before the next begins; --resume measures what is missing, and no more."""
+    from sim.real.validate import Case
+
+    (world / "r.json").unlink(missing_ok=True)
+    args = ("validate", "--model", world / "wide.yaml", "--trace", world / "tiny.safetensors", "--precision", "fp32",
+            "--device", "cpu", "--hw", world / "me.yaml", "--tolerance", 1000, "--experts", 4, "--policy", "lru",
+            "--policy", "lfu", "--outputs", 2, "--out", world / "r.json")  # fmt: skip
+    carry_out, ran = Case.carry_out, []
+
+    def cut_off(self, *given):
+        if ran == ["lru"]:
+            raise RuntimeError("killed")
+        ran.append(self.spec.policy)
+        carry_out(self, *given)
+
+    monkeypatch.setattr(Case, "carry_out", cut_off)
+    with pytest.raises(RuntimeError, match="killed"):
+        moesim(capsys, *args)
+    (first,) = json.loads((world / "r.json").read_text())["comparisons"]
+    assert first["policy"] == "lru" and first["outputs"] == 2
+    ran[:] = []
+    monkeypatch.setattr(Case, "carry_out", lambda self, *given: (ran.append(self.spec.policy), carry_out(self, *given)))
+    assert moesim(capsys, *args, "--resume").code == 0
+    assert ran == ["lfu"]
+    kept = json.loads((world / "r.json").read_text())
+    assert [c["policy"] for c in kept["comparisons"]] == ["lru", "lfu"]
+    assert kept["comparisons"][0] == first and not kept["interrupted"]
+    assert moesim(capsys, *args, "--resume", "--repeat", 2).code == 0
+    assert ran == ["lfu", "lru", "lfu", "lru", "lfu"], "as often as asked for, or again"
+    said = moesim(capsys, "validate", "--policy", "lru", "--hw", world / "me.yaml", "--resume")
+    assert said.code == 2 and "--resume, got no --out" in said.err

@@ -40,14 +40,16 @@ MAX_BYTES = 64 * 1024 * 1024
               help="Real runs of each case, all cases in turn; times are medians.")  # fmt: skip
 @click.option("--tolerance", type=click.FloatRange(min=0.0), default=0.25, show_default=True, metavar="F",
               help="Largest relative error of TPOT and TTFT.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Keep every comparison as JSON.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Keep every comparison as JSON, "
+              "written anew after each run.")  # fmt: skip
+@click.option("--resume", is_flag=True, help="Leave out what --out holds already, measured on this device as often.")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparisons as one JSON object and nothing else.")
 @click.option("--table", "tables", multiple=True, metavar="NAME|FILE",
               help="Run nothing: print the accuracy table of kept comparisons as Markdown; cpu-backend is bundled.")
 def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None, device: str | None, model: str,
             trace: str | None, precision: str | None, requests: int, batch: int, settings: tuple[str, ...],
-            checkpoint: str | None, outputs: int | None, repeat: int, tolerance: float, out: Path | None, as_json: bool,
-            tables: tuple[str, ...]) -> int:  # fmt: skip
+            checkpoint: str | None, outputs: int | None, repeat: int, tolerance: float, out: Path | None, resume: bool,
+            as_json: bool, tables: tuple[str, ...]) -> int:  # fmt: skip
     """Simulate and really run: predicted, measured and error of TTFT, TPOT, hits, bytes and lanes; exit 1 beyond F."""
     if tables:
         from sim.data import bundled
@@ -65,9 +67,12 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
         _keep(data, out)
         click.echo(json.dumps(data) if as_json else _told(data), nl=as_json)
         return 1 if data["wrong"] else 0
+    if resume and out is None:
+        raise BadInput("--resume, got no --out: it continues the file that --out names; give both")
+    kept = read(out)["comparisons"] if resume and out is not None and out.is_file() else []
     try:
         data = _measure(policies, experts or (None,), hw, device, model, trace, precision, requests, batch, settings,
-                        tolerance, as_json, outputs, repeat)  # fmt: skip
+                        tolerance, as_json, outputs, repeat, kept, out)  # fmt: skip
     except KeyboardInterrupt:
         raise click.Abort from None
     _keep(data, out)
@@ -83,8 +88,11 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
 
 def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str, device: str | None, model: str,
              trace: str | None, precision: str | None, requests: int, batch: int, settings: tuple[str, ...],
-             tolerance: float, quiet: bool, outputs: int | None, repeat: int) -> dict[str, Any]:  # fmt: skip
-    """Every policy at every budget, on lanes and weights that are opened once."""
+             tolerance: float, quiet: bool, outputs: int | None, repeat: int, kept: list[dict[str, Any]],
+             out: Path | None) -> dict[str, Any]:  # fmt: skip
+    """Every policy at every budget, on lanes and weights that are opened once. `kept`: comparisons made earlier."""
+    import msgspec
+
     from calibrate import environment
     from sim.cli.run import notes
     from sim.cli.run_real import prepare_real
@@ -113,37 +121,47 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
         cases[number] = setup.spec
         if largest is None or sum(setup.memory.expert_bytes) > sum(largest.memory.expert_bytes):
             largest = setup
-    runs, interrupted = [Case(spec, outputs) for spec in cases], False
+    runs, machine = [Case(spec, outputs) for spec in cases], environment.machine()
+    known: list[dict[str, Any] | None] = [None] * len(runs)
+    wanted = [{**msgspec.to_builtins(spec), "outputs": outputs} for spec in cases]
+
+    def so_far(interrupted: bool) -> dict[str, Any]:
+        comparisons = [earlier or {**compared(run), "case": case}
+                       for run, case, earlier in zip(runs, wanted, known, strict=True) if earlier or run.reals]
+        wrong = [f"{c['policy']}, {c['experts'] or 'default'} experts: {text}" for c in comparisons
+                 for text in judge(c, tolerance)]  # fmt: skip
+        found: dict[str, Any] = finite({
+            "schema": SCHEMA, "device": title, "cores": cores(), "machine": machine, "distinct_host_experts": distinct,
+            "profile": Path(hw).stem if hw.endswith((".yaml", ".yml")) else hw,
+            "load": list(_load()), "date": time.strftime("%Y-%m-%d", time.gmtime()), "tolerance_frac": tolerance,
+            "comparisons": comparisons, "order": order(comparisons), **summary(comparisons), "repeats": repeat,
+            "interrupted": interrupted, "wrong": wrong,
+        })  # fmt: skip
+        return found
+
     with opened(largest, place, largest.spec.seed) as (lanes, weights):
         if largest.hw.name != lanes.title:
             click.echo(f"note: the profile {largest.hw.id} describes another device than {lanes.title}, so errors are "
                        "not the simulator's; `calibrate` writes one of this device", err=True)  # fmt: skip
         title, distinct = lanes.title, weights.distinct
+        known = [next((c for c in kept if c.get("case") == case and c["device"] == title
+                       and len(c["repeats"]["ttft_s"]) >= repeat), None) for case in wanted]  # fmt: skip
+        todo = [run for run, earlier in zip(runs, known, strict=True) if earlier is None]
         try:
-            for run in runs:
+            for run in todo:
                 run.predict()
             for number in range(repeat):  # in turn, so that a machine that drifts does so for all of them
-                for run in runs:
+                for run in todo:
                     if not quiet:
                         of = f", run {number + 1} of {repeat}" if repeat > 1 else ""
                         click.echo(f"{run.spec.policy}, {run.spec.experts or 'default'} experts{of} ...", err=True)
                     run.carry_out(lanes, weights)
+                    _keep(so_far(True), out)
         except KeyboardInterrupt:
-            interrupted = True
-    comparisons = [compared(run) for run in runs if run.reals]
-    if not comparisons:
-        raise KeyboardInterrupt
-    wrong = [f"{c['policy']}, {c['experts'] or 'default'} experts: {text}" for c in comparisons
-             for text in judge(c, tolerance)]  # fmt: skip
-    machine = environment.machine()
-    found: dict[str, Any] = finite({
-        "schema": SCHEMA, "device": title, "cores": cores(), "machine": machine, "distinct_host_experts": distinct,
-        "profile": Path(hw).stem if hw.endswith((".yaml", ".yml")) else hw,
-        "load": list(_load()), "date": time.strftime("%Y-%m-%d", time.gmtime()), "tolerance_frac": tolerance,
-        "comparisons": comparisons, "order": order(comparisons), **summary(comparisons), "repeats": repeat,
-        "interrupted": interrupted, "wrong": wrong,
-    })  # fmt: skip
-    return found
+            if any(known) or any(run.reals for run in runs):
+                return so_far(True)
+            raise
+    return so_far(False)
 
 
 def _keep(data: dict[str, Any], out: Path | None) -> None:

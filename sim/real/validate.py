@@ -11,6 +11,7 @@ from sim.drive import drive
 from sim.lanes import HOST
 from sim.machine import Ticket
 from sim.metrics import quantile
+from sim.real.faults import DeviceFault
 from sim.real.run import measure
 from sim.real.watch import watch
 from sim.result import fold
@@ -83,6 +84,8 @@ def carried_out(setup: Setup, lanes: Lanes, weights: Weights) -> World:
     done = measure(setup, lanes, weights, log=lambda *entry: log.append(entry), on_step=_steps_into(steps))
     if done.fault == "interrupted":
         raise KeyboardInterrupt
+    if done.fault:
+        raise DeviceFault(done.fault)
     ledger = done.machine.ledger
     busy_s = {key: cost.total_s for key, cost in ledger.by_op.items()}
     for op, cost in ledger.host_by.items():
