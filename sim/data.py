@@ -207,7 +207,13 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it replaces `path`, on any error nothing is left behind.
 
     A process that is killed leaves a hidden `.NAME.*.part`, which whoever writes `path` next removes.
+
+    Raises:
+        BadInput: `path` is a folder, or a device or pipe (renaming over /dev/null would leave the machine without one).
     """
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a device or a pipe"
+        raise BadInput(f"{path}: {what}, and output replaces what has its name; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path, PART)
     handle, name = tempfile.mkstemp(prefix=owned_prefix(path), suffix=PART, dir=path.parent)

@@ -88,6 +88,7 @@ def _check(model: Model, where: str) -> None:
         if not holds:
             raise BadInput(f"{where}: {what}: {rule}")
 
+    require(bool(model.id.strip()), f"id, got {model.id!r}", "results are told apart by it; write a word")
     require(
         model.top_k <= model.n_experts,
         f"top_k, got {model.top_k}",

@@ -69,6 +69,14 @@ def moesim() -> None:
     """What would this MoE offloading policy cost, in time, memory and PCIe traffic, on that GPU?"""
 
 
+def with_way_out(error: click.ClickException) -> str:
+    """What click says, and where to read on where it leaves that out."""
+    said = error.format_message()
+    if isinstance(error, click.UsageError) and error.ctx is not None and not {";", "?"} & set(said):
+        said = f"{said.removesuffix('.')}; see {error.ctx.command_path} --help"
+    return said
+
+
 def guarded(command: click.Command, args: Sequence[str] | None, name: str) -> None:
     """Run a click command; turn the errors people cause into one line on stderr and exit 2 (or 1)."""
     stdout = sys.stdout
@@ -85,7 +93,7 @@ def guarded(command: click.Command, args: Sequence[str] | None, name: str) -> No
         sys.exit(130)
     except click.ClickException as error:
         help_only = type(error).__name__ == "NoArgsIsHelpError"  # a group by itself; click before 8.2 prints and exits
-        click.echo(error.format_message() if help_only else f"error: {error.format_message()}", err=True)
+        click.echo(error.format_message() if help_only else f"error: {with_way_out(error)}", err=True)
         sys.exit(error.exit_code)
     except MoesimError as error:
         if isinstance(error, DoesNotFit) and error.rows:

@@ -45,6 +45,7 @@ def command(device: str | None, models: tuple[str, ...], name: str | None, folde
     from calibrate.runner import PROBES
     from calibrate.session import LANES, Request, calibrate, finish, open_backend
     from sim.errors import did_you_mean
+    from sim.models import load_model
 
     known = [*(probe.name for probe in PROBES), LANES]
     for probe in probes:
@@ -57,6 +58,8 @@ def command(device: str | None, models: tuple[str, ...], name: str | None, folde
         return
     if device is None or fit_only:
         raise BadInput("calibrate: --device is missing (with --fit-only: --name); give --device cuda:0 or --device cpu")
+    for model in models:
+        load_model(model)  # refused before anything is said or opened
     backend = open_backend(device)
     try:
         name = name or (re.sub(r"[^a-z0-9]+", "-", backend.title.lower()).strip("-") or "my-machine")

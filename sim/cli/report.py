@@ -16,5 +16,5 @@ def command(profile: Path, out: Path | None) -> None:
     from sim.errors import BadInput
 
     if profile.suffix not in (".yaml", ".yml"):
-        raise BadInput(f"profile, got {str(profile)!r}: it is the NAME.yaml that `calibrate` wrote")
+        raise BadInput(f"profile, got {str(profile)!r}: not a YAML file; give the NAME.yaml that `calibrate` wrote")
     click.echo(f"written: {write(profile, out)}")
