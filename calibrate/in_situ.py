@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from calibrate import duplex
+from calibrate import duplex, unpack
 from calibrate.stats import summarise
 from calibrate.store import unpacked
 from sim.data import replacing
@@ -150,6 +150,8 @@ def run(
             tell("copies both ways")
             decoder = Decoder(model, weights, lanes.torch, lanes.device, 1)
             samples.alone = duplex.alone(lanes, weights, decoder)
+            for bits, seconds in unpack.measure(lanes, weights):
+                samples.add("unpack", bits, "alone", seconds)
         samples.environment = {
             "device": lanes.title, "cores": cores(), "machine": environment.machine(), "load": _load(),
             "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "rounds": rounds,
@@ -432,6 +434,8 @@ def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Sa
     every = (*others, samples)  # where two measured one size, the first model's samples count
     up = link({n: seconds for one in every for n, seconds in one.copies.items()})
     down = link({n: seconds for one in every for n, seconds in one.sends.items()})
+    sizes = [float(n) for one in every for n, seconds in one.copies.items() if len(seconds) >= 3]
+    ranges = {**data.get("ranges", {}), **({"copy_bytes": [min(sizes), max(sizes)]} if up is not None else {})}
     on_cpu = samples.environment["device"] == "CPU backend"
     data = {**data, "curves": curves(samples), **({"more_curves": [curves(s) for s in others]} if others else {})}
     if up is not None:  # pageable copies are another matter on a GPU, and were measured alone
@@ -459,5 +463,5 @@ def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Sa
         data["vram_bytes"] = {"value": float(machine["memory_bytes"]), "source": "measured", "ref": "lanes",
                               "note": "the arena that stands for device memory lies in host memory"}  # fmt: skip
     terms = {**dict.fromkeys(data["contention"], none), **_both_ways(samples)}
-    return {**data, "host": host, "contention": terms,
+    return {**data, "host": host, "contention": terms, "ranges": ranges,
             "sources": {**data["sources"], "lanes": lanes}}  # fmt: skip

@@ -42,6 +42,7 @@ def build(table: Table, facts: Facts) -> dict[str, Any]:
         "host": _host(table, facts["kind"]),
         "cpu": _cpu(table, facts),
         "contention": _contention(table, facts["threads"][-1]),
+        "ranges": _ranges(table),
         "sources": {"samples": f"{facts['id']}.samples.jsonl.gz, {facts['id']}.environment.json "
                                f"({machine['cpu']}, torch {machine['versions']['torch']})"},
     }  # fmt: skip
@@ -182,6 +183,18 @@ def _cpu(table: Table, facts: Facts) -> dict[str, Any]:
         "memory_bandwidth_bytes_per_s": bandwidth, "flops_per_s": rate, "expert_overhead_s": overhead,
         "memory_bytes": {"value": float(machine["memory_bytes"]), "source": "measured", "ref": "samples"},
     }  # fmt: skip
+
+
+def _ranges(table: Table) -> dict[str, list[float]]:
+    """Least and largest of what each kind of fit rests on; kinds that were not measured are left out."""
+    found = {}
+    for name, probe, key in (("copy_bytes", "copy", "n_bytes"), ("expert_tokens", "expert", "n_tokens"),
+                             ("cpu_expert_tokens", "cpu_expert", "n_tokens"),
+                             ("context_tokens", "attention", "context")):  # fmt: skip
+        measured = [float(point.key[key]) for point in table.find(probe) if key in point.key]
+        if measured:
+            found[name] = [min(measured), max(measured)]
+    return found
 
 
 def _contention(table: Table, threads: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sim.curves import AGAINST
 from sim.errors import BadInput
+from sim.model_bytes import BITS_PER_PARAM
 from sim.quantity import Quantity, Source
 
 if TYPE_CHECKING:
@@ -93,11 +94,15 @@ class Cost:
         self._kv_bytes = self.model.kv_bytes_per_token_per_layer(self._kv_precision())
         self.n_dense_before = self._dense_layers_before()
         self.begin_s = 0.0
-        self.beyond: set[str] = set()  # operations priced outside the range they were measured in
+        self._beyond: dict[str, tuple[float, str]] = {}  # by operation: the farthest price outside its measured range
+        self._ranges = hw.ranges
         self._curves: dict[str, tuple[Curve, int]] = {}
         curves = hw.curves_of(model.id, precision)
         if curves is not None:
             self._take_curves(curves)
+        elif hw.curves is not None:
+            self._beyond["model"] = (1.0, f"{model.id} in {precision}, for which fits stand in (curves measured: "
+                                          f"{hw.curves.model} in {hw.curves.precision})")  # fmt: skip
 
     def _measured(self, name: str, at: float) -> Price | None:
         """The price on a measured curve, None where the profile has none."""
@@ -106,8 +111,25 @@ class Cost:
             return None
         curve, rests_on = found
         if not curve.covers(at):
-            self.beyond.add(f"{name} at {at:g} {AGAINST[name]} (measured: {curve.at[0]:g} to {curve.at[-1]:g})")
+            self._leave(name, at, AGAINST[name], (curve.at[0], curve.at[-1]))
         return Price(curve.value(at), rests_on)
+
+    @property
+    def beyond(self) -> set[str]:
+        """Operations priced outside the range they were measured in, each at the farthest."""
+        return {text for _, text in self._beyond.values()}
+
+    def _leave(self, name: str, at: float, unit: str, measured: tuple[float, float]) -> None:
+        """Note an operation outside its measured range."""
+        low, high = measured
+        outside = at / high if at > high else low / max(at, 1e-9)
+        if outside > self._beyond.get(name, (0.0, ""))[0]:
+            self._beyond[name] = (outside, f"{name} at {at:g} {unit} (measured: {low:g} to {high:g})")
+
+    def _check(self, name: str, at: float, unit: str, measured: tuple[float, float] | None) -> None:
+        """Note a fit that is asked for more than it rests on; for less, its constant term holds."""
+        if measured is not None and at > measured[1]:
+            self._leave(name, at, unit, measured)
 
     def _rest(self, name: str, quantity: Quantity) -> int:
         self.rests_on.append((name, quantity))
@@ -220,10 +242,14 @@ class Cost:
 
     def copy_s(self, n_bytes: int) -> float:
         """Host-to-device seconds of one copy."""
+        if self._ranges.copy_bytes is not None:
+            self._check("copy", n_bytes, "bytes", self._ranges.copy_bytes)
         return self.h2d_latency_s + n_bytes / self.h2d_bytes_per_s
 
     def back_s(self, n_bytes: int) -> float:
         """Device-to-host seconds of one copy."""
+        if self._ranges.copy_bytes is not None:
+            self._check("copy", n_bytes, "bytes", self._ranges.copy_bytes)
         return self.d2h_latency_s + n_bytes / self.d2h_bytes_per_s
 
     def peer_s(self, n_bytes: int) -> float:
@@ -248,13 +274,25 @@ class Cost:
                 # A part costs its share of what the expert takes beyond handing over a small operation.
                 least = self._curves.get("gate")
                 fixed_s = min(least[0].seconds[0] if least is not None else 0.0, whole.duration_s)
-                timed_s = kernels_frac * fixed_s + frac * (whole.duration_s - fixed_s)
+                timed_s = kernels_frac * fixed_s + frac * (whole.duration_s - fixed_s + self._unpack_s(precision))
                 self._experts[key] = Price(timed_s, whole.rests_on)
                 return self._experts[key]
+            self._check("expert", n_tokens, "tokens", self._ranges.expert_tokens)
             n_bytes = frac * model.expert_bytes(precision) + 2 * self.activation_bytes(n_tokens)
             n_kernels, flops = kernels_of(self.stack.kernels.expert, kernels_frac), frac * model.expert_flops(n_tokens)
             price = self._experts[key] = self._roofline(n_kernels, n_bytes, flops)
         return price
+
+    def _unpack_s(self, precision: str) -> float:
+        """What unpacking a whole expert of a lower precision takes on the real machine that was measured."""
+        if precision == self.precision:
+            return 0.0
+        bits, curve = BITS_PER_PARAM[precision], self._curves.get("unpack")
+        if curve is None or bits not in curve[0].at:
+            text = f"unpacking {precision}, not measured and taken to cost nothing"
+            self._beyond[f"unpack {precision}"] = (1.0, text)
+            return 0.0
+        return curve[0].value(bits)
 
     def expert_gpu_s(self, n_tokens: int) -> float:
         """Seconds of one whole expert on the GPU: what a policy may compare."""
@@ -264,6 +302,7 @@ class Cost:
         """One routed expert for n tokens on the CPU pool: overhead + max(bytes / bandwidth, FLOPs / rate)."""
         if (measured := self._measured("cpu_expert", n_tokens)) is not None:
             return measured
+        self._check("cpu_expert", n_tokens, "tokens", self._ranges.cpu_expert_tokens)
         bytes_s = self.model.expert_bytes(self.precision) / self._cpu_bandwidth
         flops_s = self.model.expert_flops(n_tokens) / self._cpu_flops
         bound_s, rests_on = (flops_s, self._q_cpu_flops) if flops_s > bytes_s else (bytes_s, self._q_cpu_bandwidth)
@@ -287,6 +326,7 @@ class Cost:
             n_bytes += kv_bytes * (r.context + n_tokens)
             # A prefill token sees on average the context before it plus half of its own prompt.
             flops += attention_flops(n_tokens, r.context + (n_tokens + 1) / 2)
+            self._check("attention", r.context + n_tokens, "positions attended to", self._ranges.context_tokens)
         return self._roofline(self.stack.kernels.attention, n_bytes, flops)
 
     def _measured_attention(self, iteration: Iteration) -> Price:

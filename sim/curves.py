@@ -15,7 +15,7 @@ Rising = Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
 AGAINST = {
     "attention": "tokens of a prompt", "attention_decode": "positions attended to", "gate": "tokens",
     "expert": "tokens", "shared_expert": "tokens", "head": "requests", "dense_layer": "tokens",
-    "cpu_expert": "tokens",
+    "cpu_expert": "tokens", "unpack": "bits of an expert's values",
 }  # fmt: skip
 """Operations that a profile may have a curve of, and what each is measured against."""
 

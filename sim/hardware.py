@@ -89,6 +89,18 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return any(getattr(self, term).value > 0 for term in self.__struct_fields__)
 
 
+Range = tuple[float, float]
+
+
+class Ranges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Least and largest of what a calibration's fits rest on; what is priced above is extrapolated, and labelled so."""
+
+    copy_bytes: Range | None = None
+    expert_tokens: Range | None = None
+    cpu_expert_tokens: Range | None = None
+    context_tokens: Range | None = None
+
+
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU in its machine."""
 
@@ -109,6 +121,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     contention: Contention
     curves: Curves | None = None  # measured on the real machine for one model
     more_curves: tuple[Curves, ...] = ()  # and for others
+    ranges: Ranges = Ranges()  # of fits; curves have their own
     sources: dict[str, str] = {}
 
     def curves_of(self, model: str, precision: str) -> Curves | None:

@@ -7,12 +7,15 @@ import math
 import msgspec
 import pytest
 from easy_numbers import figure, hardware, model, stack
+from real_world import tiny_model
+from tiny_traces import tiny_trace
 
+from calibrate import profile
 from calibrate.in_situ import Samples, curve, link, typical
 from sim.cost import Cost
 from sim.curves import Curve, Curves
 from sim.errors import BadInput
-from sim.hardware import load_hardware
+from sim.hardware import Ranges, load_hardware
 from sim.metrics import Resting, plus_minus
 from sim.run import execute, prepare
 from sim.spec import RunSpec
@@ -51,9 +54,45 @@ def test_prices_come_from_curves_for_their_own_model_alone():
     assert cost.rests_on[cost.expert(2, "bf16").rests_on][0] == "curves.expert"
     assert not cost.beyond
     cost.expert(5, "bf16")
-    assert cost.beyond == {"expert at 5 tokens (measured: 1 to 3)"}
-    other = msgspec.structs.replace(model(2, 4, 1), id="other")
-    assert Cost(hw, other, stack(), "bf16").expert(2, "bf16").duration_s == 2.0, "two kernels of a second"
+    cost.expert(9, "bf16"), cost.expert(7, "bf16")
+    assert cost.beyond == {"expert at 9 tokens (measured: 1 to 3)"}, "the farthest alone"
+    other = Cost(hw, msgspec.structs.replace(model(2, 4, 1), id="other"), stack(), "bf16")
+    assert other.expert(2, "bf16").duration_s == 2.0, "two kernels of a second"
+    assert other.beyond == {"other in bf16, for which fits stand in (curves measured: easy in bf16)"}
+
+
+def test_unpacking_is_priced_where_it_was_measured():
+    hw = priced(expert=made((1.0, 3.0), (4.0, 8.0)), gate=made((1.0,), (1.0,)), unpack=made((2.0, 4.0), (10.0, 20.0)))
+    cost = Cost(hw, model(2, 4, 1), stack(), "bf16")
+    assert cost.expert(1, "int4").duration_s == 24.0
+    assert cost.expert(1, "int2", 0.5).duration_s == 1 + 0.5 * (3 + 10)
+    assert not cost.beyond
+    assert cost.expert(1, "int8").duration_s == 4.0
+    assert cost.beyond == {"unpacking int8, not measured and taken to cost nothing"}
+
+
+def test_fits_asked_for_more_than_they_rest_on_say_so():
+    ranges = Ranges(copy_bytes=(10.0, 200.0), expert_tokens=(1.0, 4.0), cpu_expert_tokens=(1.0, 2.0),
+                    context_tokens=(8.0, 16.0))  # fmt: skip
+    cost = Cost(msgspec.structs.replace(hardware(), ranges=ranges), model(2, 4, 1), stack(), "bf16")
+    cost.copy_s(200), cost.back_s(5), cost.expert(4, "bf16"), cost.expert_cpu(2)
+    assert not cost.beyond
+    cost.copy_s(300), cost.expert(5, "bf16"), cost.expert_cpu(3)
+    assert cost.beyond == {"copy at 300 bytes (measured: 10 to 200)", "expert at 5 tokens (measured: 1 to 4)",
+                           "cpu_expert at 3 tokens (measured: 1 to 2)"}  # fmt: skip
+
+
+def test_a_context_beyond_the_calibration_is_labelled(tmp_path):
+    trace = tiny_trace(tmp_path / "t.safetensors", 4, 4, 2, n_requests=2, prompt=5, outputs=6)
+    plain = tmp_path / "plain.yaml"
+    spec = {"policy": "lru", "hw": str(plain), "trace": str(trace), "model": str(tiny_model(tmp_path))}
+    data = msgspec.to_builtins(load_hardware("rtx3090"))
+    label = "beyond the calibrated range: attention at 10 positions attended to (measured: 1 to 9)"
+    for high, said in ((10, []), (9, [label])):
+        profile.write(plain, data | {"ranges": {"context_tokens": [1, high]}})
+        setup = prepare(RunSpec(**spec))
+        assert [label for label in execute(setup).result["labels"] if "beyond" in label] == said
+        setup.close()
 
 
 def test_error_bars_add_in_quadrature():

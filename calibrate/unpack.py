@@ -1,0 +1,35 @@
+"""What unpacking an expert of a lower precision takes on the compute lane, which real runs do before each use of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sim.real.forms import BITS, pack
+from sim.real.work import COMPUTE, Work
+
+if TYPE_CHECKING:
+    from sim.real.weights import Weights
+    from sim.real.work import Lanes
+
+EXPERTS = 4  # in turn, so that the bytes are not those just read
+TIMES = 16
+
+
+def measure(lanes: Lanes, weights: Weights) -> Iterator[tuple[int, float]]:
+    """(bits of a value, seconds) of whole experts, one after the other."""
+    hidden, n_rows = int(weights.embedding.shape[1]), 3 * weights.rows
+    buffers = list({raw.data_ptr(): raw for row in weights.experts for raw in row}.values())[:EXPERTS]
+    for precision, bits in BITS.items():
+        if hidden * bits % 8:
+            continue
+        form = pack(precision, buffers, weights.dtype, hidden, n_rows, lanes)
+        packed = [raw.to(lanes.device) for raw in form.buffers]
+        works = [Work(COMPUTE, "unpack", partial(form.unpack, packed[i % len(packed)], i % len(packed), 0, n_rows))
+                 for i in range(TIMES)]  # fmt: skip
+        for work in works:
+            lanes.submit(work)
+        lanes.settle()
+        lanes.finished.clear()
+        yield from ((bits, work.end_s - work.start_s) for work in works[len(packed) :])
