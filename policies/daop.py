@@ -188,13 +188,12 @@ class Daop(Policy):
     def _predict(self, gate: Gate, view: View) -> Assignment:
         """`assign_gate_on_inps`: the next layer's gate on this layer's input, degraded where all is on the CPU."""
         layer, k, experts = gate.layer + 1, view.top_k, range(view.n_experts)
-        held = [view.resident(layer, expert) for expert in experts]
         ids, weights = [], []
         for scores in gate.next_scores(1).tolist():
             ranked = sorted(experts, key=lambda e: -scores[e])
             named = ranked[:k]
-            if self.degrade and not any(held[expert] for expert in named):
-                better = [expert for expert in ranked if held[expert]][: k - 1]
+            if self.degrade and not any(view.resident(layer, expert) for expert in named):
+                better = [expert for expert in ranked if view.resident(layer, expert)][: k - 1]
                 named[1 : 1 + len(better)] = better
             mass = [scores[expert] for expert in named]
             total = sum(mass)
