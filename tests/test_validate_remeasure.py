@@ -22,7 +22,7 @@ KEPT = read(bundled("reports.validation", ".json")["cpu-backend"])
 
 @pytest.mark.parametrize("plan", [*remeasure.PLANS, *remeasure.QUICK], ids=lambda plan: f"{plan.model}-{plan.outputs}")
 def test_its_commands_are_valid(tmp_path, plan):
-    for words in (plan.calibrate(tmp_path, 1.0), plan.validate(tmp_path, 0.25)):
+    for words in (plan.calibrate(tmp_path), plan.validate(tmp_path, 0.25)):
         assert words[0] in VERBS
         with click.Context(moesim) as parent:
             verb = moesim.get_command(parent, words[0])
@@ -57,7 +57,7 @@ def stand_in(folder, model, said):
 
 def test_parts_are_put_together(tmp_path):
     said = []
-    data = remeasure.measure(tmp_path, remeasure.PLANS, 1.0, stand_in(tmp_path, "m", said), lambda _: None)
+    data = remeasure.measure(tmp_path, remeasure.PLANS, stand_in(tmp_path, "m", said), lambda _: None)
     assert said == ["calibrate", "validate"] * 2
     assert {path.name for path in tmp_path.iterdir()} == {"cpu-backend.json"}
     assert data["profile"] == "cpu-backend, cpu-backend-medium"
@@ -66,7 +66,7 @@ def test_parts_are_put_together(tmp_path):
     assert data["tpot_s_worst_error_frac"] == KEPT["tpot_s_worst_error_frac"]
     assert read(tmp_path / "cpu-backend.json") == json.loads(json.dumps(data))
     with pytest.raises(click.ClickException, match="calibrate for cpu-small ended with 2"):
-        remeasure.measure(tmp_path, remeasure.PLANS, 1.0, lambda _: 2, lambda _: None)
+        remeasure.measure(tmp_path, remeasure.PLANS, lambda _: 2, lambda _: None)
 
 
 def test_the_table_takes_the_place_of_the_old_one(tmp_path):

@@ -36,12 +36,13 @@ class Plan:
     requests: int
     outputs: int
     repeat: int
+    minutes: float  # of calibration: all of it for single operations, half of it (one at least) for those on the lanes
 
-    def calibrate(self, folder: Path, minutes: float) -> list[str]:
+    def calibrate(self, folder: Path) -> list[str]:
         """Arguments of `moesim`."""
         chosen = [word for probe in self.probes for word in ("--probe", probe)]
         return ["calibrate", "--device", "cpu", "--model", self.model, "--name", self.profile, "--out", str(folder),
-                "--minutes", str(minutes), "--rounds", "1", *chosen]  # fmt: skip
+                "--minutes", str(self.minutes), "--rounds", "1", *chosen]  # fmt: skip
 
     def validate(self, folder: Path, tolerance: float) -> list[str]:
         """Arguments of `moesim`; `--repeat` takes all cases in turn."""
@@ -58,13 +59,14 @@ class Plan:
 
 PLANS = (
     Plan("cpu-small", NAME, PROBES, ("lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady"),
-         (64, 96, 128), requests=2, outputs=24, repeat=2),
+         (64, 96, 128), requests=2, outputs=24, repeat=2, minutes=1.2),
     Plan("cpu-medium", f"{NAME}-medium", ("lanes",),
          ("on_demand", "lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady"), (64, 128),
-         requests=1, outputs=32, repeat=2),
+         requests=1, outputs=32, repeat=2, minutes=3.0),
 )  # fmt: skip
 QUICK = (
-    Plan("cpu-small", NAME, ("lanes",), ("lru", "lfu", "on_demand"), (64,), requests=1, outputs=3, repeat=2),
+    Plan("cpu-small", NAME, ("lanes",), ("lru", "lfu", "on_demand"), (64,),
+         requests=1, outputs=3, repeat=2, minutes=0.1),
 )  # fmt: skip
 
 
@@ -87,7 +89,7 @@ def together(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "wrong": [line for part in parts for line in part["wrong"]]}  # fmt: skip
 
 
-def measure(folder: Path, plans: Sequence[Plan], minutes: float, run: Callable[[Sequence[str]], int] = moesim,
+def measure(folder: Path, plans: Sequence[Plan], run: Callable[[Sequence[str]], int] = moesim,
             tell: Callable[[str], object] = click.echo) -> dict[str, Any]:  # fmt: skip
     """Calibrate and compare every plan, and keep all comparisons in `folder`. Raises ClickException when a step fails.
 
@@ -98,7 +100,7 @@ def measure(folder: Path, plans: Sequence[Plan], minutes: float, run: Callable[[
 
     began_s, parts = time.monotonic(), []
     for plan in plans:
-        for words in (plan.calibrate(folder, minutes), plan.validate(folder, 0.25)):
+        for words in (plan.calibrate(folder), plan.validate(folder, 0.25)):
             tell(f"[{time.monotonic() - began_s:4.0f} s] moesim {' '.join(words)}")
             status = run(words)
             if status not in ((0, 1) if words[0] == "validate" else (0,)):
@@ -129,15 +131,13 @@ def refresh(page: Path, table: str) -> None:
 @click.command(help=__doc__)
 @click.option("--out", "folder", type=click.Path(file_okay=False, path_type=Path), default=HERE, show_default=False,
               help="Where profiles and comparisons go; default: this package, and docs/validate.md is printed anew.")
-@click.option("--minutes", type=click.FloatRange(0.01, 60), default=1.2, show_default=True,
-              help="Time for the probes of single operations; those on the lanes take what they take.")  # fmt: skip
 @click.option("--quick", is_flag=True, help="Three cases of a few tokens: does it work here at all?")
-def command(folder: Path, minutes: float, quick: bool) -> None:
+def command(folder: Path, quick: bool) -> None:
     """Calibrate, compare, keep, print."""
     from sim.cli.validate import markdown
 
     folder.mkdir(parents=True, exist_ok=True)
-    data = measure(folder, QUICK if quick else PLANS, minutes)
+    data = measure(folder, QUICK if quick else PLANS)
     table = markdown([data])
     page = HERE.parents[1] / "docs" / "validate.md"
     if folder == HERE and page.is_file():
