@@ -1,0 +1,142 @@
+"""Ablations move in the published direction: what the pages say in words is what their pasted tables show.
+
+`test_docs.py` runs the commands again and compares; here the tables are read, so that a table renewed by a change
+cannot part from the sentences around it.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+OUTPUT = re.compile(r"<!-- output of: (?P<command>.+?) -->\n```text\n(?P<text>.*?)\n```\n", re.DOTALL)
+
+
+def tables(page: str, word: str) -> list[str]:
+    """Pasted outputs of a page whose command has this word."""
+    found = OUTPUT.finditer((DOCS / page).read_text(encoding="utf-8"))
+    return [match["text"] for match in found if word in match["command"]]
+
+
+def column(text: str, pattern: str) -> dict[str, float]:
+    """First group -> second group, a number, of every line that matches."""
+    rows = [re.match(pattern, line) for line in text.splitlines()]
+    found = {row[1].strip(): float(row[2]) for row in rows if row is not None}
+    assert found, f"no line matches {pattern}"
+    return found
+
+
+def compared(text: str, of: str) -> dict[str, float]:
+    """Policy -> figure of one column of a table of `moesim compare`."""
+    rows = [re.split(r"  +", line.strip()) for line in text.splitlines() if "  " in line]
+    at = rows[0].index(of)
+    found = {row[0]: float(row[at].split()[0]) for row in rows[1:]}
+    assert len(found) > 1
+    return found
+
+
+def markdown(text: str, of: str) -> dict[str, float]:
+    """First column -> figure of another one of a Markdown table."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    at = rows[0].index(of)
+    return {row[0]: float(row[at].rstrip("%")) for row in rows[2:]}
+
+
+def falls(values: list[float], strictly: bool = True) -> bool:
+    return all(a > b if strictly else a >= b for a, b in pairwise(values))
+
+
+def test_importance_figure_16_on_s1():
+    """TPOT falls with every step, and the cache ratio rises until the balancer comes."""
+    (text,) = tables("importance.md", "--hw rtx3080ti")
+    steps = ["base", "+CE", "+ER", "+Pre", "+BA"]
+    tpot = column(text, r"(\S+) +TPOT ([\d.]+) ms")
+    ratio = column(text, r"(\S+) .*cache ratio ([\d.]+)")
+    assert falls([tpot[step] for step in steps])
+    assert falls([-ratio[step] for step in steps[:-1]])
+    assert ratio["+BA"] == pytest.approx(ratio["+Pre"], abs=0.01), "the page says that it hardly changes"
+    assert tpot["-Pre"] < tpot["+BA"], "the page explains why"
+
+
+def test_importance_figure_16_on_two_of_eight():
+    """All but prefetching, which pays once the link has idle time and a prediction is free."""
+    (text,) = tables("importance.md", "--hw rtx3090 --requests 1 --json")
+    tpot = column(text, r"(\S+) +TPOT ([\d.]+) ms")
+    assert falls([tpot[step] for step in ("base", "+CE", "+ER")])
+    assert tpot["+Pre"] > tpot["+ER"]
+    assert tpot["+BA"] < tpot["+Pre"]
+    (isolated,) = tables("importance.md", "--hw a6000")
+    tpot = compared(isolated, "TPOT")
+    free, without = (tpot[f"importance {how}"] for how in ("balance=load prediction_s=0", "prefetch=none balance=load"))
+    assert free < without < tpot["importance balance=load"]
+
+
+def test_moepic_table_3():
+    """Without the prefetcher, the cache priority or the configurator a token takes longer."""
+    (text,) = tables("moepic.md", "--hw rtx3090 --requests 2")
+    tpot = compared(text, "TPOT")
+    for without in ("evict=random", "configure=false", "prefetch=random"):
+        assert tpot["moepic"] < tpot[f"moepic {without}"], without
+    limits = [tpot[f"moepic configure=false split={limit}"] for limit in ("0", "1 prefetch=none")]
+    assert tpot["moepic configure=false"] < min(limits), "between its limits (section 2.3) it is better than both"
+
+
+def test_moepic_table_3_on_its_testbed():
+    """All but the configurator; without prefetching, whole experts beat halves, which is all that it can see."""
+    (text,) = tables("moepic.md", "--hw a6000 --stack hf")
+    tpot = compared(text, "TPOT")
+    assert tpot["moepic"] < tpot["moepic evict=random"] < tpot["moepic prefetch=random"]
+    assert tpot["moepic"] > tpot["moepic configure=false"]
+    alone = "moepic configure=false{} prefetch=none"
+    assert tpot[alone.format(" split=1")] < tpot[alone.format("")]
+    assert tpot["moepic configure=false split=1"] > tpot["moepic configure=false"], "with prefetching, the other way"
+
+
+def test_moepic_table_1():
+    """LCP first and RND last; LRU and LFU have changed places, which the page explains."""
+    (text,) = tables("moepic.md", "lcp scope=layer")
+    hit = compared(text, "hit")
+    order = ["lcp", "lru", "lfu", "random"]
+    assert falls([hit[f"{name} scope=layer"] for name in order])
+
+
+def test_fine_moe_figure_14():
+    """Hit rates: counts are worst, every part of the map adds or leaves them; LRU, LFU, p x freq."""
+    (text,) = tables("fine_moe.md", "track=map_t\"")
+    hit = compared(text, "hit")
+    parts = [hit[f"fine_moe track={name}"] for name in ("hit_count", "map_t", "map_ts", "map_tsd")]
+    assert falls([-share for share in parts], strictly=False)
+    assert parts[0] < parts[1] < parts[2]
+    assert hit["fine_moe evict=lru"] < hit["fine_moe evict=lfu"] < hit["fine_moe track=map_tsd"]
+
+
+def test_fine_moe_threshold_and_speculation():
+    """With a store of four the threshold finds more and is right less; speculation loses with distance."""
+    (text,) = tables("fine_moe.md", "capacity=4")
+    predicted = column(text, r"fine_moe (.*?) +predicted ([\d.]+)")
+    right = column(text, r"fine_moe (.*?) +predicted .* right ([\d.]+)")
+    few, more = "track=map_ts capacity=4", "track=map_tsd capacity=4"
+    assert predicted[few] < predicted[more]
+    assert right[few] > right[more]
+    assert predicted["track=map_ts"] == predicted["track=map_tsd"]
+    assert falls([predicted[f"track=speculate distance={d}"] for d in (1, 2, 3)])
+    assert predicted["track=speculate distance=3"] > predicted["track=map_tsd"], "why it is best here"
+
+
+def test_emoe_open_and_closed_loop():
+    """Predicted, task-agnostic, random: the published order in mass kept and perplexity; all experts change nothing."""
+    (text,) = tables("emoe.md", "for s in")
+    mass = column(text, r"(\S+) +gate mass kept ([\d.]+)")
+    assert falls([mass[name] for name in ("selection=predicted", "task_aware=false", "selection=random")])
+    (text,) = tables("emoe.md", "--table emoe")
+    change = markdown(text, "change")
+    sizes = [change[f"emoe experts_per_layer={n} memory_bytes=0"] for n in (3, 4, 5, 6, 7, 8)]
+    assert falls(sizes)
+    assert sizes[-1] == 0.0
+    five = "emoe experts_per_layer=5 "
+    order = ["predictor=surrogate:1 p=1", "p=1", "task_aware=false", "selection=random"]
+    assert falls([-change[five + how] for how in order])
