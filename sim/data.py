@@ -202,6 +202,22 @@ def _alive(pid: int) -> bool:
     return True
 
 
+def must_be_writable(target: Path) -> None:
+    """Find out now, not after the work, whether a file can be written where `target` is to be.
+
+    Raises:
+        BadInput: its folder cannot be made or written, or it is a folder itself.
+    """
+    if target.is_dir():
+        raise BadInput(f"{target}: it is a folder; name a file in it")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise BadInput(f"{target.parent}: {error.strerror or error}; choose another place") from None
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it replaces `path`, on any error nothing is left behind.

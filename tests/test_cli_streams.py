@@ -11,6 +11,8 @@ import pytest
 from cli_help import called, mixtral_shaped, moesim, simulated
 
 from sim.cli.calibrate import main as calibrate
+from sim.data import must_be_writable
+from sim.errors import BadInput
 
 DEV_FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 POSIX = pytest.mark.skipif(os.name != "posix", reason="closed pipes are another error here")
@@ -63,3 +65,33 @@ def test_a_reader_that_leaves_is_not_a_failed_check(run: list[str]) -> None:
         os.close(write)
     assert done.returncode == 141
     assert done.stderr == ""
+
+
+class TestPlacesThatCannotBeWritten:
+    """A folder that is a file stands for one without permission: tests may run as root, whom nothing is forbidden."""
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("traces", "synth", "SOURCE", "--out"), ("traces", "compose", "SOURCE", "--arrivals", "poisson:1", "--out"),
+            ("reproduce", "--rows", "FM-12", "--out"), ("train", "duoserve", "--trace", "SOURCE", "--out"),
+            ("validate", "--policy", "lru", "--hw", "rtx3090", "--out"),
+        ],
+    )  # fmt: skip
+    def test_one_line(self, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...]) -> None:
+        if words[0] == "train":
+            pytest.importorskip("torch")
+        (tmp_path / "file").write_text("in the way")
+        source = mixtral_shaped(tmp_path)
+        said = moesim(capsys, *(source if word == "SOURCE" else word for word in words), tmp_path / "file" / "x")
+        assert said.code == 2, said.err
+        last = said.err.splitlines()[-1]
+        assert last.startswith("error: ")
+        assert str(tmp_path / "file") in last
+        assert "Traceback" not in said.err
+
+    def test_before_the_work_and_without_a_trace_of_it(self, tmp_path: Path) -> None:
+        must_be_writable(tmp_path / "new" / "x.json")
+        assert list((tmp_path / "new").iterdir()) == []
+        with pytest.raises(BadInput, match="it is a folder"):
+            must_be_writable(tmp_path / "new")

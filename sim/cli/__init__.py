@@ -12,7 +12,7 @@ from contextlib import suppress
 import click
 
 from sim import __version__
-from sim.errors import DoesNotFit, MoesimError, did_you_mean
+from sim.errors import DoesNotFit, MoesimError, did_you_mean, one_line
 
 # Before numpy is imported: a replay's products are small, and threads that wait for one another only slow them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -104,6 +104,9 @@ def guarded(command: click.Command, args: Sequence[str] | None, name: str) -> No
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:
+        if error.filename is not None:  # the file's fault or the folder's, whatever was to be done with it
+            click.echo(f"error: {one_line(str(error.filename))}: {error.strerror}; check the path, or choose another", err=True)
+            sys.exit(2)
         if error.errno not in FULL:
             raise
         click.echo(f"error: {error.strerror}: the output is not complete; make room, or name another place", err=True)

@@ -41,11 +41,13 @@ def duoserve(
     """Train DuoServe-MoE's ExpertMLP and measure it on the test split as the paper's Table 3 does."""
     from policies._duoserve import WIDTHS
     from policies._duoserve_train import Plan, train
+    from sim.data import must_be_writable
     from traces.catalogue import open_trace
 
     plan = Plan(epochs, batch_size, learning_rate, affinity=affinity, seed=seed,
                 widths=WIDTHS if widths is None else _widths(widths))  # fmt: skip
     with open_trace(name) as trace, _Bar() as bar:
+        must_be_writable(out)  # not found out after the training
         facts = train(trace, out, plan, bar.told)
     test = facts["test"]
     click.echo(f"written: {out}, trained on {facts['tokens']:,} tokens of {trace.name}")

@@ -61,6 +61,10 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
         missing = "--policy" if not policies else "--hw"
         raise BadInput(f"{missing}, got none: it is needed; e.g. moesim validate --policy lru --experts 64 --hw my-cpu.yaml, whose "
                        "profile `calibrate --device cpu --model cpu-small --name my-cpu` writes")  # fmt: skip
+    if out is not None:
+        from sim.data import must_be_writable
+
+        must_be_writable(out)
     if checkpoint is not None:
         data = _talk(checkpoint, policies, experts or (None,), hw, device, trace, requests, settings,
                      outputs or TALK_OUTPUTS)  # fmt: skip
