@@ -23,7 +23,7 @@ from policies._importance_balance import Costs, Missing, by_batch, one_pass, two
 from policies._importance_cache import Residents, ScoreWindow
 from policies._importance_router import Thresholds, Token, route
 from sim.api import Assignment, Param, Policy, Steps
-from sim.decisions import Decision, DropQueue, Fetch, Predict, Prefetch, Requeue, RunCpu, RunGpu
+from sim.decisions import Decision, DropQueue, Fetch, Predict, Prefetch, Requeue, RunCpu, RunGpu, Wait
 from sim.iterations import PREFILL, Gate
 from sim.machine import Ticket
 from sim.pieces import Piece
@@ -76,6 +76,8 @@ class Importance(Policy):
               "CPU (ablations of Figure 16)", ("alg2", "code", "load", "cpu")),
         Param("prefill_cpu", None, "the balancer also serves prompts (code: 1); the paper loads all they need (0)",
               low=0, high=1),
+        Param("barrier", None, "1: loaded experts are computed when all loads of the layer are complete, and the host "
+              "waits for the layer's end before it prefetches (code); 0: each as it arrives (paper)", low=0, high=1),
     )  # fmt: skip
     variant: str
     alpha: float | None
@@ -91,6 +93,7 @@ class Importance(Policy):
     shield: bool
     balance: str | None
     prefill_cpu: int | None
+    barrier: int | None
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
@@ -109,6 +112,7 @@ class Importance(Policy):
         self._by_batch = self._flag("prefer_batch", not code)
         self._prefill_ahead = self._flag("prefill_prefetch", not code) and self.prefetch != "none"
         self._prefill_cpu = self._flag("prefill_cpu", code)
+        self._barrier = self._flag("barrier", code)
         if self.prediction_s is None:
             weights = (0 if code else 4 * view.hidden_size) + view.n_experts
             self.settings["prediction_s"] = weights * view.hidden_size * 2 / view.prices.gpu_bytes_per_s
@@ -166,8 +170,10 @@ class Importance(Policy):
         pieces = {expert: view.piece(gate.layer, expert) for expert in gate.needs}
         here = [expert for expert, piece in pieces.items() if view.arrived(piece)]
         coming = [expert for expert, piece in pieces.items() if view.holds(piece) and expert not in here]
+        loads: list[Ticket] = []
         for expert in coming:
-            yield Fetch(pieces[expert])  # a prefetch under way stays, and goes first
+            ticket = yield Fetch(pieces[expert])  # a prefetch under way stays, and goes first
+            loads.append(ticket)
         yield DropQueue()  # section 5.2: the real scores are known, the load queue is cleared
         self._window.observe(gate.layer, gate.scores, gate.score_scale)
         self._residents.shield(pieces.values())
@@ -177,30 +183,34 @@ class Importance(Policy):
         fetched: list[int] = []
         for expert in load:
             if self._has_room(pieces[expert], view):
-                yield from self._fetch(pieces[expert])
+                loads.append((yield from self._fetch(pieces[expert])))
                 fetched.append(expert)
+        ends: list[Ticket] = []
         for expert in on_cpu:
             self._costs.ran_on_cpu(view.prices.cpu_s(gate.needs[expert]))
-            yield RunCpu(expert)
+            ends.append((yield RunCpu(expert)))
         for expert in here:
             self._residents.used(pieces[expert])
-            yield RunGpu(expert)
+            ends.append((yield RunGpu(expert)))
         foreseen, after = yield from self._foresee(gate, bool(missing), view)
         for expert in coming + fetched:
             self._residents.used(pieces[expert])
-            yield RunGpu(expert)
+            ends.append((yield RunGpu(expert, tuple(loads) if self._barrier else ())))
         for expert in load:  # more experts than room: each waits until one before it has run
             if expert not in fetched:
                 yield from self._fetch(pieces[expert])
-                yield RunGpu(expert)
+                ends.append((yield RunGpu(expert)))
+        if self._barrier:
+            yield Wait(tuple(ends))
         yield from self._prefetch(gate.layer + 1, foreseen, after, view)
 
     def layer_done(self, layer: int, view: View) -> None:
         self._residents.shield(())  # section 5.3: revoked when the layer's computation is complete
 
-    def _fetch(self, piece: Piece) -> Steps:
-        yield Fetch(piece)
+    def _fetch(self, piece: Piece) -> Generator[Decision, Any, Ticket]:
+        ticket: Ticket = yield Fetch(piece)
         self._residents.add(piece)
+        return ticket
 
     def _has_room(self, piece: Piece, view: View) -> bool:
         room = view.free_bytes(piece.gpu) >= piece.n_bytes

@@ -263,6 +263,18 @@ def test_five_steps(tmp_path):
     assert seen.result["gate_mass_kept"] == pytest.approx(kept)
 
 
+@pytest.mark.parametrize(("barrier", "gpu"), [(0, [(17, 19), (27, 29)]), (1, [(27, 29), (29, 31)])])
+def test_loaded_experts_run_as_they_arrive_or_when_all_have(tmp_path, barrier, gpu):
+    """Room for 2 of 4: the generated token lacks both. Prompt 0..6, attention 6..7, copies 7..17 and 17..27."""
+    rows = [[[1800, 1500, 400, 395]], [[395, 400, 1500, 1800]]]
+    with Trace(written(tmp_path / "t", rows, 2)) as trace:
+        policy = Importance(prefetch="none", balance="load", barrier=barrier)
+        seen = execute_easy(setup(policy, trace, room=2))
+    assert seen.lane("h2d") == [("demand 0.2", 7, 17), ("demand 0.3", 17, 27)]
+    assert [(start_s, end_s) for what, start_s, end_s in seen.lane("gpu") if what[-1] in "23"] == gpu
+    assert Importance(barrier=barrier).settings["barrier"] == barrier
+
+
 #: Two layers of 4, k = 2. Layer 0 asks for 0 and 1; foreseen for layer 1 are 3, then 2; 3 and 1 are asked for.
 TWO_LAYERS = [[[1800, 1500, 400, 395], [400, 1500, 395, 1800]]] * 2
 FORESEEN = [[[300, 395, 1500, 1900]]] * 2
@@ -307,6 +319,7 @@ KNOBS = {
     "shield": (False, {}),
     "balance": ("cpu", {}),
     "prefill_cpu": (1, {}),
+    "barrier": (1, {}),
 }
 
 
