@@ -79,21 +79,20 @@ class Stream:
         after: tuple[Ticket, ...],
     ) -> Ticket:  # fmt: skip
         """Launch work whose first kernel reaches the GPU at `first_s` and whose last one ends at `last_s` at best."""
-        if self.pending:
-            work = Launched(op, layer, expert, n_tokens, first_s, last_s, duration_s, after)
-            self.pending.append(work)
-            return work
-        start_s, cause = first_s, HOST
-        for ticket in after:
-            end_s = ticket.end_s
-            if end_s == UNKNOWN_S:
-                work = Launched(op, layer, expert, n_tokens, first_s, last_s, duration_s, after)
-                self.pending.append(work)
-                return work
-            if end_s > start_s:
-                start_s, cause = end_s, ticket.cause
-        end_s = self._place(op, layer, expert, n_tokens, start_s, cause, last_s, duration_s)
-        return Ticket(end_s, self.blame)
+        if not self.pending:
+            start_s, cause = first_s, HOST
+            for ticket in after:
+                end_s = ticket.end_s
+                if end_s == UNKNOWN_S:
+                    break
+                if end_s > start_s:
+                    start_s, cause = end_s, ticket.cause
+            else:
+                end_s = self._place(op, layer, expert, n_tokens, start_s, cause, last_s, duration_s)
+                return Ticket(end_s, self.blame)
+        work = Launched(op, layer, expert, n_tokens, first_s, last_s, duration_s, after)
+        self.pending.append(work)
+        return work
 
     def _place(
         self, op: str, layer: int, expert: int, n_tokens: int, start_s: float, cause: int, last_s: float,

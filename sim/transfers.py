@@ -182,10 +182,11 @@ class Transfers:
         waits = self._take_room(piece)
         ticket = self.machine.copy(piece, DEMAND, waits + after if after else waits)
         self.cache.add(piece, ticket, DEMANDED)
-        if self.tally.prefetch.n_issued:
-            self.tally.prefetch.forget(piece)
-        self.tally.n_demand += 1
-        self.tally.demand_bytes += piece.n_bytes
+        tally = self.tally
+        if tally.prefetch.n_issued:
+            tally.prefetch.forget(piece)
+        tally.n_demand += 1
+        tally.demand_bytes += piece.n_bytes
         if self.log:
             self.log("fetch", piece.layer, piece.expert)
         return ticket
@@ -220,7 +221,7 @@ class Transfers:
         ticket = self.machine.copy(piece, SPECULATIVE, waits + after if after else waits)
         self.cache.add(piece, ticket, PREFETCHED).room_after = waits
         self._speculative[piece] = ticket
-        self._quiet_s = 0.0
+        self._quiet_s = min(self._quiet_s, self.machine.quiet_s((ticket,)))
         self.tally.prefetch.issue(piece, victims)
         if self._tells_placed:
             self.policy.placed(piece, self.view)
@@ -290,5 +291,5 @@ class Transfers:
         if self._own_copy_done:
             for piece in self.machine.poll():
                 self.obey(self.policy.copy_done(piece, self.view))
-        if self.queue.waiting:
+        if self.queue.waiting and (len(self._speculative) != self._depth or self.machine.now_s >= self._quiet_s):
             self.pump()
