@@ -213,10 +213,9 @@ class Engine(Transfers):
         later: list[Piece] = []
         for piece in missing:
             self.queue.remove(piece)
-            if self._make_room(piece, speculative=False) is None:
+            if self._demand(piece) is None:
                 later.append(piece)
                 continue
-            self._fetch_into_room(piece)
             policy.accessed(piece, False, view)
             residents.append(piece.expert)  # or will be, by the time it runs
         for expert in residents:

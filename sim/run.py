@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sim import fast
+from sim import fast, fused
 from sim.api import overrides as implements
 from sim.bounds import compare
 from sim.cache import Cache
@@ -88,7 +88,8 @@ def assemble(setup: Setup, spans: Spans | None = None, log: Log | None = None) -
 
         kind = fluid.FluidMachine
     machine = kind(cost, spec.gpus, spans, report_copies=implements(policy, "copy_done"))
-    engine = Engine(policy, machine, cache, setup.pieces, cost, Arrays(trace), setup.model.top_k, future, log)
+    made = fused.FusedEngine if fused.applies(machine, log) else Engine
+    engine = made(policy, machine, cache, setup.pieces, cost, Arrays(trace), setup.model.top_k, future, log)
     start_policy(engine, setup)
     return engine, machine
 

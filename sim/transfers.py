@@ -165,12 +165,13 @@ class Transfers:
             self._promote(entry)
             return entry.arrival
         self.queue.remove(piece)
-        if self._make_room(piece, speculative=False) is None:
+        ticket = self._demand(piece, after)
+        if ticket is None:
             raise IllegalDecision(
                 f"Fetch of {piece}: no room and {self.policy.name}.victim named nothing to evict; "
                 "give the policy a larger expert budget, or evict first"
             )
-        return self._fetch_into_room(piece, after)
+        return ticket
 
     def _promote(self, entry: Entry) -> None:
         """What is needed now goes first, and is no longer among the prefetches that `DropQueue` withdraws."""
@@ -178,10 +179,17 @@ class Transfers:
             self.machine.promote(entry.arrival)
             self._speculative.pop(entry.piece, None)
 
-    def _fetch_into_room(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket:
+    def _demand(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket | None:
+        """Make room for a piece and copy it; None when the policy refuses room."""
+        if self._make_room(piece, speculative=False) is None:
+            return None
         waits = self._take_room(piece)
         ticket = self.machine.copy(piece, DEMAND, waits + after if after else waits)
         self.cache.add(piece, ticket, DEMANDED)
+        self._count_demand(piece)
+        return ticket
+
+    def _count_demand(self, piece: Piece) -> None:
         tally = self.tally
         if tally.prefetch.n_issued:
             tally.prefetch.forget(piece)
@@ -189,7 +197,6 @@ class Transfers:
         tally.demand_bytes += piece.n_bytes
         if self.log:
             self.log("fetch", piece.layer, piece.expert)
-        return ticket
 
     def prefetch(self, piece: Piece, priority: float = 0.0, after: tuple[Ticket, ...] = ()) -> Ticket | None:
         """Ask for a speculative copy; a piece already there or on its way is left alone."""
@@ -216,18 +223,22 @@ class Transfers:
         if victims is None:
             self.tally.prefetch.n_dropped += 1
             return None
-        self.tally.prefetch.forget(piece)
         waits = self._take_room(piece)
         ticket = self.machine.copy(piece, SPECULATIVE, waits + after if after else waits)
         self.cache.add(piece, ticket, PREFETCHED).room_after = waits
+        self._count_prefetch(piece, ticket, victims)
+        return ticket
+
+    def _count_prefetch(self, piece: Piece, ticket: Ticket, victims: list[Piece]) -> None:
+        prefetch = self.tally.prefetch
+        prefetch.forget(piece)
+        prefetch.issue(piece, victims)
         self._speculative[piece] = ticket
         self._quiet_s = min(self._quiet_s, self.machine.quiet_s((ticket,)))
-        self.tally.prefetch.issue(piece, victims)
         if self._tells_placed:
             self.policy.placed(piece, self.view)
         if self.log:
             self.log("prefetch", piece.layer, piece.expert)
-        return ticket
 
     def pump(self) -> None:
         """Hand queued prefetches to the copy engine, as many as the policy's depth allows."""
