@@ -133,8 +133,9 @@ def calibrate(request: Request, *, backend: Backend | None = None, progress: Pro
         old = _earlier(request, backend.title)
         store = Store.load(request.samples_path) if old else Store(request.samples_path)
         health = Health(nvml.now if nvml else dict, list(old.get("readings", [])))
+        models = list(dict.fromkeys((*old.get("models", []), *request.models)))  # a model may be added to a profile
         state = {
-            "title": backend.title, "device": request.device, "models": list(request.models),
+            "title": backend.title, "device": request.device, "models": models,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "machine": environment.machine(),
             "card": card, "total_bytes": backend.total_bytes, "n_sms": backend.n_sms, "l2_bytes": backend.l2_bytes,
             "cuda": getattr(backend.torch.version, "cuda", None), "earlier": old.get("started", ""),
@@ -154,7 +155,8 @@ def calibrate(request: Request, *, backend: Backend | None = None, progress: Pro
         if not request.samples_path.exists():
             store.save()
         if _wants_lanes(request) and (backend.kind == "cpu" or backend.torch.cuda.is_available()):
-            backend.free()
+            for kind in ("pinned", "pageable", "device"):
+                bench.drop(kind)  # the lanes need the memory for experts
             _measure_lanes(request, bench.dtype, progress)
         return finish(request)
     finally:
@@ -173,11 +175,15 @@ def _wants_lanes(request: Request) -> bool:
 
 
 def _measure_lanes(request: Request, dtype: str, progress: Progress | None) -> None:
-    """Operations of each model on the lanes of the real machine, saved model by model; half as long as the probes."""
+    """Operations of each model on the lanes of the real machine, saved model by model.
+
+    It takes half as long as the probes, but a minute at least; asked for by name, it has all the time.
+    """
     said = progress.probe if progress is not None else Progress().probe
     precision = profile.DTYPES[dtype]
     rounds = 1 if request.budget_s < 2 * LANES_FROM_S else 2
-    budget_s = max(LANES_AT_LEAST_S, 0.5 * request.budget_s / len(request.models))
+    each_s = request.budget_s / len(request.models)
+    budget_s = each_s if LANES in request.probes else max(LANES_AT_LEAST_S, 0.5 * each_s)
     if not request.resume:
         for path in in_situ.beside(request.folder / request.name):
             path.unlink()
