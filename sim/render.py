@@ -6,7 +6,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from sim.tally import CLASSES
-from sim.units import show_bytes, show_count, show_frac, show_rate, show_seconds
+from sim.units import show_bytes, show_count, show_flops, show_frac, show_rate, show_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -166,6 +166,8 @@ def _memory(result: dict[str, Any]) -> Table:
 
 def _grounds(result: dict[str, Any]) -> Table:
     rows, origin, band = _pairs(), result["provenance"], result["uncertainty"]
+    if not origin["figures"]:  # a real run rests on the clock
+        return rows
     shares = ", ".join(f"{show_frac(origin[source])} {source}" for source in ("measured", "datasheet", "assumed"))
     rows.add_row("rests on", f"{shares} figures, by share of simulated time; the largest:")
     for figure in origin["figures"][:TOP_FIGURES]:
@@ -184,7 +186,7 @@ def show_figure(name: str, value: float) -> str:
     """A figure in the unit people use, chosen by the end of its name."""
     last = name.rsplit(".", 1)[-1]
     if "flops_per_s" in name:
-        return f"{value / 1e12:.1f} TFLOPS"
+        return show_flops(value)
     if last.endswith("_bytes_per_s"):
         return show_rate(value)
     if last.endswith("_bytes"):

@@ -61,6 +61,11 @@ def show_rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e9:.1f} GB/s"
 
 
+def show_flops(flops_per_s: float) -> str:
+    """TFLOPS as data sheets print them; below one, where a decimal would leave nothing of the figure, GFLOPS."""
+    return f"{flops_per_s / 1e12:.1f} TFLOPS" if flops_per_s >= 1e12 else f"{flops_per_s / 1e9:.3g} GFLOPS"
+
+
 def show_frac(frac: float | None) -> str:
     """A share as a percentage with one decimal; `-` when there is none."""
     return "-" if frac is None else f"{100 * frac:.1f} %"

@@ -16,6 +16,7 @@ from cli_help import Said, mixtral_shaped, moesim, simulated
 
 from sim.output import to_json
 from sim.spec import RunSpec, dump_spec, read_spec
+from sim.units import show_flops
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +210,14 @@ class TestRefusals:
         bare = mixtral_shaped(tmp_path, levels=())
         error = simulated(capsys, "--policy", "fine_moe", "--hw", "rtx3090", "--trace", bare).error
         assert "needs embeddings" in error
+
+
+@pytest.mark.parametrize(
+    ("flops_per_s", "shown"),
+    [(7.2e13, "72.0 TFLOPS"), (1e12, "1.0 TFLOPS"), (8.7e10, "87 GFLOPS"), (9.5e8, "0.95 GFLOPS")],
+)
+def test_rates_keep_their_digits(flops_per_s: float, shown: str) -> None:
+    assert show_flops(flops_per_s) == shown
 
 
 class TestSizes:

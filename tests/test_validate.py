@@ -356,6 +356,7 @@ def test_simulate_real_as_it_is_written(tmp_path, capsys, world):
     assert said.code == 0, said.err
     assert said.out.startswith("real run on the CPU backend")
     assert "predicted for rtx3090" in said.out
+    assert "rests on" not in said.out  # but on the clock
     assert "add --real" in simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--device", "cpu").error
     refused = simulated(capsys, "--policy", "lru", "--hw", "h200-sxm", "--real", "--model", "mixtral-8x7b",
                         "--device", "cpu", "--expert-cache", "100GB", "--requests", 1)  # fmt: skip

@@ -105,7 +105,8 @@ def guarded(command: click.Command, args: Sequence[str] | None, name: str) -> No
         sys.exit(error.exit_code)
     except OSError as error:
         if error.filename is not None:  # the file's fault or the folder's, whatever was to be done with it
-            click.echo(f"error: {one_line(str(error.filename))}: {error.strerror}; check the path, or choose another", err=True)
+            where = one_line(str(error.filename))
+            click.echo(f"error: {where}: {error.strerror}; check the path, or choose another", err=True)
             sys.exit(2)
         if error.errno not in FULL:
             raise

@@ -13,9 +13,7 @@ from sim.errors import BadInput
 from sim.hardware import GPUS, Bus, Hardware, Quantity, load_hardware
 from sim.overrides import parse_set
 from sim.quantity import quantities
-from sim.units import show_bytes, show_count, show_rate, show_seconds
-
-LEAST_TFLOPS = 1e12  # below, TFLOPS with one decimal would leave nothing of the figure
+from sim.units import show_bytes, show_count, show_flops, show_rate, show_seconds
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -119,7 +117,7 @@ def _show(path: str, value: float) -> str:
     """A figure in the unit people use, chosen by the end of its name."""
     name = path.rsplit(".", 1)[-1]
     if "flops_per_s" in path:
-        return f"{value / 1e12:.1f} TFLOPS" if value >= LEAST_TFLOPS else f"{value / 1e9:.3g} GFLOPS"
+        return show_flops(value)
     if name.endswith("_bytes_per_s"):
         return show_rate(value)
     if name.endswith("_bytes"):
