@@ -59,8 +59,10 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
         return 0
     if not policies or hw is None:
         missing = "--policy" if not policies else "--hw"
-        raise BadInput(f"{missing}, got none: it is needed; e.g. moesim validate --policy lru --experts 64 "
-                       "--hw my-cpu.yaml, whose profile `calibrate --device cpu --model cpu-small --name my-cpu` writes")  # fmt: skip
+        raise BadInput(
+            f"{missing}, got none: it is needed; e.g. moesim validate --policy lru --experts 64 --hw my-cpu.yaml, "
+            "whose profile `calibrate --device cpu --model cpu-small --name my-cpu` writes"
+        )
     if out is not None:
         from sim.data import must_be_writable
 
