@@ -13,7 +13,8 @@ class Tops:
 
     Attributes:
         experts: those of the layer that live on this GPU. cached: those whose top is resident.
-        n_cached: C. split_frac: theta, the share of an expert that its top takes.
+        n_cached: C. split_frac: theta, the share of an expert that its top takes. n_segments: that an expert is split
+            into: 2, or 1 where theta is 0 or 1.
     """
 
     def __init__(self, layer: int, gpu: int, view: View) -> None:
@@ -23,6 +24,7 @@ class Tops:
         self.cached: dict[int, None] = {}
         self.n_cached = 0
         self.split_frac = 0.0
+        self.n_segments = 1
         self.top_bytes = 0
         self._pieces: dict[int, tuple[Piece | None, Piece | None]] = {}
 
@@ -37,6 +39,7 @@ class Tops:
         if self._pieces and (count, split_frac) == (self.n_cached, self.split_frac):
             return
         self.n_cached, self.split_frac, self.top_bytes = count, split_frac, top_bytes
+        self.n_segments = 1 if split_frac in (0.0, 1.0) else 2
         for e in self.experts:
             if split_frac in (0.0, 1.0):
                 whole = view.piece(self.layer, e)
@@ -51,11 +54,6 @@ class Tops:
     def bottom(self, expert: int) -> Piece | None:
         """The bottom segment; None where the top is everything (theta 1)."""
         return self._pieces[expert][1]
-
-    @property
-    def n_segments(self) -> int:
-        """Segments an expert is split into here: 2, or 1 where theta is 0 or 1."""
-        return 1 if self.split_frac in (0.0, 1.0) else 2
 
     def missing(self, expert: int, view: View) -> list[Piece]:
         """Segments that have no room yet, top first."""

@@ -110,7 +110,6 @@ class Moepic(Policy):
         self._spare = [0] * view.n_gpus  # bytes of V_e that its division leaves
         self._lay_out([self._even(budget) for budget in self._budgets])
         self._ahead: list[Piece] = []
-        self._begun: set[int] = set()  # experts of the layer of which a segment has been computed
         self._n_hits = self._n_activated = self._n_configured = self._n_admitted = 0
 
     def _even(self, budget: float) -> LayerPlan:
@@ -184,62 +183,57 @@ class Moepic(Policy):
         """Missing segments are loaded while what is there is computed: whole experts, then tops (or bottoms) that lack
         the rest, then the rest as it arrives; experts that lack only their bottom are loaded before misses."""
         groups, owed = self._tops[gate.layer], dict(gate.needs)
-        self._begun.clear()
         home = {expert: groups[view.piece(gate.layer, expert).gpu] for expert in owed}
-        work = sorted(owed, key=lambda expert: self._readiness(home[expert], expert, view))
+        held = {expert: tops.held(expert, view) for expert, tops in home.items()}
+        # "Checks whether all activated experts have been fully loaded": what is there when the gate has spoken.
+        here = {expert: [piece for piece in pieces if view.arrived(piece)] for expert, pieces in held.items()}
+        work = sorted(owed, key=lambda e: self._readiness(home[e], e, len(held[e]), len(here[e])))
         unsent: list[deque[int]] = [deque() for _ in groups]
         for expert in work:
             tops = home[expert]
             self._n_activated += owed[expert]
             self._n_hits += owed[expert] if expert in tops.cached else 0
-            for piece in tops.held(expert, view):
-                if not view.arrived(piece):
+            for piece in held[expert]:
+                if piece not in here[expert]:
                     yield Fetch(piece)  # prefetched, but not there: it is waited for now
-            if tops.missing(expert, view):
+            if len(held[expert]) < tops.n_segments:
                 unsent[tops.gpu].append(expert)
             else:
                 yield from self._admit(tops, expert, owed)
         for tops in groups:
             yield from self._send(tops, unsent[tops.gpu], owed, view)
+        whole = {expert for expert in work if len(here[expert]) == home[expert].n_segments}
         if self.compute == "segments":
-            for expert in [e for e in work if self._there(home[e], e, view)]:
-                yield from self._run(home[expert], expert, unsent[home[expert].gpu], owed, view)
-            for expert in list(owed):
-                here = [piece for piece in home[expert].held(expert, view) if view.arrived(piece)]
-                if len(here) == home[expert].n_segments:  # the rest has come while others were launched
-                    yield from self._run(home[expert], expert, unsent[home[expert].gpu], owed, view)
-                else:
-                    self._begun.update([expert] if here else [])
-                    for piece in here:
-                        yield RunPart(piece)
+            for expert in [e for e in work if e in whole]:
+                yield from self._run(home[expert], expert, True, unsent, owed, view)
+            for piece in [piece for expert in owed for piece in here[expert]]:
+                yield RunPart(piece)
         for expert in [e for e in work if e in owed]:
             tops = home[expert]
             if expert in unsent[tops.gpu]:  # all before it have run and left the buffer
                 yield from self._send(tops, unsent[tops.gpu], owed, view, at_least=1)
-            yield from self._run(tops, expert, unsent[tops.gpu], owed, view)
+            yield from self._run(tops, expert, expert in whole, unsent, owed, view)
 
-    def _run(self, tops: Tops, expert: int, unsent: deque[int], owed: dict[int, int], view: View) -> Steps:
+    def _run(
+        self, tops: Tops, expert: int, whole: bool, unsent: list[deque[int]], owed: dict[int, int], view: View
+    ) -> Steps:
         """Compute an expert, or what is left of it; its buffered segments make room for missing ones."""
-        yield RunGpu(expert, joined=self.concatenate and expert not in self._begun and self._there(tops, expert, view))
+        yield RunGpu(expert, joined=self.concatenate and whole)
         del owed[expert]
         for segment in (tops.bottom(expert), None if expert in tops.cached else tops.top(expert)):
             if segment is not None:
                 yield Evict(segment)
-        yield from self._send(tops, unsent, owed, view)
+        yield from self._send(tops, unsent[tops.gpu], owed, view)
 
-    def _there(self, tops: Tops, expert: int, view: View) -> bool:
-        """True when the whole expert has arrived."""
-        return not tops.missing(expert, view) and all(view.arrived(piece) for piece in tops.held(expert, view))
-
-    def _readiness(self, tops: Tops, expert: int, view: View) -> int:
+    def _readiness(self, tops: Tops, expert: int, n_held: int, n_here: int) -> int:
         """The order of loading (and, of what is not there yet, of computing); equals in the gate's order."""
-        if not tops.missing(expert, view):
-            return 0 if self._there(tops, expert, view) else 1
+        if n_held == tops.n_segments:
+            return 0 if n_here == n_held else 1
         if self.loading == "gate":
             return 2
         if expert in tops.cached:
             return 3
-        return 2 if tops.held(expert, view) else 4
+        return 2 if n_held else 4
 
     def _send(self, tops: Tops, unsent: deque[int], owed: dict[int, int], view: View, at_least: int = 0) -> Steps:
         """Load missing segments on demand, as far as there is room."""
