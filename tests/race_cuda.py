@@ -180,8 +180,8 @@ class RaceDevice:
                     self.owner[key] = name
             for tensor, is_write in (*((t, False) for t in reads), *((t, True) for t in writes)):
                 self._access(what, name, clock, tensor, is_write)
-            if stream is self.default:  # what this project does there is synchronous, or synchronised at once
-                join(self.mine(), clock)
+            if stream is self.default and not getattr(self.local, "streams", None):
+                join(self.mine(), clock)  # placing experts and reading rows: blocking copies
 
     def _access(self, what: str, name: str, clock: Clock, tensor, is_write: bool) -> None:
         if tensor.numel() == 0:

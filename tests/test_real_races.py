@@ -16,12 +16,27 @@ from sim.real.weights import random_weights  # noqa: E402
 from sim.real.work import COMPUTE, DOWN, UP, Work  # noqa: E402
 
 
+class ZeroedOnTheDefaultStream:
+    """torch, whose `zeros` are a kernel on the default stream, as they are on a device."""
+
+    def __init__(self, device: RaceDevice) -> None:
+        self._device = device
+
+    def zeros(self, *shape, **kinds):
+        with self._device.stream(self._device.default):
+            return torch.zeros(*shape, **kinds)
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
 class WatchedLanes(CudaLanes):
     """Tells the detector where memory lies."""
 
     def __init__(self, device: RaceDevice) -> None:
         self.race = device
         super().__init__("cuda:0", cuda=device, place="cpu")
+        self._memory._torch = ZeroedOnTheDefaultStream(device)
         on_device, on_host = self.on_device, self.on_host
         self.on_device = lambda n: self._told(on_device(n), DEVICE)  # type: ignore[method-assign]
         self.on_host = lambda n: self._told(on_host(n), PINNED)  # type: ignore[method-assign]
@@ -125,6 +140,21 @@ def test_the_detector_sees_a_machine_that_forgets_readers(monkeypatch, tmp_path)
     monkeypatch.setattr(Transfers, "_take_room", lambda *_: ())
     with pytest.raises(Race, match="on up writes what"):
         raced(monkeypatch, tmp_path, "mixtral_offloading")
+
+
+def test_the_detector_sees_room_that_is_still_being_zeroed(monkeypatch, tmp_path):
+    monkeypatch.setattr(RaceDevice, "synchronize", lambda self: None)
+    monkeypatch.setattr("race_cuda.Stream.synchronize", lambda self: None)
+    device = RaceDevice()
+    device.local.watched = True
+    with Watch(device):
+        lanes = WatchedLanes(device)
+        try:
+            room, home = lanes.on_device(64), lanes.on_host(64)
+            with pytest.raises(Race, match=r"copy_\S* on up writes what zeros\S* on default writes"):
+                lanes.submit(Work(UP, "demand", lambda: room.copy_(home, non_blocking=True)))
+        finally:
+            lanes.close()
 
 
 @pytest.mark.parametrize(("make", "what"), [

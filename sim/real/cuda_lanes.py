@@ -15,6 +15,7 @@ import contextlib
 import gc
 import sys
 from collections import deque
+from functools import partial
 from threading import Condition, RLock
 from typing import Any
 
@@ -39,7 +40,8 @@ class CudaLanes:
         index = int(device.partition(":")[2] or 0)
         if not self._cuda.is_available() or index >= self._cuda.device_count():
             raise BadInput(f"--device, got {device!r}: torch sees no such CUDA device; give --device cpu")
-        self._cuda.set_device(index)
+        self.bind_thread = partial(self._cuda.set_device, index)  # the device of the moment is each thread's own
+        self.bind_thread()
         self.device = place or f"cuda:{index}"
         self.title = str(self._cuda.get_device_properties(index).name)
         self.pool_threads = max(1, cores() - 2)  # the host and the feeder keep a core each

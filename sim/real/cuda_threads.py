@@ -76,6 +76,7 @@ class Feeder:
 
     def _serve(self) -> None:
         """Hand queued copies to the idle copy stream, one at a time."""
+        self._lanes.bind_thread()
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self._stop or bool(self.queue))
@@ -154,6 +155,7 @@ class Pool:
 
     def _serve(self) -> None:
         lanes = self._lanes
+        lanes.bind_thread()
         lanes.torch.set_num_threads(self._n_threads)
         with lanes.torch.inference_mode():
             while (work := self._jobs.get()) is not None:
