@@ -241,15 +241,21 @@ def _collect(samples: Samples, done: Measured, case: str, number: int) -> None:
 
 
 def _collect_swaps(samples: Samples, done: Measured) -> None:
-    """Copies of whole experts, up and down: what each took, and how much of that while the other way was busy."""
+    """Copies of whole experts, up and down: what each took, and how much of that while the other way was busy. And
+    experts of one token, and how much of their time was beside write-backs.
+    """
     works: dict[str, list[Work]] = {"up": [], "down": []}
     for work in done.machine.ledger.kept:
         if work.op != "activations" and LANES[work.lane] in ("h2d", "d2h"):
             works["up" if LANES[work.lane] == "h2d" else "down"].append(work)
-    for way, other in (("up", "down"), ("down", "up")):
+    works["expert"] = [w for w in done.machine.ledger.kept if w.op == "expert" and LANES[w.lane] == "gpu"
+                       and w.n_tokens == 1]  # fmt: skip
+    for way, other in (("up", "down"), ("down", "up"), ("expert", "down")):
         busy, first, free_s = [(w.start_s, w.end_s) for w in works[other]], 0, 0.0
         for work in works[way]:
-            took_s, free_s = work.end_s - max(work.ready_s, free_s), work.end_s
+            # Of experts, other work of the stream lies in between: they count from their own start.
+            began_s = work.start_s if way == "expert" else max(work.ready_s, free_s)
+            took_s, free_s = work.end_s - began_s, work.end_s
             while first < len(busy) and busy[first][1] < work.start_s:
                 first += 1
             samples.swaps.setdefault(way, []).append((took_s, min(took_s, _beside(busy, first, work))))
@@ -423,6 +429,9 @@ def _both_ways(samples: Samples) -> dict[str, Any]:
     up_s = typical(samples.copies[max(sizes)])
     found = {"h2d_slowdown_by_d2h": duplex.slowdown(samples.swaps.get("up", []), up_s),
              "d2h_slowdown_by_h2d": duplex.slowdown(samples.swaps.get("down", []), ratio * up_s)}  # fmt: skip
+    experts = [seconds for pairs in samples.overlap.values() for _, seconds in pairs]
+    if experts:
+        found["gpu_slowdown_by_d2h"] = duplex.slowdown(samples.swaps.get("expert", []), typical(experts))
     return {name: term for name, term in found.items() if term is not None}
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sim.quantity import Source
 
 TERMS = ("gpu_slowdown_by_h2d", "h2d_slowdown_by_gpu", "cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu")
-WAYS = ("h2d_slowdown_by_d2h", "d2h_slowdown_by_h2d")
+WAYS = ("h2d_slowdown_by_d2h", "d2h_slowdown_by_h2d", "gpu_slowdown_by_d2h")
 
 
 class FluidMachine(SimMachine):
@@ -54,6 +54,7 @@ class FluidMachine(SimMachine):
             self._pool.flow.slowed_by(link.flow, terms.cpu_slowdown_by_h2d.value)
             link.flow.slowed_by(self._pool.flow, terms.h2d_slowdown_by_cpu.value)
             link.flow.slowed_by(links[-1].flow, terms.h2d_slowdown_by_d2h.value)
+            stream.flow.slowed_by(links[-1].flow, terms.gpu_slowdown_by_d2h.value)
             links[-1].flow.slowed_by(link.flow, terms.d2h_slowdown_by_h2d.value)
 
     @staticmethod
@@ -135,7 +136,8 @@ class FluidMachine(SimMachine):
     def drain(self) -> None:
         self.clock.run()
         rests = self._rests
-        if "gpu_slowdown_by_h2d" in rests:
-            self.gpu_s[rests["gpu_slowdown_by_h2d"]] = math.fsum(stream.stretched_s for stream in self._fluid)
+        slowed = next((term for term in ("gpu_slowdown_by_h2d", "gpu_slowdown_by_d2h") if term in rests), None)
+        if slowed is not None:  # of two terms the first stands for both
+            self.gpu_s[rests[slowed]] = math.fsum(stream.stretched_s for stream in self._fluid)
         if "cpu_slowdown_by_h2d" in rests:
             self.cpu_s[rests["cpu_slowdown_by_h2d"]] = self._pool.stretched_s

@@ -82,6 +82,7 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     h2d_slowdown_by_cpu: Quantity
     h2d_slowdown_by_d2h: Quantity = UNMEASURED  # of pieces written back; activations are too small to matter
     d2h_slowdown_by_h2d: Quantity = UNMEASURED
+    gpu_slowdown_by_d2h: Quantity = UNMEASURED
 
     @property
     def active(self) -> bool:

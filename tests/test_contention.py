@@ -166,7 +166,16 @@ def test_copies_up_and_down_slow_each_other(tmp_path):
     assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.1", 16, 18), ("head", 18, 19)]
 
 
-@pytest.mark.parametrize("way", WAYS)
+def test_a_write_back_slows_what_computes_beside_it(tmp_path):
+    # Copy of 0.1 1..11. Write-back beside it at half rate: 5 s by 11, the other 5 s alone: 1..16.
+    #   expert 0.1: 2 s at half rate: 11..15; head: half a second by 16, the other half alone: 15..16.5
+    seen = contended(Swaps([(0, 0)]), tmp_path, [[[1]]], 2, {WAYS[1]: 1.0, WAYS[2]: 1.0}, n_experts=2)
+    assert seen.lane("d2h") == [("write_back 0.0", 1, 16)]
+    assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.1", 11, 15), ("head", 15, 16.5)]
+    assert seen.outcome.machine.gpu_s[-1] == 2.5, "beyond what they take alone"
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
 def test_each_direction_has_a_term_of_its_own(tmp_path, way):
     # The slowed one does half of its 10 s by 11, when the other has ended, and the other 5 s alone: 1..16.
     seen = contended(Swaps([(0, 0)]), tmp_path, [[[1]]], 2, {way: 1.0}, n_experts=2)

@@ -77,6 +77,10 @@ def test_fits_asked_for_more_than_they_rest_on_say_so():
     cost = Cost(msgspec.structs.replace(hardware(), ranges=ranges), model(2, 4, 1), stack(), "bf16")
     cost.copy_s(200), cost.back_s(5), cost.expert(4, "bf16"), cost.expert_cpu(2)
     assert not cost.beyond
+    rounded = msgspec.structs.replace(hardware(), ranges=Ranges(copy_bytes=(1.0, 12582900.0)))
+    long = Cost(rounded, model(2, 4, 1), stack(), "bf16")
+    long.copy_s(12_582_912)
+    assert not long.beyond, "six digits of the very size that was measured"
     cost.copy_s(300), cost.expert(5, "bf16"), cost.expert_cpu(3)
     assert cost.beyond == {"copy at 300 bytes (measured: 10 to 200)", "expert at 5 tokens (measured: 1 to 4)",
                            "cpu_expert at 3 tokens (measured: 1 to 2)"}  # fmt: skip

@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers")
 
 from cli_help import moesim  # noqa: E402
 
+from sim.errors import BadInput  # noqa: E402
 from sim.real.live import open_checkpoint, speak, talk  # noqa: E402
 from sim.spec import RunSpec  # noqa: E402
 from traces.catalogue import DEFAULT, bundled_traces, default_trace  # noqa: E402
@@ -74,5 +75,13 @@ def test_the_command_line_tells(capsys, tmp_path):
     missing = moesim(capsys, "validate", "--checkpoint", tmp_path, "--policy", "lru", "--hw", "l4").error
     assert "no config.json" in missing
     oracle = moesim(capsys, "validate", "--checkpoint", "mixtral-8x7b-small", "--policy", "belady", "--hw", "l4",
-                    "--outputs", 2, "--device", "cpu")  # fmt: skip
-    assert "reads the future" in oracle.error
+                    "--outputs", 2, "--experts", 96, "--device", "cpu", "--json")  # fmt: skip
+    (row,) = oracle.json["policies"]
+    assert row["tokens_identical"]
+    assert row["perplexity_change_frac"] == 0
+    lanes, weights = open_checkpoint(spec("belady"), FOLDER, "cpu")
+    try:
+        with pytest.raises(BadInput, match="policy belady: it reads the future of a trace, a live model has none"):
+            speak(spec("belady"), lanes, weights, 2, free=True)
+    finally:
+        lanes.close()

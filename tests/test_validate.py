@@ -96,7 +96,7 @@ def test_what_both_ways_cost_each_other_is_measured_in_swaps(world):
     terms = load_hardware(world / "me.yaml").contention
     unpack = load_hardware(world / "me.yaml").curves.operations["unpack"]
     assert unpack.at == (2.0, 4.0, 8.0)
-    for term in (terms.h2d_slowdown_by_d2h, terms.d2h_slowdown_by_h2d):
+    for term in (terms.h2d_slowdown_by_d2h, terms.d2h_slowdown_by_h2d, terms.gpu_slowdown_by_d2h):
         assert (term.source, term.ref) == ("measured", "lanes")
     assert load_hardware(world / "me.yaml").d2h.bandwidth_bytes_per_s.source == "measured"
     found = compared(world, policy="mixtral_offloading", experts=8)
@@ -221,6 +221,13 @@ def test_the_order_of_policies_counts_only_where_it_can_be_told():
     # One run alone: its iterations' IQR, 0.1 x 0.1349 s / 1.349 = 0.01 s, over 100 of them: 0.001 s of the mean.
     single = order(ordered((0.1, 0.1349), (0.2, 0.1349), (0.3, 0.1349), repeats={"tpot_s": [0.1349]}))[where]
     assert single["noise_s"] == pytest.approx(2 * 2**0.5 * 0.001)
+
+
+def test_an_order_whose_noise_nobody_knows_is_none():
+    few = ordered((0.1, 0.1), (0.2, 0.2), (0.3, 0.3), repeats={"tpot_s": [0.1]}, decode_iqr_frac=None)
+    row = order(few)["m at 2 MB"]
+    assert row["tau_b"] is None
+    assert "the noise is not known, too little was measured; give --repeat 2" in told("m at 2 MB", row)
 
 
 def test_where_logs_part():

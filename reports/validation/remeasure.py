@@ -62,7 +62,7 @@ PLANS = (
          (64, 96, 128), requests=2, outputs=24, repeat=2, minutes=1.2),
     Plan("cpu-medium", f"{NAME}-medium", ("lanes",),
          ("on_demand", "lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady"), (64, 128),
-         requests=1, outputs=32, repeat=2, minutes=3.0),
+         requests=1, outputs=32, repeat=2, minutes=4.0),
 )  # fmt: skip
 QUICK = (
     Plan("cpu-small", NAME, ("lanes",), ("lru", "lfu", "on_demand"), (64,),
@@ -114,11 +114,11 @@ def measure(folder: Path, plans: Sequence[Plan], run: Callable[[Sequence[str]], 
     return data
 
 
-def refresh(page: Path, table: str) -> None:
-    """Put a table in the place of the one that the page has."""
+def refresh(page: Path, table: str, name: str = NAME) -> None:
+    """Put a table in the place of the one that the page has. Raises ClickException where it has none of this name."""
     from sim.data import replacing
 
-    head = f"<!-- output of: moesim validate --table {NAME} -->\n```text\n"
+    head = f"<!-- output of: moesim validate --table {name} -->\n```text\n"
     text = page.read_text(encoding="utf-8")
     before, found, rest = text.partition(head)
     if not found:

@@ -161,6 +161,7 @@ class Spoken:
     tokens: dict[int, list[int]]
     result: dict[str, Any]
     nll: list[float] = field(default_factory=list)
+    experts: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0), dtype=np.int64))  # [rows, layers, k] taken
 
     @property
     def perplexity(self) -> float | None:
@@ -168,21 +169,30 @@ class Spoken:
         return math.exp(math.fsum(self.nll) / len(self.nll)) if self.nll else None
 
 
-def speak(spec: RunSpec, lanes: Lanes, weights: Weights, n_outputs: int, *, free: bool) -> Spoken:
+def speak(spec: RunSpec, lanes: Lanes, weights: Weights, n_outputs: int, *, free: bool,
+          foretold: np.ndarray | None = None) -> Spoken:  # fmt: skip
     """Let the model run under a policy. `free`: it reads its own tokens; else the trace's text, which is then scored.
 
+    Args:
+        foretold: `Spoken.experts` of the resident model's run, for a policy that knows the future: as it changes
+            nothing that is computed, the model will choose the very same.
+
     Raises:
-        BadInput: a policy that knows the future (there is none yet), a batch, or a trace without token ids.
+        BadInput: a policy that knows the future where none was told, a batch, or a trace without token ids.
     """
     setup = prepare(spec)
     try:
-        if "oracle" in setup.policy.traits:
-            raise BadInput(f"policy {setup.policy.name}: it reads the future of a trace, a live model has none")
+        oracle = "oracle" in setup.policy.traits
+        if oracle and (foretold is None or "lossy" in setup.policy.traits):
+            raise BadInput(f"policy {setup.policy.name}: it reads the future of a trace, a live model has none; leave "
+                           "it out")  # fmt: skip
         if spec.batch != 1:
             raise BadInput(f"--batch, got {spec.batch}: a live model runs one request at a time")
         setup.trace.require("token_ids", "a live model")
         setup.requests = [r._replace(outputs=min(r.outputs, n_outputs)) for r in setup.requests]
         live = LiveTrace(setup.trace)
+        if oracle and foretold is not None:
+            live.experts[:] = foretold
         live.table = weights.embedding.to("cpu").float().numpy()
         setup.trace = live  # type: ignore[assignment]
         routing = LiveRouting(live, weights, lanes.torch, spec.precision, free)
@@ -198,7 +208,8 @@ def speak(spec: RunSpec, lanes: Lanes, weights: Weights, n_outputs: int, *, free
         if not free:
             machine.on_logits = score
         done = run_real(setup, engine, machine, None, None, 0.0, compose=LiveIteration)
-        return Spoken(setup.policy.name, "lossy" in setup.policy.traits, routing.text, done.result, nll)
+        return Spoken(setup.policy.name, "lossy" in setup.policy.traits, routing.text, done.result, nll,
+                      live.experts)  # fmt: skip
     finally:
         setup.close()
 
@@ -236,7 +247,8 @@ def talk(specs: list[RunSpec], folder: Path, device: str, n_outputs: int) -> lis
         everything = msgspec.structs.replace(specs[0], policy="lru", set={}, experts=None, cache_frac=1.0)
         base = [speak(everything, lanes, weights, n_outputs, free=free) for free in (True, False)]
         for spec in specs:
-            text, forced = (speak(spec, lanes, weights, n_outputs, free=free) for free in (True, False))
+            text, forced = (speak(spec, lanes, weights, n_outputs, free=free, foretold=base[not free].experts)
+                            for free in (True, False))  # fmt: skip
             same = [a == b for r in base[0].tokens for a, b in zip(base[0].tokens[r], text.tokens[r], strict=True)]
             replay = open_loop(spec)
             rows.append({
@@ -248,6 +260,7 @@ def talk(specs: list[RunSpec], folder: Path, device: str, n_outputs: int) -> lis
                 "closed_loop_activations_changed_frac": forced.result["activations_changed_frac"],
                 "open_loop_activations_changed_frac": replay["activations_changed_frac"],
                 "open_loop_gate_mass_kept": replay["gate_mass_kept"], "hit_rate": text.result["hit_rate"],
+                "experts": spec.experts,
             })  # fmt: skip
     finally:
         lanes.close()

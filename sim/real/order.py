@@ -37,9 +37,9 @@ def order(comparisons: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Predicted against measured order of policies by TPOT, per model and budget of three or more policies.
 
     Times that differ by less than the noise are ties, in both worlds alike. `tau_b` is Kendall's, which takes ties
-    into account: 1 the same order, 0 no relation; None where the noise leaves one group. `noise_s` is `APART` standard
-    errors of a difference, pooled over the policies; `pairs_apart` of `pairs` are further apart than that in both
-    worlds, `pairs_agree` of these in the predicted order.
+    into account: 1 the same order, 0 no relation; None where the noise leaves one group, or is not known. `noise_s` is
+    `APART` standard errors of a difference, pooled over the policies; `pairs_apart` of `pairs` are further apart than
+    that in both worlds, `pairs_agree` of these in the predicted order.
     """
     from scipy.stats import kendalltau
 
@@ -48,12 +48,16 @@ def order(comparisons: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         if found["tpot_s"]["predicted"] is not None and found["tpot_s"]["measured"] is not None:
             where = f"{found.get('model', '')} at {found['expert_budget_bytes'] / 1e6:.0f} MB"
             by_budget.setdefault(where, []).append(found)
-    orders = {}
+    orders: dict[str, dict[str, Any]] = {}
     for where, cases in by_budget.items():
         if len(cases) < 3:
             continue
         known = [v for v in map(variance_of, cases) if v is not None]
-        noise_s = APART * math.sqrt(2 * math.fsum(known) / len(known)) if known else 0.0
+        if not known:
+            orders[where] = {"policies": len(cases), "noise_s": None, "tau_b": None, "pairs": 0, "pairs_apart": 0,
+                             "pairs_agree": 0}  # fmt: skip
+            continue
+        noise_s = APART * math.sqrt(2 * math.fsum(known) / len(known))
         predicted, measured = ([case["tpot_s"][side] for case in cases] for side in ("predicted", "measured"))
         tau = float(kendalltau(grouped(predicted, noise_s), grouped(measured, noise_s), variant="b").statistic)
         pairs = [(predicted[i] - predicted[j], measured[i] - measured[j])
@@ -68,8 +72,10 @@ def order(comparisons: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def told(where: str, row: dict[str, Any]) -> str:
     """One line about one order."""
-    noise = f"{1e3 * row['noise_s']:.1f} ms"
     head = f"order of {row['policies']} policies, {where}"
+    if row["noise_s"] is None:
+        return f"{head}: the noise is not known, too little was measured; give --repeat 2 or more"
+    noise = f"{1e3 * row['noise_s']:.1f} ms"
     if row["tau_b"] is None:
         return f"{head}: no two of them differ by more than the noise ({noise})"
     return (f"{head}: Kendall's tau-b {row['tau_b']:.2f}, differences within the noise ({noise}) taken as ties; "

@@ -1,0 +1,63 @@
+"""The trained small model under every policy, anew: `python -m reports.validation.respeak`, some minutes.
+
+It routes itself, 16 tokens of one request under each policy, with room for half of its experts (for all of them where a
+policy needs more room, as its predictor is larger than this model's experts, or as it keeps whole layers). Lossless
+policies come first. No times are taken, so the machine may be busy.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+CHECKPOINT = "mixtral-8x7b-small"
+EXPERTS, OUTPUTS = 128, 16
+
+
+def command() -> None:
+    """Speak, keep, print the table anew in docs/validate.md."""
+    from reports.validation.remeasure import refresh
+    from sim.cli.validate import markdown
+    from sim.data import replacing
+    from sim.errors import DoesNotFit
+    from sim.output import finite
+    from sim.real.live import talk
+    from sim.registry import policies
+    from sim.run import assemble, prepare
+    from sim.spec import RunSpec
+    from traces.record.load import named
+
+    here, folder, specs = Path(__file__).resolve().parent, Path(named(CHECKPOINT)), []
+    for name in sorted(policies(), key=lambda name: "lossy" in policies()[name].traits):
+        for experts in (EXPERTS, None):
+            spec = RunSpec(policy=name, hw="rtx3090", model=str(folder), precision="fp32", requests=1, experts=experts)
+            try:
+                setup = prepare(spec)
+                try:
+                    assemble(setup)
+                finally:
+                    setup.close()
+            except DoesNotFit:
+                continue
+            specs.append(spec)
+            break
+        else:
+            raise click.ClickException(f"{name} does not fit, however much room it has")
+    rows = talk(specs, folder, "cpu", OUTPUTS)
+    wrong = [f"{row['policy']}: lossless, yet its tokens differ from the resident model's" for row in rows
+             if not row["lossy"] and not row["tokens_identical"]]  # fmt: skip
+    data = finite({"schema": 1, "checkpoint": CHECKPOINT, "policies": rows, "wrong": wrong})
+    with replacing(here / f"{CHECKPOINT}.json") as part:
+        part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    table, page = markdown([data]), here.parents[1] / "docs" / "validate.md"
+    if page.is_file():
+        refresh(page, table, CHECKPOINT)
+    click.echo(table)
+    if wrong:
+        raise click.ClickException("; ".join(wrong))
+
+
+if __name__ == "__main__":
+    command()
