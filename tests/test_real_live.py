@@ -66,6 +66,19 @@ def test_lossless_policies_say_the_same_and_lossy_ones_have_a_price():
     assert lossy["perplexity"] != lossy["perplexity_resident"]
 
 
+def test_emoe_with_all_experts_changes_nothing_and_with_fewer_it_does():
+    """Rerouting itself is sound: what it costs is due to what is missing."""
+    from msgspec.structs import replace
+
+    kept = [replace(spec("emoe", 256), set={"experts_per_layer": n, "memory_bytes": 0}) for n in (8, 5)]
+    whole, five = talk(kept, FOLDER, "cpu", N)
+    assert whole["tokens_identical"]
+    assert whole["perplexity_change_frac"] == 0
+    assert whole["closed_loop_activations_changed_frac"] == 0
+    assert five["closed_loop_activations_changed_frac"] > 0.1
+    assert five["perplexity"] > five["perplexity_resident"]
+
+
 def test_the_command_line_tells(capsys, tmp_path):
     said = moesim(capsys, "validate", "--checkpoint", "mixtral-8x7b-small", "--policy", "lru", "--experts", 64, "--hw",
                   "rtx3090", "--outputs", 3, "--device", "cpu", "--out", tmp_path / "t.json")  # fmt: skip
