@@ -202,14 +202,21 @@ def _alive(pid: int) -> bool:
     return True
 
 
+def _must_be_a_file(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a device or a pipe"
+        raise BadInput(f"{path}: {what}, and output replaces what has its name; name a file")
+
+
 def must_be_writable(target: Path) -> None:
     """Find out now, not after the work, whether a file can be written where `target` is to be.
 
     Raises:
-        BadInput: its folder cannot be made or written, or it is a folder itself.
+        BadInput: its folder cannot be made or written, or it is a folder, a device or a pipe itself.
     """
     if target.is_dir():
         raise BadInput(f"{target}: it is a folder; name a file in it")
+    _must_be_a_file(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=target.parent):
@@ -227,9 +234,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         BadInput: `path` is a folder, or a device or pipe (renaming over /dev/null would leave the machine without one).
     """
-    if path.exists() and not path.is_file():
-        what = "a folder" if path.is_dir() else "a device or a pipe"
-        raise BadInput(f"{path}: {what}, and output replaces what has its name; name a file")
+    _must_be_a_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path, PART)
     handle, name = tempfile.mkstemp(prefix=owned_prefix(path), suffix=PART, dir=path.parent)

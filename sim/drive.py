@@ -148,9 +148,11 @@ def drive(
         if hooks.iteration_end:
             engine.obey(policy.iteration_end(iteration, view))
         end_s = machine.now_s
-        for request in clockwork.end(iteration, start_s, end_s, machine.parts_s()):
-            if hooks.request_end:
+        complete = clockwork.end(iteration, start_s, end_s, machine.parts_s())
+        if hooks.request_end and complete:
+            for request in complete:
                 engine.obey(policy.request_end(request, view))
+            clockwork.skip(machine.parts_s())
         engine.tally.n_iterations[iteration.phase] += 1
         yield Step(iteration, start_s, end_s)
         index += 1

@@ -247,7 +247,10 @@ class SimMachine(SimLinks):
 
     def parts_s(self) -> list[float]:
         """GPU 0's timeline so far, split by what it did or waited for; order of `sim.lanes.CAUSES`."""
-        return self.streams[0].parts_s
+        stream = self.streams[0]
+        if not stream.pending:
+            stream.idle_until(self.now_s, HOST)  # hooks after the last read may have kept the host busy
+        return stream.parts_s
 
     def host_shares(self) -> list[tuple[int, float]]:
         """The host's busy seconds by the quantity they rest on (an index into `cost.rests_on`)."""

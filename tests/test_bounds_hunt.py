@@ -112,7 +112,7 @@ def wild_settings(rng, kind):
 
 
 def wild_run(rng, kind, world):
-    """(result, bound) of the policy in a world of chance; None where it does not fit there."""
+    """(times, result, bound) of the policy in a world of chance; None where it does not fit there."""
     gpus, batch, experts = rng.choice((1, 1, 1, 2, 3)), rng.choice((1, 1, 2, 3)), rng.choice((3, 6, 8, 12, 16, 20, 24))
     model = wild_model(rng)
     try:
@@ -125,22 +125,25 @@ def wild_run(rng, kind, world):
                        BudgetRule(expert_cache_bytes=room), gpus, True, made.policy.keeps_all)  # fmt: skip
     made.pieces = Pieces(model.n_moe_layers, model.n_experts, "bf16", gpus, model.expert_bytes)
     try:
-        return execute(made, bounds=False).result, lower_bound(made)
+        outcome = execute(made, bounds=False)
+        return outcome.clockwork, outcome.result, lower_bound(made)
     except (DoesNotFit, BadInput):
         return None
 
 
 @pytest.mark.parametrize("kind", policies().values(), ids=lambda kind: kind.name)
 def test_wild_machines(kind):
-    """No policy stumbles on any machine, and no lossless one is faster than the bound of that machine."""
+    """No policy stumbles on any machine, its time is accounted for, and no lossless one is faster than the bound."""
     rng, n_runs = Random(f"wild {kind.name}"), 0
     with World(kind) as world:
         for _ in range(30):
             seen = wild_run(rng, kind, world)
             if seen is None:
                 continue
-            result, bound = seen
+            clockwork, result, bound = seen
             n_runs += 1
+            for phase in clockwork.phases.values():  # where the time went: all of it, to the phase it belongs to
+                assert sum(phase.parts_s) == pytest.approx(phase.time_s, rel=1e-9, abs=1e-12)
             if "lossy" not in kind.traits:
                 assert bound["tpot_s"] <= result["tpot_s"]["mean"]
                 assert bound["ttft_s"] <= result["ttft_s"]["mean"]
