@@ -81,6 +81,9 @@ def test_moepic_table_3():
     tpot = compared(text, "TPOT")
     for without in ("evict=random", "configure=false", "prefetch=random"):
         assert tpot["moepic"] < tpot[f"moepic {without}"], without
+    ttft = compared(text, "TTFT")
+    same = [ttft[f"moepic{without}"] for without in ("", " evict=random", " configure=false", " prefetch=random")]
+    assert max(same) < 1.01 * min(same), "the page says that prompts do not tell them apart"
     limits = [tpot[f"moepic configure=false split={limit}"] for limit in ("0", "1 prefetch=none")]
     assert tpot["moepic configure=false"] < min(limits), "between its limits (section 2.3) it is better than both"
 
