@@ -235,11 +235,13 @@ def select(scores: Sequence[float], similarity: float, top_k: int, threshold: bo
 
 def select_many(rows: Floats, similarities: Floats, top_k: int, threshold: bool) -> list[list[int]]:
     """`select` for every row of [m, E]."""
-    order = np.argsort(-rows, axis=1, kind="stable")
+    falling = -rows
+    order = falling.argsort(axis=1, kind="stable").tolist()
     if not threshold:
-        return [chosen[:top_k] for chosen in order.tolist()]
-    reached = np.cumsum(np.take_along_axis(rows, order, 1), axis=1)
-    targets = np.clip(1.0 - similarities, 0.0, 1.0) * reached[:, -1]
-    enough = (targets > 0.0) + (reached[:, :-1] < targets[:, None]).sum(axis=1)  # the fewest that reach it
+        return [chosen[:top_k] for chosen in order]
+    falling.sort(axis=1)
+    reached = falling.cumsum(axis=1)  # less than nothing, as everything here
+    targets = np.maximum(np.minimum(similarities - 1.0, 0.0), -1.0) * -reached[:, -1]
+    enough = (targets < 0.0) + (reached[:, :-1] > targets[:, None]).sum(axis=1)  # the fewest that reach it
     counts = np.maximum(enough, min(top_k, rows.shape[1])).tolist()
-    return [chosen[:count] for chosen, count in zip(order.tolist(), counts, strict=True)]
+    return [chosen[:count] for chosen, count in zip(order, counts, strict=True)]

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies._expert_maps import MapStore, Passage, Trajectory, as_embedding, as_map, select_many
-from policies._fine_moe_tracks import Found
+from policies._fine_moe_tracks import Answer, Found, Settled
 from sim.iterations import PREFILL, Gate, Iteration, Range, RequestInfo
 from sim.store import StoreSplit
 from sim.view import View
@@ -48,7 +48,7 @@ class MapTrack:
         if maps:
             self.store.fill(np.stack(maps), np.stack(embeddings))
 
-    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
+    def start(self, iteration: Iteration, view: View) -> dict[int, list[Answer]]:
         self._ranges = iteration.ranges
         self._paths, self._passages = [], []
         self._embeddings = self._per_range(iteration, view.embeddings())
@@ -57,22 +57,21 @@ class MapTrack:
         if self._blind or not self._semantic:
             return {}
         self._alike = [self.store.semantic(embedding) for embedding in self._embeddings]
-        first = np.arange(self._distance)
-        found: list[list[Found]] = []
-        for alike in self._alike:
-            best = int(alike.argmax())
-            found.append(self._found(first, np.full(len(first), best), np.full(len(first), alike[best])))
-        return dict(enumerate(map(list, zip(*found, strict=True))))
+        best = [int(found.argmax()) for found in self._alike]
+        return {
+            layer: [self._row(layer, at, float(found[at])) for found, at in zip(self._alike, best, strict=True)]
+            for layer in range(self._distance)
+        }
 
-    def step(self, gate: Gate, target: int) -> list[Found]:
-        found: list[Found] | None = gate.at_once(self._along)
+    def step(self, gate: Gate, target: int) -> list[Answer]:
+        found: list[Answer] | None = gate.at_once(self._along)
         return self._one_by_one(gate, target) if found is None else found
 
-    def _along(self, scores: Floats) -> list[list[Found]]:
+    def _along(self, scores: Floats) -> list[list[Answer]]:
         """By layer, what its gate lets `step` say, from the scores of all layers [n, L, E]."""
         self._passages, at = [], 0
         n_layers = self.store.n_layers
-        told: list[list[Found]] = [[] for _ in range(n_layers)]
+        told: list[list[Answer]] = [[] for _ in range(n_layers)]
         targets = np.arange(self._distance, n_layers)
         for r in self._ranges:
             n = r.stop_row - r.start_row
@@ -81,24 +80,26 @@ class MapTrack:
             passage = None if self._blind else self.store.along(own)
             self._passages.append((own, passage))
             if passage is not None and len(targets):
-                here = slice(0, len(targets))
-                for found, one in zip(told, self._found(targets, passage.slots[here], passage.similarities[here]),
+                m = len(targets)
+                for found, one in zip(told, self._settle(targets, passage.slots[:m], passage.similarities[:m]),
                                       strict=False):  # fmt: skip
                     found.append(one)
         return told
 
-    def _found(self, layers: NDArray[np.int64], slots: NDArray[np.int64], similarities: Floats) -> list[Found]:
+    def _settle(self, layers: NDArray[np.int64], slots: NDArray[np.int64], similarities: Floats) -> list[Answer]:
         """What the maps in these slots say of these layers."""
         rows = self.store.maps[layers, :, slots].astype(np.float64)
-        totals = rows.sum(axis=1, keepdims=True)
-        shares = rows / np.maximum(totals, 1.0)
+        totals = rows.sum(axis=1)
+        if not totals.all():  # `Found` knows what to do with a layer without scores
+            return [Found(row, alike) for row, alike in zip(rows, similarities.tolist(), strict=True)]
         chosen = select_many(rows, similarities, self._top_k, self._threshold)
-        known = (totals[:, 0] > 0).tolist()
-        alike = similarities.tolist()
-        return [Found(rows[i], alike[i], chosen[i], shares[i]) if known[i] else Found(rows[i], alike[i])
-                for i in range(len(rows))]  # fmt: skip
+        rows /= totals[:, None]
+        return list(map(Settled, chosen, rows))
 
-    def _one_by_one(self, gate: Gate, target: int) -> list[Found]:
+    def _row(self, layer: int, slot: int, similarity: float) -> Found:
+        return Found(self.store.maps[layer, :, slot].astype(np.float64), similarity)
+
+    def _one_by_one(self, gate: Gate, target: int) -> list[Answer]:
         """`step` where later gates have not spoken."""
         if gate.layer == 0:
             self._paths = [Trajectory(self.store) for _ in self._ranges]
@@ -109,8 +110,7 @@ class MapTrack:
             at += n
         if self._blind or target >= self.store.n_layers:
             return []
-        best = [path.nearest() for path in self._paths]
-        return [Found(self.store.maps[target, :, slot].astype(np.float64), similarity) for slot, similarity in best]
+        return [self._row(target, *path.nearest()) for path in self._paths]
 
     def end(self, iteration: Iteration) -> None:
         """Section 4.4: the new maps join the store."""

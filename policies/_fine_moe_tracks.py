@@ -19,24 +19,30 @@ from sim.view import View
 Floats = NDArray[np.float64]
 
 
-class Found(NamedTuple):
-    """Scores of one layer's experts [E], and the similarity of where they come from.
+class Settled(NamedTuple):
+    """Experts to prefetch, most probable first, and the probabilities [E] of all."""
 
-    `chosen`, `shares`: what `select` makes of them, and the scores over their sum, where that is known already.
-    """
+    chosen: list[int]
+    shares: Floats
+
+    def settled(self, top_k: int, threshold: bool) -> Settled | None:
+        return self
+
+
+class Found(NamedTuple):
+    """Scores of one layer's experts [E], and the similarity of where they come from."""
 
     row: Floats
     similarity: float
-    chosen: list[int] | None = None
-    shares: Floats | None = None
 
-    def settled(self, top_k: int, threshold: bool) -> tuple[list[int], Floats] | None:
-        """(experts to prefetch, most probable first; probabilities [E]); None when no expert has a score."""
-        if self.chosen is not None and self.shares is not None:
-            return self.chosen, self.shares
+    def settled(self, top_k: int, threshold: bool) -> Settled | None:
+        """What `select` makes of it; None when no expert has a score."""
         scores = self.row.tolist()  # so few numbers are handled faster one by one
         total = sum(scores)
-        return (select(scores, self.similarity, top_k, threshold), self.row / total) if total > 0 else None
+        return Settled(select(scores, self.similarity, top_k, threshold), self.row / total) if total > 0 else None
+
+
+Answer = Found | Settled
 
 
 class Track(Protocol):
@@ -47,10 +53,10 @@ class Track(Protocol):
 
     def learn(self, store: StoreSplit) -> None: ...
 
-    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
+    def start(self, iteration: Iteration, view: View) -> dict[int, list[Answer]]:
         """Rows for the first layers, by layer; nothing where the track is blind."""
 
-    def step(self, gate: Gate, target: int) -> list[Found]:
+    def step(self, gate: Gate, target: int) -> list[Answer]:
         """Take in a gate; rows for layer `target`, nothing when it lies behind the last layer."""
 
     def end(self, iteration: Iteration) -> None: ...
@@ -90,14 +96,14 @@ class CountTrack:
         self._stored = np.concatenate([self._stored, counts.reshape(1, -1)])
         self._inverse = inverse_norm((self._stored * self._stored).sum(axis=1))
 
-    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
+    def start(self, iteration: Iteration, view: View) -> dict[int, list[Answer]]:
         for r in iteration.ranges:
             self._running.setdefault(r.request.index, np.zeros(self._shape))
         if not self.n_stored or iteration.phase == PREFILL:  # of a new request nothing has been counted
             return {}
         return {layer: self._search(iteration, layer) for layer in range(self._distance)}
 
-    def step(self, gate: Gate, target: int) -> list[Found]:
+    def step(self, gate: Gate, target: int) -> list[Answer]:
         ids, at = gate.ids, 0
         for r in gate.iteration.ranges:
             n = r.stop_row - r.start_row
@@ -105,8 +111,8 @@ class CountTrack:
             at += n
         return self._search(gate.iteration, target) if self.n_stored and target < self._shape[0] else []
 
-    def _search(self, iteration: Iteration, layer: int) -> list[Found]:
-        found = []
+    def _search(self, iteration: Iteration, layer: int) -> list[Answer]:
+        found: list[Answer] = []
         for r in iteration.ranges:
             counts = self._running[r.request.index].reshape(-1)
             alike = (self._stored @ counts) * self._inverse * float(inverse_norm(np.asarray(counts @ counts)))
@@ -143,10 +149,10 @@ class GateTrack:
     def learn(self, store: StoreSplit) -> None:
         """Nothing to learn."""
 
-    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
+    def start(self, iteration: Iteration, view: View) -> dict[int, list[Answer]]:
         return {}  # no gate input yet
 
-    def step(self, gate: Gate, target: int) -> list[Found]:
+    def step(self, gate: Gate, target: int) -> list[Answer]:
         if gate.phase != DECODE or target >= self._n_layers:
             return []
         return [Found(row, 1.0) for row in gate.next_scores(self._distance)]

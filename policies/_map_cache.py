@@ -126,14 +126,9 @@ class MapCache(Policy):
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
         """The piece to go; None when nothing may."""
         if self.variant == "paper" or speculative:
-            rank = self._rank[piece.gpu]
-            at = int(rank.all.argmin())
-            found = self._pieces[at]
-            if found.layer != view.layer and rank.at[at] < math.inf:
-                return found  # nearly always: the lowest rank is in another layer
-            least = self._least(rank.all, view)
-            if least is not None or speculative:
-                return least
+            found = self._least(self._rank[piece.gpu].all, view)
+            if found is not None or speculative:
+                return found
         held = (np.frombuffer(self._state, dtype=np.uint8) & HELD != 0) & (self._gpu == piece.gpu)
         return self._least(np.where(held, self._worth.all, math.inf), view)
 
@@ -141,7 +136,7 @@ class MapCache(Policy):
         """The lowest rank among those that the running layer does not need."""
         at = int(rank.argmin())
         piece = self._pieces[at]
-        if not view.evictable(piece):
+        if piece.layer == view.layer and not view.evictable(piece):
             rank = rank.copy()
             for needed in view.owed():
                 rank[needed * self._n_layers + view.layer] = math.inf

@@ -12,7 +12,7 @@ import numpy as np
 
 from policies._expert_maps import Floats
 from policies._fine_moe_maps import MapTrack
-from policies._fine_moe_tracks import CountTrack, Found, GateTrack, Track
+from policies._fine_moe_tracks import Answer, CountTrack, GateTrack, Track
 from policies._map_cache import MapCache
 from sim.api import Param, Steps
 from sim.decisions import Predict, Requeue, Serve, Wanted
@@ -139,7 +139,7 @@ class FineMoe(MapCache):
         duration_s = self.search_overhead_s + self._track.n_stored * n_values * 4 / self._cpu_bytes_per_s
         return Predict(duration_s, "side", blocking=not self.asynchronous)
 
-    def _predict(self, layer: int, found: list[Found], view: View) -> None:
+    def _predict(self, layer: int, found: list[Answer], view: View) -> None:
         """Equations 6 to 8 for every sequence; a batch takes the union of the sets and the larger probability."""
         probability: Floats | None = None
         chosen: dict[int, None] = {}

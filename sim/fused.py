@@ -8,6 +8,7 @@ settled yet) goes the general way, on the same state; so does all of a run that 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from sim.cache import DEMANDED, PREFETCHED, Entry
@@ -45,6 +46,28 @@ class FusedEngine(Engine):
             super().poll()
         elif self.queue.waiting and (len(self._speculative) != self._depth or self.machine.now_s >= self._quiet_s):
             self.pump()
+
+    def _forget_ended(self) -> None:
+        machine = self.machine
+        if len(machine.links) > 1:
+            super()._forget_ended()
+            return
+        flying, lane, now_s = self._speculative, machine.up[0], machine.now_s
+        over, quiet_s = [], math.inf
+        for piece, ticket in flying.items():
+            if ticket.end_s == UNKNOWN_S and lane.free_s < now_s:
+                lane.advance(now_s)
+            end_s = ticket.end_s
+            if end_s == UNKNOWN_S:
+                end_s = lane.free_s  # as `SimLinks.quiet_s` has it
+            elif end_s <= now_s:
+                over.append(piece)
+                continue
+            if end_s < quiet_s:
+                quiet_s = end_s
+        for piece in over:
+            del flying[piece]
+        self._quiet_s = quiet_s
 
     # -- copies -----------------------------------------------------------------------------------------------------
 
