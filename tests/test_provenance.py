@@ -7,7 +7,8 @@ from easy_numbers import run
 
 from sim.api import Policy, Steps
 from sim.decisions import Predict, Serve
-from sim.iterations import Gate
+from sim.iterations import Gate, Iteration, RequestInfo
+from sim.lanes import CAUSES
 from sim.pieces import Piece
 from sim.view import View
 
@@ -34,3 +35,29 @@ def test_predictor_time_rests_on_what_the_policy_says(lane, tmp_path):
     assert seen.end_s == 8
     assert figures["predictor time (datasheet)"] == pytest.approx(4 / 8)
     assert seen.result["provenance"]["datasheet"] >= 4 / 8
+
+
+class ThinksLater(Thinks):
+    """Thinks for 3 s after every iteration, and for 5 s after every request."""
+
+    name = "thinks_later"
+
+    def gate_done(self, gate: Gate, view: View) -> Steps:
+        yield Serve()
+
+    def iteration_end(self, iteration: Iteration, view: View) -> Steps:
+        yield Predict(3.0, "host")
+
+    def request_end(self, request: RequestInfo, view: View) -> Steps:
+        yield Predict(5.0, "host")
+
+
+def test_thinking_after_the_last_read_is_part_of_the_iteration(tmp_path):
+    # attention 1 s, expert 2 s, head 1 s, then 3 s of thinking: 7 s a token, for two requests of a prompt and a token
+    # with 5 s between them that belong to neither phase
+    seen = run(ThinksLater(), tmp_path, [[[0]]] * 4, room=1, lengths=[(1, 2), (1, 2)])
+    for phase in seen.outcome.clockwork.phases.values():
+        assert phase.time_s == 14
+        assert dict(zip(CAUSES, phase.parts_s, strict=True)) == {
+            "gpu": 8, "h2d": 0, "host": 6, "cpu": 0, "predictor": 0, "idle": 0,
+        }  # fmt: skip
