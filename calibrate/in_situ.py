@@ -56,6 +56,7 @@ class Samples:
     overlap: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # (share beside copies, seconds)
     alone: dict[str, list[float]] = field(default_factory=dict)  # see `calibrate.duplex`
     swaps: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # way: (seconds, beside the other way)
+    policy: list[tuple[float, float]] = field(default_factory=list)  # seconds of policy code: in a run, and simulated
     environment: dict[str, Any] = field(default_factory=dict)
 
     def add(self, op: str, at: float, case: str, seconds: float) -> None:
@@ -139,6 +140,8 @@ def run(
                     if done.fault == "interrupted":
                         raise KeyboardInterrupt
                     done.machine.drain()  # of a run cut short, copies are still queued
+                    if not done.fault:
+                        samples.policy.append((done.machine.ledger.policy_s, _policy_alone_s(spec)))
                     if swapping:
                         _collect_swaps(samples, done)
                     else:
@@ -240,6 +243,18 @@ def _collect(samples: Samples, done: Measured, case: str, number: int) -> None:
         samples.verbs.setdefault(verb, []).extend(cost.samples_s[:PER_POINT])
 
 
+def _policy_alone_s(spec: RunSpec) -> float:
+    """Seconds of policy code of the same run in a simulation, where no other thread wants the interpreter."""
+    from sim.real.validate import simulated
+    from sim.run import prepare
+
+    setup = prepare(spec)
+    try:
+        return float(simulated(setup).result["policy_code_s"])
+    finally:
+        setup.close()
+
+
 def _collect_swaps(samples: Samples, done: Measured) -> None:
     """Copies of whole experts, up and down: what each took, and how much of that while the other way was busy. And
     experts of one token, and how much of their time was beside write-backs.
@@ -288,6 +303,7 @@ def save(samples: Samples, path: Path) -> None:
         "sends": {str(n): _rounded(s) for n, s in sorted(samples.sends.items())},
         "verbs": {verb: _rounded(s[:PER_POINT]) for verb, s in sorted(samples.verbs.items())},
         "overlap": {case: [[f, round(s, 8)] for f, s in pairs[:PER_POINT]] for case, pairs in samples.overlap.items()},
+        "policy": [[round(a, 8), round(b, 8)] for a, b in samples.policy],
         "alone": {way: _rounded(s) for way, s in samples.alone.items()},
         "swaps": {way: [[round(a, 8), round(b, 8)] for a, b in pairs[:PER_POINT]]
                   for way, pairs in samples.swaps.items()},
@@ -317,7 +333,8 @@ def load(path: Path) -> Samples:
         raise BadInput(f"{path}: not the samples of a calibration on the real machine ({error}); calibrate again"
                        ) from None  # fmt: skip
     samples = Samples(environment=plain.environment, copies=plain.copies, sends=plain.sends, verbs=plain.verbs,
-                      overlap=plain.overlap, alone=plain.alone, swaps=plain.swaps)  # fmt: skip
+                      overlap=plain.overlap, alone=plain.alone, swaps=plain.swaps,
+                      policy=plain.policy)  # fmt: skip
     for row in plain.operations:
         samples.operations.setdefault((row.op, row.at), {})[row.case] = row.seconds
     return samples
@@ -343,6 +360,7 @@ class _File(msgspec.Struct):
     sends: dict[Annotated[int, msgspec.Meta(ge=1)], list[Seconds]]
     verbs: dict[str, list[Seconds]]
     overlap: dict[str, list[tuple[float, Seconds]]]
+    policy: list[tuple[Seconds, Seconds]] = []
     alone: dict[str, list[Seconds]] = {}
     swaps: dict[str, list[tuple[Seconds, Seconds]]] = {}
 
@@ -392,8 +410,21 @@ def curves(samples: Samples) -> dict[str, Any]:
         name = verb.removeprefix("launch ")
         if verb != "sync" and verb != "before sync" and name != "copy":
             launches[name] = figure(seconds)
-    return {"model": samples.environment["model"], "precision": samples.environment["precision"],
-            "operations": operations, "launches": launches}  # fmt: skip
+    found = {"model": samples.environment["model"], "precision": samples.environment["precision"],
+             "operations": operations, "launches": launches}  # fmt: skip
+    slowdown = policy_slowdown(samples)
+    return found if slowdown is None else {**found, "policy_slowdown": slowdown}
+
+
+def policy_slowdown(samples: Samples) -> dict[str, Any] | None:
+    """Extra time of policy code in runs, where threads of lanes want the interpreter too; None without whole runs."""
+    alone_s = math.fsum(alone for _, alone in samples.policy)
+    if alone_s <= 0.0:
+        return None
+    ratios = [run_s / alone for run_s, alone in samples.policy if alone > 0.0]
+    value = min(10.0, max(0.0, math.fsum(run_s for run_s, _ in samples.policy) / alone_s - 1.0))
+    return {"value": value, "source": "measured", "ref": "lanes", "iqr": summarise(ratios).iqr, "n": len(ratios),
+            "note": "all cases together, against the same hooks in a simulation"}  # fmt: skip
 
 
 def figure(seconds: list[float], note: str = "") -> dict[str, Any]:

@@ -57,6 +57,7 @@ class Curves(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     precision: str
     operations: dict[str, Curve]
     launches: dict[str, Quantity] = {}
+    policy_slowdown: Quantity | None = None  # extra time of policy code beside the lanes' threads: a share of its own
 
     def check(self, where: str) -> None:
         """Raises BadInput naming the curve that is not one."""

@@ -16,7 +16,7 @@ from calibrate import duplex, in_situ, profile  # noqa: E402
 from calibrate.derive import Table  # noqa: E402
 from sim.hardware import load_hardware  # noqa: E402
 from sim.real.order import grouped, order, told  # noqa: E402
-from sim.real.validate import Case, World, compare, judge, parts_at, summary  # noqa: E402
+from sim.real.validate import Case, HostPays, World, compare, judge, parts_at, summary  # noqa: E402
 
 WIDE = """
 schema: 1
@@ -103,6 +103,25 @@ def test_what_both_ways_cost_each_other_is_measured_in_swaps(world):
     assert found["decisions"]["identical"]
     assert found["bytes"]["d2h_bytes"]["error_frac"] == 0
     assert "d2h: write_back" in found["operations"]
+
+
+def test_policy_code_costs_what_it_costs_beside_the_lanes(world):
+    samples = in_situ.load(world / "me.lanes.json.gz")
+    assert len(samples.policy) == 4, "one pair for each whole run"
+    assert all(run_s > 0 and alone_s > 0 for run_s, alone_s in samples.policy)
+    made = in_situ.Samples(policy=[(3.0, 1.0), (5.0, 1.0)])
+    assert in_situ.policy_slowdown(made)["value"] == 3.0, "8 s for 2"
+    assert in_situ.policy_slowdown(in_situ.Samples()) is None
+
+    class Machine:
+        now_s = 10.0
+
+    spent: dict = {}
+    payer = HostPays(Machine, spent, 3.0)
+    payer.policy("victim", 0, 1.0, 1.5)
+    assert (Machine.now_s, payer.total_s, spent) == (12.0, 2.0, {("host", "policy code"): 2.0})
+    curves = load_hardware(world / "me.yaml").curves
+    assert curves.policy_slowdown.source == "measured"
 
 
 def test_slow_downs_are_worked_out_from_overlap():

@@ -41,16 +41,20 @@ class World:
 
 
 class HostPays:
-    """Charges the host of a simulation with the time that policy code took just now, as a real host spends it."""
+    """Charges the host of a simulation with the time that policy code took just now, as a real host spends it.
 
-    def __init__(self, machine: SimMachine, spent: dict[tuple[str, str], float]) -> None:
-        self._machine, self._spent = machine, spent
+    `slowdown`: how much longer it takes where threads of lanes want the interpreter too, as a share of its time alone.
+    """
+
+    def __init__(self, machine: SimMachine, spent: dict[tuple[str, str], float], slowdown: float = 0.0) -> None:
+        self._machine, self._spent, self._stretch = machine, spent, 1.0 + slowdown
         self.total_s = 0.0
 
     def policy(self, hook: str, layer: int, began_s: float, end_s: float) -> None:
-        self._machine.now_s += end_s - began_s
-        self.total_s += end_s - began_s
-        self._spent["host", "policy code"] = self._spent.get(("host", "policy code"), 0.0) + end_s - began_s
+        spent_s = self._stretch * (end_s - began_s)
+        self._machine.now_s += spent_s
+        self.total_s += spent_s
+        self._spent["host", "policy code"] = self._spent.get(("host", "policy code"), 0.0) + spent_s
 
 
 def simulated(setup: Setup) -> World:
@@ -63,7 +67,9 @@ def simulated(setup: Setup) -> World:
         busy_s[lane, op] = busy_s.get((lane, op), 0.0) + end_s - start_s
 
     engine, machine = assemble(setup, span, lambda *entry: log.append(entry))
-    payer = HostPays(machine, busy_s)
+    measured = setup.hw.curves_of(setup.model.id, setup.spec.precision)
+    slowdown = None if measured is None else measured.policy_slowdown
+    payer = HostPays(machine, busy_s, 0.0 if slowdown is None else slowdown.value)
     watch(setup.policy, payer)
 
     machine.predict = lambda *_: Ticket(machine.now_s, HOST)  # type: ignore[method-assign]
