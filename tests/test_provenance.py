@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
-from easy_numbers import run
+from pathlib import Path
 
+import msgspec
+import pytest
+from easy_numbers import run, setup
+from tiny_traces import from_rows
+
+from policies.lru import Lru
 from sim.api import Policy, Steps
 from sim.decisions import Predict, Serve
 from sim.iterations import Gate, Iteration, RequestInfo
 from sim.lanes import CAUSES
 from sim.pieces import Piece
+from sim.run import execute
 from sim.view import View
+from traces.reader import Trace
 
 
 class Thinks(Policy):
@@ -61,3 +68,32 @@ def test_thinking_after_the_last_read_is_part_of_the_iteration(tmp_path):
         assert dict(zip(CAUSES, phase.parts_s, strict=True)) == {
             "gpu": 8, "h2d": 0, "host": 6, "cpu": 0, "predictor": 0, "idle": 0,
         }  # fmt: skip
+
+
+def band_of(tmp_path: Path, **link: object) -> tuple[dict[str, float], dict[str, float], list[float]]:
+    """(shares by source, by figure; [lowest TTFT, highest]) of one token: 4 s of kernels, a copy of 10 s on `link`."""
+    with Trace(from_rows(tmp_path / "t", [[[0]]])) as trace:
+        made = setup(Lru(), trace, 1)
+        bandwidth = msgspec.structs.replace(made.hw.h2d.bandwidth_bytes_per_s, **link)
+        made.hw = msgspec.structs.replace(
+            made.hw, h2d=msgspec.structs.replace(made.hw.h2d, bandwidth_bytes_per_s=bandwidth)
+        )
+        result = execute(made).result
+    assert result["ttft_s"]["mean"] == 14
+    origin = result["provenance"]
+    by_source = {source: origin[source] for source in ("measured", "datasheet", "assumed")}
+    return by_source, {f["figure"]: f["share"] for f in origin["figures"]}, result["uncertainty"]["ttft_s"]
+
+
+def test_shares_and_band_by_hand(tmp_path):
+    # All assumed, 30 % either way: kernels 4 s x 0.7 to 1.3; a rate moves its time the other way, 10 s / 1.3 to / 0.7.
+    sources, figures, band = band_of(tmp_path)
+    assert sources == {"measured": 0, "datasheet": 0, "assumed": 1}
+    assert figures == pytest.approx({"gpu.kernel_floor_s": 4 / 14, "h2d.bandwidth_bytes_per_s": 10 / 14})
+    assert band == pytest.approx([2.8 + 10 / 1.3, 5.2 + 10 / 0.7])
+    # A vendor's link, 15 %; a measured one, 5 %; and one whose file gives a range of its own: 8 to 20 bytes/s of 16.
+    for link, spread in (({"source": "datasheet"}, 0.15), ({"source": "measured"}, 0.05)):
+        sources, _, band = band_of(tmp_path, **link)
+        assert sources[link["source"]] == pytest.approx(10 / 14)
+        assert band == pytest.approx([2.8 + 10 / (1 + spread), 5.2 + 10 / (1 - spread)])
+    assert band_of(tmp_path, source="measured", low=8.0, high=20.0)[2] == pytest.approx([2.8 + 8, 5.2 + 20])
