@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from fractions import Fraction
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from tiny_traces import tiny_header, tiny_trace
 from policies._adapmoe_sizes import ACCURACY, SENSITIVITY, SINGLE, cache_sizes, equal_sizes, expected_loads, thousandths
 from policies.adapmoe import AdapMoe
 from sim.errors import DoesNotFit
+from sim.pieces import Piece
 from sim.store import StoreSplit, requests_of
 from traces.reader import Trace
 from traces.requests import Request
@@ -130,6 +132,21 @@ def mixtral(made):
     """The same run, of a model that the published tables belong to."""
     made.model = msgspec.structs.replace(made.model, id="mixtral-8x7b")
     return made
+
+
+@pytest.mark.parametrize(("variant", "guess"), [("code", []), ("paper", [(2, 3)])])
+def test_the_paper_looks_further_where_all_that_is_likely_is_there(variant, guess):
+    """Of layer 1 expert 0 is likeliest, and there; of layer 2 expert 3, and not there."""
+    policy = AdapMoe(variant=variant, gating=False)
+    policy._groups = [[SimpleNamespace(gpu=0, main={0: None})] for _ in range(4)]
+    policy._guesses, policy._pieces, policy._n_guesses = {}, {}, 0
+    best = {1: [1.0, 0, 0, 0], 2: [0, 0, 0, 1.0], 3: [0, 1.0, 0, 0]}
+    gate = SimpleNamespace(layer=0, phase="decode", next_scores=lambda distance: np.array([best[distance]]))
+    piece = {(layer, e): Piece(layer, e, 0.0, 1.0, "bf16", 0, 1, e) for layer in range(4) for e in range(4)}
+    view = SimpleNamespace(n_layers=4, top_k=1, expert_bytes=1, free_bytes=lambda gpu: 9, piece=lambda *at: piece[at])
+    asked = list(policy._guess(gate, policy._groups[0][0], view))
+    assert [(d.piece.layer, d.piece.expert) for d in asked] == guess
+    assert list(policy._guesses) == [layer for layer, _ in guess]
 
 
 def test_gating_follows_the_sensitivities(tmp_path):

@@ -7,8 +7,11 @@ import pytest
 from cpu_bench import check_knobs, failures, replay, resident, seeded, written
 from easy_numbers import execute_easy, setup
 
+from policies._placement import uses
 from policies.daop import Daop
 from sim.errors import BadInput
+from sim.store import StoreSplit, requests_of
+from traces.reader import Trace
 
 
 def traced(tmp_path, store, rows, n_experts, prompt=1, guesses=None):
@@ -107,6 +110,16 @@ def test_nothing_on_the_gpu_cannot_degrade(tmp_path):
     path = traced(tmp_path, TWO, [[[0, 1], [0, 1]], [[0, 1], [2, 3]]], 4)
     seen = replay(Daop(first_predict_layer=1, cache_experts=0), path, 5)
     assert seen.classes("decode") == {"cpu": 4}
+
+
+def test_popularity_is_that_of_generated_tokens(tmp_path):
+    """A store request of two prompt tokens (expert 1) and two generated ones (0 and 2)."""
+    rows = [[[1]], [[1]], [[0]], [[2]], [[0]]]
+    path = written(tmp_path / "t.safetensors", [(2, 3, "store"), (1, 1, "test")], rows, 3)
+    with Trace(path) as trace:
+        store = StoreSplit(trace, requests_of(trace, "store"))
+        assert uses(store, "daop", prompts=False).tolist() == [[1, 0, 1]]
+        assert uses(store, "fiddler").tolist() == [[1, 2, 1]]
 
 
 class TestSwaps:

@@ -91,6 +91,17 @@ def test_the_live_limit_and_the_bucket(tmp_path):
     assert peak(0, 1000) == (2, 0)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_no_more_fetches_are_under_way_than_allowed(n, tmp_path):
+    """Tensor by tensor: the host asks for one more only when the n-th before it has come."""
+    seen = run(policy(granularity="expert", max_ongoing_fetches=n), tmp_path, STEPS, room=4, n_experts=2)
+    asked = [start for what, start, _ in seen.lane("host", zero=True) if what.startswith("launch copy")]
+    came = [end for _, _, end in seen.lane("h2d")]
+    assert len(asked) == len(came)
+    assert all(asked[at + n] >= came[at] for at in range(len(came) - n))
+    assert any(asked[at] < came[at - n + 1] for at in range(n, len(came))) or n == 1
+
+
 def test_small_tensors_stay(tmp_path):
     """A tensor has 40 elements: it stays below the threshold, not at it."""
     moved = run(policy(stage3_param_persistence_threshold=40), tmp_path, STEPS, room=4, n_experts=2)

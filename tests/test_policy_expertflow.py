@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from fractions import Fraction
 from itertools import combinations
 from types import SimpleNamespace
 
@@ -168,6 +169,29 @@ class TestTokenScheduler:
             best.append(min(spread(half) for half in combinations(range(6), 3)))
             ordered.append(spread((0, 1, 2)))
         assert sum(best) <= sum(found) < 1.05 * sum(best) < sum(ordered)
+
+    def test_against_plain_means(self):
+        """Distances to means as fractions, one token and one bit at a time."""
+        for seed in range(30):
+            n = 8 + seed % 6
+            bits = as_bits(np.argsort(np.random.default_rng(seed).random((n, 3, 5)), axis=2)[:, :, :2], 5)
+            tokens = [[Fraction(bit) for bit in row] for row in bits.tolist()]
+
+            def distance(token, mean, tokens=tokens):
+                return sum(abs(x - m) for x, m in zip(tokens[token], mean, strict=True))
+
+            far = max(range(n), key=lambda t: (distance(t, tokens[0]), -t))
+            means, first = [tokens[0], tokens[far]], []
+            for _ in range(10):
+                lean = {t: distance(t, means[0]) - distance(t, means[1]) for t in range(n)}
+                now = sorted(sorted(range(n), key=lambda t: (lean[t], t))[: (n + 1) // 2])
+                if now == first:
+                    break
+                first = now
+                parts = first, [t for t in range(n) if t not in first]
+                means = [[sum(column) / len(part) for column in zip(*(tokens[t] for t in part), strict=True)]
+                         for part in parts]  # fmt: skip
+            assert halves(bits)[0] == first
 
     def test_a_step_runs_in_two_passes(self, tmp_path):
         """Four requests generate one token each, of paths 10, 12, 10, 12: two passes of one expert per layer."""

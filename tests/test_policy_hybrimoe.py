@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from cpu_bench import check_knobs, failures, replay, resident, seeded, written
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from policies._hybrimoe import MrsScores, Rates, Simulation, share_out
 from policies.hybrimoe import HybriMoe
 from sim.errors import BadInput, DoesNotFit
+from sim.pieces import Piece
 
 CODE = Rates(lambda _: 0.5, lambda n: 1.0 * n, 0.79, 0.418)  # `model_gpu_time`, `model_cpu_time`, `model_move_time`
 
@@ -196,6 +199,21 @@ def test_the_largest_gain_goes_first_however_far_its_layer(monkeypatch):
     monkeypatch.setattr(policy, "_pump", lambda view: iter(()))
     assert list(policy._look_ahead(None, None)) == []
     assert policy._wanted == ["far", "near", "far and little"]
+
+
+def test_whom_a_prefetch_would_throw_out_counts(tmp_path):
+    # A layer holds one expert, and it is guessed with another: to have that one instead gains nothing.
+    for held, gains in ((0, []), (2, [(1, 5.0), (0, 5.0)])):
+        policy = whole()
+        pieces = [Piece(1, e, 0.0, 1.0, "bf16", 0, 1, e, serving=True) for e in range(4)]
+        policy._held, policy._sizes = {(1, 0): {pieces[held]: None}}, [1]
+        policy._mrs = MrsScores(2, 4, 0.5, 2)
+        policy._simulated = Simulation(Rates(lambda n: 2.0, lambda n: 5.0, 0.0, 10.0))
+        view = SimpleNamespace(n_layers=2, top_k=2, piece=lambda layer, e, pieces=pieces: pieces[e],
+                               evictable=lambda piece: True)  # fmt: skip
+        gate = SimpleNamespace(layer=0, next_scores=lambda _: np.array([[1.0, 2.0, 0.0, 0.0]]))
+        found = [(piece.expert, -gain) for gain, _, _, piece in policy._gains(gate, 1, view)]
+        assert found == gains
 
 
 def test_no_gain_no_prefetch(tmp_path):

@@ -61,6 +61,12 @@ def test_the_smallest_set_keeps_everybodys_best(tmp_path):
     assert seen.result["activations_changed_frac"] == 3 / 12
 
 
+def test_at_least_as_many_are_kept_as_a_token_needs():
+    # Both tokens are sure of 0 alone: of the others 1, a bin below, goes before 2.
+    ids, bins = np.array([[0, 1], [0, 2]]), np.array([[0, 1], [0, 2]])
+    assert bound()._kept(bins, ids, set()) == {0, 1}
+
+
 def test_a_bin_further_keeps_all(tmp_path):
     # ln(.25 / .6) and ln(.3 / .5) are in bin -1, so 1 and 2 reach 3^-1; with alpha 2 both are in bin -2.
     assert decoded(Lynx(keep_bin=1), bench(tmp_path))[0] == [0, 1, 2, 3]

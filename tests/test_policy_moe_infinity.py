@@ -5,6 +5,8 @@ Numbers of `easy_numbers`: copying an expert takes 10 s, an expert 2 s, attentio
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from easy_numbers import execute_easy, run, setup
@@ -110,6 +112,33 @@ def test_five_steps_of_the_code_of_2024(tmp_path):
     # A prefetch in flight is not aborted: 2.0 34..44 holds up the demand of 0.0.
     assert ("prefetch 2.0", 34, 44) in seen.lane("h2d")
     assert ("demand 0.0", 44, 54) in seen.lane("h2d")
+
+
+def test_the_paper_weighs_shares_by_closeness(tmp_path):
+    """Past: of layer 1 three in five go to 1, of layer 2 four in five to 2: 3/5 x 2/3 before 4/5 x 1/3."""
+    past = [[[0], [0], [0]], *[[[0], [int(at < 3)], [2 * int(at < 4)]] for at in range(5)]]
+    with Trace(store_and(tmp_path / "t", [past], [[[3], [3], [3]], [[0], [1], [2]]])) as trace:
+        seen = execute_easy(setup(MoeInfinity(lookup_s=0.0, queue=1), trace, room=12))
+    first = seen.log.index(("fetch", 0, 0)) if ("fetch", 0, 0) in seen.log else 0
+    later = [entry[1:] for entry in seen.log[first:] if entry[0] == "prefetch" and entry[1] in (1, 2)]
+    assert later[0] == (1, 1)
+
+
+@pytest.mark.parametrize(("variant", "left"), [("code2024", 0.0), ("code_head", 7.0), ("paper", 7.0)])
+def test_2024_forgets_the_visits_of_what_leaves(variant, left):
+    policy = MoeInfinity(variant=variant)
+    policy._visits, policy._resident = np.full((2, 2), 7.0), [np.ones((2, 2), dtype=bool)]
+    policy.evicted(SimpleNamespace(gpu=0, layer=1, expert=0), None)
+    assert policy._visits.tolist() == [[7.0, 7.0], [left, 7.0]]
+    assert policy._resident[0].tolist() == [[True, True], [False, True]]
+
+
+@pytest.mark.parametrize("variant", ["paper", "code2024"])
+def test_nothing_is_traced_of_requests_that_are_over(variant, tmp_path):
+    with Trace(store_and(tmp_path / "t", PAST, [[[0], [1], [2]]] * 3)) as trace:
+        policy = execute_easy(setup(MoeInfinity(variant=variant), trace, room=6)).outcome.setup.policy
+    assert not policy._live.any()
+    assert policy._traced == {}
 
 
 def test_2024_counts_closeness_to_one_layer_more_than_there_are(tmp_path):

@@ -242,6 +242,13 @@ def test_room_is_the_active_experts_of_consecutive_blocks(settings, need):
     assert PreGated(**settings).min_experts(_Shape(1)) == need
 
 
+def test_every_tokens_first_choice_goes_before_any_second():
+    gate = SimpleNamespace(next_scores=lambda _: np.array([[9.0, 5.0, 1.0, 0.0], [1.0, 0.0, 9.0, 5.0]]))
+    policy = PreGated(variant="gate_reuse")
+    policy._ahead = 1
+    assert list(policy._chosen(gate, 1, SimpleNamespace(top_k=2))) == [0, 2, 1, 3]
+
+
 class _Shape:
     n_layers, n_experts, top_k = 4, 8, 3
 

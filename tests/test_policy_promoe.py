@@ -100,6 +100,11 @@ def test_what_is_ready_is_computed_first(tmp_path):
     assert in_order == [("gpu", 0, 2), ("gpu", 0, 0)]
 
 
+def test_all_that_is_missing_is_asked_for_before_anything_is_computed(tmp_path):
+    seen = told(tmp_path, 6, [[[0, 1]] * 3, [[0, 1]] * 3], [[[0]], [[0]]])
+    assert seen.log[:6] == [*both("fetch", 0, 0), *both("fetch", 0, 1), ("gpu", 0, 0), ("gpu", 0, 1)]
+
+
 def test_what_has_come_further_is_computed_first(tmp_path):
     # Told 2 and 3 for layer 2: 10 s later, at its gate, 2 is there and 3 on its way. The router ranks 3 first.
     rows = [[[0, 1]] * 3, [[0, 1], [0, 1], [3, 2]]]

@@ -61,6 +61,12 @@ def test_the_code_leaves_what_is_foretold_again(tmp_path):
     assert seen.log[4:] == [("write_back", 0, 0), ("evict", 0, 0), ("fetch", 0, 1), ("gpu", 0, 1), ("gpu", 1, 0)]
 
 
+def test_a_layer_s_experts_come_in_order_of_id(tmp_path):
+    path = trace_of(tmp_path, [12, 12, 10], 3, None, {"weights": [[[1.0], [1.0]]] * 6})
+    loads = [entry[1:] for entry in replay(Sida(), path, 8).log if entry[0] == "prefetch"]
+    assert loads == [(0, 0), (0, 2), (1, 0), (1, 1)]
+
+
 def test_five_steps(tmp_path):
     """Room for three of token paths 10 (0.0, 1.0), 11 (0.1, 1.0), 12 (0.2, 1.1); the gates are not asked."""
     routes = [[[3], [3]]] * 5

@@ -50,6 +50,12 @@ def test_of_equals_those_that_are_there_stay(tmp_path):
     assert [entry for entry in seen.log if entry[0] != "gpu"] == [("evict", 0, 2), ("prefetch", 0, 3)]
 
 
+@pytest.mark.parametrize(("frequency", "updates"), [(1, 5), (2, 2), (3, 1), (6, 0)])
+def test_updates_follow_every_so_many_samples(frequency, updates, tmp_path):
+    seen = replay(SwapMoe(frequency=frequency), bench(tmp_path, [(2, 1)] * 5), 2)
+    assert seen.result["policy_stats"]["updates"] == updates
+
+
 def test_without_a_store_split_it_begins_with_the_first_ids(tmp_path):
     path = written(tmp_path / "t.safetensors", [(1, 1, "test")], [[[3]]], 4, scores=[[shares(3, 2)]])
     assert replay(SwapMoe(), path, 2).log == [("gpu", 0, 0)]
