@@ -95,3 +95,18 @@ class TestPlacesThatCannotBeWritten:
         assert list((tmp_path / "new").iterdir()) == []
         with pytest.raises(BadInput, match="it is a folder"):
             must_be_writable(tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("validate", "--policy", "lru", "--hw", "a", "--hw", "b"), ("calibrate", "--device", "cpu", "--device", "cpu"),
+        ("record", "m", "--out", "a", "--out", "b"), ("reproduce", "--rows", "FM-12", "--stack", "a", "--stack", "b"),
+        ("train", "duoserve", "--trace", "a", "--trace", "b", "--out", "c"),
+        ("train", "emoe", "--trace", "a", "--trace", "b", "--out", "c"),
+        ("traces", "synth", "a", "--seed", 1, "--seed", 2), ("traces", "convert", "a", "--out", "b", "--out", "c"),
+        ("traces", "compose", "a", "--out", "b", "--arrivals", "poisson:1", "--arrivals", "poisson:2"),
+    ],
+)  # fmt: skip
+def test_an_option_given_twice_is_refused(capsys: pytest.CaptureFixture[str], words: tuple[object, ...]) -> None:
+    assert "got it twice: one value per option" in moesim(capsys, *words).error

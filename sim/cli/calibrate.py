@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim import __version__
+from sim.cli.once import OnceEach
 from sim.errors import BadInput
 from sim.units import show_rate, show_seconds
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=OnceEach,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: calibrate --device cpu --model cpu-small --name my-cpu, then simulate --policy lru "
     "--hw my-cpu.yaml --model cpu-small. docs/validate.md goes on.",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.cli.once import OnceEach
 from sim.errors import BadInput
 from sim.units import show_bytes
 
@@ -20,7 +21,7 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 LENGTHS = "a number (37), a range (20-54) or lognormal:MEDIAN:SIGMA"
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=OnceEach, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model", metavar="FOLDER|OWNER/NAME|NAME")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The trace to write.")
 @click.option(

@@ -9,11 +9,13 @@ from typing import Any
 
 import click
 
+from sim.cli.once import OnceEach
+
 KINDS = ("a", "b", "c")
 
 
 @click.command(
-    "reproduce", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    "reproduce", cls=OnceEach, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim reproduce --rows geometry. docs/reproduce.md has the whole table and discusses the misses.",
 )  # fmt: skip
 @click.option("--rows", "wanted", multiple=True, metavar="ID,...",

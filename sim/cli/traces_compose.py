@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from sim.cli.once import OnceEach
 from sim.errors import BadInput
 
 _EPILOG = (
@@ -14,7 +15,7 @@ _EPILOG = (
 )
 
 
-@click.command("compose", short_help="Give the requests of TRACE arrival times.", epilog=_EPILOG)
+@click.command("compose", cls=OnceEach, short_help="Give the requests of TRACE arrival times.", epilog=_EPILOG)
 @click.argument("trace")
 @click.option("-o", "--out", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The trace to write.")
 @click.option(

@@ -7,11 +7,13 @@ from typing import Any
 
 import click
 
+from sim.cli.once import OnceEach
 from sim.errors import BadInput
 
 
 @click.command(
     "convert",
+    cls=OnceEach,
     short_help="Convert routing logs of one format to a trace.",
     epilog="docs/convert.md describes every format, what it lacks and how to get rid of a .pt file.",
 )

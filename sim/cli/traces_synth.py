@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.cli.once import OnceEach
 from sim.errors import BadInput, CheckFailed
 from sim.units import show_bytes, show_frac
 
@@ -25,7 +26,7 @@ _EPILOG = (
 )
 
 
-@click.command("synth", short_help="Draw a synthetic trace like SOURCE, of any shape.", epilog=_EPILOG)
+@click.command("synth", cls=OnceEach, short_help="Draw a synthetic trace like SOURCE, of any shape.", epilog=_EPILOG)
 @click.argument("source")
 @click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), help="The trace to write.")
 @click.option("--model", metavar="NAME", help="Draw for this model's routing shape; how it scales is an assumption.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sim.cli.once import OnceEach
 from sim.cli.train_emoe import emoe
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def command() -> None:
 
 
 @command.command(
+    cls=OnceEach,
     short_help="DuoServe-MoE's ExpertMLP, as in its Table 3.",
     epilog="Example: moesim train duoserve --trace mixtral-8x7b-small --out mine.safetensors, then "
     "simulate --policy duoserve --hw rtx3090 --predictor mine.safetensors"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.cli.once import OnceEach
 from sim.errors import BadInput
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=OnceEach,
     short_help="eMoE's XLNet in both forms, as in its Table 2.",
     epilog="Example: moesim train emoe --trace mixtral-8x7b-small --out mine.safetensors, then "
     "simulate --policy emoe --hw a6000 --predictor mine.safetensors"

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from sim.cli.once import OnceEach
 from sim.errors import BadInput
 
 TALK_OUTPUTS = 32
@@ -16,6 +17,7 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 @click.command(
+    cls=OnceEach,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim validate --policy lru --policy fine_moe --experts 64 --experts 128 --hw my-cpu.yaml",
 )
