@@ -6,7 +6,7 @@ import html
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate import derive, in_situ
+from calibrate import derive, in_situ_file
 from calibrate.derive import Curve, Table
 from calibrate.store import Store
 from sim.data import replacing
@@ -28,14 +28,14 @@ def write(profile: Path, out: Path | None = None) -> Path:
     """
     hw = load_hardware(profile)
     base = profile.with_suffix("")
-    samples, lanes = Path(f"{base}.samples.jsonl.gz"), in_situ.beside(base)
+    samples, lanes = Path(f"{base}.samples.jsonl.gz"), in_situ_file.beside(base)
     if not samples.is_file() and not lanes:
         raise BadInput(f"{profile}: no {samples.name} beside it, so there is nothing to draw; `calibrate` writes both")
     figures: list[tuple[str, Any]] = []
     if samples.is_file():
         figures += _of_probes(Table(Store.load(samples)), hw)
     for path in lanes:
-        figures += _of_lanes(in_situ.load(path), hw)
+        figures += _of_lanes(in_situ_file.load(path), hw)
     if not figures:
         raise BadInput(f"{samples}: no measured curves in it; calibrate with more --minutes")
     out = out or Path(f"{base}.html")
@@ -91,7 +91,7 @@ def _fit_lines(table: Table, probe: str, hw: Hardware) -> list[tuple[str, list[f
     return [(label, [x for x, _ in sorted(pairs)], [y for _, y in sorted(pairs)]) for label, pairs in by_shape.items()]
 
 
-def _of_lanes(samples: in_situ.Samples, hw: Hardware) -> list[tuple[str, Any]]:
+def _of_lanes(samples: in_situ_file.Samples, hw: Hardware) -> list[tuple[str, Any]]:
     """Operations on the real machine's lanes: samples by case, and the curve that prices them."""
     figures = []
     model, precision = samples.environment["model"], samples.environment["precision"]

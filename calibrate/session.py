@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from calibrate import environment, in_situ, profile
+from calibrate import environment, in_situ, in_situ_file, in_situ_fit, profile
 from calibrate.backend import Backend
 from calibrate.bench import Bench
 from calibrate.derive import Table
@@ -51,7 +51,7 @@ class Request:
     def lanes_path(self, model: str) -> Path:
         """Where a model's samples from the real machine's lanes lie: the first one measured has no name in it."""
         first = self.folder / f"{self.name}.lanes.json.gz"
-        if not first.is_file() or in_situ.load(first).environment.get("model") == model:
+        if not first.is_file() or in_situ_file.load(first).environment.get("model") == model:
             return first
         return self.folder / f"{self.name}@{model}.lanes.json.gz"
 
@@ -185,7 +185,7 @@ def _measure_lanes(request: Request, dtype: str, progress: Progress | None) -> N
     each_s = request.budget_s / len(request.models)
     budget_s = each_s if LANES in request.probes else max(LANES_AT_LEAST_S, 0.5 * each_s)
     if not request.resume:
-        for path in in_situ.beside(request.folder / request.name):
+        for path in in_situ_file.beside(request.folder / request.name):
             path.unlink()
     for model in request.models:
         path = request.lanes_path(load_model(model).id)
@@ -193,7 +193,7 @@ def _measure_lanes(request: Request, dtype: str, progress: Progress | None) -> N
             continue
         samples = in_situ.run(request.device, model, precision, request.folder, rounds=rounds, budget_s=budget_s,
                               tell=lambda what, model=model: said(f"lanes, {model}: {what}", 0))  # type: ignore[misc]  # fmt: skip
-        in_situ.save(samples, path)
+        in_situ_file.save(samples, path)
 
 
 def finish(request: Request) -> Outcome:
@@ -212,10 +212,10 @@ def finish(request: Request) -> Outcome:
         "bus": (generation, lanes) if generation and lanes else None,
     }  # fmt: skip
     data = profile.build(table, facts)
-    paths = in_situ.beside(request.folder / request.name)
+    paths = in_situ_file.beside(request.folder / request.name)
     if paths:
-        first, *others = (in_situ.load(path) for path in paths)
-        data = in_situ.apply(data, first, request.name, others)
+        first, *others = (in_situ_file.load(path) for path in paths)
+        data = in_situ_fit.apply(data, first, request.name, others)
     profile.write(request.profile_path, data)
     files = (request.profile_path, request.samples_path, request.environment_path, *paths)
     return Outcome(data, table, files, [*state.get("warnings", []), *table.noise()])

@@ -165,7 +165,7 @@ def test_equal_samples_give_equal_bytes(tmp_path):
 
 def lane_samples(model: str, n_bytes: int, device: str = "Some GPU"):
     """What `in_situ.run` gives: one kind of operation, copies of one expert's size and of a row."""
-    from calibrate.in_situ import Samples
+    from calibrate.in_situ_file import Samples
 
     found = Samples(copies={8192: [1e-5] * 5, n_bytes: [1e-5 + n_bytes / 50e9] * 5}, sends={8192: [2e-5] * 5},
                     verbs={"sync": [1e-5] * 5, "before sync": [1e-6] * 5, "launch expert": [3e-5] * 5})  # fmt: skip
@@ -180,7 +180,7 @@ def lane_samples(model: str, n_bytes: int, device: str = "Some GPU"):
 def test_one_profile_holds_curves_of_several_models(tmp_path):
     import yaml
 
-    from calibrate import in_situ
+    from calibrate import in_situ_fit
     from sim.cost import Cost
     from sim.hardware import load_hardware
     from sim.models import load_model
@@ -190,7 +190,7 @@ def test_one_profile_holds_curves_of_several_models(tmp_path):
     plain = yaml.safe_load(find("hwprofiles.gpus", "hardware profile", "h100-sxm").read_text())
     sizes = {"mixtral-8x7b": 352321536, "qwen1.5-moe-a2.7b": 17301504}
     first, second = (lane_samples(name, size) for name, size in sizes.items())
-    data = in_situ.apply({**plain, "contention": {}}, first, "mine", [second])
+    data = in_situ_fit.apply({**plain, "contention": {}}, first, "mine", [second])
     assert data["h2d"]["bandwidth_bytes_per_s"]["value"] == pytest.approx(50e9, rel=1e-3)
     assert data["h2d_pageable"] == plain["h2d_pageable"], "a GPU's pageable copies are not its page-locked ones"
     path = tmp_path / "mine.yaml"
@@ -206,11 +206,11 @@ def test_one_profile_holds_curves_of_several_models(tmp_path):
 
 
 def test_files_of_further_models_are_found_beside_the_first(tmp_path):
-    from calibrate import in_situ
+    from calibrate import in_situ_file
 
     for name in ("my.lanes.json.gz", "my@b.lanes.json.gz", "my@a.lanes.json.gz", "my.b.lanes.json.gz"):
         (tmp_path / name).touch()
-    assert [p.name for p in in_situ.beside(tmp_path / "my")] == ["my.lanes.json.gz", "my@a.lanes.json.gz",
+    assert [p.name for p in in_situ_file.beside(tmp_path / "my")] == ["my.lanes.json.gz", "my@a.lanes.json.gz",
                                                                  "my@b.lanes.json.gz"]  # fmt: skip
 
 

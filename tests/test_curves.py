@@ -11,7 +11,8 @@ from real_world import tiny_model
 from tiny_traces import tiny_trace
 
 from calibrate import profile
-from calibrate.in_situ import Samples, curve, link, typical
+from calibrate.in_situ_file import Samples
+from calibrate.in_situ_fit import curve, link, typical
 from sim.cost import Cost
 from sim.curves import Curve, Curves
 from sim.errors import BadInput

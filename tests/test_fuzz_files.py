@@ -25,7 +25,7 @@ from fuzz_inputs import spoil_bytes, spoil_container, spoil_data, spoil_shape, s
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from calibrate import in_situ
+from calibrate import in_situ_file, in_situ_fit
 from calibrate.derive import Table
 from calibrate.session import Request, finish
 from calibrate.store import Record, Store
@@ -204,10 +204,10 @@ def test_lanes(tmp_path: Path) -> None:
     path, read = tmp_path / "card.lanes.json.gz", 0
 
     def use() -> None:
-        samples = in_situ.load(path)
+        samples = in_situ_file.load(path)
         for op, _ in samples.operations:
-            in_situ.curve(samples, op)
-        in_situ.link(samples.copies)
+            in_situ_fit.curve(samples, op)
+        in_situ_fit.link(samples.copies)
 
     for number, rng in cases("lanes"):
         text = json.dumps(spoil_data(LANES, rng) if number else LANES).encode()
@@ -220,7 +220,7 @@ def test_lanes(tmp_path: Path) -> None:
     assert 0 < read < CASES
 
 
-@pytest.mark.parametrize("load", [Store.load, in_situ.load])
+@pytest.mark.parametrize("load", [Store.load, in_situ_file.load])
 def test_a_bomb_is_not_unpacked(tmp_path: Path, load: Callable[[Path], object]) -> None:
     path = tmp_path / "card.samples.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"format": 1}\n' + b" " * (60 << 20), 9))

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from cli_help import moesim, simulated  # noqa: E402
 from real_world import lanes_and_weights, tiny_setup  # noqa: E402
 
-from calibrate import duplex, in_situ, profile  # noqa: E402
+from calibrate import duplex, in_situ, in_situ_file, in_situ_fit, profile  # noqa: E402
 from calibrate.derive import Table  # noqa: E402
 from sim.hardware import load_hardware  # noqa: E402
 from sim.real.order import grouped, order, told  # noqa: E402
@@ -46,11 +46,11 @@ def world(tmp_path_factory):
     (folder / "wide.yaml").write_text(WIDE)
     samples = in_situ.run("cpu", str(folder / "wide.yaml"), "fp32", folder, rounds=1, prompts=(1, 4, 16),
                           cases=(("lru", 1.0), ("lru", 0.25), ("llama_cpp", 0.5), (in_situ.SWAPS, 0.25)))  # fmt: skip
-    in_situ.save(samples, folder / "me.lanes.json.gz")
+    in_situ_file.save(samples, folder / "me.lanes.json.gz")
     facts = {"id": "me", "name": "CPU backend", "kind": "cpu", "dtype": "float32", "cpu_dtype": "float32",
              "threads": [1], "vram_bytes": 1 << 34, "n_sms": 1, "l2_bytes": 1 << 20, "bus": (4, 16), "command": "test",
              "machine": samples.environment["machine"]}  # fmt: skip
-    data = in_situ.apply(profile.build(Table([]), facts), in_situ.load(folder / "me.lanes.json.gz"), "me")
+    data = in_situ_fit.apply(profile.build(Table([]), facts), in_situ_file.load(folder / "me.lanes.json.gz"), "me")
     profile.write(folder / "me.yaml", data)
     for name, factor in (("half", 2), ("sixth", 6)):  # deliberately wrong ones
         wrong = msgspec.to_builtins(load_hardware(folder / "me.yaml"))
@@ -89,7 +89,7 @@ def test_a_comparison_has_everything(world):
 
 
 def test_what_both_ways_cost_each_other_is_measured_in_swaps(world):
-    samples = in_situ.load(world / "me.lanes.json.gz")
+    samples = in_situ_file.load(world / "me.lanes.json.gz")
     assert len(samples.swaps["up"]) >= len(samples.swaps["down"]) > 100
     assert all(0 <= beside <= took for pairs in samples.swaps.values() for took, beside in pairs)
     assert any(beside > 0 for _, beside in samples.swaps["down"])

@@ -1,0 +1,154 @@
+"""From samples on the real machine's lanes to the figures of a profile: curves, links, host, contention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from calibrate import duplex
+from calibrate.in_situ_file import Samples
+from calibrate.stats import summarise
+
+POOLED = ("attention_decode", "expert", "cpu_expert")  # abscissas that routing decides, many and each rarely
+
+
+def curve(samples: Samples, op: str) -> dict[str, Any] | None:
+    """One operation's curve as plain data; points of fewer than three samples are left out, near ones are pooled."""
+    points: dict[float, list[float]] = {}
+    for (name, at), cases in samples.operations.items():
+        if name == op:
+            key = float(_bucket(at)) if op in POOLED else at
+            for seconds in cases.values():
+                points.setdefault(key, []).extend(seconds)
+    found = [(at, typical(seconds), summarise(seconds)) for at, seconds in sorted(points.items()) if len(seconds) >= 3]
+    if not found:
+        return None
+    return {"at": [at for at, _, _ in found], "seconds": [value for _, value, _ in found],
+            "iqr_s": [s.iqr for _, _, s in found], "n": [s.n for _, _, s in found]}  # fmt: skip
+
+
+def typical(seconds: list[float]) -> float:
+    """Mean of the samples but for the lowest and highest 2.5 %.
+
+    A token's time is a sum of thousands of operations, and only means add up: the sum of medians of skewed times falls
+    short. What is cut off are pauses of the machine that no two runs share.
+    """
+    ordered = np.sort(np.asarray(seconds, dtype=np.float64))
+    cut = int(0.025 * len(ordered))
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def _bucket(context: float) -> int:
+    """Contexts pooled into steps of about a quarter."""
+    step = max(1, 2 ** max(0, int(np.log2(max(context, 1.0))) - 2))
+    return int(context // step * step + step // 2)
+
+
+def curves(samples: Samples) -> dict[str, Any]:
+    """The block `curves` of a profile."""
+    from sim.curves import AGAINST
+
+    operations = {op: found for op in AGAINST if (found := curve(samples, op)) is not None}
+    launches = {}
+    for verb, seconds in samples.verbs.items():
+        name = verb.removeprefix("launch ")
+        if verb != "sync" and verb != "before sync" and name != "copy":
+            launches[name] = figure(seconds)
+    found = {"model": samples.environment["model"], "precision": samples.environment["precision"],
+             "operations": operations, "launches": launches}  # fmt: skip
+    slowdown = policy_slowdown(samples)
+    return found if slowdown is None else {**found, "policy_slowdown": slowdown}
+
+
+def policy_slowdown(samples: Samples) -> dict[str, Any] | None:
+    """Extra time of policy code in runs, where threads of lanes want the interpreter too; None without whole runs."""
+    alone_s = math.fsum(alone for _, alone in samples.policy)
+    if alone_s <= 0.0:
+        return None
+    ratios = [run_s / alone for run_s, alone in samples.policy if alone > 0.0]
+    value = min(10.0, max(0.0, math.fsum(run_s for run_s, _ in samples.policy) / alone_s - 1.0))
+    return {"value": value, "source": "measured", "ref": "lanes", "iqr": summarise(ratios).iqr, "n": len(ratios),
+            "note": "all cases together, against the same hooks in a simulation"}  # fmt: skip
+
+
+def figure(seconds: list[float], note: str = "") -> dict[str, Any]:
+    """A measured figure of a profile."""
+    found = summarise(seconds)
+    plain: dict[str, Any] = {"value": typical(seconds), "source": "measured", "ref": "lanes", "iqr": found.iqr,
+                             "n": found.n}  # fmt: skip
+    return {**plain, "note": note} if note else plain
+
+
+def link(by_bytes: Mapping[int, list[float]]) -> dict[str, Any] | None:
+    """Latency and bandwidth through the smallest and the largest copies; None with one size alone."""
+    sizes = sorted(n for n, seconds in by_bytes.items() if len(seconds) >= 3)
+    if len(sizes) < 2 or sizes[-1] < 256 * sizes[0]:
+        return None
+    small, large = (summarise(by_bytes[n]) for n in (sizes[0], sizes[-1]))
+    small_s, large_s = (typical(by_bytes[n]) for n in (sizes[0], sizes[-1]))
+    rate = (sizes[-1] - sizes[0]) / max(large_s - small_s, 1e-9)
+    latency_s = max(0.0, large_s - sizes[-1] / rate)
+    spread = large.noise_frac
+    note = f"whole experts and {sizes[0]} bytes of hidden state, on the real machine's copy lane"
+    return {"latency_s": {"value": latency_s, "source": "measured", "ref": "lanes", "iqr": small.iqr, "n": small.n,
+                          "note": note},
+            "bandwidth_bytes_per_s": {"value": rate, "source": "measured", "ref": "lanes", "iqr": rate * spread,
+                                      "n": large.n}}  # fmt: skip
+
+
+def _both_ways(samples: Samples) -> dict[str, Any]:
+    """What copies up and write-backs cost each other; empty where swaps were not seen."""
+    sizes, ratio = [n for n, seconds in samples.copies.items() if len(seconds) >= 3], duplex.ratio_down(samples.alone)
+    if not sizes or ratio is None:
+        return {}
+    up_s = typical(samples.copies[max(sizes)])
+    found = {"h2d_slowdown_by_d2h": duplex.slowdown(samples.swaps.get("up", []), up_s),
+             "d2h_slowdown_by_h2d": duplex.slowdown(samples.swaps.get("down", []), ratio * up_s)}  # fmt: skip
+    experts = [seconds for pairs in samples.overlap.values() for _, seconds in pairs]
+    if experts:
+        found["gpu_slowdown_by_d2h"] = duplex.slowdown(samples.swaps.get("expert", []), typical(experts))
+    return {name: term for name, term in found.items() if term is not None}
+
+
+def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Samples] = ()) -> dict[str, Any]:
+    """A profile's plain data with what was measured on the real machine's lanes in place of what was measured alone.
+
+    `others` are samples of further models: they give curves of their own, and sizes of copies.
+    """
+    every = (*others, samples)  # where two measured one size, the first model's samples count
+    up = link({n: seconds for one in every for n, seconds in one.copies.items()})
+    down = link({n: seconds for one in every for n, seconds in one.sends.items()})
+    sizes = [float(n) for one in every for n, seconds in one.copies.items() if len(seconds) >= 3]
+    ranges = {**data.get("ranges", {}), **({"copy_bytes": [min(sizes), max(sizes)]} if up is not None else {})}
+    on_cpu = samples.environment["device"] == "CPU backend"
+    data = {**data, "curves": curves(samples), **({"more_curves": [curves(s) for s in others]} if others else {})}
+    if up is not None:  # pageable copies are another matter on a GPU, and were measured alone
+        data |= {"h2d": up, "h2d_pageable": up} if on_cpu else {"h2d": up}
+    if down is None and samples.sends:
+        smallest = samples.sends[min(samples.sends)]
+        rate = (up or data["d2h"])["bandwidth_bytes_per_s"]
+        assumed = {"value": rate["value"], "source": "assumed", "note": "as to the device; only tokens came back"}
+        down = {"latency_s": figure(smallest),
+                "bandwidth_bytes_per_s": duplex.rate_down(samples.alone, rate) or assumed}  # fmt: skip
+    if down is not None:
+        data |= {"d2h": down, "d2h_pageable": down} if on_cpu else {"d2h": down}
+    syncs, before = samples.verbs["sync"], samples.verbs["before sync"]
+    copies = samples.verbs.get("launch copy")
+    host = {**data["host"], "sync_s": {**figure(syncs), "value": typical(syncs) + typical(before)}}
+    if copies:
+        host["copy_launch_s"] = figure(copies)
+    # Slow-downs by copies are inside the medians above; counting them again would bill them twice.
+    none = {"value": 0.0, "source": "measured", "ref": "lanes", "note": "inside the curves, measured beside copies"}
+    machine = samples.environment["machine"]
+    lanes = (f"{name}.lanes.json.gz ({machine['cpu']}, {samples.environment['cores']} cores, torch "
+             f"{machine['versions']['torch']}, {samples.environment['measured']}, load "
+             f"{', '.join(f'{x:.1f}' for x in samples.environment['load'])})")  # fmt: skip
+    if on_cpu:
+        data["vram_bytes"] = {"value": float(machine["memory_bytes"]), "source": "measured", "ref": "lanes",
+                              "note": "the arena that stands for device memory lies in host memory"}  # fmt: skip
+    terms = {**dict.fromkeys(data["contention"], none), **_both_ways(samples)}
+    return {**data, "host": host, "contention": terms, "ranges": ranges,
+            "sources": {**data["sources"], "lanes": lanes}}  # fmt: skip
