@@ -106,12 +106,12 @@ def test_what_both_ways_cost_each_other_is_measured_in_swaps(world):
 
 
 def test_policy_code_costs_what_it_costs_beside_the_lanes(world):
-    samples = in_situ.load(world / "me.lanes.json.gz")
+    samples = in_situ_file.load(world / "me.lanes.json.gz")
     assert len(samples.policy) == 4, "one pair for each whole run"
     assert all(run_s > 0 and alone_s > 0 for run_s, alone_s in samples.policy)
-    made = in_situ.Samples(policy=[(3.0, 1.0), (5.0, 1.0)])
-    assert in_situ.policy_slowdown(made)["value"] == 3.0, "8 s for 2"
-    assert in_situ.policy_slowdown(in_situ.Samples()) is None
+    made = in_situ_file.Samples(policy=[(3.0, 1.0), (5.0, 1.0)])
+    assert in_situ_fit.policy_slowdown(made)["value"] == 3.0, "8 s for 2"
+    assert in_situ_fit.policy_slowdown(in_situ_file.Samples()) is None
 
     class Machine:
         now_s = 10.0
