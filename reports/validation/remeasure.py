@@ -36,7 +36,7 @@ class Plan:
     requests: int
     outputs: int
     repeat: int
-    minutes: float  # of calibration: all of it for single operations, half of it (one at least) for those on the lanes
+    minutes: float  # of calibration: for single operations, and as much again for those on the lanes
 
     def calibrate(self, folder: Path) -> list[str]:
         """Arguments of `moesim`."""
@@ -59,14 +59,14 @@ class Plan:
 
 PLANS = (
     Plan("cpu-small", NAME, PROBES, ("lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady"),
-         (64, 96, 128), requests=2, outputs=24, repeat=2, minutes=1.2),
+         (64, 96, 128), requests=2, outputs=24, repeat=2, minutes=1.0),
     Plan("cpu-medium", f"{NAME}-medium", ("lanes",),
          ("on_demand", "lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady"), (64, 128),
-         requests=1, outputs=32, repeat=2, minutes=4.0),
+         requests=1, outputs=32, repeat=2, minutes=2.0),
 )  # fmt: skip
 QUICK = (
     Plan("cpu-small", NAME, ("lanes",), ("lru", "lfu", "on_demand"), (64,),
-         requests=1, outputs=3, repeat=2, minutes=0.1),
+         requests=1, outputs=3, repeat=2, minutes=0.7),
 )  # fmt: skip
 
 
