@@ -78,6 +78,7 @@ class Passage(NamedTuple):
     slots: NDArray[np.int64]  # [L]
     similarities: Floats  # [L]
     whole: Floats  # [n_maps]
+    inverse_norms: Floats  # of its own prefixes [L]
 
 
 class MapStore:
@@ -97,6 +98,7 @@ class MapStore:
         self.inverse_embeddings = np.zeros(capacity)
         self.n_maps = 0
         self._scratch: Scratch | None = None
+        self._layers = np.arange(n_layers)
 
     def products(self, layer: int, scores: Floats) -> Floats:
         """Dot products of one layer's scores [E] with that layer of every stored map, [n_maps]; exact."""
@@ -118,8 +120,8 @@ class MapStore:
         alike = np.multiply(scratch.dots, self.inverse_norms[:, : self.n_maps], out=scratch.alike)
         slots = alike.argmax(axis=1)
         own = inverse_norm(np.cumsum(squares))
-        best = np.take_along_axis(alike, slots[:, None], 1)[:, 0]
-        return Passage(slots, best * own, alike[-1] * own[-1])
+        best = alike[self._layers, slots]
+        return Passage(slots, best * own, alike[-1] * own[-1], own)
 
     def _admit(self, square: float) -> None:
         """Make sure that products of rows with this sum of squares are exact: they do not exceed the larger square."""
@@ -138,13 +140,15 @@ class MapStore:
         return share * semantic + (1.0 - share) * trajectory
 
     def add(
-        self, new_map: Floats, embedding: Floats, trajectory: Floats | None = None, semantic: Floats | None = None
-    ) -> int:
+        self, new_map: Floats, embedding: Floats, trajectory: Floats | None = None, semantic: Floats | None = None,
+        inverse_norms: Floats | None = None,
+    ) -> int:  # fmt: skip
         """Store a map [L, E] with its embedding [h]; returns the slot it took.
 
         Args:
             trajectory, semantic: cosines of the whole map and of the embedding with every stored one, where they are
                 known already.
+            inverse_norms: of the map's prefixes [L], where `along` has worked them out.
         """
         slot = self.n_maps
         if slot == self.capacity:
@@ -156,7 +160,7 @@ class MapStore:
             if semantic is None:
                 semantic = self.semantic(embedding)
             slot = int(np.argmax(self.redundancy(semantic, trajectory)))
-        self._put(slot, new_map, embedding)
+        self._put(slot, new_map, embedding, inverse_norms)
         return slot
 
     def fill(self, new_maps: Floats, embeddings: Floats) -> None:
@@ -185,13 +189,15 @@ class MapStore:
             self._put(slot, new_maps[i], embeddings[i])
             scores[i + 1 :, slot] = among_scores[i + 1 :, i]
 
-    def _put(self, slot: int, new_map: Floats, embedding: Floats) -> None:
+    def _put(self, slot: int, new_map: Floats, embedding: Floats, inverse_norms: Floats | None = None) -> None:
         if self.embeddings.shape[1] != len(embedding):
             self.embeddings = np.zeros((self.capacity, len(embedding)))
-        squares = (new_map * new_map).sum(axis=1)
-        self._admit(float(squares.max()))
+        if inverse_norms is None:
+            squares = (new_map * new_map).sum(axis=1)
+            self._admit(float(squares.max()))
+            inverse_norms = inverse_norm(np.cumsum(squares))
         self.maps[:, :, slot] = new_map
-        self.inverse_norms[:, slot] = inverse_norm(np.cumsum(squares))
+        self.inverse_norms[:, slot] = inverse_norms
         self.embeddings[slot] = embedding
         self.inverse_embeddings[slot] = inverse_norm(np.asarray(embedding @ embedding))
         if slot == self.n_maps:

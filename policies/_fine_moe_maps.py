@@ -114,16 +114,17 @@ class MapTrack:
 
     def end(self, iteration: Iteration) -> None:
         """Section 4.4: the new maps join the store."""
-        passed: list[tuple[Floats, Floats | None]]
+        passed: list[tuple[Floats, Floats | None, Floats | None]]
         if self._paths:
-            passed = [(np.stack(path.rows), path.similarities()) for path in self._paths]
+            passed = [(np.stack(path.rows), path.similarities(), None) for path in self._paths]
         else:
-            passed = [(own, passage and passage.whole) for own, passage in self._passages]
+            passed = [(own, passage and passage.whole, passage and passage.inverse_norms)
+                      for own, passage in self._passages]  # fmt: skip
         # In a batch the first newcomer may change the store the others were compared with: they compare again.
         alone = len(passed) == 1 and self.store.n_maps > 0
         semantic = self._alike[0] if alone and self._alike else None
-        for embedding, (own, trajectory) in zip(self._embeddings, passed, strict=True):
-            self.store.add(own, embedding, trajectory if alone else None, semantic)
+        for embedding, (own, trajectory, norms) in zip(self._embeddings, passed, strict=True):
+            self.store.add(own, embedding, trajectory if alone else None, semantic, norms)
 
     def request_end(self, request: RequestInfo) -> None:
         """Maps outlive their request."""

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = (
     ("policies/", "the policy"),
     ("sim/fast.py", "the flat loop"),
+    ("sim/fused.py", "engine and machine in one"),
     ("sim/drive.py", "the loop"),
     ("sim/iterations.py", "reading the trace"),
     ("sim/future.py", "reading the trace"),
