@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,7 +13,9 @@ from real_world import tiny_setup  # noqa: E402
 
 from sim.real import cuda_lanes, cuda_threads  # noqa: E402
 from sim.real.cuda_lanes import CudaLanes  # noqa: E402
+from sim.real.machine import _copy  # noqa: E402
 from sim.real.run import measure  # noqa: E402
+from sim.real.shelves import Shelves  # noqa: E402
 from sim.real.weights import random_weights  # noqa: E402
 from sim.real.work import COMPUTE, DOWN, UP, Work  # noqa: E402
 
@@ -193,3 +197,52 @@ def test_readers_on_two_lanes_are_both_waited_for():
                 lanes.submit(Work(UP, "demand", lambda: room.copy_(other, non_blocking=True), (run,)))
         finally:
             lanes.close()
+
+
+@pytest.mark.parametrize("rooms", [1, 2])
+@pytest.mark.parametrize("readers", [("run",), ("back",), ("back", "run"), ()])
+def test_room_waits_for_whoever_still_reads_it_and_a_copy_for_its_source(tmp_path, readers, rooms):
+    """Without the engine's own waits: an expert leaves the only room to another one, or comes back into the next."""
+    device = RaceDevice()
+    device.local.watched = True
+    setup = tiny_setup(tmp_path, "lru", 4)
+    with Watch(device):
+        lanes = WatchedLanes(device)
+        try:
+            weights = random_weights(setup.model, "fp32", lanes, 0, 1 << 30)
+            for raw in weights.form("fp32", lanes).buffers:
+                device.kinds[storage_of(raw)] = PINNED
+            size = setup.model.expert_bytes("fp32")
+            shelves = Shelves(weights, lanes, [rooms * size])
+            piece, other = setup.pieces.whole[0][0], setup.pieces.whole[0][1]
+            lanes.restart_clock()
+
+            def bring(wanted) -> list:
+                block = shelves.room(wanted)
+                ends = shelves.ends(wanted, block)
+                work = Work(UP, "demand", partial(_copy, ends), tuple(shelves.hazards(wanted, block)))
+                shelves.blocks[wanted] = (block, work)
+                lanes.submit(work)
+                return ends
+
+            for _ in range(3):
+                ends = bring(piece)
+                for name in readers:
+                    after = (shelves.blocks[piece][1],)
+                    if name == "run":
+                        shelves.last_use[piece] = Work(COMPUTE, "expert", lambda ends=ends: ends[0][1].sum(), after)
+                        lanes.submit(shelves.last_use[piece])
+                    else:
+                        back = [(b, a) for a, b in ends]
+                        work = Work(DOWN, "write_back", partial(_copy, back), after)
+                        shelves.copying_down(piece, work)
+                        lanes.submit(work)
+                shelves.release(piece)
+                if rooms == 1:
+                    bring(other)
+                    shelves.release(other)
+            lanes.settle()
+            assert not device.found
+        finally:
+            lanes.close()
+            setup.close()
