@@ -385,6 +385,19 @@ def test_training_needs_a_store_split(tmp_path):
     assert done.exit_code == 2
 
 
+def test_the_page_quotes_the_bundled_predictors():
+    """Table 3's columns in docs/duoserve.md are those in the bundled files."""
+    page = (Path(__file__).resolve().parent.parent / "docs" / "duoserve.md").read_text(encoding="utf-8")
+    for name, path in bundled_traces().items():
+        with Trace(path) as trace:
+            facts = read(find(name), trace.n_layers, trace.n_experts, trace.top_k).facts
+            assert facts["outputs_of"] == trace.sha256
+            test = facts["test"]
+            shape = f"{name}, k = {trace.top_k} of {trace.n_experts}"
+        all_k, one, share = test["top_k_frac"] * 100, test["any_frac"] * 100, test["share_frac"] * 100
+        assert f"| {shape} | {all_k:.2f} % | {one:.2f} % | {share:.1f} % | {test['n']:,} |" in page
+
+
 def test_predictor_option(tmp_path):
     from sim.cli.run import command
 
