@@ -146,10 +146,34 @@ class TestClosed:
             "64": 64, "64 gated": 64, "128": 128, "128 gated": 128}  # fmt: skip
         assert set(METHODS["adapmoe_sizes"](ROWS["AD-4"], {}).values()) == {32.0}
 
-    def test_switch_large_weighs_what_pregated_moe_prints(self) -> None:
-        model = model_of("switch-large-128")
-        assert model.total_params() * 4 / 1e9 == pytest.approx(105.6, rel=0.005)
-        assert model.expert_params() == 8_388_608
+    def test_switch_models_round_to_the_printed_parameters_with_three_embedding_tables(self) -> None:
+        assert model_of("switch-large-128").expert_params() == 8_388_608
+        found = METHODS["switch_weights"](ROWS["PG-1"], {})
+        for label, hidden, billions in (("base-8", 768, 0.7), ("base-64", 768, 3.8), ("base-128", 768, 7.5),
+                                        ("large-128", 1024, 26.4)):  # fmt: skip
+            tied, gb = model_of(f"switch-{label}").total_params(), found[label]
+            assert gb == pytest.approx(4 * (tied + 2 * 32128 * hidden) / 1e9)
+            assert isinstance(gb, float)
+            assert round(gb / 4, 1) == billions
+            assert ROWS["PG-1"].published[label] == pytest.approx(4 * billions)
+
+    def test_fiddler_counts_what_its_code_leaves_room_for(self) -> None:
+        # 46,702,792,704 parameters, of which 256 experts of three 4096 x 14336 matrices; two bytes each.
+        expert = 3 * 4096 * 14336 * 2
+        dense = 46_702_792_704 * 2 - 256 * expert
+        rotary = 32 * 2 * 32768 * 128 * 2  # layers, cosine and sine, positions, width, bytes
+        by_hand = {label: (0.95 * gib * 1024**3 - dense - expert - rotary) // expert
+                   for label, gib in (("24 GB", 23.65), ("48 GB", 47.5))}  # fmt: skip
+        assert METHODS["fiddler_experts"](ROWS["FD-1"], {}) == by_hand == {"24 GB": 56.0, "48 GB": 125.0}
+
+    def test_pregated_moe_holds_two_experts_of_the_decoder(self) -> None:
+        shares = []
+        for n_experts in (8, 64, 128):  # in numbers of 768 x 768: an expert is 8, a layer's two attentions 2 x 4
+            dense = 2 * 32128 / 768 + 12 * 8 + 6 * 8
+            shares.append([100 * (dense + held * 8) / (dense + 6 * n_experts * 8) for held in (2, 2 * n_experts)])
+        found = METHODS["pregated_memory"](ROWS["PG-8"], {})
+        means = [sum(column) / 3 for column in zip(*shares, strict=True)]
+        assert [found["Pre-gated"], found["MoE-Prefetch"]] == pytest.approx(means)
 
     def test_every_method_answers_every_figure_of_its_rows(self) -> None:
         settings = fit(CONSTANTS["emoe-a100"], ROWS).settings("a100-40g-pcie", "openmoe-8b", "bf16")
@@ -228,6 +252,14 @@ class TestJudge:
     def test_agreement(self, published: Any, simulated: Any, tolerance: float, holds: bool) -> None:
         assert judge.agrees(published, simulated, tolerance) == holds
 
+    def test_figures_printed_in_steps_round_to_the_next_one(self) -> None:
+        assert judge.agrees(2.8, 2.61, 0.03, 0.4)
+        assert not judge.agrees(2.8, 2.59, 0.03, 0.4)
+        assert not judge.agrees(2.8, 2.61, 0.03)
+        coarse = row(flag="G", check="within", published={"a": 2.8}, step=0.4)
+        assert judge.reached(coarse, {"a": 2.61})
+        assert not judge.reached(coarse, {"a": 3.01})
+
     def test_a_figure_that_was_not_simulated_is_not_reached(self) -> None:
         one = row(flag="G", check="within", published={"a": 1.0, "b": 2.0})
         assert judge.reached(one, {"a": 1.0, "b": 2.0})
@@ -296,7 +328,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(table, "load_experiments", lambda: found)
     monkeypatch.setattr(table, "load_rows", dict)
     monkeypatch.setattr(inputs, "bundled_for", lambda _model: trace)
-    monkeypatch.setattr(inputs, "synthesise", lambda _name, _folder: str(trace))
+    monkeypatch.setattr(inputs, "synthesise", lambda _name, _folder, _prompts: str(trace))
     return trace
 
 
@@ -336,6 +368,21 @@ class TestTable:
         assert set(result["totals"]["orders"]) == {"a"}
         assert "(fitted)" in show.as_text(result)
 
+    def test_an_experiments_prompts_choose_its_synthetic_trace(
+        self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[tuple[str, int]] = []
+        monkeypatch.setattr(inputs, "synthesise", lambda name, _folder, n: asked.append((name, n)) or str(mine))
+        plain = table.load_experiments()["mine"]
+        both = {"mine": plain, "long": msgspec.structs.replace(plain, prompt_tokens=77)}
+        monkeypatch.setattr(table, "load_experiments", lambda: both)
+        rows_asked = [row(cases=[0]), row(id="X-2", experiment="long", cases=[0])]
+        result = table.reproduce(rows_asked, ("a", "b"), tmp_path / "out", 1, quiet)
+        assert asked == [("mixtral-8x7b", 0), ("mixtral-8x7b", 77)]
+        assert list(result["traces"]["a"]["of"]) == ["mixtral-8x7b"]
+        assert list(result["traces"]["b"]["of"]) == ["mixtral-8x7b", "mixtral-8x7b, prompts of 77 tokens"]
+        assert all(set(one["traces"]) == {"a", "b"} for one in result["rows"])
+
     def test_values_relative_to_the_first(self, mine: Path, tmp_path: Path) -> None:
         one = row(relation="ratio", published={"lru": 100.0, "on_demand": 112.0}, cases=[1])
         plain = row(relation="value", cases=[1])
@@ -358,9 +405,7 @@ class TestTable:
         table.reproduce([row(cases=[1])], ("b",), tmp_path / "out", 1, quiet)
         assert len(done) == 4
 
-    def test_kept_runs_are_those_of_this_code_and_this_trace(
-        self, mine: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_kept_runs_are_those_of_this_code_and_this_trace(self, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         spec = work.spec_of(table.load_experiments()["mine"], 0, "lru", mine, {})
         before = work.key_of(spec)
         assert work.key_of(spec) == before
@@ -405,6 +450,21 @@ class TestInputs:
         assert inputs.synthesise("openmoe-8b", str(tmp_path / "out")) == str(path)
         assert path.stat().st_mtime_ns == before
 
+    def test_prompts_are_as_long_as_an_experiment_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        source = tiny_trace(tmp_path / "s.safetensors", n_layers=6, n_experts=8, top_k=2, n_requests=6, prompt=8,
+                            outputs=12, levels=ALL - {"arrivals", "iterations"})  # fmt: skip
+        monkeypatch.setattr(inputs, "DEFAULT", str(source))
+        monkeypatch.setattr(inputs, "SYNTH_REQUESTS", 3)
+        plain, longer = (Path(inputs.synthesise("openmoe-8b", str(tmp_path / "out"), n)) for n in (0, 20))
+        assert plain != longer
+        with Trace(plain) as trace:
+            assert {request.prompt_len for request in trace.requests} == {8}
+            decode = [request.n_decode for request in trace.requests]
+        with Trace(longer) as trace:
+            assert {request.prompt_len for request in trace.requests} == {20}
+            assert [request.n_decode for request in trace.requests] == decode
+            assert "mean of 20 tokens" in trace.header.notes
+
     def test_the_largest_public_trace_of_a_shape_is_taken(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -433,11 +493,11 @@ class TestCommand:
         assert result["traces"] == {}
         counts = result["totals"]["flags"]["G"]
         assert counts["reached"] + counts["missed"] + counts["shown"] == counts["rows"]
-        assert counts["reached"] >= 13
+        assert counts["reached"] >= 15  # what the project aims at
         by_id = {one["id"]: one for one in result["rows"]}
         assert by_id["FM-1"]["status"] == "reached"
-        assert by_id["PG-1"]["status"] == "missed"
-        assert by_id["PG-1"]["ratio"]["base-8"] < 0.97
+        assert by_id["EM-19"]["status"] == "missed"
+        assert by_id["EM-19"]["simulated"]["saved"][0] < 20
 
     def test_text_has_the_verdict_first_and_the_constant_last(self, capsys: pytest.CaptureFixture[str]) -> None:
         out = moesim(capsys, "reproduce", "--rows", "EM-6,EM-7,DS-2").out

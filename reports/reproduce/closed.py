@@ -25,6 +25,9 @@ EMOE_LOADED_FRAC = {"openmoe-8b": 0.67, "mixtral-8x7b": 0.78}  # section 2.1.1
 EMOE_HW = "a100-40g-pcie"
 EMOE_PREDICTOR_PARAMS = 0.108e9  # section 5.3
 PREDICTOR_BYTES = 300e6  # DuoServe, section 6.4
+MIXTRAL_POSITIONS = 32768  # max_position_embeddings of Mixtral-8x7B's configuration
+# What PyTorch sees of these cards (`total_memory`; in its messages, "total capacity"), ECC off: TU102 and AD102.
+VISIBLE_GIB = {"24 GB": 23.65, "48 GB": 47.5}
 # AdapMoE's sizes by layer as its public code computes them: total -> without and with adaptive gating.
 ADAPMOE_SIZES = {
     "64": "82222222222221121122222222112222",
@@ -196,21 +199,34 @@ def promoe_bandwidth(_row: Row, _: Settings) -> dict[str, Figure]:
     return {"h2d": load_hardware("rtx4090").h2d.bandwidth_bytes_per_s.value / GB}
 
 
+def fastertransformer_params(model: Model) -> int:
+    """Parameters as FasterTransformer holds a T5: embedding of the encoder, of the decoder and output are three tables.
+
+    The model ties them. Its decoding weights have both `embedding_table` and `lm_head`, its encoder a table of its own
+    (ranggihwang/Pregated_MoE@7236587, examples/pytorch/t5/utils/ft_decoding.py and ft_encoder.py).
+    """
+    return model.total_params() + 2 * model.vocab_size * model.hidden_size
+
+
 @method
 def switch_weights(row: Row, _: Settings) -> dict[str, Figure]:
-    return {label: bytes_of(model_of(f"switch-{label}").total_params(), "fp32") / GB for label in row.published}
+    models = {label: model_of(f"switch-{label}") for label in row.published}
+    return {label: bytes_of(fastertransformer_params(model), "fp32") / GB for label, model in models.items()}
 
 
 @method
 def pregated_memory(_row: Row, _: Settings) -> dict[str, Figure]:
-    names = ("switch-base-8", "switch-base-64", "switch-base-128", "switch-large-128")
+    """Weights of the decoder, which is what the artifact measures (scripts/eval_all.py, `peak_mem_decoder`)."""
     found: dict[str, Figure] = {}
     for label in ("Pre-gated", "MoE-Prefetch"):
         shares = []
-        for model in map(model_of, names):
+        for model in map(model_of, ("switch-base-8", "switch-base-64", "switch-base-128")):
             held = 2 * (model.n_experts if label == "MoE-Prefetch" else model.top_k)
-            left = bytes_of(model.dense_params(), "fp32") + held * model.expert_bytes("fp32")
-            shares.append(100 * left / bytes_of(model.total_params(), "fp32"))
+            tables = 2 * model.vocab_size * model.hidden_size
+            layers = model.n_layers * model.attention_params() + len(model.dense_layers) * model.expert_params()
+            dense = tables + layers
+            whole = dense + model.n_moe_layers * model.n_experts * model.expert_params()
+            shares.append(100 * (dense + held * model.expert_params()) / whole)
         found[label] = sum(shares) / len(shares)
     return found
 
@@ -231,12 +247,15 @@ def infinity_copy(row: Row, _: Settings) -> dict[str, Figure]:
 
 @method
 def fiddler_experts(row: Row, _: Settings) -> dict[str, Figure]:
+    """`calc_n_expert_on_gpu` (efeslab/fiddler@00e70f0, src/fiddler/mixtral.py): 0.95 of what is visible, less held.
+
+    Held are the dense weights, the placeholder of one expert, and the rotary tables that transformers 4.36.2, which it
+    requires, keeps per layer: cosine and sine of every position in 16 bits.
+    """
     model = model_of(row.model)
-    found: dict[str, Figure] = {}
-    for label in row.published:
-        left = 0.95 * int(label.split()[0]) * GIB - model.dense_bytes()
-        found[label] = float(left // model.expert_bytes())
-    return found
+    rotary_bytes = model.n_layers * 2 * MIXTRAL_POSITIONS * model.head_dim * 2
+    held = model.dense_bytes() + model.expert_bytes() + rotary_bytes
+    return {label: float((0.95 * VISIBLE_GIB[label] * GIB - held) // model.expert_bytes()) for label in row.published}
 
 
 @method

@@ -10,6 +10,8 @@ import os
 import tempfile
 from pathlib import Path
 
+import msgspec
+
 from reports.reproduce.closed import model_of
 from reports.reproduce.rows import TraceKind
 from sim.errors import BadInput
@@ -17,6 +19,7 @@ from sim.models import Model
 from sim.setup import shape_of
 from traces.catalogue import DEFAULT, open_trace, resolve, traces_that_fit
 from traces.reader import Trace
+from traces.synth.profile import Profile
 
 TITLES: dict[TraceKind, str] = {
     "a": "bundled, of the model's routing shape",
@@ -38,19 +41,33 @@ def bundled_for(model: Model) -> Path | None:
     return resolve((named or names)[0]) if names else None
 
 
-def synthetic_path(model: Model, folder: Path) -> Path:
+def synthetic_path(model: Model, folder: Path, prompt_tokens: int = 0) -> Path:
     """Where the synthetic trace of a model lies, or will."""
-    return folder / "traces" / f"{model.id}-synthetic{SUFFIX}"
+    prompts = f"-prompts{prompt_tokens}" if prompt_tokens else ""
+    return folder / "traces" / f"{model.id}-synthetic{prompts}{SUFFIX}"
 
 
-def synthesise(name: str, folder: str) -> str:
-    """Draw the synthetic trace of a model unless it is there; returns its path."""
+def with_prompts(profile: Profile, prompt_tokens: int) -> Profile:
+    """The same routing, with every prompt longer or shorter by one factor, so that their mean is `prompt_tokens`."""
+    mean = sum(like.prompt for like in profile.requests) / len(profile.requests)
+    longer = [msgspec.structs.replace(like, prompt=max(1, round(like.prompt * prompt_tokens / mean)))
+              for like in profile.requests]  # fmt: skip
+    rule = f"prompts are scaled to a mean of {prompt_tokens} tokens"
+    return msgspec.structs.replace(profile, requests=longer, assumptions=[*profile.assumptions, rule])
+
+
+def synthesise(name: str, folder: str, prompt_tokens: int = 0) -> str:
+    """Draw the synthetic trace of a model unless it is there; returns its path.
+
+    Args:
+        prompt_tokens: mean length of its prompts; 0: as in the default trace.
+    """
     from traces.synth import published, scale
     from traces.synth.fit import fit
     from traces.synth.write import write
 
     model = model_of(name)
-    path = synthetic_path(model, Path(folder))
+    path = synthetic_path(model, Path(folder), prompt_tokens)
     if path.exists():
         return str(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,6 +78,8 @@ def synthesise(name: str, folder: str) -> str:
         profile = published.fit_to(profile, published.load(figures), SYNTH_SEED)
     else:
         profile = scale.scaled(profile, *shape_of(model))
+    if prompt_tokens:
+        profile = with_prompts(profile, prompt_tokens)
     write(path, profile, seed=SYNTH_SEED, n_requests=SYNTH_REQUESTS, model=model.id)
     return str(path)
 

@@ -25,15 +25,19 @@ def half_digit(figure: float) -> float:
     return 0.5 * 10.0 ** -len(text.partition(".")[2]) if "." in text and not text.endswith(".0") else 0.5
 
 
-def agrees(published: Figure, simulated: Figure, tolerance: float) -> bool:
-    """Within a relative tolerance of the printed figure, or rounding to it; inside a printed range, ends rounded."""
+def agrees(published: Figure, simulated: Figure, tolerance: float, step: float = 0.0) -> bool:
+    """Within a relative tolerance of the printed figure, or rounding to it; inside a printed range, ends rounded.
+
+    Args:
+        step: what printed figures are multiples of, where that is more than their last digit.
+    """
     if isinstance(published, list):
         low, high = simulated if isinstance(simulated, list) else (simulated, simulated)
         return published[0] - half_digit(published[0]) <= low and high <= published[1] + half_digit(published[1])
     if isinstance(simulated, list):
-        return all(agrees(published, end, tolerance) for end in simulated)
+        return all(agrees(published, end, tolerance, step) for end in simulated)
     apart = abs(simulated - published)
-    return apart <= tolerance * abs(published) or apart <= half_digit(published)
+    return apart <= tolerance * abs(published) or apart <= max(step / 2, half_digit(published))
 
 
 def ratio(published: Figure, simulated: Figure) -> float | None:
@@ -46,7 +50,7 @@ def ratio(published: Figure, simulated: Figure) -> float | None:
 def reached(row: Row, simulated: dict[str, Figure]) -> bool:
     """Whether every figure of a `within` or `inside` row agrees."""
     tolerance = TOLERANCE.get(row.flag, 0.0)
-    return all(label in simulated and agrees(figure, simulated[label], tolerance)
+    return all(label in simulated and agrees(figure, simulated[label], tolerance, row.step)
                for label, figure in row.published.items())  # fmt: skip
 
 

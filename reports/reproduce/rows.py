@@ -68,14 +68,19 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     cases: list[int] = []  # of the experiment's cases, these alone
     constant: str = ""
     fitted_traces: list[TraceKind] = []  # traces that were fitted to this very row: printed, not counted
+    step: Annotated[float, Meta(ge=0)] = 0.0  # what printed figures are multiples of; 0: their last digit
     other_quantity: bool = False  # what is simulated orders the systems but is another quantity than the printed one
     source: str = ""  # filled in from the file
 
 
 class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Cases x systems; a case has the keys of a configuration, a system is `POLICY KEY=VALUE ...`."""
+    """Cases x systems; a case has the keys of a configuration, a system is `POLICY KEY=VALUE ...`.
+
+    prompt_tokens: mean length of prompts on synthetic traces, as the paper's texts have it; 0: the default trace's.
+    """
 
     why: str
+    prompt_tokens: Annotated[int, Meta(ge=0, le=4096)] = 0
     cases: list[dict[str, Scalar]]
     systems: dict[str, str]
 

@@ -66,9 +66,10 @@ def reproduce(
     if asked or any(constants[name].form == "per_layer" for name in names):
         folder = folder or inputs.scratch()
         with work.pool(workers) as executor:
-            models = {str(case["model"]) for row in asked for case in _cases(row, experiments)}
-            models |= {constants[name].model for name in names if constants[name].form == "per_layer"}
-            traces = _traces(sorted(models), kinds, folder, executor, steps)
+            wanted = {(str(case["model"]), experiments[row.experiment].prompt_tokens)
+                      for row in asked for case in _cases(row, experiments)}  # fmt: skip
+            wanted |= {(constants[name].model, 0) for name in names if constants[name].form == "per_layer"}
+            traces = _traces(sorted(wanted), kinds, folder, executor, steps)
             told = _told(traces)
             for name in sorted(names):
                 fitted[name] = fit(constants[name], rows, _resident(constants[name], traces))
@@ -98,14 +99,25 @@ def _cases(row: Row, experiments: dict[str, Experiment]) -> list[dict[str, Any]]
 Traces = dict[TraceKind, dict[str, Path]]
 
 
-def _traces(models: list[str], kinds: tuple[TraceKind, ...], folder: Path, executor: Any, steps: Steps) -> Traces:
-    """Kind -> model -> trace, for the models that have one of the kind. (b) is always made: constants may need it."""
+def _key(name: str, kind: TraceKind, prompt_tokens: int) -> str:
+    """What a trace is known by: its model, and the length of its prompts where that is the paper's own."""
+    return f"{name}, prompts of {prompt_tokens} tokens" if kind == "b" and prompt_tokens else name
+
+
+def _traces(
+    wanted: list[tuple[str, int]], kinds: tuple[TraceKind, ...], folder: Path, executor: Any, steps: Steps
+) -> Traces:
+    """Kind -> model -> trace, for the models that have one of the kind. (b) is always made: constants may need it.
+
+    Args:
+        wanted: models, each with the mean length of its prompts on a synthetic trace (0: the default's).
+    """
     found: Traces = {kind: {} for kind in kinds}
     with steps("drawing synthetic traces") as done:
-        paths = work.each(executor, inputs.synthesise, [(name, str(folder)) for name in models], done)
-    found["b"] = dict(zip(models, map(Path, paths), strict=True))
+        paths = work.each(executor, inputs.synthesise, [(name, str(folder), n) for name, n in wanted], done)
+    found["b"] = {_key(name, "b", n): Path(path) for (name, n), path in zip(wanted, paths, strict=True)}
     public = inputs.public_traces(folder) if "c" in kinds else {}
-    for name in models:
+    for name in sorted({name for name, _ in wanted}):
         model: Model = model_of(name)
         bundled = inputs.bundled_for(model) if "a" in kinds else None
         if bundled is not None:
@@ -157,7 +169,7 @@ def _simulate(
         for kind, by_model in traces.items():
             for case in row.cases or range(len(experiment.cases)):
                 of = {"precision": "bf16", **experiment.cases[case]}
-                trace = by_model.get(str(of["model"]))
+                trace = by_model.get(_key(str(of["model"]), kind, experiment.prompt_tokens))
                 settings = (fitted[row.constant].settings(str(of["hw"]), str(of["model"]), str(of["precision"]))
                             if row.constant and of["hw"] == fitted[row.constant].constant.hw else {})  # fmt: skip
                 for system in _systems(row, experiment) if trace is not None else ():
