@@ -64,8 +64,8 @@ class MapCache(Policy):
     def accessed(self, piece: Piece, hit: bool, view: View) -> None:
         """An access counts as a visit, hit or miss; visits are never reset (release 2)."""
         at = piece.expert * self._n_layers + piece.layer
-        visits = self._visits.at[at] + 1.0
-        self._visits.at[at] = visits
+        counts = self._visits.at
+        visits = counts[at] = counts[at] + 1.0
         if self._ranks_by_worth:
             worth = self._probability[piece.layer][piece.expert] * visits
         elif self.evict == "lru":

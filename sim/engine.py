@@ -78,8 +78,8 @@ class Engine(Transfers):
                     decision = say(answer)
                 except StopIteration:
                     return
-                do = does.get(type(decision), self.apply)
-                answer = do(decision)
+                do = does.get(type(decision))
+                answer = self.apply(decision) if do is None else do(decision)
         for decision in decisions:
             self.apply(decision)
 

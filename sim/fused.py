@@ -87,8 +87,16 @@ class FusedEngine(Engine):
         if brought is None:
             self.tally.prefetch.n_dropped += 1
             return None
-        self._count_prefetch(piece, *brought)
-        return brought[0]
+        copy, victims = brought
+        prefetch, free_s = self.tally.prefetch, self.machine.up[0].free_s
+        prefetch.forget(piece)
+        prefetch.issue(piece, victims)
+        self._speculative[piece] = copy
+        if free_s < self._quiet_s:  # as `SimLinks.quiet_s` has it: the copy is queued and begins after that
+            self._quiet_s = free_s
+        if self._tells_placed:
+            self.policy.placed(piece, self.view)
+        return copy
 
     def _bring(self, piece: Piece, speculative: bool, after: tuple[Ticket, ...]) -> tuple[Copy, list[Piece]] | None:
         """`_make_room`, `_take_room`, `SimLinks.copy` and `Cache.add`: the copy and the victims; None without room."""
