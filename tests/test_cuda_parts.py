@@ -306,3 +306,18 @@ def test_no_operation_mixes_host_and_device(name, rows):
         assert decoder.top[1].dtype == torch.int64, "what is read back without a conversion"
         with pytest.raises(Exception, match="device"):
             decoder.ffn(decoder.normed, matrices)
+
+
+@pytest.mark.parametrize(("error", "text"), [
+    (RuntimeError("CUDA error: an illegal memory access was encountered"),
+     r"the device was lost while recording .* --resume keeps finished requests"),
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "memory, ran out while recording"),
+    (RuntimeError("size mismatch"), "^size mismatch$"),
+])  # fmt: skip
+def test_a_gpu_that_is_lost_while_recording_is_one_line(error, text):
+    from sim.errors import BadInput
+    from traces.record.load import memory_errors
+
+    kind = RuntimeError if "mismatch" in text else BadInput
+    with pytest.raises(kind, match=text), memory_errors("recording requests 0 to 3", "a smaller --batch"):
+        raise error

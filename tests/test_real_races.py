@@ -61,7 +61,7 @@ def raced(monkeypatch, tmp_path, policy, experts=8, device=None, **fields):
     monkeypatch.setattr(cuda_lanes, "Condition", condition)
     monkeypatch.setattr(cuda_threads, "SimpleQueue", jobs)
     monkeypatch.setattr(cuda_threads, "HostMark", mark)
-    setup = tiny_setup(tmp_path, policy, experts, **fields)
+    setup = tiny_setup(tmp_path, policy, experts, trace={"n_requests": 4, "prompt": 4, "outputs": 4}, **fields)
     device.local.watched = True
     try:
         with Watch(device), HostReads(device):

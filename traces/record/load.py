@@ -109,8 +109,10 @@ def usable_device(name: str | None) -> str:
 
 @contextmanager
 def memory_errors(doing: str, way_out: str) -> Iterator[None]:
-    """Turn running out of memory, on a GPU or on the host, into BadInput."""
+    """Turn running out of memory, on a GPU or on the host, and a lost GPU into BadInput."""
     import torch
+
+    from sim.real.faults import fault_of
 
     try:
         yield
@@ -118,7 +120,10 @@ def memory_errors(doing: str, way_out: str) -> Iterator[None]:
         text = str(error).lower()
         told = isinstance(error, (torch.OutOfMemoryError, MemoryError))
         if not (told or "not enough memory" in text or "out of memory" in text):
-            raise
+            fault = fault_of(error, doing)
+            if fault is error:
+                raise
+            raise BadInput(f"{fault}; --resume keeps finished requests") from None
         raise BadInput(f"memory, ran out while {doing}: try {way_out}") from None
 
 
