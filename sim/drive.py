@@ -6,15 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from sim.api import overrides
-from sim.errors import IllegalDecision, did_you_mean
 from sim.future import decode_row
 from sim.iterations import DECODE, PREFILL, Feed, Gate, Iteration, RequestInfo, Scheduler
 from sim.lanes import CAUSES
-from sim.model_bytes import BITS_PER_PARAM
-from sim.tally import DROPPED, SUBSTITUTED
+from sim.reassign import reassign
 
 if TYPE_CHECKING:
     from sim.api import Policy
@@ -188,81 +184,3 @@ def run_layer(engine: Engine, machine: Machine, iteration: Iteration, layer: int
         engine.obey(policy.layer_done(layer, view))
     if engine.polls:
         engine.poll()
-
-
-def reassign(engine: Engine, gate: Gate) -> Gate:
-    """Let a lossy policy change the routing; count what was substituted and dropped. Returns the gate to serve."""
-    policy = engine.policy
-    if "lossy" not in policy.traits:
-        raise IllegalDecision(f"assign of {policy.name}: changing the routing needs the trait 'lossy'; declare it")
-    answer = policy.assign(gate, engine.view)
-    if answer is None:
-        count_loss(engine, gate, gate.ids, gate.ids)
-        return gate
-    before, after = gate.ids, np.asarray(answer.ids, dtype=np.int64)
-    if after.shape != before.shape or after.min(initial=0) < -1 or after.max(initial=0) >= engine.pieces.n_experts:
-        raise IllegalDecision(
-            f"assign of {policy.name}, got ids of shape {after.shape}: must be {before.shape} of expert ids or -1"
-        )
-    ordered = np.sort(after, axis=1)
-    if bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any()):
-        raise IllegalDecision(f"assign of {policy.name}: a token was given the same expert twice; ids must be distinct")
-    kept = after[after >= 0]
-    counts = np.bincount(kept, minlength=engine.pieces.n_experts)
-    if len(after) == 1:
-        needs = dict.fromkeys((int(e) for e in after[0] if e >= 0), 1)
-    else:
-        needs = {int(e): int(counts[e]) for e in np.flatnonzero(counts)}
-    served = Gate(gate.layer, gate.iteration, needs, engine.arrays)
-    if answer.precision:
-        served.precision = check_precision(engine, answer.precision)
-    served.asked = {expert: n for expert, n in gate.needs.items() if expert in needs}
-    fate = {}
-    for expert, n_tokens in gate.needs.items():
-        if expert not in needs:
-            rows = (before == expert).any(axis=1)
-            was_dropped = bool((after[rows] < 0).sum() >= rows.sum())
-            fate[expert] = (DROPPED if was_dropped else SUBSTITUTED, n_tokens)
-    hits = engine.tally.hits[gate.iteration.phase]
-    for kind, n_tokens in fate.values():
-        hits.experts[kind] += 1
-        hits.tokens[kind] += n_tokens
-    count_loss(engine, gate, before, after)
-    engine.machine.route(gate.layer, after, answer.weights)
-    return served
-
-
-def check_precision(engine: Engine, precision: dict[int, str]) -> dict[int, str]:
-    """Raises IllegalDecision for a precision that the model's experts have no size for."""
-    for name in set(precision.values()):
-        if name not in BITS_PER_PARAM:
-            raise IllegalDecision(
-                f"assign of {engine.policy.name}, got precision {name!r}: {did_you_mean(name, BITS_PER_PARAM)}"
-            )
-    return precision
-
-
-def count_loss(engine: Engine, gate: Gate, before: np.ndarray, after: np.ndarray) -> None:
-    """Activations changed and gate mass kept, from the full scores where the trace has them.
-
-    Without scores and weights the mass is unknown and stays uncounted.
-    """
-    loss, levels = engine.tally.loss, engine.arrays.trace.levels_prefill
-    same = (after[:, :, None] == before[:, None, :]).any(axis=2)
-    loss.activations += before.size
-    loss.dropped += int((after < 0).sum())
-    loss.changed += int((~same & (after >= 0)).sum())
-    if "scores" in levels:
-        scores = gate.scores / gate.score_scale
-        loss.mass_before += float(np.take_along_axis(scores, before, 1).sum())
-        mass = np.take_along_axis(scores, np.maximum(after, 0), 1)
-    elif "weights" in levels:
-        weights = gate.weights
-        loss.mass_before += float(weights.sum())
-        # Without full scores a substitute's own mass is unknown: count what was kept of the original choice.
-        kept = (before[:, :, None] == after[:, None, :]).any(axis=2)
-        loss.mass_kept += float(weights[kept].sum())
-        return
-    else:
-        return
-    loss.mass_kept += float(mass[after >= 0].sum())
