@@ -9,7 +9,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any, TypeVar
 
-from sim.data import MAX_JSON_BYTES, bundled, read_text, read_yaml, to_struct
+from sim.data import MAX_JSON_BYTES, MAX_YAML_BYTES, bundled, read_text, read_yaml, to_struct
 from sim.errors import BadInput, did_you_mean
 from sim.paths import mode_of
 from sim.quantity import explain
@@ -41,6 +41,13 @@ def find(package: str, what: str, name_or_path: str) -> Path:
     if _plain(name_or_path) in by_plain:
         return by_plain[_plain(name_or_path)]
     raise BadInput(f"{what}, got {name_or_path!r}: unknown; {did_you_mean(name_or_path, files)}")
+
+
+def as_it_is(package: str, what: str, name: str | None, alone: bool) -> str:
+    """The text of the file that a name means, as `--yaml` prints it. Raises BadInput without a name, or not `alone`."""
+    if name is None or not alone:
+        raise BadInput("--yaml, got no name, or --set or --json beside it: it prints one file as it is; name it alone")
+    return read_text(find(package, what, name), MAX_YAML_BYTES)
 
 
 def aliases(package: str) -> dict[str, Path]:

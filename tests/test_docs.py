@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cli_help import mixtral_shaped, moesim, simulated
 
+from sim import hardware, model_bytes, models, stack
 from sim import run as sim_run
 from sim.api import TRAITS, Policy
 from sim.metrics import HIT_DEFINITIONS, SPREAD
@@ -145,3 +147,19 @@ def test_every_verb_is_in_the_readme(capsys: pytest.CaptureFixture[str]) -> None
     assert len(verbs) >= 6
     for verb in verbs:
         assert f"moesim {verb}" in page, f"README.md does not mention moesim {verb}"
+
+
+def test_the_page_of_profiles_names_every_field() -> None:
+    """docs/profiles.md: every field of the files a user may write, optional ones in italics, and no other."""
+    page = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")
+    named = {part for name in re.findall(r"`([\w.]+)`", page) for part in name.split(".")}
+    optional = {name.rsplit(".", 1)[-1] for name in re.findall(r"\*`([\w.]+)`\*", page)}
+    kinds = (hardware.Hardware, hardware.Link, hardware.Gpu, hardware.Bus, hardware.Host, hardware.Cpu,
+             hardware.Contention, hardware.Quantity, models.Model, models.Gate, models.Published, model_bytes.Mla,
+             model_bytes.Encoder, stack.Stack, stack.Kernels)  # fmt: skip
+    shared = {"aliases", "note", "sources", "source", "ref", "low", "high", "iqr", "n", "dense_layers", "attention"}
+    for kind in kinds:
+        for field in msgspec.structs.fields(kind):
+            assert field.name in named, f"{kind.__name__}.{field.name}"
+            if field.name not in shared:
+                assert (field.name in optional) is not field.required, f"{kind.__name__}.{field.name}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from sim import profiles
 from sim.cli.tables import render, table
 from sim.data import bundled
 from sim.errors import BadInput
@@ -20,11 +21,15 @@ from sim.units import show_bytes, show_count, show_flops, show_rate, show_second
 @click.argument("name", required=False, metavar="[NAME|FILE]")
 @click.option("--set", "settings", multiple=True, metavar="hw.KEY=VALUE", help="Change a figure, e.g. hw.cpu=ID.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")
-def command(name: str | None, settings: tuple[str, ...], as_json: bool) -> None:
+@click.option("--yaml", "as_yaml", is_flag=True, help="Print NAME's file as it is: a start for one of your own.")
+def command(name: str | None, settings: tuple[str, ...], as_json: bool, as_yaml: bool) -> None:
     """List hardware profiles, or show one: an id, an alias, or a profile file."""
     changes = parse_set(settings)
     if changes.model or changes.stack or changes.policy or changes.policies:
         raise BadInput("--set, got a key of something else: only hw.* belongs here; write e.g. --set hw.cpu=xeon-8358p")
+    if as_yaml:
+        click.echo(profiles.as_it_is(GPUS, "hardware profile", name, alone=not (settings or as_json)), nl=False)
+        return
     if name is None:
         if settings:
             raise BadInput("--set, got it without a profile: name one, e.g. moesim hw rtx3090 --set hw.cpu=xeon-8358p")

@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
+from sim import profiles
 from sim.cli.tables import render, table
 from sim.errors import BadInput
 from sim.model_bytes import BITS_PER_PARAM
-from sim.models import Model, load_model, model_names
+from sim.models import PACKAGE, Model, load_model, model_names
 from sim.overrides import parse_set
 from sim.units import show_bytes, show_frac
 
@@ -19,11 +20,15 @@ from sim.units import show_bytes, show_frac
 @click.argument("name", required=False, metavar="[NAME|FILE]")
 @click.option("--set", "settings", multiple=True, metavar="model.KEY=VALUE", help="Change a field, e.g. model.top_k=4.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")
-def command(name: str | None, settings: tuple[str, ...], as_json: bool) -> None:
+@click.option("--yaml", "as_yaml", is_flag=True, help="Print NAME's file as it is: a start for one of your own.")
+def command(name: str | None, settings: tuple[str, ...], as_json: bool, as_yaml: bool) -> None:
     """List MoE models, or show one: an id, an alias, a model file, or a Hugging Face config.json."""
     changes = parse_set(settings)
     if changes.hw or changes.stack or changes.policy or changes.policies:
         raise BadInput("--set, got a key of something else: only model.* belongs here; write e.g. --set model.top_k=4")
+    if as_yaml:
+        click.echo(profiles.as_it_is(PACKAGE, "model", name, alone=not (settings or as_json)), nl=False)
+        return
     if name is None:
         if settings:
             raise BadInput("--set, got it without a model: name one, e.g. moesim models mixtral --set model.top_k=4")
