@@ -117,6 +117,7 @@ def run(
                         _collect_swaps(samples, done)
                     else:
                         _collect(samples, done, f"{policy}@{resident / n_all:.3g}", number)
+                    del done  # its arena, before the next one is asked for
                 finally:
                     setup.close()
                     timer.stop()

@@ -434,3 +434,29 @@ def test_a_validation_that_was_cut_off_goes_on(world, capsys, monkeypatch):
     assert ran == ["lfu", "lru", "lfu", "lru", "lfu"], "as often as asked for, or again"
     said = moesim(capsys, "validate", "--policy", "lru", "--hw", world / "me.yaml", "--resume")
     assert said.code == 2 and "--resume, got no --out" in said.err
+
+
+def test_no_arena_outlives_its_run(world, monkeypatch, tmp_path):
+    """On a GPU one arena may take most of the memory: the one before it has to be gone when the next is asked for."""
+    import weakref
+
+    from sim.real import run as real_run
+    from sim.real.machine import RealMachine
+
+    made, alive = [], []
+
+    class Counted(RealMachine):
+        def __init__(self, *args, **kwargs):
+            alive.append(sum(ref() is not None for ref in made))
+            made.append(weakref.ref(self))
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr(real_run, "RealMachine", Counted)
+    in_situ.run("cpu", str(world / "wide.yaml"), "fp32", tmp_path, rounds=2, prompts=(1, 4),
+                cases=(("lru", 1.0), ("lru", 0.25)))  # fmt: skip
+    assert alive == [0, 0, 0, 0]
+    made.clear()
+    alive.clear()
+    compared(world)
+    compared(world, policy="lfu")
+    assert alive == [0, 0]

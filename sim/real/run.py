@@ -183,6 +183,7 @@ def assemble_real(
     keep: bool = False, routing: Routing | None = None,
 ) -> tuple[Engine, RealMachine]:  # fmt: skip
     """Engine and real machine of a run, the policy bound, taught and watched."""
+    gc.collect()  # an earlier run's arena hangs in cycles of machine, cache and engine, and may be most of the device
     policy, trace, spec, model = setup.policy, setup.trace, setup.spec, setup.model
     routing = routing or Routing(trace, lanes.torch, weights.dtype, model.vocab_size, spec.precision)
     longest = max(r.prompt_len + r.outputs for r in setup.requests)
@@ -237,7 +238,6 @@ def measure(
 ) -> Measured:  # fmt: skip
     """Run it on open lanes. An interrupt or a fault ends it early; what was measured until then is folded."""
     began_s = time.perf_counter()
-    gc.collect()  # an earlier run's arena hangs in cycles of machine, cache and engine, and may be most of the device
     engine, machine = assemble_real(setup, lanes, weights, spans, log, keep)
     if prepared is not None:
         prepared(machine)
