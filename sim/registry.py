@@ -24,45 +24,52 @@ def _classes(module_name: str) -> list[type[Policy]]:
     ]
 
 
-@cache
 def policies() -> dict[str, type[Policy]]:
-    """Name -> class of every policy found, sorted by name.
+    """Name -> class of every policy found, sorted by name; what could not be loaded is in `unusable`."""
+    return _scan()[0]
 
-    Raises:
-        BadInput: two policies claim one name, or a third-party package cannot be imported.
-    """
+
+def unusable() -> dict[str, str]:
+    """Entry point -> why its third-party policy cannot be used. Others go on without it."""
+    return _scan()[1]
+
+
+@cache
+def _scan() -> tuple[dict[str, type[Policy]], dict[str, str]]:
     import policies as package
 
     found: dict[str, type[Policy]] = {}
     for info in pkgutil.iter_modules(package.__path__):
         if not info.name.startswith("_"):
             for kind in _classes(f"policies.{info.name}"):
-                _add(found, kind)
+                assert kind.name not in found, f"two policies of this package are named {kind.name}"
+                found[kind.name] = kind
+    wrong: dict[str, str] = {}
     for entry in entry_points(group=GROUP):
         try:
             kind = entry.load()
         except Exception as error:  # a third party's import may fail in any way
-            raise BadInput(
+            wrong[entry.name] = (
                 f"policy package {entry.value!r}, got {type(error).__name__} ({error}) on import: "
                 "repair or uninstall that package"
-            ) from error
+            )
+            continue
         if not (inspect.isclass(kind) and issubclass(kind, Policy) and kind.name):
-            raise BadInput(f"entry point {entry.name} = {entry.value}: must name a sim.api.Policy with a name")
-        _add(found, kind)
-    return dict(sorted(found.items()))
-
-
-def _add(found: dict[str, type[Policy]], kind: type[Policy]) -> None:
-    other = found.get(kind.name)
-    if other is not None and other is not kind:
-        raise BadInput(
-            f"policy name {kind.name!r}: claimed by {other.__module__} and {kind.__module__}; rename one of them"
-        )
-    found[kind.name] = kind
+            wrong[entry.name] = f"entry point {entry.name} = {entry.value}: must name a sim.api.Policy with a name"
+        elif found.setdefault(kind.name, kind) is not kind:
+            wrong[entry.name] = (
+                f"policy name {kind.name!r}, got it from {found[kind.name].__module__} and again from {kind.__module__}: "
+                "names are unique; rename the latter"
+            )
+    return dict(sorted(found.items())), wrong
 
 
 def find(name: str) -> type[Policy]:
-    """The policy of that name or alias, in any spelling (`LRU`, `fine-moe`). Raises BadInput with the nearest name."""
+    """The policy of that name or alias, in any spelling (`LRU`, `fine-moe`).
+
+    Raises:
+        BadInput: no such policy, with the nearest name; or its package cannot be used, with the reason.
+    """
     known = policies()
     if name in known:
         return known[name]
@@ -72,6 +79,8 @@ def find(name: str) -> type[Policy]:
     spelt = {_plain(other): kind for other, kind in (*aliases.items(), *known.items())}
     if _plain(name) in spelt:
         return spelt[_plain(name)]
+    if name in unusable():
+        raise BadInput(unusable()[name])
     raise BadInput(f"policy, got {name!r}: no such policy; {did_you_mean(name, [*known, *aliases])}")
 
 

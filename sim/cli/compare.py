@@ -98,8 +98,9 @@ def expanded(policies: tuple[str, ...]) -> list[tuple[str, bool]]:
     if len(named) == len(policies):
         return named
     from sim.registry import policies as known
+    from sim.registry import unusable
 
-    return [*named, *((name, False) for name in known())]
+    return [*named, *((name, False) for name in (*known(), *unusable()))]
 
 
 def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named: bool) -> Candidate:

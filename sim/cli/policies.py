@@ -26,9 +26,11 @@ ONE_LINE_EACH = 240  # wide enough that nothing wraps: a list is for looking thr
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")
 def command(name: str | None, as_json: bool) -> None:
     """List policies, or show one with its parameters: a name or an alias."""
-    from sim.registry import find, policies
+    from sim.registry import find, policies, unusable
 
     if name is None:
+        for why in unusable().values():
+            click.echo(f"left out: {why}", err=True)
         found = list(policies().values())
         click.echo(json.dumps([_facts(kind) for kind in found], indent=2) if as_json else _list(found), nl=as_json)
         return
