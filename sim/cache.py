@@ -45,9 +45,9 @@ class Cache:
         self.used_bytes = [0] * len(budget_bytes)
         self.peak_bytes = [0] * len(budget_bytes)
         self.entries: dict[Piece, Entry] = {}
+        self.layer_used: list[list[int]] = []
         self._parts: dict[tuple[int, int], list[Piece]] = {}  # expert -> resident pieces that are not whole
-        self._layer_budget: list[list[int]] | None = None  # bytes by GPU and layer, where a policy divides its cache
-        self._layer_used: list[list[int]] = []
+        self.layer_budget: list[list[int]] | None = None  # bytes by GPU and layer, where a policy divides its cache
 
     def __contains__(self, piece: Piece) -> bool:
         return piece in self.entries
@@ -64,19 +64,19 @@ class Cache:
                     f"layer_budgets, got {sum(layers)} bytes on GPU {gpu}: its expert budget is "
                     f"{self.budget_bytes[gpu]}; divide no more than that"
                 )
-        self._layer_budget = [list(layers) for layers in layer_budget_bytes]
-        self._layer_used = [[0] * len(layers) for layers in layer_budget_bytes]
+        self.layer_budget = [list(layers) for layers in layer_budget_bytes]
+        self.layer_used = [[0] * len(layers) for layers in layer_budget_bytes]
 
     @property
     def divided(self) -> bool:
         """True when layers have budgets of their own."""
-        return self._layer_budget is not None
+        return self.layer_budget is not None
 
     def fits(self, piece: Piece) -> bool:
         """True when the piece can be added without evicting."""
         gpu = piece.gpu
-        divided, layer = self._layer_budget, piece.layer
-        if divided is not None and self._layer_used[gpu][layer] + piece.n_bytes > divided[gpu][layer]:
+        divided, layer = self.layer_budget, piece.layer
+        if divided is not None and self.layer_used[gpu][layer] + piece.n_bytes > divided[gpu][layer]:
             return False
         return self.used_bytes[gpu] + piece.n_bytes <= self.budget_bytes[gpu]
 
@@ -86,13 +86,13 @@ class Cache:
             raise IllegalDecision(f"{origin} of {piece}: it is resident; run it, or evict it first")
         gpu = piece.gpu
         used_bytes = self.used_bytes[gpu] + piece.n_bytes
-        if used_bytes > self.budget_bytes[gpu] or (self._layer_budget is not None and not self.fits(piece)):
+        if used_bytes > self.budget_bytes[gpu] or (self.layer_budget is not None and not self.fits(piece)):
             raise IllegalDecision(
                 f"{origin} of {piece}: {used_bytes} bytes would exceed the expert budget of "
                 f"{self.budget_bytes[gpu]} on GPU {gpu} or its layer's share; evict first, or answer `victim`"
             )
-        if self._layer_budget is not None:
-            self._layer_used[gpu][piece.layer] += piece.n_bytes
+        if self.layer_budget is not None:
+            self.layer_used[gpu][piece.layer] += piece.n_bytes
         self.used_bytes[gpu] = used_bytes
         if used_bytes > self.peak_bytes[gpu]:
             self.peak_bytes[gpu] = used_bytes
@@ -107,8 +107,8 @@ class Cache:
         if entry is None:
             raise IllegalDecision(f"Evict of {piece}: it is not resident; evict a resident piece")
         self.used_bytes[piece.gpu] -= piece.n_bytes
-        if self._layer_budget is not None:
-            self._layer_used[piece.gpu][piece.layer] -= piece.n_bytes
+        if self.layer_budget is not None:
+            self.layer_used[piece.gpu][piece.layer] -= piece.n_bytes
         if not piece.serving:
             self._parts[(piece.layer, piece.expert)].remove(piece)
         return entry

@@ -1,7 +1,7 @@
 """Engine and machine in one, for one simulated GPU where nobody looks on: the same objects, the calls taken out.
 
 What `Transfers`, `Engine`, `SimLinks` and `SimMachine` do for a whole expert in the serving precision, in two long
-functions. Whatever is unusual (parts, lower precisions, budgets per layer, write-backs, work that waits for a copy not
+functions. Whatever is unusual (parts, lower precisions, rooms still written back, work that waits for a copy not
 settled yet) goes the general way, on the same state; so does all of a run that is logged or whose spans are kept.
 `tests/test_fused.py` holds the two equal for every policy, bit for bit.
 """
@@ -39,7 +39,6 @@ class FusedEngine(Engine):
         super().start()
         self._prices: dict[int, tuple[Price, float, float]] = {}  # tokens -> an expert, its seconds, those of its tail
         self._copy_s = self.machine.cost.copy_s(self.pieces.whole[0][0].n_bytes)
-        self._plain = not self.cache.divided
 
     def poll(self) -> None:
         if self._own_copy_done:
@@ -72,7 +71,7 @@ class FusedEngine(Engine):
     # -- copies -----------------------------------------------------------------------------------------------------
 
     def _demand(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket | None:
-        if not self._plain or not piece.serving or len(self.machine.links) > 1:
+        if not piece.serving:
             return super()._demand(piece, after)
         brought = self._bring(piece, False, after)
         if brought is None:
@@ -81,7 +80,7 @@ class FusedEngine(Engine):
         return brought[0]
 
     def _hand_over(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket | None:
-        if not self._plain or not piece.serving or len(self.machine.links) > 1:
+        if not piece.serving or len(self.machine.links) > 1:
             return super()._hand_over(piece, after)
         brought = self._bring(piece, True, after)
         if brought is None:
@@ -98,13 +97,17 @@ class FusedEngine(Engine):
             self.policy.placed(piece, self.view)
         return copy
 
-    def _bring(self, piece: Piece, speculative: bool, after: tuple[Ticket, ...]) -> tuple[Copy, list[Piece]] | None:
+    def _bring(self, piece: Piece, speculative: bool, after: tuple[Ticket, ...]) -> tuple[Ticket, list[Piece]] | None:
         """`_make_room`, `_take_room`, `SimLinks.copy` and `Cache.add`: the copy and the victims; None without room."""
         cache, machine, policy, view, tally = self.cache, self.machine, self.policy, self.view, self.tally
         entries, used, n_bytes = cache.entries, cache.used_bytes, piece.n_bytes
-        most_bytes = cache.budget_bytes[0] - n_bytes
+        most_bytes, layer = cache.budget_bytes[0] - n_bytes, piece.layer
         victims: list[Piece] = []
-        while used[0] > most_bytes:
+        copy: Ticket
+        layer_used, layer_budget = cache.layer_used, cache.layer_budget  # where layers have budgets of their own
+        while used[0] > most_bytes or (
+            layer_budget is not None and layer_used[0][layer] + n_bytes > layer_budget[0][layer]
+        ):  # fmt: skip
             victim = policy.victim(piece, speculative, view)
             if victim is None:
                 return None
@@ -118,6 +121,8 @@ class FusedEngine(Engine):
                 continue
             del entries[victim]
             used[0] -= victim.n_bytes
+            if layer_budget is not None:
+                layer_used[0][victim.layer] -= victim.n_bytes
             tally.n_evicted += 1
             busy = entry.last_use or entry.arrival
             if busy is None or UNKNOWN_S < busy.end_s <= machine.now_s:
@@ -137,21 +142,30 @@ class FusedEngine(Engine):
             waits = (*waits, ticket)
         self._clean_bytes[0] = clean_bytes - n_bytes
         # the copy
-        machine.now_s = now_s = now_s + machine.cost.copy_launch_s
-        machine.n_copy_launches += 1
-        lane = machine.up[0]
-        if speculative:
-            copy = Copy("prefetch", piece.layer, piece.expert, n_bytes, self._copy_s, SPECULATIVE, now_s, waits + after)
-            copy.piece = piece
+        if len(machine.links) > 1:
+            copy = machine.copy(piece, SPECULATIVE if speculative else DEMAND, waits + after)
+        elif speculative:
+            machine.now_s = now_s = now_s + machine.cost.copy_launch_s
+            machine.n_copy_launches += 1
+            lane = machine.up[0]
+            waits_for = waits + after
+            asked = Copy("prefetch", layer, piece.expert, n_bytes, self._copy_s, SPECULATIVE, now_s, waits_for)
+            asked.piece = piece
             if lane.queue and lane.free_s < now_s:
                 lane.advance(now_s)
-            lane.queue.append(copy)
+            lane.queue.append(asked)
+            copy = asked
         else:
-            copy = Copy("demand", piece.layer, piece.expert, n_bytes, self._copy_s, DEMAND, now_s, waits + after)
-            copy.piece = piece
-            lane.submit(copy, now_s)
+            machine.now_s = now_s = now_s + machine.cost.copy_launch_s
+            machine.n_copy_launches += 1
+            asked = Copy("demand", piece.layer, piece.expert, n_bytes, self._copy_s, DEMAND, now_s, waits + after)
+            asked.piece = piece
+            machine.up[0].submit(asked, now_s)
+            copy = asked
         # and its entry
         used[0] = used_bytes = used[0] + n_bytes
+        if layer_budget is not None:
+            layer_used[0][layer] += n_bytes
         if used_bytes > cache.peak_bytes[0]:
             cache.peak_bytes[0] = used_bytes
         entry = entries[piece] = Entry(piece, copy, PREFETCHED if speculative else DEMANDED)
@@ -195,13 +209,19 @@ class FusedEngine(Engine):
             policy.accessed(piece, False, view)
             self._run(entries[piece], unrun.pop(piece.expert))
 
-    def _run(self, entry: Entry, n_tokens: int) -> None:
+    def run_gpu(self, expert: int, after: tuple[Ticket, ...] = (), joined: bool = False) -> Ticket:
+        entry = self.cache.entries.get(self.pieces.whole[self.layer][expert])
+        if after or entry is None or self._begun or self._own_expert_done or expert not in self.unrun:
+            return super().run_gpu(expert, after, joined)
+        return self._run(entry, self.unrun.pop(expert))
+
+    def _run(self, entry: Entry, n_tokens: int) -> Ticket:
         """`run_gpu`, `SimMachine.expert` and `Stream.run` for a whole expert."""
         machine, tally, arrival = self.machine, self.tally, entry.arrival
         stream, cost = machine.streams[0], machine.cost
         ready_s = 0.0 if arrival is None else arrival.end_s
         if stream.pending or ready_s == UNKNOWN_S:
-            entry.last_use = machine.expert(entry.piece, n_tokens, () if arrival is None else (arrival,))
+            ticket = entry.last_use = machine.expert(entry.piece, n_tokens, () if arrival is None else (arrival,))
         else:
             known = self._prices.get(n_tokens)
             if known is None:
@@ -230,9 +250,10 @@ class FusedEngine(Engine):
                 stream.gaps_s[HOST] += last_s - end_s
                 end_s = last_s
             stream.free_s, stream.blame = end_s, blame
-            entry.last_use = Ticket(end_s, blame)
+            ticket = entry.last_use = Ticket(end_s, blame)
         if not entry.used:
             tally.used(entry)
         tally.n_executed += n_tokens
         if self.polls:
             self.poll()
+        return ticket
