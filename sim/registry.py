@@ -58,8 +58,8 @@ def _scan() -> tuple[dict[str, type[Policy]], dict[str, str]]:
             wrong[entry.name] = f"entry point {entry.name} = {entry.value}: must name a sim.api.Policy with a name"
         elif found.setdefault(kind.name, kind) is not kind:
             wrong[entry.name] = (
-                f"policy name {kind.name!r}, got it from {found[kind.name].__module__} and again from {kind.__module__}: "
-                "names are unique; rename the latter"
+                f"policy name {kind.name!r}, got it from {found[kind.name].__module__} and again from "
+                f"{kind.__module__}: names are unique; rename the latter"
             )
     return dict(sorted(found.items())), wrong
 

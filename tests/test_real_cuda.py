@@ -35,7 +35,7 @@ class FakeDevice:
         self.streams: list[FakeStream] = []
         self.local = threading.local()  # torch's current stream is a thread's own
         self.clock_s = 0.0
-        self.lost = False
+        self.lost = self.frozen = False
         device = self
 
         class Event:
@@ -104,7 +104,7 @@ class FakeDevice:
         """Run the next entry of a stream drawn at random among those that may go on."""
         with self.lock:
             able = [stream for stream in self.streams if stream.able()]
-            if not able:
+            if not able or self.frozen:
                 return False
             self.rng.choice(able).run()
             return True
@@ -220,16 +220,17 @@ def test_a_demand_overtakes_speculation_that_is_not_on_the_stream():
             lanes.submit(work)
             return work
 
+        device.frozen = True  # the flying copy stays on the stream: nothing else gets there
         flying = copy("flying", SPECULATIVE)
         while not flying.issued:
             time.sleep(0)
-        with device.lock:  # the device stands still: nothing else gets onto the stream
-            one, two, three = (copy(name, SPECULATIVE) for name in ("one", "two", "three"))
-            demand = copy("demand", DEMAND)
-            assert demand.issued, "at once"
-            assert not lanes.cancel(flying), "in flight"
-            lanes.promote(three)
-            assert lanes.cancel(two)
+        one, two, three = (copy(name, SPECULATIVE) for name in ("one", "two", "three"))
+        demand = copy("demand", DEMAND)
+        assert demand.issued, "at once"
+        assert not lanes.cancel(flying), "in flight"
+        lanes.promote(three)
+        assert lanes.cancel(two)
+        device.frozen = False
         lanes.settle()
         lanes.wait(one)
         assert ran == ["flying", "demand", "three", "one"]
@@ -241,15 +242,16 @@ def test_compute_waits_on_the_device_for_a_copy_that_was_still_queued():
     device = FakeDevice(late=True)
     lanes, ran = lanes_on(device), []
     try:
-        with device.lock:
-            first, second = (Work(UP, name, lambda name=name: device.current[-1].give(lambda: ran.append(name)),
-                                  priority=SPECULATIVE) for name in ("first", "second"))  # fmt: skip
-            lanes.submit(first)
-            lanes.submit(second)
-            lanes.submit(expert := Work(COMPUTE, "expert", lambda: device.current[-1].give(
-                lambda: ran.append("expert")), (second,)))  # fmt: skip
-            assert second.issued, "an event must be recorded before anything can wait for it"
-            assert lanes.over(expert) is False
+        device.frozen = True
+        first, second = (Work(UP, name, lambda name=name: device.current[-1].give(lambda: ran.append(name)),
+                              priority=SPECULATIVE) for name in ("first", "second"))  # fmt: skip
+        lanes.submit(first)
+        lanes.submit(second)
+        lanes.submit(expert := Work(COMPUTE, "expert", lambda: device.current[-1].give(
+            lambda: ran.append("expert")), (second,)))  # fmt: skip
+        assert second.issued, "an event must be recorded before anything can wait for it"
+        assert lanes.over(expert) is False
+        device.frozen = False
         lanes.settle()
         assert ran.index("second") < ran.index("expert")
     finally:
