@@ -79,7 +79,7 @@ def run(
     samples = Samples()
     cases, own = list(cases), lanes is None
     with ExitStack() as stack:
-        lanes = lanes or open_lanes(device)
+        lanes = lanes or open_lanes(device, precision=precision)
         if own:
             stack.callback(lanes.close)
         model = load_model(model_name)

@@ -10,10 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from cli_help import moesim  # noqa: E402
+from cli_help import moesim, simulated  # noqa: E402
 
+from calibrate import environment  # noqa: E402
 from sim.errors import BadInput  # noqa: E402
 from sim.real.live import open_checkpoint, speak, talk  # noqa: E402
+from sim.real.run import execute_real, open_lanes  # noqa: E402
+from sim.run import prepare  # noqa: E402
 from sim.spec import RunSpec  # noqa: E402
 from traces.catalogue import DEFAULT, bundled_traces, default_trace  # noqa: E402
 from traces.record.load import named  # noqa: E402
@@ -98,3 +101,37 @@ def test_the_command_line_tells(capsys, tmp_path):
             speak(spec("belady"), lanes, weights, 2, free=True)
     finally:
         lanes.close()
+
+
+def carried_out_with(checkpoint, policy="lru", experts=96):
+    setup = prepare(spec(policy, experts))
+    setup.requests = [request._replace(outputs=3) for request in setup.requests]
+    try:
+        return execute_real(setup, "cpu", checkpoint=checkpoint).result["measured"]
+    finally:
+        setup.close()
+
+
+def test_a_run_may_compute_with_a_checkpoint():
+    mine, other, drawn = carried_out_with(FOLDER), carried_out_with(FOLDER, "lfu", 64), carried_out_with(None)
+    assert (mine["weights"], drawn["weights"]) == ("mixtral-8x7b-small", "random")
+    assert mine["output_digest"] == other["output_digest"] != drawn["output_digest"]
+
+
+def test_a_checkpoint_is_the_model_of_a_real_run(capsys, tmp_path):
+    run = ("--policy", "lru", "--hw", "rtx3090")
+    assert "weights are what --real computes with" in simulated(capsys, *run, "--checkpoint", FOLDER).error
+    real = (*run, "--real", "--device", "cpu", "--checkpoint")
+    assert "a checkpoint is its own model" in simulated(capsys, *real, FOLDER, "--model", "mixtral-8x7b").error
+    assert "no config.json in it" in simulated(capsys, *real, tmp_path).error
+    assert "routing shapes must agree" in simulated(capsys, *real, FOLDER, "--trace", "qwen1.5-moe-small").error
+
+
+def test_a_cpu_that_announces_too_much_is_found_out(monkeypatch):
+    asked = []
+    monkeypatch.setattr(environment, "bf16_on_cpu", lambda: asked.append(1))
+    for flags, precision in ((["amx_bf16"], "fp32"), ([], "bf16"), (["amx_bf16"], "bf16")):
+        monkeypatch.setattr(environment, "machine", lambda flags=flags: {"cpu_flags": flags})
+        assert asked == []
+        open_lanes("cpu", precision=precision).close()
+    assert asked == [1]

@@ -92,12 +92,15 @@ def spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
               metavar="N", help="How many iterations the timeline covers.")  # fmt: skip
 @click.option("--real", is_flag=True, help="Carry it out on this machine, with the prediction for --hw beside it.")
 @click.option("--device", metavar="cpu|cuda:N", help="Where --real runs; default: a GPU if there is one, else the CPU.")
+@click.option("--checkpoint", metavar="NAME|FOLDER",
+              help="With --real: weights and geometry of this model in place of random ones.")
 @click.option("--expect", "expected", multiple=True, metavar="'KEY >= N'",
               help="Exit 1 unless this figure of the result keeps to it: 'hit_rate >= 0.3'; repeat it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
     settings: tuple[str, ...], config: Path | None, out: Path | None, force: bool, timeline: Path | None,
-    timeline_iterations: int, real: bool, device: str | None, expected: tuple[str, ...], as_json: bool, **given: Any,
+    timeline_iterations: int, real: bool, device: str | None, checkpoint: str | None, expected: tuple[str, ...],
+    as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
     """Replay a routing trace under a policy on a described GPU: time, hits, PCIe traffic, memory, what bounds it."""
     expectations = parsed(expected)
@@ -108,9 +111,13 @@ def command(
             if expectations:
                 raise BadInput("--expect, got it with --real: measured figures differ from run to run; hold a "
                                "simulation to it, or see moesim validate --tolerance")  # fmt: skip
-            sys.exit(run_real(settings, config, out, force, timeline, timeline_iterations, as_json, given, device))
+            sys.exit(run_real(settings, config, out, force, timeline, timeline_iterations, as_json, given, device,
+                              checkpoint))  # fmt: skip
         if device is not None:
             raise BadInput(f"--device, got {device!r}: it says where --real runs; add --real, or leave it out")
+        if checkpoint is not None:
+            raise BadInput(f"--checkpoint, got {checkpoint!r}: weights are what --real computes with; "
+                           "add --real, or leave it out")  # fmt: skip
         result = _run(settings, config, out, force, timeline, timeline_iterations, as_json, given)
     except KeyboardInterrupt:
         raise click.Abort from None

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.errors import BadInput
+
 if TYPE_CHECKING:
     from sim.real.run import Measured
     from sim.setup import Setup
@@ -19,14 +21,20 @@ PREDICTED = ("ttft_s", "tpot_s", "e2e_s", "throughput_tokens_per_s", "hit_rate",
 
 def run_real(
     settings: tuple[str, ...], config: Path | None, out: Path | None, force: bool, timeline: Path | None,
-    n_iterations: int, as_json: bool, given: dict[str, Any], device: str | None,
+    n_iterations: int, as_json: bool, given: dict[str, Any], device: str | None, checkpoint: str | None = None,
 ) -> int:  # fmt: skip
     """Measure, predict, print. Returns the exit status: 0, 1 after a fault of the device, 130 after an interrupt."""
     from sim.cli.run import _Bar, notes, specify, warn_if_changed
     from sim.real.run import execute_real, usable_device
     from sim.sinks import recorded
 
-    place = usable_device(device)
+    place, folder = usable_device(device), None
+    if checkpoint is not None:
+        folder = checkpoint_folder(checkpoint)
+        if given.get("model") is not None:
+            raise BadInput(f"--model, got {given['model']!r} beside --checkpoint: a checkpoint is its own model; "
+                           "leave one out")  # fmt: skip
+        given = {**given, "model": str(folder)}
     spec, meant = specify(given, settings, config)
     setup = prepare_real(spec, place, given.get("precision") is not None or config is not None)
     try:
@@ -34,7 +42,7 @@ def run_real(
         warn_if_changed(setup, meant, config)
         for note in notes(setup):
             click.echo(note, err=True)
-        run = partial(execute_real, device=place)
+        run = partial(execute_real, device=place, checkpoint=folder)
         with _Bar(setup) as progress:
             if out is None and timeline is None:
                 done = run(setup, progress=progress)
@@ -49,6 +57,20 @@ def run_real(
     if done.fault:
         click.echo(f"error: {done.fault}; what was measured until then is above", err=True)
     return 0 if not done.fault else 130 if done.fault == "interrupted" else 1
+
+
+def checkpoint_folder(name: str) -> Path:
+    """The folder of a checkpoint, given as such or by the name of the one that comes with the project.
+
+    Raises:
+        BadInput: there is none.
+    """
+    from traces.record.load import named
+
+    folder = Path(named(name))
+    if not (folder / "config.json").is_file():
+        raise BadInput(f"--checkpoint, got {name!r}: no config.json in it; give a folder, or mixtral-8x7b-small")
+    return folder
 
 
 def prepare_real(spec: RunSpec, place: str, precision_given: bool) -> Setup:

@@ -183,17 +183,15 @@ def _keep(data: dict[str, Any], out: Path | None) -> None:
 def _talk(checkpoint: str, policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str, device: str | None,
           trace: str | None, requests: int, settings: tuple[str, ...], outputs: int) -> dict[str, Any]:  # fmt: skip
     """The real small model under every policy; what a lossless one changes is wrong."""
+    from sim.cli.run_real import checkpoint_folder
     from sim.data import parse_yaml
     from sim.output import finite
     from sim.overrides import parse_set
     from sim.real.live import talk
     from sim.real.run import usable_device
     from sim.spec import RunSpec
-    from traces.record.load import named
 
-    folder = Path(named(checkpoint))
-    if not (folder / "config.json").is_file():
-        raise BadInput(f"--checkpoint, got {checkpoint!r}: no config.json in it; give a folder, or mixtral-8x7b-small")
+    folder = checkpoint_folder(checkpoint)
     specs, named_so = [], []
     for n in experts:
         for item in policies:

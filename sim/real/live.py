@@ -219,7 +219,7 @@ def open_checkpoint(spec: RunSpec, folder: Path, device: str) -> tuple[Lanes, We
     setup: Setup = prepare(spec)
     setup.close()
     check(setup)
-    lanes = open_lanes(device)
+    lanes = open_lanes(device, precision=spec.precision)
     try:
         check_memory(setup, lanes, free_bytes(lanes))
         return lanes, checkpoint_weights(folder, setup.model, spec.precision, lanes)

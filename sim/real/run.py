@@ -25,11 +25,13 @@ from sim.real.forms import check_form
 from sim.real.machine import RealMachine
 from sim.real.routing import Routing
 from sim.real.watch import watch
-from sim.real.weights import Weights, check_supported, random_weights
+from sim.real.weights import Weights, check_supported, checkpoint_weights, random_weights
 from sim.run import start_policy
 from sim.units import show_bytes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sim.drive import Step
     from sim.lanes import Spans
     from sim.machine import Ticket
@@ -97,8 +99,16 @@ def usable_device(name: str | None) -> str:
     return name if kind == "cpu" or index else "cuda:0"
 
 
-def open_lanes(device: str, n_gpus: int = 1) -> Lanes:
-    """The lanes of a device that `usable_device` has named. Raises BadInput for more GPUs than it carries out."""
+def open_lanes(device: str, n_gpus: int = 1, precision: str = "bf16") -> Lanes:
+    """The lanes of a device that `usable_device` has named, to compute in `precision`.
+
+    Raises:
+        BadInput: more GPUs than are carried out there.
+    """
+    from calibrate import environment
+
+    if precision == "bf16" and "amx_bf16" in environment.machine()["cpu_flags"]:
+        environment.bf16_on_cpu()  # some virtual machines announce AMX and kill a process that uses it
     if device == "cpu":
         from sim.real.cpu_lanes import CpuLanes
 
@@ -106,11 +116,8 @@ def open_lanes(device: str, n_gpus: int = 1) -> Lanes:
     if n_gpus != 1:
         raise BadInput(f"--real, got --gpus {n_gpus} on {device}: real runs use one CUDA GPU; leave --gpus out, or "
                        "give --device cpu, where several are carried out")  # fmt: skip
-    from calibrate import environment
     from sim.real.cuda_lanes import CudaLanes
 
-    if "amx_bf16" in environment.machine()["cpu_flags"]:
-        environment.bf16_on_cpu()  # some virtual machines announce AMX and kill a process that uses it
     lanes: Lanes = CudaLanes(device)
     return lanes
 
@@ -203,14 +210,19 @@ def assemble_real(
 
 
 @contextmanager
-def opened(setup: Setup, device: str, seed: int) -> Iterator[tuple[Lanes, Weights]]:
-    """Lanes and weights for a setup; memory and threads are given back whatever happens."""
+def opened(
+    setup: Setup, device: str, seed: int, checkpoint: Path | None = None
+) -> Iterator[tuple[Lanes, Weights]]:
+    """Lanes and weights, random or a checkpoint's, for a setup; memory and threads are given back whatever happens."""
     check(setup)
-    lanes = open_lanes(device, setup.spec.gpus)
+    lanes = open_lanes(device, setup.spec.gpus, setup.spec.precision)
     try:
         host_bytes = check_memory(setup, lanes, free_bytes(lanes))
         try:
-            weights = random_weights(setup.model, setup.spec.precision, lanes, seed, host_bytes)
+            if checkpoint is None:
+                weights = random_weights(setup.model, setup.spec.precision, lanes, seed, host_bytes)
+            else:
+                weights = checkpoint_weights(checkpoint, setup.model, setup.spec.precision, lanes)
         except (RuntimeError, MemoryError) as error:
             raise fault_of(error, f"making the weights of {setup.model.id}") from error
         yield lanes, weights
@@ -220,15 +232,17 @@ def opened(setup: Setup, device: str, seed: int) -> Iterator[tuple[Lanes, Weight
 
 def execute_real(
     setup: Setup, device: str, spans: Spans | None = None, log: Log | None = None, progress: Progress | None = None,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: Callable[[Step], None] | None = None, checkpoint: Path | None = None,
 ) -> Measured:  # fmt: skip
-    """Run it on real hardware. Arguments as for `sim.run.execute`.
+    """Run it on real hardware. Arguments as for `sim.run.execute`; `checkpoint`: a folder of weights to compute with.
 
     Raises:
         BadInput: what cannot be carried out or does not fit, and a fault before the first iteration was over.
     """
-    with opened(setup, device, setup.spec.seed) as (lanes, weights):
-        return measure(setup, lanes, weights, spans, log, progress, on_step)
+    with opened(setup, device, setup.spec.seed, checkpoint) as (lanes, weights):
+        done = measure(setup, lanes, weights, spans, log, progress, on_step)
+    done.result["measured"]["weights"] = "random" if checkpoint is None else checkpoint.name
+    return done
 
 
 def measure(
