@@ -11,7 +11,8 @@ from tiny_traces import tiny_trace
 
 from sim.bounds import lower_bound
 from sim.cli import main
-from sim.cli.compare import Candidate, Row, _none_ran
+from sim.cli.compare import Candidate, _none_ran
+from sim.cli.compare_row import Row
 from sim.cli.compare_table import verdict
 from sim.errors import BadInput, IllegalDecision
 from sim.registry import policies

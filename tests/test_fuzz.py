@@ -172,7 +172,7 @@ def _holds(node: dict[str, Any], wanted: Any) -> bool:
 
 def carry_out(bench: Bench, number: int) -> str:
     """Run one case; the outcome as a word, or the message. Raises whatever is neither."""
-    from sim.cli.run import specify
+    from sim.cli.spec_options import specify
     from sim.errors import BadInput
     from sim.output import to_json
     from sim.run import execute, prepare

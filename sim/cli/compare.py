@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import click
 import msgspec
 
+from sim.cli.compare_row import Row, speed
 from sim.cli.once import OnceEach
-from sim.cli.run import Bar, notes, spec_options, specify
+from sim.cli.progress import Bar
+from sim.cli.spec_options import notes, spec_options, specify
 from sim.errors import BadInput, MoesimError
 
 if TYPE_CHECKING:
@@ -21,13 +23,6 @@ if TYPE_CHECKING:
 
 # Below so many layers of output tokens over all policies, starting processes takes longer than the work.
 FEW_LAYERS = 20_000
-
-
-class Row(NamedTuple):
-    """A run of the comparison: what the user called it, and its result."""
-
-    label: str
-    result: dict[str, Any]
 
 
 class Missing(NamedTuple):
@@ -214,9 +209,3 @@ def _none_ran(candidates: list[Candidate], failed: dict[str, MoesimError]) -> No
         if candidate.label in failed:
             click.echo(f"not run: {candidate.label}: {failed[candidate.label]}", err=True)
     raise BadInput(f"--policy, got {len(failed)} policies: none of them can run here; the lines above say why")
-
-
-def speed(result: dict[str, Any]) -> float:
-    """What is ranked, in seconds: time per output token, or to the first where there is but one."""
-    tpot_s = result["tpot_s"]["mean"]
-    return float(tpot_s if tpot_s is not None else result["ttft_s"]["mean"])

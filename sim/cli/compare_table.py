@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.cli.compare import speed
+from sim.cli.compare_row import speed
 from sim.units import show_bytes, show_frac, show_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.cli.compare import Row
+    from sim.cli.compare_row import Row
 
 WIDTH = 150
 SHOWN_AS_RATIO = 1.01  # below, "1.00x faster" would be all there is to say

@@ -54,13 +54,13 @@ def _run(
     from datetime import UTC, datetime
 
     from reports.reproduce.table import reproduce
-    from sim.cli.traces import _bar
+    from sim.cli.progress import bar
     from sim.data import write_json
     from sim.stack import load_stack
 
     load_stack(stack)  # refuses an unknown name before any work
 
-    steps = (lambda _title: nullcontext(lambda _done, _total: None)) if quiet else _bar
+    steps = (lambda _title: nullcontext(lambda _done, _total: None)) if quiet else bar
     chosen: Any = KINDS if "all" in kinds else tuple(dict.fromkeys(kinds))
     result = reproduce(rows, chosen, out, workers, steps, stack)
     if out is not None:

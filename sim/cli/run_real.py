@@ -24,7 +24,8 @@ def run_real(
     n_iterations: int, as_json: bool, given: dict[str, Any], device: str | None, checkpoint: str | None = None,
 ) -> int:  # fmt: skip
     """Measure, predict, print. Returns the exit status: 0, 1 after a fault of the device, 130 after an interrupt."""
-    from sim.cli.run import _Bar, notes, specify, warn_if_changed
+    from sim.cli.progress import RunBar
+    from sim.cli.spec_options import notes, specify, warn_if_changed
     from sim.real.run import execute_real, usable_device
     from sim.sinks import recorded
 
@@ -43,7 +44,7 @@ def run_real(
         for note in notes(setup):
             click.echo(note, err=True)
         run = partial(execute_real, device=place, checkpoint=folder)
-        with _Bar(setup) as progress:
+        with RunBar(setup) as progress:
             if out is None and timeline is None:
                 done = run(setup, progress=progress)
             else:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sim.cli import traces_compose, traces_convert, traces_synth
+from sim.cli.progress import bar
+from sim.cli.tables import SHOW_WIDTH, plain, put
 from sim.errors import BadInput
 from sim.units import show_bytes, show_count, show_frac
 
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 ALL_FAULTS = 20
 SHOW_ROWS = 16_384  # statistics of `show` are of about so many rows, unless it is told to take all
 SHOW_CHARACTERS = 200  # of a fact that only programs read, such as a profile
-SHOW_WIDTH = 118  # without a terminal
 MEANINGS = {  # of what the headers of bundled traces say about the evaluation of the model they were recorded from
     "dead_experts": "experts that no held-out token was routed to",
     "gate_reuse_accuracy": "share of a layer's experts which its gate also chooses from the previous layer's input",
@@ -55,12 +52,11 @@ command.add_command(traces_synth.stats_command)
 @command.command("list", short_help="The bundled traces: models, text, quality, routing.")
 def list_() -> None:
     """The bundled traces: what was trained on what, how good it is, and what the routing is like."""
-    from sim.cli.traces_synth import _table
     from traces.catalogue import bundled_traces, facts_of, open_trace
 
     names = bundled_traces()
     columns, origins = [], []
-    with _bar("reading") as progress:
+    with bar("reading") as progress:
         for i, name in enumerate(names):
             with open_trace(name) as trace:
                 columns.append(facts_of(trace))
@@ -69,7 +65,7 @@ def list_() -> None:
             progress(i + 1, len(names))
     facts = dict.fromkeys(fact for column in columns for fact in column)
     rows = [(fact, *(column.get(fact, "-") for column in columns)) for fact in facts]
-    _print(_table(("", *names), rows), width=32 + 36 * len(names))
+    put(plain(("", *names), rows), width=32 + 36 * len(names))
     for name, model, text, digest in origins:
         click.echo(f"\n{name}\n  model   {model}\n  text    {text}\n  sha256  {digest}")
 
@@ -90,7 +86,7 @@ def _list() -> None:
         with open_trace(name) as trace:
             table.add_row(name + (" (default)" if name == DEFAULT else ""), trace.header.shape, f"{trace.n_requests:,}",
                           f"{trace.n_tokens:,}", _levels(trace), ", ".join(trace.header.labels) or "-")  # fmt: skip
-    _print(table, width=SHOW_WIDTH)
+    put(table, width=SHOW_WIDTH)
 
 
 @command.command("show")
@@ -104,7 +100,7 @@ def show(trace: str, every: bool, as_json: bool) -> None:
     """
     from traces.catalogue import open_trace
 
-    with open_trace(trace) as opened, _bar(f"reading {opened.name}") as progress:
+    with open_trace(trace) as opened, bar(f"reading {opened.name}") as progress:
         facts = _facts(opened, progress, every)
     if as_json:
         click.echo(json.dumps(facts, ensure_ascii=False, allow_nan=False))
@@ -120,7 +116,7 @@ def check(trace: str, every: bool) -> None:
     from traces.catalogue import open_trace
     from traces.check import check_trace
 
-    with open_trace(trace) as opened, _bar(f"checking {opened.name}") as progress:
+    with open_trace(trace) as opened, bar(f"checking {opened.name}") as progress:
         faults = check_trace(opened, ALL_FAULTS if every else 1, progress)
         shown = (
             f"{opened.path}: sound; {opened.header.shape}, {opened.n_requests:,} requests, {opened.n_tokens:,} tokens"
@@ -233,7 +229,7 @@ def _show(facts: dict[str, Any]) -> None:
     for distance, fact in facts["prediction_accuracy"].items():
         recorded, popular = show_frac(_mean(fact["recorded"])), show_frac(_mean(fact["popular"]))
         row(f"predicted, distance {distance}", f"{recorded} of the chosen experts; by popularity {popular}")
-    _print(table)
+    put(table)
 
 
 def _number(value: float) -> float | None:
@@ -250,40 +246,3 @@ def _levels(trace: Trace) -> str:
     distances = [str(d) for d in (1, 2, 3) if f"next_scores_{d}" in trace.levels]
     names = sorted(level for level in trace.levels if not level.startswith("next_scores_"))
     return ", ".join(names + ([f"next_scores {'/'.join(distances)}"] if distances else []))
-
-
-def _print(table: Any, width: int | None = None) -> None:
-    """Through click, so that output can be captured, piped and closed early like all other output.
-
-    width: as wide as this whatever the terminal, for tables that are useless when folded.
-    """
-    from rich.console import Console
-
-    # A file's text is shown, not interpreted.
-    console = Console(markup=False, emoji=False, highlight=False, width=width)
-    if width is None and not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = SHOW_WIDTH
-    with console.capture() as capture:
-        console.print(table)
-    click.echo("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()), nl=False)
-
-
-@contextmanager
-def _bar(title: str) -> Iterator[Progress]:
-    """A progress bar on stderr that appears once a second has gone by; nothing where stderr is not a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    bar = Bar(console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal)
-    task = bar.add_task(title, total=1.0)
-    began = time.monotonic()
-
-    def update(done: int, total: int) -> None:
-        bar.update(task, completed=done, total=total)
-        if time.monotonic() - began > 1.0:
-            bar.start()
-
-    try:
-        yield update
-    finally:
-        bar.stop()

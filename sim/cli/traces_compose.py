@@ -61,7 +61,7 @@ def command(
     force: bool,
 ) -> None:
     """Write TRACE, a bundled name or a file, with arrival times; `simulate` honours them."""
-    from sim.cli.traces import _bar
+    from sim.cli.progress import bar
     from traces.arrivals import arrivals
     from traces.catalogue import open_trace
     from traces.compose import compose, plan
@@ -85,7 +85,7 @@ def command(
             raise BadInput(f"{source}: lengths, got only requests without prompt or output; use --lengths recorded")
         plans = plan(opened, kept, lengths, split)
         origin = f"{Path(source).name if Path(source).exists() else source}, rate scale {rate_scale:g}, seed {seed}"
-        with _bar(f"writing {out.name}") as progress:
+        with bar(f"writing {out.name}") as progress:
             compose(opened, plans, out, origin, lengths == "arrivals", progress)
     span_s = kept[-1].at_s if kept else 0.0
     rate = f", {(len(kept) - 1) / span_s:.3g} per second" if span_s else ""

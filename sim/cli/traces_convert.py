@@ -60,14 +60,14 @@ from sim.errors import BadInput
 @click.option("--one-stream", is_flag=True, help="Take a log without requests as one (label `unsegmented`).")
 def command(inputs: tuple[Path, ...], out: Path, source: str | None, force: bool, **given: Any) -> None:
     """Convert routing logs of one format to a trace; several files become its requests one after the other."""
-    from sim.cli.traces import _bar
+    from sim.cli.progress import bar
     from traces.convert import Options, convert
 
     if out.exists() and not force:
         raise BadInput(f"{out}: exists; replace it with --force, or name another file")
     if any(out.exists() and path.exists() and out.samefile(path) for path in inputs):
         raise BadInput(f"{out}: is one of the inputs; name another file")
-    with _bar(f"converting to {out.name}") as progress:
+    with bar(f"converting to {out.name}") as progress:
         done = convert(inputs, out, source, Options(**given), progress)
     header = done.header
     splits = f", {done.n_store} of them store" if done.n_store else ""

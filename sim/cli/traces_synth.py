@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.cli.once import OnceEach
+from sim.cli.progress import bar
+from sim.cli.tables import plain, put
 from sim.errors import BadInput, CheckFailed
 from sim.units import show_bytes, show_frac
 
@@ -58,7 +60,6 @@ def command(
     fitted; choices, weights, gate scores, predictions, token ids and embeddings are drawn. Every result on such a trace
     carries the label `synthetic`.
     """
-    from sim.cli.traces import _bar
     from traces.catalogue import open_trace
     from traces.synth import published, scale
     from traces.synth.fit import fit
@@ -78,7 +79,7 @@ def command(
             _check(trace, seed)
         profile = fit(trace)
     if figures is not None:
-        with _bar(f"fitting to {figures.id}") as progress:
+        with bar(f"fitting to {figures.id}") as progress:
             profile = published.fit_to(profile, figures, seed, progress)
     elif wanted is not None:
         profile = scale.scaled(profile, *wanted[1:])
@@ -139,12 +140,11 @@ def _draw(
     figures: Published | None,
     keep: bool = True,
 ) -> None:
-    from sim.cli.traces import _bar, _print
     from traces.reader import Trace
     from traces.synth.published import reached
     from traces.synth.write import write
 
-    with _bar(f"drawing {out.name}") as progress:
+    with bar(f"drawing {out.name}") as progress:
         write(out, profile, seed=seed, n_requests=n_requests, n_tokens=n_tokens, model=model, levels=levels,
               progress=progress)  # fmt: skip
     with Trace(out) as trace:
@@ -155,21 +155,20 @@ def _draw(
             return
         rows = [(row.what, show_frac(row.target), show_frac(row.reached), _points(row.reached - row.target))
                 for row in reached(figures, trace)]  # fmt: skip
-    _print(_table(("published figure", "target", "reached", "difference"), rows), width=110)
+    put(plain(("published figure", "target", "reached", "difference"), rows), width=110)
 
 
 def _check(trace: Any, seed: int) -> None:
     """Print the comparison with the held-out half; fail when a cache curve is further off than three points."""
-    from sim.cli.traces import _bar, _print
     from traces.summary import title
     from traces.synth.compare import TOLERANCE, compare
 
-    with _bar(f"checking against {trace.name}") as progress:
+    with bar(f"checking against {trace.name}") as progress:
         found = compare(trace, seed, progress)
     apart = found.differences()
     rows = [(title(name), *(show_frac(s.figures.get(name)) for s in (found.fitted, found.heldout, found.drawn)),
              _points(apart[name]) if name in apart else "-") for name in found.heldout.figures]  # fmt: skip
-    _print(_table(("mean over layers", "fitted half", "held-out half", "synthetic", "difference"), rows), width=110)
+    put(plain(("mean over layers", "fitted half", "held-out half", "synthetic", "difference"), rows), width=110)
     name, worst = found.worst_curve()
     largest = f"the largest difference is {_points(worst)} points ({title(name)})" if name else "none"
     click.echo(f"cache curves: {largest}; the bound is {100 * TOLERANCE:.0f}")
@@ -190,14 +189,13 @@ def _check(trace: Any, seed: int) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def stats_command(sources: tuple[str, ...], n_requests: int | None, public: str | None, as_json: bool) -> None:
     """Skew, repetition, affinity, accuracy and cache curves of traces, side by side."""
-    from sim.cli.traces import _bar, _print
     from traces.catalogue import open_trace
     from traces.summary import summarise, title
 
     found = _public(public)
     if not sources and not found:
         raise BadInput("no trace is named: give bundled names or files, or --public all")
-    with nullcontext() if as_json else _bar("reading") as progress:
+    with nullcontext() if as_json else bar("reading") as progress:
         for i, source in enumerate(sources):
             with open_trace(source) as trace:
                 found.insert(i, summarise(trace, list(trace.requests)[:n_requests]))
@@ -213,7 +211,7 @@ def stats_command(sources: tuple[str, ...], n_requests: int | None, public: str 
             ("tokens judged", *(f"{s.rows:,}" for s in found)),
             ("tokens through caches", *(f"{s.curve_rows:,} {s.curve_phase}" for s in found))]  # fmt: skip
     rows += [(title(name), *(show_frac(s.figures.get(name)) for s in found)) for name in names]
-    _print(_table(("mean over layers", *(s.name for s in found)), rows), width=40 + 28 * len(found))
+    put(plain(("mean over layers", *(s.name for s in found)), rows), width=40 + 28 * len(found))
 
 
 def _public(names: str | None) -> list[Summary]:
@@ -233,14 +231,3 @@ def _public(names: str | None) -> list[Summary]:
 
 def _points(difference: float) -> str:
     return f"{100 * difference:+.1f}"
-
-
-def _table(titles: tuple[str, ...], rows: list[Any]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for i, name in enumerate(titles):
-        table.add_column(name, justify="right" if i else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table

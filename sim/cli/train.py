@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from sim.cli.once import OnceEach
+from sim.cli.progress import TrainingBar
 from sim.cli.train_emoe import emoe
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    pass
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -48,7 +48,7 @@ def duoserve(
 
     plan = Plan(epochs, batch_size, learning_rate, affinity=affinity, seed=seed,
                 widths=WIDTHS if widths is None else _widths(widths))  # fmt: skip
-    with open_trace(name) as trace, _Bar() as bar:
+    with open_trace(name) as trace, TrainingBar() as bar:
         must_be_writable(out)  # not found out after the training
         facts = train(trace, out, plan, bar.told)
     test = facts["test"]
@@ -67,35 +67,6 @@ def _widths(text: str) -> tuple[int, ...]:
         raise click.BadParameter(f"got {text!r}: whole numbers from 1 to 8192 with commas between them, at most 32",
                                  param_hint="--widths")  # fmt: skip
     return widths
-
-
-class _Bar:
-    """Progress on stderr: a bar on a terminal, otherwise a line every tenth of the way."""
-
-    def __init__(self) -> None:
-        self._bar: Progress | None = None
-        self._said = 0
-
-    def __enter__(self) -> _Bar:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self._bar = Progress(console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task("training", total=None)
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def told(self, done: int, total: int, loss: float) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total, description=f"training, loss {loss:.4f}")
-        elif done * 10 // total > self._said:
-            self._said = done * 10 // total
-            click.echo(f"{done:,} of {total:,} steps, loss {loss:.4f}", err=True)
 
 
 command.add_command(emoe)

@@ -47,12 +47,12 @@ def emoe(
         from policies._emoe_train import Plan, train
     except ImportError as error:
         raise BadInput(f"training, got {error}: pip install 'moe-offload-sim[torch]'") from None
-    from sim.cli.train import _Bar
+    from sim.cli.progress import TrainingBar
     from sim.data import must_be_writable
     from traces.catalogue import open_trace
 
     plan = Plan(steps, batch_size, learning_rate, width, 2 * width, layers, seed)
-    with open_trace(name) as trace, _Bar() as bar:
+    with open_trace(name) as trace, TrainingBar() as bar:
         must_be_writable(out)  # not found out after the training
         measured, facts = sensitivity(trace, checkpoint, per_task, seed)
         found = train(trace, out, plan, bar.told, measured, facts)

@@ -102,8 +102,8 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
     import msgspec
 
     from calibrate import environment
-    from sim.cli.run import notes
     from sim.cli.run_real import prepare_real
+    from sim.cli.spec_options import notes
     from sim.data import parse_yaml
     from sim.output import finite
     from sim.overrides import parse_set

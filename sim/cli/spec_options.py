@@ -1,0 +1,131 @@
+"""What makes a run: the options that `simulate` and `moesim compare` share, and the run they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.errors import BadInput
+from sim.units import parse_bytes, show_count
+
+if TYPE_CHECKING:
+    from sim.run import Setup
+    from sim.spec import RunSpec
+
+LEAST_MEANT = 1000  # bytes without a unit: fewer hold no expert of any model
+
+
+class Size(click.ParamType[int]):
+    """Bytes, written with or without a unit."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        option, n_bytes = param.opts[0] if param else "size", parse_bytes(value, param.opts[0] if param else self.name)
+        if 0 < n_bytes < LEAST_MEANT and value.strip().isdigit():
+            raise BadInput(f"{option}, got {value!r}: that is {n_bytes} bytes; did you mean {value.strip()}GB?")
+        return n_bytes
+
+
+# What makes a run besides its policy; `moesim compare` takes the same.
+SPEC_OPTIONS = (
+    click.option("--hw", metavar="NAME|FILE", help="GPU and its machine: see `moesim hw`."),
+    click.option("--model", metavar="NAME|FILE", help="Geometry; default: a model of the trace's routing shape."),
+    click.option("--trace", metavar="NAME|FILE", help="Routing trace; default: the bundled one."),
+    click.option("--precision", metavar="TYPE", help="Type of the weights; default: bf16."),
+    click.option("--vram", "vram_bytes", type=Size(), help="Cap the GPU's whole memory."),
+    click.option("--expert-cache", "expert_cache_bytes", type=Size(), help="Cap the expert part, in bytes."),
+    click.option("--experts", type=int, metavar="N", help="Cap the expert part, in whole experts over all GPUs."),
+    click.option("--cache-frac", type=float, metavar="F", help="Cap the expert part, as a share of all experts."),
+    click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
+                  help="A parameter of the policy, or hw.*, model.*, stack.*; repeat it."),
+    click.option("--stack", metavar="NAME|FILE", help="Serving framework and what it costs; default: bare."),
+    click.option("--gpus", type=int, metavar="N", help="GPUs that hold experts; default: 1."),
+    click.option("--batch", type=int, metavar="N", help="Requests decoded together; default: 1."),
+    click.option("--split", metavar="NAME", help="Requests to score: test (default), store or all."),
+    click.option("--requests", type=int, metavar="N", help="Only the first N requests of the split."),
+    click.option("--predictor", metavar="P",
+                 help="What a policy predicts with: trained (default), a file, or surrogate:0.85 (labelled)."),
+    click.option("--hit-definition", metavar="NAME", help="What is a hit: gate (default), room, cached or token."),
+    click.option("--seed", type=int, metavar="N", help="For policies that draw at random; default: 0."),
+)  # fmt: skip
+
+
+def spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of `SPEC_OPTIONS`, in their order."""
+    for option in reversed(SPEC_OPTIONS):
+        command = option(command)
+    return command
+
+
+def specify(
+    given: dict[str, Any], settings: tuple[str, ...], config: Path | None
+) -> tuple[RunSpec, dict[str, Any]]:
+    """The run the command line asks for, over a saved configuration where one is named.
+
+    Returns:
+        The specification, and the saved configuration's `resolved` block.
+
+    Raises:
+        BadInput: an unreadable configuration, a malformed `--set`, or no policy or hardware named.
+    """
+    from sim.data import parse_yaml, to_struct
+    from sim.overrides import parse_set
+    from sim.spec import CAPS, RunSpec, read_spec
+
+    fields: dict[str, Any] = {}
+    meant: dict[str, Any] = {}
+    if config is not None:
+        fields, meant = read_spec(config)
+    typed = {name: value for name, value in given.items() if value is not None}
+    if any(name in typed for name in CAPS):
+        fields = {name: value for name, value in fields.items() if name not in CAPS}  # a new cap replaces the old one
+    parse_set(settings)
+    if settings:
+        meant = {}  # what the command line changes on purpose needs no warning
+    pairs = ((key.strip(), text) for key, _, text in (item.partition("=") for item in settings))
+    changes = {key: parse_yaml(text, f"--set {key}") for key, text in pairs}
+    fields = {**fields, **typed, "set": {**fields.get("set", {}), **changes}}
+    _require_names(fields)
+    return to_struct(fields, RunSpec, "--set" if config is None else f"{config} and command line"), meant
+
+
+def _require_names(fields: dict[str, Any]) -> None:
+    """Neither policy nor hardware has a default: which one is meant decides everything."""
+    missing = []
+    if "policy" not in fields:
+        from sim.registry import policies
+
+        missing.append(f"--policy, got none: name what to replay ({', '.join(policies())})")
+    if "hw" not in fields:
+        missing.append("--hw, got none: name the GPU (rtx3090, rtx4090, a100-80g-sxm ...; `moesim hw` lists all)")
+    if missing:
+        raise BadInput("; ".join(missing) + "; e.g. simulate --policy fine_moe --hw rtx3090")
+
+
+def notes(setup: Setup) -> list[str]:
+    """What was asked for and cannot be had in full, one line each."""
+    spec, has = setup.spec, show_count(len(setup.requests), "request")
+    found = []
+    if spec.requests is not None and spec.requests > len(setup.requests):
+        found.append(f"note: --requests {spec.requests}: split {spec.split} of {setup.trace.name} has {has}, not more")
+    if spec.batch > len(setup.requests):
+        found.append(f"note: --batch {spec.batch}: no more than {has} to run together")
+    return found
+
+
+def warn_if_changed(setup: Setup, meant: dict[str, Any], config: Path | None) -> None:
+    """Say so when what a saved configuration names is no longer what it was saved with."""
+    from sim.output import resolved
+
+    now = resolved(setup)
+    for what in ("trace", "hw", "model", "stack"):
+        key = f"{what}_sha256"
+        if meant.get(what) == now[what] and meant.get(key) != now[key]:
+            click.echo(f"note: {config}: {what} {now[what]} has changed since this was saved; figures may differ",
+                       err=True)  # fmt: skip
