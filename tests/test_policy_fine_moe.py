@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from easy_numbers import run
-from tiny_traces import ALL, tiny_trace
+from easy_numbers import execute_easy, run, setup
+from tiny_traces import ALL, tiny_header, tiny_trace
 
 from policies._fine_moe_maps import MapTrack
 from policies._fine_moe_tracks import CountTrack, GateTrack
@@ -14,6 +14,9 @@ from sim.errors import BadInput
 from sim.iterations import Iteration
 from sim.run import execute, prepare
 from sim.spec import RunSpec
+from traces.reader import Trace
+from traces.requests import Request
+from traces.writer import write_trace
 
 
 class Shape:
@@ -29,7 +32,7 @@ class Step:
         self.layer, self.ids, self.iteration = layer, np.array([ids]), iteration
 
 
-class Request:
+class Asked:
     index = 7
 
 
@@ -39,7 +42,7 @@ class Pass:
     phase = "decode"
 
     class ranges:  # noqa: N801
-        request, start_row, stop_row = Request, 0, 1
+        request, start_row, stop_row = Asked, 0, 1
 
     ranges = [ranges]  # noqa: RUF012
 
@@ -62,7 +65,7 @@ def test_hit_counts_follow_the_request_most_alike():
     assert track.step(Step(2, [3], Pass), 3) == []  # behind the last layer
 
     # The request's own counts join when it ends: expert 3 once in layers 0 and 2.
-    track.request_end(Request)
+    track.request_end(Asked)
     assert track._stored[2].reshape(3, 4)[:, 3].tolist() == [1, 0, 1]
 
 
@@ -115,3 +118,46 @@ def test_gates_that_speak_one_by_one_change_nothing(settings, world, tmp_path, m
         seen.append((log, result))
     assert seen[0] == seen[1]
     assert seen[0][1]["policy_stats"]["searches"] > 0
+
+
+# Five tokens of two layers; a gate gives all of its mass to one expert, an embedding has one component. Online: the
+# store is empty at first. Room for three experts; prefetching one layer ahead; searches take no time.
+FIVE = [[[0], [1]], [[0], [1]], [[2], [3]], [[2], [3]], [[0], [3]]]
+MEANING = [0, 0, 1, 1, 0]
+
+
+def test_five_steps_by_hand(tmp_path):
+    experts = np.array(FIVE)
+    scores = np.eye(4)[experts[:, :, 0]]
+    request = Request(0, 0, 1, 5, "", None, "test")
+    path = write_trace(tmp_path / "t", tiny_header(2, 4, 1), [request], None, experts=experts, scores=scores,
+                       embeddings=np.eye(4)[MEANING])  # fmt: skip
+    policy = FineMoe(mode="online", distance=1, search_overhead_s=0.0, capacity=8)
+    with Trace(path) as trace:
+        seen = execute_easy(setup(policy, trace, room=3))
+    assert seen.log == [
+        # The prompt's token: nothing stored, both fetched on demand. Its map joins the store.
+        ("fetch", 0, 0), ("gpu", 0, 0), ("fetch", 1, 1), ("gpu", 1, 1),
+        # Alike in meaning and in trajectory: 0 and 1 are predicted, and there.
+        ("gpu", 0, 0), ("gpu", 1, 1),
+        # Another meaning: no map is alike (similarity 0, delta 1), the first one says 0 and 1, wrongly. Expert 2 takes
+        # the free room. For 3 somebody goes: 1 is predicted for this very layer, 0 has p x freq = 1 x 2, and 2, which
+        # the map found gives nothing, 0 x 1.
+        ("fetch", 0, 2), ("gpu", 0, 2), ("evict", 0, 2), ("fetch", 1, 3), ("gpu", 1, 3),
+        # The meaning just stored: 2 is prefetched before layer 0. Of 0 and 3 of layer 1, both at p x freq = 0 now, the
+        # lower one goes. Asked while it is on its way. Layer 1: the trajectory says 3, which is there.
+        ("evict", 0, 0), ("prefetch", 0, 2), ("gpu", 0, 2), ("gpu", 1, 3),
+        # The first meaning: 0 is prefetched; 1 (0 x 2) goes before 2 (0 x 2), having the lower id. Layer 0 went as with
+        # the first map, so layer 1 is told 1, wrongly: 2 (0) goes before 3 (0). Its copy is under way at the end.
+        ("evict", 1, 1), ("prefetch", 0, 0), ("gpu", 0, 0), ("evict", 0, 2), ("prefetch", 1, 1), ("gpu", 1, 3),
+    ]  # fmt: skip
+    # Misses take 10 + 2 s a layer, hits 2, attention and head 1 each: 27, 7 and 27 s. Then two prefetches that start
+    # with the iteration: asked a second later, 9 s are left: 16 s each.
+    assert seen.lane("h2d") == [
+        ("demand 0.0", 1, 11), ("demand 1.1", 14, 24), ("demand 0.2", 35, 45), ("demand 1.3", 48, 58),
+        ("prefetch 0.2", 61, 71), ("prefetch 0.0", 77, 87), ("prefetch 1.1", 87, 97),
+    ]  # fmt: skip
+    assert seen.end_s == 27 + 7 + 27 + 16 + 16
+    assert seen.prefetched() == {"issued": 3, "late": 2, "wasted": 1}
+    stats = seen.result["policy_stats"]
+    assert (stats["predicted_frac"], stats["right_frac"], stats["maps"]) == (5 / 8, 5 / 8, 5)

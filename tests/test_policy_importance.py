@@ -159,6 +159,12 @@ def makespan(missing, load, cpu_s, load_s):
     return max(len(load) * load_s, sum(n for e, n in missing if e not in load) * cpu_s)
 
 
+def test_algorithm_2_counts_tokens_on_the_cpu():
+    """One second a token on the CPU, four a load: load 0 (4 s), CPU 3 (3 s) and 2 (6 s), so that 1 is loaded too (8 s).
+    Were an expert's second its price whatever its batch, the CPU would take 1 as well."""
+    assert two_pointers([(0, 5), (1, 4), (2, 3), (3, 3)], 1.0, 4.0) == ([0, 1], [3, 2])
+
+
 def test_what_algorithm_2_minimises():
     """min max(T_load, T_cpu): an optimum loads the largest batches, as sorting assumes; the greedy run ends within one
     step of it, and is not always at it.
