@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -163,3 +164,12 @@ def test_the_page_of_profiles_names_every_field() -> None:
             assert field.name in named, f"{kind.__name__}.{field.name}"
             if field.name not in shared:
                 assert (field.name in optional) is not field.required, f"{kind.__name__}.{field.name}"
+
+
+def test_the_accuracy_that_readme_quotes_is_the_kept_one() -> None:
+    table = (ROOT / "docs" / "validate.md").read_text(encoding="utf-8")
+    found = re.search(r"TPOT off by ([\d.]+)% \(median\), ([\d.]+)% \(worst\)", table)
+    assert found is not None
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    n_cases = len(json.loads((ROOT / "reports/validation/cpu-backend.json").read_text(encoding="utf-8"))["comparisons"])
+    assert f"off by {found[1]} % in the median of {n_cases} cases ({float(found[2]):.0f} % at worst)" in readme
