@@ -80,7 +80,9 @@ def together(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     from sim.real.order import order
     from sim.real.validate import summary
 
-    comparisons = [case for part in parts for case in part["comparisons"]]
+    # What was asked for serves --resume alone, and names files of the machine it ran on.
+    comparisons = [{key: value for key, value in case.items() if key != "case"}
+                   for part in parts for case in part["comparisons"]]  # fmt: skip
     names = list(dict.fromkeys(name for part in parts for name in part["profile"].split(", ")))
     loads = [part["load"] for part in parts]
     return {**parts[0], "profile": ", ".join(names), "comparisons": comparisons, "order": order(comparisons),
