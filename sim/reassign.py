@@ -12,11 +12,11 @@ from sim.model_bytes import BITS_PER_PARAM
 from sim.tally import DROPPED, SUBSTITUTED
 
 if TYPE_CHECKING:
-    from sim.api import Assignment
     from sim.engine import Engine
 
 PAIRWISE = 8
 """numpy adds fewer numbers than this from left to right."""
+TWICE = "assign of {}: a token was given the same expert twice; ids must be distinct"
 
 
 def reassign(engine: Engine, gate: Gate) -> Gate:
@@ -29,60 +29,47 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
         count_loss(engine, gate, gate.ids, gate.ids)
         return gate
     before, after = gate.ids, np.asarray(answer.ids, dtype=np.int64)
-    if len(before) == 1 and after.shape == before.shape:
-        return reassign_token(engine, gate, before, after, answer)
-    if after.shape != before.shape or after.min(initial=0) < -1 or after.max(initial=0) >= engine.pieces.n_experts:
-        raise IllegalDecision(
-            f"assign of {policy.name}, got ids of shape {after.shape}: must be {before.shape} of expert ids or -1"
-        )
-    ordered = np.sort(after, axis=1)
-    if bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any()):
-        raise IllegalDecision(f"assign of {policy.name}: a token was given the same expert twice; ids must be distinct")
-    kept = after[after >= 0]
-    counts = np.bincount(kept, minlength=engine.pieces.n_experts)
-    if len(after) == 1:
-        needs = dict.fromkeys((int(e) for e in after[0] if e >= 0), 1)
-    else:
-        needs = {int(e): int(counts[e]) for e in np.flatnonzero(counts)}
+    alone = len(before) == 1 and after.shape == before.shape
+    needs = needs_of_token(engine, after[0].tolist()) if alone else needs_of_rows(engine, before, after)
     served = Gate(gate.layer, gate.iteration, needs, engine.arrays)
     if answer.precision:
         served.precision = check_precision(engine, answer.precision)
     served.asked = {expert: n for expert, n in gate.needs.items() if expert in needs}
-    fate = {}
+    hits = engine.tally.hits[gate.iteration.phase]
     for expert, n_tokens in gate.needs.items():
         if expert not in needs:
             rows = (before == expert).any(axis=1)
-            was_dropped = bool((after[rows] < 0).sum() >= rows.sum())
-            fate[expert] = (DROPPED if was_dropped else SUBSTITUTED, n_tokens)
-    hits = engine.tally.hits[gate.iteration.phase]
-    for kind, n_tokens in fate.values():
-        hits.experts[kind] += 1
-        hits.tokens[kind] += n_tokens
+            kind = DROPPED if (after[rows] < 0).sum() >= rows.sum() else SUBSTITUTED
+            hits.experts[kind] += 1
+            hits.tokens[kind] += n_tokens
     count_loss(engine, gate, before, after)
     engine.machine.route(gate.layer, after, answer.weights)
     return served
 
 
-def reassign_token(engine: Engine, gate: Gate, before: np.ndarray, after: np.ndarray, answer: Assignment) -> Gate:
-    """`reassign` for a single token, the common case, without arrays: the same counts."""
-    policy, ids = engine.policy, after[0].tolist()
-    kept = [expert for expert in ids if expert >= 0]
+def needs_of_rows(engine: Engine, before: np.ndarray, after: np.ndarray) -> dict[int, int]:
+    """Expert -> tokens of a changed routing [n, k]. Raises IllegalDecision for what is none."""
+    if after.shape != before.shape or after.min(initial=0) < -1 or after.max(initial=0) >= engine.pieces.n_experts:
+        raise IllegalDecision(
+            f"assign of {engine.policy.name}, got ids of shape {after.shape}: "
+            f"must be {before.shape} of expert ids or -1"
+        )
+    ordered = np.sort(after, axis=1)
+    if bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any()):
+        raise IllegalDecision(TWICE.format(engine.policy.name))
+    counts = np.bincount(after[after >= 0], minlength=engine.pieces.n_experts)
+    return {int(e): int(counts[e]) for e in np.flatnonzero(counts)}
+
+
+def needs_of_token(engine: Engine, ids: list[int]) -> dict[int, int]:
+    """`needs_of_rows` of a single token, the common case, without arrays, in the order of the ids."""
     if min(ids, default=0) < -1 or max(ids, default=0) >= engine.pieces.n_experts:
-        raise IllegalDecision(f"assign of {policy.name}, got ids {ids}: must be expert ids or -1")
+        raise IllegalDecision(f"assign of {engine.policy.name}, got ids {ids}: must be expert ids or -1")
+    kept = [expert for expert in ids if expert >= 0]
     needs = dict.fromkeys(kept, 1)
     if len(needs) < len(kept):
-        raise IllegalDecision(f"assign of {policy.name}: a token was given the same expert twice; ids must be distinct")
-    served = Gate(gate.layer, gate.iteration, needs, engine.arrays)
-    if answer.precision:
-        served.precision = check_precision(engine, answer.precision)
-    served.asked = {expert: n for expert, n in gate.needs.items() if expert in needs}
-    kind = DROPPED if len(kept) < len(ids) else SUBSTITUTED
-    n_gone, hits = len(gate.needs) - len(served.asked), engine.tally.hits[gate.iteration.phase]
-    hits.experts[kind] += n_gone
-    hits.tokens[kind] += n_gone
-    count_loss(engine, gate, before, after)
-    engine.machine.route(gate.layer, after, answer.weights)
-    return served
+        raise IllegalDecision(TWICE.format(engine.policy.name))
+    return needs
 
 
 def check_precision(engine: Engine, precision: dict[int, str]) -> dict[int, str]:

@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 
 import torch
+from one_card import OneCard
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -39,7 +40,7 @@ class Race(AssertionError):
     """Two accesses that nothing orders, or an operation that a device would not carry out as meant."""
 
 
-class RaceDevice:
+class RaceDevice(OneCard):
     """`torch.cuda` for `CudaLanes`. `skip(stream, event)` lets a test lose a wait on purpose."""
 
     def __init__(self, skip=lambda waiting, event: False, skip_sync=lambda event: False) -> None:
@@ -96,15 +97,6 @@ class RaceDevice:
     def Stream(self, device: int):
         self.streams.append(Stream(self, ("compute", "up", "down")[len(self.streams)]))
         return self.streams[-1]
-
-    def is_available(self) -> bool:
-        return True
-
-    def device_count(self) -> int:
-        return 1
-
-    def set_device(self, index: int) -> None:
-        pass
 
     def get_device_properties(self, index: int):
         return SimpleNamespace(name="Race detector")

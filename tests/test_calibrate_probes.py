@@ -11,6 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from one_card import OneCard  # noqa: E402
+
 from calibrate.backend_cuda import CudaBackend  # noqa: E402
 from calibrate.bench import Bench, Point, Probe  # noqa: E402
 from calibrate.geometry import AttentionShape, ExpertShape, Geometry  # noqa: E402
@@ -23,7 +25,7 @@ TINY = Geometry("tiny", ExpertShape(64, 128), ExpertShape(64, 96), AttentionShap
 SMALL = Geometry("small", ExpertShape(32, 64), None, AttentionShape(32, 2, 2, 16), 4, 1, 256)
 
 
-class FakeCuda:
+class FakeCuda(OneCard):
     """What the backend uses of `torch.cuda`, executed at once; a lane's order is the program's."""
 
     def __init__(self) -> None:
@@ -54,15 +56,6 @@ class FakeCuda:
 
         def synchronize(self) -> None:
             pass
-
-    def is_available(self) -> bool:
-        return True
-
-    def device_count(self) -> int:
-        return 1
-
-    def set_device(self, index: int) -> None:
-        pass
 
     def get_device_properties(self, index: int) -> SimpleNamespace:
         return SimpleNamespace(name="Fake GPU", L2_cache_size=1 << 16, multi_processor_count=4, total_memory=1 << 28)

@@ -17,6 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from one_card import OneCard  # noqa: E402
 from real_world import ALL, carried_out  # noqa: E402
 from test_real import in_parts  # noqa: E402
 
@@ -27,7 +28,7 @@ from sim.real.faults import DeviceFault  # noqa: E402
 from sim.real.work import COMPUTE, DOWN, POOL, UP, Work  # noqa: E402
 
 
-class FakeDevice:
+class FakeDevice(OneCard):
     """`torch.cuda` as far as the lanes use it. With `late`, streams are run by `step` in an order drawn from a seed."""
 
     def __init__(self, late: bool = False, seed: int = 0) -> None:
@@ -71,15 +72,6 @@ class FakeDevice:
     def Stream(self, device: int) -> FakeStream:
         self.streams.append(FakeStream(self))
         return self.streams[-1]
-
-    def is_available(self) -> bool:
-        return True
-
-    def device_count(self) -> int:
-        return 1
-
-    def set_device(self, index: int) -> None:
-        pass
 
     def get_device_properties(self, index: int) -> SimpleNamespace:
         return SimpleNamespace(name="Fake GPU")

@@ -16,8 +16,8 @@ import numpy as np
 from sim.errors import BadInput
 from sim.iterations import Iteration, Range
 from sim.real.routing import Routing
-from sim.real.run import assemble_real, check, check_memory, free_bytes, open_lanes, run_real
-from sim.real.weights import Weights, checkpoint_weights
+from sim.real.run import assemble_real, open_weighed, run_real
+from sim.real.weights import Weights
 from sim.run import execute, prepare
 
 if TYPE_CHECKING:
@@ -218,14 +218,7 @@ def open_checkpoint(spec: RunSpec, folder: Path, device: str) -> tuple[Lanes, We
     """Lanes and a checkpoint's weights; the caller closes the lanes."""
     setup: Setup = prepare(spec)
     setup.close()
-    check(setup)
-    lanes = open_lanes(device, precision=spec.precision)
-    try:
-        check_memory(setup, lanes, free_bytes(lanes))
-        return lanes, checkpoint_weights(folder, setup.model, spec.precision, lanes)
-    except BaseException:
-        lanes.close()
-        raise
+    return open_weighed(setup, device, spec.seed, folder)
 
 
 def open_loop(spec: RunSpec) -> dict[str, Any]:

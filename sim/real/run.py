@@ -209,22 +209,30 @@ def assemble_real(
     return engine, machine
 
 
-@contextmanager
-def opened(
-    setup: Setup, device: str, seed: int, checkpoint: Path | None = None
-) -> Iterator[tuple[Lanes, Weights]]:
-    """Lanes and weights, random or a checkpoint's, for a setup; memory and threads are given back whatever happens."""
+def open_weighed(setup: Setup, device: str, seed: int, checkpoint: Path | None = None) -> tuple[Lanes, Weights]:
+    """Lanes and weights, random or a checkpoint's, for a setup; the caller closes the lanes."""
     check(setup)
     lanes = open_lanes(device, setup.spec.gpus, setup.spec.precision)
     try:
         host_bytes = check_memory(setup, lanes, free_bytes(lanes))
         try:
-            if checkpoint is None:
-                weights = random_weights(setup.model, setup.spec.precision, lanes, seed, host_bytes)
-            else:
-                weights = checkpoint_weights(checkpoint, setup.model, setup.spec.precision, lanes)
+            if checkpoint is not None:
+                return lanes, checkpoint_weights(checkpoint, setup.model, setup.spec.precision, lanes)
+            return lanes, random_weights(setup.model, setup.spec.precision, lanes, seed, host_bytes)
         except (RuntimeError, MemoryError) as error:
             raise fault_of(error, f"making the weights of {setup.model.id}") from error
+    except BaseException:
+        lanes.close()
+        raise
+
+
+@contextmanager
+def opened(
+    setup: Setup, device: str, seed: int, checkpoint: Path | None = None
+) -> Iterator[tuple[Lanes, Weights]]:
+    """`open_weighed`; memory and threads are given back whatever happens."""
+    lanes, weights = open_weighed(setup, device, seed, checkpoint)
+    try:
         yield lanes, weights
     finally:
         lanes.close()
