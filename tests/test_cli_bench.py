@@ -9,6 +9,7 @@ import pytest
 from cli_help import moesim
 
 from sim.cli import bench, bench_profile
+from sim.cli.bench_cases import synthetic_trace
 from traces.check import check_trace
 from traces.reader import Trace
 
@@ -51,7 +52,7 @@ def test_clock_counts_decode_only() -> None:
 
 
 def test_synthetic_traces_are_sound(tmp_path: Path) -> None:
-    bench.synthetic_trace(tmp_path / "t.safetensors", (3, 8, 2), 4, 5)
+    synthetic_trace(tmp_path / "t.safetensors", (3, 8, 2), 4, 5)
     with Trace(tmp_path / "t.safetensors") as trace:
         assert check_trace(trace) == []
         assert trace.header.labels == ("synthetic",)

@@ -9,37 +9,18 @@ import tempfile
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from sim.cli.bench_cases import CASES, Case, written
 
 if TYPE_CHECKING:
     from simpy.events import Event
 
-    from traces.requests import Request
-
 N_TIMEOUTS = 200_000
 MAIN_JOB = ("run", "--policy", "fine_moe", "--hw", "rtx3090", "--json")
 MAX_MAIN_BYTES = 500_000_000
-
-
-class Case(NamedTuple):
-    """One replay to time; `floor` is the ratio it must reach, in timeouts per layer and decoded token."""
-
-    title: str
-    policy: str
-    model: str
-    settings: dict[str, int]
-    n_store: int  # decode tokens of the store split
-    n_test: int
-    floor: float
-
-
-CASES = (
-    Case("lru, Mixtral-8x7B's shape", "lru", "mixtral-8x7b", {}, 0, 2000, 0.25),
-    Case("lru, Qwen3-30B-A3B's shape", "lru", "qwen3-30b-a3b", {}, 0, 600, 0.15),
-    Case("fine_moe, 1,000 maps, Mixtral-8x7B's shape", "fine_moe", "mixtral-8x7b", {"capacity": 1000}, 1000, 400, 0.06),
-)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -104,21 +85,16 @@ def bare_timeouts_per_s(n: int = N_TIMEOUTS) -> float:
 
 def _best(case: Case, folder: Path, repeat: int) -> tuple[float, int, float | None]:
     """(decode tokens per second, layers, hit rate); learning and prefill are not counted."""
-    from sim.models import load_model
     from sim.run import execute, prepare
-    from sim.spec import RunSpec
 
-    model = load_model(case.model)
-    trace = folder / f"{case.policy}-{case.model}.safetensors"
-    synthetic_trace(trace, (model.n_moe_layers, model.n_experts, model.top_k), case.n_store, case.n_test)
-    spec = RunSpec(policy=case.policy, hw="rtx3090", model=case.model, trace=str(trace), set=dict(case.settings))
-    best, hit_rate = 0.0, None
+    spec, best, n_layers, hit_rate = written(case, folder), 0.0, 0, None
     for _ in range(repeat):
         setup, clock = prepare(spec), _Clock(time.perf_counter)
+        n_layers = setup.model.n_moe_layers
         hit_rate = execute(setup, progress=clock.tick, bounds=False).result["hit_rate"]
         setup.close()
         best = max(best, case.n_test / clock.elapsed_s)
-    return best, model.n_moe_layers, hit_rate
+    return best, n_layers, hit_rate
 
 
 class _Clock:
@@ -134,34 +110,6 @@ class _Clock:
             self._first_s = self._now()
         elif done == total:
             self.elapsed_s = self._now() - self._first_s
-
-
-def synthetic_trace(path: Path, shape: tuple[int, int, int], n_store: int, n_test: int) -> None:
-    """Random routing (seeded, even, no correlation) with one request per split and a prompt of one token."""
-    import numpy as np
-
-    from traces.header import Header
-    from traces.requests import Request
-    from traces.writer import write_trace
-
-    n_layers, n_experts, top_k = shape
-    requests: list[Request] = []
-    first = 0
-    for split, n in (("store", n_store), ("test", n_test)):
-        if n:
-            requests.append(Request(len(requests), first, 1, n + 1, "", None, split))
-            first += 1 + n
-    rng = np.random.default_rng(0)
-    codes = rng.integers(0, 4096, (first, n_layers, n_experts))
-    experts = np.argsort(-codes, axis=-1, kind="stable")[..., :top_k]
-    header = Header("synthetic", "moesim bench", *shape, labels=("synthetic",))
-    levels: dict[str, Any] = {"experts": experts}
-    if n_store:
-        scores = codes / codes.sum(-1, keepdims=True)
-        chosen = np.take_along_axis(scores, experts, -1)
-        levels |= {"scores": scores, "weights": chosen / chosen.sum(-1, keepdims=True)}
-        levels["embeddings"] = rng.standard_normal((first, 64))
-    write_trace(path, header, requests, **levels)
 
 
 # What the child runs: the command, then its own peak on standard error (a parent's view of it would start at the

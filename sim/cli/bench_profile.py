@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from sim.cli.bench import CASES, Case, synthetic_trace
+from sim.cli.bench_cases import CASES, Case, written
 from sim.errors import BadInput
 
 EVERY_S = 0.001
@@ -82,15 +82,9 @@ class Sampler:
 
 def profile(case: Case, folder: Path) -> dict[str, Any]:
     """Replay a case under the sampler; learning is not counted."""
-    from sim.models import load_model
     from sim.run import execute, prepare
-    from sim.spec import RunSpec
 
-    model = load_model(case.model)
-    trace = folder / "trace.safetensors"
-    synthetic_trace(trace, (model.n_moe_layers, model.n_experts, model.top_k), case.n_store, case.n_test)
-    spec = RunSpec(policy=case.policy, hw="rtx3090", model=case.model, trace=str(trace), set=dict(case.settings))
-    sampler, runs = Sampler(), 0
+    spec, sampler, runs = written(case, folder), Sampler(), 0
     while sum(sampler.samples.values()) < ENOUGH and runs < MAX_RUNS:
         setup, runs = prepare(spec), runs + 1
         with ExitStack() as stack:

@@ -1,0 +1,69 @@
+"""The replays that `moesim bench` times and samples: a policy, a model's shape, and a trace that favours nobody."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sim.spec import RunSpec
+    from traces.requests import Request
+
+
+class Case(NamedTuple):
+    """One replay to time; `floor` is the ratio it must reach, in timeouts per layer and decoded token."""
+
+    title: str
+    policy: str
+    model: str
+    settings: dict[str, int]
+    n_store: int  # decode tokens of the store split
+    n_test: int
+    floor: float
+
+
+CASES = (
+    Case("lru, Mixtral-8x7B's shape", "lru", "mixtral-8x7b", {}, 0, 2000, 0.25),
+    Case("lru, Qwen3-30B-A3B's shape", "lru", "qwen3-30b-a3b", {}, 0, 600, 0.15),
+    Case("fine_moe, 1,000 maps, Mixtral-8x7B's shape", "fine_moe", "mixtral-8x7b", {"capacity": 1000}, 1000, 400, 0.06),
+)
+
+
+def written(case: Case, folder: Path) -> RunSpec:
+    """The run of a case; its trace is written into `folder`."""
+    from sim.models import load_model
+    from sim.spec import RunSpec
+
+    model = load_model(case.model)
+    trace = folder / f"{case.policy}-{case.model}.safetensors"
+    synthetic_trace(trace, (model.n_moe_layers, model.n_experts, model.top_k), case.n_store, case.n_test)
+    return RunSpec(policy=case.policy, hw="rtx3090", model=case.model, trace=str(trace), set=dict(case.settings))
+
+
+def synthetic_trace(path: Path, shape: tuple[int, int, int], n_store: int, n_test: int) -> None:
+    """Random routing (seeded, even, no correlation) with one request per split and a prompt of one token."""
+    import numpy as np
+
+    from traces.header import Header
+    from traces.requests import Request
+    from traces.writer import write_trace
+
+    n_layers, n_experts, top_k = shape
+    requests: list[Request] = []
+    first = 0
+    for split, n in (("store", n_store), ("test", n_test)):
+        if n:
+            requests.append(Request(len(requests), first, 1, n + 1, "", None, split))
+            first += 1 + n
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 4096, (first, n_layers, n_experts))
+    experts = np.argsort(-codes, axis=-1, kind="stable")[..., :top_k]
+    header = Header("synthetic", "moesim bench", *shape, labels=("synthetic",))
+    levels: dict[str, Any] = {"experts": experts}
+    if n_store:
+        scores = codes / codes.sum(-1, keepdims=True)
+        chosen = np.take_along_axis(scores, experts, -1)
+        levels |= {"scores": scores, "weights": chosen / chosen.sum(-1, keepdims=True)}
+        levels["embeddings"] = rng.standard_normal((first, 64))
+    write_trace(path, header, requests, **levels)
