@@ -24,7 +24,8 @@ from traces.record.generate import Sampling, run_batch  # noqa: E402
 from traces.record.load import Source  # noqa: E402
 from traces.record.probe import RoutingProbe  # noqa: E402
 from traces.record.prompts import Prompt  # noqa: E402
-from traces.record.recorder import Settings, record  # noqa: E402
+from traces.record.recorder import record  # noqa: E402
+from traces.record.settings import Settings  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 CLASSES = list(SMALL)

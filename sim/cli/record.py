@@ -82,7 +82,8 @@ def command(model: str, resume: bool, force: bool, embedding_width: str, **optio
     width = _width(embedding_width)
     trust = {key: options.pop(key) for key in ("revision", "trust_remote_code", "offline")}
     from traces.record.load import Source, named
-    from traces.record.recorder import Settings, record
+    from traces.record.recorder import record
+    from traces.record.settings import Settings
 
     settings = Settings(source=Source(named(model), **trust), embedding_width=width, **options)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sim import __version__
 from traces.format import DISTANCES, U8_SQUARE, U16_LINEAR
@@ -13,10 +13,8 @@ from traces.header import Gate, Header
 from traces.record.families import MoeLayer
 from traces.record.prompts import RANDOM_LABEL, Prompt
 from traces.record.session import DIGEST, digest_of
+from traces.record.settings import Settings
 from traces.writer import Layout
-
-if TYPE_CHECKING:
-    from traces.record.recorder import Settings
 
 PREDICTIONS = (*(f"next_scores_{d}" for d in DISTANCES), "shared_scores")
 _LAYERS_NEEDED = {"next_scores_1": 1, "next_scores_2": 3, "next_scores_3": 4, "shared_scores": 2}

@@ -16,7 +16,7 @@ from sim.errors import BadInput
 from traces.format import Array
 from traces.header import Header
 from traces.record.describe import header_of, layout_of, name_of, plan_of
-from traces.record.load import Source, load_config, load_model, load_tokenizer, memory_errors, usable_device
+from traces.record.load import load_config, load_model, load_tokenizer, memory_errors, usable_device
 from traces.record.prompts import (
     Lengths,
     Prompt,
@@ -26,6 +26,7 @@ from traces.record.prompts import (
     with_output_lengths,
 )
 from traces.record.session import BatchWriter, Session
+from traces.record.settings import Settings
 from traces.requests import Request
 from traces.writer import Layout
 
@@ -34,32 +35,6 @@ if TYPE_CHECKING:
     from traces.record.probe import RoutingProbe, Rows
 
 DEFAULT_REQUESTS = 32  # random prompts, when nobody says how many
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What to record. Defaults are those of the command line, which explains them."""
-
-    source: Source
-    out: Path
-    prompts: Path | None = None
-    prompt_tokens: str | None = None
-    output_tokens: str | None = None
-    n_requests: int | None = None
-    max_new_tokens: int = 128
-    max_prompt_tokens: int | None = None
-    chat: bool = False
-    batch: int = 1
-    device: str | None = None
-    dtype: str = "auto"
-    temperature: float = 1.0
-    seed: int = 0
-    store_frac: float = 0.7
-    hidden: bool = False
-    compact: bool = False
-    embedding_width: int | None = None  # None: as wide as the model; 0: not recorded
-    name: str = ""
-    text_licence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
