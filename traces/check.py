@@ -13,13 +13,13 @@ from traces.format import TENSORS, Array, Ints
 from traces.rules import Fault, chunk_faults, weight_faults
 
 if TYPE_CHECKING:
-    from traces.reader import Trace
+    from traces.stored import StoredTrace
 
 _CHUNK_VALUES = 1 << 20
 Progress = Callable[[int, int], None]
 
 
-def check_trace(trace: Trace, limit: int = 1, on_progress: Progress | None = None) -> list[Fault]:
+def check_trace(trace: StoredTrace, limit: int = 1, on_progress: Progress | None = None) -> list[Fault]:
     """Up to `limit` faults, by tensor in the order of FORMAT.md, then by index; an empty list means sound.
 
     Opening the trace has already judged its structure. `on_progress(done, total)` is called with counts of values.
@@ -27,18 +27,18 @@ def check_trace(trace: Trace, limit: int = 1, on_progress: Progress | None = Non
     return list(islice(_faults(trace, on_progress), limit))
 
 
-def require_sound(trace: Trace) -> None:
+def require_sound(trace: StoredTrace) -> None:
     """Raise BadInput naming the first fault, if there is one."""
     for fault in check_trace(trace):
         raise unsound(trace, fault)
 
 
-def unsound(trace: Trace, fault: Fault) -> BadInput:
+def unsound(trace: StoredTrace, fault: Fault) -> BadInput:
     """The error that names a fault of a trace."""
     return BadInput(f"{trace.path}: {fault}; correct the recorder and write the trace again")
 
 
-def _faults(trace: Trace, progress: Progress | None) -> Iterator[Fault]:
+def _faults(trace: StoredTrace, progress: Progress | None) -> Iterator[Fault]:
     names = [name for name in TENSORS if name in trace.entries and not name.startswith("req_")]
     total = sum(trace.stored(name).size for name in names)
     done = 0
@@ -57,7 +57,7 @@ def _chunks(tensor: Array) -> Iterator[tuple[int, Array]]:
         yield start, tensor[start : start + step]
 
 
-def row_faults(trace: Trace, name: str, start: int, chunk: Array) -> Iterator[Fault]:
+def row_faults(trace: StoredTrace, name: str, start: int, chunk: Array) -> Iterator[Fault]:
     """Faults of some rows of a tensor as stored, the first of which is row `start`; counted from there."""
     rows = _rows_behind(trace, name, start, len(chunk))
     if name == "embedding_table":
@@ -82,14 +82,14 @@ def row_faults(trace: Trace, name: str, start: int, chunk: Array) -> Iterator[Fa
             yield from weight_faults(same, chunk, experts, trace.header, trace.code("scores"))
 
 
-def _rows_behind(trace: Trace, name: str, start: int, count: int) -> Ints:
+def _rows_behind(trace: StoredTrace, name: str, start: int, count: int) -> Ints:
     """Rows of the trace that a chunk of a stored tensor belongs to."""
     if trace.decode_only(name):
         return trace.requests.decode_rows(start, start + count)
     return np.arange(start, start + count)
 
 
-def _iteration_order(trace: Trace, chunk: Array, start: int, rows: Ints) -> Iterator[Fault]:
+def _iteration_order(trace: StoredTrace, chunk: Array, start: int, rows: Ints) -> Iterator[Fault]:
     """A request's rows never go back to an earlier iteration, and each decode row has one of its own."""
     table, tensor = trace.requests, trace.stored("iterations")
     owner = np.searchsorted(table.offsets, rows, side="right") - 1

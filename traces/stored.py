@@ -1,0 +1,121 @@
+"""A routing trace's file: memory-mapped, checked in structure when opened, its tensors as they are stored."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from sim.errors import BadInput
+from traces.container import Entry, read_file
+from traces.format import CODES, DTYPES, LEVELS, Array, Code, common_scale
+from traces.header import Header, code_of, parse_header
+from traces.requests import RequestTable
+from traces.structure import check_requests, check_shapes
+
+
+class StoredTrace:
+    """One open trace file of T rows (tokens), L MoE layers, E experts of which K serve a token, and N requests.
+
+    A file must not be changed while it is open (the writer never does: it replaces). Rows are numbered over the whole
+    file; `requests[i]` says which belong together.
+
+    Raises:
+        BadInput: from the constructor, when the file's structure breaks a rule of FORMAT.md.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        where = str(self.path)
+        pairs, self._entries, self._bytes = read_file(self.path)
+        self.header: Header = parse_header(pairs, where)
+        self._decode_only = check_shapes(self.header, pairs, self._entries, where)
+        self._codes: dict[str, Code] = {
+            name: CODES[code_of(name, pairs, where)] for name in self._entries if f"{name}.code" in pairs
+        }
+        self.score_scale: int = common_scale(self._codes.values())
+        self.requests: RequestTable = self._open_requests(where)
+        self.n_tokens, self.n_layers, self.top_k = self._entries["experts"].shape
+        self.n_experts, self.n_requests = self.header.n_experts, len(self.requests)
+        present = set(self._entries)
+        self.levels: frozenset[str] = frozenset(
+            level for level, ways in LEVELS.items() if any(way <= present for way in ways)
+        )
+        self.levels_prefill: frozenset[str] = self.levels - self._decode_only
+
+    def _open_requests(self, where: str) -> RequestTable:
+        def column(name: str) -> Array | None:
+            return np.array(self.stored(name)) if name in self._entries else None
+
+        columns = {name: column(name) for name in
+                   ("req_offsets", "req_prompt_len", "req_split", "req_task", "req_arrival_s")}  # fmt: skip
+        return check_requests(self.header, columns, self._entries, self._decode_only, where)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; arrays already sliced stay valid."""
+        self._bytes = np.empty(0, np.uint8)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
+        return type(self), (self.path,)
+
+    def __repr__(self) -> str:
+        return f"Trace({str(self.path)!r}: {self.header.shape}, {self.n_requests} requests, {self.n_tokens} tokens)"
+
+    @property
+    def name(self) -> str:
+        """Stem of the file name."""
+        return self.path.stem
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hex digest of the whole file, read in pieces."""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """The tensors of the file by name."""
+        return dict(self._entries)
+
+    def stored(self, tensor: str) -> Array:
+        """A tensor exactly as stored (codes, decode rows only, ...), as a read-only view of the mapped file."""
+        entry = self._entries[tensor]
+        if entry.stop > self._bytes.size:
+            raise BadInput(f"{self.path}: {tensor} cannot be read: the trace was closed, or the file became shorter; "
+                           f"open it again")  # fmt: skip
+        return self._bytes[entry.start : entry.stop].view(DTYPES[entry.dtype]).reshape(entry.shape)
+
+    def code(self, tensor: str) -> Code:
+        """The code a score tensor is stored in."""
+        return self._codes[tensor]
+
+    def codes(self, tensor: str, stored: Array) -> Array:
+        """The codes, one per score, that rows of a score tensor hold as stored."""
+        ids = self._entries.get(f"{tensor}.ids")
+        return self._codes[tensor].unstore(stored, ids.shape[-1] if ids else self.n_experts)
+
+    def decode_only(self, tensor: str) -> bool:
+        """Whether a tensor is stored for decode rows only (`requests.decode_rows` says which rows those are)."""
+        return tensor.removesuffix(".ids") in self._decode_only
+
+    def _let_go(self, tensor: str, row: int) -> None:
+        """Tell the system that the mapped pages of a tensor before a row are not wanted for now.
+
+        They would count as this process's memory until somebody else needs it; reading them again costs little.
+        """
+        mapping, entry = getattr(self._bytes, "_mmap", None), self._entries[tensor]
+        row_bytes = (entry.stop - entry.start) // entry.shape[0]
+        start, stop = (at // mmap.PAGESIZE * mmap.PAGESIZE for at in (entry.start, entry.start + row * row_bytes))
+        if mapping is not None and stop > start and hasattr(mmap, "MADV_DONTNEED"):  # Windows has no such call
+            mapping.madvise(mmap.MADV_DONTNEED, start, stop - start)
