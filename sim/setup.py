@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from sim import metrics
+import msgspec
+
+from sim import __version__, metrics
+from sim.data import bundled
 from sim.errors import BadInput, did_you_mean
-from sim.hardware import load_hardware
+from sim.hardware import GPUS, load_hardware
 from sim.iterations import RequestInfo
 from sim.memory import BudgetRule, Demand, MemoryPlan, check_host, plan
+from sim.models import PACKAGE as MODELS
 from sim.models import load_model, model_names
-from sim.output import run_id
+from sim.output import to_json
 from sim.overrides import Overrides, parse_set
 from sim.pieces import Pieces
 from sim.registry import find
+from sim.stack import PACKAGE as STACKS
 from sim.stack import load_stack
 from sim.store import requests_of
-from traces.catalogue import DEFAULT, open_trace, traces_that_fit
+from traces.catalogue import DEFAULT, bundled_traces, open_trace, traces_that_fit
 
 if TYPE_CHECKING:
     from sim.api import Policy
@@ -52,6 +59,40 @@ class Setup:
 
     def close(self) -> None:
         self.trace.close()
+
+    def resolved(self) -> dict[str, Any]:
+        """What the names of a configuration meant: ids, parameters, and digests of everything the figures rest on."""
+        return {
+            "version": __version__,
+            "policy": self.policy.name,
+            "params": dict(self.policy.settings),
+            "hw": self.hw.id,
+            "hw_sha256": _digest(self.hw),
+            "model": self.model.id,
+            "model_sha256": _digest(self.model),
+            "stack": self.stack.id,
+            "stack_sha256": _digest(self.stack),
+            "trace": self.trace.name,
+            "trace_sha256": self.trace.sha256,
+        }
+
+    def identity(self) -> str:
+        """Twelve hex digits of everything that decides the numbers: equal inputs, equal id, wherever the files lie."""
+        spec = {**msgspec.to_builtins(self.spec), "set": None}
+        for name in ("policy", "hw", "model", "stack", "trace"):
+            del spec[name]  # `resolved` says what these meant
+        return hashlib.sha256(to_json({**spec, **self.resolved()}).encode()).hexdigest()[:12]
+
+    def explicit(self) -> RunSpec:
+        """The specification with no default left that may change: trace and model named, files by whole path."""
+        spec, trace = self.spec, self.trace
+        return msgspec.structs.replace(
+            spec,
+            hw=_whole(spec.hw, GPUS),
+            stack=_whole(spec.stack, STACKS),
+            model=self.model.id if spec.model is None else _whole(spec.model, MODELS),
+            trace=trace.name if bundled_traces().get(trace.name) == trace.path else str(trace.path.resolve()),
+        )
 
 
 def default_model(trace: Trace) -> str:
@@ -104,7 +145,7 @@ def prepare(spec: RunSpec) -> Setup:
     trace = open_trace(spec.trace or _trace_for(spec.model, overrides))
     try:
         setup = _fit(spec, policy, hw, stack, trace, overrides)
-        setup.run_id = run_id(setup)
+        setup.run_id = setup.identity()
         return setup
     except BaseException:
         trace.close()
@@ -168,3 +209,13 @@ def check_shape(model: Model, trace: Trace) -> None:
         f"--model {model.id} is {mine[0]}x{mine[1]}, k={mine[2]}, the trace {trace.path.name} is {trace.header.shape}: "
         f"routing shapes must agree; traces that fit: {fitting}"
     )
+
+
+def _whole(name: str, package: str) -> str:
+    """A bundled name as it is, the path of an own file made absolute, so that it works from any folder."""
+    path = Path(name)
+    return str(path.resolve()) if name not in bundled(package, ".yaml") and path.exists() else name
+
+
+def _digest(node: msgspec.Struct) -> str:
+    return hashlib.sha256(msgspec.json.encode(node, order="sorted")).hexdigest()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.data import PART, orphans, owned_prefix, replacing, sweep
 from sim.errors import BadInput
-from sim.output import explicit, resolved, to_json
+from sim.output import to_json
 from sim.run import execute
 from sim.spec import dump_spec
 from sim.tables import TABLES, TableWriter, run_row
@@ -107,7 +107,7 @@ def recorded(
                 events.close()
             if keeper is not None:
                 keeper.finish(outcome)
-                (folder / CONFIG).write_text(dump_spec(explicit(setup), resolved(setup)), encoding="utf-8")
+                (folder / CONFIG).write_text(dump_spec(setup.explicit(), setup.resolved()), encoding="utf-8")
                 (folder / RESULT).write_text(to_json(outcome.result, indent=2) + "\n", encoding="utf-8")
             return outcome  # whole files everywhere: what is left is to rename them
     except OSError as error:

@@ -121,9 +121,7 @@ def notes(setup: Setup) -> list[str]:
 
 def warn_if_changed(setup: Setup, meant: dict[str, Any], config: Path | None) -> None:
     """Say so when what a saved configuration names is no longer what it was saved with."""
-    from sim.output import resolved
-
-    now = resolved(setup)
+    now = setup.resolved()
     for what in ("trace", "hw", "model", "stack"):
         key = f"{what}_sha256"
         if meant.get(what) == now[what] and meant.get(key) != now[key]:
