@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from sim.machine import DEMAND, UNKNOWN_S
 from sim.real.cpu_lanes import nothing
 from sim.real.work import POOL, Work
 
-if TYPE_CHECKING:
-    from sim.real.cuda_lanes import CudaLanes
+
+class Served(Protocol):
+    """What the threads ask of the lanes they serve."""
+
+    torch: Any
+    changed: threading.Condition  # held by whoever changes a queue
+    issued: dict[int, deque[Work]]  # by lane: handed over, and not known to be over
+    feeder: Feeder
+
+    def bind_thread(self) -> None:
+        """Make the device this thread's own."""
+        ...
+
+    def now_s(self) -> float:
+        """The machine's clock."""
+        ...
+
+    def issue(self, work: Work) -> None:
+        """Put work on its stream."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """Keep a fault for the thread that drives. Takes no lock."""
+        ...
 
 
 class HostMark:
@@ -42,7 +65,7 @@ class Feeder:
     Whoever changes the queue, or hands a copy to the stream, holds `changed`. `last` is the last copy handed over.
     """
 
-    def __init__(self, lanes: CudaLanes) -> None:
+    def __init__(self, lanes: Served) -> None:
         self._lanes = lanes
         self.changed = lanes.changed
         self.queue: list[Work] = []
@@ -139,7 +162,7 @@ class Feeder:
 class Pool:
     """One expert on the CPU at a time, on `n_threads` cores."""
 
-    def __init__(self, lanes: CudaLanes, n_threads: int) -> None:
+    def __init__(self, lanes: Served, n_threads: int) -> None:
         self._lanes, self._n_threads = lanes, n_threads
         self._jobs: SimpleQueue[Work | None] = SimpleQueue()
         self._put: Callable[[Work | None], None] = self._jobs.put
