@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import click
 
 from sim import __version__
 from sim.cli.once import OnceEach
+from sim.cli.progress import Bar
 from sim.errors import BadInput
 from sim.units import show_rate, show_seconds
 
@@ -67,36 +67,34 @@ def command(device: str | None, models: tuple[str, ...], name: str | None, folde
         name = name or (re.sub(r"[^a-z0-9]+", "-", backend.title.lower()).strip("-") or "my-machine")
         request = Request(device, models, name, folder, minutes * 60, resume, rounds, probes)
         click.echo(f"{backend.title} ({device}), {', '.join(models)}, {minutes:g} minutes -> {request.profile_path}")
-        bar, progress = _progress(quiet)
-        with bar:
-            outcome = calibrate(request, backend=backend, progress=progress)
+        with Bar("starting") as bar:
+            outcome = calibrate(request, backend=backend, progress=_told(quiet, bar))
     finally:
         backend.close()
     _report(outcome)
 
 
-def _progress(quiet: bool) -> tuple[AbstractContextManager[Any], Progress]:
+def _told(quiet: bool, bar: Bar) -> Progress:
     """A bar on a terminal, one line per probe elsewhere (a log must show how far a remote run got)."""
     from calibrate.runner import Progress
 
     if quiet:
-        return nullcontext(), Progress()
-    import sys
+        return Progress()
+    if not bar.shown:
+        return Progress(probe=lambda probe, n: click.echo(f"  round {n + 1}: {probe}", err=True))
+    title, done_frac = "", 0.0
 
-    if not sys.stderr.isatty():
-        return nullcontext(), Progress(probe=lambda probe, n: click.echo(f"  round {n + 1}: {probe}", err=True))
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    bar = Bar(TextColumn("{task.description:<28}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[key]}"),
-              console=Console(stderr=True), transient=True)  # fmt: skip
-    task = bar.add_task("starting", total=1.0, key="")
+    def probe(name: str, n_round: int) -> None:
+        nonlocal title
+        title = f"round {n_round + 1}: {name}"
+        bar.update(done_frac, 1.0, title)
 
     def point(_: str, key: Mapping[str, str | int], used_frac: float) -> None:
-        bar.update(task, completed=min(1.0, used_frac), key=" ".join(str(value) for value in key.values())[:48])
+        nonlocal done_frac
+        done_frac = min(1.0, used_frac)
+        bar.update(done_frac, 1.0, f"{title} {' '.join(str(value) for value in key.values())[:48]}")
 
-    return bar, Progress(lambda probe, n: bar.update(task, description=f"round {n + 1}: {probe}"), point)
+    return Progress(probe, point)
 
 
 def _report(outcome: Outcome) -> None:

@@ -134,15 +134,14 @@ def run_all(candidates: list[Candidate], workers: int | None) -> tuple[list[Row]
     if workers is None:
         workers = n_cores() if n_layers >= FEW_LAYERS else 1
     found: dict[int, Any] = {}
-    with Bar("comparing policies") as bar, closing(answers(calls, workers)) as stream:
+    with Bar("comparing policies") as shown, closing(answers(calls, workers)) as stream:
         for index, answer in stream:
             found[index] = answer
             if isinstance(answer, MoesimError):
                 if ready[index].named:
                     raise answer
                 failed[ready[index].label] = answer
-            if bar is not None:
-                bar(len(found), len(calls))
+            shown.update(len(found), len(calls))
     bounds = dict(zip(rooms, (found[len(ready) + i] for i in range(len(rooms))), strict=True))
     rows = []
     for index, candidate in enumerate(ready):

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import click
 
@@ -20,25 +20,32 @@ SHOW_BAR_AFTER_S = 1.0
 
 
 class Bar:
-    """A progress bar on stderr once a second has gone by; nothing where stderr is not a terminal."""
+    """A progress bar on stderr once `after_s` seconds have gone by; nothing where stderr is not a terminal."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, after_s: float = SHOW_BAR_AFTER_S) -> None:
         self._title = title
-        self._shown = sys.stderr.isatty()
-        self._began_s = time.monotonic()
+        self.shown = sys.stderr.isatty()
+        self._show_s = time.monotonic() + after_s
         self._bar: RichBar | None = None
         self._task: TaskID | None = None
 
-    def __enter__(self) -> Progress | None:
-        return self._update if self._shown else None
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
-    def _update(self, done: int, total: int) -> None:
+    @property
+    def progress(self) -> Progress | None:
+        """`update`, or None where nobody would see it: a long run then spares the calls."""
+        return self.update if self.shown else None
+
+    def update(self, done: float, total: float | None, title: str | None = None) -> None:
+        """So much is done of what is to do (None: not known yet), under another title from now on if there is one."""
+        self._title = title or self._title
         if self._bar is None:
-            if time.monotonic() - self._began_s < SHOW_BAR_AFTER_S:
+            if not self.shown or time.monotonic() < self._show_s:
                 return
             from rich.console import Console
             from rich.progress import Progress as RichBar
@@ -47,7 +54,7 @@ class Bar:
             self._task = self._bar.add_task(self._title, total=total)
             self._bar.start()
         assert self._task is not None
-        self._bar.update(self._task, completed=done)
+        self._bar.update(self._task, completed=done, total=total, description=self._title)
 
 
 class RunBar(Bar):
@@ -60,38 +67,24 @@ class RunBar(Bar):
 @contextmanager
 def bar(title: str) -> Iterator[Progress]:
     """The same as something to call, whether a bar is shown or not."""
-    with Bar(title) as update:
-        yield update or _unseen
+    with Bar(title) as shown:
+        yield shown.update
 
 
-def _unseen(done: int, total: int) -> None:
-    """Progress that nobody looks at."""
-
-
-class TrainingBar:
+class TrainingBar(Bar):
     """Progress on stderr: a bar on a terminal, otherwise a line every tenth of the way."""
 
     def __init__(self) -> None:
-        self._bar: RichBar | None = None
+        super().__init__("training", after_s=0.0)
         self._said = 0
 
-    def __enter__(self) -> TrainingBar:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress as RichBar
-
-            self._bar = RichBar(console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task("training", total=None)
-            self._bar.start()
+    def __enter__(self) -> Self:
+        self.update(0, None)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
     def told(self, done: int, total: int, loss: float) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total, description=f"training, loss {loss:.4f}")
+        if self.shown:
+            self.update(done, total, f"training, loss {loss:.4f}")
         elif done * 10 // total > self._said:
             self._said = done * 10 // total
             click.echo(f"{done:,} of {total:,} steps, loss {loss:.4f}", err=True)

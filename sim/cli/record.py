@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sim.cli.once import OnceEach
+from sim.cli.progress import Bar
 from sim.errors import BadInput
 from sim.units import show_bytes
-
-if TYPE_CHECKING:
-    from traces.record.recorder import OnProgress
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LENGTHS = "a number (37), a range (20-54) or lognormal:MEDIAN:SIGMA"
@@ -87,8 +82,12 @@ def command(model: str, resume: bool, force: bool, embedding_width: str, **optio
 
     settings = Settings(source=Source(named(model), **trust), embedding_width=width, **options)
     try:
-        with _bar() as progress:
-            done = record(settings, resume, force, progress)
+        with Bar("recording") as bar:
+
+            def told(done: int, total: int, rows: int) -> None:
+                bar.update(done, total, f"recorded {done:,} of {total:,} requests, {rows:,} rows")
+
+            done = record(settings, resume, force, told)
     except OSError as error:
         raise BadInput(f"{options['out']}: {error.strerror or error}; mend that and continue with --resume") from None
     if not done.fresh:
@@ -113,27 +112,3 @@ def _said(path: Path, config: Path) -> str:
         n_test = len(trace.requests.in_split("test"))
     return (f"{path}: {shape}, {n_requests:,} requests ({n_test:,} to score), {n_tokens:,} rows, "
             f"{show_bytes(path.stat().st_size)}; its model: {config}")  # fmt: skip
-
-
-@contextmanager
-def _bar() -> Iterator[OnProgress]:
-    """A progress bar on stderr that appears once a second has gone by; nothing where stderr is not a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    rows = TextColumn("requests, {task.fields[rows]:,} rows")
-    columns = (TextColumn("recording"), BarColumn(), MofNCompleteColumn(), rows, TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    task = bar.add_task("recording", total=1, rows=0)
-    began = time.monotonic()
-
-    def update(done: int, total: int, rows: int) -> None:
-        bar.update(task, completed=done, total=total, rows=rows)
-        if time.monotonic() - began > 1.0:
-            bar.start()
-
-    try:
-        yield update
-    finally:
-        bar.stop()

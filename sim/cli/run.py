@@ -90,13 +90,13 @@ def _run(
         for note in notes(setup):
             click.echo(note, err=True)
         if out is None and timeline is None:
-            with RunBar(setup) as progress:
-                outcome = execute(setup, progress=progress)
+            with RunBar(setup) as bar:
+                outcome = execute(setup, progress=bar.progress)
         else:
             from sim.sinks import recorded
 
-            with RunBar(setup) as progress:
-                outcome = recorded(setup, progress, out, force, timeline, timeline_iterations)
+            with RunBar(setup) as bar:
+                outcome = recorded(setup, bar.progress, out, force, timeline, timeline_iterations)
     finally:
         setup.close()
     _print(outcome, as_json, out, timeline)

@@ -44,11 +44,11 @@ def run_real(
         for note in notes(setup):
             click.echo(note, err=True)
         run = partial(execute_real, device=place, checkpoint=folder)
-        with RunBar(setup) as progress:
+        with RunBar(setup) as bar:
             if out is None and timeline is None:
-                done = run(setup, progress=progress)
+                done = run(setup, progress=bar.progress)
             else:
-                done = recorded(setup, progress, out, force, timeline, n_iterations,
+                done = recorded(setup, bar.progress, out, force, timeline, n_iterations,
                                 run=lambda *a, **k: _with_prediction(run(*a, **k)))  # fmt: skip
         if "prediction" not in done.result:
             _with_prediction(done)
