@@ -11,20 +11,21 @@ from simpy.events import Event, EventPriority
 
 from sim.copy_lane import Copy, CopyLane
 from sim.fluid_clock import ENDS, STARTS, Clock, Flow
-from sim.lanes import CPU, HOST, Launched, SerialLane, Stream
+from sim.lanes import CPU, HOST, Launched, SerialLane, Stream, waited_s
 from sim.machine import DEMAND, Ticket
 
 
 class Work(Launched):
-    """Launched work, and how long its lane stood still before it, waiting for which cause.
+    """Launched work, how long its lane stood still before it, for which cause, and how late that cause alone made it.
 
     Its results are there at `floor_s` at the earliest: its last kernel may be launched late.
     """
 
-    __slots__ = ("floor_s", "gap_s", "waited_for")
+    __slots__ = ("floor_s", "gap_s", "late_s", "waited_for")
 
     floor_s: float
     gap_s: float
+    late_s: float
     waited_for: int
 
 
@@ -57,6 +58,7 @@ class InOrder:
             if ticket.end_s > start_s:
                 start_s, cause = ticket.end_s, ticket.cause
         gap_s = start_s - self.free_s
+        work.late_s = waited_s(start_s, cause, self.free_s, work.first_s, work.after)
         if gap_s <= 0.0:
             start_s = self.free_s
         if start_s > self.clock.now:
@@ -111,7 +113,7 @@ class FluidStream(InOrder, Stream):
     def _ran(self, work: Work, flow: Flow) -> float:
         if work.gap_s > 0.0:
             self.gaps_s[work.waited_for] += work.gap_s
-        if work.gap_s > flow.spent_s:
+        if work.late_s > flow.spent_s:
             work.cause = work.waited_for  # whoever waits for it mostly waits for what it waited for
         self.uses[flow.spent_s] = self.uses.get(flow.spent_s, 0) + 1
         if self.spans is not None:

@@ -229,7 +229,7 @@ class FusedEngine(Engine):
                 tail_s = cost.launch_expert.tail_frac * price.duration_s
                 known = self._prices[n_tokens] = (price, price.duration_s, tail_s)
             (price, duration_s, tail_s), launch = known, cost.launch_expert
-            start_s = machine.now_s + launch.first_s
+            start_s = first_s = machine.now_s + launch.first_s
             machine.now_s = last_s = machine.now_s + launch.all_s
             last_s += tail_s
             launch.n += 1
@@ -242,7 +242,8 @@ class FusedEngine(Engine):
             end_s, blame = stream.free_s, GPU
             if start_s > end_s:
                 stream.gaps_s[cause] += start_s - end_s
-                if start_s - end_s > duration_s:
+                sooner_s = first_s if ready_s > first_s else ready_s  # what it would have waited for but for the cause
+                if start_s - (sooner_s if sooner_s > end_s else end_s) > duration_s:
                     blame = cause
                 end_s = start_s
             end_s += duration_s

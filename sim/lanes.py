@@ -45,6 +45,14 @@ class Launched(Ticket):
         self.after = after
 
 
+def waited_s(start_s: float, cause: int, free_s: float, first_s: float, after: tuple[Ticket, ...]) -> float:
+    """How much later work starts than had what it waited for last, the `cause`, not been in its way."""
+    for ticket in after:
+        if ticket.cause != cause and ticket.end_s > free_s:
+            free_s = ticket.end_s
+    return start_s - (free_s if cause == HOST or free_s > first_s else first_s)
+
+
 class Stream:
     """A GPU's compute stream: serves in launch order; an operation waits for its host launch and its tickets.
 
@@ -88,7 +96,9 @@ class Stream:
                 if end_s > start_s:
                     start_s, cause = end_s, ticket.cause
             else:
-                end_s = self._place(op, layer, expert, n_tokens, start_s, cause, last_s, duration_s)
+                gap_s = start_s - self.free_s
+                late_s = waited_s(start_s, cause, self.free_s, first_s, after) if gap_s > duration_s else 0.0
+                end_s = self._place(op, layer, expert, n_tokens, start_s, cause, last_s, duration_s, late_s)
                 return Ticket(end_s, self.blame)
         work = Launched(op, layer, expert, n_tokens, first_s, last_s, duration_s, after)
         self.pending.append(work)
@@ -96,14 +106,15 @@ class Stream:
 
     def _place(
         self, op: str, layer: int, expert: int, n_tokens: int, start_s: float, cause: int, last_s: float,
-        duration_s: float,
+        duration_s: float, late_s: float,
     ) -> float:  # fmt: skip
         free_s = self.free_s
         self.blame = GPU
         if start_s > free_s:
             self.gaps_s[cause] += start_s - free_s
-            if start_s - free_s > duration_s:
+            if late_s > duration_s:
                 # An expert on another GPU that mostly waited for its copy: whoever waits for it waits for the link.
+                # How long that GPU had been idle says nothing: it may just have had nothing to do.
                 self.blame = cause
         else:
             start_s = free_s
@@ -130,8 +141,9 @@ class Stream:
                 if ticket.end_s > start_s:
                     start_s, cause = ticket.end_s, ticket.cause
             pending.popleft()
+            late_s = waited_s(start_s, cause, self.free_s, work.first_s, work.after)
             work.end_s = self._place(
-                work.op, work.layer, work.expert, work.n_tokens, start_s, cause, work.last_s, work.duration_s
+                work.op, work.layer, work.expert, work.n_tokens, start_s, cause, work.last_s, work.duration_s, late_s
             )
             work.cause = self.blame
             work.after = ()

@@ -117,3 +117,17 @@ def test_memory_and_time(capsys: pytest.CaptureFixture[str], trace: dict[str, np
     phases = said["phases"].values()
     outputs = said["decode_tokens"] + said["requests"]
     assert said["throughput_tokens_per_s"] == pytest.approx(outputs / sum(phase["time_s"] for phase in phases))
+
+
+def test_waiting_for_an_expert_on_another_gpu_is_not_waiting_for_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight GPUs hold everything: each has been idle for long when it is asked for an expert, but no host is slower.
+
+    GPU 0 waits for the host at most from the end of each gate to the first kernel of an expert of its own, and to the
+    read of the head.
+    """
+    said = simulated(capsys, "--policy", "lru", "--hw", "h200-sxm", "--gpus", 8, "--requests", 1, "--json").json
+    decode = said["phases"]["decode"]
+    reads_s = (32 + 1) * 15e-6 + 32 * 5e-6
+    assert said["hit_rate"] > 0.999
+    assert said["bound_by"]["resource"] == "gpu"
+    assert said["bound_by"]["decode"]["host"] < reads_s / (decode["time_s"] / decode["tokens"])

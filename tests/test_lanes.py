@@ -15,7 +15,7 @@ from simpy_oracle import Observed
 
 from sim.copy_lane import Copy, CopyLane
 from sim.cost import Launch, Price
-from sim.lanes import CAUSES, SerialLane, Stream
+from sim.lanes import CAUSES, GPU, H2D, HOST, SerialLane, Stream
 from sim.machine import DEMAND, SPECULATIVE, UNKNOWN_S, Ticket
 from sim.pieces import Piece
 from sim.sim_machine import SimMachine
@@ -268,6 +268,21 @@ def test_stream_charges_a_wait_to_what_came_last():
     stream.run("c", 0, 0, 1, 10.0, 14.0, 2.0, ())  # busy 11..13, its last kernel ends at 14
     assert stream.parts_s == [6, 6, 2, 0, 0, 0]
     assert stream.free_s == 14
+
+
+@pytest.mark.parametrize(
+    ("first_s", "after", "cause"),
+    [
+        (100.0, (Ticket(99.0, GPU),), GPU),  # idle for long, but launched as soon as its input was there
+        (100.0, (Ticket(99.0, GPU), Ticket(120.0, H2D)), H2D),  # the copy took longer than the work
+        (100.0, (Ticket(99.0, GPU), Ticket(103.0, H2D)), GPU),  # the copy came a little after the launch
+        (100.0, (Ticket(110.0, H2D), Ticket(120.0, H2D)), H2D),  # two copies together
+        (100.0, (Ticket(80.0, GPU), Ticket(70.0, H2D)), HOST),  # launched long after all was there
+    ],
+)
+def test_work_is_late_by_what_kept_it_from_starting_sooner(first_s, after, cause):
+    stream = Stream("gpu1")
+    assert stream.run("expert", 0, 0, 1, first_s, first_s, 5.0, after).cause == cause
 
 
 def test_tickets_do_not_chain_through_the_run(tmp_path):
