@@ -168,6 +168,7 @@ class Cost:
         self.q_copy_launch = self._rest("host.copy_launch_s", hw.host.copy_launch_s)
         self.q_stack_layer = self._rest("stack.per_layer_s", stack.per_layer_s)
         self.q_stack_expert = self._rest("stack.per_expert_s", stack.per_expert_s)
+        self.q_stack_copy = self._rest("stack.per_copy_s", stack.per_copy_s)
         self.q_stack_iteration = self._rest("stack.per_iteration_s", stack.per_iteration_s)
         kernels = stack.kernels
         dense = self.model.n_layers - len(self.model.moe_layer_ids)

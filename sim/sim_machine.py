@@ -264,7 +264,8 @@ class SimMachine(SimLinks):
             (cost.q_stack_expert, math.fsum(launch.n * launch.extra_s for launch in experts)),
             (cost.q_stack_iteration, cost.launch_head.n * cost.launch_head.extra_s),
             (cost.q_sync, self.n_syncs * cost.sync_s),
-            (cost.q_copy_launch, self.n_copy_launches * cost.copy_launch_s),
+            (cost.q_copy_launch, self.n_copy_launches * cost.hw.host.copy_launch_s.value),
+            (cost.q_stack_copy, self.n_copy_launches * cost.stack.per_copy_s.value),
             *((rests_on, spent_s) for rests_on, spent_s in enumerate(self.host_predict_s) if spent_s),
         ]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from easy_numbers import run, setup
+from easy_numbers import figure, run, setup
 from tiny_traces import from_rows
 
 from policies.lru import Lru
@@ -83,6 +83,19 @@ def band_of(tmp_path: Path, **link: object) -> tuple[dict[str, float], dict[str,
     origin = result["provenance"]
     by_source = {source: origin[source] for source in ("measured", "datasheet", "assumed")}
     return by_source, {f["figure"]: f["share"] for f in origin["figures"]}, result["uncertainty"]["ttft_s"]
+
+
+@pytest.mark.parametrize("name", ["per_copy_s", "per_expert_s", "per_layer_s"])
+def test_what_a_framework_costs_rests_on_its_stack(tmp_path, name):
+    # attention 1 s, expert 2 s, head 1 s, a copy in no time but for 1 s to enqueue it, and 3 s of the framework's own
+    with Trace(from_rows(tmp_path / "t", [[[0]]])) as trace:
+        made = setup(Lru(), trace, 1, copy_s=0, copy_launch_s=1.0)
+        made.stack = msgspec.structs.replace(made.stack, **{name: figure(3.0)})
+        result = execute(made).result
+    assert result["ttft_s"]["mean"] == 8
+    assert {f["figure"]: f["share"] for f in result["provenance"]["figures"]} == pytest.approx(
+        {"gpu.kernel_floor_s": 4 / 8, "host.copy_launch_s": 1 / 8, f"stack.{name}": 3 / 8}
+    )
 
 
 def test_shares_and_band_by_hand(tmp_path):
