@@ -140,13 +140,16 @@ class Resting(NamedTuple):
     noise_frac: float | None  # interquartile range of its samples over its value
 
 
-def resting_s(machine: SimMachine, clockwork: Clockwork) -> list[Resting]:
-    """Which figure each part of GPU 0's time rests on.
+def resting_s(
+    machine: SimMachine, clockwork: Clockwork, phases: Iterable[str] = (PREFILL, DECODE)
+) -> list[Resting]:
+    """Which figure each part of GPU 0's time in these phases rests on.
 
-    Busy and waiting parts are split by the quantities their lane spent its time on.
+    Busy and waiting parts are split by the quantities their lane spent its time on, over the whole run.
     """
     cost = machine.cost
-    parts_s = [math.fsum(column) for column in zip(*(p.parts_s for p in clockwork.phases.values()), strict=True)]
+    chosen = (clockwork.phases[phase].parts_s for phase in phases)
+    parts_s = [math.fsum(column) for column in zip(*chosen, strict=True)]
     seconds = [0.0] * len(cost.rests_on)
     _spread(seconds, parts_s[GPU], list(enumerate(machine.gpu_s)))
     n_copies, busy_s = sum(up.n_copies for up in machine.up), math.fsum(up.busy_s for up in machine.up)
@@ -211,20 +214,35 @@ def provenance(machine: SimMachine | RealMachine, clockwork: Clockwork) -> dict[
     return {**shares, "figures": figures}
 
 
-def uncertainty(machine: SimMachine | RealMachine, clockwork: Clockwork, result: dict[str, Any]) -> dict[str, Any]:
-    """Band of the mean times when every figure moves to the end of its range at once (so it is wide)."""
+def uncertainty(
+    machine: SimMachine | RealMachine, clockwork: Clockwork, result: dict[str, Any], batch: int, arrivals: bool
+) -> dict[str, Any]:
+    """Band of the mean times when every figure moves to the end of its range at once (so it is wide).
+
+    Factors are of the whole run's time. TTFT takes those of prefill, TPOT those of decode: a run that loads its experts
+    once rests on the link before the first token and on the GPU ever after. Where a TTFT holds waits (arrivals), or a
+    TPOT other requests' prefills (batches), they are of both phases.
+    """
     rows = [] if machine.measured is True else resting_s(machine, clockwork)
     total = math.fsum(row.spent_s for row in rows)
     if not total:
         return {"tpot_s": None, "ttft_s": None, "low_factor": None, "high_factor": None, "plus_minus_frac": None}
-    low = math.fsum(row.spent_s * row.low_factor for row in rows) / total
-    high = math.fsum(row.spent_s * row.high_factor for row in rows) / total
+    low, high = _ends(rows)
     band: dict[str, Any] = {"low_factor": low, "high_factor": high}
     band["plus_minus_frac"] = plus_minus(rows, total)
-    for key in ("ttft_s", "tpot_s"):
+    for key, phase, alone in (("ttft_s", PREFILL, not arrivals), ("tpot_s", DECODE, batch == 1)):
         mean = result[key]["mean"]
+        own = resting_s(machine, clockwork, (phase,)) if alone and machine.measured is False else []
+        low, high = _ends(own or rows)
         band[key] = None if mean is None else [mean * low, mean * high]
     return band
+
+
+def _ends(rows: list[Resting]) -> tuple[float, float]:
+    """By which factors time changes when all its figures are at their best at once, and at their worst."""
+    total = math.fsum(row.spent_s for row in rows)
+    return (math.fsum(row.spent_s * row.low_factor for row in rows) / total,
+            math.fsum(row.spent_s * row.high_factor for row in rows) / total)  # fmt: skip
 
 
 def lane_utilisation(machine: SimMachine | RealMachine, makespan_s: float) -> dict[str, float | None]:

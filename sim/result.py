@@ -87,7 +87,7 @@ def fold(
         "bound": None,
         "bound_by": metrics.bound_by(clockwork),
         "provenance": metrics.provenance(machine, clockwork),
-        "uncertainty": metrics.uncertainty(machine, clockwork, timed),
+        "uncertainty": metrics.uncertainty(machine, clockwork, timed, spec.batch, setup.open_loop),
         "labels": labels,
         "lane_utilisation": metrics.lane_utilisation(machine, makespan_s),
         "policy_stats": policy.stats(),

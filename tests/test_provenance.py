@@ -98,6 +98,21 @@ def test_what_a_framework_costs_rests_on_its_stack(tmp_path, name):
     )
 
 
+def test_each_time_has_the_band_of_its_own_phase(tmp_path):
+    # One expert, copied for the prompt (14 s, 10 of them on the link) and there for the next token (4 s of kernels).
+    alone = run(Lru(), tmp_path, [[[0]]] * 2, room=1, lengths=[(1, 2)]).result
+    assert alone["tpot_s"]["mean"] == 4
+    assert alone["uncertainty"]["tpot_s"] == pytest.approx([4 * 0.7, 4 * 1.3])
+    assert alone["uncertainty"]["ttft_s"] == pytest.approx([2.8 + 10 / 1.3, 5.2 + 10 / 0.7])
+    factors = [(8 * 0.7 + 10 / 1.3) / 18, (8 * 1.3 + 10 / 0.7) / 18]
+    assert [alone["uncertainty"][f"{end}_factor"] for end in ("low", "high")] == pytest.approx(factors)
+    # Two together: the first one's TPOT holds the prefill of the second, so both are of the whole run.
+    pair = run(Lru(), tmp_path, [[[0]]] * 4, room=1, lengths=[(1, 2), (1, 2)], batch=2).result
+    factors = [pair["uncertainty"][f"{end}_factor"] for end in ("low", "high")]
+    assert pair["uncertainty"]["tpot_s"] == pytest.approx([pair["tpot_s"]["mean"] * factor for factor in factors])
+    assert pair["uncertainty"]["ttft_s"] != pytest.approx([pair["ttft_s"]["mean"] * factor for factor in factors])
+
+
 def test_shares_and_band_by_hand(tmp_path):
     # All assumed, 30 % either way: kernels 4 s x 0.7 to 1.3; a rate moves its time the other way, 10 s / 1.3 to / 0.7.
     sources, figures, band = band_of(tmp_path)
