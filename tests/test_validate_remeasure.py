@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from reports.validation import remeasure
 from sim.cli import VERBS, moesim
-from sim.cli.validate import markdown, read
+from sim.cli.validate_table import markdown, read
 from sim.data import bundled
 from sim.models import load_model
 from sim.registry import find

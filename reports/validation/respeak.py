@@ -19,7 +19,7 @@ EXPERTS, OUTPUTS = 128, 16
 def command() -> None:
     """Speak, keep, print the table anew in docs/validate.md."""
     from reports.validation.remeasure import refresh
-    from sim.cli.validate import markdown
+    from sim.cli.validate_table import markdown
     from sim.data import replacing
     from sim.errors import DoesNotFit
     from sim.output import finite

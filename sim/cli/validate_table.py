@@ -1,0 +1,144 @@
+"""Comparisons of `moesim validate` as tables, for the terminal and for the docs, and read back from their files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sim.errors import BadInput
+
+MAX_BYTES = 64 * 1024 * 1024
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Kept comparisons. Raises BadInput."""
+    from sim.data import read_text
+
+    try:
+        data = json.loads(read_text(path, MAX_BYTES))
+        if data["schema"] != 1 or not isinstance(data.get("comparisons", data.get("policies")), list):
+            raise KeyError("schema")
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path}: not comparisons of `moesim validate --out` ({error}); run that first") from None
+    return dict(data)
+
+
+def report(data: dict[str, Any]) -> str:
+    """The verdict first, then a row per comparison, lanes of the worst one, and what is wrong."""
+    from sim.cli.tables import render, table
+    from sim.real.order import told
+    from sim.units import show_count, show_seconds
+
+    median, worst = data["tpot_s_median_error_frac"], data["tpot_s_worst_error_frac"]
+    head = f"{show_count(len(data['comparisons']), 'comparison')} on {data['device']}"
+    if median is not None:
+        head += f": TPOT off by {median:.1%} (median), {worst:.1%} (worst)"
+    rows = table("policy", "experts", "TPOT predicted", "measured", "error", "TTFT error", "hits predicted", "measured",
+                 "bytes", "decisions", "worst lane")  # fmt: skip
+    for c in data["comparisons"]:
+        scatter, said_s = c["plus_minus_frac"], c["tpot_s"]["predicted"]
+        spread = f" +- {show_seconds(scatter * said_s)}" if scatter and said_s else ""
+        rows.add_row(
+            c["policy"], _spec(c), "-" if said_s is None else show_seconds(said_s) + spread,
+            "-" if c["tpot_s"]["measured"] is None else show_seconds(c["tpot_s"]["measured"]),
+            _percent(c["tpot_s"]["error_frac"]), _percent(c["ttft_s"]["error_frac"]),
+            _percent(c["classes"]["hit_rate"]["predicted"], sign=False),
+            _percent(c["classes"]["hit_rate"]["measured"], sign=False), _percent(c["bytes"]["h2d_bytes"]["error_frac"]),
+            "identical" if c["decisions"]["identical"] else "differ", c["worst_lane"],
+        )  # fmt: skip
+    text = f"{head}\n\n{render(rows)}\n"
+    furthest = max(data["comparisons"], key=lambda c: abs(c["tpot_s"]["error_frac"] or 0.0))
+    lanes = table("per iteration", "predicted", "measured", "off")
+    most = sorted(furthest["operations"].items(), key=lambda item: -abs(item[1]["off_s"]))[:8]
+    shown = {**furthest["lanes"], **dict(most)}
+    for name, row in shown.items():
+        lanes.add_row(name, *(show_seconds(row[key]) for key in ("predicted_s", "measured_s")),
+                      f"{1e3 * row['off_s']:+.3f} ms")  # fmt: skip
+    text += f"lanes and operations of {furthest['policy']}, {_spec(furthest)} experts:\n{render(lanes)}\n"
+    for where, row in data["order"].items():
+        text += told(where, row) + "\n"
+    for label in sorted({label for c in data["comparisons"] for label in c["labels"]}):
+        text += f"note: {label}\n"
+    return text + "".join(f"wrong: {line}\n" for line in data["wrong"])
+
+
+def talk_report(data: dict[str, Any]) -> str:
+    """A row per policy under which the model generated, and what is wrong."""
+    from sim.cli.tables import render, table
+
+    rows = table("policy", "lossy", "tokens", "as resident", "perplexity", "resident", "change", "changed, closed loop",
+                 "open loop", "gate mass kept, open loop")  # fmt: skip
+    for row in data["policies"]:
+        rows.add_row(
+            row["policy"], "yes" if row["lossy"] else "no", str(row["tokens"]),
+            _percent(row["tokens_same_frac"], sign=False), f"{row['perplexity']:.3f}",
+            f"{row['perplexity_resident']:.3f}", _percent(row["perplexity_change_frac"]),
+            _percent(row["closed_loop_activations_changed_frac"], sign=False),
+            _percent(row["open_loop_activations_changed_frac"], sign=False),
+            _percent(row["open_loop_gate_mass_kept"], sign=False),
+        )  # fmt: skip
+    head = f"{data['checkpoint']} generates under {len(data['policies'])} policies, routing itself"
+    return f"{head}\n\n{render(rows)}\n" + "".join(f"wrong: {line}\n" for line in data["wrong"])
+
+
+def markdown(kept: list[dict[str, Any]]) -> str:
+    """The accuracy table of the docs: hardware, cores, noise, versions and date, then a row per comparison."""
+    from sim.real.order import order, told
+
+    lines: list[str] = []
+    for data in kept:
+        if "policies" in data:
+            lines += _talked(data)
+            continue
+        machine, load = data["machine"], ", ".join(f"{x:.1f}" for x in data["load"])
+        lines += [
+            f"{data['device']}: {machine['cpu']}, {data['cores']} cores, torch {machine['versions']['torch']}, "
+            f"{data['date']}, load average {load}, profile `{data['profile']}`. TPOT off by "
+            f"{data['tpot_s_median_error_frac']:.1%} (median), {data['tpot_s_worst_error_frac']:.1%} (worst); TTFT by "
+            f"{data['ttft_s_median_error_frac']:.1%} and {data['ttft_s_worst_error_frac']:.1%}.", "",
+            "| policy | model | experts | TPOT predicted (ms) | measured (ms) | error | TTFT error | IQR of iterations "
+            "| hit rate predicted | measured | decisions |",
+            "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+        ]  # fmt: skip
+        for c in data["comparisons"]:
+            said_s, real_s, scatter = c["tpot_s"]["predicted"], c["tpot_s"]["measured"], c["plus_minus_frac"]
+            spread = f" ± {1e3 * said_s * scatter:.1f}" if scatter else ""
+            lines.append(
+                f"| {c['policy']} | {c['model']} | {_spec(c)} | {1e3 * said_s:.1f}{spread} | {1e3 * real_s:.1f} | "
+                f"{_percent(c['tpot_s']['error_frac'])} | {_percent(c['ttft_s']['error_frac'])} | "
+                f"{_percent(c['decode_iqr_frac'], sign=False)} | "
+                f"{_percent(c['classes']['hit_rate']['predicted'], sign=False)} | "
+                f"{_percent(c['classes']['hit_rate']['measured'], sign=False)} | "
+                f"{'identical' if c['decisions']['identical'] else 'differ'} |"
+            )
+        lines.append("")
+        lines += [f"- {told(where, row)}." for where, row in order(data["comparisons"]).items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _talked(data: dict[str, Any]) -> list[str]:
+    """What `--checkpoint` kept, as rows."""
+    lines = [
+        "| policy | lossy | tokens as resident | perplexity | resident | change | activations changed, closed loop "
+        "| open loop | gate mass kept, open loop |", "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]  # fmt: skip
+    for row in data["policies"]:
+        shares = (row[f"{loop}_loop_activations_changed_frac"] for loop in ("closed", "open"))
+        lossy, same = "yes" if row["lossy"] else "no", _percent(row["tokens_same_frac"], sign=False)
+        lines.append(
+            f"| {row['policy']} | {lossy} | {same} of {row['tokens']} | "
+            f"{row['perplexity']:.2f} | {row['perplexity_resident']:.2f} | "
+            f"{_percent(row['perplexity_change_frac'])} | "
+            f"{' | '.join(_percent(share, sign=False) for share in (*shares, row['open_loop_gate_mass_kept']))} |"
+        )
+    return [*lines, ""]
+
+
+def _spec(found: dict[str, Any]) -> str:
+    return str(found["experts"]) if found["experts"] else f"{found['expert_budget_bytes'] / 1e6:.0f} MB"
+
+
+def _percent(value: float | None, sign: bool = True) -> str:
+    return "-" if value is None else f"{value:+.1%}" if sign else f"{value:.1%}"
