@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.cost import Cost, Launch
+    from sim.cost import Cost
     from sim.iterations import Iteration
+    from sim.price import Launch
 
 
 class Clocks:

@@ -23,9 +23,9 @@ from sim.tally import HIT, MISS
 
 if TYPE_CHECKING:
     from sim.api import Policy
-    from sim.cost import Launch, Price
     from sim.engine import Engine
     from sim.pieces import Piece
+    from sim.price import Launch, Price
     from sim.sim_machine import SimMachine
     from traces.reader import Trace
 

@@ -18,8 +18,9 @@ from sim.machine import DEMAND, Ticket
 from sim.sim_machine import SimMachine
 
 if TYPE_CHECKING:
-    from sim.cost import Cost, Launch, Price
+    from sim.cost import Cost
     from sim.pieces import Piece
+    from sim.price import Launch, Price
     from sim.quantity import Source
 
 TERMS = ("gpu_slowdown_by_h2d", "h2d_slowdown_by_gpu", "cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu")

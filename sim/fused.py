@@ -19,9 +19,9 @@ from sim.machine import DEMAND, SPECULATIVE, UNKNOWN_S, Ticket
 from sim.sim_machine import SimMachine
 
 if TYPE_CHECKING:
-    from sim.cost import Price
     from sim.machine import Machine
     from sim.pieces import Piece
+    from sim.price import Price
     from sim.transfers import Log
 
 

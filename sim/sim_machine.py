@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from sim.cost import Cost, Launch, Price
+    from sim.cost import Cost
     from sim.iterations import Iteration
     from sim.pieces import Piece
+    from sim.price import Launch, Price
     from sim.quantity import Source
 
 NOTHING: tuple[Ticket, ...] = ()

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from simpy_oracle import Observed
 
 from sim.copy_lane import Copy, CopyLane
-from sim.cost import Launch, Price
 from sim.lanes import CAUSES, GPU, H2D, HOST, SerialLane, Stream
 from sim.machine import DEMAND, SPECULATIVE, UNKNOWN_S, Ticket
 from sim.pieces import Piece
+from sim.price import Launch, Price
 from sim.sim_machine import SimMachine
 
 OPS = (*["copy"] * 5, *["run"] * 3, *["block"] * 2, *["promote"] * 2, *["sync"] * 2, "cpu", "join", "cancel", "look",
