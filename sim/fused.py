@@ -1,8 +1,8 @@
 """Engine and machine in one, for one simulated GPU where nobody looks on: the same objects, the calls taken out.
 
-What `Transfers`, `Engine`, `SimLinks` and `SimMachine` do for a whole expert in the serving precision, in two long
-functions. Whatever is unusual (parts, lower precisions, rooms still written back, work that waits for a copy not
-settled yet) goes the general way, on the same state; so does all of a run that is logged or whose spans are kept.
+What `Transfers`, `Execution`, `Engine`, `SimLinks` and `SimMachine` do for a whole expert in the serving precision, in
+two long functions. Whatever is unusual (parts, lower precisions, rooms still written back, work that waits for a copy
+not settled yet) goes the general way, on the same state; so does all of a run that is logged or whose spans are kept.
 `tests/test_fused.py` holds the two equal for every policy, bit for bit.
 """
 

@@ -23,7 +23,7 @@ Log = Callable[[str, int, int], None]
 
 
 class Transfers:
-    """The half of the engine that fills the cache; `Engine` adds the half that computes.
+    """The part of the engine that fills the cache; `Execution` adds what computes, `Engine` what serves layers.
 
     Args:
         log: called with (kind, layer, expert) for every decision applied, or None.

@@ -27,6 +27,7 @@ PARTS = (
     ("sim/future.py", "reading the trace"),
     ("traces/", "reading the trace"),
     ("sim/engine.py", "the engine: decisions, cache, counts"),
+    ("sim/execution.py", "the engine: decisions, cache, counts"),
     ("sim/transfers.py", "the engine: decisions, cache, counts"),
     ("sim/cache.py", "the engine: decisions, cache, counts"),
     ("sim/tally.py", "the engine: decisions, cache, counts"),
