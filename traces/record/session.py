@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,9 +20,11 @@ from sim.errors import BadInput
 from traces.format import Array
 from traces.header import Header
 from traces.reader import Trace
-from traces.record.probe import Rows
 from traces.requests import Request
 from traces.writer import Layout, TraceWriter
+
+if TYPE_CHECKING:
+    from traces.record.probe import Rows
 
 BUFFER_BYTES = 16 * 1024 * 1024  # rows of a batch that wait in memory before they go to disk
 _JOIN_ROWS = 4096
