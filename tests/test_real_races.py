@@ -13,9 +13,8 @@ from real_world import tiny_setup  # noqa: E402
 
 from sim.real import cuda_lanes, cuda_threads  # noqa: E402
 from sim.real.cuda_lanes import CudaLanes  # noqa: E402
-from sim.real.machine import _copy  # noqa: E402
 from sim.real.run import measure  # noqa: E402
-from sim.real.shelves import Shelves  # noqa: E402
+from sim.real.shelves import Shelves, copy_runs  # noqa: E402
 from sim.real.weights import random_weights  # noqa: E402
 from sim.real.work import COMPUTE, DOWN, UP, Work  # noqa: E402
 
@@ -220,7 +219,7 @@ def test_room_waits_for_whoever_still_reads_it_and_a_copy_for_its_source(tmp_pat
             def bring(wanted) -> list:
                 block = shelves.room(wanted)
                 ends = shelves.ends(wanted, block)
-                work = Work(UP, "demand", partial(_copy, ends), tuple(shelves.hazards(wanted, block)))
+                work = Work(UP, "demand", partial(copy_runs, ends), tuple(shelves.hazards(wanted, block)))
                 shelves.blocks[wanted] = (block, work)
                 lanes.submit(work)
                 return ends
@@ -234,7 +233,7 @@ def test_room_waits_for_whoever_still_reads_it_and_a_copy_for_its_source(tmp_pat
                         lanes.submit(shelves.last_use[piece])
                     else:
                         back = [(b, a) for a, b in ends]
-                        work = Work(DOWN, "write_back", partial(_copy, back), after)
+                        work = Work(DOWN, "write_back", partial(copy_runs, back), after)
                         shelves.copying_down(piece, work)
                         lanes.submit(work)
                 shelves.release(piece)

@@ -12,28 +12,25 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sim.iterations import PREFILL
-from sim.lanes import CPU, HOST, IDLE
-from sim.machine import DEMAND, Ticket
-from sim.real.decoder import Decoder, Span
+from sim.lanes import HOST, IDLE
+from sim.machine import Ticket
+from sim.real.decoder import Span
+from sim.real.experts import RealExperts
 from sim.real.ledger import Ledger
-from sim.real.partial import Partial, Result
+from sim.real.partial import Result
 from sim.real.routing import Routing
-from sim.real.shelves import Shelves, extent
-from sim.real.work import COMPUTE, DOWN, POOL, UP, Done, Work
+from sim.real.work import COMPUTE, Done, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from sim.iterations import Iteration
     from sim.lanes import Spans
     from sim.models import Model
-    from sim.pieces import Piece
     from sim.quantity import Source
     from sim.real.weights import Weights
     from sim.real.work import Lanes
 
 
-class RealMachine:
+class RealMachine(RealExperts):
     """Implements `sim.machine.Machine` on one device.
 
     Args:
@@ -50,36 +47,22 @@ class RealMachine:
         max_positions: int, max_tokens: int, spans: Spans | None = None, report_copies: bool = False,
         keep: bool = False,
     ) -> None:  # fmt: skip
-        self.lanes, self.model, self.weights, self.routing = lanes, model, weights, routing
-        self.torch = lanes.torch
-        self.ledger = Ledger(spans, report_copies, keep, len(arena_bytes))
-        self.decoder = Decoder(model, weights, self.torch, lanes.device, max_positions)
-        self.shelves = Shelves(weights, lanes, arena_bytes)
-        self._partials: dict[int, Partial] = {}  # of the layer under way, by expert
+        super().__init__(lanes, model, weights, arena_bytes, routing, max_positions,
+                         Ledger(spans, report_copies, keep, len(arena_bytes)))  # fmt: skip
         self._caches: dict[int, Span] = {}
         self._chosen = self._host_ids(max_tokens, model.top_k)  # the gate's choice, read back
         self._next_ids = self._host_ids(max_tokens)
-        self._results: list[Result] = []
-        self._on_cpu: dict[Ticket, Result] = {}
-        self._joins: tuple[Work, ...] = ()
         self._iteration: Iteration | None = None
-        self._gate: Work | None = None
-        self._gate_layer = 0
         self._embed: Any = None
         self._longest = 0
         self.digest = 0
         self.keep_hidden = False
         self.hidden: list[Any] = []  # of each iteration, on the host, where `keep_hidden` asks for it
         self.on_logits: Any = None  # called with (iteration, logits on the host)
-        self.d2h_bytes = self.h2d_bytes = self.written_back_bytes = 0
 
     def _host_ids(self, *shape: int) -> Any:
         """Host memory for ids; a read-back has to fill one run of it, or it would go through pageable memory."""
         return self.lanes.on_host(8 * math.prod(shape)).view(self.torch.int64).view(shape)
-
-    @property
-    def now_s(self) -> float:
-        return self.lanes.now_s()
 
     # -- the iteration ----------------------------------------------------------------------------------------------
 
@@ -245,161 +228,6 @@ class RealMachine:
             if r.stop_row == r.request.first_row + r.request.prompt_len + r.request.outputs - 1:
                 self._caches.pop(r.request.index, None)
 
-    # -- experts ----------------------------------------------------------------------------------------------------
-
-    def expert(
-        self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...], parts: Sequence[Piece] = ()
-    ) -> Ticket:
-        began_s = self.now_s
-        expert = self._partials.get(piece.expert)
-        if expert is None:
-            routed = self.routing.rows(piece.layer, piece.expert)
-            expert = self._partials[piece.expert] = Partial(piece.layer, piece.expert, self.weights.rows, routed)
-        read = self._input if piece.gpu == 0 else self._sent
-        part = extent(piece, self.weights.rows)
-        values = self.shelves.side_by_side(parts) if parts else self.shelves.values(piece)
-        results, compute = expert.add(part, values, self.decoder, read)
-        self._results += results
-        works = _works(after)
-        if piece.gpu:  # its stream knows nothing of GPU 0's: it waits for the gate, and the next block for it
-            assert self._gate is not None
-            works = (*works, self._gate)
-        work = Work(COMPUTE, "expert", compute, works, layer=piece.layer, expert=piece.expert, n_tokens=n_tokens)
-        work.gpu = piece.gpu
-        self.lanes.submit(work)
-        if piece.gpu:
-            self._joins = (*self._joins, work)
-        for read_from in parts or (piece,):
-            self.shelves.last_use[read_from] = work
-        self._said("launch expert", piece.layer, piece.expert, n_tokens, 0, began_s)
-        return work
-
-    def _sent(self, result: Result) -> Any:
-        """The rows that an expert elsewhere computes, in memory of its own."""
-        result.foreign = True
-        return self._input(result).clone()
-
-    def _input(self, result: Result, normed: Any = None) -> Any:
-        """The rows that an expert computes, on the device; runs on the lane that reads them."""
-        normed = self.decoder.normed if normed is None else normed
-        if result.rows is None:
-            return normed
-        result.rows, result.share = self.lanes.upload(result.rows), self.lanes.upload(result.share)
-        return normed.index_select(0, result.rows)
-
-    def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
-        began_s = self.now_s
-        torch, weights, hidden = self.torch, self.weights, self.model.hidden_size
-        ahead = layer > self._gate_layer
-        rows, share = self.routing.first(n_tokens) if ahead else self.routing.rows(layer, expert)
-        n_bytes = n_tokens * hidden * weights.element_bytes
-        matrices = self._at_home(layer, expert)
-        inbox = self.lanes.on_host(n_bytes).view(weights.dtype).view(n_tokens, hidden)
-        outbox = self.lanes.on_host(n_bytes).view(weights.dtype).view(n_tokens, hidden)
-        result = Result((layer, expert, 0.0), rows, share)
-        result.foreign = True
-        source = self._gate  # the rows to send are there once the gate has run
-
-        normed = self.decoder.normed  # now: this lane may get there after the next layer has begun
-
-        def send() -> None:
-            self.lanes.used_here(normed)
-            inbox.copy_(self._input(result, normed), non_blocking=True)
-
-        def compute() -> None:
-            outbox.copy_(self.decoder.ffn(inbox, matrices))
-
-        def bring() -> None:
-            result.out = torch.empty((n_tokens, hidden), dtype=weights.dtype, device=self.lanes.device)
-            result.out.copy_(outbox, non_blocking=True)
-
-        facts: dict[str, Any] = {"layer": layer, "expert": expert, "n_tokens": n_tokens}
-        down = Work(DOWN, "activations", send, () if source is None else (source,), n_bytes=n_bytes, **facts)
-        pool = Work(POOL, "expert", compute, (down,), **facts)
-        back = Work(UP, "activations", bring, (pool,), n_bytes=n_bytes, **facts)
-        back.cause = CPU
-        for work in (down, pool, back):
-            self.lanes.submit(work)
-        self.d2h_bytes += n_bytes
-        self.h2d_bytes += n_bytes
-        self._on_cpu[back] = result
-        self._said("launch cpu_expert", layer, expert, n_tokens, n_bytes, began_s)
-        return back
-
-    def _at_home(self, layer: int, expert: int) -> Any:
-        """An expert's matrices [3, intermediate, hidden] as they lie in host memory."""
-        weights, hidden = self.weights, self.model.hidden_size
-        values = weights.experts[layer][expert].view(weights.dtype)
-        return values[: 3 * weights.rows * hidden].view(3, weights.rows, hidden)
-
-    def join(self, ticket: Ticket) -> None:
-        assert isinstance(ticket, Work)
-        self._joins = (*self._joins, ticket)
-        result = self._on_cpu.pop(ticket)
-        if result.rows is None:  # computed ahead, its weight was not known yet
-            result.share = self.routing.rows(ticket.layer, ticket.expert)[1]
-        self._results.append(result)
-
-    # -- copies -----------------------------------------------------------------------------------------------------
-
-    def place(self, piece: Piece) -> None:
-        """Put a piece in place before the run, outside its time."""
-        block = self.shelves.room(piece)
-        _copy(self.shelves.ends(piece, block))
-        self.shelves.blocks[piece] = (block, None)
-
-    def release(self, piece: Piece) -> None:
-        """The cache has let go of a piece."""
-        self.shelves.release(piece)
-
-    def copy(self, piece: Piece, priority: int, after: tuple[Ticket, ...]) -> Ticket:
-        began_s = self.now_s
-        block = self.shelves.room(piece)
-        op, hazards = "demand" if priority == DEMAND else "prefetch", self.shelves.hazards(piece, block)
-        work = Work(UP, op, partial(_copy, self.shelves.ends(piece, block)), (*_works(after), *hazards),
-                    layer=piece.layer, expert=piece.expert, n_bytes=piece.n_bytes, priority=priority)  # fmt: skip
-        work.piece, work.gpu = piece, piece.gpu
-        self.shelves.blocks[piece] = (block, work)
-        self.h2d_bytes += piece.n_bytes
-        self.lanes.submit(work)
-        self._said("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, began_s)
-        return work
-
-    def copy_back(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket:
-        began_s = self.now_s
-        block, _ = self.shelves.blocks[piece]
-        back = [(place, home) for home, place in self.shelves.ends(piece, block)]
-        work = Work(DOWN, "write_back", partial(_copy, back), _works(after),
-                    layer=piece.layer, expert=piece.expert, n_bytes=piece.n_bytes)  # fmt: skip
-        self.d2h_bytes += piece.n_bytes
-        self.written_back_bytes += piece.n_bytes
-        self.shelves.copying_down(piece, work)
-        self.lanes.submit(work)
-        self._said("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, began_s)
-        return work
-
-    def promote(self, ticket: Ticket) -> None:
-        assert isinstance(ticket, Work)
-        self.lanes.promote(ticket)
-
-    def cancel(self, ticket: Ticket) -> bool:
-        assert isinstance(ticket, Work)
-        if not self.lanes.cancel(ticket):
-            return False
-        self.h2d_bytes -= ticket.n_bytes
-        return True
-
-    def poll(self) -> list[Piece]:
-        self.ledger.take(self.lanes.finished)
-        arrived, self.ledger.arrived = self.ledger.arrived, []
-        return arrived
-
-    def ended(self, ticket: Ticket) -> bool:
-        return not isinstance(ticket, Work) or self.lanes.over(ticket)
-
-    def quiet_s(self, tickets: Iterable[Ticket]) -> float:
-        return 0.0
-
     def warm_up(self, n_tokens: int) -> None:
         """Run every kernel once at many widths, untimed: the first call of a shape loads and plans."""
         decoder, torch, number, home = self.decoder, self.torch, self.model.moe_layer_ids[0], self._at_home(0, 0)
@@ -454,25 +282,3 @@ class RealMachine:
     def lane_busy_s(self) -> dict[str, float]:
         """Busy seconds by lane; the host's are its launches and reads, policy code apart."""
         return dict(self.ledger.busy_s)
-
-    def drain(self) -> None:
-        self.lanes.settle()
-        self.ledger.take(self.lanes.finished)
-
-    def _said(self, op: str, layer: int, expert: int, n_tokens: int, n_bytes: int, began_s: float) -> None:
-        self.ledger.host(op, layer, expert, n_tokens, n_bytes, began_s, self.lanes.now_s())
-
-    def broken_copies(self) -> list[Piece]:
-        """Resident pieces whose bytes on the device differ from those on the host: none, unless a copy went wrong."""
-        self.drain()
-        return self.shelves.broken()
-
-
-def _copy(ends: list[tuple[Any, Any]]) -> None:
-    """Copy run by run; runs are contiguous at both ends, so that each is one asynchronous copy."""
-    for source, target in ends:
-        target.copy_(source, non_blocking=True)
-
-
-def _works(tickets: tuple[Ticket, ...]) -> tuple[Work, ...]:
-    return tuple(ticket for ticket in tickets if isinstance(ticket, Work))

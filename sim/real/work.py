@@ -65,6 +65,11 @@ class Done(Ticket):
         super().__init__(end_s, SIDE)
 
 
+def works_of(tickets: tuple[Ticket, ...]) -> tuple[Work, ...]:
+    """Those that are work on a lane; the others are over already."""
+    return tuple(ticket for ticket in tickets if isinstance(ticket, Work))
+
+
 class Lanes(Protocol):
     """One device: its compute stream, its copy engines, and a pool of CPU threads."""
 
