@@ -40,6 +40,8 @@ def find(package: str, what: str, name_or_path: str) -> Path:
     by_plain = {_plain(name): file for name, file in names.items()}
     if _plain(name_or_path) in by_plain:
         return by_plain[_plain(name_or_path)]
+    if S_ISREG(mode_of(path)):
+        raise BadInput(f"{what}, got {name_or_path!r}: a file of yours ends in .yaml, .yml or .json; rename it")
     raise BadInput(f"{what}, got {name_or_path!r}: unknown; {did_you_mean(name_or_path, files)}")
 
 

@@ -136,6 +136,17 @@ def test_a_policy_that_breaks_a_rule_is_no_success(capsys, trace, monkeypatch):
     assert out.startswith("lru: ") and out.endswith("not run: fifo: fifo, got nonsense: a bug\n")
 
 
+def test_a_named_policy_that_breaks_a_rule_is_named(capsys, trace, monkeypatch):
+    def forgets(self, gate, view):
+        return ()
+
+    monkeypatch.setattr(policies()["fifo"], "gate_done", forgets)
+    named = ("--policy", "lru", "--policy", "fifo scope=layer", "--policy", "lfu")
+    code, out, err = call(capsys, "--hw", "rtx3090", "--trace", str(trace), *named)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: policy fifo scope=layer: ") and "every needed expert must run once" in err
+
+
 def test_equal_runs_are_shown_once(capsys, trace):
     names = ("accelerate", "LRU", "lru scope=global", "on_demand", "lru", "lru scope=layer")
     args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in names for word in ("--policy", name)))

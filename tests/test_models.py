@@ -257,6 +257,13 @@ def test_names_and_paths_that_do_not_exist(tmp_path: Path) -> None:
         load_model("mixtral-8x7b", {"top_k": 9})
 
 
+def test_a_file_by_another_ending_is_not_called_unknown(tmp_path: Path) -> None:
+    mine = tmp_path / "mixtral-8x7b.txt"
+    mine.write_text("id: mine", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"8x7b\.txt': a file of yours ends in \.yaml, \.yml or \.json; rename it"):
+        load_model(str(mine))
+
+
 # Hugging Face config.json --------------------------------------------------------------------------------------------
 
 MIXTRAL_JSON = {

@@ -14,7 +14,7 @@ from sim.cli.compare_row import Row, speed
 from sim.cli.once import OnceEach
 from sim.cli.progress import Bar
 from sim.cli.spec_options import notes, spec_options, specify
-from sim.errors import BadInput, MoesimError
+from sim.errors import BadInput, IllegalDecision, MoesimError
 
 if TYPE_CHECKING:
     from sim.cli.compare_pool import Call
@@ -139,6 +139,8 @@ def run_all(candidates: list[Candidate], workers: int | None) -> tuple[list[Row]
             found[index] = answer
             if isinstance(answer, MoesimError):
                 if ready[index].named:
+                    if isinstance(answer, IllegalDecision):  # it tells of a decision, not of whose it was
+                        raise IllegalDecision(f"policy {ready[index].label}: {answer}")
                     raise answer
                 failed[ready[index].label] = answer
             shown.update(len(found), len(calls))
