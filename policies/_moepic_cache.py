@@ -1,9 +1,10 @@
-"""What MoEpic holds of one layer on one GPU: which experts' tops are cached, and how experts are split there."""
+"""What MoEpic holds: of one layer on one GPU the tops that are cached and how experts are split, and how much where."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
+from policies._moepic_config import LayerPlan
 from sim.pieces import Piece
 from sim.view import View
 
@@ -70,3 +71,47 @@ class Tops:
     def replaceable(self, owed: Collection[int]) -> list[int]:
         """Cached experts that may leave."""
         return [e for e in self.cached if e not in owed]
+
+
+class Division:
+    """How the memory for experts is divided among layers, and each layer's share among GPUs.
+
+    Args:
+        buffer: whole experts left to prefetched and missing segments. split: theta before the configurator has run.
+
+    Attributes:
+        tops: by layer and GPU. budgets: V of each layer, whole experts. fits: all experts do, nothing is to be decided
+            and no buffer needed.
+    """
+
+    def __init__(self, buffer: int, split: float, view: View) -> None:
+        gpus = range(view.n_gpus)
+        self.tops = [[Tops(layer, gpu, view) for gpu in gpus] for layer in range(view.n_layers)]
+        held = [sum(len(tops[gpu].experts) for tops in self.tops) for gpu in gpus]
+        self.fits = all(view.capacity_of(gpu) >= held[gpu] for gpu in gpus)
+        mine = [held[gpu] if self.fits else view.capacity_of(gpu) - buffer for gpu in gpus]  # V_e
+        self.budgets = [sum(mine) / view.n_layers] * view.n_layers
+        self._buffer = buffer
+        self._shares = [n / max(1, sum(mine)) for n in mine]
+        self._spare_bytes = [0] * view.n_gpus  # of V_e, left by its division
+        self.lay_out([self._even(budget, split, view.n_experts) for budget in self.budgets], view)
+
+    def _even(self, budget: float, split: float, n_experts: int) -> LayerPlan:
+        """Algorithm 1, line 4: C = V / theta, rounded down, no more experts than there are."""
+        if split == 0.0 or budget <= 0.0:
+            return LayerPlan(0, 0.0, 0.0)
+        n_cached = n_experts if self.fits else min(n_experts, max(1, int(budget / split)))
+        return LayerPlan(n_cached, min(1.0, budget / n_cached), 0.0)
+
+    def lay_out(self, plans: Sequence[LayerPlan], view: View) -> None:
+        """Give every layer and GPU its share."""
+        for groups, plan, budget in zip(self.tops, plans, self.budgets, strict=True):
+            for tops, share in zip(groups, self._shares, strict=True):
+                tops.lay_out(budget * share, plan.n_cached * share, view)
+        for gpu in range(view.n_gpus):
+            taken_bytes = sum(groups[gpu].n_cached * groups[gpu].top_bytes for groups in self.tops)
+            self._spare_bytes[gpu] = (view.capacity_of(gpu) - self._buffer) * view.expert_bytes - taken_bytes
+
+    def room(self, gpu: int, view: View) -> int:
+        """Bytes left in the buffer: what the caches have no use for is no part of it."""
+        return view.free_bytes(gpu) - (0 if self.fits else self._spare_bytes[gpu])

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies._priority import CHUNK_ROWS, Priorities, places_before
+from sim.iterations import Gate
+from sim.view import View
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -117,6 +119,18 @@ def allocate(
         v = moved
 
 
+def longest_window_s(gate: Gate, view: View) -> float:
+    """Twice the longest prefetching window there can be after a gate: prefetches go out one by one, so what could not
+    start before the next gate speaks is never asked for (and costs the host nothing)."""
+    prices, n_tokens = view.prices, gate.iteration.n_tokens
+    experts_s = math.fsum(max(prices.gpu_s(n), prices.expert_s()) for n in gate.needs.values())
+    moe_s = experts_s + n_tokens * prices.shared_s()
+    ranges = gate.iteration.ranges
+    head_s = len(ranges) * prices.head_s() if gate.layer == view.n_layers - 1 else 0.0
+    attention_s = math.fsum((r.stop_row - r.start_row) * prices.attention_s(r.context) for r in ranges)
+    return 2.0 * (moe_s + attention_s + head_s)
+
+
 class Statistics:
     """Counts behind the probabilities, over all tokens so far.
 
@@ -175,4 +189,5 @@ class Statistics:
         return [Odds(hit[layer], active[layer], cached[layer]) for layer in range(n_layers)]
 
 
-__all__ = ["CHUNK_ROWS", "LayerPlan", "Odds", "Statistics", "Times", "allocate", "split_all", "split_layer"]
+__all__ = ["CHUNK_ROWS", "LayerPlan", "Odds", "Statistics", "Times", "allocate", "longest_window_s", "split_all",
+           "split_layer"]  # fmt: skip

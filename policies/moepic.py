@@ -20,9 +20,10 @@ from random import Random as Draws
 
 import numpy as np
 
-from policies._moepic_cache import Tops
-from policies._moepic_config import LayerPlan, Statistics, Times, allocate
+from policies._moepic_cache import Division, Tops
+from policies._moepic_config import Statistics, Times, allocate, longest_window_s
 from policies._moepic_history import History
+from policies._moepic_replace import Replacement, shuffled
 from policies._priority import Priorities
 from sim.api import Param, Policy, Steps
 from sim.decisions import Evict, Fetch, Prefetch, RunGpu, RunPart, Wait
@@ -97,42 +98,14 @@ class Moepic(Policy):
         self._draw = Draws(self.seed).random  # noqa: S311 - a simulation, not a secret
         self._view = view
         self.settings["buffer"] = room = int(self.buffer or view.top_k)
-        gpus, layers = range(view.n_gpus), range(view.n_layers)
-        self._tops = [[Tops(layer, gpu, view) for gpu in gpus] for layer in layers]
-        held = [sum(len(tops[gpu].experts) for tops in self._tops) for gpu in gpus]
-        self._fits = all(view.capacity_of(gpu) >= held[gpu] for gpu in gpus)  # nothing to decide, no buffer needed
-        mine = [held[gpu] if self._fits else view.capacity_of(gpu) - room for gpu in gpus]  # V_e
-        self._shares = [n / max(1, sum(mine)) for n in mine]
+        self._division = Division(room, self.split, view)
+        self._tops, self._fits = self._division.tops, self._division.fits
         self._priorities = Priorities(view.n_layers, view.n_experts, self.omega, self.rho)
+        self._replacement = Replacement(self._priorities, self.evict == "random", self.admission, self._draw)
         statistics = Statistics(view.n_layers, view.n_experts, view.top_k)
         self._history = History(self._priorities, statistics, self.configure, self.prefetch == "speculative")
-        self._budgets = [sum(mine) / view.n_layers] * view.n_layers
-        self._spare = [0] * view.n_gpus  # bytes of V_e that its division leaves
-        self._lay_out([self._even(budget) for budget in self._budgets])
         self._ahead: list[Piece] = []
-        self._n_hits = self._n_activated = self._n_configured = self._n_admitted = 0
-
-    def _even(self, budget: float) -> LayerPlan:
-        """Algorithm 1, line 4: C = V / theta, rounded down, no more experts than there are."""
-        n_experts = self._view.n_experts
-        if self.split == 0.0 or budget <= 0.0:
-            return LayerPlan(0, 0.0, 0.0)
-        n_cached = n_experts if self._fits else min(n_experts, max(1, int(budget / self.split)))
-        return LayerPlan(n_cached, min(1.0, budget / n_cached), 0.0)
-
-    def _lay_out(self, plans: list[LayerPlan]) -> None:
-        """Give every layer and GPU its share."""
-        view = self._view
-        for groups, plan, budget in zip(self._tops, plans, self._budgets, strict=True):
-            for tops, share in zip(groups, self._shares, strict=True):
-                tops.lay_out(budget * share, plan.n_cached * share, view)
-        for gpu in range(view.n_gpus):
-            taken = sum(groups[gpu].n_cached * groups[gpu].top_bytes for groups in self._tops)
-            self._spare[gpu] = (view.capacity_of(gpu) - int(self.settings["buffer"] or 0)) * view.expert_bytes - taken
-
-    def _room(self, gpu: int) -> int:
-        """Bytes left in the buffer: what the caches have no use for is no part of it."""
-        return self._view.free_bytes(gpu) - (0 if self._fits else self._spare[gpu])
+        self._n_hits = self._n_activated = self._n_configured = 0
 
     # -- before the first request -----------------------------------------------------------------------------------
 
@@ -154,16 +127,10 @@ class Moepic(Policy):
         if random:
             stay = list(tops.cached)
             rest = [e for e in tops.experts if e not in tops.cached]
-            tops.cached = dict.fromkeys((stay + list(self._shuffled(rest)))[: tops.n_cached])
+            tops.cached = dict.fromkeys((stay + list(shuffled(rest, self._draw)))[: tops.n_cached])
         else:
             keys = self._priorities.keys[tops.layer]
             tops.cached = dict.fromkeys(tops.best(keys.__getitem__))
-
-    def _shuffled(self, experts: list[int]) -> Iterator[int]:
-        for left in range(len(experts), 0, -1):
-            at = int(self._draw() * left)
-            experts[at], experts[left - 1] = experts[left - 1], experts[at]
-            yield experts[left - 1]
 
     # -- a layer (section 3.2) --------------------------------------------------------------------------------------
 
@@ -199,7 +166,7 @@ class Moepic(Policy):
             if len(held[expert]) < tops.n_segments:
                 unsent[tops.gpu].append(expert)
             else:
-                yield from self._admit(tops, expert, owed)
+                yield from self._replacement.admit(tops, expert, owed)
         for tops in groups:
             yield from self._send(tops, unsent[tops.gpu], owed, view)
         whole = {expert for expert in work if len(here[expert]) == home[expert].n_segments}
@@ -240,37 +207,14 @@ class Moepic(Policy):
         while unsent:
             expert = unsent[0]
             if expert not in tops.cached:
-                yield from self._admit(tops, expert, owed)
+                yield from self._replacement.admit(tops, expert, owed)
             pieces = tops.missing(expert, view)
-            if at_least <= 0 and sum(piece.n_bytes for piece in pieces) > self._room(tops.gpu):
+            if at_least <= 0 and sum(piece.n_bytes for piece in pieces) > self._division.room(tops.gpu, view):
                 return
             for piece in pieces:
                 yield Fetch(piece)
             unsent.popleft()
             at_least -= 1
-
-    def _admit(self, tops: Tops, expert: int, owed: dict[int, int]) -> Iterator[Evict]:
-        """Section 3.3: the missed expert's top takes the place of the one of lowest priority. Where every cached expert
-        is still to run (prompts, batches), it passes through the buffer instead."""
-        if expert in tops.cached or not tops.n_cached:
-            return
-        if len(tops.cached) >= tops.n_cached:
-            candidates = tops.replaceable(owed)
-            if not candidates:
-                return
-            keys = self._priorities.keys[tops.layer]
-            if self.evict == "random":
-                victim = candidates[int(self._draw() * len(candidates))]
-            else:
-                victim = min(candidates, key=lambda e: (keys[e], e))
-            if self.admission == "priority" and keys[expert] < keys[victim]:
-                return
-            top = tops.top(victim)
-            assert top is not None
-            yield Evict(top)
-            del tops.cached[victim]
-        tops.cached[expert] = None
-        self._n_admitted += 1
 
     def _look_ahead(self, gate: Gate, view: View) -> Steps:
         """Bottoms of the next layer's likeliest experts whose tops are cached, else all of them, while the buffer has
@@ -280,32 +224,21 @@ class Moepic(Policy):
         layer = (gate.layer + 1) % view.n_layers
         order = list(self._order(gate, layer, view))
         for tops in self._tops[layer]:
-            left_s = self._window_s(gate, view)
+            left_s = longest_window_s(gate, view)
             for expert in order:
                 if view.piece(layer, expert).gpu != tops.gpu:
                     continue
                 pieces = tops.missing(expert, view)
-                if left_s < 0.0 or sum(piece.n_bytes for piece in pieces) > self._room(tops.gpu):
+                if left_s < 0.0 or sum(piece.n_bytes for piece in pieces) > self._division.room(tops.gpu, view):
                     break
                 for piece in pieces:
                     yield Prefetch(piece)
                     self._ahead.append(piece)
                     left_s -= view.prices.copy_s(piece.n_bytes)
 
-    def _window_s(self, gate: Gate, view: View) -> float:
-        """Twice the longest prefetching window this can be: prefetches go out one by one, so what could not start
-        before the next gate speaks is never asked for (and costs the host nothing)."""
-        prices, n_tokens = view.prices, gate.iteration.n_tokens
-        experts_s = math.fsum(max(prices.gpu_s(n), prices.expert_s()) for n in gate.needs.values())
-        moe_s = experts_s + n_tokens * prices.shared_s()
-        ranges = gate.iteration.ranges
-        head_s = len(ranges) * prices.head_s() if gate.layer == view.n_layers - 1 else 0.0
-        attention_s = math.fsum((r.stop_row - r.start_row) * prices.attention_s(r.context) for r in ranges)
-        return 2.0 * (moe_s + attention_s + head_s)
-
     def _order(self, gate: Gate, layer: int, view: View) -> Iterable[int]:
         if self.prefetch == "random":
-            return self._shuffled(list(range(view.n_experts)))
+            return shuffled(list(range(view.n_experts)), self._draw)
         if gate.phase == DECODE:
             scores = gate.next_scores(1)
             total = scores[0] if len(scores) == 1 else scores.sum(axis=0)
@@ -346,10 +279,10 @@ class Moepic(Policy):
             top_k=top_k,
         )
         odds = self._history.statistics.odds(self.prefetch)
-        self._budgets, plans = allocate(self._budgets, self.zeta, odds, times)
+        self._division.budgets, plans = allocate(self._division.budgets, self.zeta, odds, times)
         self._history.since = 0
         self._n_configured += 1
-        self._lay_out(plans)
+        self._division.lay_out(plans, self._view)
 
     def _update(self, view: View) -> Steps:
         """Algorithm 1, lines 9 and 10: new budgets and splits, then the tops of each layer's best C experts."""
@@ -380,5 +313,5 @@ class Moepic(Policy):
             "split_mean_frac": math.fsum(fracs) / len(fracs),
             "split_min_frac": min(fracs),
             "split_max_frac": max(fracs),
-            "admitted": float(self._n_admitted),
+            "admitted": float(self._replacement.n_admitted),
         }
