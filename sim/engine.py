@@ -27,7 +27,7 @@ from sim.decisions import (
 from sim.errors import IllegalDecision
 from sim.execution import Execution
 from sim.machine import UNKNOWN_S, Machine, Ticket
-from sim.tally import HIT, LATE, MISS, ON_CPU, PARTIAL
+from sim.tally import HIT, LATE, MISS, ON_CPU, PARTIAL, HitCounts
 from sim.transfers import Log
 from sim.view import View
 
@@ -167,10 +167,10 @@ class Engine(Execution):
                     classes[expert] = LATE
                     prefetch.asked_while_late(piece)
             else:
-                classes[expert] = self._classify_parts(piece)
+                classes[expert] = self._classify_parts(piece, counts)
         return classes
 
-    def _classify_parts(self, piece: Piece) -> int:
+    def _classify_parts(self, piece: Piece, counts: HitCounts) -> int:
         lower = self._lower.get(piece.expert)
         parts = self.cache.parts(piece, lower)
         if not parts:
@@ -184,7 +184,10 @@ class Engine(Execution):
         enough = self.cache.sufficient(piece, lower)
         if enough is None:
             return PARTIAL if here else LATE
-        return HIT if all(entry in here for entry in enough) else LATE
+        if not all(entry in here for entry in enough):
+            return LATE
+        counts.prefetched += any(not entry.used and entry.origin == PREFETCHED for entry in enough)
+        return HIT
 
     def _serve_owed(self) -> None:
         """The default service: fetch what is missing, run residents meanwhile, then what arrives, in router order."""

@@ -246,6 +246,7 @@ def _ends(rows: list[Resting]) -> tuple[float, float]:
 
 
 def lane_utilisation(machine: SimMachine | RealMachine, makespan_s: float) -> dict[str, float | None]:
-    """Busy share of every lane over the makespan."""
-    lanes = machine.lane_busy_s()
-    return {name: (busy_s / makespan_s if makespan_s else None) for name, busy_s in sorted(lanes.items())}
+    """Busy share of every lane over the makespan; over the lane's own time where it goes on after the last token."""
+    lanes, ends_s = machine.lane_busy_s(), machine.lane_ends_s() if machine.measured is False else {}
+    spans_s = {name: max(makespan_s, ends_s.get(name, 0.0)) for name in lanes}
+    return {name: (busy_s / spans_s[name] if spans_s[name] else None) for name, busy_s in sorted(lanes.items())}

@@ -278,3 +278,8 @@ class SimMachine(SimLinks):
         lanes["d2h"] += self.back.busy_s  # one engine: activations of CPU experts, or pieces written back
         lanes["host"] = math.fsum(share for _, share in self.host_shares())
         return lanes
+
+    def lane_ends_s(self) -> dict[str, float]:
+        """When links, CPU pool and predictor ended their last work: some goes on after the last token."""
+        ends_s = {up.name: up.free_s for up in self.up} | {lane.name: lane.free_s for lane in (self.cpu, self.side)}
+        return ends_s | {"d2h": max(self.down.free_s, self.back.free_s)}

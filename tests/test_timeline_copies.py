@@ -43,6 +43,15 @@ def test_on_demand_with_two_slots(tmp_path):
                         ("evict", 0, 1)]  # fmt: skip
 
 
+def test_a_copy_nobody_waits_for_goes_on_after_the_last_token(tmp_path):
+    # Copies 0..10 and 10..20, expert 10..12, head 12..13: the link is busy for all of its own 20 s.
+    seen = run(Placed(ahead=[(0, 0), (0, 1)]), tmp_path, [[[0]]], room=2, n_experts=2)
+    assert seen.end_s == 13
+    assert seen.result["prefetch"]["wasted"]["n"] == 1
+    busy = seen.result["lane_utilisation"]
+    assert (busy["h2d"], busy["gpu"]) == (1, 4 / 13)
+
+
 def test_on_demand_with_one_slot(tmp_path):
     # The second copy must wait until expert 0 has been computed: 13..23, expert 1: 23..25, head 25..26.
     seen = run(OnDemand(slots=1), tmp_path, [[[1, 0]]], room=1)

@@ -14,8 +14,9 @@ from sim import run as sim_run
 from sim.api import Policy
 from sim.checks import safety
 from sim.checks.world import World
-from sim.decisions import Evict, Fetch, RunGpu, RunPart
+from sim.decisions import Evict, Fetch, Prefetch, RunGpu, RunPart
 from sim.fluid import FluidMachine
+from sim.metrics import hit_rates
 from traces.reader import Trace
 
 
@@ -64,6 +65,30 @@ def test_parts_by_hand(tmp_path, script, parts, log):
     assert [f"{kind} {expert}" for kind, _, expert in seen.log if kind != "fetch"] == log
     assert seen.end_s == parts[-1][1] + 1
     assert seen.outcome.engine.tally.n_executed == 2
+
+
+class HalfAhead(Policy):
+    """Expert 0 and half of expert 1 are there; the other half is prefetched at once."""
+
+    name = "half_ahead"
+
+    def initial(self, view):
+        return [view.piece(0, 0), view.part(0, 1, 0.0, 0.5)]
+
+    def request_start(self, request, view):
+        return [Prefetch(view.part(0, 1, 0.5, 1.0))]
+
+    def gate_done(self, gate, view):
+        return [RunGpu(expert) for expert in gate.needs]
+
+
+def test_an_expert_is_cached_only_if_no_part_of_it_came_ahead(tmp_path):
+    # A token takes 4 s and the prefetch 5: it is there when the third token's gate asks for expert 1.
+    seen = run(HalfAhead(), tmp_path, [[[0]], [[0]], [[1]]], room=2, lengths=[(1, 3)])
+    tally = seen.outcome.engine.tally
+    assert seen.classes("decode") == {"hit": 2}
+    assert hit_rates(tally, "gate")["hit_rate"] == hit_rates(tally, "room")["hit_rate"] == 1
+    assert (hit_rates(tally, "cached")["hit_rate"], hit_rates(tally, "cached")["miss_rate"]) == (0.5, 0.5)
 
 
 class Shuffled(Policy):
