@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,24 @@ from policies._mlp import load
 from sim.data import bundled
 from sim.errors import BadInput
 
+if TYPE_CHECKING:
+    from sim.iterations import RequestInfo
+    from traces.reader import Trace
+
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 FORMAT = "emoe/1"
 SUFFIX = ".emoe.safetensors"
 FORMS = ("A", "L")
+
+
+def counts_of_request(trace: Trace, request: RequestInfo) -> Counts:
+    """Tokens per (layer, expert) over the rows of a request, [L, E]."""
+    counts = np.zeros((trace.n_layers, trace.n_experts), dtype=np.int64)
+    rows = trace.experts[request.first_row : request.first_row + request.prompt_len + request.outputs - 1]
+    np.add.at(counts, (np.arange(trace.n_layers)[None, :, None], rows), 1)
+    return counts
 
 
 def digits(table: NDArray[Any], k: int) -> NDArray[np.int64]:

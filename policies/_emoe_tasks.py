@@ -1,4 +1,4 @@
-"""eMoE's task types from keywords (arXiv 2503.06823, section 3.2.1): the type with most matches in a prompt.
+"""eMoE's task types (arXiv 2503.06823, section 3.2.1): from keywords, the type with most matches in a prompt.
 
 Words are anything that can be compared: text, or the token ids by which a trace holds its prompts.
 """
@@ -8,6 +8,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from sim.iterations import RequestInfo
+    from sim.store import StoreSplit
 
 KEYWORDS_PER_TASK = 64
 
@@ -56,3 +63,38 @@ def profile(
             found[best].append((lead, word))
     return {task: frozenset(word for _, word in sorted(words, key=lambda item: -item[0])[:n])
             for task, words in found.items()}  # fmt: skip
+
+
+class Recogniser:
+    """Which task a request is taken for, rightly or not (sections 3.2.1 and 5.6.1).
+
+    Args:
+        store: requests whose tasks are known. by_keywords: profile them, and tell tasks by the tokens of a prompt;
+            else a request's label says it. accuracy: share of requests that are recognised, the others are taken for
+            another task, drawn by `chance`.
+    """
+
+    def __init__(self, store: StoreSplit, by_keywords: bool, accuracy: float, chance: Random) -> None:
+        self._trace = store.trace
+        self._tasks = tuple(store.trace.header.tasks)
+        self._accuracy, self._chance = accuracy, chance
+        self._keywords: dict[str, frozenset[Hashable]] | None = None
+        if by_keywords:
+            prompts: dict[str, list[list[int]]] = {task: [] for task in self._tasks}
+            for r in store.requests:
+                prompts[r.task].append(self._prompt(r))
+            self._keywords = profile(prompts)
+
+    def _prompt(self, request: RequestInfo) -> list[int]:
+        rows = slice(request.first_row, request.first_row + request.prompt_len)
+        return [int(token) for token in self._trace.token_ids[rows]]
+
+    def task_of(self, request: RequestInfo) -> int:
+        """Its number in the trace's list of tasks; the first one where nothing tells."""
+        found: str | None = request.task
+        if self._keywords is not None:
+            found = classify(self._prompt(request), self._keywords)
+        task = self._tasks.index(found) if found is not None else 0
+        if self._accuracy < 1.0 and len(self._tasks) > 1 and self._chance.random() >= self._accuracy:
+            task = (task + self._chance.randrange(1, len(self._tasks))) % len(self._tasks)
+        return task

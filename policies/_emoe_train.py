@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from policies._emoe_predict import FORMAT, FORMS, Counts, Transformer, digits, frequencies
+from policies._emoe_predict import FORMAT, FORMS, Counts, Transformer, counts_of_request, digits, frequencies
 from policies._emoe_xlnet import EPSILON, ONE
 from policies._mlp import save
 from sim.errors import BadInput
@@ -48,17 +48,6 @@ class Plan:
     @property
     def n_heads(self) -> int:
         return self.width // 16
-
-
-def counts_of(trace: Trace, start_row: int, stop_row: int) -> Counts:
-    """Tokens per (layer, expert) over rows of a trace, [L, E]."""
-    counts = np.zeros((trace.n_layers, trace.n_experts), dtype=np.int64)
-    np.add.at(counts, (np.arange(trace.n_layers)[None, :, None], trace.experts[start_row:stop_row]), 1)
-    return counts
-
-
-def counts_of_request(trace: Trace, request: RequestInfo) -> Counts:
-    return counts_of(trace, request.first_row, request.first_row + request.prompt_len + request.outputs - 1)
 
 
 class Net(nn.Module):

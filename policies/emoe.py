@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from policies._emoe_load import by_tokens, choose, expected_tokens, insensitive_layers, reroute
-from policies._emoe_predict import Counts, Transformer, digits, find, frequencies, read
-from policies._emoe_tasks import classify, profile
+from policies._emoe_predict import Counts, Transformer, counts_of_request, digits, find, frequencies, read
+from policies._emoe_tasks import Recogniser
 from policies._surrogate import PREFIX, Surrogate
 from sim.api import Assignment, Param, Policy, Steps
 from sim.decisions import Evict, Predict, Prefetch, RunGpu
@@ -146,9 +146,7 @@ class Emoe(Policy):
         self._past: Counts = np.zeros(shape, dtype=np.int64)
         outputs: list[list[int]] = [[] for _ in self._tasks]
         for r in store.requests:
-            self._past = np.zeros(shape, dtype=np.int64)
-            rows = trace.experts[r.first_row : r.first_row + r.prompt_len + r.outputs - 1]
-            np.add.at(self._past, (np.arange(trace.n_layers)[None, :, None], rows), 1)
+            self._past = counts_of_request(trace, r)
             self._known[self._tasks.index(r.task)] += self._past
             outputs[self._tasks.index(r.task)].append(r.outputs)
         every = [n for lengths in outputs for n in lengths]
@@ -162,11 +160,7 @@ class Emoe(Policy):
             for at, task in enumerate(self._tasks):
                 measured = self._transformer.similarity[self._transformer.tasks.index(task)] / 10_000
                 self._sensitive[at] = ~insensitive_layers(measured, self.threshold)
-        if self.classifier == "keywords":
-            prompts: dict[str, list[list[int]]] = {task: [] for task in self._tasks}
-            for r in store.requests:
-                prompts[r.task].append(self._prompt(r))
-            self._keywords = profile(prompts)
+        self._recogniser = Recogniser(store, self.classifier == "keywords", self.task_accuracy, self._chance)
 
     def _trained(self, shape: tuple[int, int]) -> Transformer:
         model = self._trace.header.model
@@ -191,7 +185,7 @@ class Emoe(Policy):
     # -- periodic invocation (section 3.3) --------------------------------------------------------------------------
 
     def request_start(self, request: RequestInfo, view: View) -> Steps:
-        task = self._recognised(request)
+        task = self._recogniser.task_of(request)
         self._running[request.index], self._task[request.index] = request, task
         self._n["right_tasks"] += self._tasks[task] == request.task
         due = self._index % self.p == 0 and (self._index > 0 or self._is_drawn)
@@ -218,9 +212,7 @@ class Emoe(Policy):
 
     def _foreseen(self, request: RequestInfo, task: int, view: View) -> Counts:
         """A surrogate's answer: the prompt's own shares, of which it takes some experts for others."""
-        rows = self._trace.experts[request.first_row : request.first_row + request.prompt_len + request.outputs - 1]
-        counts = np.zeros(self._past.shape, dtype=np.int64)
-        np.add.at(counts, (np.arange(view.n_layers)[None, :, None], rows), 1)
+        counts = counts_of_request(self._trace, request)
         found = self._shares.copy()
         for layer, (own, ranked) in enumerate(zip(frequencies(counts), digits(counts, view.n_experts), strict=True)):
             named = self._surrogate.name(request.first_row, layer, ranked[: view.top_k].tolist())
@@ -228,21 +220,6 @@ class Emoe(Policy):
             found[task, layer, order] = own[ranked]
             found[task, layer, named] += 1  # who is named comes before its equals
         return found
-
-    # -- task types (section 3.2.1) ---------------------------------------------------------------------------------
-
-    def _prompt(self, request: RequestInfo) -> list[int]:
-        rows = slice(request.first_row, request.first_row + request.prompt_len)
-        return [int(token) for token in self._trace.token_ids[rows]]
-
-    def _recognised(self, request: RequestInfo) -> int:
-        found: str | None = request.task
-        if self.classifier == "keywords":
-            found = classify(self._prompt(request), self._keywords)
-        task = self._tasks.index(found) if found is not None else 0
-        if self.task_accuracy < 1.0 and len(self._tasks) > 1 and self._chance.random() >= self.task_accuracy:
-            task = (task + self._chance.randrange(1, len(self._tasks))) % len(self._tasks)
-        return task
 
     # -- task-aware loading (section 3.4) ---------------------------------------------------------------------------
 
