@@ -16,7 +16,7 @@ pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transform
 from traces.train import model as models  # noqa: E402
 from traces.train.fast import FastModel, dense_experts, losses, sorted_experts  # noqa: E402
 from traces.train.tokens import save_tokens  # noqa: E402
-from traces.train.train import Settings, Trainer, learning_rate  # noqa: E402
+from traces.train.trainer import Settings, Trainer, learning_rate  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -1,0 +1,235 @@
+"""One training run: model, optimizer, data and log, from its settings to a checkpoint that can be resumed.
+
+The learning rate follows the clock, not a step count: warm-up over the first 2 %, then a cosine to 5 % of the peak
+when the minutes are over, so a run always ends annealed. Several workers share each batch and meet at every step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from safetensors.torch import load_file, save_file
+
+from sim.data import replacing, write_json
+from traces.train import model as models
+from traces.train.batches import WindowSampler, heldout_windows
+from traces.train.fast import FastModel, dense_experts, sorted_experts
+from traces.train.tokens import load_split
+
+FINAL_LR_SHARE = 0.05
+WARMUP_SHARE = 0.02
+HELDOUT_TOKENS_PER_TASK = 4_096  # while training; evaluate.py judges on more
+
+
+@dataclass
+class Settings:
+    """One training run; times are wall-clock minutes and seconds, `peak_lr` is AdamW's."""
+
+    shape: str
+    minutes: float
+    batch_tokens: int = 32_768
+    length: int = 256
+    peak_lr: float = 2e-3
+    weight_decay: float = 0.1
+    seed: int = 1
+    device: str = "cpu"
+    compiled: bool = False
+    max_steps: int = 1_000_000_000
+    eval_every_s: float = 1200.0
+    save_every_s: float = 300.0
+    experts: str = ""  # dense or sorted; default: dense on a GPU, sorted on a CPU
+    workers: int = 1  # processes that share each batch (CPU); small matrices leave threads little to do
+
+
+def hardware(device: str) -> str:
+    """What the run ran on, in words."""
+    if device.startswith("cuda"):
+        return str(torch.cuda.get_device_name(device))
+    return f"CPU {platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def learning_rate(progress: float, peak: float) -> float:
+    """Rate at a share of the budget in [0, 1]."""
+    if progress < WARMUP_SHARE:
+        return peak * max(progress / WARMUP_SHARE, 0.01)
+    turn = math.pi * min(1.0, (progress - WARMUP_SHARE) / (1 - WARMUP_SHARE))
+    return peak * (FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(turn)))
+
+
+class Trainer:
+    """Model, optimizer, data and log of one run."""
+
+    def __init__(self, settings: Settings, data: Path, out: Path, rank: int = 0) -> None:
+        self.settings, self.data, self.out, self.rank = settings, data, out, rank
+        out.mkdir(parents=True, exist_ok=True)
+        shape = models.get_shape(settings.shape)
+        vocab = int(json.loads((data / "tokens.json").read_text(encoding="utf-8"))["vocab"])
+        self.model = models.build(shape, vocab, settings.seed).to(settings.device).train()
+        self.aux_coef = shape.aux_coef
+        on_gpu = settings.device.startswith("cuda")
+        dense = settings.experts == "dense" or (on_gpu and settings.experts != "sorted")
+        experts = dense_experts if dense else sorted_experts
+        self.fast = FastModel(self.model, experts, settings.compiled)
+        self.plain = FastModel(self.model, experts)  # evaluation: rare, and not worth a second compilation
+        matrices = [p for p in self.model.parameters() if p.ndim > 1]
+        vectors = [p for p in self.model.parameters() if p.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=settings.peak_lr, betas=(0.9, 0.95), fused=on_gpu)
+        seed = settings.seed + 1000 * rank  # every worker draws windows of its own
+        self.sampler = WindowSampler(load_split(data, "train"), settings.length, seed, settings.device)
+        self.heldout = {
+            task: heldout_windows(ids, settings.length, HELDOUT_TOKENS_PER_TASK).to(settings.device)
+            for task, ids in load_split(data, "heldout").items()
+        }
+        self.autocast = torch.autocast("cuda", torch.bfloat16, enabled=on_gpu)
+        self.step, self.earlier_s, self.entries = 0, 0.0, list[dict[str, Any]]()
+
+    def evaluate(self) -> dict[str, float]:
+        """Held-out cross entropy in nats per token, by task."""
+        self.model.eval()
+        result = {}
+        with torch.no_grad(), self.autocast:
+            for task, windows in self.heldout.items():
+                sums = [float(self.plain(w[:, :-1], w[:, 1:])[0]) * len(w) for w in torch.split(windows, 64)]
+                result[task] = sum(sums) / len(windows)
+        self.model.train()
+        return result
+
+    def train_step(self, rate: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """One optimizer step; returns (cross entropy, balance loss, load [L,E])."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        cfg = self.settings
+        ids, labels = self.sampler.draw(cfg.batch_tokens // cfg.length // cfg.workers)
+        with self.autocast:
+            entropy, balance, load = self.fast(ids, labels)
+        torch.autograd.backward(entropy + self.aux_coef * balance)
+        if cfg.workers > 1:
+            average_gradients(self.model, cfg.workers)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return entropy.detach(), balance.detach(), load.detach()
+
+    def run(self) -> None:
+        """Train until the minutes or the steps are used up, then evaluate and save."""
+        cfg = self.settings
+        begin = last_eval = last_save = time.monotonic()
+        while True:
+            now = time.monotonic()
+            spent_s = self.earlier_s + now - begin
+            progress = agreed(max(spent_s / (60 * cfg.minutes), self.step / cfg.max_steps), cfg.workers)
+            if progress >= 1:
+                break
+            entropy, balance, load = self.train_step(learning_rate(progress, cfg.peak_lr))
+            self.step += 1
+            if self.rank > 0:
+                continue  # the first worker logs, evaluates and saves; the others meet it at the next step
+            if self.step % 20 == 1 or cfg.max_steps <= 20:
+                self.log(spent_s, entropy, balance, load)
+            if now - last_eval > cfg.eval_every_s:
+                last_eval = now
+                self.entries.append({"step": self.step, "seconds": round(spent_s, 1), "heldout": self.evaluate()})
+                click.echo(f"{cfg.shape} {json.dumps(self.entries[-1])}")
+            if now - last_save > cfg.save_every_s:
+                last_save = now
+                self.earlier_s, begin = self.earlier_s + now - begin, now
+                self.save(resumable=True)
+        if self.rank > 0:
+            return
+        self.earlier_s += time.monotonic() - begin
+        entry = {"step": self.step, "seconds": round(self.earlier_s, 1), "heldout": self.evaluate()}
+        self.entries.append(entry)
+        click.echo(f"{cfg.shape} {json.dumps(entry)}")
+        self.save(resumable=True)
+
+    def log(self, spent_s: float, entropy: torch.Tensor, balance: torch.Tensor, load: torch.Tensor) -> None:
+        """Append one row; reading the tensors waits for the device, so this is not done every step."""
+        shares = load * load.shape[-1]  # 1 = an equal share
+        self.entries.append(
+            {
+                "step": self.step,
+                "seconds": round(spent_s, 1),
+                "loss": round(float(entropy), 4),
+                "balance": round(float(balance), 4),
+                "least_load": round(float(shares.min()), 3),
+            }
+        )
+
+    def description(self) -> dict[str, Any]:
+        """The training log: settings, where and how long it ran, and the loss curve."""
+        tokens = self.step * self.settings.batch_tokens
+        return {
+            "schema": "moe-train-log/1",
+            "settings": asdict(self.settings),
+            "hardware": hardware(self.settings.device),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "steps": self.step,
+            "tokens_seen": tokens,
+            "seconds": round(self.earlier_s, 1),
+            "tokens_per_s": round(tokens / max(self.earlier_s, 1e-9)),
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "curve": self.entries,
+        }
+
+    def save(self, resumable: bool) -> None:
+        """Write the checkpoint; with `resumable` also what `restore` needs (float32 weights and moments)."""
+        models.save(self.model, self.out)
+        shutil.copyfile(self.data / "tokenizer.json", self.out / "tokenizer.json")
+        write_json(self.out / "training_log.json", self.description())
+        if resumable:
+            state = {}
+            for name, parameter in self.model.named_parameters():
+                state[f"weight.{name}"] = parameter.detach()
+                for key in ("exp_avg", "exp_avg_sq"):
+                    if parameter in self.optimizer.state:
+                        state[f"{key}.{name}"] = self.optimizer.state[parameter][key]
+            with replacing(self.out / "resume" / "state.bin") as part:
+                save_file({k: v.contiguous().cpu() for k, v in state.items()}, part)
+
+    def restore(self) -> bool:
+        """Continue from what `save` left in the folder; False if there is nothing."""
+        path = self.out / "resume" / "state.bin"
+        if not path.exists():
+            return False
+        state = load_file(path)
+        log = json.loads((self.out / "training_log.json").read_text(encoding="utf-8"))
+        self.step, self.earlier_s, self.entries = log["steps"], log["seconds"], log["curve"]
+        for name, parameter in self.model.named_parameters():
+            parameter.data.copy_(state[f"weight.{name}"])
+            if f"exp_avg.{name}" in state:
+                moments = {k: state[f"{k}.{name}"].to(parameter.device) for k in ("exp_avg", "exp_avg_sq")}
+                fused = self.settings.device.startswith("cuda")
+                step = torch.tensor(float(self.step), device=parameter.device if fused else "cpu")
+                self.optimizer.state[parameter] = {"step": step, **moments}
+        self.sampler.generator.manual_seed(self.settings.seed + self.step)  # new windows, not the first ones again
+        return True
+
+
+def average_gradients(model: torch.nn.Module, workers: int) -> None:
+    """Replace every gradient by its mean over the workers, in one exchange."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    flat = torch.cat([g.flatten() for g in gradients])
+    torch.distributed.all_reduce(flat)
+    flat /= workers
+    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):  # type: ignore[no-untyped-call]
+        gradient.copy_(part.view_as(gradient))
+
+
+def agreed(progress: float, workers: int) -> float:
+    """The first worker's clock, so that all stop at the same step."""
+    if workers == 1:
+        return progress
+    value = torch.tensor([progress], dtype=torch.float64)
+    torch.distributed.broadcast(value, src=0)
+    return float(value)
