@@ -8,6 +8,8 @@ no prediction during prefill, the last token's embedding, and eviction that may 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from policies._expert_maps import Floats
@@ -15,7 +17,7 @@ from policies._fine_moe_maps import MapTrack
 from policies._fine_moe_tracks import Answer, CountTrack, GateTrack, Track
 from policies._map_cache import MapCache
 from sim.api import Param, Steps
-from sim.decisions import Predict, Requeue, Serve, Wanted
+from sim.decisions import Predict, Prefetch, Requeue, Serve, Wait, Wanted
 from sim.errors import BadInput
 from sim.iterations import Gate, Iteration, RequestInfo
 from sim.machine import Ticket
@@ -50,7 +52,8 @@ class FineMoe(MapCache):
               ("speculate", "hit_count", "map_t", "map_ts", "map_tsd")),
         Param("evict", "fine_moe", "what is evicted (Figure 14b): least p x freq (section 4.5), LRU or LFU",
               ("fine_moe", "lru", "lfu")),
-        Param("asynchronous", True, "search beside the forward pass (section 4.3); false blocks the host"),
+        Param("asynchronous", True, "search and prefetch beside the forward pass (section 4.3); false: a layer waits "
+              "until both are finished"),
         Param("search_overhead_s", 2e-4, "fixed cost of a search, a few tensor operations in Python (assumed; "
               "section 6.8 bounds all of FineMoE's overhead by 50 ms per iteration)", low=0.0, high=1.0),
         Param("depth", 2, "speculative copies handed to the copy engine at once: one in flight, one behind it "
@@ -78,7 +81,7 @@ class FineMoe(MapCache):
             self.needs = frozenset({"experts", f"next_scores_{self.distance}"})
 
     def bind(self, view: View) -> None:
-        self.prefetch_depth = self.depth
+        self.prefetch_depth = self.depth if self.asynchronous else None
         published = PUBLISHED_DISTANCE.get(view.model_name, 3)
         self._d = min(int(self.distance or published), view.n_layers)
         self.settings["distance"] = self._d
@@ -108,10 +111,14 @@ class FineMoe(MapCache):
             ticket = yield self._search(self._track.start_values())
             for layer, rows in found.items():
                 self._predict(layer, rows, view)
-            yield self._requeue(-1, (ticket,))
+            if self.asynchronous:
+                yield self._requeue(-1, (ticket,))
+            else:
+                yield from self._load(found)
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
-        yield SERVE
+        if self.asynchronous:
+            yield SERVE
         layer = gate.layer
         self._count_right(gate)
         found = self._track.step(gate, layer + self._d)
@@ -121,7 +128,11 @@ class FineMoe(MapCache):
             tickets = (ticket,)
             self._predict(layer + self._d, found, view)
         self._pass(layer)
-        yield self._requeue(layer, tickets)
+        if self.asynchronous:
+            yield self._requeue(layer, tickets)
+        else:
+            yield from self._load([layer + self._d])
+            yield SERVE
 
     def iteration_end(self, iteration: Iteration, view: View) -> Steps:
         """Section 4.4: what was seen joins the store; the search for what it replaces is charged like any other."""
@@ -167,6 +178,16 @@ class FineMoe(MapCache):
             gap = layer - now
             wanted += [(piece, p / gap, after) for piece, p in aimed.items()]
         return Requeue(wanted, now)
+
+    def _load(self, layers: Iterable[int]) -> Steps:
+        """What others do, says section 4.3: nothing is computed before prediction and prefetching are finished."""
+        tickets: list[Ticket] = []
+        for layer in layers:
+            for piece, _ in sorted(self._ahead.get(layer, {}).items(), key=lambda aimed: -aimed[1]):
+                ticket = yield Prefetch(piece)
+                if ticket is not None:
+                    tickets.append(ticket)
+        yield Wait(tuple(tickets))
 
     # -- figures of its own -----------------------------------------------------------------------------------------
 

@@ -161,3 +161,35 @@ def test_five_steps_by_hand(tmp_path):
     assert seen.prefetched() == {"issued": 3, "late": 2, "wasted": 1}
     stats = seen.result["policy_stats"]
     assert (stats["predicted_frac"], stats["right_frac"], stats["maps"]) == (5 / 8, 5 / 8, 5)
+
+
+def test_what_others_do_waits_for_prediction_and_prefetching(tmp_path):
+    """Section 4.3, by hand: one expert of four in each of three layers; the gate a layer ahead is right, then wrong.
+
+    The prompt's token misses three times: 3 x (1 + 10 + 2) + 1 = 40 s. The next one finds 0.0. Beside the forward pass:
+    1.1 is copied from 41 to 51 s while 0.0 runs, 2.2 behind it until 61 s, so that the missing 2.1 comes at 71 s, runs
+    until 73 s, and the head ends at 74 s. Synchronously: 0.0 runs only when 1.1 is there, from 51 s; 1.1 only when 2.2
+    is, from 64 s; 2.1 is copied from 67 s, runs from 77 s, and the head ends at 80 s.
+    """
+    experts = np.array([[[0], [0], [0]], [[0], [1], [1]]])
+    scores = np.zeros((2, 3, 4))
+    scores[:, :, 0] = 1.0
+    scores[1, 0], scores[1, 1] = [0, 1, 0, 0], [0, 0, 1, 0]
+    path = write_trace(tmp_path / "t", tiny_header(3, 4, 1), [Request(0, 0, 1, 2, "", None, "test")], None,
+                       experts=experts, next_scores_1=scores)  # fmt: skip
+    seen = {}
+    for asynchronous in (True, False):
+        policy = FineMoe(track="speculate", distance=1, search_overhead_s=0.0, asynchronous=asynchronous)
+        with Trace(path) as trace:
+            seen[asynchronous] = execute_easy(setup(policy, trace, room=6))
+    beside, waiting = seen[True], seen[False]
+    assert [span for span in beside.lane("h2d") if span[1] >= 40] == [
+        ("prefetch 1.1", 41, 51), ("prefetch 2.2", 51, 61), ("demand 2.1", 61, 71)]  # fmt: skip
+    assert beside.end_s == 74
+    assert [span for span in waiting.lane("h2d") if span[1] >= 40] == [
+        ("prefetch 1.1", 41, 51), ("prefetch 2.2", 54, 64), ("demand 2.1", 67, 77)]  # fmt: skip
+    assert [span for span in waiting.lane("gpu") if span[0].startswith("expert") and span[1] >= 40] == [
+        ("expert 0.0", 51, 53), ("expert 1.1", 64, 66), ("expert 2.1", 77, 79)]  # fmt: skip
+    assert waiting.end_s == 80
+    assert beside.classes("decode") == {"hit": 1, "late": 1, "miss": 1}
+    assert waiting.classes("decode") == {"hit": 2, "miss": 1}  # no copy is late that is waited for

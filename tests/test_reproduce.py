@@ -16,7 +16,7 @@ from tiny_traces import ALL, tiny_trace
 
 from reports.reproduce import inputs, judge, rows, show, table, work
 from reports.reproduce.closed import ADAPMOE_SIZES, METHODS, cost_of, model_of
-from reports.reproduce.constants import fit
+from reports.reproduce.constants import Fitted, fit, solve
 from reports.reproduce.rows import Constant, Experiment, Row, load_constants, load_experiments, load_rows, pick
 from sim.errors import BadInput
 from sim.hardware import load_hardware
@@ -55,18 +55,32 @@ class TestData:
             assert one.source
             assert one.flag not in ("Q", "X", "T!") or one.check == "none", one.id
 
-    def test_constants_come_from_rows_that_are_not_scored_and_are_one_per_testbed(self) -> None:
-        used = {one.constant for one in ROWS.values() if one.constant}
-        assert used == set(CONSTANTS)
+    def test_constants_come_from_rows_that_are_not_scored_and_are_one_per_testbed_and_system(self) -> None:
+        of_systems = {name for experiment in EXPERIMENTS.values() for name in experiment.constants.values()}
+        assert {one.constant for one in ROWS.values() if one.constant} | of_systems == set(CONSTANTS)
         for constant in CONSTANTS.values():
             assert ROWS[constant.row].check == "fit"
         assert {one.id for one in ROWS.values() if one.check == "fit"} == {one.row for one in CONSTANTS.values()}
         assert len({one.testbed for one in CONSTANTS.values()}) == len(CONSTANTS)
-        # One testbed rests on one constant, whichever row it is.
+        # One testbed rests on one constant, whichever row it is, and a system's own one belongs to it alone.
         for one in ROWS.values():
             if one.constant and one.testbed:
-                others = {other.constant for other in ROWS.values() if other.id[:2] == one.id[:2] and other.constant}
+                others = {other.constant for other in ROWS.values()
+                          if (other.id[:2], other.testbed) == (one.id[:2], one.testbed) and other.constant}  # fmt: skip
                 assert others == {one.constant}
+                assert not (one.experiment and EXPERIMENTS[one.experiment].constants)
+        for experiment in EXPERIMENTS.values():
+            assert set(experiment.constants) <= set(experiment.systems)
+            assert set(experiment.could_not) <= set(experiment.systems)
+            for system, name in experiment.constants.items():
+                assert CONSTANTS[name].label == system
+
+    def test_what_a_constant_is_solved_with_is_run_as_where_it_is_used(self) -> None:
+        """The system of the row a constant comes from is set up like the system that has it."""
+        for experiment in EXPERIMENTS.values():
+            for system, name in experiment.constants.items():
+                source = EXPERIMENTS[ROWS[CONSTANTS[name].row].experiment]
+                assert source.systems[CONSTANTS[name].label] == experiment.systems[system]
 
     def test_systems_of_experiments_are_known_policies(self) -> None:
         from sim.registry import find
@@ -108,6 +122,14 @@ class TestData:
                 table._known(row(**changes), mine, CONSTANTS)
         with pytest.raises(BadInput, match="fitted to this row"):
             table._known(row(id="ME-7", constant="moepic-a6000"), mine, CONSTANTS)
+        of_systems = {"mine": msgspec.structs.replace(mine["mine"], constants={"lru": "moepic-a6000"})}
+        with pytest.raises(BadInput, match="fitted to this row"):
+            table._known(row(id="ME-7"), of_systems, CONSTANTS)
+        with pytest.raises(BadInput, match="one at most"):
+            table._known(row(constant="emoe-a100"), of_systems, CONSTANTS)
+        unknown = {"mine": msgspec.structs.replace(mine["mine"], constants={"lru": "other"})}
+        with pytest.raises(BadInput, match="none of that name"):
+            table._known(row(), unknown, CONSTANTS)
 
     def test_rows_are_picked_by_id_system_flag_and_geometry(self) -> None:
         assert [one.id for one in pick(("FM-2,FM-1",), ROWS)] == ["FM-1", "FM-2"]
@@ -214,16 +236,43 @@ class TestConstants:
         assert slower.expert_cpu_s(1) == pytest.approx(0.333 * copy_s)
         assert plain.expert_cpu_s(1) < 0.25 * copy_s
 
-    def test_seconds_per_layer_solve_for_the_printed_rate(self) -> None:
-        times: list[float] = []
+    def test_constants_are_solved_for_until_their_figures_are_printed(self) -> None:
+        """Per layer: a rate that is bound by the host beyond 0.125 ms a layer. Per copy: a speed-up, linear in it."""
+        asked = [CONSTANTS["pregated-a100"], CONSTANTS["duoserve-acc"]]
+        steps: list[dict[str, float]] = []
 
-        def tpot_s(per_layer_s: float) -> float:
-            times.append(max(0.002, 0.0005 + 12 * per_layer_s))  # bound by the host beyond 0.125 ms a layer
-            return times[-1]
+        def figures(values: dict[str, float]) -> dict[str, float]:
+            steps.append(values)
+            rate = 1 / max(0.002, 0.0005 + 12 * values["pregated-a100"])
+            return {"pregated-a100": rate, "duoserve-acc": 0.8 + 0.2e3 * values["duoserve-acc"]}
 
-        found = fit(CONSTANTS["pregated-a100"], ROWS, tpot_s)
-        assert found.value_s == pytest.approx((1 / 137 - 0.0005) / 12)
-        assert found.settings("a100-80g-pcie", "switch-base-8", "fp32") == {"stack.per_layer_s": found.value_s}
+        found = solve(asked, ROWS, figures)
+        assert found["pregated-a100"].value_s == pytest.approx((1 / 137 - 0.0005) / 12, rel=2e-3)
+        assert found["duoserve-acc"].value_s == pytest.approx((1.495 - 0.8) / 0.2e3, rel=2e-3)  # middle of a range
+        assert steps[0] == {"pregated-a100": 0.0, "duoserve-acc": 0.0}
+        assert len(steps) <= 5
+        assert found["pregated-a100"].settings("a100-80g-pcie", "switch-base-8", "fp32") == {
+            "stack.per_layer_s": found["pregated-a100"].value_s}  # fmt: skip
+        assert solve([], ROWS, figures) == {}
+
+    def test_a_constant_that_does_nothing_or_has_no_room_is_refused(self) -> None:
+        asked = [CONSTANTS["duoserve-acc"]]
+        with pytest.raises(BadInput, match="slower than DS-17"):
+            solve(asked, ROWS, lambda _: {"duoserve-acc": 1.6})
+        with pytest.raises(BadInput, match="not found in 8 steps"):
+            solve(asked, ROWS, lambda _: {"duoserve-acc": 1.1})
+
+    def test_copies_from_pageable_memory_are_slowed_down_there(self) -> None:
+        n_bytes = 3 * 4096 * 14336 * 2
+        found = Fitted(CONSTANTS["readme-accelerate"], 5e-3)
+        for pinned, link in ((True, "h2d"), (False, "h2d_pageable")):
+            plain = getattr(load_hardware("a5000"), link).bandwidth_bytes_per_s.value
+            assert found.settings("a5000", "mixtral-8x7b", "bf16", pinned) == {
+                f"hw.{link}.bandwidth_bytes_per_s": pytest.approx(n_bytes / (n_bytes / plain + 5e-3))}  # fmt: skip
+
+    def test_an_experts_seconds_on_the_gpu_are_the_rate_of_its_memory(self) -> None:
+        found = Fitted(CONSTANTS["offloading-a100"], 5e-3).settings("a100-80g-sxm", "mixtral-8x7b", "hqq2")
+        assert found == {"hw.gpu.memory_bandwidth_bytes_per_s": 3 * 4096 * 14336 * 3.0625 / 8 / 5e-3}
 
     def test_hardware_slower_than_the_row_leaves_nothing_to_fit(self) -> None:
         slow = msgspec.structs.replace(CONSTANTS["moepic-a6000"], copies=960.0)
@@ -349,7 +398,7 @@ class TestTable:
             assert told["traces"][kind]["cases"] == {"on_demand": 2}
             assert "must lie in" in told["left_out"][kind]["unable, mixtral-8x7b"]
         assert told["status"] == "reached" if ratios[0] > 1 and ratios[1] > 1 else "missed"
-        assert result["totals"]["orders"]["b"] == {"right": 1, "pairs": 1}
+        assert result["totals"]["orders"]["b"] == {"right": 1, "right_bare": 1, "pairs": 1}
         assert result["traces"]["b"]["of"]["mixtral-8x7b"]["labels"] == ["synthetic"]
 
     def test_single_cases_and_the_best_of_the_others(self, mine: Path, tmp_path: Path) -> None:
@@ -360,6 +409,39 @@ class TestTable:
         best = result["rows"][0]["traces"]["b"]
         assert best["simulated"] == {judge.BEST: min(found.values())}
         assert best["cases"] == {judge.BEST: 1}
+
+    def test_a_systems_own_constant_slows_that_system_alone(
+        self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Solved on another row until `on_demand` takes twice LRU's time; its order is also told without."""
+        plain = table.load_experiments()["mine"]
+        own = msgspec.structs.replace(plain, constants={"on_demand": "mine"}, could_not={"sure": ["mixtral-8x7b"]})
+        constant = Constant(id="mine", testbed="here", row="X-0", label="on_demand", form="per_copy")
+        fit_row = row(id="X-0", check="fit", reason="fitted", cases=[0], relation="speedup", own="lru",
+                      published={"on_demand": 2.0})  # fmt: skip
+        one = row(cases=[0], published={"lru": 2.0, "on_demand": 4.0, "sure": 5.0})
+        monkeypatch.setattr(table, "load_experiments", lambda: {"mine": own})
+        monkeypatch.setattr(table, "load_rows", lambda: {"X-0": fit_row})
+        monkeypatch.setattr(table, "load_constants", lambda: {"mine": constant})
+        slower = table.reproduce([one], ("b",), tmp_path / "out", 1, quiet)
+        monkeypatch.setattr(table, "load_experiments", lambda: {"mine": plain})
+        faster = table.reproduce([one], ("b",), tmp_path / "out", 1, quiet)
+        with_it, without = (result["rows"][0]["traces"]["b"]["simulated"] for result in (slower, faster))
+        assert with_it["lru"] == without["lru"]
+        assert with_it["on_demand"] == pytest.approx(2 * with_it["lru"], rel=2e-3)
+        assert without["on_demand"] < 1.9 * without["lru"]
+        assert set(with_it) == {"lru", "on_demand"}
+        assert "says the paper" in slower["rows"][0]["left_out"]["b"]["sure, mixtral-8x7b"]
+        assert slower["rows"][0]["constants"] == {"on_demand": "mine"}
+        assert faster["constants"] == []
+        (told,) = slower["constants"]
+        assert told["seconds"] > 0
+        assert slower["totals"]["orders"]["b"] == {"right": 1, "right_bare": 1, "pairs": 1}
+        text = show.as_text(slower)
+        assert "on_demand*" in text
+        assert "from row X-0 (on_demand), which is not scored" in text
+        fitted = table.reproduce([fit_row], ("b",), tmp_path / "out", 1, quiet)
+        assert fitted["rows"][0]["status"] == "fitted"
 
     def test_a_trace_fitted_to_the_row_is_shown_but_not_counted(self, mine: Path, tmp_path: Path) -> None:
         one = row(fitted_traces=["b"], relation="milli")
@@ -517,7 +599,7 @@ class TestCommand:
             assert told[one.id]["check"] == one.check, one.id
         assert result["totals"] == table.totals(result["rows"])
         some = moesim(capsys, "reproduce", "--last", "--rows", "MO", "--json").json
-        assert [one["id"] for one in some["rows"]] == ["MO-1", "MO-1n", "MO-4", "MO-4n"]
+        assert [one["id"] for one in some["rows"]] == ["MO-1", "MO-1f", "MO-1n", "MO-4", "MO-4f", "MO-4n"]
 
     def test_the_last_run_agrees_with_what_geometry_says_now(self, capsys: pytest.CaptureFixture[str]) -> None:
         now = {one["id"]: one for one in moesim(capsys, "reproduce", "--rows", "geometry", "--json").json["rows"]}
@@ -527,5 +609,5 @@ class TestCommand:
 
 
 def test_constants_are_a_small_closed_set() -> None:
-    assert {one.form for one in CONSTANTS.values()} == {"per_copy", "per_layer", "on_cpu"}
+    assert {one.form for one in CONSTANTS.values()} == {"per_copy", "per_layer", "on_cpu", "on_gpu"}
     assert all(isinstance(one, Constant) for one in CONSTANTS.values())

@@ -215,6 +215,27 @@ def test_published_accuracy_is_met(tmp_path):
         assert row.reached == pytest.approx(row.target, abs=0.03)
 
 
+def test_farther_predictions_follow_the_nearest():
+    """Layer 2 loses a third of its correlation at distance 1 (0.9 to 0.6), so that 0.8 at distance 2 becomes 0.533."""
+    base = profile()
+    bent = published._carry_on(base, [0.9, 0.9, 0.9, 0.0], [2, 3])
+    assert bent.ahead == base.ahead
+    nearer = msgspec.structs.replace(base, ahead={**base.ahead, "1": [None, 0.6, 0.95, 0.9]})
+    bent = published._carry_on(nearer, [0.9, 0.9, 0.9, 0.0], [2, 3])
+    assert bent.ahead["2"][2:] == [None, None]
+    assert bent.ahead["2"][:2] == pytest.approx([0.8 * 0.6 / 0.9, 0.8 * 0.95 / 0.9], abs=1e-5)
+    assert set(bent.ahead) == {"1", "2"}  # the source has no distance 3
+    figures = published.Published(
+        schema=published.SCHEMA, id="x", source="a paper", model="m", n_layers=4, n_experts=12, top_k=3, curves={},
+        accuracy={1: [None, 0.6, 0.5, 0.4], 2: [None, None, 0.9, 0.9]}, readings=[],
+    )  # fmt: skip
+    both = published.fit_to(base, figures).ahead  # a printed distance is met, whatever the nearest says
+    printed = published._fit_accuracy(base, 2, [None, None, 0.9, 0.9]).ahead
+    assert both["2"] == printed["2"]
+    one = published.fit_to(base, msgspec.structs.replace(figures, accuracy={1: figures.accuracy[1]})).ahead
+    assert all(new < old for new, old in zip(one["2"][:2], base.ahead["2"][:2], strict=True))
+
+
 def test_published_curves_are_approached(monkeypatch, tmp_path):
     """Figures that the model can have, since they are its own: the search must find its way back to them."""
     monkeypatch.setattr(published, "_ROWS", 900)

@@ -1,29 +1,41 @@
-"""The constants that rows may rest on: one per (testbed, system), each from one published figure that is not scored."""
+"""The constants that rows may rest on: one per (testbed, system), each from one published figure that is not scored.
+
+Some follow from their figure in closed form. Others are solved for: the experiment of their row is run until the
+system's figure is the printed one. No policy or machine is changed by a constant, only what its software costs.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from reports.reproduce.closed import cost_of
+from reports.reproduce.judge import standing
 from reports.reproduce.rows import Constant, Row
 from sim.errors import BadInput
 
-MAX_STEPS = 4
+FIRST_GUESS_S = 1e-3
+MAX_STEPS = 8
+NEAR = 1e-3  # a constant has been found when its figure is so close to the printed one
+Figures = Callable[[dict[str, float]], dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A constant and the seconds that make its row come out."""
+    """A constant and the seconds that make its row come out: added to a copy or a layer, or those of an expert."""
 
     constant: Constant
     value_s: float
 
-    def settings(self, hw: str, model: str, precision: str) -> dict[str, float]:
+    def settings(self, hw: str, model: str, precision: str, pinned: bool = True) -> dict[str, float]:
         """As dotted overrides for one machine, model and precision.
 
         Seconds per copy become the bandwidth at which a whole expert takes that much longer. So a part of an expert
         takes its share: the printed figure is of whole experts, and nobody is to gain or lose by splitting them.
+
+        Args:
+            pinned: whether experts lie in page-locked memory; what changes is the bandwidth they are copied at.
         """
         if self.constant.form == "per_layer":
             return {"stack.per_layer_s": self.value_s}
@@ -32,34 +44,76 @@ class Fitted:
         if self.constant.form == "on_cpu":
             overhead_s = cost.hw.cpu.expert_overhead_s.value
             return {"hw.cpu.memory_bandwidth_bytes_per_s": n_bytes / (self.value_s - overhead_s)}
-        return {"hw.h2d.bandwidth_bytes_per_s": n_bytes / (n_bytes / cost.h2d_bytes_per_s + self.value_s)}
+        if self.constant.form == "on_gpu":
+            return {"hw.gpu.memory_bandwidth_bytes_per_s": n_bytes / self.value_s}
+        link = "h2d" if pinned else "h2d_pageable"
+        plain: float = getattr(cost.hw, link).bandwidth_bytes_per_s.value
+        return {f"hw.{link}.bandwidth_bytes_per_s": n_bytes / (n_bytes / plain + self.value_s)}
 
 
-def fit(constant: Constant, rows: dict[str, Row], tpot_s: Callable[[float], float] | None = None) -> Fitted:
-    """Solve for the constant.
+def published(constant: Constant, rows: dict[str, Row]) -> float:
+    """The figure it comes from; the middle of a printed range. Raises BadInput where its row has none."""
+    figure = rows[constant.row].published.get(constant.label) if constant.row in rows else None
+    if isinstance(figure, list):
+        return math.fsum(figure) / 2
+    if figure is None:
+        raise BadInput(f"constant {constant.id}: row {constant.row} has no figure {constant.label!r}; correct the file")
+    return figure
 
-    Args:
-        tpot_s: seconds per token of the constant's model with a value of it, everything resident; `per_layer` needs it.
+
+def fit(constant: Constant, rows: dict[str, Row]) -> Fitted:
+    """A constant in closed form.
 
     Raises:
         BadInput: its row has no such figure, or one that leaves nothing for the software.
     """
-    figure = rows[constant.row].published.get(constant.label) if constant.row in rows else None
-    if not isinstance(figure, float | int):
-        raise BadInput(f"constant {constant.id}: row {constant.row} has no figure {constant.label!r}; correct the file")
+    figure = published(constant, rows)
     cost = cost_of(constant.hw, constant.model, constant.precision)
-    n_bytes = cost.model.expert_bytes(constant.precision)
+    copy_s = cost.copy_s(cost.model.expert_bytes(constant.precision))
     if constant.form == "on_cpu":
-        return Fitted(constant, figure * cost.copy_s(n_bytes))
-    if constant.form == "per_copy":
-        value = figure * constant.seconds / constant.copies - cost.copy_s(n_bytes)
-    else:
-        assert tpot_s is not None
-        n_layers = cost.model.n_layers
-        value = 1.0 / (figure * n_layers)
-        # Time per token is linear in it once the host is the bottleneck, so that a step or two settle it.
-        for _ in range(MAX_STEPS):
-            value += (1.0 / figure - tpot_s(value)) / n_layers
+        return Fitted(constant, figure * copy_s)
+    value = figure * constant.seconds / constant.copies - copy_s
     if value <= 0:
         raise BadInput(f"constant {constant.id}, got {value:.3g} s: the hardware alone is slower than {constant.row}")
     return Fitted(constant, value)
+
+
+def solve(constants: list[Constant], rows: dict[str, Row], figures: Figures) -> dict[str, Fitted]:
+    """Constants by id, each the seconds at which the experiment of its row gives the printed figure.
+
+    Secants through the last two points: time is nearly linear in a constant, and the rest is in what overlaps.
+
+    Args:
+        figures: id -> seconds of every constant, to id -> the figure of its row with them, in the published form.
+
+    Raises:
+        BadInput: the hardware alone is slower than the row, or no constant is found.
+    """
+    if not constants:
+        return {}
+
+    def stands(values: dict[str, float]) -> dict[str, float]:
+        found = figures(dict(values))
+        return {one.id: standing(rows[one.row].relation, found[one.id]) for one in constants}
+
+    target = {one.id: standing(rows[one.row].relation, published(one, rows)) for one in constants}
+    before = dict.fromkeys(target, 0.0)
+    at_before = stands(before)
+    for one in constants:
+        if at_before[one.id] >= target[one.id]:
+            raise BadInput(f"constant {one.id}, got no time for it: the hardware alone is slower than {one.row}")
+    values = dict.fromkeys(target, FIRST_GUESS_S)
+    for _ in range(MAX_STEPS):
+        at = stands(values)
+        far = [name for name in target if abs(at[name] / target[name] - 1) > NEAR]
+        if not far:
+            return {one.id: Fitted(one, values[one.id]) for one in constants}
+        following = dict(values)
+        for name in far:
+            rise = (at[name] - at_before[name]) / (values[name] - before[name])
+            step = (target[name] - at[name]) / rise if rise > 0 else values[name]  # beyond what is hidden
+            following[name] = max(values[name] / 4, values[name] + step)
+            before[name], at_before[name] = values[name], at[name]
+        values = following
+    raise BadInput(f"constants {', '.join(far)}: not found in {MAX_STEPS} steps; rows they are fitted to may not "
+                   "depend on them")  # fmt: skip

@@ -77,27 +77,40 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Cases x systems; a case has the keys of a configuration, a system is `POLICY KEY=VALUE ...`.
 
     prompt_tokens: mean length of prompts on synthetic traces, as the paper's texts have it; 0: the default trace's.
+    constants: system -> id of the constant that is its own.
+    could_not: system -> models that it could not run there, says the paper.
     """
 
     why: str
     prompt_tokens: Annotated[int, Meta(ge=0, le=4096)] = 0
     cases: list[dict[str, Scalar]]
     systems: dict[str, str]
+    constants: dict[str, str] = {}
+    could_not: dict[str, list[str]] = {}
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is fitted for one (testbed, system), and the row it comes from. `seconds` turns that figure into seconds."""
+    """What is fitted for one (testbed, system), and the row it comes from.
+
+    label: the system, or figure, of that row. In closed form, `seconds` turns the figure into seconds for `copies`
+    experts of a machine, model and precision; without `copies` the row's experiment is run until its figure comes out.
+    """
 
     id: str
     testbed: str
     row: str
     label: str
-    form: Literal["per_copy", "per_layer", "on_cpu"]
-    hw: str
-    model: str
-    precision: str
+    form: Literal["per_copy", "per_layer", "on_cpu", "on_gpu"]
+    hw: str = ""
+    model: str = ""
+    precision: str = ""
     seconds: float = 1.0
     copies: Annotated[float, Meta(ge=0)] = 0.0
+
+    @property
+    def solved(self) -> bool:
+        """Whether an experiment has to be run for it."""
+        return not self.hw
 
 
 class _RowFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -151,8 +164,10 @@ def _check(row: Row, before: dict[str, Row], where: str) -> None:
 
     require(row.id not in before, "an id is given once")
     answered = bool(row.method) + bool(row.experiment)
-    if row.check in ("none", "fit"):
+    if row.check == "none":
         require(bool(row.reason) and not answered, "give the reason, and neither method nor experiment")
+    elif row.check == "fit":
+        require(bool(row.reason) and not row.method, "give the reason, and no method")
     else:
         require(answered == 1, "exactly one of method and experiment answers it")
         require(bool(row.published), "there is nothing to compare with")
@@ -170,7 +185,7 @@ GROUPS = ("geometry", "experiments", "unanswered")
 
 
 def _group(row: Row) -> str:
-    return GROUPS[0] if row.method else GROUPS[1] if row.experiment else GROUPS[2]
+    return GROUPS[0] if row.method else GROUPS[1] if row.experiment and row.check != "fit" else GROUPS[2]
 
 
 def pick(wanted: tuple[str, ...], rows: dict[str, Row]) -> list[Row]:

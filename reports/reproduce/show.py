@@ -10,7 +10,8 @@ from sim.cli.tables import render, table
 
 WIDTH = 150
 FORMS = {"per_copy": "of software per expert copied", "per_layer": "of software per layer",
-         "on_cpu": "per expert on the CPU"}  # fmt: skip
+         "on_cpu": "per expert on the CPU", "on_gpu": "per expert on the GPU, which reads all weights at that rate",
+         }  # fmt: skip
 
 
 def figure(value: Figure | None) -> str:
@@ -60,9 +61,9 @@ def verdict(result: dict[str, Any]) -> str:
             lines.append(f"single figures of {flag} rows within {100 * tolerance:.0f} %: {near} of {len(ratios)}")
     for kind, order in result["totals"]["orders"].items():
         if order["pairs"]:
-            share = 100 * order["right"] / order["pairs"]
+            share, bare = (100 * order[name] / order["pairs"] for name in ("right", "right_bare"))
             lines.append(f"orders on trace ({kind}): {order['right']} of {order['pairs']} pairs of systems right, "
-                         f"{share:.0f} %")  # fmt: skip
+                         f"{share:.0f} % ({bare:.0f} % without the constants of single systems)")  # fmt: skip
     return "\n".join(lines)
 
 
@@ -104,7 +105,8 @@ def _orders(rows: list[dict[str, Any]]) -> str:
             verdict_ = list(_pairs(on))
             for label, printed in row["published"].items():
                 ratio = on.get("ratio", {}).get(label)
-                content.add_row(*lead, label, figure(printed), figure(on["simulated"].get(label)),
+                own = "*" if label in row.get("constants", {}) else ""
+                content.add_row(*lead, label + own, figure(printed), figure(on["simulated"].get(label)),
                                 "-" if ratio is None else f"{ratio:.2f}", *verdict_)  # fmt: skip
                 lead, verdict_ = [""] * len(lead), [""] * len(verdict_)
     return render(content, WIDTH)

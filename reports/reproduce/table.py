@@ -6,11 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from reports.reproduce import inputs, judge, work
 from reports.reproduce.closed import METHODS, model_of
-from reports.reproduce.constants import Fitted, fit
+from reports.reproduce.constants import Fitted, fit, solve
 from reports.reproduce.rows import (
     FLAGS,
     SCORED,
@@ -34,12 +32,13 @@ Steps = Callable[[str], Any]  # a title -> a context that yields progress(done, 
 
 
 class Unit(NamedTuple):
-    """One run a row asks for."""
+    """One run a row asks for; `bare`: without the constant that is the system's own."""
 
     row: str
     kind: TraceKind
     case: int
     system: str
+    bare: bool = False
 
 
 def reproduce(
@@ -56,30 +55,40 @@ def reproduce(
         BadInput: a file that contradicts itself, or a folder that cannot be used.
     """
     rows, experiments, constants = load_rows(), load_experiments(), load_constants()
-    asked = [row for row in chosen if row.experiment]
+    asked = [row for row in chosen if row.experiment and row.check != "fit"]
     for row in chosen:
         _known(row, experiments, constants)
-    names = {row.constant for row in chosen if row.constant}
+    used = [constants[name] for name in sorted(_names(chosen, experiments))]
     simulated: dict[str, dict[TraceKind, dict[str, Any]]] = {row.id: {} for row in asked}
-    fitted: dict[str, Fitted] = {}
+    fitted = {one.id: fit(one, rows) for one in used if not one.solved}
     told: dict[str, Any] = {}
-    if asked or any(constants[name].form == "per_layer" for name in names):
+    solved = [one for one in used if one.solved]
+    if asked or solved:
         folder = folder or inputs.scratch()
+        rest = [rows[one.row] for one in solved]
         with work.pool(workers) as executor:
-            wanted = {(str(case["model"]), experiments[row.experiment].prompt_tokens)
-                      for row in asked for case in _cases(row, experiments)}  # fmt: skip
-            wanted |= {(constants[name].model, 0) for name in names if constants[name].form == "per_layer"}
-            traces = _traces(sorted(wanted), kinds, folder, executor, steps)
+            wanted = sorted({(str(case["model"]), experiments[row.experiment].prompt_tokens)
+                             for row in (*asked, *rest) for case in _cases(row, experiments)})  # fmt: skip
+            traces = _traces(wanted, kinds, folder, executor, steps)
             told = _told(traces)
-            for name in sorted(names):
-                fitted[name] = fit(constants[name], rows, _resident(constants[name], traces))
-            simulated = _simulate(asked, experiments, fitted, traces, folder, executor, steps, stack)
-    else:
-        fitted = {name: fit(constants[name], rows) for name in sorted(names)}
+            runs = Runs(experiments, traces, folder, executor, stack)
+            if solved:
+                with steps("fitting constants") as done:
+                    fitted |= solve(solved, rows, _figures_of(solved, rows, runs, done))
+            with steps("simulating") as done:
+                simulated = _simulate(asked, fitted, runs, done)
     answered = [_answer(row, fitted, simulated.get(row.id, {}), experiments) for row in chosen]
     return {"schema": SCHEMA, "version": __version__, "stack": stack, "traces": told,
-            "constants": [_told_constant(found) for found in fitted.values()],
+            "constants": [_told_constant(fitted[one.id]) for one in used],
             "rows": answered, "totals": totals(answered)}  # fmt: skip
+
+
+def _names(chosen: list[Row], experiments: dict[str, Experiment]) -> set[str]:
+    """Ids of the constants that rows rest on: their own, and those of the systems they compare."""
+    judged = [row for row in chosen if row.experiment and row.check != "fit"]
+    of_systems = {experiments[row.experiment].constants.get(system)
+                  for row in judged for system in _systems(row, experiments[row.experiment])}  # fmt: skip
+    return {row.constant for row in chosen if row.constant} | {name for name in of_systems if name}
 
 
 def _known(row: Row, experiments: dict[str, Experiment], constants: dict[str, Constant]) -> None:
@@ -87,8 +96,14 @@ def _known(row: Row, experiments: dict[str, Experiment], constants: dict[str, Co
                               (row.constant, constants, "constant")):  # fmt: skip
         if name and name not in known:
             raise BadInput(f"row {row.id}, got {what} {name!r}: there is none of that name; correct the row")
-    if row.constant and constants[row.constant].row == row.id:
-        raise BadInput(f"row {row.id}, got constant {row.constant!r}: it is fitted to this row; use check: fit")
+    of_systems = set(experiments[row.experiment].constants.values()) if row.experiment else set()
+    for name in sorted(of_systems | ({row.constant} if row.constant else set())):
+        if name not in constants:
+            raise BadInput(f"experiment {row.experiment}, got constant {name!r}: none of that name; correct it")
+        if constants[name].row == row.id and row.check != "fit":
+            raise BadInput(f"row {row.id}, got constant {name!r}: it is fitted to this row; use check: fit")
+    if row.constant and of_systems:
+        raise BadInput(f"row {row.id}, got a constant beside those of its systems: a system has one at most; drop one")
 
 
 def _cases(row: Row, experiments: dict[str, Experiment]) -> list[dict[str, Any]]:
@@ -143,44 +158,90 @@ def _told(traces: Traces) -> dict[str, Any]:
     return told
 
 
-def _resident(constant: Constant, traces: Traces) -> Callable[[float], float] | None:
-    """Seconds per token with everything on the GPU and a value of the constant."""
-    if constant.form != "per_layer":
-        return None
-    case = {"model": constant.model, "hw": constant.hw, "precision": constant.precision}
-    experiment = Experiment(why="", cases=[dict(case)], systems={"all": "gpu_only"})
+class Runs(NamedTuple):
+    """What runs of the simulator are made with."""
 
-    def tpot_s(value: float) -> float:
-        spec = work.spec_of(experiment, 0, "all", traces["b"][constant.model], {"stack.per_layer_s": value})
-        return float(work.simulate(msgspec.json.encode(spec).decode())["tpot_s"])
+    experiments: dict[str, Experiment]
+    traces: Traces
+    folder: Path
+    executor: Any
+    stack: str
 
-    return tpot_s
+    def spec(self, row: Row, kind: TraceKind, case: int, system: str, constant: Fitted | None) -> RunSpec | None:
+        """The run of a system in a case of a row; None where there is no trace, or the paper's could not run it."""
+        experiment = self.experiments[row.experiment]
+        of = {"precision": "bf16", **experiment.cases[case]}
+        hw, model, precision = str(of["hw"]), str(of["model"]), str(of["precision"])
+        trace = self.traces[kind].get(_key(model, kind, experiment.prompt_tokens))
+        if trace is None or model in experiment.could_not.get(system, ()):
+            return None
+        settings: dict[str, float] = {}
+        if constant is not None and constant.constant.hw in ("", hw):
+            pinned = "stack.pinned=false" not in experiment.systems[system].split()
+            settings = constant.settings(hw, model, precision, pinned)
+        on = "bare" if settings else self.stack  # a constant stands for the stack it was fitted on
+        return work.spec_of(experiment, case, system, trace, settings, on)
+
+
+def _figures_of(
+    solved: list[Constant], rows: dict[str, Row], runs: Runs, done: work.Progress
+) -> Callable[[dict[str, float]], dict[str, float]]:
+    """Seconds of constants -> the figures of the rows they come from, on the trace that is judged."""
+
+    def figures(values: dict[str, float]) -> dict[str, float]:
+        units: list[tuple[str, Unit]] = []
+        specs: list[RunSpec] = []
+        for one in solved:
+            row = rows[one.row]
+            own = [row.own] if row.own else []
+            for case in row.cases or range(len(runs.experiments[row.experiment].cases)):
+                for system in (one.label, *own):
+                    found = Fitted(one, values[one.id]) if system == one.label and values[one.id] else None
+                    spec = runs.spec(row, SCORED, case, system, found)
+                    if spec is not None:
+                        units.append((one.id, Unit(row.id, SCORED, case, system)))
+                        specs.append(spec)
+        results = work.run_all(specs, runs.folder, runs.executor, done)
+        told: dict[str, float] = {}
+        for one in solved:
+            row = rows[one.row]
+            raw = {unit: result for (name, unit), result in zip(units, results, strict=True) if name == one.id}
+            found_of = _combine(row, runs.experiments[row.experiment], raw, SCORED)
+            if one.label not in found_of["values"]:
+                raise BadInput(f"constant {one.id}: {one.label} of row {row.id} could not run: {found_of['left_out']}")
+            told[one.id] = found_of["values"][one.label]
+        return told
+
+    return figures
 
 
 def _simulate(
-    asked: list[Row], experiments: dict[str, Experiment], fitted: dict[str, Fitted], traces: Traces, folder: Path,
-    executor: Any, steps: Steps, stack: str,
-) -> dict[str, dict[TraceKind, dict[str, Any]]]:  # fmt: skip
-    """Row -> trace kind -> {"values": label -> mean, "cases": those by case, "left_out": system -> why}."""
+    asked: list[Row], fitted: dict[str, Fitted], runs: Runs, done: work.Progress
+) -> dict[str, dict[TraceKind, dict[str, Any]]]:
+    """Row -> trace kind -> {"values": label -> mean, "cases": those by case, "left_out": system -> why, "bare": cases
+    without the constants of single systems}."""
     units: list[Unit] = []
     specs: list[RunSpec] = []
     for row in asked:
-        experiment = experiments[row.experiment]
-        for kind, by_model in traces.items():
+        experiment = runs.experiments[row.experiment]
+        for kind in runs.traces:
             for case in row.cases or range(len(experiment.cases)):
-                of = {"precision": "bf16", **experiment.cases[case]}
-                trace = by_model.get(_key(str(of["model"]), kind, experiment.prompt_tokens))
-                settings = (fitted[row.constant].settings(str(of["hw"]), str(of["model"]), str(of["precision"]))
-                            if row.constant and of["hw"] == fitted[row.constant].constant.hw else {})  # fmt: skip
-                for system in _systems(row, experiment) if trace is not None else ():
-                    assert trace is not None
-                    units.append(Unit(row.id, kind, case, system))
-                    on = "bare" if settings else stack  # a constant stands for the stack it was fitted on
-                    specs.append(work.spec_of(experiment, case, system, trace, settings, on))
-    with steps("simulating") as done:
-        results = work.run_all(specs, folder, executor, done)
-    raw = dict(zip(units, results, strict=True))
-    return {row.id: {kind: _combine(row, experiments[row.experiment], raw, kind) for kind in traces} for row in asked}
+                for system in _systems(row, experiment):
+                    own = experiment.constants.get(system)
+                    names = [row.constant] if own is None else [own, ""]
+                    for name in names:
+                        spec = runs.spec(row, kind, case, system, fitted.get(name))
+                        if spec is not None:
+                            units.append(Unit(row.id, kind, case, system, bare=own is not None and not name))
+                            specs.append(spec)
+    raw = dict(zip(units, work.run_all(specs, runs.folder, runs.executor, done), strict=True))
+    found: dict[str, dict[TraceKind, dict[str, Any]]] = {}
+    for row in asked:
+        experiment = runs.experiments[row.experiment]
+        found[row.id] = {kind: _combine(row, experiment, raw, kind) for kind in runs.traces}
+        for kind, of in found[row.id].items():
+            of["bare"] = _combine(row, experiment, raw, kind, bare=True)["cases"]
+    return found
 
 
 def _systems(row: Row, experiment: Experiment) -> list[str]:
@@ -194,18 +255,24 @@ def _systems(row: Row, experiment: Experiment) -> list[str]:
     return list(dict.fromkeys(wanted))
 
 
-def _combine(row: Row, experiment: Experiment, raw: dict[Unit, dict[str, Any]], kind: TraceKind) -> dict[str, Any]:
+def _combine(
+    row: Row, experiment: Experiment, raw: dict[Unit, dict[str, Any]], kind: TraceKind, *, bare: bool = False
+) -> dict[str, Any]:
     """Per case the figures of the systems that ran, and their means; a case needs the system it compares with."""
     cases: list[dict[str, float]] = []
     left_out: dict[str, str] = {}
     for case in row.cases or range(len(experiment.cases)):
         seen: dict[str, float] = {}
         for system in _systems(row, experiment):
-            result = raw.get(Unit(row.id, kind, case, system))
+            model = str(experiment.cases[case]["model"])
+            if model in experiment.could_not.get(system, ()):
+                left_out[f"{system}, {model}"] = "it could not run there, says the paper"
+                continue
+            result = raw.get(Unit(row.id, kind, case, system, bare and system in experiment.constants))
             if result is None:
                 continue
             if "error" in result or result[row.value] is None:
-                left_out[f"{system}, {experiment.cases[case]['model']}"] = result.get("error", "no such figure")
+                left_out[f"{system}, {model}"] = result.get("error", "no such figure")
             else:
                 seen[system] = float(result[row.value])
         if not seen or (row.own and row.own not in seen):
@@ -249,8 +316,10 @@ def _answer(
         values: dict[str, Figure] = METHODS[row.method](row, settings)
         told["simulated"] = {label: values[label] for label in row.published}
         told["ratio"] = {label: judge.ratio(figure, values[label]) for label, figure in row.published.items()}
-    elif row.experiment:
-        told["experiment"] = {"name": row.experiment, "why": experiments[row.experiment].why}
+    elif row.experiment and row.check != "fit":
+        experiment = experiments[row.experiment]
+        told["experiment"] = {"name": row.experiment, "why": experiment.why}
+        told["constants"] = {system: name for system, name in experiment.constants.items() if system in row.published}
         told["traces"] = {kind: _judged(row, kind, found) for kind, found in on.items() if found["values"]}
         told["left_out"] = {kind: found["left_out"] for kind, found in on.items() if found["left_out"]}
     told["status"] = _status(row, told)
@@ -264,6 +333,7 @@ def _judged(row: Row, kind: TraceKind, found: dict[str, Any]) -> dict[str, Any]:
         told["ratio"] = {label: judge.ratio(row.published[label], value) for label, value in told["simulated"].items()}
     if row.check == "order":
         told["pairs"] = [pair._asdict() for pair in judge.pairs(row, found["cases"])]
+        told["right_bare"] = sum(pair.right for pair in judge.pairs(row, found["bare"]))
         told["counted"] = kind not in row.fitted_traces
     told["cases"] = {label: sum(label in case for case in found["cases"]) for label in told["simulated"]}
     return told
@@ -297,8 +367,9 @@ def totals(answered: list[dict[str, Any]]) -> dict[str, Any]:
         count[row["status"]] = count.get(row["status"], 0) + 1
         for kind, on in row.get("traces", {}).items():
             if row["check"] == "order" and on["counted"]:
-                order = orders.setdefault(kind, {"right": 0, "pairs": 0})
+                order = orders.setdefault(kind, {"right": 0, "right_bare": 0, "pairs": 0})
                 order["pairs"] += len(on["pairs"])
+                order["right_bare"] += on["right_bare"]
                 order["right"] += sum(pair["right"] for pair in on["pairs"])
     return {"flags": {flag: count for flag, count in flags.items() if count["rows"]}, "orders": orders}
 

@@ -104,8 +104,11 @@ def fit_to(
     bent = scaled(profile, figures.n_layers, figures.n_experts, figures.top_k)
     if figures.curves:
         bent = _fit_curves(bent, figures, seed, progress)
+    before = bent.ahead.get("1")
     for distance, values in figures.accuracy.items():
         bent = _fit_accuracy(bent, distance, values)
+    if before and 1 in figures.accuracy:
+        bent = _carry_on(bent, before, [d for d in (2, 3) if d not in figures.accuracy])
     text = f"published targets ({figures.id}): {figures.source}; what they do not say is taken from {profile.source}"
     return msgspec.structs.replace(bent, assumptions=[*bent.assumptions, text, *figures.readings])
 
@@ -183,6 +186,21 @@ def _fit_accuracy(profile: Profile, distance: int, accuracy: list[float | None])
         raise BadInput(f"accuracy.{distance}: unknown for some layers, and the source trace has no predictions to take "
                        f"them from; give every layer, or fit to a trace with next_scores_{distance}")  # fmt: skip
     return msgspec.structs.replace(profile, ahead={**profile.ahead, str(distance): known})
+
+
+def _carry_on(profile: Profile, before: list[float | None], distances: list[int]) -> Profile:
+    """Farther predictions of a layer gain or lose as its nearest did: none may know more from farther away."""
+    nearest = profile.ahead["1"]
+    ahead = dict(profile.ahead)
+    for distance in distances:
+        values = list(ahead.get(str(distance), ()))
+        for source, value in enumerate(values):
+            old, new = before[(source + distance - 1) % len(before)], nearest[(source + distance - 1) % len(before)]
+            if value is not None and old and new is not None:
+                values[source] = round(min(1.0, value * new / old), 5)
+        if values:
+            ahead[str(distance)] = values
+    return msgspec.structs.replace(profile, ahead=ahead)
 
 
 @dataclass(frozen=True)
