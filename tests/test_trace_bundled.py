@@ -118,3 +118,15 @@ def test_the_list_shows_them_all(capsys):
             loss = json.loads(trace.header.extra["heldout_nats_per_token"])
             for text in (trace.sha256, trace.header.model_source, f"{loss['trigram']:.2f} nats per token"):
                 assert text in out
+
+
+def test_what_the_page_says_of_predictions_of_the_next_token(capsys):
+    page = (FORMAT.parent.parent / "docs" / "traces.md").read_text("utf-8")
+    found = re.search(r"shape (\S+) % there and (\S+) % from layer to layer make the (\S+) %", " ".join(page.split()))
+    assert found is not None
+    with Trace(bundled_traces()[DEFAULT]) as trace:
+        by_layer = stats.prediction_accuracy(trace, 1).recorded
+    shares = (by_layer[-1], by_layer[:-1].mean(), by_layer.mean())
+    assert found.groups() == tuple(f"{100 * share:.1f}" for share in shares)
+    main(["traces", "show", DEFAULT])
+    assert "predicts the next token's first" in " ".join(capsys.readouterr().out.split())

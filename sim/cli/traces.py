@@ -228,7 +228,8 @@ def _show(facts: dict[str, Any]) -> None:
     row("shared with earlier", f"{shares} (of a token's experts; {overlap['rows']} rows)")
     for distance, fact in facts["prediction_accuracy"].items():
         recorded, popular = show_frac(_mean(fact["recorded"])), show_frac(_mean(fact["popular"]))
-        row(f"predicted, distance {distance}", f"{recorded} of the chosen experts; by popularity {popular}")
+        wraps = "; the last layer predicts the next token's first" if distance == "1" else ""
+        row(f"predicted, distance {distance}", f"{recorded} of the chosen experts; by popularity {popular}{wraps}")
     put(table)
 
 
