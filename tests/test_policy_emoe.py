@@ -1,13 +1,10 @@
-"""eMoE: task types, equation 2, rerouting and loading by hand; the predictor in whole numbers against torch.
+"""eMoE on traces: loading and rerouting by hand, what it costs, and every parameter. `test_emoe_parts` has its parts.
 
 Numbers of `easy_numbers`: copy of an expert 10 s, expert 2 s, attention 1 s, head 1 s.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-import random
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +12,7 @@ import pytest
 from easy_numbers import execute_easy, setup
 from tiny_traces import tiny_header, tiny_trace
 
-from policies._emoe_load import by_tokens, choose, expected_tokens, insensitive_layers, reroute
-from policies._emoe_predict import SHARE, Transformer, digits, find, frequencies, read
-from policies._emoe_schedule import Asked, admitted, expected_latency_s
-from policies._emoe_tasks import KEYWORDS, classify, profile, words_of
-from policies._emoe_xlnet import ONE, exponential, shares
+from policies._emoe_predict import Transformer, find, read
 from policies._mlp import load, save
 from policies.emoe import Emoe
 from sim.checks import seeded
@@ -29,225 +22,6 @@ from traces.catalogue import bundled_traces
 from traces.reader import Trace
 from traces.requests import Request
 from traces.writer import write_trace
-
-# -- task types (section 3.2.1) ---------------------------------------------------------------------------------------
-
-
-def test_the_examples_of_section_3_2_1():
-    for prompt in ("Summarize the following text:", "Write a synopsis for the following text."):
-        assert classify(words_of(prompt), KEYWORDS) == "SUM"
-    assert classify(words_of("What is the answer to this question? Do not summarize."), KEYWORDS) == "QA"
-    assert classify(words_of("Lorem ipsum"), KEYWORDS) is None
-    equal = {"a": frozenset({1}), "b": frozenset({2})}
-    assert classify([2, 1], equal) == "a"  # the first listed among equals
-    assert classify([2, 1, 2], equal) == "b"
-
-
-def test_profiled_keywords_tell_tasks_apart():
-    prompts = {"a": [[1, 2, 9], [1, 3, 9]], "b": [[4, 5, 9], [4, 1, 9]]}
-    found = profile(prompts)
-    # 9 is everywhere; 1 in all prompts of a and half of b's, 4 in all of b's; 2, 3, 5 in one each.
-    assert found == {"a": {1, 2, 3}, "b": {4, 5}}
-    assert profile(prompts, 1) == {"a": {1}, "b": {4}}  # leads: 1 has 1 - 1/2, as 2 and 3; first seen first
-    assert classify([4, 4, 1], found) == "b"
-
-
-# -- task-aware loading (section 3.4) ---------------------------------------------------------------------------------
-
-
-def test_equation_2():
-    share = np.array([[30, 10], [5, 35]])
-    # Two requests of 100 and 50 input tokens, 20 outputs expected of each: (150 + 2 x 20) x s x f
-    expected = expected_tokens(150, 2, 20, np.array([True, False]), share)
-    assert expected.tolist() == [[190 * 30, 190 * 10], [0, 0]]
-
-
-def asked(inputs, profiled, first_token_s=1.0, slo_s=100.0, elapsed_s=0.0):
-    return Asked(inputs, profiled, first_token_s, slo_s, elapsed_s)
-
-
-def test_equation_3():
-    """Three run; 200 input tokens join; loading takes 3 s, an input token 0.01 s."""
-    short, middle, long = asked(50, 10, elapsed_s=1.0), asked(50, 40, elapsed_s=5.0), asked(50, 90)
-    running = [short, middle, long]
-    # dE + (W + n x G) x c + r: two end after the short one, one after the middle one, none after the long one.
-    for request, expected in ((short, 3 + (200 + 2 * 10) * 0.01 + 1), (middle, 3 + (200 + 1 * 40) * 0.01 + 5),
-                              (long, 3 + 200 * 0.01)):  # fmt: skip
-        assert expected_latency_s(request, running, 200, 3.0, 0.01) == pytest.approx(expected)
-
-
-def test_tokens_to_go_start_anew_at_five_per_cent():
-    request = asked(10, 40)
-    for _ in range(39):
-        request.generated()
-    assert request.left == 1
-    request.generated()
-    assert request.left == 2  # 5 % of 40
-    request.generated()
-    request.generated()
-    assert request.left == 2
-
-
-def test_algorithm_1():
-    """Room for 400 tokens, 100 taken; who runs may take 4 s; loading takes 1 s, an input token 0.01 s."""
-    runs = asked(100, 10, slo_s=4.0, elapsed_s=0.5)
-    urgent, large, late = asked(150, 20, 0.1), asked(200, 20, 0.2), asked(50, 20, 0.3)
-
-    def who(waiting, max_tokens=400):
-        names = {id(urgent): "urgent", id(large): "large", id(late): "late"}
-        return [names[id(one)] for one in admitted(waiting, [runs], max_tokens, 1.0, 0.01)]
-
-    # Stringent first: urgent 1 + 1.5 + 0.5 = 3 s; large would pass 400 tokens; late 1 + (200 + 10) x 0.01 + 0.5 = 3.6 s
-    # (urgent, which has more to go than the one that runs, ends after it).
-    assert who([late, large, urgent]) == ["urgent", "late"]
-    # With room for all, large would make the one that runs wait 1 + (350 + 10) x 0.01 + 0.5 = 5.1 s.
-    assert who([late, large, urgent], 10_000) == ["urgent", "late"]
-    assert who([large], 10_000) == ["large"]  # 1 + 2 + 0.5 = 3.5 s
-    assert who([large], 300) == []  # the engine's tokens must stay below the limit
-    runs.slo_s = 3.0
-    assert who([late, large, urgent], 10_000) == ["late"]  # 3 s is not below 3 s; 1 + 0.5 + 0.5 is
-
-
-def test_sensitivity_runs_from_the_input():
-    similarity = np.array([0.99, 0.90, 0.80, 0.95])
-    assert insensitive_layers(similarity, 0.85).tolist() == [True, True, False, False]
-    assert insensitive_layers(similarity, 0.999).tolist() == [False] * 4
-
-
-def test_the_top_l_of_a_layer():
-    tokens = np.array([5, 9, 9, 1])
-    assert choose(tokens, 2, lambda e: 0, [4]) == {1, 2}
-    assert choose(tokens, 3, lambda e: 0, [4]) == {0, 1, 2}
-    assert choose(np.array([7, 7, 7]), 2, lambda e: 0, [3]) == {0, 1}  # ties to the lowest id
-    assert choose(tokens, 2, lambda e: e % 2, [1, 1]) == {1, 2}
-    assert choose(tokens, 4, lambda e: e % 2, [1, 1]) == {1, 2}  # a GPU's quota is its own
-    assert by_tokens({0, 1, 2}, tokens) == [1, 2, 0]
-
-
-def test_rerouting_by_hand():
-    scores = np.array([[40.0, 30, 20, 10], [40, 30, 20, 10], [1, 2, 3, 4]])
-    ids = np.array([[0, 1], [1, 0], [3, 2]])
-    assert reroute(scores, ids, {1, 2, 3}).tolist() == [[2, 1], [1, 2], [3, 2]]
-    assert reroute(scores, ids, {2, 3}).tolist() == [[2, 3], [2, 3], [3, 2]]
-    assert reroute(scores, ids, {2}).tolist() == [[2, -1], [2, -1], [-1, 2]]
-    assert reroute(np.array([[5.0, 3, 3, 3]]), np.array([[0]]), {2, 3}).tolist() == [[2]]  # ties to the lowest id
-
-
-def test_rerouting_against_a_naive_one():
-    chance = random.Random(4)
-    for _ in range(300):
-        n, k = chance.choice([(6, 2), (5, 3)])
-        row = [chance.randrange(9) for _ in range(n)]
-        ranked = sorted(range(n), key=lambda e: (-row[e], e))
-        resident = {e for e in range(n) if chance.random() < 0.6}
-        out = reroute(np.array([row], dtype=float), np.array([ranked[:k]]), resident)[0].tolist()
-        # Walk down the ranking: the first k residents are those that serve, dropped choices make up the number.
-        serving = [e for e in ranked if e in resident][:k]
-        assert sorted(e for e in out if e >= 0) == sorted(serving)
-        assert [e for e in out if e in ranked[:k]] == [e for e in ranked[:k] if e in resident]
-
-
-# -- the predictor (section 3.2.2) ------------------------------------------------------------------------------------
-
-
-def test_digits_and_frequencies():
-    counts = np.array([[1, 5, 5, 0], [0, 0, 0, 0]])
-    assert digits(counts, 2).tolist() == [[1, 2], [0, 1]]
-    assert frequencies(np.array([[1, 3], [0, 0]])).tolist() == [[SHARE // 4, 3 * SHARE // 4], [0, 0]]
-
-
-def test_the_exponential_needs_no_library():
-    x = -np.arange(0, 60, 0.37)
-    assert exponential(x) == pytest.approx(np.exp(x), rel=1e-8)
-    out = shares(np.array([[0.0, 0.0, -1e9], [ONE, 0.0, 0.0]]), 1000.0)
-    assert out.tolist() == [[500, 500, 0], [round(1000 * math.e / (math.e + 2)), *[round(1000 / (math.e + 2))] * 2]]
-
-
-@pytest.fixture(scope="module")
-def small():
-    """The predictor that is bundled for the trace of the conformance checks: 4 layers of 6, k = 2."""
-    path = find("seeded")
-    assert path is not None
-    return read(path, seeded.N_LAYERS, seeded.N_EXPERTS, seeded.TOP_K, seeded.TASKS)
-
-
-def past(seed=0):
-    return np.random.default_rng(seed).integers(0, 50, (seeded.N_LAYERS, seeded.N_EXPERTS))
-
-
-def test_both_forms_put_out_shares(small):
-    for form in ("A", "L"):
-        found = small.predict(form, past(), 0)
-        assert found.shape == (seeded.N_LAYERS, seeded.N_EXPERTS)
-        assert found.dtype == np.int64
-        assert np.abs(found.sum(axis=1) - SHARE).max() <= seeded.N_EXPERTS
-        assert (found != small.predict(form, past(), 1)).any()  # the task is read
-        assert (found != small.predict(form, past(1), 0)).any()  # and so is the past
-    assert small.predict("L", past(), 0)[0].tolist() == frequencies(past()[0]).tolist()
-
-
-def test_predictions_are_the_same_everywhere(small):
-    """Golden: whole numbers, whatever library multiplies matrices here."""
-    found = np.concatenate([small.predict(form, past(seed), task).ravel()
-                            for form in ("A", "L") for seed in range(3) for task in range(2)])  # fmt: skip
-    assert hashlib.sha256(found.astype("<i8").tobytes()).hexdigest()[:16] == GOLDEN
-
-
-GOLDEN = "21a9fdfdab96d76e"  # of seeded.emoe.safetensors as bundled
-
-
-def test_sums_are_exact(small):
-    """A product summed in another order, and in Python's whole numbers, is the same."""
-    net = small._nets["A"]
-    hidden, weight = net.hidden(list(range(9))), net._layers[0]["q"]
-    exact = [[sum(int(a) * int(b) for a, b in zip(row, column, strict=True)) for column in weight.T] for row in hidden]
-    backwards = hidden[:, ::-1] @ weight[::-1]
-    assert (hidden @ weight).tolist() == exact == backwards.tolist()
-    assert np.array_equal(hidden, np.rint(hidden))
-
-
-def test_the_same_network_as_torch():
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from policies._emoe_train import Net, Plan, in_whole_numbers
-    from policies._emoe_xlnet import Xlnet
-
-    torch.manual_seed(1)
-    plan = Plan(width=32, inner=48)
-    net = Net(plan, vocabulary=20, n_words=18).eval()
-    ids = [19, 3, 0, 7, 17, 7]
-    with torch.no_grad():
-        for norm in (m for m in net.modules() if isinstance(m, torch.nn.LayerNorm)):
-            norm.weight.uniform_(0.5, 1.5)
-            norm.bias.uniform_(-0.5, 0.5)
-        true = net.encoder(torch.tensor([ids]), use_mems=False).last_hidden_state[0].double().numpy()
-        logits = net.logits(torch.tensor([ids[:5]]), torch.tensor([[0, 1]]), 2, 9)
-    found = Xlnet(in_whole_numbers(net, len(ids)), plan.n_heads, len(ids), 20, None).hidden(ids) / ONE
-    assert np.abs(found - true).max() < 0.01
-    assert logits.shape == (1, 2, 9)
-
-
-def test_files_that_are_no_predictor(tmp_path, small):
-    path = find("seeded")
-    shape = (seeded.N_LAYERS, seeded.N_EXPERTS, seeded.TOP_K)
-    tensors, facts = load(path)
-    with pytest.raises(BadInput, match="train one with `moesim train emoe`"):
-        read(path, 4, 7, 2, seeded.TASKS)
-    with pytest.raises(BadInput, match="no task 'law'"):
-        read(path, *shape, ("chat", "law"))
-    for name, wrong in {
-        "A.words": tensors["A.words"][:-1], "A.0.q": tensors["A.0.q"].astype(np.int32), "L.bias": np.zeros(3, np.int16),
-        "L.0.layer_1": tensors["L.0.layer_1"][:, :-1], "similarity": np.zeros((1, 1), np.int16),
-    }.items():  # fmt: skip
-        save(tmp_path / "wrong", {**tensors, name: wrong}, facts)
-        with pytest.raises(BadInput, match=name.split(".", 1)[-1]):
-            read(tmp_path / "wrong", *shape, seeded.TASKS)
-    save(tmp_path / "other", tensors, {**facts, "format": "duoserve/1"})
-    with pytest.raises(BadInput, match="not a predictor of emoe"):
-        read(tmp_path / "other", *shape, seeded.TASKS)
-
-
-# -- on traces --------------------------------------------------------------------------------------------------------
 
 
 def written(path, requests, n_experts=4):
