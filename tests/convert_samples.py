@@ -1,4 +1,4 @@
-"""A small valid input of every source of `moesim traces convert`, and what must come of it; all written by hand."""
+"""A small valid input of every source of `moesim traces convert`, what must come of it, and how tests ask; by hand."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from traces.convert import Options
+from sim.errors import BadInput
+from traces.convert import Options, convert
+from traces.reader import Trace
 
 # Two layers, four experts, two per token: what most samples say. Heaviest first.
 EXPERTS = [[[3, 1], [0, 2]], [[1, 0], [2, 3]], [[3, 0], [0, 1]], [[2, 1], [3, 0]]]
@@ -230,3 +233,23 @@ SAMPLES: dict[str, tuple[Callable[[Path], Path], Options, str]] = {
     "hf_safetensors": (hf_safetensors, HF, "hf"),
     "hf_jsonl": (hf_jsonl, HF, "hf"),
 }
+
+
+def converted(tmp_path, path, options=SHAPE, **kwargs):
+    """The open trace of one conversion."""
+    done = convert(
+        [path] if not isinstance(path, list) else path, tmp_path / "out.safetensors", options=options, **kwargs
+    )
+    return Trace(done.path)
+
+
+def refused(tmp_path, path, options=SHAPE, **kwargs):
+    """The one-line message of a conversion that must fail and leave nothing behind."""
+    out = tmp_path / "out" / "t.safetensors"
+    out.parent.mkdir(exist_ok=True)
+    with pytest.raises(BadInput) as caught:
+        convert([path], out, options=options, **kwargs)
+    assert list(out.parent.iterdir()) == []
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
