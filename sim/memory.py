@@ -152,9 +152,10 @@ def check_host(model: Model, hw: Hardware, precision: str) -> int:
     """Host bytes the experts take. Raises DoesNotFit when host memory is smaller."""
     need_bytes, has_bytes = model.routed_bytes(precision), int(hw.cpu.memory_bytes.value)
     if need_bytes > has_bytes:
+        enough_gb = -(-need_bytes // 10**9)  # rounded up: to the nearest it may be too little
         raise DoesNotFit(
             f"{model.id} in {precision}: its experts need {show_bytes(need_bytes)} of host memory, {hw.id}'s host has "
-            f"{show_bytes(has_bytes)}; use a lower --precision, or --set hw.cpu.memory_bytes={need_bytes:.0e}",
+            f"{show_bytes(has_bytes)}; use a lower --precision, or --set hw.cpu.memory_bytes={enough_gb}GB",
             (("experts in host memory", need_bytes), ("host memory", has_bytes)),
         )
     return need_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sim import __version__, metrics
+from sim.api import overrides
 from sim.memory import BudgetRule
 from sim.units import show_bytes
 
@@ -52,6 +53,8 @@ def fold(
     rule = BudgetRule(None, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
     if policy.keeps_all and rule != BudgetRule():
         labels.append(f"{rule.described()} not applied: every expert is kept")
+    if overrides(policy, "learn") and {r.index for r in setup.store} & {r.index for r in setup.requests}:
+        labels.append("scored on requests it may have learned from")
     labels += sorted(f"beyond the calibrated range: {what}" for what in engine.cost.beyond)
     result: dict[str, Any] = {
         "schema": SCHEMA,

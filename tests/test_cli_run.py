@@ -40,6 +40,13 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 class TestOutput:
+    @pytest.mark.parametrize(("policy", "split", "said"), [
+        ("fiddler", "store", True), ("fiddler", "all", True), ("fiddler", "test", False), ("lru", "store", False),
+    ])  # fmt: skip
+    def test_scoring_what_was_learned_is_labelled(self, run: Any, policy: str, split: str, said: bool) -> None:
+        labels = run("--json", "--split", split, policy=policy).json["labels"]
+        assert ("scored on requests it may have learned from" in labels) == said
+
     def test_json_is_one_object_and_nothing_else(self, run: Any) -> None:
         said = run("--json")
         assert said.json["policy"] == "lru"

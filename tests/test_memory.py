@@ -6,7 +6,9 @@ import pytest
 from easy_numbers import EXPERT_BYTES, hardware, model
 
 from sim.errors import BadInput, DoesNotFit
+from sim.hardware import load_hardware
 from sim.memory import RESERVE_BYTES, BudgetRule, Demand, activation_bytes, check_host, plan
+from sim.models import load_model
 from sim.quantity import Quantity
 
 MODEL = model(3, 4, 2)  # 12 experts
@@ -85,3 +87,12 @@ def test_host_memory():
     )
     with pytest.raises(DoesNotFit, match=r"its experts need 1.92 kB of host memory"):
         check_host(MODEL, small, "bf16")
+
+
+@pytest.mark.parametrize(("model", "precision"), [("mixtral-8x7b", "bf16"), ("deepseek-v3-r1", "fp8")])
+def test_the_host_memory_that_is_advised_is_enough(model, precision):
+    small = {"cpu.memory_bytes": "100MB"}
+    with pytest.raises(DoesNotFit, match=r"--set hw\.cpu\.memory_bytes=") as told:
+        check_host(load_model(model), load_hardware("rtx3090", small), precision)
+    advised = {"cpu.memory_bytes": str(told.value).rpartition("=")[2]}
+    assert check_host(load_model(model), load_hardware("rtx3090", advised), precision) > 1e9
