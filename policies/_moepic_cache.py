@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 from policies._moepic_config import LayerPlan
+from sim.decisions import RunPart
 from sim.pieces import Piece
 from sim.view import View
+
+
+class Segment(NamedTuple):
+    """A top or a bottom: the piece that is computed, and the slices of it that are copied, in their order."""
+
+    piece: Piece
+    slices: tuple[Piece, ...]
+
+    def run(self) -> RunPart:
+        return RunPart(self.piece) if len(self.slices) == 1 else RunPart(self.piece, (), self.slices)
 
 
 class Tops:
@@ -14,20 +27,21 @@ class Tops:
 
     Attributes:
         experts: those of the layer that live on this GPU. cached: those whose top is resident.
-        n_cached: C. split_frac: theta, the share of an expert that its top takes. n_segments: that an expert is split
-            into: 2, or 1 where theta is 0 or 1.
+        n_cached: C. split_frac: theta, the share of an expert that its top takes. n_slices: that an expert comes in,
+            over both segments, or over one where theta is 0 or 1.
     """
 
-    def __init__(self, layer: int, gpu: int, view: View) -> None:
+    def __init__(self, layer: int, gpu: int, copies: int, view: View) -> None:
         self.layer = layer
         self.gpu = gpu
+        self.copies = copies
         self.experts = [e for e in range(view.n_experts) if view.piece(layer, e).gpu == gpu]
         self.cached: dict[int, None] = {}
         self.n_cached = 0
         self.split_frac = 0.0
-        self.n_segments = 1
+        self.n_slices = copies
         self.top_bytes = 0
-        self._pieces: dict[int, tuple[Piece | None, Piece | None]] = {}
+        self._segments: dict[int, tuple[Segment | None, Segment | None]] = {}
 
     def lay_out(self, budget: float, n_cached: float, view: View) -> None:
         """Divide `budget` (V, whole experts) among C tops; fractions of a byte are left."""
@@ -37,32 +51,50 @@ class Tops:
         top_bytes = min(size, room // count) if count else 0
         count = count if top_bytes else 0
         split_frac = top_bytes / size if count else 0.0
-        if self._pieces and (count, split_frac) == (self.n_cached, self.split_frac):
+        if self._segments and (count, split_frac) == (self.n_cached, self.split_frac):
             return
         self.n_cached, self.split_frac, self.top_bytes = count, split_frac, top_bytes
-        self.n_segments = 1 if split_frac in (0.0, 1.0) else 2
         for e in self.experts:
             if split_frac in (0.0, 1.0):
-                whole = view.piece(self.layer, e)
-                self._pieces[e] = (whole, None) if count else (None, whole)
+                whole = self._segment(e, 0.0, 1.0, view)
+                self._segments[e] = (whole, None) if count else (None, whole)
             else:
-                self._pieces[e] = (view.part(self.layer, e, 0.0, split_frac), view.part(self.layer, e, split_frac, 1.0))
+                self._segments[e] = (
+                    self._segment(e, 0.0, split_frac, view), self._segment(e, split_frac, 1.0, view)
+                )  # fmt: skip
+        self.n_slices = sum(len(segment.slices) for segment in self.segments(self.experts[0])) if self.experts else 0
 
-    def top(self, expert: int) -> Piece | None:
+    def _segment(self, expert: int, start_frac: float, stop_frac: float, view: View) -> Segment:
+        """A segment in as many slices as it is copied in, none of them empty."""
+        piece = view.part(self.layer, expert, start_frac, stop_frac)
+        n = min(self.copies, max(1, piece.n_bytes))
+        cuts = [start_frac + (stop_frac - start_frac) * i / n for i in range(n)] + [stop_frac]
+        return Segment(piece, tuple(view.part(self.layer, expert, *ends) for ends in pairwise(cuts)))
+
+    def top(self, expert: int) -> Segment | None:
         """The top segment; None where nothing is cached (theta 0)."""
-        return self._pieces[expert][0]
+        return self._segments[expert][0]
 
-    def bottom(self, expert: int) -> Piece | None:
+    def bottom(self, expert: int) -> Segment | None:
         """The bottom segment; None where the top is everything (theta 1)."""
-        return self._pieces[expert][1]
+        return self._segments[expert][1]
+
+    def segments(self, expert: int) -> list[Segment]:
+        """Top and bottom, or the one there is."""
+        return [segment for segment in self._segments[expert] if segment is not None]
+
+    def top_slices(self, expert: int) -> tuple[Piece, ...]:
+        """What caching the expert holds."""
+        top = self._segments[expert][0]
+        return () if top is None else top.slices
 
     def missing(self, expert: int, view: View) -> list[Piece]:
-        """Segments that have no room yet, top first."""
-        return [piece for piece in self._pieces[expert] if piece is not None and not view.holds(piece)]
+        """Slices that have no room yet, those of the top first."""
+        return [piece for segment in self.segments(expert) for piece in segment.slices if not view.holds(piece)]
 
     def held(self, expert: int, view: View) -> list[Piece]:
-        """Segments that have their room, top first."""
-        return [piece for piece in self._pieces[expert] if piece is not None and view.holds(piece)]
+        """Slices that have their room, those of the top first."""
+        return [piece for segment in self.segments(expert) for piece in segment.slices if view.holds(piece)]
 
     def best(self, key: Callable[[int], int]) -> list[int]:
         """The C experts of largest key, ties to the lowest id."""
@@ -78,15 +110,16 @@ class Division:
 
     Args:
         buffer: whole experts left to prefetched and missing segments. split: theta before the configurator has run.
+        copies: slices that a segment is copied in.
 
     Attributes:
         tops: by layer and GPU. budgets: V of each layer, whole experts. fits: all experts do, nothing is to be decided
             and no buffer needed.
     """
 
-    def __init__(self, buffer: int, split: float, view: View) -> None:
+    def __init__(self, buffer: int, split: float, copies: int, view: View) -> None:
         gpus = range(view.n_gpus)
-        self.tops = [[Tops(layer, gpu, view) for gpu in gpus] for layer in range(view.n_layers)]
+        self.tops = [[Tops(layer, gpu, copies, view) for gpu in gpus] for layer in range(view.n_layers)]
         held = [sum(len(tops[gpu].experts) for tops in self.tops) for gpu in gpus]
         self.fits = all(view.capacity_of(gpu) >= held[gpu] for gpu in gpus)
         mine = [held[gpu] if self.fits else view.capacity_of(gpu) - buffer for gpu in gpus]  # V_e

@@ -42,9 +42,8 @@ class Replacement:
                 victim = min(candidates, key=lambda e: (keys[e], e))
             if self._admission == "priority" and keys[expert] < keys[victim]:
                 return
-            top = tops.top(victim)
-            assert top is not None
-            yield Evict(top)
+            for piece in tops.top_slices(victim):
+                yield Evict(piece)
             del tops.cached[victim]
         tops.cached[expert] = None
         self.n_admitted += 1

@@ -26,7 +26,7 @@ from policies._moepic_history import History
 from policies._moepic_replace import Replacement, shuffled
 from policies._priority import Priorities
 from sim.api import Param, Policy, Steps
-from sim.decisions import Evict, Fetch, Prefetch, RunGpu, RunPart, Wait
+from sim.decisions import Evict, Fetch, Prefetch, RunGpu, Wait
 from sim.iterations import DECODE, Gate, Iteration, RequestInfo
 from sim.machine import Ticket
 from sim.pieces import Piece
@@ -66,6 +66,9 @@ class Moepic(Policy):
               "false: its top, then its bottom"),
         Param("loading", "bottoms", "what is missing: bottoms first, then whole experts; or as the gate ranks them "
               "(the paper leaves the order open)", ("bottoms", "gate")),
+        Param("copies", 3, "slices that a segment is copied in, so that prefetching ends between two of them (section "
+              "3.2: it is terminated when the gate has spoken): the gate, up and down parts of a segment are three "
+              "tensors (assumed); 1: a segment under way always arrives", low=1, high=64),
         Param("history", "store", "store: the trace's store split has been served before, as tau asks for; none: "
               "Algorithm 1 starts from nothing, cached experts chosen at random", ("store", "none")),
         Param("seed", 0, "seed of random choices; --seed sets it too", low=0, high=2**63 - 1),
@@ -83,6 +86,7 @@ class Moepic(Policy):
     compute: str
     concatenate: bool
     loading: str
+    copies: int
     history: str
     seed: int
 
@@ -98,7 +102,7 @@ class Moepic(Policy):
         self._draw = Draws(self.seed).random  # noqa: S311 - a simulation, not a secret
         self._view = view
         self.settings["buffer"] = room = int(self.buffer or view.top_k)
-        self._division = Division(room, self.split, view)
+        self._division = Division(room, self.split, self.copies, view)
         self._tops, self._fits = self._division.tops, self._division.fits
         self._priorities = Priorities(view.n_layers, view.n_experts, self.omega, self.rho)
         self._replacement = Replacement(self._priorities, self.evict == "random", self.admission, self._draw)
@@ -119,9 +123,7 @@ class Moepic(Policy):
         for tops in (tops for groups in self._tops for tops in groups):
             self._choose(tops, random=self.evict == "random" or not any(self._priorities.uses[tops.layer]))
             for expert in tops.cached:
-                top = tops.top(expert)
-                assert top is not None
-                yield top
+                yield from tops.top_slices(expert)
 
     def _choose(self, tops: Tops, random: bool) -> None:
         if random:
@@ -163,38 +165,47 @@ class Moepic(Policy):
             for piece in held[expert]:
                 if piece not in here[expert]:
                     yield Fetch(piece)  # prefetched, but not there: it is waited for now
-            if len(held[expert]) < tops.n_segments:
+            if len(held[expert]) < tops.n_slices:
                 unsent[tops.gpu].append(expert)
             else:
                 yield from self._replacement.admit(tops, expert, owed)
         for tops in groups:
             yield from self._send(tops, unsent[tops.gpu], owed, view)
-        whole = {expert for expert in work if len(here[expert]) == home[expert].n_segments}
+        begun: set[Piece] = set()
+        whole = {expert for expert in work if len(here[expert]) == home[expert].n_slices}
         if self.compute == "segments":
             for expert in [e for e in work if e in whole]:
-                yield from self._run(home[expert], expert, True, unsent, owed, view)
-            for piece in [piece for expert in owed for piece in here[expert]]:
-                yield RunPart(piece)
+                yield from self._run(home[expert], expert, True, begun, unsent, owed, view)
+            for segment in [segment for expert in owed for segment in home[expert].segments(expert)]:
+                if all(piece in here[segment.piece.expert] for piece in segment.slices):
+                    begun.add(segment.piece)
+                    yield segment.run()
         for expert in [e for e in work if e in owed]:
             tops = home[expert]
             if expert in unsent[tops.gpu]:  # all before it have run and left the buffer
                 yield from self._send(tops, unsent[tops.gpu], owed, view, at_least=1)
-            yield from self._run(tops, expert, expert in whole, unsent, owed, view)
+            yield from self._run(tops, expert, expert in whole, begun, unsent, owed, view)
 
     def _run(
-        self, tops: Tops, expert: int, whole: bool, unsent: list[deque[int]], owed: dict[int, int], view: View
-    ) -> Steps:
+        self, tops: Tops, expert: int, whole: bool, begun: set[Piece], unsent: list[deque[int]], owed: dict[int, int],
+        view: View,
+    ) -> Steps:  # fmt: skip
         """Compute an expert, or what is left of it; its buffered segments make room for missing ones."""
-        yield RunGpu(expert, joined=self.concatenate and whole)
+        if whole and self.concatenate:
+            yield RunGpu(expert, joined=tops.n_slices > 1)
+        else:
+            for segment in tops.segments(expert):
+                if segment.piece not in begun:
+                    yield segment.run()
         del owed[expert]
-        for segment in (tops.bottom(expert), None if expert in tops.cached else tops.top(expert)):
-            if segment is not None:
-                yield Evict(segment)
+        for leaving in (tops.bottom(expert), None if expert in tops.cached else tops.top(expert)):
+            for piece in () if leaving is None else leaving.slices:
+                yield Evict(piece)
         yield from self._send(tops, unsent[tops.gpu], owed, view)
 
     def _readiness(self, tops: Tops, expert: int, n_held: int, n_here: int) -> int:
         """The order of loading (and, of what is not there yet, of computing); equals in the gate's order."""
-        if n_held == tops.n_segments:
+        if n_held == tops.n_slices:
             return 0 if n_here == n_held else 1
         if self.loading == "gate":
             return 2
@@ -293,7 +304,7 @@ class Moepic(Policy):
         for tops in (tops for groups in self._tops for tops in groups):
             tops.cached = {e: None for e in tops.cached if e in tops.experts}
             self._choose(tops, self.evict == "random")
-            wanted.update((top, None) for top in map(tops.top, tops.cached) if top is not None)
+            wanted.update((piece, None) for expert in tops.cached for piece in tops.top_slices(expert))
         for piece in held:
             if piece not in wanted:
                 yield Evict(piece)

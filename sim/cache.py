@@ -152,3 +152,14 @@ def tiling(parts: Sequence[Piece], done: Sequence[Piece], at: float = 0.0) -> li
             if rest is not None:
                 return [piece, *rest]
     return None
+
+
+def side_by_side(slices: Sequence[Piece], whole: Piece) -> bool:
+    """Whether slices of columns, in their order, make up a piece exactly, in its precision and on its GPU."""
+    at = whole.start_frac
+    for one in slices:
+        same = (one.layer, one.expert, one.gpu) == (whole.layer, whole.expert, whole.gpu)
+        if not same or one.precision != whole.precision or one.kernels_frac < 1.0 or one.start_frac != at:
+            return False
+        at = one.stop_frac
+    return at == whole.stop_frac

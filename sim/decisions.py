@@ -75,10 +75,13 @@ class RunPart(NamedTuple):
     The rest may follow after other experts: the partial results add up (MoEpic's tops before any bottom). Parts must
     not overlap and must make the expert up by the end of the layer; `RunGpu` computes all that is left. Whole matrices
     (`view.matrices`) run in their order.
+
+    `slices`: the piece lies there in these slices of columns, computed as one, once all of them are there.
     """
 
     piece: Piece
     after: tuple[Ticket, ...] = ()
+    slices: tuple[Piece, ...] = ()
 
 
 class RunCpu(NamedTuple):

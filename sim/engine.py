@@ -88,7 +88,7 @@ class Engine(Execution):
         """What each kind of decision makes the engine do."""
         return {
             RunGpu: lambda d: self.run_gpu(d.expert, d.after, d.joined),
-            RunPart: lambda d: self.run_part(d.piece, d.after),
+            RunPart: lambda d: self.run_part(d.piece, d.after, d.slices),
             Fetch: lambda d: self.fetch(d.piece, d.after),
             Prefetch: lambda d: self.prefetch(d.piece, d.priority, d.after),
             RunCpu: lambda d: self.run_cpu(d.expert, d.join_layer),

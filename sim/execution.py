@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sim.api import overrides
-from sim.cache import Cache, Entry, tiling
+from sim.cache import Cache, Entry, side_by_side, tiling
 from sim.errors import IllegalDecision
 from sim.machine import Machine, Ticket
 from sim.transfers import Log, Transfers
@@ -47,6 +47,10 @@ class Execution(Transfers):
         if enough is None:
             raise IllegalDecision(f"RunGpu({expert}): layer {self.layer}'s expert is not on the GPU; Fetch it first")
         if joined and len(enough) > 1:
+            lying = [used.piece for used in enough]
+            if begun or not side_by_side(lying, whole):
+                raise IllegalDecision(f"RunGpu({expert}, joined=True): {lying} are not all of the expert in columns "
+                                      "of the serving precision; leave `joined` out")  # fmt: skip
             ticket = self._launch_joined(whole, enough, n_tokens, after)
         else:
             for used in enough:
@@ -54,20 +58,27 @@ class Execution(Transfers):
         self._ran(expert, n_tokens, [*begun, *(used.piece for used in enough)])
         return ticket
 
-    def run_part(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket:
-        """Compute one resident piece of an owed expert; the last of them completes the expert."""
-        expert, entry = piece.expert, self.cache.entries.get(piece)
+    def run_part(self, piece: Piece, after: tuple[Ticket, ...] = (), slices: Sequence[Piece] = ()) -> Ticket:
+        """Compute a piece of an owed expert, resident as it is or in slices; the last of them completes the expert."""
+        expert = piece.expert
         n_tokens = self.unrun.get(expert) if piece.layer == self.layer else None
         if n_tokens is None:
             raise IllegalDecision(f"RunPart of {piece}: layer {self.layer} does not owe it; run each part once")
         begun = self._begun.get(expert, [])
-        if entry is None or piece.precision not in (self.pieces.precision, self._lower.get(expert)):
+        lying = sorted(slices, key=lambda one: one.start_frac) if slices else (piece,)
+        entries = [entry for one in lying if (entry := self.cache.entries.get(one)) is not None]
+        if len(entries) < len(lying) or piece.precision not in (self.pieces.precision, self._lower.get(expert)):
             raise IllegalDecision(f"RunPart of {piece}: not on the GPU, or not in a precision that serves; Fetch it")
+        if slices and not side_by_side(lying, piece):
+            raise IllegalDecision(f"RunPart of {piece}: {lying} are not all of it in columns; name those that are")
         if any(other.start_frac < piece.stop_frac and piece.start_frac < other.stop_frac for other in begun):
             raise IllegalDecision(f"RunPart of {piece}: {begun} have run; run no column twice")
         if piece.kernels_frac < 1.0 and piece.start_frac > max((other.stop_frac for other in begun), default=0.0):
             raise IllegalDecision(f"RunPart of {piece}: a matrix needs what those before it come to; run them first")
-        ticket = self._launch(entry, n_tokens, after)
+        if slices:
+            ticket = self._launch_joined(piece, entries, n_tokens, after)
+        else:
+            ticket = self._launch(entries[0], n_tokens, after)
         begun = [*begun, piece]
         if tiling((), begun) is not None:
             self._ran(expert, n_tokens, begun)
@@ -90,16 +101,12 @@ class Execution(Transfers):
         return ticket
 
     def _launch_joined(
-        self, whole: Piece, parts: Sequence[Entry], n_tokens: int, after: tuple[Ticket, ...]
+        self, piece: Piece, slices: Sequence[Entry], n_tokens: int, after: tuple[Ticket, ...]
     ) -> Ticket:
-        """Compute an expert from slices of columns side by side, once the last of them has arrived."""
-        pieces = [entry.piece for entry in parts]
-        if whole.expert in self._begun or any(p.precision != whole.precision or p.kernels_frac < 1.0 for p in pieces):
-            raise IllegalDecision(f"RunGpu({whole.expert}, joined=True): {pieces} are not all of the expert in columns "
-                                  "of the serving precision; leave `joined` out")  # fmt: skip
-        arrivals = tuple(entry.arrival for entry in parts if entry.arrival is not None)
-        ticket = self.machine.expert(whole, n_tokens, (*arrivals, *after), pieces)
-        for entry in parts:
+        """Compute a piece from slices of columns side by side, once the last of them has arrived."""
+        arrivals = tuple(entry.arrival for entry in slices if entry.arrival is not None)
+        ticket = self.machine.expert(piece, n_tokens, (*arrivals, *after), [entry.piece for entry in slices])
+        for entry in slices:
             entry.last_use = ticket
             if not entry.used:
                 self.tally.used(entry)

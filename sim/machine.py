@@ -61,7 +61,7 @@ class Machine(Protocol):
         """Launch the expert of `piece` for `n_tokens` on the piece's GPU.
 
         Args:
-            parts: `piece` is the whole expert, but it lies there in these slices of columns: computed side by side.
+            parts: `piece` lies there in these slices of columns, in their order: computed side by side, as one.
         """
 
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:

@@ -36,6 +36,11 @@ def left(view):
     return view.part(0, 0, 0.0, 0.5)
 
 
+def quarters(v):
+    """The right half of expert 0, in two slices."""
+    return v.part(0, 0, 0.5, 0.75), v.part(0, 0, 0.75, 1.0)
+
+
 def begun():
     """The left half of expert 0 comes and runs."""
     return [lambda v: Fetch(left(v)), lambda v: RunPart(left(v))]
@@ -51,6 +56,13 @@ def begun():
     (deciding(*(lambda v, i=i: Fetch(v.matrices(0, 0, 3)[i]) for i in range(3)),
               lambda v: RunPart(v.matrices(0, 0, 3)[1])), "a matrix needs what those before it come to"),
     (deciding(*begun(), lambda v: RunPart(v.piece(0, 0))), "have run; run no column twice"),
+    (deciding(*begun(), lambda v: RunPart(v.part(0, 0, 0.5, 1.0), (), quarters(v))),
+     "not on the GPU, or not in a precision that serves; Fetch it"),
+    (deciding(*begun(), lambda v: Fetch(quarters(v)[0]), lambda v: Fetch(quarters(v)[1]),
+              lambda v: RunPart(v.piece(0, 0), (), quarters(v))),
+     "are not all of it in columns; name those that are"),
+    (deciding(lambda v: Fetch(v.matrices(0, 0, 2)[0]), lambda v: Fetch(v.matrices(0, 0, 2)[1]),
+              lambda v: RunPart(v.piece(0, 0), (), tuple(v.matrices(0, 0, 2)))), "are not all of it in columns"),
     (deciding(*begun(), RunGpu(0)), r"RunGpu\(0\): layer 0's expert is not on the GPU"),
     (deciding(*begun(), lambda v: Evict(left(v))), "layer 0 still needs it"),
     (deciding(*begun(), RunCpu(0), traits={"cpu"}), r"RunCpu\(0\): a part of it has run on the GPU"),

@@ -19,7 +19,7 @@ from traces.reader import Trace
 from traces.requests import Request
 from traces.writer import write_trace
 
-PLAIN = {"history": "none", "configure": False}
+PLAIN = {"history": "none", "configure": False, "copies": 1}
 
 
 def predicting(path, rows, guesses, n_experts=4):
@@ -57,7 +57,7 @@ def test_five_steps(tmp_path):
         # 0, the prompt. Layer 0 wants 0: 2 leaves (no activations, lowest id), top and bottom come, the bottom goes
         # after use. Of a prompt nothing is predicted: layer 1 by priority, so 0, whole, fills the buffer. Wrong:
         # dropped; 1 only lacks its bottom, so its top goes ahead.
-        ("evict", 0, 2), ("fetch", 0, 0), ("fetch", 0, 0), ("gpu", 0, 0), ("evict", 0, 0),
+        ("evict", 0, 2), ("fetch", 0, 0), ("fetch", 0, 0), ("part", 0, 0), ("gpu", 0, 0), ("evict", 0, 0),
         ("prefetch", 1, 0), ("prefetch", 1, 0),
         ("evict", 1, 0), ("evict", 1, 0), ("fetch", 1, 1), ("part", 1, 1), ("gpu", 1, 1), ("evict", 1, 1),
         # 1. For layer 0 by priority still: the bottom of 0; 1, whole, does not fit behind it. Right, and on its way
@@ -70,12 +70,12 @@ def test_five_steps(tmp_path):
         ("prefetch", 1, 1), ("prefetch", 1, 2), ("evict", 1, 2), ("part", 1, 1), ("gpu", 1, 1), ("evict", 1, 1),
         # 3. Bottom of 0: right. Layer 1: the bottom of 2 comes in vain; 3 is missing and takes the place of 2.
         ("prefetch", 0, 0), ("part", 0, 0), ("gpu", 0, 0), ("evict", 0, 0),
-        ("prefetch", 1, 2), ("evict", 1, 2), ("evict", 1, 2), ("fetch", 1, 3), ("fetch", 1, 3), ("gpu", 1, 3),
-        ("evict", 1, 3),
-        # 4. 1, whole: right, but its top is still in flight, so nothing can go ahead; of 0 (used three times) and 2
+        ("prefetch", 1, 2), ("evict", 1, 2), ("evict", 1, 2), ("fetch", 1, 3), ("fetch", 1, 3),
+        ("part", 1, 3), ("gpu", 1, 3), ("evict", 1, 3),
+        # 4. 1, whole: right, but its top is still in flight, so each half runs when it comes; of 0 (used thrice) and 2
         # (once) the latter leaves. Layer 1: 0, whole; 3 leaves, not 1.
-        ("prefetch", 0, 1), ("prefetch", 0, 1), ("evict", 0, 2), ("gpu", 0, 1), ("evict", 0, 1),
-        ("prefetch", 1, 0), ("prefetch", 1, 0), ("evict", 1, 3), ("gpu", 1, 0), ("evict", 1, 0),
+        ("prefetch", 0, 1), ("prefetch", 0, 1), ("evict", 0, 2), ("part", 0, 1), ("gpu", 0, 1), ("evict", 0, 1),
+        ("prefetch", 1, 0), ("prefetch", 1, 0), ("evict", 1, 3), ("part", 1, 0), ("gpu", 1, 0), ("evict", 1, 0),
         ("prefetch", 0, 0), ("prefetch", 0, 1),
     ]  # fmt: skip
     assert cached(policy) == [[0, 1], [1, 0]]
@@ -102,16 +102,16 @@ def test_five_steps(tmp_path):
 ])  # fmt: skip
 def test_tops_are_computed_before_any_bottom(tmp_path, compute, gpu, end_s):
     """Section 2.3: top segments "can be processed first, even before their bottom segments are loaded"."""
-    policy = Moepic(compute=compute, prefetch="none", history="none", configure=False)
+    policy = Moepic(compute=compute, prefetch="none", **PLAIN)
     with Trace(from_rows(tmp_path / "t", [[[1, 3]]], 8)) as trace:
         seen = execute_easy(setup(policy, trace, room=6, kernel_s=2.0))
     assert sorted(cached(policy)[0]) == list(range(8))
     assert seen.lane("h2d") == [("demand 0.1", 2, 7), ("demand 0.3", 7, 12)]
     assert [(start_s, end_s) for what, start_s, end_s in seen.lane("gpu") if what.startswith("expert")] == gpu
     assert seen.end_s == end_s
-    early = [("part", 0, 1), ("part", 0, 3)] if compute == "segments" else []
-    assert [entry for entry in seen.log if entry[0] != "fetch"] == [
-        *early, ("gpu", 0, 1), ("evict", 0, 1), ("gpu", 0, 3), ("evict", 0, 3)]  # fmt: skip
+    tops, rest = [[("part", 0, e)] for e in (1, 3)], [[("gpu", 0, e), ("evict", 0, e)] for e in (1, 3)]
+    order = [*tops, *rest] if compute == "segments" else [tops[0], rest[0], tops[1], rest[1]]
+    assert [entry for entry in seen.log if entry[0] != "fetch"] == [entry for entries in order for entry in entries]
 
 
 # One layer, room for 3: a buffer of 1, V = 2, theta 1/2. Every token wants 1, whose top is there; its bottom takes 2 s.
@@ -126,11 +126,47 @@ def test_what_is_all_there_is_computed_as_one(tmp_path, concatenate, gpu):
         def _choose(self, tops, random):
             tops.cached = {1: None, 0: None}
 
-    policy = First(concatenate=concatenate, history="none", configure=False)
+    policy = First(concatenate=concatenate, **PLAIN)
     with Trace(predicting(tmp_path / "t", [[[1]]] * 3, [[[1, 0]]] * 3)) as trace:
         seen = execute_easy(setup(policy, trace, room=3, copy_s=4.0))
     assert [(start_s, end_s) for what, start_s, end_s in seen.lane("gpu") if what.startswith("expert")] == gpu
-    assert [kind for kind, _, _ in seen.log if kind in ("part", "gpu")] == ["part", "gpu", "gpu", "gpu"]
+    later = ["gpu"] if concatenate else ["part", "gpu"]
+    assert [kind for kind, _, _ in seen.log if kind in ("part", "gpu")] == ["part", "gpu", *later, *later]
+
+
+# Two layers, room for the buffer of one expert: nothing is cached, all is copied, 10 s an expert. Layer 0 asks for 0: 1
+# to 11 s, computed until 13 s. From then on there is room for what is guessed for layer 1, of a prompt expert 0. Its
+# gate asks for 1 at 14 s: a copy under way ends, at 23 s or, being a fifth, at 15 s; what is queued behind it does not
+# start.
+@pytest.mark.parametrize(("copies", "guessed", "asked", "end_s"), [
+    (1, [(13, 23)], [(23, 33)], 36), (5, [(13, 15)], [(15 + 2 * i, 17 + 2 * i) for i in range(5)], 28),
+])  # fmt: skip
+def test_prefetching_is_terminated_between_two_copies(tmp_path, copies, guessed, asked, end_s):
+    """Section 3.2: "upon obtaining the results from the router network, MoEpic terminates the prefetch operation"."""
+    policy = Moepic(**PLAIN | {"copies": copies})
+    with Trace(predicting(tmp_path / "t", [[[0], [1]]], [[[0], [0]]])) as trace:
+        seen = execute_easy(setup(policy, trace, room=1))
+    lanes = {what: [(a, b) for w, a, b in seen.lane("h2d") if w == what] for what in ("prefetch 1.0", "demand 1.1")}
+    assert lanes == {"prefetch 1.0": guessed, "demand 1.1": asked}
+    assert [span for span in seen.lane("gpu") if span[0].startswith("expert")] == [
+        ("expert 0.0", 11, 13), ("expert 1.1", end_s - 3, end_s - 1)]  # fmt: skip
+    assert seen.end_s == end_s
+    assert seen.prefetched().get("cancelled", 0) >= copies - 1
+
+
+# One layer of 8 experts, K = 2; room for 6: V = 4, theta 1/2, all 8 tops there, a bottom in two copies of 2.5 s each.
+def test_slices_are_computed_as_the_segment_they_make_up(tmp_path):
+    """Tops in two slices run as one each; a bottom as one when its second slice has come, as in one copy."""
+    timelines = []
+    for copies in (1, 2):
+        policy = Moepic(prefetch="none", **PLAIN | {"copies": copies})
+        with Trace(from_rows(tmp_path / f"t{copies}", [[[1, 3]]], 8)) as trace:
+            seen = execute_easy(setup(policy, trace, room=6, kernel_s=2.0))
+        timelines.append((seen.lane("gpu"), seen.end_s))
+        assert [kind for kind, _, _ in seen.log if kind in ("part", "gpu")] == ["part", "part", "gpu", "gpu"]
+        assert len(seen.lane("h2d")) == 2 * copies
+        assert seen.result["h2d_bytes"] == EXPERT_BYTES
+    assert timelines[0] == timelines[1]
 
 
 @pytest.mark.parametrize(("loading", "order"), [("bottoms", [3, 0, 0]), ("gate", [0, 0, 3])])
@@ -142,10 +178,10 @@ def test_the_order_of_loading(tmp_path, loading, order):
             tops.cached = {3: None}
 
     with Trace(from_rows(tmp_path / "t", [[[0, 3]]], 8)) as trace:
-        policy = Third(loading=loading, prefetch="none", history="none", configure=False)
+        policy = Third(loading=loading, prefetch="none", **PLAIN)
         seen = execute_easy(setup(policy, trace, room=6))
     assert [expert for kind, _, expert in seen.log if kind == "fetch"] == order
-    assert [expert for kind, _, expert in seen.log if kind == "part"] == [3]
+    assert [expert for kind, _, expert in seen.log if kind == "part"] == [3, 0]
     assert [expert for kind, _, expert in seen.log if kind == "gpu"] == list(dict.fromkeys(order))
 
 
@@ -212,7 +248,7 @@ def test_published_defaults():
     assert Moepic().settings == {
         "omega": 128, "rho": 0.25, "tau": 5000, "zeta": 0.01, "split": 0.5, "buffer": None, "prefetch": "speculative",
         "evict": "lcp", "configure": True, "admission": "always", "compute": "segments", "concatenate": True,
-        "loading": "bottoms", "history": "store", "seed": 0}  # fmt: skip
+        "loading": "bottoms", "copies": 3, "history": "store", "seed": 0}  # fmt: skip
     with pytest.raises(BadInput, match="rho"):
         Moepic(rho=1.0)
 
@@ -223,7 +259,7 @@ BASE = {"tau": 12}
 KNOBS = {
     "omega": 1, "rho": 0.9, "tau": 10**6, "zeta": 0.2, "split": 0.9, "buffer": 4, "prefetch": "none", "evict": "random",
     "configure": False, "admission": "priority", "compute": "experts", "concatenate": False, "loading": "gate",
-    "history": "none", "seed": 1,
+    "copies": 1, "history": "none", "seed": 1,
 }  # fmt: skip
 
 
@@ -252,8 +288,9 @@ def test_random_prefetching_is_neither_of_the_others(tmp_path):
     assert logs[0] != logs[1] != logs[2] != logs[0]
 
 
+@pytest.mark.parametrize("copies", [1, 3])
 @pytest.mark.parametrize("world", [{}, {"batch": 3}, {"gpus": 2}, {"gpus": 2, "batch": 3}])
-def test_budgets_hold_through_reconfiguration(tmp_path, world):
+def test_budgets_hold_through_reconfiguration(tmp_path, world, copies):
     """Tops never take more than V_e and are never more than C; what is cached is resident when a request has ended."""
 
     class Watched(Moepic):
@@ -261,17 +298,17 @@ def test_budgets_hold_through_reconfiguration(tmp_path, world):
             yield from super().request_end(request, view)
             for tops in (tops for groups in self._tops for tops in groups):
                 assert len(tops.cached) <= tops.n_cached
-                assert all(view.holds(tops.top(e)) for e in tops.cached)
+                assert all(view.holds(piece) for e in tops.cached for piece in tops.top_slices(e))
             for gpu in range(view.n_gpus):
                 taken = sum(
-                    len(g[gpu].cached) * g[gpu].top(g[gpu].experts[0]).n_bytes for g in self._tops if g[gpu].n_cached
+                    piece.n_bytes for g in self._tops for e in g[gpu].cached for piece in g[gpu].top_slices(e)
                 )
                 assert taken <= (view.capacity_of(gpu) - 2 * (not self._fits)) * view.expert_bytes
 
     path = tiny_trace(tmp_path / "t", 4, 6, 2, n_requests=8, outputs=14, levels={"next_scores_1"})
     with Trace(path) as trace:
         for room in (2, 3, 7, 11, 18, 24):
-            seen = execute_easy(setup(Watched(tau=12, zeta=0.05), trace, room=room, copy_s=3.0, **world))
+            seen = execute_easy(setup(Watched(tau=12, zeta=0.05, copies=copies), trace, room=room, copy_s=3.0, **world))
             assert seen.outcome.engine.policy.stats()["configured"] >= 2 or room * world.get("gpus", 1) >= 24
 
 

@@ -67,6 +67,30 @@ def test_parts_by_hand(tmp_path, script, parts, log):
     assert seen.outcome.engine.tally.n_executed == 2
 
 
+class Quarters(Policy):
+    """Half of an expert is there; the other half comes in two copies and is computed as one."""
+
+    name = "quarters"
+
+    def initial(self, view):
+        return [view.part(0, 0, 0.0, 0.5)]
+
+    def gate_done(self, gate, view):
+        slices = view.part(0, 0, 0.5, 0.75), view.part(0, 0, 0.75, 1.0)
+        for piece in slices:
+            yield Fetch(piece)
+        yield RunPart(view.part(0, 0, 0.0, 0.5))
+        yield RunPart(view.part(0, 0, 0.5, 1.0), (), slices[::-1])  # whatever their order
+
+
+def test_slices_are_computed_as_the_part_they_make_up(tmp_path):
+    seen = run(Quarters(), tmp_path, [[[0]]], room=1, n_experts=2)
+    assert seen.lane("h2d") == [("demand 0.0", 1, 3.5), ("demand 0.0", 3.5, 6)]
+    assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 1, 3), ("expert 0.0", 6, 8), ("head", 8, 9)]
+    assert [kind for kind, _, _ in seen.log] == ["fetch", "fetch", "part", "gpu"]
+    assert seen.outcome.engine.tally.n_executed == 1
+
+
 class HalfAhead(Policy):
     """Expert 0 and half of expert 1 are there; the other half is prefetched at once."""
 

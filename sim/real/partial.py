@@ -61,7 +61,8 @@ class Partial:
         result = Result((self.layer, self.expert, part.start / self.rows), *self._routed)
 
         def columns() -> None:
-            matrices, x = values().view(3, part.stop - part.start, -1), read(result)
+            rows, x = values(), read(result)
+            matrices = rows.view(3, part.stop - part.start, rows.shape[-1])
             if todo == [(part.start, part.stop)]:
                 result.out = decoder.ffn(x, matrices)
                 return

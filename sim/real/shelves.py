@@ -123,10 +123,11 @@ class Shelves:
                                   for at, first in cuts])  # fmt: skip
 
     def side_by_side(self, parts: Sequence[Piece]) -> Callable[[], Any]:
-        """Call it on the lane that computes: slices of columns that make up an expert, as if it lay there whole."""
+        """Call it on the lane that computes: slices of columns in their order, as if they lay there as one."""
         found = [(self.values(piece), extent(piece, self.weights.rows)) for piece in parts]
         cat = self.lanes.torch.cat
-        return lambda: cat([values().view(3, part.stop - part.start, -1) for values, part in found], 1)
+        return lambda: cat([rows.view(3, part.stop - part.start, rows.shape[-1])
+                            for rows, part in ((values(), part) for values, part in found)], 1)  # fmt: skip
 
     def broken(self) -> list[Piece]:
         """Pieces whose bytes on the device differ from those on the host; every lane must be idle."""
