@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from cli_help import moesim
 from click.testing import CliRunner
 
 from sim.cli.models import command
@@ -403,3 +404,16 @@ def test_cli_refuses(args: list[str], message: str) -> None:
     result = CliRunner().invoke(command, args)
     assert isinstance(result.exception, BadInput)
     assert message in str(result.exception)
+
+
+@pytest.mark.parametrize("dense", [[], [0]])
+def test_a_page_shows_a_dense_ffn_only_where_a_layer_has_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dense: list[int]
+) -> None:
+    """Qwen3's config.json gives the width of a dense FFN although none of its layers has one."""
+    config = {"model_type": "qwen3_moe", **ARCHITECTURES["qwen3_moe"][1], "mlp_only_layers": dense, "vocab_size": 64,
+              "num_experts_per_tok": 2, "norm_topk_prob": True, "tie_word_embeddings": False}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    said = moesim(capsys, "models", tmp_path)
+    assert said.code == 0, said.err
+    assert ("dense FFN" in said.out) == bool(dense)

@@ -135,7 +135,7 @@ def _page(model: Model) -> str:
     parts.add_row("gate", show_bytes(model.gate_bytes()))
     if model.n_shared_experts:
         parts.add_row("shared experts", show_bytes(model.shared_expert_bytes()))
-    if model.dense_intermediate_size:
+    if model.dense_layers or (model.encoder is not None and model.encoder.dense_layers):
         parts.add_row("dense FFN", show_bytes(model.dense_ffn_bytes()))
     parts.add_row("KV cache per token", show_bytes(model.kv_bytes_per_token_per_layer()))
     parts.add_row("KV cache per token, all layers", show_bytes(model.kv_bytes_per_token()))
