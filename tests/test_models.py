@@ -407,7 +407,7 @@ def test_cli_refuses(args: list[str], message: str) -> None:
 
 
 @pytest.mark.parametrize("dense", [[], [0]])
-def test_a_page_shows_a_dense_ffn_only_where_a_layer_has_one(
+def test_a_page_of_a_small_model_shows_a_dense_ffn_only_where_a_layer_has_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], dense: list[int]
 ) -> None:
     """Qwen3's config.json gives the width of a dense FFN although none of its layers has one."""
@@ -416,4 +416,5 @@ def test_a_page_shows_a_dense_ffn_only_where_a_layer_has_one(
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     said = moesim(capsys, "models", tmp_path)
     assert said.code == 0, said.err
+    assert re.match(r"qwen3_moe \(qwen3_moe\): 0\.\d\dM parameters, ", said.out)
     assert ("dense FFN" in said.out) == bool(dense)

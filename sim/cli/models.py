@@ -111,7 +111,7 @@ def _list(models: list[Model]) -> str:
 
 def _page(model: Model) -> str:
     lines = [
-        f"{model.name} ({model.id}): {model.total_params() / 1e9:.2f}B parameters, "
+        f"{model.name} ({model.id}): {_params(model.total_params())} parameters, "
         f"{show_bytes(model.expert_bytes())} per expert, {show_bytes(model.all_miss_bytes_per_token())} per token "
         "if every expert misses (bf16)",
         "",
@@ -161,6 +161,11 @@ def _page(model: Model) -> str:
 
 
 _COUNTS = {"all": "all", "head": "without input embedding", "none": "without embeddings"}
+
+
+def _params(n: int) -> str:
+    """`46.70B`; small models in millions, where they would round to nothing."""
+    return f"{n / 1e9:.2f}B" if n >= 1e9 else f"{n / 1e6:.2f}M"
 
 
 def _geometry(model: Model) -> list[tuple[str, str]]:
