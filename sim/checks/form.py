@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 # No clock, no simulation kernel, no tensors, no threads, no unseeded chance, no files, no network.
 FORBIDDEN = frozenset({"time", "simpy", "torch", "datetime", "threading", "asyncio", "multiprocessing", "secrets",
-                       "socket", "subprocess", "sim.sim_machine", "sim.engine", "sim.drive", "sim.run"})  # fmt: skip
+                       "socket", "subprocess", "sim.sim_machine", "sim.engine", "sim.execution", "sim.drive",
+                       "sim.run"})  # fmt: skip
 
 
 def check_declares_itself(world: World) -> None:
