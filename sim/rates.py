@@ -88,6 +88,8 @@ class Rates:
         self.p2p_bytes_per_s = hw.p2p.bandwidth_bytes_per_s.value
         self.q_h2d_latency = self._rest(f"{kind}.latency_s", up.latency_s)
         self.q_h2d_bandwidth = self._rest(f"{kind}.bandwidth_bytes_per_s", up.bandwidth_bytes_per_s)
+        self.q_p2p_latency = self._rest("p2p.latency_s", hw.p2p.latency_s)
+        self.q_p2p_bandwidth = self._rest("p2p.bandwidth_bytes_per_s", hw.p2p.bandwidth_bytes_per_s)
 
     def _set_host(self) -> None:
         hw, stack = self.hw, self.stack

@@ -182,13 +182,18 @@ class SimMachine(SimLinks):
                 "expert", piece.layer, piece.expert, n_tokens, host_s + launch.first_s, last_s, price.duration_s, after
             )
         # Hidden states cross to the expert's GPU and back; the peer link is not a bottleneck at these sizes.
-        peer_s = cost.peer_s(cost.activation_bytes(n_tokens))
+        first_s, peer_s = host_s + launch.first_s, cost.peer_s(cost.activation_bytes(n_tokens))
+        crossing_s = peer_s  # back; and there, as far as the launch does not hide it
         if self._gate is not None and self._gate.end_s != UNKNOWN_S:
             after = (*after, Ticket(self._gate.end_s + peer_s, GPU))
+            crossing_s += min(peer_s, max(0.0, self._gate.end_s + peer_s - first_s))
+        if peer_s:
+            latency_s = crossing_s * cost.p2p_latency_s / peer_s
+            self.gpu_s[cost.q_p2p_latency] += latency_s
+            self.gpu_s[cost.q_p2p_bandwidth] += crossing_s - latency_s
         ticket = stream.run(
-            "expert", piece.layer, piece.expert, n_tokens, host_s + launch.first_s, last_s,
-            price.duration_s + peer_s, after,
-        )  # fmt: skip
+            "expert", piece.layer, piece.expert, n_tokens, first_s, last_s, price.duration_s + peer_s, after
+        )
         self._joins = (*self._joins, ticket)
         return ticket
 

@@ -214,6 +214,9 @@ def test_two_gpus_compute_side_by_side(tmp_path):
     assert seen.lane("gpu0") == [("attention 0", 0, 1), ("expert 0.0", 1, 3), ("head", 5, 6), ("attention 0", 6, 7),
                                  ("expert 0.0", 7, 9), ("head", 11, 12)]  # fmt: skip
     assert seen.lane("gpu1") == [("expert 0.1", 2, 5), ("expert 0.1", 8, 11)]
+    # Both GPUs' kernels take 2 + 8 + 2 s, the hidden states 4 s on the link between them.
+    shares = {figure["figure"]: figure["share"] for figure in seen.result["provenance"]["figures"]}
+    assert shares == {"gpu.kernel_floor_s": 12 / 16, "p2p.latency_s": 4 / 16}
 
 
 def test_two_gpus_copy_side_by_side(tmp_path):
