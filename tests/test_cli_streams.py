@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -43,6 +44,21 @@ def test_every_entry_point_knows_its_version(capsys: pytest.CaptureFixture[str])
             called(capsys, calibrate, "--version").out}  # fmt: skip
     assert len(said) == 1
     assert said.pop().startswith("moesim, version ")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
+def test_an_output_in_another_encoding(run: list[str], encoding: str, tmp_path: Path) -> None:
+    """Rules of tables and names of files hold characters that it may have no letters for."""
+    trace = tmp_path / "tracé-\U0001f600.safetensors"
+    trace.write_bytes(Path(run[-1]).read_bytes())
+    env = os.environ | {"PYTHONIOENCODING": encoding}
+    command = [*run[:3], "compare", "--policy", "lru", "--hw", "rtx3090", "--trace", str(trace)]
+    wide = subprocess.run(command, capture_output=True, check=True)
+    done = subprocess.run(command, capture_output=True, check=False, env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode(encoding) == wide.stdout.decode().replace("─", "-")
+    done = subprocess.run([*command, "--json"], capture_output=True, check=False, env=env)
+    assert json.loads(done.stdout.decode(encoding))["runs"][0]["trace"] == "tracé-\U0001f600"
 
 
 @DEV_FULL

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -77,9 +79,25 @@ def with_way_out(error: click.ClickException) -> str:
     return said
 
 
+def in_its_letters(error: UnicodeError) -> tuple[str, int]:
+    """What stands for characters that an output has no letters for: a rule's dash, else the escape that JSON has."""
+    assert isinstance(error, UnicodeEncodeError)
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    codes = [int.from_bytes(units[i : i + 2]) for i in range(0, len(units), 2)]
+    return "".join("-" if code == ord("─") else f"\\u{code:04x}" for code in codes), error.end
+
+
+def any_letters(stream: object) -> None:
+    """Let an output in a narrow encoding (Latin-1, Windows' code pages) take everything that is printed."""
+    if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+        codecs.register_error("in_its_letters", in_its_letters)
+        stream.reconfigure(errors="in_its_letters")
+
+
 def guarded(command: click.Command, args: Sequence[str] | None, name: str) -> None:
     """Run a click command; turn the errors people cause into one line on stderr and exit 2 (or 1)."""
     stdout = sys.stdout
+    any_letters(stdout)
     try:
         status = command.main(args=None if args is None else list(args), prog_name=name, standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
