@@ -14,7 +14,7 @@ from cli_help import mixtral_shaped, moesim
 from convert_samples import jsonl
 from tiny_traces import ALL, tiny_trace
 
-from reports.reproduce import inputs, judge, rows, show, table, work
+from reports.reproduce import inputs, judge, rows, runs, show, table, work
 from reports.reproduce.closed import ADAPMOE_SIZES, METHODS, cost_of, model_of
 from reports.reproduce.constants import Fitted, fit, solve
 from reports.reproduce.rows import Constant, Experiment, Row, load_constants, load_experiments, load_rows, pick
@@ -51,7 +51,7 @@ class TestData:
             if one.check in ("none", "fit"):
                 assert one.reason
             elif one.experiment:
-                assert table._systems(one, EXPERIMENTS[one.experiment])
+                assert runs.systems_of(one, EXPERIMENTS[one.experiment])
             assert one.source
             assert one.flag not in ("Q", "X", "T!") or one.check == "none", one.id
 
@@ -92,7 +92,7 @@ class TestData:
                     own = {key: value for key, value in spec.set.items() if "." not in key}
                     find(spec.policy)(**own), name
             assert set(experiment.systems) & {s for r in ROWS.values() if r.experiment == name
-                                              for s in table._systems(r, experiment)}, name  # fmt: skip
+                                              for s in runs.systems_of(r, experiment)}, name  # fmt: skip
 
     @pytest.mark.parametrize(
         ("changes", "rule"),
@@ -116,7 +116,7 @@ class TestData:
     def test_names_that_lead_nowhere_are_refused(self) -> None:
         mine = {"mine": Experiment(why="", cases=[], systems={"lru": "lru"})}
         with pytest.raises(BadInput, match="no such system"):
-            table._systems(row(), mine["mine"])
+            runs.systems_of(row(), mine["mine"])
         for changes in ({"experiment": "other"}, {"experiment": "", "method": "other"}, {"constant": "other"}):
             with pytest.raises(BadInput, match="none of that name"):
                 table._known(row(**changes), mine, CONSTANTS)
