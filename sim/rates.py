@@ -20,14 +20,22 @@ if TYPE_CHECKING:
     from sim.models import Model
     from sim.stack import Stack
 
-# Arithmetic types: 4-bit weights are multiplied in bf16 after dequantisation; fp8 uses fp8 units where they exist.
-COMPUTE_TYPE: dict[str, Dtype] = {"fp32": "fp32", "fp16": "fp16", "fp8": "fp8"}
+# Arithmetic types: packed weights are multiplied in 16 bits after unpacking; fp8 uses fp8 units where they exist.
+COMPUTE_TYPE: dict[str, Dtype] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 WIDER: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
 
 SIX_DIGITS = 1.00001
 """Profiles are written with six significant digits: what was the largest measured may read as a little less."""
 
 SOURCES: tuple[Source, ...] = ("measured", "datasheet", "assumed")
+
+
+def unpacked_type(flops_per_s: dict[Dtype, Quantity]) -> Dtype:
+    """The 16-bit type that unpacked weights are multiplied in: bf16, or fp16 on a GPU that only emulates bf16, which
+    then is slower than fp32 (Turing)."""
+    rates = {kind: rate.value for kind, rate in flops_per_s.items()}
+    emulated = rates.get("bf16", 0.0) < rates.get("fp32", 0.0)
+    return "fp16" if emulated and "fp16" in rates else "bf16"
 
 
 class Rates:
@@ -38,7 +46,7 @@ class Rates:
         self.rests_on: list[tuple[str, Quantity]] = []
         gpu = hw.gpu
         # Without a unit for the type on this GPU, weights are converted and multiplied in the next wider type.
-        types = (COMPUTE_TYPE.get(precision, "bf16"), *WIDER)
+        types = (COMPUTE_TYPE.get(precision) or unpacked_type(gpu.flops_per_s), *WIDER)
         rate_type = next((kind for kind in types if kind in gpu.flops_per_s), None)
         if rate_type is None:
             raise BadInput(f"hardware {hw.id}: gpu.flops_per_s has no rate for {precision}; add bf16, fp16 or fp32")

@@ -88,7 +88,8 @@ def recorded(
     iterations in `timeline`.
 
     Raises:
-        BadInput: a place that cannot be written, or a folder that holds something else.
+        BadInput: a place that cannot be written, a folder that holds something else, or a timeline that is there and
+            that `force` does not say to replace.
     """
     try:
         with ExitStack() as stack:
@@ -99,6 +100,9 @@ def recorded(
             if timeline is not None:
                 if timeline.is_dir():
                     raise BadInput(f"--timeline, got {str(timeline)!r}: it is a folder; name a file in it")
+                if timeline.exists() and not force:
+                    raise BadInput(f"--timeline, got {str(timeline)!r}: it exists; replace it with --force, or name "
+                                   "another file")  # fmt: skip
                 part = stack.enter_context(replacing(timeline))
                 title = f"{setup.policy.name} on {setup.hw.id}"
                 events = stack.enter_context(Timeline(part, title, n_iterations))

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 from cli_help import mixtral_shaped, moesim
 
-from sim.cli.compare_pool import answers
+from sim.cli.compare_pool import answers, replay
 from sim.errors import CheckFailed
+from sim.spec import RunSpec
 
 
 def test_the_number_of_workers_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -47,6 +48,17 @@ def test_an_error_of_a_call_is_raised(workers: int) -> None:
     with pytest.raises(ZeroDivisionError):
         list(answers([(divmod, (1, 0)), (pow, (2, 2))], workers))
     assert not multiprocessing.active_children()
+
+
+def test_a_mistake_of_a_policys_own_says_whose_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("mine")
+
+    monkeypatch.setattr("sim.run.execute", broken)
+    spec = RunSpec(policy="lru", hw="rtx3090", trace=str(mixtral_shaped(tmp_path)))
+    with pytest.raises(KeyError) as caught:
+        list(answers([(replay, (spec,))], 1))
+    assert caught.value.__notes__ == ["while comparing: policy lru on rtx3090"]
 
 
 def test_a_process_that_dies_is_reported() -> None:

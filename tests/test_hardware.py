@@ -13,10 +13,13 @@ from click.testing import CliRunner
 
 from sim.cli import main
 from sim.cli.hw import command
+from sim.cost import Cost
 from sim.data import bundled
 from sim.errors import BadInput
 from sim.hardware import CPUS, GPUS, Hardware, hardware_names, load_hardware
+from sim.models import load_model
 from sim.quantity import USER_REF, quantities
+from sim.stack import load_stack
 
 IDS = sorted(bundled(GPUS, ".yaml"))
 CPU_IDS = sorted(bundled(CPUS, ".yaml"))
@@ -281,3 +284,15 @@ def test_cli_bad_input_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]
         assert text.err.startswith("error: ")
         assert text.err.count("\n") == 1
         assert message in text.err
+
+
+@pytest.mark.parametrize(("hw", "precision", "kind"), [
+    ("t4", "int4", "fp16"), ("t4", "hqq2", "fp16"), ("quadro-rtx-6000", "int8", "fp16"),  # bf16 is emulated there
+    ("t4", "bf16", "bf16"), ("rtx3090", "int4", "bf16"), ("h200-sxm", "int4_g128", "bf16"),
+])  # fmt: skip
+def test_unpacked_weights_are_multiplied_in_a_type_that_the_gpu_has(hw, precision, kind):
+    """Their profiles say so: "no bf16 tensor cores: emulated. Use fp16". What is asked for in bf16 runs in bf16."""
+    machine = load_hardware(hw)
+    cost = Cost(machine, load_model("mixtral-8x7b"), load_stack("bare"), precision)
+    (used,) = (figure for name, figure in cost.rests_on if name.startswith("gpu.flops_per_s"))
+    assert used is machine.gpu.flops_per_s[kind]

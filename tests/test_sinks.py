@@ -162,9 +162,17 @@ class TestTimeline:
         assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in spans)
         assert any(event["name"] == "expert L31 E0" for event in spans)
 
+    def test_one_that_is_there_is_kept_unless_told(self, run: Any, tmp_path: Path) -> None:
+        path = tmp_path / "t.json"
+        path.write_text("mine", encoding="utf-8")
+        assert "it exists; replace it with --force, or name another file" in run("--timeline", path).error
+        assert path.read_text(encoding="utf-8") == "mine"
+        run("--timeline", path, "--force")
+        assert json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+
     def test_it_covers_as_many_iterations_as_asked(self, run: Any, tmp_path: Path) -> None:
         def shown(n: int) -> tuple[list[str], float]:
-            run("--timeline", tmp_path / "t.json", "--timeline-iterations", n)
+            run("--timeline", tmp_path / "t.json", "--force", "--timeline-iterations", n)
             events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
             names = [event["name"] for event in events if event.get("cat") in ("prefill", "decode")]
             return names, max(event["ts"] for event in events if event["ph"] == "X")

@@ -42,6 +42,9 @@ def replay(spec: RunSpec) -> dict[str, Any] | MoesimError:
             setup.close()
     except MoesimError as error:
         return error
+    except Exception as error:  # a mistake of a policy's own: which one it was is not in a worker's traceback
+        error.add_note(f"while comparing: policy {spec.policy} on {spec.hw}")
+        raise
 
 
 def bound_of(spec: RunSpec, cpu: bool) -> dict[str, Any] | None:

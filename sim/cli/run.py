@@ -34,7 +34,7 @@ TIMELINE_ITERATIONS = 20
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Start from a saved configuration.")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
               help="Write configuration, result and tables; missing folders are made.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace the run that --out DIR holds.")
+@click.option("--force", is_flag=True, help="Replace the run that --out DIR holds, and the file of --timeline.")
 @click.option("--timeline", metavar="FILE", type=click.Path(path_type=Path),
               help="Write the lanes as trace events for Perfetto; missing folders are made.")  # fmt: skip
 @click.option("--timeline-iterations", type=click.IntRange(min=1), default=TIMELINE_ITERATIONS, show_default=True,
