@@ -155,7 +155,9 @@ def tiling(parts: Sequence[Piece], done: Sequence[Piece], at: float = 0.0) -> li
 
 
 def side_by_side(slices: Sequence[Piece], whole: Piece) -> bool:
-    """Whether slices of columns, in their order, make up a piece exactly, in its precision and on its GPU."""
+    """Whether slices of columns, in order, make up a piece of columns exactly, in its precision and on its GPU."""
+    if whole.kernels_frac < 1.0:
+        return False
     at = whole.start_frac
     for one in slices:
         same = (one.layer, one.expert, one.gpu) == (whole.layer, whole.expert, whole.gpu)

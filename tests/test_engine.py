@@ -63,6 +63,7 @@ def begun():
      "are not all of it in columns; name those that are"),
     (deciding(lambda v: Fetch(v.matrices(0, 0, 2)[0]), lambda v: Fetch(v.matrices(0, 0, 2)[1]),
               lambda v: RunPart(v.piece(0, 0), (), tuple(v.matrices(0, 0, 2)))), "are not all of it in columns"),
+    (deciding(*begun()[:1], lambda v: RunPart(v.matrices(0, 0, 2)[0], (), (left(v),))), "are not all of it in columns"),
     (deciding(*begun(), RunGpu(0)), r"RunGpu\(0\): layer 0's expert is not on the GPU"),
     (deciding(*begun(), lambda v: Evict(left(v))), "layer 0 still needs it"),
     (deciding(*begun(), RunCpu(0), traits={"cpu"}), r"RunCpu\(0\): a part of it has run on the GPU"),
