@@ -136,10 +136,16 @@ class FusedEngine(Engine):
         while freed and UNKNOWN_S < freed[0][1].end_s <= now_s:
             clean_bytes += freed.popleft()[0]
         waits: tuple[Ticket, ...] = ()
+        lacks_bytes, n_before = n_bytes, 0
         while clean_bytes < n_bytes and freed:
             more_bytes, ticket = freed.popleft()
             clean_bytes += more_bytes
             waits = (*waits, ticket)
+            if more_bytes > lacks_bytes:
+                self._leave(0, more_bytes - lacks_bytes, waits[n_before:])
+                clean_bytes -= more_bytes - lacks_bytes
+            elif more_bytes:
+                lacks_bytes, n_before = lacks_bytes - more_bytes, len(waits)
         self._clean_bytes[0] = clean_bytes - n_bytes
         # the copy
         if len(machine.links) > 1:

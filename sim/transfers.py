@@ -149,12 +149,23 @@ class Transfers:
         while freed and UNKNOWN_S < freed[0][1].end_s <= now_s:
             clean_bytes += freed.popleft()[0]
         waits: tuple[Ticket, ...] = ()
+        lacks_bytes, n_before = piece.n_bytes, 0  # of `waits`, those for room taken whole
         while clean_bytes < piece.n_bytes and freed:
             n_bytes, ticket = freed.popleft()
             clean_bytes += n_bytes
             waits = (*waits, ticket)
+            if n_bytes > lacks_bytes:
+                self._leave(gpu, n_bytes - lacks_bytes, waits[n_before:])
+                clean_bytes -= n_bytes - lacks_bytes
+            elif n_bytes:
+                lacks_bytes, n_before = lacks_bytes - n_bytes, len(waits)
         self._clean_bytes[gpu] = clean_bytes - piece.n_bytes
         return waits
+
+    def _leave(self, gpu: int, n_bytes: int, readers: tuple[Ticket, ...]) -> None:
+        """What a smaller piece leaves of a room that is still read: whoever takes it next waits for the same."""
+        self._freed[gpu].appendleft((n_bytes, readers[-1]))
+        self._freed[gpu].extendleft((0, ticket) for ticket in reversed(readers[:-1]))
 
     # -- copies -----------------------------------------------------------------------------------------------------
 

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
 import pytest
-from easy_numbers import execute_easy, run, setup
-from tiny_traces import tiny_trace
+from easy_numbers import EXPERT_BYTES, execute_easy, run, setup
+from tiny_traces import from_rows, tiny_trace
 
 from sim import run as sim_run
 from sim.api import Policy
@@ -89,6 +90,51 @@ def test_slices_are_computed_as_the_part_they_make_up(tmp_path):
     assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 1, 3), ("expert 0.0", 6, 8), ("head", 8, 9)]
     assert [kind for kind, _, _ in seen.log] == ["fetch", "fetch", "part", "gpu"]
     assert seen.outcome.engine.tally.n_executed == 1
+
+
+class Remainder(Policy):
+    """Expert 0 is computed, leaves, and both halves of expert 1 come into its room."""
+
+    name = "remainder"
+
+    def initial(self, view):
+        return [view.piece(0, 0)]
+
+    def gate_done(self, gate, view):
+        yield RunGpu(0)
+        yield Evict(view.piece(0, 0))
+        for piece in (view.part(0, 1, 0.0, 0.5), view.part(0, 1, 0.5, 1.0)):
+            yield Fetch(piece)
+        yield RunGpu(1, joined=True)
+
+
+def test_what_a_small_piece_leaves_of_a_room_waits_for_its_readers_too(tmp_path):
+    """Expert 0 is read until 3 s: neither half may be written before."""
+    seen = run(Remainder(), tmp_path, [[[0, 1]]], room=1, n_experts=2)
+    assert seen.lane("h2d") == [("demand 0.1", 3, 8), ("demand 0.1", 8, 13)]
+    assert [span[1:] for span in seen.lane("gpu") if span[0].startswith("expert")] == [(1, 3), (13, 15)]
+
+
+class OutOfTurn(Policy):
+    """Experts 0 and 1 are there, and leave the other way round; 2 and 3 come into their rooms."""
+
+    name = "out_of_turn"
+
+    def initial(self, view):
+        return [view.piece(0, 0), view.piece(0, 1)]
+
+    def gate_done(self, gate, view):
+        runs, evicts = [RunGpu(e) for e in (0, 1)], [Evict(view.piece(0, e)) for e in (1, 0)]
+        return [*runs, *evicts, *(Fetch(view.piece(0, e)) for e in (2, 3)), RunGpu(2), RunGpu(3)]
+
+
+@pytest.mark.parametrize("more_bytes", [0, EXPERT_BYTES // 2])
+def test_rooms_of_equal_pieces_are_slots_whatever_the_budget_leaves_over(tmp_path, more_bytes):
+    """0 is read until 3 s and 1 until 5 s: 2 waits for the one freed first, 3 for the other alone."""
+    with Trace(from_rows(tmp_path / "t", [[[0, 1, 2, 3]]], 4)) as trace:
+        made = setup(OutOfTurn(), trace, room=2, copy_s=1.0)
+        made.memory = replace(made.memory, expert_bytes=(2 * EXPERT_BYTES + more_bytes,))
+        assert execute_easy(made).lane("h2d") == [("demand 0.3", 3, 4), ("demand 0.2", 5, 6)]
 
 
 class HalfAhead(Policy):
