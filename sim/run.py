@@ -122,7 +122,8 @@ def start_policy(engine: Engine, setup: Setup) -> None:
         if budget < need * size:
             raise DoesNotFit(
                 f"policy {policy.name}, got an expert budget of {show_bytes(max(0, budget))} on GPU {gpu}: it needs at "
-                f"least {need} whole experts ({show_bytes(need * size)}); raise the budget, or take another policy",
+                f"least {need} whole expert{'s' * (need != 1)} ({show_bytes(need * size)}); raise the budget, or take "
+                "another policy",
                 (*setup.memory.rows, *([("of which the predictor takes", predictor_bytes)] if predictor_bytes else [])),
             )
     divided = policy.layer_budgets(view)
