@@ -75,6 +75,17 @@ class TestData:
             for system, name in experiment.constants.items():
                 assert CONSTANTS[name].label == system
 
+    def test_no_row_judges_the_figure_that_a_constant_is_solved_for(self) -> None:
+        """The same system in the same experiment, compared by the same value, comes out by construction."""
+        for constant in CONSTANTS.values():
+            source = ROWS[constant.row]
+            for one in ROWS.values():
+                if one.check in ("order", "within") and (one.experiment, one.value, one.own, one.cases) == (
+                    source.experiment, source.value, source.own, source.cases
+                ) and one.experiment:  # fmt: skip
+                    judged = one.published if not one.pairs_of else (one.pairs_of, one.own)
+                    assert constant.label not in judged, one.id
+
     def test_what_a_constant_is_solved_with_is_run_as_where_it_is_used(self) -> None:
         """The system of the row a constant comes from is set up like the system that has it."""
         for experiment in EXPERIMENTS.values():
