@@ -435,6 +435,8 @@ class TestTable:
         monkeypatch.setattr(table, "load_rows", lambda: {"X-0": fit_row})
         monkeypatch.setattr(table, "load_constants", lambda: {"mine": constant})
         slower = table.reproduce([one], ("b",), tmp_path / "out", 1, quiet)
+        other_stack = table.reproduce([one], ("b",), tmp_path / "out", 1, quiet, "hf")
+        assert other_stack == {**slower, "stack": "hf"}  # a constant stands for the stack it was fitted on
         monkeypatch.setattr(table, "load_experiments", lambda: {"mine": plain})
         faster = table.reproduce([one], ("b",), tmp_path / "out", 1, quiet)
         with_it, without = (result["rows"][0]["traces"]["b"]["simulated"] for result in (slower, faster))

@@ -101,14 +101,16 @@ class Runs(NamedTuple):
         if constant is not None and constant.constant.hw in ("", hw):
             pinned = "stack.pinned=false" not in experiment.systems[system].split()
             settings = constant.settings(hw, model, precision, pinned)
-        on = "bare" if settings else self.stack  # a constant stands for the stack it was fitted on
+        # A constant stands for the stack it was fitted on, also beside systems that have none.
+        on = "bare" if settings or experiment.constants else self.stack
         return work.spec_of(experiment, case, system, trace, settings, on)
 
 
 def figures_of(
     solved: list[Constant], rows: dict[str, Row], runs: Runs, done: work.Progress
 ) -> Callable[[dict[str, float]], dict[str, float]]:
-    """Seconds of constants -> the figures of the rows they come from, on the trace that is judged."""
+    """Seconds of constants -> figures of the rows they come from, with bare kernels, on the trace that is judged."""
+    runs = runs._replace(stack="bare")
 
     def figures(values: dict[str, float]) -> dict[str, float]:
         units: list[tuple[str, Unit]] = []
