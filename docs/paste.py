@@ -1,9 +1,10 @@
 """Paste real output into README.md and docs/*.md.
 
-    python docs/paste.py [--check]
+    python docs/paste.py [--check] [PAGE ...]
 
 A fenced block that follows `<!-- output of: COMMAND -->` holds what COMMAND prints. Without --check the blocks are
-rewritten; with it, the script exits 1 and names those that have gone stale. Commands run in a temporary folder.
+rewritten; with it, the script exits 1 and names the pages that have gone stale. Commands run in temporary folders, one
+per core at a time. Pages are named as they are (`README.md docs/compare.md`); without a name, all of them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,23 +42,29 @@ def pasted(page: str) -> list[tuple[str, str]]:
     return [(match["command"], match["text"]) for match in BLOCK.finditer(page)]
 
 
-def refreshed(page: str) -> str:
-    """The page with every block replaced by what its command prints now."""
-    return BLOCK.sub(lambda m: m[1] + output_of(m["command"]) + m[4], page)
+def refreshed(page: str, printed: dict[str, str]) -> str:
+    """The page with every block replaced by what its command prints now: command -> text."""
+    return BLOCK.sub(lambda m: m[1] + printed[m["command"]] + m[4], page)
 
 
-def main() -> int:
+def main(words: list[str]) -> int:
+    """Refresh the pages, or check them; 1 when --check finds a stale one."""
+    named = [Path(word) for word in words if word != "--check"]
+    before = {path: path.read_text(encoding="utf-8") for path in named or pages()}
+    commands = list(dict.fromkeys(command for page in before.values() for command, _ in pasted(page)))
+    # Threads: the work is done by the processes that they start.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        printed = dict(zip(commands, pool.map(output_of, commands), strict=True))
     stale = []
-    for path in pages():
-        before = path.read_text(encoding="utf-8")
-        after = refreshed(before)
-        if before != after:
+    for path, page in before.items():
+        after = refreshed(page, printed)
+        if page != after:
             stale.append(path.name)
-            if "--check" not in sys.argv[1:]:
+            if "--check" not in words:
                 path.write_text(after, encoding="utf-8")
     sys.stdout.write(f"stale: {', '.join(stale)}\n" if stale else "every pasted output is current\n")
-    return 1 if stale and "--check" in sys.argv[1:] else 0
+    return 1 if stale and "--check" in words else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
