@@ -282,6 +282,7 @@ class Flat:
             uses[price.duration_s] = uses.get(price.duration_s, 0) + n
         machine.n_syncs += n_layers
         machine.n_copy_launches += n_misses
+        machine.experts_launched += n_misses
         if n_misses:
             lane.uses[self.copy_s] = lane.uses.get(self.copy_s, 0) + n_misses
         lane.n_copies += n_misses

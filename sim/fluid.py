@@ -122,6 +122,7 @@ class FluidMachine(SimMachine):
         begun_s = self.now_s
         self.now_s = begun_s + cost.cpu_launch_s
         self.n_copy_launches += 1
+        self.experts_launched += 1.0
         if self.spans is not None:
             self.spans("host", "launch cpu_expert", layer, expert, n_tokens, n_bytes, begun_s, self.now_s)
         arrived_s = self.down.use("activations", layer, expert, n_tokens, self.now_s, cost.back_s(n_bytes))

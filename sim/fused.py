@@ -153,6 +153,7 @@ class FusedEngine(Engine):
         elif speculative:
             machine.now_s = now_s = now_s + machine.cost.copy_launch_s
             machine.n_copy_launches += 1
+            machine.experts_launched += 1.0
             lane = machine.up[0]
             waits_for = waits + after
             asked = Copy("prefetch", layer, piece.expert, n_bytes, self._copy_s, SPECULATIVE, now_s, waits_for)
@@ -164,6 +165,7 @@ class FusedEngine(Engine):
         else:
             machine.now_s = now_s = now_s + machine.cost.copy_launch_s
             machine.n_copy_launches += 1
+            machine.experts_launched += 1.0
             asked = Copy("demand", piece.layer, piece.expert, n_bytes, self._copy_s, DEMAND, now_s, waits + after)
             asked.piece = piece
             machine.up[0].submit(asked, now_s)

@@ -103,7 +103,7 @@ class Rates:
         hw, stack = self.hw, self.stack
         self.launch_s = hw.host.launch_s.value
         self.sync_s = hw.host.sync_s.value
-        self.copy_launch_s = self.cpu_launch_s = hw.host.copy_launch_s.value + stack.per_copy_s.value
+        self.copy_launch_s = self.cpu_launch_s = self.part_launch_s(1.0)
         self.q_launch = self._rest("host.launch_s", hw.host.launch_s)
         self.q_sync = self._rest("host.sync_s", hw.host.sync_s)
         self.q_copy_launch = self._rest("host.copy_launch_s", hw.host.copy_launch_s)
@@ -121,6 +121,14 @@ class Rates:
         self.launch_head = self._launch(kernels.head, stack.per_iteration_s.value)
         self.has_shared = self.model.shared_expert_bytes(self.precision) > 0
         self.has_dense = dense > 0
+
+    def part_launch_s(self, frac: float) -> float:
+        """Host seconds of enqueuing the copy of this share of an expert.
+
+        Enqueuing costs the same however small the copy is. What the framework spends is known per expert: its parts
+        share it, so that nobody gains or loses by splitting.
+        """
+        return self.hw.host.copy_launch_s.value + self.stack.per_copy_s.value * frac
 
     def launch_part(self, kernels_frac: float, first: bool) -> Launch:
         """Launching a slice of an expert's matrices: its share of the kernels, and at least one.

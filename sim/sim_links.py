@@ -41,13 +41,12 @@ class SimLinks:
         self.d2h_bytes = 0
         self.written_back_bytes = 0
         self.n_copy_launches = 0
+        self.experts_launched = 0.0  # copies of experts, a part counting as its share
 
     def copy(self, piece: Piece, priority: int, after: tuple[Ticket, ...]) -> Ticket:
-        cost = self.cost
-        self.now_s = now_s = self.now_s + cost.copy_launch_s
-        self.n_copy_launches += 1
+        cost, begun_s = self.cost, self.now_s
+        now_s = self._enqueue(piece)
         if self.spans is not None:
-            begun_s = now_s - cost.copy_launch_s
             self.spans("host", "launch copy", piece.layer, piece.expert, 0, piece.n_bytes, begun_s, now_s)
         op = "demand" if priority == DEMAND else "prefetch"
         n_bytes = piece.n_bytes
@@ -58,12 +57,19 @@ class SimLinks:
         self.links[piece.gpu].submit(copy, now_s)
         return copy
 
+    def _enqueue(self, piece: Piece) -> float:
+        """The host launches a copy; when it has."""
+        frac = piece.stop_frac - piece.start_frac
+        self.now_s += self.cost.copy_launch_s if frac == 1.0 else self.cost.part_launch_s(frac)
+        self.n_copy_launches += 1
+        self.experts_launched += frac
+        return self.now_s
+
     def copy_back(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket:
         if self.back not in self.links:
             self.links.append(self.back)
         begun_s = self.now_s
-        self.now_s = now_s = begun_s + self.cost.copy_launch_s
-        self.n_copy_launches += 1
+        now_s = self._enqueue(piece)
         if self.spans is not None:
             self.spans("host", "launch copy", piece.layer, piece.expert, 0, piece.n_bytes, begun_s, now_s)
         duration_s = self.cost.back_s(piece.n_bytes)

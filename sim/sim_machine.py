@@ -203,6 +203,7 @@ class SimMachine(SimLinks):
         host_s = self.now_s
         self.now_s = host_s + cost.cpu_launch_s
         self.n_copy_launches += 1
+        self.experts_launched += 1.0
         if self.spans is not None:
             self.spans("host", "launch cpu_expert", layer, expert, n_tokens, n_bytes, host_s, self.now_s)
         down_s = cost.back_s(n_bytes)
@@ -271,7 +272,7 @@ class SimMachine(SimLinks):
             (cost.q_stack_iteration, cost.launch_head.n * cost.launch_head.extra_s),
             (cost.q_sync, self.n_syncs * cost.sync_s),
             (cost.q_copy_launch, self.n_copy_launches * cost.hw.host.copy_launch_s.value),
-            (cost.q_stack_copy, self.n_copy_launches * cost.stack.per_copy_s.value),
+            (cost.q_stack_copy, self.experts_launched * cost.stack.per_copy_s.value),
             *((rests_on, spent_s) for rests_on, spent_s in enumerate(self.host_predict_s) if spent_s),
         ]
 

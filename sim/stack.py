@@ -42,7 +42,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     copy_efficiency_frac: Quantity  # of the profile's bandwidth
     per_layer_s: Quantity
     per_expert_s: Quantity  # per routed expert run on the GPU
-    per_copy_s: Quantity  # per expert (or piece) copied
+    per_copy_s: Quantity  # per whole expert copied; a part of one takes its share
     per_iteration_s: Quantity
     kernels: Kernels
     sources: dict[str, str] = {}

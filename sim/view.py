@@ -29,7 +29,8 @@ class Prices:
 
     def load_s(self, n_bytes: int | None = None) -> float:
         """The same with what the host spends on launching it: a copy from being asked for to its end."""
-        return self._cost.copy_launch_s + self.copy_s(n_bytes)
+        frac = 1.0 if n_bytes is None else n_bytes / self._expert_bytes
+        return self._cost.part_launch_s(frac) + self.copy_s(n_bytes)
 
     def back_s(self, n_bytes: int | None = None) -> float:
         """Device-to-host seconds of `n_bytes` (default: one whole expert)."""

@@ -7,17 +7,21 @@ from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
+import msgspec
 import pytest
-from easy_numbers import EXPERT_BYTES, execute_easy, run, setup
+from easy_numbers import EXPERT_BYTES, execute_easy, figure, run, setup
 from tiny_traces import from_rows, tiny_trace
 
+from policies.lru import Lru
 from sim import run as sim_run
 from sim.api import Policy
 from sim.checks import safety
 from sim.checks.world import World
+from sim.cost import Cost
 from sim.decisions import Evict, Fetch, Prefetch, RunGpu, RunPart
 from sim.fluid import FluidMachine
 from sim.metrics import hit_rates
+from sim.view import Prices
 from traces.reader import Trace
 
 
@@ -222,3 +226,38 @@ def test_fluid_lanes_agree_at_zero(tmp_path, seed, monkeypatch):
     plain = replay()
     monkeypatch.setattr(sim_run, "SimMachine", FluidMachine)
     assert replay() == plain
+
+
+class Sliced(Policy):
+    """Copies every expert in four parts, of the sizes that `cuts` says."""
+
+    name = "sliced"
+    cuts = (0.0, 0.125, 0.25, 0.5, 1.0)
+
+    def gate_done(self, gate, view):
+        for expert in gate.needs:
+            for ends in pairwise(self.cuts):
+                yield Fetch(view.part(gate.layer, expert, *ends))
+        for expert in gate.needs:
+            yield RunGpu(expert, joined=True)
+
+
+# Attention 1 s, then 2 s of the framework's to enqueue an expert; copies take no time, the expert 2 s, the head 1 s.
+@pytest.mark.parametrize("policy", [Sliced, Lru])
+def test_a_part_takes_its_share_of_what_the_framework_spends_on_a_copy(tmp_path, policy):
+    with Trace(from_rows(tmp_path / "t", [[[0]]])) as trace:
+        made = setup(policy(), trace, room=1, copy_s=0)
+        made.stack = msgspec.structs.replace(made.stack, per_copy_s=figure(2.0))
+        seen = execute_easy(made)
+    assert seen.end_s == 1 + 2 + 2 + 1
+    shares = {found["figure"]: found["share"] for found in seen.result["provenance"]["figures"]}
+    assert shares == pytest.approx({"gpu.kernel_floor_s": 4 / 6, "stack.per_copy_s": 2 / 6})
+
+
+def test_a_policy_is_told_the_share_of_a_part(tmp_path):
+    with Trace(from_rows(tmp_path / "t", [[[0]]])) as trace:
+        made = setup(Lru(), trace, room=1, copy_launch_s=0.5)
+        made.stack = msgspec.structs.replace(made.stack, per_copy_s=figure(2.0))
+        prices = Prices(Cost(made.hw, made.model, made.stack, "bf16"), EXPERT_BYTES)
+    assert prices.load_s() == 0.5 + 2.0 + 10.0
+    assert prices.load_s(EXPERT_BYTES // 4) == 0.5 + 0.5 + 2.5
