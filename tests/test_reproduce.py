@@ -372,6 +372,41 @@ class TestJudge:
         assert judge.pairs(hits, [{"a": 10.0}]) == [("own", "a", True)]
         assert judge.pairs(hits, [{"a": -10.0}]) == [("own", "a", False)]
 
+    @pytest.mark.parametrize(
+        ("published", "simulated", "ratio"),
+        [
+            (14.0, 1.4, 0.1), (2.0, 3.0, 1.5), ([2.0, 3.0], 2.5, 1.0), ([2.0, 3.0], 1.0, 0.5), ([2.0, 3.0], 6.0, 2.0),
+            ([0.0, 100.0], 5.0, None), (0.0, 5.0, None), (14.0, -7.0, -0.5), (14.0, math.inf, None),
+        ],
+    )  # fmt: skip
+    def test_ratios_of_magnitudes(self, published: Any, simulated: float, ratio: float | None) -> None:
+        assert judge.ratio(published, simulated) == (None if ratio is None else pytest.approx(ratio))
+
+    def test_the_spread_of_magnitudes_by_hand(self) -> None:
+        """Factors 1, 2, 2, 4 and the other sign: a fifth of what was a gain is a loss."""
+        told = judge.spread([1.0, 0.5, 2.0, 0.25, -3.0])
+        assert told == {"n": 5, "other_sign": 1, "within": 1, "median_ratio": 0.5, "least": 1.0, "lower_quartile": 2.0,
+                        "median": 2.0, "upper_quartile": 4.0, "greatest": None}  # fmt: skip
+        assert judge.spread([1.0, 4.0])["median"] == pytest.approx(2.0)  # the middle of two factors
+        assert judge.spread([]) == {"n": 0, "other_sign": 0}
+
+    @pytest.mark.parametrize(
+        ("simulated", "changes", "status"),
+        [
+            (14.0, {}, "reached"), (1.0, {}, "order only"), (22.0, {}, "order only"), (-1.0, {}, "missed"),
+            (14.0, {"other_quantity": True}, "order only"), (14.0, {"fitted_traces": ["b"]}, "shown"),
+        ],
+    )  # fmt: skip
+    def test_an_order_is_reached_only_with_its_magnitude(
+        self, simulated: float, changes: dict[str, Any], status: str
+    ) -> None:
+        one = row(relation="reduction", own="lru", published={"on_demand": 14.0}, **changes)
+        experiment = Experiment(why="", cases=[], systems={"lru": "lru", "on_demand": "on_demand"})
+        found = {"values": {"on_demand": simulated}, "cases": [{"on_demand": simulated}], "left_out": {},
+                 "did_not_run": {}}  # fmt: skip
+        told = table._answer(one, {}, {"b": found}, {"mine": experiment})
+        assert told["status"] == status
+
     def test_two_systems_are_judged_by_the_cases_both_ran(self) -> None:
         one = row(published={"a": 1.0, "b": 2.0})
         assert judge.pairs(one, [{"a": 9.0}, {"a": 1.0, "b": 2.0}]) == [("a", "b", True)]  # a's mean alone is 5
@@ -388,7 +423,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(table, "load_experiments", lambda: found)
     monkeypatch.setattr(table, "load_rows", dict)
     monkeypatch.setattr(inputs, "bundled_for", lambda _model: trace)
-    monkeypatch.setattr(inputs, "synthesise", lambda _name, _folder, _prompts: str(trace))
+    monkeypatch.setattr(inputs, "synthesise", lambda _asked, _folder: str(trace))
     return trace
 
 
@@ -408,8 +443,10 @@ class TestTable:
             assert told["traces"][kind]["simulated"] == {"on_demand": sum(ratios) / 2}
             assert told["traces"][kind]["cases"] == {"on_demand": 2}
             assert "must lie in" in told["left_out"][kind]["unable, mixtral-8x7b"]
-        assert told["status"] == "reached" if ratios[0] > 1 and ratios[1] > 1 else "missed"
-        assert result["totals"]["orders"]["b"] == {"right": 1, "right_bare": 1, "pairs": 1}
+        assert sum(ratios) / 2 > 1
+        assert told["status"] == ("reached" if sum(ratios) / 2 <= 1.5 * 4.0 else "order only")
+        assert {**result["totals"]["orders"]["b"], "magnitudes": {}} == {
+            "right": 1, "right_fitted": 1, "pairs": 1, "magnitudes": {}}  # fmt: skip
         assert result["traces"]["b"]["of"]["mixtral-8x7b"]["labels"] == ["synthetic"]
 
     def test_single_cases_and_the_best_of_the_others(self, mine: Path, tmp_path: Path) -> None:
@@ -439,7 +476,10 @@ class TestTable:
         assert other_stack == {**slower, "stack": "hf"}  # a constant stands for the stack it was fitted on
         monkeypatch.setattr(table, "load_experiments", lambda: {"mine": plain})
         faster = table.reproduce([one], ("b",), tmp_path / "out", 1, quiet)
-        with_it, without = (result["rows"][0]["traces"]["b"]["simulated"] for result in (slower, faster))
+        on, plain_on = (result["rows"][0]["traces"]["b"] for result in (slower, faster))
+        with_it, without = on["fitted"]["simulated"], plain_on["simulated"]
+        assert on["simulated"] == {name: without[name] for name in ("lru", "on_demand")}  # judged without the constant
+        assert "fitted" not in plain_on
         assert with_it["lru"] == without["lru"]
         assert with_it["on_demand"] == pytest.approx(2 * with_it["lru"], rel=2e-3)
         assert without["on_demand"] < 1.9 * without["lru"]
@@ -449,9 +489,13 @@ class TestTable:
         assert faster["constants"] == []
         (told,) = slower["constants"]
         assert told["seconds"] > 0
-        assert slower["totals"]["orders"]["b"] == {"right": 1, "right_bare": 1, "pairs": 1}
+        apart = slower["totals"]["apart"]
+        assert list(apart) == ["a constant of a single system"]
+        assert apart["a constant of a single system"]["ids"] == ["X-1"]
+        assert list(faster["totals"]["apart"]) == ["no constant"]
         text = show.as_text(slower)
         assert "on_demand*" in text
+        assert "that rest on a constant of a single system: 1 of 1, 100 %, 1 with it" in text
         assert "from row X-0 (on_demand), which is not scored" in text
         fitted = table.reproduce([fit_row], ("b",), tmp_path / "out", 1, quiet)
         assert fitted["rows"][0]["status"] == "fitted"
@@ -466,16 +510,16 @@ class TestTable:
     def test_an_experiments_prompts_choose_its_synthetic_trace(
         self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        asked: list[tuple[str, int]] = []
-        monkeypatch.setattr(inputs, "synthesise", lambda name, _folder, n: asked.append((name, n)) or str(mine))
+        asked: list[inputs.Drawn] = []
+        monkeypatch.setattr(inputs, "synthesise", lambda one, _folder: asked.append(one) or str(mine))
         plain = table.load_experiments()["mine"]
-        both = {"mine": plain, "long": msgspec.structs.replace(plain, prompt_tokens=77)}
+        both = {"mine": plain, "long": msgspec.structs.replace(plain, prompt_tokens=77, synth_requests=90)}
         monkeypatch.setattr(table, "load_experiments", lambda: both)
         rows_asked = [row(cases=[0]), row(id="X-2", experiment="long", cases=[0])]
         result = table.reproduce(rows_asked, ("a", "b"), tmp_path / "out", 1, quiet)
-        assert asked == [("mixtral-8x7b", 0), ("mixtral-8x7b", 77)]
+        assert asked == [("mixtral-8x7b", 40, 0, 0), ("mixtral-8x7b", 90, 77, 0)]
         assert list(result["traces"]["a"]["of"]) == ["mixtral-8x7b"]
-        assert list(result["traces"]["b"]["of"]) == ["mixtral-8x7b", "mixtral-8x7b, prompts of 77 tokens"]
+        assert list(result["traces"]["b"]["of"]) == ["mixtral-8x7b", "mixtral-8x7b, prompts of 77 tokens, 90 requests"]
         assert all(set(one["traces"]) == {"a", "b"} for one in result["rows"])
 
     def test_values_relative_to_the_first(self, mine: Path, tmp_path: Path) -> None:
@@ -516,7 +560,7 @@ class TestTable:
         plain, slower = (work.spec_of(experiment, 0, "on_demand", mine, constant)
                          for constant in ({}, {"hw.h2d.latency_s": 1e-3}))  # fmt: skip
         assert work.key_of(plain) != work.key_of(slower)
-        times = [result["tpot_s"] for result in work.run_all([plain, slower], tmp_path, None, lambda _d, _t: None)]
+        times = [result["tpot_s.mean"] for result in work.run_all([plain, slower], tmp_path, None, lambda _d, _t: None)]
         assert times[1] - times[0] == pytest.approx(64 * (1e-3 - 1e-5), rel=0.02)  # 64 copies a token
 
     @pytest.mark.slow
@@ -529,6 +573,68 @@ class TestTable:
             assert work.run_all(specs, tmp_path / "b", executor, lambda _d, _t: None) == alone
 
 
+    def test_a_row_whose_mechanism_did_not_run_is_neither_judged_nor_counted(
+        self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plain = table.load_experiments()["mine"]
+        rows_asked = [row(cases=[0]), row(id="X-2", cases=[0], published={"on_demand": 4.0, "sure": 2.0})]
+        for condition, ran in (("hit_rate > 0", True), ("hit_rate > 1", False), ("policy_stats.nothing > 0", False)):
+            monkeypatch.setattr(table, "load_experiments", lambda condition=condition: {
+                "mine": msgspec.structs.replace(plain, mechanism={"lru": condition})})  # fmt: skip
+            result = table.reproduce(rows_asked, ("b",), tmp_path / "out", 1, quiet)
+            first, second = result["rows"]
+            assert (first["status"] != "not run") == ran
+            assert second["status"] != "not run"  # it compares others
+            assert result["totals"]["did_not_run"] == ([] if ran else ["X-1"])
+            assert result["totals"]["scored"]["pairs"] == 1 + ran
+            assert ("its mechanism did not run" in show.as_text(result)) != ran
+
+    def test_rows_are_scored_on_the_trace_their_experiment_names(
+        self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plain = table.load_experiments()["mine"]
+        other = mixtral_shaped(tmp_path / "other", n_requests=6)
+        monkeypatch.setattr(inputs, "bundled_for", lambda _model: other)
+        told = {}
+        for kind in ("a", "b"):
+            monkeypatch.setattr(table, "load_experiments", lambda kind=kind: {
+                "mine": msgspec.structs.replace(plain, scored=kind)})  # fmt: skip
+            result = table.reproduce([row(cases=[0])], ("a", "b"), tmp_path / "out", 1, quiet)
+            told[kind] = result["totals"]["scored"]
+            assert told[kind] == result["totals"]["orders"][kind]
+        assert told["a"]["magnitudes"] != told["b"]["magnitudes"]
+
+    def test_runs_serve_so_many_requests_and_keep_every_figure(self, mine: Path, tmp_path: Path) -> None:
+        plain = table.load_experiments()["mine"]
+        for asked, served in ((1, 1), (0, 2)):
+            spec = work.spec_of(msgspec.structs.replace(plain, requests=asked), 0, "lru", mine, {})
+            (result,) = work.run_all([spec], tmp_path, None, lambda _done, _total: None)
+            assert result["requests"] == served
+            assert work.figure_of(result, "tpot_s") == result["tpot_s.mean"]
+            assert work.figure_of(result, "phases.decode.time_s") == result["phases.decode.time_s"] > 0
+            assert work.figure_of(result, "policy_stats.nothing") is None
+        one = row(cases=[0], value="phases.decode.tokens", value_of={"lru": "hit_rate"})
+        found = table.reproduce([one], ("b",), tmp_path, 1, quiet)["rows"][0]["traces"]["b"]["simulated"]
+        assert 0 < found["lru"] < 1 < found["on_demand"]
+
+    def test_a_kept_run_that_was_cut_short_is_run_again(self, mine: Path, tmp_path: Path) -> None:
+        spec = work.spec_of(table.load_experiments()["mine"], 0, "on_demand", mine, {})
+        first = work.run_all([spec], tmp_path, None, lambda _done, _total: None)
+        (kept,) = (tmp_path / "runs").glob("*.json")
+        kept.write_text("{")
+        assert work.run_all([spec], tmp_path, None, lambda _done, _total: None) == first
+
+    def test_the_longest_runs_start_first(
+        self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        started: list[int] = []
+        monkeypatch.setattr(work, "simulate", lambda text: started.append(json.loads(text)["requests"]) or {})
+        plain = table.load_experiments()["mine"]
+        specs = [work.spec_of(msgspec.structs.replace(plain, requests=n), 0, "lru", mine, {}) for n in (1, 2)]
+        work.run_all(specs, tmp_path, None, lambda _done, _total: None)
+        assert started == [2, 1]
+
+
 class TestInputs:
     def test_a_synthetic_trace_has_the_models_shape_and_says_so(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -536,22 +642,29 @@ class TestInputs:
         source = tiny_trace(tmp_path / "s.safetensors", n_layers=6, n_experts=8, top_k=2, n_requests=6, prompt=8,
                             outputs=12, levels=ALL - {"arrivals", "iterations"})  # fmt: skip
         monkeypatch.setattr(inputs, "DEFAULT", str(source))
-        monkeypatch.setattr(inputs, "SYNTH_REQUESTS", 3)
-        path = Path(inputs.synthesise("openmoe-8b", str(tmp_path / "out")))
+        asked = inputs.Drawn("openmoe-8b", 3)
+        path = Path(inputs.synthesise(asked, str(tmp_path / "out")))
         with Trace(path) as trace:
             assert (trace.n_layers, trace.n_experts, trace.top_k) == (4, 32, 2)
             assert {"synthetic", "scaled-by-assumption"} <= set(trace.header.labels)
         before = path.stat().st_mtime_ns
-        assert inputs.synthesise("openmoe-8b", str(tmp_path / "out")) == str(path)
+        assert inputs.synthesise(asked, str(tmp_path / "out")) == str(path)
         assert path.stat().st_mtime_ns == before
 
     def test_prompts_are_as_long_as_an_experiment_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         source = tiny_trace(tmp_path / "s.safetensors", n_layers=6, n_experts=8, top_k=2, n_requests=6, prompt=8,
                             outputs=12, levels=ALL - {"arrivals", "iterations"})  # fmt: skip
         monkeypatch.setattr(inputs, "DEFAULT", str(source))
-        monkeypatch.setattr(inputs, "SYNTH_REQUESTS", 3)
-        plain, longer = (Path(inputs.synthesise("openmoe-8b", str(tmp_path / "out"), n)) for n in (0, 20))
-        assert plain != longer
+        plain, longer, more, answers = (
+            Path(inputs.synthesise(inputs.Drawn("openmoe-8b", *asked), str(tmp_path / "out")))
+            for asked in ((3,), (3, 20), (5,), (3, 0, 24))
+        )
+        assert len({plain, longer, more, answers}) == 4
+        with Trace(more) as trace:
+            assert trace.n_requests == 5
+        with Trace(answers) as trace:
+            assert {request.n_decode for request in trace.requests} == {23}  # the first token comes from the prompt
+            assert {request.prompt_len for request in trace.requests} == {8}
         with Trace(plain) as trace:
             assert {request.prompt_len for request in trace.requests} == {8}
             decode = [request.n_decode for request in trace.requests]

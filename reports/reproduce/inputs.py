@@ -6,9 +6,13 @@ elsewhere only the shape is the model's. (c) is whatever `MOESIM_EXTRA_TRACES` h
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
+from functools import lru_cache
+from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,7 +32,6 @@ TITLES: dict[TraceKind, str] = {
 }
 EXTRA = "MOESIM_EXTRA_TRACES"
 TARGETS = {"qwen1.5-moe-a2.7b": "moepic-table1", "mixtral-8x7b": "adapmoe-accuracy"}
-SYNTH_REQUESTS = 40  # so many that both splits have some
 SYNTH_SEED = 0
 SUFFIX = ".safetensors"
 Shape = tuple[int, int, int]
@@ -41,33 +44,63 @@ def bundled_for(model: Model) -> Path | None:
     return resolve((named or names)[0]) if names else None
 
 
-def synthetic_path(model: Model, folder: Path, prompt_tokens: int = 0) -> Path:
-    """Where the synthetic trace of a model lies, or will."""
-    prompts = f"-prompts{prompt_tokens}" if prompt_tokens else ""
-    return folder / "traces" / f"{model.id}-synthetic{prompts}{SUFFIX}"
+class Drawn(NamedTuple):
+    """A synthetic trace as experiments ask for it: of a model, so many requests, of mean lengths (0: default)."""
+
+    model: str
+    n_requests: int = 40
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def title(self) -> str:
+        """What it is called in results: the model, and what is not as in the default trace."""
+        lengths = {"prompts": self.prompt_tokens, "outputs": self.output_tokens}
+        told = [f"{what} of {n} tokens" for what, n in lengths.items() if n]
+        more = [f"{self.n_requests} requests"] if self.n_requests != Drawn._field_defaults["n_requests"] else []
+        return ", ".join([self.model, *told, *more])
 
 
-def with_prompts(profile: Profile, prompt_tokens: int) -> Profile:
-    """The same routing, with every prompt longer or shorter by one factor, so that their mean is `prompt_tokens`."""
-    mean = sum(like.prompt for like in profile.requests) / len(profile.requests)
-    longer = [msgspec.structs.replace(like, prompt=max(1, round(like.prompt * prompt_tokens / mean)))
-              for like in profile.requests]  # fmt: skip
-    rule = f"prompts are scaled to a mean of {prompt_tokens} tokens"
-    return msgspec.structs.replace(profile, requests=longer, assumptions=[*profile.assumptions, rule])
+@lru_cache(maxsize=1)
+def drawn_by() -> str:
+    """A digest of what synthetic traces are made with, so that a kept one of other code is not taken for it."""
+    digest = hashlib.sha256()
+    package = Path(str(resources.files("traces")))
+    for path in (*sorted(package.rglob("*.py")), resolve(DEFAULT)):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
-def synthesise(name: str, folder: str, prompt_tokens: int = 0) -> str:
-    """Draw the synthetic trace of a model unless it is there; returns its path.
+def synthetic_path(asked: Drawn, folder: Path) -> Path:
+    """Where a synthetic trace lies, or will."""
+    lengths = {"prompts": asked.prompt_tokens, "outputs": asked.output_tokens}
+    told = "".join(f"-{what}{n}" for what, n in lengths.items() if n)
+    return folder / "traces" / drawn_by() / f"{asked.model}-synthetic{asked.n_requests}{told}{SUFFIX}"
 
-    Args:
-        prompt_tokens: mean length of its prompts; 0: as in the default trace.
-    """
+
+def with_lengths(profile: Profile, prompt_tokens: int, output_tokens: int) -> Profile:
+    """The same routing, with every prompt (answer) longer or shorter by one factor, so that their mean is as asked."""
+    for what, n_tokens, of in (("prompts", prompt_tokens, lambda like: like.prompt),
+                               ("answers", output_tokens, lambda like: like.decode + 1)):  # fmt: skip
+        if not n_tokens:
+            continue
+        factor = n_tokens * len(profile.requests) / sum(of(like) for like in profile.requests)
+        scaled = [max(1, round(of(like) * factor)) for like in profile.requests]
+        changed = [msgspec.structs.replace(like, **({"prompt": n} if what == "prompts" else {"decode": n - 1}))
+                   for like, n in zip(profile.requests, scaled, strict=True)]  # fmt: skip
+        rule = f"{what} are scaled to a mean of {n_tokens} tokens"
+        profile = msgspec.structs.replace(profile, requests=changed, assumptions=[*profile.assumptions, rule])
+    return profile
+
+
+def synthesise(asked: Drawn, folder: str) -> str:
+    """Draw a synthetic trace unless it is there; returns its path."""
     from traces.synth import published, scale
     from traces.synth.fit import fit
     from traces.synth.write import write
 
-    model = model_of(name)
-    path = synthetic_path(model, Path(folder), prompt_tokens)
+    model = model_of(asked.model)
+    path = synthetic_path(asked, Path(folder))
     if path.exists():
         return str(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,9 +111,8 @@ def synthesise(name: str, folder: str, prompt_tokens: int = 0) -> str:
         profile = published.fit_to(profile, published.load(figures), SYNTH_SEED)
     else:
         profile = scale.scaled(profile, *shape_of(model))
-    if prompt_tokens:
-        profile = with_prompts(profile, prompt_tokens)
-    write(path, profile, seed=SYNTH_SEED, n_requests=SYNTH_REQUESTS, model=model.id)
+    profile = with_lengths(profile, asked.prompt_tokens, asked.output_tokens)
+    write(path, profile, seed=SYNTH_SEED, n_requests=asked.n_requests, model=model.id)
     return str(path)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reports.reproduce.rows import TOLERANCE, Figure, Relation, Row
 
@@ -40,11 +41,54 @@ def agrees(published: Figure, simulated: Figure, tolerance: float, step: float =
     return apart <= tolerance * abs(published) or apart <= max(step / 2, half_digit(published))
 
 
+FACTOR = 1.5  # an order is reached when its magnitudes are right within this factor too, either way
+
+
 def ratio(published: Figure, simulated: Figure) -> float | None:
-    """Simulated over published; None where either is a range or nothing was published."""
-    if isinstance(published, list) or isinstance(simulated, list) or not published:
+    """Simulated over published; of a printed range over its nearer end, 1 inside.
+
+    None where a range was simulated, nothing was published, or only a direction (a range that begins at 0).
+    """
+    if isinstance(simulated, list) or not math.isfinite(simulated):
         return None
-    return simulated / published
+    low, high = published if isinstance(published, list) else (published, published)
+    if not low or (isinstance(published, list) and low <= 0):
+        return None
+    return 1.0 if low <= simulated <= high else simulated / (low if simulated < low else high)
+
+
+# What is told of the factors by which magnitudes are off, and where it lies among them in order.
+FACTORS = {"least": 0.0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "greatest": 1.0}
+
+
+def factor(of: float) -> float:
+    """By which factor a ratio is off, either way; infinite where the signs differ (a gain that is a loss)."""
+    return max(of, 1 / of) if of > 0 else math.inf
+
+
+def spread(ratios: list[float]) -> dict[str, Any]:
+    """How far magnitudes are off: median, quartiles and greatest factor, and the median of simulated over published.
+
+    A factor that is infinite, because the sign is the other one, is None.
+    """
+    factors = sorted(map(factor, ratios))
+    told: dict[str, Any] = {"n": len(ratios), "other_sign": sum(map(math.isinf, factors))}
+    if ratios:
+        told["within"] = sum(one <= FACTOR for one in factors)
+        told["median_ratio"] = statistics.median(ratios)
+        for name, at in FACTORS.items():
+            found = _quantile(factors, at)
+            told[name] = found if math.isfinite(found) else None
+    return told
+
+
+def _quantile(ordered: list[float], p: float) -> float:
+    """Linear between order statistics, in logarithms, since these are factors."""
+    at = p * (len(ordered) - 1)
+    low, part = int(at), at - int(at)
+    if not part:
+        return ordered[low]
+    return ordered[low] ** (1 - part) * ordered[low + 1] ** part
 
 
 def reached(row: Row, simulated: dict[str, Figure]) -> bool:

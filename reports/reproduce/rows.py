@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from sim.cli.expect import parsed
 from sim.data import read_yaml, to_struct
 from sim.errors import BadInput, did_you_mean
 
@@ -19,6 +20,7 @@ Check = Literal["within", "inside", "shown", "order", "fit", "none"]
 Relation = Literal["value", "milli", "percent", "rate", "ratio", "reduction", "speedup", "slowdown", "improvement",
                    "hideable"]  # fmt: skip
 TraceKind = Literal["a", "b", "c"]
+Scored = Literal["a", "b"]
 Figure = float | Annotated[list[float], Meta(min_length=2, max_length=2)]
 Scalar = bool | int | float | str | None
 
@@ -31,7 +33,7 @@ FLAGS: dict[Flag, str] = {
     "Q": "quality of the output",
     "X": "contradicts itself; never a target",
 }
-SCORED: TraceKind = "b"  # the trace on which experiments are judged
+SCORED: Scored = "b"  # the trace on which experiments are judged that do not say otherwise
 TOLERANCE: dict[Flag, float] = {"G": 0.03, "G+": 0.15}
 
 
@@ -41,8 +43,9 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     published: label -> figure, or [least, most] where a range is printed.
     check: `within` the flag's tolerance, `inside` the printed range, `shown` beside it because a term is unknown, the
     `order` of systems, `fit` where a constant comes from, or `none` with the reason.
-    A row is answered by a `method` of `closed`, or by an `experiment`, whose key
-    `value` of every system is turned into the published form by `relation` (to the system `own`).
+    A row is answered by a `method` of `closed`, or by an `experiment`, whose figure `value` of every system (dotted, as
+    `policy_stats.cache_ratio`; of some systems another one, `value_of`) is turned into the published form by `relation`
+    (to the system `own`).
     """
 
     id: str
@@ -61,6 +64,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     method: str = ""
     experiment: str = ""
     value: str = ""
+    value_of: dict[str, str] = {}
     relation: Relation = "value"
     own: str = ""
     better: Literal["low", "high"] = "low"
@@ -76,13 +80,23 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Cases x systems; a case has the keys of a configuration, a system is `POLICY KEY=VALUE ...`.
 
-    prompt_tokens: mean length of prompts on synthetic traces, as the paper's texts have it; 0: the default trace's.
-    constants: system -> id of the constant that is its own.
+    prompt_tokens, output_tokens: mean lengths of prompts and answers on synthetic traces, as the paper's texts have
+        them; 0: the default trace's.
+    requests: scored ones per run, in order; 0: the whole split. synth_requests: drawn for trace (b), both splits.
+    scored: the trace on which its rows are judged, with the reason in `why` where it is not (b).
+    mechanism: system -> what must hold in each of its runs (as `simulate --expect` has it), or rows that compare it
+        are not judged: their mechanism did not run.
+    constants: system -> id of the constant that is its own; rows are judged without, and told with it beside that.
     could_not: system -> models that it could not run there, says the paper.
     """
 
     why: str
     prompt_tokens: Annotated[int, Meta(ge=0, le=4096)] = 0
+    output_tokens: Annotated[int, Meta(ge=0, le=4096)] = 0
+    requests: Annotated[int, Meta(ge=0)] = 4  # some hundred generated tokens
+    synth_requests: Annotated[int, Meta(ge=2, le=1000)] = 40  # so many that both splits have some
+    scored: Scored = SCORED
+    mechanism: dict[str, str] = {}
     cases: list[dict[str, Scalar]]
     systems: dict[str, str]
     constants: dict[str, str] = {}
@@ -138,7 +152,14 @@ def _read(path: Path, kind: type[T]) -> T:
 
 def load_experiments() -> dict[str, Experiment]:
     """All experiments by name."""
-    return _read(HERE / "experiments.yaml", _ExperimentFile).experiments
+    found = _read(HERE / "experiments.yaml", _ExperimentFile).experiments
+    for name, experiment in found.items():
+        for system, text in experiment.mechanism.items():
+            if system not in experiment.systems:
+                raise BadInput(f"experiment {name}, got a mechanism of {system!r}: "
+                               f"{did_you_mean(system, experiment.systems)}; correct the file")  # fmt: skip
+            parsed((text,))
+    return found
 
 
 def load_constants() -> dict[str, Constant]:

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from reports.reproduce import inputs, judge, work
 from reports.reproduce.closed import model_of
 from reports.reproduce.constants import Fitted
-from reports.reproduce.rows import SCORED, Constant, Experiment, Row, TraceKind
+from reports.reproduce.inputs import Drawn
+from reports.reproduce.rows import Constant, Experiment, Row, TraceKind
+from sim.cli.expect import judged, parsed
 from sim.errors import BadInput
 from sim.models import Model
 from sim.setup import shape_of
@@ -19,13 +21,13 @@ Steps = Callable[[str], Any]  # a title -> a context that yields progress(done, 
 
 
 class Unit(NamedTuple):
-    """One run a row asks for; `bare`: without the constant that is the system's own."""
+    """One run a row asks for; `fitted`: with the constant that is the system's own."""
 
     row: str
     kind: TraceKind
     case: int
     system: str
-    bare: bool = False
+    fitted: bool = False
 
 
 def cases_of(row: Row, experiments: dict[str, Experiment]) -> list[dict[str, Any]]:
@@ -36,27 +38,26 @@ def cases_of(row: Row, experiments: dict[str, Experiment]) -> list[dict[str, Any
 Traces = dict[TraceKind, dict[str, Path]]
 
 
-def trace_key(name: str, kind: TraceKind, prompt_tokens: int) -> str:
-    """What a trace is known by: its model, and the length of its prompts where that is the paper's own."""
-    return f"{name}, prompts of {prompt_tokens} tokens" if kind == "b" and prompt_tokens else name
+def drawn(experiment: Experiment, model: str) -> Drawn:
+    """The synthetic trace that an experiment asks for."""
+    return Drawn(model, experiment.synth_requests, experiment.prompt_tokens, experiment.output_tokens)
 
 
 def traces_of(
-    wanted: list[tuple[str, int]], kinds: tuple[TraceKind, ...], folder: Path, executor: Any, steps: Steps
+    wanted: list[Drawn], kinds: tuple[TraceKind, ...], folder: Path, executor: Any, steps: Steps
 ) -> Traces:
-    """Kind -> model -> trace, for the models that have one of the kind. (b) is always made: constants may need it.
+    """Kind -> title -> trace, of the models that have one; a synthetic one is called by all it was asked for.
 
-    Args:
-        wanted: models, each with the mean length of its prompts on a synthetic trace (0: the default's).
+    (a) and (b) are always there: constants may need them.
     """
-    found: Traces = {kind: {} for kind in kinds}
+    found: Traces = {kind: {} for kind in dict.fromkeys(("a", "b", *kinds))}
     with steps("drawing synthetic traces") as done:
-        paths = work.each(executor, inputs.synthesise, [(name, str(folder), n) for name, n in wanted], done)
-    found["b"] = {trace_key(name, "b", n): Path(path) for (name, n), path in zip(wanted, paths, strict=True)}
+        paths = work.each(executor, inputs.synthesise, [(asked, str(folder)) for asked in wanted], done)
+    found["b"] = {asked.title: Path(path) for asked, path in zip(wanted, paths, strict=True)}
     public = inputs.public_traces(folder) if "c" in kinds else {}
-    for name in sorted({name for name, _ in wanted}):
+    for name in sorted({asked.model for asked in wanted}):
         model: Model = model_of(name)
-        bundled = inputs.bundled_for(model) if "a" in kinds else None
+        bundled = inputs.bundled_for(model)
         if bundled is not None:
             found["a"][name] = bundled
         if shape_of(model) in public:
@@ -94,7 +95,7 @@ class Runs(NamedTuple):
         experiment = self.experiments[row.experiment]
         of = {"precision": "bf16", **experiment.cases[case]}
         hw, model, precision = str(of["hw"]), str(of["model"]), str(of["precision"])
-        trace = self.traces[kind].get(trace_key(model, kind, experiment.prompt_tokens))
+        trace = self.traces[kind].get(drawn(experiment, model).title if kind == "b" else model)
         if trace is None or model in experiment.could_not.get(system, ()):
             return None
         settings: dict[str, float] = {}
@@ -118,19 +119,21 @@ def figures_of(
         for one in solved:
             row = rows[one.row]
             own = [row.own] if row.own else []
-            for case in row.cases or range(len(runs.experiments[row.experiment].cases)):
+            experiment = runs.experiments[row.experiment]
+            for case in row.cases or range(len(experiment.cases)):
                 for system in (one.label, *own):
                     found = Fitted(one, values[one.id]) if system == one.label and values[one.id] else None
-                    spec = runs.spec(row, SCORED, case, system, found)
+                    spec = runs.spec(row, experiment.scored, case, system, found)
                     if spec is not None:
-                        units.append((one.id, Unit(row.id, SCORED, case, system)))
+                        units.append((one.id, Unit(row.id, experiment.scored, case, system)))
                         specs.append(spec)
         results = work.run_all(specs, runs.folder, runs.executor, done)
         told: dict[str, float] = {}
         for one in solved:
             row = rows[one.row]
             raw = {unit: result for (name, unit), result in zip(units, results, strict=True) if name == one.id}
-            found_of = combine(row, runs.experiments[row.experiment], raw, SCORED)
+            experiment = runs.experiments[row.experiment]
+            found_of = combine(row, experiment, raw, experiment.scored)
             if one.label not in found_of["values"]:
                 raise BadInput(f"constant {one.id}: {one.label} of row {row.id} could not run: {found_of['left_out']}")
             told[one.id] = found_of["values"][one.label]
@@ -140,32 +143,36 @@ def figures_of(
 
 
 def simulate(
-    asked: list[Row], fitted: dict[str, Fitted], runs: Runs, done: work.Progress
+    asked: list[Row], kinds: tuple[TraceKind, ...], fitted: dict[str, Fitted], runs: Runs, done: work.Progress
 ) -> dict[str, dict[TraceKind, dict[str, Any]]]:
-    """Row -> trace kind -> {"values": label -> mean, "cases": those by case, "left_out": system -> why, "bare": cases
-    without the constants of single systems}."""
+    """Row -> trace kind -> what `combine` found; under "fitted" the same with the constants of single systems."""
     units: list[Unit] = []
     specs: list[RunSpec] = []
     for row in asked:
         experiment = runs.experiments[row.experiment]
-        for kind in runs.traces:
+        for kind in kinds:
             for case in row.cases or range(len(experiment.cases)):
                 for system in systems_of(row, experiment):
                     own = experiment.constants.get(system)
-                    names = [row.constant] if own is None else [own, ""]
-                    for name in names:
+                    for name in [row.constant] if own is None else ["", own]:
                         spec = runs.spec(row, kind, case, system, fitted.get(name))
                         if spec is not None:
-                            units.append(Unit(row.id, kind, case, system, bare=own is not None and not name))
+                            units.append(Unit(row.id, kind, case, system, fitted=own is not None and name == own))
                             specs.append(spec)
     raw = dict(zip(units, work.run_all(specs, runs.folder, runs.executor, done), strict=True))
     found: dict[str, dict[TraceKind, dict[str, Any]]] = {}
     for row in asked:
         experiment = runs.experiments[row.experiment]
-        found[row.id] = {kind: combine(row, experiment, raw, kind) for kind in runs.traces}
+        found[row.id] = {kind: combine(row, experiment, raw, kind) for kind in kinds}
         for kind, of in found[row.id].items():
-            of["bare"] = combine(row, experiment, raw, kind, bare=True)["cases"]
+            if own_constants(row, experiment):
+                of["fitted"] = combine(row, experiment, raw, kind, fitted=True)
     return found
+
+
+def own_constants(row: Row, experiment: Experiment) -> dict[str, str]:
+    """System -> constant, of the systems a row compares that have one of their own."""
+    return {name: experiment.constants[name] for name in systems_of(row, experiment) if name in experiment.constants}
 
 
 def systems_of(row: Row, experiment: Experiment) -> list[str]:
@@ -180,11 +187,16 @@ def systems_of(row: Row, experiment: Experiment) -> list[str]:
 
 
 def combine(
-    row: Row, experiment: Experiment, raw: dict[Unit, dict[str, Any]], kind: TraceKind, *, bare: bool = False
+    row: Row, experiment: Experiment, raw: dict[Unit, dict[str, Any]], kind: TraceKind, *, fitted: bool = False
 ) -> dict[str, Any]:
-    """Per case the figures of the systems that ran, and their means; a case needs the system it compares with."""
+    """What the runs of a row on one kind of trace come to; a case needs the system it compares with.
+
+    Returns {"values": label -> mean over cases, "cases": those by case, "left_out": system -> why, "did_not_run":
+    system -> which condition its mechanism did not meet}.
+    """
     cases: list[dict[str, float]] = []
     left_out: dict[str, str] = {}
+    did_not_run: dict[str, str] = {}
     for case in row.cases or range(len(experiment.cases)):
         seen: dict[str, float] = {}
         for system in systems_of(row, experiment):
@@ -192,13 +204,21 @@ def combine(
             if model in experiment.could_not.get(system, ()):
                 left_out[f"{system}, {model}"] = "it could not run there, says the paper"
                 continue
-            result = raw.get(Unit(row.id, kind, case, system, bare and system in experiment.constants))
+            result = raw.get(Unit(row.id, kind, case, system, fitted and system in experiment.constants))
             if result is None:
                 continue
-            if "error" in result or result[row.value] is None:
-                left_out[f"{system}, {model}"] = result.get("error", "no such figure")
-            else:
-                seen[system] = float(result[row.value])
+            if "error" in result:
+                left_out[f"{system}, {model}"] = result["error"]
+                continue
+            key = row.value_of.get(system, row.value)
+            value = work.figure_of(result, key)
+            if value is None:
+                left_out[f"{system}, {model}"] = f"it has no figure {key}"
+                continue
+            seen[system] = value
+            idle = _idle(experiment.mechanism.get(system, ""), result)
+            if idle:
+                did_not_run[f"{system}, {model}"] = idle
         if not seen or (row.own and row.own not in seen):
             continue
         own = seen.get(row.own, 0.0)
@@ -206,7 +226,18 @@ def combine(
         cases.append(_scaled(row, figures) if row.relation == "ratio" else figures)
     columns = {label: [case[label] for case in cases if label in case] for label in row.published}
     values = {label: sum(column) / len(column) for label, column in columns.items() if column}
-    return {"values": values, "cases": cases, "left_out": left_out}
+    return {"values": values, "cases": cases, "left_out": left_out, "did_not_run": did_not_run}
+
+
+def _idle(condition: str, result: work.Result) -> str:
+    """How a run does not meet the condition under which its mechanism ran; "" where it does, or there is none."""
+    if not condition:
+        return ""
+    (expected,) = parsed((condition,))
+    if expected.key not in result:
+        return f"{condition}: it has no such figure"
+    ((held, line),) = judged([expected], result)
+    return "" if held else line.removeprefix("not met: ")
 
 
 def _compared(row: Row, seen: dict[str, float]) -> dict[str, float]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from reports.reproduce.judge import FACTOR, FACTORS
 from reports.reproduce.rows import FLAGS, SCORED, TOLERANCE, Figure
+from reports.reproduce.table import RESTS
 from sim.cli.tables import render, table
 
 WIDTH = 150
@@ -29,6 +31,8 @@ def as_text(result: dict[str, Any]) -> str:
     """Everything, verdict first."""
     rows = result["rows"]
     parts = [verdict(result)]
+    # What was missed comes first.
+    rows = sorted(rows, key=lambda row: STATUSES.index(row["status"]))
     compared = [row for row in rows if row["check"] in ("within", "inside", "shown")]
     orders = [row for row in rows if row["check"] == "order"]
     others = [row for row in rows if row["check"] in ("none", "fit")]
@@ -38,7 +42,11 @@ def as_text(result: dict[str, Any]) -> str:
         if unknown:
             parts.append("Shown, not judged, for a term that is unknown\n" + _listed(unknown, "unknown"))
     if orders:
-        parts.append("Orders of systems\n" + _orders(orders))
+        parts.append("Orders of systems, without constants of single systems (with: figures in brackets; a range has "
+                     "the ratio to its nearer end)\n" + _orders(orders))  # fmt: skip
+        idle = [line for row in orders for line in _idle(row)]
+        if idle:
+            parts.append("Not judged, since a mechanism they compare did not run\n" + "\n".join(idle))
     noted = [row for row in (*compared, *orders) if row["note"]]
     if noted:
         parts.append("Notes\n" + _listed(noted, "note"))
@@ -49,7 +57,7 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def verdict(result: dict[str, Any]) -> str:
-    """Counts, one line per flag; right pairs of orders per kind of trace."""
+    """Counts, one line per flag; orders and magnitudes as scored, what they rest on, and per kind of trace."""
     lines = []
     for flag, count in result["totals"]["flags"].items():
         counts = ", ".join(f"{count[name]} {name}" for name in STATUSES if count.get(name))
@@ -59,23 +67,61 @@ def verdict(result: dict[str, Any]) -> str:
         if ratios:
             near = sum(abs(one - 1) <= tolerance for one in ratios)
             lines.append(f"single figures of {flag} rows within {100 * tolerance:.0f} %: {near} of {len(ratios)}")
-    for kind, order in result["totals"]["orders"].items():
+    totals = result["totals"]
+    if totals["scored"]["pairs"]:
+        lines.append(f"orders: {_share(totals['scored'])} pairs of systems right; of their magnitudes "
+                     f"{_magnitudes(totals['scored']['magnitudes'])}")  # fmt: skip
+        lines += [f"  that rest on {name}: {_share(of)}{_with_constants(name, of)}; {_short(of['magnitudes'])}; "
+                  f"{', '.join(of['ids'])}" for name, of in totals["apart"].items()]  # fmt: skip
+    if totals["did_not_run"]:
+        lines.append(f"not judged, their mechanism did not run: {', '.join(totals['did_not_run'])}")
+    for kind, order in totals["orders"].items():
         if order["pairs"]:
-            share, bare = (100 * order[name] / order["pairs"] for name in ("right", "right_bare"))
-            lines.append(f"orders on trace ({kind}): {order['right']} of {order['pairs']} pairs of systems right, "
-                         f"{share:.0f} % ({bare:.0f} % without the constants of single systems)")  # fmt: skip
+            lines.append(f"orders on trace ({kind}): {_share(order)}; {_short(order['magnitudes'])}")
     return "\n".join(lines)
+
+
+def _share(order: dict[str, Any]) -> str:
+    share = f", {100 * order['right'] / order['pairs']:.0f} %," if order["pairs"] else ""
+    return f"{order['right']} of {order['pairs']}{share}"
+
+
+def _with_constants(name: str, order: dict[str, Any]) -> str:
+    return f" {order['right_fitted']} with it" if name == RESTS[2] else ""
+
+
+def _factor(value: float | None) -> str:
+    return "the other sign" if value is None else f"{value:.2f}"
+
+
+def _magnitudes(of: dict[str, Any]) -> str:
+    """How far sizes are off, in words."""
+    if not of["n"]:
+        return "none can be compared"
+    least, lower, median, upper, greatest = (_factor(of[name]) for name in FACTORS)
+    return (f"{of['within']} of {of['n']} are right within a factor of {FACTOR}; off by a factor of {median} in the "
+            f"median (half of them by {lower} to {upper}, all by {least} to {greatest}; {of['other_sign']} have the other "
+            f"sign); simulated / published is {of['median_ratio']:.2f} in the median")  # fmt: skip
+
+
+def _short(of: dict[str, Any]) -> str:
+    return f"magnitudes off by {_factor(of['median'])} in the median of {of['n']}" if of["n"] else "no magnitudes"
+
+
+def _idle(row: dict[str, Any]) -> list[str]:
+    found = row["traces"].get(row.get("scored", SCORED), {}).get("did_not_run", {})
+    return [f"{row['id']}: {who}: its mechanism did not run: {why}" for who, why in found.items()]
 
 
 def _judged_ratios(result: dict[str, Any], flag: str) -> Iterator[float]:
     """Simulated over published of every figure that a row of this flag is judged by."""
     for row in result["rows"]:
         if row["flag"] == flag and row["check"] == "within":
-            on = row["traces"].get(SCORED, {}) if "traces" in row else row
+            on = row["traces"].get(row.get("scored", SCORED), {}) if "traces" in row else row
             yield from (one for one in on.get("ratio", {}).values() if one is not None)
 
 
-STATUSES = ("reached", "missed", "shown", "fitted", "not run", "not applicable")
+STATUSES = ("missed", "not run", "order only", "reached", "shown", "fitted", "not applicable")
 
 
 def _figures(rows: list[dict[str, Any]]) -> str:
@@ -97,16 +143,20 @@ def _what(row: dict[str, Any], label: str) -> str:
 
 
 def _orders(rows: list[dict[str, Any]]) -> str:
-    titles = ("row", "F", "trace", "what", "system", "published", "simulated", "ratio", "pairs", "wrong")
+    titles = ("row", "F", "trace", "what", "system", "published", "simulated", "ratio", "pairs", "result", "wrong")
     content = table(*titles, numbers=False)
     for row in rows:
         for kind, on in (row["traces"] or {"-": {"simulated": {}, "pairs": [], "counted": True}}).items():
             lead = [row["id"], row["flag"], kind + ("*" if row["constant"] else ""), _order_of(row)]
-            verdict_ = list(_pairs(on))
+            right, wrong = _pairs(on)
+            judged = row["status"] if kind in ("-", row.get("scored", SCORED)) else ""
+            verdict_ = [right, judged, wrong]
             for label, printed in row["published"].items():
                 ratio = on.get("ratio", {}).get(label)
                 own = "*" if label in row.get("constants", {}) else ""
-                content.add_row(*lead, label + own, figure(printed), figure(on["simulated"].get(label)),
+                with_it = on.get("fitted", {}).get("simulated", {}).get(label)
+                content.add_row(*lead, label + own, figure(printed),
+                                figure(on["simulated"].get(label)) + (f" ({figure(with_it)})" if with_it else ""),
                                 "-" if ratio is None else f"{ratio:.2f}", *verdict_)  # fmt: skip
                 lead, verdict_ = [""] * len(lead), [""] * len(verdict_)
     return render(content, WIDTH)
@@ -116,7 +166,8 @@ def _pairs(on: dict[str, Any]) -> tuple[str, str]:
     """Right pairs of all, and the wrong ones as the paper has them, the better system first."""
     wrong = [f"{pair['better']} < {pair['worse']}" for pair in on["pairs"] if not pair["right"]]
     count = f"{len(on['pairs']) - len(wrong)}/{len(on['pairs'])}"
-    return count + ("" if on["counted"] else " (fitted)"), "; ".join(wrong)
+    apart = "" if on["counted"] else " (idle)" if "did_not_run" in on else " (fitted)"
+    return count + apart, "; ".join(wrong)
 
 
 def _order_of(row: dict[str, Any]) -> str:

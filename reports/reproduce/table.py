@@ -20,7 +20,18 @@ from reports.reproduce.rows import (
     load_experiments,
     load_rows,
 )
-from reports.reproduce.runs import Runs, Steps, cases_of, figures_of, simulate, systems_of, told_of, traces_of
+from reports.reproduce.runs import (
+    Runs,
+    Steps,
+    cases_of,
+    drawn,
+    figures_of,
+    own_constants,
+    simulate,
+    systems_of,
+    told_of,
+    traces_of,
+)
 from sim import __version__
 from sim.errors import BadInput
 
@@ -53,7 +64,7 @@ def reproduce(
         folder = folder or inputs.scratch()
         rest = [rows[one.row] for one in solved]
         with work.pool(workers) as executor:
-            wanted = sorted({(str(case["model"]), experiments[row.experiment].prompt_tokens)
+            wanted = sorted({drawn(experiments[row.experiment], str(case["model"]))
                              for row in (*asked, *rest) for case in cases_of(row, experiments)})  # fmt: skip
             traces = traces_of(wanted, kinds, folder, executor, steps)
             told = told_of(traces)
@@ -62,7 +73,7 @@ def reproduce(
                 with steps("fitting constants") as done:
                     fitted |= solve(solved, rows, figures_of(solved, rows, runs, done))
             with steps("simulating") as done:
-                simulated = simulate(asked, fitted, runs, done)
+                simulated = simulate(asked, kinds, fitted, runs, done)
     answered = [_answer(row, fitted, simulated.get(row.id, {}), experiments) for row in chosen]
     return {"schema": SCHEMA, "version": __version__, "stack": stack, "traces": told,
             "constants": [_told_constant(fitted[one.id]) for one in used],
@@ -110,7 +121,10 @@ def _answer(
     elif row.experiment and row.check != "fit":
         experiment = experiments[row.experiment]
         told["experiment"] = {"name": row.experiment, "why": experiment.why}
-        told["constants"] = {system: name for system, name in experiment.constants.items() if system in row.published}
+        told["scored"] = experiment.scored
+        # The first system of a scaled row stands at its printed figure by construction.
+        told["given"] = list(row.published)[:1] if row.relation == "ratio" else []
+        told["constants"] = own_constants(row, experiment)
         told["traces"] = {kind: _judged(row, kind, found) for kind, found in on.items() if found["values"]}
         told["left_out"] = {kind: found["left_out"] for kind, found in on.items() if found["left_out"]}
     told["status"] = _status(row, told)
@@ -122,47 +136,90 @@ def _judged(row: Row, kind: TraceKind, found: dict[str, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {"simulated": {label: values[label] for label in row.published if label in values}}
     if not row.other_quantity:
         told["ratio"] = {label: judge.ratio(row.published[label], value) for label, value in told["simulated"].items()}
+    if found["did_not_run"]:
+        told["did_not_run"] = found["did_not_run"]
     if row.check == "order":
         told["pairs"] = [pair._asdict() for pair in judge.pairs(row, found["cases"])]
-        told["right_bare"] = sum(pair.right for pair in judge.pairs(row, found["bare"]))
-        told["counted"] = kind not in row.fitted_traces
+        told["counted"] = kind not in row.fitted_traces and not found["did_not_run"]
+    if "fitted" in found:
+        with_it = found["fitted"]
+        told["fitted"] = {"simulated": with_it["values"],
+                          "right": sum(pair.right for pair in judge.pairs(row, with_it["cases"]))}  # fmt: skip
     told["cases"] = {label: sum(label in case for case in found["cases"]) for label in told["simulated"]}
     return told
 
 
 def _status(row: Row, told: dict[str, Any]) -> str:
-    """reached, missed, shown, fitted, not applicable or not run; an order is reached when all its pairs are right."""
+    """reached, order only, missed, shown, fitted, not applicable or not run.
+
+    An order is reached when all its pairs are right and its magnitudes are within `judge.FACTOR`; without these it is
+    `order only`, also where another quantity was simulated, which has no magnitude to compare.
+    """
     if row.check in ("none", "fit", "shown"):
         return {"none": "not applicable", "fit": "fitted", "shown": "shown"}[row.check]
     if row.method:
         return "reached" if judge.reached(row, told["simulated"]) else "missed"
-    on = told["traces"].get(SCORED)
-    if on is None:
+    on = told["traces"].get(told["scored"])
+    if on is None or "did_not_run" in on:
         return "not run"
     if row.check == "order":
         if not on["counted"]:
             return "shown"
         if not on["pairs"]:
             return "not run"
-        return "reached" if all(pair["right"] for pair in on["pairs"]) else "missed"
+        if not all(pair["right"] for pair in on["pairs"]):
+            return "missed"
+        sized = [] if row.other_quantity else magnitudes(told, on)
+        return "reached" if sized and all(judge.factor(one) <= judge.FACTOR for one in sized) else "order only"
     return "reached" if judge.reached(row, on["simulated"]) else "missed"
 
 
+def magnitudes(row: dict[str, Any], on: dict[str, Any]) -> list[float]:
+    """Ratios of an order on one kind of trace; that of a figure which is the printed one by construction is none."""
+    return [one for label, one in on.get("ratio", {}).items() if one is not None and label not in row.get("given", ())]
+
+
 def totals(answered: list[dict[str, Any]]) -> dict[str, Any]:
-    """Counts per flag and status, and right pairs of the orders per kind of trace."""
+    """Counts per flag and status; right pairs of orders, and how far magnitudes are off, on the traces that are scored
+    and per kind of trace; ids of the rows that rest on a constant, or whose mechanism did not run."""
     flags = {flag: {"rows": 0} for flag in FLAGS}
-    orders: dict[str, dict[str, int]] = {}
+    counted: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {"scored": []}
+    idle: list[str] = []
     for row in answered:
         count = flags[row["flag"]]
         count["rows"] += 1
         count[row["status"]] = count.get(row["status"], 0) + 1
+        scored = row.get("scored", SCORED)
         for kind, on in row.get("traces", {}).items():
+            if kind == scored and "did_not_run" in on:
+                idle.append(row["id"])
             if row["check"] == "order" and on["counted"]:
-                order = orders.setdefault(kind, {"right": 0, "right_bare": 0, "pairs": 0})
-                order["pairs"] += len(on["pairs"])
-                order["right_bare"] += on["right_bare"]
-                order["right"] += sum(pair["right"] for pair in on["pairs"])
-    return {"flags": {flag: count for flag, count in flags.items() if count["rows"]}, "orders": orders}
+                for name in (kind, "scored") if kind == scored else (kind,):
+                    counted.setdefault(name, []).append((row, on))
+    apart = {name: [one for one in counted["scored"] if _rests_on(one[0]) == name] for name in RESTS}
+    return {
+        "flags": {flag: count for flag, count in flags.items() if count["rows"]},
+        "scored": _orders(counted.pop("scored")),
+        "apart": {name: {**_orders(of), "ids": [row["id"] for row, _ in of]} for name, of in apart.items() if of},
+        "did_not_run": idle,
+        "orders": {kind: _orders(of) for kind, of in sorted(counted.items())},
+    }
+
+
+RESTS = ("no constant", "a constant of its testbed", "a constant of a single system")
+
+
+def _rests_on(row: dict[str, Any]) -> str:
+    return RESTS[2] if row.get("constants") else RESTS[1] if row["constant"] else RESTS[0]
+
+
+def _orders(counted: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+    """Pairs that are right, as judged and with the constants of single systems, and the spread of magnitudes."""
+    right = [sum(pair["right"] for pair in on["pairs"]) for _, on in counted]
+    fitted = [on["fitted"]["right"] if "fitted" in on else n for (_, on), n in zip(counted, right, strict=True)]
+    ratios = [one for row, on in counted for one in magnitudes(row, on)]
+    return {"right": sum(right), "right_fitted": sum(fitted), "pairs": sum(len(on["pairs"]) for _, on in counted),
+            "magnitudes": judge.spread(ratios)}  # fmt: skip
 
 
 def _told_constant(found: Fitted) -> dict[str, Any]:

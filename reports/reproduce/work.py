@@ -6,8 +6,8 @@ import hashlib
 import json
 import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -18,14 +18,12 @@ import msgspec
 from reports.reproduce.rows import HERE, Experiment, Scalar
 from sim import __version__
 from sim.data import parse_yaml, replacing
-from sim.errors import MoesimError
+from sim.errors import BadInput, MoesimError
 from sim.spec import RunSpec
 
-REQUESTS = 4  # scored requests per run: some hundred generated tokens
 SEED = 0
 CODE = ("sim", "policies", "hwprofiles", "traces")
-METRICS = ("ttft_s", "tpot_s", "e2e_s", "hit_rate", "h2d_bytes", "peak_vram_bytes", "gate_mass_kept", "decode_tokens",
-           "requests", "labels")  # fmt: skip
+NOT_KEPT = ("wall_s",)  # what differs from run to run
 Progress = Callable[[int, int], None]
 Result = dict[str, Any]
 
@@ -44,7 +42,7 @@ def spec_of(
     own = HERE / "models" / f"{model}.yaml"
     return msgspec.convert(
         {"policy": policy, "model": str(own) if own.exists() else model, "trace": str(trace), "set": settings,
-         "requests": REQUESTS, "seed": SEED, "stack": stack, **fields}, RunSpec,
+         "requests": experiment.requests or None, "seed": SEED, "stack": stack, **fields}, RunSpec,
     )  # fmt: skip
 
 
@@ -74,7 +72,8 @@ def key_of(spec: RunSpec) -> str:
 
 
 def simulate(text: str) -> Result:
-    """Run a configuration (its JSON); the metrics rows compare, or why it cannot run."""
+    """Run a configuration (its JSON): every figure of the result by its dotted name, or why it cannot run."""
+    from sim.cli.expect import figures
     from sim.run import execute, prepare
 
     spec = msgspec.json.decode(text, type=RunSpec)
@@ -86,8 +85,30 @@ def simulate(text: str) -> Result:
             setup.close()
     except MoesimError as error:
         return {"error": str(error)}
-    found = {name: result[name] for name in METRICS}
-    return {name: value["mean"] if isinstance(value, dict) else value for name, value in found.items()}
+    return {name: value for name, value in figures(result) if name not in NOT_KEPT}
+
+
+def figure_of(result: Result, key: str) -> float | None:
+    """A figure of a run by its dotted name, the mean where the name has several; None where it is null or absent."""
+    value = result.get(key, result.get(f"{key}.mean"))
+    return None if value is None else float(value)
+
+
+def size_of(spec: RunSpec) -> float:
+    """What a run takes, in arbitrary units, so that the longest can start first: activations it serves."""
+    if spec.trace is None:
+        return 0.0
+    n_layers, top_k, rows = _served(spec.trace, spec.split)
+    return float(n_layers * top_k * sum(rows[: spec.requests]))
+
+
+@lru_cache(maxsize=256)
+def _served(path: str, split: str) -> tuple[int, int, list[int]]:
+    from traces.reader import Trace
+
+    with Trace(path) as trace:
+        rows = [request.end_row - request.first_row for request in trace.requests if split in ("all", request.split)]
+        return trace.n_layers, trace.top_k, rows
 
 
 @contextmanager
@@ -112,16 +133,21 @@ def each(executor: Executor | None, job: Callable[..., Any], items: list[tuple[A
             found.append(job(*item))
             done(i + 1, len(items))
         return found
-    futures: list[Future[Any]] = [executor.submit(job, *item) for item in items]
-    for i, _ in enumerate(as_completed(futures)):
-        done(i + 1, len(items))
+    try:
+        futures: list[Future[Any]] = [executor.submit(job, *item) for item in items]
+        for i, future in enumerate(as_completed(futures)):
+            future.result()  # a failure is told when it comes, not after everything else
+            done(i + 1, len(items))
+    except BrokenExecutor as error:
+        raise BadInput("--workers, got a process that was ended from outside (too little memory?): runs that are done "
+                       "are kept in --out; go on with fewer workers") from error  # fmt: skip
     return [future.result() for future in futures]
 
 
 def keeping(text: str, path: str) -> Result:
     """`simulate`, with the result kept in a file that the next run reads."""
     file = Path(path)
-    if file.exists():
+    with suppress(FileNotFoundError, json.JSONDecodeError):
         kept: Result = json.loads(file.read_text(encoding="utf-8"))
         return kept
     result = simulate(text)
@@ -132,9 +158,12 @@ def keeping(text: str, path: str) -> Result:
 
 
 def run_all(specs: list[RunSpec], folder: Path, executor: Executor | None, done: Progress) -> list[Result]:
-    """Results in the order of the configurations; equal ones run once, and those kept in `folder` not at all."""
+    """Results in the order of the configurations; equal ones run once, and those kept in `folder` not at all.
+
+    The longest start first, so that no process waits long for another at the end.
+    """
     keys = [key_of(spec) for spec in specs]
-    unique = dict(zip(keys, specs, strict=True))
+    unique = dict(sorted(zip(keys, specs, strict=True), key=lambda item: (-size_of(item[1]), item[0])))
     items = [(msgspec.json.encode(spec).decode(), str(folder / "runs" / f"{key}.json")) for key, spec in unique.items()]
     results = dict(zip(unique, each(executor, keeping, items, done), strict=True))
     return [_placeless(results[key], spec) for key, spec in zip(keys, specs, strict=True)]

@@ -54,23 +54,23 @@ def judged(expectations: list[Expectation], result: Mapping[str, Any]) -> Iterat
     Raises:
         BadInput: a key that the result does not have, or one that is no number.
     """
-    figures = dict(_figures(result))
+    flat = dict(figures(result))
     for expected in expectations:
-        if expected.key not in figures:
-            inside = [name for name in figures if name.startswith(f"{expected.key}.")]
-            way_out = f"one of {', '.join(inside)}" if inside else did_you_mean(expected.key, figures)
+        if expected.key not in flat:
+            inside = [name for name in flat if name.startswith(f"{expected.key}.")]
+            way_out = f"one of {', '.join(inside)}" if inside else did_you_mean(expected.key, flat)
             raise BadInput(f"--expect, got {expected.key!r}: no figure of a result, see docs/output.md; {way_out}")
-        value = figures[expected.key]
+        value = flat[expected.key]
         held = value is not None and _HOLDS[expected.sign](value, expected.bound)
         found = "null here" if value is None else repr(value)
         yield held, f"{'met' if held else 'not met'}: {expected.key} {expected.sign} {expected.text}: it is {found}"
 
 
-def _figures(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
+def figures(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
     """Every number, and every null, with its dotted name; truth values and lists are no figures."""
     for key, child in value.items():
         name = f"{prefix}{key}"
         if isinstance(child, Mapping):
-            yield from _figures(child, f"{name}.")
+            yield from figures(child, f"{name}.")
         elif child is None or (isinstance(child, int | float) and not isinstance(child, bool)):
             yield name, child
