@@ -69,8 +69,8 @@ def verdict(result: dict[str, Any]) -> str:
             lines.append(f"single figures of {flag} rows within {100 * tolerance:.0f} %: {near} of {len(ratios)}")
     totals = result["totals"]
     if totals["scored"]["pairs"]:
-        lines.append(f"orders: {_share(totals['scored'])} pairs of systems right; of their magnitudes "
-                     f"{_magnitudes(totals['scored']['magnitudes'])}")  # fmt: skip
+        lines.append(f"orders: {_share(totals["scored"])}, pairs of systems are right")
+        lines.append(f"magnitudes of these: {_magnitudes(totals["scored"]["magnitudes"])}")
         lines += [f"  that rest on {name}: {_share(of)}{_with_constants(name, of)}; {_short(of['magnitudes'])}; "
                   f"{', '.join(of['ids'])}" for name, of in totals["apart"].items()]  # fmt: skip
     if totals["did_not_run"]:
@@ -82,12 +82,12 @@ def verdict(result: dict[str, Any]) -> str:
 
 
 def _share(order: dict[str, Any]) -> str:
-    share = f", {100 * order['right'] / order['pairs']:.0f} %," if order["pairs"] else ""
+    share = f", {100 * order['right'] / order['pairs']:.0f} %" if order["pairs"] else ""
     return f"{order['right']} of {order['pairs']}{share}"
 
 
 def _with_constants(name: str, order: dict[str, Any]) -> str:
-    return f" {order['right_fitted']} with it" if name == RESTS[2] else ""
+    return f"; {order['right_fitted']} with it" if name == RESTS[2] else ""
 
 
 def _factor(value: float | None) -> str:
@@ -100,8 +100,8 @@ def _magnitudes(of: dict[str, Any]) -> str:
         return "none can be compared"
     least, lower, median, upper, greatest = (_factor(of[name]) for name in FACTORS)
     return (f"{of['within']} of {of['n']} are right within a factor of {FACTOR}; off by a factor of {median} in the "
-            f"median (half of them by {lower} to {upper}, all by {least} to {greatest}; {of['other_sign']} have the other "
-            f"sign); simulated / published is {of['median_ratio']:.2f} in the median")  # fmt: skip
+            f"median (half of them by {lower} to {upper}, all by {least} to {greatest}; {of['other_sign']} have the "
+            f"other sign); simulated / published is {of['median_ratio']:.2f} in the median")  # fmt: skip
 
 
 def _short(of: dict[str, Any]) -> str:
