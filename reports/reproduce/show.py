@@ -68,9 +68,10 @@ def verdict(result: dict[str, Any]) -> str:
             near = sum(abs(one - 1) <= tolerance for one in ratios)
             lines.append(f"single figures of {flag} rows within {100 * tolerance:.0f} %: {near} of {len(ratios)}")
     totals = result["totals"]
-    if totals["scored"]["pairs"]:
-        lines.append(f"orders: {_share(totals["scored"])}, pairs of systems are right")
-        lines.append(f"magnitudes of these: {_magnitudes(totals["scored"]["magnitudes"])}")
+    scored = totals["scored"]
+    if scored["pairs"]:
+        lines.append(f"orders: {_share(scored)} pairs of systems are right")
+        lines.append(f"magnitudes of these: {_magnitudes(scored['magnitudes'])}")
         lines += [f"  that rest on {name}: {_share(of)}{_with_constants(name, of)}; {_short(of['magnitudes'])}; "
                   f"{', '.join(of['ids'])}" for name, of in totals["apart"].items()]  # fmt: skip
     if totals["did_not_run"]:
@@ -82,7 +83,7 @@ def verdict(result: dict[str, Any]) -> str:
 
 
 def _share(order: dict[str, Any]) -> str:
-    share = f", {100 * order['right'] / order['pairs']:.0f} %" if order["pairs"] else ""
+    share = f" ({100 * order['right'] / order['pairs']:.0f} %)" if order["pairs"] else ""
     return f"{order['right']} of {order['pairs']}{share}"
 
 
