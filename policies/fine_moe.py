@@ -56,7 +56,7 @@ class FineMoe(MapCache):
               "until both are finished"),
         Param("search_overhead_s", 2e-4, "fixed cost of a search, a few tensor operations in Python (assumed; "
               "section 6.8 bounds all of FineMoE's overhead by 50 ms per iteration)", low=0.0, high=1.0),
-        Param("depth", 2, "speculative copies handed to the copy engine at once: one in flight, one behind it "
+        Param("depth", 2, "speculative copies handed to each GPU's copy engine at once: one in flight, one behind it "
               "(release 2 keeps 1 in flight)", low=1, high=64),
     )  # fmt: skip
     variant: str

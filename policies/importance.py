@@ -63,7 +63,7 @@ class Importance(Policy):
               ("top_score", "top_k", "one", "none")),
         Param("prefill_prefetch", None, "while a prompt is computed, copy the next layer's experts (section 4.1: 1); "
               "the code predicts while decoding only: 0", low=0, high=1),
-        Param("depth", 1, "speculative copies handed to the copy engine at once: one loading thread, one copy "
+        Param("depth", 1, "speculative copies handed to each GPU's copy engine at once: one loading thread, one copy "
               "(sections 4.2, 5.2)", low=1, high=64),
         Param("prediction_s", None, "GPU seconds of a prediction; left out: weights of attention (paper only) and gate "
               "at memory bandwidth (derived)", low=0.0, high=1.0),

@@ -71,7 +71,7 @@ class MoeInfinity(Policy):
         shape = self._shape = (view.n_layers, view.n_experts)
         self.settings["capacity"] = capacity = int(self.capacity or CAPACITY[self.variant])
         self._predicts = self.variant != "code_head"
-        self.prefetch_depth = view.n_gpus if self._predicts else None  # one worker per GPU, one copy at a time
+        self.prefetch_depth = 1 if self._predicts else None  # one worker per GPU, one copy at a time
         # v3 keeps prompts and generation apart; the code does not.
         both = {phase: Collection(capacity, *shape) for phase in (PREFILL, DECODE)}
         self._collections = both if self.variant == "paper" else dict.fromkeys(both, both[PREFILL])

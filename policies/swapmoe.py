@@ -57,7 +57,7 @@ class SwapMoe(Policy):
               "left out: what the budget holds", low=1, high=4096),
         Param("input_norms", False, "weigh a token by the norm of its gate input, as published (needs "
               "gate_input_norms)"),
-        Param("depth", 1, "copies of an exchange under way at once (published: amortised; 1 is assumed)",
+        Param("depth", 1, "copies of an exchange under way at once to each GPU (published: amortised; 1 is assumed)",
               low=1, high=1024),
     )  # fmt: skip
     frequency: int

@@ -105,7 +105,8 @@ class Policy:
     # Layers by which its own, fine-tuned model names a layer's experts earlier (Pre-gated MoE); label such results.
     known_ahead: int = 0
     keeps_all: ClassVar[bool] = False  # wants room for every expert, whatever the budget (gpu_only)
-    # Speculative copies handed to the copy engine at once; None: all of them, room taken when asked (no timing).
+    # Speculative copies handed to each GPU's copy engine at once: of two GPUs, each may have so many. What waits for a
+    # full link holds up nothing that another could carry. None: all of them, room taken when asked (no timing).
     prefetch_depth: int | None = None
 
     def __init__(self, **values: Any) -> None:

@@ -43,7 +43,7 @@ class FusedEngine(Engine):
     def poll(self) -> None:
         if self._own_copy_done:
             super().poll()
-        elif self.queue.waiting and (len(self._speculative) != self._depth or self.machine.now_s >= self._quiet_s):
+        elif self.queue.waiting and (len(self._speculative[0]) != self._depth or self.machine.now_s >= self._quiet_s):
             self.pump()
 
     def _forget_ended(self) -> None:
@@ -51,7 +51,7 @@ class FusedEngine(Engine):
         if len(machine.links) > 1:
             super()._forget_ended()
             return
-        flying, lane, now_s = self._speculative, machine.up[0], machine.now_s
+        flying, lane, now_s = self._speculative[0], machine.up[0], machine.now_s
         over, quiet_s = [], math.inf
         for piece, ticket in flying.items():
             if ticket.end_s == UNKNOWN_S and lane.free_s < now_s:
@@ -90,7 +90,7 @@ class FusedEngine(Engine):
         prefetch, free_s = self.tally.prefetch, self.machine.up[0].free_s
         prefetch.forget(piece)
         prefetch.issue(piece, victims)
-        self._speculative[piece] = copy
+        self._speculative[0][piece] = copy
         if free_s < self._quiet_s:  # as `SimLinks.quiet_s` has it: the copy is queued and begins after that
             self._quiet_s = free_s
         if self._tells_placed:

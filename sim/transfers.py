@@ -37,10 +37,11 @@ class Transfers:
         self.cache = cache
         self.log = log
         self.tally = Tally()
-        self.queue = PrefetchQueue()
+        self.queue = PrefetchQueue(len(cache.budget_bytes))
         self.layer = -1
         self.unrun: dict[int, int] = {}  # experts the current layer still owes, with their tokens
-        self._speculative: dict[Piece, Ticket] = {}  # speculative copies handed over and not known to have ended
+        # By link: speculative copies handed over and not known to have ended.
+        self._speculative: list[dict[Piece, Ticket]] = [{} for _ in cache.budget_bytes]
         self._freed: list[deque[tuple[int, Ticket]]] = [deque() for _ in cache.budget_bytes]
         self._clean_bytes = list(cache.budget_bytes)  # room whose last computation is over
         self.tells_evicted = overrides(policy, "evicted")
@@ -113,7 +114,7 @@ class Transfers:
     def _withdrawn(self, entry: Entry) -> None:
         """A prefetch has left the copy engine's queue before it started; its room waits for what it waited for."""
         piece = entry.piece
-        self._speculative.pop(piece, None)
+        self._speculative[piece.gpu].pop(piece, None)
         self.tally.prefetch.cancelled(piece)
         self._free(piece, entry.room_after)
         if self.tells_evicted:
@@ -188,7 +189,7 @@ class Transfers:
         """What is needed now goes first, and is no longer among the prefetches that `DropQueue` withdraws."""
         if entry.arrival is not None and entry.arrival.end_s == UNKNOWN_S:
             self.machine.promote(entry.arrival)
-            self._speculative.pop(entry.piece, None)
+            self._speculative[entry.piece.gpu].pop(entry.piece, None)
 
     def _demand(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket | None:
         """Make room for a piece and copy it; None when the policy refuses room."""
@@ -244,7 +245,7 @@ class Transfers:
         prefetch = self.tally.prefetch
         prefetch.forget(piece)
         prefetch.issue(piece, victims)
-        self._speculative[piece] = ticket
+        self._speculative[piece.gpu][piece] = ticket
         self._quiet_s = min(self._quiet_s, self.machine.quiet_s((ticket,)))
         if self._tells_placed:
             self.policy.placed(piece, self.view)
@@ -252,34 +253,37 @@ class Transfers:
             self.log("prefetch", piece.layer, piece.expert)
 
     def pump(self) -> None:
-        """Hand queued prefetches to the copy engine, as many as the policy's depth allows."""
-        depth, flying = self._depth, self._speculative
+        """Hand queued prefetches to the copy engines, as many to each link as the policy's depth allows."""
+        depth = self._depth
         if depth is None or not self.queue.waiting:
             return
-        if len(flying) >= depth:
+        if any(len(flying) >= depth for flying in self._speculative):
             now_s = self.machine.now_s
-            if now_s < self._quiet_s or now_s == self._checked_s:
-                return  # as long as no time has passed nothing has ended: a copy takes some
-            self._checked_s = now_s
-            self._forget_ended()
-        while len(flying) < depth:
-            item = self.queue.pop()
-            if item is None:
+            if now_s >= self._quiet_s and now_s != self._checked_s:  # while no time passes nothing ends
+                self._checked_s = now_s
+                self._forget_ended()
+        links = [link for link, flying in enumerate(self._speculative) if len(flying) < depth]
+        while links:
+            link = links[0] if len(links) == 1 else self.queue.best(links)
+            item = None if link is None else self.queue.pop(link)
+            if link is None or item is None:
                 return
             piece, after = item
             if piece not in self.cache.entries:
                 self._hand_over(piece, after)
+                if len(self._speculative[link]) >= depth:
+                    links.remove(link)
 
     def _forget_ended(self) -> None:
-        flying, machine = self._speculative, self.machine
-        now_s, over = machine.now_s, []
-        for piece, ticket in flying.items():
-            end_s = ticket.end_s
-            if UNKNOWN_S < end_s <= now_s or (end_s == UNKNOWN_S and machine.ended(ticket)):
-                over.append(piece)
-        for piece in over:
-            del flying[piece]
-        self._quiet_s = machine.quiet_s(flying.values())
+        machine = self.machine
+        now_s, left = machine.now_s, []
+        for flying in self._speculative:
+            over = [piece for piece, ticket in flying.items()
+                    if UNKNOWN_S < ticket.end_s <= now_s or (ticket.end_s == UNKNOWN_S and machine.ended(ticket))]
+            for piece in over:
+                del flying[piece]
+            left += flying.values()
+        self._quiet_s = machine.quiet_s(left)
 
     def cancel(self, piece: Piece) -> None:
         """Withdraw a prefetch that has not started; one in flight finishes."""
@@ -301,11 +305,12 @@ class Transfers:
 
     def _withdraw(self, up_to_layer: int | None) -> None:
         """Take back what has been handed over and has not started."""
-        aimed = [piece for piece in self._speculative if up_to_layer is None or piece.layer <= up_to_layer]
+        aimed = [piece for flying in self._speculative for piece in flying
+                 if up_to_layer is None or piece.layer <= up_to_layer]
         if aimed:
             self._forget_ended()
             for piece in aimed:
-                if piece in self._speculative:
+                if piece in self._speculative[piece.gpu]:
                     self.cancel(piece)
 
     def poll(self) -> None:
@@ -313,5 +318,5 @@ class Transfers:
         if self._own_copy_done:
             for piece in self.machine.poll():
                 self.obey(self.policy.copy_done(piece, self.view))
-        if self.queue.waiting and (len(self._speculative) != self._depth or self.machine.now_s >= self._quiet_s):
+        if self.queue.waiting:
             self.pump()

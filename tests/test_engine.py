@@ -7,8 +7,9 @@ from easy_numbers import run
 from test_timeline_copies import Placed
 
 from sim.api import Policy
-from sim.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, RunCpu, RunGpu, RunPart, Serve
+from sim.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, Requeue, RunCpu, RunGpu, RunPart, Serve
 from sim.errors import IllegalDecision
+from sim.pieces import Pieces
 from sim.prefetch_queue import PrefetchQueue
 from sim.view import View
 
@@ -175,21 +176,74 @@ def test_partial_hit_and_hit_by_parts(tmp_path):
 class TestPrefetchQueue:
     def test_largest_priority_first_ties_in_order_of_asking(self):
         queue = PrefetchQueue()
-        for piece, priority in (("a", 1.0), ("b", 2.0), ("c", 1.0)):
+        a, b, c = pieces(1, 3)
+        for piece, priority in ((a, 1.0), (b, 2.0), (c, 1.0)):
             queue.push(piece, priority, ())
-        assert queue.pieces() == ["b", "a", "c"]
-        queue.push("a", 3.0, ())  # asking again replaces
-        queue.remove("b")
-        assert [queue.pop()[0] for _ in range(2)] == ["a", "c"]
+        assert queue.pieces() == [b, a, c]
+        queue.push(a, 3.0, ())  # asking again replaces
+        queue.remove(b)
+        assert [queue.pop()[0] for _ in range(2)] == [a, c]
         assert queue.pop() is None
+
+    def test_every_link_has_its_own_order(self):
+        queue = PrefetchQueue(2)
+        a, b, c, d = pieces(2, 4)  # a and c for link 0, b and d for link 1
+        for made_at_once in (False, True):
+            asked = [Prefetch(piece, priority) for piece, priority in ((a, 1.0), (b, 2.0), (c, 3.0), (d, 2.0))]
+            if made_at_once:
+                queue.replace(asked, but=())
+            else:
+                for one in asked:
+                    queue.push(*one)
+            assert queue.best([0, 1]) == 0
+            assert queue.best([1]) == 1
+            queue.remove(c)
+            assert queue.best([0, 1]) == 1  # b, asked for before d
+            assert [queue.pop(1)[0], queue.pop(1)[0], queue.pop(1)] == [b, d, None]
+            assert queue.best([0, 1]) == 0
+            assert queue.best([1]) is None
+            assert queue.pop(0)[0] == a
+            assert queue.best([0, 1]) is None
 
     def test_what_is_withdrawn_does_not_pile_up(self):
         queue = PrefetchQueue()
-        queue.push("kept", 9.0, ())
-        for at in range(10_000):
-            queue.push(f"p{at}", 0.0, ())
-            queue.remove(f"p{at}")
-            queue.push("best", 10.0, ())
-            assert queue.pop()[0] == "best"  # so that the heap is in use
-            assert len(queue._heap) < 200
-        assert queue.pieces() == ["kept"]
+        kept, best, *others = pieces(1, 1002)
+        queue.push(kept, 9.0, ())
+        for other in others * 10:
+            queue.push(other, 0.0, ())
+            queue.remove(other)
+            queue.push(best, 10.0, ())
+            assert queue.pop()[0] == best  # so that the heap is in use
+            assert len(queue._heaps[0]) < 200
+        assert queue.pieces() == [kept]
+
+
+def pieces(n_gpus, n):
+    """Experts of one layer, dealt over the GPUs in turn."""
+    return Pieces(1, n, "bf16", n_gpus, lambda _: 16).whole[0]
+
+
+class Queuer(Placed):
+    """Queues these experts of layer 1, in falling priority, before the pass; serves as they come."""
+
+    name = "queuer"
+    traits = frozenset({"timing"})
+
+    def __init__(self, experts, depth):
+        super().__init__([(0, 0), (1, 0)])
+        self.experts, self.prefetch_depth = experts, depth
+
+    def iteration_start(self, iteration, view):
+        return [Requeue(tuple(Prefetch(view.piece(1, expert), -at) for at, expert in enumerate(self.experts)))]
+
+
+@pytest.mark.parametrize(("depth", "first", "second"), [(1, [("2", 0, 10)], [("1", 0, 10)]),
+                                                        (2, [("2", 0, 10), ("4", 10, 20)], [("1", 0, 10)])])  # fmt: skip
+def test_a_depth_counts_per_link_and_a_full_one_holds_up_no_other(depth, first, second, tmp_path):
+    """Experts 2, 4, 6 of layer 1 come over link 0, expert 1 over link 1; a copy takes 10 s, the pass 7.
+
+    Depth 1 hands over one to each link; the second for link 0 stands before expert 1 and does not hold it up.
+    """
+    seen = run(Queuer([2, 4, 6, 1], depth), tmp_path, [[[0], [0]]], room=9, n_experts=8, gpus=2)
+    links = [[(what.split(".")[1], start, end) for what, start, end in seen.lane(f"h2d{link}")] for link in (0, 1)]
+    assert links == [first, second]
