@@ -34,7 +34,8 @@ class MapCache(Policy):
 
     argmin then breaks ties by lowest expert, then lowest layer. Highest 1 / (p * freq) is evicted first, that is least
     p * freq. The paper leaves open what protects an expert that was prefetched and has freq = 0. Text (`paper`): its
-    prediction does, as long as any other expert can go. Release 2 (`code`): nothing, but only a demand may take it.
+    prediction does, until its layer's gate has spoken, as long as any other expert can go; after that it goes by p *
+    freq like all others, and one never visited first. Release 2 (`code`): nothing, but only a demand may take it.
     """
 
     evict: str
@@ -44,7 +45,8 @@ class MapCache(Policy):
         """Size the state. The rule `evict` is fine_moe (p x freq), lru or lfu (the ablation of Figure 14b)."""
         n_experts, self._n_layers = view.n_experts, view.n_layers
         self._ranks_by_worth = self.evict == "fine_moe"
-        free = {HELD} if self.variant == "paper" else {HELD, HELD | AIMED}  # states in which an expert may go
+        # States in which an expert may go.
+        free = {HELD, HELD | UNUSED} if self.variant == "paper" else {HELD, HELD | AIMED}
         self._bar_of = [0.0 if state in free else math.inf for state in range(HELD + UNUSED + AIMED + 1)]
         self._pieces = [view.piece(layer, expert) for expert in range(n_experts) for layer in range(self._n_layers)]
         self._gpu = np.array([piece.gpu for piece in self._pieces])
@@ -81,8 +83,8 @@ class MapCache(Policy):
     def placed(self, piece: Piece, view: View) -> None:
         """A prefetch has taken its room."""
         at = piece.expert * self._n_layers + piece.layer
-        self._state[at] |= HELD | UNUSED
-        self._bar[piece.gpu].at[at] = self._rank[piece.gpu].at[at] = math.inf
+        state = self._state[at] = self._state[at] | HELD | UNUSED
+        self._judge(piece.gpu, at, state)
 
     def evicted(self, piece: Piece, view: View) -> None:
         at = piece.expert * self._n_layers + piece.layer

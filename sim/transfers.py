@@ -276,7 +276,8 @@ class Transfers:
 
     def _forget_ended(self) -> None:
         machine = self.machine
-        now_s, left = machine.now_s, []
+        now_s = machine.now_s
+        left: list[Ticket] = []
         for flying in self._speculative:
             over = [piece for piece, ticket in flying.items()
                     if UNKNOWN_S < ticket.end_s <= now_s or (ticket.end_s == UNKNOWN_S and machine.ended(ticket))]
