@@ -34,8 +34,8 @@ class MapCache(Policy):
 
     argmin then breaks ties by lowest expert, then lowest layer. Highest 1 / (p * freq) is evicted first, that is least
     p * freq. The paper leaves open what protects an expert that was prefetched and has freq = 0. Text (`paper`): its
-    prediction does, until its layer's gate has spoken, as long as any other expert can go; after that it goes by p *
-    freq like all others, and one never visited first. Release 2 (`code`): nothing, but only a demand may take it.
+    prediction does, until its layer has passed, as long as any other expert can go; after that it is ranked by p *
+    freq like all others, one never visited first. Release 2 (`code`): nothing, but only a demand may take it.
     """
 
     evict: str

@@ -237,8 +237,10 @@ class Queuer(Placed):
         return [Requeue(tuple(Prefetch(view.piece(1, expert), -at) for at, expert in enumerate(self.experts)))]
 
 
-@pytest.mark.parametrize(("depth", "first", "second"), [(1, [("2", 0, 10)], [("1", 0, 10)]),
-                                                        (2, [("2", 0, 10), ("4", 10, 20)], [("1", 0, 10)])])  # fmt: skip
+@pytest.mark.parametrize(("depth", "first", "second"), [
+    (1, [("2", 0, 10)], [("1", 0, 10)]),
+    (2, [("2", 0, 10), ("4", 10, 20)], [("1", 0, 10)]),
+])  # fmt: skip
 def test_a_depth_counts_per_link_and_a_full_one_holds_up_no_other(depth, first, second, tmp_path):
     """Experts 2, 4, 6 of layer 1 come over link 0, expert 1 over link 1; a copy takes 10 s, the pass 7.
 

@@ -193,3 +193,25 @@ def test_what_others_do_waits_for_prediction_and_prefetching(tmp_path):
     assert waiting.end_s == 80
     assert beside.classes("decode") == {"hit": 1, "late": 1, "miss": 1}
     assert waiting.classes("decode") == {"hit": 2, "miss": 1}  # no copy is late that is waited for
+
+
+def test_a_wrong_prefetch_goes_first_once_its_layer_has_passed(tmp_path):
+    """Section 4.5, by hand: highest 1 / (p x freq) leaves first, so an expert never visited does, however probable.
+
+    One expert of four in each of three layers, the gate a layer ahead predicts, room for four. The prompt brings 0.0,
+    1.0 and 2.0. The second token's gate of layer 0 names 1.3 (p = .75; 1.0 has .25), which takes the free room and is
+    not asked for. The third asks for 0.1: 0.0 has 1/4 x 2, 1.0 has .25 x 2, 2.0 has 1 x 2 and 1.3 has .75 x 0.
+    In release 2 a demand may take any of them, so that the same one goes.
+    """
+    experts = np.array([[[0], [0], [0]], [[0], [0], [0]], [[1], [0], [0]]])
+    scores = np.zeros((3, 3, 4))
+    scores[:, :, 0] = 1.0
+    scores[1, 0] = [0.25, 0, 0, 0.75]
+    path = write_trace(tmp_path / "t", tiny_header(3, 4, 1), [Request(0, 0, 1, 3, "", None, "test")], None,
+                       experts=experts, next_scores_1=scores)  # fmt: skip
+    for variant in ("paper", "code"):
+        with Trace(path) as trace:
+            seen = execute_easy(setup(FineMoe(track="speculate", distance=1, search_overhead_s=0.0, variant=variant),
+                                      trace, room=4))  # fmt: skip
+        moved = [entry for entry in seen.log if entry[0] in ("prefetch", "evict")]
+        assert moved == [("prefetch", 1, 3), ("evict", 1, 3)]
