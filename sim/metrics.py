@@ -70,6 +70,18 @@ def times(clockwork: Clockwork) -> dict[str, Any]:
     }
 
 
+def lengths(clockwork: Clockwork) -> dict[str, Any]:
+    """Prompt and output tokens of the requests that were served, and the longest context among them."""
+    done = [t.request for t in clockwork.requests]
+    columns = {"prompt_tokens": [r.prompt_len for r in done], "output_tokens": [r.outputs for r in done]}
+    result: dict[str, Any] = {
+        name: {"mean": sum(ns) / len(ns) if ns else None, "min": min(ns, default=None), "max": max(ns, default=None)}
+        for name, ns in columns.items()
+    }
+    result["longest_context_tokens"] = max((r.prompt_len + r.outputs for r in done), default=None)
+    return result
+
+
 def phases(clockwork: Clockwork) -> dict[str, dict[str, Any]]:
     """Iterations, tokens and time of prefill and decode."""
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
+from sim.naming import machine_of, policy_of, words
 from sim.tally import CLASSES
 from sim.units import show_bytes, show_count, show_flops, show_frac, show_rate, show_seconds
 
@@ -31,7 +32,9 @@ _SHARE_OF = {"gpu": "gpu", "copy link": "copy", "host": "host", "cpu": "cpu", "p
 
 def verdict(result: dict[str, Any]) -> str:
     """One sentence: how fast, and what bounds it."""
-    who = f"{result['policy']} on {result['hw']} ({result['model']} {result['precision']})"
+    own = words(result["overrides"], "model")
+    model = f"{result['model']} {result['precision']}" + (f" with {own}" if own else "")
+    who = f"{policy_of(result)} on {machine_of(result)} ({model})"
     tpot_s, bound = result["tpot_s"]["mean"], result["bound_by"]
     if tpot_s is None:
         speed, phase = f"{show_seconds(result['ttft_s']['mean'])} to the first token", "prefill"
@@ -71,13 +74,15 @@ def _facts(result: dict[str, Any]) -> Table:
     rows.add_row("policy", result["policy"] + (f" ({settings})" if settings else ""))
     gpus = f", {result['gpus']} GPUs" if result["gpus"] > 1 else ""
     routing = f"{shape['layers']} layers x {shape['experts']} experts, k = {shape['top_k']}"
-    rows.add_row("hardware", f"{result['hw']}{gpus}, stack {result['stack']}")
-    rows.add_row("model", f"{result['model']} in {result['precision']}, {routing}")
+    own = words(result["overrides"], "model")
+    rows.add_row("hardware", f"{machine_of(result)}{gpus}, stack {result['stack']}")
+    rows.add_row("model", f"{result['model']}{f' with {own}' if own else ''} in {result['precision']}, {routing}")
     batch = f", batch {result['batch']}" if result["batch"] > 1 else ""
     arrivals = ", at the trace's arrival times" if result["arrivals"] == "trace" else ""
     counts = f"{show_count(result['requests'], 'request')}, {show_count(result['decode_tokens'], 'decode token')}"
     requests = f"{counts}{batch}{arrivals}"
     rows.add_row("trace", f"{result['trace']}, split {result['split']}: {requests}")
+    rows.add_row("lengths", show_lengths(result["lengths"]))
     if result["labels"]:
         rows.add_row("labels", "; ".join(result["labels"]))
     if "lossy" in result["labels"]:
@@ -180,6 +185,17 @@ def _grounds(result: dict[str, Any]) -> Table:
         title = "TPOT" if key == "tpot_s" else "TTFT"
         rows.add_row("uncertainty", f"{title} {low} to {high}, were every figure off at once to the end of its range")
     return rows
+
+
+def show_lengths(lengths: dict[str, Any]) -> str:
+    """Prompt and output tokens of what was served, and the longest context."""
+    said = []
+    for key, what in (("prompt_tokens", "prompts"), ("output_tokens", "outputs")):
+        low, high, mean = (lengths[key][name] for name in ("min", "max", "mean"))
+        if mean is None:
+            return "no request was served to its end"
+        said.append(f"{what} of {low:,} tokens" if low == high else f"{what} of {low:,} to {high:,} (mean {mean:,.0f})")
+    return f"{said[0]}, {said[1]}; longest context {lengths['longest_context_tokens']:,} tokens"
 
 
 def show_figure(name: str, value: float) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sim import __version__, metrics
 from sim.api import overrides
 from sim.memory import BudgetRule
+from sim.naming import overrides_of, title_of
 from sim.units import show_bytes
 
 if TYPE_CHECKING:
@@ -59,12 +60,14 @@ def fold(
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "run_id": setup.run_id,
+        "name": title_of(setup),
         "policy": policy.name,
         "params": dict(policy.settings),
         "hw": setup.hw.id,
         "model": model.id,
         "precision": spec.precision,
         "stack": setup.stack.id,
+        "overrides": overrides_of(spec),
         "shape": {"layers": model.n_moe_layers, "experts": model.n_experts, "top_k": model.top_k},
         "trace": setup.trace.name,
         "trace_sha256": setup.trace.sha256,
@@ -74,6 +77,7 @@ def fold(
         "batch": spec.batch,
         "arrivals": "trace" if setup.open_loop else "back to back",
         **timed,
+        "lengths": metrics.lengths(clockwork),
         "phases": metrics.phases(clockwork),
         "hit_definition": spec.hit_definition,
         **metrics.hit_rates(tally, spec.hit_definition),

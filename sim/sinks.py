@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.data import PART, orphans, owned_prefix, replacing, sweep
 from sim.errors import BadInput
+from sim.naming import title_of
 from sim.output import to_json
 from sim.run import execute
 from sim.spec import dump_spec
@@ -32,13 +33,15 @@ FILES = frozenset({CONFIG, RESULT, *(f"{name}.parquet" for name in TABLES)})
 
 
 class Keeper:
-    """Writes every iteration, decision and span of a run to its tables."""
+    """Writes every iteration, decision and, if they are wanted, span of a run to its tables."""
 
-    def __init__(self, folder: Path, run_id: str) -> None:
+    def __init__(self, folder: Path, run_id: str, with_spans: bool = False) -> None:
+        self.with_spans = with_spans
+        names = [name for name in TABLES if with_spans or name != "spans"]
         self._iteration = 0
         self._decision = 0
         with ExitStack() as stack:
-            self._tables = {name: stack.enter_context(TableWriter(folder, name, run_id)) for name in TABLES}
+            self._tables = {name: stack.enter_context(TableWriter(folder, name, run_id)) for name in names}
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Keeper:
@@ -82,10 +85,10 @@ def _request_row(times: RequestTimes) -> tuple[Any, ...]:
 
 def recorded(
     setup: Setup, progress: Progress | None, out: Path | None, force: bool, timeline: Path | None, n_iterations: int,
-    run: Callable[..., Any] = execute,
+    run: Callable[..., Any] = execute, with_spans: bool = False,
 ) -> Any:
     """Execute by `run` (a simulation, or a real run) and keep it: tables in the folder `out`, trace events of the first
-    iterations in `timeline`.
+    iterations in `timeline`. Spans, which take far more room than all other tables, are kept `with_spans` only.
 
     Raises:
         BadInput: a place that cannot be written, a folder that holds something else, or a timeline that is there and
@@ -96,7 +99,7 @@ def recorded(
             keeper = events = None
             if out is not None:
                 folder = stack.enter_context(new_folder(out, force))
-                keeper = stack.enter_context(Keeper(folder, setup.run_id))
+                keeper = stack.enter_context(Keeper(folder, setup.run_id, with_spans))
             if timeline is not None:
                 if timeline.is_dir():
                     raise BadInput(f"--timeline, got {str(timeline)!r}: it is a folder; name a file in it")
@@ -104,7 +107,7 @@ def recorded(
                     raise BadInput(f"--timeline, got {str(timeline)!r}: it exists; replace it with --force, or name "
                                    "another file")  # fmt: skip
                 part = stack.enter_context(replacing(timeline))
-                title = f"{setup.policy.name} on {setup.hw.id}"
+                title = title_of(setup)
                 events = stack.enter_context(Timeline(part, title, n_iterations))
             outcome = _execute(setup, progress, [sink for sink in (keeper, events) if sink is not None], run)
             if events is not None:
@@ -122,7 +125,8 @@ def recorded(
 def _execute(
     setup: Setup, progress: Progress | None, sinks: list[Keeper | Timeline], run: Callable[..., Any]
 ) -> Any:
-    span, step, log = [s.span for s in sinks], [s.step for s in sinks], [s.log for s in sinks if isinstance(s, Keeper)]
+    step, log = [s.step for s in sinks], [s.log for s in sinks if isinstance(s, Keeper)]
+    span = [s.span for s in sinks if not isinstance(s, Keeper) or s.with_spans]
 
     def spans(*fact: Any) -> None:
         for take in span:
@@ -132,7 +136,7 @@ def _execute(
         for take in step:
             take(done)
 
-    only = span[0] if len(span) == 1 else spans
+    only = span[0] if len(span) == 1 else spans if span else None
     return run(setup, spans=only, log=log[0] if log else None, progress=progress, on_step=on_step)
 
 

@@ -43,10 +43,14 @@ def _json_at(key: str) -> Cell:
 def _run_columns() -> list[tuple[str, pa.DataType, Cell]]:
     """(column, type, how it is read from the result) of `runs`."""
     columns = [(name, _TEXT, _at(name)) for name in
-               ("run_id", "engine", "version", "policy", "hw", "model", "precision", "stack", "trace",
+               ("run_id", "name", "engine", "version", "policy", "hw", "model", "precision", "stack", "trace",
                 "trace_sha256", "split", "hit_definition", "arrivals")]  # fmt: skip
-    columns += [("params_json", _TEXT, _json_at("params")), ("labels_json", _TEXT, _json_at("labels"))]
+    columns += [(f"{key}_json", _TEXT, _json_at(key)) for key in ("params", "overrides", "labels")]
     columns += [(name, _INT, _at(name)) for name in ("seed", "gpus", "batch", "requests", "decode_tokens")]
+    for key in ("prompt_tokens", "output_tokens"):
+        columns += [(f"{key}_{name}", _FLOAT if name == "mean" else _INT, _at("lengths", key, name))
+                    for name in ("mean", "min", "max")]  # fmt: skip
+    columns.append(("longest_context_tokens", _INT, _at("lengths", "longest_context_tokens")))
     for key in ("ttft", "tpot", "e2e"):
         for name, kind in _STATISTICS:
             column = f"{key}_n" if name == "n" else f"{key}_{name}_s"
@@ -63,7 +67,8 @@ def _run_columns() -> list[tuple[str, pa.DataType, Cell]]:
                 ("demand_copies_bytes", _INT, _at("demand_copies", "bytes"))]  # fmt: skip
     columns += [(name, _INT, _at(name)) for name in
                 ("h2d_bytes", "d2h_bytes", "peak_vram_bytes", "peak_host_bytes", "expert_bytes")]  # fmt: skip
-    columns += [("expert_budget_bytes", _INT, lambda r: sum(r["expert_budget_bytes"])),
+    columns += [("vram_bytes", _INT, _at("memory", "vram_bytes")),
+                ("expert_budget_bytes", _INT, lambda r: sum(r["expert_budget_bytes"])),
                 ("peak_expert_bytes", _INT, lambda r: sum(r["peak_expert_bytes"])),
                 ("bound_by", _TEXT, _at("bound_by", "resource"))]  # fmt: skip
     for phase in ("prefill", "decode"):

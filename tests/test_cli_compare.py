@@ -71,7 +71,7 @@ def test_the_verdict_names_the_fastest_system_not_a_bound(capsys, trace):
 
 
 def row(label: str, tpot_s: float, *labels: str) -> Row:
-    return Row(label, {"tpot_s": {"mean": tpot_s}, "labels": list(labels), "hw": "easy"})
+    return Row(label, {"tpot_s": {"mean": tpot_s}, "labels": list(labels), "hw": "easy", "overrides": {}})
 
 
 @pytest.mark.parametrize(
@@ -176,6 +176,35 @@ def test_the_bound_is_worked_out_once_for_each_room(capsys, trace, monkeypatch):
     assert runs["lru"]["tpot_s"] == runs["lfu"]["tpot_s"] == runs["belady"]["tpot_s"]
     assert runs["lru"]["above_frac"] != runs["lfu"]["above_frac"]
     assert runs["fiddler"]["lanes"] == runs["ktransformers"]["lanes"] == "copy + cpu"
+
+
+def test_each_row_has_the_bound_of_its_own_inputs(capsys, trace):
+    """One bound served two machines, so that a policy on the faster link beat what none can beat."""
+    own = ("lfu", "lfu hw.h2d.bandwidth_bytes_per_s=5e10", "lru", "lfu stack.per_layer_s=1e-2",
+           "lru model.norm_bias=true")  # fmt: skip
+    args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in own for word in ("--policy", name)))
+    _, out, _ = call(capsys, *args, "--json")
+    runs = {run["as"]: run for run in json.loads(out)["runs"]}
+    for name in own:
+        policy, *settings = name.split()
+        with pytest.raises(SystemExit):
+            main(["run", "--policy", policy, "--hw", "rtx3090", "--trace", str(trace), "--json",
+                  *(word for pair in settings for word in ("--set", pair))])  # fmt: skip
+        alone = json.loads(capsys.readouterr().out)
+        assert runs[name]["bound"] == alone["bound"], name
+        assert (runs[name]["name"], runs[name]["overrides"]) == (alone["name"], alone["overrides"])
+    assert all(run["bound"]["above_frac"] >= 0 for run in runs.values())
+    assert len({run["name"] for run in runs.values()}) == len(own)
+
+    code, out, _ = call(capsys, *args[:8], "--vram", "20GB")
+    lines = out.splitlines()
+    assert code == 0
+    assert " on rtx3090 with vram=20GB, " in lines[0]
+    assert lines[1].endswith("2 requests; prompts of 4 tokens, outputs of 4 tokens; longest context 8 tokens")
+    bounds = [line for line in lines if line.startswith("lower bound: ")]
+    assert len(bounds) == 2
+    assert bounds[1].endswith("this link and room, hw.h2d.bandwidth_bytes_per_s=5e10")
+    assert not any("-" in line.split("   ")[2] for line in lines if line.startswith("lfu   "))
 
 
 def test_a_row_equals_the_run_alone(capsys, trace):

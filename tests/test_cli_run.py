@@ -239,10 +239,11 @@ class TestSizes:
 
 class TestConfig:
     def test_round_trip_is_bit_for_bit(self, run: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        args = ("--set", "scope=layer", "--set", "hw.h2d.latency_s=1e-7", "--experts", 40, "--batch", 2, "--json")
+        args = ("--set", "scope=layer", "--set", "hw.h2d.latency_s=1e-7", "--experts", 40, "--batch", 2, "--spans",
+                "--json")  # fmt: skip
         first = run(*args, "--out", tmp_path / "a").json
         config = tmp_path / "a" / "config.yaml"
-        again = simulated(capsys, "--config", config, "--out", tmp_path / "b", "--json")
+        again = simulated(capsys, "--config", config, "--out", tmp_path / "b", "--spans", "--json")
         assert again.err == ""
         assert same(first, again.json)
         assert config.read_bytes() == (tmp_path / "b" / "config.yaml").read_bytes()
@@ -317,8 +318,8 @@ class TestInterruption:
     def test_ctrl_c_leaves_nothing_and_says_one_line(self, tmp_path: Path) -> None:
         trace = mixtral_shaped(tmp_path, n_requests=2, prompt=5, outputs=1500)
         out = tmp_path / "runs" / "a"
-        words = ["run", "--policy", "lru", "--hw", "rtx3090", "--trace", str(trace), "--out", str(out), "--timeline",
-                 str(tmp_path / "runs" / "t.json")]  # fmt: skip
+        words = ["run", "--policy", "lru", "--hw", "rtx3090", "--trace", str(trace), "--out", str(out), "--spans",
+                 "--timeline", str(tmp_path / "runs" / "t.json")]  # fmt: skip
         process = subprocess.Popen([sys.executable, "-m", "sim", *words], stdout=-1, stderr=-1)
         deadline = time.monotonic() + 30
         while not list(tmp_path.glob("runs/.a.*.part/spans.parquet")) and time.monotonic() < deadline:

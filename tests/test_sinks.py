@@ -39,7 +39,7 @@ def read(folder: Path) -> dict[str, pd.DataFrame]:
 ], ids=lambda args: "-".join(map(str, args)))  # fmt: skip
 def test_kept_tables_give_the_folded_metrics(run: Any, tmp_path: Path, args: tuple[object, ...]) -> None:
     policy, *options = args
-    result = run(*options, "--out", tmp_path / "a", "--json", policy=policy).json
+    result = run(*options, "--out", tmp_path / "a", "--spans", "--json", policy=policy).json
     kept = read(tmp_path / "a")
     spans, requests, decisions, iterations = (kept[name] for name in ("spans", "requests", "decisions", "iterations"))
     near = {"rel": 1e-9, "abs": 1e-15}
@@ -77,7 +77,7 @@ def test_kept_tables_give_the_folded_metrics(run: Any, tmp_path: Path, args: tup
 
 
 def test_tables_are_tidy_and_share_one_id(run: Any, tmp_path: Path) -> None:
-    result = run("--out", tmp_path / "a", "--json", policy="fine_moe").json
+    result = run("--out", tmp_path / "a", "--spans", "--json", policy="fine_moe").json
     kept = read(tmp_path / "a")
     for name, frame in kept.items():
         assert list(frame.columns) == SCHEMAS[name].names
@@ -101,6 +101,56 @@ def test_the_id_tells_inputs_apart_and_nothing_else(run: Any, tmp_path: Path) ->
     plain = run("--json").json["run_id"]
     assert plain in ids
     assert run("--json", "--model", "mixtral-8x7b", "--out", tmp_path / "a").json["run_id"] == plain
+
+
+OVERRIDES = ("--set", "hw.h2d.bandwidth_bytes_per_s=5e10", "--set", "stack.per_layer_s=1e-4", "--vram", "20GB",
+             "--set", "model.norm_bias=true", "--set", "scope=layer")  # fmt: skip
+
+
+def test_what_was_set_is_in_everything_that_is_kept(run: Any, tmp_path: Path) -> None:
+    result = run(*OVERRIDES, "--out", tmp_path / "a", "--json").json
+    expected = {"vram_bytes": 20_000_000_000, "hw.h2d.bandwidth_bytes_per_s": 5e10, "stack.per_layer_s": 1e-4,
+                "model.norm_bias": True, "scope": "layer"}  # fmt: skip
+    assert result["overrides"] == expected
+    name = ("lru scope=layer on rtx3090 with vram=20GB, h2d.bandwidth_bytes_per_s=5e10, stack.per_layer_s=0.0001 "
+            "(mixtral-8x7b bf16 with norm_bias=true)")  # fmt: skip
+    assert result["name"] == name
+    row = pd.read_parquet(tmp_path / "a" / "runs.parquet").iloc[0]
+    assert (json.loads(row.overrides_json), row["name"], row.vram_bytes) == (expected, name, 20_000_000_000)
+    again = simulated_again(run, tmp_path)
+    assert (again["overrides"], again["name"]) == (expected, name)
+
+
+def simulated_again(run: Any, tmp_path: Path) -> Any:
+    return run("--config", tmp_path / "a" / "config.yaml", "--json").json
+
+
+def test_what_was_set_stands_in_the_first_line_and_the_header(run: Any) -> None:
+    lines = run(*OVERRIDES).out.splitlines()
+    machine = "rtx3090 with vram=20GB, h2d.bandwidth_bytes_per_s=5e10, stack.per_layer_s=0.0001"
+    assert lines[0].startswith(f"lru scope=layer on {machine} (mixtral-8x7b bf16 with norm_bias=true): ")
+    assert f"hardware       {machine}, stack bare" in lines
+
+
+def test_names_differ_where_figures_do(run: Any) -> None:
+    values = ("5e10", "5.0000001e10", "50GB/s", "50000000001")
+    names = {run("--set", f"hw.h2d.bandwidth_bytes_per_s={value}", "--json").json["name"] for value in values}
+    assert len(names) == len(values)
+
+
+def test_lengths_are_those_of_what_was_served(run: Any, tmp_path: Path) -> None:
+    result = run("--out", tmp_path / "a", "--requests", 2, "--json").json
+    requests = pd.read_parquet(tmp_path / "a" / "requests.parquet")
+    for name in ("prompt_tokens", "output_tokens"):
+        column = requests[name]
+        assert result["lengths"][name] == {"mean": column.mean(), "min": column.min(), "max": column.max()}
+    longest = int((requests.prompt_tokens + requests.output_tokens).max())
+    assert result["lengths"]["longest_context_tokens"] == longest
+    row = pd.read_parquet(tmp_path / "a" / "runs.parquet").iloc[0]
+    assert row.prompt_tokens_max == requests.prompt_tokens.max()
+    assert row.output_tokens_min == requests.output_tokens.min()
+    text = run("--requests", 2).out
+    assert "lengths        prompts of 5 tokens, outputs of 9 tokens; longest context 14 tokens" in text.splitlines()
 
 
 def test_writer_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
@@ -131,8 +181,24 @@ class TestFolder:
 
     def test_an_empty_folder_is_used(self, run: Any, tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()
-        assert run("--out", tmp_path / "a").code == 0
+        assert run("--out", tmp_path / "a", "--spans").code == 0
         assert {path.name for path in (tmp_path / "a").iterdir()} == sinks.FILES
+
+    def test_spans_are_kept_on_request_only(self, run: Any, tmp_path: Path) -> None:
+        """They take far more room than all else: 1,200 requests would fill a disk that nobody offered."""
+        with_spans = run("--out", tmp_path / "a", "--spans", "--json").json
+        said = run("--out", tmp_path / "b")
+        assert "; --spans adds what every lane did)" in said.out
+        assert {path.name for path in (tmp_path / "b").iterdir()} == sinks.FILES - {"spans.parquet"}
+        less = json.loads((tmp_path / "b" / "result.json").read_text())
+        assert {**less, "wall_s": 0} == {**with_spans, "wall_s": 0}
+        for table in ("decisions", "requests", "iterations"):
+            one, other = (tmp_path / folder / f"{table}.parquet" for folder in "ab")
+            assert one.read_bytes() == other.read_bytes()
+        assert "with_spans" not in (tmp_path / "b" / "config.yaml").read_text()
+        assert run("--out", tmp_path / "a", "--force").code == 0
+        assert not (tmp_path / "a" / "spans.parquet").exists()
+        assert "add --out DIR" in run("--spans").error
 
     def test_a_file_is_refused(self, run: Any, tmp_path: Path) -> None:
         (tmp_path / "a").write_text("")
@@ -183,7 +249,7 @@ class TestTimeline:
         assert last < shown(10_000)[1]
 
     def test_both_at_once_agree(self, run: Any, tmp_path: Path) -> None:
-        run("--out", tmp_path / "a", "--timeline", tmp_path / "t.json", "--timeline-iterations", 10_000)
+        run("--out", tmp_path / "a", "--spans", "--timeline", tmp_path / "t.json", "--timeline-iterations", 10_000)
         events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
         spans = pd.read_parquet(tmp_path / "a" / "spans.parquet")
         drawn = [event for event in events if event["ph"] == "X" and event["cat"] not in ("prefill", "decode")]

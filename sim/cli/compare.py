@@ -41,7 +41,7 @@ class Candidate:
     spec: RunSpec
     named: bool
     run_id: str = ""
-    room: tuple[tuple[int, ...], bool] = ((), False)  # its lower bound depends on these: expert bytes, CPU or not
+    bounded_by: tuple[Any, ...] = ()  # all that its lower bound depends on; the second item: experts on the CPU or not
 
 
 @click.command(
@@ -72,9 +72,10 @@ def command(
         runs = [{"as": label, **result} for label, result in rows]
         click.echo(to_json({"schema": 1, "runs": runs, "not_run": not_run}))
     else:
-        from sim.cli.compare_table import table_of, verdict
+        from sim.cli.compare_table import served, table_of, verdict
 
         click.echo(verdict(rows))
+        click.echo(served(rows))
         click.echo()
         click.echo(table_of(rows), nl=False)
         if missing:
@@ -114,8 +115,8 @@ def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named
 def run_all(candidates: list[Candidate], workers: int | None) -> tuple[list[Row], list[Missing]]:
     """Every run's result, in the order asked for, and what could not run.
 
-    The inputs of all are checked before the first starts. The lower bound depends on no policy, so it is worked out
-    once for each size of room (bounds in hypothetical memory have more), with and without experts on the CPU.
+    The inputs of all are checked before the first starts. A lower bound is worked out once for all runs on equal terms:
+    the same lanes and room (bounds in hypothetical memory have more), machine, stack and model.
 
     Raises:
         BadInput: a policy that was named cannot run, or none can.
@@ -126,11 +127,11 @@ def run_all(candidates: list[Candidate], workers: int | None) -> tuple[list[Row]
     ready, failed, n_layers = checked(candidates)
     if not ready:
         _none_ran(candidates, failed)
-    rooms: dict[tuple[tuple[int, ...], bool], RunSpec] = {}
+    terms: dict[tuple[Any, ...], RunSpec] = {}
     for candidate in ready:
-        rooms.setdefault(candidate.room, candidate.spec)
+        terms.setdefault(candidate.bounded_by, candidate.spec)
     calls: list[Call] = [(replay, (candidate.spec,)) for candidate in ready]
-    calls += [(bound_of, (spec, cpu)) for (_, cpu), spec in rooms.items()]
+    calls += [(bound_of, (spec, key[1])) for key, spec in terms.items()]
     if workers is None:
         workers = n_cores() if n_layers >= FEW_LAYERS else 1
     found: dict[int, Any] = {}
@@ -144,11 +145,11 @@ def run_all(candidates: list[Candidate], workers: int | None) -> tuple[list[Row]
                     raise answer
                 failed[ready[index].label] = answer
             shown.update(len(found), len(calls))
-    bounds = dict(zip(rooms, (found[len(ready) + i] for i in range(len(rooms))), strict=True))
+    bounds = dict(zip(terms, (found[len(ready) + i] for i in range(len(terms))), strict=True))
     rows = []
     for index, candidate in enumerate(ready):
         if not isinstance(result := found[index], MoesimError):
-            result["bound"] = beside(bounds[candidate.room], result)
+            result["bound"] = beside(bounds[candidate.bounded_by], result)
             rows.append(Row(candidate.label, result))
     if not rows:
         _none_ran(candidates, failed)
@@ -185,7 +186,7 @@ def checked(candidates: list[Candidate]) -> tuple[list[Candidate], dict[str, Moe
                 for note in notes(setup):
                     click.echo(note, err=True)
             model = setup.model.id if candidate.spec.model is None else model
-            candidate.run_id, candidate.room = setup.run_id, _room(setup)
+            candidate.run_id, candidate.bounded_by = setup.run_id, _terms(setup)
             n_layers += setup.model.n_moe_layers * sum(request.outputs for request in setup.requests)
         finally:
             setup.close()
@@ -197,8 +198,14 @@ def checked(candidates: list[Candidate]) -> tuple[list[Candidate], dict[str, Moe
     return ready, failed, n_layers
 
 
-def _room(setup: Setup) -> tuple[tuple[int, ...], bool]:
-    return setup.memory.expert_bytes, "cpu" in setup.policy.traits
+def _terms(setup: Setup) -> tuple[Any, ...]:
+    """What a lower bound depends on, of all that may differ between runs of one comparison."""
+    from sim.api import overrides
+
+    meant = setup.resolved()
+    split = setup.run_id if setup.spec.batch > 1 and overrides(setup.policy, "split_step") else ""
+    digests = (meant[f"{what}_sha256"] for what in ("hw", "model", "stack", "trace"))
+    return setup.memory.expert_bytes, "cpu" in setup.policy.traits, split, *digests
 
 
 def _none_ran(candidates: list[Candidate], failed: dict[str, MoesimError]) -> NoReturn:

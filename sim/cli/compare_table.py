@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sim.cli.compare_row import speed
-from sim.units import show_bytes, show_frac, show_seconds
+from sim.naming import machine_of, show
+from sim.render import show_lengths
+from sim.units import show_bytes, show_count, show_frac, show_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,16 +35,29 @@ def verdict(rows: Sequence[Row]) -> str:
     if not systems:
         return "only bounds were compared"
     faithful = [row for row in systems if "lossy" not in row.result["labels"]]
-    text = _lead(faithful or systems)
+    text = _lead(faithful or systems, machine_of({"hw": rows[0].result["hw"], "overrides": _set_for_all(rows)}))
     if faithful and systems[0] is not faithful[0]:
         text += f"; a lossy one, {systems[0].label}, takes {show_seconds(speed(systems[0].result))}"
     return text
 
 
-def _lead(systems: Sequence[Row]) -> str:
+def served(rows: Sequence[Row]) -> str:
+    """The requests that every run served."""
+    result = rows[0].result
+    what = f"{result['trace']}, split {result['split']}: {show_count(result['requests'], 'request')}"
+    return f"{what}; {show_lengths(result['lengths'])}"
+
+
+def _set_for_all(rows: Sequence[Row]) -> dict[str, Any]:
+    """What was set for every run alike; what was set for one stands in its label."""
+    first, *others = (result["overrides"] for _, result in rows)
+    return {key: value for key, value in first.items() if all(key in own and own[key] == value for own in others)}
+
+
+def _lead(systems: Sequence[Row], machine: str) -> str:
     first = systems[0]
     what = "per token" if first.result["tpot_s"]["mean"] is not None else "to the first token"
-    text = f"{first.label}: {show_seconds(speed(first.result))} {what} on {first.result['hw']}"
+    text = f"{first.label}: {show_seconds(speed(first.result))} {what} on {machine}"
     if len(systems) > 1 and speed(first.result) > 0:
         second = systems[1]
         ratio = speed(second.result) / speed(first.result)
@@ -91,11 +106,14 @@ def _above(result: dict[str, Any]) -> str:
 
 
 def _bounds(rows: Sequence[Row]) -> list[str]:
-    """The bounds of this card's memory; a run in memory it does not have is above one of its own."""
-    found = {}
+    """The bounds of this card's memory; a run in memory it does not have is above one of its own. Where rows have
+    bounds of their own, because a figure was set for them alone, each is named with what was set."""
+    common, found = _set_for_all(rows), {}
     for _, result in rows:
         bound = result["bound"]
         if bound is not None and bound["tpot_s"] is not None and not any("does not fit" in x for x in result["labels"]):
-            found[bound["lanes"]] = bound["tpot_s"]
-    return [f"lower bound: TPOT {show_seconds(found[lanes])} for any lossless policy {text}\n"
-            for lanes, text in _LANES.items() if lanes in found]  # fmt: skip
+            own = ", ".join(f"{key}={show(key, value)}" for key, value in result["overrides"].items()
+                            if key.startswith(("hw.", "model.", "stack.")) and key not in common)  # fmt: skip
+            found[bound["lanes"], own] = bound["tpot_s"]
+    return [f"lower bound: TPOT {show_seconds(tpot_s)} for any lossless policy {_LANES[lanes]}{own and f', {own}'}\n"
+            for (lanes, own), tpot_s in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))]  # fmt: skip

@@ -34,6 +34,8 @@ TIMELINE_ITERATIONS = 20
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Start from a saved configuration.")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
               help="Write configuration, result and tables; missing folders are made.")  # fmt: skip
+@click.option("--spans", "with_spans", is_flag=True,
+              help="With --out: write what every lane did, too; some hundred rows a token.")
 @click.option("--force", is_flag=True, help="Replace the run that --out DIR holds, and the file of --timeline.")
 @click.option("--timeline", metavar="FILE", type=click.Path(path_type=Path),
               help="Write the lanes as trace events for Perfetto; missing folders are made.")  # fmt: skip
@@ -47,12 +49,14 @@ TIMELINE_ITERATIONS = 20
               help="Exit 1 unless this figure of the result keeps to it: 'hit_rate >= 0.3'; repeat it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
-    settings: tuple[str, ...], config: Path | None, out: Path | None, force: bool, timeline: Path | None,
-    timeline_iterations: int, real: bool, device: str | None, checkpoint: str | None, expected: tuple[str, ...],
-    as_json: bool, **given: Any,
+    settings: tuple[str, ...], config: Path | None, out: Path | None, with_spans: bool, force: bool,
+    timeline: Path | None, timeline_iterations: int, real: bool, device: str | None, checkpoint: str | None,
+    expected: tuple[str, ...], as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
     """Replay a routing trace under a policy on a described GPU: time, hits, PCIe traffic, memory, what bounds it."""
     expectations = parsed(expected)
+    if with_spans and out is None:
+        raise BadInput("--spans, got it without --out: it adds a table to the folder of --out; add --out DIR")
     try:
         if real:
             from sim.cli.run_real import run_real
@@ -61,13 +65,13 @@ def command(
                 raise BadInput("--expect, got it with --real: measured figures differ from run to run; hold a "
                                "simulation to it, or see moesim validate --tolerance")  # fmt: skip
             sys.exit(run_real(settings, config, out, force, timeline, timeline_iterations, as_json, given, device,
-                              checkpoint))  # fmt: skip
+                              checkpoint, with_spans))  # fmt: skip
         if device is not None:
             raise BadInput(f"--device, got {device!r}: it says where --real runs; add --real, or leave it out")
         if checkpoint is not None:
             raise BadInput(f"--checkpoint, got {checkpoint!r}: weights are what --real computes with; "
                            "add --real, or leave it out")  # fmt: skip
-        result = _run(settings, config, out, force, timeline, timeline_iterations, as_json, given)
+        result = _run(settings, config, out, force, timeline, timeline_iterations, as_json, given, with_spans)
     except KeyboardInterrupt:
         raise click.Abort from None
     status = 0
@@ -79,7 +83,7 @@ def command(
 
 def _run(
     settings: tuple[str, ...], config: Path | None, out: Path | None, force: bool, timeline: Path | None,
-    timeline_iterations: int, as_json: bool, given: dict[str, Any],
+    timeline_iterations: int, as_json: bool, given: dict[str, Any], with_spans: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     spec, meant = specify(given, settings, config)
     from sim.run import execute, prepare
@@ -96,14 +100,15 @@ def _run(
             from sim.sinks import recorded
 
             with RunBar(setup) as bar:
-                outcome = recorded(setup, bar.progress, out, force, timeline, timeline_iterations)
+                outcome = recorded(setup, bar.progress, out, force, timeline, timeline_iterations,
+                                   with_spans=with_spans)  # fmt: skip
     finally:
         setup.close()
-    _print(outcome, as_json, out, timeline)
+    _print(outcome, as_json, out, timeline, with_spans)
     return outcome.result
 
 
-def _print(outcome: Outcome, as_json: bool, out: Path | None, timeline: Path | None) -> None:
+def _print(outcome: Outcome, as_json: bool, out: Path | None, timeline: Path | None, with_spans: bool) -> None:
     from sim.output import to_json
 
     if as_json:
@@ -117,6 +122,7 @@ def _print(outcome: Outcome, as_json: bool, out: Path | None, timeline: Path | N
     if out is not None or timeline is not None:
         click.echo()
     if out is not None:
-        click.echo(f"written: {out} (again: simulate --config {out / 'config.yaml'})")
+        less = "" if with_spans else "; --spans adds what every lane did"
+        click.echo(f"written: {out} (again: simulate --config {out / 'config.yaml'}{less})")
     if timeline is not None:
         click.echo(f"written: {timeline} (open it at ui.perfetto.dev)")

@@ -22,6 +22,7 @@ PREDICTED = ("ttft_s", "tpot_s", "e2e_s", "throughput_tokens_per_s", "hit_rate",
 def run_real(
     settings: tuple[str, ...], config: Path | None, out: Path | None, force: bool, timeline: Path | None,
     n_iterations: int, as_json: bool, given: dict[str, Any], device: str | None, checkpoint: str | None = None,
+    with_spans: bool = False,
 ) -> int:  # fmt: skip
     """Measure, predict, print. Returns the exit status: 0, 1 after a fault of the device, 130 after an interrupt."""
     from sim.cli.progress import RunBar
@@ -48,7 +49,7 @@ def run_real(
             if out is None and timeline is None:
                 done = run(setup, progress=bar.progress)
             else:
-                done = recorded(setup, bar.progress, out, force, timeline, n_iterations,
+                done = recorded(setup, bar.progress, out, force, timeline, n_iterations, with_spans=with_spans,
                                 run=lambda *a, **k: _with_prediction(run(*a, **k)))  # fmt: skip
         if "prediction" not in done.result:
             _with_prediction(done)
@@ -127,7 +128,10 @@ def _print(done: Measured, as_json: bool, out: Path | None, timeline: Path | Non
         return
     from sim.render import render, verdict
 
-    shown = {**done.result, "hw": done.result["device"]}
+    # Times are the clock's: what was set of the profile and the stack shaped the prediction beside them.
+    of_clock = {key: value for key, value in done.result["overrides"].items()
+                if key != "link" and not key.startswith(("hw.", "stack."))}  # fmt: skip
+    shown = {**done.result, "hw": done.result["device"], "overrides": of_clock}
     click.echo(click.style(f"measured: {verdict(shown)}", bold=True))
     click.echo()
     click.echo(beside(done.result))

@@ -1,0 +1,73 @@
+"""What a run is called: policy, machine and model with everything that was set on top of their files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sim.setup import Setup
+    from sim.spec import RunSpec
+
+GROUPS = ("hw", "model", "stack")
+OPTIONS = ("link", "vram_bytes", "expert_cache_bytes", "experts", "cache_frac")  # of the machine and its expert part
+
+
+def overrides_of(spec: RunSpec) -> dict[str, bool | int | float | str | None]:
+    """All that was set on top of what the names stand for: options that replace figures, then `--set` as given."""
+    options = {name: getattr(spec, name) for name in OPTIONS if getattr(spec, name, None) is not None}
+    return {**options, **spec.set}
+
+
+def name_of(result: dict[str, Any]) -> str:
+    """One line that tells this run from others: `lfu scope=layer on rtx3090 with experts=40 (mixtral-8x7b bf16)`."""
+    rest = [f"{result['model']} {result['precision']}"]
+    if own := words(result["overrides"], "model"):
+        rest[0] += f" with {own}"
+    rest += [f"{result['gpus']} GPUs"] * (result["gpus"] > 1) + [f"batch {result['batch']}"] * (result["batch"] > 1)
+    rest += [f"stack {result['stack']}"] * (result["stack"] != "bare")
+    return f"{policy_of(result)} on {machine_of(result)} ({', '.join(rest)})"
+
+
+def title_of(setup: Setup) -> str:
+    """The same before there is a result."""
+    spec = setup.spec
+    return name_of({"policy": setup.policy.name, "hw": setup.hw.id, "model": setup.model.id, "stack": setup.stack.id,
+                    "precision": spec.precision, "gpus": spec.gpus, "batch": spec.batch,
+                    "overrides": overrides_of(spec)})  # fmt: skip
+
+
+def policy_of(result: dict[str, Any]) -> str:
+    """The policy and what was set of its parameters."""
+    return " ".join([result["policy"], *filter(None, [words(result["overrides"], "", " ")])])
+
+
+def machine_of(result: dict[str, Any]) -> str:
+    """`rtx3090 with h2d.bandwidth_bytes_per_s=5e10, experts=40`: the profile, and what was set of it and around it."""
+    own = result["overrides"]
+    stack = {key: value for key, value in own.items() if key.startswith("stack.")}
+    said = [words(own, "options"), words(own, "hw"), ", ".join(f"{k}={show(k, v)}" for k, v in stack.items())]
+    return " with ".join([result["hw"], *filter(None, [", ".join(filter(None, said))])])
+
+
+def words(overrides: dict[str, Any], group: str, between: str = ", ") -> str:
+    """`key=value, ...` of one group, without its prefix. "options": what options replaced; "": the policy's own."""
+    chosen = {key.removeprefix(f"{group}."): value for key, value in overrides.items() if _group(key) == group}
+    return between.join(f"{key.removesuffix('_bytes') if group == 'options' else key}={show(key, value)}"
+                        for key, value in chosen.items())  # fmt: skip
+
+
+def _group(key: str) -> str:
+    prefix, dot, _ = key.partition(".")
+    return prefix if dot and prefix in GROUPS else "options" if key in OPTIONS else ""
+
+
+def show(key: str, value: Any) -> str:
+    """A value as it can be typed again; never rounded, so that names of different runs differ."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, int | float) and key in OPTIONS and key.endswith("_bytes"):
+        return f"{value / 1e9:g}GB" if float(f"{value / 1e9:g}") * 1e9 == value else str(value)
+    if isinstance(value, float):
+        short = f"{value:g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+        return short if float(short) == value else repr(value)
+    return str(value)
