@@ -69,7 +69,8 @@ def route(
             k + 1 experts, so that B holds chosen ones only here. `code`: see `replace_code`.
         on_gpu: whether an expert of this layer is in GPU memory.
         couple: C is the top-score set of the whole batch (section 5.1); otherwise each token knows its own alone.
-        by_batch: prefer alternatives that more tokens of the batch use (section 5.4).
+        by_batch: prefer alternatives that more tokens of the batch use, those that are low-score there and not on the
+            GPU among them (section 5.4; `merge`). The code has no such rule.
     """
     tops = [thresholds.top(token) for token in tokens]
     union = {e for top in tops for e in top}
@@ -95,7 +96,42 @@ def route(
             leaving = [e for e in low if not on_gpu(e) and e not in certain] if rule == "text" else low
             swaps = replace_last(leaving, alternatives)
         routed.append([swaps.get(e, e) for e in token.chosen])
+    if by_batch and rule != "code":
+        merge(tokens, thresholds, routed, lambda e: on_gpu(e) or e in union)
     return routed
+
+
+def merge(
+    tokens: Sequence[Token], thresholds: Thresholds, routed: list[list[int]], free: Callable[[int], bool]
+) -> None:
+    """Section 5.4, "even if both experts are not in the GPU memory": gather what is left to load or compute, in place.
+
+    What section 5.1 found no replacement for, a low-score expert that is neither on the GPU nor in C, makes way for an
+    alternative that other tokens are already served by, so that its batch would be larger than the one it leaves. Such
+    an alternative is not on the GPU either, or it would have been taken; being low for those tokens is enough. One token
+    after the other, as results stand by then. No move adds an expert to the layer.
+
+    Args:
+        routed: experts per token, as section 5.1 leaves them. free: whether an expert is on the GPU, or in C and so
+            computed in any case.
+    """
+    batch: dict[int, int] = {}
+    for ids in routed:
+        for e in ids:
+            batch[e] = batch.get(e, 0) + 1
+    for token, ids in zip(tokens, routed, strict=True):
+        for at in reversed(range(len(ids))):  # the lowest scores first, as in `replace_last`
+            leaving = ids[at]
+            if free(leaving):
+                continue
+            near = [e for e, n in batch.items() if n + 1 > batch[leaving] and e not in ids and e not in token.chosen
+                    and thresholds.is_alternative(token.scores[e], token.beta)]  # fmt: skip
+            if near:
+                e = ids[at] = min(near, key=lambda e: (-batch[e], -token.scores[e], e))
+                batch[e] += 1
+                batch[leaving] -= 1
+                if not batch[leaving]:
+                    del batch[leaving]
 
 
 def replace_last(leaving: list[int], alternatives: list[int]) -> dict[int, int]:

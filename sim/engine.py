@@ -125,6 +125,10 @@ class Engine(Execution):
         self.unrun = gate.needs.copy()
         self._lower = gate.precision
         classes = self._classify(gate)
+        counts = self.tally.hits[gate.iteration.phase]
+        if gate.asked is not gate.needs:
+            for expert in gate.needs.keys() - gate.asked.keys():  # a lossy policy's substitutes: no gate asked for them
+                counts.aside[self._found(self.pieces.whole[gate.layer][expert])] += 1
         if self._own_gate:
             self.obey(self.policy.gate_done(gate, self.view))
         else:
@@ -135,9 +139,11 @@ class Engine(Execution):
                 "every needed expert must run once, on GPU or CPU"
             )
         if self._ran_on_cpu:
-            classes |= dict.fromkeys(self._ran_on_cpu, ON_CPU)
+            for expert in self._ran_on_cpu:
+                if expert in classes:
+                    counts.aside[classes[expert]] += 1
+                    classes[expert] = ON_CPU
             self._ran_on_cpu.clear()
-        counts = self.tally.hits[gate.iteration.phase]
         experts, tokens = counts.experts, counts.tokens
         for expert, n_tokens in gate.asked.items():
             kind = classes[expert]
@@ -169,6 +175,16 @@ class Engine(Execution):
             else:
                 classes[expert] = self._classify_parts(piece, counts)
         return classes
+
+    def _found(self, piece: Piece) -> int:
+        """The class of an expert that no gate asked for, as `_classify` gives it: no prefetch is judged by it."""
+        lower = self._lower.get(piece.expert)
+        enough = self.cache.sufficient(piece, lower)
+        parts = enough or [self.cache.entries[part] for part in self.cache.parts(piece, lower)]
+        here = [e.arrival is None or self.machine.ended(e.arrival) for e in parts]
+        if enough:
+            return HIT if all(here) else LATE
+        return PARTIAL if any(here) else LATE if here else MISS
 
     def _classify_parts(self, piece: Piece, counts: HitCounts) -> int:
         lower = self._lower.get(piece.expert)

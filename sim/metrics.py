@@ -103,6 +103,8 @@ def hit_rates(tally: Tally, definition: str) -> dict[str, Any]:
     rates: dict[str, Any] = {f"{name}_rate": share for name, share in shares}
     rates["prefill_hit_rates"] = prefill.rates()
     rates["token_hit_rates"] = decode.rates(tokens=True)
+    served = rates["served_hit_rates"] = decode.served()
+    rates["cache_ratio"] = None if served["hit"] is None else served["hit"] + (served["late_hit"] or 0.0)
     rates["gate_mass_kept"] = tally.loss.gate_mass_kept()
     loss = tally.loss
     rates["activations_changed_frac"] = (loss.changed + loss.dropped) / loss.activations if loss.activations else 0.0

@@ -21,6 +21,8 @@ class HitCounts:
 
     experts: list[int] = field(default_factory=lambda: [0] * len(CLASSES))
     tokens: list[int] = field(default_factory=lambda: [0] * len(CLASSES))
+    # How the gate found experts of which `experts` says something else: computed on the CPU, or a policy's substitutes.
+    aside: list[int] = field(default_factory=lambda: [0] * len(CLASSES))
     prefetched: int = 0  # hits on an expert whose prefetch had not been used before
 
     def rates(self, tokens: bool = False) -> dict[str, float | None]:
@@ -28,6 +30,12 @@ class HitCounts:
         counts = self.tokens if tokens else self.experts
         total = sum(counts)
         return {name: (n / total if total else None) for name, n in zip(CLASSES, counts, strict=True)}
+
+    def served(self) -> dict[str, float | None]:
+        """Class -> share of the experts that served, however computed; None when none did. The shares sum to 1."""
+        found = {CLASSES[kind]: self.experts[kind] + self.aside[kind] for kind in (HIT, PARTIAL, LATE, MISS)}
+        total = sum(found.values())
+        return {name: (n / total if total else None) for name, n in found.items()}
 
 
 class Prefetched:

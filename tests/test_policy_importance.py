@@ -48,11 +48,44 @@ CHOSEN = [[1, 4, 2], [1, 4, 5], [2, 7, 6]]
 def test_the_example_of_section_5_4():
     """Neither 4 nor 6 is on the GPU; 4 has to be computed for the others anyway: {2, 6, 7} becomes {2, 4, 7}."""
     assert routed(BATCH, CHOSEN, there={2, 5, 7}) == [[1, 4, 2], [1, 4, 5], [2, 7, 4]]
-    # Without the batch's top-score set, expert 4 is not on the GPU and no alternative.
-    assert routed(BATCH, CHOSEN, there={2, 5, 7}, couple=False)[2] == [2, 7, 6]
+    # Without the batch's top-score set, expert 4 is not on the GPU and no alternative of section 5.1.
+    assert routed(BATCH, CHOSEN, there={2, 5, 7}, couple=False, by_batch=False)[2] == [2, 7, 6]
     # 8 is on the GPU and scores higher, but nobody else uses it.
     assert routed(BATCH, CHOSEN, there={2, 5, 7, 8})[2] == [2, 7, 4]
     assert routed(BATCH, CHOSEN, there={2, 5, 7, 8}, by_batch=False)[2] == [2, 7, 8]
+
+
+#: The same example, with expert 4 low-score for tokens 1 and 2: it is in no top-score set.
+LOW_FOR_ALL = [
+    scores(e1=300, e2=230, e4=220, e3=200),  # beta 200: 1 is top, 2 and 4 are low
+    scores(e1=300, e5=230, e4=220, e3=200),
+    scores(e2=300, e7=290, e6=210, e3=200, e4=190),
+]
+IN_ORDER = [[1, 2, 4], [1, 5, 4], [2, 7, 6]]
+
+
+def test_an_alternative_that_is_low_for_the_others_and_not_on_the_gpu():
+    """Section 5.4: "even if both expert 4 and expert 6 are not in the GPU memory", {2, 4, 7} is computed faster."""
+    there = {1, 2, 5, 7}
+    assert routed(LOW_FOR_ALL, IN_ORDER, there) == [[1, 2, 4], [1, 5, 4], [2, 7, 4]]
+    assert routed(LOW_FOR_ALL, IN_ORDER, there, "alg1")[2] == [2, 7, 4]
+    assert routed(LOW_FOR_ALL, IN_ORDER, there, by_batch=False)[2] == [2, 7, 6]
+    assert routed(LOW_FOR_ALL, IN_ORDER, there, "code")[2] == [2, 7, 6]
+    # What is on the GPU comes first: 3 is an alternative there for all three, and nobody is served by 4 any more.
+    assert routed(LOW_FOR_ALL, IN_ORDER, there | {3}) == [[1, 2, 3], [1, 5, 3], [2, 7, 3]]
+
+
+def test_gathering_goes_to_the_larger_batch():
+    """k = 1, beta 200 throughout, nothing on the GPU: tokens 1 and 2 by expert 0, the third by 1, the fourth by 2."""
+    both = scores(4, e0=210, e1=200, e2=190)
+    third, fourth = scores(4, e1=210, e0=200, e2=190), scores(4, e2=210, e1=200, e0=190)
+    # Token 3 leaves a batch of 1 for one of 3; token 4 would have 1 left, whom nobody is served by now, and takes 0.
+    assert routed([both, both, third, fourth], [[0], [0], [1], [2]], set()) == [[0]] * 4
+    # 1 + 1 is no more than 2: tokens 1 and 2 stay, although 1 is an alternative for them.
+    assert routed([both, both, scores(4, e1=900, e3=200)], [[0], [0], [1]], {1}, by_batch=True)[:2] == [[1], [1]]
+    assert routed([both, both, scores(4, e1=210, e3=200)], [[0], [0], [1]], set()) == [[0], [0], [1]]
+    # A lone token has nobody to join.
+    assert routed([both], [[0]], set()) == [[0]]
 
 
 #: k = 4, beta 1000 (expert 4); T = 1250, R = 750. Expert 0 is top; 1, 2, 3 low; 4, 5, 6 alternatives, 7 below.
@@ -118,6 +151,15 @@ def naive_text(rows, chosen, there, alpha):
         a.sort(key=lambda e: (-sum(e in other for other in chosen), -row[e], e))
         n = min(len(a), len(absent))
         out.append(top | stay | set(absent[n:]) | set(a[:n]))
+    # Section 5.4: of what is left to load or compute, token by token.
+    for row, ids, beta, now in zip(rows, chosen, betas, out, strict=True):
+        for leaving in [e for e in reversed(ids) if e in now and e not in there and e not in top_score_set]:
+            size = {e: sum(e in other for other in out) for e in range(len(row))}
+            larger = [e for e in range(len(row)) if e not in now and e not in ids and size[e] >= size[leaving]
+                      and size[e] and (1 - alpha) * beta <= row[e] <= beta]  # fmt: skip
+            if larger:
+                now.remove(leaving)
+                now.add(max(larger, key=lambda e: (size[e], row[e], -e)))
     return out
 
 
@@ -137,6 +179,9 @@ def test_the_text_rule_against_a_naive_one(data):
             assert len(set(after)) == k
             top = Thresholds(alpha, rule).top(Token.of(row, before))
             assert [e for e in before if e in top] == [e for e in after if e in top]
+        gathered = {e for ids in routed(rows, chosen, there, rule, alpha) for e in ids}
+        assert gathered <= {e for ids in routed(rows, chosen, there, rule, alpha, by_batch=False) for e in ids} | (
+            there if rule != "code" else set())  # fmt: skip
 
 
 # -- the balancer (section 5.4, Algorithm 2) -------------------------------------------------------------------------
@@ -376,6 +421,20 @@ def test_nothing_is_lost_while_everything_is_there(tiny):
         assert seen.result["gate_mass_kept"] == 1.0
         assert not {entry[0] for entry in seen.log} - {"gpu"}
         assert seen.outcome.setup.policy.stats()["cache_ratio"] == 1.0
+
+
+def test_the_cache_ratio_of_all_policies_is_the_one_of_the_public_code(tmp_path, tiny):
+    """Five steps by hand, after the prompt: 0 there, 3 not; 1 there (for 2), 4 not; 2 and 3 not, one on the CPU; 0 and 1."""
+    with Trace(written(tmp_path / "t", FIVE_STEPS, 2)) as trace:
+        seen = execute_easy(setup(Importance(prefetch="none"), trace, room=3))
+    # The gate says of 2 that it is substituted; what served in its place is there.
+    assert seen.classes("decode") == {"hit": 3, "miss": 3, "cpu": 1, "substituted": 1}
+    assert seen.result["served_hit_rates"] == {"hit": 4 / 8, "partial_hit": 0, "late_hit": 0, "miss": 4 / 8}
+    assert seen.result["cache_ratio"] == 4 / 8 == seen.outcome.setup.policy.stats()["cache_ratio"]
+    for variant in ("paper", "code"):  # against the policy's own count, with copies under way
+        seen = execute_easy(setup(Importance(variant=variant, alpha=0.9), tiny, room=8, batch=2))
+        assert 0 < seen.result["substituted_rate"] and 0 < seen.result["late_hit_rate"]
+        assert seen.result["cache_ratio"] == pytest.approx(seen.outcome.setup.policy.stats()["cache_ratio"], abs=1e-12)
 
 
 @pytest.mark.parametrize("variant", ["paper", "code"])
