@@ -106,10 +106,10 @@ def merge(
 ) -> None:
     """Section 5.4, "even if both experts are not in the GPU memory": gather what is left to load or compute, in place.
 
-    What section 5.1 found no replacement for, a low-score expert that is neither on the GPU nor in C, makes way for an
-    alternative that other tokens are already served by, so that its batch would be larger than the one it leaves. Such
-    an alternative is not on the GPU either, or it would have been taken; being low for those tokens is enough. One token
-    after the other, as results stand by then. No move adds an expert to the layer.
+    A low-score expert that section 5.1 found no replacement for, neither on the GPU nor in C, makes way for an
+    alternative that other tokens are already served by, if its batch then is the larger one. Such an alternative is not
+    on the GPU either, or it would have been taken; being low for those tokens is enough. One token after the other,
+    by what the results are then. No move adds an expert to the layer.
 
     Args:
         routed: experts per token, as section 5.1 leaves them. free: whether an expert is on the GPU, or in C and so
