@@ -65,7 +65,7 @@ def split_layer(budget: float, window_s: float, odds: Odds, times: Times) -> Lay
     sizes = np.arange(math.ceil(budget), n_experts + 1)  # theta = V / C is at most 1
     fracs = budget / sizes
     loaded = _loaded(sizes, fracs, window_s, odds, times)
-    best = int(np.argmax(loaded))
+    best = int(np.flatnonzero(loaded >= loaded.max() - 1e-12)[0])  # equal but for rounding: the smallest cache
     return LayerPlan(int(sizes[best]), float(fracs[best]), float(loaded[best]))
 
 
@@ -171,15 +171,18 @@ class Statistics:
         np.add.at(self._cached, (layer[:, None], y, place), 1)
         self._n_predicted += known.sum(axis=0)
 
-    def odds(self, prefetch: str) -> list[Odds]:
-        """The probabilities: as counted for `speculative` prefetching; as they must be when its order is random or
-        nothing is prefetched."""
+    def odds(self, prefetch: str, evict: str = "lcp") -> list[Odds]:
+        """The probabilities: as counted for `speculative` prefetching and a cache kept by priority; as they must be
+        when experts are prefetched or cached at random, or nothing is prefetched."""
         n_layers, n_experts = self._hits.shape
         zero = np.zeros((n_layers, 1))
         hit = np.concatenate([zero, np.cumsum(self._hits, axis=1) / max(1, self.n_tokens * self._top_k)], axis=1)
         n = np.maximum(self._n_predicted, 1)
         cached = np.cumsum(self._cached, axis=2) / n[:, None, None]
         cached = np.concatenate([np.zeros((n_layers, n_experts, 1)), cached], axis=2)
+        if evict == "random":  # whoever is asked for is among C of N with equal chance
+            hit = np.broadcast_to(np.arange(n_experts + 1) / n_experts, hit.shape)
+            cached = np.broadcast_to(np.arange(n_experts + 1) / n_experts, cached.shape)
         active = self._active / n[:, None]
         if prefetch == "random":
             active = np.full_like(active, self._top_k / n_experts)

@@ -28,9 +28,12 @@ class Lcp(ScopedCache):
         *ScopedCache.params,
         Param("omega", 128, "observation window, tokens (section 3.3)", low=1, high=10**9),
         Param("rho", 0.25, "weight of activations against intervals (section 3.3)", low=1e-9, high=1 - 1e-9),
+        Param("counts", "tokens", "what mu and nu count: tokens (section 3.3), or iterations, a prompt or batch being "
+              "one, as `lfu` counts by default", choices=("tokens", "iterations")),
     )  # fmt: skip
     omega: int
     rho: float
+    counts: str
 
     def bind(self, view: View) -> None:
         super().bind(view)
@@ -39,7 +42,11 @@ class Lcp(ScopedCache):
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         row = gate.iteration.row
-        self._priorities.observe(gate.layer, [row[gate.layer]] if row is not None else gate.ids.tolist())
+        if row is not None:
+            tokens = [row[gate.layer]]
+        else:
+            tokens = gate.ids.tolist() if self.counts == "tokens" else [list(gate.needs)]
+        self._priorities.observe(gate.layer, tokens)
         yield Serve()
 
     def accessed(self, piece: Piece, hit: bool, view: View) -> None:

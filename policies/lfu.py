@@ -25,8 +25,12 @@ class Lfu(ScopedCache):
     params = (
         *ScopedCache.params,
         Param("reset_on_evict", False, "an evicted expert starts again from zero uses"),
+        Param("counts", "iterations", "what one use is: iterations: an expert served, however many tokens of a prompt "
+              "or batch ask for it; tokens: each of them (activations, as `lcp` and MoEpic's Table 1 count)",
+              choices=("iterations", "tokens")),
     )
     reset_on_evict: bool
+    counts: str
 
     def bind(self, view: View) -> None:
         super().bind(view)
@@ -37,7 +41,8 @@ class Lfu(ScopedCache):
         self._entered: set[Piece] = set()
 
     def accessed(self, piece: Piece, hit: bool, view: View) -> None:
-        uses = self._uses[piece] = self._uses.get(piece, 0) + 1
+        n = view.owes(piece) if self.counts == "tokens" else 1
+        uses = self._uses[piece] = self._uses.get(piece, 0) + n
         if not hit and piece not in self._entered:
             self._entered.add(piece)
             heappush(self._heaps[self.group(piece)], (uses, piece.expert, piece.layer, piece))

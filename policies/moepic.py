@@ -69,8 +69,9 @@ class Moepic(Policy):
         Param("copies", 3, "slices that a segment is copied in, so that prefetching ends between two of them (section "
               "3.2: it is terminated when the gate has spoken): the gate, up and down parts of a segment are three "
               "tensors (assumed); 1: a segment under way always arrives", low=1, high=64),
-        Param("history", "store", "store: the trace's store split has been served before, as tau asks for; none: "
-              "Algorithm 1 starts from nothing, cached experts chosen at random", ("store", "none")),
+        Param("history", "store", "store: the trace's store split has been served before, and the device was idle at "
+              "its end: configured there, however few tokens it has (the paper measures a system that has served tau "
+              "and more); none: Algorithm 1 starts from nothing, cached experts chosen at random", ("store", "none")),
         Param("seed", 0, "seed of random choices; --seed sets it too", low=0, high=2**63 - 1),
     )  # fmt: skip
     omega: int
@@ -114,9 +115,11 @@ class Moepic(Policy):
     # -- before the first request -----------------------------------------------------------------------------------
 
     def learn(self, store: StoreSplit) -> None:
-        """The store split has been served: counts, priorities and, every tau tokens, the configurator."""
+        """The store split has been served: counts, priorities and the configurator, every tau tokens and at its end."""
         if self.history == "store":
             self._history.learn(store, self._configure_if_due)
+            if self.configure and not self._fits and self._history.since:
+                self._run_configurator()
 
     def initial(self, view: View) -> Iterator[Piece]:
         """Tops of the C experts of highest priority (section 3.4.2), at random before anything was served."""
@@ -289,7 +292,7 @@ class Moepic(Policy):
             load_s=prices.load_s() / self._view.n_gpus,
             top_k=top_k,
         )
-        odds = self._history.statistics.odds(self.prefetch)
+        odds = self._history.statistics.odds(self.prefetch, self.evict)
         self._division.budgets, plans = allocate(self._division.budgets, self.zeta, odds, times)
         self._history.since = 0
         self._n_configured += 1

@@ -1,11 +1,15 @@
-"""Random replacement: the floor under every cache that looks at something.
+"""Random: the floor under every cache that looks at something.
 
-Source: MoEpic (arXiv 2509.08342, Table 1) compares with RND; under even routing its hit rate is the share cached.
+Source: MoEpic (arXiv 2509.08342, Table 1) compares with RND, "randomly selecting cached experts" (section 2.2). Its
+figures are the share cached, whichever experts are hot (16.41 % with 10 of 60 cached): a choice made once
+(`selection=static`). Random replacement, which its section 4.4 puts in LCP's place, does better than that wherever some
+experts are asked for more often than others, since those come back more often.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from random import Random as Draws
 
 from policies._cache import ScopedCache
@@ -15,16 +19,30 @@ from sim.view import View
 
 
 class Random(ScopedCache):
-    """Evict any resident expert with equal chance; what the running layer needs is safe."""
+    """Evict any resident expert with equal chance; what the running layer needs is safe.
+
+    With `selection=static` a random choice is cached and stays. All others pass through a buffer of K experts, oldest
+    first out, which is part of the budget.
+    """
 
     name = "random"
     title = "Random replacement"
-    source = "arXiv 2509.08342 Table 1 (RND)"
+    source = "arXiv 2509.08342 Table 1 (RND), section 4.4"
     params = (
         *ScopedCache.params,
+        Param("selection", "replaced", "replaced: a missing expert takes a random resident's place; static: a random "
+              "choice is cached for good, less K experts' room that all others pass through (RND of MoEpic's Table 1)",
+              choices=("replaced", "static")),
         Param("seed", 0, "seed of the draws; --seed sets it too", low=0, high=2**63 - 1),
-    )
+    )  # fmt: skip
+    selection: str
     seed: int
+
+    def min_experts(self, view: View) -> int:
+        return view.top_k if self.selection == "static" else super().min_experts(view)
+
+    def layer_budgets(self, view: View) -> list[list[int]] | None:
+        return None if self.selection == "static" else super().layer_budgets(view)  # the buffer is every layer's
 
     def bind(self, view: View) -> None:
         super().bind(view)
@@ -32,14 +50,43 @@ class Random(ScopedCache):
         self._draw = Draws(self.seed).random  # noqa: S311 - a simulation, not a secret
         self._held: defaultdict[int, list[Piece]] = defaultdict(list)
         self._at: dict[Piece, int] = {}  # where each one stands in its list
+        self._passing: dict[Piece, None] = {}  # in the buffer, oldest first
+
+    def initial(self, view: View) -> Iterator[Piece]:
+        """The static choice: of each GPU's experts, or of each layer's there."""
+        if self.selection != "static":
+            return
+        pieces = [view.piece(layer, expert) for layer in range(view.n_layers) for expert in range(view.n_experts)]
+        for gpu in range(view.n_gpus):
+            mine = [piece for piece in pieces if piece.gpu == gpu]
+            room = view.capacity_of(gpu)
+            room = len(mine) if room >= len(mine) else room - view.top_k
+            if self.scope == "global":
+                yield from self._chosen(mine, room)
+                continue
+            each, more = divmod(room, view.n_layers)
+            for layer in range(view.n_layers):
+                yield from self._chosen([piece for piece in mine if piece.layer == layer], each + (layer < more))
+
+    def _chosen(self, pieces: list[Piece], n: int) -> Iterator[Piece]:
+        """`n` of them, each with equal chance."""
+        for left in range(len(pieces), max(0, len(pieces) - n), -1):
+            yield pieces.pop(int(self._draw() * left))
 
     def accessed(self, piece: Piece, hit: bool, view: View) -> None:
-        if not hit:
-            held = self._held[self.group(piece)]
-            self._at[piece] = len(held)
-            held.append(piece)
+        if hit:
+            return
+        if self.selection == "static":
+            self._passing[piece] = None
+            return
+        held = self._held[self.group(piece)]
+        self._at[piece] = len(held)
+        held.append(piece)
 
     def evicted(self, piece: Piece, view: View) -> None:
+        if self.selection == "static":
+            del self._passing[piece]
+            return
         held = self._held[self.group(piece)]
         last = held.pop()
         at = self._at.pop(piece)
@@ -47,6 +94,9 @@ class Random(ScopedCache):
             held[at], self._at[last] = last, at
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
+        if self.selection == "static":
+            leaving = (other for other in self._passing if other.gpu == piece.gpu and view.evictable(other))
+            return next(leaving, None)
         held = self._held[self.group(piece)]
         for left in range(len(held), 0, -1):  # what is drawn and cannot leave goes behind what can still be drawn
             at = int(self._draw() * left)

@@ -113,12 +113,13 @@ class Flat:
         self.room = self.capacity - len(self.entries)
         self.holds_a_token = self.capacity >= top_k
         self.n_evicted = 0
+        self.needs: dict[int, int] = {}  # expert -> tokens of a layer that serves several; {}: one token
 
     def ask(self, wanted: list[Piece], room: int, _: object) -> tuple[list[Piece], list[Piece]] | None:
         """`Policy.exchange` of a policy that answers expert by expert."""
         policy, view, entries, evicted = self.engine.policy, self.engine.view, self.entries, self.evicted
         accessed = policy.accessed
-        self.engine.unrun = {piece.expert: 0 for piece in wanted}  # asked only whether it contains one
+        self.engine.unrun = self.needs or {piece.expert: 1 for piece in wanted}
         hits = [piece for piece in wanted if piece in entries]
         for piece in hits:
             accessed(piece, True, view)
@@ -149,6 +150,7 @@ class Flat:
             machine.sync(ticket)
             needs = iteration.chosen(layer)
             wanted = [pieces[expert] for expert in needs]
+            self.needs = needs
             told = self.exchange(wanted, self.room, engine.view) if len(wanted) <= self.capacity else None
             if told is None:
                 raise Unsuitable
@@ -164,7 +166,7 @@ class Flat:
                 counts.experts[kind] += len(found)
                 counts.tokens[kind] += sum(needs[piece.expert] for piece in found)
             tally.n_executed += sum(needs.values())
-        engine.unrun, engine.layer = {}, -1
+        engine.unrun, engine.layer, self.needs = {}, -1, {}
 
     def decode(self, row: list[Piece]) -> None:
         """An iteration of one token. One long function on purpose: calls are what it saves."""

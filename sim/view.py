@@ -133,6 +133,10 @@ class View:
         """Experts the layer being served still needs: the only ones `evictable` is False for."""
         return list(self._engine.unrun)
 
+    def owes(self, piece: Piece) -> int:
+        """Tokens that the layer being served still owes the piece's expert; 0 where it owes none."""
+        return self._engine.unrun.get(piece.expert, 0) if piece.layer == self._engine.layer else 0
+
     @property
     def capacity(self) -> int:
         """Whole experts that fit the budget, over all GPUs."""

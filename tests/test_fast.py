@@ -9,7 +9,7 @@ from tiny_traces import tiny_trace
 
 from policies.lfu import Lfu
 from policies.lru import Lru
-from sim import fast
+from sim import fast, fused
 from sim.run import execute, prepare
 from sim.spec import RunSpec
 
@@ -49,6 +49,20 @@ def test_flat_equals_general(
     flat, general, used = both(spec, monkeypatch)
     assert used
     assert flat == general
+
+
+@pytest.mark.parametrize(("policy", "settings"), [("lfu", {"counts": "tokens"}), ("random", {"selection": "static"})])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_parameters_agree(
+    policy: str, settings: dict[str, object], batch: int, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for experts in (60, 200):
+        spec = RunSpec(policy=policy, hw="h200-sxm", trace=str(trace), model="mixtral-8x7b", split="all",
+                       experts=experts, batch=batch, set=settings)  # fmt: skip
+        flat, general, used = both(spec, monkeypatch)
+        assert used and flat == general
+        monkeypatch.setattr(fused, "applies", lambda *_: False)  # `both` undoes it
+        assert both(spec, monkeypatch)[1] == general
 
 
 def test_host_bound_and_slow_links_agree(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,51 @@ def odds_of(seed, n_layers, n_experts, top_k):
     return found
 
 
+@given(st.integers(0, 10**6), st.integers(2, 12), st.integers(1, 4), st.floats(0.0, 60.0), st.integers(1, 6))
+@settings(max_examples=200, deadline=None)
+def test_no_equation_pays_for_a_split(seed, n_experts, top_k, window_s, budget):
+    """Where a larger cache adds ever less (PH concave, K H the sum of PH P), PH(y, C) V / C falls with C: split experts
+    are there less often and take longer to prefetch. Whole ones lose no more than the rest of a window that is too
+    short for one prefetch more."""
+    top_k, budget = min(top_k, n_experts), min(budget, n_experts)
+    falling = np.sort(np.random.default_rng(seed).random((n_experts, n_experts)), axis=1)[:, ::-1]
+    cached = np.concatenate([np.zeros((n_experts, 1)), np.cumsum(falling, axis=1)], axis=1) / falling.sum(1)[:, None]
+    active = odds_of(seed, 1, n_experts, top_k)[0].active
+    odds = Odds(active @ cached / top_k, active, cached)
+    best = split_layer(float(budget), window_s, odds, TIMES._replace(top_k=top_k)).loaded
+    cut_short = [loaded(budget, c, window_s, odds, top_k, True) for c in range(budget, n_experts + 1)]
+    assert max(cut_short) <= cut_short[0] + 1e-9
+    assert best - loaded(budget, budget, window_s, odds, top_k, False) <= active.max() + 1e-9
+
+
+def loaded(budget, c, window_s, odds, top_k, partial):
+    """m of equation 11 with a cache of c; `partial`: a prefetch that the window cuts short counts as far as it came."""
+    theta = budget / c
+    m, left_s = top_k * odds.hit[c] * theta, window_s
+    for y in range(len(odds.active)):
+        share = 1.0 - odds.cached[y][c] * theta
+        if share * 10.0 > left_s:
+            m += left_s / 10.0 * odds.active[y] if partial else 0.0
+            break
+        left_s -= share * 10.0
+        m += share * odds.active[y]
+    return min(m, top_k)
+
+
+def test_random_replacement_hits_as_often_as_it_caches():
+    """Table 3, w/o LCP: the configurator goes by the hits of the cache there is."""
+    statistics = Statistics(1, 4, 2)
+    ids = np.array([[[0, 1]], [[0, 2]], [[0, 1]]])
+    statistics.record(Priorities(1, 4, 128, 0.25), ids, None, np.zeros((3, 1), dtype=bool))
+    assert statistics.odds("speculative", "random")[0].hit.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert statistics.odds("speculative", "random")[0].cached[0].tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert statistics.odds("speculative")[0].hit.tolist() != [0.0, 0.25, 0.5, 0.75, 1.0]
+    # Then m is the same for every cache size: the smallest is taken, whatever rounding says.
+    even = Odds(np.arange(61) / 60, np.full(60, 4 / 60), np.broadcast_to(np.arange(61) / 60, (60, 61)))
+    for budget in (5.0, 12.0, 23.0):
+        assert split_layer(budget, 0.0, even, TIMES._replace(top_k=4)).n_cached == budget
+
+
 def naive_split(budget, window_s, odds, times):
     """Equation 11 in plain loops."""
     n, best = len(odds.active), None

@@ -11,6 +11,7 @@ from easy_numbers import execute_easy, run, setup
 from tiny_traces import tiny_trace
 
 from policies.lcp import Lcp
+from policies.lfu import Lfu
 from policies.mrs import Mrs
 from traces.reader import Trace
 
@@ -33,6 +34,19 @@ def test_lcp_remembers_what_has_left(tmp_path):
     assert [e for e in seen.log if e[0] == "evict"] == [("evict", 0, 1), ("evict", 0, 2), ("evict", 0, 1)]
     seen = run(Lcp(), tmp_path, [[[1]], [[0]], [[2]], [[1]], [[0]]], room=2, n_experts=3)
     assert [e for e in seen.log if e[0] == "evict"] == [("evict", 0, 1), ("evict", 0, 0), ("evict", 0, 2)]
+
+
+@pytest.mark.parametrize(("policy", "counts", "leaves"), [
+    (Lcp(counts="iterations"), "iterations", 0), (Lfu(), "iterations", 0), (Lcp(), "tokens", 1),
+    (Lfu(counts="tokens"), "tokens", 1),
+])  # fmt: skip
+def test_a_prompt_is_one_use_or_as_many_as_its_tokens(tmp_path, policy, counts, leaves):
+    """A prompt asks for 0 three times and for 1 once; 1 is asked for again, then 2 comes: 1 has been used twice, 0 once
+    or three times."""
+    assert policy.settings["counts"] == counts
+    rows = [[[0]], [[0]], [[0]], [[1]], [[1]], [[2]]]
+    seen = run(policy, tmp_path, rows, room=2, n_experts=3, lengths=[(4, 3)])
+    assert [e for e in seen.log if e[0] == "evict"] == [("evict", 0, leaves)]
 
 
 # Scores per token; MRS with alpha 1/2 and p = 2 x K = 2 of 3 experts.
@@ -162,7 +176,7 @@ def test_against_plain_lines(tmp_path, scope, seed):
 
 
 KNOBS = {
-    Lcp: {"scope": "layer", "omega": 2, "rho": 0.9999},
+    Lcp: {"scope": "layer", "omega": 2, "rho": 0.9999, "counts": "iterations"},
     Mrs: {"scope": "layer", "alpha": 0.05, "top_p": 1, "tokens": "mean"},
 }
 
@@ -180,5 +194,5 @@ def test_every_parameter_is_looked_at(kind):
 
 
 def test_published_defaults():
-    assert Lcp().settings == {"scope": "global", "omega": 128, "rho": 0.25}
+    assert Lcp().settings == {"scope": "global", "omega": 128, "rho": 0.25, "counts": "tokens"}
     assert Mrs().settings == {"scope": "global", "alpha": 0.5, "top_p": None, "tokens": "first"}

@@ -239,6 +239,41 @@ def test_table_1_random_row_is_the_share_cached(tmp_path, n_cached, published):
     assert seen.result["hit_rate"] == pytest.approx(published, abs=0.025)
 
 
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_table_1_random_row_is_a_choice_and_no_replacement(tmp_path, scope):
+    """RND is 16.41 % with 10 of 60 cached, whoever is hot; replacement at random keeps more of what is hot."""
+    pick, layers = noise(3, 400, 4, 2), 4
+    ids = np.where(pick[..., 0] % 4 == 0, pick[..., 1] % 10, pick[..., 1] % 2)  # 0 and 1: three in four, and more
+    shares, replaced = [], []
+    with Trace(from_rows(tmp_path / "t", ids[..., None].tolist(), 10)) as trace:
+        for seed in range(40):
+            policy = Random(selection="static", scope=scope, seed=seed)
+            made = setup(policy, trace, room=2 * layers + 1)  # and a buffer of K = 1
+            seen = execute_easy(made)
+            stay = {(p.layer, p.expert) for p in seen.outcome.engine.cache.entries if p not in policy._passing}
+            assert len(stay) == 2 * layers
+            assert scope == "global" or {sum(at == layer for at, _ in stay) for layer in range(layers)} == {2}
+            asked = [(layer, int(e)) for row in ids for layer, e in enumerate(row)]
+            copies, passing = 0, None
+            for one in asked:
+                if one not in stay and one != passing:
+                    copies, passing = copies + 1, one
+            assert seen.result["demand_copies"]["n"] == copies
+            shares.append(sum(one in stay for one in asked) / len(asked))
+            if seed < 4:
+                replaced.append(execute_easy(setup(Random(scope=scope, seed=seed), trace, room=8)).result["hit_rate"])
+    assert np.mean(shares) == pytest.approx(0.2, abs=0.06)
+    assert np.mean(replaced) > 0.35
+
+
+def test_with_room_for_all_the_static_choice_is_all(tmp_path):
+    with Trace(from_rows(tmp_path / "t", [[[0, 1], [2, 3]]] * 3, 4)) as trace:
+        seen = execute_easy(setup(Random(selection="static"), trace, room=8))
+        assert seen.result["hit_rate"] == 1.0
+        with pytest.raises(DoesNotFit, match="at least 2 whole experts"):
+            execute_easy(setup(Random(selection="static"), trace, room=1))
+
+
 def test_only_guessing_needs_predictions():
     assert Moepic().needs == {"experts", "next_scores_1"}
     assert Moepic(prefetch="random").needs == Moepic(prefetch="none").needs == {"experts"}
@@ -280,6 +315,20 @@ def test_every_parameter_is_looked_at():
     assert set(KNOBS) == {param.name for param in Moepic.params}
     path_values = [("prefetch", "random"), ("admission", "always"), ("history", "store")]
     assert all(Moepic(**{name: value}).settings[name] == value for name, value in path_values)
+
+
+def test_the_end_of_the_store_split_configures(tmp_path):
+    """Fewer tokens than tau have been served, and the device is idle: no run judges equal halves for MoEpic."""
+    path = tiny_trace(tmp_path / "t", 4, 6, 2, n_requests=8, outputs=14, levels={"next_scores_1"})
+
+    def stats(**settings):
+        return replay(path, settings).outcome.engine.policy.stats()
+
+    assert stats()["configured"] == 1
+    assert stats()["split_mean_frac"] != 0.5
+    for still in ({"history": "none"}, {"configure": False}):
+        assert stats(**still)["configured"] == 0
+        assert stats(**still)["split_mean_frac"] == pytest.approx(0.5, abs=0.01)
 
 
 def test_random_prefetching_is_neither_of_the_others(tmp_path):
