@@ -1,5 +1,5 @@
 """`python -m calibrate` is `calibrate`."""
 
-from sim.cli.calibrate import main
+from sim.cli import calibrating
 
-main()
+calibrating()

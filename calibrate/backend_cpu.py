@@ -16,6 +16,7 @@ from typing import Any
 import torch as _torch
 
 from calibrate import environment
+from sim.interrupts import held, wait_for
 
 _TILE_BYTES = 4 * 1024 * 1024
 
@@ -57,7 +58,7 @@ class ThreadLane:
         """Wait until the lane is idle. Raises what a job raised."""
         stamp = _Stamp()
         self._jobs.put(stamp.set)
-        stamp.reached.wait()
+        wait_for(stamp.reached)
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -81,7 +82,8 @@ class CpuBackend:
         self.device_bytes = 1 << 30
         self.n_sms, self.uuid = 1, ""
         self.dtype, self.int4 = "float32", False
-        self.compute, self.h2d, self.d2h = (ThreadLane(name, 1) for name in ("compute", "h2d", "d2h"))
+        with held():
+            self.compute, self.h2d, self.d2h = (ThreadLane(name, 1) for name in ("compute", "h2d", "d2h"))
 
     def on_device(self, shape: tuple[int, ...], dtype: str) -> Any:
         kind = getattr(_torch, dtype)
@@ -136,5 +138,6 @@ class CpuBackend:
         gc.collect()
 
     def close(self) -> None:
-        for lane in (self.compute, self.h2d, self.d2h):
-            lane.stop()
+        with held():
+            for lane in (self.compute, self.h2d, self.d2h):
+                lane.stop()

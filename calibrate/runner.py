@@ -12,6 +12,7 @@ from calibrate.bench import Bench, Point, Probe
 from calibrate.clock import LaneClock
 from calibrate.stats import measure
 from calibrate.store import Record, Store
+from sim.interrupts import heard
 
 PROBES: tuple[Probe, ...] = (
     Probe("host", 0.06, probes_host.points),
@@ -140,6 +141,7 @@ def _run_probe(bench: Bench, store: Store, probe: Probe, n_round: int, deadline_
             continue
         store.add(_measure(bench, probe.name, point, n_round, deadline_s, haste))
         tell(point.key)
+        heard()
     points.close()  # type: ignore[attr-defined]
     with contextlib.suppress(Exception):
         bench.backend.settle()

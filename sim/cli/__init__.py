@@ -1,146 +1,89 @@
-"""The command line: `moesim VERB`, and `simulate` for `moesim run`. Verbs are imported only when called."""
+"""The command line: `moesim VERB`, and `simulate` for `moesim run`.
+
+Nothing is imported before a command has made sure that an interrupt, missing memory or a closed stream meanwhile ends
+in one line.
+"""
 
 from __future__ import annotations
 
-import codecs
-import errno
-import importlib
-import io
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import click
+from sim.interrupts import run_command
 
-from sim import __version__
-from sim.errors import DoesNotFit, MoesimError, did_you_mean, one_line
-
-# Before numpy is imported: a replay's products are small, and threads that wait for one another only slow them.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-READER_GONE = 141  # as a shell reports SIGPIPE
-FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
-
-# Verb -> (module under sim.cli, one-line help shown by `moesim --help` without importing the module).
-VERBS: dict[str, tuple[str, str]] = {
-    "run": ("run", "Replay a routing trace under a policy on a described GPU (same as `simulate`)."),
-    "calibrate": ("calibrate", "Measure this machine and write its hardware profile."),
-    "validate": ("validate", "Simulate and really run: how far the prediction is from the truth, and where."),
-    "report": ("report", "Draw a calibration: curves with samples and fit, as one HTML file."),
-    "compare": ("compare", "Rank several policies on the same trace, GPU and memory."),
-    "policies": ("policies", "List policies, or show one with its parameters, sources and needs."),
-    "models": ("models", "List MoE models, or show one's bytes per expert, token and KV entry."),
-    "hw": ("hw", "List hardware profiles, or show one with the source of every figure."),
-    "train": ("train", "Train a policy's predictor on a trace's store split."),
-    "traces": ("traces", "List, inspect and check routing traces."),
-    "record": ("record", "Record the routing of a Hugging Face MoE model."),
-    "reproduce": ("reproduce", "Published figures beside simulated ones, misses included."),
-    "bench": ("bench", "Time the replay against bare SimPy, and the main job's memory."),
-    "conformance": ("conformance", "Run every conformance check that applies to a policy."),
-}
-
-
-class Verbs(click.Group):
-    """A group whose commands live in `sim.cli.<module>.command` and are imported on first use."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in VERBS:
-            return None
-        command: click.Command = importlib.import_module(f"sim.cli.{VERBS[name][0]}").command
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in VERBS:
-            raise click.UsageError(f"verb, got {args[0]!r}: no such command; {did_you_mean(args[0], VERBS)}")
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
-
-
-@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="moesim")
-def moesim() -> None:
-    """What would this MoE offloading policy cost, in time, memory and PCIe traffic, on that GPU?"""
-
-
-def with_way_out(error: click.ClickException) -> str:
-    """What click says, and where to read on where it leaves that out."""
-    said = error.format_message()
-    if isinstance(error, click.UsageError) and error.ctx is not None and not {";", "?"} & set(said):
-        said = f"{said.removesuffix('.')}; see {error.ctx.command_path} --help"
-    return said
-
-
-def in_its_letters(error: UnicodeError) -> tuple[str, int]:
-    """What stands for characters that an output has no letters for: a rule's dash, else the escape that JSON has."""
-    assert isinstance(error, UnicodeEncodeError)
-    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
-    codes = [int.from_bytes(units[i : i + 2]) for i in range(0, len(units), 2)]
-    return "".join("-" if code == ord("─") else f"\\u{code:04x}" for code in codes), error.end
-
-
-def any_letters(stream: object) -> None:
-    """Let an output in a narrow encoding (Latin-1, Windows' code pages) take everything that is printed."""
-    if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
-        codecs.register_error("in_its_letters", in_its_letters)
-        stream.reconfigure(errors="in_its_letters")
-
-
-def guarded(command: click.Command, args: Sequence[str] | None, name: str) -> None:
-    """Run a click command; turn the errors people cause into one line on stderr and exit 2 (or 1)."""
-    stdout = sys.stdout
-    any_letters(stdout)
-    try:
-        status = command.main(args=None if args is None else list(args), prog_name=name, standalone_mode=False)
-        sys.exit(status if isinstance(status, int) else 0)
-    except SystemExit:
-        if sys.stdout is not stdout:
-            # So click answers a reader that has gone (`| head`), with status 1; but 1 says that a check failed.
-            sys.exit(READER_GONE)
-        raise
-    except click.exceptions.Abort:
-        click.echo("interrupted", err=True)
-        sys.exit(130)
-    except click.ClickException as error:
-        help_only = type(error).__name__ == "NoArgsIsHelpError"  # a group by itself; click before 8.2 prints and exits
-        click.echo(error.format_message() if help_only else f"error: {with_way_out(error)}", err=True)
-        sys.exit(error.exit_code)
-    except MoesimError as error:
-        if isinstance(error, DoesNotFit) and error.rows:
-            from sim.units import show_bytes
-
-            for item, n_bytes in error.rows:
-                click.echo(f"  {item:<34}{show_bytes(n_bytes):>12}", err=True)
-        click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except OSError as error:
-        if error.filename is not None:  # the file's fault or the folder's, whatever was to be done with it
-            where = one_line(str(error.filename))
-            click.echo(f"error: {where}: {error.strerror}; check the path, or choose another", err=True)
-            sys.exit(2)
-        if error.errno not in FULL:
-            raise
-        click.echo(f"error: {error.strerror}: the output is not complete; make room, or name another place", err=True)
-        with suppress(OSError, ValueError):  # else what is still buffered fails once more at exit, with a traceback
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
-        sys.exit(2)
+TOO_LITTLE = ("cannot allocate memory", "failed to map segment", "cannot apply additional memory protection")
+"""How an import fails where there is no room for a library."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point of `moesim`."""
-    guarded(moesim, args, "moesim")
+
+    def call() -> None:
+        from sim.cli.verbs import guarded, moesim
+
+        guarded(moesim, args, "moesim")
+
+    _command(call, args is None)
 
 
 def simulate(args: Sequence[str] | None = None) -> None:
     """Entry point of `simulate`."""
-    from sim.cli.run import command
 
-    guarded(command, args, "simulate")
+    def call() -> None:
+        from sim.cli.run import command
+        from sim.cli.verbs import guarded
+
+        guarded(command, args, "simulate")
+
+    _command(call, args is None)
+
+
+def calibrating(args: Sequence[str] | None = None) -> None:
+    """Entry point of `calibrate`."""
+
+    def call() -> None:
+        from sim.cli.calibrate import command
+        from sim.cli.verbs import guarded
+
+        guarded(command, args, "calibrate")
+
+    _command(call, args is None)
+
+
+def _command(call: Callable[[], None], process: bool) -> None:
+    """Call what a command does; `process`: the process is there for nothing else."""
+    if process:
+        _open_streams()
+    try:
+        run_command(call, process)
+    except (MemoryError, ImportError, OSError) as error:
+        if not (isinstance(error, MemoryError) or any(text in str(error).lower() for text in TOO_LITTLE)):
+            raise
+        sys.stderr.write("error: out of memory: this process may use too little of it; raise `ulimit -v` (or the "
+                         "container's limit), or take a smaller model or fewer requests\n")  # fmt: skip
+        raise SystemExit(2) from None
+
+
+def _open_streams() -> None:
+    """A closed stream (`2>&-`) becomes one that nobody reads: else the next file that is opened takes its number, and
+    what is meant for the terminal is written into it."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def __getattr__(name: str) -> Any:
+    """`moesim`, `guarded` and `VERBS`, as if they were here."""
+    if name in ("VERBS", "guarded", "moesim"):
+        from sim.cli import verbs
+
+        return getattr(verbs, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim import __version__
+from sim.cli import calibrating as main
 from sim.cli.once import OnceEach
 from sim.cli.progress import Bar
 from sim.errors import BadInput
+from sim.interrupts import held
 from sim.units import show_rate, show_seconds
 
 if TYPE_CHECKING:
@@ -62,15 +64,16 @@ def command(device: str | None, models: tuple[str, ...], name: str | None, folde
         raise BadInput("calibrate: --device is missing (with --fit-only: --name); give --device cuda:0 or --device cpu")
     for model in models:
         load_model(model)  # refused before anything is said or opened
-    backend = open_backend(device)
-    try:
-        name = name or (re.sub(r"[^a-z0-9]+", "-", backend.title.lower()).strip("-") or "my-machine")
-        request = Request(device, models, name, folder, minutes * 60, resume, rounds, probes)
-        click.echo(f"{backend.title} ({device}), {', '.join(models)}, {minutes:g} minutes -> {request.profile_path}")
-        with Bar("starting") as bar:
-            outcome = calibrate(request, backend=backend, progress=_told(quiet, bar))
-    finally:
-        backend.close()
+    with held():  # but while a lane is waited for: `sim.interrupts`
+        backend = open_backend(device)
+        try:
+            name = name or (re.sub(r"[^a-z0-9]+", "-", backend.title.lower()).strip("-") or "my-machine")
+            request = Request(device, models, name, folder, minutes * 60, resume, rounds, probes)
+            click.echo(f"{backend.title} ({device}), {', '.join(models)}, {minutes:g} minutes -> {request.profile_path}")
+            with Bar("starting") as bar:
+                outcome = calibrate(request, backend=backend, progress=_told(quiet, bar))
+        finally:
+            backend.close()
     _report(outcome)
 
 
@@ -134,8 +137,4 @@ def _list(title: str, lines: Sequence[str], most: int = 12) -> None:
         click.echo(f"{title}: and {len(lines) - most} more, see the samples")
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Entry point of `calibrate`."""
-    from sim.cli import guarded
-
-    guarded(command, args, "calibrate")
+__all__ = ["command", "main"]

@@ -8,13 +8,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import CheckFailed, MoesimError
+from sim.interrupts import POLL_S, heard, held
 
 if TYPE_CHECKING:
     from sim.spec import RunSpec
@@ -72,15 +73,25 @@ def answers(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], N
         for index, (function, arguments) in enumerate(calls):
             yield index, function(*arguments)
         return
+    # The pool's own threads set events that this one waits for: Ctrl-C must not come in the middle of that.
+    with held():
+        yield from _pooled(calls, workers)
+
+
+def _pooled(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], None, None]:
     before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _settle)
     try:
         with _interrupts_held():
-            waiting: dict[Future[Any], int] = {
+            indices: dict[Future[Any], int] = {
                 pool.submit(function, *arguments): index for index, (function, arguments) in enumerate(calls)
             }
-        for future in as_completed(waiting):
-            yield waiting[future], future.result()
+        waiting = set(indices)
+        while waiting:
+            done, waiting = wait(waiting, POLL_S, FIRST_COMPLETED)
+            heard()
+            for future in sorted(done, key=indices.__getitem__):
+                yield indices[future], future.result()
     except BrokenProcessPool:
         raise CheckFailed(
             f"a worker process ended without an answer (out of memory?); repeat it with fewer than --workers {workers}"

@@ -16,6 +16,7 @@ from collections import deque
 from typing import Any
 
 from calibrate.environment import cpu_quota, usable_cores
+from sim.interrupts import held, wait_for
 from sim.machine import DEMAND
 from sim.real.faults import DeviceFault, fault_of
 from sim.real.work import COMPUTE, DOWN, LANES, POOL, UP, Work
@@ -31,6 +32,8 @@ def cores() -> int:
 
 class CpuLanes:
     """Host, compute and copy thread have a core each where there are enough; the pool gets what is left.
+
+    Whoever hands work over holds Ctrl-C back (`sim.interrupts`): it is heard while waiting for a lane.
 
     Args:
         pool_threads: cores of one expert on the CPU; None: those that host, compute and copies leave.
@@ -51,9 +54,10 @@ class CpuLanes:
         torch.set_num_threads(1)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._fault: BaseException | None = None
-        self._up = [CopyThread(self) for _ in range(n_gpus)]
-        self._in_order: dict[tuple[int, int], OrderedThread] = {}  # by lane and GPU, once they have work
-        self._lane(COMPUTE, 0)
+        with held():
+            self._up = [CopyThread(self) for _ in range(n_gpus)]
+            self._in_order: dict[tuple[int, int], OrderedThread] = {}  # by lane and GPU, once they have work
+            self._lane(COMPUTE, 0)
 
     def used_here(self, tensor: Any) -> None:
         """Nothing to do: memory lives as long as its tensor."""
@@ -112,7 +116,7 @@ class CpuLanes:
         return bool(work.mark.is_set())
 
     def wait(self, work: Work) -> None:
-        work.mark.wait()
+        wait_for(work.mark)
         self._check()
 
     def settle(self) -> None:
@@ -124,7 +128,7 @@ class CpuLanes:
                 last = Work(lane, "settle", lambda: None)
                 last.mark = threading.Event()
                 thread.put(last)
-                last.mark.wait()
+                wait_for(last.mark)
         self._check()
 
     def completed(self, work: Work) -> None:
@@ -145,13 +149,14 @@ class CpuLanes:
             raise fault_of(self._fault, "running on the CPU backend") from self._fault
 
     def close(self) -> None:
-        for stop in (*(thread.stop for thread in self._in_order.values()), *(up.stop for up in self._up)):
-            with contextlib.suppress(Exception):
-                stop()
-        self.finished.clear()
-        self.torch.set_num_threads(self._threads_before)
-        sys.setswitchinterval(self._switch_before_s)
-        gc.collect()
+        with held():
+            for stop in (*(thread.stop for thread in self._in_order.values()), *(up.stop for up in self._up)):
+                with contextlib.suppress(Exception):
+                    stop()
+            self.finished.clear()
+            self.torch.set_num_threads(self._threads_before)
+            sys.setswitchinterval(self._switch_before_s)
+            gc.collect()
 
 
 def perform(lanes: CpuLanes, work: Work) -> None:

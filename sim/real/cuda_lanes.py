@@ -20,6 +20,7 @@ from threading import Condition, RLock
 from typing import Any
 
 from sim.errors import BadInput
+from sim.interrupts import heard, held
 from sim.machine import DEMAND, UNKNOWN_S
 from sim.real.cpu_lanes import SWITCH_INTERVAL_S, cores, nothing
 from sim.real.cuda_clock import DeviceClock
@@ -59,8 +60,9 @@ class CudaLanes:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._clock = DeviceClock(self._cuda, self._streams[COMPUTE])
         self.now_s = self._clock.now_s
-        self.feeder.start()
-        self._pool.start()
+        with held():
+            self.feeder.start()
+            self._pool.start()
 
     def used_here(self, tensor: Any) -> None:
         """Keep the allocator from handing a tensor's memory out while the current stream reads it."""
@@ -197,6 +199,7 @@ class CudaLanes:
             raise
         except Exception as error:
             raise fault_of(error, f"waiting for {work.op}") from error
+        heard()
         self._harvest()
         self._check()
 
@@ -210,6 +213,7 @@ class CudaLanes:
             self._cuda.synchronize()
         except Exception as error:
             raise fault_of(error, "waiting for the device") from error
+        heard()
         self._harvest()
         self._check()
 
@@ -222,6 +226,10 @@ class CudaLanes:
             raise fault_of(self._fault, f"running on {self.device}") from self._fault
 
     def close(self) -> None:
+        with held():
+            self._close()
+
+    def _close(self) -> None:
         self.feeder.stop()
         self._pool.stop()
         with contextlib.suppress(Exception):  # a lost device answers nothing any more

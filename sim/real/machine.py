@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
+import time
 import zlib
 from collections.abc import Sequence
 from functools import partial
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from sim.interrupts import POLL_S, heard
 from sim.iterations import PREFILL
 from sim.lanes import HOST, IDLE
 from sim.machine import Ticket
@@ -272,7 +273,8 @@ class RealMachine(RealExperts):
     def wait_until(self, time_s: float) -> None:
         """Idle until an arrival: the one place where a real run waits for the clock."""
         while (left_s := time_s - self.now_s) > 0:
-            threading.Event().wait(left_s)
+            time.sleep(min(left_s, POLL_S))
+            heard()
         self.ledger.take(self.lanes.finished)
         self.ledger.idle_until(self.now_s, IDLE)
 

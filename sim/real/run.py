@@ -18,6 +18,7 @@ from sim.drive import Clockwork, RequestTimes, drive
 from sim.engine import Engine
 from sim.errors import BadInput, did_you_mean
 from sim.future import Future
+from sim.interrupts import heard, held
 from sim.iterations import Arrays, Scheduler
 from sim.model_bytes import BITS_PER_PARAM
 from sim.real.faults import DeviceFault, fault_of
@@ -276,7 +277,15 @@ def run_real(
     setup: Setup, engine: Engine, machine: RealMachine, progress: Progress | None,
     on_step: Callable[[Step], None] | None, began_s: float, **loop: Any,
 ) -> Measured:  # fmt: skip
-    """Drive every iteration; see `measure`."""
+    """Drive every iteration; see `measure`. Ctrl-C is heard while the host waits for the device, and after each step."""
+    with held():
+        return _run_real(setup, engine, machine, progress, on_step, began_s, **loop)
+
+
+def _run_real(
+    setup: Setup, engine: Engine, machine: RealMachine, progress: Progress | None,
+    on_step: Callable[[Step], None] | None, began_s: float, **loop: Any,
+) -> Measured:  # fmt: skip
     from sim.real.result import fold_real
 
     clockwork, fault, n_steps = Clockwork(), "", 0
@@ -295,6 +304,7 @@ def run_real(
                 progress(done, total)
             if on_step is not None:
                 on_step(step)
+            heard()
     except KeyboardInterrupt:
         if not n_steps:
             raise

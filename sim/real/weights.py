@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import BadInput
+from sim.interrupts import heard
 from sim.real.faults import DeviceFault
 from sim.real.forms import Form, pack
 from sim.real.latent import LatentLayer, latent_layer
@@ -128,6 +129,7 @@ def random_weights(model: Model, precision: str, lanes: Lanes, seed: int, host_b
     tile = (torch.randn(TILE_VALUES, generator=generator) * 0.02).to(dtype)
     buffers = lanes.host_buffers(distinct, size)
     for index, buffer in enumerate(buffers):
+        heard()
         _fill(buffer.view(dtype), tile, index * SHIFT)
     experts = [[buffers[(layer * model.n_experts + expert) % distinct] for expert in range(model.n_experts)]
                for layer in range(model.n_moe_layers)]  # fmt: skip
