@@ -212,7 +212,8 @@ def test_ctrl_c_before_the_first_token_is_just_that(tmp_path):
     setup.close()
     code = INTERRUPTED.format(at=-1, args=["--policy", "lru", "--hw", "rtx3090", "--real", "--device", "cpu", "--model",
                                            setup.spec.model, "--trace", setup.spec.trace])  # fmt: skip
-    at_once = "begin = RealMachine.begin\nRealMachine.begin = lambda *a: (os.kill(os.getpid(), signal.SIGINT), begin(*a))"
+    at_once = "begin = RealMachine.begin\n"
+    at_once += "RealMachine.begin = lambda *a: (os.kill(os.getpid(), signal.SIGINT), begin(*a))"
     code = code.replace("RealMachine.end = counted", at_once)
     said = started(code)
     assert said.returncode == 130, said.stderr

@@ -69,7 +69,8 @@ def command(device: str | None, models: tuple[str, ...], name: str | None, folde
         try:
             name = name or (re.sub(r"[^a-z0-9]+", "-", backend.title.lower()).strip("-") or "my-machine")
             request = Request(device, models, name, folder, minutes * 60, resume, rounds, probes)
-            click.echo(f"{backend.title} ({device}), {', '.join(models)}, {minutes:g} minutes -> {request.profile_path}")
+            where = f"{backend.title} ({device})"
+            click.echo(f"{where}, {', '.join(models)}, {minutes:g} minutes -> {request.profile_path}")
             with Bar("starting") as bar:
                 outcome = calibrate(request, backend=backend, progress=_told(quiet, bar))
         finally:

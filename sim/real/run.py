@@ -277,7 +277,7 @@ def run_real(
     setup: Setup, engine: Engine, machine: RealMachine, progress: Progress | None,
     on_step: Callable[[Step], None] | None, began_s: float, **loop: Any,
 ) -> Measured:  # fmt: skip
-    """Drive every iteration; see `measure`. Ctrl-C is heard while the host waits for the device, and after each step."""
+    """Drive every iteration; see `measure`. Ctrl-C is heard where the host waits for the device, and after a step."""
     with held():
         return _run_real(setup, engine, machine, progress, on_step, began_s, **loop)
 
