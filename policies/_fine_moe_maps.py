@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from policies._expert_maps import MapStore, Passage, Trajectory, as_embedding, as_map, select_many
 from policies._fine_moe_tracks import Answer, Found, Settled
-from sim.iterations import PREFILL, Gate, Iteration, Range, RequestInfo
+from sim.iterations import DECODE, PREFILL, Gate, Iteration, RequestInfo
 from sim.store import StoreSplit
 from sim.view import View
 
@@ -17,20 +17,24 @@ Floats = NDArray[np.float64]
 class MapTrack:
     """Expert maps: semantic search for the first layers, then trajectory search (section 4.2).
 
+    A decode token is a map. Of a prompt, `prefill` says: one map, the mean of its tokens' (`mean`), or one of each
+    token, searched and stored on its own (`union`); or the mean is stored and nothing predicted (`none`).
+
     Args:
-        semantic: search the first layers by embedding. threshold: choose by delta, see `select`.
+        last: a map's embedding is that of its last token, not their mean. semantic: search the first layers by
+            embedding. threshold: choose by delta, see `select`.
     """
 
     def __init__(
-        self, view: View, capacity: int, distance: int, variant: str, semantic: bool, threshold: bool = True
+        self, view: View, capacity: int, distance: int, prefill: str, last: bool, semantic: bool, threshold: bool = True
     ) -> None:
         self.store = MapStore(capacity, view.n_layers, view.n_experts, distance)
-        self._last, self._semantic = variant == "code", semantic
+        self._prefill, self._last, self._semantic = prefill, last, semantic
         self._distance = distance
         self._top_k, self._threshold = view.top_k, threshold
         self._paths: list[Trajectory] = []  # where gates speak one by one
         self._passages: list[tuple[Floats, Passage | None]] = []  # where all layers are known: map and its trajectory
-        self._ranges: list[Range] = []
+        self._spans: list[tuple[int, int]] = []  # rows of the iteration that make up one map each
         self._blind = True
         self._embeddings: list[Floats] = []
         self._alike: list[Floats] = []  # the answers of this iteration's semantic search
@@ -41,19 +45,32 @@ class MapTrack:
 
     def learn(self, store: StoreSplit) -> None:
         maps, embeddings = [], []
-        for r in store.iterations():
-            rows = (r.start_row, r.stop_row)
-            maps.append(as_map(store.trace.scores(*rows)))
-            embeddings.append(as_embedding(store.trace.embeddings(*rows), self._last))
+        for request in store.requests:
+            rows = (request.first_row, request.first_row + request.prompt_len + request.outputs - 1)
+            scores, meanings = store.trace.scores(*rows), store.trace.embeddings(*rows)
+            n = request.prompt_len
+            for start, stop in [*self._within(0, n, PREFILL), *self._within(n, rows[1] - rows[0], DECODE)]:
+                maps.append(as_map(scores[start:stop]))
+                embeddings.append(as_embedding(meanings[start:stop], self._last))
         if maps:
             self.store.fill(np.stack(maps), np.stack(embeddings))
 
+    def _within(self, start: int, stop: int, phase: str) -> list[tuple[int, int]]:
+        """Rows that make up one map each: single tokens, or a whole prompt."""
+        if phase == PREFILL and self._prefill != "union":
+            return [(start, stop)]
+        return [(row, row + 1) for row in range(start, stop)]
+
     def start(self, iteration: Iteration, view: View) -> dict[int, list[Answer]]:
-        self._ranges = iteration.ranges
+        self._spans, at = [], 0
+        for r in iteration.ranges:
+            self._spans += self._within(at, at + r.stop_row - r.start_row, iteration.phase)
+            at += r.stop_row - r.start_row
         self._paths, self._passages = [], []
-        self._embeddings = self._per_range(iteration, view.embeddings())
+        meanings = view.embeddings()
+        self._embeddings = [as_embedding(meanings[start:stop], self._last) for start, stop in self._spans]
         self._alike = []
-        self._blind = self.store.n_maps == 0 or (self._last and iteration.phase == PREFILL)
+        self._blind = self.store.n_maps == 0 or (self._prefill == "none" and iteration.phase == PREFILL)
         if self._blind or not self._semantic:
             return {}
         self._alike = [self.store.semantic(embedding) for embedding in self._embeddings]
@@ -69,14 +86,12 @@ class MapTrack:
 
     def _along(self, scores: Floats) -> list[list[Answer]]:
         """By layer, what its gate lets `step` say, from the scores of all layers [n, L, E]."""
-        self._passages, at = [], 0
+        self._passages = []
         n_layers = self.store.n_layers
         told: list[list[Answer]] = [[] for _ in range(n_layers)]
         targets = np.arange(self._distance, n_layers)
-        for r in self._ranges:
-            n = r.stop_row - r.start_row
-            own = as_map(scores[at : at + n])
-            at += n
+        for start, stop in self._spans:
+            own = as_map(scores[start:stop])
             passage = None if self._blind else self.store.along(own)
             self._passages.append((own, passage))
             if passage is not None and len(targets):
@@ -102,12 +117,10 @@ class MapTrack:
     def _one_by_one(self, gate: Gate, target: int) -> list[Answer]:
         """`step` where later gates have not spoken."""
         if gate.layer == 0:
-            self._paths = [Trajectory(self.store) for _ in self._ranges]
-        scores, at = gate.scores, 0
-        for path, r in zip(self._paths, self._ranges, strict=True):
-            n = r.stop_row - r.start_row
-            path.observe(np.array(scores[at]) if n == 1 else np.rint(scores[at : at + n].mean(axis=0)))
-            at += n
+            self._paths = [Trajectory(self.store) for _ in self._spans]
+        scores = gate.scores
+        for path, (start, stop) in zip(self._paths, self._spans, strict=True):
+            path.observe(np.array(as_map(scores[start:stop])))
         if self._blind or target >= self.store.n_layers:
             return []
         return [self._row(target, *path.nearest()) for path in self._paths]
@@ -120,11 +133,13 @@ class MapTrack:
         else:
             passed = [(own, passage and passage.whole, passage and passage.inverse_norms)
                       for own, passage in self._passages]  # fmt: skip
-        # In a batch the first newcomer may change the store the others were compared with: they compare again.
-        alone = len(passed) == 1 and self.store.n_maps > 0
-        semantic = self._alike[0] if alone and self._alike else None
-        for embedding, (own, trajectory, norms) in zip(self._embeddings, passed, strict=True):
-            self.store.add(own, embedding, trajectory if alone else None, semantic, norms)
+        if len(passed) > 1:  # the first newcomer may change the store the others were compared with: compare again
+            self.store.fill(np.stack([own for own, _, _ in passed]), np.stack(self._embeddings))
+            return
+        ((own, trajectory, norms),), (embedding,) = passed, self._embeddings
+        known = self.store.n_maps > 0
+        semantic = self._alike[0] if known and self._alike else None
+        self.store.add(own, embedding, trajectory if known else None, semantic, norms)
 
     def request_end(self, request: RequestInfo) -> None:
         """Maps outlive their request."""
@@ -133,15 +148,7 @@ class MapTrack:
         return len(self._embeddings) * len(self._embeddings[0])
 
     def step_values(self, gate: Gate) -> int:
-        return len(self._ranges) * (gate.layer + 1) * self.store.n_experts
+        return len(self._spans) * (gate.layer + 1) * self.store.n_experts
 
     def end_values(self) -> int:
-        return len(self._ranges) * (self.store.n_layers * self.store.n_experts + len(self._embeddings[0]))
-
-    def _per_range(self, iteration: Iteration, embeddings: NDArray[np.float32]) -> list[Floats]:
-        found, at = [], 0
-        for r in iteration.ranges:
-            n = r.stop_row - r.start_row
-            found.append(as_embedding(embeddings[at : at + n], self._last))
-            at += n
-        return found
+        return len(self._spans) * (self.store.n_layers * self.store.n_experts + len(self._embeddings[0]))

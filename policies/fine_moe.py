@@ -2,8 +2,9 @@
 
 Source: Yu, Cui, Zhang, Wang and Wang, "Taming Latency-Memory Trade-Off in MoE-Based LLM Serving via Fine-Grained
 Expert Offloading"; code IntelliSys-Lab/FineMoE-EuroSys26, release 2 (80717e96). Sections cited at each step.
-`variant=paper` follows the text; `variant=code` follows release 2 where the two differ:
-no prediction during prefill, the last token's embedding, and eviction that may take a prefetched expert not used yet.
+`variant=paper` follows the text, and release 1 (5c58468) where the text says nothing: what is predicted for a prompt.
+`variant=code` follows release 2 where the two differ: no prediction during prefill, the last token's embedding, and
+eviction that may take a prefetched expert not used yet.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ SERVE = Serve()
 MAX_GATE_DISTANCE = 3  # the farthest gates that traces record for this layer's input (traces/FORMAT.md)
 # Section 6.7, Figure 15: the distance at which TTFT and TPOT are least; elsewhere the text says three for all.
 PUBLISHED_DISTANCE = {"mixtral-8x7b": 3, "qwen1.5-moe-a2.7b": 6, "phi-3.5-moe": 4}
+PREFILL_OF = {"paper": "union", "code": "none"}
 
 
 class FineMoe(MapCache):
@@ -44,6 +46,10 @@ class FineMoe(MapCache):
         Param("variant", "paper", "the paper's text, or release 2 of the code where it differs", ("paper", "code")),
         Param("distance", None, "layers between a prediction and its target; published: Mixtral 3, Qwen1.5-MoE 6, "
               "Phi-3.5-MoE 4 (section 6.7), 3 for any other model", low=1, high=64),
+        Param("prefill", None, "what is predicted for a prompt, of which the text says nothing: the union of what "
+              "searches for each of its tokens name, each stored as a map (union: release 1; the paper's TTFT rests on "
+              "it); what one map names, the tokens' mean (mean); nothing (none: release 2). Left out: union for paper, "
+              "none for code", ("union", "mean", "none")),
         Param("capacity", 1000, "maps in the store (section 6.7: knee at 1K)", low=1, high=100_000),
         Param("mode", "offline", "offline: the store split fills the store (section 6.1); online: it starts empty "
               "(section 6.3)", ("offline", "online")),
@@ -61,6 +67,7 @@ class FineMoe(MapCache):
     )  # fmt: skip
     variant: str
     distance: int | None
+    prefill: str | None
     capacity: int
     mode: str
     track: str
@@ -96,7 +103,9 @@ class FineMoe(MapCache):
             return GateTrack(view, self._d)
         if self.track == "hit_count":
             return CountTrack(view, self._d)
-        return MapTrack(view, self.capacity, self._d, self.variant, self.track != "map_t", self.track == "map_tsd")
+        self.settings["prefill"] = prefill = self.prefill or PREFILL_OF[self.variant]
+        semantic, threshold = self.track != "map_t", self.track == "map_tsd"
+        return MapTrack(view, self.capacity, self._d, prefill, self.variant == "code", semantic, threshold)
 
     def learn(self, store: StoreSplit) -> None:
         if self.mode == "offline":

@@ -215,3 +215,33 @@ def test_a_wrong_prefetch_goes_first_once_its_layer_has_passed(tmp_path):
                                       trace, room=4))  # fmt: skip
         moved = [entry for entry in seen.log if entry[0] in ("prefetch", "evict")]
         assert moved == [("prefetch", 1, 3), ("evict", 1, 3)]
+
+
+@pytest.mark.parametrize(("prefill", "prefetched", "classes", "maps"), [
+    # The mean gives experts 0 and 2 of layer 0 the same, 1 and 3 of layer 1 too: the lower one is named.
+    ("mean", [(0, 0), (1, 1)], {"late": 2, "miss": 2}, 2),
+    ("union", [(0, 0), (0, 2), (1, 1), (1, 3)], {"late": 4}, 4),
+    ("none", [], {"miss": 4}, 2),
+])  # fmt: skip
+def test_what_is_predicted_for_a_prompt(prefill, prefetched, classes, maps, tmp_path):
+    """Two prompts of the same two tokens, the first in the store: one goes through 0.0 and 1.1, the other 0.2 and 1.3.
+
+    Prefetching one layer ahead: the first layer's experts by meaning as the pass begins, the second's after a gate.
+    """
+    experts = np.array([[[0], [1]], [[2], [3]]] * 2)
+    requests = [Request(0, 0, 2, 2, "", None, "store"), Request(1, 2, 2, 2, "", None, "test")]
+    path = write_trace(tmp_path / "t", tiny_header(2, 4, 1), requests, None, experts=experts,
+                       scores=np.eye(4)[experts[:, :, 0]], embeddings=np.eye(4)[[0, 1, 0, 1]])  # fmt: skip
+    with Trace(path) as trace:
+        seen = execute_easy(setup(FineMoe(distance=1, search_overhead_s=0.0, prefill=prefill), trace, room=4))
+    assert [entry[1:] for entry in seen.log if entry[0] == "prefetch"] == prefetched
+    assert seen.classes("prefill") == classes
+    assert seen.result["policy_stats"]["maps"] == maps
+
+
+def test_a_prompt_is_predicted_as_release_1_does_and_not_at_all_in_release_2(tmp_path):
+    with Trace(tiny_trace(tmp_path / "t", 3, 4, 1, levels=ALL)) as trace:
+        for variant, prefill in (("paper", "union"), ("code", "none")):
+            policy = FineMoe(variant=variant)
+            execute_easy(setup(policy, trace, room=6))
+            assert policy.settings["prefill"] == prefill
