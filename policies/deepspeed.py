@@ -5,7 +5,12 @@ Source: deepspeedai/DeepSpeed@edaa722, runtime/zero/partitioned_param_coordinato
 `granularity=layer` is an MoE block marked as a ZeRO-3 leaf: all its experts are fetched, whatever the gate chose, and
 the order of sub-modules recorded in the first pass stays valid, so what follows is prefetched. `granularity=expert`
 fetches the experts that run; their order changes with every token, which invalidates the record, and nothing is
-prefetched. There is no cache. `stage3_max_reuse_distance` has no part here: within a pass nothing is used twice.
+prefetched. `stage3_max_reuse_distance` has no part here: within a pass nothing is used twice.
+
+There is no cache, unless `cache` asks for the one that FineMoE's evaluation adds "for a fair comparison" (arXiv
+2502.05370, section 6.1: DeepSpeed's offloading in MoE-Infinity's code). What a layer leaves then stays until its room
+is needed, and whoever was computed least often goes first (section 4.5 there: MoE-Infinity's cache is an LFU); of equals
+one of the earliest layer, there the one that came first (assumed).
 
 Dense parameters stay on the GPU in this simulator; attention and gate are sub-modules that trigger prefetching, and
 fetch nothing themselves. Several GPUs (not published): experts are fetched by the GPU that owns them.
@@ -14,7 +19,7 @@ fetch nothing themselves. Several GPUs (not published): experts are fetched by t
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Generator, Iterable
 from typing import Any
 
@@ -48,6 +53,8 @@ class DeepSpeed(Policy):
               "(zero/config.py)", low=0, high=10**15),
         Param("max_ongoing_fetches", 2, "fetches under way before the host waits for the oldest "
               "(`__max_ongoing_fetch_events`)", low=1, high=1024),
+        Param("cache", "none", "experts that stay when their layer is done: none (DeepSpeed), or as many as there is "
+              "room for, least frequently used first to go (FineMoE's baseline, section 6.1 there)", ("none", "lfu")),
         Param("tensors_per_expert", 3, "tensors an expert consists of: gate, up and down projection (Switch: 2)",
               low=1, high=64),
     )  # fmt: skip
@@ -56,6 +63,7 @@ class DeepSpeed(Policy):
     stage3_prefetch_bucket_size: int
     stage3_param_persistence_threshold: int
     max_ongoing_fetches: int
+    cache: str
     tensors_per_expert: int
 
     def min_experts(self, view: View) -> int:
@@ -76,6 +84,8 @@ class DeepSpeed(Policy):
         self._stays = self._persistent(view)
         self._parts: dict[tuple[int, int], list[Piece]] = {}
         self._live: dict[Piece, None] = {}  # on the GPU or on the way there, in order of asking
+        self._cached: list[dict[Piece, None]] = [{} for _ in range(view.n_layers)]  # on the GPU, their layer being done
+        self._visits: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._fetches: deque[list[Ticket]] = deque()  # under way, oldest first
         self._recorded = False
         self._following: deque[Piece] = deque()  # tensors in recorded order that nothing was asked for yet
@@ -121,21 +131,32 @@ class DeepSpeed(Policy):
         else:
             for expert in sorted(gate.needs):  # the module list's order
                 tickets: list[Ticket] = []
-                for piece in self._tensors(gate.layer, expert, view):  # each projection is a sub-module of its own
-                    tickets += yield from self._fetch([piece])
+                tensors = self._tensors(gate.layer, expert, view)
+                self._take(gate.layer, tensors)
+                for piece in tensors:  # each projection is a sub-module of its own
+                    if piece not in self._live:
+                        yield from self._make_room([piece], gate.layer, view)
+                        tickets += yield from self._fetch([piece])
+                self._visits[gate.layer, expert] += 1
                 yield RunGpu(expert, tuple(tickets))
-                yield from self._release(self._tensors(gate.layer, expert, view))
+                yield from self._release(tensors)
 
     def _serve_layer(self, gate: Gate, view: View) -> Steps:
         """`fetch_sub_module`: fetch what is missing, wait for all of it, prefetch what follows; release afterwards."""
         while self._following and self._following[0].layer <= gate.layer:
             self._following.popleft()
         here = [piece for piece in self._live if piece.layer == gate.layer]
+        stayed = list(self._cached[gate.layer])
+        self._take(gate.layer, stayed)
         missing: list[Piece] = []
         for expert in range(view.n_experts):
+            whole = view.piece(gate.layer, expert)
+            if whole in self._live:
+                continue
             tensors = [piece for piece in self._tensors(gate.layer, expert, view) if piece not in self._live]
             # One fetch moves all of it: an expert of which nothing is here yet goes as one copy.
-            missing += tensors if len(tensors) < self.tensors_per_expert else [view.piece(gate.layer, expert)]
+            missing += tensors if len(tensors) < self.tensors_per_expert else [whole]
+        yield from self._make_room(missing, gate.layer, view)
         arrived: list[Ticket] = []
         for piece in here:  # prefetched, and now needed: first in, first out
             ticket = yield Fetch(piece)
@@ -144,8 +165,9 @@ class DeepSpeed(Policy):
         arrived += yield from self._fetch(missing)
         yield from self._prefetch(view)
         for expert in gate.needs:
+            self._visits[gate.layer, expert] += 1
             yield RunGpu(expert, tuple(arrived))
-        yield from self._release(here + missing)
+        yield from self._release(here + stayed + missing)
 
     def _fetch(self, pieces: list[Piece]) -> Fetching:
         """One fetch of these tensors; at most so many are under way."""
@@ -168,6 +190,10 @@ class DeepSpeed(Policy):
         free_bytes = [view.free_bytes(gpu) for gpu in range(view.n_gpus)]
         while self._following and len(asked) * self._n_elements < allowed:
             piece = self._following[0]
+            cached = self._cached[piece.layer]
+            if piece in cached or view.piece(piece.layer, piece.expert) in cached:
+                self._following.popleft()
+                continue
             if free_bytes[piece.gpu] < piece.n_bytes:
                 break
             free_bytes[piece.gpu] -= piece.n_bytes
@@ -194,4 +220,31 @@ class DeepSpeed(Policy):
     def _release(self, pieces: list[Piece]) -> Steps:
         for piece in pieces:
             del self._live[piece]
-            yield Evict(piece)
+            if self.cache == "none":
+                yield Evict(piece)
+            else:
+                self._cached[piece.layer][piece] = None
+
+    # -- the cache that FineMoE's evaluation adds -------------------------------------------------------------------
+
+    def _take(self, layer: int, pieces: list[Piece]) -> None:
+        """What has stayed of these is in use again."""
+        cached = self._cached[layer]
+        for piece in pieces:
+            if piece in cached:
+                del cached[piece]
+                self._live[piece] = None
+
+    def _make_room(self, pieces: list[Piece], layer: int, view: View) -> Steps:
+        """Evict until these fit: of what has stayed, but for experts that this layer is still to compute."""
+        lacking = [-view.free_bytes(gpu) for gpu in range(view.n_gpus)]
+        for piece in pieces:
+            lacking[piece.gpu] += piece.n_bytes
+        if max(lacking) <= 0:
+            return
+        stay = [piece for cached in self._cached for piece in cached if piece.layer != layer or view.evictable(piece)]
+        for piece in sorted(stay, key=lambda piece: self._visits[piece.layer, piece.expert]):
+            if lacking[piece.gpu] > 0:
+                lacking[piece.gpu] -= piece.n_bytes
+                del self._cached[piece.layer][piece]
+                yield Evict(piece)

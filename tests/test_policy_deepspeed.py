@@ -15,7 +15,8 @@ from traces.reader import Trace
 
 BASE = {"stage3_param_persistence_threshold": 0, "tensors_per_expert": 2, "stage3_prefetch_bucket_size": 40}
 KNOBS = {"granularity": "expert", "stage3_max_live_parameters": 0, "stage3_prefetch_bucket_size": 0,
-         "stage3_param_persistence_threshold": 41, "max_ongoing_fetches": 1, "tensors_per_expert": 1}  # fmt: skip
+         "stage3_param_persistence_threshold": 41, "max_ongoing_fetches": 1, "cache": "lfu",
+         "tensors_per_expert": 1}  # fmt: skip
 STEPS = [[[0], [1]], [[1], [0]], [[0], [0]], [[1], [1]], [[0], [1]]]
 
 
@@ -30,7 +31,7 @@ def ends(seen):
 def test_published_defaults():
     assert DeepSpeed().settings == {
         "granularity": "layer", "stage3_max_live_parameters": 10**9, "stage3_prefetch_bucket_size": 5 * 10**7,
-        "stage3_param_persistence_threshold": 10**5, "max_ongoing_fetches": 2, "tensors_per_expert": 3,
+        "stage3_param_persistence_threshold": 10**5, "max_ongoing_fetches": 2, "cache": "none", "tensors_per_expert": 3,
     }  # fmt: skip
 
 
@@ -125,13 +126,29 @@ def test_no_knob_is_dead(knob, tmp_path):
     assert facts() != facts(**{knob: KNOBS[knob]})
 
 
+def test_two_steps_with_a_cache(tmp_path):
+    """Room for three of the four experts: what a layer leaves stays, and whoever was computed least goes first."""
+    seen = run(policy(cache="lfu", stage3_prefetch_bucket_size=0), tmp_path, STEPS[:2], room=3, n_experts=2)
+    assert seen.log == [
+        ("fetch", 0, 0), ("fetch", 0, 1), ("gpu", 0, 0),
+        ("evict", 0, 1), ("fetch", 1, 0), ("fetch", 1, 1), ("gpu", 1, 1),  # 0.1 was never computed, 0.0 once
+        ("evict", 1, 0), ("fetch", 0, 1), ("gpu", 0, 1),  # likewise 1.0; 0.0 is there
+        ("evict", 0, 0), ("fetch", 1, 0), ("gpu", 1, 0),  # both of layer 0 once: the one that came first
+    ]  # fmt: skip
+    # 1 + 20 + 2 twice and the head; then one expert a layer: 1 + 10 + 2 twice and the head.
+    assert ends(seen) == [47, 47 + 27]
+    assert seen.outcome.engine.cache.peak_bytes == [3 * EXPERT_BYTES]
+
+
+@pytest.mark.parametrize("cache", ["none", "lfu"])
 @pytest.mark.parametrize("granularity", ["layer", "expert"])
 @pytest.mark.parametrize("tensors", [1, 2, 3])
 @pytest.mark.parametrize(("gpus", "batch"), [(1, 1), (2, 3), (3, 1)])
-def test_room_for_a_layer_or_an_expert_suffices(granularity, tensors, gpus, batch, tmp_path):
+def test_room_for_a_layer_or_an_expert_suffices(cache, granularity, tensors, gpus, batch, tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 3, 8, 2, n_requests=6, levels=())) as trace:
         for bucket in (0, 50, 10**6):
-            made = policy(granularity=granularity, tensors_per_expert=tensors, stage3_prefetch_bucket_size=bucket)
+            made = policy(granularity=granularity, tensors_per_expert=tensors, stage3_prefetch_bucket_size=bucket,
+                          cache=cache)  # fmt: skip
             need = -(-8 // gpus) if granularity == "layer" else 1
             for room in (need, need + 1, 24):
                 execute_easy(setup(type(made)(**made.settings), trace, room, gpus=gpus, batch=batch))
