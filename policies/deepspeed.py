@@ -9,8 +9,8 @@ prefetched. `stage3_max_reuse_distance` has no part here: within a pass nothing 
 
 There is no cache, unless `cache` asks for the one that FineMoE's evaluation adds "for a fair comparison" (arXiv
 2502.05370, section 6.1: DeepSpeed's offloading in MoE-Infinity's code). What a layer leaves then stays until its room
-is needed, and whoever was computed least often goes first (section 4.5 there: MoE-Infinity's cache is an LFU); of equals
-one of the earliest layer, there the one that came first (assumed).
+is needed, and whoever was computed least often goes first (section 4.5 there: MoE-Infinity's cache is an LFU), of
+equals one of the earliest layer, there the one that came first (assumed).
 
 Dense parameters stay on the GPU in this simulator; attention and gate are sub-modules that trigger prefetching, and
 fetch nothing themselves. Several GPUs (not published): experts are fetched by the GPU that owns them.
