@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.iterations import DECODE, PREFILL
 from sim.lanes import CPU, GPU, H2D, HOST, SIDE
+from sim.sampling import samples
 from sim.tally import CLASSES
 
 if TYPE_CHECKING:
@@ -231,7 +232,8 @@ def provenance(machine: SimMachine | RealMachine, clockwork: Clockwork) -> dict[
 def uncertainty(
     machine: SimMachine | RealMachine, clockwork: Clockwork, result: dict[str, Any], batch: int, arrivals: bool
 ) -> dict[str, Any]:
-    """Band of the mean times when every figure moves to the end of its range at once (so it is wide).
+    """Band of the mean times when every figure moves to the end of its range at once (so it is wide), from the ends of
+    what other requests of the kind may give (`sim.sampling`); with one request, which says nothing of others, from it.
 
     Factors are of the whole run's time. TTFT takes those of prefill, TPOT those of decode: a run that loads its experts
     once rests on the link before the first token and on the GPU ever after. Where a TTFT holds waits (arrivals), or a
@@ -239,16 +241,26 @@ def uncertainty(
     """
     rows = [] if machine.measured is True else resting_s(machine, clockwork)
     total = math.fsum(row.spent_s for row in rows)
+    drawn = samples(clockwork, batch)
+    over = {key: drawn[key].interval() for key in ("tpot_s", "ttft_s")}
+    sampling: dict[str, Any] = {key: None if ends is None else list(ends) for key, ends in over.items()}
+    sampling |= {"tpot_n": drawn["tpot_s"].n, "ttft_n": drawn["ttft_s"].n}
     if not total:
-        return {"tpot_s": None, "ttft_s": None, "low_factor": None, "high_factor": None, "plus_minus_frac": None}
+        return {"tpot_s": None, "ttft_s": None, "low_factor": None, "high_factor": None, "plus_minus_frac": None,
+                "sampling": sampling}  # fmt: skip
     low, high = _ends(rows)
     band: dict[str, Any] = {"low_factor": low, "high_factor": high}
     band["plus_minus_frac"] = plus_minus(rows, total)
+    band["sampling"] = sampling
     for key, phase, alone in (("ttft_s", PREFILL, not arrivals), ("tpot_s", DECODE, batch == 1)):
         mean = result[key]["mean"]
         own = resting_s(machine, clockwork, (phase,)) if alone and machine.measured is False else []
         low, high = _ends(own or rows)
-        band[key] = None if mean is None else [mean * low, mean * high]
+        if mean is None:
+            band[key] = None
+        else:
+            least, most = over[key] or (mean, mean)
+            band[key] = [max(0.0, least) * low, most * high]
     return band
 
 

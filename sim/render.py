@@ -183,8 +183,24 @@ def _grounds(result: dict[str, Any]) -> Table:
     if band[key]:
         low, high = (show_seconds(bound) for bound in band[key])
         title = "TPOT" if key == "tpot_s" else "TTFT"
-        rows.add_row("uncertainty", f"{title} {low} to {high}, were every figure off at once to the end of its range")
+        rows.add_row("uncertainty", f"{title} {low} to {high}, were every figure off at once to the end of its range"
+                     + _sampled(result, key))  # fmt: skip
     return rows
+
+
+def _sampled(result: dict[str, Any], key: str) -> str:
+    """What the band holds for the choice of requests."""
+    sampling = result["uncertainty"]["sampling"]
+    over, n = sampling[key], show_units(result[key]["n"], sampling[f"{key.removesuffix('_s')}_n"])
+    if over is None:
+        return f"; n = {n}: no sampling error can be given"
+    low, high = (show_seconds(max(0.0, end)) for end in over)
+    return f"; of it {low} to {high} for the choice of requests (95 %, n = {n})"
+
+
+def show_units(n_requests: int, n_units: int) -> str:
+    """How many independent ones there are: requests, or batches of them."""
+    return str(n_requests) if n_units == n_requests else f"{n_requests} in {n_units} batch{'es' * (n_units > 1)}"
 
 
 def show_lengths(lengths: dict[str, Any]) -> str:

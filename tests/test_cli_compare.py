@@ -12,11 +12,14 @@ from tiny_traces import tiny_trace
 from sim.bounds import lower_bound
 from sim.cli import main
 from sim.cli.compare import Candidate, _none_ran
-from sim.cli.compare_row import Row
+from sim.cli.compare_row import Row, ranks_of
 from sim.cli.compare_table import verdict
 from sim.errors import BadInput, IllegalDecision
 from sim.registry import policies
+from sim.sampling import Sample
+from traces.catalogue import DEFAULT, bundled_traces
 
+BUNDLED = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the bundled traces are not in this checkout")
 LEVELS = {"weights", "scores", "token_ids", "embeddings", "tasks"}
 
 
@@ -70,29 +73,65 @@ def test_the_verdict_names_the_fastest_system_not_a_bound(capsys, trace):
     assert "not run" not in out
 
 
-def row(label: str, tpot_s: float, *labels: str) -> Row:
-    return Row(label, {"tpot_s": {"mean": tpot_s}, "labels": list(labels), "hw": "easy", "overrides": {}})
+def row(label: str, tpot_s: float, *labels: str, times: tuple[float, ...] = ()) -> Row:
+    sample = Sample(dict(enumerate(times or (tpot_s, tpot_s))))
+    return Row(label, {"tpot_s": {"mean": tpot_s}, "labels": list(labels), "hw": "easy", "overrides": {}}, sample)
+
+
+ON = "per token on easy over 2 requests"
 
 
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([row("a", 1.0), row("b", 1.0)], "a: 1.00 s per token on easy, exactly as fast as b"),
-        ([row("a", 1.0), row("b", 1.004)], "a: 1.00 s per token on easy, 0.4 % faster than b"),
-        ([row("a", 1.0), row("b", 1.0000003)], "a: 1.00 s per token on easy, 3e-05 % faster than b"),
-        ([row("a", 1.0), row("b", 1.0125)], "a: 1.00 s per token on easy, 1.01x faster than b"),
-        ([row("a", 1.0)], "a: 1.00 s per token on easy"),
-        ([row("o", 0.5, "oracle"), row("a", 1.0)], "a: 1.00 s per token on easy"),
+        ([row("a", 1.0), row("b", 1.0)], f"a: 1.00 s {ON}, exactly as fast as b"),
+        ([row("a", 1.0), row("b", 1.004)], f"a: 1.00 s {ON}, 0.4 % faster than b"),
+        ([row("a", 1.0), row("b", 1.0000003)], f"a: 1.00 s {ON}, 3e-05 % faster than b"),
+        ([row("a", 1.0), row("b", 1.0125)], f"a: 1.00 s {ON}, 1.01x faster than b"),
+        ([row("a", 1.0)], f"a: 1.00 s {ON}"),
+        ([row("o", 0.5, "oracle"), row("a", 1.0)], f"a: 1.00 s {ON}"),
         ([row("g", 0.5, "does not fit: needs 2 GB")], "only bounds were compared"),
         ([row("g", 0.5, "--experts 2 not applied: every expert is kept")], "only bounds were compared"),
         ([row("c", 0.5, "lossy"), row("a", 1.0), row("b", 2.0)],
-         "a: 1.00 s per token on easy, 2.00x faster than b; a lossy one, c, takes 500 ms"),
-        ([row("a", 1.0), row("c", 1.5, "lossy"), row("b", 2.0)], "a: 1.00 s per token on easy, 2.00x faster than b"),
-        ([row("c", 0.5, "lossy"), row("d", 1.0, "lossy")], "c: 500 ms per token on easy, 2.00x faster than d"),
+         f"a: 1.00 s {ON}, 2.00x faster than b; a lossy one, c, takes 500 ms"),
+        ([row("a", 1.0), row("c", 1.5, "lossy"), row("b", 2.0)], f"a: 1.00 s {ON}, 2.00x faster than b"),
+        ([row("c", 0.5, "lossy"), row("d", 1.0, "lossy")], f"c: 500 ms {ON}, 2.00x faster than d"),
+        # Paired: every request is faster by the same share, though requests differ more among themselves.
+        ([row("a", 2.0, times=(1.0, 3.0)), row("b", 2.1, times=(1.1, 3.1))], f"a: 2.00 s {ON}, 1.05x faster than b"),
+        # Two requests that disagree tell nothing, whatever their mean says.
+        ([row("a", 1.0, times=(1.0, 1.0)), row("b", 2.0, times=(0.9, 3.1)), row("c", 3.0, times=(3.0, 3.0))],
+         f"a: 1.00 s {ON}, 2.00x faster than b; not told apart from it"),
+        ([row("a", 1.0, times=(1.0,)), row("b", 2.0, times=(2.0,))],
+         "a: 1.00 s per token on easy over 1 request, 2.00x faster than b there; of n = 1 no sampling error can be "
+         "given, so this is no ranking"),
     ],
 )  # fmt: skip
 def test_verdicts(rows, said):
-    assert verdict(rows) == said
+    assert verdict(rows, ranks_of(rows)) == said
+
+
+def test_ranks_leave_open_what_requests_do():
+    rows = [row("o", 0.5, "oracle"), row("a", 1.0, times=(1.0, 1.0)), row("b", 2.0, times=(0.9, 3.1)),
+            row("c", 3.0, times=(3.0, 3.0))]  # fmt: skip
+    found = ranks_of(rows)
+    assert found == {"a": (1, 2, ["b"]), "b": (1, 3, ["a", "c"]), "c": (2, 3, ["b"])}
+    assert ranks_of([row("a", 1.0, times=(1.0,)), row("b", 2.0, times=(2.0,))]) == {}
+
+
+@BUNDLED
+def test_one_request_ranks_nothing_and_twelve_turn_it_around(capsys):
+    """With one request `lfu` leads and with all twelve `fiddler` does: one said so with no doubt."""
+    args = ("--hw", "rtx3090", "--trace", "qwen1.5-moe-small", "--policy", "lfu", "--policy", "fiddler")
+    leads = {}
+    for n in (1, 2, 12):
+        found = json.loads(call(capsys, *args, "--requests", str(n), "--json")[1])["runs"]
+        leads[n] = found[0]["as"], found[0]["rank"], found[0]["not_told_apart"]
+        assert [run["uncertainty"]["sampling"]["tpot_n"] for run in found] == [n, n]
+    assert leads == {1: ("lfu", None, None), 2: ("fiddler", [1, 2], ["lfu"]), 12: ("fiddler", [1, 1], [])}
+    out = call(capsys, *args, "--requests", "1")[1].splitlines()
+    assert "over 1 request, " in out[0]
+    assert out[0].endswith("of n = 1 no sampling error can be given, so this is no ranking")
+    assert [line.split()[1] for line in out if line.startswith(("lfu ", "fiddler "))] == ["-", "-"]
 
 
 def test_all_ranks_what_can_run_and_lists_the_rest(capsys, trace):
@@ -199,7 +238,7 @@ def test_each_row_has_the_bound_of_its_own_inputs(capsys, trace):
     code, out, _ = call(capsys, *args[:8], "--vram", "20GB")
     lines = out.splitlines()
     assert code == 0
-    assert " on rtx3090 with vram=20GB, " in lines[0]
+    assert " on rtx3090 with vram=20GB over 2 requests, " in lines[0]
     assert lines[1].endswith("2 requests; prompts of 4 tokens, outputs of 4 tokens; longest context 8 tokens")
     bounds = [line for line in lines if line.startswith("lower bound: ")]
     assert len(bounds) == 2
@@ -214,7 +253,9 @@ def test_a_row_equals_the_run_alone(capsys, trace):
         main(["run", "--policy", "lfu", "--set", "reset_on_evict=true", "--hw", "rtx3090", "--trace", str(trace),
               "--json"])  # fmt: skip
     alone = json.loads(capsys.readouterr().out)
-    assert {**both, "wall_s": 0, "as": 0} == {**alone, "wall_s": 0, "as": 0}
+    assert both.pop("as") == "lfu reset_on_evict=true"
+    assert (both.pop("rank"), both.pop("not_told_apart")) == ([1, 1], [])
+    assert {**both, "wall_s": 0} == {**alone, "wall_s": 0}
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,21 @@ def test_each_time_has_the_band_of_its_own_phase(tmp_path):
     assert pair["uncertainty"]["ttft_s"] != pytest.approx([pair["ttft_s"]["mean"] * factor for factor in factors])
 
 
+def test_the_band_holds_the_choice_of_requests(tmp_path):
+    # Two prompts, one that waits for its expert's copy and one that finds it: 14 s and 4 s, so 9 s +- 12.7 x 5 s.
+    outcome = run(Lru(), tmp_path, [[[0]]] * 2, room=1, lengths=[(1, 1), (1, 1)]).result
+    assert [outcome["ttft_s"]["mean"], outcome["requests"]] == [9, 2]
+    band = outcome["uncertainty"]
+    assert band["sampling"]["ttft_s"] == pytest.approx([9 - 12.7062047 * 5, 9 + 12.7062047 * 5])
+    assert (band["sampling"]["tpot_s"], band["sampling"]["tpot_n"], band["sampling"]["ttft_n"]) == (None, 0, 2)
+    assert band["ttft_s"] == pytest.approx([0.0, (9 + 12.7062047 * 5) * band["high_factor"]])  # no time is negative
+    # One request says nothing of others, so its band is that of the figures alone.
+    one = run(Lru(), tmp_path, [[[0]]], room=1, lengths=[(1, 1)]).result
+    assert one["uncertainty"]["sampling"]["ttft_s"] is None
+    factors = [one["uncertainty"][f"{end}_factor"] for end in ("low", "high")]
+    assert one["uncertainty"]["ttft_s"] == pytest.approx([14 * factor for factor in factors])
+
+
 def test_shares_and_band_by_hand(tmp_path):
     # All assumed, 30 % either way: kernels 4 s x 0.7 to 1.3; a rate moves its time the other way, 10 s / 1.3 to / 0.7.
     sources, figures, band = band_of(tmp_path)

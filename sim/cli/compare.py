@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import click
 import msgspec
 
-from sim.cli.compare_row import Row, speed
+from sim.cli.compare_row import Row, ranked, ranks_of, speed
 from sim.cli.once import OnceEach
 from sim.cli.progress import Bar
 from sim.cli.spec_options import notes, spec_options, specify
@@ -18,6 +18,7 @@ from sim.errors import BadInput, IllegalDecision, MoesimError
 
 if TYPE_CHECKING:
     from sim.cli.compare_pool import Call
+    from sim.cli.compare_row import Rank
     from sim.setup import Setup
     from sim.spec import RunSpec
 
@@ -65,25 +66,31 @@ def command(
     candidates = [specified(given, settings, item, named) for item, named in expanded(policies)]
     rows, missing = run_all(candidates, workers)
     rows.sort(key=lambda row: speed(row.result))
+    found = ranks_of(rows)
     if as_json:
         from sim.output import to_json
 
         not_run = [{"as": label, "reason": reason} for label, reason, _ in missing]
-        runs = [{"as": label, **result} for label, result in rows]
+        runs = [{"as": row.label, **row.result, **_standing(found.get(row.label))} for row in rows]
         click.echo(to_json({"schema": 1, "runs": runs, "not_run": not_run}))
     else:
         from sim.cli.compare_table import served, table_of, verdict
 
-        click.echo(verdict(rows))
+        click.echo(verdict(rows, found))
         click.echo(served(rows))
         click.echo()
-        click.echo(table_of(rows), nl=False)
+        click.echo(table_of(rows, found), nl=False)
         if missing:
             click.echo()
         for label, reason, _ in missing:
             click.echo(f"not run: {label}: {reason}")
     if any(status == 1 for *_, status in missing):
         sys.exit(1)  # a policy broke a rule: that is a fault of its own, not of what it was asked
+
+
+def _standing(rank: Rank | None) -> dict[str, Any]:
+    return {"rank": None if rank is None else [rank.best, rank.worst],
+            "not_told_apart": None if rank is None else rank.tied}  # fmt: skip
 
 
 def expanded(policies: tuple[str, ...]) -> list[tuple[str, bool]]:
@@ -148,9 +155,10 @@ def run_all(candidates: list[Candidate], workers: int | None) -> tuple[list[Row]
     bounds = dict(zip(terms, (found[len(ready) + i] for i in range(len(terms))), strict=True))
     rows = []
     for index, candidate in enumerate(ready):
-        if not isinstance(result := found[index], MoesimError):
+        if not isinstance(answer := found[index], MoesimError):
+            result, sample = answer
             result["bound"] = beside(bounds[candidate.bounded_by], result)
-            rows.append(Row(candidate.label, result))
+            rows.append(Row(candidate.label, result, sample[ranked(result)]))
     if not rows:
         _none_ran(candidates, failed)
     missing = [Missing(c.label, str(failed[c.label]), failed[c.label].exit_code)

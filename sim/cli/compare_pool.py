@@ -18,6 +18,7 @@ from sim.errors import CheckFailed, MoesimError
 from sim.interrupts import POLL_S, heard, held
 
 if TYPE_CHECKING:
+    from sim.sampling import Sample
     from sim.spec import RunSpec
 
 # A call: a function of a module and its arguments, which a process of its own can import and receive.
@@ -31,14 +32,16 @@ def n_cores() -> int:
     return os.cpu_count() or 1
 
 
-def replay(spec: RunSpec) -> dict[str, Any] | MoesimError:
-    """The result of one run without its bound, or why it cannot be had."""
+def replay(spec: RunSpec) -> tuple[dict[str, Any], dict[str, Sample]] | MoesimError:
+    """The result of one run without its bound, and its requests' times, or why they cannot be had."""
     from sim.run import execute, prepare
+    from sim.sampling import samples
 
     try:
         setup = prepare(spec)
         try:
-            return execute(setup, bounds=False).result
+            outcome = execute(setup, bounds=False)
+            return outcome.result, samples(outcome.clockwork, spec.batch)
         finally:
             setup.close()
     except MoesimError as error:

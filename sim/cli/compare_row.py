@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from sim.sampling import Sample, ranks
 
 
 class Row(NamedTuple):
-    """A run of the comparison: what the user called it, and its result."""
+    """A run of the comparison: what the user called it, its result, and what is ranked of every request."""
 
     label: str
     result: dict[str, Any]
+    sample: Sample
+
+
+class Rank(NamedTuple):
+    """Best and worst place among the systems that the requests leave open, and whom they do not tell it apart from."""
+
+    best: int
+    worst: int
+    tied: list[str]
 
 
 def speed(result: dict[str, Any]) -> float:
     """What is ranked, in seconds: time per output token, or to the first where there is but one."""
-    tpot_s = result["tpot_s"]["mean"]
-    return float(tpot_s if tpot_s is not None else result["ttft_s"]["mean"])
+    return float(result[ranked(result)]["mean"])
+
+
+def ranked(result: dict[str, Any]) -> str:
+    """The key of what is ranked."""
+    return "ttft_s" if result["tpot_s"]["mean"] is None else "tpot_s"
+
+
+def is_bound(result: dict[str, Any]) -> bool:
+    """Whether the run is a bound rather than a system: it knows the future, or has memory the card has not."""
+    return "oracle" in result["labels"] or any(
+        label.startswith("does not fit") or "not applied" in label for label in result["labels"]
+    )
+
+
+def ranks_of(rows: Sequence[Row]) -> dict[str, Rank]:
+    """Label -> rank of every system, by paired differences over the same requests; empty where one request (or one
+    batch) was all there is, from which no sampling error can be had, and bounds have none."""
+    systems = [row for row in rows if not is_bound(row.result)]
+    found = ranks([row.sample for row in systems]) or ()
+    return {row.label: Rank(*places, [systems[i].label for i in tied])
+            for row, (places, tied) in zip(systems, found, strict=False)}  # fmt: skip

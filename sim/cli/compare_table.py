@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.cli.compare_row import speed
+from sim.cli.compare_row import is_bound, speed
 from sim.naming import machine_of, show
 from sim.render import show_lengths
 from sim.units import show_bytes, show_count, show_frac, show_seconds
@@ -12,22 +12,17 @@ from sim.units import show_bytes, show_count, show_frac, show_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.cli.compare_row import Row
+    from sim.cli.compare_row import Rank, Row
 
-WIDTH = 150
+WIDTH = 158
+MOST_TIED = 3  # named in the verdict; the table shows all
 SHOWN_AS_RATIO = 1.01  # below, "1.00x faster" would be all there is to say
 _LANES = {"copy": "with this link and room", "copy + cpu": "with experts on the CPU too"}
 
 
-def is_bound(result: dict[str, Any]) -> bool:
-    """Whether the run is a bound rather than a system: it knows the future, or has memory the card has not."""
-    return "oracle" in result["labels"] or any(
-        label.startswith("does not fit") or "not applied" in label for label in result["labels"]
-    )
-
-
-def verdict(rows: Sequence[Row]) -> str:
-    """The fastest lossless system, by how much the next is slower, and which lossy one is faster still.
+def verdict(rows: Sequence[Row], found: dict[str, Rank]) -> str:
+    """The fastest lossless system, by how much the next is slower, whom these requests do not tell it apart from, and
+    which lossy one is faster still.
 
     Only where every system is lossy, the fastest of them comes first.
     """
@@ -35,7 +30,7 @@ def verdict(rows: Sequence[Row]) -> str:
     if not systems:
         return "only bounds were compared"
     faithful = [row for row in systems if "lossy" not in row.result["labels"]]
-    text = _lead(faithful or systems, machine_of({"hw": rows[0].result["hw"], "overrides": _set_for_all(rows)}))
+    text = _lead(faithful or systems, found, machine_of({"hw": rows[0].result["hw"], "overrides": _set_for_all(rows)}))
     if faithful and systems[0] is not faithful[0]:
         text += f"; a lossy one, {systems[0].label}, takes {show_seconds(speed(systems[0].result))}"
     return text
@@ -50,41 +45,56 @@ def served(rows: Sequence[Row]) -> str:
 
 def _set_for_all(rows: Sequence[Row]) -> dict[str, Any]:
     """What was set for every run alike; what was set for one stands in its label."""
-    first, *others = (result["overrides"] for _, result in rows)
+    first, *others = (row.result["overrides"] for row in rows)
     return {key: value for key, value in first.items() if all(key in own and own[key] == value for own in others)}
 
 
-def _lead(systems: Sequence[Row], machine: str) -> str:
+def _lead(systems: Sequence[Row], found: dict[str, Rank], machine: str) -> str:
     first = systems[0]
+    over = _over(first)
     what = "per token" if first.result["tpot_s"]["mean"] is not None else "to the first token"
-    text = f"{first.label}: {show_seconds(speed(first.result))} {what} on {machine}"
+    text = f"{first.label}: {show_seconds(speed(first.result))} {what} on {machine} over {over}"
     if len(systems) > 1 and speed(first.result) > 0:
         second = systems[1]
         ratio = speed(second.result) / speed(first.result)
         if ratio == 1.0:
-            return f"{text}, exactly as fast as {second.label}"
+            return f"{text}, exactly as fast as {second.label}"  # on each of them: no request told them apart
         more = f"{ratio:.2f}x" if ratio >= SHOWN_AS_RATIO else f"{100 * (ratio - 1):.2g} %"
         text += f", {more} faster than {second.label}"
+        if first.sample.n < 2:
+            return f"{text} there; of n = 1 no sampling error can be given, so this is no ranking"
+        tied = [row.label for row in systems[1:] if row.label in found[first.label].tied]
+        if tied == [second.label]:
+            return f"{text}; not told apart from it"
+        if tied:
+            less = ", ".join(tied[:MOST_TIED]) + (f" and {len(tied) - MOST_TIED} more" if len(tied) > MOST_TIED else "")
+            return f"{text}; not told apart from {less}"
     return text
 
 
-def table_of(rows: Sequence[Row]) -> str:
+def _over(row: Row) -> str:
+    sample = row.sample
+    batches = f" in {sample.n} batch{'es' * (sample.n > 1)}" if sample.n != sample.n_requests else ""
+    return show_count(sample.n_requests, "request") + batches
+
+
+def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
     """One row per run, fastest first, and the lower bounds under them."""
     from sim.cli.tables import render, table
 
     shown = table(
-        "policy", "TPOT", "above bound", "TTFT", "hit", "late hit", "to the GPU per token", "bound by", "note",
+        "policy", "rank", "TPOT", "above bound", "TTFT", "hit", "late hit", "to the GPU per token", "bound by", "note",
     )  # fmt: skip
     for column in shown.columns[-2:]:
         column.justify = "left"
     common = _of_all(rows)
-    for label, result in rows:
+    for label, result, _ in rows:
         outputs = result["decode_tokens"] + result["requests"]
         notes = [note for note in result["labels"] if note != "oracle" and note not in common]
         notes = ["oracle", *notes] if "oracle" in result["labels"] else notes
         tpot_s = result["tpot_s"]["mean"]
         shown.add_row(
-            label, "-" if tpot_s is None else show_seconds(tpot_s), _above(result),
+            label, _places(found.get(label)), "-" if tpot_s is None else show_seconds(tpot_s), _above(result),
             show_seconds(result["ttft_s"]["mean"]), show_frac(result["hit_rate"]), show_frac(result["late_hit_rate"]),
             show_bytes(result["h2d_bytes"] / outputs), str(result["bound_by"]["resource"]), ", ".join(notes),
         )  # fmt: skip
@@ -94,8 +104,12 @@ def table_of(rows: Sequence[Row]) -> str:
 
 def _of_all(rows: Sequence[Row]) -> list[str]:
     """Labels that every run carries, so that they are the trace's, not a policy's; of one run, none."""
-    first, *others = (result["labels"] for _, result in rows)
+    first, *others = (row.result["labels"] for row in rows)
     return [note for note in first if others and all(note in labels for labels in others)]
+
+
+def _places(rank: Rank | None) -> str:
+    return "-" if rank is None else str(rank.best) if rank.best == rank.worst else f"{rank.best}-{rank.worst}"
 
 
 def _above(result: dict[str, Any]) -> str:
@@ -109,7 +123,7 @@ def _bounds(rows: Sequence[Row]) -> list[str]:
     """The bounds of this card's memory; a run in memory it does not have is above one of its own. Where rows have
     bounds of their own, because a figure was set for them alone, each is named with what was set."""
     common, found = _set_for_all(rows), {}
-    for _, result in rows:
+    for _, result, _ in rows:
         bound = result["bound"]
         if bound is not None and bound["tpot_s"] is not None and not any("does not fit" in x for x in result["labels"]):
             own = ", ".join(f"{key}={show(key, value)}" for key, value in result["overrides"].items()
