@@ -28,6 +28,17 @@ Counts = NDArray[np.int64]
 FORMAT = "emoe/1"
 SUFFIX = ".emoe.safetensors"
 FORMS = ("A", "L")
+# Section 5.7, seconds per invocation, moving of experts included, by model: eMoE-A, eMoE-L.
+PUBLISHED_S = {"mixtral-8x7b": (0.334, 4.211), "openmoe-8b": (0.381, 1.387)}
+PUBLISHED_LAYERS = 32  # of Mixtral: eMoE-L takes one step per layer
+
+
+def published_s(form: str, model: str, n_layers: int) -> float:
+    """Seconds of an invocation; for models that the paper does not time, Mixtral's, of eMoE-L in proportion to layers."""
+    a_s, l_s = PUBLISHED_S.get(model, PUBLISHED_S["mixtral-8x7b"])
+    if form == "A":
+        return a_s
+    return l_s if model in PUBLISHED_S else l_s * n_layers / PUBLISHED_LAYERS
 
 
 def counts_of_request(trace: Trace, request: RequestInfo) -> Counts:

@@ -6,8 +6,16 @@ code. Sections and equations are cited at each step. Its request scheduler (sect
 What is not on the GPU is not fetched: its tokens go to the next-ranked expert that is (lossy). The trace fixes what the
 gates say, so that what rerouting does to later layers and tokens is outside the replay (open loop).
 
+Two readings of when experts are loaded are both in the text (`reload`). Section 3.3: a prompt that is not the p-th is
+processed "using the experts already loaded on the GPU without invoking the predictor". Section 3.4: the loader runs
+"each time one or more new input requests are scheduled", which at batch 1 is every request, with the prediction last
+made. The default is section 3.3's: sections 1 and 2.2 repeat it ("periodically loads and reuses experts"), and Figures
+12 and 16 agree with it alone (docs/emoe.md).
+
 Left open by the text, and settled so: before the first prompt the loader runs once, with what the store split tells
-(the text has all experts there until the predictor is first invoked: `first=all`); a layer nobody is sensitive in keeps
+(the text has all experts there until the predictor is first invoked: `first=all`); at an invocation equation 2 counts
+the requests that run or are to be scheduled then, so at batch 1 the p-th prompt's task decides for the p - 1 prompts
+after it; a layer nobody is sensitive in keeps
 its experts; where fewer than k experts are resident, what is left over of a token's choice is dropped. Several GPUs:
 each keeps the best of those that live on it.
 """
@@ -21,7 +29,16 @@ from pathlib import Path
 import numpy as np
 
 from policies._emoe_load import by_tokens, choose, expected_tokens, insensitive_layers, reroute
-from policies._emoe_predict import Counts, Transformer, counts_of_request, digits, find, frequencies, read
+from policies._emoe_predict import (
+    Counts,
+    Transformer,
+    counts_of_request,
+    digits,
+    find,
+    frequencies,
+    published_s,
+    read,
+)
 from policies._emoe_tasks import Recogniser
 from policies._surrogate import PREFIX, Surrogate
 from sim.api import Assignment, Param, Policy, Steps
@@ -33,8 +50,6 @@ from sim.pieces import Piece
 from sim.store import StoreSplit
 from sim.view import View
 
-# Section 5.7, seconds per invocation, moving of experts included; eMoE-L takes one step per layer (32 in Mixtral).
-PUBLISHED_A_S, PUBLISHED_L_S_PER_LAYER = 0.334, 4.211 / 32
 PREDICTOR_BYTES = 2 * 108_000_000  # 0.108 B parameters (Table 2), 16 bits: 0.24 % of Mixtral-8x7B (section 3.2.2)
 LARGEST_SHARE = 0.013  # section 3.2.2: 0.24 % to 1.3 % of the MoE model; smaller models take a smaller predictor
 
@@ -55,8 +70,13 @@ class Emoe(Policy):
               "3.2.2)", ("A", "L")),
         Param("p", 40, "prompts between invocations of the predictor (section 3.3); 1 is eMoE-E (section 5.4)",
               low=1, high=1_000_000),
+        Param("reload", "invocation", "when experts are loaded: at an invocation of the predictor, and nothing between "
+              "two (section 3.3: other prompts use \"the experts already loaded\"), or at every request that is "
+              "scheduled, by the prediction last made (section 3.4)", ("invocation", "request")),
         Param("experts_per_layer", None, "L: experts kept per layer (section 3.4, set by the user); left out: what the "
               "budget holds", low=1, high=4096),
+        Param("kept_frac", None, "L as a share of a layer's experts, rounded: most of the paper's figures keep 0.6; "
+              "experts_per_layer, where given, goes first", low=0.0, high=1.0),
         Param("selection", "predicted", "predicted, or random: L experts at random, drawn anew every p prompts (the "
               "baseline of section 5.4)", ("predicted", "random")),
         Param("first", "predicted", "on the GPU until the predictor is first invoked: the loader's choice from the "
@@ -70,7 +90,7 @@ class Emoe(Policy):
         Param("task_accuracy", 1.0, "share of requests whose task is recognised, the others are taken for another one "
               "(section 5.6.1, Figure 19)", low=0.0, high=1.0),
         Param("predict_s", None, "seconds per invocation; published, moving of experts included: eMoE-A 0.334, eMoE-L "
-              "4.211 for 32 layers (section 5.7)", low=0.0, high=3600.0),
+              "4.211 for 32 layers; on OpenMoE 0.381 and 1.387 (section 5.7)", low=0.0, high=3600.0),
         Param("memory_bytes", None, "GPU memory of the predictor; published: 0.108 B parameters (Table 2), 16 bits "
               "each, at most 1.3 % of the experts (section 3.2.2)", low=0, high=2**40),
         Param("seed", 0, "for random selection and mistaken tasks", low=0, high=2**63 - 1),
@@ -78,7 +98,9 @@ class Emoe(Policy):
     predictor: str
     form: str
     p: int
+    reload: str
     experts_per_layer: int | None
+    kept_frac: float | None
     selection: str
     first: str
     task_aware: bool
@@ -104,8 +126,12 @@ class Emoe(Policy):
     # -- before the run ---------------------------------------------------------------------------------------------
 
     def min_experts(self, view: View) -> int:
-        least = min(view.top_k, self.experts_per_layer or view.top_k)
+        least = min(view.top_k, self.experts_per_layer or self._share(view) or view.top_k)
         return view.n_layers * -(-least // view.n_gpus)
+
+    def _share(self, view: View) -> int:
+        """L where it is given as a share of a layer's experts; 0 where it is not."""
+        return 0 if self.kept_frac is None else max(1, round(self.kept_frac * view.n_experts))
 
     def predictor_bytes(self, view: View) -> int:
         if not self._is_trained:
@@ -117,10 +143,10 @@ class Emoe(Policy):
     def bind(self, view: View) -> None:
         self.settings["memory_bytes"] = self.predictor_bytes(view)
         if self.predict_s is None:
-            published_s = PUBLISHED_A_S if self.form == "A" else PUBLISHED_L_S_PER_LAYER * view.n_layers
-            self.settings["predict_s"] = published_s if self._is_trained else 0.0
+            told_s = published_s(self.form, view.model_name, view.n_layers)
+            self.settings["predict_s"] = told_s if self._is_trained else 0.0
         self._quota = [view.capacity_of(gpu) // view.n_layers for gpu in range(view.n_gpus)]
-        per_layer = self.experts_per_layer or min(sum(self._quota), view.n_experts)
+        per_layer = self.experts_per_layer or self._share(view) or min(sum(self._quota), view.n_experts)
         self._per_layer = self.settings["experts_per_layer"] = int(per_layer)
         if self._per_layer > max(sum(self._quota), view.top_k):
             raise BadInput(
@@ -196,7 +222,7 @@ class Emoe(Policy):
                 yield Predict(float(self.settings["predict_s"]), "side", blocking=True)
         self._index += 1
         self._past = self._counts[request.index] = np.zeros_like(self._past)
-        if self.first == "predicted" or self._index > self.p:
+        if (due or self.reload == "request") and (self.first == "predicted" or self._index > self.p):
             yield from self._load(view)
 
     def _predict(self, view: View) -> Counts:

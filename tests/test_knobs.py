@@ -23,7 +23,8 @@ PLAIN: dict[str, dict[str, tuple[dict[str, Any], Any, int]]] = {
     "lru": {"scope": ({}, "layer", 20)},
     "lfu": {"scope": ({}, "layer", 20), "reset_on_evict": ({}, True, 20), "counts": ({}, "tokens", 20)},
     "random": {"scope": ({}, "layer", 20), "seed": ({}, 1, 20), "selection": ({}, "static", 20)},
-    "on_demand": {"slots": ({}, 3, 20), "granularity": ({}, "layer", 20), "matrices": ({}, 3, 20)},
+    "on_demand": {"slots": ({}, 3, 20), "granularity": ({}, "layer", 20), "keep": ({}, "request", 20),
+                  "matrices": ({}, 3, 20)},
     "mixtral_offloading": {
         "variant": ({}, "code", 24), "offload_per_layer": ({}, 6, 40), "buffer_size": ({}, 2, 24),
         "guesses": ({}, 1, 24), "write_back": ({}, False, 24),
@@ -37,7 +38,7 @@ PLAIN: dict[str, dict[str, tuple[dict[str, Any], Any, int]]] = {
 TABLES = {  # policy -> module that holds its table, where the name does not say it
     "lcp": "test_policy_lcp_mrs", "mrs": "test_policy_lcp_mrs",
 }  # fmt: skip
-N_KNOBS = 216  # raise it with every parameter that is added
+N_KNOBS = 220  # raise it with every parameter that is added
 
 
 @pytest.fixture(scope="module")

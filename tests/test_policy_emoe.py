@@ -12,7 +12,7 @@ import pytest
 from easy_numbers import execute_easy, setup
 from tiny_traces import tiny_header, tiny_trace
 
-from policies._emoe_predict import Transformer, find, read
+from policies._emoe_predict import Transformer, find, published_s, read
 from policies._mlp import load, save
 from policies.emoe import Emoe
 from sim.checks import seeded
@@ -48,7 +48,7 @@ STEPS = [("chat", "test", [[0, 1], [3, 0]]), ("code", "test", [[3, 2], [2, 3], [
 def test_five_steps(tmp_path):
     """Room for two experts a layer. At the start the best of both tasks, 0 and 3, are there; then those of who asks."""
     with Trace(written(tmp_path / "t", STORE + STEPS)) as trace:
-        seen = execute_easy(setup(Emoe(predictor="frequency"), trace, room=4))
+        seen = execute_easy(setup(Emoe(predictor="frequency", reload="request"), trace, room=4))
     assert seen.log == [
         # chat: 0 and 1 in every layer
         ("evict", 0, 3), ("prefetch", 0, 1), ("evict", 1, 3), ("prefetch", 1, 1),
@@ -76,12 +76,28 @@ def test_five_steps(tmp_path):
         "invocations": 0, "loaded_per_request": 3.0, "right_frac": 3 / 4, "tasks_right_frac": 1.0}  # fmt: skip
 
 
+def test_nothing_is_loaded_between_two_invocations(tmp_path):
+    """Section 3.3, p = 2: prompts 1 and 3 use what is there. Prompt 0 is not due, so what the loader put there first
+    (0 and 3) serves it too; prompt 2's task, chat, then decides for prompts 2 and 3, and a code prompt finds 0 and 1.
+    """
+    with Trace(written(tmp_path / "t", STORE + STEPS * 2)) as trace:
+        seen = execute_easy(setup(Emoe(predictor="frequency", p=2), trace, room=4))
+        every = execute_easy(setup(Emoe(predictor="frequency", p=2, reload="request"), trace, room=4))
+    # Layer 1: chat was foretold 0 and 1; chat's own first prompt used 1 and 0, which changes nothing.
+    assert [what for what in seen.log if what[0] in ("evict", "prefetch")] == [
+        ("evict", 0, 3), ("prefetch", 0, 1), ("evict", 1, 3), ("prefetch", 1, 1)]  # fmt: skip
+    stats = seen.outcome.setup.policy.stats()
+    assert (stats["invocations"], stats["loaded_per_request"]) == (1, 2 / 4)
+    assert every.outcome.setup.policy.stats()["loaded_per_request"] == (2 + 4 + 4 + 4) / 4
+    assert seen.end_s < every.end_s
+
+
 def test_copies_of_a_layer_wait_for_those_of_the_layer_before(tmp_path):
     """Section 4, over two links: layer 1's copies start when layer 0's have ended, not when their link is free."""
     store = [("chat", "store", [[0, 0], [2, 0]]), ("code", "store", [[1, 1], [3, 3], [3, 3]])]
     steps = [("code", "test", [[1, 1]])]
     with Trace(written(tmp_path / "t", store + steps)) as trace:
-        seen = execute_easy(setup(Emoe(predictor="frequency", experts_per_layer=1), trace, room=[2, 2], gpus=2))
+        seen = execute_easy(setup(Emoe(predictor="frequency", reload="request", experts_per_layer=1), trace, room=[2, 2], gpus=2))
     copies = sorted((start, end, what) for _, op, layer, expert, _, _, start, end in seen.spans
                     if op == "prefetch" for what in [(layer, expert)])  # fmt: skip
     for start, _, (layer, _) in copies:
@@ -124,6 +140,18 @@ def test_published_costs(known):
         made = setup(Emoe(form=form), known, room=24)
         execute_easy(made)
         assert made.policy.settings["predict_s"] == pytest.approx(seconds)
+    assert [published_s(form, "openmoe-8b", 4) for form in "AL"] == [0.381, 1.387]
+    assert [published_s(form, "mixtral-8x7b", 32) for form in "AL"] == [0.334, 4.211]
+
+
+def test_a_share_of_the_experts(tmp_path):
+    """60 % of 4 is 2 a layer (2.4), also where there is room for all; a number of experts goes before it."""
+    with Trace(written(tmp_path / "t", STORE + STEPS)) as trace:
+        for settings, kept in (({"kept_frac": 0.6}, 2), ({"kept_frac": 0.6, "experts_per_layer": 3}, 3), ({}, 4)):
+            made = setup(Emoe(predictor="frequency", **settings), trace, room=8)
+            seen = execute_easy(made)
+            assert made.policy.settings["experts_per_layer"] == kept
+            assert seen.outcome.engine.cache.peak_bytes == [2 * kept * 160]
 
 
 def test_the_least_room(tmp_path):
@@ -198,7 +226,7 @@ def test_rerouted_tokens_get_the_weights_the_gate_would_give(tmp_path):
 
     weights = []
     with Trace(written(tmp_path / "t", STORE + STEPS)) as trace:
-        execute_easy(setup(Watched(predictor="frequency"), trace, room=4))
+        execute_easy(setup(Watched(predictor="frequency", reload="request"), trace, room=4))
     assert weights == [[[1.0]], [[1.0]]]
 
 
@@ -213,12 +241,14 @@ KNOBS = {
     "form": ("L", {"p": 1}),
     "p": (1, {}),
     "experts_per_layer": (1, {}),
+    "kept_frac": (0.2, {}),
     "selection": ("random", {}),
     "first": ("all", {"experts_per_layer": 1}),
-    "task_aware": (False, {"predictor": "frequency"}),
+    "reload": ("request", {"predictor": "frequency"}),
+    "task_aware": (False, {"predictor": "frequency", "reload": "request"}),
     "threshold": (0.5, {"predictor": "similar", "p": 1, "experts_per_layer": 2}),
-    "classifier": ("keywords", {"predictor": "frequency"}),
-    "task_accuracy": (0.0, {"predictor": "frequency"}),
+    "classifier": ("keywords", {"predictor": "frequency", "reload": "request"}),
+    "task_accuracy": (0.0, {"predictor": "frequency", "reload": "request"}),
     "predict_s": (9.0, {"p": 1}),
     "memory_bytes": (160 * 4, {}),
     "seed": (1, {"selection": "random"}),

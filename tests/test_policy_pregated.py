@@ -14,6 +14,7 @@ from tiny_traces import tiny_header, tiny_trace
 from tiny_traces import tiny_trace as seeded_trace
 
 from policies._pregated_cache import ExpertCache
+from policies.on_demand import OnDemand
 from policies.pregated import PreGated
 from sim.errors import BadInput, DoesNotFit
 from traces.reader import Trace
@@ -21,7 +22,7 @@ from traces.requests import Request
 from traces.writer import write_trace
 
 KNOBS = {"variant": "gate_reuse", "mode": "on_demand", "activation_level": 2, "prefill": "as_decode",
-         "cache_ratio": 0.25, "cache_policy": "lifo"}  # fmt: skip
+         "cache_ratio": 0.25, "keep": "request", "cache_policy": "lifo"}  # fmt: skip
 # Three layers of four experts, k = 1; a prompt token, then four.
 STEPS = [[[0], [1], [2]], [[3], [3], [3]], [[0], [1], [0]], [[0], [1], [2]], [[2], [0], [3]]]
 
@@ -260,3 +261,39 @@ def test_prefill_predictions_must_be_in_the_trace(tmp_path):
     path = guessed(tmp_path / "t", STEPS, [[0, 0, 0]] * 5)
     with Trace(path) as trace, pytest.raises(BadInput, match="next_scores_2"):
         trace.require("next_scores_2", "pregated")
+
+
+def once_each(seen):
+    """Fetches and prefetches of a log, and whether none was made twice."""
+    copies = [what[1:] for what in seen.log if what[0] in ("fetch", "prefetch")]
+    return sorted(copies), len(copies) == len(set(copies))
+
+
+@pytest.mark.parametrize("make", [PreGated, OnDemand])
+def test_kept_for_the_request_each_active_expert_is_copied_once(make, tmp_path):
+    """eMoE, section 2.1.1: a prompt's active experts are there once each, in as much memory, and leave with it."""
+    seen = run(make(keep="request"), tmp_path, STEPS, room=12, n_experts=4)
+    active = sorted({(layer, row[layer][0]) for row in STEPS for layer in range(3)})
+    assert once_each(seen) == (active, True)
+    assert seen.outcome.engine.cache.peak_bytes == [len(active) * EXPERT_BYTES]
+    assert sorted(what[1:] for what in seen.log if what[0] == "evict") == active
+    assert [what[0] for what in seen.log[-len(active) :]] == ["evict"] * len(active)
+    assert seen.end_s < run(make(), tmp_path, STEPS, room=12, n_experts=4).end_s
+
+
+@pytest.mark.parametrize("make", [PreGated, OnDemand])
+def test_what_is_kept_makes_room_oldest_first(make, tmp_path):
+    """Room for five of eight: whatever the request needs is there when it runs, and copied again when it had to go."""
+    seen = run(make(keep="request"), tmp_path, STEPS, room=5, n_experts=4)
+    assert seen.outcome.engine.cache.peak_bytes[0] <= 5 * EXPERT_BYTES
+    copies, once = once_each(seen)
+    assert not once
+    assert len(copies) < 3 * len(STEPS), "something is still found"
+    assert sum(what[0] == "gpu" for what in seen.log) == 3 * len(STEPS)
+
+
+@pytest.mark.parametrize("make", [PreGated, OnDemand])
+def test_the_next_request_starts_from_nothing(make, tmp_path):
+    seen = run(make(keep="request"), tmp_path, STEPS[:2] * 2, room=12, n_experts=4, lengths=[(1, 2), (1, 2)])
+    once = {(layer, row[layer][0]) for row in STEPS[:2] for layer in range(3)}
+    assert once_each(seen)[0] == sorted([*once, *once])
