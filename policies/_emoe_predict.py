@@ -34,7 +34,7 @@ PUBLISHED_LAYERS = 32  # of Mixtral: eMoE-L takes one step per layer
 
 
 def published_s(form: str, model: str, n_layers: int) -> float:
-    """Seconds of an invocation; for models that the paper does not time, Mixtral's, of eMoE-L in proportion to layers."""
+    """Seconds of an invocation; for models that the paper does not time Mixtral's, of eMoE-L by layer."""
     a_s, l_s = PUBLISHED_S.get(model, PUBLISHED_S["mixtral-8x7b"])
     if form == "A":
         return a_s

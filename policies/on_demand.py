@@ -35,8 +35,8 @@ class OnDemand(Policy):
               "(Accelerate), 2 overlaps a copy with the computation before it", low=1, high=64),
         Param("granularity", "expert", "copy the experts that run, or all of the layer (Mixtral-Offloading's naive "
               "baseline)", ("expert", "layer")),
-        Param("keep", "layer", "what was loaded is freed once its layer is over (Accelerate), or once no request runs "
-              "any more, the oldest before that when room is short (eMoE's section 2.1.1); not with granularity or "
+        Param("keep", "layer", "what was loaded is freed once its layer is over (Accelerate), or once no request runs, "
+              "the oldest before that when room is short (eMoE's section 2.1.1); not with granularity or "
               "slots", ("layer", "request")),
         Param("matrices", 1, "copies an expert comes in (Accelerate: its three matrices, each a module)",
               low=1, high=16),

@@ -52,8 +52,8 @@ class PreGated(Policy):
               "decoding is", ("on_demand", "as_decode")),
         Param("cache_ratio", 0.0, "share of all experts that an expert cache keeps beside the buffers (artifact: 0.01 "
               "to 0.8, off by default)", low=0.0, high=0.8),
-        Param("keep", "layer", "what was fetched is freed after its layer (artifact), or once no request runs any more, "
-              "the oldest before that when room is short (as eMoE's section 2.1.1 loads)", ("layer", "request")),
+        Param("keep", "layer", "what was fetched is freed after its layer (artifact), or once no request runs, the "
+              "oldest before that when room is short (as eMoE's section 2.1.1 loads)", ("layer", "request")),
         Param("cache_policy", "lfu", "what that cache evicts (artifact: LFU)", ("lfu", "lru", "lifo")),
     )  # fmt: skip
     variant: str

@@ -97,7 +97,8 @@ def test_copies_of_a_layer_wait_for_those_of_the_layer_before(tmp_path):
     store = [("chat", "store", [[0, 0], [2, 0]]), ("code", "store", [[1, 1], [3, 3], [3, 3]])]
     steps = [("code", "test", [[1, 1]])]
     with Trace(written(tmp_path / "t", store + steps)) as trace:
-        seen = execute_easy(setup(Emoe(predictor="frequency", reload="request", experts_per_layer=1), trace, room=[2, 2], gpus=2))
+        policy = Emoe(predictor="frequency", reload="request", experts_per_layer=1)
+        seen = execute_easy(setup(policy, trace, room=[2, 2], gpus=2))
     copies = sorted((start, end, what) for _, op, layer, expert, _, _, start, end in seen.spans
                     if op == "prefetch" for what in [(layer, expert)])  # fmt: skip
     for start, _, (layer, _) in copies:
