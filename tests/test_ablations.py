@@ -145,12 +145,15 @@ def test_emoe_open_and_closed_loop():
     """Predicted, task-agnostic, random: the published order in mass kept and perplexity; all experts change nothing."""
     (text,) = tables("emoe.md", "for s in")
     mass = column(text, r"(\S+) +gate mass kept ([\d.]+)")
-    assert falls([mass[name] for name in ("selection=predicted", "task_aware=false", "selection=random")])
+    assert falls([mass[name] for name in ("reload=request", "p=1", "task_aware=false", "selection=random")])
+    (text,) = tables("emoe.md", "poisson")
+    latency = column(text, r"(\S+) +latency ([\d.]+)")
+    assert latency["reload=invocation"] < latency["gpu_only"] < latency["reload=request"]
     (text,) = tables("emoe.md", "--table emoe")
     change = markdown(text, "change")
-    sizes = [change[f"emoe experts_per_layer={n} memory_bytes=0"] for n in (3, 4, 5, 6, 7, 8)]
+    sizes = [change[f"emoe experts_per_layer={n} memory_bytes=0 reload=request"] for n in (3, 4, 5, 6, 7, 8)]
     assert falls(sizes)
     assert sizes[-1] == 0.0
     five = "emoe experts_per_layer=5 "
-    order = ["predictor=surrogate:1 p=1", "p=1", "task_aware=false", "selection=random"]
+    order = ["predictor=surrogate:1 p=1", "p=1", "task_aware=false reload=request", "selection=random"]
     assert falls([-change[five + how] for how in order])
