@@ -144,11 +144,12 @@ def test_fine_moe_threshold_and_speculation():
 def test_emoe_open_and_closed_loop():
     """Predicted, task-agnostic, random: the published order in mass kept and perplexity; all experts change nothing."""
     (text,) = tables("emoe.md", "for s in")
-    mass = column(text, r"(\S+) +gate mass kept ([\d.]+)")
-    assert falls([mass[name] for name in ("reload=request", "p=1", "task_aware=false", "selection=random")])
+    mass = column(text, r"(.*?) +gate mass kept ([\d.]+)")
+    apart = "p=3 --set "
+    assert falls([mass[n] for n in ("reload=request", "p=1", apart + "task_aware=false", apart + "selection=random")])
     (text,) = tables("emoe.md", "poisson")
-    latency = column(text, r"(\S+) +latency ([\d.]+)")
-    assert latency["reload=invocation"] < latency["gpu_only"] < latency["reload=request"]
+    latency = column(text, r"(.*?) +latency ([\d.]+)")
+    assert latency["emoe --set reload=invocation"] < latency["gpu_only"] < latency["emoe --set reload=request"]
     (text,) = tables("emoe.md", "--table emoe")
     change = markdown(text, "change")
     sizes = [change[f"emoe experts_per_layer={n} memory_bytes=0 reload=request"] for n in (3, 4, 5, 6, 7, 8)]
