@@ -56,7 +56,7 @@ class TestHostile:
         assert "t.jsonl.gz" in refused(tmp_path, path, source="jsonl")
 
     def test_a_gzip_bomb(self, tmp_path):
-        path = put(tmp_path / "t.jsonl.gz", gzip.compress(b'{"experts": [[0]]}\n' + b" " * 70_000_000))
+        path = put(tmp_path / "t.jsonl.gz", gzip.compress(b'{"experts": [[0]]}\n' + (b" " * 1_000_000 + b"\n") * 70))
         assert "400-fold" in refused(tmp_path, path, source="jsonl")
 
     def test_a_line_without_end(self, tmp_path, monkeypatch):
@@ -111,3 +111,49 @@ def test_memory_does_not_grow_with_the_log(tmp_path):
     peak(10)  # imports
     small, large = peak(1_000), peak(8_000)
     assert large - small < 7_000 * 16 * 2 * 2  # bytes: what the rows themselves would take as 16-bit numbers, twice
+
+
+class TestMoreMemoryThanText:
+    """What is read takes many times its text, so limits are on what is read."""
+
+    def document(self, tmp_path, n_names, name="t.json"):
+        junk = {f"name{i}": [[]] * 2000 for i in range(n_names)}
+        routes = [{"token_pos": t, "phase": "decode" if t else "prefill",
+                   "layers": {"0": {"experts": [t % 4, 5], "weights": [0.6, 0.4]}}} for t in range(4)]  # fmt: skip
+        meta = {"num_moe_layers": 1, "num_experts": 8, "model_id": "m"}
+        return put(tmp_path / name, json.dumps({"meta": meta, **junk, "routes": routes}).encode())
+
+    def test_names_that_nobody_asks_for_are_not_kept(self, tmp_path):
+        def peak(n_names):
+            path = self.document(tmp_path, n_names)
+            tracemalloc.start()
+            convert([path], tmp_path / "t.safetensors", options=Options())
+            highest = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            return highest
+
+        peak(1)
+        assert peak(400) < peak(100) + 4_000_000, "300 x 2,000 lists of 56 bytes are 34 MB"
+
+    def test_one_huge_value_beside_the_array(self, tmp_path):
+        other = b"[]," * 1_500_000
+        path = put(tmp_path / "t.json", b'{"meta": {"num_experts": 8}, "other": [' + other + b'0], "routes": []}')
+        assert "one value of more than 4194304 characters" in refused(tmp_path, path, source="moe_ocs")
+
+    @pytest.mark.parametrize(("text", "said"), [
+        (b'{"experts": [' + b"[]," * 1_100_000 + b"[0]]}", "lists, objects and names in one record: at most 1000000"),
+        (b'{"experts": [[' + b"0," * 8_100_000 + b"0]]}", "values in one record: at most 8000000"),
+        (b'{"experts": ' + b"[" * 40 + b"]" * 40 + b"}", "nested deeper than 32 levels"),
+        (b'{"experts": [[0]], "task": "' + b"[" * 50 + b'", "iteration": ' + b"[" * 40 + b"]" * 40 + b"}",
+         "nested deeper than 32 levels"),
+        (b'{"experts": [[0]], "task": "' + b"x" * 34_000_000 + b'"}', "a line of more than 33554432 bytes"),
+    ])  # fmt: skip
+    def test_one_record(self, tmp_path, text, said):
+        message = refused(tmp_path, put(tmp_path / "t.jsonl", text + b"\n"), source="jsonl")
+        assert said in message
+        assert "t.jsonl:1" in message
+
+    def test_brackets_in_a_string_are_no_nesting(self, tmp_path):
+        text = json.dumps({"experts": [[0]], "task": "[" * 60}).encode()
+        with converted(tmp_path, put(tmp_path / "t.jsonl", text + b"\n"), Options(n_experts=8, model="m")) as trace:
+            assert trace.n_tokens == 1

@@ -31,7 +31,7 @@ def read(path: Path, spool: Spool, options: Options) -> Facts:
     """Put every token into the spool. Raises BadInput with file and position."""
     spool.at(path, ": character ")
     request = spool.request(0, options.task)
-    document = Document(path, "routes")
+    document = Document(path, "routes", keep={"meta"})
     before = -1
     for at, route in document:
         where = spool.place(at)

@@ -31,7 +31,8 @@ def read(path: Path, spool: Spool, options: Options) -> Facts:
     """Put every token into the spool. Raises BadInput with file and position."""
     spool.at(path, ": character ")
     request = spool.request(0, options.task)
-    document = Document(path, "selections")
+    kept = {"version", "tokens", "layers", "expertsPerLayer", "topK", "source"}
+    document = Document(path, "selections", kept)
     n_tokens = 0
     for at, layers in document:
         ids, _ = token_layers(spool.place(at), "selections", layers)

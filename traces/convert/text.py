@@ -6,10 +6,11 @@ import gzip
 import io
 import json
 import math
+import re
 import stat
 import sys
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Container, Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +18,13 @@ import msgspec
 
 from sim.errors import BadInput
 
-MAX_LINE_BYTES = 64 * 1024 * 1024
+MAX_LINE_BYTES = 32 * 1024 * 1024  # a record may be a whole prefill pass
+MAX_ROW_BYTES = 1024 * 1024  # where a line is one token's row of numbers
+# What is read takes many times its text (a list of two characters is 56 bytes): what a line may hold is counted first.
+MAX_VALUES = 8_000_000
+MAX_LISTS = 1_000_000
+MAX_DEPTH = 32
+MAX_VALUE_CHARS = 4 * 1024 * 1024  # of a document: a token's element, or anything beside the array
 MAX_RATIO = 400  # deflate reaches 1032; routing logs, even of constant rows, stay far below this
 _FREE_BYTES = 64 * 1024 * 1024  # a ratio says nothing about a small file
 _BLOCK = 1 << 20
@@ -81,7 +88,7 @@ def head_of(path: Path, n_bytes: int = 65_536) -> bytes:
         return file.read(n_bytes)
 
 
-def lines(path: Path) -> Generator[tuple[int, str], None, None]:
+def lines(path: Path, most_bytes: int = MAX_ROW_BYTES) -> Generator[tuple[int, str], None, None]:
     """(line number from 1, text) of every line that is not blank.
 
     Raises:
@@ -90,13 +97,13 @@ def lines(path: Path) -> Generator[tuple[int, str], None, None]:
     with open_bytes(path) as file:
         number = 0
         while True:
-            data = file.readline(MAX_LINE_BYTES + 1)
+            data = file.readline(most_bytes + 1)
             if not data:
                 return
             number += 1
-            if len(data) > MAX_LINE_BYTES:
+            if len(data) > most_bytes:
                 raise BadInput(
-                    f"{path}:{number}: a line of more than {MAX_LINE_BYTES} bytes: one record per line; is it the "
+                    f"{path}:{number}: a line of more than {most_bytes} bytes: one record per line; is it the "
                     f"right file?"
                 )
             try:
@@ -111,12 +118,13 @@ def lines(path: Path) -> Generator[tuple[int, str], None, None]:
 
 def records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) of a JSONL file. Raises BadInput with file and line."""
-    for number, text in lines(path):
+    for number, text in lines(path, MAX_LINE_BYTES):
         yield number, record(f"{path}:{number}", text)
 
 
 def record(where: str, text: str) -> dict[str, Any]:
     """One line of JSON as an object. Raises BadInput."""
+    _check_sizes(where, text)
     try:
         data = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -126,14 +134,48 @@ def record(where: str, text: str) -> dict[str, Any]:
     return data
 
 
-class Document:
-    """One JSON object whose large array is handed out element by element, the rest kept in `rest`.
+_BRACKETS = {ord(character): None for character in map(chr, range(128)) if character not in "[]{}"}
+_MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]')
 
-    Positions are characters, for `path: character N` in messages. No element may be longer than a line may be.
+
+def _check_sizes(where: str, text: str) -> None:
+    """Refuse what would take far more memory than its text, before it does. Raises BadInput naming the limit."""
+    for what, n, most in (
+        ("values", text.count(","), MAX_VALUES),
+        ("lists, objects and names", text.count("[") + text.count("{") + text.count(":"), MAX_LISTS),
+    ):
+        if n > most:
+            raise BadInput(f"{where}, got about {n} {what} in one record: at most {most}; give a token or a forward "
+                           "pass a line of its own")  # fmt: skip
+    if deeper(text, MAX_DEPTH):
+        raise BadInput(f"{where}: nested deeper than {MAX_DEPTH} levels; is it the right file?")
+
+
+def deeper(text: str, most: int) -> bool:
+    """Whether JSON is nested deeper than so many levels."""
+    if text.count("[") + text.count("{") <= most:
+        return False
+    left = text.translate(_BRACKETS)
+    for _ in range(most):
+        left = left.replace("[]", "").replace("{}", "")
+        if not left:
+            return False
+    depth = 0  # a string may hold brackets: look again, at what is none
+    for mark in _MARK.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(mark.group(), 0)
+        if depth > most:
+            return True
+    return False
+
+
+class Document:
+    """One JSON object whose large array is handed out element by element; of the rest, `rest` keeps what is asked for.
+
+    Positions are characters, for `path: character N` in messages.
     """
 
-    def __init__(self, path: Path, array: str) -> None:
-        self.path, self._array = path, array
+    def __init__(self, path: Path, array: str, keep: Container[str]) -> None:
+        self.path, self._array, self._keep = path, array, keep
         self.rest: dict[str, Any] = {}
         self._decoder = json.JSONDecoder(parse_constant=self._no_constant)
         self._text, self._at, self._before = "", 0, 0
@@ -152,7 +194,9 @@ class Document:
                 if key == self._array and self._is("["):
                     yield from self._elements()
                 else:
-                    self.rest[key] = self._value()
+                    value = self._value()
+                    if key in self._keep:
+                        self.rest[key] = value
                 if not self._is(","):
                     self._expect("}")
                     break
@@ -176,8 +220,8 @@ class Document:
             return False
         self._before += self._at
         self._text, self._at = self._text[self._at :], 0
-        if len(self._text) > MAX_LINE_BYTES:
-            raise self._bad(f"one value of more than {MAX_LINE_BYTES} characters; is it the right file?")
+        if len(self._text) > MAX_VALUE_CHARS:
+            raise self._bad(f"one value of more than {MAX_VALUE_CHARS} characters; is it the right file?")
         try:
             more = self._file.read(max(_BLOCK, len(self._text)))
         except UnicodeDecodeError:
@@ -210,12 +254,18 @@ class Document:
             self._next()
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
-            except (ValueError, RecursionError):
+            except ValueError:
                 if self._fill():
                     continue
                 raise self._bad("not JSON, or the file was cut") from None
+            except RecursionError:
+                raise self._bad(f"nested deeper than {MAX_DEPTH} levels") from None
             if end == len(self._text) and self._fill():
                 continue  # a number may go on
+            if end - self._at > MAX_VALUE_CHARS:
+                raise self._bad(f"one value of more than {MAX_VALUE_CHARS} characters; is it the right file?")
+            if deeper(self._text[self._at : end], MAX_DEPTH):
+                raise self._bad(f"nested deeper than {MAX_DEPTH} levels")
             self._at = end
             return value
 
