@@ -79,9 +79,9 @@ def path_of(cost: Cost, iteration: Iteration, experts: Sequence[Sequence[int]], 
             if shared is not None:
                 clocks.launch(*shared)
             clocks.host_s = max(gate_s, clocks.host_s) + cost.sync_s
-            for duration_s in sorted((cost.expert(n, cost.precision).duration_s for n in tokens), reverse=True):
-                clocks.launch(cost.launch_expert, duration_s)
-            clocks.host_s += n_elsewhere * cost.launch_expert.all_s
+            for expert in cost.in_turn(tokens):
+                clocks.launch(*expert)
+            clocks.host_s += cost.launching_s(n_elsewhere)
             steps[key] = clocks.host_s, clocks.free_s - clocks.host_s
         return steps[key]
 
@@ -98,10 +98,10 @@ def path_of(cost: Cost, iteration: Iteration, experts: Sequence[Sequence[int]], 
         return total_s + max(clocks.free_s, clocks.host_s) + cost.sync_s
 
     n_layers, n_dense = len(experts), sum(cost.n_dense_before)
-    n_experts = sum(map(len, experts)) + sum(elsewhere)
     host_s = n_layers * (cost.launch_attention.all_s + cost.launch_gate.all_s + cost.sync_s)
     host_s += n_layers * cost.launch_shared.all_s if shared is not None else 0.0
-    host_s += n_dense * cost.launch_dense.all_s + n_experts * cost.launch_expert.all_s
+    host_s += n_dense * cost.launch_dense.all_s
+    host_s += sum(cost.launching_s(n) for n in (*map(len, experts), *elsewhere))
     host_s += cost.launch_head.all_s + cost.sync_s
     after_s = head[1] + cost.sync_s + (cost.n_dense_before[-1] * dense[1] if dense is not None else 0.0)
     nothing = [()] * n_layers

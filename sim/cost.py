@@ -2,7 +2,7 @@
 
 Each price also names the quantity it rests on (an index into `Cost.rests_on`). Formulas: a copy takes
 latency + bytes / bandwidth; an operation of n kernels takes max(n x kernel floor, bytes / memory bandwidth,
-FLOPs / rate).
+FLOPs / rate). Experts that share kernels are one operation: the first pays the floor, the others what exceeds it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from sim.price import Price, kernels_of
 from sim.rates import Rates
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sim.hardware import Hardware
     from sim.iterations import Iteration
     from sim.models import Model
+    from sim.price import Launch
     from sim.stack import Stack
 
 
@@ -27,6 +30,7 @@ class Cost(Rates):
     def __init__(self, hw: Hardware, model: Model, stack: Stack, precision: str) -> None:
         super().__init__(hw, model, stack, precision)
         self._experts: dict[tuple[int, str, float, float], Price] = {}
+        self._members: dict[tuple[float, int, str, float], tuple[Price, float]] = {}
         # Asked once per iteration; few differ.
         self.gate = lru_cache(maxsize=1024)(self._gate)
         self.shared = lru_cache(maxsize=1024)(self._shared)
@@ -81,7 +85,6 @@ class Cost(Rates):
         key = (n_tokens, precision, frac, kernels_frac)
         price = self._experts.get(key)
         if price is None:
-            model = self.model
             if (whole := self._measured("expert", n_tokens)) is not None:
                 # A part costs its share of what the expert takes beyond handing over a small operation.
                 least = self._curves.get("gate")
@@ -90,10 +93,51 @@ class Cost(Rates):
                 self._experts[key] = Price(timed_s, whole.rests_on)
                 return self._experts[key]
             self._check("expert", n_tokens, "tokens", self._ranges.expert_tokens)
-            n_bytes = frac * model.expert_bytes(precision) + 2 * self.activation_bytes(n_tokens)
-            n_kernels, flops = kernels_of(self.stack.kernels.expert, kernels_frac), frac * model.expert_flops(n_tokens)
-            price = self._experts[key] = self._roofline(n_kernels, n_bytes, flops)
+            n_kernels = kernels_of(self.stack.kernels.expert, kernels_frac)
+            price = self._experts[key] = self._roofline(n_kernels, *self._expert_work(n_tokens, precision, frac))
         return price
+
+    def _expert_work(self, n_tokens: int, precision: str, frac: float) -> tuple[float, float]:
+        """(bytes, FLOPs) of the `frac` of an expert."""
+        n_bytes = frac * self.model.expert_bytes(precision) + 2 * self.activation_bytes(n_tokens)
+        return n_bytes, frac * self.model.expert_flops(n_tokens)
+
+    def leader(self, n_tokens: int, precision: str, frac: float = 1.0) -> tuple[Price, float]:
+        """The first expert of a group: its price, and what of the floor of its kernels others can still fill."""
+        price = self.expert(n_tokens, precision, frac)
+        return price, price.duration_s - self._roofline(0, *self._expert_work(n_tokens, precision, frac)).duration_s
+
+    def member(self, slack_s: float, n_tokens: int, precision: str, frac: float = 1.0) -> tuple[Price, float]:
+        """Another expert of the group: what it takes beyond the floor left to fill, and what is left of that then.
+
+        So a group of experts takes max(kernels x floor, the sum of what bytes or FLOPs of each take), in any order.
+        """
+        key = (slack_s, n_tokens, precision, frac)
+        found = self._members.get(key)
+        if found is None:
+            work = self._roofline(0, *self._expert_work(n_tokens, precision, frac))
+            beyond_s = max(0.0, work.duration_s - slack_s)
+            found = self._members[key] = Price(beyond_s, work.rests_on), max(0.0, slack_s - work.duration_s)
+        return found
+
+    def in_turn(self, tokens: Sequence[int]) -> list[tuple[Launch, float]]:
+        """Launches and seconds of a layer's experts that are all there, one per number of tokens, longest first."""
+        precision = self.precision
+        if not self.grouped:
+            prices = sorted((self.expert(n, precision).duration_s for n in tokens), reverse=True)
+            return [(self.launch_expert, duration_s) for duration_s in prices]
+        found: list[tuple[Launch, float]] = []
+        slack_s = 0.0
+        for n in sorted(tokens, key=lambda n: -self._roofline(0, *self._expert_work(n, precision, 1.0)).duration_s):
+            price, slack_s = self.member(slack_s, n, precision) if found else self.leader(n, precision)
+            found.append((self.launch_member if found else self.launch_expert, price.duration_s))
+        return found
+
+    def launching_s(self, n_experts: int) -> float:
+        """The host's least seconds for a layer's experts on one GPU."""
+        if not self.grouped:
+            return n_experts * self.launch_expert.all_s
+        return self.launch_expert.all_s + (n_experts - 1) * self.launch_member.all_s if n_experts else 0.0
 
     def _unpack_s(self, precision: str) -> float:
         """What unpacking a whole expert of a lower precision takes on the real machine that was measured."""

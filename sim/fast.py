@@ -23,6 +23,7 @@ from sim.tally import HIT, MISS
 
 if TYPE_CHECKING:
     from sim.api import Policy
+    from sim.cost import Cost
     from sim.engine import Engine
     from sim.pieces import Piece
     from sim.price import Launch, Price
@@ -103,7 +104,8 @@ class Flat:
         self.top_k = top_k
         self.n_bytes = whole[0][0].n_bytes
         self.copy_s = cost.copy_s(self.n_bytes)
-        self.single = cost.expert(1, whole[0][0].precision)
+        # An expert's price and launch by its place in its group; without groups every place is the first.
+        self.places = _places(cost, whole[0][0].precision, top_k)
         self.evicted = policy.evicted if engine.tells_evicted else None
         self.exchange = policy.exchange if exchanges(policy) else self.ask
         # Residents, in the order they came; nobody asks for their tickets here.
@@ -176,7 +178,8 @@ class Flat:
         attention, gate, shared = machine.prices()
         a_s, a_first, a_all, a_tail = _timed(attention, cost.launch_attention)
         g_s, g_first, g_all, g_tail = _timed(gate, cost.launch_gate)
-        e_s, e_first, e_all, e_tail = _timed(self.single, cost.launch_expert)
+        places, placed = [_timed(*place) for place in self.places], [0] * top_k
+        grouped = cost.grouped
         if shared is not None:
             s_s, s_first, s_all, s_tail = _timed(shared, cost.launch_shared)
         sync_s, copy_launch_s, copy_s = cost.sync_s, cost.copy_launch_s, self.copy_s
@@ -233,7 +236,11 @@ class Flat:
                 arrival_s = (link_s if link_s > host_s else host_s) + copy_s
                 for _ in range(len(missing) - 1):
                     host_s += copy_launch_s  # and the link, busy for longer than a launch takes, is not waiting
+            in_group, launched_s = 0, host_s
             for _ in hits:
+                e_s, e_first, e_all, e_tail = places[in_group]
+                placed[in_group] += 1
+                in_group += 1
                 start_s = host_s + e_first
                 host_s += e_all
                 if start_s > free_s:
@@ -245,6 +252,11 @@ class Flat:
                     host_gap_s += last_s - free_s
                     free_s = last_s
             for _ in missing:
+                if not grouped or arrival_s > launched_s or not in_group:
+                    in_group, launched_s = 0, host_s
+                e_s, e_first, e_all, e_tail = places[in_group]
+                placed[in_group] += 1
+                in_group += 1
                 start_s = host_s + e_first
                 host_s += e_all
                 if arrival_s > start_s:
@@ -267,16 +279,16 @@ class Flat:
         n_misses = len(row) - n_hits
         self.n_evicted += n_misses - (self.room - room)
         self.room = room
-        self.count(n_hits, n_misses)
+        self.count(n_hits, n_misses, placed)
 
-    def count(self, n_hits: int, n_misses: int) -> None:
+    def count(self, n_hits: int, n_misses: int, placed: list[int]) -> None:
         """Book what `decode` has done, as the machine's verbs and the engine would have."""
         machine, tally, cost, n_layers = self.machine, self.engine.tally, self.machine.cost, len(self.whole)
         attention, gate, shared = machine.prices()
         launched = [(attention, cost.launch_attention, n_layers), (gate, cost.launch_gate, n_layers)]
         if shared is not None:
             launched.append((shared, cost.launch_shared, n_layers))
-        launched.append((self.single, cost.launch_expert, n_hits + n_misses))
+        launched += [(*place, n) for place, n in zip(self.places, placed, strict=True) if n]
         uses, used, lane = machine.streams[0].uses, machine.used, machine.up[0]
         for price, launch, n in launched:
             launch.n += n
@@ -303,6 +315,18 @@ class Flat:
         tally.n_evicted += self.n_evicted
         tally.n_demand = self.machine.up[0].n_copies
         tally.demand_bytes = self.machine.up[0].copied_bytes
+
+
+def _places(cost: Cost, precision: str, top_k: int) -> list[tuple[Price, Launch]]:
+    """What an expert of one token takes and what launching it does, by its place in a group of at most `top_k`."""
+    if not cost.grouped:
+        return [(cost.expert(1, precision), cost.launch_expert)] * top_k
+    price, slack_s = cost.leader(1, precision)
+    places = [(price, cost.launch_expert)]
+    while len(places) < top_k:
+        price, slack_s = cost.member(slack_s, 1, precision)
+        places.append((price, cost.launch_member))
+    return places
 
 
 def _timed(price: Price, launch: Launch) -> tuple[float, float, float, float]:

@@ -231,12 +231,17 @@ class FusedEngine(Engine):
         if stream.pending or ready_s == UNKNOWN_S:
             ticket = entry.last_use = machine.expert(entry.piece, n_tokens, () if arrival is None else (arrival,))
         else:
-            known = self._prices.get(n_tokens)
-            if known is None:
-                price = cost.expert(n_tokens, entry.piece.precision)
-                tail_s = cost.launch_expert.tail_frac * price.duration_s
-                known = self._prices[n_tokens] = (price, price.duration_s, tail_s)
-            (price, duration_s, tail_s), launch = known, cost.launch_expert
+            launch = cost.launch_expert
+            if cost.grouped:
+                price, launch = machine.grouped(entry.piece, n_tokens, () if arrival is None else (arrival,))
+                duration_s, tail_s = price.duration_s, launch.tail_frac * price.duration_s
+            else:
+                known = self._prices.get(n_tokens)
+                if known is None:
+                    price = cost.expert(n_tokens, entry.piece.precision)
+                    tail_s = launch.tail_frac * price.duration_s
+                    known = self._prices[n_tokens] = (price, price.duration_s, tail_s)
+                price, duration_s, tail_s = known
             start_s = first_s = machine.now_s + launch.first_s
             machine.now_s = last_s = machine.now_s + launch.all_s
             last_s += tail_s

@@ -44,6 +44,10 @@ class Rates:
     def __init__(self, hw: Hardware, model: Model, stack: Stack, precision: str) -> None:
         self.hw, self.model, self.stack, self.precision = hw, model, stack, precision
         self.rests_on: list[tuple[str, Quantity]] = []
+        curves = hw.curves_of(model.id, precision)
+        # Curves were measured on a loop that runs experts one by one and launches kernel by kernel.
+        self.grouped = stack.grouped and curves is None
+        self._graphs = stack.graphs and curves is None
         gpu = hw.gpu
         # Without a unit for the type on this GPU, weights are converted and multiplied in the next wider type.
         types = (COMPUTE_TYPE.get(precision) or unpacked_type(gpu.flops_per_s), *WIDER)
@@ -66,7 +70,6 @@ class Rates:
         self._beyond: dict[str, tuple[float, str]] = {}  # by operation: the farthest price outside its measured range
         self._ranges = hw.ranges
         self._curves: dict[str, tuple[Curve, int]] = {}
-        curves = hw.curves_of(model.id, precision)
         if curves is not None:
             self._take_curves(curves)
         elif hw.curves is not None:
@@ -115,9 +118,10 @@ class Rates:
         dense = self.model.n_layers - len(self.model.moe_layer_ids)
         self.launch_attention = self._launch(kernels.attention, stack.per_layer_s.value)
         self.launch_dense = self._launch(kernels.attention + kernels.dense_ffn, stack.per_layer_s.value)
-        self.launch_gate = self._launch(kernels.gate, 0.0)
-        self.launch_shared = self._launch(kernels.shared_expert, 0.0)
+        self.launch_gate = self._launch(kernels.gate, 0.0, replayed=True)
+        self.launch_shared = self._launch(kernels.shared_expert, 0.0, replayed=True)
         self.launch_expert = self._launch(kernels.expert, stack.per_expert_s.value)
+        self.launch_member = Launch(0, self.launch_s, stack.per_expert_s.value)  # joins a group: no kernels of its own
         self.launch_head = self._launch(kernels.head, stack.per_iteration_s.value)
         self.has_shared = self.model.shared_expert_bytes(self.precision) > 0
         self.has_dense = dense > 0
@@ -143,7 +147,10 @@ class Rates:
             launch = self.launch_parts[kernels_frac, first] = Launch(n_kernels, whole.launch_s, extra_s)
         return launch
 
-    def _launch(self, n_kernels: float, extra_s: float) -> Launch:
+    def _launch(self, n_kernels: float, extra_s: float, replayed: bool = False) -> Launch:
+        """Launching kernels, or the graph they are part of; `replayed`: by the graph of the operation before."""
+        if self._graphs:
+            n_kernels = 0 if replayed else min(1, n_kernels)
         return Launch(n_kernels, self.launch_s, extra_s)
 
     def _set_cpu(self) -> None:

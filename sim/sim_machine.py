@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from sim.copy_lane import Copy
+from sim.group import Group
 from sim.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE, SerialLane, Spans
 from sim.machine import DEMAND, UNKNOWN_S, Ticket
 from sim.sim_links import SimLinks
@@ -47,6 +48,7 @@ class SimMachine(SimLinks):
         self.side_s = [0.0] * len(cost.rests_on)
         self.host_predict_s = [0.0] * len(cost.rests_on)
         self.n_syncs = 0
+        self._groups: dict[int, Group] = {}  # by GPU: experts launched last, which others may still join
         self._joins: tuple[Ticket, ...] = NOTHING
         self._gate: Ticket | None = None
         self._n_tokens = 0
@@ -78,6 +80,7 @@ class SimMachine(SimLinks):
         self.now_s = launched_s = host_s + launch.all_s
         launch.n += 1
         self.used[price] = self.used.get(price, 0) + 1
+        self._groups.clear()
         if self._joins:
             after, self._joins = self._joins + after, NOTHING
         if self.spans is not None:
@@ -130,6 +133,7 @@ class SimMachine(SimLinks):
             if price is gate_price:
                 gate_s = free_s
         stream.free_s = free_s
+        self._groups.clear()
         if self.n_gpus > 1:
             self._gate = Ticket(gate_s, GPU)
         self.now_s = (gate_s if gate_s > now_s else now_s) + self.cost.sync_s
@@ -146,6 +150,7 @@ class SimMachine(SimLinks):
                 self.streams[0].idle_until(host_s, ticket.cause)
         self.now_s = host_s + self.cost.sync_s
         self.n_syncs += 1
+        self._groups.clear()
         if self.spans is not None:
             self.spans("host", "sync", -1, -1, 0, 0, host_s, self.now_s)
 
@@ -167,8 +172,13 @@ class SimMachine(SimLinks):
     ) -> Ticket:
         cost = self.cost
         kernels_frac = piece.kernels_frac
-        price = cost.expert(n_tokens, piece.precision, piece.stop_frac - piece.start_frac, kernels_frac)
-        launch = cost.launch_expert if kernels_frac == 1.0 else cost.launch_part(kernels_frac, piece.start_frac == 0.0)
+        if cost.grouped and kernels_frac == 1.0:
+            price, launch = self.grouped(piece, n_tokens, after)
+        else:
+            self._groups.pop(piece.gpu, None)
+            price = cost.expert(n_tokens, piece.precision, piece.stop_frac - piece.start_frac, kernels_frac)
+            whole, first = kernels_frac == 1.0, piece.start_frac == 0.0
+            launch = cost.launch_expert if whole else cost.launch_part(kernels_frac, first)
         host_s = self.now_s
         self.now_s = launched_s = host_s + launch.all_s
         launch.n += 1
@@ -197,6 +207,22 @@ class SimMachine(SimLinks):
         self._joins = (*self._joins, ticket)
         return ticket
 
+    def grouped(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...]) -> tuple[Price, Launch]:
+        """What an expert (or a slice of its columns) adds to the group launched last, or to one that it begins."""
+        cost, frac, group = self.cost, piece.stop_frac - piece.start_frac, self._groups.get(piece.gpu)
+        if group is not None and group.precision == piece.precision:
+            for ticket in after:
+                if ticket.end_s == UNKNOWN_S:
+                    self._advance()
+                if not UNKNOWN_S < ticket.end_s <= group.launched_s:
+                    break
+            else:
+                price, group.slack_s = cost.member(group.slack_s, n_tokens, piece.precision, frac)
+                return price, cost.launch_member
+        price, slack_s = cost.leader(n_tokens, piece.precision, frac)
+        self._groups[piece.gpu] = Group(self.now_s, piece.precision, slack_s)
+        return price, cost.launch_expert
+
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
         cost = self.cost
         n_bytes = cost.activation_bytes(n_tokens)
@@ -224,6 +250,8 @@ class SimMachine(SimLinks):
 
     def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
         rests_on = self.cost.q_predictor[basis]
+        if lane != "side":
+            self._groups.clear()  # no group spans what the host or the stream does in between
         if lane == "host":
             self.host_predict_s[rests_on] += duration_s
             begun_s = self.now_s
@@ -263,7 +291,7 @@ class SimMachine(SimLinks):
         """The host's busy seconds by the quantity they rest on (an index into `cost.rests_on`)."""
         cost = self.cost
         layers = (cost.launch_attention, cost.launch_dense)
-        experts = (cost.launch_expert, *cost.launch_parts.values())
+        experts = (cost.launch_expert, cost.launch_member, *cost.launch_parts.values())
         launches = (*layers, cost.launch_gate, cost.launch_shared, *experts, cost.launch_head)
         return [
             (cost.q_launch, math.fsum(launch.n * launch.kernels_s for launch in launches)),

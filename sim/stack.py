@@ -20,18 +20,24 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Kernel launches per operation; each costs `host.launch_s` on the host lane."""
+    """Kernels per operation; each launch, of a kernel or of a graph, costs `host.launch_s` on the host lane."""
 
     attention: Count  # one layer, from its norm to the residual addition
     gate: Count  # one router, its norm included
-    expert: Count  # one routed expert on the GPU, gather and weighted addition included
+    expert: Count  # one routed expert on the GPU, or one group of them; gather and weighted addition included
     shared_expert: Count  # the shared experts of one layer
     head: Count  # final norm, logits, next token
     dense_ffn: Count  # one dense layer's FFN, its norm included
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Host seconds are spent on the host lane on top of kernel and copy launches."""
+    """Host seconds are spent on the host lane on top of kernel and copy launches.
+
+    `grouped`: one set of kernels runs all experts of a layer that are there when it is launched (grouped products);
+    else each expert launches kernels of its own. `graphs`: kernels are replayed as CUDA graphs, each launched at the
+    price of one kernel: one from attention to the router and the shared experts, one per expert or group of experts,
+    one for a dense layer, one for the head.
+    """
 
     schema: Literal[1]
     id: str
@@ -44,6 +50,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     per_expert_s: Quantity  # per routed expert run on the GPU
     per_copy_s: Quantity  # per whole expert copied; a part of one takes its share
     per_iteration_s: Quantity
+    grouped: bool = False
+    graphs: bool = False
     kernels: Kernels
     sources: dict[str, str] = {}
 

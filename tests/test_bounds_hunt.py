@@ -81,7 +81,7 @@ def wild_stack(rng, stack):
     return msgspec.structs.replace(
         stack, kernels=kernels, per_layer_s=figure(rng.choice((0, 0, 1e-3))),
         per_expert_s=figure(rng.choice((0, 0, 1.5e-4, 2e-3))), per_copy_s=figure(rng.choice((0, 0, 1e-4))),
-        per_iteration_s=figure(rng.choice((0, 1e-3))),
+        per_iteration_s=figure(rng.choice((0, 1e-3))), grouped=rng.random() < 0.6, graphs=rng.random() < 0.5,
     )  # fmt: skip
 
 

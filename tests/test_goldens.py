@@ -5,7 +5,8 @@ A change that is meant to alter decisions or times regenerates them, and its com
     python tests/test_goldens.py            # rewrites tests/goldens/*.json; `git diff` shows what moved
 
 Each file holds, by budget in whole experts: the digest of the decision log, decisions by kind, and the makespan to the
-last bit (hexadecimal). The trace and the machine are those of `sim.checks.world`.
+last bit (hexadecimal). The trace and the machine are those of `sim.checks.world`, on the stack that runs experts one by
+one: what groups cost is no policy's decision.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pytest
 from sim.api import Policy
 from sim.checks.world import ALL, World
 from sim.registry import policies
+from sim.stack import load_stack
 
 FOLDER = Path(__file__).parent / "goldens"
 BUDGETS = (4, 8, 14, ALL)
@@ -30,6 +32,7 @@ def golden(kind: type[Policy]) -> dict[str, Any]:
     """What the policy does now."""
     found: dict[str, Any] = {}
     with World(kind) as world:
+        world.stack = load_stack("separate")
         for budget in BUDGETS:
             seen = world.run(world.room(budget))
             text = "\n".join(f"{kind} {layer} {expert}" for kind, layer, expert in seen.log)

@@ -16,7 +16,7 @@ from sim.stack import load_stack, stack_names
 
 
 def test_names() -> None:
-    assert list(stack_names()) == ["bare", "hf"]
+    assert list(stack_names()) == ["bare", "hf", "separate"]
     assert load_stack("huggingface").id == "hf"
 
 
@@ -26,6 +26,13 @@ def test_bare_is_free_of_host_time() -> None:
     assert bare.copy_efficiency_frac.value == 1.0
     assert [path for path, figure in quantities(bare) if figure.value] == ["copy_efficiency_frac"]
     assert min(msgspec.to_builtins(bare.kernels).values()) >= 3
+
+
+def test_what_the_stacks_group_and_replay() -> None:
+    """`bare` does what engines do by default; `separate` is what it was in version 0.1, with the same kernels."""
+    assert [(name, load_stack(name).grouped, load_stack(name).graphs) for name in stack_names()] == [
+        ("bare", True, True), ("hf", False, False), ("separate", False, False)]  # fmt: skip
+    assert load_stack("bare").kernels == load_stack("separate").kernels
 
 
 def test_hf_launches_more_kernels_than_bare() -> None:
