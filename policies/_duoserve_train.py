@@ -30,6 +30,7 @@ from policies._duoserve import (
 )
 from policies._mlp import LIMITS, Floats, load, quantised, save, step_for
 from sim.errors import BadInput
+from sim.store import no_store
 
 if TYPE_CHECKING:
     from traces.reader import Trace
@@ -67,8 +68,7 @@ def train(trace: Trace, out: Path, plan: Plan, told: Told | None = None) -> dict
     """
     spans = rows_of(trace, "store", prefill=True)
     if not spans:
-        raise BadInput(f"{trace.path}: no request belongs to the split `store`, so there is nothing to train on; "
-                       "record a trace with one")  # fmt: skip
+        raise no_store(trace, "duoserve's predictor is trained there")
     single, joint = counts_of(blocks_of(trace, spans), trace.n_experts)
     ids = np.concatenate(list(blocks_of(trace, spans)))
     shape = (trace.n_layers, trace.n_experts, trace.top_k)

@@ -23,7 +23,7 @@ from policies._emoe_predict import FORMAT, FORMS, Counts, Transformer, counts_of
 from policies._emoe_xlnet import EPSILON, ONE
 from policies._mlp import save
 from sim.errors import BadInput
-from sim.store import requests_of
+from sim.store import no_store, requests_of
 
 if TYPE_CHECKING:
     from sim.iterations import RequestInfo
@@ -186,7 +186,7 @@ def train(
     trace.require("tasks", "training eMoE")
     store = requests_of(trace, "store")
     if not store:
-        raise BadInput(f"{trace.path}: no request is set aside for learning; record it with a store split")
+        raise no_store(trace, "eMoE's predictor is trained there")
     tasks = tuple(trace.header.tasks)
     facts: dict[str, Any] = {
         "format": FORMAT, "model": trace.header.model, "trace_sha256": trace.sha256, "n_layers": trace.n_layers,

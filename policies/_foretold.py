@@ -20,7 +20,7 @@ from sim.decisions import Prefetch
 from sim.errors import BadInput
 from sim.iterations import Iteration
 from sim.pieces import Piece
-from sim.store import StoreSplit
+from sim.store import StoreSplit, no_store
 from sim.view import View
 
 Ids = NDArray[np.int64]
@@ -37,10 +37,8 @@ class TokenPaths:
     def __init__(self, store: StoreSplit, policy: str) -> None:
         trace = store.trace
         if not store:
-            raise BadInput(
-                f"{trace.path}: split 'store' has no requests: {policy} learns there where tokens of each id are "
-                "routed; take a trace with a store split, or a surrogate (--predictor surrogate:0.85)"
-            )
+            raise no_store(trace, f"{policy} learns there where tokens of each id are routed",
+                           ", or a surrogate (--predictor surrogate:0.85)")  # fmt: skip
         self._tokens, self._top_k = trace.token_ids, trace.top_k
         self._known: dict[int, Ids] = {}
         self._named: dict[int, tuple[Ids, Ids]] = {}

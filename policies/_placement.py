@@ -7,9 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.errors import BadInput
 from sim.pieces import Piece
-from sim.store import StoreSplit
+from sim.store import StoreSplit, no_store
 from sim.view import View
 
 
@@ -21,10 +20,8 @@ def uses(store: StoreSplit, policy: str, prompts: bool = True) -> NDArray[np.int
     """
     trace = store.trace
     if not store:
-        raise BadInput(
-            f"{trace.path}: split 'store' has no requests: {policy} places experts by how often they were used there; "
-            "take a trace with a store split, or a policy that learns nothing"
-        )
+        raise no_store(trace, f"{policy} places experts by how often they were used there",
+                       ", or a policy that learns nothing")  # fmt: skip
     counts = np.zeros((trace.n_layers, trace.n_experts), dtype=np.int64)
     layers = np.arange(trace.n_layers)[None, :, None]
     for request in store.requests:

@@ -170,8 +170,7 @@ def _trace_for(model_name: str | None, overrides: Overrides) -> str:
 def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace, overrides: Overrides) -> Setup:
     model = load_model(spec.model or default_model(trace), overrides.model)
     check_shape(model, trace)
-    for level in sorted(policy.needs):
-        trace.require(level, f"policy {policy.name}")
+    trace.require_all(policy.needs, f"policy {policy.name}")
     requests = requests_of(trace, spec.split)[: spec.requests]
     if not requests:
         raise BadInput(f"{trace.path}: split {spec.split!r} has no requests; --split all takes every request")

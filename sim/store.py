@@ -5,10 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from sim.errors import BadInput
 from sim.iterations import DECODE, PREFILL, Range, RequestInfo
 
 if TYPE_CHECKING:
     from traces.reader import Trace
+
+
+MAKE_ONE = "make one with --store-frac 0.7 (`moesim traces convert`, `moesim record`)"
+
+
+def no_store(trace: Trace, who: str, rest: str = "") -> BadInput:
+    """The refusal of a trace whose requests are all scored.
+
+    Args:
+        who: who learns what there. rest: another way out, after a comma.
+    """
+    return BadInput(f"{trace.path}: split 'store' has no requests: {who}; take a trace with a store split, {MAKE_ONE}"
+                    f"{rest}")  # fmt: skip
 
 
 class StoreSplit:

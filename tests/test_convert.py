@@ -76,15 +76,42 @@ class TestFacts:
     def test_what_the_file_does_not_tell_is_asked_for(self, tmp_path):
         path = SAMPLES["warp"][0](tmp_path)
         assert "--model, got none" in refused(tmp_path, path, Options(n_experts=4))
-        message = refused(tmp_path, path, Options(model="m"))
-        assert "--n-experts, got none" in message
-        assert "largest id is 3, so at least 4" in message
+        assert "--n-experts, got none" in refused(tmp_path, path, Options(model="m"))
         assert "warp.jsonl:1: expert, got 3: ids are below the number of experts (3)" in refused(
             tmp_path, path, Options(model="m", n_experts=3))  # fmt: skip
         assert "--top-k, got none" in refused(tmp_path, SAMPLES["esft"][0](tmp_path), SHAPE)
         logits_path = SAMPLES["hf_npz"][0](tmp_path)
-        assert "--top-k, got none" in refused(tmp_path, logits_path, SHAPE)
         assert "--renormalised or --no-renormalised" in refused(tmp_path, logits_path, replace(SHAPE, top_k=2))
+        # What only the whole file tells is asked for behind it, with what was seen.
+        message = refused(tmp_path, SAMPLES["sglang"][0](tmp_path), Options(model="m"))
+        assert "--n-experts, got none" in message
+        assert "largest id is 3, so at least 4" in message
+
+    @pytest.mark.parametrize(
+        ("name", "asked"),
+        [
+            ("warp", ("--model", "--n-experts")), ("csv", ("--model", "--n-experts")),
+            ("esft", ("--model", "--n-experts", "--top-k")), ("hf_npz", ("--model", "--top-k", "--renormalised")),
+        ],
+    )  # fmt: skip
+    def test_everything_that_is_missing_is_asked_for_at_once_and_before_work(self, tmp_path, name, asked, monkeypatch):
+        path, source = SAMPLES[name][0](tmp_path), SAMPLES[name][2]
+        monkeypatch.setattr(sources()[source], "read", lambda *_: pytest.fail("it was read"))
+        message = refused(tmp_path, path, Options())
+        assert message.startswith(" and ".join(asked) + ", got none: ")
+
+    def test_prompt_len_is_refused_where_phases_are_told(self, tmp_path, monkeypatch):
+        for name, message in (("jsonl", "plain.jsonl"), ("bigmoe", "(bigmoe)"), ("warp", "(warp)")):
+            write, options, _ = SAMPLES[name]
+            assert "--prompt-len, got 2" in refused(tmp_path, write(tmp_path), replace(options, prompt_len=2)), message
+
+    def test_a_trace_without_decode_rows_says_what_it_lacks(self, tmp_path):
+        path, options = SAMPLES["esft"][0](tmp_path), SAMPLES["esft"][1]
+        notes = convert([path], tmp_path / "x.safetensors", options=options).notes
+        assert any("No decode rows" in note and "--prompt-len" in note for note in notes)
+        phased = convert([path], tmp_path / "y.safetensors", options=replace(options, prompt_len=1))
+        assert phased.n_decode > 0
+        assert not any("No decode rows" in note for note in phased.notes)
 
     def test_contradictions_are_refused(self, tmp_path):
         path = SAMPLES["jsonl"][0](tmp_path)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from convert_samples import EXPERTS, HF, SAMPLES, SHAPE, converted, jsonl, logits, put, refused, vllm
 
+from sim.errors import BadInput
 from traces.check import check_trace
 from traces.convert import Options, convert
 
@@ -52,6 +53,21 @@ class TestVllm:
         with converted(tmp_path, path, replace(SHAPE, one_stream=True)) as trace:
             assert trace.header.labels == ("unsegmented",)
             assert (trace.n_tokens, trace.requests.n_decode_rows) == (12, 0)
+
+    def test_layers_in_files_of_their_own_are_one_run(self, tmp_path):
+        """Split by layer, a log converts to the same trace as whole."""
+        lines = self.records(tmp_path)
+        with converted(tmp_path, put(tmp_path / "whole.jsonl", jsonl(*lines)), Options()) as trace:
+            whole = (trace.experts.tolist(), trace.weights(0, trace.n_tokens).tolist(), list(trace.requests))
+        files = [put(tmp_path / f"layer{layer}.jsonl",
+                     jsonl(*(line for line in lines if line["type"] == "meta" or line["layer"] == layer)))
+                 for layer in sorted({line["layer"] for line in lines if line["type"] == "route"})]  # fmt: skip
+        assert len(files) > 1
+        with converted(tmp_path, files, Options()) as trace:
+            assert (trace.experts.tolist(), trace.weights(0, trace.n_tokens).tolist(), list(trace.requests)) == whole
+        longer = put(tmp_path / "longer.jsonl", files[1].read_bytes() + jsonl(lines[-1]))
+        with pytest.raises(BadInput, match=r"one token more than in .*layer0\.jsonl"):
+            convert([files[0], longer], tmp_path / "x.safetensors")
 
     def test_one_counter_over_one_layer_shows_no_forwards(self, tmp_path):
         ids = [[3, 2]] * 100 + [[0, 1], [1, 2], [2, 3]]

@@ -366,3 +366,20 @@ def test_the_command_line(capsys, tmp_path, monkeypatch):
     assert found["figures"]["predicted_1"] > found["figures"]["predicted_2"] > 0.3
     code, out, _ = moesim(capsys, "synth", "none", "--targets", "list")
     assert "MoEpic" in out
+
+
+@pytest.mark.parametrize("asked", [{"n_requests": 1}, {"n_tokens": 20}])
+def test_a_trace_too_short_for_both_splits_of_its_source_is_refused_before_it_is_drawn(tmp_path, asked):
+    made = profile()
+    lengths = [msgspec.structs.replace(made.requests[i % len(made.requests)], store=i % 3 == 1) for i in range(6)]
+    both = msgspec.structs.replace(made, requests=lengths)
+    path = tmp_path / "t.safetensors"
+    with pytest.raises(BadInput, match=r"split store.*: --requests [23]") as caught:
+        write(path, both, **asked)
+    assert not path.exists()
+    n_requests = int(str(caught.value).split()[-1])
+    with Trace(write(path, both, n_requests=n_requests)) as trace:
+        assert {request.split for request in trace.requests} == {"store", "test"}
+    scored = msgspec.structs.replace(made, requests=[msgspec.structs.replace(lengths[0], store=False)])
+    with Trace(write(tmp_path / "one.safetensors", scored, **asked)) as trace:  # its source has one split too
+        assert trace.n_requests == 1

@@ -195,6 +195,9 @@ def test_a_missing_level_is_named_with_its_remedy(tmp_path):
             BadInput, match=r"fine_moe needs next_scores_1, got experts, scores: not recorded; .*moesim record"
         ):
             trace.require("next_scores_1", "fine_moe")
+        with pytest.raises(BadInput, match=r"emoe needs next_scores_1, tasks, got experts, scores: .*them.*; convert"):
+            trace.require_all({"scores", "tasks", "next_scores_1"}, "emoe")
+        trace.require_all({"scores", "experts"}, "emoe")
         with pytest.raises(BadInput, match="emoe needs tasks"):
             trace.require("tasks", "emoe")
         with pytest.raises(BadInput, match="next_scores_1"):

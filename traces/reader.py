@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -143,10 +144,22 @@ class Trace(StoredTrace):
         """
         if level in self.levels:
             return
-        how = HOW_TO_GET.get(
-            level, "record it with `moesim record`, or take a bundled trace that has it (`moesim traces`)"
-        )
-        raise BadInput(f"{self.path}: {who} needs {level}, got {', '.join(sorted(self.levels))}: not recorded; {how}")
+        self.require_all({level}, who)
+
+    def require_all(self, levels: Iterable[str], who: str) -> None:
+        """Insist on several levels.
+
+        Raises:
+            BadInput: names every level that is missing, `who` needs them and how to get them.
+        """
+        missing = sorted(set(levels) - self.levels)
+        if not missing:
+            return
+        told = "record it with `moesim record`, or take a bundled trace that has {} (`moesim traces`)"
+        told = told.format("it" if len(missing) == 1 else "them")
+        how = dict.fromkeys(HOW_TO_GET.get(level, told) for level in missing)
+        raise BadInput(f"{self.path}: {who} needs {', '.join(missing)}, got {', '.join(sorted(self.levels))}: not "
+                       f"recorded; {'; '.join(how)}")  # fmt: skip
 
     def _rows(self, tensor: str, a: int, b: int) -> Array:
         """Rows [a, b) of a stored tensor; refuses prefill rows of one that has decode rows only."""

@@ -154,8 +154,7 @@ class World:
         """What `sim.setup.prepare` would make of it, for a class that need not be registered."""
         policy = self.kind(**(settings or {}))
         trace = trace or self.trace(self.kind.needs | policy.needs)
-        for level in sorted(policy.needs):
-            trace.require(level, f"policy {policy.name}")
+        trace.require_all(policy.needs, f"policy {policy.name}")
         requests = requests_of(trace, "test")
         demand = Demand(kv_tokens=64 * batch, iteration_tokens=64, batch=batch)
         bound = "bound" in policy.traits

@@ -37,11 +37,6 @@ def sniff(path: Path, head: bytes) -> bool:
 
 def read(path: Path, spool: Spool, options: Options) -> Facts:
     """Put every layer of every sequence into the spool. Raises BadInput with file, line and field."""
-    if options.top_k is None:
-        raise BadInput(
-            f"--top-k, got none: {path} does not tell how many experts serve a token; give it (ESFT's own logs: "
-            f"--top-k 6 --n-experts 64)"
-        )
     files = _files(path if path.is_dir() else path.parent)
     readers = {layer: lines(file) for layer, file in files.items()}
     spool.at(path, ": sequence ")

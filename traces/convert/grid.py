@@ -57,7 +57,8 @@ def _in_place(spool: Spool, n_tokens: int) -> tuple[list[int], Array, int]:
     if n_tokens * n_layers > 2 * n_records:  # before anything of that size is made
         raise BadInput(
             f"{spool.where}, got {n_records} records for {n_tokens} tokens in {n_layers} layers: more than half are "
-            f"missing; the log was filtered or cut, record it again"
+            f"missing; the log was filtered or cut, or its layers lie in several files: give all of them, or record "
+            "it again"
         )
     cells = np.memmap(spool.path("cells"), spool.record_type(), "r", shape=(n_records,))
     experts = np.memmap(spool.path("experts"), "<u2", "w+", shape=(n_tokens, n_layers, k))

@@ -53,13 +53,6 @@ def sniff(_path: Path, head: bytes) -> bool:
 
 def read(path: Path, spool: Spool, options: Options) -> Facts:
     """Put every token with its scores into the spool. Raises BadInput with file, array or line."""
-    if options.top_k is None:
-        raise BadInput(f"--top-k, got none: {path} holds logits, not choices; say how many experts serve a token")
-    if options.renormalised is None:
-        raise BadInput(
-            f"--renormalised or --no-renormalised, got neither: {path} holds logits; say whether the model divides the "
-            f"chosen scores by their sum (norm_topk_prob; Mixtral does, Qwen1.5-MoE does not)"
-        )
     with path.open("rb") as file:
         is_text = file.read(1) == b"{" or file.seek(0) or file.read(2) == b"\x1f\x8b"
     n_experts = _read_lines(path, spool, options) if is_text else _read_arrays(path, spool, options)

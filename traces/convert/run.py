@@ -14,7 +14,7 @@ import numpy as np
 from sim import __version__
 from sim.errors import BadInput, did_you_mean
 from traces.check import check_trace
-from traces.convert import bigmoe, csv_long, esft, hf, jsonl, moe_ocs, sglang, strata, vllm, warp
+from traces.convert import asks, bigmoe, csv_long, esft, hf, jsonl, moe_ocs, sglang, strata, vllm, warp
 from traces.convert.arrays import PICKLED
 from traces.convert.grid import Grid, finish
 from traces.convert.options import Facts, Options
@@ -59,8 +59,7 @@ def detect(path: Path) -> str:
         BadInput: unreadable, a pickle, a trace already, or nothing known.
     """
     try:
-        folder = path.is_dir()
-        head = b"" if folder else head_of(path)
+        head = _head(path)
     except ValueError:
         raise BadInput(f"{str(path)!r}: not a path; check the name") from None
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
@@ -98,11 +97,12 @@ def convert(
         raise BadInput(f"--from, got {shown(name)}: no such format; {did_you_mean(name, sources())}")
     if out.is_dir():
         raise BadInput(f"{out}: a folder; name the file to write")
+    asks.check(name, inputs[0], _head(inputs[0]), options)
     spool = Spool(out)
     try:
         facts: Facts | None = None
-        for path in inputs:
-            facts = _read(sources()[name], path, spool, options).over(facts, str(path))
+        for paths in vllm.runs_of(inputs) if name == vllm.NAME else [[path] for path in inputs]:
+            facts = _read(sources()[name], paths, spool, options).over(facts, str(paths[0]))
         assert facts is not None
         grid = finish(spool)
         try:
@@ -113,11 +113,16 @@ def convert(
         spool.close()
 
 
-def _read(module: ModuleType, path: Path, spool: Spool, options: Options) -> Facts:
+def _head(path: Path) -> bytes:
+    return b"" if path.is_dir() else head_of(path)
+
+
+def _read(module: ModuleType, paths: Sequence[Path], spool: Spool, options: Options) -> Facts:
+    """One run's file, or its files where each holds some of the layers."""
     try:
-        facts: Facts = module.read(path, spool, options)
+        facts: Facts = module.read(*paths[:1], spool, options, *([paths[1:]] if paths[1:] else []))
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or 'cannot be read'}; check the path") from None
+        raise BadInput(f"{error.filename or paths[0]}: {error.strerror or 'cannot be read'}; check the path") from None
     return facts
 
 
@@ -186,6 +191,10 @@ def _write(
         part.replace(out)
     except OSError as error:
         raise BadInput(f"{out}: {error.strerror or 'cannot be written'}; choose another path") from None
+    if not n_decode:
+        way = "" if options.one_stream else (
+            "; where its sequences hold answers too, --prompt-len N takes the rows behind the first N as decoded")
+        notes.append(f"No decode rows: runs on this trace have a TTFT and no time per further token (TPOT){way}.")
     n_store = splits.count("store")
     return Converted(out, source, header, len(splits), n_store, len(requests.order), n_decode, levels, tuple(notes))
 
@@ -203,6 +212,8 @@ def _requests(spool: Spool, options: Options, where: str) -> _Requests:
     present, starts = np.unique(owner[order], return_index=True)
     starts = np.append(starts, len(order))
     phases = np.frombuffer(spool.phase, np.int8)
+    if options.prompt_len is not None and not (phases[order] == UNKNOWN).any():
+        asks.refuse_prompt_len(options.prompt_len, where)
     prompts = np.empty(len(present), np.int64)
     bare = 0
     for i, (start, stop) in enumerate(pairwise(starts.tolist())):
@@ -252,8 +263,10 @@ def _header(
     """The header: what the user says, else what the source says, else an error where it matters."""
     spool = grid.spool
     model = options.model or facts.model
-    if not model:
-        raise BadInput(f"--model, got none: {inputs[0]} does not name its model; give the name")
+    told = {"model": model, "n_experts": facts.n_experts or options.n_experts}
+    at_least = f" (its largest id is {spool.largest_id}, so at least {spool.largest_id + 1} experts)"
+    asks.refuse_missing([name for name, value in told.items() if not value], str(inputs[0]),
+                        "" if told["n_experts"] else at_least)  # fmt: skip
     if len(grid.layers) > MAX_LAYERS:
         raise BadInput(f"{inputs[0]}, got {len(grid.layers)} layers: at most {MAX_LAYERS}; is it the right file?")
     kind = options.weights_kind or facts.weights_kind
@@ -267,10 +280,10 @@ def _header(
     labels = tuple(dict.fromkeys(facts.labels))
     names = {"source_layers": ", ".join(map(str, grid.layers))} if grid.layers != list(range(len(grid.layers))) else {}
     title = sources()[source].TITLE
-    told = facts.model_source or ", ".join(path.name for path in inputs[:8]) + (" ..." if len(inputs) > 8 else "")
+    origin = facts.model_source or ", ".join(path.name for path in inputs[:8]) + (" ..." if len(inputs) > 8 else "")
     return Header(
         model=model,
-        model_source=options.model_source or f"{title}: {told}",
+        model_source=options.model_source or f"{title}: {origin}",
         n_layers=len(grid.layers),
         n_experts=_n_experts(spool, facts, options, inputs[0]),
         top_k=spool.top_k,
@@ -290,11 +303,7 @@ def _n_experts(spool: Spool, facts: Facts, options: Options, path: Path) -> int:
     if told is not None and options.n_experts not in (None, told):
         raise BadInput(f"--n-experts, got {options.n_experts}: {path} says {told}; leave it out, or correct the file")
     n_experts = told or options.n_experts
-    if n_experts is None:
-        raise BadInput(
-            f"--n-experts, got none: {path} does not tell; its largest id is {spool.largest_id}, so at least "
-            f"{spool.largest_id + 1}"
-        )
+    assert n_experts is not None  # asked for before
     if spool.largest_id >= n_experts:
         raise BadInput(
             f"{spool.largest_at}: expert, got {spool.largest_id}: ids are below the number of experts ({n_experts}); "

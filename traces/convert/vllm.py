@@ -15,6 +15,8 @@ What the log does not say, and what is made of it:
 - The engine's profiling passes come first and are dropped: a first forward of 64 tokens or more that all have the
   same experts (dummy tokens are alike) or of 8,192 tokens or more; behind it, all others like it, of any size, down
   to single tokens.
+- Layers in files of their own: files whose first records are of different layers hold the same tokens in the same
+  order, and are read as one run.
 - Requests: by `req_id` where it differs. Where it is constant, requests must have run one at a time: a forward of
   several tokens begins one, forwards of one token continue it. Three forwards of the same several tokens in a row
   look like batched decoding, whose rows belong to nobody known: refused, unless the log is taken as one stream.
@@ -22,6 +24,7 @@ What the log does not say, and what is made of it:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -61,54 +64,95 @@ class _Forward:
         return self.stop - self.first
 
 
-def read(path: Path, spool: Spool, options: Options) -> Facts:
-    """Put every cell into the spool, then give tokens their requests. Raises BadInput with file and line."""
-    spool.at(path)
-    facts = Facts(expert_order="router")
-    forwards: list[_Forward] = []
-    asked: list[str | int] = []  # req_id by token, as an index into `names`
-    base = len(spool.owner)
-    layer_before, index_before, at = -1, -1, 0
-    for number, data in records(path):
-        where = spool.place(number)
-        if data.get("type") == "meta":
-            facts = _facts(where, data)
-            continue
-        if data.get("type", "route") != "route":
-            continue
-        layer = whole(where, "layer", needed(where, data, "layer"))
-        index = whole(where, "token_idx", needed(where, data, "token_idx"), 0, 2**62)
-        if layer != layer_before or index != index_before + 1:
-            if layer <= layer_before or not forwards:
-                forwards.append(_Forward(len(spool.owner), len(spool.owner), number))
-            at = forwards[-1].first
-        layer_before, index_before = layer, index
-        forward = forwards[-1]
-        ids = expert_ids(where, "topk_ids", needed(where, data, "topk_ids"))
-        weights = data.get("topk_weights")
+def runs_of(paths: Sequence[Path]) -> list[list[Path]]:
+    """Files of one run stand together: those whose first records are of different layers hold the layers of the same
+    tokens; files that begin with the same layer are runs of their own."""
+    layers = [next((data.get("layer") for _, data in records(path) if "layer" in data), None) for path in paths]
+    apart = len({*map(str, layers)}) == len(paths) and None not in layers
+    return [list(paths)] if apart else [[path] for path in paths]
+
+
+def read(path: Path, spool: Spool, options: Options, others: Sequence[Path] = ()) -> Facts:
+    """Put every cell into the spool, then give tokens their requests.
+
+    Args:
+        others: files of the same run with the same tokens in further layers.
+
+    Raises:
+        BadInput: with file and line.
+    """
+    log = _Log(spool, len(spool.owner))
+    facts = log.add(path)
+    for other in others:
+        facts = log.add(other, path).over(facts, str(other))
+    _assign(path, spool, options, log.forwards, log.asked, log.base)
+    return facts
+
+
+@dataclass(slots=True)
+class _Log:
+    """Tokens of one run, from its first file on, and the forward passes they came in."""
+
+    spool: Spool
+    base: int
+    forwards: list[_Forward] = field(default_factory=list)
+    asked: list[str | int] = field(default_factory=list)  # req_id by token
+
+    def add(self, path: Path, first: Path | None = None) -> Facts:
+        """Put a file's cells into the spool; those of a further file go to the tokens of the `first`."""
+        spool, forwards = self.spool, self.forwards
+        spool.at(path)
+        facts = Facts(expert_order="router")
+        layer_before, index_before, at, n_forwards = -1, -1, 0, 0
+        for number, data in records(path):
+            where = spool.place(number)
+            if data.get("type") == "meta":
+                facts = _facts(where, data)
+                continue
+            if data.get("type", "route") != "route":
+                continue
+            layer = whole(where, "layer", needed(where, data, "layer"))
+            index = whole(where, "token_idx", needed(where, data, "token_idx"), 0, 2**62)
+            if layer != layer_before or index != index_before + 1:
+                if layer <= layer_before or not n_forwards:
+                    n_forwards += 1
+                    if first is None:
+                        forwards.append(_Forward(len(spool.owner), len(spool.owner), number))
+                at = forwards[min(n_forwards, len(forwards)) - 1].first
+            layer_before, index_before = layer, index
+            forward = forwards[min(n_forwards, len(forwards)) - 1]
+            if first is not None and (n_forwards > len(forwards) or at == forward.stop):
+                raise BadInput(
+                    f"{where}: token_idx, got one token more than in {first}: files that each hold some of the layers "
+                    "hold the same tokens in the same order; give those of one run, or convert them one by one"
+                )
+            ids = expert_ids(where, "topk_ids", needed(where, data, "topk_ids"))
+            weights = data.get("topk_weights")
+            self._token(forward, at, layer, request_key(where, data.get("req_id")), where)
+            same = forward.seen.setdefault(layer, ids) == ids
+            forward.leading_alike += same and forward.leading_alike == at - forward.first and len(forward.seen) == 1
+            forward.alike &= same
+            given = [] if weights is None else expert_weights(where, "topk_weights", weights, len(ids))
+            spool.cell(at, layer, ids, given, number)
+            at += 1
+        return facts
+
+    def _token(self, forward: _Forward, at: int, layer: int, asked: str | int, where: str) -> None:
+        """Add the token when it is new; in a further layer it is of the same request."""
         if at == forward.stop:
             if len(forward.seen) > 1 or (forward.seen and layer not in forward.seen):
                 raise BadInput(
                     f"{where}: token_idx, got one token more than in layer {next(iter(forward.seen))}: a forward pass "
                     f"has the same tokens in every layer; record it again"
                 )
-            spool.token(DROPPED, UNKNOWN, iteration=len(forwards) - 1)
-            asked.append(request_key(where, data.get("req_id")))
+            self.spool.token(DROPPED, UNKNOWN, iteration=len(self.forwards) - 1)
+            self.asked.append(asked)
             forward.stop += 1
-        elif asked[at - base] != request_key(where, data.get("req_id")):
+        elif self.asked[at - self.base] != asked:
             raise BadInput(
-                f"{where}: req_id, got {shown(data.get('req_id'))}: another one in an earlier layer of the same token; "
-                f"record it again"
+                f"{where}: req_id, got {shown(asked)}: another one in an earlier layer of the same token; record it "
+                "again"
             )
-        same = forward.seen.setdefault(layer, ids) == ids
-        forward.leading_alike += same and forward.leading_alike == at - forward.first and len(forward.seen) == 1
-        forward.alike &= same
-        spool.cell(
-            at, layer, ids, [] if weights is None else expert_weights(where, "topk_weights", weights, len(ids)), number
-        )
-        at += 1
-    _assign(path, spool, options, forwards, asked, base)
-    return facts
 
 
 def _facts(where: str, meta: dict[str, object]) -> Facts:

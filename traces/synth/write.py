@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sim import __version__
+from sim.errors import BadInput
 from traces.format import DISTANCES, MAX_TEXT, U8_SQUARE
 from traces.header import Header
 from traces.synth.draw import Drawer
@@ -37,6 +38,20 @@ def labels(profile: Profile) -> tuple[str, ...]:
     if any(rule.startswith("published targets") for rule in profile.assumptions):
         found.append("fitted-to-published-figures")
     return tuple(found)
+
+
+def both_splits(drawer: Drawer, n_requests: int | None, n_tokens: int | None) -> None:
+    """Insist on requests to learn from (split store) and requests to score (test), if the source has both."""
+    wanted = {"store" if like.store else "test" for like in drawer.profile.requests}
+    found: set[str] = set()
+    for plan in drawer.plans(n_requests, n_tokens):
+        found.add(plan.split)
+        if found == wanted:
+            return
+    few = next(plan.index + 1 for plan in drawer.plans(None, None) if found.add(plan.split) or found == wanted)
+    asked = f"--requests, got {n_requests}" if n_tokens is None else f"--tokens, got {n_tokens}"
+    raise BadInput(f"{asked}: too few for a request to learn from (split store) and one to score (test), as the source "
+                   f"has; draw {few} requests at least: --requests {few}")  # fmt: skip
 
 
 def header(profile: Profile, model: str, seed: int) -> Header:
@@ -71,11 +86,12 @@ def write(
     progress(done, total) counts rows when n_tokens is given, requests otherwise.
 
     Raises:
-        BadInput: the path cannot be written.
+        BadInput: the path cannot be written, or the source has both splits and so few requests would have one.
     """
     drawer = Drawer(profile, seed)
     if n_requests is None and n_tokens is None:
         n_requests = len(profile.requests)
+    both_splits(drawer, n_requests, n_tokens)
     keep = LEVELS[levels]
     table = drawer.embedding_table if keep is None else None
     done = 0
