@@ -32,6 +32,12 @@ Loading = Generator[Decision, Any, list[Ticket]]
 # Section 6.4: around 300 MB; Table 2 has 0.28 GB (8x7B) and 0.38 GB (8x22B) between DuoServe-MoE and ACC.
 PUBLISHED_BYTES = {"mixtral-8x7b": 300_000_000, "mixtral-8x22b": 380_000_000}
 
+# Table 3: shares of predictions that name both experts, and at least one, per data set and model.
+TABLE_3 = {
+    "orca": {"mixtral-8x7b": "0.6685/0.9545", "mixtral-8x22b": "0.5621/0.9045"},
+    "squad": {"mixtral-8x7b": "0.6023/0.9231", "mixtral-8x22b": "0.5416/0.9031"},
+}
+
 
 class DuoServe(Policy):
     """Pipelines all experts of a prompt through k slots; while generating, predicts the next layer's k experts."""
@@ -43,7 +49,8 @@ class DuoServe(Policy):
     traits = frozenset({"streams"})
     params = (
         Param("predictor", "trained", "trained: the bundled ExpertMLP (section 4.2) of the traced model; a file that "
-              "`moesim train duoserve` wrote; or surrogate:SHARE or surrogate:ALL/ANY, a labelled stand-in"),
+              "`moesim train duoserve` wrote; or a labelled stand-in: surrogate:SHARE, surrogate:ALL/ANY, or surrogate:orca or "
+              "surrogate:squad, right as often as Table 3 says of the served model"),
         Param("slots", None, "expert slots per GPU; published: k, the experts a token needs (section 5.1)",
               low=1, high=65536),
         Param("mlp_s", 6e-4, "time of a prediction, on a stream of its own (section 6.4)", low=0.0, high=60.0),
@@ -91,6 +98,7 @@ class DuoServe(Policy):
 
     def bind(self, view: View) -> None:
         self._k = view.top_k
+        self._served = view.model_name
         # Per GPU what its slots hold, longest unused first: the first one that may be overwritten is clean first.
         self._slots: list[list[Piece | None]] = [[None] * self._n_slots(view) for _ in range(view.n_gpus)]
         self._coming: list[Ticket] = []  # copies that synchronisation point 1 waits for
@@ -103,7 +111,7 @@ class DuoServe(Policy):
         shape = (trace.n_layers, trace.n_experts, trace.top_k)
         self._mlp: Predictor | None = None
         if self.predictor.startswith(PREFIX):
-            self._surrogate = Surrogate(self.predictor, trace.top_k, trace.n_experts, self.seed)
+            self._surrogate = Surrogate(self._shares(), trace.top_k, trace.n_experts, self.seed)
             return
         model = trace.header.model
         path = find(model) if self.predictor == "trained" else Path(self.predictor)
@@ -119,6 +127,16 @@ class DuoServe(Policy):
             raise BadInput(f"{path}: outputs, got {len(self._outputs)} rows for a trace of {n_rows} decode rows: one "
                            "each; train it again")  # fmt: skip
         self._position = decode_positions(trace)
+
+    def _shares(self) -> str:
+        """What a surrogate is told, data sets of Table 3 replaced by their figures."""
+        by_model = TABLE_3.get(self.predictor.partition(":")[2])
+        if by_model is None:
+            return self.predictor
+        if self._served not in by_model:
+            raise BadInput(f"predictor, got {self.predictor!r} and model {self._served}: Table 3 has "
+                           f"{' and '.join(by_model)}; write surrogate:SHARE or surrogate:ALL/ANY")  # fmt: skip
+        return f"{PREFIX}:{by_model[self._served]}"
 
     # -- predicting (sections 4.2 and 5.3) --------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ from sim.errors import BadInput, DoesNotFit
 from sim.models import load_model
 from sim.run import execute, prepare
 from sim.spec import RunSpec
+from sim.store import StoreSplit
 from traces.catalogue import DEFAULT, bundled_traces
 from traces.reader import Trace
 
@@ -244,6 +246,28 @@ def test_no_knob_is_dead(knob, tmp_path):
 
 def test_a_surrogate_is_labelled(tmp_path):
     assert "surrogate" in seen_with(tmp_path).result["labels"]
+
+
+@pytest.mark.parametrize(("model", "data", "shares"), [
+    ("mixtral-8x7b", "orca", (0.6685, 0.9545)), ("mixtral-8x7b", "squad", (0.6023, 0.9231)),
+    ("mixtral-8x22b", "orca", (0.5621, 0.9045)), ("mixtral-8x22b", "squad", (0.5416, 0.9031)),
+])  # fmt: skip
+def test_a_stand_in_is_as_right_as_table_3_says_of_the_served_model_and_its_texts(tmp_path, model, data, shares):
+    """All four cells of Table 3: not the best of them for every model and data set."""
+    with Trace(tiny_trace(tmp_path / "t", 3, 8, 2, outputs=200, n_requests=4, levels=())) as trace:
+        made = setup(DuoServe(predictor=f"surrogate:{data}", mlp_bytes=0), trace, 2)
+        made.policy.bind(SimpleNamespace(model_name=model, n_gpus=1, top_k=2))
+        made.policy.learn(StoreSplit(trace, ()))
+        ids = trace.experts[:].astype(int)
+        named = made.policy._drawn(list(range(len(ids))), ids)
+        figures = accuracy([named], [ids], 2)
+    for name, share in zip(("top_k_frac", "any_frac"), shares, strict=True):
+        assert figures[name] == pytest.approx(share, abs=4 * (share * (1 - share) / figures["n"]) ** 0.5)
+
+
+def test_a_stand_in_of_a_model_that_table_3_does_not_have(tmp_path):
+    with pytest.raises(BadInput, match="Table 3 has mixtral-8x7b and mixtral-8x22b; write surrogate:SHARE"):
+        seen_with(tmp_path, predictor="surrogate:orca")
 
 
 @pytest.mark.parametrize("settings", [{}, {"overlap_refetch": True}, {"decode_order": "gate"}, {"slots": 1},
