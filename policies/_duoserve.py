@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies._mlp import BLOCK, Floats, IntMlp, best, load, mlp_of
+from policies._surrogate import PREFIX
 from sim.data import bundled
 from sim.errors import BadInput
 
@@ -28,6 +29,15 @@ WIDTHS = (2048, 1024, 512, 256, 128, 64)
 UNIT = 4096  # inputs are multiples of 1 / 4096
 SUFFIX = ".duoserve.safetensors"
 FORMAT = 1
+
+# Section 6.4: around 300 MB; Table 2 has 0.28 GB (8x7B) and 0.38 GB (8x22B) between DuoServe-MoE and ACC.
+PUBLISHED_BYTES = {"mixtral-8x7b": 300_000_000, "mixtral-8x22b": 380_000_000}
+
+# Table 3: shares of predictions that name both experts, and at least one, per data set and model.
+TABLE_3 = {
+    "orca": {"mixtral-8x7b": "0.6685/0.9545", "mixtral-8x22b": "0.5621/0.9045"},
+    "squad": {"mixtral-8x7b": "0.6023/0.9231", "mixtral-8x22b": "0.5416/0.9031"},
+}
 
 
 def counts_of(blocks: Iterable[Ids], n_experts: int) -> tuple[Ids, Ids]:
@@ -65,9 +75,14 @@ def width_of(n_layers: int, n_experts: int, top_k: int, rows: bool) -> int:
 
 
 def parameters(n_layers: int, n_experts: int, top_k: int) -> int:
-    """Weights, biases and normalisation (two per output) of the published predictor for a routing shape."""
+    """Weights, biases and normalisation (two per output) of one published network for a routing shape."""
     widths = [width_of(n_layers, n_experts, top_k, True), *WIDTHS, n_experts]
     return sum(n_in * n_out + n_out for n_in, n_out in pairwise(widths)) + 4 * sum(WIDTHS)
+
+
+def net_prefix(layer: int | None) -> str:
+    """Before the names of a network's tensors: none where it serves all layers; it predicts `layer` + 1 otherwise."""
+    return "" if layer is None else f"net.{layer}."
 
 
 class States:
@@ -101,10 +116,10 @@ class States:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A trained ExpertMLP with the matrices it was trained on."""
+    """A trained ExpertMLP, one for all layers or one for each but the first, with the matrices it was trained on."""
 
     states: States
-    mlp: IntMlp
+    nets: list[IntMlp]
     facts: dict[str, Any]
     outputs: Ids | None = None  # [decode rows, L-1, K], what it names for the trace of facts["outputs_of"]
 
@@ -115,7 +130,9 @@ class Predictor:
     def scores(self, ids: Ids) -> Floats:
         """Integer scores [n, L-1, E] of layers 1 to L-1 for tokens [n, L, K]."""
         states = self.states.of(ids)
-        flat = self.mlp.scores(states.reshape(-1, states.shape[-1]))
+        if len(self.nets) > 1:
+            return np.stack([net.scores(states[:, at]) for at, net in enumerate(self.nets)], axis=1)
+        flat = self.nets[0].scores(states.reshape(-1, states.shape[-1]))
         return flat.reshape(*states.shape[:2], -1)
 
 
@@ -162,6 +179,30 @@ def find(model: str) -> Path | None:
     return bundled("policies.data", SUFFIX).get(model)
 
 
+def predictor_bytes(predictor: str, model: str, n_layers: int, n_experts: int, top_k: int) -> int:
+    """GPU memory of a predictor: what was published for the served model, else its networks' weights in fp32."""
+    if model in PUBLISHED_BYTES:
+        return PUBLISHED_BYTES[model]
+    of_file = predictor != "trained" and not predictor.startswith(PREFIX)
+    one_each = of_file and load(Path(predictor))[1].get("nets") == "per_layer"
+    return 4 * (n_layers - 1 if one_each else 1) * parameters(n_layers, n_experts, top_k)
+
+
+def stand_in(predictor: str, model: str) -> str:
+    """What a surrogate is told: a data set of Table 3 is replaced by its figures for the served model.
+
+    Raises:
+        BadInput: Table 3 does not have the model.
+    """
+    by_model = TABLE_3.get(predictor.partition(":")[2])
+    if by_model is None:
+        return predictor
+    if model not in by_model:
+        raise BadInput(f"predictor, got {predictor!r} and model {model}: Table 3 has {' and '.join(by_model)}; write "
+                       f"{PREFIX}:SHARE or {PREFIX}:ALL/ANY")  # fmt: skip
+    return f"{PREFIX}:{by_model[model]}"
+
+
 def read(path: Path, n_layers: int, n_experts: int, top_k: int) -> Predictor:
     """A trained predictor for this routing shape.
 
@@ -180,9 +221,13 @@ def read(path: Path, n_layers: int, n_experts: int, top_k: int) -> Predictor:
         raise BadInput(f"{path}: popularity or affinity counts of another shape; train it again")
     rows = facts["affinity"] == "rows"
     states = States(single.astype(np.int64), joint.astype(np.int64), top_k, rows)
-    mlp = mlp_of(tensors, width_of(n_layers, n_experts, top_k, rows), n_experts, path)
+    one_each = facts.get("nets") == "per_layer"
+    prefixes = [net_prefix(at) for at in range(n_layers - 1)] if one_each else [net_prefix(None)]
+    width = width_of(n_layers, n_experts, top_k, rows)
+    nets = [mlp_of({name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)},
+                   width, n_experts, path) for prefix in prefixes]  # fmt: skip
     outputs = tensors.get("outputs")
     fits = outputs is None or (outputs.dtype.kind in "ui" and outputs.shape[1:] == (n_layers - 1, top_k))
     if not fits or (outputs is not None and not 0 <= outputs.min(initial=0) <= outputs.max(initial=0) < n_experts):
         raise BadInput(f"{path}: outputs of another shape, or naming experts there are not; train it again")
-    return Predictor(states, mlp, facts, None if outputs is None else outputs.astype(np.int64))
+    return Predictor(states, nets, facts, None if outputs is None else outputs.astype(np.int64))

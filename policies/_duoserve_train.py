@@ -1,8 +1,9 @@
 """Train DuoServe-MoE's ExpertMLP (arXiv 2509.07379, section 4.2) on a trace's store split. Needs torch.
 
 Seven fully connected layers, batch normalisation, ReLU and dropout of 0.1 after each hidden one, binary cross-entropy
-over all experts of the target layer (equation 6). One network serves all layers, which is what the zero-padding to a
-fixed length is for. Optimiser, learning rate and batch size are not published: AdamW with one cosine cycle is assumed.
+over all experts of the target layer (equation 6). The text does not say whether one network serves all layers or each
+has its own (`nets`; docs/duoserve.md has what speaks for either). Optimiser, learning rate and batch size are not
+published: AdamW with one cosine cycle is assumed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from policies._duoserve import (
     accuracy,
     blocks_of,
     counts_of,
+    net_prefix,
     read,
     rows_of,
     width_of,
@@ -54,6 +56,7 @@ class Plan:
     dropout_frac: float = 0.1
     affinity: str = "rows"
     widths: tuple[int, ...] = WIDTHS
+    nets: str = "one"
     seed: int = 0
 
 
@@ -78,13 +81,20 @@ def train(trace: Trace, out: Path, plan: Plan, told: Told | None = None) -> dict
         raise BadInput(f"{trace.path}: {len(ids)} tokens of {trace.n_layers} layers make {need_bytes} bytes of states: "
                        f"two layers at least, {MAX_STATE_BYTES} bytes at most; take a shorter trace")  # fmt: skip
     states = States(single, joint, trace.top_k, plan.affinity == "rows")
-    inputs = np.concatenate([states.of(block).reshape(-1, width).astype(np.float32) / UNIT for block in _split(ids)])
-    layers = _fit(inputs, _targets(ids, trace.n_experts), plan, told)
+    inputs = np.concatenate([states.of(block).astype(np.float32) / UNIT for block in _split(ids)])
+    targets = _targets(ids, trace.n_experts)
     tensors: dict[str, NDArray[Any]] = {"popularity_counts": single, "affinity_counts": joint}
-    tensors |= in_integers(layers, _some(inputs, plan.seed))
+    n_nets = trace.n_layers - 1 if plan.nets == "per_layer" else 1
+    for at in range(n_nets):
+        own = slice(at, at + 1) if n_nets > 1 else slice(None)
+        x, y = inputs[:, own].reshape(-1, width), targets[:, own].reshape(-1, trace.n_experts)
+        layers = _fit(x, y, plan, _part_of(told, at, n_nets))
+        prefix = net_prefix(at if plan.nets == "per_layer" else None)
+        tensors |= {prefix + name: array for name, array in in_integers(layers, _some(x, plan.seed)).items()}
     facts: dict[str, Any] = {
         "format": FORMAT, "model": trace.header.model, "n_layers": shape[0], "n_experts": shape[1], "top_k": shape[2],
-        "affinity": plan.affinity, "widths": list(plan.widths), "epochs": plan.epochs, "batch_size": plan.batch_size,
+        "affinity": plan.affinity, "nets": plan.nets, "widths": list(plan.widths), "epochs": plan.epochs,
+        "batch_size": plan.batch_size,
         "learning_rate": plan.learning_rate, "dropout_frac": plan.dropout_frac, "seed": plan.seed, "tokens": len(ids),
         "trained_on": f"store split of {trace.name}",
     }  # fmt: skip
@@ -115,11 +125,16 @@ def _split(ids: Ids) -> list[Ids]:
     return [ids[at : at + 1024] for at in range(0, len(ids), 1024)]
 
 
+def _part_of(told: Told | None, at: int, n_nets: int) -> Told | None:
+    """Progress of one of several trainings, as progress of them all."""
+    return None if told is None else lambda done, steps, loss: told(at * steps + done, n_nets * steps, loss)
+
+
 def _targets(ids: Ids, n_experts: int) -> NDArray[np.float32]:
-    """1 for every expert that layers 1 to L-1 selected; [n x (L-1), E], in the order of the states."""
+    """1 for every expert that layers 1 to L-1 selected; [n, L-1, E]."""
     chosen = np.zeros((len(ids), ids.shape[1] - 1, n_experts), dtype=np.float32)
     np.put_along_axis(chosen, ids[:, 1:], 1.0, axis=-1)
-    return chosen.reshape(-1, n_experts)
+    return chosen
 
 
 def _some(inputs: NDArray[np.float32], seed: int) -> Floats:
@@ -145,7 +160,7 @@ def _fit(
         modules += [nn.Linear(width, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(plan.dropout_frac)]
         width = hidden
     net = nn.Sequential(*modules, nn.Linear(width, targets.shape[1]))
-    x, y = torch.from_numpy(inputs), torch.from_numpy(targets)
+    x, y = torch.from_numpy(np.ascontiguousarray(inputs)), torch.from_numpy(np.ascontiguousarray(targets))
     batch = min(plan.batch_size, len(x))
     per_epoch = len(x) // batch  # the rest of an epoch is left out: normalisation wants batches of one size
     steps = plan.epochs * per_epoch

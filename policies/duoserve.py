@@ -3,6 +3,10 @@
 Source: Zhang, Pinkert, Yang, Li and Yuan, "DuoServe-MoE: Dual-Phase Expert Prefetch and Cache Scheduling for Efficient
 MoE LLM Inference". No public code. Sections are cited at each step; what the text leaves open is a parameter.
 
+Section 4.2 does not say whether one ExpertMLP serves all layers or each has its own. Zero-padding to a fixed length is
+what one needs; 300 MB of GPU memory (section 6.4) are 25 of them for Mixtral-8x7B, whose 31 predicted layers would take
+371 MB in fp32 (docs/duoserve.md). The bundled predictors are one network each, and are charged what was published.
+
 Not published, and extended in the natural way: with several GPUs each has k slots for the experts that live on it; a
 batch (section 6.1 serves single requests only) shares them, its tokens vote for what is prefetched, and a layer that
 needs more experts than slots passes the rest through them.
@@ -16,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from policies._duoserve import Ids, Predictor, decode_positions, find, parameters, read
+from policies._duoserve import Ids, Predictor, decode_positions, find, predictor_bytes, read, stand_in
 from policies._surrogate import PREFIX, Surrogate
 from sim.api import Param, Policy, Steps
 from sim.decisions import Decision, Evict, Fetch, Predict, Prefetch, RunGpu, Wait
@@ -29,15 +33,6 @@ from sim.view import View
 
 Loading = Generator[Decision, Any, list[Ticket]]
 
-# Section 6.4: around 300 MB; Table 2 has 0.28 GB (8x7B) and 0.38 GB (8x22B) between DuoServe-MoE and ACC.
-PUBLISHED_BYTES = {"mixtral-8x7b": 300_000_000, "mixtral-8x22b": 380_000_000}
-
-# Table 3: shares of predictions that name both experts, and at least one, per data set and model.
-TABLE_3 = {
-    "orca": {"mixtral-8x7b": "0.6685/0.9545", "mixtral-8x22b": "0.5621/0.9045"},
-    "squad": {"mixtral-8x7b": "0.6023/0.9231", "mixtral-8x22b": "0.5416/0.9031"},
-}
-
 
 class DuoServe(Policy):
     """Pipelines all experts of a prompt through k slots; while generating, predicts the next layer's k experts."""
@@ -49,13 +44,14 @@ class DuoServe(Policy):
     traits = frozenset({"streams"})
     params = (
         Param("predictor", "trained", "trained: the bundled ExpertMLP (section 4.2) of the traced model; a file that "
-              "`moesim train duoserve` wrote; or a labelled stand-in: surrogate:SHARE, surrogate:ALL/ANY, or surrogate:orca or "
-              "surrogate:squad, right as often as Table 3 says of the served model"),
+              "`moesim train duoserve` wrote; or a labelled stand-in: surrogate:SHARE, surrogate:ALL/ANY, or "
+              "surrogate:orca or surrogate:squad, right as often as Table 3 says of the served model"),
         Param("slots", None, "expert slots per GPU; published: k, the experts a token needs (section 5.1)",
               low=1, high=65536),
         Param("mlp_s", 6e-4, "time of a prediction, on a stream of its own (section 6.4)", low=0.0, high=60.0),
-        Param("mlp_bytes", None, "GPU memory of the predictor (published: 300 MB for Mixtral-8x7B, section 6.4; "
-              "other models: the ExpertMLP's weights in fp32)", low=0, high=2**40),
+        Param("mlp_bytes", None, "GPU memory of the predictor (published: 300 MB for Mixtral-8x7B, section 6.4, where "
+              "one network of section 4.2 is 12 MB in fp32 and one per layer 371 MB; other models: the networks' "
+              "weights in fp32, one unless the predictor's file has one per layer)", low=0, high=2**40),
         Param("prefill_fetch_gate", "slot_free", "when a prompt's next expert is copied: once a slot is free (Figure "
               "4, 'without having to wait'), or once the expert before it is computed (section 5.2, to the letter)",
               ("slot_free", "after_prev_compute")),
@@ -93,8 +89,7 @@ class DuoServe(Policy):
     def predictor_bytes(self, view: View) -> int:
         if self.mlp_bytes is not None:
             return int(self.mlp_bytes)
-        own = 4 * parameters(view.n_layers, view.n_experts, view.top_k)
-        return PUBLISHED_BYTES.get(view.model_name, own)
+        return predictor_bytes(self.predictor, view.model_name, view.n_layers, view.n_experts, view.top_k)
 
     def bind(self, view: View) -> None:
         self._k = view.top_k
@@ -111,7 +106,7 @@ class DuoServe(Policy):
         shape = (trace.n_layers, trace.n_experts, trace.top_k)
         self._mlp: Predictor | None = None
         if self.predictor.startswith(PREFIX):
-            self._surrogate = Surrogate(self._shares(), trace.top_k, trace.n_experts, self.seed)
+            self._surrogate = Surrogate(stand_in(self.predictor, self._served), trace.top_k, trace.n_experts, self.seed)
             return
         model = trace.header.model
         path = find(model) if self.predictor == "trained" else Path(self.predictor)
@@ -127,16 +122,6 @@ class DuoServe(Policy):
             raise BadInput(f"{path}: outputs, got {len(self._outputs)} rows for a trace of {n_rows} decode rows: one "
                            "each; train it again")  # fmt: skip
         self._position = decode_positions(trace)
-
-    def _shares(self) -> str:
-        """What a surrogate is told, data sets of Table 3 replaced by their figures."""
-        by_model = TABLE_3.get(self.predictor.partition(":")[2])
-        if by_model is None:
-            return self.predictor
-        if self._served not in by_model:
-            raise BadInput(f"predictor, got {self.predictor!r} and model {self._served}: Table 3 has "
-                           f"{' and '.join(by_model)}; write surrogate:SHARE or surrogate:ALL/ANY")  # fmt: skip
-        return f"{PREFIX}:{by_model[self._served]}"
 
     # -- predicting (sections 4.2 and 5.3) --------------------------------------------------------------------------
 

@@ -400,6 +400,37 @@ def test_training_on_the_command_line(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_one_network_for_each_layer(tmp_path):
+    """Section 4.2 does not say: a file may hold one per layer, each trained on that layer alone, and is charged so."""
+    pytest.importorskip("torch")
+    trace, out, one = chain(tmp_path / "chain.safetensors"), tmp_path / "each", tmp_path / "one"
+    plan = ["--epochs", "30", "--widths", "64,32", "--batch-size", "40", "--learning-rate", "0.02"]
+    for path, nets in ((out, "per_layer"), (one, "one")):
+        done = CliRunner().invoke(
+            moesim, ["train", "duoserve", "--trace", str(trace), "--out", str(path), *plan, "--nets", nets]
+        )
+        assert done.exit_code == 0, done.output
+        assert "at least one 100.00%" in done.output
+    with Trace(trace) as opened:
+        each = read(out, 3, 6, 1)
+        assert (len(each.nets), len(read(one, 3, 6, 1).nets)) == (2, 1)
+        ids = opened.experts[:].astype(np.int64)
+        states = each.states.of(ids)
+        for layer, net in enumerate(each.nets):
+            assert (each.scores(ids)[:, layer] == net.scores(states[:, layer])).all()
+        assert (each.nets[0].scores(states[:, 1]) != each.nets[1].scores(states[:, 1])).any()
+    sees = SimpleNamespace(model_name="other", n_layers=3, n_experts=6, top_k=1)
+    charged = [DuoServe(predictor=str(path)).predictor_bytes(sees) for path in (one, out)]
+    assert charged == [4 * parameters(3, 6, 1), 2 * 4 * parameters(3, 6, 1)]
+
+
+def test_the_published_bytes_are_no_whole_number_of_networks():
+    """What docs/duoserve.md and the policy say of 300 MB and of Table 2's 380 MB."""
+    small, large = (4 * parameters(n_layers, 8, 2) for n_layers in (32, 56))
+    assert (round(small / 1e6), round(31 * small / 1e6), round(300e6 / small, 1)) == (12, 371, 25.1)
+    assert (round(large / 1e6), round(55 * large / 1e6), round(380e6 / large, 1)) == (12, 679, 30.8)
+
+
 def test_training_needs_a_store_split(tmp_path):
     path = from_rows(tmp_path / "t.safetensors", [[[0], [1]]], 2)
     done = CliRunner().invoke(moesim, ["train", "duoserve", "--trace", str(path), "--out", str(tmp_path / "o")])

@@ -16,7 +16,7 @@ from tiny_traces import ALL, tiny_trace
 
 from reports.reproduce import inputs, judge, rows, runs, show, table, work
 from reports.reproduce.closed import ADAPMOE_SIZES, METHODS, cost_of, model_of
-from reports.reproduce.constants import Fitted, fit, solve
+from reports.reproduce.constants import Fitted, fit, published, solve
 from reports.reproduce.rows import Constant, Experiment, Row, load_constants, load_experiments, load_rows, pick
 from sim.errors import BadInput
 from sim.hardware import load_hardware
@@ -259,12 +259,14 @@ class TestConstants:
 
         found = solve(asked, ROWS, figures)
         assert found["pregated-a100"].value_s == pytest.approx((1 / 137 - 0.0005) / 12, rel=2e-3)
-        assert found["duoserve-acc"].value_s == pytest.approx((1.495 - 0.8) / 0.2e3, rel=2e-3)  # middle of a range
+        assert found["duoserve-acc"].value_s == pytest.approx((1.52 - 0.8) / 0.2e3, rel=2e-3)
         assert steps[0] == {"pregated-a100": 0.0, "duoserve-acc": 0.0}
         assert len(steps) <= 5
         assert found["pregated-a100"].settings("a100-80g-pcie", "switch-base-8", "fp32") == {
             "stack.per_layer_s": found["pregated-a100"].value_s}  # fmt: skip
         assert solve([], ROWS, figures) == {}
+        of_a_range = msgspec.structs.replace(ROWS["DS-17"], published={"ACC": [1.47, 1.52]})
+        assert published(CONSTANTS["duoserve-acc"], {"DS-17": of_a_range}) == 1.495  # the middle
 
     def test_a_constant_that_does_nothing_or_has_no_room_is_refused(self) -> None:
         asked = [CONSTANTS["duoserve-acc"]]

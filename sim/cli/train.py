@@ -32,13 +32,15 @@ def command() -> None:
               help="Passes over the store split (published: 15 to 20 for Mixtral-8x7B).")  # fmt: skip
 @click.option("--affinity", type=click.Choice(["rows", "full"]), default="rows", show_default=True,
               help="Affinities of the selected experts, or of all.")  # fmt: skip
+@click.option("--nets", type=click.Choice(["one", "per_layer"]), default="one", show_default=True,
+              help="One network for all layers, or one for each (the text does not say).")  # fmt: skip
 @click.option("--batch-size", type=click.IntRange(2, 1 << 20), default=1024, show_default=True)
 @click.option("--learning-rate", type=click.FloatRange(0, 1, min_open=True), default=2e-3, show_default=True)
 @click.option("--widths", metavar="N,N,...", help="Hidden widths; default: 2048,1024,512,256,128,64 as published.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 def duoserve(
-    name: str, out: Path, epochs: int, affinity: str, batch_size: int, learning_rate: float, widths: str | None,
-    seed: int,
+    name: str, out: Path, epochs: int, affinity: str, nets: str, batch_size: int, learning_rate: float,
+    widths: str | None, seed: int,
 ) -> None:  # fmt: skip
     """Train DuoServe-MoE's ExpertMLP and measure it on the test split as the paper's Table 3 does."""
     from policies._duoserve import WIDTHS
@@ -46,7 +48,7 @@ def duoserve(
     from sim.data import must_be_writable
     from traces.catalogue import open_trace
 
-    plan = Plan(epochs, batch_size, learning_rate, affinity=affinity, seed=seed,
+    plan = Plan(epochs, batch_size, learning_rate, affinity=affinity, nets=nets, seed=seed,
                 widths=WIDTHS if widths is None else _widths(widths))  # fmt: skip
     with open_trace(name) as trace, TrainingBar() as bar:
         must_be_writable(out)  # not found out after the training
