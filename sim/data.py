@@ -24,6 +24,7 @@ from sim.errors import BadInput, did_you_mean
 MAX_JSON_BYTES = 4 * 1024 * 1024
 MAX_YAML_BYTES = 512 * 1024  # PyYAML reads about 100 kB per second, and a profile takes a few
 MAX_YAML_DEPTH = 32
+MAX_NUMBER_CHARS = 100  # base 60, as YAML has it, takes time with the square of them
 PART = ".part"
 
 T = TypeVar("T")
@@ -47,6 +48,18 @@ class _Loader(yaml.SafeLoader):
         node: yaml.Node | None = super().compose_node(parent, index)
         self.depth -= 1
         return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        value = node.value if isinstance(node.value, str) else ""
+        if tag in ("!!int", "!!float") and len(value) > MAX_NUMBER_CHARS:
+            raise yaml.MarkedYAMLError(problem=f"a number of {len(value)} characters: at most {MAX_NUMBER_CHARS}",
+                                       problem_mark=node.start_mark)  # fmt: skip
+        try:
+            return super().construct_object(node, deep)
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError):  # PyYAML trusts a tag
+            raise yaml.MarkedYAMLError(problem=f"{value[:40]!r} is no {tag}" if value else f"not a value of {tag}",
+                                       problem_mark=node.start_mark) from None  # fmt: skip
 
     def _refuse(self, problem: str) -> NoReturn:
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]

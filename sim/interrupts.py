@@ -12,9 +12,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from types import FrameType
-from typing import Any, Self
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import Any, Self
 
 POLL_S = 0.1
 """How often a wait for another thread looks whether Ctrl-C has come."""

@@ -1,20 +1,25 @@
 """The command line: `moesim VERB`, and `simulate` for `moesim run`.
 
-Nothing is imported before a command has made sure that an interrupt, missing memory or a closed stream meanwhile ends
-in one line.
+Hardly anything is imported before a command has made sure that an interrupt, missing memory or a closed stream
+meanwhile ends in one line.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
 
 from sim.interrupts import run_command
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, NoReturn
+
 TOO_LITTLE = ("cannot allocate memory", "failed to map segment", "cannot apply additional memory protection")
 """How an import fails where there is no room for a library."""
+LEAST_BYTES = 120e6
+"""NumPy alone takes about as much; with less, its OpenBLAS ends the process as it likes."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -56,14 +61,32 @@ def _command(call: Callable[[], None], process: bool) -> None:
     """Call what a command does; `process`: the process is there for nothing else."""
     if process:
         _open_streams()
+        if _limit_bytes() < LEAST_BYTES:
+            _out_of_memory()
     try:
         run_command(call, process)
-    except (MemoryError, ImportError, OSError) as error:
-        if not (isinstance(error, MemoryError) or any(text in str(error).lower() for text in TOO_LITTLE)):
+    except (MemoryError, ImportError, OSError, SystemError) as error:
+        if not (isinstance(error, MemoryError) or any(text in str(error).lower() for text in TOO_LITTLE)
+                or (isinstance(error, SystemError) and _limit_bytes() < float("inf"))):  # fmt: skip
             raise
+        _out_of_memory()
+
+
+def _limit_bytes() -> float:
+    """Address space that the process may have (`ulimit -v`)."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return float("inf")
+    soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return float("inf") if soft == resource.RLIM_INFINITY else soft
+
+
+def _out_of_memory() -> NoReturn:
+    if sys.stderr is not None:
         sys.stderr.write("error: out of memory: this process may use too little of it; raise `ulimit -v` (or the "
                          "container's limit), or take a smaller model or fewer requests\n")  # fmt: skip
-        raise SystemExit(2) from None
+    raise SystemExit(2) from None
 
 
 def _open_streams() -> None:
