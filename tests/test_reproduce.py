@@ -519,9 +519,9 @@ class TestTable:
         monkeypatch.setattr(table, "load_experiments", lambda: both)
         rows_asked = [row(cases=[0]), row(id="X-2", experiment="long", cases=[0])]
         result = table.reproduce(rows_asked, ("a", "b"), tmp_path / "out", 1, quiet)
-        assert asked == [("mixtral-8x7b", 40, 0, 0), ("mixtral-8x7b", 90, 77, 0)]
+        assert asked == [("mixtral-8x7b", 90, 77, 0), ("mixtral-8x7b", 40, 0, 0)]  # the longest is drawn first
         assert list(result["traces"]["a"]["of"]) == ["mixtral-8x7b"]
-        assert list(result["traces"]["b"]["of"]) == ["mixtral-8x7b", "mixtral-8x7b, prompts of 77 tokens, 90 requests"]
+        assert list(result["traces"]["b"]["of"]) == ["mixtral-8x7b, prompts of 77 tokens, 90 requests", "mixtral-8x7b"]
         assert all(set(one["traces"]) == {"a", "b"} for one in result["rows"])
 
     def test_values_relative_to_the_first(self, mine: Path, tmp_path: Path) -> None:
@@ -625,6 +625,36 @@ class TestTable:
         (kept,) = (tmp_path / "runs").glob("*.json")
         kept.write_text("{")
         assert work.run_all([spec], tmp_path, None, lambda _done, _total: None) == first
+
+    def test_a_defect_is_told_beside_the_other_results_and_not_kept(
+        self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from sim import run
+
+        real = run.prepare
+
+        def broken(spec: Any) -> Any:
+            if spec.policy == "on_demand":
+                raise IndexError("off the end")
+            return real(spec)
+
+        monkeypatch.setattr(run, "prepare", broken)
+        one = row(cases=[0], published={"lru": 2.0, "on_demand": 4.0, "sure": 3.0})
+        result = table.reproduce([one], ("b",), tmp_path / "out", 1, quiet)
+        text = show.as_text(result)
+        assert "runs ended by a defect of the program, see below: X-1" in text
+        assert "IndexError: off the end" in text
+        assert result["totals"]["scored"]["pairs"] == 1
+        monkeypatch.undo()
+        spec = work.spec_of(Experiment(why="", cases=[{"model": "mixtral-8x7b", "hw": "rtx3090"}],
+                                       systems={"on_demand": "on_demand"}), 0, "on_demand", mine, {})  # fmt: skip
+        (found,) = work.run_all([spec], tmp_path / "out", None, lambda _done, _total: None)
+        assert "error" not in found
+
+    def test_rows_on_a_constant_of_another_model_are_counted_apart(self) -> None:
+        for name, carried in (("ME-10", False), ("ME-12", True), ("ME-13", True), ("MO-1", False)):
+            one = ROWS[name]
+            assert table._carried(one, CONSTANTS[one.constant], ROWS, EXPERIMENTS) == carried, name
 
     def test_the_longest_runs_start_first(
         self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

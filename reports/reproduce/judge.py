@@ -88,7 +88,7 @@ def _quantile(ordered: list[float], p: float) -> float:
     low, part = int(at), at - int(at)
     if not part:
         return ordered[low]
-    return ordered[low] ** (1 - part) * ordered[low + 1] ** part
+    return math.exp((1 - part) * math.log(ordered[low]) + part * math.log(ordered[low + 1]))
 
 
 def reached(row: Row, simulated: dict[str, Figure]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from reports.reproduce.judge import FACTOR, FACTORS
 from reports.reproduce.rows import FLAGS, SCORED, TOLERANCE, Figure
 from reports.reproduce.table import RESTS
+from reports.reproduce.work import DEFECT
 from sim.cli.tables import render, table
 
 WIDTH = 150
@@ -76,6 +77,10 @@ def verdict(result: dict[str, Any]) -> str:
                   f"{', '.join(of['ids'])}" for name, of in totals["apart"].items()]  # fmt: skip
     if totals["did_not_run"]:
         lines.append(f"not judged, their mechanism did not run: {', '.join(totals['did_not_run'])}")
+    broken = sorted({row["id"] for row in result["rows"] for left in row.get("left_out", {}).values()
+                     if any(why.startswith(DEFECT) for why in left.values())})  # fmt: skip
+    if broken:
+        lines.append(f"runs ended by a defect of the program, see below: {', '.join(broken)}")
     for kind, order in totals["orders"].items():
         if order["pairs"]:
             lines.append(f"orders on trace ({kind}): {_share(order)}; {_short(order['magnitudes'])}")
@@ -88,7 +93,7 @@ def _share(order: dict[str, Any]) -> str:
 
 
 def _with_constants(name: str, order: dict[str, Any]) -> str:
-    return f"; {order['right_fitted']} with it" if name == RESTS[2] else ""
+    return f"; {order['right_fitted']} with it" if name == RESTS[-1] else ""
 
 
 def _factor(value: float | None) -> str:

@@ -64,9 +64,10 @@ def reproduce(
         folder = folder or inputs.scratch()
         rest = [rows[one.row] for one in solved]
         with work.pool(workers) as executor:
-            wanted = sorted({drawn(experiments[row.experiment], str(case["model"]))
-                             for row in (*asked, *rest) for case in cases_of(row, experiments)})  # fmt: skip
-            traces = traces_of(wanted, kinds, folder, executor, steps)
+            wanted = {drawn(experiments[row.experiment], str(case["model"]))
+                      for row in (*asked, *rest) for case in cases_of(row, experiments)}  # fmt: skip
+            longest_first = sorted(wanted, key=lambda one: (-one.n_requests, -one.prompt_tokens, one))
+            traces = traces_of(longest_first, kinds, folder, executor, steps)
             told = told_of(traces)
             runs = Runs(experiments, traces, folder, executor, stack)
             if solved:
@@ -75,6 +76,9 @@ def reproduce(
             with steps("simulating") as done:
                 simulated = simulate(asked, kinds, fitted, runs, done)
     answered = [_answer(row, fitted, simulated.get(row.id, {}), experiments) for row in chosen]
+    for row, answer in zip(chosen, answered, strict=True):
+        if row.constant:
+            answer["carried"] = _carried(row, constants[row.constant], rows, experiments)
     return {"schema": SCHEMA, "version": __version__, "stack": stack, "traces": told,
             "constants": [_told_constant(fitted[one.id]) for one in used],
             "rows": answered, "totals": totals(answered)}  # fmt: skip
@@ -206,11 +210,22 @@ def totals(answered: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-RESTS = ("no constant", "a constant of its testbed", "a constant of a single system")
+RESTS = ("no constant", "a constant of its testbed", "a constant of its testbed, fitted to another model",
+         "a constant of a single system")  # fmt: skip
 
 
 def _rests_on(row: dict[str, Any]) -> str:
-    return RESTS[2] if row.get("constants") else RESTS[1] if row["constant"] else RESTS[0]
+    if row.get("constants"):
+        return RESTS[3]
+    return RESTS[1 + row.get("carried", False)] if row["constant"] else RESTS[0]
+
+
+def _carried(row: Row, constant: Constant, rows: dict[str, Row], experiments: dict[str, Experiment]) -> bool:
+    """Whether a row is about a model that its constant was not fitted to."""
+    source = rows[constant.row]
+    known = {constant.model} if constant.model else {str(case["model"]) for case in cases_of(source, experiments)}
+    asked = {str(case["model"]) for case in cases_of(row, experiments)} if row.experiment else {row.model}
+    return not asked <= known
 
 
 def _orders(counted: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:

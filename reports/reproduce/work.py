@@ -24,6 +24,7 @@ from sim.spec import RunSpec
 SEED = 0
 CODE = ("sim", "policies", "hwprofiles", "traces")
 NOT_KEPT = ("wall_s",)  # what differs from run to run
+DEFECT = "a defect of the program:"
 Progress = Callable[[int, int], None]
 Result = dict[str, Any]
 
@@ -85,6 +86,8 @@ def simulate(text: str) -> Result:
             setup.close()
     except MoesimError as error:
         return {"error": str(error)}
+    except Exception as error:
+        return {"error": f"{DEFECT} {type(error).__name__}: {error}"}
     return {name: value for name, value in figures(result) if name not in NOT_KEPT}
 
 
@@ -151,6 +154,8 @@ def keeping(text: str, path: str) -> Result:
         kept: Result = json.loads(file.read_text(encoding="utf-8"))
         return kept
     result = simulate(text)
+    if result.get("error", "").startswith(DEFECT):
+        return result
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as temporary:
         temporary.write_text(json.dumps(result), encoding="utf-8")

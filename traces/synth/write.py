@@ -48,7 +48,8 @@ def both_splits(drawer: Drawer, n_requests: int | None, n_tokens: int | None) ->
         found.add(plan.split)
         if found == wanted:
             return
-    few = next(plan.index + 1 for plan in drawer.plans(None, None) if found.add(plan.split) or found == wanted)
+    (missing,) = wanted - found
+    few = next(plan.index + 1 for plan in drawer.plans(None, None) if plan.split == missing)
     asked = f"--requests, got {n_requests}" if n_tokens is None else f"--tokens, got {n_tokens}"
     raise BadInput(f"{asked}: too few for a request to learn from (split store) and one to score (test), as the source "
                    f"has; draw {few} requests at least: --requests {few}")  # fmt: skip
