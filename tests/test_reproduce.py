@@ -745,6 +745,15 @@ class TestCommand:
         assert "12.7" in out
         assert "fitted for eMoE on four A100 40 GB: 49.72 ms of software per expert copied, from row EM-7" in out
 
+    def test_misses_come_first_and_can_stand_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """EM-19 is missed, FM-1 is reached."""
+        told = moesim(capsys, "reproduce", "--rows", "FM-1,EM-19").out
+        assert told.index("\nEM-19") < told.index("\nFM-1")
+        alone = moesim(capsys, "reproduce", "--rows", "FM-1,EM-19", "--misses").out
+        assert "G     2 rows: 1 missed, 1 reached" in alone
+        assert "\nEM-19" in alone
+        assert "\nFM-1" not in alone
+
     def test_an_unknown_row_is_an_error_with_a_hint(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "FM-11" in moesim(capsys, "reproduce", "--rows", "FM-111").error
 

@@ -28,12 +28,14 @@ def figure(value: Figure | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def as_text(result: dict[str, Any]) -> str:
-    """Everything, verdict first."""
+def as_text(result: dict[str, Any], misses: bool = False) -> str:
+    """Everything, verdict first; with `misses` the verdict, and the rows that do not come out as published."""
     rows = result["rows"]
     parts = [verdict(result)]
     # What was missed comes first.
     rows = sorted(rows, key=lambda row: STATUSES.index(row["status"]))
+    if misses:
+        rows = [row for row in rows if row["status"] in MISSES]
     compared = [row for row in rows if row["check"] in ("within", "inside", "shown")]
     orders = [row for row in rows if row["check"] == "order"]
     others = [row for row in rows if row["check"] in ("none", "fit")]
@@ -53,7 +55,8 @@ def as_text(result: dict[str, Any]) -> str:
         parts.append("Notes\n" + _listed(noted, "note"))
     if others:
         parts.append("What a simulator cannot speak to, or rests on\n" + _listed(others, "reason"))
-    parts.append(_basis(result))
+    if not misses:
+        parts.append(_basis(result))
     return "\n\n".join(part.rstrip("\n") for part in parts if part)
 
 
@@ -128,6 +131,7 @@ def _judged_ratios(result: dict[str, Any], flag: str) -> Iterator[float]:
 
 
 STATUSES = ("missed", "not run", "order only", "reached", "shown", "fitted", "not applicable")
+MISSES = STATUSES[:3]
 
 
 def _figures(rows: list[dict[str, Any]]) -> str:

@@ -16,7 +16,7 @@ KINDS = ("a", "b", "c")
 
 @click.command(
     "reproduce", cls=OnceEach, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Example: moesim reproduce --rows geometry. docs/reproduce.md has the whole table and discusses the misses.",
+    epilog="Example: moesim reproduce --rows geometry. docs/reproduce.md has the rules, the misses and their causes.",
 )  # fmt: skip
 @click.option("--rows", "wanted", multiple=True, metavar="ID,...",
               help="Rows by id (ME-12), system (ME), flag (G), geometry, experiments. Default: all.")  # fmt: skip
@@ -30,22 +30,23 @@ KINDS = ("a", "b", "c")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
               help="Keep traces, single runs and the result here; what is there is not run again.")  # fmt: skip
 @click.option("--last", is_flag=True, help="Print the last full run that comes with this installation; run nothing.")
+@click.option("--misses", is_flag=True, help="Print the totals and the rows that do not come out as published.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
     wanted: tuple[str, ...], kinds: tuple[str, ...], stack: str, workers: int, out: Path | None, last: bool,
-    as_json: bool,
+    misses: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Work out what papers print, and print published, simulated, ratio and flag row by row.
+    """Work out what papers print, and print totals and then row by row published, simulated and ratio, misses first.
 
     Geometry takes a second; experiments replay traces under every system of a row and take minutes (all of them: an
-    hour of one core), so --out lets an interrupted run go on.
+    hour of one core), so --out lets an interrupted run go on. docs/reproduce.md says how rows are judged.
     """
     from reports.reproduce.rows import load_rows, pick
     from reports.reproduce.show import as_text
 
     rows = pick(wanted, load_rows())
     result = _last({row.id for row in rows}) if last else _run(rows, kinds, stack, workers, out, as_json)
-    click.echo(json.dumps(result, allow_nan=False) if as_json else as_text(result))
+    click.echo(json.dumps(result, allow_nan=False) if as_json else as_text(result, misses))
 
 
 def _run(
