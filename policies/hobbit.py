@@ -6,7 +6,9 @@ multidimensional caching (the weighted score). No code is public.
 
 Assumed, as the paper leaves it open or calibrates it: how the budget is divided between the two caches, the four
 weights of the score, caches that begin empty. The classes are about missing experts: one that is there in high
-precision is used as it is, and one to be skipped is computed if it is there in either.
+precision is used as it is, and one to be skipped is computed if it is there in either. The CPU computes misses in the
+optional mode, but nothing says what fills the caches then: here what it computes is loaded behind, while there is room,
+and prefetching alone replaces. (Loading every such miss asks as much of the link as loading it on demand.)
 
 Batches (not published): an expert is needed in the highest precision that any token needs it in, and skipped when all
 tokens skip it; records start anew with each request. Several GPUs: each has its own two caches.
@@ -56,7 +58,8 @@ class Hobbit(Policy):
         Param("reset", True, "records begin anew with each sequence"),
         Param("lookahead", LOOKAHEAD, "layers whose gates are stacked (p, 1 to 3 recommended); 0 prefetches nothing",
               low=0, high=LOOKAHEAD),
-        Param("cpu_misses", False, "compute missing experts on the CPU instead of loading them (the optional mode)"),
+        Param("cpu_misses", False, "compute missing experts on the CPU (the optional mode); they are loaded behind "
+              "while a cache has room"),
     )  # fmt: skip
     t1: float
     t2: float
@@ -171,9 +174,10 @@ class Hobbit(Policy):
         if gate.phase == DECODE:
             self._n_asked += len(gate.needs)
             self._missed += sum(piece.n_bytes / view.expert_bytes for piece in waiting)
+        on_cpu = waiting if self.cpu_misses else []
+        for piece in on_cpu:
+            yield RunCpu(piece.expert)
         if self.cpu_misses:
-            for piece in waiting:
-                yield RunCpu(piece.expert)
             waiting = []
         for piece in waiting:
             loser, can_come = self._loser(piece, view)
@@ -185,6 +189,10 @@ class Hobbit(Policy):
             ready.append(piece.expert)
         yield from self._prefetch(gate, view)
         yield from self._run(ready, loads)
+        for piece in on_cpu:
+            if not self._caches[piece.gpu].full(self._level(piece)):
+                yield from self._admit(piece, None)
+                yield Prefetch(piece)
 
     def _run(self, ready: list[int], loads: list[Ticket]) -> Steps:
         """Run them once every load of the layer has ended: the main thread waits for all."""

@@ -4,7 +4,7 @@ Source: Chen et al., "KTransformers: Unleashing the Full Potential of CPU/GPU Hy
 kvcache-ai/ktransformers@95009ea (kt-kernel/python/experts_base.py `select_deferred_experts`, `submit_forward`) and its
 SGLang fork (`generate_*_masks`, layer-wise prefill); doc/en/kt-kernel/experts-sched-Tutorial.md for the options.
 
-Not modelled: one launch for a whole decode step (CUDA graph), kernels of NUMA nodes and AMX (the hardware profile's CPU
+Not modelled: one launch for a whole decode step (a stack with `graphs` has two per layer), kernels of NUMA nodes and AMX (the hardware profile's CPU
 stands for them), and splitting an expert over several GPUs (tensor parallelism): experts are dealt out whole instead.
 """
 
@@ -44,7 +44,8 @@ class KTransformers(Policy):
               "(--kt-max-deferred-experts-per-token; 1 to 4 recommended); above 0 the model computes something else",
               low=0, high=4096),
         Param("gpu_prefill_threshold", 4096, "tokens from which a prompt goes through the GPU layer by layer "
-              "(--kt-gpu-prefill-token-threshold; the kt command's default); 0: never", low=0, high=10**9),
+              "(--kt-gpu-prefill-token-threshold; the kt command's default), where one layer fits; 0: never",
+              low=0, high=10**9),
         Param("threshold_rule", "at_least", "whether a prompt of just so many tokens does (code) or not (docs: `>`)",
               ("at_least", "more_than")),
         Param("dynamic_update", False, "after such a prompt, each layer keeps its most used experts on the GPU "
@@ -65,13 +66,20 @@ class KTransformers(Policy):
 
     def _workspace(self, view: View) -> int:
         """Experts per GPU kept free for the layer that a long prompt is going through ("one MoE layer extra")."""
-        return -(-view.n_experts // view.n_gpus) if self.gpu_prefill_threshold and not fits_whole(view) else 0
+        return self._layer_size(view) if self._layer_fits and not fits_whole(view) else 0
+
+    def _layer_size(self, view: View) -> int:
+        """Experts of one layer on each GPU."""
+        return -(-view.n_experts // view.n_gpus)
 
     def min_experts(self, view: View) -> int:
-        return max(1, -(-view.n_experts // view.n_gpus)) if self.gpu_prefill_threshold else 1
+        return 1  # the least there is; the CPU can do everything
 
     def bind(self, view: View) -> None:
         self._activations = self._deferred = 0
+        # With less room than a layer takes, no prompt goes through the GPU, and the mask has all the room there is.
+        rooms = [view.capacity_of(gpu) for gpu in range(view.n_gpus)]
+        self._layer_fits = self.gpu_prefill_threshold > 0 and min(rooms) >= self._layer_size(view)
         self._order: list[tuple[int, int]] = []
         shape = (view.n_layers, view.n_experts)
         if self.strategy == "uniform":  # the first ids of every layer; what is left over goes to the first layers
@@ -131,7 +139,7 @@ class KTransformers(Policy):
     def _layerwise(self, gate: Gate) -> bool:
         n_tokens, threshold = gate.iteration.n_tokens, self.gpu_prefill_threshold
         long = n_tokens >= threshold if self.threshold_rule == "at_least" else n_tokens > threshold
-        return gate.phase == PREFILL and threshold > 0 and long
+        return gate.phase == PREFILL and self._layer_fits and long
 
     def _through_gpu(self, gate: Gate, view: View) -> Steps:
         """Load the complete layer, compute it on the GPU, then keep the mask's experts or this prompt's favourites."""

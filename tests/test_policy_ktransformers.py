@@ -9,7 +9,7 @@ from cpu_bench import check_knobs, failures, replay, resident, seeded, taught
 from easy_numbers import execute_easy, setup
 
 from policies.ktransformers import KTransformers
-from sim.errors import BadInput, DoesNotFit
+from sim.errors import DoesNotFit
 
 STORE = [[[0, 1], [3, 2]], [[0, 3], [3, 1]], [[2, 0], [3, 2]]]
 
@@ -185,8 +185,18 @@ def test_batches_and_gpus(tmp_path):
         for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
             seen = execute_easy(setup(KTransformers(**settings), trace, 5, **world))
             assert seen.classes("decode")["hit"] > 0
-        with pytest.raises(BadInput, match="at least 4 whole experts"):
-            execute_easy(setup(KTransformers(), trace, 3))
+
+
+def test_room_for_less_than_a_layer(tmp_path):
+    """No prompt can go through the GPU then; the mask has the room there is, or none of it."""
+    rows = [[[0, 1], [0, 1]], [[1, 0], [0, 1]], [[0, 2], [3, 0]], [[2, 0], [0, 1]]]
+    path = taught(tmp_path, STORE, rows, 4, prompt=3)
+    for settings, there in (({}, [(0, 0), (0, 1), (1, 0)]), ({"gpu_experts_per_layer": 0}, [])):
+        seen = replay(KTransformers(gpu_prefill_threshold=3, **settings), path, 3)
+        assert resident(seen) == there
+        assert "fetch" not in {kind for kind, _, _ in seen.log}
+        assert {kind for kind, *_ in seen.log} == ({"cpu", "gpu"} if there else {"cpu"})
+    assert "fetch" in {kind for kind, _, _ in replay(KTransformers(gpu_prefill_threshold=3), path, 4).log}
 
 
 def test_conformance():
