@@ -4,8 +4,9 @@ Source: Chen et al., "KTransformers: Unleashing the Full Potential of CPU/GPU Hy
 kvcache-ai/ktransformers@95009ea (kt-kernel/python/experts_base.py `select_deferred_experts`, `submit_forward`) and its
 SGLang fork (`generate_*_masks`, layer-wise prefill); doc/en/kt-kernel/experts-sched-Tutorial.md for the options.
 
-Not modelled: one launch for a whole decode step (a stack with `graphs` has two per layer), kernels of NUMA nodes and AMX (the hardware profile's CPU
-stands for them), and splitting an expert over several GPUs (tensor parallelism): experts are dealt out whole instead.
+Not modelled: one launch for a whole decode step (a stack with `graphs` has two per layer), kernels of NUMA nodes and
+AMX (the hardware profile's CPU stands for them), and splitting an expert over several GPUs (tensor parallelism):
+experts are dealt out whole instead.
 """
 
 from __future__ import annotations
