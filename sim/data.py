@@ -255,11 +255,27 @@ def replacing(path: Path) -> Iterator[Path]:
     part = Path(name)
     try:
         yield part
-        part.chmod(0o644)
-        part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+    part.chmod(0o644)
+    try:
+        part.replace(path)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}; what was written lies in {str(set_aside(part, path))!r}"
+                       ) from None  # fmt: skip
+
+
+def set_aside(part: Path, path: Path) -> Path:
+    """Give finished work that cannot have its name the next one that is free: `NAME.1`; where it then is."""
+    for n in range(1, 1000):
+        other = path.with_name(f"{path.name}.{n}")
+        if not other.exists() and not other.is_symlink():
+            try:
+                return part.rename(other)
+            except OSError:
+                return part
+    return part
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -6,19 +6,18 @@ every metric can be recomputed from the kept tables; a test does that.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sim.data import PART, orphans, owned_prefix, replacing, sweep
+from sim.data import replacing
 from sim.errors import BadInput
 from sim.naming import title_of
 from sim.output import to_json
 from sim.run import execute
+from sim.run_folder import CONFIG, FILES, RESULT, check_apart, new_folder
 from sim.spec import dump_spec
 from sim.tables import TABLES, TableWriter, run_row
 from sim.timeline import Timeline
@@ -27,9 +26,7 @@ if TYPE_CHECKING:
     from sim.drive import RequestTimes, Step
     from sim.run import Outcome, Progress, Setup
 
-CONFIG, RESULT = "config.yaml", "result.json"
-OLD = ".old"
-FILES = frozenset({CONFIG, RESULT, *(f"{name}.parquet" for name in TABLES)})
+__all__ = ["FILES", "Keeper", "new_folder", "recorded"]
 
 
 class Keeper:
@@ -94,6 +91,8 @@ def recorded(
         BadInput: a place that cannot be written, a folder that holds something else, or a timeline that is there and
             that `force` does not say to replace.
     """
+    if out is not None and timeline is not None:
+        check_apart(out, timeline)
     try:
         with ExitStack() as stack:
             keeper = events = None
@@ -138,55 +137,3 @@ def _execute(
 
     only = span[0] if len(span) == 1 else spans if span else None
     return run(setup, spans=only, log=log[0] if log else None, progress=progress, on_step=on_step)
-
-
-@contextmanager
-def new_folder(target: Path, force: bool) -> Iterator[Path]:
-    """Yield a temporary folder beside `target` that takes its place on success; on any error nothing is left behind.
-
-    A process that is killed leaves a hidden folder, which whoever writes `target` next removes; if it was about to
-    replace a run, that one comes back first.
-
-    Raises:
-        BadInput: `target` exists and is not empty, unless it is a run's and `force` says to replace it.
-    """
-    for left in orphans(target, OLD):
-        if not target.exists() and (left / "run").is_dir():
-            (left / "run").rename(target)
-        shutil.rmtree(left, ignore_errors=True)
-    replace = _check_target(target, force)
-    parent = target.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    sweep(target, PART)
-    part = Path(tempfile.mkdtemp(prefix=owned_prefix(target), suffix=PART, dir=parent))
-    try:
-        yield part
-        part.chmod(0o755)
-        if not replace:
-            if target.exists():
-                target.rmdir()
-            part.rename(target)
-            return
-        old = Path(tempfile.mkdtemp(prefix=owned_prefix(target), suffix=OLD, dir=parent))
-        target.rename(old / "run")
-        part.rename(target)
-        shutil.rmtree(old)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _check_target(target: Path, force: bool) -> bool:
-    """True when an earlier run has to be replaced."""
-    if not target.exists():
-        return False
-    if not target.is_dir():
-        raise BadInput(f"--out, got {str(target)!r}: it is a file; name a folder")
-    present = {path.name for path in target.iterdir()}
-    if not present:
-        return False
-    if foreign := sorted(present - FILES):
-        raise BadInput(f"--out, got {str(target)!r}: it holds {foreign[0]!r}, which is no part of a run; "
-                       "name a new folder")  # fmt: skip
-    if not force:
-        raise BadInput(f"--out, got {str(target)!r}: it holds a run; add --force to replace it, or name a new folder")
-    return True

@@ -129,6 +129,7 @@ def test_a_killed_run_with_tables_and_timeline(tmp_path: Path) -> None:
     assert hidden(folder) == []
 
 
+OLD, NEW = '{"run_id": "old"}', '{"run_id": "new"}'
 REPLACE = """
 import os, signal, sys
 from pathlib import Path
@@ -143,7 +144,7 @@ def deadly(self, target):
     return rename(self, target)
 Path.rename = deadly
 with sinks.new_folder(Path({out!r}), force=True) as folder:
-    (folder / "result.json").write_text("new")
+    (folder / "result.json").write_text({new!r})
 """
 
 
@@ -152,19 +153,19 @@ def test_killed_while_replacing_a_run(tmp_path: Path, calls: int) -> None:
     """Before the old run is set aside, between the two renames, and (not at all) after them."""
     out = tmp_path / "a"
     out.mkdir()
-    (out / "result.json").write_text("old")
-    done = subprocess.run([sys.executable, "-c", REPLACE.format(calls=calls, out=str(out))], cwd=TESTS.parent)
+    (out / "result.json").write_text(OLD)
+    done = subprocess.run([sys.executable, "-c", REPLACE.format(calls=calls, out=str(out), new=NEW)], cwd=TESTS.parent)
     assert done.returncode == (0 if calls == 2 else -signal.SIGKILL)
     assert out.exists() == (calls != 1)
     if calls == 2:
-        assert (out / "result.json").read_text() == "new"
+        assert (out / "result.json").read_text() == NEW
         return
     with pytest.raises(BadInput, match="it holds a run"), sinks.new_folder(out, force=False):
         pass
-    assert (out / "result.json").read_text() == "old"
+    assert (out / "result.json").read_text() == OLD
     with sinks.new_folder(out, force=True) as folder:
-        (folder / "result.json").write_text("newer")
-    assert (out / "result.json").read_text() == "newer"
+        (folder / "result.json").write_text(NEW)
+    assert (out / "result.json").read_text() == NEW
     assert hidden(tmp_path) == []
 
 
@@ -222,11 +223,11 @@ class TestSweep:
         run = tmp_path / "run"
         left = self.leave(run, ".old", gone)
         (left / "run").mkdir()
-        (left / "run" / "result.json").write_text("{}")
+        (left / "run" / "result.json").write_text(OLD)
         with pytest.raises(BadInput, match="it holds a run; add --force"), sinks.new_folder(run, force=False):
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
-        assert (run / "result.json").read_text() == "{}"
+        assert (run / "result.json").read_text() == OLD
 
     def test_a_link_is_removed_and_not_followed(self, tmp_path: Path, gone: int) -> None:
         (tmp_path / "precious").mkdir()
