@@ -21,6 +21,10 @@ NEAR = 1e-3  # a constant has been found when its figure is so close to the prin
 Figures = Callable[[dict[str, float]], dict[str, float]]
 
 
+class NotFitted(Exception):
+    """No constant makes its row come out; rows that ask for it are told without one."""
+
+
 @dataclass(frozen=True)
 class Fitted:
     """A constant and the seconds that make its row come out: added to a copy or a layer, or those of an expert."""
@@ -65,7 +69,8 @@ def fit(constant: Constant, rows: dict[str, Row]) -> Fitted:
     """A constant in closed form.
 
     Raises:
-        BadInput: its row has no such figure, or one that leaves nothing for the software.
+        NotFitted: the hardware alone is slower than its figure.
+        BadInput: its row has no such figure.
     """
     figure = published(constant, rows)
     cost = cost_of(constant.hw, constant.model, constant.precision)
@@ -74,23 +79,23 @@ def fit(constant: Constant, rows: dict[str, Row]) -> Fitted:
         return Fitted(constant, figure * copy_s)
     value = figure * constant.seconds / constant.copies - copy_s
     if value <= 0:
-        raise BadInput(f"constant {constant.id}, got {value:.3g} s: the hardware alone is slower than {constant.row}")
+        raise NotFitted(f"the hardware alone is slower than {constant.row} ({constant.label})")
     return Fitted(constant, value)
 
 
-def solve(constants: list[Constant], rows: dict[str, Row], figures: Figures) -> dict[str, Fitted]:
-    """Constants by id, each the seconds at which the experiment of its row gives the printed figure.
+def solve(
+    constants: list[Constant], rows: dict[str, Row], figures: Figures
+) -> tuple[dict[str, Fitted], dict[str, str]]:
+    """Constants by id, each the seconds at which the experiment of its row gives the printed figure; and why others
+    cannot be fitted: the hardware alone is slower than the row, or nothing is found.
 
     Secants through the last two points: time is nearly linear in a constant, and the rest is in what overlaps.
 
     Args:
         figures: id -> seconds of every constant, to id -> the figure of its row with them, in the published form.
-
-    Raises:
-        BadInput: the hardware alone is slower than the row, or no constant is found.
     """
     if not constants:
-        return {}
+        return {}, {}
 
     def stands(values: dict[str, float]) -> dict[str, float]:
         found = figures(dict(values))
@@ -99,15 +104,16 @@ def solve(constants: list[Constant], rows: dict[str, Row], figures: Figures) -> 
     target = {one.id: standing(rows[one.row].relation, published(one, rows)) for one in constants}
     before = dict.fromkeys(target, 0.0)
     at_before = stands(before)
-    for one in constants:
-        if at_before[one.id] >= target[one.id]:
-            raise BadInput(f"constant {one.id}, got no time for it: the hardware alone is slower than {one.row}")
-    values = dict.fromkeys(target, FIRST_GUESS_S)
+    lost = {one.id: f"the hardware alone is slower than {one.row} ({one.label})" for one in constants
+            if at_before[one.id] >= target[one.id]}  # fmt: skip
+    sought = [name for name in target if name not in lost]
+    values = {name: 0.0 if name in lost else FIRST_GUESS_S for name in target}
+    far = sought
     for _ in range(MAX_STEPS):
-        at = stands(values)
-        far = [name for name in target if abs(at[name] / target[name] - 1) > NEAR]
         if not far:
-            return {one.id: Fitted(one, values[one.id]) for one in constants}
+            break
+        at = stands(values)
+        far = [name for name in sought if abs(at[name] / target[name] - 1) > NEAR]
         following = dict(values)
         for name in far:
             rise = (at[name] - at_before[name]) / (values[name] - before[name])
@@ -115,5 +121,5 @@ def solve(constants: list[Constant], rows: dict[str, Row], figures: Figures) -> 
             following[name] = max(values[name] / 4, values[name] + step)
             before[name], at_before[name] = values[name], at[name]
         values = following
-    raise BadInput(f"constants {', '.join(far)}: not found in {MAX_STEPS} steps; rows they are fitted to may not "
-                   "depend on them")  # fmt: skip
+    lost |= dict.fromkeys(far, f"not found in {MAX_STEPS} steps; the row it is fitted to may not depend on it")
+    return {one.id: Fitted(one, values[one.id]) for one in constants if one.id not in lost}, lost

@@ -197,6 +197,7 @@ def _basis(result: dict[str, Any]) -> str:
     """Constants, traces and what was left out."""
     lines = [f"* constant fitted for {one['testbed']}: {1e3 * one['seconds']:.4g} ms {FORMS[one['form']]}, "
              f"from row {one['row']} ({one['label']}), which is not scored" for one in result["constants"]]  # fmt: skip
+    lines += [f"no constant {name}: {why}; rows are told without" for name, why in result.get("not_fitted", {}).items()]
     for kind, told in result["traces"].items():
         if told["of"]:
             lines.append(f"trace ({kind}): {told['is']}")

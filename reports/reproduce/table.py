@@ -7,7 +7,7 @@ from typing import Any
 
 from reports.reproduce import inputs, judge, work
 from reports.reproduce.closed import METHODS
-from reports.reproduce.constants import Fitted, fit, solve
+from reports.reproduce.constants import Fitted, NotFitted, fit, solve
 from reports.reproduce.rows import (
     FLAGS,
     SCORED,
@@ -57,7 +57,14 @@ def reproduce(
         _known(row, experiments, constants)
     used = [constants[name] for name in sorted(_names(chosen, experiments))]
     simulated: dict[str, dict[TraceKind, dict[str, Any]]] = {row.id: {} for row in asked}
-    fitted = {one.id: fit(one, rows) for one in used if not one.solved}
+    fitted: dict[str, Fitted] = {}
+    lost: dict[str, str] = {}
+    for one in used:
+        if not one.solved:
+            try:
+                fitted[one.id] = fit(one, rows)
+            except NotFitted as error:
+                lost[one.id] = str(error)
     told: dict[str, Any] = {}
     solved = [one for one in used if one.solved]
     if asked or solved:
@@ -72,15 +79,16 @@ def reproduce(
             runs = Runs(experiments, traces, folder, executor, stack)
             if solved:
                 with steps("fitting constants") as done:
-                    fitted |= solve(solved, rows, figures_of(solved, rows, runs, done))
+                    found, why = solve(solved, rows, figures_of(solved, rows, runs, done))
+                    fitted, lost = fitted | found, lost | why
             with steps("simulating") as done:
                 simulated = simulate(asked, kinds, fitted, runs, done)
     answered = [_answer(row, fitted, simulated.get(row.id, {}), experiments) for row in chosen]
     for row, answer in zip(chosen, answered, strict=True):
-        if row.constant:
+        if answer["constant"]:
             answer["carried"] = _carried(row, constants[row.constant], rows, experiments)
     return {"schema": SCHEMA, "version": __version__, "stack": stack, "traces": told,
-            "constants": [_told_constant(fitted[one.id]) for one in used],
+            "constants": [_told_constant(fitted[one.id]) for one in used if one.id in fitted], "not_fitted": lost,
             "rows": answered, "totals": totals(answered)}  # fmt: skip
 
 
@@ -115,6 +123,7 @@ def _answer(
         name: getattr(row, name) for name in ("id", "flag", "source", "where", "model", "testbed", "setting", "metric",
                                               "unit", "published", "check", "note", "reason", "unknown", "constant")
     }  # fmt: skip
+    told["constant"] = row.constant if row.constant in fitted else ""
     if row.method:
         # A closed form with a constant is about the machine the constant was fitted on.
         found_on = fitted.get(row.constant)
@@ -128,14 +137,16 @@ def _answer(
         told["scored"] = experiment.scored
         # The first system of a scaled row stands at its printed figure by construction.
         told["given"] = list(row.published)[:1] if row.relation == "ratio" else []
-        told["constants"] = own_constants(row, experiment)
-        told["traces"] = {kind: _judged(row, kind, found) for kind, found in on.items() if found["values"]}
+        own = own_constants(row, experiment)
+        told["constants"] = {system: name for system, name in own.items() if name in fitted}
+        told["traces"] = {kind: _judged(row, kind, found, told["constants"])
+                          for kind, found in on.items() if found["values"]}  # fmt: skip
         told["left_out"] = {kind: found["left_out"] for kind, found in on.items() if found["left_out"]}
     told["status"] = _status(row, told)
     return told
 
 
-def _judged(row: Row, kind: TraceKind, found: dict[str, Any]) -> dict[str, Any]:
+def _judged(row: Row, kind: TraceKind, found: dict[str, Any], constants: dict[str, str]) -> dict[str, Any]:
     values: dict[str, Figure] = found["values"]
     told: dict[str, Any] = {"simulated": {label: values[label] for label in row.published if label in values}}
     if not row.other_quantity:
@@ -145,7 +156,7 @@ def _judged(row: Row, kind: TraceKind, found: dict[str, Any]) -> dict[str, Any]:
     if row.check == "order":
         told["pairs"] = [pair._asdict() for pair in judge.pairs(row, found["cases"])]
         told["counted"] = kind not in row.fitted_traces and not found["did_not_run"]
-    if "fitted" in found:
+    if "fitted" in found and constants:
         with_it = found["fitted"]
         told["fitted"] = {"simulated": with_it["values"],
                           "right": sum(pair.right for pair in judge.pairs(row, with_it["cases"]))}  # fmt: skip
