@@ -140,13 +140,16 @@ def hardware_names() -> dict[str, Path]:
     return profiles.aliases(GPUS)
 
 
-def load_hardware(name_or_path: str | os.PathLike[str], overrides: Mapping[str, object] | None = None) -> Hardware:
+def load_hardware(
+    name_or_path: str | os.PathLike[str], overrides: Mapping[str, object] | None = None, link: str | None = None
+) -> Hardware:
     """Load a bundled profile by id or alias, or an own YAML file.
 
     `cpu` is a block, the id of a bundled CPU, or `{from: ID, ...}` with some of its fields replaced.
 
     Args:
         overrides: dotted field -> value, as `--set hw.h2d.bandwidth_bytes_per_s=5e10` gives them.
+        link: a word of `--link` (`sim.pcie`); `overrides` win.
 
     Raises:
         BadInput: unknown name, unreadable or malformed file, an implausible figure.
@@ -161,6 +164,10 @@ def load_hardware(name_or_path: str | os.PathLike[str], overrides: Mapping[str, 
         data = {**data, "cpu": cpu}
     data = sets.apply(data, overrides, Hardware, "hw")
     hardware = profiles.convert(data, Hardware, where)
+    if link is not None:
+        from sim.pcie import relinked
+
+        hardware = relinked(hardware, link, set(overrides))
     check_quantities(hardware, hardware.sources, where)
     for curves in (hardware.curves, *hardware.more_curves):
         if curves is not None:

@@ -11,8 +11,8 @@ import msgspec
 
 from sim.data import parse_yaml
 from sim.errors import BadInput, did_you_mean
+from sim.labels import refuse_labels
 from sim.quantity import Quantity, user_figure
-from sim.units import parse_bytes
 
 GROUPS = ("hw", "model", "stack")
 
@@ -82,8 +82,9 @@ def apply(data: Mapping[str, Any], overrides: Mapping[str, object], kind: type[m
     left to the conversion that follows.
 
     Raises:
-        BadInput: a path that `kind` does not have.
+        BadInput: a path that `kind` does not have, or that is only shown (`sim.labels`).
     """
+    refuse_labels(group, overrides.items())
     result: dict[str, Any] = copy.deepcopy(dict(data))
     # Shorter paths first: `hw.cpu=...` replaces what `hw.cpu.n_cores=...` then refines, in whichever order they came.
     for path, value in sorted(overrides.items(), key=lambda item: item[0].count(".")):
@@ -98,7 +99,7 @@ def _put(node: dict[str, Any], parts: list[str], value: object, kind: Any, what:
         # Only the number was given, so neither the old origin nor the old range describes it any more.
         node[name] = user_figure(value, name, what)
     elif not rest:
-        node[name] = parse_bytes(value, what) if name.endswith("_bytes") and isinstance(value, str) else value
+        node[name] = value
     elif child is None:
         raise BadInput(f"{what}, got {value!r}: {name!r} has no parts; write {what.rpartition(f'.{rest[0]}')[0]}=VALUE")
     else:

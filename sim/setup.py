@@ -79,7 +79,7 @@ class Setup:
     def identity(self) -> str:
         """Twelve hex digits of everything that decides the numbers: equal inputs, equal id, wherever the files lie."""
         spec = {**msgspec.to_builtins(self.spec), "set": None}
-        for name in ("policy", "hw", "model", "stack", "trace"):
+        for name in ("policy", "hw", "link", "model", "stack", "trace"):
             del spec[name]  # `resolved` says what these meant
         return hashlib.sha256(to_json({**spec, **self.resolved()}).encode()).hexdigest()[:12]
 
@@ -140,7 +140,7 @@ def prepare(spec: RunSpec) -> Setup:
         raise BadInput(f"--requests, got {spec.requests}: at least 1; leave it out for all of the split")
     if spec.split not in SPLITS:
         raise BadInput(f"--split, got {spec.split!r}: no such split; {did_you_mean(spec.split, SPLITS)}")
-    hw = load_hardware(spec.hw, overrides.hw)
+    hw = load_hardware(spec.hw, overrides.hw, spec.link)
     stack = load_stack(spec.stack, overrides.stack)
     trace = open_trace(spec.trace or _trace_for(spec.model, overrides))
     try:

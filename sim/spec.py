@@ -30,6 +30,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     split: str = "test"
     requests: int | None = None  # at most this many, in order
     seed: int = 0
+    link: str | None = None  # a word for what copies reach: pcie5x16; None: as in the profile
     vram_bytes: int | None = None
     expert_cache_bytes: int | None = None
     experts: int | None = None

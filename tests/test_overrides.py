@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any, get_args
+
+import msgspec
 import pytest
 
 from sim.errors import BadInput
 from sim.hardware import Hardware, load_hardware
+from sim.labels import ONLY_SHOWN
+from sim.models import Model
 from sim.overrides import Overrides, apply, parse_set
 from sim.quantity import USER_REF
+from sim.run import prepare
+from sim.spec import RunSpec
+from sim.stack import Stack
 
 
 def test_keys_find_their_group() -> None:
@@ -83,13 +91,43 @@ def test_figures_in_bytes_take_the_units_of_sizes(path: str, text: str, n: int) 
     assert (figure.value, figure.source, figure.ref) == (n, "assumed", USER_REF)
 
 
-def test_plain_byte_counts_take_units_too() -> None:
-    assert load_hardware("rtx3090", {"gpu.l2_bytes": "6MB"}).gpu.l2_bytes == 6_000_000
+@pytest.mark.parametrize(("setting", "way_out"), [
+    ("hw.gpu.link.generation=5", "set hw.h2d.bandwidth_bytes_per_s (and hw.d2h.bandwidth_bytes_per_s), or name a link: "
+     "--link pcie5x16"),
+    ("hw.gpu.link.theoretical_bytes_per_s=6e10", "set hw.h2d.bandwidth_bytes_per_s"),
+    ("hw.gpu.n_sms=1", "set hw.gpu.flops_per_s.bf16"),
+    ("hw.gpu.l2_bytes=6e6", "set hw.gpu.memory_bandwidth_bytes_per_s"),
+    ("hw.cpu.n_cores=64", "set hw.cpu.memory_bandwidth_bytes_per_s and hw.cpu.flops_per_s"),
+    ("hw.cpu.name=x", "set hw.cpu=ID"), ("hw.name=x", "what was set is in every result"),
+    ("hw.id=x", "a file of your own"),
+    ("stack.note=x", "file of your own"), ("model.published.total_params=1e9", "sizes follow from the geometry"),
+    ("model.activation=relu", "model.matrices_per_expert"),
+])  # fmt: skip
+def test_what_is_only_shown_cannot_be_set(setting: str, way_out: str) -> None:
+    """It changed nothing and said nothing: a faster link by its label copied no faster."""
+    with pytest.raises(BadInput) as error:
+        prepare(RunSpec(policy="lru", hw="rtx3090", set=dict([setting.split("=")])))
+    path, value = setting.split("=")
+    assert str(error.value).startswith(f"--set {path}, got {value!r}: it is only shown, never computed with; ")
+    assert way_out in str(error.value)
+
+
+def test_every_label_is_a_field() -> None:
+    """A renamed field must not become settable again by way of a label that names nothing."""
+    for group, kind in (("hw", Hardware), ("stack", Stack), ("model", Model)):
+        for path in ONLY_SHOWN[group]:
+            node: Any = kind
+            for name in path.split("."):
+                fields = {field.name: field.type for field in msgspec.structs.fields(node)}
+                assert name in fields, f"{group}.{path}"
+                node = next((part for part in (fields[name], *get_args(fields[name]))
+                             if isinstance(part, type) and issubclass(part, msgspec.Struct)), None)  # fmt: skip
 
 
 def test_apply_creates_missing_parents_and_orders_by_depth() -> None:
-    changed = apply({}, {"gpu.link.lanes": 8, "gpu": {"n_sms": 1, "link": {"lanes": 16}}}, Hardware, "hw")
-    assert changed == {"gpu": {"n_sms": 1, "link": {"lanes": 8}}}
+    latency = {"value": 1e-6, "source": "assumed"}
+    changed = apply({}, {"h2d.latency_s": 2e-6, "h2d": {"latency_s": latency}}, Hardware, "hw")
+    assert changed["h2d"]["latency_s"]["value"] == 2e-6
     fresh = apply({}, {"gpu.flops_per_s.bf16": 1e12}, Hardware, "hw")
     assert fresh["gpu"]["flops_per_s"]["bf16"]["value"] == 1e12
 
@@ -99,9 +137,8 @@ def test_apply_creates_missing_parents_and_orders_by_depth() -> None:
     [
         ("h3d.latency_s", r"--set hw\.h3d\.latency_s, got 1: no field 'h3d'; did you mean 'h2d'\?"),
         ("gpu.flops_per_s.bf17", r"no field 'bf17'; did you mean 'bf16'\?"),
-        ("gpu.n_sms.x.y", r"'n_sms' has no parts; write --set hw\.gpu\.n_sms=VALUE"),
+        ("curves.model.x.y", r"'model' has no parts; write --set hw\.curves\.model=VALUE"),
         ("h2d.latency_s.valu", r"no field 'valu'; did you mean 'value'\?"),
-        ("aliases.0", r"'aliases' has no parts"),
     ],
 )
 def test_unknown_paths_are_refused(path: str, message: str) -> None:

@@ -20,23 +20,33 @@ from sim.units import show_bytes, show_count, show_flops, show_rate, show_second
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("name", required=False, metavar="[NAME|FILE]")
 @click.option("--set", "settings", multiple=True, metavar="hw.KEY=VALUE", help="Change a figure, e.g. hw.cpu=ID.")
+@click.option("--link", metavar="WORD", help="Put the card on another link: pcie3x4 to pcie6x16.")
+@click.option("--links", is_flag=True, help="List the words of --link: what copies reach, and who measured it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print NAME's file as it is: a start for one of your own.")
-def command(name: str | None, settings: tuple[str, ...], as_json: bool, as_yaml: bool) -> None:
+def command(name: str | None, settings: tuple[str, ...], link: str | None, links: bool, as_json: bool,
+            as_yaml: bool) -> None:  # fmt: skip
     """List hardware profiles, or show one: an id, an alias, or a profile file."""
+    if links:
+        if name is not None or settings or link is not None or as_json or as_yaml:
+            raise BadInput("--links, got something beside it: it lists the words of --link; give it alone")
+        click.echo(_links(), nl=False)
+        return
     changes = parse_set(settings)
     if changes.model or changes.stack or changes.policy or changes.policies:
         raise BadInput("--set, got a key of something else: only hw.* belongs here; write e.g. --set hw.cpu=xeon-8358p")
     if as_yaml:
-        click.echo(profiles.as_it_is(GPUS, "hardware profile", name, alone=not (settings or as_json)), nl=False)
+        click.echo(profiles.as_it_is(GPUS, "hardware profile", name, alone=not (settings or link or as_json)), nl=False)
         return
     if name is None:
+        if link is not None:
+            raise BadInput("--link, got it without a profile: name one, e.g. moesim hw rtx3090 --link pcie5x16")
         if settings:
             raise BadInput("--set, got it without a profile: name one, e.g. moesim hw rtx3090 --set hw.cpu=xeon-8358p")
         found = [load_hardware(key) for key in bundled(GPUS, ".yaml")]
         click.echo(json.dumps([_summary(hw) for hw in found], indent=2) if as_json else _list(found), nl=as_json)
         return
-    hardware = load_hardware(name, changes.hw)
+    hardware = load_hardware(name, changes.hw, link)
     if as_json:
         import msgspec
 
@@ -83,6 +93,22 @@ def _list(found: list[Hardware]) -> str:
             hw.cpu.id,
         )
     return render(rows) + f"{len(found)} profiles. `moesim hw NAME` shows every figure, its source, and aliases.\n"
+
+
+def _links() -> str:
+    from sim.pcie import LINKS, SOURCES, bandwidth, bus_of
+
+    rows = table("link", "in theory", "to the GPU", "range", "back", "range", "note")
+    refs: dict[str, None] = {}
+    rows.columns[-1].justify = "left"
+    for word in LINKS:
+        bus = bus_of(word)
+        up, down = (bandwidth(bus, towards) for towards in (True, False))
+        cells = [cell for figure in (up, down) for cell in (show_rate(figure.value), _range("_bytes_per_s", figure))]
+        rows.add_row(word, show_rate(bus.theoretical_bytes_per_s), *cells, f"{up.note} [{up.ref}]")
+        refs |= dict.fromkeys((*up.refs, *down.refs))
+    told = "All of them assumed on another card than those named; a card's own link leaves its profile's figures.\n"
+    return render(rows, 210) + told + "".join(f"[{key}] {SOURCES[key]}\n" for key in refs)
 
 
 def _page(hw: Hardware) -> str:

@@ -38,6 +38,7 @@ SPEC_OPTIONS = (
     click.option("--model", metavar="NAME|FILE", help="Geometry; default: a model of the trace's routing shape."),
     click.option("--trace", metavar="NAME|FILE", help="Routing trace; default: the bundled one."),
     click.option("--precision", metavar="TYPE", help="Type of the weights; default: bf16."),
+    click.option("--link", metavar="WORD", help="Put the card on another link: pcie3x4 to pcie6x16."),
     click.option("--vram", "vram_bytes", type=Size(), help="Cap the GPU's whole memory."),
     click.option("--expert-cache", "expert_cache_bytes", type=Size(), help="Cap the expert part, in bytes."),
     click.option("--experts", type=int, metavar="N", help="Cap the expert part, in whole experts over all GPUs."),
@@ -86,7 +87,7 @@ def specify(
     if any(name in typed for name in CAPS):
         fields = {name: value for name, value in fields.items() if name not in CAPS}  # a new cap replaces the old one
     parse_set(settings)
-    if settings:
+    if settings or "link" in typed:
         meant = {}  # what the command line changes on purpose needs no warning
     pairs = ((key.strip(), text) for key, _, text in (item.partition("=") for item in settings))
     changes = {key: parse_yaml(text, f"--set {key}") for key, text in pairs}

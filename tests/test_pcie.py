@@ -1,0 +1,126 @@
+"""`--link`: words for what copies reach over a link, in every command that takes a machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cli_help import mixtral_shaped, moesim, simulated
+
+from sim.data import bundled
+from sim.errors import BadInput
+from sim.hardware import GPUS, load_hardware
+from sim.pcie import LINKS, SOURCES, bandwidth, bus_of
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mixtral_shaped(tmp_path_factory.mktemp("pcie"))
+
+
+def test_theory_by_hand() -> None:
+    """GT/s times lanes / 8, times 128 of 130 bits; from generation 6 on, 236 of 256 bytes of a flit."""
+    theory = {word: bus_of(word).theoretical_bytes_per_s for word in LINKS}
+    assert len(theory) == 12
+    assert theory["pcie3x16"] == pytest.approx(15.754e9, rel=1e-4)
+    assert theory["pcie4x16"] == pytest.approx(31.508e9, rel=1e-4)
+    assert theory["pcie5x8"] == theory["pcie4x16"]
+    assert theory["pcie6x4"] == pytest.approx(4 * 64e9 / 8 * 236 / 256)
+    for path in bundled(GPUS, ".yaml").values():
+        bus = load_hardware(path).gpu.link
+        assert bus is not None
+        assert bus.theoretical_bytes_per_s == pytest.approx(theory[f"pcie{bus.generation}x{bus.lanes}"], rel=1e-3)
+
+
+@pytest.mark.parametrize("up", [True, False])
+def test_figures_are_below_theory_in_order_and_in_their_range(up: bool) -> None:
+    of = {word: bandwidth(bus_of(word), up) for word in LINKS}
+    for word, figure in of.items():
+        assert figure.source == "assumed"  # on any other card than those that were measured
+        assert figure.note.split()[0] in ("derived:", f"gen{word[4]}")
+        assert figure.low is not None
+        assert figure.high is not None
+        assert figure.low < figure.value < figure.high < bus_of(word).theoretical_bytes_per_s
+        assert set(figure.refs) <= set(SOURCES)
+    for generation in "3456":
+        assert [of[f"pcie{generation}x{lanes}"].value for lanes in (4, 8, 16)] == sorted(
+            of[f"pcie{generation}x{lanes}"].value for lanes in (4, 8, 16))  # fmt: skip
+    for lanes in (4, 8, 16):
+        values = [of[f"pcie{generation}x{lanes}"].value for generation in "3456"]
+        assert values == sorted(values)
+
+
+def test_measured_ones_are_those_of_bundled_cards() -> None:
+    """A word and the profile of a card that was measured on such a link do not contradict one another."""
+    for card, word in (("rtx5090", "pcie5x16"), ("rtx5060ti", "pcie5x8"), ("rtx4090", "pcie4x16"),
+                       ("rtx4060ti", "pcie4x8"), ("t4", "pcie3x16"), ("a100-80g-sxm", "pcie4x16")):  # fmt: skip
+        hw = load_hardware(card)
+        assert bandwidth(bus_of(word), True).value == hw.h2d.bandwidth_bytes_per_s.value
+        assert {key: SOURCES[key] for key in set(SOURCES) & set(hw.sources)}.items() <= hw.sources.items()
+
+
+def test_a_link_changes_what_goes_over_it_and_nothing_else() -> None:
+    own, other = load_hardware("rtx3090"), load_hardware("rtx3090", link="PCIe 5.0 x16")
+    assert other.h2d.bandwidth_bytes_per_s == bandwidth(bus_of("pcie5x16"), True)
+    assert other.d2h.bandwidth_bytes_per_s == bandwidth(bus_of("pcie5x16"), False)
+    assert other.h2d.latency_s == own.h2d.latency_s
+    assert other.p2p.bandwidth_bytes_per_s.value == pytest.approx(1.225e10 * 5.5 / 2.45)  # half of it, as it was
+    assert (other.gpu.link, other.h2d_pageable) == (bus_of("pcie5x16"), own.h2d_pageable)
+    assert (other.cpu, other.host, other.vram_bytes) == (own.cpu, own.host, own.vram_bytes)
+    narrow = load_hardware("rtx3090", link="pcie3x4")
+    assert narrow.h2d_pageable.bandwidth_bytes_per_s == narrow.h2d.bandwidth_bytes_per_s  # no faster than pinned
+    nvlink = load_hardware("a100-80g-sxm", link="pcie3x16")
+    assert nvlink.p2p == load_hardware("a100-80g-sxm").p2p
+    desktop = load_hardware("rtx5090", link="pcie6x16")
+    assert desktop.h2d.bandwidth_bytes_per_s.value == desktop.cpu.memory_bandwidth_bytes_per_s.value
+
+
+def test_the_own_link_leaves_the_profile_as_it_is() -> None:
+    assert load_hardware("rtx3090", link="pcie4x16") == load_hardware("rtx3090")
+
+
+def test_a_figure_that_was_set_wins() -> None:
+    for key in ("h2d.bandwidth_bytes_per_s", "h2d.bandwidth_bytes_per_s.value"):
+        hw = load_hardware("rtx3090", {key: 4e10}, link="pcie5x16")
+        assert hw.h2d.bandwidth_bytes_per_s.value == 4e10
+        assert hw.d2h.bandwidth_bytes_per_s.value == 5.6e10
+
+
+@pytest.mark.parametrize("word", ["pcie7x16", "pcie5x3", "5x16x", "nvlink", ""])
+def test_other_words_are_refused(word: str) -> None:
+    with pytest.raises(BadInput, match=r"^--link, got .*: no such link; "):
+        load_hardware("rtx3090", link=word)
+
+
+def test_every_command_takes_it(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
+    args = ("--hw", "rtx3090", "--trace", trace, "--link", "pcie5x16")
+    result = simulated(capsys, "--policy", "lru", *args, "--json", "--out", tmp_path / "a").json
+    figures: dict[str, Any] = {figure["figure"]: figure for figure in result["provenance"]["figures"]}
+    assert figures["h2d.bandwidth_bytes_per_s"]["value"] == 5.5e10
+    assert figures["h2d.bandwidth_bytes_per_s"]["source"] == "assumed"
+    assert result["overrides"] == {"link": "pcie5x16"}
+    assert "rtx3090 with link=pcie5x16 " in result["name"]
+    assert yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())["link"] == "pcie5x16"
+    again = simulated(capsys, "--config", tmp_path / "a" / "config.yaml", "--json")
+    assert again.err == ""
+    assert {**again.json, "wall_s": 0} == {**result, "wall_s": 0}
+    other = simulated(capsys, "--config", tmp_path / "a" / "config.yaml", "--link", "pcie4x8", "--json")
+    assert other.err == ""
+    assert other.json["tpot_s"]["mean"] > 3 * result["tpot_s"]["mean"]
+    row = moesim(capsys, "compare", "--policy", "lru", *args, "--json").json["runs"][0]
+    assert (row["tpot_s"], row["bound"]) == (result["tpot_s"], result["bound"])
+    plain = simulated(capsys, "--policy", "lru", *args[:4], "--json").json
+    own = simulated(capsys, "--policy", "lru", *args[:4], "--link", "pcie4x16", "--json").json
+    assert own["run_id"] == plain["run_id"] != result["run_id"]
+    page = moesim(capsys, "hw", "rtx3090", *args[-2:]).out
+    assert page.startswith("GeForce RTX 3090 (rtx3090): 55.0 GB/s host to device")
+
+
+def test_the_list_of_words(capsys: pytest.CaptureFixture[str]) -> None:
+    out = moesim(capsys, "hw", "--links").out
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("pcie")] == list(LINKS)
+    assert "pcie3x4 to pcie6x16" in simulated(capsys, "--help").out
+    assert "give it alone" in moesim(capsys, "hw", "rtx3090", "--links").error
+    assert "without a profile" in moesim(capsys, "hw", "--link", "pcie5x16").error
