@@ -14,7 +14,7 @@ first predictions alone. Several GPUs (not published): each has its own worker a
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator, Iterable
 from typing import Any
 
 import numpy as np
@@ -92,7 +92,7 @@ class ProMoe(Policy):
             Surrogate(self.predictor, view.top_k, view.n_experts, self.seed) if self.labels else None
         )
         self._gating = -1  # the layer whose gate is about to speak
-        self._aimed: dict[int, set[int]] = {}
+        self._aimed: dict[int, dict[int, None]] = {}  # by layer to come: experts named, in order
         self._n = self._right = 0
 
     def _chunks(self, layer: int, expert: int, view: View) -> list[Piece]:
@@ -104,13 +104,27 @@ class ProMoe(Policy):
     # -- a gate has spoken ------------------------------------------------------------------------------------------
 
     def gate_input(self, layer: int, view: View) -> Steps:
-        """Until the gate has spoken, nobody in its layer loses its place to a prediction any more."""
+        """Until the gate has spoken, nobody in its layer loses its place to a prediction any more.
+
+        So low tasks of experts that have no place and would find none are withdrawn: a chunk of theirs would else take
+        free bytes that belong to an expert which is still to be completed, and that may be the one the gate asks for.
+        """
         yield from self._sweep()
         self._gating = layer
+        taken = {group: len(held) for group, held in self._lru.items() if group[1] == layer}
+        for expert in self._aimed.get(layer, ()):
+            group = self._group(layer, expert, view)
+            if expert in self._lru[group]:
+                continue
+            if taken[group] < self._room[group]:
+                taken[group] += 1
+                continue
+            for chunk in self._chunks(layer, expert, view):
+                yield Cancel(chunk)
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         self._gating = -1
-        aimed = self._aimed.pop(gate.layer, set())
+        aimed = self._aimed.pop(gate.layer, {})
         self._count(gate, aimed)
         # The layer's low tasks are withdrawn; those of experts it needs become high ones.
         for expert in sorted(aimed):
@@ -182,7 +196,7 @@ class ProMoe(Policy):
             return
         ticket = yield Predict(self.predictor_s, "side", basis="measured")
         named = list(dict.fromkeys(self._named(gate, target, view)))
-        self._aimed[target] = set(named)
+        self._aimed[target] = dict.fromkeys(named)
         taken = dict.fromkeys(self._lru, 0)
         for expert in named:
             group = self._group(target, expert, view)
@@ -249,7 +263,7 @@ class ProMoe(Policy):
 
     # -- figures of its own -----------------------------------------------------------------------------------------
 
-    def _count(self, gate: Gate, aimed: set[int]) -> None:
+    def _count(self, gate: Gate, aimed: Collection[int]) -> None:
         if aimed:
             self._n += len(gate.needs)
             self._right += sum(expert in aimed for expert in gate.needs)

@@ -173,3 +173,21 @@ def test_a_right_surrogate_leaves_only_the_first_layers_to_chance(tmp_path):
         seen = execute_easy(setup(ProMoe(**BASE | {"predictor": "surrogate:1", "depth": 64}), trace, 30))
     assert seen.result["policy_stats"]["predicted_frac"] == 1.0
     assert "surrogate" in seen.result["labels"]
+
+
+@pytest.mark.parametrize(("shape", "settings", "copy_s"), [
+    ((3, 6, 2), {"chunks": 3, "predictor": "surrogate:0.6", "reorder": False}, 1.0),
+    ((4, 6, 2), {"chunks": 2, "predictor": "surrogate:0.6", "reorder": False}, 10.0),
+    ((4, 8, 3), {"chunks": 3, "predictor": "gate_reuse", "reorder": False}, 1.0),
+    ((4, 8, 3), {"chunks": 3, "predictor": "gate_reuse"}, 3.0),
+])  # fmt: skip
+def test_a_low_task_takes_no_room_of_an_expert_still_to_be_completed(shape, settings, copy_s, tmp_path):
+    """Its chunk came while the gate spoke, into bytes that an expert with a place had not filled yet: no room was left.
+
+    Found by trying 3,456 combinations of shape, room, speed and parameters; these four ended with an error.
+    """
+    with Trace(tiny_trace(tmp_path / "t", *shape, n_requests=3, prompt=3, outputs=12,
+                          levels={"next_scores_1", "next_scores_2"})) as trace:  # fmt: skip
+        policy = ProMoe(**BASE | settings | {"preempt": False, "depth": 1})
+        seen = execute_easy(setup(policy, trace, 2 * shape[0], copy_s=copy_s))
+    assert seen.outcome.engine.cache.peak_bytes == [2 * shape[0] * EXPERT_BYTES]
