@@ -48,8 +48,10 @@ class ProMoe(Policy):
         Param("chunks", 3, "transfers per expert (published: its three matrices)", low=1, high=64),
         Param("preempt", True, "withdraw a layer's low tasks at its gate (early preemption)"),
         Param("reorder", True, "compute what is ready first; false takes the gate's order"),
-        Param("depth", 6, "chunks handed to each GPU's copy engine at once. The worker takes one whenever it is free; "
-              "this engine only looks at polling points, so more must be at hand (assumed)", low=1, high=1024),
+        Param("depth", 2, "chunks handed to each GPU's copy engine at once. The worker takes one whenever it is free; "
+              "this engine only looks at polling points, so one more must be at hand (assumed). No more than that: a "
+              "chunk at hand has its room, and the published victim loses its place only as a copy starts", low=1,
+              high=1024),
         Param("seed", 0, "for a surrogate's draws", low=0, high=2**63 - 1),
     )  # fmt: skip
     predictor: str

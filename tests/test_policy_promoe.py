@@ -135,7 +135,7 @@ def test_needs_and_labels_follow_the_parameters():
 
 def test_published_defaults():
     assert ProMoe().settings == {"predictor": "gate_reuse", "stride": 2, "predictor_s": 2e-4, "chunks": 3,
-                                 "preempt": True, "reorder": True, "depth": 6, "seed": 0}  # fmt: skip
+                                 "preempt": True, "reorder": True, "depth": 2, "seed": 0}  # fmt: skip
 
 
 def test_every_parameter_is_known_to_this_table():
