@@ -113,6 +113,17 @@ def hit_rates(tally: Tally, definition: str) -> dict[str, Any]:
     return rates
 
 
+def union(tally: Tally, n_layers: int, slots: float) -> dict[str, float | None]:
+    """Different experts that one layer of a decode iteration asks for, a layer's share of all room, and their ratio.
+
+    A batch's hit rates say little without them: where the union comes near the slots, every policy keeps the same.
+    """
+    n_steps = tally.n_iterations[DECODE] * n_layers
+    experts = sum(tally.hits[DECODE].experts) / n_steps if n_steps else None
+    over = None if experts is None or not slots else experts / slots
+    return {"experts": experts, "slots": slots, "over_slots": over}
+
+
 def prefetching(tally: Tally) -> dict[str, dict[str, int]]:
     """Useful, late, wasted, harmful, with counts and bytes; and what was issued, cancelled, dropped."""
     p = tally.prefetch

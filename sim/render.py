@@ -60,6 +60,7 @@ def render(result: dict[str, Any]) -> str:
         _times(result),
         _rates(result),
         _hits(result),
+        _union(result),
         _copies(result),
         _memory(result),
         _grounds(result),
@@ -132,6 +133,15 @@ def _hits(result: dict[str, Any]) -> Table:
     note = f"   definition: {result['hit_definition']}"
     for phase, column in rates.items():
         rows.add_row(phase, *(show_frac(column[i]) for i in shown), note if phase == "decode" else "")
+    return rows
+
+
+def _union(result: dict[str, Any]) -> Table:
+    """Of batches: how many experts a layer of an iteration wants together, beside its share of the room."""
+    rows, found = _pairs(), result["union_per_layer_step"]
+    if result["batch"] > 1 and found["experts"] is not None and found["over_slots"] is not None:
+        experts, slots, over = (f"{found[name]:.3g}" for name in ("experts", "slots", "over_slots"))
+        rows.add_row("wanted together", f"{experts} experts per layer and iteration, for {slots} slots: r_bar {over}")
     return rows
 
 

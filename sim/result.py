@@ -81,6 +81,9 @@ def fold(
         "phases": metrics.phases(clockwork),
         "hit_definition": spec.hit_definition,
         **metrics.hit_rates(tally, spec.hit_definition),
+        "union_per_layer_step": metrics.union(
+            tally, model.n_moe_layers, sum(engine.cache.budget_bytes) / engine.view.expert_bytes / model.n_moe_layers
+        ),
         "prefetch": metrics.prefetching(tally),
         "demand_copies": {"n": tally.n_demand, "bytes": tally.demand_bytes},
         "h2d_bytes": machine.h2d_bytes,
