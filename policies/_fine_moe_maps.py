@@ -38,6 +38,7 @@ class MapTrack:
         self._blind = True
         self._embeddings: list[Floats] = []
         self._alike: list[Floats] = []  # the answers of this iteration's semantic search
+        self._sums, self._counts = [0.0, 0.0], [0, 0]  # similarities of maps found by meaning, by trajectory
 
     @property
     def n_stored(self) -> int:
@@ -75,6 +76,9 @@ class MapTrack:
             return {}
         self._alike = [self.store.semantic(embedding) for embedding in self._embeddings]
         best = [int(found.argmax()) for found in self._alike]
+        for found, at in zip(self._alike, best, strict=True):
+            self._sums[0] += float(found[at])
+        self._counts[0] += len(best)
         return {
             layer: [self._row(layer, at, float(found[at])) for found, at in zip(self._alike, best, strict=True)]
             for layer in range(self._distance)
@@ -96,6 +100,8 @@ class MapTrack:
             self._passages.append((own, passage))
             if passage is not None and len(targets):
                 m = len(targets)
+                self._sums[1] += sum(passage.similarities[:m].tolist())
+                self._counts[1] += m
                 for found, one in zip(told, self._settle(targets, passage.slots[:m], passage.similarities[:m]),
                                       strict=False):  # fmt: skip
                     found.append(one)
@@ -123,7 +129,15 @@ class MapTrack:
             path.observe(np.array(as_map(scores[start:stop])))
         if self._blind or target >= self.store.n_layers:
             return []
-        return [self._row(target, *path.nearest()) for path in self._paths]
+        nearest = [path.nearest() for path in self._paths]
+        self._sums[1] += sum([alike for _, alike in nearest])
+        self._counts[1] += len(nearest)
+        return [self._row(target, *one) for one in nearest]
+
+    def similarities(self) -> tuple[float, float]:
+        """Mean similarity of the maps found by meaning, and by trajectory; 9 digits, whatever the order of adding."""
+        meaning, way = (round(total / n, 9) if n else 0.0 for total, n in zip(self._sums, self._counts, strict=True))
+        return meaning, way
 
     def end(self, iteration: Iteration) -> None:
         """Section 4.4: the new maps join the store."""

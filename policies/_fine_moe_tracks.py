@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies._expert_maps import inverse_norm, select
+from policies._surrogate import Surrogate
 from sim.iterations import DECODE, PREFILL, Gate, Iteration, RequestInfo
 from sim.store import StoreSplit
 from sim.view import View
@@ -139,11 +140,13 @@ class CountTrack:
 class GateTrack:
     """Speculation: the gate of the layer ahead on this layer's gate input, as Mixtral-Offloading and ProMoE predict.
 
-    While generating only: traces record such scores for decode tokens.
+    While generating only: traces record such scores for decode tokens. A `surrogate` stands in for the gate: what it
+    names is equally probable.
     """
 
-    def __init__(self, view: View, distance: int) -> None:
-        self._distance, self._n_layers = distance, view.n_layers
+    def __init__(self, view: View, distance: int, surrogate: Surrogate | None = None) -> None:
+        self._distance, self._n_layers, self._n_experts = distance, view.n_layers, view.n_experts
+        self._surrogate = surrogate
         self.n_stored = 0  # nothing is searched
 
     def learn(self, store: StoreSplit) -> None:
@@ -155,7 +158,15 @@ class GateTrack:
     def step(self, gate: Gate, target: int) -> list[Answer]:
         if gate.phase != DECODE or target >= self._n_layers:
             return []
-        return [Found(row, 1.0) for row in gate.next_scores(self._distance)]
+        if self._surrogate is None:
+            return [Found(row, 1.0) for row in gate.next_scores(self._distance)]
+        found: list[Answer] = []
+        truth = gate.iteration.ids(target).tolist()
+        for r, ids in zip(gate.iteration.ranges, truth, strict=True):
+            row = np.zeros(self._n_experts)
+            row[self._surrogate.name(r.start_row, target, ids)] = 1.0
+            found.append(Found(row, 1.0))
+        return found
 
     def end(self, iteration: Iteration) -> None:
         """Nothing is kept."""

@@ -17,6 +17,7 @@ from policies._expert_maps import Floats
 from policies._fine_moe_maps import MapTrack
 from policies._fine_moe_tracks import Answer, CountTrack, GateTrack, Track
 from policies._map_cache import MapCache
+from policies._surrogate import PREFIX, Surrogate
 from sim.api import Param, Steps
 from sim.decisions import Predict, Prefetch, Requeue, Serve, Wait, Wanted
 from sim.errors import BadInput
@@ -56,6 +57,8 @@ class FineMoe(MapCache):
         Param("track", "map_tsd", "what predicts (Figure 14a): the next gates on this gate's input, request-level hit "
               "counts, or maps by trajectory, with semantic search, with the delta threshold",
               ("speculate", "hit_count", "map_t", "map_ts", "map_tsd")),
+        Param("predictor", "gate_reuse", "what track=speculate asks: a later gate on this layer's gate input "
+              "(next_scores of the trace); or surrogate:SHARE, a labelled stand-in that is right for so many"),
         Param("evict", "fine_moe", "what is evicted (Figure 14b): least p x freq (section 4.5), LRU or LFU",
               ("fine_moe", "lru", "lfu")),
         Param("asynchronous", True, "search and prefetch beside the forward pass (section 4.3); false: a layer waits "
@@ -71,6 +74,7 @@ class FineMoe(MapCache):
     capacity: int
     mode: str
     track: str
+    predictor: str
     evict: str
     asynchronous: bool
     search_overhead_s: float
@@ -80,12 +84,17 @@ class FineMoe(MapCache):
         super().__init__(**values)
         if self.track == "hit_count":
             self.needs = frozenset({"experts"})
+        elif self.track == "speculate" and self.predictor.startswith(PREFIX):
+            self.needs, self.labels = frozenset({"experts"}), (PREFIX,)
         elif self.track == "speculate":
             if (self.distance or 0) > MAX_GATE_DISTANCE:
                 raise BadInput(f"parameter fine_moe.distance, got {self.distance} with track=speculate: traces record "
                                f"the gates of {MAX_GATE_DISTANCE} layers ahead at most; lower it")  # fmt: skip
             self.distance = self.settings["distance"] = self.distance or MAX_GATE_DISTANCE
             self.needs = frozenset({"experts", f"next_scores_{self.distance}"})
+        if self.predictor != "gate_reuse" and not self.labels:
+            raise BadInput(f"parameter fine_moe.predictor, got {self.predictor!r} with track={self.track}: gate_reuse, "
+                           "or surrogate:0.85 with track=speculate; take one of them")  # fmt: skip
 
     def bind(self, view: View) -> None:
         self.prefetch_depth = self.depth if self.asynchronous else None
@@ -100,7 +109,8 @@ class FineMoe(MapCache):
 
     def _tracking(self, view: View) -> Track:
         if self.track == "speculate":
-            return GateTrack(view, self._d)
+            stand_in = Surrogate(self.predictor, view.top_k, view.n_experts, 0) if self.labels else None
+            return GateTrack(view, self._d, stand_in)
         if self.track == "hit_count":
             return CountTrack(view, self._d)
         self.settings["prefill"] = prefill = self.prefill or PREFILL_OF[self.variant]
@@ -209,11 +219,17 @@ class FineMoe(MapCache):
             self._right += sum([piece.expert in needs for piece in aimed])
 
     def stats(self) -> dict[str, float]:
-        """predicted_frac: share of the chosen experts that were predicted; right_frac: of the predicted, chosen."""
+        """predicted_frac: share of the chosen experts that were predicted; right_frac: of the predicted, chosen.
+
+        semantic_similarity, trajectory_similarity: of the maps found, on average (Figure 16a).
+        """
+        found = self._track.similarities() if isinstance(self._track, MapTrack) else (0.0, 0.0)
         return {
             "maps": self._track.n_stored,
             "store_bytes": self._track.store.n_bytes if isinstance(self._track, MapTrack) else 0,
             "searches": self._searches,
+            "semantic_similarity": found[0],
+            "trajectory_similarity": found[1],
             "predicted_frac": self._right / self._needed if self._needed else 0.0,
             "right_frac": self._right / self._named if self._named else 0.0,
         }

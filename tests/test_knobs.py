@@ -33,12 +33,13 @@ PLAIN: dict[str, dict[str, tuple[dict[str, Any], Any, int]]] = {
         "variant": ({}, "code", 20), "distance": ({}, 1, 20), "capacity": ({}, 2, 20), "mode": ({}, "online", 20),
         "track": ({}, "map_t", 20), "evict": ({}, "lru", 20), "asynchronous": ({}, False, 20),
         "search_overhead_s": ({}, 5e-2, 20), "depth": ({}, 8, 20), "prefill": ({}, "mean", 20),
+        "predictor": ({"track": "speculate"}, "surrogate:0.5", 20),
     },
 }  # fmt: skip
 TABLES = {  # policy -> module that holds its table, where the name does not say it
     "lcp": "test_policy_lcp_mrs", "mrs": "test_policy_lcp_mrs",
 }  # fmt: skip
-N_KNOBS = 220  # raise it with every parameter that is added
+N_KNOBS = 221  # raise it with every parameter that is added
 
 
 @pytest.fixture(scope="module")

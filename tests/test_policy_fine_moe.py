@@ -245,3 +245,18 @@ def test_a_prompt_is_predicted_as_release_1_does_and_not_at_all_in_release_2(tmp
             policy = FineMoe(variant=variant)
             execute_easy(setup(policy, trace, room=6))
             assert policy.settings["prefill"] == prefill
+
+
+def test_a_stand_in_for_the_gates_is_right_as_often_as_told(tmp_path):
+    """So FineMoE and what speculates can be compared at equal accuracy; results carry the label."""
+    path = tiny_trace(tmp_path / "t", 6, 8, 2, n_requests=3, prompt=2, outputs=30, levels=())
+    with Trace(path) as trace:
+        for share, told in ((1.0, 1.0), (0.75, pytest.approx(0.75, abs=0.05))):
+            policy = FineMoe(track="speculate", distance=2, predictor=f"surrogate:{share}")
+            seen = execute_easy(setup(policy, trace, room=16))
+            assert seen.result["policy_stats"]["predicted_frac"] == told
+            assert "surrogate" in seen.result["labels"]
+    with pytest.raises(BadInput, match="with track=speculate; take one"):
+        FineMoe(predictor="surrogate:0.85")
+    with pytest.raises(BadInput, match="gate_reuse"):
+        FineMoe(track="speculate", predictor="oracle")
