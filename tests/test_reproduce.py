@@ -501,7 +501,7 @@ class TestTable:
         assert list(faster["totals"]["apart"]) == ["no constant"]
         text = show.as_text(slower)
         assert "on_demand*" in text
-        assert "that rest on a constant of a single system: 1 of 1 (100 %); 1 with it" in text
+        assert "rest on a constant of a single system: 1 of 1 (100 %), 1 with them" in text
         assert "from row X-0 (on_demand), which is not scored" in text
         fitted = table.reproduce([fit_row], ("b",), tmp_path / "out", 1, quiet)
         assert fitted["rows"][0]["status"] == "fitted"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,7 +36,7 @@ def as_text(result: dict[str, Any], misses: bool = False) -> str:
     # What was missed comes first.
     rows = sorted(rows, key=lambda row: STATUSES.index(row["status"]))
     if misses:
-        rows = [row for row in rows if row["status"] in MISSES]
+        rows = [_as_scored(row) for row in rows if row["status"] in MISSES]
     compared = [row for row in rows if row["check"] in ("within", "inside", "shown")]
     orders = [row for row in rows if row["check"] == "order"]
     others = [row for row in rows if row["check"] in ("none", "fit")]
@@ -60,6 +61,14 @@ def as_text(result: dict[str, Any], misses: bool = False) -> str:
     return "\n\n".join(part.rstrip("\n") for part in parts if part)
 
 
+def _as_scored(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the one kind of trace that it is judged on."""
+    if "traces" not in row:
+        return row
+    scored = row.get("scored", SCORED)
+    return {**row, "traces": {kind: on for kind, on in row["traces"].items() if kind == scored}}
+
+
 def verdict(result: dict[str, Any]) -> str:
     """Counts, one line per flag; orders and magnitudes as scored, what they rest on, and per kind of trace."""
     lines = []
@@ -76,7 +85,7 @@ def verdict(result: dict[str, Any]) -> str:
     if scored["pairs"]:
         lines.append(f"orders: {_share(scored)} pairs of systems are right")
         lines.append(f"magnitudes of these: {_magnitudes(scored['magnitudes'])}")
-        lines += [f"  that rest on {name}: {_share(of)}{_with_constants(name, of)}; {_short(of['magnitudes'])}; "
+        lines += [f"- rest on {name}: {_share(of)}{_with_constants(name, of)}; {_short(of['magnitudes'])}; "
                   f"{', '.join(of['ids'])}" for name, of in totals["apart"].items()]  # fmt: skip
     if totals["did_not_run"]:
         lines.append(f"not judged, their mechanism did not run: {', '.join(totals['did_not_run'])}")
@@ -87,7 +96,7 @@ def verdict(result: dict[str, Any]) -> str:
     for kind, order in totals["orders"].items():
         if order["pairs"]:
             lines.append(f"orders on trace ({kind}): {_share(order)}; {_short(order['magnitudes'])}")
-    return "\n".join(lines)
+    return "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="    ", break_on_hyphens=False) for line in lines)
 
 
 def _share(order: dict[str, Any]) -> str:
@@ -96,7 +105,7 @@ def _share(order: dict[str, Any]) -> str:
 
 
 def _with_constants(name: str, order: dict[str, Any]) -> str:
-    return f"; {order['right_fitted']} with it" if name == RESTS[-1] else ""
+    return f", {order['right_fitted']} with them" if name == RESTS[-1] else ""
 
 
 def _factor(value: float | None) -> str:
