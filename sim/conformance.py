@@ -10,8 +10,11 @@ nothing about a policy.
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.checks import behaviour, form, safety
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from sim.api import Policy
 
 CHECKS: tuple[RuleCheck, ...] = (*form.CHECKS, *behaviour.CHECKS, *safety.CHECKS)
+ENGINE = ("sim.api", "builtins")  # bases of a policy that are none of its own code
 PASS, FAIL, SKIP = "pass", "fail", "not applicable"
 
 
@@ -49,6 +53,7 @@ def rule_of(check: RuleCheck) -> str:
 def judge(check: RuleCheck, world: World) -> Verdict:
     """Apply one rule to the world's policy. Any error on the way is a failure, with its text as the reason."""
     verdict, reason = PASS, ""
+    world.scenario = ""
     try:
         check(world)
     except Skip as skip:
@@ -56,10 +61,19 @@ def judge(check: RuleCheck, world: World) -> Verdict:
     except CheckFailed as failure:
         verdict, reason = FAIL, str(failure)
     except MoesimError as error:
-        verdict, reason = FAIL, f"{type(error).__name__}: {error}"
-    except Exception as error:  # a third party's policy may fail in any way
-        verdict, reason = FAIL, f"{type(error).__name__} in the policy: {error}"
+        verdict, reason = FAIL, f"{type(error).__name__}: {error}{where(error, world)}"
+    except (Exception, SystemExit) as error:  # a third party's policy may fail in any way
+        verdict, reason = FAIL, f"{type(error).__name__}: {error}{where(error, world)}"
     return Verdict(world.kind.name, name_of(check), verdict, reason, rule_of(check))
+
+
+def where(error: BaseException, world: World) -> str:
+    """Which hook of the policy raised it, on which line, and in which run: ` (victim, mine.py:17; 8 experts ...)`."""
+    own = {inspect.getsourcefile(base) for base in world.kind.__mro__ if base.__module__ not in ENGINE}
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename in own]
+    told = [f"{frames[0].name}, {Path(frames[-1].filename).name}:{frames[-1].lineno}"] if frames else []
+    told += [world.scenario] if world.scenario else []
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def conform(kind: type[Policy]) -> Iterator[Verdict]:

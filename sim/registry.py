@@ -1,4 +1,7 @@
-"""Find policies: every file of `policies/`, and third-party packages under the entry point `moesim.policies`."""
+"""Find policies: every file of `policies/`, third-party packages under the entry point `moesim.policies`, own files.
+
+A file of `policies/` or a package that cannot be imported takes its own policy away and no other.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,9 @@ from importlib.metadata import entry_points
 
 from sim.api import Policy
 from sim.errors import BadInput, did_you_mean
+from sim.policy_file import failure, is_file, load, policies_in
 
 GROUP = "moesim.policies"
-
-
-def _classes(module_name: str) -> list[type[Policy]]:
-    module = importlib.import_module(module_name)
-    return [
-        value
-        for _, value in inspect.getmembers(module, inspect.isclass)
-        if issubclass(value, Policy) and value.name and value.__module__ == module.__name__
-    ]
 
 
 def policies() -> dict[str, type[Policy]]:
@@ -30,7 +25,7 @@ def policies() -> dict[str, type[Policy]]:
 
 
 def unusable() -> dict[str, str]:
-    """Entry point -> why its third-party policy cannot be used. Others go on without it."""
+    """Entry point, or file of `policies/` -> why its policy cannot be used. Others go on without it."""
     return _scan()[1]
 
 
@@ -39,16 +34,22 @@ def _scan() -> tuple[dict[str, type[Policy]], dict[str, str]]:
     import policies as package
 
     found: dict[str, type[Policy]] = {}
-    for info in pkgutil.iter_modules(package.__path__):
-        if not info.name.startswith("_"):
-            for kind in _classes(f"policies.{info.name}"):
-                assert kind.name not in found, f"two policies of this package are named {kind.name}"
-                found[kind.name] = kind
     wrong: dict[str, str] = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        if info.name.startswith("_"):
+            continue
+        try:
+            module = importlib.import_module(f"policies.{info.name}")
+        except (Exception, SystemExit) as error:  # somebody is writing it, and it may fail in any way
+            wrong[info.name] = f"policy {info.name!r}, got {failure(error)}: correct that file"
+            continue
+        for kind in policies_in(module).values():
+            if found.setdefault(kind.name, kind) is not kind:
+                wrong[info.name] = _twice(found[kind.name], kind)
     for entry in entry_points(group=GROUP):
         try:
             kind = entry.load()
-        except Exception as error:  # a third party's import may fail in any way
+        except (Exception, SystemExit) as error:  # a third party's import may fail in any way
             wrong[entry.name] = (
                 f"policy package {entry.value!r}, got {type(error).__name__} ({error}) on import: "
                 "repair or uninstall that package"
@@ -57,19 +58,23 @@ def _scan() -> tuple[dict[str, type[Policy]], dict[str, str]]:
         if not (inspect.isclass(kind) and issubclass(kind, Policy) and kind.name):
             wrong[entry.name] = f"entry point {entry.name} = {entry.value}: must name a sim.api.Policy with a name"
         elif found.setdefault(kind.name, kind) is not kind:
-            wrong[entry.name] = (
-                f"policy name {kind.name!r}, got it from {found[kind.name].__module__} and again from "
-                f"{kind.__module__}: names are unique; rename the latter"
-            )
+            wrong[entry.name] = _twice(found[kind.name], kind)
     return dict(sorted(found.items())), wrong
 
 
+def _twice(first: type[Policy], second: type[Policy]) -> str:
+    return (f"policy name {first.name!r}, got it from {first.__module__} and again from {second.__module__}: names are "
+            "unique; rename the latter")  # fmt: skip
+
+
 def find(name: str) -> type[Policy]:
-    """The policy of that name or alias, in any spelling (`LRU`, `fine-moe`).
+    """The policy of that name or alias, in any spelling (`LRU`, `fine-moe`), or of a file (`./mine.py:Class`).
 
     Raises:
-        BadInput: no such policy, with the nearest name; or its package cannot be used, with the reason.
+        BadInput: no such policy, with the nearest name; or its file or package cannot be used, with the reason.
     """
+    if is_file(name):
+        return load(name)
     known = policies()
     if name in known:
         return known[name]
@@ -79,8 +84,9 @@ def find(name: str) -> type[Policy]:
     spelt = {_plain(other): kind for other, kind in (*aliases.items(), *known.items())}
     if _plain(name) in spelt:
         return spelt[_plain(name)]
-    if name in unusable():
-        raise BadInput(unusable()[name])
+    for other, why in unusable().items():
+        if _plain(name) == _plain(other):
+            raise BadInput(why)
     raise BadInput(f"policy, got {name!r}: no such policy; {did_you_mean(name, [*known, *aliases])}")
 
 

@@ -72,7 +72,9 @@ def _facts(result: dict[str, Any]) -> Table:
     shape = result["shape"]
     settings = ", ".join(f"{key}={_plain(value)}" for key, value in result["params"].items())
     rows = _pairs()
-    rows.add_row("policy", result["policy"] + (f" ({settings})" if settings else ""))
+    file = result["policy_file"]
+    own = f" of {file['name']}, sha256 {file['sha256'][:12]}" if file else ""
+    rows.add_row("policy", result["policy"] + own + (f" ({settings})" if settings else ""))
     gpus = f", {result['gpus']} GPUs" if result["gpus"] > 1 else ""
     routing = f"{shape['layers']} layers x {shape['experts']} experts, k = {shape['top_k']}"
     own = words(result["overrides"], "model")

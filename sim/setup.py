@@ -21,6 +21,8 @@ from sim.models import load_model, model_names
 from sim.output import to_json
 from sim.overrides import Overrides, parse_set
 from sim.pieces import Pieces
+from sim.policy_file import file_of
+from sim.policy_file import whole as whole_policy
 from sim.registry import find
 from sim.stack import PACKAGE as STACKS
 from sim.stack import load_stack
@@ -61,10 +63,15 @@ class Setup:
         self.trace.close()
 
     def resolved(self) -> dict[str, Any]:
-        """What the names of a configuration meant: ids, parameters, and digests of everything the figures rest on."""
+        """What the names of a configuration meant: ids, parameters, and digests of everything the figures rest on.
+
+        An installed policy's code is the version's; one that is named by its file has a digest of it.
+        """
+        file = file_of(type(self.policy))
         return {
             "version": __version__,
             "policy": self.policy.name,
+            **({} if file is None else {"policy_sha256": file.sha256}),
             "params": dict(self.policy.settings),
             "hw": self.hw.id,
             "hw_sha256": _digest(self.hw),
@@ -88,6 +95,7 @@ class Setup:
         spec, trace = self.spec, self.trace
         return msgspec.structs.replace(
             spec,
+            policy=whole_policy(spec.policy),
             hw=_whole(spec.hw, GPUS),
             stack=_whole(spec.stack, STACKS),
             model=self.model.id if spec.model is None else _whole(spec.model, MODELS),

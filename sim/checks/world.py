@@ -130,6 +130,7 @@ class World:
         self._folder = tempfile.TemporaryDirectory(prefix="moesim-conformance-")
         self._traces: dict[tuple[frozenset[str], bool, int], Trace] = {}
         self._runs: dict[tuple[Any, ...], Seen] = {}
+        self.scenario = ""  # the run under way, in words
 
     def __enter__(self) -> World:
         return self
@@ -194,8 +195,21 @@ class World:
         """
         key = (experts, tuple(sorted((settings or {}).items())), gpus, batch, id(trace), pace, again, hides_later)
         if key not in self._runs:
+            self.scenario = _scenario(experts, settings, gpus, batch, trace is not None, pace)
             self._runs[key] = observe(self.setup(experts, settings, gpus, batch, trace), self.hw, pace, hides_later)
+            self.scenario = ""  # told of errors only: what a rule says of finished runs is about several
         return self._runs[key]
+
+
+def _scenario(
+    experts: int, settings: dict[str, ParamValue] | None, gpus: int, batch: int, another_trace: bool, pace: float
+) -> str:
+    """A run in words, for whoever has to repeat it."""
+    told = [f"room for {experts} experts of {N_TOTAL}", f"{gpus} GPUs" if gpus > 1 else "", f"batch {batch}"]
+    told += [f"{key}={value}" for key, value in (settings or {}).items()]
+    told += ["another trace"] if another_trace else []
+    told += [f"a machine {pace:g} times as fast"] if pace != 1.0 else []
+    return ", ".join(filter(None, told))
 
 
 def observe(setup: Setup, hw: Hardware, pace: float = 1.0, hides_later: bool = False) -> Seen:

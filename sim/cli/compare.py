@@ -108,9 +108,11 @@ def expanded(policies: tuple[str, ...]) -> list[tuple[str, bool]]:
 
 def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named: bool) -> Candidate:
     """`fine_moe variant=code` as a run. Raises BadInput."""
+    from sim.policy_file import split
+
     if not item.split():
         raise BadInput("--policy, got an empty name: name a policy, or `all`; `moesim policies` lists them")
-    name, *own = item.split()
+    name, *own = split(item)
     # Parameters of one policy are no business of the others: only shared groups pass through --set.
     bare = [pair for pair in settings if "." not in pair.partition("=")[0]]
     if bare:

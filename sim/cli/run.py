@@ -29,7 +29,8 @@ TIMELINE_ITERATIONS = 20
     "1000) or KiB, MiB, GiB. Names: moesim policies, moesim hw, moesim models, moesim traces.",
 )
 @click.version_option(__version__, prog_name="moesim")
-@click.option("--policy", metavar="NAME", help="What decides: see `moesim policies`.")
+@click.option("--policy", metavar="NAME|FILE.py",
+              help="What decides: see `moesim policies`; or a file of yours, ./mine.py[:Class].")  # fmt: skip
 @spec_options
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Start from a saved configuration.")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path),

@@ -123,8 +123,8 @@ def notes(setup: Setup) -> list[str]:
 def warn_if_changed(setup: Setup, meant: dict[str, Any], config: Path | None) -> None:
     """Say so when what a saved configuration names is no longer what it was saved with."""
     now = setup.resolved()
-    for what in ("trace", "hw", "model", "stack"):
+    for what in ("policy", "trace", "hw", "model", "stack"):
         key = f"{what}_sha256"
-        if meant.get(what) == now[what] and meant.get(key) != now[key]:
+        if meant.get(what) == now[what] and meant.get(key) != now.get(key):
             click.echo(f"note: {config}: {what} {now[what]} has changed since this was saved; figures may differ",
                        err=True)  # fmt: skip

@@ -21,8 +21,8 @@ TALK_OUTPUTS = 32
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim validate --policy lru --policy fine_moe --experts 64 --experts 128 --hw my-cpu.yaml",
 )
-@click.option("--policy", "policies", multiple=True, metavar="NAME", help="What decides; repeat it. With --checkpoint "
-              "parameters may follow the name: 'emoe p=1'.")  # fmt: skip
+@click.option("--policy", "policies", multiple=True, metavar="NAME|FILE.py", help="What decides; repeat it. With "
+              "--checkpoint parameters may follow the name: 'emoe p=1'.")  # fmt: skip
 @click.option("--experts", multiple=True, type=int, metavar="N", help="Budget in whole experts; repeat it.")
 @click.option("--hw", metavar="NAME|FILE", help="Profile of this device: `calibrate` writes one.")
 @click.option("--device", metavar="cpu|cuda:N", help="Where to run; default: a GPU if there is one, else the CPU.")
@@ -187,6 +187,7 @@ def _talk(checkpoint: str, policies: tuple[str, ...], experts: tuple[int | None,
     from sim.data import parse_yaml
     from sim.output import finite
     from sim.overrides import parse_set
+    from sim.policy_file import split
     from sim.real.live import talk
     from sim.real.run import usable_device
     from sim.spec import RunSpec
@@ -195,7 +196,7 @@ def _talk(checkpoint: str, policies: tuple[str, ...], experts: tuple[int | None,
     specs, named_so = [], []
     for n in experts:
         for item in policies:
-            policy, *own = item.split() or [""]
+            policy, *own = split(item) or [""]
             parse_set((*settings, *own))
             pairs = ((key.strip(), text) for key, _, text in (part.partition("=") for part in (*settings, *own)))
             changes = {key: parse_yaml(text, f"--set {key}") for key, text in pairs}

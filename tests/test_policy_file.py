@@ -1,0 +1,207 @@
+"""Policies in files of one's own, and files that cannot be imported: each takes away its own policy and no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_help import mixtral_shaped, moesim, simulated
+
+from sim import policy_file
+from sim.conformance import FAIL, conform
+from sim.errors import BadInput
+from sim.registry import find
+
+ROOT = Path(__file__).resolve().parent.parent
+MINE = '''"""A cache of mine."""
+
+from policies.lru import Lru
+from sim.api import Param
+
+
+class Mine(Lru):
+    """LRU that spares some of the oldest."""
+
+    name = "mine"
+    title = "Mine"
+    source = "tests/test_policy_file.py"
+    params = (*Lru.params, Param("rank", 0, "how many older ones to spare", low=0, high=9))
+    rank: int
+
+    def victim(self, piece, speculative, view):
+        free = [p for p in self._order[self.group(piece)] if view.evictable(p)]
+        return free[min(self.rank, len(free) - 1)] if free else None
+
+    exchange = None  # the long way, as `victim` is asked there
+
+
+class Other(Mine):
+    """Another one."""
+
+    name = "other"
+'''.replace("    exchange = None  # the long way, as `victim` is asked there\n", """\
+    def exchange(self, wanted, room, view):
+        return None  # the long way, where `victim` is asked
+""")
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "my policy.py"
+    path.write_text(MINE)
+    return path
+
+
+def result(capsys: pytest.CaptureFixture[Any], *words: object) -> dict[str, Any]:
+    told = simulated(capsys, *words, "--json")
+    assert told.code == 0, told.err
+    found: dict[str, Any] = json.loads(told.out)
+    return found
+
+
+def test_a_file_is_a_policy_like_any_other(capsys, tmp_path, mine):
+    trace = mixtral_shaped(tmp_path)
+    world = ("--hw", "rtx3090", "--trace", trace, "--requests", 1, "--experts", 60)
+    own = result(capsys, "--policy", f"{mine}:Mine", *world)
+    installed = result(capsys, "--policy", "lru", *world)
+    assert own["policy"] == "mine"
+    assert own["policy_file"]["name"] == "my policy.py"
+    assert installed["policy_file"] is None
+    assert (own["simulated_s"], own["hit_rate"]) == (installed["simulated_s"], installed["hit_rate"])
+    other = result(capsys, "--policy", f"{mine}:Mine", *world, "--set", "rank=5")
+    assert other["params"]["rank"] == 5
+    assert other["hit_rate"] != own["hit_rate"]
+    assert "how many older ones to spare" in moesim(capsys, "policies", f"{mine}:Mine").out
+    shown = simulated(capsys, "--policy", f"{mine}:Mine", *world).out
+    assert f"mine of my policy.py, sha256 {own['policy_file']['sha256'][:12]}" in shown
+    assert "mine keeps every rule that applies" in moesim(capsys, "conformance", f"{mine}:Mine").out
+
+
+def test_equal_ids_mean_equal_code(capsys, tmp_path, mine):
+    trace = mixtral_shaped(tmp_path)
+    world = ("--hw", "rtx3090", "--trace", trace, "--requests", 1, "--experts", 60)
+    first = result(capsys, "--policy", f"{mine}:Mine", *world)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    copy = shutil.copy(mine, elsewhere / "renamed.py")
+    assert result(capsys, "--policy", f"{copy}:Mine", *world)["run_id"] == first["run_id"]
+    mine.write_text(MINE.replace("len(free) - 1)]", "len(free) - 1)]  # other text"))
+    assert result(capsys, "--policy", f"{mine}:Mine", *world)["run_id"] != first["run_id"]
+
+
+def test_a_saved_configuration_finds_it_from_anywhere(capsys, tmp_path, monkeypatch, mine):
+    trace = mixtral_shaped(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    simulated(capsys, "--policy", "./my policy.py:Mine", "--hw", "rtx3090", "--trace", trace, "--requests", 1,
+              "--experts", 60, "--set", "rank=2", "--out", "run")  # fmt: skip
+    monkeypatch.chdir("/")
+    config = tmp_path / "run" / "config.yaml"
+    again = simulated(capsys, "--config", config, "--json")
+    saved = json.loads((tmp_path / "run" / "result.json").read_text())
+    found = json.loads(again.out)
+    assert (found["run_id"], found["simulated_s"]) == (saved["run_id"], saved["simulated_s"])
+    assert "has changed" not in again.err
+    mine.write_text(MINE + "\n# changed\n")
+    assert "policy mine has changed since this was saved" in simulated(capsys, "--config", config, "--json").err
+
+
+def test_compare_takes_files_in_processes_of_its_own(capsys, tmp_path, mine):
+    trace = mixtral_shaped(tmp_path)
+    told = moesim(capsys, "compare", "--policy", f"{mine}:Mine rank=2", "--policy", "lru", "--hw", "rtx3090", "--trace",
+                  trace, "--requests", 1, "--experts", 60, "--workers", 2, "--json")  # fmt: skip
+    assert told.code == 0, told.err
+    runs = {run["policy"]: run for run in json.loads(told.out)["runs"]}
+    assert set(runs) == {"mine", "lru"}
+    assert runs["mine"]["params"]["rank"] == 2
+    assert runs["mine"]["policy_file"]["sha256"] == policy_file.file_of(find(f"{mine}:Mine")).sha256
+
+
+@pytest.mark.parametrize(("name", "text", "why"), [
+    ("no_such.py", None, r"no_such\.py: No such file or directory; check the path"),
+    ("wrong.py", "\ndef f(:\n", r"wrong\.py:2: SyntaxError: invalid syntax; correct the file"),
+    ("wrong.py", "import json\n\njson.loads('x')\n", r": JSONDecodeError: Expecting value.*; correct the file"),
+    ("wrong.py", "\n\nraise SystemExit(3)\n", r"wrong\.py:3: SystemExit: 3; correct the file"),
+    ("wrong.py", "x = 1\n", r"a policy is a class derived from sim\.api\.Policy with a `name`"),
+    ("wrong.py", MINE, r"it holds 2 policies; name one, .*wrong\.py:Mine"),
+    ("wrong.py:Mina", MINE, r"no policy of that class in the file; did you mean 'Mine'"),
+])  # fmt: skip
+@pytest.mark.parametrize("verb", ["simulate", "policies", "conformance", "compare"])
+def test_what_is_wrong_with_a_file_is_one_line(capsys, tmp_path, verb, name, text, why):
+    if text is not None:
+        (tmp_path / name.split(":")[0]).write_text(text)
+    words = {"simulate": ("run", "--hw", "rtx3090", "--policy"), "compare": ("compare", "--hw", "rtx3090", "--policy")}
+    told = moesim(capsys, *words.get(verb, (verb,)), tmp_path / name)
+    assert told.code == 2
+    assert re.search(why, told.err)
+    assert told.err.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the policies, one of them cut in the middle of a line."""
+    folder = tmp_path_factory.mktemp("broken")
+    shutil.copytree(ROOT / "policies", folder / "policies", ignore=shutil.ignore_patterns("__pycache__", "data"))
+    (folder / "policies" / "data").mkdir()
+    path = folder / "policies" / "fifo.py"
+    path.write_text(path.read_text() + "\ndef half(:\n")
+    return folder
+
+
+def beside(broken: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": f"{broken}{os.pathsep}{ROOT}"}
+    code = f"import sys; sys.path.insert(0, {str(broken)!r}); from sim.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *words], env=env, cwd=broken, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+
+
+def test_a_broken_file_takes_its_own_policy_away(broken):
+    listed = beside(broken, "policies")
+    assert listed.returncode == 0
+    line = len((broken / "policies" / "fifo.py").read_text().splitlines())
+    assert re.search(rf"left out: policy 'fifo', got .*fifo\.py:{line}: SyntaxError: invalid syntax", listed.stderr)
+    assert "lru" in listed.stdout
+    assert "fifo" not in listed.stdout
+    asked = beside(broken, "run", "--policy", "FIFO", "--hw", "rtx3090")
+    assert asked.returncode == 2
+    assert re.fullmatch(rf"error: policy 'fifo', got .*fifo\.py:{line}: SyntaxError.*\n", asked.stderr)
+    other = beside(broken, "run", "--policy", "lru", "--hw", "rtx3090", "--requests", "1")
+    assert (other.returncode, other.stderr) == (0, "")
+
+
+def test_conformance_says_where_and_when(tmp_path):
+    """Scenario, hook, file and line: `IndexError in the policy` told none of them."""
+    path = tmp_path / "faulty.py"
+    path.write_text(MINE.split("\n    def victim")[0] + """
+
+    def victim(self, piece, speculative, view):
+        return self.pick([p for p in view.residents() if view.evictable(p)])
+
+    def pick(self, free):
+        return free[99]
+
+    def exchange(self, wanted, room, view):
+        return None
+""")
+    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "free[99]" in text)
+    failed = [verdict for verdict in conform(find(str(path))) if verdict.verdict == FAIL]
+    assert failed
+    for verdict in failed:
+        told = rf"IndexError: .* \(victim, faulty\.py:{line}; room for \d+ experts of 24, .*batch [12].*\)"
+        assert re.fullmatch(told, verdict.reason), verdict.reason
+
+
+def test_names_of_files():
+    assert policy_file.split("./a b.py:C x=1 y=2") == ["./a b.py:C", "x=1", "y=2"]
+    assert policy_file.split("emoe predictor=mine.py") == ["emoe", "predictor=mine.py"]
+    assert not policy_file.is_file("lru")
+    assert policy_file.is_file("x.py")
+    assert policy_file.is_file("C:\\x.py:Mine")
+    with pytest.raises(BadInput, match="check the path"):
+        find("./nowhere.py")
