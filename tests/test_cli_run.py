@@ -227,6 +227,19 @@ def test_rates_keep_their_digits(flops_per_s: float, shown: str) -> None:
     assert show_flops(flops_per_s) == shown
 
 
+def test_the_band_says_over_how_many_requests(run: Any) -> None:
+    def band(*args: object) -> str:
+        return " ".join(run(*args).out.split("uncertainty")[1].split())
+
+    assert band("--requests", 1).endswith("end of its range; n = 1: no sampling error can be given")
+    assert band("--requests", 2).endswith("for the choice of requests (95 %, n = 2)")
+    assert band("--batch", 2).endswith("; n = 2 in 1 batch: no sampling error can be given")
+    one, two = (run("--requests", n, "--json").json["uncertainty"] for n in (1, 2))
+    assert one["sampling"] == {"tpot_s": None, "ttft_s": None, "tpot_n": 1, "ttft_n": 1}
+    low, high = two["sampling"]["tpot_s"]
+    assert two["tpot_s"][0] <= low < high <= two["tpot_s"][1]
+
+
 class TestSizes:
     @pytest.mark.parametrize("words", ["6GB", "6e9", "6 GB", "6000000000"])
     def test_units(self, run: Any, words: str) -> None:

@@ -209,7 +209,8 @@ def test_kept_tables_and_timelines_take_measured_spans(tmp_path):
     from sim.sinks import FILES, recorded
 
     setup = tiny_setup(tmp_path, "lru", 8)
-    done = recorded(setup, None, tmp_path / "out", False, tmp_path / "t.json", 3, partial(execute_real, device="cpu"))
+    run = partial(execute_real, device="cpu")
+    done = recorded(setup, None, tmp_path / "out", False, tmp_path / "t.json", 3, run, with_spans=True)
     setup.close()
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
     assert (tmp_path / "t.json").stat().st_size > 1000
