@@ -47,6 +47,8 @@ class MoeInfinity(Policy):
               ("paper", "code2024", "code_head")),
         Param("capacity", None, "matrices in the collection; published: 120 (paper), 1000 (code2024)", low=1,
               high=100_000),
+        Param("mode", "offline", "offline: the store split fills the collection; online: it starts empty (as FineMoE's "
+              "section 6.3 runs it)", ("offline", "online")),
         Param("epsilon", 1e-8, "added to shares and counts, so that every expert has an order (code)", low=0.0,
               high=1.0),
         Param("lookup_s", 2.1e-8, "time of a lookup per matrix in the collection (paper: 21 us at 1,000)", low=0.0,
@@ -60,6 +62,7 @@ class MoeInfinity(Policy):
     )  # fmt: skip
     variant: str
     capacity: int | None
+    mode: str
     epsilon: float
     lookup_s: float
     guarded: bool
@@ -93,7 +96,7 @@ class MoeInfinity(Policy):
 
     def learn(self, store: StoreSplit) -> None:
         """The offline collection: the store split's requests."""
-        if not self._predicts:
+        if not self._predicts or self.mode == "online":
             return
         for request in store.requests:
             start, middle = request.first_row, request.first_row + request.prompt_len

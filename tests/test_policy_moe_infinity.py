@@ -219,7 +219,7 @@ def test_any_room_will_do(tmp_path, variant, world):
 
 KNOBS = {
     "variant": "code2024", "capacity": 1, "epsilon": 0.5, "lookup_s": 0.5, "guarded": False, "phantom_slots": True,
-    "evict": "lru", "queue": 1,
+    "evict": "lru", "queue": 1, "mode": "online",
 }  # fmt: skip
 
 

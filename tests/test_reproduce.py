@@ -455,6 +455,23 @@ class TestTable:
             "right": 1, "right_fitted": 1, "pairs": 1, "magnitudes": {}}  # fmt: skip
         assert result["traces"]["b"]["of"]["mixtral-8x7b"]["labels"] == ["synthetic"]
 
+    def test_requests_arrive_when_the_experiment_says(
+        self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A latency then counts from the arrival: as the same load made and run by hand, not as one back to back."""
+        plain = table.load_experiments()["mine"]
+        loaded = msgspec.structs.replace(plain, arrivals="poisson:1000000")  # all at once: each waits for those before
+        one = row(value="e2e_s", relation="value", published={"lru": 1.0}, cases=[0], check="shown", unknown="a test")
+        found = {}
+        for name, experiment in (("back to back", plain), ("load", loaded)):
+            monkeypatch.setattr(table, "load_experiments", lambda experiment=experiment: {"mine": experiment})
+            (told,) = table.reproduce([one], ("a",), tmp_path / "out", 1, quiet)["rows"]
+            found[name] = told["traces"]["a"]["simulated"]["lru"]
+        with Trace(next((tmp_path / "out" / "traces").glob("*poisson*"))) as trace:
+            assert max(r.arrival_s for r in trace.requests) < found["back to back"]
+            n = min(loaded.requests, len(trace.requests.in_split("test")))
+        assert found["load"] == pytest.approx(found["back to back"] * (n + 1) / 2, rel=0.2)
+
     def test_single_cases_and_the_best_of_the_others(self, mine: Path, tmp_path: Path) -> None:
         one = row(relation="reduction", own="lru", published={judge.BEST: 10.0}, cases=[1])
         result = table.reproduce([one], ("b",), tmp_path / "out", 1, quiet)

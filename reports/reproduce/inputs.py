@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from functools import lru_cache
 from importlib import resources
@@ -21,7 +22,9 @@ from reports.reproduce.rows import TraceKind
 from sim.errors import BadInput
 from sim.models import Model
 from sim.setup import shape_of
+from traces.arrivals import arrivals
 from traces.catalogue import DEFAULT, open_trace, resolve, traces_that_fit
+from traces.compose import compose, plan
 from traces.reader import Trace
 from traces.synth.profile import Profile
 
@@ -151,6 +154,17 @@ def _converted(path: Path, folder: Path) -> Path | None:
         convert([path], out)
     except BadInput:
         return None
+    return out
+
+
+def arriving(path: Path, source: str, folder: Path) -> Path:
+    """The trace with arrival times of all its requests of the test split, made in `folder` unless it is there."""
+    out = folder / "traces" / f"{path.stem}-{re.sub('[^a-z0-9.]+', '-', source.lower())}{SUFFIX}"
+    if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with Trace(path) as trace:
+            times = arrivals(source, len(trace.requests.in_split("test")), SYNTH_SEED)
+            compose(trace, plan(trace, times), out, source, spliced=False)
     return out
 
 

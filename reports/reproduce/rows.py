@@ -83,6 +83,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     prompt_tokens, output_tokens: mean lengths of prompts and answers on synthetic traces, as the paper's texts have
         them; 0: the default trace's.
     requests: scored ones per run, in order; 0: the whole split. synth_requests: drawn for trace (b), both splits.
+    arrivals: when requests arrive, as `moesim traces compose --arrivals` has it; left out: back to back.
     scored: the trace on which its rows are judged, with the reason in `why` where it is not (b).
     mechanism: system -> what must hold in each of its runs (as `simulate --expect` has it), or rows that compare it
         are not judged: their mechanism did not run.
@@ -95,6 +96,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     output_tokens: Annotated[int, Meta(ge=0, le=4096)] = 0
     requests: Annotated[int, Meta(ge=0)] = 4  # some hundred generated tokens
     synth_requests: Annotated[int, Meta(ge=2, le=1000)] = 40  # so many that both splits have some
+    arrivals: str = ""
     scored: Scored = SCORED
     mechanism: dict[str, str] = {}
     cases: list[dict[str, Scalar]]

@@ -98,6 +98,8 @@ class Runs(NamedTuple):
         trace = self.traces[kind].get(drawn(experiment, model).title if kind == "b" else model)
         if trace is None or model in experiment.could_not.get(system, ()):
             return None
+        if experiment.arrivals:
+            trace = inputs.arriving(trace, experiment.arrivals, self.folder)
         settings: dict[str, float] = {}
         if constant is not None and constant.constant.hw in ("", hw):
             pinned = "stack.pinned=false" not in experiment.systems[system].split()
