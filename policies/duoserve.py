@@ -5,7 +5,8 @@ MoE LLM Inference". No public code. Sections are cited at each step; what the te
 
 Section 4.2 does not say whether one ExpertMLP serves all layers or each has its own. Zero-padding to a fixed length is
 what one needs; 300 MB of GPU memory (section 6.4) are 25 of them for Mixtral-8x7B, whose 31 predicted layers would take
-371 MB in fp32 (docs/duoserve.md). The bundled predictors are one network each, and are charged what was published.
+371 MB in fp32 (docs/duoserve.md). The bundled predictors are one network each. Memory is charged as published for the
+paper's two models (`mlp_bytes`).
 
 Not published, and extended in the natural way: with several GPUs each has k slots for the experts that live on it; a
 batch (section 6.1 serves single requests only) shares them, its tokens vote for what is prefetched, and a layer that
