@@ -83,17 +83,21 @@ def synthetic_path(asked: Drawn, folder: Path) -> Path:
 
 def with_lengths(profile: Profile, prompt_tokens: int, output_tokens: int) -> Profile:
     """The same routing, with every prompt (answer) longer or shorter by one factor, so that their mean is as asked."""
-    for what, n_tokens, of in (("prompts", prompt_tokens, lambda like: like.prompt),
-                               ("answers", output_tokens, lambda like: like.decode + 1)):  # fmt: skip
-        if not n_tokens:
-            continue
-        factor = n_tokens * len(profile.requests) / sum(of(like) for like in profile.requests)
-        scaled = [max(1, round(of(like) * factor)) for like in profile.requests]
-        changed = [msgspec.structs.replace(like, **({"prompt": n} if what == "prompts" else {"decode": n - 1}))
-                   for like, n in zip(profile.requests, scaled, strict=True)]  # fmt: skip
-        rule = f"{what} are scaled to a mean of {n_tokens} tokens"
-        profile = msgspec.structs.replace(profile, requests=changed, assumptions=[*profile.assumptions, rule])
-    return profile
+    requests, rules = profile.requests, list(profile.assumptions)
+    if prompt_tokens:
+        prompts = _scaled([like.prompt for like in requests], prompt_tokens)
+        requests = [msgspec.structs.replace(like, prompt=n) for like, n in zip(requests, prompts, strict=True)]
+        rules.append(f"prompts are scaled to a mean of {prompt_tokens} tokens")
+    if output_tokens:  # the first of which comes with the prompt
+        outputs = _scaled([like.decode + 1 for like in requests], output_tokens)
+        requests = [msgspec.structs.replace(like, decode=n - 1) for like, n in zip(requests, outputs, strict=True)]
+        rules.append(f"answers are scaled to a mean of {output_tokens} tokens")
+    return msgspec.structs.replace(profile, requests=requests, assumptions=rules)
+
+
+def _scaled(lengths: list[int], mean: int) -> list[int]:
+    factor = mean * len(lengths) / sum(lengths)
+    return [max(1, round(length * factor)) for length in lengths]
 
 
 def synthesise(asked: Drawn, folder: str) -> str:
