@@ -92,6 +92,14 @@ class Policy:
 
     Without `gate_done` the engine serves a layer itself: run what is resident, fetch what is missing in router
     order, ask `victim` for room, tell `accessed`. A plain cache is then two short methods.
+
+    Attributes:
+        name, title, source, aliases: what it is called, in words, where it is published, and its other names.
+        traits, needs: what it may do, and the trace levels it reads (docs/policies.md has both lists).
+        params: its settable parameters, each a `Param`; their values are attributes, and `settings` of an instance.
+        labels: words that every result of an instance carries. keeps_all: it wants room for every expert.
+        prefetch_depth: speculative copies handed to each GPU's copy engine at once; None: all, as they are asked.
+        known_ahead: layers by which its own, fine-tuned model names experts earlier.
     """
 
     name: ClassVar[str] = ""
@@ -132,7 +140,11 @@ class Policy:
         return 0
 
     def layer_budgets(self, view: View) -> list[list[int]] | None:
-        """Bytes by GPU and layer when the cache is divided per layer; None for one cache per GPU."""
+        """Bytes by GPU and layer when the cache is divided per layer; None for one cache per GPU.
+
+        A cache per layer needs this: without it one layer's experts take the room that others are to have, and a
+        `victim` that looks among its own layer's experts then finds none.
+        """
         return None
 
     def bind(self, view: View) -> None:
@@ -147,29 +159,41 @@ class Policy:
 
     # -- hooks, in the order they fire ------------------------------------------------------------------------------
 
-    def request_start(self, request: RequestInfo, view: View) -> Decisions: ...
+    def request_start(self, request: RequestInfo, view: View) -> Decisions:
+        """A request joins the iteration that is about to run: its prompt comes first."""
 
-    def iteration_start(self, iteration: Iteration, view: View) -> Decisions: ...
+    def iteration_start(self, iteration: Iteration, view: View) -> Decisions:
+        """Before the first layer; which tokens run together is known, and their embeddings."""
 
-    def layer_enter(self, layer: int, view: View) -> Decisions: ...
+    def layer_enter(self, layer: int, view: View) -> Decisions:
+        """Before the attention of an MoE layer."""
 
-    def gate_input(self, layer: int, view: View) -> Decisions: ...
+    def gate_input(self, layer: int, view: View) -> Decisions:
+        """After the attention, before the gate has spoken."""
 
-    def assign(self, gate: Gate, view: View) -> Assignment | None: ...
+    def assign(self, gate: Gate, view: View) -> Assignment | None:
+        """Change the layer's routing (trait `lossy`); None leaves it. `gate_done` then sees the changed gate."""
 
-    def gate_done(self, gate: Gate, view: View) -> Decisions: ...
+    def gate_done(self, gate: Gate, view: View) -> Decisions:
+        """The gate has spoken: serve the layer. Every expert of `gate.needs` must run exactly once."""
 
-    def expert_done(self, layer: int, expert: int, view: View) -> Decisions: ...
+    def expert_done(self, layer: int, expert: int, view: View) -> Decisions:
+        """One expert of the layer has been launched, on GPU or CPU."""
 
-    def copy_done(self, piece: Piece, view: View) -> Decisions: ...
+    def copy_done(self, piece: Piece, view: View) -> Decisions:
+        """A copy has completed; told at the next polling point (trait `timing`)."""
 
-    def layer_done(self, layer: int, view: View) -> Decisions: ...
+    def layer_done(self, layer: int, view: View) -> Decisions:
+        """All experts of the layer have been launched."""
 
-    def iteration_end(self, iteration: Iteration, view: View) -> Decisions: ...
+    def iteration_end(self, iteration: Iteration, view: View) -> Decisions:
+        """The output head has run."""
 
-    def request_end(self, request: RequestInfo, view: View) -> Decisions: ...
+    def request_end(self, request: RequestInfo, view: View) -> Decisions:
+        """The request's last token is out."""
 
-    def idle(self, view: View) -> Decisions: ...
+    def idle(self, view: View) -> Decisions:
+        """Nothing to do until the next arrival."""
 
     # -- questions the engine asks ----------------------------------------------------------------------------------
 

@@ -158,6 +158,7 @@ class Gate:
 
     @property
     def phase(self) -> str:
+        """`prefill` or `decode`."""
         return self.iteration.phase
 
     @property
@@ -181,6 +182,7 @@ class Gate:
 
     @property
     def score_scale(self) -> int:
+        """What `scores` are multiples of: a probability is scores / score_scale."""
         return self._arrays.trace.score_scale
 
     @property

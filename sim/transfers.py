@@ -180,10 +180,15 @@ class Transfers:
         ticket = self._demand(piece, after)
         if ticket is None:
             raise IllegalDecision(
-                f"Fetch of {piece}: no room and {self.policy.name}.victim named nothing to evict; "
-                "give the policy a larger expert budget, or evict first"
+                f"Fetch of {piece}: no room and {self.policy.name}.victim named nothing to evict; {self._way_to_room()}"
             )
         return ticket
+
+    def _way_to_room(self) -> str:
+        if self.policy.layer_budgets(self.view) is not None:
+            return "name an expert of the layer's own that `view.evictable` allows, or give it a larger budget"
+        return ("name a piece on that GPU that `view.evictable` allows, whatever its layer; a cache per layer says so "
+                "by `layer_budgets`, or one layer's experts take the room of all (docs/policies.md)")  # fmt: skip
 
     def _promote(self, entry: Entry) -> None:
         """What is needed now goes first, and is no longer among the prefetches that `DropQueue` withdraws."""

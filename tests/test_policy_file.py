@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -9,15 +10,21 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from cli_help import mixtral_shaped, moesim, simulated
+from easy_numbers import run
 
 from sim import policy_file
+from sim.api import Policy
+from sim.cli.policy_api import reference
 from sim.conformance import FAIL, conform
-from sim.errors import BadInput
+from sim.decisions import Decision
+from sim.errors import BadInput, IllegalDecision
+from sim.iterations import Gate, Iteration
 from sim.registry import find
+from sim.view import Prices, View
 
 ROOT = Path(__file__).resolve().parent.parent
 MINE = '''"""A cache of mine."""
@@ -205,3 +212,52 @@ def test_names_of_files():
     assert policy_file.is_file("C:\\x.py:Mine")
     with pytest.raises(BadInput, match="check the path"):
         find("./nowhere.py")
+
+
+class PerLayer(Policy):
+    """The oldest of the layer's own; without a word about budgets."""
+
+    name = "per_layer"
+
+    def bind(self, view):
+        self._order = {}
+
+    def accessed(self, piece, hit, view):
+        self._order.setdefault(piece)
+
+    def evicted(self, piece, view):
+        del self._order[piece]
+
+    def victim(self, piece, speculative, view):
+        return next((p for p in self._order if p.layer == piece.layer and view.evictable(p)), None)
+
+
+class Divided(PerLayer):
+    """The same, which says so."""
+
+    def layer_budgets(self, view):
+        each = view.capacity // view.n_layers * view.expert_bytes
+        return [[each] * view.n_layers]
+
+
+ROWS = [[[0], [1], [2]], [[3], [3], [3]], [[0], [1], [0]]]
+
+
+def test_a_cache_per_layer_is_told_what_it_lacks(tmp_path):
+    with pytest.raises(IllegalDecision, match="a cache per layer says so by `layer_budgets`"):
+        run(PerLayer(), tmp_path, [[[0, 1], [1, 2], [2, 3]]], room=4)
+    assert run(Divided(), tmp_path, ROWS, room=3, n_experts=4).outcome.engine.cache.peak_bytes == [3 * 160]
+
+
+def test_the_reference_is_whole_and_current():
+    """Everything public has a docstring; the page holds what the command prints, in less than 25 kB."""
+    page = (ROOT / "docs" / "policy_api.md").read_text(encoding="utf-8")
+    assert f"```text\n{reference().rstrip()}\n```" in page
+    assert len(page.encode()) < 25_000
+    for kind in (Policy, View, Prices, Gate, Iteration):
+        for name, value in vars(kind).items():
+            if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+                assert inspect.getdoc(value), f"{kind.__name__}.{name} has no docstring"
+                assert re.search(rf"^{name}\b", page, re.MULTILINE), f"{kind.__name__}.{name} is not in the page"
+    for decision in get_args(Decision):
+        assert re.search(rf"^{decision.__name__}\({', '.join(decision._fields)[:9]}", page, re.MULTILINE)

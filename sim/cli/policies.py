@@ -24,10 +24,18 @@ ONE_LINE_EACH = 240  # wide enough that nothing wraps: a list is for looking thr
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")
-def command(name: str | None, as_json: bool) -> None:
-    """List policies, or show one with its parameters: a name or an alias."""
+@click.option("--api", is_flag=True, help="Print all that a policy can implement, see and decide (to write one).")
+def command(name: str | None, as_json: bool, api: bool) -> None:
+    """List policies, or show one with its parameters: a name, an alias, or a file (./mine.py[:Class])."""
     from sim.registry import find, policies, unusable
 
+    if api:
+        from sim.cli.policy_api import reference
+
+        if name is not None or as_json:
+            raise click.UsageError("--api is about all policies: leave NAME and --json out; see docs/policy_api.md")
+        click.echo(reference(), nl=False)
+        return
     if name is None:
         for why in unusable().values():
             click.echo(f"left out: {why}", err=True)

@@ -1,0 +1,75 @@
+"""What a policy can be told, ask and decide, from the docstrings: `moesim policies --api`, and docs/policy_api.md."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+WIDTH = 118
+
+
+def reference() -> str:
+    """Every hook, decision and question with its signature and docstring, as text."""
+    from sim import decisions
+    from sim.api import Assignment, Param, Policy
+    from sim.iterations import Gate, Iteration, Range, RequestInfo
+    from sim.pieces import Piece
+    from sim.store import StoreSplit
+    from sim.view import Prices, View
+
+    kinds = [value for value in vars(decisions).values() if _is_decision(value)]
+    parts = [
+        ("What a policy implements (sim.api.Policy)", [*_members(Policy)]),
+        ("What its hooks may yield (sim.decisions)", [_fields(kind) for kind in kinds]),
+        ("What it sees (sim.view.View)", [*_members(View)]),
+        ("What things cost, in seconds (view.prices)", [*_members(Prices)]),
+        ("What the gate says (sim.iterations.Gate)", [*_members(Gate)]),
+        ("Which tokens run together (sim.iterations.Iteration)", [*_members(Iteration)]),
+        ("What else it is handed", [_fields(kind) for kind in (Range, RequestInfo, Piece, StoreSplit)]),
+        ("What it declares and returns (sim.api)", [_fields(kind) for kind in (Param, Assignment)]),
+    ]
+    return "\n".join(f"{title}\n{'=' * len(title)}\n\n{chr(10).join(own)}" for title, own in parts)
+
+
+def _is_decision(value: object) -> bool:
+    return inspect.isclass(value) and value.__module__ == "sim.decisions" and hasattr(value, "_fields")
+
+
+def _members(kind: type) -> Iterator[str]:
+    """The class itself, then what it defines that is public, in the order of its source."""
+    yield _told(kind.__name__, inspect.getdoc(kind))
+    for name, value in vars(kind).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(value, property):
+            yield _told(name, inspect.getdoc(value))
+        elif inspect.isfunction(value):
+            yield _told(name + _signature(value), inspect.getdoc(value))
+
+
+def _fields(kind: Any) -> str:
+    """A record with its fields as it is built."""
+    defaults = getattr(kind, "_field_defaults", None)
+    if defaults is None:
+        return _told(kind.__name__ + _signature(kind), inspect.getdoc(kind))
+    given = ", ".join(name + (f"={defaults[name]!r}" if name in defaults else "") for name in kind._fields)
+    return _told(f"{kind.__name__}({given})", inspect.getdoc(kind))
+
+
+def _signature(value: Any) -> str:
+    """Names and defaults; types are in the source, and mostly in the names."""
+    found = inspect.signature(value)
+    own = [p.replace(annotation=inspect.Parameter.empty) for p in found.parameters.values() if p.name != "self"]
+    return str(found.replace(parameters=own, return_annotation=inspect.Signature.empty))
+
+
+def _told(head: str, doc: str | None) -> str:
+    """A name and what its docstring says, indented."""
+    lines = textwrap.wrap(head, WIDTH, subsequent_indent="        ")
+    for paragraph in re.split(r"\n\s*\n", doc or ""):
+        lines += textwrap.wrap(" ".join(paragraph.split()), WIDTH, initial_indent="    ", subsequent_indent="    ",
+                               break_on_hyphens=False)  # fmt: skip
+    return "\n".join([*lines, ""])
