@@ -18,6 +18,7 @@ from policies._mlp import BLOCK, Floats, IntMlp, best, load, mlp_of
 from policies._surrogate import PREFIX
 from sim.data import bundled
 from sim.errors import BadInput
+from sim.store import MAKE_ONE
 
 if TYPE_CHECKING:
     from traces.reader import Trace
@@ -55,7 +56,7 @@ def counts_of(blocks: Iterable[Ids], n_experts: int) -> tuple[Ids, Ids]:
         once = chosen.sum(axis=0).astype(np.int64)
         single, joint = (once, pairs) if single is None or joint is None else (single + once, joint + pairs)
     if single is None or joint is None:
-        raise BadInput("duoserve, got a store split without a token: there is nothing to count; take another trace")
+        raise BadInput(f"duoserve, got a store split without a token: there is nothing to count; {MAKE_ONE}")
     return single, joint
 
 
