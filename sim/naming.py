@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sim.units import show_count
+
 if TYPE_CHECKING:
     from sim.setup import Setup
     from sim.spec import RunSpec
@@ -14,26 +16,24 @@ OPTIONS = ("link", "vram_bytes", "expert_cache_bytes", "experts", "cache_frac") 
 
 def overrides_of(spec: RunSpec) -> dict[str, bool | int | float | str | None]:
     """All that was set on top of what the names stand for: options that replace figures, then `--set` as given."""
-    options = {name: getattr(spec, name) for name in OPTIONS if getattr(spec, name, None) is not None}
+    options = {name: getattr(spec, name) for name in (*OPTIONS, "predictor") if getattr(spec, name) is not None}
     return {**options, **spec.set}
 
 
-def name_of(result: dict[str, Any]) -> str:
-    """One line that tells this run from others: `lfu scope=layer on rtx3090 with experts=40 (mixtral-8x7b bf16)`."""
-    rest = [f"{result['model']} {result['precision']}"]
-    if own := words(result["overrides"], "model"):
-        rest[0] += f" with {own}"
-    rest += [f"{result['gpus']} GPUs"] * (result["gpus"] > 1) + [f"batch {result['batch']}"] * (result["batch"] > 1)
-    rest += [f"stack {result['stack']}"] * (result["stack"] != "bare")
-    return f"{policy_of(result)} on {machine_of(result)} ({', '.join(rest)})"
-
-
 def title_of(setup: Setup) -> str:
-    """The same before there is a result."""
-    spec = setup.spec
-    return name_of({"policy": setup.policy.name, "hw": setup.hw.id, "model": setup.model.id, "stack": setup.stack.id,
-                    "precision": spec.precision, "gpus": spec.gpus, "batch": spec.batch,
-                    "overrides": overrides_of(spec)})  # fmt: skip
+    """One line that tells this run from others: `lfu scope=layer on rtx3090 with experts=40 (mixtral-8x7b bf16, T)`."""
+    spec, own = setup.spec, overrides_of(setup.spec)
+    of = {"policy": setup.policy.name, "hw": setup.hw.id, "overrides": own}
+    model = f"{setup.model.id} {spec.precision}"
+    if changed := words(own, "model"):
+        model += f" with {changed}"
+    rest = [model, setup.trace.name]
+    rest += [f"split {spec.split}"] * (spec.split != "test")
+    rest += [f"first {show_count(spec.requests or 0, 'request')}"] * (spec.requests is not None)
+    rest += [f"{spec.gpus} GPUs"] * (spec.gpus > 1) + [f"batch {spec.batch}"] * (spec.batch > 1)
+    rest += [f"stack {setup.stack.id}"] * (setup.stack.id != "bare") + [f"seed {spec.seed}"] * (spec.seed != 0)
+    rest += [f"hits by {spec.hit_definition}"] * (spec.hit_definition != "gate")
+    return f"{policy_of(of)} on {machine_of(of)} ({', '.join(rest)})"
 
 
 def policy_of(result: dict[str, Any]) -> str:

@@ -113,7 +113,7 @@ def test_what_was_set_is_in_everything_that_is_kept(run: Any, tmp_path: Path) ->
                 "model.norm_bias": True, "scope": "layer"}  # fmt: skip
     assert result["overrides"] == expected
     name = ("lru scope=layer on rtx3090 with vram=20GB, h2d.bandwidth_bytes_per_s=5e10, stack.per_layer_s=0.0001 "
-            "(mixtral-8x7b bf16 with norm_bias=true)")  # fmt: skip
+            "(mixtral-8x7b bf16 with norm_bias=true, mix)")  # fmt: skip
     assert result["name"] == name
     row = pd.read_parquet(tmp_path / "a" / "runs.parquet").iloc[0]
     assert (json.loads(row.overrides_json), row["name"], row.vram_bytes) == (expected, name, 20_000_000_000)
@@ -134,8 +134,15 @@ def test_what_was_set_stands_in_the_first_line_and_the_header(run: Any) -> None:
 
 def test_names_differ_where_figures_do(run: Any) -> None:
     values = ("5e10", "5.0000001e10", "50GB/s", "50000000001")
-    names = {run("--set", f"hw.h2d.bandwidth_bytes_per_s={value}", "--json").json["name"] for value in values}
-    assert len(names) == len(values)
+    ways = [("--set", f"hw.h2d.bandwidth_bytes_per_s={value}") for value in values]
+    ways += [(), ("--seed", 1), ("--requests", 2), ("--split", "all"), ("--batch", 2), ("--experts", 40), ("--gpus", 2),
+             ("--stack", "hf"), ("--precision", "int8"), ("--hit-definition", "room"), ("--cache-frac", "0.2"),
+             ("--link", "pcie5x16"), ("--expert-cache", "20GB"), ("--vram", "20GB"),
+             ("--set", "scope=layer")]  # fmt: skip
+    names = {run(*way, "--json").json["name"] for way in ways}
+    assert len(names) == len(ways)
+    guessed = run("--predictor", "surrogate:0.85", "--json", policy="promoe").json
+    assert guessed["name"].startswith("promoe predictor=surrogate:0.85 on rtx3090 ")
 
 
 def test_lengths_are_those_of_what_was_served(run: Any, tmp_path: Path) -> None:
