@@ -75,6 +75,23 @@ class TestData:
             for system, name in experiment.constants.items():
                 assert CONSTANTS[name].label == system
 
+    def test_papers_are_rebuilt_as_they_describe_themselves(self) -> None:
+        """DuoServe: every cell of Figure 5 at its own accuracy. Importance: sections 6.1, 6.2, Figures 13 and 16."""
+        for name, data in (("duoserve", "orca"), ("duoserve-squad", "squad")):
+            one = EXPERIMENTS[name]
+            cells = {(case["model"], case["hw"]) for case in one.cases}
+            assert cells == {(m, hw) for m in ("mixtral-8x7b", "mixtral-8x22b") for hw in ("a5000", "a6000")}
+            assert one.systems["DuoServe"] == f"duoserve predictor=surrogate:{data}"
+            assert {row.value for row in ROWS.values() if row.experiment == name} == {"ttft_s", "e2e_s", "tpot_s"}
+        for name in ("importance", "importance-b3"):
+            assert EXPERIMENTS[name].systems["HybriMoE"] == "hybrimoe"
+        ratios = {row.id for row in ROWS.values() if row.value == "cache_ratio"}
+        assert ratios == {"IM-5", "IM-14", "IM-15", "IM-16", "IM-17"}
+        assert not [row.id for row in ROWS.values() if row.id.startswith("IM-") and row.value == "hit_rate"]
+        assert "balance=cpu" in EXPERIMENTS["importance-steps"].systems["base"]
+        texts_named = [name for name in EXPERIMENTS if name.startswith(("duoserve", "emoe", "importance", "moepic"))]
+        assert all(EXPERIMENTS[name].prompt_tokens for name in texts_named)
+
     def test_no_row_judges_the_figure_that_a_constant_is_solved_for(self) -> None:
         """The same system in the same experiment, compared by the same value, comes out by construction."""
         for constant in CONSTANTS.values():
