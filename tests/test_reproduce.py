@@ -694,6 +694,16 @@ class TestTable:
             one = ROWS[name]
             assert table._carried(one, CONSTANTS[one.constant], ROWS, EXPERIMENTS) == carried, name
 
+    def test_a_gain_over_nothing_is_left_out_and_the_result_stays_json(self, mine: Path, tmp_path: Path) -> None:
+        """Loading on demand hits nothing, so hits are improved infinitely."""
+        one = row(value="hit_rate", relation="improvement", own="lru", better="high", cases=[0],
+                  published={"on_demand": 66.0, "sure": 10.0})  # fmt: skip
+        result = table.reproduce([one], ("b",), tmp_path / "out", 1, quiet)
+        assert "Infinity" not in json.dumps(result, allow_nan=False)
+        (told,) = result["rows"]
+        assert list(told["traces"]["b"]["simulated"]) == ["sure"]
+        assert "over nothing" in told["left_out"]["b"]["on_demand, mixtral-8x7b"]
+
     def test_the_longest_runs_start_first(
         self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

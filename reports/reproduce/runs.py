@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -201,8 +202,8 @@ def combine(
     did_not_run: dict[str, str] = {}
     for case in row.cases or range(len(experiment.cases)):
         seen: dict[str, float] = {}
+        model = str(experiment.cases[case]["model"])
         for system in systems_of(row, experiment):
-            model = str(experiment.cases[case]["model"])
             if model in experiment.could_not.get(system, ()):
                 left_out[f"{system}, {model}"] = "it could not run there, says the paper"
                 continue
@@ -225,6 +226,9 @@ def combine(
             continue
         own = seen.get(row.own, 0.0)
         figures = {label: judge.related(row.relation, own, value) for label, value in _compared(row, seen).items()}
+        for label in [label for label, value in figures.items() if not math.isfinite(value)]:
+            left_out[f"{label}, {model}"] = f"no {row.relation} over nothing"
+            del figures[label]
         cases.append(_scaled(row, figures) if row.relation == "ratio" else figures)
     columns = {label: [case[label] for case in cases if label in case] for label in row.published}
     values = {label: sum(column) / len(column) for label, column in columns.items() if column}
