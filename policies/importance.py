@@ -56,8 +56,8 @@ class Importance(Policy):
         Param("low_score_rule", None, "who is replaced: section 5.1 (paper), Algorithm 1, the code's first found "
               "(code), or nobody (the ablation of Figure 16)", ("text", "alg1", "code", "none")),
         Param("couple", True, "the top-score set C is that of the whole batch (section 5.1); false: of each token"),
-        Param("prefer_batch", None, "prefer alternatives that more tokens of the batch use (section 5.4: true); the "
-              "code has no such rule: 0 or 1", low=0, high=1),
+        Param("prefer_batch", None, "prefer alternatives that more tokens of the batch use, and gather at them what "
+              "else would be loaded or left to the CPU (section 5.4: 1); the code has no such rule: 0", low=0, high=1),
         Param("prefetch", None, "predicted top-score experts, best first (paper: abstract, sections 5.2, 6.3); the "
               "predicted top k (section 5.2, to the letter); at most one, after a layer with a miss (code); none",
               ("top_score", "top_k", "one", "none")),
