@@ -430,6 +430,17 @@ class TestJudge:
         told = table._answer(one, {}, {"b": found}, {"mine": experiment})
         assert told["status"] == status
 
+    def test_magnitudes_of_systems_that_are_not_judged_do_not_count(self) -> None:
+        one = row(relation="reduction", own="lru", published={"on_demand": 14.0, "sure": 14.0})
+        experiment = Experiment(why="", cases=[], systems=dict.fromkeys(("lru", "on_demand", "sure"), "lru"))
+        simulated = {"on_demand": 14.0, "sure": 1.0}
+        found = {"values": simulated, "cases": [simulated], "left_out": {}, "did_not_run": {}}
+        for changes, status in (({}, "order only"), ({"pairs_of": "on_demand"}, "reached")):
+            told = table._answer(msgspec.structs.replace(one, **changes), {}, {"b": found}, {"mine": experiment})
+            assert told["status"] == status
+        scaled = row(relation="ratio", published={"lru": 2.0, "on_demand": 4.0})
+        assert table._not_sized(scaled) == ["lru"]
+
     def test_two_systems_are_judged_by_the_cases_both_ran(self) -> None:
         one = row(published={"a": 1.0, "b": 2.0})
         assert judge.pairs(one, [{"a": 9.0}, {"a": 1.0, "b": 2.0}]) == [("a", "b", True)]  # a's mean alone is 5

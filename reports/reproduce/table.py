@@ -135,8 +135,7 @@ def _answer(
         experiment = experiments[row.experiment]
         told["experiment"] = {"name": row.experiment, "why": experiment.why}
         told["scored"] = experiment.scored
-        # The first system of a scaled row stands at its printed figure by construction.
-        told["given"] = list(row.published)[:1] if row.relation == "ratio" else []
+        told["not_sized"] = _not_sized(row)
         own = own_constants(row, experiment)
         told["constants"] = {system: name for system, name in own.items() if name in fitted}
         told["traces"] = {kind: _judged(row, kind, found, told["constants"])
@@ -190,8 +189,16 @@ def _status(row: Row, told: dict[str, Any]) -> str:
 
 
 def magnitudes(row: dict[str, Any], on: dict[str, Any]) -> list[float]:
-    """Ratios of an order on one kind of trace; that of a figure which is the printed one by construction is none."""
-    return [one for label, one in on.get("ratio", {}).items() if one is not None and label not in row.get("given", ())]
+    """Ratios of an order on one kind of trace, of the systems that are judged."""
+    return [one for label, one in on.get("ratio", {}).items() if one is not None and label not in row.get("not_sized", ())]
+
+
+def _not_sized(row: Row) -> list[str]:
+    """Systems whose magnitudes are not judged: the first of a scaled row stands at its printed figure by construction,
+    and where only pairs with one system are judged, the others' are none of them."""
+    if row.pairs_of:
+        return [label for label in row.published if label not in (row.pairs_of, row.own)]
+    return list(row.published)[:1] if row.relation == "ratio" else []
 
 
 def totals(answered: list[dict[str, Any]]) -> dict[str, Any]:
