@@ -190,7 +190,8 @@ def _status(row: Row, told: dict[str, Any]) -> str:
 
 def magnitudes(row: dict[str, Any], on: dict[str, Any]) -> list[float]:
     """Ratios of an order on one kind of trace, of the systems that are judged."""
-    return [one for label, one in on.get("ratio", {}).items() if one is not None and label not in row.get("not_sized", ())]
+    left_away = row.get("not_sized", ())
+    return [one for label, one in on.get("ratio", {}).items() if one is not None and label not in left_away]
 
 
 def _not_sized(row: Row) -> list[str]:
