@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sim.policy_file import told_of
 from sim.units import show_count
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def overrides_of(spec: RunSpec) -> dict[str, bool | int | float | str | None]:
 def title_of(setup: Setup) -> str:
     """One line that tells this run from others: `lfu scope=layer on rtx3090 with experts=40 (mixtral-8x7b bf16, T)`."""
     spec, own = setup.spec, overrides_of(setup.spec)
-    of = {"policy": setup.policy.name, "hw": setup.hw.id, "overrides": own}
+    of = {"policy": setup.policy.name, "policy_file": told_of(type(setup.policy)), "hw": setup.hw.id, "overrides": own}
     model = f"{setup.model.id} {spec.precision}"
     if changed := words(own, "model"):
         model += f" with {changed}"
@@ -37,8 +38,10 @@ def title_of(setup: Setup) -> str:
 
 
 def policy_of(result: dict[str, Any]) -> str:
-    """The policy and what was set of its parameters."""
-    return " ".join([result["policy"], *filter(None, [words(result["overrides"], "", " ")])])
+    """The policy, the file it is in where that was named, and what was set of its parameters."""
+    file = result.get("policy_file")
+    of = [f"of {file['name']}"] if file else []
+    return " ".join([result["policy"], *of, *filter(None, [words(result["overrides"], "", " ")])])
 
 
 def machine_of(result: dict[str, Any]) -> str:

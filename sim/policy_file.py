@@ -52,12 +52,18 @@ def whole(name: str) -> str:
     found = NAMED.fullmatch(name)
     if found is None:
         return name
-    return f"{Path(found['path']).resolve()}{':' + found['kind'] if found['kind'] else ''}"
+    return f"{Path(found['path']).expanduser().resolve()}{':' + found['kind'] if found['kind'] else ''}"
 
 
 def file_of(kind: type[Policy]) -> PolicyFile | None:
     """The file that a policy was named by; None for one that is installed."""
     return _FILES.get(kind.__module__)
+
+
+def told_of(kind: type[Policy]) -> dict[str, str] | None:
+    """What results say of the file; where it lies is no business of theirs."""
+    file = file_of(kind)
+    return None if file is None else {"name": file.path.name, "sha256": file.sha256}
 
 
 def load(name: str) -> type[Policy]:

@@ -8,7 +8,7 @@ from sim import __version__, metrics
 from sim.api import overrides
 from sim.memory import BudgetRule
 from sim.naming import overrides_of, title_of
-from sim.policy_file import file_of
+from sim.policy_file import told_of
 from sim.units import show_bytes
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ def fold(
 ) -> dict[str, Any]:
     """The JSON object; keys are documented in docs/output.md and stable."""
     spec, policy, model, tally = setup.spec, setup.policy, setup.model, engine.tally
-    file = file_of(type(policy))
     timed = metrics.times(clockwork)
     makespan_s = max((t.last_token_s for t in clockwork.requests), default=0.0)
     memory = memory_table(setup, engine)
@@ -64,7 +63,7 @@ def fold(
         "run_id": setup.run_id,
         "name": title_of(setup),
         "policy": policy.name,
-        "policy_file": None if file is None else {"name": file.path.name, "sha256": file.sha256},
+        "policy_file": told_of(type(policy)),
         "params": dict(policy.settings),
         "hw": setup.hw.id,
         "model": model.id,

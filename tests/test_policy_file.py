@@ -81,6 +81,7 @@ def test_a_file_is_a_policy_like_any_other(capsys, tmp_path, mine):
     assert own["policy"] == "mine"
     assert own["policy_file"]["name"] == "my policy.py"
     assert installed["policy_file"] is None
+    assert own["name"].startswith("mine of my policy.py on rtx3090")
     assert (own["simulated_s"], own["hit_rate"]) == (installed["simulated_s"], installed["hit_rate"])
     other = result(capsys, "--policy", f"{mine}:Mine", *world, "--set", "rank=5")
     assert other["params"]["rank"] == 5
