@@ -6,7 +6,9 @@ the ones of vllm, sglang, strata and hf follow the public code and documentation
 """
 
 import gzip
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from convert_samples import EXPERTS, SAMPLES, SHAPE, WEIGHTS, converted, jsonl, put, refused, tokens
@@ -14,7 +16,8 @@ from convert_samples import EXPERTS, SAMPLES, SHAPE, WEIGHTS, converted, jsonl, 
 from sim.cli import main
 from sim.errors import BadInput
 from traces.check import check_trace
-from traces.convert import Options, convert, detect, sources
+from traces.convert import Options, convert, csv_long, detect, sources
+from traces.convert import jsonl as jsonl_source
 
 WEIGHTED = {"jsonl", "csv", "bigmoe", "esft", "moe_ocs", "vllm", "hf_npz", "hf_safetensors", "hf_jsonl"}
 DECODE = {"warp": 3, "esft": 0}
@@ -246,3 +249,29 @@ class TestCommand:
         assert out.read_bytes() == b"mine"  # a failed conversion leaves what was there
         assert self.run(capsys, path, "-o", path, "--force")[0] == 2
         assert self.run(capsys, path, "-o", out, "--force", "--store-frac", "0.5", "--task", "chat")[0] == 0
+
+
+class TestPage:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "convert.md").read_text(encoding="utf-8")
+
+    def test_every_field_and_column_is_documented(self):
+        section = self.page.split("### Plain JSONL and CSV\n")[1].split("\n### ")[0]
+        rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith(("| `", "| -"))]
+        told = [set(re.findall(r"`(\w+)`", " ".join(column))) for column in zip(*rows, strict=True)]
+        assert told == [jsonl_source._FIELDS, set(csv_long.COLUMNS)]
+        for fact in ("model", "model_source", "n_experts", "gate_score", "gate_renormalised", "weights_kind",
+                     "expert_order"):  # fmt: skip
+            assert f"`{fact}`" in section
+
+    def test_the_csv_of_the_page_is_its_jsonl(self, tmp_path):
+        (rows,) = re.findall(r"```csv\n(.*?)```", self.page, re.DOTALL)
+        lines = re.search(r"printf '%s\\n' (.*?) > log\.jsonl", self.page)
+        records = re.findall(r"'(\{.*?\})'", lines[1])
+        assert len(records) == 2
+        both = [put(tmp_path / "log.csv", rows.encode()), put(tmp_path / "log.jsonl", "\n".join(records).encode())]
+        found = []
+        for path in both:
+            with converted(tmp_path, path) as trace:
+                prompts = [request.prompt_len for request in trace.requests]
+                found.append((trace.experts.tolist(), trace.weights(0, 2).tolist(), prompts))
+        assert found[0] == found[1]
