@@ -653,6 +653,9 @@ class TestTable:
             result = table.reproduce([row(cases=[0])], ("a", "b"), tmp_path / "out", 1, quiet)
             told[kind] = result["totals"]["scored"]
             assert told[kind] == result["totals"]["orders"][kind]
+            alone = table.reproduce([row(cases=[0])], (), tmp_path / "out", 1, quiet)
+            assert list(alone["rows"][0]["traces"]) == [kind]
+            assert alone["totals"]["scored"] == told[kind]
         assert told["a"]["magnitudes"] != told["b"]["magnitudes"]
 
     def test_runs_serve_so_many_requests_and_keep_every_figure(self, mine: Path, tmp_path: Path) -> None:
@@ -812,6 +815,11 @@ class TestCommand:
         assert "G     2 rows: 1 missed, 1 reached" in alone
         assert "\nEM-19" in alone
         assert "\nFM-1" not in alone
+
+    def test_scored_stands_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
+        said = moesim(capsys, "reproduce", "--rows", "FM-1", "--trace", "scored", "--trace", "a")
+        assert "got scored and others" in said.error
+        assert moesim(capsys, "reproduce", "--rows", "FM-1", "--trace", "scored").code == 0
 
     def test_an_unknown_row_is_an_error_with_a_hint(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "FM-11" in moesim(capsys, "reproduce", "--rows", "FM-111").error

@@ -148,12 +148,16 @@ def figures_of(
 def simulate(
     asked: list[Row], kinds: tuple[TraceKind, ...], fitted: dict[str, Fitted], runs: Runs, done: work.Progress
 ) -> dict[str, dict[TraceKind, dict[str, Any]]]:
-    """Row -> trace kind -> what `combine` found; under "fitted" the same with the constants of single systems."""
+    """Row -> trace kind -> what `combine` found; under "fitted" the same with the constants of single systems.
+
+    Args:
+        kinds: traces to run all rows on; none: each on the one it is scored on.
+    """
     units: list[Unit] = []
     specs: list[RunSpec] = []
     for row in asked:
         experiment = runs.experiments[row.experiment]
-        for kind in kinds:
+        for kind in kinds or (experiment.scored,):
             for case in row.cases or range(len(experiment.cases)):
                 for system in systems_of(row, experiment):
                     own = experiment.constants.get(system)
@@ -166,7 +170,7 @@ def simulate(
     found: dict[str, dict[TraceKind, dict[str, Any]]] = {}
     for row in asked:
         experiment = runs.experiments[row.experiment]
-        found[row.id] = {kind: combine(row, experiment, raw, kind) for kind in kinds}
+        found[row.id] = {kind: combine(row, experiment, raw, kind) for kind in kinds or (experiment.scored,)}
         for kind, of in found[row.id].items():
             if own_constants(row, experiment):
                 of["fitted"] = combine(row, experiment, raw, kind, fitted=True)

@@ -45,7 +45,8 @@ def reproduce(
     """The table as one object: what was published, simulated and judged per row, constants, traces and totals.
 
     Args:
-        kinds: traces to run experiments on. folder: keeps traces and results of runs for the next time.
+        kinds: traces to run experiments on; (): each on the one it is scored on.
+        folder: keeps traces and results of runs for the next time.
         steps: opens a progress bar. stack: what runs the kernels in experiments whose row has no constant.
 
     Raises:
