@@ -15,6 +15,7 @@ from tiny_traces import tiny_header, tiny_trace
 from policies._emoe_predict import Transformer, find, published_s, read
 from policies._mlp import load, save
 from policies.emoe import Emoe
+from reports.reproduce.rows import load_experiments, load_rows
 from sim.checks import seeded
 from sim.errors import BadInput, DoesNotFit
 from sim.models import load_model
@@ -311,3 +312,18 @@ def test_the_page_quotes_the_bundled_predictors():
     tolerant = dict(zip(found["deepseek-moe-16b-small"][1]["tasks"], (deepseek >= 0.85).sum(axis=1), strict=True))
     assert (min(tolerant.values()), max(tolerant.values())) == (tolerant["german"], tolerant["prose"]) == (15, 21)
     assert "until the first 15 (German) to 21 (prose) of 27 layers route at random" in page
+
+
+def test_its_rows_pay_for_the_predictor_and_run_several_p():
+    """0.1: a frequency table at no cost, p = 40 on four requests, and the testbed's constant on one row of many."""
+    experiment = load_experiments()["emoe"]
+    name, *words = experiment.systems["eMoE"].split()
+    made = Emoe(**{key: float(value) if key == "kept_frac" else value for key, value in (w.split("=") for w in words)})
+    assert name == "emoe"
+    assert made.p == 40
+    assert (made.predict_s, made.memory_bytes) == (None, None), "published figures, not zero"
+    assert made.labels == ("surrogate",)
+    assert experiment.mechanism == {"eMoE": "policy_stats.invocations >= 2"}
+    rows = [row for row in load_rows().values() if row.experiment == "emoe"]
+    assert [row.id for row in rows] == ["EM-8", "EM-9", "EM-23"]
+    assert {row.constant for row in rows} == {"emoe-a100"}
