@@ -119,7 +119,7 @@ def drive(
     while (ranges := scheduler.next(machine.now_s)) is not None:
         if isinstance(ranges, float):
             if hooks.idle:
-                engine.obey(policy.idle(view))
+                engine.obey(policy.idle(view), "idle")
             machine.wait_until(ranges)
             engine.poll()
             clockwork.skip(machine.parts_s())
@@ -133,21 +133,21 @@ def drive(
         if hooks.request_start:
             for r in ranges:
                 if r.phase == PREFILL:
-                    engine.obey(policy.request_start(r.request, view))
+                    engine.obey(policy.request_start(r.request, view), "request_start")
         if hooks.iteration_start:
-            engine.obey(policy.iteration_start(iteration, view))
+            engine.obey(policy.iteration_start(iteration, view), "iteration_start")
         for layer in range(trace.n_layers):
             run_layer(engine, machine, iteration, layer, hooks)
         engine.layer = -1
         machine.end()
         engine.poll()
         if hooks.iteration_end:
-            engine.obey(policy.iteration_end(iteration, view))
+            engine.obey(policy.iteration_end(iteration, view), "iteration_end")
         end_s = machine.now_s
         complete = clockwork.end(iteration, start_s, end_s, machine.parts_s())
         if hooks.request_end and complete:
             for request in complete:
-                engine.obey(policy.request_end(request, view))
+                engine.obey(policy.request_end(request, view), "request_end")
             clockwork.skip(machine.parts_s())
         engine.tally.n_iterations[iteration.phase] += 1
         yield Step(iteration, start_s, end_s)
@@ -165,10 +165,10 @@ def run_layer(engine: Engine, machine: Machine, iteration: Iteration, layer: int
     if engine.polls:
         engine.poll()
     if hooks.layer_enter:
-        engine.obey(policy.layer_enter(layer, view))
+        engine.obey(policy.layer_enter(layer, view), "layer_enter")
     if hooks.gate_input:
         machine.attention(layer)
-        engine.obey(policy.gate_input(layer, view))
+        engine.obey(policy.gate_input(layer, view), "gate_input")
         ticket = machine.gate(layer)
         machine.shared(layer)
         machine.sync(ticket)
@@ -181,6 +181,6 @@ def run_layer(engine: Engine, machine: Machine, iteration: Iteration, layer: int
         gate = reassign(engine, gate)
     engine.serve(gate)
     if hooks.layer_done:
-        engine.obey(policy.layer_done(layer, view))
+        engine.obey(policy.layer_done(layer, view), "layer_done")
     if engine.polls:
         engine.poll()

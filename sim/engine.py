@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice, repeat
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from sim.api import overrides
+from sim.blame import located, seconds
 from sim.cache import PREFETCHED, Cache
 from sim.decisions import (
     Cancel,
@@ -39,6 +41,12 @@ if TYPE_CHECKING:
     from sim.pieces import Piece, Pieces
 
 
+MAX_DECISIONS = 1_000_000
+"""Of one call of a hook; asking for every piece of every expert of the largest models takes a tenth of that."""
+END = object()
+LANES = ("side", "gpu", "host")
+
+
 class Engine(Execution):
     """Applies decisions for one policy on one machine.
 
@@ -60,22 +68,35 @@ class Engine(Execution):
 
     # -- obeying ----------------------------------------------------------------------------------------------------
 
-    def obey(self, decisions: Decisions) -> None:
-        """Apply a hook's decisions in order; a generator receives each decision's ticket."""
+    def obey(self, decisions: Decisions, hook: str = "") -> None:
+        """Apply a hook's decisions in order; a generator receives each decision's ticket.
+
+        Raises:
+            IllegalDecision: naming hook and layer; also for a hook that never comes to an end.
+        """
         if decisions is None:
             return
-        if isinstance(decisions, GeneratorType):
-            answer: Any = None
-            say, does = decisions.send, self._does
-            while True:
-                try:
-                    decision = say(answer)
-                except StopIteration:
+        try:
+            if isinstance(decisions, GeneratorType):
+                answer: Any = None
+                say, does = decisions.send, self._does
+                for _ in repeat(None, MAX_DECISIONS):
+                    try:
+                        decision = say(answer)
+                    except StopIteration:
+                        return
+                    do = does.get(type(decision))
+                    answer = self.apply(decision) if do is None else do(decision)
+            else:
+                several = iter(decisions)
+                for decision in islice(several, MAX_DECISIONS):
+                    self.apply(decision)
+                if next(several, END) is END:
                     return
-                do = does.get(type(decision))
-                answer = self.apply(decision) if do is None else do(decision)
-        for decision in decisions:
-            self.apply(decision)
+            raise IllegalDecision(f"more than {MAX_DECISIONS} decisions, the last of them {decision!r}: it never ends; "
+                                  "a hook decides about one moment and returns")  # fmt: skip
+        except IllegalDecision as error:
+            raise located(error, self.policy, hook, self.layer) from error.__cause__
 
     def apply(self, decision: Any) -> Ticket | None:
         """Apply one decision. Raises IllegalDecision naming decision, rule and state."""
@@ -97,11 +118,16 @@ class Engine(Execution):
             Requeue: lambda d: self.requeue(d.wanted, d.up_to_layer),
             Evict: lambda d: self.evict(d.piece),
             WriteBack: lambda d: self.write_back(d.piece, d.after),
-            Predict: lambda d: self.machine.predict(d.duration_s, d.lane, d.blocking, d.basis),
+            Predict: self._predict,
             Wait: lambda d: self.wait(d.tickets),
             Cancel: lambda d: self.withdraw(d.piece),
             DropQueue: lambda d: self.drop(d.up_to_layer),
         }
+
+    def _predict(self, asked: Predict) -> Ticket:
+        if not seconds(asked.duration_s) or asked.lane not in LANES:
+            raise IllegalDecision(f"{asked!r}: seconds, finite and not negative, on a lane of {', '.join(LANES)}")
+        return self.machine.predict(asked.duration_s, asked.lane, asked.blocking, asked.basis)
 
     def wait(self, tickets: tuple[Ticket, ...]) -> None:
         """Block the host until all of them have ended."""
@@ -130,7 +156,7 @@ class Engine(Execution):
             for expert in gate.needs.keys() - gate.asked.keys():  # a lossy policy's substitutes: no gate asked for them
                 counts.aside[self._found(self.pieces.whole[gate.layer][expert])] += 1
         if self._own_gate:
-            self.obey(self.policy.gate_done(gate, self.view))
+            self.obey(self.policy.gate_done(gate, self.view), "gate_done")
         else:
             self._serve_owed()
         if self.unrun:

@@ -44,7 +44,9 @@ class DoesNotFit(BadInput):
 
 
 class IllegalDecision(MoesimError):
-    """A policy asked for something the engine's rules forbid."""
+    """A policy asked for something the engine's rules forbid; `located`: the message says in which hook."""
+
+    located = False
 
 
 class CheckFailed(MoesimError):

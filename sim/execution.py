@@ -124,7 +124,7 @@ class Execution(Transfers):
         if self.log:
             self.log("gpu", self.layer, expert)
         if self._own_expert_done:
-            self.obey(self.policy.expert_done(self.layer, expert, self.view))
+            self.obey(self.policy.expert_done(self.layer, expert, self.view), "expert_done")
         if self.polls:
             self.poll()
 

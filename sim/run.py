@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim import fast, fused
 from sim.api import overrides as implements
+from sim.blame import blamed, sound_number
 from sim.bounds import compare
 from sim.cache import Cache
 from sim.cost import Cost
@@ -61,6 +62,14 @@ def execute(
         progress: called with (tokens put out, in all) after every iteration.
         bounds: work out the lower bound on time too (`sim.bounds`); without it the key `bound` is None.
     """
+    with blamed(setup.policy):
+        return _execute(setup, spans, log, progress, on_step, bounds)
+
+
+def _execute(
+    setup: Setup, spans: Spans | None, log: Log | None, progress: Progress | None,
+    on_step: Callable[[Step], None] | None, bounds: bool,
+) -> Outcome:  # fmt: skip
     began_s = time.perf_counter()
     engine, machine = assemble(setup, spans, log)
     flat = on_step is None and fast.applies(engine, machine)
@@ -114,11 +123,11 @@ def run_through(
 def start_policy(engine: Engine, setup: Setup) -> None:
     """Take the predictor's memory off the budget, check the minimum, bind, learn, place."""
     policy, view, cache = setup.policy, engine.view, engine.cache
-    predictor_bytes = policy.predictor_bytes(view)
+    predictor_bytes = sound_number(policy, "predictor_bytes", policy.predictor_bytes(view))
     cache.budget_bytes[:] = budgets(setup, predictor_bytes)
     size = view.expert_bytes
     for gpu, budget in enumerate(cache.budget_bytes):
-        need = policy.min_experts(view)
+        need = sound_number(policy, "min_experts", policy.min_experts(view))
         if budget < need * size:
             raise DoesNotFit(
                 f"policy {policy.name}, got an expert budget of {show_bytes(max(0, budget))} on GPU {gpu}: it needs at "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim import __version__, metrics
+from sim.blame import blamed, check_traits
 from sim.data import bundled
 from sim.errors import BadInput, did_you_mean
 from sim.hardware import GPUS, load_hardware
@@ -133,7 +134,9 @@ def prepare(spec: RunSpec) -> Setup:
         if not any(param.name == "predictor" for param in kind.params):
             raise BadInput(f"--predictor, got {spec.predictor!r}: {kind.name} has no predictor to choose; leave it out")
         settings = {"predictor": spec.predictor, **settings}
-    policy = kind(**settings)
+    check_traits(kind)
+    with blamed(kind):
+        policy = kind(**settings)
     if spec.hit_definition not in metrics.HIT_DEFINITIONS:
         hint = did_you_mean(spec.hit_definition, metrics.HIT_DEFINITIONS)
         raise BadInput(f"--hit-definition, got {spec.hit_definition!r}: no such definition; {hint}")

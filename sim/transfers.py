@@ -54,7 +54,7 @@ class Transfers:
 
     if TYPE_CHECKING:
 
-        def obey(self, decisions: Decisions) -> None:
+        def obey(self, decisions: Decisions, hook: str = "") -> None:
             """Apply a hook's decisions; `Engine` does."""
 
     def start(self) -> None:
@@ -323,6 +323,6 @@ class Transfers:
         """A polling point: tell the policy what has arrived, and keep the copy engine fed."""
         if self._own_copy_done:
             for piece in self.machine.poll():
-                self.obey(self.policy.copy_done(piece, self.view))
+                self.obey(self.policy.copy_done(piece, self.view), "copy_done")
         if self.queue.waiting:
             self.pump()

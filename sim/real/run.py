@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.api import Policy
 from sim.api import overrides as implements
+from sim.blame import blamed
 from sim.cache import Cache, Entry
 from sim.cost import Cost
 from sim.drive import Clockwork, RequestTimes, drive
@@ -261,10 +262,11 @@ def measure(
 ) -> Measured:  # fmt: skip
     """Run it on open lanes. An interrupt or a fault ends it early; what was measured until then is folded."""
     began_s = time.perf_counter()
-    engine, machine = assemble_real(setup, lanes, weights, spans, log, keep)
-    if prepared is not None:
-        prepared(machine)
-    return run_real(setup, engine, machine, progress, on_step, began_s)
+    with blamed(setup.policy):
+        engine, machine = assemble_real(setup, lanes, weights, spans, log, keep)
+        if prepared is not None:
+            prepared(machine)
+        return run_real(setup, engine, machine, progress, on_step, began_s)
 
 
 def cut(times: RequestTimes, n_tokens: int) -> RequestTimes:

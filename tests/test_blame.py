@@ -1,0 +1,213 @@
+"""Policies of others: what is no decision, never ends or ends the program is refused, by hook and layer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_help import mixtral_shaped, simulated
+
+from sim import engine, fast, fused
+from sim.api import Assignment, Policy
+from sim.decisions import (
+    Evict,
+    Fetch,
+    Predict,
+    Prefetch,
+    Requeue,
+    RunCpu,
+    RunGpu,
+    RunPart,
+    Serve,
+    Wait,
+    WriteBack,
+)
+from sim.errors import BadInput, IllegalDecision
+from sim.run import execute, prepare
+from sim.spec import RunSpec
+
+
+class Sound(Policy):
+    """First in, first out, by name so that every loop can be told apart."""
+
+    name, title, source = "mine", "Mine", "none"
+
+    def victim(self, piece: Any, speculative: bool, view: Any) -> Any:
+        return next(other for other in view.residents() if view.evictable(other))
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mixtral_shaped(tmp_path_factory.mktemp("traces"), n_requests=3, outputs=6)
+
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(params=["general", "fused"])
+def run(request: pytest.FixtureRequest, trace: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Execute a policy class on one of the two loops for which policies decide."""
+    if request.param == "general":
+        monkeypatch.setattr(fused, "applies", lambda *_: False)
+    return lambda kind, **more: executed(kind, trace, monkeypatch, **more)
+
+
+def executed(kind: type[Policy], trace: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Any:
+    monkeypatch.setattr("sim.setup.find", lambda _: kind)
+    setup = prepare(RunSpec(policy="mine", hw="rtx3090", trace=str(trace), experts=40, **more))
+    try:
+        return execute(setup, bounds=False)
+    finally:
+        setup.close()
+
+
+def deciding(*decisions: Any, hook: str = "layer_enter", traits: frozenset[str] = frozenset()) -> type[Policy]:
+    """A policy that says this at layer 3, or at the end of an iteration."""
+
+    def say(self: Policy, what: Any, view: Any) -> Iterator[Any]:
+        if view.layer == 3 or hook == "iteration_end":
+            yield from decisions
+
+    return type("Deciding", (Sound,), {hook: say, "traits": traits})
+
+
+@pytest.mark.parametrize(("decision", "said"), [
+    (RunGpu(10**9), r"RunGpu.*1000000000"), (RunGpu("a"), "RunGpu.*a"),
+    (RunGpu([1]), r"RunGpu.*expert \[1\]"), (RunGpu(None), "RunGpu.*None"), (RunGpu(-1), "RunGpu.*-1"),
+    (Fetch(("a", 1)), r"Fetch, got piece \('a', 1\): must be a Piece"), (Fetch(7), "Fetch, got piece 7"),
+    (Fetch([1]), r"Fetch, got piece \[1\]"), (Prefetch(None), "Prefetch, got piece None: must be a Piece"),
+    (Prefetch({}), "Prefetch, got piece {}"), (Evict("lru"), "Evict, got piece 'lru'"),
+    (Wait((1,)), "Wait, got tickets"), (Wait(5), "Wait, got tickets 5"),
+    (RunPart(3), "RunPart, got piece 3"), (WriteBack("x"), "WriteBack of x"),
+    (Predict("long"), "Predict"), (Predict(-1.0), "Predict"), (Predict(float("nan")), "Predict"),
+    (Predict(1e-3, "gpu9"), "Predict.*'gpu9'"),
+    (7, "decision, got 7: not a decision"), ("Serve", "decision, got 'Serve': not"), (Fetch, "not a decision"),
+    ([1], r"decision, got \[1\]: not"),
+])  # fmt: skip
+def test_what_is_no_decision(run: Run, decision: Any, said: str) -> None:
+    with pytest.raises(IllegalDecision, match=rf"mine\.layer_enter at layer 3: .*{said}"):
+        run(deciding(decision))
+
+
+def test_of_traits(run: Run) -> None:
+    with pytest.raises(IllegalDecision, match=r"mine\.layer_enter at layer 3: .*RunCpu.*x"):
+        run(deciding(RunCpu("x"), traits=frozenset({"cpu"})))
+    for wanted in (5, [1], [(None, 1.0, ())], [("a", "b", "c")]):
+        kind = type("Queueing", (deciding(Requeue(wanted), traits=frozenset({"timing"})),), {"prefetch_depth": 1})
+        with pytest.raises(IllegalDecision, match=r"mine.* at layer 3: .*(Requeue|Prefetch)"):
+            run(kind)
+
+
+@pytest.mark.parametrize("answer", [5, "ab", 1.5, (1, 2), [None], {"a": 1}, object()])
+def test_what_a_hook_returns(run: Run, answer: Any) -> None:
+    kind = type("Returning", (Sound,), {"layer_done": lambda self, layer, view: answer if layer == 2 else None})
+    with pytest.raises(IllegalDecision, match=r"mine\.layer_done at layer 2: "):
+        run(kind)
+
+
+def test_without_a_layer_the_hook_is_named(run: Run) -> None:
+    with pytest.raises(IllegalDecision, match=r"mine\.iteration_end: decision, got 7"):
+        run(deciding(7, hook="iteration_end"))
+
+
+@pytest.mark.parametrize("loop", ["fast", "fused", "general"])
+@pytest.mark.parametrize("answer", ["a word", 3, [1], {}, ("a", 1)])
+def test_a_victim_that_is_none(loop: str, answer: Any, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    if loop != "fast":
+        monkeypatch.setattr(fast, "applies", lambda *_: False)
+    if loop == "general":
+        monkeypatch.setattr(fused, "applies", lambda *_: False)
+    kind = type("Answering", (Sound,), {"victim": lambda self, piece, speculative, view: seen.append("") or answer})
+    with pytest.raises(IllegalDecision, match=r"mine.*at layer \d+: victim, got .*: it answers with a resident Piece"):
+        executed(kind, trace, monkeypatch)
+    assert seen
+
+
+@pytest.mark.parametrize("endless", [
+    lambda: itertools.repeat(Wait(())), lambda: (Serve() for _ in itertools.count()),
+    lambda: (Predict(0.0) for _ in itertools.count()),
+])  # fmt: skip
+def test_what_never_ends(run: Run, endless: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "MAX_DECISIONS", 5000)
+    kind = type("Endless", (Sound,), {"layer_enter": lambda self, layer, view: endless() if layer == 1 else None})
+    with pytest.raises(IllegalDecision, match=r"mine\.layer_enter at layer 1: more than 5000 decisions, the last of "):
+        run(kind)
+
+
+def test_as_many_as_allowed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "MAX_DECISIONS", 50)
+    for decisions in (lambda: [Wait(())] * 49, lambda: (Wait(()) for _ in range(49))):
+        run(type("Busy", (Sound,), {"layer_enter": lambda self, layer, view, d=decisions: d()}))
+
+
+class TestItsProgram:
+    @pytest.mark.parametrize("how", [SystemExit, SystemExit(0), GeneratorExit])
+    def test_it_is_not_ended_by_a_hook(self, run: Run, how: Any) -> None:
+        def layer_enter(self: Policy, layer: int, view: Any) -> None:
+            if layer == 4:
+                raise how
+
+        with pytest.raises(IllegalDecision, match=r"mine\.layer_enter at layer 4: it ended the program with "):
+            run(type("Leaving", (Sound,), {"layer_enter": layer_enter}))
+
+    def test_nor_before_the_run(self, run: Run) -> None:
+        def bind(self: Policy, *_: Any) -> None:
+            raise SystemExit(0)
+
+        def __init__(self: Policy, *_: Any) -> None:  # noqa: N807
+            raise SystemExit(0)
+
+        for hook in (bind, __init__):
+            with pytest.raises(IllegalDecision, match=rf"mine\.{hook.__name__}: it ended the program"):
+                run(type("Leaving", (Sound,), {hook.__name__: hook}))
+
+    def test_on_the_command_line(
+        self, trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kind = type("Leaving", (Sound,), {"bind": lambda self, view: exit(0)})
+        monkeypatch.setattr("sim.setup.find", lambda _: kind)
+        said = simulated(capsys, "--policy", "mine", "--hw", "rtx3090", "--trace", trace)
+        assert said.code == 1
+        assert said.err.startswith("error: mine: it ended the program with SystemExit(0)")
+
+    def test_its_own_mistakes_keep_their_traceback(self, run: Run) -> None:
+        for mistake in (lambda: 1 / 0, lambda: {}["a"], lambda: None.x):
+            kind = type("Broken", (Sound,), {"layer_enter": lambda self, layer, view, m=mistake: m()})
+            with pytest.raises((ZeroDivisionError, KeyError, AttributeError)):
+                run(kind)
+
+    def test_also_in_a_generator_and_behind_the_view(self, run: Run) -> None:
+        def broken(self: Policy, layer: int, view: Any) -> Iterator[Any]:
+            view.evictable("x")
+            yield Serve()
+
+        with pytest.raises(AttributeError):
+            run(type("Broken", (Sound,), {"layer_enter": broken}))
+
+
+@pytest.mark.parametrize("n_bytes", [-1, -5e9, float("nan"), float("inf"), "1 GB", None])
+def test_predictor_bytes(run: Run, n_bytes: Any) -> None:
+    kind = type("Lending", (Sound,), {"predictor_bytes": lambda self, view: n_bytes})
+    with pytest.raises(IllegalDecision, match=r"mine\.predictor_bytes, got .*: a number that is finite and not "):
+        run(kind)
+
+
+@pytest.mark.parametrize(("traits", "said"), [
+    (frozenset({"timng"}), "got trait 'timng': no such trait; did you mean 'timing'"),
+    (frozenset({3}), "got trait 3: no such trait"), ("cpu", "got traits 'cpu': a set of words"),
+])  # fmt: skip
+def test_traits(run: Run, traits: Any, said: str) -> None:
+    with pytest.raises(BadInput, match=f"policy mine, {said}"):
+        run(type("Misspelt", (Sound,), {"traits": traits}))
+
+
+@pytest.mark.parametrize("answer", [5, (1, 2), Assignment(np.zeros((9, 9, 9)), None), Assignment("abc", None)])  # type: ignore[arg-type]
+def test_an_assignment_that_is_none(run: Run, answer: Any) -> None:
+    kind = type("Lossy", (Sound,), {"traits": frozenset({"lossy"}), "assign": lambda self, gate, view: answer})
+    with pytest.raises(IllegalDecision, match="assign"):
+        run(kind)
