@@ -139,7 +139,7 @@ def _rule(field: str, value: Any, n_experts: int) -> str | None:
     if field == "slices":
         return None if isinstance(value, Sequence) and all(isinstance(one, Piece) for one in value) else PIECES
     if field == "expert":
-        whole = isinstance(value, Integral) and 0 <= value < n_experts
+        whole = isinstance(value, Integral) and 0 <= int(value) < n_experts
         return None if whole else f"must be the number of an expert, 0 to {n_experts - 1}"
     if field in ("layer", "n_tokens"):
         return None if isinstance(value, Integral) else "must be a whole number"
@@ -162,7 +162,9 @@ def _wanted(one: Any) -> bool:
 
 def seconds(value: Any) -> bool:
     """Whether something is a time that can pass."""
-    return isinstance(value, Real) and not isinstance(value, bool) and 0.0 <= value < math.inf
+    if type(value) is float:  # as nearly always
+        return 0.0 <= value < math.inf
+    return type(value) is not bool and isinstance(value, Real) and 0.0 <= float(value) < math.inf
 
 
 def check_traits(kind: type[Policy]) -> None:
