@@ -123,6 +123,16 @@ def test_samples_become_figures():
     assert link({1024: [1e-4] * 5, 4096: [2e-4] * 5}) is None, "too close to tell latency and bandwidth apart"
 
 
+@pytest.mark.parametrize("small_s", [3e-4, 2.9e-4, 5e-4])
+def test_small_copies_that_took_as_long_as_large_ones_make_no_endless_bandwidth(small_s):
+    """On a busy machine: version 0.1 wrote 3e15 bytes per second, which no profile may hold."""
+    large = [2.5e-4, 2.9e-4, 3e-4, 3.1e-4, 3.5e-4]
+    up = link({1024: [small_s] * 5, 3 << 20: large})
+    assert up["bandwidth_bytes_per_s"]["value"] == pytest.approx((3 << 20) / 3e-4)
+    assert up["latency_s"]["value"] == pytest.approx(0.0, abs=1e-12)
+    assert "idle machine" in up["latency_s"]["note"]
+
+
 def test_a_broken_curve_is_refused(tmp_path):
     hw = msgspec.to_builtins(load_hardware("rtx3090"))
     path = tmp_path / "x.yaml"
