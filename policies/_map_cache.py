@@ -109,6 +109,10 @@ class MapCache(Policy):
             if state & HELD:
                 self._judge(piece.gpu, at, state)
 
+    def unasked(self) -> int:
+        """Experts prefetched for layers that have passed, which no gate has asked for since."""
+        return self._state.count(HELD | UNUSED)
+
     def _judge(self, gpu: int, at: int, state: int) -> None:
         """Whether a held expert may go."""
         bar = self._bar[gpu].at[at] = self._bar_of[state]

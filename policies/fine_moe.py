@@ -105,7 +105,7 @@ class FineMoe(MapCache):
         self.bind_cache(view)
         self._cpu_bytes_per_s = view.prices.cpu_bytes_per_s
         self._ahead: dict[int, dict[Piece, float]] = {}  # predicted pieces of layers still to come -> probability
-        self._needed = self._named = self._right = self._searches = 0
+        self._needed = self._named = self._right = self._searches = self._ended = self._unasked = 0
 
     def _tracking(self, view: View) -> Track:
         if self.track == "speculate":
@@ -155,6 +155,8 @@ class FineMoe(MapCache):
 
     def iteration_end(self, iteration: Iteration, view: View) -> Steps:
         """Section 4.4: what was seen joins the store; the search for what it replaces is charged like any other."""
+        self._ended += 1
+        self._unasked += self.unasked()
         self._track.end(iteration)
         n_values = self._track.end_values()
         if n_values:
@@ -221,7 +223,8 @@ class FineMoe(MapCache):
     def stats(self) -> dict[str, float]:
         """predicted_frac: share of the chosen experts that were predicted; right_frac: of the predicted, chosen.
 
-        semantic_similarity, trajectory_similarity: of the maps found, on average (Figure 16a).
+        semantic_similarity, trajectory_similarity: of the maps found, on average (Figure 16a). unasked_experts: held as
+        an iteration ends though no gate has asked for them since they were prefetched, on average.
         """
         found = self._track.similarities() if isinstance(self._track, MapTrack) else (0.0, 0.0)
         return {
@@ -232,4 +235,5 @@ class FineMoe(MapCache):
             "trajectory_similarity": found[1],
             "predicted_frac": self._right / self._needed if self._needed else 0.0,
             "right_frac": self._right / self._named if self._named else 0.0,
+            "unasked_experts": self._unasked / self._ended if self._ended else 0.0,
         }

@@ -210,11 +210,13 @@ def test_a_wrong_prefetch_goes_first_once_its_layer_has_passed(tmp_path):
     path = write_trace(tmp_path / "t", tiny_header(3, 4, 1), [Request(0, 0, 1, 3, "", None, "test")], None,
                        experts=experts, next_scores_1=scores)  # fmt: skip
     for variant in ("paper", "code"):
+        policy = FineMoe(track="speculate", distance=1, search_overhead_s=0.0, variant=variant)
         with Trace(path) as trace:
-            seen = execute_easy(setup(FineMoe(track="speculate", distance=1, search_overhead_s=0.0, variant=variant),
-                                      trace, room=4))  # fmt: skip
+            seen = execute_easy(setup(policy, trace, room=4))
         moved = [entry for entry in seen.log if entry[0] in ("prefetch", "evict")]
         assert moved == [("prefetch", 1, 3), ("evict", 1, 3)]
+        # Held at the end of the second of three iterations only.
+        assert policy.stats()["unasked_experts"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(("prefill", "prefetched", "classes", "maps"), [
