@@ -27,6 +27,7 @@ ONE_LINE_EACH = 240  # wide enough that nothing wraps: a list is for looking thr
 @click.option("--api", is_flag=True, help="Print all that a policy can implement, see and decide (to write one).")
 def command(name: str | None, as_json: bool, api: bool) -> None:
     """List policies, or show one with its parameters: a name, an alias, or a file (./mine.py[:Class])."""
+    from sim.blame import check_traits
     from sim.registry import find, policies, unusable
 
     if api:
@@ -43,6 +44,7 @@ def command(name: str | None, as_json: bool, api: bool) -> None:
         click.echo(json.dumps([_facts(kind) for kind in found], indent=2) if as_json else _list(found), nl=as_json)
         return
     kind = find(name)
+    check_traits(kind)
     click.echo(json.dumps(_facts(kind), indent=2) if as_json else _page(kind), nl=as_json)
 
 
