@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -18,6 +18,8 @@ from cli_help import mixtral_shaped, moesim, simulated
 from sim import hardware, model_bytes, models, stack
 from sim import run as sim_run
 from sim.api import TRAITS, Policy
+from sim.decisions import Decision
+from sim.engine import MAX_DECISIONS
 from sim.metrics import HIT_DEFINITIONS, SPREAD
 from sim.spec import RunSpec
 from sim.tables import SCHEMAS
@@ -122,6 +124,14 @@ def test_traits_and_hooks_are_documented() -> None:
     assert names_in(page, "## Traits and needs") == list(TRAITS)
     hooks = {name for name, value in vars(Policy).items() if callable(value) and not name.startswith("_")}
     assert hooks <= set(re.findall(r"`(\w+)`", page))
+
+
+def test_every_decision_is_documented_and_how_many_a_hook_may_make() -> None:
+    page = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+    rows = page.partition("## Decisions\n")[2].partition("\n## ")[0]
+    named = {name for cell in re.findall(r"^\| (.*?) \|", rows, re.MULTILINE) for name in re.findall(r"`(\w+)\(", cell)}
+    assert named == {kind.__name__ for kind in get_args(Decision)}
+    assert f"fewer than {MAX_DECISIONS:,} decisions" in rows
 
 
 EXAMPLES = [(path, index) for path in PAGES for index in range(len(blocks(path, "python")))]
