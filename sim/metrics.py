@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.iterations import DECODE, PREFILL
 from sim.lanes import CPU, GPU, H2D, HOST, SIDE
-from sim.sampling import samples
+from sim.sampling import Interval, samples
 from sim.tally import CLASSES
 
 if TYPE_CHECKING:
@@ -253,8 +253,8 @@ def uncertainty(
     rows = [] if machine.measured is True else resting_s(machine, clockwork)
     total = math.fsum(row.spent_s for row in rows)
     drawn = samples(clockwork, batch)
-    over = {key: drawn[key].interval() for key in ("tpot_s", "ttft_s")}
-    sampling: dict[str, Any] = {key: None if ends is None else list(ends) for key, ends in over.items()}
+    over = {key: _of_times(drawn[key].interval()) for key in ("tpot_s", "ttft_s")}
+    sampling: dict[str, Any] = dict(over)
     sampling |= {"tpot_n": drawn["tpot_s"].n, "ttft_n": drawn["ttft_s"].n}
     if not total:
         return {"tpot_s": None, "ttft_s": None, "low_factor": None, "high_factor": None, "plus_minus_frac": None,
@@ -271,8 +271,13 @@ def uncertainty(
             band[key] = None
         else:
             least, most = over[key] or (mean, mean)
-            band[key] = [max(0.0, least) * low, most * high]
+            band[key] = [least * low, most * high]
     return band
+
+
+def _of_times(ends: Interval | None) -> list[float] | None:
+    """An interval of a mean time, which cannot be negative: few requests that differ much would have it so."""
+    return None if ends is None else [max(0.0, end) for end in ends]
 
 
 def _ends(rows: list[Resting]) -> tuple[float, float]:

@@ -206,7 +206,7 @@ def _sampled(result: dict[str, Any], key: str) -> str:
     over, n = sampling[key], show_units(result[key]["n"], sampling[f"{key.removesuffix('_s')}_n"])
     if over is None:
         return f"; n = {n}: no sampling error can be given"
-    low, high = (show_seconds(max(0.0, end)) for end in over)
+    low, high = (show_seconds(end) for end in over)
     return f"; of it {low} to {high} for the choice of requests (95 %, n = {n})"
 
 

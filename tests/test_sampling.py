@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from cli_help import mixtral_shaped
 from scipy import stats
 
+from sim.run import execute, prepare
 from sim.sampling import FEWEST, LEVEL, RESAMPLES, Sample, ranks, student
+from sim.spec import RunSpec
 
 
 def drawn(n: int, seed: int = 0) -> list[float]:
@@ -89,6 +94,21 @@ def test_requests_of_a_batch_are_one_unit() -> None:
     many = drawn(24)
     means = [sum(many[i : i + 2]) / 2 for i in range(0, 24, 2)]
     assert sample(many, batch=2).interval() == pytest.approx(sample(means).interval())
+
+
+@pytest.mark.parametrize("key", ["ttft_s", "tpot_s"])
+def test_a_time_in_a_result_is_never_negative(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str) -> None:
+    """Two requests that differ much: Student's t alone would have the mean between -5 and 7.3 s."""
+    trace = mixtral_shaped(tmp_path, n_requests=2, outputs=3)
+    far = sample([0.5, 1.5])
+    assert (far.interval() or (0, 0))[0] < -5
+    monkeypatch.setattr("sim.metrics.samples", lambda *_: {"ttft_s": far, "tpot_s": far})
+    setup = prepare(RunSpec(policy="lru", hw="rtx3090", trace=str(trace), experts=40))
+    band = execute(setup, bounds=False).result["uncertainty"]
+    setup.close()
+    low, high = band["sampling"][key]
+    assert (low, high) == (0.0, pytest.approx(1 + 12.7062047 * 0.5))
+    assert band[key][0] == 0.0
 
 
 def test_equal_times_differ_by_rounding_alone() -> None:
