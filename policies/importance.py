@@ -287,8 +287,9 @@ class Importance(Policy):
                 self._n[name] += n
 
     def stats(self) -> dict[str, float]:
-        """While decoding. cache_ratio: resident of the experts used after substitution (the paper's GPU cache ratio);
-        of those predicted, top_right_frac had top scores and active_frac were chosen (Figure 18: 0.82 and 0.95).
+        """While decoding. cache_ratio: of the experts used after substitution, those in GPU memory or on the way there
+        (the paper's GPU cache ratio); of those predicted, top_right_frac had top scores and active_frac were chosen
+        (Figure 18: 0.82 and 0.95).
         """
         n = self._n
         return {

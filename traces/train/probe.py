@@ -106,7 +106,7 @@ def router_weights(model: Any) -> torch.Tensor:
 def ahead_scores(weights: torch.Tensor, gate_input: torch.Tensor, distance: int) -> torch.Tensor:
     """softmax(router_{(l+distance) mod L}(gate input of layer l)), [N,L,E], for gate inputs [N,L,h].
 
-    Past the last layer the router of the first ones is applied: it predicts the *next* token (policy card L4).
+    Past the last layer the router of the first ones is applied: it predicts the *next* token.
     """
     logits = torch.einsum("nlh,leh->nle", gate_input, weights.roll(-distance, dims=0))
     return logits.float().softmax(-1)
