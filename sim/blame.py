@@ -52,6 +52,9 @@ def blamed(policy: Policy | type[Policy]) -> Iterator[None]:
         found = _mistake(frames)
         if found is None:
             raise
+        asked, _, rest = found.partition(", ")
+        if asked in _hooks():  # `victim, got 5: ...`: what it answered, wherever the engine stumbled over it
+            raise IllegalDecision(f"{_where(policy, frames, asked)}: {rest}") from error
         raise IllegalDecision(f"{_where(policy, frames)}: {found}") from error
 
 
@@ -73,21 +76,28 @@ def _frames(error: BaseException) -> list[FrameType]:
     return [frame for frame, _ in walk_tb(error.__traceback__)][::-1]
 
 
-def _where(policy: Policy | type[Policy], frames: list[FrameType]) -> str:
-    """`mine.layer_enter at layer 3`, as far as the frames tell."""
+def _hooks() -> set[str]:
     from sim.api import Policy
 
-    hook, layer = "", -1
-    hooks = {name for name in vars(Policy) if not name.startswith("_")} | {"__init__"}
+    return {name for name in vars(Policy) if not name.startswith("_")} | {"__init__"}
+
+
+def _where(policy: Policy | type[Policy], frames: list[FrameType], asked: str = "") -> str:
+    """`mine.layer_enter at layer 3`, as far as the frames tell; `asked`: the hook, where its answer tells."""
+    from sim.api import Policy
+
+    hook, layer, hooks = "", -1, _hooks()
     for frame in frames:  # the last one found is the outermost hook
         told = frame.f_locals
         if frame.f_code.co_name == "obey" and told.get("hook"):
             hook = told["hook"]
         elif not hook and frame.f_code.co_name in hooks and isinstance(told.get("self"), Policy):
             hook = frame.f_code.co_name
+        elif not hook and told.get("victim") is not None and frame.f_code.co_filename.startswith(HERE):
+            hook = "victim"  # a piece that cannot go
         found = getattr(told.get("engine", told.get("self")), "layer", None)
         layer = found if isinstance(found, int) and layer < 0 else layer
-    return _place(policy, hook, layer)
+    return _place(policy, asked or hook, layer)
 
 
 def _mistake(frames: list[FrameType]) -> str | None:

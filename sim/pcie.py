@@ -65,7 +65,8 @@ def bus_of(word: str) -> Bus:
     """`pcie5x16`, `PCIe 4.0 x8` -> generation, lanes, theoretical rate. Raises BadInput for any other."""
     plain = re.sub(r"[\s_-]", "", word.lower()).replace(".0", "")
     if plain not in LINKS:
-        raise BadInput(f"--link, got {word!r}: no such link; {did_you_mean(plain, LINKS)}")
+        raise BadInput(f"--link, got {word!r}: no such link; {did_you_mean(plain, LINKS)} "
+                       "(`moesim hw --links` lists them)")  # fmt: skip
     generation, lanes = (int(number) for number in re.findall(r"\d+", plain))
     return Bus(generation=generation, lanes=lanes, theoretical_bytes_per_s=LANE_BYTES_PER_S[generation] * lanes)
 

@@ -76,7 +76,12 @@ def load(name: str) -> type[Policy]:
     found = NAMED.fullmatch(name)
     assert found is not None
     path = Path(found["path"]).expanduser()
-    text = read_text(path, MAX_BYTES)
+    try:
+        text = read_text(path, MAX_BYTES)
+    except BadInput as error:
+        told = str(error).removeprefix(str(path)).lstrip(":, ")
+        raise BadInput(f"policy, got {name!r}: {told} (--policy takes a file, or a name that "
+                       "`moesim policies` lists)") from None  # fmt: skip
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     module = _module(path.resolve(), sha256)
     kinds = policies_in(module)
@@ -115,7 +120,9 @@ def _module(path: Path, sha256: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise BadInput(f"policy, got {str(path)!r}: {failure(error)}; correct the file") from None
+        why = failure(error)  # begins with the file, unless another one that it imports gave up
+        told = why if why.startswith(f"{path}:") else f"{str(path)!r}: {why}"
+        raise BadInput(f"policy, got {told}; correct the file") from None
     _FILES[name] = PolicyFile(path, sha256)
     return module
 

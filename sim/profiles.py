@@ -15,6 +15,7 @@ from sim.paths import mode_of
 from sim.quantity import explain
 
 T = TypeVar("T")
+PACKAGE = Path(__file__).resolve().parent.parent  # in which the bundled files lie
 
 
 def find(package: str, what: str, name_or_path: str) -> Path:
@@ -94,8 +95,11 @@ def _read_json(path: Path) -> Any:
 
 
 def where(path: Path, overrides: Mapping[str, object] | None) -> str:
-    """How messages name the origin of a value: the file, and the fact that `--set` changed some of it."""
-    return f"{path} with --set {', '.join(overrides)}" if overrides else str(path)
+    """How messages name the origin of a value: the file (a bundled one from its folder on, not where that is
+    installed), and the fact that `--set` changed some of it.
+    """
+    shown = path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path
+    return f"{shown} with --set {', '.join(overrides)}" if overrides else str(shown)
 
 
 def _plain(name: str) -> str:

@@ -11,6 +11,7 @@ import pkgutil
 import re
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 
 from sim.api import Policy
 from sim.errors import BadInput, did_you_mean
@@ -87,6 +88,8 @@ def find(name: str) -> type[Policy]:
     for other, why in unusable().items():
         if _plain(name) == _plain(other):
             raise BadInput(why)
+    if ("/" in name or name in (".", "..")) and Path(name).is_dir():
+        raise BadInput(f"policy, got {name!r}: a folder; name the file in it, as in --policy ./mine.py")
     raise BadInput(f"policy, got {name!r}: no such policy; {did_you_mean(name, [*known, *aliases])}")
 
 

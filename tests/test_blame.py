@@ -123,9 +123,15 @@ def test_a_victim_that_is_none(loop: str, answer: Any, trace: Path, monkeypatch:
     if loop == "general":
         monkeypatch.setattr(fused, "applies", lambda *_: False)
     kind = type("Answering", (Sound,), {"victim": lambda self, piece, speculative, view: seen.append("") or answer})
-    with pytest.raises(IllegalDecision, match=r"mine.*at layer \d+: victim, got .*: it answers with a resident Piece"):
+    with pytest.raises(IllegalDecision, match=r"^mine\.victim at layer \d+: got .*: it answers with a resident Piece"):
         executed(kind, trace, monkeypatch)
     assert seen
+
+
+def test_a_victim_that_is_not_there(run: Run) -> None:
+    kind = type("Foreign", (Sound,), {"victim": lambda self, piece, speculative, view: piece})
+    with pytest.raises(IllegalDecision, match=r"^mine\.victim at layer \d+: Evict of .*: "):
+        run(kind)
 
 
 @pytest.mark.parametrize("endless", [

@@ -81,6 +81,13 @@ def test_apply_leaves_the_original_alone() -> None:
     assert data["h2d"]["latency_s"]["source"] == "measured"
 
 
+def test_a_bundled_file_is_named_from_its_folder_on() -> None:
+    """Where it is installed is nothing that its reader can change."""
+    setting = parse_set(["hw.d2h.bandwidth_bytes_per_s=-1"]).hw
+    with pytest.raises(BadInput, match=r"^hwprofiles/gpus/rtx3090\.yaml with --set d2h\..*, got -1"):
+        load_hardware("rtx3090", setting)
+
+
 @pytest.mark.parametrize(("path", "text", "n"), [
     ("vram_bytes", "8GB", 8_000_000_000), ("vram_bytes", "8GiB", 8 * 2**30), ("vram_bytes.value", "8GB", 8_000_000_000),
     ("h2d.bandwidth_bytes_per_s", "25GB/s", 25_000_000_000), ("vram_bytes", "{value: 8GB}", 8_000_000_000),

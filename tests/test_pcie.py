@@ -88,9 +88,9 @@ def test_a_figure_that_was_set_wins() -> None:
         assert hw.d2h.bandwidth_bytes_per_s.value == 5.6e10
 
 
-@pytest.mark.parametrize("word", ["pcie7x16", "pcie5x3", "5x16x", "nvlink", ""])
+@pytest.mark.parametrize("word", ["pcie7x16", "pcie5x3", "pcie9x9", "5x16x", "nvlink", ""])
 def test_other_words_are_refused(word: str) -> None:
-    with pytest.raises(BadInput, match=r"^--link, got .*: no such link; "):
+    with pytest.raises(BadInput, match=r"^--link, got .*: no such link; .*`moesim hw --links` lists them"):
         load_hardware("rtx3090", link=word)
 
 

@@ -132,7 +132,7 @@ def test_compare_takes_files_in_processes_of_its_own(capsys, tmp_path, mine):
 
 
 @pytest.mark.parametrize(("name", "text", "why"), [
-    ("no_such.py", None, r"no_such\.py: No such file or directory; check the path"),
+    ("no_such.py", None, r"policy, got '.*no_such\.py': No such file or directory; check the path \(--policy "),
     ("wrong.py", "\ndef f(:\n", r"wrong\.py:2: SyntaxError: invalid syntax; correct the file"),
     ("wrong.py", "import json\n\njson.loads('x')\n", r": JSONDecodeError: Expecting value.*; correct the file"),
     ("wrong.py", "\n\nraise SystemExit(3)\n", r"wrong\.py:3: SystemExit: 3; correct the file"),
@@ -149,6 +149,31 @@ def test_what_is_wrong_with_a_file_is_one_line(capsys, tmp_path, verb, name, tex
     assert told.code == 2
     assert re.search(why, told.err)
     assert told.err.count("\n") == 1
+
+
+def test_a_trait_that_is_none_is_one_line(capsys, mine):
+    mine.write_text(MINE.split("class Other")[0] + "\n    traits = frozenset({'timng'})\n")
+    for words in (("policies", mine), ("policies", mine, "--json"), ("run", "--hw", "rtx3090", "--policy", mine)):
+        told = moesim(capsys, *words)
+        assert (told.code, told.err.count("\n")) == (2, 1)
+        assert told.err == "error: policy mine, got trait 'timng': no such trait; did you mean 'timing'?\n"
+
+
+def test_a_message_names_the_file_once(capsys, tmp_path):
+    for text in (None, "def f(:\n", "x = 1 / 0\n", "\xff", "#" * (policy_file.MAX_BYTES + 1)):
+        if text is not None:
+            (tmp_path / "wrong.py").write_text(text, encoding="latin-1")
+        told = moesim(capsys, "policies", tmp_path / "wrong.py")
+        assert told.code == 2
+        assert told.err.count("wrong.py") == 1, told.err
+
+
+def test_a_folder_is_no_policy(capsys, tmp_path):
+    for name in (".", "..", tmp_path, f"{tmp_path}/"):
+        told = moesim(capsys, "run", "--hw", "rtx3090", "--policy", name)
+        assert told.code == 2
+        assert told.err == (f"error: policy, got {str(name)!r}: a folder; "
+                            "name the file in it, as in --policy ./mine.py\n")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
