@@ -166,13 +166,13 @@ def test_none_can_run(capsys, trace):
 def test_a_policy_that_breaks_a_rule_is_no_success(capsys, trace, monkeypatch):
     monkeypatch.setattr("sim.registry.policies", lambda: {"lru": policies()["lru"], "fifo": policies()["fifo"]})
 
-    def broken(self, *args):
-        raise IllegalDecision("fifo, got nonsense: a bug")
+    def bind(self, *args):
+        raise IllegalDecision("got nonsense: a bug")
 
-    monkeypatch.setattr(policies()["fifo"], "bind", broken)
+    monkeypatch.setattr(policies()["fifo"], "bind", bind)
     code, out, _ = call(capsys, "--hw", "rtx3090", "--trace", str(trace), "--policy", "all")
     assert code == 1
-    assert out.startswith("lru: ") and out.endswith("not run: fifo: fifo, got nonsense: a bug\n")
+    assert out.startswith("lru: ") and out.endswith("not run: fifo: fifo.bind: got nonsense: a bug\n")
 
 
 def test_a_named_policy_that_breaks_a_rule_is_named(capsys, trace, monkeypatch):
