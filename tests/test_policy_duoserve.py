@@ -435,7 +435,8 @@ def test_training_needs_a_store_split(tmp_path):
     path = from_rows(tmp_path / "t.safetensors", [[[0], [1]]], 2)
     done = CliRunner().invoke(moesim, ["train", "duoserve", "--trace", str(path), "--out", str(tmp_path / "o")])
     assert isinstance(done.exception, BadInput)
-    assert "split `store`" in str(done.exception)
+    assert "split 'store' has no requests" in str(done.exception)
+    assert "--store-frac" in str(done.exception)
     assert not (tmp_path / "o").exists()
     done = CliRunner().invoke(moesim, ["train", "duoserve", "--trace", str(path), "--out", "o", "--widths", "0"])
     assert done.exit_code == 2

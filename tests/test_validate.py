@@ -55,7 +55,7 @@ def world(tmp_path_factory):
     mine = load_hardware(folder / "me.yaml")
     rate, rest_s = mine.h2d.bandwidth_bytes_per_s.value, sum(c.seconds[0] for c in mine.curves.operations.values())
     plain = min(rate, EXPERT_BYTES / (4 * rest_s))  # copies dominate, however busy the machine was just now
-    for name, value in (("plain", plain), ("half", plain / 2), ("sixth", rate / 6)):  # deliberately wrong ones
+    for name, value in (("plain", plain), ("half", plain / 2), ("hundredth", plain / 100)):  # wrong ones
         wrong = msgspec.to_builtins(mine)
         wrong["h2d"]["bandwidth_bytes_per_s"]["value"] = value
         profile.write(folder / f"{name}.yaml", wrong)
@@ -153,7 +153,7 @@ def test_a_grossly_wrong_profile_fails_on_the_command_line(world, capsys):
     (world / "v.json").unlink(missing_ok=True)
     args = ("validate", "--policy", "lru", "--experts", 2, "--model", world / "wide.yaml", "--trace",
             world / "tiny.safetensors", "--precision", "fp32", "--device", "cpu", "--hw")  # fmt: skip
-    said = moesim(capsys, *args, world / "sixth.yaml", "--out", world / "v.json")
+    said = moesim(capsys, *args, world / "hundredth.yaml", "--out", world / "v.json")
     assert said.code == 1
     assert "TPOT is off by +" in said.out
     assert said.out.startswith("1 comparison on CPU backend: ")
