@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"(<!-- output of: (?P<command>.+?) -->\n```text\n)(?P<text>.*?)(\n```\n)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- output of: (?P<command>.+?) -->\n```text\n)(?P<text>(?:.*?\n)??)(?P<end>```\n)", re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -39,12 +39,12 @@ def output_of(command: str) -> str:
 
 def pasted(page: str) -> list[tuple[str, str]]:
     """(command, pasted text) of every block of a page."""
-    return [(match["command"], match["text"]) for match in BLOCK.finditer(page)]
+    return [(match["command"], match["text"].removesuffix("\n")) for match in BLOCK.finditer(page)]
 
 
 def refreshed(page: str, printed: dict[str, str]) -> str:
     """The page with every block replaced by what its command prints now: command -> text."""
-    return BLOCK.sub(lambda m: m[1] + printed[m["command"]] + m[4], page)
+    return BLOCK.sub(lambda m: f"{m[1]}{printed[m['command']]}\n{m['end']}", page)
 
 
 def main(words: list[str]) -> int:

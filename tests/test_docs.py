@@ -183,3 +183,15 @@ def test_the_accuracy_that_readme_quotes_is_the_kept_one() -> None:
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     n_cases = len(json.loads((ROOT / "reports/validation/cpu-backend.json").read_text(encoding="utf-8"))["comparisons"])
     assert f"off by {found[1]} % in the median of {n_cases} cases ({float(found[2]):.0f} % at worst)" in readme
+
+
+def test_an_empty_block_is_filled_and_swallows_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import paste  # type: ignore[import-not-found, unused-ignore]
+
+    first, second = (f"<!-- output of: {name} -->\n```text\n" for name in ("one", "two"))
+    page = f"before\n{first}```\nbetween\n{second}old\n\nlines\n```\nafter\n"
+    assert paste.pasted(page) == [("one", ""), ("two", "old\n\nlines")]
+    assert paste.refreshed(page, {"one": "1", "two": "2"}) == (
+        f"before\n{first}1\n```\nbetween\n{second}2\n```\nafter\n"
+    )
