@@ -323,7 +323,7 @@ def test_its_rows_pay_for_the_predictor_and_run_several_p():
     assert made.p == 40
     assert (made.predict_s, made.memory_bytes) == (None, None), "published figures, not zero"
     assert made.labels == ("surrogate",)
-    assert experiment.mechanism == {"eMoE": "policy_stats.invocations >= 2"}
+    assert experiment.mechanism == {"eMoE": "policy_stats.invocations >= 3"}
     rows = [row for row in load_rows().values() if row.experiment == "emoe"]
     assert [row.id for row in rows] == ["EM-8", "EM-9", "EM-23"]
     assert {row.constant for row in rows} == {"emoe-a100"}
