@@ -56,16 +56,29 @@ def test_commands_run(path: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
-@BUNDLED
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_pasted_output_is_current(path: Path) -> None:
+def paste_module() -> Any:
     spec = importlib.util.spec_from_file_location("paste", ROOT / "docs" / "paste.py")
     assert spec is not None
     assert spec.loader is not None
-    paste = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(paste)
-    for command, text in paste.pasted(path.read_text(encoding="utf-8")):
-        assert text == paste.output_of(command), f"stale: {command}; run python docs/paste.py"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PASTE = paste_module()
+# Block by block, so that workers share the pages that take minutes.
+PASTED = [(path.name, *block) for path in PAGES for block in PASTE.pasted(path.read_text(encoding="utf-8"))]
+
+
+@BUNDLED
+@pytest.mark.parametrize(("page", "command", "text"), PASTED, ids=[f"{one[0]}-{i}" for i, one in enumerate(PASTED)])
+def test_pasted_output_is_current(page: str, command: str, text: str) -> None:
+    assert text == PASTE.output_of(command), f"{page} is stale: {command}; run python docs/paste.py docs/{page}"
+
+
+def test_every_block_that_names_its_command_is_held_to_it() -> None:
+    named = sum(path.read_text(encoding="utf-8").count("<!-- output of: ") for path in PAGES)
+    assert len(PASTED) == named > 50
 
 
 def test_set_up_commands_can_be_extracted() -> None:
@@ -185,13 +198,10 @@ def test_the_accuracy_that_readme_quotes_is_the_kept_one() -> None:
     assert f"off by {found[1]} % in the median of {n_cases} cases ({float(found[2]):.0f} % at worst)" in readme
 
 
-def test_an_empty_block_is_filled_and_swallows_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import paste  # type: ignore[import-not-found, unused-ignore]
-
+def test_an_empty_block_is_filled_and_swallows_no_other() -> None:
     first, second = (f"<!-- output of: {name} -->\n```text\n" for name in ("one", "two"))
     page = f"before\n{first}```\nbetween\n{second}old\n\nlines\n```\nafter\n"
-    assert paste.pasted(page) == [("one", ""), ("two", "old\n\nlines")]
-    assert paste.refreshed(page, {"one": "1", "two": "2"}) == (
+    assert PASTE.pasted(page) == [("one", ""), ("two", "old\n\nlines")]
+    assert PASTE.refreshed(page, {"one": "1", "two": "2"}) == (
         f"before\n{first}1\n```\nbetween\n{second}2\n```\nafter\n"
     )
