@@ -16,7 +16,7 @@ from typing import Any
 import torch as _torch
 
 from calibrate import environment
-from sim.interrupts import held, wait_for
+from sim.base.interrupts import held, wait_for
 
 _TILE_BYTES = 4 * 1024 * 1024
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch as _torch
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 
 _TILE_BYTES = 16 * 1024 * 1024
 _SPIN_HZ = 1.98e9

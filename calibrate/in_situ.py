@@ -23,10 +23,10 @@ from sim.real.faults import DeviceFault
 from sim.real.work import LANES
 
 if TYPE_CHECKING:
-    from sim.models import Model
+    from sim.profiles.models import Model
     from sim.real.run import Measured
     from sim.real.work import Lanes, Work
-    from sim.spec import RunSpec
+    from sim.setup.spec import RunSpec
 
 PROMPTS = (1, 256, 16, 64, 4, 128, 2, 32, 8)  # a run cut short has seen short and long ones
 OUTPUTS = 9
@@ -68,13 +68,13 @@ def run(
         BadInput: a geometry that does not fit or cannot be carried out.
     """
     from calibrate import environment
-    from sim.models import load_model
+    from sim.profiles.models import load_model
     from sim.real.cpu_lanes import cores
     from sim.real.decoder import Decoder
     from sim.real.run import check, check_memory, free_bytes, measure, open_lanes
     from sim.real.weights import random_weights
     from sim.run import prepare
-    from sim.spec import RunSpec
+    from sim.setup.spec import RunSpec
 
     samples = Samples()
     cases, own = list(cases), lanes is None
@@ -162,7 +162,7 @@ def _room(lanes: Lanes, spec: RunSpec, n_all: int) -> tuple[dict[str, float], in
     """Settings that give the described GPU the memory of this device, and how many of the experts it holds."""
     from sim.real.run import SLACK_FRAC, free_bytes
     from sim.run import prepare
-    from sim.spec import RunSpec
+    from sim.setup.spec import RunSpec
 
     settings: dict[str, float] = {}
     if lanes.device.startswith("cuda"):

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from calibrate.store import unpacked
-from sim.data import replacing
-from sim.errors import BadInput
+from sim.base.errors import BadInput
+from sim.base.files import replacing
 
 FORMAT = 1
 MAX_S = 1e6  # no operation takes longer, and no file of samples says so

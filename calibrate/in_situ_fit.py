@@ -49,7 +49,7 @@ def _bucket(context: float) -> int:
 
 def curves(samples: Samples) -> dict[str, Any]:
     """The block `curves` of a profile."""
-    from sim.curves import AGAINST
+    from sim.profiles.curves import AGAINST
 
     operations = {op: found for op in AGAINST if (found := curve(samples, op)) is not None}
     launches = {}

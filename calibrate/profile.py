@@ -11,7 +11,7 @@ import yaml
 from calibrate import derive
 from calibrate.derive import Curve, LinkFit, Ratio, Table
 from calibrate.stats import Summary
-from sim.data import replacing
+from sim.base.files import replacing
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _LANE_BYTES_PER_S = {1: 2.5e9 / 10, 2: 5e9 / 10, 3: 8e9 * 128 / 130 / 8, 4: 16e9 * 128 / 130 / 8,
@@ -23,7 +23,7 @@ Facts = Mapping[str, Any]
 
 
 def build(table: Table, facts: Facts) -> dict[str, Any]:
-    """Plain data of a `sim.hardware.Hardware`; what could not be measured is assumed and says so."""
+    """Plain data of a `sim.profiles.hardware.Hardware`; what could not be measured is assumed and says so."""
     h2d, d2h = (derive.link(table, way, "pinned") for way in ("h2d", "d2h"))
     up, down = _link(h2d), _link(d2h)
     machine = facts["machine"]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from calibrate import derive, in_situ_file
 from calibrate.derive import Curve, Table
 from calibrate.store import Store
-from sim.data import replacing
-from sim.errors import BadInput
-from sim.hardware import Hardware, load_hardware
+from sim.base.errors import BadInput
+from sim.base.files import replacing
+from sim.profiles.hardware import Hardware, load_hardware
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from calibrate.bench import Bench, Point, Probe
 from calibrate.clock import LaneClock
 from calibrate.stats import measure
 from calibrate.store import Record, Store
-from sim.interrupts import heard
+from sim.base.interrupts import heard
 
 PROBES: tuple[Probe, ...] = (
     Probe("host", 0.06, probes_host.points),

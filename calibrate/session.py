@@ -18,9 +18,9 @@ from calibrate.derive import Table
 from calibrate.geometry import AttentionShape, ExpertShape, Geometry
 from calibrate.runner import PROBES, Health, Progress, run
 from calibrate.store import Store
-from sim.data import read_text, replacing, to_struct
-from sim.errors import BadInput
-from sim.models import Model, load_model
+from sim.base.errors import BadInput
+from sim.base.files import read_text, replacing, to_struct
+from sim.profiles.models import Model, load_model
 
 MAX_ENVIRONMENT_BYTES = 16 * 1024 * 1024
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from sim.data import replacing
-from sim.errors import BadInput
+from sim.base.errors import BadInput
+from sim.base.files import replacing
 
 Key = Mapping[str, str | int]
 FORMAT = 1

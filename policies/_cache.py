@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from typing import ClassVar
 
-from sim.api import Param, Policy
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import Param, Piece, Policy, View
 
 
 class ScopedCache(Policy):

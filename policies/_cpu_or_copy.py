@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sim.view import Prices
+from sim.policy import Prices
 
 
 class Constants(NamedTuple):

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from policies._mlp import BLOCK, Floats, IntMlp, best, load, mlp_of
 from policies._surrogate import PREFIX
-from sim.data import bundled
-from sim.errors import BadInput
-from sim.store import MAKE_ONE
+from sim.base.files import bundled
+from sim.policy import MAKE_ONE, BadInput
 
 if TYPE_CHECKING:
     from traces.reader import Trace

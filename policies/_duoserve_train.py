@@ -31,8 +31,7 @@ from policies._duoserve import (
     width_of,
 )
 from policies._mlp import LIMITS, Floats, load, quantised, save, step_for
-from sim.errors import BadInput
-from sim.store import no_store
+from sim.policy import BadInput, no_store
 
 if TYPE_CHECKING:
     from traces.reader import Trace

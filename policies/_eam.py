@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.iterations import Iteration
+from sim.policy import Iteration
 
 FloatArray = NDArray[np.float64]
 

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from policies._emoe_xlnet import ONE, SHARE, Xlnet, shares
 from policies._mlp import load
-from sim.data import bundled
-from sim.errors import BadInput
+from sim.base.files import bundled
+from sim.policy import BadInput
 
 if TYPE_CHECKING:
-    from sim.iterations import RequestInfo
+    from sim.policy import RequestInfo
     from traces.reader import Trace
 
 Floats = NDArray[np.float64]

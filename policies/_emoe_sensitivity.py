@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from sim.errors import BadInput
-from sim.store import requests_of
+from sim.policy import BadInput, requests_of
 from traces.train.model import moe_layers, router_of
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from random import Random
 
-    from sim.iterations import RequestInfo
-    from sim.store import StoreSplit
+    from sim.policy import RequestInfo, StoreSplit
 
 KEYWORDS_PER_TASK = 64
 

@@ -22,11 +22,10 @@ from torch import nn
 from policies._emoe_predict import FORMAT, FORMS, Counts, Transformer, counts_of_request, digits, frequencies
 from policies._emoe_xlnet import EPSILON, ONE
 from policies._mlp import save
-from sim.errors import BadInput
-from sim.store import no_store, requests_of
+from sim.policy import BadInput, no_store, requests_of
 
 if TYPE_CHECKING:
-    from sim.iterations import RequestInfo
+    from sim.policy import RequestInfo
     from traces.reader import Trace
 
 Told = Callable[[int, int, float], None]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.errors import BadInput
+from sim.policy import BadInput
 
 Floats = NDArray[np.float64]
 

@@ -7,9 +7,7 @@ from numpy.typing import NDArray
 
 from policies._expert_maps import MapStore, Passage, Trajectory, as_embedding, as_map, select_many
 from policies._fine_moe_tracks import Answer, Found, Settled
-from sim.iterations import DECODE, PREFILL, Gate, Iteration, RequestInfo
-from sim.store import StoreSplit
-from sim.view import View
+from sim.policy import DECODE, PREFILL, Gate, Iteration, RequestInfo, StoreSplit, View
 
 Floats = NDArray[np.float64]
 

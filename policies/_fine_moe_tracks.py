@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from policies._expert_maps import inverse_norm, select
 from policies._surrogate import Surrogate
-from sim.iterations import DECODE, PREFILL, Gate, Iteration, RequestInfo
-from sim.store import StoreSplit
-from sim.view import View
+from sim.policy import DECODE, PREFILL, Gate, Iteration, RequestInfo, StoreSplit, View
 
 Floats = NDArray[np.float64]
 

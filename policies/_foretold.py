@@ -15,13 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies._surrogate import PREFIX, Surrogate
-from sim.api import Param, Policy, Steps
-from sim.decisions import Prefetch
-from sim.errors import BadInput
-from sim.iterations import Iteration
-from sim.pieces import Piece
-from sim.store import StoreSplit, no_store
-from sim.view import View
+from sim.policy import BadInput, Iteration, Param, Piece, Policy, Prefetch, Steps, StoreSplit, View, no_store
 
 Ids = NDArray[np.int64]
 PRIOR = 2  # tokens of average routing added to each id's own: few enough that one sighting outweighs popularity

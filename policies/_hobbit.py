@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.pieces import Piece
+from sim.policy import Piece
 
 HIGH, LOW, SKIP = range(3)  # what an expert has to be computed in, most important first
 

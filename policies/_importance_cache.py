@@ -8,8 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import Piece, View
 
 Floats = NDArray[np.float64]
 

@@ -9,9 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.api import Policy
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import Piece, Policy, View
 
 Floats = NDArray[np.float64]
 

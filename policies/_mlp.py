@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.data import replacing
-from sim.errors import BadInput
+from sim.base.files import replacing
+from sim.policy import BadInput
 
 Floats = NDArray[np.float64]
 

@@ -7,9 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from policies._moepic_config import LayerPlan
-from sim.decisions import RunPart
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import Piece, RunPart, View
 
 
 class Segment(NamedTuple):

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies._priority import CHUNK_ROWS, Priorities, places_before
-from sim.iterations import Gate
-from sim.view import View
+from sim.policy import Gate, View
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

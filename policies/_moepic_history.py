@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from policies._moepic_config import Statistics
 from policies._priority import CHUNK_ROWS, Priorities
-from sim.iterations import DECODE, Gate, Iteration
-from sim.store import StoreSplit
+from sim.policy import DECODE, Gate, Iteration, StoreSplit
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

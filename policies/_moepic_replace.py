@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from policies._moepic_cache import Tops
 from policies._priority import Priorities
-from sim.decisions import Evict
+from sim.policy import Evict
 
 
 class Replacement:

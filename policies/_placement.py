@@ -7,9 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.pieces import Piece
-from sim.store import StoreSplit, no_store
-from sim.view import View
+from sim.policy import Piece, StoreSplit, View, no_store
 
 
 def uses(store: StoreSplit, policy: str, prompts: bool = True) -> NDArray[np.int64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sim.pieces import Piece
+from sim.policy import Piece
 
 
 class ExpertCache:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from itertools import accumulate
 
-from sim.errors import BadInput
+from sim.policy import BadInput
 
 PREFIX = "surrogate"
 MAX_LAYERS = 1024  # traces/FORMAT.md

@@ -26,13 +26,22 @@ from fractions import Fraction
 import numpy as np
 
 from policies._adapmoe_sizes import ACCURACY, PUBLISHED_FOR, SENSITIVITY, SINGLE, cache_sizes, equal_sizes, thousandths
-from sim.api import Assignment, Param, Policy, Steps
-from sim.decisions import Evict, Fetch, Prefetch, RunGpu
-from sim.iterations import DECODE, Gate
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.store import StoreSplit
-from sim.view import View
+from sim.policy import (
+    DECODE,
+    Assignment,
+    Evict,
+    Fetch,
+    Gate,
+    Param,
+    Piece,
+    Policy,
+    Prefetch,
+    RunGpu,
+    Steps,
+    StoreSplit,
+    Ticket,
+    View,
+)
 
 CHUNK_ROWS = 4096
 

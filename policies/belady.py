@@ -17,11 +17,7 @@ import math
 from collections.abc import Sequence
 
 from policies._cache import ScopedCache
-from sim.api import Steps
-from sim.decisions import Fetch, RunGpu
-from sim.iterations import Gate
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import Fetch, Gate, Piece, RunGpu, Steps, View
 
 
 class Order:

@@ -26,13 +26,25 @@ from numpy.typing import NDArray
 
 from policies._cpu_or_copy import Constants, cpu_is_better
 from policies._placement import fill, fits_whole, most_used, uses
-from sim.api import Assignment, Param, Policy, Steps
-from sim.decisions import Evict, Fetch, Predict, RunCpu, RunCpuAhead, RunGpu
-from sim.iterations import DECODE, PREFILL, Gate
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.store import StoreSplit
-from sim.view import View
+from sim.policy import (
+    DECODE,
+    PREFILL,
+    Assignment,
+    Evict,
+    Fetch,
+    Gate,
+    Param,
+    Piece,
+    Policy,
+    Predict,
+    RunCpu,
+    RunCpuAhead,
+    RunGpu,
+    Steps,
+    StoreSplit,
+    Ticket,
+    View,
+)
 
 
 class Daop(Policy):

@@ -23,13 +23,23 @@ from collections import defaultdict, deque
 from collections.abc import Generator, Iterable
 from typing import Any
 
-from sim.api import Param, Policy, Steps
-from sim.decisions import Decision, Evict, Fetch, Prefetch, RunGpu, Wait
-from sim.iterations import Gate, Iteration
-from sim.machine import Ticket
-from sim.model_bytes import BITS_PER_PARAM
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import (
+    Decision,
+    Evict,
+    Fetch,
+    Gate,
+    Iteration,
+    Param,
+    Piece,
+    Policy,
+    Prefetch,
+    RunGpu,
+    Steps,
+    Ticket,
+    View,
+    Wait,
+)
+from sim.profiles.geometry import BITS_PER_PARAM
 
 Fetching = Generator[Decision, Any, list[Ticket]]
 

@@ -23,14 +23,26 @@ import numpy as np
 
 from policies._duoserve import Ids, Predictor, decode_positions, find, predictor_bytes, read, stand_in
 from policies._surrogate import PREFIX, Surrogate
-from sim.api import Param, Policy, Steps
-from sim.decisions import Decision, Evict, Fetch, Predict, Prefetch, RunGpu, Wait
-from sim.errors import BadInput
-from sim.iterations import PREFILL, Gate, Iteration
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.store import StoreSplit
-from sim.view import View
+from sim.policy import (
+    PREFILL,
+    BadInput,
+    Decision,
+    Evict,
+    Fetch,
+    Gate,
+    Iteration,
+    Param,
+    Piece,
+    Policy,
+    Predict,
+    Prefetch,
+    RunGpu,
+    Steps,
+    StoreSplit,
+    Ticket,
+    View,
+    Wait,
+)
 
 Loading = Generator[Decision, Any, list[Ticket]]
 

@@ -17,12 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies._placement import uses
-from sim.api import Param, Policy, Steps
-from sim.decisions import Prefetch, Serve
-from sim.iterations import Gate
-from sim.pieces import Piece
-from sim.store import StoreSplit
-from sim.view import View
+from sim.policy import Gate, Param, Piece, Policy, Prefetch, Serve, Steps, StoreSplit, View
 
 Path = tuple[tuple[int, ...], ...]
 

@@ -41,14 +41,23 @@ from policies._emoe_predict import (
 )
 from policies._emoe_tasks import Recogniser
 from policies._surrogate import PREFIX, Surrogate
-from sim.api import Assignment, Param, Policy, Steps
-from sim.decisions import Evict, Predict, Prefetch, RunGpu
-from sim.errors import BadInput
-from sim.iterations import Gate, RequestInfo
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.store import StoreSplit
-from sim.view import View
+from sim.policy import (
+    Assignment,
+    BadInput,
+    Evict,
+    Gate,
+    Param,
+    Piece,
+    Policy,
+    Predict,
+    Prefetch,
+    RequestInfo,
+    RunGpu,
+    Steps,
+    StoreSplit,
+    Ticket,
+    View,
+)
 
 PREDICTOR_BYTES = 2 * 108_000_000  # 0.108 B parameters (Table 2), 16 bits: 0.24 % of Mixtral-8x7B (section 3.2.2)
 LARGEST_SHARE = 0.013  # section 3.2.2: 0.24 % to 1.3 % of the MoE model; smaller models take a smaller predictor

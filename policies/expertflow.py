@@ -25,10 +25,7 @@ from __future__ import annotations
 
 from policies._foretold import Forecasting
 from policies._token_scheduler import as_bits, halves
-from sim.api import Param, Steps
-from sim.decisions import Predict, Serve
-from sim.iterations import Gate, Iteration, Range
-from sim.view import View
+from sim.policy import Gate, Iteration, Param, Predict, Range, Serve, Steps, View
 
 
 class ExpertFlow(Forecasting):

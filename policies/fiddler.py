@@ -19,13 +19,7 @@ from numpy.typing import NDArray
 
 from policies._cpu_or_copy import Constants, cpu_is_better
 from policies._placement import fill, fits_whole, most_used, uses
-from sim.api import Param, Policy, Steps
-from sim.decisions import Evict, Fetch, RunCpu, RunGpu, Wait
-from sim.iterations import Gate
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.store import StoreSplit
-from sim.view import View
+from sim.policy import Evict, Fetch, Gate, Param, Piece, Policy, RunCpu, RunGpu, Steps, StoreSplit, Ticket, View, Wait
 
 
 class Fiddler(Policy):

@@ -7,8 +7,7 @@ in this order where its paper ranks by score; SiDA-MoE (MLSys 2024, arXiv 2310.1
 from __future__ import annotations
 
 from policies._cache import OrderedCache
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import Piece, View
 
 
 class Fifo(OrderedCache):

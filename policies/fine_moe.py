@@ -18,14 +18,24 @@ from policies._fine_moe_maps import MapTrack
 from policies._fine_moe_tracks import Answer, CountTrack, GateTrack, Track
 from policies._map_cache import MapCache
 from policies._surrogate import PREFIX, Surrogate
-from sim.api import Param, Steps
-from sim.decisions import Predict, Prefetch, Requeue, Serve, Wait, Wanted
-from sim.errors import BadInput
-from sim.iterations import Gate, Iteration, RequestInfo
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.store import StoreSplit
-from sim.view import View
+from sim.policy import (
+    BadInput,
+    Gate,
+    Iteration,
+    Param,
+    Piece,
+    Predict,
+    Prefetch,
+    RequestInfo,
+    Requeue,
+    Serve,
+    Steps,
+    StoreSplit,
+    Ticket,
+    View,
+    Wait,
+    Wanted,
+)
 
 SERVE = Serve()
 MAX_GATE_DISTANCE = 3  # the farthest gates that traces record for this layer's input (traces/FORMAT.md)

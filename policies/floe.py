@@ -28,12 +28,7 @@ import numpy as np
 from policies._cache import OrderedCache
 from policies._surrogate import PREFIX, Surrogate
 from policies.lru import Lru
-from sim.api import Assignment, Param, Steps
-from sim.decisions import Evict, Prefetch, Serve
-from sim.errors import BadInput
-from sim.iterations import PREFILL, Gate
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import PREFILL, Assignment, BadInput, Evict, Gate, Param, Piece, Prefetch, Serve, Steps, View
 
 
 class Floe(Lru):

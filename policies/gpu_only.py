@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sim.api import Policy
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import Piece, Policy, View
 
 
 class GpuOnly(Policy):

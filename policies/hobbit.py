@@ -21,12 +21,25 @@ from collections.abc import Iterator
 import numpy as np
 
 from policies._hobbit import HIGH, LOW, SKIP, Records, TwoCaches, Weights, classes_of, classes_of_token, needed
-from sim.api import Assignment, Param, Policy, Steps
-from sim.decisions import Evict, Fetch, Prefetch, RunCpu, RunGpu
-from sim.iterations import DECODE, PREFILL, Gate, Iteration, RequestInfo
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import (
+    DECODE,
+    PREFILL,
+    Assignment,
+    Evict,
+    Fetch,
+    Gate,
+    Iteration,
+    Param,
+    Piece,
+    Policy,
+    Prefetch,
+    RequestInfo,
+    RunCpu,
+    RunGpu,
+    Steps,
+    Ticket,
+    View,
+)
 
 LOOKAHEAD = 3
 

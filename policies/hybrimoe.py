@@ -24,12 +24,22 @@ import numpy as np
 
 from policies._hybrimoe import MrsScores, Rates, Simulation, share_out
 from policies._placement import fits_whole
-from sim.api import Param, Policy, Steps
-from sim.decisions import Evict, Fetch, Prefetch, RunCpu, RunGpu
-from sim.errors import BadInput, DoesNotFit
-from sim.iterations import PREFILL, Gate
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import (
+    PREFILL,
+    BadInput,
+    DoesNotFit,
+    Evict,
+    Fetch,
+    Gate,
+    Param,
+    Piece,
+    Policy,
+    Prefetch,
+    RunCpu,
+    RunGpu,
+    Steps,
+    View,
+)
 
 PUBLISHED_LOOKAHEAD = 3
 

@@ -22,12 +22,26 @@ import numpy as np
 from policies._importance_balance import Costs, Missing, by_batch, one_pass, two_pointers
 from policies._importance_cache import Residents, ScoreWindow
 from policies._importance_router import Thresholds, Token, route
-from sim.api import Assignment, Param, Policy, Steps
-from sim.decisions import Decision, DropQueue, Fetch, Predict, Prefetch, Requeue, RunCpu, RunGpu, Wait
-from sim.iterations import PREFILL, Gate
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import (
+    PREFILL,
+    Assignment,
+    Decision,
+    DropQueue,
+    Fetch,
+    Gate,
+    Param,
+    Piece,
+    Policy,
+    Predict,
+    Prefetch,
+    Requeue,
+    RunCpu,
+    RunGpu,
+    Steps,
+    Ticket,
+    View,
+    Wait,
+)
 
 Foreseen = tuple[list[int], tuple[Ticket, ...]]  # experts of the next layer, best first; what their copies wait for
 

@@ -17,14 +17,22 @@ from random import Random as Draws
 import numpy as np
 
 from policies._placement import fill, fits_whole, most_used, uses
-from sim.api import Param, Policy, Steps
-from sim.decisions import Evict, Fetch, RunCpu, RunGpu
-from sim.errors import DoesNotFit
-from sim.iterations import PREFILL, Gate
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.store import StoreSplit
-from sim.view import View
+from sim.policy import (
+    PREFILL,
+    DoesNotFit,
+    Evict,
+    Fetch,
+    Gate,
+    Param,
+    Piece,
+    Policy,
+    RunCpu,
+    RunGpu,
+    Steps,
+    StoreSplit,
+    Ticket,
+    View,
+)
 
 
 class KTransformers(Policy):

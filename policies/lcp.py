@@ -11,11 +11,7 @@ from collections import defaultdict
 
 from policies._cache import ScopedCache
 from policies._priority import Priorities
-from sim.api import Param, Steps
-from sim.decisions import Serve
-from sim.iterations import Gate
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import Gate, Param, Piece, Serve, Steps, View
 
 
 class Lcp(ScopedCache):

@@ -11,9 +11,7 @@ from collections import defaultdict
 from heapq import heappop, heappush, heapreplace
 
 from policies._cache import ScopedCache
-from sim.api import Param
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import Param, Piece, View
 
 
 class Lfu(ScopedCache):

@@ -24,13 +24,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from policies._placement import fits_whole
-from sim.api import Param, Policy, Steps
-from sim.decisions import Evict, Fetch, RunCpu, RunGpu
-from sim.errors import DoesNotFit
-from sim.iterations import Gate
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import DoesNotFit, Evict, Fetch, Gate, Param, Piece, Policy, RunCpu, RunGpu, Steps, Ticket, View
 
 
 class LlamaCpp(Policy):

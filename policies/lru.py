@@ -7,8 +7,7 @@ FineMoE (arXiv 2502.05370, section 6.6, Figure 14b) compares with LRU over its w
 from __future__ import annotations
 
 from policies._cache import OrderedCache
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import Piece, View
 
 
 class Lru(OrderedCache):

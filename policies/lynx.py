@@ -34,10 +34,7 @@ from policies._cache import OrderedCache
 from policies._masked_gate import masked_top_k
 from policies._placement import fits_whole
 from policies.lru import Lru
-from sim.api import Assignment, Param
-from sim.iterations import DECODE, Gate
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import DECODE, Assignment, Gate, Param, Piece, View
 
 UNIT = 2**20  # bounds between bins are multiples of 1 / UNIT, so that comparing with them is exact
 

@@ -15,12 +15,21 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from sim.api import Param, Policy, Steps
-from sim.decisions import Evict, Fetch, Prefetch, RunGpu, WriteBack
-from sim.iterations import PREFILL, Gate
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import (
+    PREFILL,
+    Evict,
+    Fetch,
+    Gate,
+    Param,
+    Piece,
+    Policy,
+    Prefetch,
+    RunGpu,
+    Steps,
+    Ticket,
+    View,
+    WriteBack,
+)
 
 PUBLISHED_OFFLOAD = 4  # of Mixtral's 8: the notebook's `offload_per_layer`; it advises 5 for smaller GPUs
 

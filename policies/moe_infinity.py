@@ -24,13 +24,26 @@ from collections.abc import Iterator
 import numpy as np
 
 from policies._eam import Collection, activations, of_range
-from sim.api import Param, Policy, Steps
-from sim.decisions import Evict, Fetch, Predict, Prefetch, Requeue, RunGpu
-from sim.iterations import DECODE, PREFILL, Gate, Iteration, RequestInfo
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.store import StoreSplit
-from sim.view import View
+from sim.policy import (
+    DECODE,
+    PREFILL,
+    Evict,
+    Fetch,
+    Gate,
+    Iteration,
+    Param,
+    Piece,
+    Policy,
+    Predict,
+    Prefetch,
+    RequestInfo,
+    Requeue,
+    RunGpu,
+    Steps,
+    StoreSplit,
+    Ticket,
+    View,
+)
 
 CAPACITY = {"paper": 120, "code2024": 1000, "code_head": 1}
 

@@ -23,13 +23,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sim.api import Param, Policy, Steps
-from sim.decisions import Evict, Fetch, Predict, Prefetch, RunCpu, RunGpu
-from sim.errors import DoesNotFit
-from sim.iterations import DECODE, Gate, Iteration
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import (
+    DECODE,
+    DoesNotFit,
+    Evict,
+    Fetch,
+    Gate,
+    Iteration,
+    Param,
+    Piece,
+    Policy,
+    Predict,
+    Prefetch,
+    RunCpu,
+    RunGpu,
+    Steps,
+    Ticket,
+    View,
+)
 
 RING = 2  # layers of the double buffer
 

@@ -25,13 +25,24 @@ from policies._moepic_config import Statistics, Times, allocate, longest_window_
 from policies._moepic_history import History
 from policies._moepic_replace import Replacement, shuffled
 from policies._priority import Priorities
-from sim.api import Param, Policy, Steps
-from sim.decisions import Evict, Fetch, Prefetch, RunGpu, Wait
-from sim.iterations import DECODE, Gate, Iteration, RequestInfo
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.store import StoreSplit
-from sim.view import View
+from sim.policy import (
+    DECODE,
+    Evict,
+    Fetch,
+    Gate,
+    Iteration,
+    Param,
+    Piece,
+    Policy,
+    Prefetch,
+    RequestInfo,
+    RunGpu,
+    Steps,
+    StoreSplit,
+    Ticket,
+    View,
+    Wait,
+)
 
 
 class Moepic(Policy):

@@ -11,12 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sim.api import Param, Policy, Steps
-from sim.decisions import Evict, Fetch, Prefetch, RunGpu
-from sim.iterations import Gate
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import Evict, Fetch, Gate, Param, Piece, Policy, Prefetch, RunGpu, Steps, Ticket, View
 
 
 class MoeSys(Policy):

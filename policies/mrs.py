@@ -12,11 +12,7 @@ from collections import defaultdict
 import numpy as np
 
 from policies._cache import ScopedCache
-from sim.api import Param, Steps
-from sim.decisions import Serve
-from sim.iterations import Gate
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import Gate, Param, Piece, Serve, Steps, View
 
 
 class Mrs(ScopedCache):

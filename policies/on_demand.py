@@ -14,12 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from sim.api import Param, Policy, Steps
-from sim.decisions import Evict, Fetch, RunGpu
-from sim.iterations import Gate, RequestInfo
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import Evict, Fetch, Gate, Param, Piece, Policy, RequestInfo, RunGpu, Steps, Ticket, View
 
 
 class OnDemand(Policy):

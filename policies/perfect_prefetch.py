@@ -1,7 +1,7 @@
 """Perfect prefetching: only unavoidable copies, each as early as there is room. A bound, not a system.
 
 Source: Belady 1966 for which copies (what to keep from one use to the next is planned over the whole run, as
-`sim.bound_copies` does); the oracle prefetcher named in Pre-gated MoE (arXiv 2308.12066) for when: copies run in order
+`sim.bounds.copies` does); the oracle prefetcher named in Pre-gated MoE (arXiv 2308.12066) for when: copies run in order
 of use, ahead of the pass, into room whose expert is not to be kept. Copying in order of use into whatever is wanted
 later ("aggressive": Cao, Felten, Karlin and Li, SIGMETRICS 1995) makes up to twice as many where the link is slow.
 """
@@ -13,12 +13,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from sim.api import Policy, Steps
-from sim.bound_copies import kept
-from sim.decisions import Fetch, Prefetch, RunGpu
-from sim.iterations import Gate, Iteration
-from sim.pieces import Piece
-from sim.view import View
+from sim.bounds.copies import kept
+from sim.policy import Fetch, Gate, Iteration, Piece, Policy, Prefetch, RunGpu, Steps, View
 
 
 class PerfectPrefetch(Policy):

@@ -22,12 +22,24 @@ from typing import Any
 import numpy as np
 
 from policies._pregated_cache import ExpertCache
-from sim.api import Param, Policy, Steps
-from sim.decisions import Decision, Evict, Fetch, Prefetch, RunGpu, Wait
-from sim.iterations import PREFILL, Gate, Iteration, RequestInfo
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import (
+    PREFILL,
+    Decision,
+    Evict,
+    Fetch,
+    Gate,
+    Iteration,
+    Param,
+    Piece,
+    Policy,
+    Prefetch,
+    RequestInfo,
+    RunGpu,
+    Steps,
+    Ticket,
+    View,
+    Wait,
+)
 
 Buffer = dict[Piece, Ticket | None]  # a working buffer's experts, each with the ticket of its copy
 Fetching = Generator[Decision, Any, list[Piece]]

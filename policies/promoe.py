@@ -20,13 +20,24 @@ from typing import Any
 import numpy as np
 
 from policies._surrogate import PREFIX, Surrogate
-from sim.api import Param, Policy, Steps
-from sim.decisions import Cancel, Decision, Evict, Fetch, Predict, Prefetch, RunGpu
-from sim.errors import BadInput
-from sim.iterations import PREFILL, Gate
-from sim.machine import Ticket
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import (
+    PREFILL,
+    BadInput,
+    Cancel,
+    Decision,
+    Evict,
+    Fetch,
+    Gate,
+    Param,
+    Piece,
+    Policy,
+    Predict,
+    Prefetch,
+    RunGpu,
+    Steps,
+    Ticket,
+    View,
+)
 
 Demanding = Generator[Decision, Any, tuple[Ticket, ...]]
 

@@ -13,9 +13,7 @@ from collections.abc import Iterator
 from random import Random as Draws
 
 from policies._cache import ScopedCache
-from sim.api import Param
-from sim.pieces import Piece
-from sim.view import View
+from sim.policy import Param, Piece, View
 
 
 class Random(ScopedCache):

@@ -22,11 +22,22 @@ from __future__ import annotations
 import numpy as np
 
 from policies._foretold import Forecasting
-from sim.api import Assignment, Param, Steps
-from sim.decisions import Evict, Fetch, Predict, Serve, Wait, WriteBack
-from sim.iterations import PREFILL, Gate, Iteration
-from sim.machine import Ticket
-from sim.view import View
+from sim.policy import (
+    PREFILL,
+    Assignment,
+    Evict,
+    Fetch,
+    Gate,
+    Iteration,
+    Param,
+    Predict,
+    Serve,
+    Steps,
+    Ticket,
+    View,
+    Wait,
+    WriteBack,
+)
 
 
 class Sida(Forecasting):

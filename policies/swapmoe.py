@@ -27,13 +27,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies._masked_gate import masked_top_k
-from sim.api import Assignment, Param, Policy, Steps
-from sim.decisions import Prefetch, Requeue, Serve
-from sim.errors import BadInput
-from sim.iterations import Gate, Iteration, RequestInfo
-from sim.pieces import Piece
-from sim.store import StoreSplit
-from sim.view import View
+from sim.policy import (
+    Assignment,
+    BadInput,
+    Gate,
+    Iteration,
+    Param,
+    Piece,
+    Policy,
+    Prefetch,
+    RequestInfo,
+    Requeue,
+    Serve,
+    Steps,
+    StoreSplit,
+    View,
+)
 
 if TYPE_CHECKING:
     from traces.reader import Trace

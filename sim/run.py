@@ -7,28 +7,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sim import fast, fused
-from sim.api import overrides as implements
-from sim.blame import blamed, sound_number
-from sim.bounds import compare
-from sim.cache import Cache
-from sim.cost import Cost
-from sim.drive import Clockwork, drive
-from sim.engine import Engine
-from sim.errors import DoesNotFit
-from sim.future import Future
-from sim.iterations import Arrays, Scheduler
-from sim.result import fold as fold
-from sim.setup import Setup as Setup
-from sim.setup import prepare as prepare
-from sim.sim_machine import SimMachine
-from sim.store import StoreSplit
-from sim.transfers import Log
-from sim.units import show_bytes
+from sim.base.errors import DoesNotFit
+from sim.base.units import show_bytes
+from sim.bounds.time_bound import compare
+from sim.engine import fast, fused
+from sim.engine.drive import Clockwork, drive
+from sim.engine.engine import Engine
+from sim.engine.residency import Cache
+from sim.engine.transfers import Log
+from sim.machine.cost import Cost
+from sim.machine.simulated import SimMachine
+from sim.policy.api import overrides as implements
+from sim.policy.blame import blamed, sound_number
+from sim.results.fold import fold as fold
+from sim.setup.prepare import Setup as Setup
+from sim.setup.prepare import prepare as prepare
+from sim.workload.future import Future
+from sim.workload.iterations import Arrays, Scheduler
+from sim.workload.learn_split import StoreSplit
 
 if TYPE_CHECKING:
-    from sim.drive import Step
-    from sim.lanes import Spans
+    from sim.engine.drive import Step
+    from sim.machine.lanes import Spans
 
 Progress = Callable[[int, int], None]
 
@@ -60,7 +60,7 @@ def execute(
     Args:
         spans: receives every span. log: receives every decision. on_step: receives every iteration once it is over.
         progress: called with (tokens put out, in all) after every iteration.
-        bounds: work out the lower bound on time too (`sim.bounds`); without it the key `bound` is None.
+        bounds: work out the lower bound on time too (`sim.bounds.time_bound`); without it the key `bound` is None.
     """
     with blamed(setup.policy):
         return _execute(setup, spans, log, progress, on_step, bounds)
@@ -93,7 +93,7 @@ def assemble(setup: Setup, spans: Spans | None = None, log: Log | None = None) -
     future = Future(trace, setup.requests, spec.batch) if "oracle" in policy.traits else None
     kind = SimMachine
     if setup.hw.contention.active:
-        from sim import fluid  # with SimPy, which runs without contention never import
+        from sim.machine.contention import machine as fluid  # with SimPy, which runs without contention never import
 
         kind = fluid.FluidMachine
     machine = kind(cost, spec.gpus, spans, report_copies=implements(policy, "copy_done"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.convert import Options, convert
 from traces.reader import Trace
 

@@ -15,8 +15,8 @@ import numpy as np
 from easy_numbers import Run, execute_easy, setup
 from tiny_traces import tiny_header, tiny_trace
 
-from sim.api import ParamValue, Policy
-from sim.conformance import FAIL, conform
+from sim.conformance.suite import FAIL, conform
+from sim.policy.api import ParamValue, Policy
 from traces.reader import Trace
 from traces.requests import Request
 from traces.writer import write_trace

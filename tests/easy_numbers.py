@@ -15,17 +15,17 @@ from typing import Any
 
 from tiny_traces import from_rows
 
-from sim.api import Policy
-from sim.cost import Cost
-from sim.hardware import Bus, Contention, Cpu, Gpu, Hardware, Host, Link, Quantity
-from sim.iterations import RequestInfo
-from sim.memory import MemoryPlan
-from sim.models import Gate, Model
-from sim.pieces import Pieces
+from sim.machine.cost import Cost
+from sim.policy.api import Policy
+from sim.policy.pieces import Pieces
+from sim.profiles.hardware import Bus, Contention, Cpu, Gpu, Hardware, Host, Link, Quantity
+from sim.profiles.models import Gate, Model
+from sim.profiles.stack import Kernels, Stack
 from sim.run import Outcome, Setup, execute
-from sim.spec import RunSpec
-from sim.stack import Kernels, Stack
-from sim.store import requests_of
+from sim.setup.memory import MemoryPlan
+from sim.setup.spec import RunSpec
+from sim.workload.iterations import RequestInfo
+from sim.workload.learn_split import requests_of
 from traces.reader import Trace
 
 EXPERT_BYTES = 160  # 2 matrices x 8 x 5 x 2 bytes

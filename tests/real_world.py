@@ -14,8 +14,8 @@ from sim.real.cpu_lanes import CpuLanes
 from sim.real.run import Measured, measure
 from sim.real.weights import Weights, random_weights
 from sim.run import prepare
-from sim.setup import Setup
-from sim.spec import RunSpec
+from sim.setup.prepare import Setup
+from sim.setup.spec import RunSpec
 
 LAYERS, EXPERTS, TOP_K = 4, 4, 2
 ALL = LAYERS * EXPERTS

@@ -5,7 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.arrivals import MAX_TOKENS, Arrival, arrivals
 
 AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens

@@ -13,9 +13,9 @@ import yaml
 from cli_help import simulated
 from tiny_traces import ALL, surgery, tiny_header, tiny_trace
 
+from sim.base.errors import HEAD_CHARS, TAIL_CHARS, BadInput, one_line
+from sim.base.files import MAX_YAML_BYTES, bundled, parse_yaml, read_yaml
 from sim.cli import main
-from sim.data import MAX_YAML_BYTES, bundled, parse_yaml, read_yaml
-from sim.errors import HEAD_CHARS, TAIL_CHARS, BadInput, one_line
 from traces.reader import Trace
 from traces.writer import TraceWriter
 

@@ -16,8 +16,8 @@ from cli_help import moesim
 from test_bad_input import CARD, card, model
 from tiny_traces import ALL, tiny_trace
 
-from sim.data import read_yaml, replacing
-from sim.errors import BadInput
+from sim.base.errors import BadInput
+from sim.base.files import read_yaml, replacing
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="pipes, devices and links as POSIX has them")
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from cli_help import mixtral_shaped, simulated
 
-from sim import engine, fast, fused
-from sim.api import Assignment, Policy
-from sim.decisions import (
+from sim.base.errors import BadInput, IllegalDecision
+from sim.engine import engine, fast, fused
+from sim.policy.api import Assignment, Policy
+from sim.policy.decisions import (
     Evict,
     Fetch,
     Predict,
@@ -26,9 +27,8 @@ from sim.decisions import (
     Wait,
     WriteBack,
 )
-from sim.errors import BadInput, IllegalDecision
 from sim.run import execute, prepare
-from sim.spec import RunSpec
+from sim.setup.spec import RunSpec
 
 
 class Sound(Policy):
@@ -57,7 +57,7 @@ def run(request: pytest.FixtureRequest, trace: Path, monkeypatch: pytest.MonkeyP
 
 
 def executed(kind: type[Policy], trace: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Any:
-    monkeypatch.setattr("sim.setup.find", lambda _: kind)
+    monkeypatch.setattr("sim.setup.prepare.find", lambda _: kind)
     setup = prepare(RunSpec(policy="mine", hw="rtx3090", trace=str(trace), experts=40, **more))
     try:
         return execute(setup, bounds=False)
@@ -176,7 +176,7 @@ class TestItsProgram:
         self, trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         kind = type("Leaving", (Sound,), {"bind": lambda self, view: exit(0)})
-        monkeypatch.setattr("sim.setup.find", lambda _: kind)
+        monkeypatch.setattr("sim.setup.prepare.find", lambda _: kind)
         said = simulated(capsys, "--policy", "mine", "--hw", "rtx3090", "--trace", trace)
         assert said.code == 1
         assert said.err.startswith("error: mine: it ended the program with SystemExit(0)")

@@ -17,13 +17,13 @@ from policies.belady import Belady
 from policies.gpu_only import GpuOnly
 from policies.lru import Lru
 from policies.perfect_prefetch import PerfectPrefetch
-from sim.api import Policy
-from sim.bound_copies import kept
-from sim.bounds import Line, lower_bound, lowest
-from sim.checks.world import ALL, World
-from sim.decisions import Evict, Fetch, Prefetch, RunCpu, RunGpu
-from sim.registry import policies
-from sim.render import render
+from sim.bounds.copies import kept
+from sim.bounds.time_bound import Line, lower_bound, lowest
+from sim.conformance.world import ALL, World
+from sim.policy.api import Policy
+from sim.policy.decisions import Evict, Fetch, Prefetch, RunCpu, RunGpu
+from sim.policy.registry import policies
+from sim.results.text import render
 from sim.run import execute
 from traces.reader import Trace
 

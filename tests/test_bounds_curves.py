@@ -13,11 +13,11 @@ from tiny_traces import from_rows, tiny_trace
 
 from policies.gpu_only import GpuOnly
 from policies.lru import Lru
-from sim.api import Policy
-from sim.bounds import Bounds, lower_bound
-from sim.cost import Cost
-from sim.curves import Curve, Curves
-from sim.decisions import RunCpu, RunGpu
+from sim.bounds.time_bound import Bounds, lower_bound
+from sim.machine.cost import Cost
+from sim.policy.api import Policy
+from sim.policy.decisions import RunCpu, RunGpu
+from sim.profiles.curves import Curve, Curves
 from sim.run import execute
 from traces.reader import Trace
 

@@ -16,19 +16,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_traces import tiny_trace
 
-from sim.api import Policy
-from sim.bounds import lower_bound
-from sim.checks import seeded
-from sim.checks.behaviour import others
-from sim.checks.world import MODEL, World
-from sim.decisions import Evict, Fetch, Prefetch, RunCpu, RunGpu, RunPart
-from sim.errors import BadInput, DoesNotFit
-from sim.fluid import TERMS
-from sim.hardware import Contention
-from sim.memory import BudgetRule, Demand, plan
-from sim.pieces import Pieces
-from sim.registry import policies
+from sim.base.errors import BadInput, DoesNotFit
+from sim.bounds.time_bound import lower_bound
+from sim.conformance import seeded
+from sim.conformance.behaviour import others
+from sim.conformance.world import MODEL, World
+from sim.machine.contention.machine import TERMS
+from sim.policy.api import Policy
+from sim.policy.decisions import Evict, Fetch, Prefetch, RunCpu, RunGpu, RunPart
+from sim.policy.pieces import Pieces
+from sim.policy.registry import policies
+from sim.profiles.hardware import Contention
 from sim.run import execute
+from sim.setup.memory import BudgetRule, Demand, plan
 from traces.reader import Trace
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

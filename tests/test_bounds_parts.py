@@ -10,10 +10,10 @@ from easy_numbers import EXPERT_BYTES, cost_of, execute_easy, figure, setup
 from tiny_traces import from_rows
 
 from policies.lru import Lru
-from sim.api import Policy
-from sim.bound_path import Clocks
-from sim.bounds import lower_bound
-from sim.decisions import Evict, Fetch, Prefetch, RunGpu
+from sim.bounds.path import Clocks
+from sim.bounds.time_bound import lower_bound
+from sim.policy.api import Policy
+from sim.policy.decisions import Evict, Fetch, Prefetch, RunGpu
 from traces.reader import Trace
 
 

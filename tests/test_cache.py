@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from sim.cache import DEMANDED, Cache
-from sim.errors import IllegalDecision
-from sim.pieces import Pieces
+from sim.base.errors import IllegalDecision
+from sim.engine.residency import DEMANDED, Cache
+from sim.policy.pieces import Pieces
 
 SIZES = {"bf16": 101, "int4": 26}
 

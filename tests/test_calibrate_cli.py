@@ -15,10 +15,10 @@ from calibrate.backend_cpu import CpuBackend
 from calibrate.derive import Table
 from calibrate.profile import build, write
 from calibrate.store import Store
+from sim.base.errors import BadInput
+from sim.base.files import read_yaml
 from sim.cli.calibrate import main
-from sim.data import read_yaml
-from sim.errors import BadInput
-from sim.hardware import load_hardware
+from sim.profiles.hardware import load_hardware
 
 
 def run(capsys, *args):

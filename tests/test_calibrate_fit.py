@@ -13,7 +13,7 @@ from calibrate.derive import Table, link, slowdown
 from calibrate.fit import Work, fit_copy, fit_line, fit_roofline
 from calibrate.stats import Effort, advice, measure, summarise
 from calibrate.store import Record, Store
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 
 
 class FakeClock:
@@ -181,11 +181,11 @@ def test_one_profile_holds_curves_of_several_models(tmp_path):
     import yaml
 
     from calibrate import in_situ_fit
-    from sim.cost import Cost
-    from sim.hardware import load_hardware
-    from sim.models import load_model
-    from sim.profiles import find
-    from sim.stack import load_stack
+    from sim.machine.cost import Cost
+    from sim.profiles.find import find
+    from sim.profiles.hardware import load_hardware
+    from sim.profiles.models import load_model
+    from sim.profiles.stack import load_stack
 
     plain = yaml.safe_load(find("hwprofiles.gpus", "hardware profile", "h100-sxm").read_text())
     sizes = {"mixtral-8x7b": 352321536, "qwen1.5-moe-a2.7b": 17301504}
@@ -237,9 +237,9 @@ def test_cases_fit_the_gpu_at_hand_not_the_one_in_the_specification(tmp_path, gi
     from types import SimpleNamespace
 
     from calibrate import in_situ
-    from sim.models import load_model
+    from sim.profiles.models import load_model
     from sim.run import prepare
-    from sim.spec import RunSpec
+    from sim.setup.spec import RunSpec
 
     total = int(gib * 2**30)
     cuda = SimpleNamespace(mem_get_info=lambda device: (total - 2**29, total))

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from tiny_traces import tiny_trace
 
-from sim.bounds import lower_bound
+from sim.base.errors import BadInput, IllegalDecision
+from sim.bounds.time_bound import lower_bound
 from sim.cli import main
 from sim.cli.compare import Candidate, _none_ran
 from sim.cli.compare_row import Row, ranks_of
 from sim.cli.compare_table import verdict
-from sim.errors import BadInput, IllegalDecision
-from sim.registry import policies
-from sim.sampling import Sample
+from sim.policy.registry import policies
+from sim.results.sampling import Sample
 from traces.catalogue import DEFAULT, bundled_traces
 
 BUNDLED = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the bundled traces are not in this checkout")
@@ -164,7 +164,7 @@ def test_none_can_run(capsys, trace):
 
 
 def test_a_policy_that_breaks_a_rule_is_no_success(capsys, trace, monkeypatch):
-    monkeypatch.setattr("sim.registry.policies", lambda: {"lru": policies()["lru"], "fifo": policies()["fifo"]})
+    monkeypatch.setattr("sim.policy.registry.policies", lambda: {"lru": policies()["lru"], "fifo": policies()["fifo"]})
 
     def bind(self, *args):
         raise IllegalDecision("got nonsense: a bug")
@@ -206,7 +206,7 @@ def test_the_bound_is_worked_out_once_for_each_room(capsys, trace, monkeypatch):
         asked.append((setup.memory.expert_bytes, cpu))
         return lower_bound(setup, cpu)
 
-    monkeypatch.setattr("sim.bounds.lower_bound", counted)
+    monkeypatch.setattr("sim.bounds.time_bound.lower_bound", counted)
     names = ("lru", "lfu", "fiddler", "gpu_only", "ktransformers", "belady")
     args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in names for word in ("--policy", name)))
     _, out, _ = call(capsys, *args, "--json", "--workers", "1")

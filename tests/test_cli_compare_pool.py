@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from cli_help import mixtral_shaped, moesim
 
+from sim.base.errors import CheckFailed
 from sim.cli.compare_pool import answers, replay
-from sim.errors import CheckFailed
-from sim.spec import RunSpec
+from sim.setup.spec import RunSpec
 
 
 def test_the_number_of_workers_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 from cli_help import moesim
 
-from sim.registry import policies
+from sim.policy.registry import policies
 
 
 def test_every_policy_is_listed_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from cli_help import Said, mixtral_shaped, moesim, simulated
 
-from sim.output import to_json
-from sim.spec import RunSpec, dump_spec, read_spec
-from sim.units import show_flops
+from sim.base.json import to_json
+from sim.base.units import show_flops
+from sim.setup.spec import RunSpec, dump_spec, read_spec
 
 
 @pytest.fixture(scope="module")

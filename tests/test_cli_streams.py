@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from cli_help import called, mixtral_shaped, moesim, simulated
 
+from sim.base.errors import BadInput
+from sim.base.files import must_be_writable
 from sim.cli.calibrate import main as calibrate
-from sim.data import must_be_writable
-from sim.errors import BadInput
 
 DEV_FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 POSIX = pytest.mark.skipif(os.name != "posix", reason="closed pipes are another error here")

@@ -7,7 +7,7 @@ import pytest
 from cli_help import mixtral_shaped, moesim, simulated
 from tiny_traces import ALL, from_rows, tiny_trace
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.arrivals import Arrival
 from traces.check import check_trace
 from traces.compose import compose, plan

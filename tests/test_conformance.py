@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from policies.lru import Lru
-from sim.api import Assignment, Param, Policy
-from sim.checks import behaviour, form, safety
 from sim.cli import moesim
-from sim.conformance import CHECKS, FAIL, PASS, SKIP, World, conform, judge, name_of
-from sim.decisions import Evict, Prefetch, Serve
-from sim.registry import policies
+from sim.conformance import behaviour, form, safety
+from sim.conformance.suite import CHECKS, FAIL, PASS, SKIP, World, conform, judge, name_of
+from sim.policy.api import Assignment, Param, Policy
+from sim.policy.decisions import Evict, Prefetch, Serve
+from sim.policy.registry import policies
 
 N_CHECKS = 20
 # What the project began with; more policies may join, none of these may leave.
@@ -361,10 +361,10 @@ def test_a_policy_that_prefetches_without_a_clock_keeps_the_rules():
 
 
 def test_imports_inside_functions_and_helpers_are_seen():
-    import sim.sim_machine as module
+    import sim.machine.simulated as module
 
-    assert {"sim.lanes", "sim.machine"} <= form.imports_of(module)
-    assert "sim.cost" not in form.imports_of(module)  # for type checking only
+    assert {"sim.machine.lanes", "sim.machine.protocol"} <= form.imports_of(module)
+    assert "sim.machine.cost" not in form.imports_of(module)  # for type checking only
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ def test_command_as_json():
 
 
 def test_command_fails_when_a_rule_does(monkeypatch):
-    monkeypatch.setattr("sim.registry.find", lambda name: Nameless)
+    monkeypatch.setattr("sim.policy.registry.find", lambda name: Nameless)
     done = CliRunner().invoke(moesim, ["conformance", "mutant"], standalone_mode=False)
     assert done.return_value == 1
     assert "breaks" in done.output

@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 from tiny_traces import ALL, tiny_trace
 from untaught import UNTAUGHT
 
-from sim import fast
 from sim import run as sim_run
-from sim.errors import DoesNotFit
-from sim.fluid import TERMS, WAYS, FluidMachine
-from sim.machine import UNKNOWN_S, Ticket
-from sim.registry import policies
+from sim.base.errors import DoesNotFit
+from sim.engine import fast
+from sim.machine.contention.machine import TERMS, WAYS, FluidMachine
+from sim.machine.protocol import UNKNOWN_S, Ticket
+from sim.machine.simulated import SimMachine
+from sim.policy.registry import policies
 from sim.run import assemble, execute, prepare
-from sim.sim_machine import SimMachine
-from sim.spec import RunSpec
+from sim.setup.spec import RunSpec
 
 GPU_BY_H2D, H2D_BY_GPU, *_ = TERMS
 

@@ -15,9 +15,9 @@ from test_timeline_compute import OnCpu
 from test_timeline_copies import Placed
 from tiny_traces import from_rows
 
-from sim.decisions import Evict, Fetch, Predict, Prefetch, RunGpu, WriteBack
-from sim.fluid import TERMS, WAYS
-from sim.hardware import Contention
+from sim.machine.contention.machine import TERMS, WAYS
+from sim.policy.decisions import Evict, Fetch, Predict, Prefetch, RunGpu, WriteBack
+from sim.profiles.hardware import Contention
 from traces.reader import Trace
 
 GPU_BY_H2D, H2D_BY_GPU, CPU_BY_H2D, H2D_BY_CPU = TERMS

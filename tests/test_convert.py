@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from convert_samples import EXPERTS, SAMPLES, SHAPE, WEIGHTS, converted, jsonl, put, refused, tokens
 
+from sim.base.errors import BadInput
 from sim.cli import main
-from sim.errors import BadInput
 from traces.check import check_trace
 from traces.convert import Options, convert, csv_long, detect, sources
 from traces.convert import jsonl as jsonl_source

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from convert_samples import EXPERTS, HF, SAMPLES, SHAPE, converted, jsonl, logits, put, refused, vllm
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.check import check_trace
 from traces.convert import Options, convert
 

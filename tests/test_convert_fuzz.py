@@ -6,7 +6,7 @@ import pytest
 from convert_samples import SAMPLES
 from test_arrivals import AZURE_2023, AZURE_2024, MOONCAKE
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.arrivals import arrivals
 from traces.check import check_trace
 from traces.convert import convert

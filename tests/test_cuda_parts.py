@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 
 from test_real_cuda import FakeDevice, lanes_on  # noqa: E402
 
-from sim.machine import DEMAND, SPECULATIVE, UNKNOWN_S  # noqa: E402
-from sim.models import load_model  # noqa: E402
+from sim.machine.protocol import DEMAND, SPECULATIVE, UNKNOWN_S  # noqa: E402
+from sim.profiles.models import load_model  # noqa: E402
 from sim.real.cuda_clock import WINDOW_S, DeviceClock  # noqa: E402
 from sim.real.cuda_memory import CudaMemory, pinned_pieces  # noqa: E402
 from sim.real.faults import DeviceFault, fault_of  # noqa: E402
@@ -315,7 +315,7 @@ def test_no_operation_mixes_host_and_device(name, rows):
     (RuntimeError("size mismatch"), "^size mismatch$"),
 ])  # fmt: skip
 def test_a_gpu_that_is_lost_while_recording_is_one_line(error, text):
-    from sim.errors import BadInput
+    from sim.base.errors import BadInput
     from traces.record.load import memory_errors
 
     kind = RuntimeError if "mismatch" in text else BadInput

@@ -13,13 +13,13 @@ from tiny_traces import tiny_trace
 from calibrate import profile
 from calibrate.in_situ_file import Samples
 from calibrate.in_situ_fit import curve, link, typical
-from sim.cost import Cost
-from sim.curves import Curve, Curves
-from sim.errors import BadInput
-from sim.hardware import Ranges, load_hardware
-from sim.metrics import Resting, plus_minus
+from sim.base.errors import BadInput
+from sim.machine.cost import Cost
+from sim.profiles.curves import Curve, Curves
+from sim.profiles.hardware import Ranges, load_hardware
+from sim.results.metrics import Resting, plus_minus
 from sim.run import execute, prepare
-from sim.spec import RunSpec
+from sim.setup.spec import RunSpec
 
 
 def made(at, seconds, iqr=0.0, n=10):

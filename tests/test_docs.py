@@ -15,15 +15,16 @@ import msgspec
 import pytest
 from cli_help import mixtral_shaped, moesim, simulated
 
-from sim import hardware, model_bytes, models, stack
 from sim import run as sim_run
-from sim.api import TRAITS, Policy
-from sim.decisions import Decision
-from sim.engine import MAX_DECISIONS
-from sim.metrics import HIT_DEFINITIONS, SPREAD
-from sim.spec import RunSpec
-from sim.tables import SCHEMAS
-from sim.tally import CLASSES
+from sim.engine.counts import CLASSES
+from sim.engine.engine import MAX_DECISIONS
+from sim.policy.api import TRAITS, Policy
+from sim.policy.decisions import Decision
+from sim.profiles import geometry as model_bytes
+from sim.profiles import hardware, models, stack
+from sim.results.metrics import HIT_DEFINITIONS, SPREAD
+from sim.results.tables import SCHEMAS
+from sim.setup.spec import RunSpec
 from traces.catalogue import DEFAULT, bundled_traces
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -157,7 +158,7 @@ def test_example_policies_run(path: Path, index: int, monkeypatch: pytest.Monkey
     scope: dict[str, Any] = {"__name__": "example"}
     exec(blocks(path, "python")[index], scope)
     (kind,) = (value for value in scope.values() if isinstance(value, type) and value.__module__ == "example")
-    monkeypatch.setattr("sim.setup.find", lambda name: kind)
+    monkeypatch.setattr("sim.setup.prepare.find", lambda name: kind)
     setup = sim_run.prepare(RunSpec(policy=kind.name, hw="rtx3090", requests=1))
     result = sim_run.execute(setup).result
     setup.close()

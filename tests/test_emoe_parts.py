@@ -15,8 +15,8 @@ from policies._emoe_schedule import Asked, admitted, expected_latency_s
 from policies._emoe_tasks import KEYWORDS, classify, profile, words_of
 from policies._emoe_xlnet import ONE, exponential, shares
 from policies._mlp import load, save
-from sim.checks import seeded
-from sim.errors import BadInput
+from sim.base.errors import BadInput
+from sim.conformance import seeded
 
 # -- task types (section 3.2.1) ---------------------------------------------------------------------------------------
 

@@ -6,12 +6,12 @@ import pytest
 from easy_numbers import run
 from test_timeline_copies import Placed
 
-from sim.api import Policy
-from sim.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, Requeue, RunCpu, RunGpu, RunPart, Serve
-from sim.errors import IllegalDecision
-from sim.pieces import Pieces
-from sim.prefetch_queue import PrefetchQueue
-from sim.view import View
+from sim.base.errors import IllegalDecision
+from sim.engine.prefetch_queue import PrefetchQueue
+from sim.policy.api import Policy
+from sim.policy.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, Requeue, RunCpu, RunGpu, RunPart, Serve
+from sim.policy.pieces import Pieces
+from sim.policy.view import View
 
 ROWS = [[[0, 1], [0, 1]]]
 

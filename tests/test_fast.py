@@ -9,9 +9,9 @@ from tiny_traces import tiny_trace
 
 from policies.lfu import Lfu
 from policies.lru import Lru
-from sim import fast, fused
+from sim.engine import fast, fused
 from sim.run import execute, prepare
-from sim.spec import RunSpec
+from sim.setup.spec import RunSpec
 
 PLAIN = ("lru", "lfu", "fifo", "random")
 VOLATILE = ("wall_s",)

@@ -10,13 +10,13 @@ import pytest
 from tiny_traces import ALL, tiny_trace
 from untaught import UNTAUGHT
 
-from sim import fast, fused
-from sim.engine import Engine
-from sim.errors import MoesimError
-from sim.fused import FusedEngine
-from sim.registry import policies
+from sim.base.errors import MoesimError
+from sim.engine import fast, fused
+from sim.engine.engine import Engine
+from sim.engine.fused import FusedEngine
+from sim.policy.registry import policies
 from sim.run import assemble, execute, prepare
-from sim.spec import RunSpec
+from sim.setup.spec import RunSpec
 
 SHAPES = {"mixtral-8x7b": (32, 8, 2), "qwen1.5-moe-a2.7b": (24, 60, 4)}
 LINKS = (None, 2e9, 2e10, 5e12)  # bytes per second: experts arrive late, about in time, at once

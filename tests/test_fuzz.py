@@ -56,10 +56,10 @@ class Bench:
         from fuzz_inputs import dump
         from tiny_traces import ALL, tiny_trace
 
-        from sim.api import Param
-        from sim.hardware import load_hardware
-        from sim.registry import policies
-        from sim.stack import load_stack
+        from sim.policy.api import Param
+        from sim.policy.registry import policies
+        from sim.profiles.hardware import load_hardware
+        from sim.profiles.stack import load_stack
         from traces.reader import Trace
         from traces.writer import Layout
 
@@ -172,9 +172,9 @@ def _holds(node: dict[str, Any], wanted: Any) -> bool:
 
 def carry_out(bench: Bench, number: int) -> str:
     """Run one case; the outcome as a word, or the message. Raises whatever is neither."""
+    from sim.base.errors import BadInput
+    from sim.base.json import to_json
     from sim.cli.spec_options import specify
-    from sim.errors import BadInput
-    from sim.output import to_json
     from sim.run import execute, prepare
 
     options, settings, config, broken = case(bench, number)

@@ -29,11 +29,11 @@ from calibrate import in_situ_file, in_situ_fit
 from calibrate.derive import Table
 from calibrate.session import Request, finish
 from calibrate.store import Record, Store
-from sim.checks.world import World
-from sim.data import bundled
-from sim.errors import BadInput
-from sim.models import load_model
-from sim.registry import find
+from sim.base.errors import BadInput
+from sim.base.files import bundled
+from sim.conformance.world import World
+from sim.policy.registry import find
+from sim.profiles.models import load_model
 
 CASES = int(os.environ.get("MOESIM_FUZZ_FILES", "60"))
 ROOM_BYTES = 32 << 20  # files are at most 20 kB; a gzip may stand for a hundred times its size

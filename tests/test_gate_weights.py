@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sim.iterations import Arrays, Iteration, Range
-from sim.iterations import Gate as Spoken
-from sim.store import requests_of
+from sim.workload.iterations import Arrays, Iteration, Range
+from sim.workload.iterations import Gate as Spoken
+from sim.workload.learn_split import requests_of
 from traces.catalogue import bundled_traces
 from traces.header import Gate
 from traces.reader import Trace

@@ -5,8 +5,8 @@ A change that is meant to alter decisions or times regenerates them, and its com
     python tests/test_goldens.py            # rewrites tests/goldens/*.json; `git diff` shows what moved
 
 Each file holds, by budget in whole experts: the digest of the decision log, decisions by kind, and the makespan to the
-last bit (hexadecimal). The trace and the machine are those of `sim.checks.world`, on the stack that runs experts one by
-one: what groups cost is no policy's decision.
+last bit (hexadecimal). The trace and the machine are those of `sim.conformance.world`, on the stack that runs experts
+one by one: what groups cost is no policy's decision.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from sim.api import Policy
-from sim.checks.world import ALL, World
-from sim.registry import policies
-from sim.stack import load_stack
+from sim.conformance.world import ALL, World
+from sim.policy.api import Policy
+from sim.policy.registry import policies
+from sim.profiles.stack import load_stack
 
 FOLDER = Path(__file__).parent / "goldens"
 BUDGETS = (4, 8, 14, ALL)

@@ -11,13 +11,13 @@ from tiny_traces import from_rows, tiny_trace
 
 from policies.gpu_only import GpuOnly
 from policies.lru import Lru
-from sim.cost import Cost
-from sim.hardware import load_hardware
-from sim.models import load_model
+from sim.machine.cost import Cost
+from sim.profiles.hardware import load_hardware
+from sim.profiles.models import load_model
+from sim.profiles.stack import load_stack
 from sim.run import execute
-from sim.setup import prepare
-from sim.spec import RunSpec
-from sim.stack import load_stack
+from sim.setup.prepare import prepare
+from sim.setup.spec import RunSpec
 from traces.reader import Trace
 
 

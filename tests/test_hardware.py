@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from sim.base.errors import BadInput
+from sim.base.files import bundled
+from sim.base.quantities import USER_REF, quantities
 from sim.cli import main
 from sim.cli.hw import command
-from sim.cost import Cost
-from sim.data import bundled
-from sim.errors import BadInput
-from sim.hardware import CPUS, GPUS, Hardware, hardware_names, load_hardware
-from sim.models import load_model
-from sim.quantity import USER_REF, quantities
-from sim.stack import load_stack
+from sim.machine.cost import Cost
+from sim.profiles.hardware import CPUS, GPUS, Hardware, hardware_names, load_hardware
+from sim.profiles.models import load_model
+from sim.profiles.stack import load_stack
 
 IDS = sorted(bundled(GPUS, ".yaml"))
 CPU_IDS = sorted(bundled(CPUS, ".yaml"))

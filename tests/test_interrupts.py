@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from cli_help import mixtral_shaped
 
-from sim import interrupts
+from sim.base import interrupts
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs SIGINT as POSIX has it")
 
@@ -111,7 +111,7 @@ def test_in_the_lock_of_a_comparisons_pool(tmp_path: Path) -> None:
     assert interrupted(ran(code, tmp_path))
 
 
-@pytest.mark.parametrize("name", ["click", "difflib", "sim.errors"])
+@pytest.mark.parametrize("name", ["click", "difflib", "sim.base.errors"])
 def test_in_an_import(tmp_path: Path, name: str) -> None:
     trace = mixtral_shaped(tmp_path, n_requests=2, prompt=5, outputs=1500)
     args = ["run", "--policy", "lru", "--hw", "rtx3090", "--trace", str(trace), "--out", str(tmp_path / "out")]

@@ -17,11 +17,11 @@ import pytest
 from cli_help import mixtral_shaped
 from tiny_traces import tiny_arrays, tiny_header
 
-from sim import sinks
-from sim.data import owned_prefix, replacing
-from sim.errors import BadInput
-from sim.sinks import FILES
-from sim.tables import TABLES
+from sim.base.errors import BadInput
+from sim.base.files import owned_prefix, replacing
+from sim.results import sinks
+from sim.results.sinks import FILES
+from sim.results.tables import TABLES
 from traces.check import check_trace
 from traces.reader import Trace
 from traces.writer import TraceWriter
@@ -133,7 +133,7 @@ OLD, NEW = '{"run_id": "old"}', '{"run_id": "new"}'
 REPLACE = """
 import os, signal, sys
 from pathlib import Path
-from sim import sinks
+from sim.results import sinks
 calls = 0
 rename = Path.rename
 def deadly(self, target):

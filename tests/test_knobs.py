@@ -14,7 +14,7 @@ import pytest
 from cpu_bench import decided, replay
 from tiny_traces import tiny_trace
 
-from sim.registry import policies
+from sim.policy.registry import policies
 
 # parameter -> (settings beside it, the other value, whole experts of room)
 PLAIN: dict[str, dict[str, tuple[dict[str, Any], Any, int]]] = {

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simpy_oracle import Observed
 
-from sim.copy_lane import Copy, CopyLane
-from sim.lanes import CAUSES, GPU, H2D, HOST, SerialLane, Stream
-from sim.machine import DEMAND, SPECULATIVE, UNKNOWN_S, Ticket
-from sim.pieces import Piece
-from sim.price import Launch, Price
-from sim.sim_machine import SimMachine
+from sim.machine.copy_queue import Copy, CopyLane
+from sim.machine.lanes import CAUSES, GPU, H2D, HOST, SerialLane, Stream
+from sim.machine.price import Launch, Price
+from sim.machine.protocol import DEMAND, SPECULATIVE, UNKNOWN_S, Ticket
+from sim.machine.simulated import SimMachine
+from sim.policy.pieces import Piece
 
 OPS = (*["copy"] * 5, *["run"] * 3, *["block"] * 2, *["promote"] * 2, *["sync"] * 2, "cpu", "join", "cancel", "look",
        "host")  # fmt: skip
@@ -298,7 +298,7 @@ def test_tickets_do_not_chain_through_the_run(tmp_path):
     class Ahead(Placed):
         def layer_enter(self, layer, view):
             if layer + 1 < view.n_layers:
-                from sim.decisions import Prefetch
+                from sim.policy.decisions import Prefetch
 
                 return [Prefetch(view.piece(layer + 1, expert)) for expert in range(2)]
             return None

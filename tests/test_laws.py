@@ -19,7 +19,7 @@ from policies.belady import Belady
 from policies.lfu import Lfu
 from policies.lru import Lru
 from policies.on_demand import OnDemand
-from sim.decisions import Prefetch
+from sim.policy.decisions import Prefetch
 from sim.run import execute
 from traces.reader import Trace
 
@@ -306,8 +306,8 @@ def test_watching_changes_nothing(case, make, folder):
 
 DIGEST = """
 import hashlib, json, sys
-from sim.checks.world import World
-from sim.registry import policies
+from sim.conformance.world import World
+from sim.policy.registry import policies
 told = {}
 for name, kind in policies().items():
     with World(kind) as world:

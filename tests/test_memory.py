@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from easy_numbers import EXPERT_BYTES, hardware, model
 
-from sim.errors import BadInput, DoesNotFit
-from sim.hardware import load_hardware
-from sim.memory import RESERVE_BYTES, BudgetRule, Demand, activation_bytes, check_host, plan
-from sim.models import load_model
-from sim.quantity import Quantity
+from sim.base.errors import BadInput, DoesNotFit
+from sim.base.quantities import Quantity
+from sim.profiles.hardware import load_hardware
+from sim.profiles.models import load_model
+from sim.setup.memory import RESERVE_BYTES, BudgetRule, Demand, activation_bytes, check_host, plan
 
 MODEL = model(3, 4, 2)  # 12 experts
 DEMAND = Demand(kv_tokens=10, iteration_tokens=4, batch=1)

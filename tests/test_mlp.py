@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from policies._mlp import BLOCK, LIMITS, Dense, IntMlp, best, load, mlp_of, quantised, save, step_for
 from policies._surrogate import Surrogate, outcomes
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 
 
 def dense(weight, scale=1.0, bias=0.0):

@@ -12,10 +12,10 @@ import pytest
 from cli_help import moesim
 from click.testing import CliRunner
 
+from sim.base.errors import BadInput
 from sim.cli.models import command
-from sim.errors import BadInput
-from sim.model_bytes import BITS_PER_PARAM, bytes_of
-from sim.models import Model, load_model, model_names
+from sim.profiles.geometry import BITS_PER_PARAM, bytes_of
+from sim.profiles.models import Model, load_model, model_names
 
 CATALOGUE = sorted(model_names())
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from cli_help import mixtral_shaped
 
-from sim.data import parse_yaml
-from sim.errors import BadInput
+from sim.base.errors import BadInput
+from sim.base.files import parse_yaml
 from traces.convert import Options, convert
 
 ROOT = Path(__file__).parents[1]

@@ -7,15 +7,15 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from sim.errors import BadInput
-from sim.hardware import Hardware, load_hardware
-from sim.labels import ONLY_SHOWN
-from sim.models import Model
-from sim.overrides import Overrides, apply, parse_set
-from sim.quantity import USER_REF
+from sim.base.errors import BadInput
+from sim.base.quantities import USER_REF
+from sim.profiles.hardware import Hardware, load_hardware
+from sim.profiles.labels import ONLY_SHOWN
+from sim.profiles.models import Model
+from sim.profiles.overrides import Overrides, apply, parse_set
+from sim.profiles.stack import Stack
 from sim.run import prepare
-from sim.spec import RunSpec
-from sim.stack import Stack
+from sim.setup.spec import RunSpec
 
 
 def test_keys_find_their_group() -> None:

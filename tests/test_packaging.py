@@ -31,8 +31,8 @@ def test_help_imports_nothing_heavy(entry: str) -> None:
 
 
 def test_a_run_imports_only_what_it_uses() -> None:
-    modules = "sim.run, sim.setup, sim.output, sim.spec, sim.cli.run, sim.registry"
-    found = imported_by(f"import {modules}", "sim.registry.policies()")
+    modules = "sim.run, sim.setup.prepare, sim.base.json, sim.setup.spec, sim.cli.run, sim.policy.registry"
+    found = imported_by(f"import {modules}", "sim.policy.registry.policies()")
     assert not found & {"pandas", "plotly", "torch", "pyarrow", "scipy", "transformers"}
 
 

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from cli_help import mixtral_shaped, moesim, simulated
 
-from sim.data import bundled
-from sim.errors import BadInput
-from sim.hardware import GPUS, load_hardware
-from sim.pcie import LINKS, SOURCES, bandwidth, bus_of
+from sim.base.errors import BadInput
+from sim.base.files import bundled
+from sim.profiles.hardware import GPUS, load_hardware
+from sim.profiles.pcie import LINKS, SOURCES, bandwidth, bus_of
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from policies.gpu_only import GpuOnly
 from policies.lfu import Lfu
 from policies.lru import Lru
 from policies.on_demand import OnDemand
-from sim.errors import BadInput, DoesNotFit
+from sim.base.errors import BadInput, DoesNotFit
 
 
 def evicted(policy, tmp_path, asked, room, n_experts=4):

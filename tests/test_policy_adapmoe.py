@@ -17,9 +17,9 @@ from tiny_traces import tiny_header, tiny_trace
 
 from policies._adapmoe_sizes import ACCURACY, SENSITIVITY, SINGLE, cache_sizes, equal_sizes, expected_loads, thousandths
 from policies.adapmoe import AdapMoe
-from sim.errors import DoesNotFit
-from sim.pieces import Piece
-from sim.store import StoreSplit, requests_of
+from sim.base.errors import DoesNotFit
+from sim.policy.pieces import Piece
+from sim.workload.learn_split import StoreSplit, requests_of
 from traces.reader import Trace
 from traces.requests import Request
 from traces.writer import write_trace

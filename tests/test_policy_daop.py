@@ -9,8 +9,8 @@ from easy_numbers import execute_easy, setup
 
 from policies._placement import uses
 from policies.daop import Daop
-from sim.errors import BadInput
-from sim.store import StoreSplit, requests_of
+from sim.base.errors import BadInput
+from sim.workload.learn_split import StoreSplit, requests_of
 from traces.reader import Trace
 
 

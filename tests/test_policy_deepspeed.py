@@ -10,7 +10,7 @@ from easy_numbers import EXPERT_BYTES, execute_easy, run, setup
 from tiny_traces import tiny_trace
 
 from policies.deepspeed import DeepSpeed
-from sim.errors import DoesNotFit
+from sim.base.errors import DoesNotFit
 from traces.reader import Trace
 
 BASE = {"stage3_param_persistence_threshold": 0, "tensors_per_expert": 2, "stage3_prefetch_bucket_size": 40}

@@ -33,12 +33,12 @@ from policies._duoserve import (
 )
 from policies._mlp import save
 from policies.duoserve import DuoServe
+from sim.base.errors import BadInput, DoesNotFit
 from sim.cli import moesim
-from sim.errors import BadInput, DoesNotFit
-from sim.models import load_model
+from sim.profiles.models import load_model
 from sim.run import execute, prepare
-from sim.spec import RunSpec
-from sim.store import StoreSplit
+from sim.setup.spec import RunSpec
+from sim.workload.learn_split import StoreSplit
 from traces.catalogue import DEFAULT, bundled_traces
 from traces.reader import Trace
 

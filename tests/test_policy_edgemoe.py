@@ -8,7 +8,7 @@ from easy_numbers import execute_easy, setup
 from tiny_traces import from_rows
 
 from policies.edgemoe import EdgeMoe
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 
 # Used: 0.0 three times, 0.1 once; 1.1 three times, 1.2 once; 2.2 twice, 2.0 and 2.1 once.
 STORE = [[[0], [1], [2]], [[0], [1], [2]], [[0], [2], [0]], [[1], [1], [1]]]

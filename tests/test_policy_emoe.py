@@ -16,9 +16,9 @@ from policies._emoe_predict import Transformer, find, published_s, read
 from policies._mlp import load, save
 from policies.emoe import Emoe
 from reports.reproduce.rows import load_experiments, load_rows
-from sim.checks import seeded
-from sim.errors import BadInput, DoesNotFit
-from sim.models import load_model
+from sim.base.errors import BadInput, DoesNotFit
+from sim.conformance import seeded
+from sim.profiles.models import load_model
 from traces.catalogue import bundled_traces
 from traces.reader import Trace
 from traces.requests import Request

@@ -16,11 +16,11 @@ from tiny_traces import from_rows
 from policies._foretold import TokenPaths
 from policies._token_scheduler import as_bits, halves
 from policies.expertflow import ExpertFlow
-from sim.checks.world import iterations
-from sim.errors import BadInput, IllegalDecision
-from sim.iterations import Range, RequestInfo, Scheduler
-from sim.pieces import Piece
-from sim.store import StoreSplit, requests_of
+from sim.base.errors import BadInput, IllegalDecision
+from sim.conformance.world import iterations
+from sim.policy.pieces import Piece
+from sim.workload.iterations import Range, RequestInfo, Scheduler
+from sim.workload.learn_split import StoreSplit, requests_of
 from traces.reader import Trace
 
 # Token 10 went to 0.0 and 1.0, 11 to 0.1 and 1.0, 12 to 0.2 and 1.1.

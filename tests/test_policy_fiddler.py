@@ -11,8 +11,8 @@ from tiny_traces import from_rows
 from policies._cpu_or_copy import Constants, cpu_is_better
 from policies._placement import most_used, uses
 from policies.fiddler import Fiddler
-from sim.errors import BadInput
-from sim.store import StoreSplit, requests_of
+from sim.base.errors import BadInput
+from sim.workload.learn_split import StoreSplit, requests_of
 from traces.reader import Trace
 
 # Two layers of three experts. In the store split expert 1 of layer 1 is used most (3), then 0.0 and 0.2 (2 each; the

@@ -16,21 +16,21 @@ import pytest
 from cli_help import mixtral_shaped, moesim, simulated
 from easy_numbers import run
 
-from sim import policy_file
-from sim.api import Policy
+from sim.base.errors import BadInput, IllegalDecision
 from sim.cli.policy_api import reference
-from sim.conformance import FAIL, conform
-from sim.decisions import Decision
-from sim.errors import BadInput, IllegalDecision
-from sim.iterations import Gate, Iteration
-from sim.registry import find
-from sim.view import Prices, View
+from sim.conformance.suite import FAIL, conform
+from sim.policy import policy_file
+from sim.policy.api import Policy
+from sim.policy.decisions import Decision
+from sim.policy.registry import find
+from sim.policy.view import Prices, View
+from sim.workload.iterations import Gate, Iteration
 
 ROOT = Path(__file__).resolve().parent.parent
 MINE = '''"""A cache of mine."""
 
 from policies.lru import Lru
-from sim.api import Param
+from sim.policy.api import Param
 
 
 class Mine(Lru):

@@ -10,10 +10,10 @@ from tiny_traces import ALL, tiny_header, tiny_trace
 from policies._fine_moe_maps import MapTrack
 from policies._fine_moe_tracks import CountTrack, GateTrack
 from policies.fine_moe import FineMoe
-from sim.errors import BadInput
-from sim.iterations import Iteration
+from sim.base.errors import BadInput
 from sim.run import execute, prepare
-from sim.spec import RunSpec
+from sim.setup.spec import RunSpec
+from sim.workload.iterations import Iteration
 from traces.reader import Trace
 from traces.requests import Request
 from traces.writer import write_trace

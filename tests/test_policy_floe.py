@@ -10,8 +10,8 @@ from cpu_bench import check_knobs, failures, replay, seeded, written
 from easy_numbers import EXPERT_BYTES, execute_easy, setup
 
 from policies.floe import Floe
-from sim.errors import BadInput
-from sim.models import load_model
+from sim.base.errors import BadInput
+from sim.profiles.models import load_model
 
 # A prompt of one token, then two tokens; the next gate is foretold rightly once.
 ROWS = [[[0], [0]], [[1], [2]], [[1], [2]]]

@@ -9,8 +9,8 @@ from easy_numbers import execute_easy, setup
 
 from policies._hobbit import HIGH, LOW, SKIP, Records, TwoCaches, Weights, classes_of, classes_of_token, needed
 from policies.hobbit import Hobbit
-from sim.errors import BadInput
-from sim.pieces import Piece
+from sim.base.errors import BadInput
+from sim.policy.pieces import Piece
 
 
 class TestClasses:

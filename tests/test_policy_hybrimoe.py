@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from policies._hybrimoe import MrsScores, Rates, Simulation, share_out
 from policies.hybrimoe import HybriMoe
-from sim.errors import BadInput, DoesNotFit
-from sim.pieces import Piece
+from sim.base.errors import BadInput, DoesNotFit
+from sim.policy.pieces import Piece
 
 CODE = Rates(lambda _: 0.5, lambda n: 1.0 * n, 0.79, 0.418)  # `model_gpu_time`, `model_cpu_time`, `model_move_time`
 

@@ -19,7 +19,7 @@ from policies._importance_balance import Costs, one_pass, two_pointers, typical
 from policies._importance_cache import ScoreWindow
 from policies._importance_router import Thresholds, Token, route
 from policies.importance import Importance
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.reader import Trace
 from traces.requests import Request
 from traces.writer import write_trace

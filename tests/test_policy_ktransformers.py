@@ -9,7 +9,7 @@ from cpu_bench import check_knobs, failures, replay, resident, seeded, taught
 from easy_numbers import execute_easy, setup
 
 from policies.ktransformers import KTransformers
-from sim.errors import DoesNotFit
+from sim.base.errors import DoesNotFit
 
 STORE = [[[0, 1], [3, 2]], [[0, 3], [3, 1]], [[2, 0], [3, 2]]]
 

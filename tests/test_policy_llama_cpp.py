@@ -8,7 +8,7 @@ from easy_numbers import EXPERT_BYTES, execute_easy, setup
 from tiny_traces import from_rows
 
 from policies.llama_cpp import LlamaCpp
-from sim.errors import BadInput, DoesNotFit
+from sim.base.errors import BadInput, DoesNotFit
 
 ROWS = [[[0], [1], [2]], [[1], [2], [0]], [[2], [0], [1]], [[0], [0], [0]], [[1], [1], [2]]]
 

@@ -12,9 +12,9 @@ from tiny_traces import tiny_header, tiny_trace
 
 from policies.lru import Lru
 from policies.mixtral_offloading import MixtralOffloading
-from sim.api import Policy
-from sim.decisions import Evict, Fetch, RunGpu, WriteBack
-from sim.errors import BadInput, DoesNotFit, IllegalDecision
+from sim.base.errors import BadInput, DoesNotFit, IllegalDecision
+from sim.policy.api import Policy
+from sim.policy.decisions import Evict, Fetch, RunGpu, WriteBack
 from traces.reader import Trace
 from traces.requests import Request
 from traces.writer import write_trace

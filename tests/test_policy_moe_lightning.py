@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from tiny_traces import from_rows, tiny_trace
 
 from policies.moe_lightning import MoeLightning
-from sim.errors import DoesNotFit
+from sim.base.errors import DoesNotFit
 from traces.reader import Trace
 
 # Four layers of two experts, k = 1, five tokens. A static share of a half: expert 0 of every layer stays.

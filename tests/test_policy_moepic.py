@@ -14,7 +14,7 @@ from tiny_traces import from_rows, noise, tiny_header, tiny_trace
 from policies.lcp import Lcp
 from policies.moepic import Moepic
 from policies.random import Random
-from sim.errors import BadInput, DoesNotFit
+from sim.base.errors import BadInput, DoesNotFit
 from traces.reader import Trace
 from traces.requests import Request
 from traces.writer import write_trace

@@ -9,7 +9,7 @@ from easy_numbers import EXPERT_BYTES, execute_easy, run, setup
 from tiny_traces import tiny_trace
 
 from policies.moesys import MoeSys
-from sim.errors import DoesNotFit
+from sim.base.errors import DoesNotFit
 from traces.reader import Trace
 
 KNOBS = {"layers": 1}

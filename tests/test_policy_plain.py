@@ -23,10 +23,10 @@ from policies.fifo import Fifo
 from policies.lfu import Lfu
 from policies.lru import Lru
 from policies.random import Random
-from sim.errors import BadInput
-from sim.iterations import Iteration, Scheduler
+from sim.base.errors import BadInput
 from sim.run import execute, prepare
-from sim.spec import RunSpec
+from sim.setup.spec import RunSpec
+from sim.workload.iterations import Iteration, Scheduler
 from traces.catalogue import open_trace
 from traces.reader import Trace
 

@@ -16,7 +16,7 @@ from tiny_traces import tiny_trace as seeded_trace
 from policies._pregated_cache import ExpertCache
 from policies.on_demand import OnDemand
 from policies.pregated import PreGated
-from sim.errors import BadInput, DoesNotFit
+from sim.base.errors import BadInput, DoesNotFit
 from traces.reader import Trace
 from traces.requests import Request
 from traces.writer import write_trace

@@ -11,7 +11,7 @@ from easy_numbers import EXPERT_BYTES, execute_easy, setup
 from tiny_traces import tiny_header, tiny_trace
 
 from policies.promoe import ProMoe
-from sim.errors import BadInput, DoesNotFit
+from sim.base.errors import BadInput, DoesNotFit
 from traces.reader import Trace
 from traces.requests import Request
 from traces.writer import write_trace

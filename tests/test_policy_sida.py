@@ -9,7 +9,7 @@ from test_policy_expertflow import trace_of
 from tiny_traces import from_rows
 
 from policies.sida import Sida
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 
 
 def bench(tmp_path, tokens, routes=None):

@@ -9,7 +9,7 @@ from easy_numbers import execute_easy, setup
 
 from policies._masked_gate import masked_top_k
 from policies.swapmoe import SwapMoe
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 
 
 def shares(best, second, n=4):

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sim.errors import BadInput
-from sim.hardware import load_hardware
-from sim.models import load_model
-from sim.stack import load_stack
+from sim.base.errors import BadInput
+from sim.profiles.hardware import load_hardware
+from sim.profiles.models import load_model
+from sim.profiles.stack import load_stack
 
 LOADERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "model": (load_model, "deepseek-v2-lite"),

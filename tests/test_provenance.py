@@ -10,13 +10,13 @@ from easy_numbers import figure, run, setup
 from tiny_traces import from_rows
 
 from policies.lru import Lru
-from sim.api import Policy, Steps
-from sim.decisions import Predict, Serve
-from sim.iterations import Gate, Iteration, RequestInfo
-from sim.lanes import CAUSES
-from sim.pieces import Piece
+from sim.machine.lanes import CAUSES
+from sim.policy.api import Policy, Steps
+from sim.policy.decisions import Predict, Serve
+from sim.policy.pieces import Piece
+from sim.policy.view import View
 from sim.run import execute
-from sim.view import View
+from sim.workload.iterations import Gate, Iteration, RequestInfo
 from traces.reader import Trace
 
 

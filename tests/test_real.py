@@ -13,14 +13,14 @@ torch = pytest.importorskip("torch")
 from real_world import ALL, carried_out, lanes_and_weights, tiny_setup  # noqa: E402
 from test_timeline_parts import Shuffled  # noqa: E402
 
-from sim.errors import BadInput  # noqa: E402
-from sim.machine import DEMAND, SPECULATIVE  # noqa: E402
+from sim.base.errors import BadInput  # noqa: E402
+from sim.machine.protocol import DEMAND, SPECULATIVE  # noqa: E402
+from sim.policy.registry import policies  # noqa: E402
 from sim.real.arena import Arena, aligned  # noqa: E402
 from sim.real.cpu_lanes import CpuLanes  # noqa: E402
 from sim.real.faults import DeviceFault, fault_of  # noqa: E402
 from sim.real.run import check_memory, measure, usable_device  # noqa: E402
 from sim.real.work import COMPUTE, UP, Work  # noqa: E402
-from sim.registry import policies  # noqa: E402
 from sim.run import execute  # noqa: E402
 
 LOSSLESS = sorted(name for name, kind in policies().items() if "lossy" not in kind.traits)
@@ -93,7 +93,7 @@ def test_slow_copies_down_are_waited_for(tmp_path, resident):
 def test_lossless_policies_with_bundled_predictors_too(name):
     """On the bundled trace, whose shape they were trained for, with experts and vocabulary made small."""
     from sim.run import prepare
-    from sim.spec import RunSpec
+    from sim.setup.spec import RunSpec
     from traces.catalogue import DEFAULT, bundled_traces
 
     if DEFAULT not in bundled_traces():
@@ -206,7 +206,7 @@ def test_kept_tables_and_timelines_take_measured_spans(tmp_path):
     from functools import partial
 
     from sim.real.run import execute_real
-    from sim.sinks import FILES, recorded
+    from sim.results.sinks import FILES, recorded
 
     setup = tiny_setup(tmp_path, "lru", 8)
     run = partial(execute_real, device="cpu")

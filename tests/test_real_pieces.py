@@ -9,9 +9,9 @@ torch = pytest.importorskip("torch")
 
 from real_world import ALL, EXPERTS, LAYERS, carried_out, lanes_and_weights, tiny_setup  # noqa: E402
 
-from sim.errors import BadInput  # noqa: E402
-from sim.model_bytes import BITS_PER_PARAM  # noqa: E402
-from sim.pieces import Pieces  # noqa: E402
+from sim.base.errors import BadInput  # noqa: E402
+from sim.policy.pieces import Pieces  # noqa: E402
+from sim.profiles.geometry import BITS_PER_PARAM  # noqa: E402
 from sim.real.cpu_lanes import CpuLanes  # noqa: E402
 from sim.real.forms import BITS, CASTS, check_form, quantised, unpacked  # noqa: E402
 from sim.real.partial import Partial  # noqa: E402

@@ -135,8 +135,8 @@ def test_the_detector_sees_memory_that_nobody_kept(monkeypatch, tmp_path):
 
 def test_the_detector_sees_a_machine_that_forgets_readers(monkeypatch, tmp_path):
     """A write-back reads room that a demand copy then fills; without hazards only the engine's own waits are left."""
+    from sim.engine.transfers import Transfers
     from sim.real.arena import Arena
-    from sim.transfers import Transfers
 
     give = Arena.give
     monkeypatch.setattr(Arena, "give", lambda self, block, hazards: give(self, block, []))

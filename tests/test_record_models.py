@@ -13,8 +13,8 @@ pytest.importorskip("transformers", reason="needs transformers (pip install 'moe
 from cli_help import simulated  # noqa: E402
 from tiny_moe import COMMON, SMALL, saved_moe, tiny_moe  # noqa: E402
 
-from sim.errors import BadInput, CheckFailed  # noqa: E402
-from sim.models import load_model  # noqa: E402
+from sim.base.errors import BadInput, CheckFailed  # noqa: E402
+from sim.profiles.models import load_model  # noqa: E402
 from traces.check import check_trace  # noqa: E402
 from traces.format import DISTANCES  # noqa: E402
 from traces.header import Gate  # noqa: E402

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.record.prompts import Lengths, Prompt, random_prompts, read_prompts, splits, with_output_lengths
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from cli_help import mixtral_shaped, moesim, simulated
 
-from sim import registry
-from sim.registry import GROUP, find, policies, unusable
+from sim.policy import registry
+from sim.policy.registry import GROUP, find, policies, unusable
 
 GOOD = "policies.lru:Lru"  # known already: found twice is found once
 THEIRS = {
@@ -25,7 +25,7 @@ THEIRS = {
 
 @pytest.fixture
 def theirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    (tmp_path / "clash_of_names.py").write_text("from sim.api import Policy\nclass Lru(Policy):\n    name = 'lru'\n")
+    (tmp_path / "clash_of_names.py").write_text("from sim.policy import Policy\nclass Lru(Policy):\n    name = 'lru'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     entries = [EntryPoint(name, value, GROUP) for name, value in THEIRS.items()]
     monkeypatch.setattr(registry, "entry_points", lambda group: entries if group == GROUP else [])
@@ -45,7 +45,7 @@ def test_others_go_on() -> None:
 @pytest.mark.usefixtures("theirs")
 @pytest.mark.parametrize(("name", "why"), [
     ("broken", r"no_such_package_of_theirs:Policy', got ModuleNotFoundError .*: repair or uninstall that package"),
-    ("number", r"number = math:pi: must name a sim.api.Policy with a name"),
+    ("number", r"number = math:pi: must name a sim.policy.Policy with a name"),
     ("twin", r"'lru', got it from policies.lru and again from clash_of_names: names are unique; rename the latter"),
 ])  # fmt: skip
 def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[Any], tmp_path: Path, name: str, why: str) -> None:

@@ -18,8 +18,8 @@ from reports.reproduce import inputs, judge, rows, runs, show, table, work
 from reports.reproduce.closed import ADAPMOE_SIZES, METHODS, cost_of, model_of
 from reports.reproduce.constants import Fitted, NotFitted, fit, published, solve
 from reports.reproduce.rows import Constant, Experiment, Row, load_constants, load_experiments, load_rows, pick
-from sim.errors import BadInput
-from sim.hardware import load_hardware
+from sim.base.errors import BadInput
+from sim.profiles.hardware import load_hardware
 from traces.reader import Trace
 
 ROWS, EXPERIMENTS, CONSTANTS = load_rows(), load_experiments(), load_constants()
@@ -111,7 +111,7 @@ class TestData:
                 assert source.systems[CONSTANTS[name].label] == experiment.systems[system]
 
     def test_systems_of_experiments_are_known_policies(self) -> None:
-        from sim.registry import find
+        from sim.policy.registry import find
 
         for name, experiment in EXPERIMENTS.items():
             for system in experiment.systems:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from cli_help import Said, mixtral_shaped, simulated
 
-from sim import run, sinks
-from sim.errors import BadInput
+from sim import run
+from sim.base.errors import BadInput
+from sim.results import sinks
 
 LINKS = pytest.mark.skipif(os.name != "posix", reason="symbolic links without a privilege")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tiny_traces import ALL, tiny_trace
 
-from sim.registry import policies
+from sim.policy.registry import policies
 
 TESTS = Path(__file__).parent
 SUMS = """

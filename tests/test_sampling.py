@@ -9,9 +9,9 @@ import pytest
 from cli_help import mixtral_shaped
 from scipy import stats
 
+from sim.results.sampling import FEWEST, LEVEL, RESAMPLES, Sample, ranks, student
 from sim.run import execute, prepare
-from sim.sampling import FEWEST, LEVEL, RESAMPLES, Sample, ranks, student
-from sim.spec import RunSpec
+from sim.setup.spec import RunSpec
 
 
 def drawn(n: int, seed: int = 0) -> list[float]:
@@ -102,7 +102,7 @@ def test_a_time_in_a_result_is_never_negative(monkeypatch: pytest.MonkeyPatch, t
     trace = mixtral_shaped(tmp_path, n_requests=2, outputs=3)
     far = sample([0.5, 1.5])
     assert (far.interval() or (0, 0))[0] < -5
-    monkeypatch.setattr("sim.metrics.samples", lambda *_: {"ttft_s": far, "tpot_s": far})
+    monkeypatch.setattr("sim.results.metrics.samples", lambda *_: {"ttft_s": far, "tpot_s": far})
     setup = prepare(RunSpec(policy="lru", hw="rtx3090", trace=str(trace), experts=40))
     band = execute(setup, bounds=False).result["uncertainty"]
     setup.close()
@@ -119,7 +119,7 @@ def test_equal_times_differ_by_rounding_alone() -> None:
 
 
 def test_many_requests_take_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sim.sampling.MOST_DRAWN", 1000)
-    monkeypatch.setattr("sim.sampling.LEAST_RESAMPLES", 99)
+    monkeypatch.setattr("sim.results.sampling.MOST_DRAWN", 1000)
+    monkeypatch.setattr("sim.results.sampling.LEAST_RESAMPLES", 99)
     assert len(sample(drawn(50)).resampled()) == 99
     assert len(sample(drawn(8)).resampled()) == 125

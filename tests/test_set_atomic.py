@@ -14,8 +14,8 @@ from tiny_traces import from_rows
 from policies.lfu import Lfu
 from policies.lru import Lru
 from sim.run import execute
-from sim.setup import prepare
-from sim.spec import RunSpec
+from sim.setup.prepare import prepare
+from sim.setup.spec import RunSpec
 
 N_LAYERS, N_EXPERTS, TOP_K, SLOTS, BATCH = 24, 60, 4, 26, 4
 

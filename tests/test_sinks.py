@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from cli_help import Said, mixtral_shaped, simulated
 
-from sim import sinks, tables
-from sim.tables import SCHEMAS, TABLES, TableWriter
+from sim.results import sinks, tables
+from sim.results.tables import SCHEMAS, TABLES, TableWriter
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sim.errors import BadInput
-from sim.hardware import load_hardware
-from sim.models import load_model
-from sim.quantity import quantities
-from sim.stack import load_stack, stack_names
+from sim.base.errors import BadInput
+from sim.base.quantities import quantities
+from sim.profiles.hardware import load_hardware
+from sim.profiles.models import load_model
+from sim.profiles.stack import load_stack, stack_names
 
 
 def test_names() -> None:

@@ -14,8 +14,8 @@ from tiny_traces import from_rows, tiny_trace
 
 from policies.lfu import Lfu
 from policies.lru import Lru
+from sim.base.errors import BadInput
 from sim.cli import main
-from sim.errors import BadInput
 from sim.run import execute
 from traces import observe
 from traces.catalogue import bundled_traces

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_traces import from_rows, tiny_trace
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces import observe, stats
 from traces.convert import Options, convert
 from traces.public import public_traces

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from easy_numbers import run
 
-from sim.api import Assignment, Policy
-from sim.decisions import Fetch, RunCpu, RunCpuAhead, RunGpu, Wait
-from sim.errors import IllegalDecision
-from sim.iterations import PREFILL
+from sim.base.errors import IllegalDecision
+from sim.policy.api import Assignment, Policy
+from sim.policy.decisions import Fetch, RunCpu, RunCpuAhead, RunGpu, Wait
+from sim.workload.iterations import PREFILL
 
 
 class Synchronous(Policy):

@@ -13,8 +13,8 @@ from test_timeline_copies import Placed
 from policies.gpu_only import GpuOnly
 from policies.lru import Lru
 from policies.on_demand import OnDemand
-from sim.api import Policy
-from sim.decisions import Fetch, Predict, Prefetch, RunCpu, RunGpu, Serve
+from sim.policy.api import Policy
+from sim.policy.decisions import Fetch, Predict, Prefetch, RunCpu, RunGpu, Serve
 
 
 def test_prefill_runs_the_union_of_experts_with_their_tokens(tmp_path):

@@ -7,8 +7,8 @@ from easy_numbers import EXPERT_BYTES, run
 
 from policies.lru import Lru
 from policies.on_demand import OnDemand
-from sim.api import Policy
-from sim.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, Requeue, RunGpu, Serve
+from sim.policy.api import Policy
+from sim.policy.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, Requeue, RunGpu, Serve
 
 
 class Placed(Policy):

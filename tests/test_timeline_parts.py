@@ -14,14 +14,14 @@ from tiny_traces import from_rows, tiny_trace
 
 from policies.lru import Lru
 from sim import run as sim_run
-from sim.api import Policy
-from sim.checks import safety
-from sim.checks.world import World
-from sim.cost import Cost
-from sim.decisions import Evict, Fetch, Prefetch, RunGpu, RunPart
-from sim.fluid import FluidMachine
-from sim.metrics import hit_rates
-from sim.view import Prices
+from sim.conformance import safety
+from sim.conformance.world import World
+from sim.machine.contention.machine import FluidMachine
+from sim.machine.cost import Cost
+from sim.policy.api import Policy
+from sim.policy.decisions import Evict, Fetch, Prefetch, RunGpu, RunPart
+from sim.policy.view import Prices
+from sim.results.metrics import hit_rates
 from traces.reader import Trace
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from sim.cli import main
-from sim.models import load_model
-from sim.setup import default_model, shape_of
+from sim.profiles.models import load_model
+from sim.setup.prepare import default_model, shape_of
 from traces import stats
 from traces.catalogue import DEFAULT, bundled_traces, traces_that_fit
 from traces.check import check_trace

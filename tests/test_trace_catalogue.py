@@ -3,7 +3,7 @@
 import pytest
 from tiny_traces import from_rows, tiny_trace
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces import catalogue, open_trace
 from traces.check import check_trace
 from traces.reader import Trace

@@ -9,7 +9,7 @@ import pytest
 from tiny_traces import ALL, surgery, tiny_trace
 
 import traces
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.check import check_trace, require_sound
 from traces.reader import Trace
 

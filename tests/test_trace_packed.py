@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_traces import surgery, tiny_arrays, tiny_trace
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.arrivals import Arrival
 from traces.check import check_trace
 from traces.compose import compose, plan

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_traces import tiny_trace
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces import stats
 from traces.check import check_trace
 from traces.format import MAX_HEADER_BYTES

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_traces import ALL, tiny_arrays, tiny_header, tiny_trace
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces import open_trace
 from traces.check import check_trace
 from traces.format import U8_SQUARE, U16_LINEAR, common_scale

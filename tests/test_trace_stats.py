@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_traces import from_rows, requests_of, tiny_header, tiny_trace
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces import stats
 from traces.reader import Trace
 from traces.requests import Request

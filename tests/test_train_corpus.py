@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch (pip install 'moe-offload-sim[torch]')")
 pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transformers)")
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.train import extract, tokens
 from traces.train.corpus import fingerprint, is_held_out, load_manifest
 from traces.train.ngram import NGram

@@ -117,7 +117,7 @@ def test_training_learns_and_resumes_and_the_checkpoint_is_the_model(data, tmp_p
 
 
 def test_checkpoint_splits_into_shards_and_names_what_is_missing(tmp_path, monkeypatch):
-    from sim.errors import BadInput
+    from sim.base.errors import BadInput
 
     monkeypatch.setattr(models, "SHARD_BYTES", 20_000)
     model = models.build(models.SHAPES["toy"], 64, seed=1).eval()

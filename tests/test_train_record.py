@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs torch (pip install 'moe-offlo
 pytest.importorskip("transformers", reason="needs transformers (pip install 'moe-offload-sim[torch]')")
 pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transformers)")
 
-from sim.errors import BadInput, CheckFailed  # noqa: E402
+from sim.base.errors import BadInput, CheckFailed  # noqa: E402
 from traces.train import model as models  # noqa: E402
 from traces.train.evaluate import evaluate  # noqa: E402
 from traces.train.probe import RoutingProbe  # noqa: E402

@@ -14,7 +14,7 @@ from real_world import lanes_and_weights, tiny_setup  # noqa: E402
 
 from calibrate import in_situ, in_situ_file, in_situ_fit, profile  # noqa: E402
 from calibrate.derive import Table  # noqa: E402
-from sim.hardware import load_hardware  # noqa: E402
+from sim.profiles.hardware import load_hardware  # noqa: E402
 from sim.real.validate import Case, HostPays, World, compare, judge  # noqa: E402
 
 WIDE = """

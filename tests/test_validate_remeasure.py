@@ -11,11 +11,11 @@ import pytest
 pytest.importorskip("torch")
 
 from reports.validation import remeasure
+from sim.base.files import bundled
 from sim.cli import VERBS, moesim
 from sim.cli.validate_table import markdown, read
-from sim.data import bundled
-from sim.models import load_model
-from sim.registry import find
+from sim.policy.registry import find
+from sim.profiles.models import load_model
 
 KEPT = read(bundled("reports.validation", ".json")["cpu-backend"])
 

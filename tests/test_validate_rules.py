@@ -7,7 +7,7 @@ import pytest
 from calibrate import duplex
 from sim.real.order import grouped, order, told
 from sim.real.validate import Case, World, compared, judge, parts_at, summary
-from sim.spec import RunSpec
+from sim.setup.spec import RunSpec
 
 
 def test_slow_downs_are_worked_out_from_overlap():

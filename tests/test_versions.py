@@ -18,7 +18,7 @@ import pytest
 from cli_help import mixtral_shaped
 from version_runs import SHAPES
 
-from sim.registry import policies
+from sim.policy.registry import policies
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = [path for path in os.environ.get("MOESIM_PYTHONS", "").split(os.pathsep) if path]

@@ -13,11 +13,11 @@ from typing import Any
 
 from untaught import UNTAUGHT
 
-from sim.errors import MoesimError
-from sim.output import finite
-from sim.registry import policies
+from sim.base.errors import MoesimError
+from sim.base.json import finite
+from sim.policy.registry import policies
 from sim.run import execute, prepare
-from sim.spec import RunSpec
+from sim.setup.spec import RunSpec
 
 SHAPES = ((1, 1), (2, 1), (1, 2), (2, 2))  # batch, GPUs
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.convert.csv_long import rows
 from traces.convert.fields import has_keys, starts_object
 from traces.convert.text import field, head_of, records, shown, whole

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.errors import BadInput, did_you_mean
-from sim.paths import mode_of
-from sim.units import show_bytes
+from sim.base.errors import BadInput, did_you_mean
+from sim.base.paths import mode_of
+from sim.base.units import show_bytes
 from traces.format import SUFFIX
 from traces.reader import Trace
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.format import TENSORS, Array, Ints
 from traces.rules import Fault, chunk_faults, weight_faults
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from sim import __version__
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.arrivals import Arrival
 from traces.format import TENSORS, Array
 from traces.reader import Trace

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.format import DTYPES, MAX_HEADER_BYTES
 
 

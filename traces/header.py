@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sim.errors import BadInput, did_you_mean
+from sim.base.errors import BadInput, did_you_mean
 from traces.format import CODES, FORMAT, MAX_EXPERTS, MAX_LAYERS, MAX_TEXT, TENSORS, VERSION, VERSIONS
 
 _WORD = re.compile(r"^[a-z0-9][a-z0-9_-]{0,63}$")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.format import DISTANCES, Array, Floats, Ints
 from traces.reader import Trace
 from traces.requests import Request

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.check import row_faults, unsound
 from traces.format import Array, Floats
 from traces.stored import StoredTrace

@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.container import Entry, read_file
 from traces.format import CODES, DTYPES, LEVELS, Array, Code, common_scale
 from traces.header import Header, code_of, parse_header

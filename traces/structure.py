@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from sim.errors import BadInput, did_you_mean
+from sim.base.errors import BadInput, did_you_mean
 from traces.container import Entry
 from traces.format import CODES, REQUIRED_TENSORS, SPARSE, SPLITS, TENSORS, U6_SQUARE, VERSIONS, Array
 from traces.header import Header, code_of

@@ -12,8 +12,8 @@ from types import TracebackType
 
 import numpy as np
 
-from sim.data import owned_prefix, replacing, sweep
-from sim.errors import BadInput
+from sim.base.errors import BadInput
+from sim.base.files import owned_prefix, replacing, sweep
 from traces.container import header_bytes, layout
 from traces.format import CODES, DTYPES, SPARSE, SPLITS, TENSORS, U16_LINEAR, Array, Code, expert_dtype
 from traces.header import Header, parse_header

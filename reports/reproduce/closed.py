@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable
 
 from reports.reproduce.rows import HERE, Figure, Row
-from sim.cost import Cost
-from sim.hardware import load_hardware
-from sim.model_bytes import bytes_of
-from sim.models import Model, load_model
-from sim.stack import load_stack
+from sim.machine.cost import Cost
+from sim.profiles.geometry import bytes_of
+from sim.profiles.hardware import load_hardware
+from sim.profiles.models import Model, load_model
+from sim.profiles.stack import load_stack
 
 Settings = dict[str, float]
 Method = Callable[[Row, Settings], dict[str, Figure]]

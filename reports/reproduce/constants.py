@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from reports.reproduce.closed import cost_of
 from reports.reproduce.judge import standing
 from reports.reproduce.rows import Constant, Row
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 
 FIRST_GUESS_S = 1e-3
 MAX_STEPS = 8

@@ -19,9 +19,9 @@ import msgspec
 
 from reports.reproduce.closed import model_of
 from reports.reproduce.rows import TraceKind
-from sim.errors import BadInput
-from sim.models import Model
-from sim.setup import shape_of
+from sim.base.errors import BadInput
+from sim.profiles.models import Model
+from sim.setup.prepare import shape_of
 from traces.arrivals import arrivals
 from traces.catalogue import DEFAULT, open_trace, resolve, traces_that_fit
 from traces.compose import compose, plan

@@ -9,9 +9,9 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from sim.base.errors import BadInput, did_you_mean
+from sim.base.files import read_yaml, to_struct
 from sim.cli.expect import parsed
-from sim.data import read_yaml, to_struct
-from sim.errors import BadInput, did_you_mean
 
 HERE = Path(str(resources.files("reports"))) / "reproduce"
 

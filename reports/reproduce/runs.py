@@ -12,11 +12,11 @@ from reports.reproduce.closed import model_of
 from reports.reproduce.constants import Fitted
 from reports.reproduce.inputs import Drawn
 from reports.reproduce.rows import Constant, Experiment, Row, TraceKind
+from sim.base.errors import BadInput
 from sim.cli.expect import judged, parsed
-from sim.errors import BadInput
-from sim.models import Model
-from sim.setup import shape_of
-from sim.spec import RunSpec
+from sim.profiles.models import Model
+from sim.setup.prepare import shape_of
+from sim.setup.spec import RunSpec
 
 Steps = Callable[[str], Any]  # a title -> a context that yields progress(done, total)
 

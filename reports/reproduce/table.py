@@ -33,7 +33,7 @@ from reports.reproduce.runs import (
     traces_of,
 )
 from sim import __version__
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 
 SCHEMA = "moesim.reproduce/1"
 

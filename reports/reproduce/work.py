@@ -17,9 +17,9 @@ import msgspec
 
 from reports.reproduce.rows import HERE, Experiment, Scalar
 from sim import __version__
-from sim.data import parse_yaml, replacing
-from sim.errors import BadInput, MoesimError
-from sim.spec import RunSpec
+from sim.base.errors import BadInput, MoesimError
+from sim.base.files import parse_yaml, replacing
+from sim.setup.spec import RunSpec
 
 SEED = 0
 CODE = ("sim", "policies", "hwprofiles", "traces")

@@ -97,8 +97,8 @@ def measure(folder: Path, plans: Sequence[Plan], run: Callable[[Sequence[str]], 
 
     A comparison beyond the tolerance of `validate` (exit 1) is a result, not a failure.
     """
+    from sim.base.files import replacing
     from sim.cli.validate_table import read
-    from sim.data import replacing
 
     began_s, parts = time.monotonic(), []
     for plan in plans:
@@ -118,7 +118,7 @@ def measure(folder: Path, plans: Sequence[Plan], run: Callable[[Sequence[str]], 
 
 def refresh(page: Path, table: str, name: str = NAME) -> None:
     """Put a table in the place of the one that the page has. Raises ClickException where it has none of this name."""
-    from sim.data import replacing
+    from sim.base.files import replacing
 
     head = f"<!-- output of: moesim validate --table {name} -->\n```text\n"
     text = page.read_text(encoding="utf-8")

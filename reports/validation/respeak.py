@@ -19,14 +19,14 @@ EXPERTS, OUTPUTS = 128, 16
 def command() -> None:
     """Speak, keep, print the table anew in docs/validate.md."""
     from reports.validation.remeasure import refresh
+    from sim.base.errors import DoesNotFit
+    from sim.base.files import replacing
+    from sim.base.json import finite
     from sim.cli.validate_table import markdown
-    from sim.data import replacing
-    from sim.errors import DoesNotFit
-    from sim.output import finite
+    from sim.policy.registry import policies
     from sim.real.live import talk
-    from sim.registry import policies
     from sim.run import assemble, prepare
-    from sim.spec import RunSpec
+    from sim.setup.spec import RunSpec
     from traces.record.load import named
 
     here, folder, specs = Path(__file__).resolve().parent, Path(named(CHECKPOINT)), []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from sim.interrupts import run_command
+from sim.base.interrupts import run_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

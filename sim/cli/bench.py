@@ -42,7 +42,7 @@ def command(repeat: int, check: bool, profiled: bool, as_json: bool) -> None:
     result = measure(repeat)
     click.echo(json.dumps(result) if as_json else _text(result), nl=as_json)
     if check and not result["ok"]:
-        from sim.errors import CheckFailed
+        from sim.base.errors import CheckFailed
 
         raise CheckFailed("bench: a ratio or the main job's memory misses its bound; close other programs and repeat")
 
@@ -151,8 +151,8 @@ def main_job() -> dict[str, Any]:
 
 
 def _text(result: dict[str, Any]) -> str:
+    from sim.base.units import show_bytes, show_frac, show_seconds
     from sim.cli.tables import render, table
-    from sim.units import show_bytes, show_frac, show_seconds
 
     lines = [f"bare SimPy: {result['bare_timeouts_per_s']:,.0f} timeouts per second", ""]
     rows = table("replay", "tokens/s", "ratio", "at least", "hit rate", "")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.spec import RunSpec
+    from sim.setup.spec import RunSpec
     from traces.requests import Request
 
 
@@ -32,8 +32,8 @@ CASES = (
 
 def written(case: Case, folder: Path) -> RunSpec:
     """The run of a case; its trace is written into `folder`."""
-    from sim.models import load_model
-    from sim.spec import RunSpec
+    from sim.profiles.models import load_model
+    from sim.setup.spec import RunSpec
 
     model = load_model(case.model)
     trace = folder / f"{case.policy}-{case.model}.safetensors"

@@ -12,27 +12,27 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from sim.base.errors import BadInput
 from sim.cli.bench_cases import CASES, Case, written
-from sim.errors import BadInput
 
 EVERY_S = 0.001
 ENOUGH, MAX_RUNS = 1000, 10  # samples of a case, or replays
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = (
     ("policies/", "the policy"),
-    ("sim/fast.py", "the flat loop"),
-    ("sim/fused.py", "engine and machine in one"),
-    ("sim/drive.py", "the loop"),
-    ("sim/iterations.py", "reading the trace"),
-    ("sim/future.py", "reading the trace"),
+    ("sim/engine/fast.py", "the flat loop"),
+    ("sim/engine/fused.py", "engine and machine in one"),
+    ("sim/engine/drive.py", "the loop"),
+    ("sim/workload/iterations.py", "reading the trace"),
+    ("sim/workload/future.py", "reading the trace"),
     ("traces/", "reading the trace"),
-    ("sim/engine.py", "the engine: decisions, cache, counts"),
-    ("sim/execution.py", "the engine: decisions, cache, counts"),
-    ("sim/transfers.py", "the engine: decisions, cache, counts"),
-    ("sim/cache.py", "the engine: decisions, cache, counts"),
-    ("sim/tally.py", "the engine: decisions, cache, counts"),
-    ("sim/view.py", "the engine: decisions, cache, counts"),
-    ("sim/prefetch_queue.py", "the engine: decisions, cache, counts"),
+    ("sim/engine/engine.py", "the engine: decisions, cache, counts"),
+    ("sim/engine/execution.py", "the engine: decisions, cache, counts"),
+    ("sim/engine/transfers.py", "the engine: decisions, cache, counts"),
+    ("sim/engine/residency.py", "the engine: decisions, cache, counts"),
+    ("sim/engine/counts.py", "the engine: decisions, cache, counts"),
+    ("sim/policy/view.py", "the engine: decisions, cache, counts"),
+    ("sim/engine/prefetch_queue.py", "the engine: decisions, cache, counts"),
     ("sim/", "the machine: lanes and prices"),
 )
 
@@ -116,8 +116,8 @@ def profiles() -> list[dict[str, Any]]:
 
 def text(found: list[dict[str, Any]]) -> str:
     """A table: parts by cases."""
+    from sim.base.units import show_frac
     from sim.cli.tables import render, table
-    from sim.units import show_frac
 
     rows = table("part", *(case["title"] for case in found))
     parts = dict.fromkeys(part for case in found for part in case["shares"])

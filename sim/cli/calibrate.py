@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim import __version__
+from sim.base.errors import BadInput
+from sim.base.interrupts import held
+from sim.base.units import show_rate, show_seconds
 from sim.cli import calibrating as main
 from sim.cli.once import OnceEach
 from sim.cli.progress import Bar
-from sim.errors import BadInput
-from sim.interrupts import held
-from sim.units import show_rate, show_seconds
 
 if TYPE_CHECKING:
     from calibrate.runner import Progress
@@ -48,8 +48,8 @@ def command(device: str | None, models: tuple[str, ...], name: str | None, folde
     """Measure copies, experts, attention and host costs of this machine, and write a profile that --hw accepts."""
     from calibrate.runner import PROBES
     from calibrate.session import LANES, Request, calibrate, finish, open_backend
-    from sim.errors import did_you_mean
-    from sim.models import load_model
+    from sim.base.errors import did_you_mean
+    from sim.profiles.models import load_model
 
     known = [*(probe.name for probe in PROBES), LANES]
     for probe in probes:
@@ -64,7 +64,7 @@ def command(device: str | None, models: tuple[str, ...], name: str | None, folde
         raise BadInput("calibrate: --device is missing (with --fit-only: --name); give --device cuda:0 or --device cpu")
     for model in models:
         load_model(model)  # refused before anything is said or opened
-    with held():  # but while a lane is waited for: `sim.interrupts`
+    with held():  # but while a lane is waited for: `sim.base.interrupts`
         backend = open_backend(device)
         try:
             name = name or (re.sub(r"[^a-z0-9]+", "-", backend.title.lower()).strip("-") or "my-machine")

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import click
 import msgspec
 
+from sim.base.errors import BadInput, IllegalDecision, MoesimError
 from sim.cli.compare_row import Row, ranked, ranks_of, speed
 from sim.cli.once import OnceEach
 from sim.cli.progress import Bar
 from sim.cli.spec_options import notes, spec_options, specify
-from sim.errors import BadInput, IllegalDecision, MoesimError
 
 if TYPE_CHECKING:
     from sim.cli.compare_pool import Call
     from sim.cli.compare_row import Rank
-    from sim.setup import Setup
-    from sim.spec import RunSpec
+    from sim.setup.prepare import Setup
+    from sim.setup.spec import RunSpec
 
 # Below so many layers of output tokens over all policies, starting processes takes longer than the work.
 FEW_LAYERS = 20_000
@@ -68,7 +68,7 @@ def command(
     rows.sort(key=lambda row: speed(row.result))
     found = ranks_of(rows)
     if as_json:
-        from sim.output import to_json
+        from sim.base.json import to_json
 
         not_run = [{"as": label, "reason": reason} for label, reason, _ in missing]
         runs = [{"as": row.label, **row.result, **_standing(found.get(row.label))} for row in rows]
@@ -100,15 +100,15 @@ def expanded(policies: tuple[str, ...]) -> list[tuple[str, bool]]:
     named = [(item, True) for item in policies if item.lower() != "all"]
     if len(named) == len(policies):
         return named
-    from sim.registry import policies as known
-    from sim.registry import unusable
+    from sim.policy.registry import policies as known
+    from sim.policy.registry import unusable
 
     return [*named, *((name, False) for name in (*known(), *unusable()))]
 
 
 def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named: bool) -> Candidate:
     """`fine_moe variant=code` as a run. Raises BadInput."""
-    from sim.policy_file import split
+    from sim.policy.policy_file import split
 
     if not item.split():
         raise BadInput("--policy, got an empty name: name a policy, or `all`; `moesim policies` lists them")
@@ -130,7 +130,7 @@ def run_all(candidates: list[Candidate], workers: int | None) -> tuple[list[Row]
     Raises:
         BadInput: a policy that was named cannot run, or none can.
     """
-    from sim.bounds import beside
+    from sim.bounds.time_bound import beside
     from sim.cli.compare_pool import answers, bound_of, n_cores, replay
 
     ready, failed, n_layers = checked(candidates)
@@ -210,7 +210,7 @@ def checked(candidates: list[Candidate]) -> tuple[list[Candidate], dict[str, Moe
 
 def _terms(setup: Setup) -> tuple[Any, ...]:
     """What a lower bound depends on, of all that may differ between runs of one comparison."""
-    from sim.api import overrides
+    from sim.policy.api import overrides
 
     meant = setup.resolved()
     split = setup.run_id if setup.spec.batch > 1 and overrides(setup.policy, "split_step") else ""

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
-from sim.errors import CheckFailed, MoesimError
-from sim.interrupts import POLL_S, heard, held
+from sim.base.errors import CheckFailed, MoesimError
+from sim.base.interrupts import POLL_S, heard, held
 
 if TYPE_CHECKING:
-    from sim.sampling import Sample
-    from sim.spec import RunSpec
+    from sim.results.sampling import Sample
+    from sim.setup.spec import RunSpec
 
 # A call: a function of a module and its arguments, which a process of its own can import and receive.
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -34,8 +34,8 @@ def n_cores() -> int:
 
 def replay(spec: RunSpec) -> tuple[dict[str, Any], dict[str, Sample]] | MoesimError:
     """The result of one run without its bound, and its requests' times, or why they cannot be had."""
+    from sim.results.sampling import samples
     from sim.run import execute, prepare
-    from sim.sampling import samples
 
     try:
         setup = prepare(spec)
@@ -52,8 +52,8 @@ def replay(spec: RunSpec) -> tuple[dict[str, Any], dict[str, Sample]] | MoesimEr
 
 
 def bound_of(spec: RunSpec, cpu: bool) -> dict[str, Any] | None:
-    """The lower bound of one run (`sim.bounds.lower_bound`)."""
-    from sim.bounds import lower_bound
+    """The lower bound of one run (`sim.bounds.time_bound.lower_bound`)."""
+    from sim.bounds.time_bound import lower_bound
     from sim.run import prepare
 
     setup = prepare(spec)

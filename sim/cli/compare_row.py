@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sim.sampling import Sample, ranks
+from sim.results.sampling import Sample, ranks
 
 
 class Row(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.cli.compare_row import is_bound, speed
-from sim.naming import machine_of, show
-from sim.render import show_lengths
-from sim.units import show_bytes, show_count, show_frac, show_seconds
+from sim.results.text import show_lengths
+from sim.setup.naming import machine_of, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

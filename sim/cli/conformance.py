@@ -13,8 +13,8 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(name: str, as_json: bool) -> int:
     """Run every conformance rule on the policy NAME (or an alias); exit 1 when one does not hold."""
-    from sim.conformance import FAIL, PASS, conform
-    from sim.registry import find
+    from sim.conformance.suite import FAIL, PASS, conform
+    from sim.policy.registry import find
 
     kind = find(name)
     verdicts = list(conform(kind))

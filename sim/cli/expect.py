@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from sim.errors import BadInput, did_you_mean
-from sim.units import parse_bytes
+from sim.base.errors import BadInput, did_you_mean
+from sim.base.units import parse_bytes
 
 _FORM = re.compile(r"\s*(?P<key>[A-Za-z0-9_.]+)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<bound>[^\s<>=][^<>=]*)")
 _HOLDS: dict[str, Callable[[float, float], bool]] = {

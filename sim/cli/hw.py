@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from sim import profiles
+from sim.base.errors import BadInput
+from sim.base.files import bundled
+from sim.base.quantities import quantities
+from sim.base.units import show_bytes, show_count, show_flops, show_rate, show_seconds
 from sim.cli.tables import render, table
-from sim.data import bundled
-from sim.errors import BadInput
-from sim.hardware import GPUS, Bus, Hardware, Quantity, load_hardware
-from sim.overrides import parse_set
-from sim.quantity import quantities
-from sim.units import show_bytes, show_count, show_flops, show_rate, show_seconds
+from sim.profiles import find as profiles
+from sim.profiles.hardware import GPUS, Bus, Hardware, Quantity, load_hardware
+from sim.profiles.overrides import parse_set
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -96,7 +96,7 @@ def _list(found: list[Hardware]) -> str:
 
 
 def _links() -> str:
-    from sim.pcie import LINKS, SOURCES, bandwidth, bus_of
+    from sim.profiles.pcie import LINKS, SOURCES, bandwidth, bus_of
 
     rows = table("link", "in theory", "to the GPU", "range", "back", "range", "note")
     refs: dict[str, None] = {}

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from sim import profiles
+from sim.base.errors import BadInput
+from sim.base.units import show_bytes, show_frac
 from sim.cli.tables import render, table
-from sim.errors import BadInput
-from sim.model_bytes import BITS_PER_PARAM
-from sim.models import PACKAGE, Model, load_model, model_names
-from sim.overrides import parse_set
-from sim.units import show_bytes, show_frac
+from sim.profiles import find as profiles
+from sim.profiles.geometry import BITS_PER_PARAM
+from sim.profiles.models import PACKAGE, Model, load_model, model_names
+from sim.profiles.overrides import parse_set
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,7 +6,7 @@ from collections import Counter
 
 import click
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 
 
 class OnceEach(click.Command):

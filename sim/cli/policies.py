@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from sim.api import Param, Policy
+    from sim.policy.api import Param, Policy
 
 WIDTH = 100
 SETTING = "Set one with --set NAME=VALUE. `derived`: worked out from model, trace or budget unless it is set.\n"
@@ -27,8 +27,8 @@ ONE_LINE_EACH = 240  # wide enough that nothing wraps: a list is for looking thr
 @click.option("--api", is_flag=True, help="Print all that a policy can implement, see and decide (to write one).")
 def command(name: str | None, as_json: bool, api: bool) -> None:
     """List policies, or show one with its parameters: a name, an alias, or a file (./mine.py[:Class])."""
-    from sim.blame import check_traits
-    from sim.registry import find, policies, unusable
+    from sim.policy.blame import check_traits
+    from sim.policy.registry import find, policies, unusable
 
     if api:
         from sim.cli.policy_api import reference
@@ -92,8 +92,8 @@ def _list(found: list[type[Policy]]) -> str:
 
 
 def _page(kind: type[Policy]) -> str:
-    from sim.api import TRAITS
     from sim.cli.tables import render, table
+    from sim.policy.api import TRAITS
 
     lines = [f"{kind.name}: {kind.title}", f"source: {kind.source}"]
     if kind.aliases:

@@ -13,29 +13,29 @@ WIDTH = 118
 
 def reference() -> str:
     """Every hook, decision and question with its signature and docstring, as text."""
-    from sim import decisions
-    from sim.api import Assignment, Param, Policy
-    from sim.iterations import Gate, Iteration, Range, RequestInfo
-    from sim.pieces import Piece
-    from sim.store import StoreSplit
-    from sim.view import Prices, View
+    from sim.policy import decisions
+    from sim.policy.api import Assignment, Param, Policy
+    from sim.policy.pieces import Piece
+    from sim.policy.view import Prices, View
+    from sim.workload.iterations import Gate, Iteration, Range, RequestInfo
+    from sim.workload.learn_split import StoreSplit
 
     kinds = [value for value in vars(decisions).values() if _is_decision(value)]
     parts = [
-        ("What a policy implements (sim.api.Policy)", [*_members(Policy)]),
-        ("What its hooks may yield (sim.decisions)", [_fields(kind) for kind in kinds]),
-        ("What it sees (sim.view.View)", [*_members(View)]),
+        ("What a policy implements (sim.policy)", [*_members(Policy)]),
+        ("What its hooks may yield (sim.policy)", [_fields(kind) for kind in kinds]),
+        ("What it sees (sim.policy)", [*_members(View)]),
         ("What things cost, in seconds (view.prices)", [*_members(Prices)]),
-        ("What the gate says (sim.iterations.Gate)", [*_members(Gate)]),
-        ("Which tokens run together (sim.iterations.Iteration)", [*_members(Iteration)]),
+        ("What the gate says (sim.policy)", [*_members(Gate)]),
+        ("Which tokens run together (sim.policy)", [*_members(Iteration)]),
         ("What else it is handed", [_fields(kind) for kind in (Range, RequestInfo, Piece, StoreSplit)]),
-        ("What it declares and returns (sim.api)", [_fields(kind) for kind in (Param, Assignment)]),
+        ("What it declares and returns (sim.policy)", [_fields(kind) for kind in (Param, Assignment)]),
     ]
     return "\n".join(f"{title}\n{'=' * len(title)}\n\n{chr(10).join(own)}" for title, own in parts)
 
 
 def _is_decision(value: object) -> bool:
-    return inspect.isclass(value) and value.__module__ == "sim.decisions" and hasattr(value, "_fields")
+    return inspect.isclass(value) and value.__module__ == "sim.policy.decisions" and hasattr(value, "_fields")
 
 
 def _members(kind: type) -> Iterator[str]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from sim.base.errors import BadInput
+from sim.base.units import show_bytes
 from sim.cli.once import OnceEach
 from sim.cli.progress import Bar
-from sim.errors import BadInput
-from sim.units import show_bytes
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LENGTHS = "a number (37), a range (20-54) or lognormal:MEDIAN:SIGMA"

@@ -13,7 +13,7 @@ import click
 def command(profile: Path, out: Path | None) -> None:
     """Draw PROFILE (the NAME.yaml that `calibrate` wrote) with the samples beside it; opens in any browser, offline."""
     from calibrate.report import write
-    from sim.errors import BadInput
+    from sim.base.errors import BadInput
 
     if profile.suffix not in (".yaml", ".yml"):
         raise BadInput(f"profile, got {str(profile)!r}: not a YAML file; give the NAME.yaml that `calibrate` wrote")

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
+from sim.base.errors import BadInput
 from sim.cli.once import OnceEach
-from sim.errors import BadInput
 
 KINDS = ("a", "b", "c")
 
@@ -57,9 +57,9 @@ def _run(
     from datetime import UTC, datetime
 
     from reports.reproduce.table import reproduce
+    from sim.base.files import write_json
     from sim.cli.progress import bar
-    from sim.data import write_json
-    from sim.stack import load_stack
+    from sim.profiles.stack import load_stack
 
     load_stack(stack)  # refuses an unknown name before any work
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim import __version__
+from sim.base.errors import BadInput
 from sim.cli.expect import judged, parsed
 from sim.cli.once import OnceEach
 from sim.cli.progress import RunBar
 from sim.cli.spec_options import notes, spec_options, specify, warn_if_changed
-from sim.errors import BadInput
 
 if TYPE_CHECKING:
 
@@ -98,7 +98,7 @@ def _run(
             with RunBar(setup) as bar:
                 outcome = execute(setup, progress=bar.progress)
         else:
-            from sim.sinks import recorded
+            from sim.results.sinks import recorded
 
             with RunBar(setup) as bar:
                 outcome = recorded(setup, bar.progress, out, force, timeline, timeline_iterations,
@@ -110,12 +110,12 @@ def _run(
 
 
 def _print(outcome: Outcome, as_json: bool, out: Path | None, timeline: Path | None, with_spans: bool) -> None:
-    from sim.output import to_json
+    from sim.base.json import to_json
 
     if as_json:
         click.echo(to_json(outcome.result))
         return
-    from sim.render import render, verdict
+    from sim.results.text import render, verdict
 
     click.echo(click.style(verdict(outcome.result), bold=True))
     click.echo()

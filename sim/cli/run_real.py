@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 
 if TYPE_CHECKING:
     from sim.real.run import Measured
-    from sim.setup import Setup
-    from sim.spec import RunSpec
+    from sim.setup.prepare import Setup
+    from sim.setup.spec import RunSpec
 
 PREDICTED = ("ttft_s", "tpot_s", "e2e_s", "throughput_tokens_per_s", "hit_rate", "late_hit_rate", "miss_rate",
              "h2d_bytes", "d2h_bytes", "bound_by", "uncertainty", "lane_utilisation")  # fmt: skip
@@ -28,7 +28,7 @@ def run_real(
     from sim.cli.progress import RunBar
     from sim.cli.spec_options import notes, specify, warn_if_changed
     from sim.real.run import execute_real, usable_device
-    from sim.sinks import recorded
+    from sim.results.sinks import recorded
 
     place, folder = usable_device(device), None
     if checkpoint is not None:
@@ -121,12 +121,12 @@ def _with_prediction(done: Measured) -> Measured:
 
 
 def _print(done: Measured, as_json: bool, out: Path | None, timeline: Path | None) -> None:
-    from sim.output import to_json
+    from sim.base.json import to_json
 
     if as_json:
         click.echo(to_json(done.result))
         return
-    from sim.render import render, verdict
+    from sim.results.text import render, verdict
 
     # Times are the clock's: what was set of the profile and the stack shaped the prediction beside them.
     of_clock = {key: value for key, value in done.result["overrides"].items()
@@ -144,8 +144,8 @@ def _print(done: Measured, as_json: bool, out: Path | None, timeline: Path | Non
 
 def beside(result: dict[str, Any]) -> str:
     """Measured and predicted, two lines of times and one of what the host spent on policy code."""
+    from sim.base.units import show_bytes, show_seconds
     from sim.cli.tables import render, table
-    from sim.units import show_bytes, show_seconds
 
     predicted, measured = result["prediction"], result["measured"]
     rows = table("", "measured", f"predicted for {predicted['hw']}", "ratio")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.errors import BadInput
-from sim.units import parse_bytes, show_count
+from sim.base.errors import BadInput
+from sim.base.units import parse_bytes, show_count
 
 if TYPE_CHECKING:
     from sim.run import Setup
-    from sim.spec import RunSpec
+    from sim.setup.spec import RunSpec
 
 LEAST_MEANT = 1000  # bytes without a unit: fewer hold no expert of any model
 
@@ -75,9 +75,9 @@ def specify(
     Raises:
         BadInput: an unreadable configuration, a malformed `--set`, or no policy or hardware named.
     """
-    from sim.data import parse_yaml, to_struct
-    from sim.overrides import parse_set
-    from sim.spec import CAPS, RunSpec, read_spec
+    from sim.base.files import parse_yaml, to_struct
+    from sim.profiles.overrides import parse_set
+    from sim.setup.spec import CAPS, RunSpec, read_spec
 
     fields: dict[str, Any] = {}
     meant: dict[str, Any] = {}
@@ -100,7 +100,7 @@ def _require_names(fields: dict[str, Any]) -> None:
     """Neither policy nor hardware has a default: which one is meant decides everything."""
     missing = []
     if "policy" not in fields:
-        from sim.registry import policies
+        from sim.policy.registry import policies
 
         missing.append(f"--policy, got none: name what to replay ({', '.join(policies())})")
     if "hw" not in fields:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from sim.base.errors import BadInput
 from sim.cli.once import OnceEach
-from sim.errors import BadInput
 
 _EPILOG = (
     "Example: moesim traces compose mixtral-8x7b-small -o load.safetensors --arrivals poisson:0.01, and then "

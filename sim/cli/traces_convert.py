@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from sim.base.errors import BadInput
 from sim.cli.once import OnceEach
-from sim.errors import BadInput
 
 
 @click.command(

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.base.errors import BadInput, CheckFailed
+from sim.base.units import show_bytes, show_frac
 from sim.cli.once import OnceEach
 from sim.cli.progress import bar
 from sim.cli.tables import plain, put
-from sim.errors import BadInput, CheckFailed
-from sim.units import show_bytes, show_frac
 
 if TYPE_CHECKING:
     from traces.summary import Summary
@@ -101,7 +101,7 @@ def _wanted(model: str | None, shape: str | None, figures: Published | None) -> 
     if figures is not None:
         return figures.model, figures.n_layers, figures.n_experts, figures.top_k
     if model is not None:
-        from sim.models import load_model
+        from sim.profiles.models import load_model
 
         found = load_model(model, {})
         return found.id, found.n_moe_layers, found.n_experts, found.top_k
@@ -218,7 +218,7 @@ def _public(names: str | None) -> list[Summary]:
     """Figures of published traces by name; `all` for every one, None for none."""
     if names is None:
         return []
-    from sim.errors import did_you_mean
+    from sim.base.errors import did_you_mean
     from traces.public import public_traces
 
     known = {trace.name: trace for trace in public_traces()}

@@ -45,7 +45,7 @@ def duoserve(
     """Train DuoServe-MoE's ExpertMLP and measure it on the test split as the paper's Table 3 does."""
     from policies._duoserve import WIDTHS
     from policies._duoserve_train import Plan, train
-    from sim.data import must_be_writable
+    from sim.base.files import must_be_writable
     from traces.catalogue import open_trace
 
     plan = Plan(epochs, batch_size, learning_rate, affinity=affinity, nets=nets, seed=seed,

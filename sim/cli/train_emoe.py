@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.base.errors import BadInput
 from sim.cli.once import OnceEach
-from sim.errors import BadInput
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,8 +47,8 @@ def emoe(
         from policies._emoe_train import Plan, train
     except ImportError as error:
         raise BadInput(f"training, got {error}: pip install 'moe-offload-sim[torch]'") from None
+    from sim.base.files import must_be_writable
     from sim.cli.progress import TrainingBar
-    from sim.data import must_be_writable
     from traces.catalogue import open_trace
 
     plan = Plan(steps, batch_size, learning_rate, width, 2 * width, layers, seed)

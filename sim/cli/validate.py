@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
+from sim.base.errors import BadInput
 from sim.cli.once import OnceEach
 from sim.cli.validate_table import markdown, read, report, talk_report
-from sim.errors import BadInput
 
 TALK_OUTPUTS = 32
 
@@ -54,7 +54,7 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
             as_json: bool, tables: tuple[str, ...]) -> int:  # fmt: skip
     """Simulate and really run: predicted, measured and error of TTFT, TPOT, hits, bytes and lanes; exit 1 beyond F."""
     if tables:
-        from sim.data import bundled
+        from sim.base.files import bundled
 
         kept = bundled("reports.validation", ".json")
         click.echo(markdown([read(kept.get(name, Path(name))) for name in tables]), nl=False)
@@ -66,7 +66,7 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
             "whose profile `calibrate --device cpu --model cpu-small --name my-cpu` writes"
         )
     if out is not None:
-        from sim.data import must_be_writable
+        from sim.base.files import must_be_writable
 
         must_be_writable(out)
     if checkpoint is not None:
@@ -102,16 +102,16 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
     import msgspec
 
     from calibrate import environment
+    from sim.base.files import parse_yaml
+    from sim.base.json import finite
     from sim.cli.run_real import prepare_real
     from sim.cli.spec_options import notes
-    from sim.data import parse_yaml
-    from sim.output import finite
-    from sim.overrides import parse_set
+    from sim.profiles.overrides import parse_set
     from sim.real.cpu_lanes import cores
     from sim.real.order import order
     from sim.real.run import opened, usable_device
     from sim.real.validate import SCHEMA, Case, compared, judge, summary
-    from sim.spec import RunSpec
+    from sim.setup.spec import RunSpec
 
     place = usable_device(device)
     parse_set(settings)
@@ -174,7 +174,7 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
 
 def _keep(data: dict[str, Any], out: Path | None) -> None:
     if out is not None:
-        from sim.data import replacing
+        from sim.base.files import replacing
 
         with replacing(out) as part:
             part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
@@ -183,14 +183,14 @@ def _keep(data: dict[str, Any], out: Path | None) -> None:
 def _talk(checkpoint: str, policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str, device: str | None,
           trace: str | None, requests: int, settings: tuple[str, ...], outputs: int) -> dict[str, Any]:  # fmt: skip
     """The real small model under every policy; what a lossless one changes is wrong."""
+    from sim.base.files import parse_yaml
+    from sim.base.json import finite
     from sim.cli.run_real import checkpoint_folder
-    from sim.data import parse_yaml
-    from sim.output import finite
-    from sim.overrides import parse_set
-    from sim.policy_file import split
+    from sim.policy.policy_file import split
+    from sim.profiles.overrides import parse_set
     from sim.real.live import talk
     from sim.real.run import usable_device
-    from sim.spec import RunSpec
+    from sim.setup.spec import RunSpec
 
     folder = checkpoint_folder(checkpoint)
     specs, named_so = [], []

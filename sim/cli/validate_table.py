@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 
 MAX_BYTES = 64 * 1024 * 1024
 
 
 def read(path: Path) -> dict[str, Any]:
     """Kept comparisons. Raises BadInput."""
-    from sim.data import read_text
+    from sim.base.files import read_text
 
     try:
         data = json.loads(read_text(path, MAX_BYTES))
@@ -26,9 +26,9 @@ def read(path: Path) -> dict[str, Any]:
 
 def report(data: dict[str, Any]) -> str:
     """The verdict first, then a row per comparison, lanes of the worst one, and what is wrong."""
+    from sim.base.units import show_count, show_seconds
     from sim.cli.tables import render, table
     from sim.real.order import told
-    from sim.units import show_count, show_seconds
 
     median, worst = data["tpot_s_median_error_frac"], data["tpot_s_worst_error_frac"]
     head = f"{show_count(len(data['comparisons']), 'comparison')} on {data['device']}"

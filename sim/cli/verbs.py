@@ -14,7 +14,7 @@ from contextlib import suppress
 import click
 
 from sim import __version__
-from sim.errors import DoesNotFit, MoesimError, did_you_mean, one_line
+from sim.base.errors import DoesNotFit, MoesimError, did_you_mean, one_line
 
 # Before numpy is imported: a replay's products are small, and threads that wait for one another only slow them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -115,7 +115,7 @@ def guarded(command: click.Command, args: Sequence[str] | None, name: str) -> No
         sys.exit(error.exit_code)
     except MoesimError as error:
         if isinstance(error, DoesNotFit) and error.rows:
-            from sim.units import show_bytes
+            from sim.base.units import show_bytes
 
             for item, n_bytes in error.rows:
                 click.echo(f"  {item:<34}{show_bytes(n_bytes):>12}", err=True)

@@ -16,8 +16,8 @@ from collections import deque
 from typing import Any
 
 from calibrate.environment import cpu_quota, usable_cores
-from sim.interrupts import held, wait_for
-from sim.machine import DEMAND
+from sim.base.interrupts import held, wait_for
+from sim.machine.protocol import DEMAND
 from sim.real.faults import DeviceFault, fault_of
 from sim.real.work import COMPUTE, DOWN, LANES, POOL, UP, Work
 
@@ -33,7 +33,7 @@ def cores() -> int:
 class CpuLanes:
     """Host, compute and copy thread have a core each where there are enough; the pool gets what is left.
 
-    Whoever hands work over holds Ctrl-C back (`sim.interrupts`): it is heard while waiting for a lane.
+    Whoever hands work over holds Ctrl-C back (`sim.base.interrupts`): it is heard while waiting for a lane.
 
     Args:
         pool_threads: cores of one expert on the CPU; None: those that host, compute and copies leave.

@@ -19,9 +19,9 @@ from functools import partial
 from threading import Condition, RLock
 from typing import Any
 
-from sim.errors import BadInput
-from sim.interrupts import heard, held
-from sim.machine import DEMAND, UNKNOWN_S
+from sim.base.errors import BadInput
+from sim.base.interrupts import heard, held
+from sim.machine.protocol import DEMAND, UNKNOWN_S
 from sim.real.cpu_lanes import SWITCH_INTERVAL_S, cores, nothing
 from sim.real.cuda_clock import DeviceClock
 from sim.real.cuda_memory import CudaMemory

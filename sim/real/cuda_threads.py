@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from sim.machine import DEMAND, UNKNOWN_S
+from sim.machine.protocol import DEMAND, UNKNOWN_S
 from sim.real.cpu_lanes import nothing
 from sim.real.work import POOL, Work
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sim.real import latent
 
 if TYPE_CHECKING:
-    from sim.models import Model
+    from sim.profiles.models import Model
     from sim.real.weights import DenseLayer, Weights
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sim.lanes import CPU
-from sim.machine import Ticket
+from sim.machine.lanes import CPU
+from sim.machine.protocol import Ticket
 from sim.real.decoder import Decoder
 from sim.real.links import RealLinks
 from sim.real.partial import Partial, Result
@@ -14,8 +14,8 @@ from sim.real.shelves import extent
 from sim.real.work import COMPUTE, DOWN, POOL, UP, Work, works_of
 
 if TYPE_CHECKING:
-    from sim.models import Model
-    from sim.pieces import Piece
+    from sim.policy.pieces import Piece
+    from sim.profiles.models import Model
     from sim.real.ledger import Ledger
     from sim.real.routing import Routing
     from sim.real.weights import Weights

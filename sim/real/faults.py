@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 
 REFUSED = ("pin_memory", "pinned memory", "pin memory", "page-locked", "cudahostalloc", "hostregister")
 TOO_LITTLE = ("out of memory", "can't allocate", "not enough memory", "status_alloc_failed", "status_not_initialized")

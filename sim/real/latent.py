@@ -1,5 +1,5 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) in its absorbed form, which reads the cached
-latent directly: the form that `sim.model_bytes` prices, in prompts as in decoding.
+latent directly: the form that `sim.profiles.geometry` prices, in prompts as in decoding.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sim.model_bytes import Mla
+    from sim.profiles.geometry import Mla
 
 
 @dataclass

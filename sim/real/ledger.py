@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from sim.lanes import CAUSES, GPU, HOST
+from sim.machine.lanes import CAUSES, GPU, HOST
 from sim.real.work import COMPUTE, LANES, UP, Work
 
 if TYPE_CHECKING:
-    from sim.lanes import Spans
-    from sim.machine import Ticket
-    from sim.pieces import Piece
+    from sim.machine.lanes import Spans
+    from sim.machine.protocol import Ticket
+    from sim.policy.pieces import Piece
 
 
 def lane_names(gpu: int, n_gpus: int) -> tuple[str, ...]:

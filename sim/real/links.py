@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sim.machine import DEMAND, Ticket
+from sim.machine.protocol import DEMAND, Ticket
 from sim.real.shelves import Shelves, copy_runs
 from sim.real.work import DOWN, UP, Work, works_of
 
 if TYPE_CHECKING:
-    from sim.pieces import Piece
+    from sim.policy.pieces import Piece
     from sim.real.ledger import Ledger
     from sim.real.weights import Weights
     from sim.real.work import Lanes

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.errors import BadInput
-from sim.iterations import Iteration, Range
+from sim.base.errors import BadInput
 from sim.real.routing import Routing
 from sim.real.run import assemble_real, open_weighed, run_real
 from sim.real.weights import Weights
 from sim.run import execute, prepare
+from sim.workload.iterations import Iteration, Range
 
 if TYPE_CHECKING:
     from sim.real.decoder import Decoder
     from sim.real.work import Lanes
-    from sim.setup import Setup
-    from sim.spec import RunSpec
+    from sim.setup.prepare import Setup
+    from sim.setup.spec import RunSpec
     from traces.reader import Trace
 
 class LiveTrace:

@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from sim.interrupts import POLL_S, heard
-from sim.iterations import PREFILL
-from sim.lanes import HOST, IDLE
-from sim.machine import Ticket
+from sim.base.interrupts import POLL_S, heard
+from sim.machine.lanes import HOST, IDLE
+from sim.machine.protocol import Ticket
 from sim.real.decoder import Span
 from sim.real.experts import RealExperts
 from sim.real.ledger import Ledger
 from sim.real.partial import Result
 from sim.real.routing import Routing
 from sim.real.work import COMPUTE, Done, Work
+from sim.workload.iterations import PREFILL
 
 if TYPE_CHECKING:
-    from sim.iterations import Iteration
-    from sim.lanes import Spans
-    from sim.models import Model
-    from sim.quantity import Source
+    from sim.base.quantities import Source
+    from sim.machine.lanes import Spans
+    from sim.profiles.models import Model
     from sim.real.weights import Weights
     from sim.real.work import Lanes
+    from sim.workload.iterations import Iteration
 
 
 class RealMachine(RealExperts):
-    """Implements `sim.machine.Machine` on one device.
+    """Implements `sim.machine.protocol.Machine` on one device.
 
     Args:
         lanes: the device. weights: of `model`'s geometry. arena_bytes: expert budget on each GPU.

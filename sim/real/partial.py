@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from sim.real.shelves import Extent
 
 if TYPE_CHECKING:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.result import fold
+from sim.results.fold import fold
 
 if TYPE_CHECKING:
-    from sim.drive import Clockwork
-    from sim.engine import Engine
+    from sim.engine.drive import Clockwork
+    from sim.engine.engine import Engine
     from sim.real.machine import RealMachine
-    from sim.setup import Setup
+    from sim.setup.prepare import Setup
 
 
 def fold_real(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from sim.iterations import Iteration
     from sim.real.decoder import Decoder
+    from sim.workload.iterations import Iteration
     from traces.reader import Trace
 
 

@@ -10,18 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sim.api import Policy
-from sim.api import overrides as implements
-from sim.blame import blamed
-from sim.cache import Cache, Entry
-from sim.cost import Cost
-from sim.drive import Clockwork, RequestTimes, drive
-from sim.engine import Engine
-from sim.errors import BadInput, did_you_mean
-from sim.future import Future
-from sim.interrupts import heard, held
-from sim.iterations import Arrays, Scheduler
-from sim.model_bytes import BITS_PER_PARAM
+from sim.base.errors import BadInput, did_you_mean
+from sim.base.interrupts import heard, held
+from sim.base.units import show_bytes
+from sim.engine.drive import Clockwork, RequestTimes, drive
+from sim.engine.engine import Engine
+from sim.engine.residency import Cache, Entry
+from sim.machine.cost import Cost
+from sim.policy.api import Policy
+from sim.policy.api import overrides as implements
+from sim.policy.blame import blamed
+from sim.profiles.geometry import BITS_PER_PARAM
 from sim.real.faults import DeviceFault, fault_of
 from sim.real.forms import check_form
 from sim.real.machine import RealMachine
@@ -29,20 +28,21 @@ from sim.real.routing import Routing
 from sim.real.watch import watch
 from sim.real.weights import Weights, check_supported, checkpoint_weights, random_weights
 from sim.run import start_policy
-from sim.units import show_bytes
+from sim.workload.future import Future
+from sim.workload.iterations import Arrays, Scheduler
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.drive import Step
-    from sim.lanes import Spans
-    from sim.machine import Ticket
-    from sim.models import Model
-    from sim.pieces import Piece
+    from sim.engine.drive import Step
+    from sim.engine.transfers import Log
+    from sim.machine.lanes import Spans
+    from sim.machine.protocol import Ticket
+    from sim.policy.pieces import Piece
+    from sim.profiles.models import Model
     from sim.real.work import Lanes
     from sim.run import Progress
-    from sim.setup import Setup
-    from sim.transfers import Log
+    from sim.setup.prepare import Setup
 
 SLACK_FRAC = 0.9
 """Share of free memory a run may take."""

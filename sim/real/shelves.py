@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sim.real.arena import Arena, Block, aligned
 
 if TYPE_CHECKING:
-    from sim.pieces import Piece
+    from sim.policy.pieces import Piece
     from sim.real.weights import Weights
     from sim.real.work import Lanes, Work
 

@@ -7,22 +7,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sim.drive import drive
-from sim.lanes import HOST
-from sim.machine import Ticket
-from sim.metrics import quantile
+from sim.engine.drive import drive
+from sim.machine.lanes import HOST
+from sim.machine.protocol import Ticket
 from sim.real.faults import DeviceFault
 from sim.real.run import measure
 from sim.real.watch import watch
-from sim.result import fold
+from sim.results.fold import fold
+from sim.results.metrics import quantile
 from sim.run import assemble, prepare, run_through
 
 if TYPE_CHECKING:
+    from sim.machine.simulated import SimMachine
     from sim.real.weights import Weights
     from sim.real.work import Lanes
-    from sim.setup import Setup
-    from sim.sim_machine import SimMachine
-    from sim.spec import RunSpec
+    from sim.setup.prepare import Setup
+    from sim.setup.spec import RunSpec
 
 SCHEMA = 1
 CLASSES = ("hit_rate", "partial_hit_rate", "late_hit_rate", "miss_rate", "cpu_rate", "substituted_rate", "dropped_rate")

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sim.api import overrides
+from sim.policy.api import overrides
 
 if TYPE_CHECKING:
-    from sim.api import Policy
+    from sim.policy.api import Policy
 
 HOOKS = ("request_start", "iteration_start", "layer_enter", "gate_input", "assign", "gate_done", "expert_done",
          "copy_done", "layer_done", "iteration_end", "request_end", "idle", "accessed", "placed", "evicted",

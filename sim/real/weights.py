@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sim.errors import BadInput
-from sim.interrupts import heard
+from sim.base.errors import BadInput
+from sim.base.interrupts import heard
 from sim.real.faults import DeviceFault
 from sim.real.forms import Form, pack
 from sim.real.latent import LatentLayer, latent_layer
 
 if TYPE_CHECKING:
-    from sim.models import Model
+    from sim.profiles.models import Model
     from sim.real.work import Lanes
 
 TORCH_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sim.lanes import CPU, GPU, H2D, HOST, SIDE
-from sim.machine import DEMAND, UNKNOWN_S, Ticket
+from sim.machine.lanes import CPU, GPU, H2D, HOST, SIDE
+from sim.machine.protocol import DEMAND, UNKNOWN_S, Ticket
 
 if TYPE_CHECKING:
-    from sim.pieces import Piece
+    from sim.policy.pieces import Piece
 
 COMPUTE, UP, DOWN, POOL = range(4)  # lanes: the compute stream, host to device, device to host, experts on the CPU
 LANES = ("gpu", "h2d", "d2h", "cpu")

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.convert.text import MAX_RATIO
 from traces.format import MAX_HEADER_BYTES, Array
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.convert.fields import has_keys
 from traces.convert.options import Options
 

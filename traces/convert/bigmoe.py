@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.convert.csv_long import rows
 from traces.convert.fields import LARGEST_WEIGHT
 from traces.convert.options import Facts, Options

@@ -14,7 +14,7 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.convert.fields import LARGEST_WEIGHT, phase_of, request_key, text_of
 from traces.convert.options import Facts, Options
 from traces.convert.spool import Spool

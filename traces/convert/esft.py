@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.convert.fields import LARGEST_WEIGHT
 from traces.convert.options import Facts, Options
 from traces.convert.spool import UNKNOWN, Spool

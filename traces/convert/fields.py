@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.convert.spool import DECODE, PREFILL, UNKNOWN
 from traces.convert.text import a_list, shown, whole
 from traces.format import MAX_EXPERTS, MAX_LAYERS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.convert.spool import DECODE, DROPPED, Spool
 from traces.format import Array
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.convert.arrays import Arrays
 from traces.convert.fields import phase_of, request_key, text_of
 from traces.convert.options import Facts, Options

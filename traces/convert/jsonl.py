@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.convert.fields import has_keys, phase_of, request_key, starts_object, text_of, token_layers
 from traces.convert.options import Facts, Options
 from traces.convert.spool import Spool

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.convert.fields import expert_ids, expert_weights, has_keys, phase_of, starts_object, text_of
 from traces.convert.options import Facts, Options
 from traces.convert.spool import Spool

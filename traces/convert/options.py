@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.format import MAX_EXPERTS
 
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 
 from sim import __version__
-from sim.errors import BadInput, did_you_mean
+from sim.base.errors import BadInput, did_you_mean
 from traces.check import check_trace
 from traces.convert import asks, bigmoe, csv_long, esft, hf, jsonl, moe_ocs, sglang, strata, vllm, warp
 from traces.convert.arrays import PICKLED

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.convert.fields import has_keys, starts_object
 from traces.convert.options import Facts, Options
 from traces.convert.spool import DECODE, PREFILL, Spool

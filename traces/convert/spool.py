@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from sim.data import owned_prefix, sweep
-from sim.errors import BadInput
+from sim.base.errors import BadInput
+from sim.base.files import owned_prefix, sweep
 from traces.format import MAX_EXPERTS, MAX_LAYERS, Array
 
 _SUFFIX = ".spool"

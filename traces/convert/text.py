@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 
 MAX_LINE_BYTES = 32 * 1024 * 1024  # a record may be a whole prefill pass
 MAX_ROW_BYTES = 1024 * 1024  # where a line is one token's row of numbers

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.convert.fields import expert_ids, expert_weights, has_keys, request_key, starts_object, text_of
 from traces.convert.options import Facts, Options
 from traces.convert.spool import DECODE, DROPPED, PREFILL, UNKNOWN, Spool

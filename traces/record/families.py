@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.header import Gate
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.record.families import family_of
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")

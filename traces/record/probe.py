@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sim.errors import BadInput, CheckFailed
+from sim.base.errors import BadInput, CheckFailed
 from traces.format import DISTANCES, Array
 from traces.header import Gate
 from traces.record.families import TESTED_WITH, MoeLayer, gate_scores

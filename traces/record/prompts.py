@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sim.data import read_text
-from sim.errors import BadInput
+from sim.base.errors import BadInput
+from sim.base.files import read_text
 from traces.format import SPLITS
 
 MAX_PROMPT_FILE_BYTES = 256 * 1024 * 1024

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.data import write_json
-from sim.errors import BadInput
+from sim.base.errors import BadInput
+from sim.base.files import write_json
 from traces.format import Array
 from traces.header import Header
 from traces.reader import Trace

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.format import Floats
 from traces.header import Gate
 

@@ -15,8 +15,8 @@ import numpy as np
 from msgspec import Meta
 from scipy.optimize import minimize
 
-from sim.data import read_yaml, to_struct
-from sim.errors import BadInput, did_you_mean
+from sim.base.errors import BadInput, did_you_mean
+from sim.base.files import read_yaml, to_struct
 from traces import observe
 from traces.curves import CURVES
 from traces.format import Array, Floats, Ints

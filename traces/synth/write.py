@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sim import __version__
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.format import DISTANCES, MAX_TEXT, U8_SQUARE
 from traces.header import Header
 from traces.synth.draw import Drawer

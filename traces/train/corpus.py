@@ -24,8 +24,8 @@ from typing import Any
 
 import click
 
-from sim.data import read_yaml, replacing, to_struct, write_json
-from sim.errors import BadInput
+from sim.base.errors import BadInput
+from sim.base.files import read_yaml, replacing, to_struct, write_json
 from traces.train.extract import READERS
 
 MANIFEST = Path(__file__).with_name("corpus.yaml")

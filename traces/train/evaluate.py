@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 
-from sim.data import write_json
+from sim.base.files import write_json
 from traces.format import DISTANCES
 from traces.train import model as models
 from traces.train.batches import heldout_windows

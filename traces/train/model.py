@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from sim.errors import BadInput, did_you_mean
+from sim.base.errors import BadInput, did_you_mean
 
 SHARD_BYTES = 15_000_000
 MAX_POSITIONS = 1024

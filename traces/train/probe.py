@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sim.errors import CheckFailed
+from sim.base.errors import CheckFailed
 from traces.train.model import moe_layers, router_of, shared_output
 
 

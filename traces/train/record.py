@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sim.data import replacing
-from sim.errors import BadInput
+from sim.base.errors import BadInput
+from sim.base.files import replacing
 from traces.train import model as models
 from traces.train.probe import Routing, RoutingProbe, ahead_scores, router_weights, skip_attention_scores
 from traces.train.tokens import END_OF_TEXT_ID, Tokens, load_split, split_documents

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from sim.errors import BadInput
+from sim.base.errors import BadInput
 from traces.format import U6_SQUARE, U8_SQUARE
 from traces.header import Gate, Header
 from traces.record.families import FAMILIES

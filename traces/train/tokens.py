@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from sim.data import replacing, write_json
-from sim.errors import BadInput
+from sim.base.errors import BadInput
+from sim.base.files import replacing, write_json
 
 VOCAB = 4096
 END_OF_TEXT = "<|endoftext|>"

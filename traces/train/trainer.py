@@ -19,7 +19,7 @@ import click
 import torch
 from safetensors.torch import load_file, save_file
 
-from sim.data import replacing, write_json
+from sim.base.files import replacing, write_json
 from traces.train import model as models
 from traces.train.batches import WindowSampler, heldout_windows
 from traces.train.fast import FastModel, dense_experts, sorted_experts

@@ -1,0 +1,284 @@
+"""Read untrusted YAML as data, find bundled files by name, and write files whole or not at all."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+import yaml
+
+from sim.base.errors import BadInput, did_you_mean
+
+MAX_JSON_BYTES = 4 * 1024 * 1024
+MAX_YAML_BYTES = 512 * 1024  # PyYAML reads about 100 kB per second, and a profile takes a few
+MAX_YAML_DEPTH = 32
+MAX_NUMBER_CHARS = 100  # base 60, as YAML has it, takes time with the square of them
+PART = ".part"
+
+T = TypeVar("T")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 numbers (PyYAML reads `5e10` as text), and errors where PyYAML is too kind.
+
+    A key given twice would be a silent loss; an alias can stand for exponentially many values; and time grows with the
+    square of the depth. So none of them gets further than where it begins.
+    """
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            self._refuse("YAML aliases are not accepted, write the value out")
+        self.depth += 1
+        if self.depth > MAX_YAML_DEPTH:
+            self._refuse(f"nested deeper than {MAX_YAML_DEPTH} levels")
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        value = node.value if isinstance(node.value, str) else ""
+        if tag in ("!!int", "!!float") and len(value) > MAX_NUMBER_CHARS:
+            raise yaml.MarkedYAMLError(problem=f"a number of {len(value)} characters: at most {MAX_NUMBER_CHARS}",
+                                       problem_mark=node.start_mark)  # fmt: skip
+        try:
+            return super().construct_object(node, deep)
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError):  # PyYAML trusts a tag
+            raise yaml.MarkedYAMLError(problem=f"{value[:40]!r} is no {tag}" if value else f"not a value of {tag}",
+                                       problem_mark=node.start_mark) from None  # fmt: skip
+
+    def _refuse(self, problem: str) -> NoReturn:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
+# The YAML 1.2 floats that PyYAML's YAML 1.1 takes for text, and the characters they begin with.
+FLOAT = (
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$|^[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?$"),
+    list("-+0123456789."),
+)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", *FLOAT)
+
+
+def _no_duplicate_keys(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, (str, int, float, bool)) and key is not None:
+            raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key_node.start_mark)
+        if key in seen:
+            raise yaml.MarkedYAMLError(problem=f"key {key!r} appears twice", problem_mark=key_node.start_mark)
+        seen.add(key)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _no_duplicate_keys)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse one YAML document as plain data.
+
+    Raises:
+        BadInput: not YAML, a duplicate key, an alias, or nested too deep.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader derives from SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        at = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise BadInput(f"{where}{at}: {error.problem or 'not YAML'}; fix the file") from None
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
+        raise BadInput(f"{where}: not YAML ({str(error).splitlines()[0]}); fix the file") from None
+
+
+def read_yaml(path: Path) -> Any:
+    """Parse a YAML file of at most 512 KiB. Raises BadInput as `parse_yaml` does, or when it cannot be read."""
+    return parse_yaml(read_text(path, MAX_YAML_BYTES), str(path))
+
+
+def read_text(path: Path, max_bytes: int) -> str:
+    """Read a UTF-8 text file whose size is checked first. Raises BadInput."""
+    try:
+        with path.open("rb") as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            data = file.read(max_bytes + 1) if size_bytes <= max_bytes else b""  # a pipe or device has no size
+        if max(size_bytes, len(data)) > max_bytes:
+            raise BadInput(f"{path}, got {size_bytes or 'more'} bytes: at most {max_bytes} are read; "
+                           "is it the right file?")  # fmt: skip
+        return data.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: not UTF-8 text (byte {error.start}); is it the right file?") from None
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}; check the path") from None
+    except ValueError:
+        raise BadInput(f"{str(path)!r}: not a path; check the name") from None
+
+
+def to_struct(data: Any, kind: type[T], where: str) -> T:
+    """Convert plain data to a msgspec Struct, strictly. Raises BadInput naming the field by its path."""
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        message, _, path = text.partition(" - at `")
+        field = path.rstrip("`").removeprefix("$.").removeprefix("$") or "top level"
+        unknown = re.search(r"unknown field `([^`]+)`", message)
+        fields = _fields_at(kind, field)
+        hint = f"; {did_you_mean(unknown.group(1), fields)}" if unknown and fields else "; correct the field"
+        raise BadInput(f"{where}: {field}: {message}{hint}") from None
+
+
+def _fields_at(kind: Any, path: str) -> list[str]:
+    """Names of the fields a Struct has at a dotted path, for "did you mean"; empty when the path leaves Structs."""
+    for part in [] if path == "top level" else path.split("."):
+        info = msgspec.inspect.type_info(kind)
+        if not isinstance(info, msgspec.inspect.StructType):
+            return []
+        match = [field.type for field in info.fields if field.encode_name == part.split("[")[0]]
+        nested = [t for t in match if isinstance(t, msgspec.inspect.StructType)]
+        nested += [t for m in match if isinstance(m, msgspec.inspect.UnionType) for t in m.types
+                   if isinstance(t, msgspec.inspect.StructType)]  # fmt: skip
+        if not nested:
+            return []
+        kind = nested[0].cls
+    info = msgspec.inspect.type_info(kind)
+    return [field.encode_name for field in info.fields] if isinstance(info, msgspec.inspect.StructType) else []
+
+
+def bundled(package: str, suffix: str) -> dict[str, Path]:
+    """Map the stem of every `*suffix` file in a data package (`hwprofiles.gpus`) to its path, sorted by name."""
+    top, *rest = package.split(".")
+    folder = resources.files(top).joinpath(*rest)
+    found = {Path(str(entry)).name.removesuffix(suffix): Path(str(entry))
+             for entry in folder.iterdir() if entry.name.endswith(suffix)}  # fmt: skip
+    return dict(sorted(found.items()))
+
+
+def owned_prefix(target: Path) -> str:
+    """How hidden names beside `target` begin while this process works on it: they say which machine's which process."""
+    return f".{target.name}.{_host()}-{os.getpid()}-"
+
+
+def orphans(target: Path, suffix: str) -> list[Path]:
+    """What killed processes of this machine left beside `target` under such names.
+
+    What belongs to a living process or to another machine is none, and on Windows, where asking whether a process lives
+    takes more than a signal, nothing is.
+    """
+    found = []
+    for left in target.parent.glob(f".{glob.escape(target.name)}.{_host()}-*{suffix}"):
+        owner = left.name.removesuffix(suffix).split("-")[-2]
+        if owner.isdecimal() and not _alive(int(owner)):
+            found.append(left)
+    return found
+
+
+def sweep(target: Path, suffix: str) -> None:
+    """Remove the orphans, now that somebody writes `target` again."""
+    for left in orphans(target, suffix):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
+@cache
+def _host() -> str:
+    import platform  # for those who write
+
+    return hashlib.sha256(platform.node().encode("utf-8", "replace")).hexdigest()[:8]
+
+
+def _alive(pid: int) -> bool:
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
+
+
+def _must_be_a_file(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a device or a pipe"
+        raise BadInput(f"{path}: {what}, and output replaces what has its name; name a file")
+
+
+def must_be_writable(target: Path) -> None:
+    """Find out now, not after the work, whether a file can be written where `target` is to be.
+
+    Raises:
+        BadInput: its folder cannot be made or written, or it is a folder, a device or a pipe itself.
+    """
+    if target.is_dir():
+        raise BadInput(f"{target}: it is a folder; name a file in it")
+    _must_be_a_file(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise BadInput(f"{target.parent}: {error.strerror or error}; choose another place") from None
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it replaces `path`, on any error nothing is left behind.
+
+    A process that is killed leaves a hidden `.NAME.*.part`, which whoever writes `path` next removes.
+
+    Raises:
+        BadInput: `path` is a folder, or a device or pipe (renaming over /dev/null would leave the machine without one).
+    """
+    _must_be_a_file(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sweep(path, PART)
+    handle, name = tempfile.mkstemp(prefix=owned_prefix(path), suffix=PART, dir=path.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    part.chmod(0o644)
+    try:
+        part.replace(path)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}; what was written lies in {str(set_aside(part, path))!r}"
+                       ) from None  # fmt: skip
+
+
+def set_aside(part: Path, path: Path) -> Path:
+    """Give finished work that cannot have its name the next one that is free: `NAME.1`; where it then is."""
+    for n in range(1, 1000):
+        other = path.with_name(f"{path.name}.{n}")
+        if not other.exists() and not other.is_symlink():
+            try:
+                return part.rename(other)
+            except OSError:
+                return part
+    return part
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write one JSON document, whole or not at all."""
+    with replacing(path) as part:
+        part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,154 @@
+"""One figure with its origin: every number of a hardware profile or a serving stack is a `Quantity`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from sim.base.errors import BadInput
+from sim.base.units import parse_bytes
+
+USER_REF = "set by the user"
+
+# A field named as figures are (`latency_s`, `vram_bytes`, `flops_per_s[...]`) that holds a number and no origin.
+_BARE_NUMBER = re.compile(r"(?:_s|_bytes|_frac|slowdown_by_\w+|\[\.\.\.\]): Expected `object`, got `(?:int|float|str)`")
+
+Source = Literal["measured", "datasheet", "assumed"]
+
+
+class Quantity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A value in the unit its field name ends with.
+
+    `ref` names one or more keys (`"nvbw15, oxide"`) of the file's `sources`; `low` and `high` bound the published
+    range; `iqr` and `n` come from a calibration on the machine itself.
+    """
+
+    value: float
+    source: Source
+    ref: str = ""
+    note: str = ""
+    low: float | None = None
+    high: float | None = None
+    iqr: float | None = None
+    n: int | None = None
+
+    @property
+    def refs(self) -> tuple[str, ...]:
+        """The source keys in `ref`."""
+        if self.ref == USER_REF:
+            return ()
+        return tuple(key.strip() for key in self.ref.split(",") if key.strip())
+
+
+def quantities(node: object, path: str = "") -> Iterator[tuple[str, Quantity]]:
+    """Yield (dotted path, quantity) for every figure inside a Struct, in field order."""
+    if isinstance(node, Quantity):
+        yield path, node
+    elif isinstance(node, msgspec.Struct):
+        for name in node.__struct_fields__:
+            yield from quantities(getattr(node, name), f"{path}.{name}".lstrip("."))
+    elif isinstance(node, Mapping):
+        for name, child in node.items():
+            yield from quantities(child, f"{path}.{name}")
+
+
+def check_quantities(node: msgspec.Struct, sources: Mapping[str, str], where: str) -> None:
+    """Refuse figures that are not finite, not plausible in their unit, or whose reference nobody explains.
+
+    Raises:
+        BadInput: naming file, field, value and remedy.
+    """
+    for path, figure in quantities(node):
+        for part in ("value", "low", "high", "iqr"):
+            number = getattr(figure, part)
+            if number is not None and not math.isfinite(number):
+                raise BadInput(f"{where}: {path}.{part}, got {number}: a figure is finite; correct the number")
+        if rule := _implausible(path, figure.value):
+            raise BadInput(f"{where}: {path}, got {figure.value:g}: {rule}")
+        if (figure.low is not None and figure.low > figure.value) or (
+            figure.high is not None and figure.high < figure.value
+        ):
+            raise BadInput(
+                f"{where}: {path}, got {figure.value:g}: outside its own range "
+                f"{_bound(figure.low)} to {_bound(figure.high)}; correct value, low or high"
+            )
+        for key in figure.refs:
+            if key not in sources:
+                raise BadInput(f"{where}: {path}.ref, got {key!r}: not a key of `sources`; add the citation there")
+
+
+def explain(error: BadInput) -> BadInput:
+    """Add the remedy when a bare number stands where a figure with its origin is required."""
+    text = str(error)
+    if _BARE_NUMBER.search(text):
+        form = "write {value: NUMBER, source: measured|datasheet|assumed}"
+        return BadInput(text.replace("correct the field", form))
+    return error
+
+
+def user_figure(value: Any, name: str = "", what: str = "figure") -> Any:
+    """Plain data of a figure typed on the command line: assumed, and without the old range.
+
+    Args:
+        name: the field it belongs to, whose ending says the unit. what: how messages name it.
+
+    Raises:
+        BadInput: neither a finite number nor, where the unit is bytes, a size (`8GB`, `25GB/s`).
+    """
+    if isinstance(value, dict):
+        value = {**value, "value": _number(value["value"], name, what)} if "value" in value else value
+        return {"source": "assumed", "ref": USER_REF, **value}
+    return {"value": _number(value, name, what), "source": "assumed", "ref": USER_REF}
+
+
+def _number(value: Any, name: str, what: str) -> float | int:
+    """A number as typed, or the bytes a size stands for."""
+    if isinstance(value, str) and value.lower().lstrip("+-.") in ("nan", "inf", "infinity"):
+        raise BadInput(f"{what}, got {value}: a figure is finite; give a number")
+    if isinstance(value, str) and name.endswith("_bytes"):
+        return parse_bytes(value, what)
+    if isinstance(value, str) and name.endswith("_bytes_per_s") and value.rstrip().endswith("/s"):
+        return parse_bytes(value.rstrip().removesuffix("/s"), what)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadInput(f"{what}, got {value!r}: not a number; give one{_in_unit(name)}")
+    if not math.isfinite(value):
+        raise BadInput(f"{what}, got {value}: a figure is finite; give a number")
+    return value
+
+
+def _in_unit(name: str) -> str:
+    """How a figure of this name is written, by its ending."""
+    units = {"_bytes_per_s": " in bytes per second, or e.g. 25GB/s", "_s": " in seconds, e.g. 1e-5",
+             "_bytes": " in bytes, or e.g. 8GB", "_frac": " from 0 to 1"}  # fmt: skip
+    return next((text for ending, text in units.items() if name.endswith(ending)), "")
+
+
+def _bound(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _implausible(path: str, value: float) -> str:
+    """The rule a value breaks, judged by the unit at the end of its field name; empty when it is plausible."""
+    name = path.rsplit(".", 1)[-1]
+    if ".flops_per_s" in f".{path}":
+        if not 1e6 <= value <= 1e18:
+            return "from 1e6 to 1e18; did you write TFLOPS? the unit is floating-point operations per second"
+    elif name.endswith("_bytes_per_s"):
+        if not 1e6 <= value <= 1e14:
+            return "from 1e6 to 1e14; did you write GB/s? the unit is bytes per second"
+    elif name.endswith("_bytes"):
+        if not 1e6 <= value <= 1e15:
+            return "from 1e6 to 1e15; did you write GB? the unit is bytes"
+    elif name.endswith("_s"):
+        if not 0 <= value <= 1:
+            return "from 0 to 1; did you write ms or us? the unit is seconds"
+    elif name.endswith("_frac"):
+        if not 0 < value <= 1:
+            return "above 0 and at most 1; it is a share, not a percentage"
+    elif "slowdown" in name and not 0 <= value <= 10:
+        return "from 0 to 10; it is the share of extra time, 0.05 for 5 % slower"
+    return ""

@@ -1,0 +1,79 @@
+"""Seconds and bytes inside; every other unit exists only here, at the edge where people read and type."""
+
+from __future__ import annotations
+
+import re
+
+from sim.base.errors import BadInput
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+
+_SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*$")
+_SIZE_UNITS = {
+    "": 1, "b": 1,
+    "k": 1000, "kb": 1000, "m": 1000**2, "mb": 1000**2, "g": 1000**3, "gb": 1000**3, "t": 1000**4, "tb": 1000**4,
+    "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024**4,
+}  # fmt: skip
+
+
+def parse_bytes(text: str, what: str = "size") -> int:
+    """Read `24GiB`, `6e9`, `512 MB` or a plain count of bytes; decimal prefixes are powers of 1000.
+
+    Raises:
+        BadInput: not a size, or negative.
+    """
+    match = _SIZE.match(text)
+    unit = match.group(2).lower() if match else ""
+    if match is None or unit not in _SIZE_UNITS:
+        known = "B, kB, MB, GB, KiB, MiB or GiB"
+        raise BadInput(f"{what}, got {text!r}: not a size; write a number with {known}, e.g. 6GB")
+    n_bytes = float(match.group(1)) * _SIZE_UNITS[unit]
+    if n_bytes >= 2**63:
+        raise BadInput(f"{what}, got {text!r}: beyond any memory; correct the number or its unit")
+    return int(n_bytes)
+
+
+def show_bytes(n_bytes: float) -> str:
+    """Decimal prefixes, three significant digits: `352 MB`, `22.5 GB`."""
+    value, sign = abs(float(n_bytes)), "-" if n_bytes < 0 else ""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= scale * 0.9995:
+            return f"{sign}{_three_digits(value / scale)} {unit}"
+    return f"{sign}{value:.0f} B"
+
+
+def show_seconds(duration_s: float) -> str:
+    """`98.2 ms`, `14.4 us`, `3.21 s`."""
+    value, sign = abs(duration_s), "-" if duration_s < 0 else ""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= scale * 0.9995:
+            return f"{sign}{_three_digits(value / scale)} {unit}"
+    return f"{sign}{value * 1e9:.0f} ns"
+
+
+def show_count(n: int, what: str) -> str:
+    """`1 request`, `2,219 decode tokens`."""
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+
+
+def show_rate(bytes_per_s: float) -> str:
+    """Link rates in GB/s, as data sheets print them."""
+    return f"{bytes_per_s / 1e9:.1f} GB/s"
+
+
+def show_flops(flops_per_s: float) -> str:
+    """TFLOPS as data sheets print them; below one, where a decimal would leave nothing of the figure, GFLOPS."""
+    return f"{flops_per_s / 1e12:.1f} TFLOPS" if flops_per_s >= 1e12 else f"{flops_per_s / 1e9:.3g} GFLOPS"
+
+
+def show_frac(frac: float | None) -> str:
+    """A share as a percentage with one decimal; `-` when there is none."""
+    return "-" if frac is None else f"{100 * frac:.1f} %"
+
+
+def _three_digits(value: float) -> str:
+    if value >= 99.95:
+        return f"{value:.0f}"
+    if value >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}"

@@ -1,0 +1,1 @@
+"""What no lossless policy can beat."""

@@ -1,0 +1,248 @@
+"""No lossless policy can be faster than this: a lower bound on TPOT and TTFT, given the whole future and the lanes.
+
+A window (one request's decode, or its prefill) lasts at least as long as its computation with nothing missing, and at
+least as long as the copies nobody can avoid there take on their link; `docs/bounds.md` derives it. With a CPU lane an
+expert may run there instead of being copied; the bound is then the best split, relaxed to fractions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.bounds.copies import kept
+from sim.bounds.path import Path, path_of
+from sim.machine.cost import Cost
+from sim.workload.future import decode_row
+from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range, RequestInfo, Scheduler
+
+if TYPE_CHECKING:
+    from sim.setup.prepare import Setup
+
+ROUNDING = 1e-10  # sums here and in the engine are taken in different orders; a bound must not exceed a time by that
+
+
+class Line(NamedTuple):
+    """Seconds as a function of x, the experts computed on the CPU: start + slope * x."""
+
+    start_s: float
+    slope_s: float
+
+
+@dataclass
+class Pass:
+    """Iterations in turn: their path; per GPU the experts they use, in order of step, and where each step ends."""
+
+    index: int
+    path: Path
+    ids: list[NDArray[np.int64]]
+    stops: list[list[int]]
+    tokens: frozenset[int]  # how many an expert serves, without repetition
+
+
+class Bounds:
+    """The bound of one run.
+
+    Args:
+        cpu: experts may be computed on the CPU.
+    """
+
+    def __init__(self, setup: Setup, cpu: bool) -> None:
+        self.setup, self.cpu = setup, cpu
+        self.cost = Cost(setup.hw, setup.model, setup.stack, setup.spec.precision)
+        self.n_gpus = setup.spec.gpus
+        size = setup.pieces.whole[0][0].n_bytes
+        # A policy may hold part of an expert in what is left of the budget: rounded up, in its favour.
+        self.rooms = [-(-budget // size) for budget in setup.memory.expert_bytes]
+        self.copy_s = self.cost.copy_s(size)
+
+    def windows(self) -> Iterator[tuple[list[Pass], list[Pass], int]]:
+        """(prefill, decode, outputs) of every request, in the order they complete."""
+        if self.setup.spec.batch == self.n_gpus == 1:
+            yield from self._one_by_one()
+            return
+        trace, feed, index = self.setup.trace, Feed(self.setup.trace), 0
+        scheduler = Scheduler(self.setup.requests, self.setup.spec.batch, split=self.setup.policy.split_step)
+        passes: deque[Pass] = deque()
+        begun: dict[int, int] = {}
+        while isinstance(ranges := scheduler.next(math.inf), list):
+            passes.append(self._pass(Iteration(index, ranges, trace, decode_row(feed, ranges))))
+            for r in ranges:
+                if r.phase == PREFILL:
+                    begun[r.request.index] = index
+                if r.stop_row == r.request.first_row + r.request.prompt_len + r.request.outputs - 1:
+                    first = begun.pop(r.request.index) - passes[0].index
+                    window = list(passes)[first:]
+                    yield window[:1], window[1:], r.request.outputs
+            oldest = min(begun.values(), default=index + 1)
+            while passes and passes[0].index < oldest:
+                passes.popleft()
+            index += 1
+
+    def _one_by_one(self) -> Iterator[tuple[list[Pass], list[Pass], int]]:
+        trace = self.setup.trace
+        for r in self.setup.requests:
+            stop = r.first_row + r.prompt_len
+            prefill = self._pass(Iteration(0, [Range(r, r.first_row, stop, PREFILL, 0)], trace, None))
+            yield [prefill], [self._decode(r)] if r.outputs > 1 else [], r.outputs
+
+    def _decode(self, request: RequestInfo) -> Pass:
+        """All decode iterations of a request served alone, at once.
+
+        They differ in context alone. As long as an iteration's time is convex in it, they take no less than as many
+        iterations in the middle of it (Jensen's inequality); so they are cut where a measured curve has a point.
+        """
+        trace, n, top_k = self.setup.trace, request.outputs - 1, self.setup.trace.top_k
+        first = request.first_row + request.prompt_len
+        layers = np.arange(trace.n_layers, dtype=np.int64)[None, :, None] * trace.n_experts
+        ids = (trace.experts[first : first + n].astype(np.int64) + layers).ravel()
+        ones, none = [[1] * top_k] * trace.n_layers, [0] * trace.n_layers
+        path = Path(0.0, 0.0, 0.0, 0.0)
+        for start, stop in self._convex(first, n, first - request.first_row):
+            for row in (start + (stop - 1 - start) // 2, start + (stop - start) // 2):
+                ranges = [Range(request, row, row + 1, DECODE, row - request.first_row)]
+                at = path_of(self.cost, Iteration(0, ranges, trace, None), ones, none)
+                path = path.plus(at, (stop - start) / 2)
+        return Pass(0, path, [ids], [list(range(top_k, len(ids) + 1, top_k))], frozenset({1}))
+
+    def _convex(self, first: int, n: int, context: int) -> list[tuple[int, int]]:
+        """Rows [start, stop) over which the price of attention is convex in context; `context` is the first row's."""
+        cuts = {math.ceil(at) - 1 - context for at in self.cost.decode_points()}
+        ends = [0, *sorted(cut for cut in cuts if 0 < cut < n), n]
+        return [(first + start, first + stop) for start, stop in pairwise(ends)]
+
+    def _pass(self, iteration: Iteration) -> Pass:
+        n_layers, n_experts = self.setup.trace.n_layers, self.setup.trace.n_experts
+        layers = range(n_layers)
+        if iteration.row is not None:
+            chosen: Sequence[Iterable[int]] = iteration.row
+            counts = [[1] * len(row) for row in iteration.row]
+        else:
+            needs = [iteration.chosen(layer) for layer in layers]
+            chosen, counts = needs, [list(found.values()) for found in needs]
+        tokens = frozenset(n for row in counts for n in row)
+        flat = [layer * n_experts + expert for layer, row in zip(layers, chosen, strict=True) for expert in row]
+        ids = np.array(flat, dtype=np.int64)
+        ends = np.cumsum([len(row) for row in counts])
+        if self.n_gpus == 1:
+            path = path_of(self.cost, iteration, [sorted(row, reverse=True) for row in counts], [0] * n_layers)
+            return Pass(iteration.index, path, [ids], [ends.tolist()], tokens)
+        home = ids % self.n_gpus
+        found, stops = [], []
+        for gpu in range(self.n_gpus):
+            mine = home == gpu
+            found.append(ids[mine])
+            stops.append(sorted(set(np.cumsum(mine)[ends - 1].tolist()) - {0}))
+        here = [[n for n, at in zip(row, np.split(home, ends[:-1])[layer].tolist(), strict=True) if at == 0]
+                for layer, row in enumerate(counts)]  # fmt: skip
+        elsewhere = [len(row) - len(mine) for row, mine in zip(counts, here, strict=True)]
+        path = path_of(self.cost, iteration, [sorted(row, reverse=True) for row in here], elsewhere)
+        return Pass(iteration.index, path, found, stops, tokens)
+
+    def copies(self, window: list[Pass], gpu: int) -> int:
+        """Copies no policy can avoid in these iterations, whatever lay on the GPU when they began."""
+        ids = np.concatenate([p.ids[gpu] for p in window])
+        stops: list[int] = []
+        at = 0
+        for p in window:
+            stops += [at + stop for stop in p.stops[gpu]]
+            at += len(p.ids[gpu])
+        return len(ids) - sum(kept(ids, stops, self.rooms[gpu], 0 if self.cpu else 1)) if len(ids) else 0
+
+    def seconds(self, window: list[Pass]) -> float:
+        """The least time these iterations take."""
+        cost = self.cost
+        whole_s, dense_s = math.fsum(p.path.whole_s for p in window), math.fsum(p.path.dense_s for p in window)
+        host_s, last_s = math.fsum(p.path.host_s for p in window), window[-1].path.last_s
+        copies = [self.copies(window, gpu) for gpu in range(self.n_gpus)]
+        tokens = frozenset[int]().union(*(p.tokens for p in window))
+        fewest = min(tokens)
+        if not self.cpu:
+            # Part of an expert may be all that waited for the last copy: what is left of a slice's price as it shrinks.
+            part_s = cost.expert(fewest, cost.precision, 0.0, 0.0).duration_s
+            on_links_s = max(n * self.copy_s + (part_s if n else 0.0) for n in copies) + last_s
+            return max(whole_s, on_links_s, host_s + sum(copies) * cost.copy_launch_s)
+        most_s = max(cost.expert(n, cost.precision).duration_s for n in tokens)
+        least_s = min(cost.expert_cpu(n).duration_s for n in tokens)
+        launch_s, activations_s = cost.launch_expert.all_s, cost.copy_s(cost.activation_bytes(fewest))
+        back_s = activations_s if self.n_gpus == 1 else 0.0
+        lines = [
+            Line(whole_s, -(launch_s + most_s)),
+            Line(dense_s, 0.0),
+            Line(host_s + sum(copies) * cost.copy_launch_s, cost.cpu_launch_s - cost.copy_launch_s - launch_s),
+            Line(last_s, max(least_s, activations_s)),  # results go up the first GPU's link, one after the other
+            Line(sum(copies) * self.copy_s / self.n_gpus + last_s, back_s - self.copy_s / self.n_gpus),
+            *(Line(n * self.copy_s + last_s, back_s - self.copy_s) for n in copies),
+        ]
+        return lowest(lines, sum(len(ids) for p in window for ids in p.ids))
+
+    def means(self) -> tuple[float | None, float | None]:
+        """(TPOT, TTFT): means over requests, as results give them."""
+        tpot: list[float] = []
+        ttft: list[float] = []
+        now_s, arrivals = 0.0, iter([r.arrival_s for r in self.setup.requests] if self.setup.open_loop else ())
+        for prefill, decode, outputs in self.windows():
+            # With arrivals requests run one by one in turn: none starts before the one before it can have ended.
+            arrival_s = next(arrivals, None)
+            now_s = now_s if arrival_s is None else max(now_s, arrival_s)
+            prefill_s = self.seconds(prefill)
+            decode_s = self.seconds(decode) if outputs > 1 else 0.0
+            ttft.append(prefill_s if arrival_s is None else now_s - arrival_s + prefill_s)
+            now_s += prefill_s + decode_s
+            if outputs > 1:
+                tpot.append(decode_s / (outputs - 1))
+        return _mean(tpot), _mean(ttft)
+
+
+def _mean(values: list[float]) -> float | None:
+    return math.fsum(values) / len(values) * (1 - ROUNDING) if values else None
+
+
+def lowest(lines: list[Line], limit: float) -> float:
+    """The least of max(lines) over 0 <= x <= limit: convex and made of lines, so at an end or where two cross."""
+    at = {0.0, float(limit)}
+    for i, one in enumerate(lines):
+        for two in lines[:i]:
+            if one.slope_s != two.slope_s:
+                x = (two.start_s - one.start_s) / (one.slope_s - two.slope_s)
+                if 0.0 < x < limit:
+                    at.add(x)
+    return min(max(line.start_s + line.slope_s * x for line in lines) for x in at)
+
+
+def lower_bound(setup: Setup, cpu: bool | None = None) -> dict[str, Any] | None:
+    """The bound of a run that is set up: `tpot_s` and `ttft_s` (None where no request has them) and `lanes`.
+
+    Args:
+        cpu: whether experts may be computed on the CPU; default: where the policy has the trait.
+
+    Returns:
+        None where arrivals and batches leave open which tokens run together, so that there is no future to know.
+    """
+    if setup.open_loop and setup.spec.batch > 1:
+        return None
+    if cpu is None:
+        cpu = "cpu" in setup.policy.traits
+    tpot_s, ttft_s = Bounds(setup, cpu).means()
+    return {"tpot_s": tpot_s, "ttft_s": ttft_s, "lanes": "copy + cpu" if cpu else "copy"}
+
+
+def compare(setup: Setup, result: dict[str, Any]) -> dict[str, Any] | None:
+    """The bound beside a result: `above_frac` is how far the mean TPOT lies above it."""
+    return beside(lower_bound(setup), result)
+
+
+def beside(bound: dict[str, Any] | None, result: dict[str, Any]) -> dict[str, Any] | None:
+    """A bound with `above_frac` of this result; the bound itself may serve several."""
+    if bound is None:
+        return None
+    measured_s, least_s = result["tpot_s"]["mean"], bound["tpot_s"]
+    above_frac = measured_s / least_s - 1 if measured_s is not None and least_s else None
+    return {**bound, "above_frac": above_frac}

@@ -1,0 +1,1 @@
+"""What every policy must keep: a small world to run it in, and the rules by theme."""

@@ -1,0 +1,1 @@
+"""What spends time: prices, lanes, copy engines, and the simulated machine that is made of them."""

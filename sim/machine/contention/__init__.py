@@ -1,0 +1,1 @@
+"""Lanes that slow one another, on SimPy events."""

@@ -1,0 +1,237 @@
+"""What a policy is: hooks it may implement, traits it declares, parameters it lists.
+
+A policy decides. It moves no bytes, reads no clock and counts nothing; see `sim/DESIGN.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from sim.base.errors import BadInput, did_you_mean
+from sim.policy.decisions import Decision
+
+if TYPE_CHECKING:
+    from sim.policy.pieces import Piece
+    from sim.policy.view import View
+    from sim.workload.iterations import Gate, Iteration, Range, RequestInfo
+    from sim.workload.learn_split import StoreSplit
+
+Steps = Generator[Decision, Any, None]  # a hook that yields; each decision's ticket comes back from `yield`
+Decisions = Iterable[Decision] | Steps | None
+ParamValue = bool | int | float | str | None
+
+TRAITS = {
+    "oracle": "may read the future of the trace",
+    "lossy": "changes what the model computes; replay is open-loop",
+    "timing": "reads completions or queue state, so decisions depend on measured time",
+    "cpu": "computes experts on the CPU",
+    "streams": "forgets experts it has room for, as the system it stands for does",
+    "bound": "a reference, not a system: may run in hypothetical memory",
+}
+
+
+@dataclass(frozen=True)
+class Param:
+    """One settable parameter: published default, what it is, where it is published."""
+
+    name: str
+    default: ParamValue
+    doc: str
+    choices: tuple[str, ...] = ()
+    low: float = -math.inf
+    high: float = math.inf
+
+    def check(self, value: Any, policy: str) -> ParamValue:
+        """Return the value in the default's type. Raises BadInput naming parameter, rule and range."""
+        where = f"parameter {policy}.{self.name}, got {value!r}"
+        if value is None and self.default is None:
+            return None
+        if self.choices:
+            if value not in self.choices:
+                raise BadInput(f"{where}: not a choice; {did_you_mean(str(value), self.choices)}")
+            return str(value)
+        if isinstance(self.default, bool):
+            if not isinstance(value, bool):
+                raise BadInput(f"{where}: must be true or false; write {self.name}=true")
+            return value
+        if isinstance(self.default, str):
+            if not isinstance(value, str):
+                raise BadInput(f"{where}: must be a word; default {self.default!r}")
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise BadInput(f"{where}: must be a finite number; default {self.default}")
+        if not self.low <= value <= self.high:
+            raise BadInput(f"{where}: must lie in [{self.low:g}, {self.high:g}]; default {self.default}")
+        # A default of None stands for "derived"; its parameters are numbers, whole when written whole.
+        if isinstance(self.default, int):
+            if value != int(value):
+                raise BadInput(f"{where}: must be a whole number; default {self.default}")
+            return int(value)
+        return float(value) if isinstance(self.default, float) else value
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What `Policy.assign` returns, per token: `ids` [n, k] (-1 where dropped) and the weights used [n, k].
+
+    `precision` names experts that may run in less than the serving precision; they are counted as lowered when they do.
+    """
+
+    ids: np.ndarray
+    weights: np.ndarray
+    precision: dict[int, str] | None = None
+
+
+class Policy:
+    """Base of every policy. Implement the hooks you need; the engine skips those you do not override.
+
+    Without `gate_done` the engine serves a layer itself: run what is resident, fetch what is missing in router
+    order, ask `victim` for room, tell `accessed`. A plain cache is then two short methods.
+
+    Attributes:
+        name, title, source, aliases: what it is called, in words, where it is published, and its other names.
+        traits, needs: what it may do, and the trace levels it reads (docs/policies.md has both lists).
+        params: its settable parameters, each a `Param`; their values are attributes, and `settings` of an instance.
+        labels: words that every result of an instance carries. keeps_all: it wants room for every expert.
+        prefetch_depth: speculative copies handed to each GPU's copy engine at once; None: all, as they are asked.
+        known_ahead: layers by which its own, fine-tuned model names experts earlier.
+    """
+
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    traits: ClassVar[frozenset[str]] = frozenset()
+    needs: frozenset[str] = frozenset({"experts"})  # an instance may narrow it by its parameters
+    params: ClassVar[tuple[Param, ...]] = ()
+    labels: tuple[str, ...] = ()  # words every result of an instance must carry (`surrogate`)
+    # Layers by which its own, fine-tuned model names a layer's experts earlier (Pre-gated MoE); label such results.
+    known_ahead: int = 0
+    keeps_all: ClassVar[bool] = False  # wants room for every expert, whatever the budget (gpu_only)
+    # Speculative copies handed to each GPU's copy engine at once: of two GPUs, each may have so many. What waits for a
+    # full link holds up nothing that another could carry. None: all of them, room taken when asked (no timing).
+    prefetch_depth: int | None = None
+
+    def __init__(self, **values: Any) -> None:
+        known = {param.name: param for param in self.params}
+        for key in values:
+            if key not in known:
+                hint = did_you_mean(key, known) if known else "it has none"
+                raise BadInput(f"parameter {self.name}.{key}: no such parameter; {hint}")
+        self.settings: dict[str, ParamValue] = {}
+        for param in self.params:
+            value = param.check(values[param.name], self.name) if param.name in values else param.default
+            self.settings[param.name] = value
+            setattr(self, param.name, value)
+
+    # -- before the run ---------------------------------------------------------------------------------------------
+
+    def min_experts(self, view: View) -> int:
+        """Fewest whole experts per GPU the policy can work with."""
+        return 1
+
+    def predictor_bytes(self, view: View) -> int:
+        """GPU memory the policy takes beside its experts; counted inside the expert budget."""
+        return 0
+
+    def layer_budgets(self, view: View) -> list[list[int]] | None:
+        """Bytes by GPU and layer when the cache is divided per layer; None for one cache per GPU.
+
+        A cache per layer needs this: without it one layer's experts take the room that others are to have, and a
+        `victim` that looks among its own layer's experts then finds none.
+        """
+        return None
+
+    def bind(self, view: View) -> None:
+        """Size the state to the run's geometry and budget; called once, before anything else."""
+
+    def learn(self, store: StoreSplit) -> None:
+        """Learn from the store split of the trace (never from what is scored)."""
+
+    def initial(self, view: View) -> Iterable[Piece]:
+        """Pieces resident before the first request; placed at no cost, as loading the model would."""
+        return ()
+
+    # -- hooks, in the order they fire ------------------------------------------------------------------------------
+
+    def request_start(self, request: RequestInfo, view: View) -> Decisions:
+        """A request joins the iteration that is about to run: its prompt comes first."""
+
+    def iteration_start(self, iteration: Iteration, view: View) -> Decisions:
+        """Before the first layer; which tokens run together is known, and their embeddings."""
+
+    def layer_enter(self, layer: int, view: View) -> Decisions:
+        """Before the attention of an MoE layer."""
+
+    def gate_input(self, layer: int, view: View) -> Decisions:
+        """After the attention, before the gate has spoken."""
+
+    def assign(self, gate: Gate, view: View) -> Assignment | None:
+        """Change the layer's routing (trait `lossy`); None leaves it. `gate_done` then sees the changed gate."""
+
+    def gate_done(self, gate: Gate, view: View) -> Decisions:
+        """The gate has spoken: serve the layer. Every expert of `gate.needs` must run exactly once."""
+
+    def expert_done(self, layer: int, expert: int, view: View) -> Decisions:
+        """One expert of the layer has been launched, on GPU or CPU."""
+
+    def copy_done(self, piece: Piece, view: View) -> Decisions:
+        """A copy has completed; told at the next polling point (trait `timing`)."""
+
+    def layer_done(self, layer: int, view: View) -> Decisions:
+        """All experts of the layer have been launched."""
+
+    def iteration_end(self, iteration: Iteration, view: View) -> Decisions:
+        """The output head has run."""
+
+    def request_end(self, request: RequestInfo, view: View) -> Decisions:
+        """The request's last token is out."""
+
+    def idle(self, view: View) -> Decisions:
+        """Nothing to do until the next arrival."""
+
+    # -- questions the engine asks ----------------------------------------------------------------------------------
+
+    def accessed(self, piece: Piece, hit: bool, view: View) -> None:
+        """A needed whole expert was found (`hit`) or has just been given room; called by the default service."""
+
+    def placed(self, piece: Piece, view: View) -> None:
+        """A prefetched piece has taken its room."""
+
+    def evicted(self, piece: Piece, view: View) -> None:
+        """A piece has left the cache, whoever asked for it."""
+
+    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
+        """Which resident piece makes room for `piece`; None refuses (a prefetch is then dropped)."""
+        return None
+
+    def split_step(self, ranges: list[Range]) -> list[list[Range]]:
+        """How the tokens of a decode step of several requests are shared out over passes, one after the other.
+
+        Asked again for the bounds beside a result, so the answer must rest on `ranges` and what was learnt alone.
+        """
+        return [ranges]
+
+    def exchange(self, wanted: list[Piece], room: int, view: View) -> tuple[list[Piece], list[Piece]] | None:
+        """Which of a layer's experts are there, and which are missing and come now, others leaving for them. Optional.
+
+        Says in one call per layer what `accessed` for each hit, then `victim` (once `room` experts have found room),
+        `evicted` and `accessed` for each missing expert would say: a shorter way for plain caches of whole experts on
+        one GPU, which are asked very often. The budget holds all that is wanted. Such a policy knows what is resident
+        without the view. None refuses, and the run starts again with the long way.
+        """
+        raise NotImplementedError
+
+    def stats(self) -> dict[str, float]:
+        """Figures of the policy's own (prediction accuracy, store size ...) for the report."""
+        return {}
+
+
+def overrides(policy: Policy, hook: str) -> bool:
+    """True when the policy's class implements a hook of its own."""
+    return getattr(type(policy), hook) is not getattr(Policy, hook)

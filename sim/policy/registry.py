@@ -1,0 +1,98 @@
+"""Find policies: every file of `policies/`, third-party packages under the entry point `moesim.policies`, own files.
+
+A file of `policies/` or a package that cannot be imported takes its own policy away and no other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from sim.base.errors import BadInput, did_you_mean
+from sim.policy.api import Policy
+from sim.policy.policy_file import failure, is_file, load, policies_in
+
+GROUP = "moesim.policies"
+
+
+def policies() -> dict[str, type[Policy]]:
+    """Name -> class of every policy found, sorted by name; what could not be loaded is in `unusable`."""
+    return _scan()[0]
+
+
+def unusable() -> dict[str, str]:
+    """Entry point, or file of `policies/` -> why its policy cannot be used. Others go on without it."""
+    return _scan()[1]
+
+
+@cache
+def _scan() -> tuple[dict[str, type[Policy]], dict[str, str]]:
+    import policies as package
+
+    found: dict[str, type[Policy]] = {}
+    wrong: dict[str, str] = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        if info.name.startswith("_"):
+            continue
+        try:
+            module = importlib.import_module(f"policies.{info.name}")
+        except (Exception, SystemExit) as error:  # somebody is writing it, and it may fail in any way
+            wrong[info.name] = f"policy {info.name!r}, got {failure(error)}: correct that file"
+            continue
+        for kind in policies_in(module).values():
+            if found.setdefault(kind.name, kind) is not kind:
+                wrong[info.name] = _twice(found[kind.name], kind)
+    for entry in entry_points(group=GROUP):
+        try:
+            kind = entry.load()
+        except (Exception, SystemExit) as error:  # a third party's import may fail in any way
+            wrong[entry.name] = (
+                f"policy package {entry.value!r}, got {type(error).__name__} ({error}) on import: "
+                "repair or uninstall that package"
+            )
+            continue
+        if not (inspect.isclass(kind) and issubclass(kind, Policy) and kind.name):
+            wrong[entry.name] = f"entry point {entry.name} = {entry.value}: must name a sim.policy.Policy with a name"
+        elif found.setdefault(kind.name, kind) is not kind:
+            wrong[entry.name] = _twice(found[kind.name], kind)
+    return dict(sorted(found.items())), wrong
+
+
+def _twice(first: type[Policy], second: type[Policy]) -> str:
+    return (f"policy name {first.name!r}, got it from {first.__module__} and again from {second.__module__}: names are "
+            "unique; rename the latter")  # fmt: skip
+
+
+def find(name: str) -> type[Policy]:
+    """The policy of that name or alias, in any spelling (`LRU`, `fine-moe`), or of a file (`./mine.py:Class`).
+
+    Raises:
+        BadInput: no such policy, with the nearest name; or its file or package cannot be used, with the reason.
+    """
+    if is_file(name):
+        return load(name)
+    known = policies()
+    if name in known:
+        return known[name]
+    aliases = {alias: kind for kind in known.values() for alias in kind.aliases}
+    if name in aliases:
+        return aliases[name]
+    spelt = {_plain(other): kind for other, kind in (*aliases.items(), *known.items())}
+    if _plain(name) in spelt:
+        return spelt[_plain(name)]
+    for other, why in unusable().items():
+        if _plain(name) == _plain(other):
+            raise BadInput(why)
+    if ("/" in name or name in (".", "..")) and Path(name).is_dir():
+        raise BadInput(f"policy, got {name!r}: a folder; name the file in it, as in --policy ./mine.py")
+    raise BadInput(f"policy, got {name!r}: no such policy; {did_you_mean(name, [*known, *aliases])}")
+
+
+def _plain(name: str) -> str:
+    """Case and punctuation do not matter, as in the names of hardware and models."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -1,0 +1,107 @@
+"""Find a model, hardware profile or stack by id, alias, or path, and read it as plain data."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+from typing import Any, TypeVar
+
+from sim.base.errors import BadInput, did_you_mean
+from sim.base.files import MAX_JSON_BYTES, MAX_YAML_BYTES, bundled, read_text, read_yaml, to_struct
+from sim.base.paths import mode_of
+from sim.base.quantities import explain
+
+T = TypeVar("T")
+PACKAGE = Path(__file__).resolve().parents[2]  # in which the bundled files lie
+
+
+def find(package: str, what: str, name_or_path: str) -> Path:
+    """Return the file meant by an id (`rtx3090`), a spelling of it (`RTX-3090`), an alias or a path.
+
+    Raises:
+        BadInput: no such name or file.
+    """
+    files = bundled(package, ".yaml")
+    if name_or_path in files:
+        return files[name_or_path]
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml", ".json") or S_ISDIR(mode_of(path)):
+        path = path / "config.json" if S_ISDIR(mode_of(path)) else path
+        if not S_ISREG(mode_of(path)):
+            raise BadInput(f"{what}, got {name_or_path!r}: no such file; check the path")
+        return path
+    plain = {_plain(stem): file for stem, file in files.items()}
+    if _plain(name_or_path) in plain:
+        return plain[_plain(name_or_path)]
+    # Aliases stand inside the files, so this last resort parses them all: about 0.1 s, and only for an alias or a typo.
+    names = aliases(package)
+    by_plain = {_plain(name): file for name, file in names.items()}
+    if _plain(name_or_path) in by_plain:
+        return by_plain[_plain(name_or_path)]
+    if S_ISREG(mode_of(path)):
+        raise BadInput(f"{what}, got {name_or_path!r}: a file of yours ends in .yaml, .yml or .json; rename it")
+    raise BadInput(f"{what}, got {name_or_path!r}: unknown; {did_you_mean(name_or_path, files)}")
+
+
+def as_it_is(package: str, what: str, name: str | None, alone: bool) -> str:
+    """The text of the file that a name means, as `--yaml` prints it. Raises BadInput without a name, or not `alone`."""
+    if name is None or not alone:
+        raise BadInput("--yaml, got no name, or --set or --json beside it: it prints one file as it is; name it alone")
+    return read_text(find(package, what, name), MAX_YAML_BYTES)
+
+
+def aliases(package: str) -> dict[str, Path]:
+    """Map every id, alias and Hugging Face id of a data package to its file; ids come first."""
+    files = bundled(package, ".yaml")
+    found = dict(files)
+    for file in files.values():
+        data = read_yaml(file)
+        for name in [*data.get("aliases", []), *([data["hf_id"]] if data.get("hf_id") else [])]:
+            found.setdefault(str(name), file)
+    return found
+
+
+def read(path: Path, what: str) -> dict[str, Any]:
+    """Read one file whose top level is a mapping with word keys.
+
+    Raises:
+        BadInput: unreadable, not YAML (or, named `.json`, not JSON), or not a mapping.
+    """
+    data = _read_json(path) if path.suffix == ".json" else read_yaml(path)
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise BadInput(f"{path}, got a {type(data).__name__}: a {what} file maps fields to values; is it the one?")
+    return data
+
+
+def convert(data: Any, kind: type[T], where: str) -> T:
+    """`to_struct`, with the remedy for a bare number where a figure with its origin belongs. Raises BadInput."""
+    try:
+        return to_struct(data, kind, where)
+    except BadInput as error:
+        raise explain(error) from None
+    except UnicodeEncodeError:
+        raise BadInput(f"{where}: half a surrogate pair (\\ud800 to \\udfff) is not text; fix the file") from None
+
+
+def _read_json(path: Path) -> Any:
+    # Almost every JSON text is YAML, but not one indented with tabs or with surrogate pairs in its strings.
+    try:
+        return json.loads(read_text(path, MAX_JSON_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: not JSON ({error}); fix the file") from None
+
+
+def where(path: Path, overrides: Mapping[str, object] | None) -> str:
+    """How messages name the origin of a value: the file (a bundled one from its folder on, not where that is
+    installed), and the fact that `--set` changed some of it.
+    """
+    shown = path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path
+    return f"{shown} with --set {', '.join(overrides)}" if overrides else str(shown)
+
+
+def _plain(name: str) -> str:
+    """`Qwen/Qwen1.5-MoE-A2.7B` -> `qwen15moea27b`: case, punctuation and the organisation do not matter."""
+    return re.sub(r"[^a-z0-9]", "", name.rsplit("/", 1)[-1].lower())

@@ -1,0 +1,303 @@
+"""Parameters, bytes and arithmetic of an MoE transformer, as pure functions of its geometry."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from sim.base.errors import BadInput, did_you_mean
+
+# Bits per parameter, scales included. All are dyadic, so floats hold them exactly.
+BITS_PER_PARAM: dict[str, float] = {
+    "fp32": 32.0,
+    "bf16": 16.0,
+    "fp16": 16.0,
+    "fp8": 8.0,  # block scales of DeepSeek-V3 (fp32 per 128 x 128 weights) add 0.02 % and are left out
+    "int8": 8.0,
+    "mxfp4": 4.25,  # 4 bits + one 8-bit scale per 32 (OCP Microscaling Formats specification 1.0)
+    "q4_k": 4.5,  # llama.cpp block_q4_K: 144 bytes per 256 weights; Q4_K_M files mix in larger blocks
+    "nvfp4": 4.5,  # 4 bits + one fp8 scale per 16 (NVIDIA); the fp32 scale per tensor is left out
+    "int4_g128": 4.15625,  # AWQ / GPTQ: fp16 scale and 4-bit zero per 128
+    "int4": 4.0,  # no scales: the figure many papers use
+    "int2": 2.0,  # no scales
+    "hqq2": 3.0625,  # HQQ 2 bits, 8-bit scale and zero per 16, each with an fp32 scale and zero per 128 groups
+}
+
+MAX_LAYERS = 4096  # layers get listed, so a number that no model has would be a list that no memory holds
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Layers = Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+def bytes_of(n_params: int, precision: str = "bf16") -> int:
+    """Bytes of `n_params` parameters: params x bits / 8, rounded up to a whole byte once, in exact arithmetic.
+
+    Every parameter is counted at `precision`, the few biases and norms of a quantised block included.
+
+    Raises:
+        BadInput: unknown precision.
+    """
+    if precision not in BITS_PER_PARAM:
+        raise BadInput(f"precision, got {precision!r}: unknown; {did_you_mean(precision, BITS_PER_PARAM)}")
+    numerator, denominator = BITS_PER_PARAM[precision].as_integer_ratio()
+    return -(-n_params * numerator // (8 * denominator))
+
+
+class Mla(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): the cache holds one latent and one rotary key."""
+
+    kv_lora_rank: Positive
+    qk_nope_head_dim: Positive
+    qk_rope_head_dim: Positive
+    v_head_dim: Positive
+    q_lora_rank: Positive | None = None
+
+
+class Encoder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Encoder half of an encoder-decoder model: same block shape, runs once per request, never in a decode step."""
+
+    n_layers: Layers
+    dense_layers: tuple[Count, ...] = ()
+
+
+class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Shape of a model. Layers are those a decode step runs: of an encoder-decoder model, the decoder's."""
+
+    hidden_size: Positive
+    n_layers: Layers
+    dense_layers: tuple[Count, ...] = ()  # layers whose FFN is dense; every other layer holds routed experts
+    dense_intermediate_size: Count = 0
+    n_experts: Positive
+    top_k: Positive
+    expert_intermediate_size: Positive
+    matrices_per_expert: Literal[2, 3, 4] = 3  # 2: plain FFN; 3: gated; 4: gated, with a gate of double width
+    ffn_bias: bool = False
+    activation: str = "silu"
+    n_shared_experts: Count = 0
+    shared_intermediate_size: Count = 0  # sum over the shared experts, which run as one FFN
+    shared_gate: bool = False  # a sigmoid of one linear unit scales the shared expert's output
+    attention: Literal["gqa", "mla"] = "gqa"
+    n_heads: Positive
+    n_kv_heads: Positive
+    head_dim: Positive
+    mla: Mla | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    attention_sinks: bool = False  # one learnt logit per head
+    qk_norm: Literal["none", "head", "full"] = "none"
+    vocab_size: Positive
+    tied_embeddings: bool = False
+    head_bias: bool = False
+    router_bias: bool = False
+    norm_bias: bool = False
+    extra_norms_per_moe_layer: Count = 0
+    relative_position_buckets: Count = 0  # T5: a (buckets x heads) table in the first block of each stack
+    encoder: Encoder | None = None
+
+    # Layers -----------------------------------------------------------------------------------------------------
+
+    @property
+    def moe_layer_ids(self) -> tuple[int, ...]:
+        """Indices, among the `n_layers` of a decode step, of the layers that hold routed experts."""
+        dense = set(self.dense_layers)
+        return tuple(layer for layer in range(self.n_layers) if layer not in dense)
+
+    @property
+    def n_moe_layers(self) -> int:
+        """Layers with routed experts that a decode step runs."""
+        return self.n_layers - len(self.dense_layers)
+
+    @property
+    def n_encoder_moe_layers(self) -> int:
+        """Layers with routed experts in the encoder, 0 for a decoder-only model."""
+        return 0 if self.encoder is None else self.encoder.n_layers - len(self.encoder.dense_layers)
+
+    # Parameters -------------------------------------------------------------------------------------------------
+
+    def _ffn_params(self, intermediate_size: int) -> int:
+        weights = self.matrices_per_expert * self.hidden_size * intermediate_size
+        biases = (self.matrices_per_expert - 1) * intermediate_size + self.hidden_size
+        return weights + (biases if self.ffn_bias else 0)
+
+    def expert_params(self) -> int:
+        """Parameters of one routed expert."""
+        return self._ffn_params(self.expert_intermediate_size)
+
+    def shared_expert_params(self) -> int:
+        """Parameters of the shared experts of one layer, with their gate."""
+        if not self.shared_intermediate_size:
+            return 0
+        return self._ffn_params(self.shared_intermediate_size) + (self.hidden_size if self.shared_gate else 0)
+
+    def dense_ffn_params(self) -> int:
+        """Parameters of the FFN of one dense layer."""
+        return self._ffn_params(self.dense_intermediate_size) if self.dense_intermediate_size else 0
+
+    def gate_params(self) -> int:
+        """Parameters of one router (selection-only correction biases are left out)."""
+        return self.n_experts * (self.hidden_size + (1 if self.router_bias else 0))
+
+    def self_attention_params(self) -> int:
+        """Parameters of one self-attention block, norms inside the block included."""
+        if self.mla is not None:
+            return self._mla_params(self.mla)
+        q_size, kv_size = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        params = self.hidden_size * (q_size + 2 * kv_size) + q_size * self.hidden_size
+        params += (q_size + 2 * kv_size if self.qkv_bias else 0) + (self.hidden_size if self.out_bias else 0)
+        params += self.n_heads if self.attention_sinks else 0
+        return params + {"none": 0, "head": 2 * self.head_dim, "full": q_size + kv_size}[self.qk_norm]
+
+    def _mla_params(self, mla: Mla) -> int:
+        q_size = self.n_heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+        if mla.q_lora_rank is None:
+            params = self.hidden_size * q_size
+        else:
+            params = mla.q_lora_rank * (self.hidden_size + 1 + q_size)  # 1: the norm between the two matrices
+        params += self.hidden_size * (mla.kv_lora_rank + mla.qk_rope_head_dim) + mla.kv_lora_rank
+        params += mla.kv_lora_rank * self.n_heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+        params += self.n_heads * mla.v_head_dim * self.hidden_size
+        return params + (self.hidden_size if self.out_bias else 0)
+
+    def attention_params(self) -> int:
+        """Parameters of the attention of one decode layer: self-attention, and cross-attention behind an encoder."""
+        return self.self_attention_params() * (1 if self.encoder is None else 2)
+
+    def embedding_params(self) -> int:
+        """Parameters of the input embedding."""
+        return self.vocab_size * self.hidden_size
+
+    def head_params(self) -> int:
+        """Parameters of the output head beyond the embedding it may share."""
+        weights = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
+        return weights + (self.vocab_size if self.head_bias else 0)
+
+    def norm_params(self) -> int:
+        """Parameters of the norms before the blocks and at the end of each stack."""
+        n_norms = self.n_layers * (2 if self.encoder is None else 3) + 1
+        n_norms += self.extra_norms_per_moe_layer * self.n_moe_layers
+        if self.encoder is not None:
+            n_norms += 2 * self.encoder.n_layers + 1
+        return n_norms * self.hidden_size * (2 if self.norm_bias else 1)
+
+    def routed_params(self) -> int:
+        """Parameters of all routed experts, the encoder's included."""
+        return (self.n_moe_layers + self.n_encoder_moe_layers) * self.n_experts * self.expert_params()
+
+    def dense_params(self) -> int:
+        """Parameters of everything that is not a routed expert, the encoder included."""
+        n_moe, n_dense = self.n_moe_layers + self.n_encoder_moe_layers, len(self.dense_layers)
+        params = self.embedding_params() + self.head_params() + self.norm_params()
+        params += self.n_layers * self.attention_params()
+        if self.encoder is not None:
+            n_dense += len(self.encoder.dense_layers)
+            params += self.encoder.n_layers * self.self_attention_params()
+        params += self.relative_position_buckets * self.n_heads * (1 if self.encoder is None else 2)
+        return params + n_moe * (self.gate_params() + self.shared_expert_params()) + n_dense * self.dense_ffn_params()
+
+    def total_params(self) -> int:
+        """All parameters."""
+        return self.dense_params() + self.routed_params()
+
+    def active_params(self, embeddings: Literal["all", "head", "none"] = "all") -> int:
+        """Parameters one token uses, both stacks of an encoder-decoder model included.
+
+        Vendors count differently: with both embedding matrices ("all": Mixtral, Qwen, Phi), without the input
+        embedding ("head": gpt-oss, DeepSeek-V2/V3), or with neither ("none": GLM-4.5).
+        """
+        n_moe = self.n_moe_layers + self.n_encoder_moe_layers
+        params = self.dense_params() + n_moe * self.top_k * self.expert_params()
+        if embeddings == "none":
+            return params - self.embedding_params() - self.head_params()
+        return params - (self.embedding_params() if embeddings == "head" and not self.tied_embeddings else 0)
+
+    # Bytes ------------------------------------------------------------------------------------------------------
+
+    def expert_bytes(self, precision: str = "bf16") -> int:
+        """Bytes of one routed expert; see `bytes_of` for the rounding rule."""
+        return bytes_of(self.expert_params(), precision)
+
+    def shared_expert_bytes(self, precision: str = "bf16") -> int:
+        """Bytes of the shared experts of one layer."""
+        return bytes_of(self.shared_expert_params(), precision)
+
+    def attention_bytes(self, precision: str = "bf16") -> int:
+        """Weight bytes of the attention of one decode layer."""
+        return bytes_of(self.attention_params(), precision)
+
+    def gate_bytes(self, precision: str = "bf16") -> int:
+        """Bytes of one router."""
+        return bytes_of(self.gate_params(), precision)
+
+    def dense_ffn_bytes(self, precision: str = "bf16") -> int:
+        """Bytes of the FFN of one dense layer, 0 for a model without one."""
+        return bytes_of(self.dense_ffn_params(), precision)
+
+    def embedding_bytes(self, precision: str = "bf16") -> int:
+        """Bytes of the input embedding."""
+        return bytes_of(self.embedding_params(), precision)
+
+    def head_bytes(self, precision: str = "bf16") -> int:
+        """Weight bytes read to compute logits; with tied embeddings these are the embedding's own bytes."""
+        return bytes_of(self.head_params() + self.tied_embeddings * self.embedding_params(), precision)
+
+    def dense_bytes(self, precision: str = "bf16") -> int:
+        """Bytes of everything that is not a routed expert."""
+        return bytes_of(self.dense_params(), precision)
+
+    def routed_bytes(self, precision: str = "bf16") -> int:
+        """Bytes of all routed experts, each rounded up on its own as it is copied on its own."""
+        return (self.n_moe_layers + self.n_encoder_moe_layers) * self.n_experts * self.expert_bytes(precision)
+
+    def kv_bytes_per_token_per_layer(self, precision: str = "bf16") -> int:
+        """Bytes one token adds to the self-attention cache of one decode layer: K and V, or MLA's latent and key."""
+        if self.mla is not None:
+            return bytes_of(self.mla.kv_lora_rank + self.mla.qk_rope_head_dim, precision)
+        return bytes_of(2 * self.n_kv_heads * self.head_dim, precision)
+
+    def kv_bytes_per_token(self, precision: str = "bf16") -> int:
+        """The same for all decode layers. Sliding windows are not modelled: an upper bound for models that have one."""
+        return self.n_layers * self.kv_bytes_per_token_per_layer(precision)
+
+    def all_miss_bytes_per_token(self, precision: str = "bf16") -> int:
+        """Bytes copied for one token of decode when no expert is resident."""
+        return self.n_moe_layers * self.top_k * self.expert_bytes(precision)
+
+    # Arithmetic: floating-point operations, a multiply-add counted as two ----------------------------------------
+
+    def expert_flops(self, n_tokens: int) -> int:
+        """Operations of one routed expert on `n_tokens`."""
+        return 2 * n_tokens * self.matrices_per_expert * self.hidden_size * self.expert_intermediate_size
+
+    def shared_expert_flops(self, n_tokens: int) -> int:
+        """Operations of the shared experts of one layer."""
+        gate = self.hidden_size if self.shared_gate and self.shared_intermediate_size else 0
+        return 2 * n_tokens * (self.matrices_per_expert * self.hidden_size * self.shared_intermediate_size + gate)
+
+    def dense_ffn_flops(self, n_tokens: int) -> int:
+        """Operations of the FFN of one dense layer."""
+        return 2 * n_tokens * self.matrices_per_expert * self.hidden_size * self.dense_intermediate_size
+
+    def gate_flops(self, n_tokens: int) -> int:
+        """Operations of one router."""
+        return 2 * n_tokens * self.hidden_size * self.n_experts
+
+    def head_flops(self, n_tokens: int) -> int:
+        """Operations of the logits of `n_tokens`."""
+        return 2 * n_tokens * self.hidden_size * self.vocab_size
+
+    def attention_flops(self, n_tokens: int, context_tokens: float) -> float:
+        """Operations of one decode layer's attention: projections and scores.
+
+        Args:
+            context_tokens: keys each of the tokens attends to, on average; (n + 1) / 2 for a causal prompt of n.
+
+        MLA is counted in its absorbed form, which reads the cached latent directly. Cross-attention counts its
+        projections only, because the encoder's length is not an argument.
+        """
+        if self.mla is not None:
+            width_per_key = 2 * self.mla.kv_lora_rank + self.mla.qk_rope_head_dim
+        else:
+            width_per_key = 2 * self.head_dim
+        return 2 * n_tokens * (self.attention_params() + self.n_heads * width_per_key * context_tokens)

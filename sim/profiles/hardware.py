@@ -1,0 +1,190 @@
+"""Hardware profiles as data: one YAML file per GPU and per CPU, every figure with its origin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from sim.base.errors import BadInput
+from sim.base.quantities import USER_REF as USER_REF
+from sim.base.quantities import Quantity as Quantity
+from sim.base.quantities import check_quantities
+from sim.profiles import find as profiles
+from sim.profiles import overrides as sets
+from sim.profiles.curves import Curves
+
+GPUS, CPUS = "hwprofiles.gpus", "hwprofiles.cpus"
+
+Dtype = Literal["fp32", "fp16", "bf16", "fp8"]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One direction of a copy path: a copy takes latency + bytes / bandwidth."""
+
+    latency_s: Quantity
+    bandwidth_bytes_per_s: Quantity
+
+
+class Bus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The PCIe slot the GPU sits in."""
+
+    generation: Positive
+    lanes: Positive
+    theoretical_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)]  # each way, after 128b/130b encoding
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the device computes with."""
+
+    memory_bandwidth_bytes_per_s: Quantity  # effective, streaming weights once
+    flops_per_s: dict[Dtype, Quantity]  # effective, large matrix products with fp32 accumulation
+    kernel_floor_s: Quantity  # device time of the smallest kernel
+    n_sms: Positive
+    l2_bytes: Positive
+    link: Bus | None = None  # shown, never computed with; None where there is no bus, or none was read
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the launching thread pays."""
+
+    launch_s: Quantity  # to launch one kernel
+    sync_s: Quantity  # to read a GPU result back: wait for the event, and a small copy
+    copy_launch_s: Quantity  # to enqueue one asynchronous copy
+
+
+class Cpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The processor and memory beside the GPU."""
+
+    id: str
+    name: str
+    n_cores: Positive  # physical
+    memory_bandwidth_bytes_per_s: Quantity  # effective, all cores reading
+    flops_per_s: Quantity  # effective matrix product of a few tokens
+    expert_overhead_s: Quantity  # fixed cost of running one expert on the CPU
+    memory_bytes: Quantity
+    note: str = ""
+
+
+UNMEASURED = Quantity(value=0.0, source="assumed", note="off; no measurement found")
+
+
+class Contention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Extra time of an activity while another runs, as a share of its own (0.05: 5 % slower); 0 is off."""
+
+    gpu_slowdown_by_h2d: Quantity
+    h2d_slowdown_by_gpu: Quantity
+    cpu_slowdown_by_h2d: Quantity
+    h2d_slowdown_by_cpu: Quantity
+    h2d_slowdown_by_d2h: Quantity = UNMEASURED  # of pieces written back; activations are too small to matter
+    d2h_slowdown_by_h2d: Quantity = UNMEASURED
+    gpu_slowdown_by_d2h: Quantity = UNMEASURED
+
+    @property
+    def active(self) -> bool:
+        """True when anything slows anything."""
+        return any(getattr(self, term).value > 0 for term in self.__struct_fields__)
+
+
+Range = tuple[float, float]
+
+
+class Ranges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Least and largest of what a calibration's fits rest on; what is priced above is extrapolated, and labelled so."""
+
+    copy_bytes: Range | None = None
+    expert_tokens: Range | None = None
+    cpu_expert_tokens: Range | None = None
+    context_tokens: Range | None = None
+
+
+class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One GPU in its machine."""
+
+    schema: Literal[1]
+    id: str
+    name: str
+    aliases: tuple[str, ...] = ()
+    note: str = ""
+    vram_bytes: Quantity
+    h2d: Link  # page-locked host memory
+    d2h: Link
+    h2d_pageable: Link
+    d2h_pageable: Link
+    p2p: Link  # GPU to GPU
+    gpu: Gpu
+    host: Host
+    cpu: Cpu
+    contention: Contention
+    curves: Curves | None = None  # measured on the real machine for one model
+    more_curves: tuple[Curves, ...] = ()  # and for others
+    ranges: Ranges = Ranges()  # of fits; curves have their own
+    sources: dict[str, str] = {}
+
+    def curves_of(self, model: str, precision: str) -> Curves | None:
+        """What was measured for a model on the real machine; None where it was not."""
+        every = (*(() if self.curves is None else (self.curves,)), *self.more_curves)
+        return next((c for c in every if (c.model, c.precision) == (model, precision)), None)
+
+    def citation(self, figure: Quantity) -> str:
+        """The full text behind a figure's `ref`."""
+        return "; ".join(self.sources[key] for key in figure.refs) or figure.ref
+
+
+def hardware_names() -> dict[str, Path]:
+    """Bundled profile ids and their aliases, with the file each one means; ids come first."""
+    return profiles.aliases(GPUS)
+
+
+def load_hardware(
+    name_or_path: str | os.PathLike[str], overrides: Mapping[str, object] | None = None, link: str | None = None
+) -> Hardware:
+    """Load a bundled profile by id or alias, or an own YAML file.
+
+    `cpu` is a block, the id of a bundled CPU, or `{from: ID, ...}` with some of its fields replaced.
+
+    Args:
+        overrides: dotted field -> value, as `--set hw.h2d.bandwidth_bytes_per_s=5e10` gives them.
+        link: a word of `--link` (`sim.profiles.pcie`); `overrides` win.
+
+    Raises:
+        BadInput: unknown name, unreadable or malformed file, an implausible figure.
+    """
+    path = profiles.find(GPUS, "hardware profile", str(name_or_path))
+    where, overrides = profiles.where(path, overrides), dict(overrides or {})
+    data = profiles.read(path, "hardware profile")
+    cpu = overrides.pop("cpu", data.get("cpu"))
+    if isinstance(cpu, str) or (isinstance(cpu, dict) and "from" in cpu):
+        data = _with_cpu(data, cpu, where)
+    elif cpu is not None:
+        data = {**data, "cpu": cpu}
+    data = sets.apply(data, overrides, Hardware, "hw")
+    hardware = profiles.convert(data, Hardware, where)
+    if link is not None:
+        from sim.profiles.pcie import relinked
+
+        hardware = relinked(hardware, link, set(overrides))
+    check_quantities(hardware, hardware.sources, where)
+    for curves in (hardware.curves, *hardware.more_curves):
+        if curves is not None:
+            curves.check(where)
+    return hardware
+
+
+def _with_cpu(data: dict[str, Any], cpu: str | dict[str, Any], where: str) -> dict[str, Any]:
+    """Inline a bundled (or own) CPU file and add its citations to the profile's."""
+    changes = {} if isinstance(cpu, str) else {key: value for key, value in cpu.items() if key != "from"}
+    name = cpu if isinstance(cpu, str) else cpu["from"]
+    if not isinstance(name, str):
+        raise BadInput(f"{where}: cpu.from, got {name!r}: the id of a CPU, e.g. tr-pro-3955wx")
+    own = profiles.read(profiles.find(CPUS, f"{where}: cpu", name), "CPU")
+    sources, own_sources = data.get("sources", {}), own.pop("sources", {})
+    if not isinstance(sources, dict) or not isinstance(own_sources, dict):
+        raise BadInput(f"{where}: sources, got {type(sources).__name__}: a mapping of key to citation")
+    own.pop("schema", None)
+    own.pop("aliases", None)
+    return {**data, "cpu": {**own, **changes}, "sources": {**own_sources, **sources}}

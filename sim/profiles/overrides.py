@@ -1,0 +1,125 @@
+"""`--set key=value`: sort the keys by what they belong to, and put values into nested plain data, strictly."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+
+from sim.base.errors import BadInput, did_you_mean
+from sim.base.files import parse_yaml
+from sim.base.quantities import Quantity, user_figure
+from sim.profiles.labels import refuse_labels
+
+GROUPS = ("hw", "model", "stack")
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the user set: dotted paths without the group. `policy` holds bare keys, `policies` prefixed ones."""
+
+    hw: dict[str, object] = field(default_factory=dict)
+    model: dict[str, object] = field(default_factory=dict)
+    stack: dict[str, object] = field(default_factory=dict)
+    policy: dict[str, object] = field(default_factory=dict)
+    policies: dict[str, dict[str, object]] = field(default_factory=dict)
+
+    def for_policy(self, name: str, others: Iterable[str] = ()) -> dict[str, object]:
+        """Parameters meant for the policy `name`: bare keys, then `name.key`, which wins.
+
+        Args:
+            others: further policies (or aliases) of the same command, whose prefixes are legal here too.
+
+        Raises:
+            BadInput: a prefix that is neither a group nor one of these policies.
+        """
+        known = {name, *others}
+        for prefix, keys in self.policies.items():
+            if prefix not in known:
+                what = f"--set {prefix}.{next(iter(keys))}"
+                raise BadInput(
+                    f"{what}, got prefix {prefix!r}: not hw, model, stack or a policy of this run; "
+                    f"{did_you_mean(prefix, known | set(GROUPS))}"
+                )
+        return {**self.policy, **self.policies.get(name, {})}
+
+
+def parse_set(items: Iterable[str]) -> Overrides:
+    """Read `["hw.h2d.latency_s=1e-5", "distance=3", "fine_moe.distance=3"]`; values are YAML.
+
+    Raises:
+        BadInput: no `=`, an empty or odd key, a value that is not YAML, or a key given twice.
+    """
+    result = Overrides()
+    for item in items:
+        key, equals, text = item.partition("=")
+        key = key.strip()
+        if not equals or not all(key.split(".")):
+            raise BadInput(f"--set, got {item!r}: not key=value; write e.g. --set hw.h2d.latency_s=1e-5")
+        if any(character.isspace() for character in key):
+            raise BadInput(f"--set, got key {key!r}: a key has no spaces; write e.g. --set distance=3")
+        value = parse_yaml(text, f"--set {key}")
+        prefix, dot, rest = key.partition(".")
+        if not dot:
+            target, rest = result.policy, key
+        elif prefix in GROUPS:
+            target = getattr(result, prefix)
+        else:
+            target = result.policies.setdefault(prefix, {})
+        if rest in target:
+            raise BadInput(f"--set {key}, got it twice: one value per key; keep one of them")
+        target[rest] = value
+    return result
+
+
+def apply(data: Mapping[str, Any], overrides: Mapping[str, object], kind: type[msgspec.Struct], group: str) -> Any:
+    """Return a copy of plain data with each dotted path set; the Struct `kind` says which paths exist.
+
+    A number put where a `Quantity` belongs becomes that quantity, `assumed` and "set by the user". Types and bounds are
+    left to the conversion that follows.
+
+    Raises:
+        BadInput: a path that `kind` does not have, or that is only shown (`sim.profiles.labels`).
+    """
+    refuse_labels(group, overrides.items())
+    result: dict[str, Any] = copy.deepcopy(dict(data))
+    # Shorter paths first: `hw.cpu=...` replaces what `hw.cpu.n_cores=...` then refines, in whichever order they came.
+    for path, value in sorted(overrides.items(), key=lambda item: item[0].count(".")):
+        _put(result, path.split("."), value, kind, f"--set {group}.{path}")
+    return result
+
+
+def _put(node: dict[str, Any], parts: list[str], value: object, kind: Any, what: str) -> None:
+    name, *rest = parts
+    child = _child_type(kind, name, value, what)
+    if child is Quantity and (not rest or rest == ["value"]):
+        # Only the number was given, so neither the old origin nor the old range describes it any more.
+        node[name] = user_figure(value, name, what)
+    elif not rest:
+        node[name] = value
+    elif child is None:
+        raise BadInput(f"{what}, got {value!r}: {name!r} has no parts; write {what.rpartition(f'.{rest[0]}')[0]}=VALUE")
+    else:
+        if not isinstance(node.get(name), dict):
+            node[name] = {}
+        _put(node[name], rest, value, child, what)
+
+
+def _child_type(kind: Any, name: str, value: object, what: str) -> Any:
+    """The Struct or dict type under `name`, None for a plain value; refuses a name that is not there."""
+    if get_origin(kind) is dict:
+        keys, child = get_args(kind)
+        known = get_args(keys) if get_origin(keys) is Literal else (name,)
+    else:
+        fields = {info.encode_name: info.type for info in msgspec.structs.fields(kind)}
+        known, child = tuple(fields), fields.get(name)
+    if name not in known:
+        raise BadInput(f"{what}, got {value!r}: no field {name!r}; {did_you_mean(name, known)}")
+    options = [child, *get_args(child)] if get_origin(child) is not dict else [child]
+    for option in options:
+        if get_origin(option) is dict or (isinstance(option, type) and issubclass(option, msgspec.Struct)):
+            return option
+    return None

@@ -1,0 +1,78 @@
+"""Serving stacks as data: what the software around the kernels costs, one YAML file per framework."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from sim.base.files import bundled
+from sim.base.quantities import Quantity, check_quantities
+from sim.profiles import find as profiles
+from sim.profiles import overrides as sets
+
+PACKAGE = "hwprofiles.stacks"
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Kernels per operation; each launch, of a kernel or of a graph, costs `host.launch_s` on the host lane."""
+
+    attention: Count  # one layer, from its norm to the residual addition
+    gate: Count  # one router, its norm included
+    expert: Count  # one routed expert on the GPU, or one group of them; gather and weighted addition included
+    shared_expert: Count  # the shared experts of one layer
+    head: Count  # final norm, logits, next token
+    dense_ffn: Count  # one dense layer's FFN, its norm included
+
+
+class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Host seconds are spent on the host lane on top of kernel and copy launches.
+
+    `grouped`: one set of kernels runs all experts of a layer that are there when it is launched (grouped products);
+    else each expert launches kernels of its own. `graphs`: kernels are replayed as CUDA graphs, each launched at the
+    price of one kernel: one from attention to the router and the shared experts, one per expert or group of experts,
+    one for a dense layer, one for the head.
+    """
+
+    schema: Literal[1]
+    id: str
+    name: str
+    aliases: tuple[str, ...] = ()
+    note: str = ""
+    pinned: bool  # experts lie in page-locked host memory
+    copy_efficiency_frac: Quantity  # of the profile's bandwidth
+    per_layer_s: Quantity
+    per_expert_s: Quantity  # per routed expert run on the GPU
+    per_copy_s: Quantity  # per whole expert copied; a part of one takes its share
+    per_iteration_s: Quantity
+    grouped: bool = False
+    graphs: bool = False
+    kernels: Kernels
+    sources: dict[str, str] = {}
+
+
+def stack_names() -> dict[str, Path]:
+    """Bundled stack ids and their files."""
+    return bundled(PACKAGE, ".yaml")
+
+
+def load_stack(name_or_path: str | os.PathLike[str], overrides: Mapping[str, object] | None = None) -> Stack:
+    """Load a bundled stack by id or alias, or an own YAML file.
+
+    Args:
+        overrides: dotted field -> value, as `--set stack.per_layer_s=1e-3` gives them.
+
+    Raises:
+        BadInput: unknown name, unreadable or malformed file, an implausible figure.
+    """
+    path = profiles.find(PACKAGE, "stack", str(name_or_path))
+    where = profiles.where(path, overrides)
+    data = sets.apply(profiles.read(path, "stack"), overrides or {}, Stack, "stack")
+    stack = profiles.convert(data, Stack, where)
+    check_quantities(stack, stack.sources, where)
+    return stack

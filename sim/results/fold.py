@@ -1,0 +1,112 @@
+"""The JSON object of a run, folded from what the engine counted and the machine spent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim import __version__
+from sim.base.units import show_bytes
+from sim.policy.api import overrides
+from sim.policy.policy_file import told_of
+from sim.results import metrics
+from sim.setup.memory import BudgetRule
+from sim.setup.naming import overrides_of, title_of
+
+if TYPE_CHECKING:
+    from sim.engine.drive import Clockwork
+    from sim.engine.engine import Engine
+    from sim.machine.simulated import SimMachine
+    from sim.real.machine import RealMachine
+    from sim.setup.prepare import Setup
+
+SCHEMA = 1
+FIXED = ("dense_bytes", "kv_cache_bytes", "activation_bytes", "reserve_bytes", "predictor_bytes")
+
+
+def memory_table(setup: Setup, engine: Engine) -> dict[str, int]:
+    """GPU 0's memory by item; what is not in `FIXED` is the expert part and the whole."""
+    sizes = [n_bytes for _, n_bytes in setup.memory.rows]
+    dense, kv_cache, activations, reserve = sizes[:4]
+    vram_bytes = setup.spec.vram_bytes
+    return {
+        "dense_bytes": dense,
+        "kv_cache_bytes": kv_cache,
+        "activation_bytes": activations,
+        "reserve_bytes": reserve,
+        "predictor_bytes": setup.memory.expert_bytes[0] - engine.cache.budget_bytes[0],
+        "expert_budget_bytes": engine.cache.budget_bytes[0],
+        "peak_expert_bytes": engine.cache.peak_bytes[0],
+        "vram_bytes": int(setup.hw.vram_bytes.value) if vram_bytes is None else vram_bytes,
+    }
+
+
+def fold(
+    setup: Setup, engine: Engine, machine: SimMachine | RealMachine, clockwork: Clockwork, wall_s: float
+) -> dict[str, Any]:
+    """The JSON object; keys are documented in docs/output.md and stable."""
+    spec, policy, model, tally = setup.spec, setup.policy, setup.model, engine.tally
+    timed = metrics.times(clockwork)
+    makespan_s = max((t.last_token_s for t in clockwork.requests), default=0.0)
+    memory = memory_table(setup, engine)
+    labels: list[str] = [trait for trait in ("lossy", "oracle") if trait in policy.traits]
+    labels += policy.labels
+    labels += [label for label in setup.trace.header.labels if label not in labels]
+    if setup.memory.hypothetical:
+        labels.append(f"does not fit: needs {show_bytes(setup.memory.needs_bytes)}")
+    rule = BudgetRule(None, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
+    if policy.keeps_all and rule != BudgetRule():
+        labels.append(f"{rule.described()} not applied: every expert is kept")
+    if overrides(policy, "learn") and {r.index for r in setup.store} & {r.index for r in setup.requests}:
+        labels.append("scored on requests it may have learned from")
+    labels += sorted(f"beyond the calibrated range: {what}" for what in engine.cost.beyond)
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "run_id": setup.run_id,
+        "name": title_of(setup),
+        "policy": policy.name,
+        "policy_file": told_of(type(policy)),
+        "params": dict(policy.settings),
+        "hw": setup.hw.id,
+        "model": model.id,
+        "precision": spec.precision,
+        "stack": setup.stack.id,
+        "overrides": overrides_of(spec),
+        "shape": {"layers": model.n_moe_layers, "experts": model.n_experts, "top_k": model.top_k},
+        "trace": setup.trace.name,
+        "trace_sha256": setup.trace.sha256,
+        "split": spec.split,
+        "seed": spec.seed,
+        "gpus": spec.gpus,
+        "batch": spec.batch,
+        "arrivals": "trace" if setup.open_loop else "back to back",
+        **timed,
+        "lengths": metrics.lengths(clockwork),
+        "phases": metrics.phases(clockwork),
+        "hit_definition": spec.hit_definition,
+        **metrics.hit_rates(tally, spec.hit_definition),
+        "union_per_layer_step": metrics.union(
+            tally, model.n_moe_layers, sum(engine.cache.budget_bytes) / engine.view.expert_bytes / model.n_moe_layers
+        ),
+        "prefetch": metrics.prefetching(tally),
+        "demand_copies": {"n": tally.n_demand, "bytes": tally.demand_bytes},
+        "h2d_bytes": machine.h2d_bytes,
+        "d2h_bytes": machine.d2h_bytes,
+        "peak_vram_bytes": sum(memory[item] for item in FIXED) + memory["peak_expert_bytes"],
+        "peak_host_bytes": setup.host_bytes,
+        "memory": memory,
+        "expert_bytes": engine.view.expert_bytes,
+        "expert_budget_bytes": list(engine.cache.budget_bytes),
+        "peak_expert_bytes": list(engine.cache.peak_bytes),
+        "bound": None,
+        "bound_by": metrics.bound_by(clockwork),
+        "provenance": metrics.provenance(machine, clockwork),
+        "uncertainty": metrics.uncertainty(machine, clockwork, timed, spec.batch, setup.open_loop),
+        "labels": labels,
+        "lane_utilisation": metrics.lane_utilisation(machine, makespan_s),
+        "policy_stats": policy.stats(),
+        "simulated_s": makespan_s,
+        "wall_s": wall_s,
+        "engine": "sim",
+        "version": __version__,
+    }
+    return result

@@ -1,0 +1,139 @@
+"""Where spans and decisions go beside the counters that every result is folded from: tidy tables and a timeline.
+
+A run always folds (constant memory); keeping is what `--out` and `--timeline` ask for. Both see the same spans, so
+every metric can be recomputed from the kept tables; a test does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from sim.base.errors import BadInput
+from sim.base.files import replacing
+from sim.base.json import to_json
+from sim.results.run_folder import CONFIG, FILES, RESULT, check_apart, new_folder
+from sim.results.tables import TABLES, TableWriter, run_row
+from sim.results.timeline import Timeline
+from sim.run import execute
+from sim.setup.naming import title_of
+from sim.setup.spec import dump_spec
+
+if TYPE_CHECKING:
+    from sim.engine.drive import RequestTimes, Step
+    from sim.run import Outcome, Progress, Setup
+
+__all__ = ["FILES", "Keeper", "new_folder", "recorded"]
+
+
+class Keeper:
+    """Writes every iteration, decision and, if they are wanted, span of a run to its tables."""
+
+    def __init__(self, folder: Path, run_id: str, with_spans: bool = False) -> None:
+        self.with_spans = with_spans
+        names = [name for name in TABLES if with_spans or name != "spans"]
+        self._iteration = 0
+        self._decision = 0
+        with ExitStack() as stack:
+            self._tables = {name: stack.enter_context(TableWriter(folder, name, run_id)) for name in names}
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, tb)
+
+    def span(
+        self, lane: str, op: str, layer: int, expert: int, n_tokens: int, n_bytes: int, start_s: float, end_s: float
+    ) -> None:
+        self._tables["spans"].add(
+            lane, op, None if layer < 0 else layer, None if expert < 0 else expert, n_tokens, n_bytes, start_s, end_s
+        )
+
+    def log(self, kind: str, layer: int, expert: int) -> None:
+        self._tables["decisions"].add(self._decision, self._iteration, layer, expert, kind)
+        self._decision += 1
+
+    def step(self, step: Step) -> None:
+        it = step.iteration
+        self._tables["iterations"].add(it.index, it.phase, len(it.ranges), it.n_tokens, step.start_s, step.end_s)
+        self._iteration = it.index + 1
+
+    def finish(self, outcome: Outcome) -> None:
+        """Write what is known only at the end, and close the tables."""
+        self._tables["requests"].extend(_request_row(times) for times in outcome.clockwork.requests)
+        self._tables["runs"].add(*run_row(outcome.result)[1:])
+        self._stack.close()
+
+
+def _request_row(times: RequestTimes) -> tuple[Any, ...]:
+    request = times.request
+    further = request.outputs - 1
+    tpot_s = (times.last_token_s - times.first_token_s) / further if further else None
+    return (
+        request.index, request.task, request.prompt_len, request.outputs, request.arrival_s, times.start_s,
+        times.first_token_s, times.last_token_s, times.first_token_s - times.start_s, tpot_s,
+    )  # fmt: skip
+
+
+def recorded(
+    setup: Setup, progress: Progress | None, out: Path | None, force: bool, timeline: Path | None, n_iterations: int,
+    run: Callable[..., Any] = execute, with_spans: bool = False,
+) -> Any:
+    """Execute by `run` (a simulation, or a real run) and keep it: tables in the folder `out`, trace events of the first
+    iterations in `timeline`. Spans, which take far more room than all other tables, are kept `with_spans` only.
+
+    Raises:
+        BadInput: a place that cannot be written, a folder that holds something else, or a timeline that is there and
+            that `force` does not say to replace.
+    """
+    if out is not None and timeline is not None:
+        check_apart(out, timeline)
+    try:
+        with ExitStack() as stack:
+            keeper = events = None
+            if out is not None:
+                folder = stack.enter_context(new_folder(out, force))
+                keeper = stack.enter_context(Keeper(folder, setup.run_id, with_spans))
+            if timeline is not None:
+                if timeline.is_dir():
+                    raise BadInput(f"--timeline, got {str(timeline)!r}: it is a folder; name a file in it")
+                if timeline.exists() and not force:
+                    raise BadInput(f"--timeline, got {str(timeline)!r}: it exists; replace it with --force, or name "
+                                   "another file")  # fmt: skip
+                part = stack.enter_context(replacing(timeline))
+                title = title_of(setup)
+                events = stack.enter_context(Timeline(part, title, n_iterations))
+            outcome = _execute(setup, progress, [sink for sink in (keeper, events) if sink is not None], run)
+            if events is not None:
+                events.close()
+            if keeper is not None:
+                keeper.finish(outcome)
+                (folder / CONFIG).write_text(dump_spec(setup.explicit(), setup.resolved()), encoding="utf-8")
+                (folder / RESULT).write_text(to_json(outcome.result, indent=2) + "\n", encoding="utf-8")
+            return outcome  # whole files everywhere: what is left is to rename them
+    except OSError as error:
+        where = error.filename or out or timeline
+        raise BadInput(f"{where}: {error.strerror or error}; choose another place") from None
+
+
+def _execute(
+    setup: Setup, progress: Progress | None, sinks: list[Keeper | Timeline], run: Callable[..., Any]
+) -> Any:
+    step, log = [s.step for s in sinks], [s.log for s in sinks if isinstance(s, Keeper)]
+    span = [s.span for s in sinks if not isinstance(s, Keeper) or s.with_spans]
+
+    def spans(*fact: Any) -> None:
+        for take in span:
+            take(*fact)
+
+    def on_step(done: Step) -> None:
+        for take in step:
+            take(done)
+
+    only = span[0] if len(span) == 1 else spans if span else None
+    return run(setup, spans=only, log=log[0] if log else None, progress=progress, on_step=on_step)

@@ -1,0 +1,282 @@
+"""A result as people read it: the verdict first, human units, about thirty lines; the same in a terminal and a pipe."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from sim.base.units import show_bytes, show_count, show_flops, show_frac, show_rate, show_seconds
+from sim.engine.counts import CLASSES
+from sim.setup.naming import machine_of, policy_of, words
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+WIDTH = 118
+TOP_FIGURES = 3
+_WAITS = {
+    "gpu": ("the GPU", "computing"),
+    "copy link": ("the copy link", "waiting for copies"),
+    "host": ("the host", "waiting for the host's launches and reads"),
+    "cpu": ("the CPU", "waiting for experts on the CPU"),
+    "predictor": ("the predictor", "waiting for predictions"),
+}
+_PARTS = ("gpu", "copy", "host", "cpu", "predictor")
+_MEMORY = (
+    ("experts", "peak_expert_bytes"), ("dense", "dense_bytes"), ("KV", "kv_cache_bytes"),
+    ("activations", "activation_bytes"), ("reserve", "reserve_bytes"), ("predictor", "predictor_bytes"),
+)  # fmt: skip
+_CATCHES = ("oracle", "lossy")
+_SHARE_OF = {"gpu": "gpu", "copy link": "copy", "host": "host", "cpu": "cpu", "predictor": "predictor"}
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """One sentence: how fast, and what bounds it."""
+    own = words(result["overrides"], "model")
+    model = f"{result['model']} {result['precision']}" + (f" with {own}" if own else "")
+    who = f"{policy_of(result)} on {machine_of(result)} ({model})"
+    tpot_s, bound = result["tpot_s"]["mean"], result["bound_by"]
+    if tpot_s is None:
+        speed, phase = f"{show_seconds(result['ttft_s']['mean'])} to the first token", "prefill"
+    elif result["batch"] == 1:
+        speed, phase = f"{show_seconds(tpot_s)} per token ({_rate(1 / tpot_s)} tokens/s decoding)", "decode"
+    else:
+        throughput = f"{_rate(result['throughput_tokens_per_s'])} tokens/s over all requests, prefill included"
+        speed, phase = f"{show_seconds(tpot_s)} per token at batch {result['batch']} ({throughput})", "decode"
+    # What turns the figure into a bound rather than a forecast belongs into the same sentence.
+    catch = "".join(f"; {label}" for label in result["labels"]
+                    if label in _CATCHES or label.startswith("does not fit") or "not applied" in label)  # fmt: skip
+    if bound["resource"] is None:
+        return f"{who}: {speed}{catch}"
+    what, doing = _WAITS[bound["resource"]]
+    share = bound[phase][_SHARE_OF[bound["resource"]]]
+    return f"{who}: {speed}, bound by {what} ({100 * share:.0f} % of {phase} time {doing}){catch}"
+
+
+def render(result: dict[str, Any]) -> str:
+    """Everything below the verdict."""
+    blocks = (
+        _facts(result),
+        _times(result),
+        _rates(result),
+        _hits(result),
+        _union(result),
+        _copies(result),
+        _memory(result),
+        _grounds(result),
+    )
+    return "\n".join(_text(block) for block in blocks if block.row_count)
+
+
+def _facts(result: dict[str, Any]) -> Table:
+    shape = result["shape"]
+    settings = ", ".join(f"{key}={_plain(value)}" for key, value in result["params"].items())
+    rows = _pairs()
+    file = result["policy_file"]
+    own = f" of {file['name']}, sha256 {file['sha256'][:12]}" if file else ""
+    rows.add_row("policy", result["policy"] + own + (f" ({settings})" if settings else ""))
+    gpus = f", {result['gpus']} GPUs" if result["gpus"] > 1 else ""
+    routing = f"{shape['layers']} layers x {shape['experts']} experts, k = {shape['top_k']}"
+    own = words(result["overrides"], "model")
+    rows.add_row("hardware", f"{machine_of(result)}{gpus}, stack {result['stack']}")
+    rows.add_row("model", f"{result['model']}{f' with {own}' if own else ''} in {result['precision']}, {routing}")
+    batch = f", batch {result['batch']}" if result["batch"] > 1 else ""
+    arrivals = ", at the trace's arrival times" if result["arrivals"] == "trace" else ""
+    counts = f"{show_count(result['requests'], 'request')}, {show_count(result['decode_tokens'], 'decode token')}"
+    requests = f"{counts}{batch}{arrivals}"
+    rows.add_row("trace", f"{result['trace']}, split {result['split']}: {requests}")
+    rows.add_row("lengths", show_lengths(result["lengths"]))
+    if result["labels"]:
+        rows.add_row("labels", "; ".join(result["labels"]))
+    if "lossy" in result["labels"]:
+        changed, kept = show_frac(result["activations_changed_frac"]), show_frac(result["gate_mass_kept"])
+        lowered = result["activations_lowered_frac"]
+        lower = f", {show_frac(lowered)} in a lower precision" if lowered else ""
+        rows.add_row("loss", f"{changed} of activations changed{lower}, {kept} of gate mass kept (open-loop replay)")
+    return rows
+
+
+def _times(result: dict[str, Any]) -> Table:
+    rows = _table("", "mean", "p50", "p95", "n", "", "gpu", "copies", "host", "cpu", "predictor")
+    for title, key, phase in (("TTFT", "ttft_s", "prefill"), ("TPOT", "tpot_s", "decode")):
+        stat, parts = result[key], result["bound_by"][phase]
+        cells = [_seconds(stat[name]) for name in ("mean", "p50", "p95")]
+        rows.add_row(title, *cells, str(stat["n"]), f"   {phase} time:", *(show_frac(parts[part]) for part in _PARTS))
+    return rows
+
+
+def _rates(result: dict[str, Any]) -> Table:
+    """Output over the whole run, and how far the result lies above what no lossless policy can beat."""
+    rows, bound, throughput = _pairs(), result["bound"], result["throughput_tokens_per_s"]
+    if throughput is not None:
+        outputs = show_count(result["decode_tokens"] + result["requests"], "output token")
+        waits = " and waiting for arrivals" if result["arrivals"] == "trace" else ""
+        rows.add_row("throughput", f"{_rate(throughput)} tokens/s: {outputs} in the whole run, prefill{waits} included")
+    if bound is None or bound["above_frac"] is None:
+        return rows
+    above = bound["above_frac"]
+    where = f"{100 * abs(above):.{0 if abs(above) >= 0.095 else 1}f} % {'above' if above >= 0 else 'below'}"
+    lanes = {"copy": "this link and room", "copy + cpu": "this link, CPU and room"}[bound["lanes"]]
+    rows.add_row(
+        "lower bound", f"TPOT {show_seconds(bound['tpot_s'])} for any lossless policy with {lanes}; this is {where} it"
+    )
+    return rows
+
+
+def _hits(result: dict[str, Any]) -> Table:
+    rates = {
+        "decode": [result[f"{name}_rate"] for name in CLASSES],
+        "prefill": [result["prefill_hit_rates"][name] for name in CLASSES],
+    }
+    # The three that every policy has, and whichever of the others occur.
+    shown = [i for i, name in enumerate(CLASSES) if name in ("hit", "late_hit", "miss")
+             or any(column[i] for column in rates.values())]  # fmt: skip
+    rows = _table("experts found", *(CLASSES[i].replace("_", " ") for i in shown), "")
+    note = f"   definition: {result['hit_definition']}"
+    for phase, column in rates.items():
+        rows.add_row(phase, *(show_frac(column[i]) for i in shown), note if phase == "decode" else "")
+    return rows
+
+
+def _union(result: dict[str, Any]) -> Table:
+    """Of batches: how many experts a layer of an iteration wants together, beside its share of the room."""
+    rows, found = _pairs(), result["union_per_layer_step"]
+    if result["batch"] > 1 and found["experts"] is not None and found["over_slots"] is not None:
+        experts, slots, over = (f"{found[name]:.3g}" for name in ("experts", "slots", "over_slots"))
+        rows.add_row("wanted together", f"{experts} experts per layer and iteration, for {slots} slots: r_bar {over}")
+    return rows
+
+
+def _copies(result: dict[str, Any]) -> Table:
+    rows, prefetch, demand = _pairs(), result["prefetch"], result["demand_copies"]
+    outputs = result["decode_tokens"] + result["requests"]
+    per_token = f", {show_bytes(result['h2d_bytes'] / outputs)} per output token" if outputs else ""
+    back = f"; {show_bytes(result['d2h_bytes'])} back" if result["d2h_bytes"] else ""
+    rows.add_row("PCIe traffic", f"{show_bytes(result['h2d_bytes'])} to the GPU{per_token}{back}")
+    rows.add_row("on demand", f"{demand['n']:,} copies, {show_bytes(demand['bytes'])}")
+    if prefetch["issued"]["n"]:
+        fates = ", ".join(f"{kind} {_count(prefetch[kind])}" for kind in ("useful", "late", "wasted"))
+        moved = {key: prefetch["issued"][key] - prefetch["cancelled"][key] for key in ("n", "bytes")}
+        rows.add_row("prefetched", f"{_count(moved)}: {fates}")
+        less = ", ".join(f"{kind} {prefetch[kind]['n']:,}" for kind in ("cancelled", "refused") if prefetch[kind]["n"])
+        harm = f"harmful {_count(prefetch['harmful'])}, counted among those above"
+        rows.add_row("", harm + (f"; before moving a byte: {less}" if less else ""))
+    else:
+        rows.add_row("prefetched", "nothing")
+    return rows
+
+
+def _memory(result: dict[str, Any]) -> Table:
+    memory, size, shape, rows = result["memory"], result["expert_bytes"], result["shape"], _pairs()
+    budget, peak = sum(result["expert_budget_bytes"]), sum(result["peak_expert_bytes"])
+    n_whole = sum(n_bytes // size for n_bytes in result["expert_budget_bytes"])
+    n_all = shape["layers"] * shape["experts"]
+    where = f" over {result['gpus']} GPUs" if result["gpus"] > 1 else ""
+    rows.add_row("expert budget", f"{show_bytes(budget)}{where}: {n_whole:,} of {n_all:,} whole experts of "
+                 f"{show_bytes(size)}; {show_bytes(budget - peak)} never used")  # fmt: skip
+    peak_vram = f"{show_bytes(result['peak_vram_bytes'])} of {show_bytes(memory['vram_bytes'])}"
+    parts = ", ".join(f"{name} {show_bytes(memory[key])}" for name, key in _MEMORY if memory[key])
+    rows.add_row("peak VRAM" + (" (GPU 0)" if result["gpus"] > 1 else ""), f"{peak_vram}: {parts}")
+    rows.add_row("host memory", f"{show_bytes(result['peak_host_bytes'])} of experts")
+    return rows
+
+
+def _grounds(result: dict[str, Any]) -> Table:
+    rows, origin, band = _pairs(), result["provenance"], result["uncertainty"]
+    if not origin["figures"]:  # a real run rests on the clock
+        return rows
+    shares = ", ".join(f"{show_frac(origin[source])} {source}" for source in ("measured", "datasheet", "assumed"))
+    rows.add_row("rests on", f"{shares} figures, by share of simulated time; the largest:")
+    for figure in origin["figures"][:TOP_FIGURES]:
+        value = "" if figure["value"] is None else f" = {show_figure(figure['figure'], figure['value'])}"
+        ref = f" [{figure['ref']}]" if figure["ref"] else ""
+        rows.add_row("", f"{show_frac(figure['share']):>7}  {figure['figure']}{value} ({figure['source']}){ref}")
+    key = "tpot_s" if band["tpot_s"] else "ttft_s"
+    if band[key]:
+        low, high = (show_seconds(bound) for bound in band[key])
+        title = "TPOT" if key == "tpot_s" else "TTFT"
+        rows.add_row("uncertainty", f"{title} {low} to {high}, were every figure off at once to the end of its range"
+                     + _sampled(result, key))  # fmt: skip
+    return rows
+
+
+def _sampled(result: dict[str, Any], key: str) -> str:
+    """What the band holds for the choice of requests."""
+    sampling = result["uncertainty"]["sampling"]
+    over, n = sampling[key], show_units(result[key]["n"], sampling[f"{key.removesuffix('_s')}_n"])
+    if over is None:
+        return f"; n = {n}: no sampling error can be given"
+    low, high = (show_seconds(end) for end in over)
+    return f"; of it {low} to {high} for the choice of requests (95 %, n = {n})"
+
+
+def show_units(n_requests: int, n_units: int) -> str:
+    """How many independent ones there are: requests, or batches of them."""
+    return str(n_requests) if n_units == n_requests else f"{n_requests} in {n_units} batch{'es' * (n_units > 1)}"
+
+
+def show_lengths(lengths: dict[str, Any]) -> str:
+    """Prompt and output tokens of what was served, and the longest context."""
+    said = []
+    for key, what in (("prompt_tokens", "prompts"), ("output_tokens", "outputs")):
+        low, high, mean = (lengths[key][name] for name in ("min", "max", "mean"))
+        if mean is None:
+            return "no request was served to its end"
+        said.append(f"{what} of {low:,} tokens" if low == high else f"{what} of {low:,} to {high:,} (mean {mean:,.0f})")
+    return f"{said[0]}, {said[1]}; longest context {lengths['longest_context_tokens']:,} tokens"
+
+
+def show_figure(name: str, value: float) -> str:
+    """A figure in the unit people use, chosen by the end of its name."""
+    last = name.rsplit(".", 1)[-1]
+    if "flops_per_s" in name:
+        return show_flops(value)
+    if last.endswith("_bytes_per_s"):
+        return show_rate(value)
+    if last.endswith("_bytes"):
+        return show_bytes(value)
+    return show_seconds(value) if last.endswith("_s") else f"{value:g}"
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:.0f}" if per_s >= 99.95 else f"{per_s:.1f}" if per_s >= 9.995 else f"{per_s:.2f}"
+
+
+def _count(entry: dict[str, int]) -> str:
+    return f"{entry['n']:,} ({show_bytes(entry['bytes'])})"
+
+
+def _seconds(duration_s: float | None) -> str:
+    return "-" if duration_s is None else show_seconds(duration_s)
+
+
+def _plain(value: object) -> str:
+    """A parameter as it is typed after --set."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _pairs() -> Table:
+    rows = _table("", "", header=False, numbers=False)
+    rows.columns[0].min_width = 13
+    return rows
+
+
+def _table(*titles: str, header: bool = True, numbers: bool = True) -> Table:
+    from rich.table import Table
+
+    rows = Table(box=None, pad_edge=False, show_header=header, padding=(0, 2, 0, 0))
+    for index, title in enumerate(titles):
+        right = numbers and index > 0
+        rows.add_column(title, justify="right" if right else "left", no_wrap=right or not index, overflow="fold")
+    return rows
+
+
+def _text(content: Table) -> str:
+    """As text of a fixed width, without colour; trailing blanks removed."""
+    from rich.console import Console
+
+    buffer = io.StringIO()
+    Console(file=buffer, width=WIDTH, no_color=True, highlight=False, markup=False, emoji=False).print(content)
+    return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())

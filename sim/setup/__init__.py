@@ -1,0 +1,1 @@
+"""From words to a checked run: names resolved, shapes, needs and memory fitted."""

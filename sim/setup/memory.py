@@ -1,0 +1,161 @@
+"""What fits where: VRAM and host memory as one table, and the budget left for experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sim.base.errors import BadInput, DoesNotFit
+from sim.base.units import GIB, show_bytes
+
+if TYPE_CHECKING:
+    from sim.profiles.hardware import Hardware
+    from sim.profiles.models import Model
+
+RESERVE_BYTES = GIB  # assumed: CUDA context, library workspaces, fragmentation
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What the workload asks of memory: the longest contexts alive together, and the widest iteration."""
+
+    kv_tokens: int
+    iteration_tokens: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class BudgetRule:
+    """How the expert part is capped; at most one of the last three is set."""
+
+    vram_bytes: int | None = None
+    expert_cache_bytes: int | None = None
+    n_experts: int | None = None
+    cache_frac: float | None = None
+
+    def described(self) -> str:
+        """The rule as words for messages and results."""
+        if self.expert_cache_bytes is not None:
+            return f"--expert-cache {show_bytes(self.expert_cache_bytes)}"
+        if self.n_experts is not None:
+            return f"--experts {self.n_experts}"
+        if self.cache_frac is not None:
+            return f"--cache-frac {self.cache_frac:g}"
+        return "all VRAM left" if self.vram_bytes is None else f"--vram {show_bytes(self.vram_bytes)}"
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by item on GPU 0, and the expert budget of each GPU (predictors still to be taken off)."""
+
+    rows: tuple[tuple[str, int], ...]
+    expert_bytes: tuple[int, ...]
+    hypothetical: bool
+    needs_bytes: int  # what GPU 0 would have to have
+
+
+def activation_bytes(model: Model, n_tokens: int, batch: int, precision: str) -> int:
+    """Working set of one iteration (assumed): per token eight hidden vectors and two FFN rows, plus fp32 logits."""
+    element = 4 if precision == "fp32" else 2
+    widest = max(model.expert_intermediate_size * model.top_k, model.hidden_size)
+    return n_tokens * element * (8 * model.hidden_size + 2 * widest) + 4 * batch * model.vocab_size
+
+
+def plan(
+    model: Model, hw: Hardware, precision: str, demand: Demand, rule: BudgetRule, n_gpus: int, hypothetical: bool,
+    whole_model: bool,
+) -> MemoryPlan:  # fmt: skip
+    """Divide VRAM.
+
+    Args:
+        hypothetical: run even if it does not fit (bounds only), saying what it would need.
+        whole_model: give the expert part room for every expert, whatever the cap (policies that keep all resident).
+
+    Raises:
+        DoesNotFit: with the table, when dense parts or the requested expert budget exceed VRAM.
+        BadInput: a budget of nothing, or beyond the model.
+    """
+    size = model.expert_bytes(precision)
+    n_total = model.n_moe_layers * model.n_experts
+    kv = "fp32" if precision == "fp32" else "bf16"
+    fixed = [
+        ("dense weights", model.dense_bytes(precision)),
+        (f"KV cache, {demand.kv_tokens} tokens", demand.kv_tokens * model.kv_bytes_per_token(kv)),
+        (f"activations, {demand.iteration_tokens} tokens",
+         activation_bytes(model, demand.iteration_tokens, demand.batch, precision)),
+        ("reserve (assumed)", RESERVE_BYTES),
+    ]  # fmt: skip
+    vram_bytes = int(hw.vram_bytes.value) if rule.vram_bytes is None else rule.vram_bytes
+    if rule.vram_bytes is not None and rule.vram_bytes > hw.vram_bytes.value and not hypothetical:
+        raise BadInput(
+            f"--vram, got {show_bytes(rule.vram_bytes)}: {hw.id} has {show_bytes(hw.vram_bytes.value)}; "
+            "lower it, or describe another GPU with --set hw.vram_bytes=..."
+        )
+    left_bytes = vram_bytes - sum(n for _, n in fixed)
+    rows = tuple(fixed)
+    if left_bytes <= 0 and not hypothetical:
+        raise DoesNotFit(
+            f"{model.id} in {precision} on {hw.id}: dense parts need {show_bytes(vram_bytes - left_bytes)} of "
+            f"{show_bytes(vram_bytes)}; take a smaller model, a lower precision, shorter requests or a larger GPU",
+            (*rows, ("VRAM", vram_bytes)),
+        )
+    # Other GPUs hold experts only, besides their own reserve.
+    room = [left_bytes] + [vram_bytes - RESERVE_BYTES] * (n_gpus - 1)
+    wanted = _wanted(rule, size, n_total, n_gpus)  # a cap is checked even where it has no say
+    if whole_model:
+        wanted = _share(n_total, n_gpus, size)
+    if wanted is None:
+        wanted = [min(bytes_, limit) for bytes_, limit in zip(room, _share(n_total, n_gpus, size), strict=True)]
+        if hypothetical:
+            wanted = [max(bytes_, size) for bytes_ in wanted]
+    for gpu, (asked, has) in enumerate(zip(wanted, room, strict=True)):
+        if asked > has and not hypothetical:
+            raise DoesNotFit(
+                f"expert budget, got {rule.described()} ({show_bytes(asked)} on GPU {gpu}): {hw.id} has "
+                f"{show_bytes(has)} left; lower it, or take a larger GPU",
+                (*rows, ("expert budget", asked), ("VRAM", vram_bytes)),
+            )
+    needs_bytes = vram_bytes - left_bytes + wanted[0]
+    return MemoryPlan((*rows, ("expert budget", wanted[0])), tuple(wanted), needs_bytes > vram_bytes, needs_bytes)
+
+
+def _share(n_experts: int, n_gpus: int, size: int) -> list[int]:
+    """Bytes of n experts dealt round-robin over GPUs."""
+    return [(n_experts // n_gpus + (gpu < n_experts % n_gpus)) * size for gpu in range(n_gpus)]
+
+
+def _wanted(rule: BudgetRule, size: int, n_total: int, n_gpus: int) -> list[int] | None:
+    given = [name for name, value in (("--expert-cache", rule.expert_cache_bytes), ("--experts", rule.n_experts),
+                                      ("--cache-frac", rule.cache_frac)) if value is not None]  # fmt: skip
+    if len(given) > 1:
+        raise BadInput(f"expert budget, got {' and '.join(given)}: one cap at a time; keep one of them")
+    if rule.cache_frac is not None:
+        if not 0 < rule.cache_frac <= 1:
+            raise BadInput(f"--cache-frac, got {rule.cache_frac:g}: a share of all experts in (0, 1]; e.g. 0.25")
+        return _share(max(1, int(rule.cache_frac * n_total)), n_gpus, size)
+    if rule.n_experts is not None:
+        if not 1 <= rule.n_experts <= n_total:
+            raise BadInput(f"--experts, got {rule.n_experts}: the model has {n_total} experts; give 1 to {n_total}")
+        return _share(rule.n_experts, n_gpus, size)
+    if rule.expert_cache_bytes is not None:
+        share = rule.expert_cache_bytes // n_gpus
+        if share < size:
+            raise BadInput(
+                f"--expert-cache, got {show_bytes(rule.expert_cache_bytes)}: one expert takes {show_bytes(size)} on "
+                f"each of {n_gpus} GPU(s); give at least {show_bytes(size * n_gpus)}"
+            )
+        return [min(share, limit) for limit in _share(n_total, n_gpus, size)]
+    return None
+
+
+def check_host(model: Model, hw: Hardware, precision: str) -> int:
+    """Host bytes the experts take. Raises DoesNotFit when host memory is smaller."""
+    need_bytes, has_bytes = model.routed_bytes(precision), int(hw.cpu.memory_bytes.value)
+    if need_bytes > has_bytes:
+        enough_gb = -(-need_bytes // 10**9)  # rounded up: to the nearest it may be too little
+        raise DoesNotFit(
+            f"{model.id} in {precision}: its experts need {show_bytes(need_bytes)} of host memory, {hw.id}'s host has "
+            f"{show_bytes(has_bytes)}; use a lower --precision, or --set hw.cpu.memory_bytes={enough_gb}GB",
+            (("experts in host memory", need_bytes), ("host memory", has_bytes)),
+        )
+    return need_bytes

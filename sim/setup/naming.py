@@ -1,0 +1,76 @@
+"""What a run is called: policy, machine and model with everything that was set on top of their files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim.base.units import show_count
+from sim.policy.policy_file import told_of
+
+if TYPE_CHECKING:
+    from sim.setup.prepare import Setup
+    from sim.setup.spec import RunSpec
+
+GROUPS = ("hw", "model", "stack")
+OPTIONS = ("link", "vram_bytes", "expert_cache_bytes", "experts", "cache_frac")  # of the machine and its expert part
+
+
+def overrides_of(spec: RunSpec) -> dict[str, bool | int | float | str | None]:
+    """All that was set on top of what the names stand for: options that replace figures, then `--set` as given."""
+    options = {name: getattr(spec, name) for name in (*OPTIONS, "predictor") if getattr(spec, name) is not None}
+    return {**options, **spec.set}
+
+
+def title_of(setup: Setup) -> str:
+    """One line that tells this run from others: `lfu scope=layer on rtx3090 with experts=40 (mixtral-8x7b bf16, T)`."""
+    spec, own = setup.spec, overrides_of(setup.spec)
+    of = {"policy": setup.policy.name, "policy_file": told_of(type(setup.policy)), "hw": setup.hw.id, "overrides": own}
+    model = f"{setup.model.id} {spec.precision}"
+    if changed := words(own, "model"):
+        model += f" with {changed}"
+    rest = [model, setup.trace.name]
+    rest += [f"split {spec.split}"] * (spec.split != "test")
+    rest += [f"first {show_count(spec.requests or 0, 'request')}"] * (spec.requests is not None)
+    rest += [f"{spec.gpus} GPUs"] * (spec.gpus > 1) + [f"batch {spec.batch}"] * (spec.batch > 1)
+    rest += [f"stack {setup.stack.id}"] * (setup.stack.id != "bare") + [f"seed {spec.seed}"] * (spec.seed != 0)
+    rest += [f"hits by {spec.hit_definition}"] * (spec.hit_definition != "gate")
+    return f"{policy_of(of)} on {machine_of(of)} ({', '.join(rest)})"
+
+
+def policy_of(result: dict[str, Any]) -> str:
+    """The policy, the file it is in where that was named, and what was set of its parameters."""
+    file = result.get("policy_file")
+    of = [f"of {file['name']}"] if file else []
+    return " ".join([result["policy"], *of, *filter(None, [words(result["overrides"], "", " ")])])
+
+
+def machine_of(result: dict[str, Any]) -> str:
+    """`rtx3090 with h2d.bandwidth_bytes_per_s=5e10, experts=40`: the profile, and what was set of it and around it."""
+    own = result["overrides"]
+    stack = {key: value for key, value in own.items() if key.startswith("stack.")}
+    said = [words(own, "options"), words(own, "hw"), ", ".join(f"{k}={show(k, v)}" for k, v in stack.items())]
+    return " with ".join([result["hw"], *filter(None, [", ".join(filter(None, said))])])
+
+
+def words(overrides: dict[str, Any], group: str, between: str = ", ") -> str:
+    """`key=value, ...` of one group, without its prefix. "options": what options replaced; "": the policy's own."""
+    chosen = {key.removeprefix(f"{group}."): value for key, value in overrides.items() if _group(key) == group}
+    return between.join(f"{key.removesuffix('_bytes') if group == 'options' else key}={show(key, value)}"
+                        for key, value in chosen.items())  # fmt: skip
+
+
+def _group(key: str) -> str:
+    prefix, dot, _ = key.partition(".")
+    return prefix if dot and prefix in GROUPS else "options" if key in OPTIONS else ""
+
+
+def show(key: str, value: Any) -> str:
+    """A value as it can be typed again; never rounded, so that names of different runs differ."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, int | float) and key in OPTIONS and key.endswith("_bytes"):
+        return f"{value / 1e9:g}GB" if float(f"{value / 1e9:g}") * 1e9 == value else str(value)
+    if isinstance(value, float):
+        short = f"{value:g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+        return short if float(short) == value else repr(value)
+    return str(value)

@@ -1,0 +1,232 @@
+"""Resolve a run's specification: names, shapes, needs, budgets and host memory, all checked before any work."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sim import __version__
+from sim.base.errors import BadInput, did_you_mean
+from sim.base.files import bundled
+from sim.base.json import to_json
+from sim.policy.blame import blamed, check_traits
+from sim.policy.pieces import Pieces
+from sim.policy.policy_file import file_of
+from sim.policy.policy_file import whole as whole_policy
+from sim.policy.registry import find
+from sim.profiles.hardware import GPUS, load_hardware
+from sim.profiles.models import PACKAGE as MODELS
+from sim.profiles.models import load_model, model_names
+from sim.profiles.overrides import Overrides, parse_set
+from sim.profiles.stack import PACKAGE as STACKS
+from sim.profiles.stack import load_stack
+from sim.results import metrics
+from sim.setup.memory import BudgetRule, Demand, MemoryPlan, check_host, plan
+from sim.workload.iterations import RequestInfo
+from sim.workload.learn_split import requests_of
+from traces.catalogue import DEFAULT, bundled_traces, open_trace, traces_that_fit
+
+if TYPE_CHECKING:
+    from sim.policy.api import Policy
+    from sim.profiles.hardware import Hardware
+    from sim.profiles.models import Model
+    from sim.profiles.stack import Stack
+    from sim.setup.spec import RunSpec
+    from traces.reader import Trace
+
+MAX_GPUS = 256
+SPLITS = ("test", "store", "all")
+
+
+@dataclass
+class Setup:
+    """Everything a run needs, resolved and checked before any work starts."""
+
+    spec: RunSpec
+    policy: Policy
+    hw: Hardware
+    model: Model
+    stack: Stack
+    trace: Trace
+    requests: list[RequestInfo]
+    store: list[RequestInfo]
+    memory: MemoryPlan
+    host_bytes: int
+    pieces: Pieces
+    open_loop: bool
+    run_id: str = ""  # before the policy is bound: binding may fill in parameters that were left to be derived
+
+    def close(self) -> None:
+        self.trace.close()
+
+    def resolved(self) -> dict[str, Any]:
+        """What the names of a configuration meant: ids, parameters, and digests of everything the figures rest on.
+
+        An installed policy's code is the version's; one that is named by its file has a digest of it.
+        """
+        file = file_of(type(self.policy))
+        return {
+            "version": __version__,
+            "policy": self.policy.name,
+            **({} if file is None else {"policy_sha256": file.sha256}),
+            "params": dict(self.policy.settings),
+            "hw": self.hw.id,
+            "hw_sha256": _digest(self.hw),
+            "model": self.model.id,
+            "model_sha256": _digest(self.model),
+            "stack": self.stack.id,
+            "stack_sha256": _digest(self.stack),
+            "trace": self.trace.name,
+            "trace_sha256": self.trace.sha256,
+        }
+
+    def identity(self) -> str:
+        """Twelve hex digits of everything that decides the numbers: equal inputs, equal id, wherever the files lie."""
+        spec = {**msgspec.to_builtins(self.spec), "set": None}
+        for name in ("policy", "hw", "link", "model", "stack", "trace"):
+            del spec[name]  # `resolved` says what these meant
+        return hashlib.sha256(to_json({**spec, **self.resolved()}).encode()).hexdigest()[:12]
+
+    def explicit(self) -> RunSpec:
+        """The specification with no default left that may change: trace and model named, files by whole path."""
+        spec, trace = self.spec, self.trace
+        return msgspec.structs.replace(
+            spec,
+            policy=whole_policy(spec.policy),
+            hw=_whole(spec.hw, GPUS),
+            stack=_whole(spec.stack, STACKS),
+            model=self.model.id if spec.model is None else _whole(spec.model, MODELS),
+            trace=trace.name if bundled_traces().get(trace.name) == trace.path else str(trace.path.resolve()),
+        )
+
+
+def default_model(trace: Trace) -> str:
+    """The catalogue's model of the trace's routing shape; its header's `model` decides between several."""
+    named = trace.header.model
+    if named in model_names():
+        return named
+    shape = (trace.n_layers, trace.n_experts, trace.top_k)
+    fitting = [name for name in model_names() if not name.startswith("cpu-") and shape_of(load_model(name)) == shape]
+    if not fitting:
+        raise BadInput(
+            f"{trace.path}: {trace.header.shape} is the shape of no model in the catalogue; "
+            "name one with --model FILE (its own YAML or a Hugging Face config.json)"
+        )
+    return fitting[0]
+
+
+def prepare(spec: RunSpec) -> Setup:
+    """Resolve names, check shapes, needs, budgets and host memory.
+
+    Raises:
+        BadInput: whatever the user has to change, in one line.
+    """
+    overrides = parse_set(f"{key}={json.dumps(value)}" for key, value in spec.set.items())  # JSON is YAML
+    kind = find(spec.policy)
+    settings = overrides.for_policy(kind.name, kind.aliases)
+    if any(param.name == "seed" for param in kind.params):
+        settings = {"seed": spec.seed, **settings}
+    if spec.predictor is not None:
+        if not any(param.name == "predictor" for param in kind.params):
+            raise BadInput(f"--predictor, got {spec.predictor!r}: {kind.name} has no predictor to choose; leave it out")
+        settings = {"predictor": spec.predictor, **settings}
+    check_traits(kind)
+    with blamed(kind):
+        policy = kind(**settings)
+    if spec.hit_definition not in metrics.HIT_DEFINITIONS:
+        hint = did_you_mean(spec.hit_definition, metrics.HIT_DEFINITIONS)
+        raise BadInput(f"--hit-definition, got {spec.hit_definition!r}: no such definition; {hint}")
+    if spec.gpus > MAX_GPUS:
+        raise BadInput(f"--gpus, got {spec.gpus}: at most {MAX_GPUS}; lower it")
+    for option, number in (("--gpus", spec.gpus), ("--batch", spec.batch)):
+        if number < 1:
+            raise BadInput(f"{option}, got {number}: at least 1; leave it out for 1")
+    if not 0 <= spec.seed < 2**63:
+        raise BadInput(f"--seed, got {spec.seed}: from 0 to 2**63 - 1; take another")
+    if spec.requests is not None and spec.requests < 1:
+        raise BadInput(f"--requests, got {spec.requests}: at least 1; leave it out for all of the split")
+    if spec.split not in SPLITS:
+        raise BadInput(f"--split, got {spec.split!r}: no such split; {did_you_mean(spec.split, SPLITS)}")
+    hw = load_hardware(spec.hw, overrides.hw, spec.link)
+    stack = load_stack(spec.stack, overrides.stack)
+    trace = open_trace(spec.trace or _trace_for(spec.model, overrides))
+    try:
+        setup = _fit(spec, policy, hw, stack, trace, overrides)
+        setup.run_id = setup.identity()
+        return setup
+    except BaseException:
+        trace.close()
+        raise
+
+
+def _trace_for(model_name: str | None, overrides: Overrides) -> str:
+    """The default trace; with --model and no --trace, a bundled one of that model's shape."""
+    if model_name is None:
+        return DEFAULT
+    model = load_model(model_name, overrides.model)
+    fitting = traces_that_fit(*shape_of(model))
+    if not fitting:
+        raise BadInput(
+            f"--model {model_name}: no bundled trace has its routing shape "
+            f"({model.n_moe_layers}x{model.n_experts}, k={model.top_k}); give one with --trace FILE: `moesim record` a "
+            f"model, convert a log, or draw one: moesim traces synth {DEFAULT} --model {model_name} -o FILE"
+        )
+    return DEFAULT if DEFAULT in fitting else fitting[0]
+
+
+def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace, overrides: Overrides) -> Setup:
+    model = load_model(spec.model or default_model(trace), overrides.model)
+    check_shape(model, trace)
+    trace.require_all(policy.needs, f"policy {policy.name}")
+    requests = requests_of(trace, spec.split)[: spec.requests]
+    if not requests:
+        raise BadInput(f"{trace.path}: split {spec.split!r} has no requests; --split all takes every request")
+    together = min(spec.batch, len(requests))  # no more than there are ever run together
+    longest = sorted((r.prompt_len + r.outputs for r in requests), reverse=True)[:together]
+    widest = max(max(r.prompt_len for r in requests), together)
+    demand = Demand(kv_tokens=sum(longest), iteration_tokens=widest, batch=together)
+    rule = BudgetRule(spec.vram_bytes, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
+    bound = "bound" in policy.traits
+    memory = plan(model, hw, spec.precision, demand, rule, spec.gpus, bound, policy.keeps_all)
+    host_bytes = check_host(model, hw, spec.precision) if not policy.keeps_all else 0
+    pieces = Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes)
+    open_loop = any(r.arrival_s is not None for r in requests)
+    if open_loop and spec.batch > 1 and "oracle" in policy.traits:
+        raise BadInput(
+            f"policy {policy.name} with arrivals and --batch {spec.batch}: which tokens run together depends on time, "
+            "so there is no future to know; use --batch 1, or a trace without arrivals"
+        )
+    store = requests_of(trace, "store")
+    return Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, open_loop)
+
+
+def shape_of(model: Model) -> tuple[int, int, int]:
+    """MoE layers, experts, k."""
+    return model.n_moe_layers, model.n_experts, model.top_k
+
+
+def check_shape(model: Model, trace: Trace) -> None:
+    """Trace and model must agree on MoE layers, experts and k; the error lists traces that fit."""
+    mine = shape_of(model)
+    if mine == (trace.n_layers, trace.n_experts, trace.top_k):
+        return
+    fitting = ", ".join(traces_that_fit(*mine)) or "none bundled; record one, or leave --model out"
+    raise BadInput(
+        f"--model {model.id} is {mine[0]}x{mine[1]}, k={mine[2]}, the trace {trace.path.name} is {trace.header.shape}: "
+        f"routing shapes must agree; traces that fit: {fitting}"
+    )
+
+
+def _whole(name: str, package: str) -> str:
+    """A bundled name as it is, the path of an own file made absolute, so that it works from any folder."""
+    path = Path(name)
+    return str(path.resolve()) if name not in bundled(package, ".yaml") and path.exists() else name
+
+
+def _digest(node: msgspec.Struct) -> str:
+    return hashlib.sha256(msgspec.json.encode(node, order="sorted")).hexdigest()

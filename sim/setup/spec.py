@@ -1,0 +1,67 @@
+"""A run as data: what the command line resolves to, what is saved beside the results, what `--config` accepts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from sim.base.errors import BadInput
+from sim.base.files import FLOAT, read_yaml, to_struct
+
+# At most one of these caps the expert part.
+CAPS = ("expert_cache_bytes", "experts", "cache_frac")
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=False):
+    """Everything that decides a run's numbers. Sizes are bytes."""
+
+    policy: str
+    hw: str
+    model: str | None = None  # None: the model whose shape the trace has
+    trace: str | None = None  # None: the default trace
+    precision: str = "bf16"
+    stack: str = "bare"
+    set: dict[str, bool | int | float | str | None] = {}
+    gpus: int = 1
+    batch: int = 1
+    split: str = "test"
+    requests: int | None = None  # at most this many, in order
+    seed: int = 0
+    link: str | None = None  # a word for what copies reach: pcie5x16; None: as in the profile
+    vram_bytes: int | None = None
+    expert_cache_bytes: int | None = None
+    experts: int | None = None
+    cache_frac: float | None = None
+    hit_definition: str = "gate"
+    predictor: str | None = None  # None: the one the policy was published with
+
+
+def read_spec(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of a saved configuration, and what its names meant when it was saved (informative only).
+
+    Raises:
+        BadInput: naming file and field.
+    """
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        raise BadInput(f"{path}, got {type(data).__name__}: a configuration is a mapping; save one with --out")
+    resolved = data.pop("resolved", None)
+    to_struct({"policy": "x", "hw": "x", **data}, RunSpec, str(path))
+    return data, resolved if isinstance(resolved, dict) else {}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that our reader, with YAML 1.2 numbers, would take for a number (`5e10`)."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", *FLOAT)
+
+
+def dump_spec(spec: RunSpec, resolved: dict[str, Any]) -> str:
+    """The specification as YAML that `read_spec` reads back to the same values, with the `resolved` block."""
+    return yaml.dump(
+        {**msgspec.to_builtins(spec), "resolved": resolved}, Dumper=_Dumper, sort_keys=False, allow_unicode=True
+    )
