@@ -2,8 +2,8 @@
 unpacked by whoever computes with them.
 
 An integer code c of b bits stands for (c - (2^b - 1) / 2) x scale; there is one scale per row of a matrix. The sizes of
-int8, int4 and int2 (`sim.profiles.geometry`) count no scales, so scales stay on the device, as norms and routers do, and
-a a copy moves the very bytes that a simulation bills.
+int8, int4 and int2 (`sim.profiles.geometry`) count no scales, so scales stay on the device, as norms and routers do:
+a copy moves the very bytes that a simulation bills.
 """
 
 from __future__ import annotations
