@@ -13,6 +13,7 @@ import yaml
 from cli_help import simulated
 from tiny_traces import ALL, surgery, tiny_header, tiny_trace
 
+from sim.base import files
 from sim.base.errors import HEAD_CHARS, TAIL_CHARS, BadInput, one_line
 from sim.base.files import MAX_YAML_BYTES, bundled, parse_yaml, read_yaml
 from sim.cli import main
@@ -261,6 +262,31 @@ class TestHostileYaml:
     def test_numbers_too_long_to_be_meant(self) -> None:
         with pytest.raises(BadInput, match=r"f\.yaml line 1, column 4: a number of 5000 characters: at most 100"):
             parse_yaml("a: " + "9" * 5000, "f.yaml")
+
+    @pytest.mark.parametrize("text", [
+        "a: *x", "a: &x 1\nb: [*x]", "[" * 33, "a: 1\na: 2", "a: !!int foo", "[1]: 2", "a:\tb\n\tc", "\0",
+        "- 1\n---\n- 2", "a: !!python/object:os.system {}", 'a: "x', "a: [1", "a: 1:2:3e5", "x: 5e10", "x: 017",
+        "x: 1:30", "x: 'a\n b'", "x: .5e3\ny: 1_000\nz: ~\nt: 2026-01-01\nb: yes", 'a: "\\ud800"', "é: ü", "",
+        "%YAML 1.1\n---\na: 1", "<<: {a: 1}",
+    ])  # fmt: skip
+    def test_both_scanners_read_the_same(self, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        def told() -> object:
+            try:
+                return repr(parse_yaml(text, "f.yaml"))
+            except BadInput as error:
+                return error.args
+
+        quick = told()
+        monkeypatch.setattr(yaml, "__with_libyaml__", False)
+        assert told() == quick
+
+    @pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML without libyaml")
+    def test_bundled_files_read_the_same(self) -> None:
+        for package in ("hwprofiles.gpus", "hwprofiles.models", "hwprofiles.stacks"):
+            for path in bundled(package, ".yaml").values():
+                text = path.read_text(encoding="utf-8")
+                slow, quick = (yaml.load(text, Loader=kind) for kind in (files._Loader, files._QuickLoader))
+                assert repr(slow) == repr(quick), path
 
     def test_depth_that_profiles_have_is_fine(self) -> None:
         assert parse_yaml("{a: {b: {c: [[[1]]]}}}", "f") == {"a": {"b": {"c": [[[1]]]}}}

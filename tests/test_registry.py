@@ -28,7 +28,7 @@ def theirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     (tmp_path / "clash_of_names.py").write_text("from sim.policy import Policy\nclass Lru(Policy):\n    name = 'lru'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     entries = [EntryPoint(name, value, GROUP) for name, value in THEIRS.items()]
-    monkeypatch.setattr(registry, "entry_points", lambda group: entries if group == GROUP else [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries if group == GROUP else [])
     registry._scan.cache_clear()
     yield
     monkeypatch.undo()

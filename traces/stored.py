@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,8 @@ from traces.format import CODES, DTYPES, LEVELS, Array, Code, common_scale
 from traces.header import Header, code_of, parse_header
 from traces.requests import RequestTable
 from traces.structure import check_requests, check_shapes
+
+_DIGESTS: dict[tuple[int, ...], str] = {}  # by what a file system knows of a file: device, number, size, last change
 
 
 class StoredTrace:
@@ -79,9 +82,13 @@ class StoredTrace:
 
     @cached_property
     def sha256(self) -> str:
-        """Hex digest of the whole file, read in pieces."""
+        """Hex digest of the whole file, read in pieces; once for many runs of one process."""
         with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            facts = os.fstat(file.fileno())
+            key = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+            if key not in _DIGESTS:
+                _DIGESTS[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            return _DIGESTS[key]
 
     @property
     def entries(self) -> dict[str, Entry]:

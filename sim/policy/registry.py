@@ -10,7 +10,6 @@ import inspect
 import pkgutil
 import re
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from sim.base.errors import BadInput, did_you_mean
@@ -31,7 +30,26 @@ def unusable() -> dict[str, str]:
 
 
 @cache
+def _by_file(name: str) -> type[Policy] | None:
+    """The policy that the file of its own name holds; None sends the reader to the scan, which says what is wrong.
+
+    A run names one policy, and importing all of them takes longer than a short run.
+    """
+    import policies as package
+
+    if name.startswith("_") or not any(info.name == name for info in pkgutil.iter_modules(package.__path__)):
+        return None
+    try:
+        module = importlib.import_module(f"policies.{name}")
+    except (Exception, SystemExit):
+        return None
+    return {kind.name: kind for kind in policies_in(module).values()}.get(name)
+
+
+@cache
 def _scan() -> tuple[dict[str, type[Policy]], dict[str, str]]:
+    from importlib.metadata import entry_points
+
     import policies as package
 
     found: dict[str, type[Policy]] = {}
@@ -76,6 +94,8 @@ def find(name: str) -> type[Policy]:
     """
     if is_file(name):
         return load(name)
+    if (kind := _by_file(name)) is not None:
+        return kind
     known = policies()
     if name in known:
         return known[name]

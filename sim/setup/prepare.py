@@ -111,13 +111,13 @@ def default_model(trace: Trace) -> str:
     if named in model_names():
         return named
     shape = (trace.n_layers, trace.n_experts, trace.top_k)
-    fitting = [name for name in model_names() if not name.startswith("cpu-") and shape_of(load_model(name)) == shape]
-    if not fitting:
-        raise BadInput(
-            f"{trace.path}: {trace.header.shape} is the shape of no model in the catalogue; "
-            "name one with --model FILE (its own YAML or a Hugging Face config.json)"
-        )
-    return fitting[0]
+    for name in model_names():
+        if not name.startswith("cpu-") and shape_of(load_model(name)) == shape:
+            return name
+    raise BadInput(
+        f"{trace.path}: {trace.header.shape} is the shape of no model in the catalogue; "
+        "name one with --model FILE (its own YAML or a Hugging Face config.json)"
+    )
 
 
 def prepare(spec: RunSpec) -> Setup:
