@@ -15,8 +15,8 @@ from typing import Any
 
 import torch as _torch
 
-from calibrate import environment
 from sim.base.interrupts import held, wait_for
+from sim.real import environment
 
 _TILE_BYTES = 4 * 1024 * 1024
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from calibrate import duplex, unpack
 from calibrate.in_situ_file import PER_POINT, Samples
-from sim.real.faults import DeviceFault
+from sim.base.device_faults import DeviceFault
 from sim.real.work import LANES
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def run(
     Raises:
         BadInput: a geometry that does not fit or cannot be carried out.
     """
-    from calibrate import environment
     from sim.profiles.models import load_model
+    from sim.real import environment
     from sim.real.cpu_lanes import cores
     from sim.real.decoder import Decoder
     from sim.real.run import check, check_memory, free_bytes, measure, open_lanes

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from calibrate import environment, in_situ, in_situ_file, in_situ_fit, profile
+from calibrate import in_situ, in_situ_file, in_situ_fit, profile
 from calibrate.backend import Backend
 from calibrate.bench import Bench
 from calibrate.derive import Table
@@ -21,6 +21,7 @@ from calibrate.store import Store
 from sim.base.errors import BadInput
 from sim.base.files import read_text, replacing, to_struct
 from sim.profiles.models import Model, load_model
+from sim.real import environment
 
 MAX_ENVIRONMENT_BYTES = 16 * 1024 * 1024
 

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from policies._mlp import BLOCK, Floats, IntMlp, best, load, mlp_of
 from policies._surrogate import PREFIX
-from sim.base.files import bundled
-from sim.policy import MAKE_ONE, BadInput
+from sim.policy import MAKE_ONE, BadInput, bundled
 
 if TYPE_CHECKING:
-    from traces.reader import Trace
+    from sim.policy import Trace
 
 Ids = NDArray[np.int64]
 

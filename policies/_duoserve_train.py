@@ -34,7 +34,7 @@ from policies._mlp import LIMITS, Floats, load, quantised, save, step_for
 from sim.policy import BadInput, no_store
 
 if TYPE_CHECKING:
-    from traces.reader import Trace
+    from sim.policy import Trace
 
 MAX_STATE_BYTES = 8 * 1024**3
 LARGE = 2**18  # weights of a layer that is stored as int8

@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 
 from policies._emoe_xlnet import ONE, SHARE, Xlnet, shares
 from policies._mlp import load
-from sim.base.files import bundled
-from sim.policy import BadInput
+from sim.policy import BadInput, bundled
 
 if TYPE_CHECKING:
-    from sim.policy import RequestInfo
-    from traces.reader import Trace
+    from sim.policy import RequestInfo, Trace
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]

@@ -25,8 +25,7 @@ from policies._mlp import save
 from sim.policy import BadInput, no_store, requests_of
 
 if TYPE_CHECKING:
-    from sim.policy import RequestInfo
-    from traces.reader import Trace
+    from sim.policy import RequestInfo, Trace
 
 Told = Callable[[int, int, float], None]
 MIN_STRETCH = 16  # rows of a request whose most used experts are worth calling so
@@ -177,7 +176,7 @@ def train(
     """Train both forms, write the file, and return its facts with the accuracy on the test split.
 
     Args:
-        similarity: of outputs with random routing in the first 1, 2 ... layers, [tasks, L] (`_emoe_sensitivity`).
+        similarity: of outputs with random routing in the first 1, 2 ... layers, [tasks, L] (by `sensitivity`).
 
     Raises:
         BadInput: the trace has no store split, or no task labels.

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.base.files import replacing
-from sim.policy import BadInput
+from sim.policy import BadInput, replacing
 
 Floats = NDArray[np.float64]
 

@@ -24,6 +24,7 @@ from collections.abc import Generator, Iterable
 from typing import Any
 
 from sim.policy import (
+    BITS_PER_PARAM,
     Decision,
     Evict,
     Fetch,
@@ -39,7 +40,6 @@ from sim.policy import (
     View,
     Wait,
 )
-from sim.profiles.geometry import BITS_PER_PARAM
 
 Fetching = Generator[Decision, Any, list[Ticket]]
 

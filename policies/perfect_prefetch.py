@@ -1,9 +1,9 @@
 """Perfect prefetching: only unavoidable copies, each as early as there is room. A bound, not a system.
 
-Source: Belady 1966 for which copies (what to keep from one use to the next is planned over the whole run, as
-`sim.bounds.copies` does); the oracle prefetcher named in Pre-gated MoE (arXiv 2308.12066) for when: copies run in order
-of use, ahead of the pass, into room whose expert is not to be kept. Copying in order of use into whatever is wanted
-later ("aggressive": Cao, Felten, Karlin and Li, SIGMETRICS 1995) makes up to twice as many where the link is slow.
+Source: Belady 1966 for which copies (`kept` plans over the whole run what to keep from one use to the next); the oracle
+prefetcher named in Pre-gated MoE (arXiv 2308.12066) for when: copies run in order of use, ahead of the pass, into room
+whose expert is not to be kept. Copying in order of use into whatever is wanted later ("aggressive": Cao, Felten, Karlin
+and Li, SIGMETRICS 1995) makes up to twice as many where the link is slow.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from sim.bounds.copies import kept
-from sim.policy import Fetch, Gate, Iteration, Piece, Policy, Prefetch, RunGpu, Steps, View
+from sim.policy import Fetch, Gate, Iteration, Piece, Policy, Prefetch, RunGpu, Steps, View, kept
 
 
 class PerfectPrefetch(Policy):

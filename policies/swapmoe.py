@@ -45,7 +45,7 @@ from sim.policy import (
 )
 
 if TYPE_CHECKING:
-    from traces.reader import Trace
+    from sim.policy import Trace
 
 NORM_UNIT = 256  # norms in whole 1 / 256, so that sums are exact
 

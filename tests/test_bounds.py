@@ -17,7 +17,6 @@ from policies.belady import Belady
 from policies.gpu_only import GpuOnly
 from policies.lru import Lru
 from policies.perfect_prefetch import PerfectPrefetch
-from sim.bounds.copies import kept
 from sim.bounds.time_bound import Line, lower_bound, lowest
 from sim.conformance.world import ALL, World
 from sim.policy.api import Policy
@@ -25,6 +24,7 @@ from sim.policy.decisions import Evict, Fetch, Prefetch, RunCpu, RunGpu
 from sim.policy.registry import policies
 from sim.results.text import render
 from sim.run import execute
+from sim.workload.fewest_copies import kept
 from traces.reader import Trace
 
 SEARCHED = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

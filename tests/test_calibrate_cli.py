@@ -10,7 +10,6 @@ pytest.importorskip("torch")
 
 from cli_help import moesim
 
-from calibrate import environment
 from calibrate.backend_cpu import CpuBackend
 from calibrate.derive import Table
 from calibrate.profile import build, write
@@ -19,6 +18,7 @@ from sim.base.errors import BadInput
 from sim.base.files import read_yaml
 from sim.cli.calibrate import main
 from sim.profiles.hardware import load_hardware
+from sim.real import environment
 
 
 def run(capsys, *args):

@@ -13,10 +13,10 @@ from sim.base.errors import BadInput, IllegalDecision
 from sim.bounds.time_bound import lower_bound
 from sim.cli import main
 from sim.cli.compare import Candidate, _none_ran
-from sim.cli.compare_row import Row, ranks_of
-from sim.cli.compare_table import verdict
 from sim.policy.registry import policies
 from sim.results.sampling import Sample
+from sim.studies.compare_text import verdict
+from sim.studies.ranking import Row, ranks_of
 from traces.catalogue import DEFAULT, bundled_traces
 
 BUNDLED = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the bundled traces are not in this checkout")

@@ -19,8 +19,8 @@ import pytest
 from cli_help import mixtral_shaped, moesim
 
 from sim.base.errors import CheckFailed
-from sim.cli.compare_pool import answers, replay
 from sim.setup.spec import RunSpec
+from sim.studies.pool import answers, replay
 
 
 def test_the_number_of_workers_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

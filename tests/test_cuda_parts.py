@@ -14,11 +14,11 @@ torch = pytest.importorskip("torch")
 
 from test_real_cuda import FakeDevice, lanes_on  # noqa: E402
 
+from sim.base.device_faults import DeviceFault, fault_of  # noqa: E402
 from sim.machine.protocol import DEMAND, SPECULATIVE, UNKNOWN_S  # noqa: E402
 from sim.profiles.models import load_model  # noqa: E402
 from sim.real.cuda_clock import WINDOW_S, DeviceClock  # noqa: E402
 from sim.real.cuda_memory import CudaMemory, pinned_pieces  # noqa: E402
-from sim.real.faults import DeviceFault, fault_of  # noqa: E402
 from sim.real.work import COMPUTE, POOL, UP, Work  # noqa: E402
 
 # -- the clock

@@ -9,7 +9,7 @@ import pytest
 from cli_help import mixtral_shaped, simulated
 
 from sim.base.errors import BadInput
-from sim.cli.expect import judged, parsed
+from sim.results.expectations import judged, parsed
 
 RESULT = {"hit_rate": 0.25, "h2d_bytes": 4_000_000, "tpot_s": {"mean": 0.5, "p95": None}, "labels": ["lossy"],
           "prefetch": {"useful": {"n": 3}}, "real": True, "policy": "lru", "bound": None}  # fmt: skip

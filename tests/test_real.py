@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 from real_world import ALL, carried_out, lanes_and_weights, tiny_setup  # noqa: E402
 from test_timeline_parts import Shuffled  # noqa: E402
 
+from sim.base.device_faults import DeviceFault, fault_of  # noqa: E402
 from sim.base.errors import BadInput  # noqa: E402
 from sim.machine.protocol import DEMAND, SPECULATIVE  # noqa: E402
 from sim.policy.registry import policies  # noqa: E402
 from sim.real.arena import Arena, aligned  # noqa: E402
 from sim.real.cpu_lanes import CpuLanes  # noqa: E402
-from sim.real.faults import DeviceFault, fault_of  # noqa: E402
 from sim.real.run import check_memory, measure, usable_device  # noqa: E402
 from sim.real.work import COMPUTE, UP, Work  # noqa: E402
 from sim.run import execute  # noqa: E402
@@ -210,7 +210,7 @@ def test_kept_tables_and_timelines_take_measured_spans(tmp_path):
 
     setup = tiny_setup(tmp_path, "lru", 8)
     run = partial(execute_real, device="cpu")
-    done = recorded(setup, None, tmp_path / "out", False, tmp_path / "t.json", 3, run, with_spans=True)
+    done = recorded(run, setup, None, tmp_path / "out", False, tmp_path / "t.json", 3, with_spans=True)
     setup.close()
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
     assert (tmp_path / "t.json").stat().st_size > 1000

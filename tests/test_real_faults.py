@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch")
 from cli_help import simulated  # noqa: E402
 from real_world import LAYERS, TOP_K, carried_out, tiny_setup  # noqa: E402
 
+from sim.base.device_faults import DeviceFault, fault_of  # noqa: E402
 from sim.real.cpu_lanes import CpuLanes  # noqa: E402
-from sim.real.faults import DeviceFault, fault_of  # noqa: E402
 from sim.real.run import execute_real  # noqa: E402
 
 TESTS = Path(__file__).parent
@@ -175,7 +175,7 @@ simulate({args!r})
 SHORT_OF_MEMORY = """
 import resource, torch
 from sim.cli import simulate
-import sim.real.run, sim.real.cpu_lanes, sim.cli.run_real, calibrate.environment
+import sim.real.run, sim.real.cpu_lanes, sim.cli.run_real, sim.real.environment
 with open("/proc/self/statm") as file:
     now = int(file.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + 400_000_000,) * 2)

@@ -129,7 +129,7 @@ class TestFinishedWork:
             return done
 
         recorded = sinks.recorded
-        monkeypatch.setattr(sinks, "recorded", lambda *a, **k: recorded(*a, **{**k, "run": execute}))
+        monkeypatch.setattr(sinks, "recorded", lambda _, *a: recorded(execute, *a))
 
     def test_the_folders_name(self, simulate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken(monkeypatch, tmp_path / "a")

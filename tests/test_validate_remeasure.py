@@ -13,9 +13,9 @@ pytest.importorskip("torch")
 from reports.validation import remeasure
 from sim.base.files import bundled
 from sim.cli import VERBS, moesim
-from sim.cli.validate_table import markdown, read
 from sim.policy.registry import find
 from sim.profiles.models import load_model
+from sim.real.validate_text import markdown, read
 
 KEPT = read(bundled("reports.validation", ".json")["cpu-backend"])
 

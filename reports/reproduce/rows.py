@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.files import read_yaml, to_struct
-from sim.cli.expect import parsed
+from sim.results.expectations import parsed
 
 HERE = Path(str(resources.files("reports"))) / "reproduce"
 

@@ -13,8 +13,8 @@ from reports.reproduce.constants import Fitted
 from reports.reproduce.inputs import Drawn
 from reports.reproduce.rows import Constant, Experiment, Row, TraceKind
 from sim.base.errors import BadInput
-from sim.cli.expect import judged, parsed
 from sim.profiles.models import Model
+from sim.results.expectations import judged, parsed
 from sim.setup.prepare import shape_of
 from sim.setup.spec import RunSpec
 

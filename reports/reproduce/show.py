@@ -10,7 +10,7 @@ from reports.reproduce.judge import FACTOR, FACTORS
 from reports.reproduce.rows import FLAGS, SCORED, TOLERANCE, Figure
 from reports.reproduce.table import RESTS
 from reports.reproduce.work import DEFECT
-from sim.cli.tables import render, table
+from sim.base.tables import render, table
 
 WIDTH = 150
 FORMS = {"per_copy": "of software per expert copied", "per_layer": "of software per layer",

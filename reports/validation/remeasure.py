@@ -98,7 +98,7 @@ def measure(folder: Path, plans: Sequence[Plan], run: Callable[[Sequence[str]], 
     A comparison beyond the tolerance of `validate` (exit 1) is a result, not a failure.
     """
     from sim.base.files import replacing
-    from sim.cli.validate_table import read
+    from sim.real.validate_text import read
 
     began_s, parts = time.monotonic(), []
     for plan in plans:
@@ -136,7 +136,7 @@ def refresh(page: Path, table: str, name: str = NAME) -> None:
 @click.option("--quick", is_flag=True, help="Three cases of a few tokens: does it work here at all?")
 def command(folder: Path, quick: bool) -> None:
     """Calibrate, compare, keep, print."""
-    from sim.cli.validate_table import markdown
+    from sim.real.validate_text import markdown
 
     folder.mkdir(parents=True, exist_ok=True)
     data = measure(folder, QUICK if quick else PLANS)

@@ -22,9 +22,9 @@ def command() -> None:
     from sim.base.errors import DoesNotFit
     from sim.base.files import replacing
     from sim.base.json import finite
-    from sim.cli.validate_table import markdown
     from sim.policy.registry import policies
     from sim.real.live import talk
+    from sim.real.validate_text import markdown
     from sim.run import assemble, prepare
     from sim.setup.spec import RunSpec
     from traces.record.load import named

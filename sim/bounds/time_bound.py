@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.bounds.copies import kept
 from sim.bounds.path import Path, path_of
 from sim.machine.cost import Cost
+from sim.workload.fewest_copies import kept
 from sim.workload.future import decode_row
 from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range, RequestInfo, Scheduler
 

@@ -151,8 +151,8 @@ def main_job() -> dict[str, Any]:
 
 
 def _text(result: dict[str, Any]) -> str:
+    from sim.base.tables import render, table
     from sim.base.units import show_bytes, show_frac, show_seconds
-    from sim.cli.tables import render, table
 
     lines = [f"bare SimPy: {result['bare_timeouts_per_s']:,.0f} timeouts per second", ""]
     rows = table("replay", "tokens/s", "ratio", "at least", "hit rate", "")

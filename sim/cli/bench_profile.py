@@ -116,8 +116,8 @@ def profiles() -> list[dict[str, Any]]:
 
 def text(found: list[dict[str, Any]]) -> str:
     """A table: parts by cases."""
+    from sim.base.tables import render, table
     from sim.base.units import show_frac
-    from sim.cli.tables import render, table
 
     rows = table("part", *(case["title"] for case in found))
     parts = dict.fromkeys(part for case in found for part in case["shares"])

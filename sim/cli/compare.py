@@ -11,16 +11,16 @@ import click
 import msgspec
 
 from sim.base.errors import BadInput, IllegalDecision, MoesimError
-from sim.cli.compare_row import Row, ranked, ranks_of, speed
 from sim.cli.once import OnceEach
 from sim.cli.progress import Bar
 from sim.cli.spec_options import notes, spec_options, specify
+from sim.studies.ranking import Row, ranked, ranks_of, speed
 
 if TYPE_CHECKING:
-    from sim.cli.compare_pool import Call
-    from sim.cli.compare_row import Rank
     from sim.setup.prepare import Setup
     from sim.setup.spec import RunSpec
+    from sim.studies.pool import Call
+    from sim.studies.ranking import Rank
 
 # Below so many layers of output tokens over all policies, starting processes takes longer than the work.
 FEW_LAYERS = 20_000
@@ -74,7 +74,7 @@ def command(
         runs = [{"as": row.label, **row.result, **_standing(found.get(row.label))} for row in rows]
         click.echo(to_json({"schema": 1, "runs": runs, "not_run": not_run}))
     else:
-        from sim.cli.compare_table import served, table_of, verdict
+        from sim.studies.compare_text import served, table_of, verdict
 
         click.echo(verdict(rows, found))
         click.echo(served(rows))
@@ -131,7 +131,7 @@ def run_all(candidates: list[Candidate], workers: int | None) -> tuple[list[Row]
         BadInput: a policy that was named cannot run, or none can.
     """
     from sim.bounds.time_bound import beside
-    from sim.cli.compare_pool import answers, bound_of, n_cores, replay
+    from sim.studies.pool import answers, bound_of, n_cores, replay
 
     ready, failed, n_layers = checked(candidates)
     if not ready:

@@ -23,7 +23,7 @@ def command(name: str, as_json: bool) -> int:
         checks = [{key: value for key, value in asdict(v).items() if key != "policy"} for v in verdicts]
         click.echo(json.dumps({"schema": 1, "policy": kind.name, **counts, "checks": checks}, indent=2))
     else:
-        from sim.cli.tables import render, table
+        from sim.base.tables import render, table
 
         verdict = "keeps every rule that applies" if not counts[FAIL] else f"breaks {counts[FAIL]} of its rules"
         click.echo(f"{kind.name} {verdict}: {counts[PASS]} pass, {counts[FAIL]} fail, "

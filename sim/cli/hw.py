@@ -10,8 +10,8 @@ import click
 from sim.base.errors import BadInput
 from sim.base.files import bundled
 from sim.base.quantities import quantities
+from sim.base.tables import render, table
 from sim.base.units import show_bytes, show_count, show_flops, show_rate, show_seconds
-from sim.cli.tables import render, table
 from sim.profiles import find as profiles
 from sim.profiles.hardware import GPUS, Bus, Hardware, Quantity, load_hardware
 from sim.profiles.overrides import parse_set

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from sim.base.errors import BadInput
+from sim.base.tables import render, table
 from sim.base.units import show_bytes, show_frac
-from sim.cli.tables import render, table
 from sim.profiles import find as profiles
 from sim.profiles.geometry import BITS_PER_PARAM
 from sim.profiles.models import PACKAGE, Model, load_model, model_names

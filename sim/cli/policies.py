@@ -81,7 +81,7 @@ def _description(kind: type[Policy]) -> str:
 
 
 def _list(found: list[type[Policy]]) -> str:
-    from sim.cli.tables import render, table
+    from sim.base.tables import render, table
 
     rows = table("name", "title", "traits", "needs of the trace", numbers=False)
     for kind in found:
@@ -92,7 +92,7 @@ def _list(found: list[type[Policy]]) -> str:
 
 
 def _page(kind: type[Policy]) -> str:
-    from sim.cli.tables import render, table
+    from sim.base.tables import render, table
     from sim.policy.api import TRAITS
 
     lines = [f"{kind.name}: {kind.title}", f"source: {kind.source}"]

@@ -10,10 +10,10 @@ import click
 
 from sim import __version__
 from sim.base.errors import BadInput
-from sim.cli.expect import judged, parsed
 from sim.cli.once import OnceEach
 from sim.cli.progress import RunBar
 from sim.cli.spec_options import notes, spec_options, specify, warn_if_changed
+from sim.results.expectations import judged, parsed
 
 if TYPE_CHECKING:
 
@@ -101,8 +101,8 @@ def _run(
             from sim.results.sinks import recorded
 
             with RunBar(setup) as bar:
-                outcome = recorded(setup, bar.progress, out, force, timeline, timeline_iterations,
-                                   with_spans=with_spans)  # fmt: skip
+                outcome = recorded(execute, setup, bar.progress, out, force, timeline, timeline_iterations,
+                                   with_spans)  # fmt: skip
     finally:
         setup.close()
     _print(outcome, as_json, out, timeline, with_spans)

@@ -49,8 +49,8 @@ def run_real(
             if out is None and timeline is None:
                 done = run(setup, progress=bar.progress)
             else:
-                done = recorded(setup, bar.progress, out, force, timeline, n_iterations, with_spans=with_spans,
-                                run=lambda *a, **k: _with_prediction(run(*a, **k)))  # fmt: skip
+                done = recorded(lambda *a, **k: _with_prediction(run(*a, **k)), setup, bar.progress, out, force,
+                                timeline, n_iterations, with_spans)  # fmt: skip
         if "prediction" not in done.result:
             _with_prediction(done)
     finally:
@@ -144,8 +144,8 @@ def _print(done: Measured, as_json: bool, out: Path | None, timeline: Path | Non
 
 def beside(result: dict[str, Any]) -> str:
     """Measured and predicted, two lines of times and one of what the host spent on policy code."""
+    from sim.base.tables import render, table
     from sim.base.units import show_bytes, show_seconds
-    from sim.cli.tables import render, table
 
     predicted, measured = result["prediction"], result["measured"]
     rows = table("", "measured", f"predicted for {predicted['hw']}", "ratio")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput
+from sim.base.tables import plain
 from sim.base.units import show_bytes, show_count, show_frac
 from sim.cli import traces_compose, traces_convert, traces_synth
 from sim.cli.progress import bar
-from sim.cli.tables import SHOW_WIDTH, plain, put
+from sim.cli.tables import SHOW_WIDTH, put
 
 if TYPE_CHECKING:
     from traces.check import Progress

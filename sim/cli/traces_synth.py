@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput, CheckFailed
+from sim.base.tables import plain
 from sim.base.units import show_bytes, show_frac
 from sim.cli.once import OnceEach
 from sim.cli.progress import bar
-from sim.cli.tables import plain, put
+from sim.cli.tables import put
 
 if TYPE_CHECKING:
     from traces.summary import Summary

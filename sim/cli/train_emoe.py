@@ -69,8 +69,8 @@ def sensitivity(
     """Similarity by task and layer, and how it was measured; (None, {}) without a checkpoint."""
     if checkpoint is None:
         return None, {}
-    from policies._emoe_sensitivity import similarity
     from traces.train import model
+    from traces.train.sensitivity import similarity
 
     cosine, same = similarity(model.load(checkpoint), trace, per_task, seed)
     facts = {"measure": "cosine of next-token distributions", "requests_per_task": per_task, "seed": seed,

@@ -11,7 +11,7 @@ import click
 
 from sim.base.errors import BadInput
 from sim.cli.once import OnceEach
-from sim.cli.validate_table import markdown, read, report, talk_report
+from sim.real.validate_text import markdown, read, report, talk_report
 
 TALK_OUTPUTS = 32
 
@@ -101,12 +101,12 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
     """Every policy at every budget, on lanes and weights that are opened once. `kept`: comparisons made earlier."""
     import msgspec
 
-    from calibrate import environment
     from sim.base.files import parse_yaml
     from sim.base.json import finite
     from sim.cli.run_real import prepare_real
     from sim.cli.spec_options import notes
     from sim.profiles.overrides import parse_set
+    from sim.real import environment
     from sim.real.cpu_lanes import cores
     from sim.real.order import order
     from sim.real.run import opened, usable_device

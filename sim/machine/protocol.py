@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from sim.policy.tickets import UNKNOWN_S as UNKNOWN_S
+from sim.policy.tickets import Ticket as Ticket
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -13,21 +16,7 @@ if TYPE_CHECKING:
     from sim.policy.pieces import Piece
     from sim.workload.iterations import Iteration
 
-UNKNOWN_S = -1.0
 DEMAND, SPECULATIVE = 0, 1
-
-
-class Ticket:
-    """Something under way. `end_s` is when it ends, or `UNKNOWN_S` while that still depends on what comes.
-
-    `cause` names the lane a waiter would be waiting for.
-    """
-
-    __slots__ = ("cause", "end_s")
-
-    def __init__(self, end_s: float, cause: int) -> None:
-        self.end_s = end_s
-        self.cause = cause
 
 
 class Machine(Protocol):

@@ -1,7 +1,9 @@
 """What a policy sees and says: `from sim.policy import Policy, Fetch, View` is all that a policy file imports."""
 
+from typing import TYPE_CHECKING
+
 from sim.base.errors import BadInput, DoesNotFit, IllegalDecision
-from sim.machine.protocol import Ticket
+from sim.base.files import bundled, replacing
 from sim.policy.api import TRAITS, Assignment, Decisions, Param, ParamValue, Policy, Steps, overrides
 from sim.policy.decisions import (
     Cancel,
@@ -22,15 +24,61 @@ from sim.policy.decisions import (
     WriteBack,
 )
 from sim.policy.pieces import Piece, Pieces
+from sim.policy.tickets import Ticket
 from sim.policy.view import Prices, View
+from sim.profiles.geometry import BITS_PER_PARAM
+from sim.workload.fewest_copies import kept
 from sim.workload.iterations import DECODE, PREFILL, Gate, Iteration, Range, RequestInfo
 from sim.workload.learn_split import MAKE_ONE, StoreSplit, no_store, requests_of
 
+if TYPE_CHECKING:
+    from traces.reader import Trace as Trace
+
 __all__ = [
-    "DECODE", "MAKE_ONE", "PREFILL", "TRAITS", "Assignment", "BadInput", "Cancel", "Decision", "Decisions",
+    "BITS_PER_PARAM",
+    "DECODE",
+    "MAKE_ONE",
+    "PREFILL",
+    "TRAITS",
+    "Assignment",
+    "BadInput",
+    "Cancel",
+    "Decision",
+    "Decisions",
     "DoesNotFit",
-    "DropQueue", "Evict", "Fetch", "Gate", "IllegalDecision", "Iteration", "Param", "ParamValue", "Piece", "Pieces",
-    "Policy", "Predict", "Prefetch", "Prices", "Range", "RequestInfo", "Requeue", "RunCpu", "RunCpuAhead", "RunGpu",
-    "RunPart", "Serve", "Steps", "StoreSplit", "Ticket", "View", "Wait", "Wanted", "WriteBack", "no_store", "overrides",
+    "DropQueue",
+    "Evict",
+    "Fetch",
+    "Gate",
+    "IllegalDecision",
+    "Iteration",
+    "Param",
+    "ParamValue",
+    "Piece",
+    "Pieces",
+    "Policy",
+    "Predict",
+    "Prefetch",
+    "Prices",
+    "Range",
+    "RequestInfo",
+    "Requeue",
+    "RunCpu",
+    "RunCpuAhead",
+    "RunGpu",
+    "RunPart",
+    "Serve",
+    "Steps",
+    "StoreSplit",
+    "Ticket",
+    "View",
+    "Wait",
+    "Wanted",
+    "WriteBack",
+    "bundled",
+    "kept",
+    "no_store",
+    "overrides",
+    "replacing",
     "requests_of",
-]  # fmt: skip
+]

@@ -18,8 +18,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput, IllegalDecision, did_you_mean
-from sim.machine.protocol import Ticket
 from sim.policy.pieces import Piece
+from sim.policy.tickets import Ticket
 
 if TYPE_CHECKING:
     from sim.policy.api import Policy

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from sim.base.quantities import Source
-    from sim.machine.protocol import Ticket
     from sim.policy.pieces import Piece
+    from sim.policy.tickets import Ticket
 
 
 class Fetch(NamedTuple):

@@ -29,15 +29,19 @@ def unusable() -> dict[str, str]:
     return _scan()[1]
 
 
+def _files() -> tuple[str, ...]:
+    """Modules and packages of `policies/`, in order of their names; plug-ins are found, never named in an import."""
+    folders = importlib.import_module("policies").__path__
+    return tuple(info.name for info in pkgutil.iter_modules(folders) if not info.name.startswith("_"))
+
+
 @cache
 def _by_file(name: str) -> type[Policy] | None:
     """The policy that the file of its own name holds; None sends the reader to the scan, which says what is wrong.
 
     A run names one policy, and importing all of them takes longer than a short run.
     """
-    import policies as package
-
-    if name.startswith("_") or not any(info.name == name for info in pkgutil.iter_modules(package.__path__)):
+    if name not in _files():
         return None
     try:
         module = importlib.import_module(f"policies.{name}")
@@ -50,21 +54,17 @@ def _by_file(name: str) -> type[Policy] | None:
 def _scan() -> tuple[dict[str, type[Policy]], dict[str, str]]:
     from importlib.metadata import entry_points
 
-    import policies as package
-
     found: dict[str, type[Policy]] = {}
     wrong: dict[str, str] = {}
-    for info in pkgutil.iter_modules(package.__path__):
-        if info.name.startswith("_"):
-            continue
+    for name in _files():
         try:
-            module = importlib.import_module(f"policies.{info.name}")
+            module = importlib.import_module(f"policies.{name}")
         except (Exception, SystemExit) as error:  # somebody is writing it, and it may fail in any way
-            wrong[info.name] = f"policy {info.name!r}, got {failure(error)}: correct that file"
+            wrong[name] = f"policy {name!r}, got {failure(error)}: correct that file"
             continue
         for kind in policies_in(module).values():
             if found.setdefault(kind.name, kind) is not kind:
-                wrong[info.name] = _twice(found[kind.name], kind)
+                wrong[name] = _twice(found[kind.name], kind)
     for entry in entry_points(group=GROUP):
         try:
             kind = entry.load()

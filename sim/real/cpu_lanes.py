@@ -15,10 +15,10 @@ import time
 from collections import deque
 from typing import Any
 
-from calibrate.environment import cpu_quota, usable_cores
+from sim.base.device_faults import DeviceFault, fault_of
 from sim.base.interrupts import held, wait_for
 from sim.machine.protocol import DEMAND
-from sim.real.faults import DeviceFault, fault_of
+from sim.real.environment import cpu_quota, usable_cores
 from sim.real.work import COMPUTE, DOWN, LANES, POOL, UP, Work
 
 SWITCH_INTERVAL_S = 2e-5

@@ -19,14 +19,15 @@ from functools import partial
 from threading import Condition, RLock
 from typing import Any
 
+from sim.base.device_faults import fault_of
 from sim.base.errors import BadInput
 from sim.base.interrupts import heard, held
-from sim.machine.protocol import DEMAND, UNKNOWN_S
+from sim.machine.protocol import DEMAND
+from sim.policy.tickets import UNKNOWN_S
 from sim.real.cpu_lanes import SWITCH_INTERVAL_S, cores, nothing
 from sim.real.cuda_clock import DeviceClock
 from sim.real.cuda_memory import CudaMemory
 from sim.real.cuda_threads import Feeder, Pool, over
-from sim.real.faults import fault_of
 from sim.real.work import COMPUTE, DOWN, LANES, POOL, UP, Work
 
 

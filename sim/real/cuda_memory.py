@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.real.faults import DeviceFault, fault_of
+from sim.base.device_faults import DeviceFault, fault_of
 
 MOST_PIECE_BYTES = 1 << 33
 INLINE_BYTES = 64 << 10

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sim.base.device_faults import DeviceFault, fault_of
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.interrupts import heard, held
 from sim.base.units import show_bytes
@@ -21,7 +22,6 @@ from sim.policy.api import Policy
 from sim.policy.api import overrides as implements
 from sim.policy.blame import blamed
 from sim.profiles.geometry import BITS_PER_PARAM
-from sim.real.faults import DeviceFault, fault_of
 from sim.real.forms import check_form
 from sim.real.machine import RealMachine
 from sim.real.routing import Routing
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from sim.engine.drive import Step
     from sim.engine.transfers import Log
     from sim.machine.lanes import Spans
-    from sim.machine.protocol import Ticket
     from sim.policy.pieces import Piece
+    from sim.policy.tickets import Ticket
     from sim.profiles.models import Model
     from sim.real.work import Lanes
     from sim.run import Progress
@@ -107,7 +107,7 @@ def open_lanes(device: str, n_gpus: int = 1, precision: str = "bf16") -> Lanes:
     Raises:
         BadInput: more GPUs than are carried out there.
     """
-    from calibrate import environment
+    from sim.real import environment
 
     if precision == "bf16" and "amx_bf16" in environment.machine()["cpu_flags"]:
         environment.bf16_on_cpu()  # some virtual machines announce AMX and kill a process that uses it
@@ -179,7 +179,7 @@ def check_memory(setup: Setup, lanes: Lanes, free: tuple[int, int]) -> int:
 
 def free_bytes(lanes: Lanes) -> tuple[int, int]:
     """Bytes free on the device and on the host."""
-    from calibrate.environment import free_host_bytes
+    from sim.real.environment import free_host_bytes
 
     host = free_host_bytes()
     if lanes.device == "cpu":

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sim.base.device_faults import DeviceFault
 from sim.engine.drive import drive
 from sim.machine.lanes import HOST
-from sim.machine.protocol import Ticket
-from sim.real.faults import DeviceFault
+from sim.policy.tickets import Ticket
 from sim.real.run import measure
 from sim.real.watch import watch
 from sim.results.fold import fold

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.base.device_faults import DeviceFault
 from sim.base.errors import BadInput
 from sim.base.interrupts import heard
-from sim.real.faults import DeviceFault
 from sim.real.forms import Form, pack
 from sim.real.latent import LatentLayer, latent_layer
 

@@ -18,7 +18,6 @@ from sim.base.json import to_json
 from sim.results.run_folder import CONFIG, FILES, RESULT, check_apart, new_folder
 from sim.results.tables import TABLES, TableWriter, run_row
 from sim.results.timeline import Timeline
-from sim.run import execute
 from sim.setup.naming import title_of
 from sim.setup.spec import dump_spec
 
@@ -81,8 +80,8 @@ def _request_row(times: RequestTimes) -> tuple[Any, ...]:
 
 
 def recorded(
-    setup: Setup, progress: Progress | None, out: Path | None, force: bool, timeline: Path | None, n_iterations: int,
-    run: Callable[..., Any] = execute, with_spans: bool = False,
+    run: Callable[..., Any], setup: Setup, progress: Progress | None, out: Path | None, force: bool,
+    timeline: Path | None, n_iterations: int, with_spans: bool = False,
 ) -> Any:
     """Execute by `run` (a simulation, or a real run) and keep it: tables in the folder `out`, trace events of the first
     iterations in `timeline`. Spans, which take far more room than all other tables, are kept `with_spans` only.

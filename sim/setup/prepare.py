@@ -25,8 +25,8 @@ from sim.profiles.models import load_model, model_names
 from sim.profiles.overrides import Overrides, parse_set
 from sim.profiles.stack import PACKAGE as STACKS
 from sim.profiles.stack import load_stack
-from sim.results import metrics
 from sim.setup.memory import BudgetRule, Demand, MemoryPlan, check_host, plan
+from sim.setup.spec import HIT_DEFINITIONS
 from sim.workload.iterations import RequestInfo
 from sim.workload.learn_split import requests_of
 from traces.catalogue import DEFAULT, bundled_traces, open_trace, traces_that_fit
@@ -138,8 +138,8 @@ def prepare(spec: RunSpec) -> Setup:
     check_traits(kind)
     with blamed(kind):
         policy = kind(**settings)
-    if spec.hit_definition not in metrics.HIT_DEFINITIONS:
-        hint = did_you_mean(spec.hit_definition, metrics.HIT_DEFINITIONS)
+    if spec.hit_definition not in HIT_DEFINITIONS:
+        hint = did_you_mean(spec.hit_definition, HIT_DEFINITIONS)
         raise BadInput(f"--hit-definition, got {spec.hit_definition!r}: no such definition; {hint}")
     if spec.gpus > MAX_GPUS:
         raise BadInput(f"--gpus, got {spec.gpus}: at most {MAX_GPUS}; lower it")

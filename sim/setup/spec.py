@@ -14,6 +14,14 @@ from sim.base.files import FLOAT, read_yaml, to_struct
 # At most one of these caps the expert part.
 CAPS = ("expert_cache_bytes", "experts", "cache_frac")
 
+# What a hit is: `--hit-definition`.
+HIT_DEFINITIONS = {
+    "gate": "usable on the GPU when the gate asks (FineMoE release 2; the default)",
+    "room": "has its room when the gate asks, in flight or not (cache look-up: HybriMoE figure 9, MoE-Infinity head)",
+    "cached": "usable when the gate asks and not brought by an unused prefetch (MoEpic, AdapMoE code)",
+    "token": "as gate, but every (token, expert) counts (MoEpic's tokens x K)",
+}
+
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=False):
     """Everything that decides a run's numbers. Sizes are bytes."""

@@ -112,7 +112,7 @@ def memory_errors(doing: str, way_out: str) -> Iterator[None]:
     """Turn running out of memory, on a GPU or on the host, and a lost GPU into BadInput."""
     import torch
 
-    from sim.real.faults import fault_of
+    from sim.base.device_faults import fault_of
 
     try:
         yield

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
-from sim.cli.compare_row import is_bound, speed
 from sim.results.text import show_lengths
 from sim.setup.naming import machine_of, show
+from sim.studies.ranking import is_bound, speed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.cli.compare_row import Rank, Row
+    from sim.studies.ranking import Rank, Row
 
 WIDTH = 158
 MOST_TIED = 3  # named in the verdict; the table shows all
@@ -80,7 +80,7 @@ def _over(row: Row) -> str:
 
 def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
     """One row per run, fastest first, and the lower bounds under them."""
-    from sim.cli.tables import render, table
+    from sim.base.tables import render, table
 
     shown = table(
         "policy", "rank", "TPOT", "above bound", "TTFT", "hit", "late hit", "to the GPU per token", "bound by", "note",

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from sim.policy import BadInput, requests_of
+from sim.base.errors import BadInput
 from traces.train.model import moe_layers, router_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def similarity(
     if n_layers != trace.n_layers:
         raise BadInput(f"{trace.path}: {trace.n_layers} MoE layers, the checkpoint has {n_layers}: not the same model")
     cosine, same = np.zeros((len(tasks), n_layers)), np.zeros((len(tasks), n_layers))
-    store = requests_of(trace, "store")
+    store = [request for request in trace.requests if request.split == "store"]
     for at, task in enumerate(tasks):
         rows = [(r.first_row, r.first_row + r.prompt_len + r.outputs - 1) for r in store if r.task == task][:per_task]
         texts = [torch.from_numpy(np.array(trace.token_ids[a:b], dtype=np.int64))[None] for a, b in rows]

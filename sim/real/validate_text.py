@@ -26,8 +26,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def report(data: dict[str, Any]) -> str:
     """The verdict first, then a row per comparison, lanes of the worst one, and what is wrong."""
+    from sim.base.tables import render, table
     from sim.base.units import show_count, show_seconds
-    from sim.cli.tables import render, table
     from sim.real.order import told
 
     median, worst = data["tpot_s_median_error_frac"], data["tpot_s_worst_error_frac"]
@@ -65,7 +65,7 @@ def report(data: dict[str, Any]) -> str:
 
 def talk_report(data: dict[str, Any]) -> str:
     """A row per policy under which the model generated, and what is wrong."""
-    from sim.cli.tables import render, table
+    from sim.base.tables import render, table
 
     rows = table("policy", "lossy", "tokens", "as resident", "perplexity", "resident", "change", "changed, closed loop",
                  "open loop", "gate mass kept, open loop")  # fmt: skip

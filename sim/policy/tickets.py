@@ -1,0 +1,18 @@
+"""What a decision gives back: a ticket, which others may wait for."""
+
+from __future__ import annotations
+
+UNKNOWN_S = -1.0
+
+
+class Ticket:
+    """Something under way. `end_s` is when it ends, or `UNKNOWN_S` while that still depends on what comes.
+
+    `cause` names the lane a waiter would be waiting for.
+    """
+
+    __slots__ = ("cause", "end_s")
+
+    def __init__(self, end_s: float, cause: int) -> None:
+        self.end_s = end_s
+        self.cause = cause

@@ -1,0 +1,59 @@
+"""Who may import whom: the contract of `pyproject.toml` holds, and it leaves no room out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("importlinter")
+
+ROOT = Path(__file__).parents[1]
+RULES = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+POLICIES, BELOW = RULES["contracts"][2:]
+ROOMS = {f"sim.{path.stem}" for path in (ROOT / "sim").iterdir() if path.suffix in ("", ".py") and path.stem[0] != "_"}
+LINT = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True, **{}))"
+
+
+def linted(folder: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    run = [sys.executable, "-c", LINT.format(options)]
+    return subprocess.run(run, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def toml(values: dict[str, object]) -> str:
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+
+
+def test_imports_go_downwards() -> None:
+    done = linted(ROOT)
+    assert done.returncode == 0, done.stdout
+
+
+def test_no_room_is_left_out() -> None:
+    assert {name for name in POLICIES["forbidden_modules"] if name.startswith("sim.")} == ROOMS - {"sim.policy"}
+    assert {name for name in BELOW["source_modules"] if name.startswith("sim.")} == ROOMS - {"sim.cli"}
+
+
+def test_an_upward_import_breaks_the_contract(tmp_path: Path) -> None:
+    """The same rules, over packages of which a policy reaches past `sim.policy` and a room above itself."""
+    for package in RULES["root_packages"]:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    for room in ROOMS:
+        (tmp_path / "sim" / f"{room.removeprefix('sim.')}.py").touch()
+    (tmp_path / "sim" / "base.py").write_text("import sim.run\n")
+    (tmp_path / "policies" / "mine.py").write_text("from sim.policy import Policy\nimport sim.engine\n")
+    own = {key: value for key, value in RULES.items() if key != "contracts"}
+    text = "[tool.importlinter]\n" + toml(own)
+    for contract in RULES["contracts"]:
+        text += "[[tool.importlinter.contracts]]\n" + toml({**contract, "ignore_imports": []})
+    (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
+    done = linted(tmp_path)
+    assert done.returncode == 1, done.stdout
+    assert "sim.base -> sim.run" in done.stdout
+    assert "policies.mine -> sim.engine" in done.stdout
+    assert "Every module of sim lies in a room BROKEN" in done.stdout
