@@ -1,0 +1,36 @@
+"""What one operation costs: seconds on a device and what they rest on, and what launching it costs the host."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Price(NamedTuple):
+    """Seconds, and the index of the quantity that bounds them."""
+
+    duration_s: float
+    rests_on: int
+
+
+class Launch:
+    """Host seconds of one operation: until its first kernel is launched, and until its last is; `n` counts uses.
+
+    `tail_frac` is the share of the operation's device time its last kernel takes: equal shares, for want of better.
+    """
+
+    __slots__ = ("all_s", "extra_s", "first_s", "kernels_s", "launch_s", "n", "n_kernels", "tail_frac")
+
+    def __init__(self, n_kernels: float, launch_s: float, extra_s: float) -> None:
+        self.n_kernels = n_kernels
+        self.launch_s = launch_s
+        self.extra_s = extra_s
+        self.kernels_s = n_kernels * launch_s
+        self.first_s = extra_s + min(launch_s, self.kernels_s)
+        self.all_s = extra_s + self.kernels_s
+        self.tail_frac = min(1.0, 1.0 / n_kernels) if n_kernels else 0.0
+        self.n = 0
+
+
+def kernels_of(n_kernels: float, frac: float) -> float:
+    """Kernels that a slice of an operation runs: its share, and at least one where the operation has any."""
+    return min(n_kernels, max(1.0, frac * n_kernels))

@@ -1,0 +1,127 @@
+"""What a lossy policy does to the routing: checked, served, and counted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from oracle.counts import DROPPED, SUBSTITUTED
+from oracle.iterations import Gate
+from sim.base.errors import IllegalDecision, did_you_mean
+from sim.profiles.geometry import BITS_PER_PARAM
+
+if TYPE_CHECKING:
+    from oracle.engine import Engine
+
+PAIRWISE = 8
+"""numpy adds fewer numbers than this from left to right."""
+TWICE = "assign of {}: a token was given the same expert twice; ids must be distinct"
+
+
+def reassign(engine: Engine, gate: Gate) -> Gate:
+    """Let a lossy policy change the routing; count what was substituted and dropped. Returns the gate to serve."""
+    policy = engine.policy
+    if "lossy" not in policy.traits:
+        raise IllegalDecision(f"assign of {policy.name}: changing the routing needs the trait 'lossy'; declare it")
+    answer = policy.assign(gate, engine.view)
+    if answer is None:
+        count_loss(engine, gate, gate.ids, gate.ids)
+        return gate
+    before, after = gate.ids, np.asarray(answer.ids, dtype=np.int64)
+    alone = len(before) == 1 and after.shape == before.shape
+    needs = needs_of_token(engine, after[0].tolist()) if alone else needs_of_rows(engine, before, after)
+    served = Gate(gate.layer, gate.iteration, needs, engine.arrays)
+    if answer.precision:
+        served.precision = check_precision(engine, answer.precision)
+    served.asked = {expert: n for expert, n in gate.needs.items() if expert in needs}
+    hits = engine.tally.hits[gate.iteration.phase]
+    for expert, n_tokens in gate.needs.items():
+        if expert not in needs:
+            rows = (before == expert).any(axis=1)
+            kind = DROPPED if (after[rows] < 0).sum() >= rows.sum() else SUBSTITUTED
+            hits.experts[kind] += 1
+            hits.tokens[kind] += n_tokens
+    count_loss(engine, gate, before, after)
+    engine.machine.route(gate.layer, after, answer.weights)
+    return served
+
+
+def needs_of_rows(engine: Engine, before: np.ndarray, after: np.ndarray) -> dict[int, int]:
+    """Expert -> tokens of a changed routing [n, k]. Raises IllegalDecision for what is none."""
+    if after.shape != before.shape or after.min(initial=0) < -1 or after.max(initial=0) >= engine.pieces.n_experts:
+        raise IllegalDecision(
+            f"assign of {engine.policy.name}, got ids of shape {after.shape}: "
+            f"must be {before.shape} of expert ids or -1"
+        )
+    ordered = np.sort(after, axis=1)
+    if bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any()):
+        raise IllegalDecision(TWICE.format(engine.policy.name))
+    counts = np.bincount(after[after >= 0], minlength=engine.pieces.n_experts)
+    return {int(e): int(counts[e]) for e in np.flatnonzero(counts)}
+
+
+def needs_of_token(engine: Engine, ids: list[int]) -> dict[int, int]:
+    """`needs_of_rows` of a single token, the common case, without arrays, in the order of the ids."""
+    if min(ids, default=0) < -1 or max(ids, default=0) >= engine.pieces.n_experts:
+        raise IllegalDecision(f"assign of {engine.policy.name}, got ids {ids}: must be expert ids or -1")
+    kept = [expert for expert in ids if expert >= 0]
+    needs = dict.fromkeys(kept, 1)
+    if len(needs) < len(kept):
+        raise IllegalDecision(TWICE.format(engine.policy.name))
+    return needs
+
+
+def check_precision(engine: Engine, precision: dict[int, str]) -> dict[int, str]:
+    """Raises IllegalDecision for a precision that the model's experts have no size for."""
+    for name in set(precision.values()):
+        if name not in BITS_PER_PARAM:
+            raise IllegalDecision(
+                f"assign of {engine.policy.name}, got precision {name!r}: {did_you_mean(name, BITS_PER_PARAM)}"
+            )
+    return precision
+
+
+def count_loss(engine: Engine, gate: Gate, before: np.ndarray, after: np.ndarray) -> None:
+    """Activations changed and gate mass kept, from the full scores where the trace has them.
+
+    Without scores and weights the mass is unknown and stays uncounted.
+    """
+    loss, levels = engine.tally.loss, engine.arrays.trace.levels_prefill
+    if len(before) == 1 and before.shape[1] < PAIRWISE and "scores" in levels:
+        count_token(engine, gate, before[0].tolist(), after[0].tolist())
+        return
+    same = (after[:, :, None] == before[:, None, :]).any(axis=2)
+    loss.activations += before.size
+    loss.dropped += int((after < 0).sum())
+    loss.changed += int((~same & (after >= 0)).sum())
+    if "scores" in levels:
+        scores = gate.scores / gate.score_scale
+        loss.mass_before += float(np.take_along_axis(scores, before, 1).sum())
+        mass = np.take_along_axis(scores, np.maximum(after, 0), 1)
+    elif "weights" in levels:
+        weights = gate.weights
+        loss.mass_before += float(weights.sum())
+        # Without full scores a substitute's own mass is unknown: count what was kept of the original choice.
+        kept = (before[:, :, None] == after[:, None, :]).any(axis=2)
+        loss.mass_kept += float(weights[kept].sum())
+        return
+    else:
+        return
+    loss.mass_kept += float(mass[after >= 0].sum())
+
+
+def count_token(engine: Engine, gate: Gate, chosen: list[int], after: list[int]) -> None:
+    """`count_loss` of a single token without arrays: the same sums in the same order."""
+    loss, scores, scale = engine.tally.loss, gate.scores[0].tolist(), gate.score_scale
+    served = [expert for expert in after if expert >= 0]
+    loss.activations += len(chosen)
+    loss.dropped += len(chosen) - len(served)
+    loss.changed += sum(expert not in chosen for expert in served)
+    mass_before = mass_kept = 0.0
+    for expert in chosen:
+        mass_before += scores[expert] / scale
+    for expert in served:
+        mass_kept += scores[expert] / scale
+    loss.mass_before += mass_before
+    loss.mass_kept += mass_kept

@@ -1,0 +1,127 @@
+"""How far a mean over requests may move with the choice of requests, and which runs over the same ones are told apart.
+
+A bootstrap over requests: percentiles of the means of resampled requests, at a level widened for few of them, since
+the percentile interval is too narrow by sqrt((n - 1) / n) and by z for t (Hesterberg, "What Teachers Should Know About
+the Bootstrap", The American Statistician 69(4), 2015: the expanded percentile interval). A resampled mean never leaves
+the range of what was seen, which holds the true mean too seldom when that is very little: below `FEWEST` it is
+Student's t. scipy.stats has both, and tests hold this against it; importing it takes longer than a short run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from oracle.drive import Clockwork
+
+LEVEL = 0.95
+FEWEST = 8  # requests (batches of them) from which they are resampled
+RESAMPLES = 9_999
+MOST_DRAWN = 20_000_000  # numbers drawn at most, with no fewer than `LEAST_RESAMPLES`
+LEAST_RESAMPLES = 999
+SEED = 0  # the same requests give the same interval, bit for bit
+NO_DIFFERENCE = 1e-9  # of a mean: smaller ones are rounding
+
+_Z = 1.959963984540054  # of the normal distribution, 2.5 % above
+_T = (12.7062047361747, 4.3026527297495, 3.1824463052837, 2.7764451051978, 2.5705818356363, 2.446911851145,
+      2.3646242515928, 2.3060041352042, 2.2621571627982, 2.2281388519863)  # fmt: skip
+"""Of Student's t with 1 to 10 degrees of freedom."""
+
+Interval = tuple[float, float]
+
+
+class Sample:
+    """One figure of every request, in order of the trace.
+
+    Args:
+        values: request -> figure. batch: requests served together share their iterations, so one unit is drawn for
+            that many of them.
+    """
+
+    def __init__(self, values: Mapping[int, float], batch: int = 1) -> None:
+        ordered = [values[request] for request in sorted(values)]
+        units = [ordered[i : i + batch] for i in range(0, len(ordered), batch)]
+        self.sums = np.array([math.fsum(unit) for unit in units])
+        self.counts = np.array([float(len(unit)) for unit in units])
+        self.n_requests, self.n = len(ordered), len(units)
+        self.mean = math.fsum(ordered) / len(ordered) if ordered else math.nan
+        self._resampled: NDArray[np.float64] | None = None
+
+    def resampled(self) -> NDArray[np.float64]:
+        """Means of resampled units; the draws depend on their number alone, so equal requests are drawn in all runs."""
+        if self._resampled is None:
+            self._resampled = np.concatenate(
+                [self.sums[drawn].sum(axis=1) / self.counts[drawn].sum(axis=1) for drawn in _draws(self.n)]
+            )
+        return self._resampled
+
+    def interval(self) -> Interval | None:
+        """Where the mean of any such requests lies, at `LEVEL`; None from one unit, which says nothing of others."""
+        if self.n < 2:
+            return None
+        if self.n >= FEWEST:
+            return _percentiles(self.resampled(), self.n)
+        return _by_t(self.mean, self.sums - self.mean * self.counts, self.counts)
+
+    def minus(self, other: Sample) -> Interval | None:
+        """Where the mean of the paired differences lies. Both are of the same requests, served in the same batches."""
+        if self.n < 2:
+            return None
+        if self.n >= FEWEST:
+            return _percentiles(self.resampled() - other.resampled(), self.n)
+        mean = self.mean - other.mean
+        return _by_t(mean, self.sums - other.sums - mean * self.counts, self.counts)
+
+    def told_apart(self, other: Sample) -> bool:
+        """Whether the requests show which of two runs has the smaller mean, beyond what other requests might change."""
+        difference = self.minus(other)
+        if difference is None or abs(self.mean - other.mean) <= NO_DIFFERENCE * abs(self.mean):
+            return False
+        return difference[0] > 0 or difference[1] < 0
+
+
+def _draws(n: int) -> Iterable[NDArray[np.int64]]:
+    """Units drawn with replacement, row by row, in pieces of bounded size."""
+    rng = np.random.Generator(np.random.PCG64(SEED))
+    left, at_once = max(LEAST_RESAMPLES, min(RESAMPLES, MOST_DRAWN // n)), max(1, 1_000_000 // n)
+    while left:
+        rows = min(left, at_once)
+        yield rng.integers(0, n, (rows, n))
+        left -= rows
+
+
+def _percentiles(means: NDArray[np.float64], n: int) -> Interval:
+    tail = 0.5 * math.erfc(math.sqrt(n / (n - 1)) * student(n - 1) / math.sqrt(2))
+    low, high = np.quantile(means, [tail, 1 - tail]).tolist()
+    return low, high
+
+
+def _by_t(mean: float, residuals: NDArray[np.float64], counts: NDArray[np.float64]) -> Interval:
+    n = len(residuals)
+    error = math.sqrt(math.fsum((residuals**2).tolist()) / (n - 1) / n) / (math.fsum(counts.tolist()) / n)
+    return mean - student(n - 1) * error, mean + student(n - 1) * error
+
+
+def student(degrees: int) -> float:
+    """The quantile of Student's t for `LEVEL`, both sides: exact up to 10 degrees, then to four digits by its series
+    (Abramowitz and Stegun 26.7.5)."""
+    if degrees <= len(_T):
+        return _T[degrees - 1]
+    first = (_Z**3 + _Z) / 4
+    second = (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
+    third = (3 * _Z**7 + 19 * _Z**5 + 17 * _Z**3 - 15 * _Z) / 384
+    return _Z + first / degrees + second / degrees**2 + third / degrees**3
+
+
+def samples(clockwork: Clockwork, batch: int) -> dict[str, Sample]:
+    """TTFT, and TPOT where a request has one, of every request that was served."""
+    done = clockwork.requests
+    ttft = {t.request.index: t.first_token_s - t.start_s for t in done}
+    tpot = {t.request.index: (t.last_token_s - t.first_token_s) / (t.request.outputs - 1)
+            for t in done if t.request.outputs > 1}  # fmt: skip
+    return {"ttft_s": Sample(ttft, batch), "tpot_s": Sample(tpot, batch)}

@@ -1,0 +1,403 @@
+"""Small worlds drawn from a seed, each run by the engine and by the frozen loop of 0.1 (`oracle`), compared to the bit.
+
+    python tests/random_worlds.py N [SEED]      # worlds SEED to SEED + N - 1; stops at the first difference
+    python tests/random_worlds.py --digests N SEED     # compiled modules in use, then a digest per world
+
+A world is hardware, model, stack, trace, budget and policy; one number draws all of it. Times are round in many worlds,
+so that things happen at the same moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+from easy_numbers import figure, hardware, stack
+from oracle.run import assemble, oracle_run
+from random_policy import key, random_policy
+from tiny_traces import TASKS, WIDTH, tiny_arrays, tiny_header
+from tiny_traces import requests_of as made_requests
+from untaught import UNTAUGHT
+
+from sim.base.errors import MoesimError
+from sim.policy.pieces import Pieces
+from sim.policy.registry import policies
+from sim.profiles.curves import AGAINST, Curve, Curves
+from sim.profiles.models import Gate, Model
+from sim.run import execute
+from sim.setup.memory import MemoryPlan
+from sim.setup.prepare import Setup
+from sim.setup.spec import RunSpec
+from sim.workload.learn_split import requests_of
+from traces.reader import Trace
+from traces.writer import write_trace
+
+TIMES_S = (0.0, 0.0, 0.5, 1.0, 1.0, 2.0, 3.0, 10.0, 0.1, 0.3)
+NAMES_SETUP_DECIDES = {
+    "schema", "run_id", "name", "policy", "policy_file", "params", "hw", "model", "precision", "stack", "overrides",
+    "shape", "trace", "trace_sha256", "split", "seed", "gpus", "batch", "arrivals", "hit_definition", "labels",
+    "peak_vram_bytes", "peak_host_bytes", "bound", "wall_s", "engine", "version",
+}  # fmt: skip
+"""Keys of a result that no loop decides (labels but for the calibrated range, which `beyond` holds)."""
+
+FLAT_LEAVES_OUT = ("residents", "free_bytes", "decisions")  # of the state at the end, where nobody looks
+
+
+@dataclass
+class World:
+    """Everything but the policy's instance, which each run makes anew."""
+
+    seed: int
+    make_policy: Callable[[], Any]
+    facts: dict[str, Any]
+    trace: Path
+
+    def __str__(self) -> str:
+        spec, model, memory = (self.facts[name] for name in ("spec", "model", "memory"))
+        stack, policy = self.facts["stack"], self.make_policy()
+        told = {name: value for name, value in msgspec.to_builtins(spec).items() if value not in (None, {}, "easy")}
+        shape = f"{model.n_moe_layers} x {model.n_experts}, k={model.top_k}, dense layers {model.dense_layers}"
+        budgets = [round(n_bytes / model.expert_bytes(spec.precision), 2) for n_bytes in memory.expert_bytes]
+        drawn = getattr(policy, "options", {}) | {"prefetch_depth": policy.prefetch_depth}
+        return (f"world {self.seed}: policy {policy.name} {drawn}\n  {shape}; experts' room {budgets}; open loop "
+                f"{self.facts['open_loop']}; grouped {stack.grouped}, graphs {stack.graphs}\n  {told}")  # fmt: skip
+
+
+@dataclass
+class Seen:
+    """What a run showed: the figures, the state at the end, every decision, every span, every call of a policy."""
+
+    error: str = ""
+    result: dict[str, Any] = field(default_factory=dict)
+    end: dict[str, Any] = field(default_factory=dict)
+    log: list[Any] = field(default_factory=list)
+    spans: list[Any] = field(default_factory=list)
+    calls: list[Any] = field(default_factory=list)
+
+    def digest(self) -> str:
+        """Of all of it; floats by their shortest exact decimals."""
+        text = repr((self.error, self.result, self.end, self.log, self.spans, self.calls))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# -- drawing --------------------------------------------------------------------------------------------------------
+
+
+def world(seed: int, folder: Path, policy: str | None = None) -> World:
+    """The world of a seed, with its policy or another; its trace is written to the folder."""
+    rng = Random(seed)
+    n_layers, n_experts = rng.choice((1, 2, 3, 4, 6)), rng.choice((2, 3, 4, 8, 16))
+    top_k = rng.randint(1, min(4, n_experts))
+    gpus, batch, open_loop = rng.choice((1, 1, 1, 2, 3)), rng.choice((1, 1, 2, 3)), rng.random() < 0.3
+    precision = rng.choice(("bf16", "bf16", "fp32", "fp8", "int4_g128"))
+    hw, unit_s = drawn_hardware(rng)
+    gpus = min(gpus, n_layers * n_experts)
+    n_dense = rng.choice((0, 0, 1, 2))
+    dense = tuple(sorted(rng.sample(range(n_layers + n_dense), n_dense)))
+    model = drawn_model(rng, n_layers, n_experts, top_k, dense)
+    size, total = model.expert_bytes(precision), n_layers * n_experts
+    share = -(-total // gpus)
+    least = min(share, rng.choice((1, top_k + 1, n_experts)))
+    budgets = tuple(rng.randint(least, share) * size + rng.choice((0, 0, size // 2)) for _ in range(gpus))
+    names = [name for name, kind in policies().items() if "oracle" not in kind.traits or batch == 1 or not open_loop]
+    name = rng.choice((*names, *["drawn"] * len(names))) if policy is None else policy
+    open_loop = open_loop and name in (*names, "drawn")
+    settings = {} if name == "drawn" else drawn_settings(rng, name)
+    spec = RunSpec(policy=name, hw=hw.id, gpus=gpus, batch=batch, precision=precision, set=settings,
+                   hit_definition=rng.choice(("gate", "room", "cached", "token")))  # fmt: skip
+    facts = {"spec": spec, "hw": hw, "model": model, "stack": drawn_stack(rng), "memory": planned(budgets),
+             "open_loop": open_loop}  # fmt: skip
+    path = drawn_trace(rng, folder / f"{seed}.safetensors", n_layers, n_experts, top_k, open_loop, unit_s)
+    policy_seed = rng.getrandbits(32)
+
+    def make() -> Any:
+        if name == "drawn":
+            return random_policy(Random(policy_seed), unit_s, not open_loop or batch == 1, size)
+        return policies()[name](**settings)
+
+    made = World(seed, make, facts, path)
+    if rng.random() < 0.95:
+        facts["memory"] = planned(enough(made))
+    return made
+
+
+def planned(budgets: Sequence[int]) -> MemoryPlan:
+    rows = (("dense weights", 0), ("KV cache", 0), ("activations", 0), ("reserve", 0), ("expert budget", budgets[0]))
+    return MemoryPlan(rows, tuple(budgets), False, sum(budgets))
+
+
+def enough(of: World) -> list[int]:
+    """The drawn budgets, raised to the fewest experts the policy can work with, and room for its predictor."""
+    budgets, model, spec = list(of.facts["memory"].expert_bytes), of.facts["model"], of.facts["spec"]
+    with Trace(of.trace) as trace:
+        try:
+            setup = setup_of(of, trace)
+        except MoesimError:
+            return budgets
+        policy, view = setup.policy, assemble(setup)[0].view
+        size, share = view.expert_bytes, -(-model.n_moe_layers * model.n_experts // spec.gpus)
+        need = share if policy.keeps_all else min(share, policy.min_experts(view))
+        budgets = [max(budget, need * size) for budget in budgets]
+        budgets[0] += policy.predictor_bytes(view)
+    return budgets
+
+
+def drawn_hardware(rng: Random) -> tuple[Any, float]:
+    """A machine and its unit of time: round numbers, or the scale of a real one."""
+    unit_s = rng.choice((1.0, 1.0, 1e-4))
+    times = {name: rng.choice(TIMES_S) * unit_s for name in ("copy_s", "kernel_s", "launch_s", "sync_s",
+                                                             "copy_launch_s", "cpu_s", "peer_s")}  # fmt: skip
+    times["launch_s"] /= rng.choice((1.0, 8.0, 100.0))
+    hw = hardware(**times)
+    if rng.random() < 0.5:  # what depends on sizes, instead of floors alone
+        rate = rng.choice((100.0, 1000.0, 3000.0)) / unit_s
+        gpu = msgspec.structs.replace(hw.gpu, memory_bandwidth_bytes_per_s=figure(rate))
+        cpu = msgspec.structs.replace(hw.cpu, memory_bandwidth_bytes_per_s=figure(rate / 3))
+        link = msgspec.structs.replace(hw.h2d, latency_s=figure(rng.choice(TIMES_S) * unit_s))
+        back = msgspec.structs.replace(hw.d2h, latency_s=figure(rng.choice(TIMES_S) * unit_s))
+        hw = msgspec.structs.replace(hw, gpu=gpu, cpu=cpu, h2d=link, d2h=back)
+    if rng.random() < 0.15:
+        hw = msgspec.structs.replace(hw, curves=drawn_curves(rng, unit_s))
+    return hw, unit_s
+
+
+def drawn_curves(rng: Random, unit_s: float) -> Curves:
+    """Some operations as measured, none of them known beyond two tokens."""
+
+    def lasts_s() -> float:
+        return rng.choice((0.5, 1.0, 2.0, 0.3)) * unit_s
+
+    curves = {}
+    for name in AGAINST:
+        if rng.random() < 0.6:
+            seconds = (lasts_s(), lasts_s())
+            curves[name] = Curve(at=(1.0, 2.0), seconds=seconds, iqr_s=(0.0, 0.0), n=(3, 3))
+    launched = rng.sample(("attention", "dense_layer", "gate", "shared_expert", "expert", "head", "begin"), 4)
+    launches = {name: figure(lasts_s() / 8) for name in launched}
+    return Curves(model="drawn", precision="bf16", operations=curves, launches=launches)
+
+
+def drawn_model(rng: Random, n_layers: int, n_experts: int, top_k: int, dense: tuple[int, ...]) -> Model:
+    shared = rng.choice((0, 0, 1, 2))
+    return Model(
+        schema=1, id="drawn", name="drawn", source="tests", gate=Gate(score="softmax", renormalised=True),
+        hidden_size=WIDTH, n_layers=n_layers + len(dense), dense_layers=dense,
+        dense_intermediate_size=5 if dense else 0, n_experts=n_experts, top_k=top_k, expert_intermediate_size=5,
+        matrices_per_expert=rng.choice((2, 3)), n_shared_experts=shared, shared_intermediate_size=5 if shared else 0,
+        n_heads=1, n_kv_heads=1, head_dim=1, vocab_size=16,
+    )  # fmt: skip
+
+
+def drawn_stack(rng: Random) -> Any:
+    """Kernels one by one, grouped, or replayed as graphs; with or without what a framework adds."""
+    drawn = stack(gate=rng.choice((0, 1)), expert=rng.choice((1, 2, 4)), attention=rng.choice((1, 3)))
+    extra = {name: figure(rng.choice(TIMES_S) / 8) for name in ("per_layer_s", "per_expert_s", "per_copy_s",
+                                                                "per_iteration_s")}  # fmt: skip
+    changes = {"grouped": rng.random() < 0.4, "graphs": rng.random() < 0.3, "pinned": rng.random() < 0.8}
+    return msgspec.structs.replace(drawn, **changes, **(extra if rng.random() < 0.3 else {}))
+
+
+def drawn_trace(
+    rng: Random, path: Path, n_layers: int, n_experts: int, top_k: int, open_loop: bool, unit_s: float
+) -> Path:
+    """Every level of a trace, two to five requests of one to six tokens."""
+    lengths = [(rng.randint(1, 4), rng.randint(1, 6)) for _ in range(rng.randint(2, 5))]
+    requests = made_requests(lengths, True, False)
+    if open_loop:
+        at_s, arrivals = 0.0, []
+        for request in requests:
+            at_s += rng.choice((0.0, 1.0, 5.0, 50.0)) * unit_s
+            arrivals.append(replace(request, arrival_s=at_s))
+        requests = arrivals
+    arrays = tiny_arrays(requests[-1].end_row, n_layers, n_experts, top_k, rng.randrange(1000))
+    del arrays["iterations"]
+    return write_trace(path, tiny_header(n_layers, n_experts, top_k, tasks=TASKS), requests, None, **arrays)
+
+
+def drawn_settings(rng: Random, name: str) -> dict[str, Any]:
+    """Some parameters with a choice moved off their defaults."""
+    settings = dict(UNTAUGHT.get(name, {}))
+    for param in policies()[name].params:
+        if rng.random() < 0.3:
+            if param.choices:
+                settings[param.name] = rng.choice(param.choices)
+            elif isinstance(param.default, bool):
+                settings[param.name] = not param.default
+    return settings
+
+
+# -- running --------------------------------------------------------------------------------------------------------
+
+
+def setup_of(of: World, trace: Trace) -> Setup:
+    """A fresh setup: no run leaves anything behind in it."""
+    policy, model, spec = of.make_policy(), of.facts["model"], of.facts["spec"]
+    trace.require_all(policy.needs, policy.name)
+    return Setup(
+        **of.facts, policy=policy, trace=trace, requests=requests_of(trace, "test"), store=requests_of(trace, "store"),
+        host_bytes=0, pieces=Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes),
+    )  # fmt: skip
+
+
+def run(of: World, loop: Callable[..., Any], watched: bool = True) -> Seen:
+    """What a loop makes of a world; whatever it raises is part of it."""
+    seen = Seen()
+    log = (lambda *entry: seen.log.append(entry)) if watched else None
+    spans = (lambda *span: seen.spans.append(span)) if watched else None
+    with Trace(of.trace) as trace:
+        try:
+            setup = setup_of(of, trace)
+        except MoesimError as error:
+            seen.error = type(error).__name__
+            return seen
+        try:
+            outcome = loop(setup, spans, log)
+            seen.result = dict(sorted(engine_keys(outcome.result).items()))
+            seen.end = end_state(outcome)
+        except (MoesimError, RuntimeError) as error:
+            seen.error = type(error).__name__
+        seen.calls = getattr(setup.policy, "calls", [])
+    return seen
+
+
+def by_engine(setup: Setup, spans: Any, log: Any) -> Any:
+    return execute(setup, spans, log, bounds=False)
+
+
+def engine_keys(result: dict[str, Any]) -> dict[str, Any]:
+    """What the loop decides, in the oracle's shape."""
+    if "beyond" in result:
+        return result
+    kept = {name: value for name, value in result.items() if name not in NAMES_SETUP_DECIDES}
+    kept["memory"] = {name: kept["memory"][name] for name in ("expert_budget_bytes", "peak_expert_bytes")}
+    start = "beyond the calibrated range: "
+    kept["beyond"] = [label.removeprefix(start) for label in result["labels"] if label.startswith(start)]
+    return kept
+
+
+def end_state(outcome: Any) -> dict[str, Any]:
+    """Where a run has left its machine, its memory and its queue."""
+    engine, machine = outcome.engine, outcome.machine
+    view, gpus = engine.view, range(len(engine.cache.budget_bytes))
+    return {
+        "now_s": machine.now_s,
+        "residents": [key(piece) for piece in view.residents()],
+        "free_bytes": [view.free_bytes(gpu) for gpu in gpus],
+        "queued": [key(piece) for piece in engine.queue.pieces()],
+        "busy_s": machine.lane_busy_s(),
+        "ends_s": machine.lane_ends_s(),
+        "parts_s": machine.parts_s(),
+        "decisions": engine.tally.n_evicted,
+    }
+
+
+# -- comparing ------------------------------------------------------------------------------------------------------
+
+
+def difference(want: Any, got: Any, where: str) -> str | None:
+    """The first place where two values differ, to the bit, or None."""
+    if isinstance(want, dict) and isinstance(got, dict):
+        for name in sorted(want.keys() | got.keys(), key=str):
+            if name not in want or name not in got:
+                return f"{where}.{name}: only in {'the oracle' if name in want else 'the engine'}"
+            found = difference(want[name], got[name], f"{where}.{name}")
+            if found:
+                return found
+        return None
+    if isinstance(want, list | tuple) and isinstance(got, list | tuple):
+        for index, (one, other) in enumerate(zip_longest(want, got, fillvalue="nothing more")):
+            found = difference(one, other, f"{where}[{index}]")
+            if found:
+                before = "".join(f"\n    same before: {want[i]!r}" for i in range(max(0, index - 3), index))
+                whole = f"\n    oracle {one!r}\n    engine {other!r}" if isinstance(one, tuple) else ""
+                return f"{found}{whole if '[' not in where else ''}{before if '[' not in where else ''}"
+        return None
+    return None if repr(want) == repr(got) else f"{where}: oracle {want!r}, engine {got!r}"
+
+
+def compare(of: World) -> tuple[str | None, Seen]:
+    """The first difference between oracle and engine, watched and not; and what the oracle showed."""
+    want = run(of, oracle_run)
+    got = run(of, by_engine)
+    found = disagreement(want, got)
+    if found is None:
+        alone = run(of, by_engine, watched=False)
+        for left in FLAT_LEAVES_OUT:
+            want.end.pop(left, None), alone.end.pop(left, None)
+        want_alone = Seen(want.error, want.result, want.end, [], [], want.calls)
+        found = disagreement(want_alone, alone)
+        found = found and f"when nobody looks: {found}"
+    return found, want
+
+
+def disagreement(want: Seen, got: Seen) -> str | None:
+    """The earliest kind of difference first: what was called and decided, then when, then what it came to."""
+    for part in ("log", "calls", "spans", "error", "result", "end"):
+        one, other = getattr(want, part), getattr(got, part)
+        found = None if repr(one) == repr(other) else difference(one, other, part)  # all at once first: it is quick
+        if found:
+            return found
+    return None
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def hunt(n: int, seed: int) -> int:
+    """Compare worlds until one differs; the exit code."""
+    began_s, refused, drawn = time.perf_counter(), 0, 0
+    with tempfile.TemporaryDirectory() as name:
+        for at in range(seed, seed + n):
+            of = world(at, Path(name))
+            try:
+                found, want = compare(of)
+            except Exception:
+                say(f"{of}\n{traceback.format_exc()}")
+                return 1
+            of.trace.unlink()
+            refused += bool(want.error)
+            drawn += of.facts["spec"].policy == "drawn"
+            if found:
+                say(f"{of}\n  {found}")
+                return 1
+    took_s = time.perf_counter() - began_s
+    say(f"{n} worlds equal, {drawn} with drawn policies, {refused} refused alike; {took_s:.1f} s")
+    return 0
+
+
+def digests(n: int, seed: int) -> list[str]:
+    """One digest per world of what the engine makes of it."""
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        for at in range(seed, seed + n):
+            of = world(at, Path(name))
+            found.append(run(of, by_engine).digest())
+            of.trace.unlink()
+    return found
+
+
+def n_compiled() -> int:
+    """Modules of `sim` that are in use as machine code."""
+    return sum(name.startswith("sim.") and not str(getattr(module, "__file__", None) or ".py").endswith(".py")
+               for name, module in sys.modules.items())  # fmt: skip
+
+
+if __name__ == "__main__":
+    words = [word for word in sys.argv[1:] if word != "--digests"]
+    n_worlds, first = int(words[0]), int(words[1]) if len(words) > 1 else 0
+    if "--digests" in sys.argv:
+        found = digests(n_worlds, first)
+        say("\n".join([str(n_compiled()), *found]))
+        sys.exit(0)
+    sys.exit(hunt(n_worlds, first))
