@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from traces.reader import Trace
 
 PREFILL, DECODE = "prefill", "decode"
+SCORES = ("scores",)
 NO_PRECISIONS: dict[int, str] = {}  # no expert may run in less than the serving precision; never written to
 
 
@@ -170,14 +171,22 @@ class Gate:
         """Full gate scores [n, E], exact integers; divide by `score_scale` for probabilities."""
         return self._arrays.scores()[:, self.layer]
 
-    def at_once(self, work: Callable[[np.ndarray], Sequence[Any]]) -> Any:
+    def at_once(self, work: Callable[..., Sequence[Any]], *reads: str) -> Any:
         """What `work` says of this layer, asked for all layers of the iteration in one go; None where that cannot be.
 
-        A product per layer costs a fraction when all layers' are formed together. `work` takes the scores [n, L, E]
-        and answers for every layer, for layer l from rows up to l alone: later gates have not spoken yet. `moesim
-        conformance` hides them and insists on the same decisions; real runs that route themselves have none to give.
+        A product per layer costs a fraction when all layers' are formed together. `work` takes the arrays that `reads`
+        names (the scores unless told: `scores`, `shared_scores`, `next_scores_1` ..., each [n, L, E], or `ids`
+        [n, L, K]) and answers for every layer, for layer l from rows up to l alone: later gates have not spoken yet.
+        `moesim conformance` hides them and insists on the same decisions; real runs that route themselves have none.
         """
-        return self._arrays.at_once(work, self.layer)
+        return self._arrays.at_once(work, self.layer, reads)
+
+    def by_layer(self, work: Callable[..., Sequence[Any]], *reads: str) -> Any:
+        """The same where a layer's answer rests on its own rows alone: without all layers it is asked for this one."""
+        found = self._arrays.at_once(work, self.layer, reads)
+        if found is not None:
+            return found
+        return work(*(self._arrays.named(name)[:, self.layer, None] for name in reads or SCORES))[0]
 
     @property
     def score_scale(self) -> int:
@@ -221,7 +230,7 @@ class Arrays:
         self.trace = trace
         self._iteration: Iteration | None = None
         self._cache: dict[str, np.ndarray] = {}
-        self._answers: dict[Callable[[np.ndarray], Sequence[Any]], Sequence[Any]] = {}
+        self._answers: dict[Callable[..., Sequence[Any]], Sequence[Any]] = {}
         self.hides_later = False  # a check: whoever is asked for all layers at once sees noise where later ones are
         self.n_at_once = 0
 
@@ -241,21 +250,31 @@ class Arrays:
     def scores(self) -> np.ndarray:
         return self._get("scores", self.trace.scores)
 
-    def at_once(self, work: Callable[[np.ndarray], Sequence[Any]], layer: int) -> Any:
+    def at_once(self, work: Callable[..., Sequence[Any]], layer: int, reads: Sequence[str] = ()) -> Any:
         """What `work` says of a layer; see `Gate.at_once`."""
         answers = self._answers.get(work)
         if answers is None:
             assert self._iteration is not None
             if not self._iteration.recorded:
                 return None
-            scores = self.scores()
+            arrays = [self.named(name) for name in reads or SCORES]
             if self.hides_later:
-                scores = scores.copy()
-                scores[:, layer + 1 :] = scores.max() - scores[:, layer + 1 :]
-                return work(scores)[layer]
-            answers = self._answers[work] = work(scores)
+                arrays = [array.copy() for array in arrays]
+                for array in arrays:
+                    array[:, layer + 1 :] = array.max() - array[:, layer + 1 :]
+                return work(*arrays)[layer]
+            answers = self._answers[work] = work(*arrays)
             self.n_at_once += 1
         return answers[layer]
+
+    def named(self, name: str) -> np.ndarray:
+        """An array of the iteration by the name that `Gate.at_once` gives it."""
+        if name == "ids":
+            return self._get("ids", lambda a, b: self.trace.experts[a:b].astype(np.int64, copy=False))
+        if name.startswith("next_scores_"):
+            return self.next_scores(int(name.removeprefix("next_scores_")))
+        found: np.ndarray = getattr(self, name)()
+        return found
 
     def weights(self) -> np.ndarray:
         return self._get("weights", self.trace.weights)
