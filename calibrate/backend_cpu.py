@@ -16,7 +16,7 @@ from typing import Any
 import torch as _torch
 
 from sim.base.interrupts import held, wait_for
-from sim.real import environment
+from sim.real.devices import environment
 
 _TILE_BYTES = 4 * 1024 * 1024
 

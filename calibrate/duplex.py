@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.stats import summarise
-from sim.real.work import COMPUTE, DOWN, UP, Work
+from sim.real.devices.work import COMPUTE, DOWN, UP, Work
 
 if TYPE_CHECKING:
-    from sim.real.decoder import Decoder
-    from sim.real.weights import Weights
-    from sim.real.work import Lanes
+    from sim.real.devices.work import Lanes
+    from sim.real.machine.decoder import Decoder
+    from sim.real.weights.weights import Weights
 
 ROUNDS = 6
 COPIES = 12  # in a row

@@ -20,12 +20,12 @@ import numpy as np
 from calibrate import duplex, unpack
 from calibrate.in_situ_file import PER_POINT, Samples
 from sim.base.device_faults import DeviceFault
-from sim.real.work import LANES
+from sim.real.devices.work import LANES
 
 if TYPE_CHECKING:
     from sim.profiles.models import Model
+    from sim.real.devices.work import Lanes, Work
     from sim.real.run import Measured
-    from sim.real.work import Lanes, Work
     from sim.setup.spec import RunSpec
 
 PROMPTS = (1, 256, 16, 64, 4, 128, 2, 32, 8)  # a run cut short has seen short and long ones
@@ -68,11 +68,11 @@ def run(
         BadInput: a geometry that does not fit or cannot be carried out.
     """
     from sim.profiles.models import load_model
-    from sim.real import environment
-    from sim.real.cpu_lanes import cores
-    from sim.real.decoder import Decoder
+    from sim.real.devices import environment
+    from sim.real.devices.cpu import cores
+    from sim.real.machine.decoder import Decoder
     from sim.real.run import check, check_memory, free_bytes, measure, open_lanes
-    from sim.real.weights import random_weights
+    from sim.real.weights.weights import random_weights
     from sim.run import prepare
     from sim.setup.spec import RunSpec
 

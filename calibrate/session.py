@@ -21,7 +21,7 @@ from calibrate.store import Store
 from sim.base.errors import BadInput
 from sim.base.files import read_text, replacing, to_struct
 from sim.profiles.models import Model, load_model
-from sim.real import environment
+from sim.real.devices import environment
 
 MAX_ENVIRONMENT_BYTES = 16 * 1024 * 1024
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sim.real.forms import BITS, pack
-from sim.real.work import COMPUTE, Work
+from sim.real.devices.work import COMPUTE, Work
+from sim.real.weights.forms import BITS, pack
 
 if TYPE_CHECKING:
-    from sim.real.weights import Weights
-    from sim.real.work import Lanes
+    from sim.real.devices.work import Lanes
+    from sim.real.weights.weights import Weights
 
 EXPERTS = 4  # in turn, so that the bytes are not those just read
 TIMES = 16

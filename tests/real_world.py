@@ -10,9 +10,9 @@ from typing import Any
 from tiny_traces import ALL as LEVELS
 from tiny_traces import tiny_trace
 
-from sim.real.cpu_lanes import CpuLanes
+from sim.real.devices.cpu import CpuLanes
 from sim.real.run import Measured, measure
-from sim.real.weights import Weights, random_weights
+from sim.real.weights.weights import Weights, random_weights
 from sim.run import prepare
 from sim.setup.prepare import Setup
 from sim.setup.spec import RunSpec

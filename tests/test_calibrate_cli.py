@@ -18,7 +18,7 @@ from sim.base.errors import BadInput
 from sim.base.files import read_yaml
 from sim.cli.calibrate import main
 from sim.profiles.hardware import load_hardware
-from sim.real import environment
+from sim.real.devices import environment
 
 
 def run(capsys, *args):

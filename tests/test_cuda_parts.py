@@ -17,9 +17,9 @@ from test_real_cuda import FakeDevice, lanes_on  # noqa: E402
 from sim.base.device_faults import DeviceFault, fault_of  # noqa: E402
 from sim.machine.protocol import DEMAND, SPECULATIVE, UNKNOWN_S  # noqa: E402
 from sim.profiles.models import load_model  # noqa: E402
-from sim.real.cuda_clock import WINDOW_S, DeviceClock  # noqa: E402
-from sim.real.cuda_memory import CudaMemory, pinned_pieces  # noqa: E402
-from sim.real.work import COMPUTE, POOL, UP, Work  # noqa: E402
+from sim.real.devices.clock import WINDOW_S, DeviceClock  # noqa: E402
+from sim.real.devices.memory import CudaMemory, pinned_pieces  # noqa: E402
+from sim.real.devices.work import COMPUTE, POOL, UP, Work  # noqa: E402
 
 # -- the clock
 
@@ -273,8 +273,8 @@ def test_no_operation_mixes_host_and_device(name, rows):
     import msgspec
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from sim.real.decoder import Decoder, Span
-    from sim.real.weights import random_weights
+    from sim.real.machine.decoder import Decoder, Span
+    from sim.real.weights.weights import random_weights
 
     model = load_model(name)
     dense = tuple(i for i in model.dense_layers if i < 3)

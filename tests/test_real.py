@@ -17,10 +17,10 @@ from sim.base.device_faults import DeviceFault, fault_of  # noqa: E402
 from sim.base.errors import BadInput  # noqa: E402
 from sim.machine.protocol import DEMAND, SPECULATIVE  # noqa: E402
 from sim.policy.registry import policies  # noqa: E402
-from sim.real.arena import Arena, aligned  # noqa: E402
-from sim.real.cpu_lanes import CpuLanes  # noqa: E402
+from sim.real.devices.cpu import CpuLanes  # noqa: E402
+from sim.real.devices.work import COMPUTE, UP, Work  # noqa: E402
+from sim.real.machine.arena import Arena, aligned  # noqa: E402
 from sim.real.run import check_memory, measure, usable_device  # noqa: E402
-from sim.real.work import COMPUTE, UP, Work  # noqa: E402
 from sim.run import execute  # noqa: E402
 
 LOSSLESS = sorted(name for name, kind in policies().items() if "lossy" not in kind.traits)
@@ -154,7 +154,7 @@ def test_a_copy_that_went_wrong_is_found(tmp_path):
     with lanes_and_weights(setup) as (lanes, weights):
         done = measure(setup, lanes, weights)
         assert done.machine.broken_copies() == []
-        block, _ = next(iter(done.machine.shelves.blocks.values()))
+        block, _ = next(iter(done.machine.store.blocks.values()))
         block.bytes(8)[3] += 1
         assert len(done.machine.broken_copies()) == 1
     setup.close()
@@ -312,7 +312,7 @@ def test_an_interrupt_keeps_what_was_measured_and_frees_memory(tmp_path, raised,
 
 
 def test_experts_share_host_buffers_where_memory_is_short(tmp_path):
-    from sim.real.weights import random_weights
+    from sim.real.weights.weights import random_weights
 
     setup = tiny_setup(tmp_path, "lru", 8)
     lanes = CpuLanes()

@@ -24,8 +24,8 @@ from test_real import in_parts  # noqa: E402
 from sim.base.device_faults import DeviceFault  # noqa: E402
 from sim.base.errors import BadInput  # noqa: E402
 from sim.machine.protocol import DEMAND, SPECULATIVE  # noqa: E402
-from sim.real.cuda_lanes import CudaLanes  # noqa: E402
-from sim.real.work import COMPUTE, DOWN, POOL, UP, Work  # noqa: E402
+from sim.real.devices.cuda import CudaLanes  # noqa: E402
+from sim.real.devices.work import COMPUTE, DOWN, POOL, UP, Work  # noqa: E402
 
 
 class FakeDevice(OneCard):

@@ -19,7 +19,7 @@ from cli_help import simulated  # noqa: E402
 from real_world import LAYERS, TOP_K, carried_out, tiny_setup  # noqa: E402
 
 from sim.base.device_faults import DeviceFault, fault_of  # noqa: E402
-from sim.real.cpu_lanes import CpuLanes  # noqa: E402
+from sim.real.devices.cpu import CpuLanes  # noqa: E402
 from sim.real.run import execute_real  # noqa: E402
 
 TESTS = Path(__file__).parent
@@ -161,7 +161,7 @@ def test_a_fault_before_the_first_token_is_an_error(tmp_path, buffers):
 
 INTERRUPTED = """
 import os, signal, sys, threading, time
-from sim.real.machine import RealMachine
+from sim.real.machine.machine import RealMachine
 from sim.cli import simulate
 end, seen = RealMachine.end, [0]
 def counted(self):
@@ -175,7 +175,7 @@ simulate({args!r})
 SHORT_OF_MEMORY = """
 import resource, torch
 from sim.cli import simulate
-import sim.real.run, sim.real.cpu_lanes, sim.cli.run_real, sim.real.environment
+import sim.real.run, sim.real.devices.cpu, sim.cli.run_real, sim.real.devices.environment
 with open("/proc/self/statm") as file:
     now = int(file.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + 400_000_000,) * 2)

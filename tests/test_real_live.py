@@ -13,8 +13,8 @@ transformers = pytest.importorskip("transformers")
 from cli_help import moesim, simulated  # noqa: E402
 
 from sim.base.errors import BadInput  # noqa: E402
-from sim.real import environment  # noqa: E402
-from sim.real.live import open_checkpoint, speak, talk  # noqa: E402
+from sim.real.devices import environment  # noqa: E402
+from sim.real.generate import open_checkpoint, speak, talk  # noqa: E402
 from sim.real.run import execute_real, open_lanes  # noqa: E402
 from sim.run import prepare  # noqa: E402
 from sim.setup.spec import RunSpec  # noqa: E402

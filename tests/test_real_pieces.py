@@ -12,11 +12,11 @@ from real_world import ALL, EXPERTS, LAYERS, carried_out, lanes_and_weights, tin
 from sim.base.errors import BadInput  # noqa: E402
 from sim.policy.pieces import Pieces  # noqa: E402
 from sim.profiles.geometry import BITS_PER_PARAM  # noqa: E402
-from sim.real.cpu_lanes import CpuLanes  # noqa: E402
-from sim.real.forms import BITS, CASTS, check_form, quantised, unpacked  # noqa: E402
-from sim.real.partial import Partial  # noqa: E402
+from sim.real.devices.cpu import CpuLanes  # noqa: E402
+from sim.real.machine.partial import Partial  # noqa: E402
+from sim.real.machine.store import extent  # noqa: E402
 from sim.real.run import check, measure, open_lanes  # noqa: E402
-from sim.real.shelves import extent  # noqa: E402
+from sim.real.weights.forms import BITS, CASTS, check_form, quantised, unpacked  # noqa: E402
 from sim.run import execute  # noqa: E402
 
 
@@ -102,7 +102,7 @@ def test_hobbit_computes_in_both_precisions(tmp_path, resident):
     done = carried_out(tmp_path, "hobbit", 6)
     assert done.machine.digest != resident.machine.digest
     low, high = (done.setup.model.expert_bytes(name) for name in ("int4", "fp32"))
-    sizes = {piece.n_bytes for piece in done.machine.shelves.blocks}
+    sizes = {piece.n_bytes for piece in done.machine.store.blocks}
     assert sizes == {low, high}, "both caches hold something at the end"
     setup = tiny_setup(tmp_path, "hobbit", 6)
     sim = execute(setup).result
@@ -199,9 +199,9 @@ def test_two_gpus_compute_what_one_computes_and_decide_as_simulated(tmp_path, re
     for key in ("h2d_bytes", "d2h_bytes", "peak_expert_bytes", "miss_rate"):
         assert real.result[key] == sim[key], key
     assert set(real.result["lane_utilisation"]) >= {"gpu0", "gpu1", "h2d0", "h2d1"}
-    homes = {piece.gpu for piece in real.machine.shelves.blocks}
+    homes = {piece.gpu for piece in real.machine.store.blocks}
     assert homes == {0, 1}
-    first, second = (arena._buffer.data_ptr() for arena in real.machine.shelves.arenas)
+    first, second = (arena._buffer.data_ptr() for arena in real.machine.store.arenas)
     assert first != second
 
 
@@ -253,7 +253,7 @@ def expanded(weights, model, ids, number):
 
 @pytest.mark.parametrize("rank", [None, 12])
 def test_latent_attention_is_what_it_is_defined_as(tmp_path, rank):
-    from sim.real.decoder import Decoder, Span
+    from sim.real.machine.decoder import Decoder, Span
 
     setup = tiny_setup(tmp_path, "lru", ALL, latent=rank or -1)
     with lanes_and_weights(setup) as (_, weights):

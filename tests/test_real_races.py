@@ -11,12 +11,13 @@ torch = pytest.importorskip("torch")
 from race_cuda import DEVICE, PINNED, HostReads, Race, RaceDevice, Watch, storage_of, threading_of  # noqa: E402
 from real_world import tiny_setup  # noqa: E402
 
-from sim.real import cuda_lanes, cuda_threads  # noqa: E402
-from sim.real.cuda_lanes import CudaLanes  # noqa: E402
+from sim.real.devices import cuda as cuda_lanes  # noqa: E402
+from sim.real.devices import threads as cuda_threads  # noqa: E402
+from sim.real.devices.cuda import CudaLanes  # noqa: E402
+from sim.real.devices.work import COMPUTE, DOWN, UP, Work  # noqa: E402
+from sim.real.machine.store import DeviceStore, copy_runs  # noqa: E402
 from sim.real.run import measure  # noqa: E402
-from sim.real.shelves import Shelves, copy_runs  # noqa: E402
-from sim.real.weights import random_weights  # noqa: E402
-from sim.real.work import COMPUTE, DOWN, UP, Work  # noqa: E402
+from sim.real.weights.weights import random_weights  # noqa: E402
 
 
 class ZeroedOnTheDefaultStream:
@@ -136,7 +137,7 @@ def test_the_detector_sees_memory_that_nobody_kept(monkeypatch, tmp_path):
 def test_the_detector_sees_a_machine_that_forgets_readers(monkeypatch, tmp_path):
     """A write-back reads room that a demand copy then fills; without hazards only the engine's own waits are left."""
     from sim.engine.transfers import Transfers
-    from sim.real.arena import Arena
+    from sim.real.machine.arena import Arena
 
     give = Arena.give
     monkeypatch.setattr(Arena, "give", lambda self, block, hazards: give(self, block, []))
@@ -212,34 +213,34 @@ def test_room_waits_for_whoever_still_reads_it_and_a_copy_for_its_source(tmp_pat
             for raw in weights.form("fp32", lanes).buffers:
                 device.kinds[storage_of(raw)] = PINNED
             size = setup.model.expert_bytes("fp32")
-            shelves = Shelves(weights, lanes, [rooms * size])
+            store = DeviceStore(weights, lanes, [rooms * size])
             piece, other = setup.pieces.whole[0][0], setup.pieces.whole[0][1]
             lanes.restart_clock()
 
             def bring(wanted) -> list:
-                block = shelves.room(wanted)
-                ends = shelves.ends(wanted, block)
-                work = Work(UP, "demand", partial(copy_runs, ends), tuple(shelves.hazards(wanted, block)))
-                shelves.blocks[wanted] = (block, work)
+                block = store.room(wanted)
+                ends = store.ends(wanted, block)
+                work = Work(UP, "demand", partial(copy_runs, ends), tuple(store.hazards(wanted, block)))
+                store.blocks[wanted] = (block, work)
                 lanes.submit(work)
                 return ends
 
             for _ in range(3):
                 ends = bring(piece)
                 for name in readers:
-                    after = (shelves.blocks[piece][1],)
+                    after = (store.blocks[piece][1],)
                     if name == "run":
-                        shelves.last_use[piece] = Work(COMPUTE, "expert", lambda ends=ends: ends[0][1].sum(), after)
-                        lanes.submit(shelves.last_use[piece])
+                        store.last_use[piece] = Work(COMPUTE, "expert", lambda ends=ends: ends[0][1].sum(), after)
+                        lanes.submit(store.last_use[piece])
                     else:
                         back = [(b, a) for a, b in ends]
                         work = Work(DOWN, "write_back", partial(copy_runs, back), after)
-                        shelves.copying_down(piece, work)
+                        store.copying_down(piece, work)
                         lanes.submit(work)
-                shelves.release(piece)
+                store.release(piece)
                 if rooms == 1:
                     bring(other)
-                    shelves.release(other)
+                    store.release(other)
             lanes.settle()
             assert not device.found
         finally:

@@ -328,7 +328,7 @@ def test_no_arena_outlives_its_run(world, monkeypatch, tmp_path):
     import weakref
 
     from sim.real import run as real_run
-    from sim.real.machine import RealMachine
+    from sim.real.machine.machine import RealMachine
 
     made, alive = [], []
 

@@ -23,7 +23,7 @@ def command() -> None:
     from sim.base.files import replacing
     from sim.base.json import finite
     from sim.policy.registry import policies
-    from sim.real.live import talk
+    from sim.real.generate import talk
     from sim.real.validate_text import markdown
     from sim.run import assemble, prepare
     from sim.setup.spec import RunSpec

@@ -97,7 +97,7 @@ def prepare_real(spec: RunSpec, place: str, precision_given: bool) -> Setup:
 
 def _say_where(setup: Setup, place: str, chosen: bool, as_json: bool) -> None:
     """The first line: where the run takes place, and why there."""
-    from sim.real.cpu_lanes import cores
+    from sim.real.devices.cpu import cores
 
     where = f"the CPU backend ({cores()} cores)" if place == "cpu" else place
     why = "; no CUDA GPU was found" if chosen and place == "cpu" else ""

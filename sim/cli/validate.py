@@ -106,8 +106,8 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
     from sim.cli.run_real import prepare_real
     from sim.cli.spec_options import notes
     from sim.profiles.overrides import parse_set
-    from sim.real import environment
-    from sim.real.cpu_lanes import cores
+    from sim.real.devices import environment
+    from sim.real.devices.cpu import cores
     from sim.real.order import order
     from sim.real.run import opened, usable_device
     from sim.real.validate import SCHEMA, Case, compared, judge, summary
@@ -188,7 +188,7 @@ def _talk(checkpoint: str, policies: tuple[str, ...], experts: tuple[int | None,
     from sim.cli.run_real import checkpoint_folder
     from sim.policy.policy_file import split
     from sim.profiles.overrides import parse_set
-    from sim.real.live import talk
+    from sim.real.generate import talk
     from sim.real.run import usable_device
     from sim.setup.spec import RunSpec
 

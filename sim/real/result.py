@@ -9,7 +9,7 @@ from sim.results.fold import fold
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork
     from sim.engine.engine import Engine
-    from sim.real.machine import RealMachine
+    from sim.real.machine.machine import RealMachine
     from sim.setup.prepare import Setup
 
 
@@ -38,7 +38,7 @@ def fold_real(
             "policy_code_per_iteration_s": ledger.policy_s / n_tokens if n_tokens else None,
             "predictor_asked_s": ledger.predict_asked_s,
             "distinct_host_experts": weights.distinct,
-            "spilt_arena_bytes": machine.shelves.spilt_bytes,
+            "spilt_arena_bytes": machine.store.spilt_bytes,
             "operations": {f"{lane}: {op}": {"n": cost.n, "busy_s": cost.total_s}
                            for (lane, op), cost in sorted(ledger.by_op.items())},
             "host": {op: {"n": cost.n, "busy_s": cost.total_s} for op, cost in sorted(ledger.host_by.items())},

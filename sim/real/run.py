@@ -22,11 +22,11 @@ from sim.policy.api import Policy
 from sim.policy.api import overrides as implements
 from sim.policy.blame import blamed
 from sim.profiles.geometry import BITS_PER_PARAM
-from sim.real.forms import check_form
-from sim.real.machine import RealMachine
-from sim.real.routing import Routing
+from sim.real.machine.machine import RealMachine
+from sim.real.machine.routing import Routing
 from sim.real.watch import watch
-from sim.real.weights import Weights, check_supported, checkpoint_weights, random_weights
+from sim.real.weights.forms import check_form
+from sim.real.weights.weights import Weights, check_supported, checkpoint_weights, random_weights
 from sim.run import start_policy
 from sim.workload.future import Future
 from sim.workload.iterations import Arrays, Scheduler
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sim.policy.pieces import Piece
     from sim.policy.tickets import Ticket
     from sim.profiles.models import Model
-    from sim.real.work import Lanes
+    from sim.real.devices.work import Lanes
     from sim.run import Progress
     from sim.setup.prepare import Setup
 
@@ -61,7 +61,7 @@ class Measured:
     fault: str = ""
 
 
-class Rooms(Cache):
+class ArenaCache(Cache):
     """A cache that tells the machine which piece comes in place and which leaves its room."""
 
     def __init__(self, budget_bytes: list[int]) -> None:
@@ -107,18 +107,18 @@ def open_lanes(device: str, n_gpus: int = 1, precision: str = "bf16") -> Lanes:
     Raises:
         BadInput: more GPUs than are carried out there.
     """
-    from sim.real import environment
+    from sim.real.devices import environment
 
     if precision == "bf16" and "amx_bf16" in environment.machine()["cpu_flags"]:
         environment.bf16_on_cpu()  # some virtual machines announce AMX and kill a process that uses it
     if device == "cpu":
-        from sim.real.cpu_lanes import CpuLanes
+        from sim.real.devices.cpu import CpuLanes
 
         return CpuLanes(n_gpus=n_gpus)
     if n_gpus != 1:
         raise BadInput(f"--real, got --gpus {n_gpus} on {device}: real runs use one CUDA GPU; leave --gpus out, or "
                        "give --device cpu, where several are carried out")  # fmt: skip
-    from sim.real.cuda_lanes import CudaLanes
+    from sim.real.devices.cuda import CudaLanes
 
     lanes: Lanes = CudaLanes(device)
     return lanes
@@ -179,7 +179,7 @@ def check_memory(setup: Setup, lanes: Lanes, free: tuple[int, int]) -> int:
 
 def free_bytes(lanes: Lanes) -> tuple[int, int]:
     """Bytes free on the device and on the host."""
-    from sim.real.environment import free_host_bytes
+    from sim.real.devices.environment import free_host_bytes
 
     host = free_host_bytes()
     if lanes.device == "cpu":
@@ -199,7 +199,7 @@ def assemble_real(
     widest = max(spec.batch, *(r.prompt_len for r in setup.requests))
     for precision in lower_precisions(setup):
         weights.form(precision, lanes)
-    cache = Rooms(list(setup.memory.expert_bytes))
+    cache = ArenaCache(list(setup.memory.expert_bytes))
     machine = RealMachine(lanes, model, weights, setup.memory.expert_bytes, routing, longest, widest, spans,
                           report_copies=implements(policy, "copy_done"), keep=keep)  # fmt: skip
     cache.machine = machine

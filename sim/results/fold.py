@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sim.engine.drive import Clockwork
     from sim.engine.engine import Engine
     from sim.machine.simulated import SimMachine
-    from sim.real.machine import RealMachine
+    from sim.real.machine.machine import RealMachine
     from sim.setup.prepare import Setup
 
 SCHEMA = 1

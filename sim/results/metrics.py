@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sim.engine.counts import Tally
     from sim.engine.drive import Clockwork
     from sim.machine.simulated import SimMachine
-    from sim.real.machine import RealMachine
+    from sim.real.machine.machine import RealMachine
 
 # A percentile is given only when at least one observation is expected beyond it.
 _PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}

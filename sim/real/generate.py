@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.base.errors import BadInput
-from sim.real.routing import Routing
+from sim.real.machine.routing import Routing
 from sim.real.run import assemble_real, open_weighed, run_real
-from sim.real.weights import Weights
+from sim.real.weights.weights import Weights
 from sim.run import execute, prepare
 from sim.workload.iterations import Iteration, Range
 
 if TYPE_CHECKING:
-    from sim.real.decoder import Decoder
-    from sim.real.work import Lanes
+    from sim.real.devices.work import Lanes
+    from sim.real.machine.decoder import Decoder
     from sim.setup.prepare import Setup
     from sim.setup.spec import RunSpec
     from traces.reader import Trace

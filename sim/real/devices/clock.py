@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sim.real.work import Work
+    from sim.real.devices.work import Work
 
 WINDOW_S = 0.25
 """How far an anchor serves. Events tell milliseconds in float32: to 30 ns at a quarter second, 4 us after a minute."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sim.base.errors import BadInput
 
 if TYPE_CHECKING:
-    from sim.real.work import Lanes
+    from sim.real.devices.work import Lanes
 
 BITS = {"int8": 8, "int4": 4, "int2": 2}
 CASTS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sim.real.work import Work
+    from sim.real.devices.work import Work
 
 ALIGN_BYTES = 4096
 

@@ -6,12 +6,12 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sim.real.arena import Arena, Block, aligned
+from sim.real.machine.arena import Arena, Block, aligned
 
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece
-    from sim.real.weights import Weights
-    from sim.real.work import Lanes, Work
+    from sim.real.devices.work import Lanes, Work
+    from sim.real.weights.weights import Weights
 
 
 class Extent(NamedTuple):
@@ -38,7 +38,7 @@ def extent(piece: Piece, rows: int) -> Extent:
     return Extent(round(piece.start_frac * n), round(piece.stop_frac * n), by_matrix)
 
 
-class Shelves:
+class DeviceStore:
     """Device memory for pieces, an arena per GPU, and what lies there."""
 
     def __init__(self, weights: Weights, lanes: Lanes, arena_bytes: Sequence[int]) -> None:

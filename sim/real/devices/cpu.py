@@ -18,8 +18,8 @@ from typing import Any
 from sim.base.device_faults import DeviceFault, fault_of
 from sim.base.interrupts import held, wait_for
 from sim.machine.protocol import DEMAND
-from sim.real.environment import cpu_quota, usable_cores
-from sim.real.work import COMPUTE, DOWN, LANES, POOL, UP, Work
+from sim.real.devices.environment import cpu_quota, usable_cores
+from sim.real.devices.work import COMPUTE, DOWN, LANES, POOL, UP, Work
 
 SWITCH_INTERVAL_S = 2e-5
 """How long a thread may keep the interpreter while another wants it; the default of 5 ms exceeds most operations."""

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from sim.machine.lanes import CPU
 from sim.machine.protocol import Ticket
-from sim.real.decoder import Decoder
-from sim.real.links import RealLinks
-from sim.real.partial import Partial, Result
-from sim.real.shelves import extent
-from sim.real.work import COMPUTE, DOWN, POOL, UP, Work, works_of
+from sim.real.devices.work import COMPUTE, DOWN, POOL, UP, Work, works_of
+from sim.real.machine.copies import RealLinks
+from sim.real.machine.decoder import Decoder
+from sim.real.machine.partial import Partial, Result
+from sim.real.machine.store import extent
 
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece
     from sim.profiles.models import Model
-    from sim.real.ledger import Ledger
-    from sim.real.routing import Routing
-    from sim.real.weights import Weights
-    from sim.real.work import Lanes
+    from sim.real.devices.work import Lanes
+    from sim.real.machine.ledger import Ledger
+    from sim.real.machine.routing import Routing
+    from sim.real.weights.weights import Weights
 
 
 class RealExperts(RealLinks):
@@ -50,7 +50,7 @@ class RealExperts(RealLinks):
             expert = self._partials[piece.expert] = Partial(piece.layer, piece.expert, self.weights.rows, routed)
         read = self._input if piece.gpu == 0 else self._sent
         part = extent(piece, self.weights.rows)
-        values = self.shelves.side_by_side(parts) if parts else self.shelves.values(piece)
+        values = self.store.side_by_side(parts) if parts else self.store.values(piece)
         results, compute = expert.add(part, values, self.decoder, read)
         self._results += results
         works = works_of(after)
@@ -63,7 +63,7 @@ class RealExperts(RealLinks):
         if piece.gpu:
             self._joins = (*self._joins, work)
         for read_from in parts or (piece,):
-            self.shelves.last_use[read_from] = work
+            self.store.last_use[read_from] = work
         self._said("launch expert", piece.layer, piece.expert, n_tokens, 0, began_s)
         return work
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sim.real import latent
+from sim.real.weights import latent
 
 if TYPE_CHECKING:
     from sim.profiles.models import Model
-    from sim.real.weights import DenseLayer, Weights
+    from sim.real.weights.weights import DenseLayer, Weights
 
 
 @dataclass
@@ -138,7 +138,7 @@ class Decoder:
         return out
 
     def ffn(self, x: Any, matrices: Any) -> Any:
-        """A gated feed-forward block over matrices [3, columns, hidden] (see `sim.real.weights`)."""
+        """A gated feed-forward block over matrices [3, columns, hidden] (see `sim.real.weights.weights`)."""
         functional = self.torch.nn.functional
         inner = functional.silu(functional.linear(x, matrices[0])) * functional.linear(x, matrices[1])
         return inner @ matrices[2]

@@ -7,14 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sim.machine.protocol import DEMAND, Ticket
-from sim.real.shelves import Shelves, copy_runs
-from sim.real.work import DOWN, UP, Work, works_of
+from sim.real.devices.work import DOWN, UP, Work, works_of
+from sim.real.machine.store import DeviceStore, copy_runs
 
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece
-    from sim.real.ledger import Ledger
-    from sim.real.weights import Weights
-    from sim.real.work import Lanes
+    from sim.real.devices.work import Lanes
+    from sim.real.machine.ledger import Ledger
+    from sim.real.weights.weights import Weights
 
 
 class RealLinks:
@@ -23,7 +23,7 @@ class RealLinks:
     def __init__(self, lanes: Lanes, weights: Weights, arena_bytes: Sequence[int], ledger: Ledger) -> None:
         self.lanes, self.weights, self.ledger = lanes, weights, ledger
         self.torch = lanes.torch
-        self.shelves = Shelves(weights, lanes, arena_bytes)
+        self.store = DeviceStore(weights, lanes, arena_bytes)
         self.d2h_bytes = self.h2d_bytes = self.written_back_bytes = 0
 
     @property
@@ -32,22 +32,22 @@ class RealLinks:
 
     def place(self, piece: Piece) -> None:
         """Put a piece in place before the run, outside its time."""
-        block = self.shelves.room(piece)
-        copy_runs(self.shelves.ends(piece, block))
-        self.shelves.blocks[piece] = (block, None)
+        block = self.store.room(piece)
+        copy_runs(self.store.ends(piece, block))
+        self.store.blocks[piece] = (block, None)
 
     def release(self, piece: Piece) -> None:
         """The cache has let go of a piece."""
-        self.shelves.release(piece)
+        self.store.release(piece)
 
     def copy(self, piece: Piece, priority: int, after: tuple[Ticket, ...]) -> Ticket:
         began_s = self.now_s
-        block = self.shelves.room(piece)
-        op, hazards = "demand" if priority == DEMAND else "prefetch", self.shelves.hazards(piece, block)
-        work = Work(UP, op, partial(copy_runs, self.shelves.ends(piece, block)), (*works_of(after), *hazards),
+        block = self.store.room(piece)
+        op, hazards = "demand" if priority == DEMAND else "prefetch", self.store.hazards(piece, block)
+        work = Work(UP, op, partial(copy_runs, self.store.ends(piece, block)), (*works_of(after), *hazards),
                     layer=piece.layer, expert=piece.expert, n_bytes=piece.n_bytes, priority=priority)  # fmt: skip
         work.piece, work.gpu = piece, piece.gpu
-        self.shelves.blocks[piece] = (block, work)
+        self.store.blocks[piece] = (block, work)
         self.h2d_bytes += piece.n_bytes
         self.lanes.submit(work)
         self._said("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, began_s)
@@ -55,13 +55,13 @@ class RealLinks:
 
     def copy_back(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket:
         began_s = self.now_s
-        block, _ = self.shelves.blocks[piece]
-        back = [(place, home) for home, place in self.shelves.ends(piece, block)]
+        block, _ = self.store.blocks[piece]
+        back = [(place, home) for home, place in self.store.ends(piece, block)]
         work = Work(DOWN, "write_back", partial(copy_runs, back), works_of(after),
                     layer=piece.layer, expert=piece.expert, n_bytes=piece.n_bytes)  # fmt: skip
         self.d2h_bytes += piece.n_bytes
         self.written_back_bytes += piece.n_bytes
-        self.shelves.copying_down(piece, work)
+        self.store.copying_down(piece, work)
         self.lanes.submit(work)
         self._said("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, began_s)
         return work
@@ -95,7 +95,7 @@ class RealLinks:
     def broken_copies(self) -> list[Piece]:
         """Resident pieces whose bytes on the device differ from those on the host: none, unless a copy went wrong."""
         self.drain()
-        return self.shelves.broken()
+        return self.store.broken()
 
     def _said(self, op: str, layer: int, expert: int, n_tokens: int, n_bytes: int, began_s: float) -> None:
         self.ledger.host(op, layer, expert, n_tokens, n_bytes, began_s, self.lanes.now_s())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from sim.real.decoder import Decoder
+    from sim.real.machine.decoder import Decoder
     from sim.workload.iterations import Iteration
     from traces.reader import Trace
 

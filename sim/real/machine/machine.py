@@ -14,20 +14,20 @@ import numpy as np
 from sim.base.interrupts import POLL_S, heard
 from sim.machine.lanes import HOST, IDLE
 from sim.machine.protocol import Ticket
-from sim.real.decoder import Span
-from sim.real.experts import RealExperts
-from sim.real.ledger import Ledger
-from sim.real.partial import Result
-from sim.real.routing import Routing
-from sim.real.work import COMPUTE, Done, Work
+from sim.real.devices.work import COMPUTE, Done, Work
+from sim.real.machine.decoder import Span
+from sim.real.machine.experts import RealExperts
+from sim.real.machine.ledger import Ledger
+from sim.real.machine.partial import Result
+from sim.real.machine.routing import Routing
 from sim.workload.iterations import PREFILL
 
 if TYPE_CHECKING:
     from sim.base.quantities import Source
     from sim.machine.lanes import Spans
     from sim.profiles.models import Model
-    from sim.real.weights import Weights
-    from sim.real.work import Lanes
+    from sim.real.devices.work import Lanes
+    from sim.real.weights.weights import Weights
     from sim.workload.iterations import Iteration
 
 

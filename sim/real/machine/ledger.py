@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from sim.machine.lanes import CAUSES, GPU, HOST
-from sim.real.work import COMPUTE, LANES, UP, Work
+from sim.real.devices.work import COMPUTE, LANES, UP, Work
 
 if TYPE_CHECKING:
     from sim.machine.lanes import Spans

@@ -9,8 +9,8 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from sim.machine.protocol import DEMAND, UNKNOWN_S
-from sim.real.cpu_lanes import nothing
-from sim.real.work import POOL, Work
+from sim.real.devices.cpu import nothing
+from sim.real.devices.work import POOL, Work
 
 
 class Served(Protocol):

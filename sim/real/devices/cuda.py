@@ -24,11 +24,11 @@ from sim.base.errors import BadInput
 from sim.base.interrupts import heard, held
 from sim.machine.protocol import DEMAND
 from sim.policy.tickets import UNKNOWN_S
-from sim.real.cpu_lanes import SWITCH_INTERVAL_S, cores, nothing
-from sim.real.cuda_clock import DeviceClock
-from sim.real.cuda_memory import CudaMemory
-from sim.real.cuda_threads import Feeder, Pool, over
-from sim.real.work import COMPUTE, DOWN, LANES, POOL, UP, Work
+from sim.real.devices.clock import DeviceClock
+from sim.real.devices.cpu import SWITCH_INTERVAL_S, cores, nothing
+from sim.real.devices.memory import CudaMemory
+from sim.real.devices.threads import Feeder, Pool, over
+from sim.real.devices.work import COMPUTE, DOWN, LANES, POOL, UP, Work
 
 
 class CudaLanes:

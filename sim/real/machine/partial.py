@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput
-from sim.real.shelves import Extent
+from sim.real.machine.store import Extent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sim.real.decoder import Decoder
+    from sim.real.machine.decoder import Decoder
 
 
 class Result:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from sim.base.device_faults import DeviceFault
 from sim.base.errors import BadInput
 from sim.base.interrupts import heard
-from sim.real.forms import Form, pack
-from sim.real.latent import LatentLayer, latent_layer
+from sim.real.weights.forms import Form, pack
+from sim.real.weights.latent import LatentLayer, latent_layer
 
 if TYPE_CHECKING:
     from sim.profiles.models import Model
-    from sim.real.work import Lanes
+    from sim.real.devices.work import Lanes
 
 TORCH_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 TILE_VALUES = 1 << 21

@@ -1,0 +1,1 @@
+"""The real machine: the verbs of `sim.machine.protocol`, carried out and timed."""

@@ -1,0 +1,1 @@
+"""What a real run computes with: experts in host memory, everything else on the device."""
