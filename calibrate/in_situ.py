@@ -38,9 +38,9 @@ copies beside write-backs, whose times serve for what both ways cost each other 
 
 def script(path: Path, model: Model, seed: int, prompts: Iterable[int] = PROMPTS) -> Path:
     """A seeded uniform trace of the model's routing shape: one request per prompt length, `OUTPUTS` tokens each."""
-    from traces.header import Gate, Header
-    from traces.requests import Request
-    from traces.writer import write_trace
+    from traces.format.header import Gate, Header
+    from traces.format.requests import Request
+    from traces.format.writer import write_trace
 
     rng = np.random.default_rng(seed)
     made, first = [], 0

@@ -12,7 +12,7 @@ import pytest
 
 from sim.base.errors import BadInput
 from traces.convert import Options, convert
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 # Two layers, four experts, two per token: what most samples say. Heaviest first.
 EXPERTS = [[[3, 1], [0, 2]], [[1, 0], [2, 3]], [[3, 0], [0, 1]], [[2, 1], [3, 0]]]

@@ -17,9 +17,9 @@ from tiny_traces import tiny_header, tiny_trace
 
 from sim.conformance.suite import FAIL, conform
 from sim.policy.api import ParamValue, Policy
-from traces.reader import Trace
-from traces.requests import Request
-from traces.writer import write_trace
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import write_trace
 
 Rows = Sequence[Sequence[Sequence[int]]]
 

@@ -26,7 +26,7 @@ from sim.setup.memory import MemoryPlan
 from sim.setup.spec import RunSpec
 from sim.workload.iterations import RequestInfo
 from sim.workload.learn_split import requests_of
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 EXPERT_BYTES = 160  # 2 matrices x 8 x 5 x 2 bytes
 TOKEN_BYTES = 16  # 8 x 2 bytes

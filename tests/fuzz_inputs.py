@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from traces.container import Entry, header_bytes
-from traces.format import DTYPES
+from traces.format.container import Entry, header_bytes
+from traces.format.layout import DTYPES
 
 Arrays = dict[str, Any]
 

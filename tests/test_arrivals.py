@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sim.base.errors import BadInput
-from traces.arrivals import MAX_TOKENS, Arrival, arrivals
+from traces.synth.arrivals import MAX_TOKENS, Arrival, arrivals
 
 AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44

@@ -17,8 +17,8 @@ from sim.base import files
 from sim.base.errors import HEAD_CHARS, TAIL_CHARS, BadInput, one_line
 from sim.base.files import MAX_YAML_BYTES, bundled, parse_yaml, read_yaml
 from sim.cli import main
-from traces.reader import Trace
-from traces.writer import TraceWriter
+from traces.format.reader import Trace
+from traces.format.writer import TraceWriter
 
 MODEL = {
     "schema": 1, "id": "tiny", "name": "tiny", "source": "tests", "gate": {"score": "softmax", "renormalised": True},
@@ -308,7 +308,7 @@ class TestJudgedWhenRead:
                 trace.scores(38, 39)
 
     def test_each_block_is_judged_once(self, tmp_path: Path, sound: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-        from traces import reader
+        from traces.format import reader
 
         path = tmp_path / TRACE
         path.write_bytes(sound)

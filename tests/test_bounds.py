@@ -25,7 +25,7 @@ from sim.policy.registry import policies
 from sim.results.text import render
 from sim.run import execute
 from sim.workload.fewest_copies import kept
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 SEARCHED = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 

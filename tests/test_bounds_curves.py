@@ -19,7 +19,7 @@ from sim.policy.api import Policy
 from sim.policy.decisions import RunCpu, RunGpu
 from sim.profiles.curves import Curve, Curves
 from sim.run import execute
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 
 def curve(**points):

@@ -29,7 +29,7 @@ from sim.policy.registry import policies
 from sim.profiles.hardware import Contention
 from sim.run import execute
 from sim.setup.memory import BudgetRule, Demand, plan
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 

@@ -14,7 +14,7 @@ from sim.bounds.path import Clocks
 from sim.bounds.time_bound import lower_bound
 from sim.policy.api import Policy
 from sim.policy.decisions import Evict, Fetch, Prefetch, RunGpu
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 
 class ByMatrix(Policy):

@@ -10,7 +10,7 @@ import pytest
 from cli_help import simulated
 from safetensors.numpy import load_file
 
-from traces.catalogue import DEFAULT, bundled_traces
+from traces.format.catalogue import DEFAULT, bundled_traces
 
 pytestmark = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the default trace is not in this checkout")
 

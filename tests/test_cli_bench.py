@@ -12,8 +12,8 @@ from cli_help import moesim
 from sim.cli import bench, bench_profile
 from sim.cli.bench_cases import synthetic_trace
 from sim.engine.engine import Engine
-from traces.check import check_trace
-from traces.reader import Trace
+from traces.format.check import check_trace
+from traces.format.reader import Trace
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from cli_help import mixtral_shaped, moesim, simulated
 from tiny_traces import ALL, from_rows, tiny_trace
 
 from sim.base.errors import BadInput
-from traces.arrivals import Arrival
-from traces.check import check_trace
-from traces.compose import compose, plan
-from traces.reader import Trace
-from traces.writer import Layout
+from traces.format.check import check_trace
+from traces.format.reader import Trace
+from traces.format.writer import Layout
+from traces.synth.arrivals import Arrival
+from traces.synth.compose import compose, plan
 
 STORE = Layout(
     decode_only=frozenset({"next_scores_1", "next_scores_3", "shared_scores"}),

@@ -18,7 +18,7 @@ from tiny_traces import from_rows
 from sim.machine.contention.machine import TERMS, WAYS
 from sim.policy.decisions import Evict, Fetch, Predict, Prefetch, RunGpu, WriteBack
 from sim.profiles.hardware import Contention
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 GPU_BY_H2D, H2D_BY_GPU, CPU_BY_H2D, H2D_BY_CPU = TERMS
 

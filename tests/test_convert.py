@@ -15,9 +15,9 @@ from convert_samples import EXPERTS, SAMPLES, SHAPE, WEIGHTS, converted, jsonl, 
 
 from sim.base.errors import BadInput
 from sim.cli import main
-from traces.check import check_trace
 from traces.convert import Options, convert, csv_long, detect, sources
 from traces.convert import jsonl as jsonl_source
+from traces.format.check import check_trace
 
 WEIGHTED = {"jsonl", "csv", "bigmoe", "esft", "moe_ocs", "vllm", "hf_npz", "hf_safetensors", "hf_jsonl"}
 DECODE = {"warp": 3, "esft": 0}

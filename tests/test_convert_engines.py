@@ -11,8 +11,8 @@ import pytest
 from convert_samples import EXPERTS, HF, SAMPLES, SHAPE, converted, jsonl, logits, put, refused, vllm
 
 from sim.base.errors import BadInput
-from traces.check import check_trace
 from traces.convert import Options, convert
+from traces.format.check import check_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 

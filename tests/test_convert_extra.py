@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from traces.arrivals import arrivals
-from traces.check import check_trace
 from traces.convert import Options, convert, detect
-from traces.reader import Trace
+from traces.format.check import check_trace
+from traces.format.reader import Trace
+from traces.synth.arrivals import arrivals
 
 FOLDER = os.environ.get("MOESIM_EXTRA_TRACES", "")
 pytestmark = pytest.mark.skipif(

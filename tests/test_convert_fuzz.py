@@ -7,10 +7,10 @@ from convert_samples import SAMPLES
 from test_arrivals import AZURE_2023, AZURE_2024, MOONCAKE
 
 from sim.base.errors import BadInput
-from traces.arrivals import arrivals
-from traces.check import check_trace
 from traces.convert import convert
-from traces.reader import Trace
+from traces.format.check import check_trace
+from traces.format.reader import Trace
+from traces.synth.arrivals import arrivals
 
 ROUNDS = 60
 BITS = (

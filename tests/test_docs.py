@@ -25,7 +25,7 @@ from sim.profiles import hardware, models, stack
 from sim.results.metrics import SPREAD
 from sim.results.tables import SCHEMAS
 from sim.setup.spec import HIT_DEFINITIONS, RunSpec
-from traces.catalogue import DEFAULT, bundled_traces
+from traces.format.catalogue import DEFAULT, bundled_traces
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

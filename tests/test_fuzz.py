@@ -60,8 +60,8 @@ class Bench:
         from sim.policy.registry import policies
         from sim.profiles.hardware import load_hardware
         from sim.profiles.stack import load_stack
-        from traces.reader import Trace
-        from traces.writer import Layout
+        from traces.format.reader import Trace
+        from traces.format.writer import Layout
 
         self.sound, self.work = folder / "sound", folder / "work"
         self.sound.mkdir()

@@ -10,9 +10,9 @@ import pytest
 from sim.workload.iterations import Arrays, Iteration, Range
 from sim.workload.iterations import Gate as Spoken
 from sim.workload.learn_split import requests_of
-from traces.catalogue import bundled_traces
-from traces.header import Gate
-from traces.reader import Trace
+from traces.format.catalogue import bundled_traces
+from traces.format.header import Gate
+from traces.format.reader import Trace
 
 
 def spoken(scores, weights, gate):

@@ -18,7 +18,7 @@ from sim.profiles.stack import load_stack
 from sim.run import execute
 from sim.setup.prepare import prepare
 from sim.setup.spec import RunSpec
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 
 def grouped(made, graphs: bool = False, bandwidth: float = 64.0):

@@ -22,9 +22,9 @@ from sim.base.files import owned_prefix, replacing
 from sim.results import sinks
 from sim.results.sinks import FILES
 from sim.results.tables import TABLES
-from traces.check import check_trace
-from traces.reader import Trace
-from traces.writer import TraceWriter
+from traces.format.check import check_trace
+from traces.format.reader import Trace
+from traces.format.writer import TraceWriter
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL, and a way to ask whether a process lives")
 

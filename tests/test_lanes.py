@@ -293,7 +293,7 @@ def test_tickets_do_not_chain_through_the_run(tmp_path):
     from test_timeline_copies import Placed
     from tiny_traces import tiny_trace
 
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
     class Ahead(Placed):
         def layer_enter(self, layer, view):

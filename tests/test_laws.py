@@ -21,7 +21,7 @@ from policies.lru import Lru
 from policies.on_demand import OnDemand
 from sim.policy.decisions import Prefetch
 from sim.run import execute
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 FEW = settings(max_examples=60, deadline=None, derandomize=True)
 BUSY_HOST = {"launch_s": 0.5, "copy_launch_s": 0.25, "sync_s": 0.25}

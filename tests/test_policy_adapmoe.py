@@ -20,9 +20,9 @@ from policies.adapmoe import AdapMoe
 from sim.base.errors import DoesNotFit
 from sim.policy.pieces import Piece
 from sim.workload.learn_split import StoreSplit, requests_of
-from traces.reader import Trace
-from traces.requests import Request
-from traces.writer import write_trace
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import write_trace
 
 SIZES = {  # card B3: from the code's program, by (experts to cache, adaptive gating)
     (64, False): [8, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 2, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 2, 2, 2, 2],

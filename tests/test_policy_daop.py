@@ -11,7 +11,7 @@ from policies._placement import uses
 from policies.daop import Daop
 from sim.base.errors import BadInput
 from sim.workload.learn_split import StoreSplit, requests_of
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 
 def traced(tmp_path, store, rows, n_experts, prompt=1, guesses=None):

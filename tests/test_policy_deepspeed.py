@@ -11,7 +11,7 @@ from tiny_traces import tiny_trace
 
 from policies.deepspeed import DeepSpeed
 from sim.base.errors import DoesNotFit
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 BASE = {"stage3_param_persistence_threshold": 0, "tensors_per_expert": 2, "stage3_prefetch_bucket_size": 40}
 KNOBS = {"granularity": "expert", "stage3_max_live_parameters": 0, "stage3_prefetch_bucket_size": 0,

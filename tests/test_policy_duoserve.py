@@ -39,8 +39,8 @@ from sim.profiles.models import load_model
 from sim.run import execute, prepare
 from sim.setup.spec import RunSpec
 from sim.workload.learn_split import StoreSplit
-from traces.catalogue import DEFAULT, bundled_traces
-from traces.reader import Trace
+from traces.format.catalogue import DEFAULT, bundled_traces
+from traces.format.reader import Trace
 
 BUNDLED = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the default trace is not in this checkout")
 

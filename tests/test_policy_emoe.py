@@ -19,10 +19,10 @@ from reports.reproduce.rows import load_experiments, load_rows
 from sim.base.errors import BadInput, DoesNotFit
 from sim.conformance import seeded
 from sim.profiles.models import load_model
-from traces.catalogue import bundled_traces
-from traces.reader import Trace
-from traces.requests import Request
-from traces.writer import write_trace
+from traces.format.catalogue import bundled_traces
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import write_trace
 
 
 def written(path, requests, n_experts=4):

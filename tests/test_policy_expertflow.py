@@ -21,7 +21,7 @@ from sim.conformance.world import iterations
 from sim.policy.pieces import Piece
 from sim.workload.iterations import Range, RequestInfo, Scheduler
 from sim.workload.learn_split import StoreSplit, requests_of
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 # Token 10 went to 0.0 and 1.0, 11 to 0.1 and 1.0, 12 to 0.2 and 1.1.
 ROUTES = {10: [[0], [0]], 11: [[1], [0]], 12: [[2], [1]]}

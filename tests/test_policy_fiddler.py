@@ -13,7 +13,7 @@ from policies._placement import most_used, uses
 from policies.fiddler import Fiddler
 from sim.base.errors import BadInput
 from sim.workload.learn_split import StoreSplit, requests_of
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 # Two layers of three experts. In the store split expert 1 of layer 1 is used most (3), then 0.0 and 0.2 (2 each; the
 # lower id first), then 1.0 (1), and 0.1 and 1.2 never or once.

@@ -14,9 +14,9 @@ from sim.base.errors import BadInput
 from sim.run import execute, prepare
 from sim.setup.spec import RunSpec
 from sim.workload.iterations import Iteration
-from traces.reader import Trace
-from traces.requests import Request
-from traces.writer import write_trace
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import write_trace
 
 
 class Shape:

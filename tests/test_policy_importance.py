@@ -20,9 +20,9 @@ from policies._importance_cache import ScoreWindow
 from policies._importance_router import Thresholds, Token, route
 from policies.importance import Importance
 from sim.base.errors import BadInput
-from traces.reader import Trace
-from traces.requests import Request
-from traces.writer import write_trace
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import write_trace
 
 # -- the router (section 5.1, Algorithm 1) ---------------------------------------------------------------------------
 

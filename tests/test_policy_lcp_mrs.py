@@ -13,7 +13,7 @@ from tiny_traces import tiny_trace
 from policies.lcp import Lcp
 from policies.lfu import Lfu
 from policies.mrs import Mrs
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 
 def test_lcp_five_steps(tmp_path):

@@ -15,9 +15,9 @@ from policies.mixtral_offloading import MixtralOffloading
 from sim.base.errors import BadInput, DoesNotFit, IllegalDecision
 from sim.policy.api import Policy
 from sim.policy.decisions import Evict, Fetch, RunGpu, WriteBack
-from traces.reader import Trace
-from traces.requests import Request
-from traces.writer import write_trace
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import write_trace
 
 
 def code(**settings):

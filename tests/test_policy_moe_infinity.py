@@ -15,7 +15,7 @@ from tiny_traces import from_rows, tiny_trace
 from policies._eam import Collection, activations, rows_normalised
 from policies.lfu import Lfu
 from policies.moe_infinity import MoeInfinity
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 
 class TestMatrices:

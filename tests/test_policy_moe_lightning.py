@@ -17,7 +17,7 @@ from tiny_traces import from_rows, tiny_trace
 
 from policies.moe_lightning import MoeLightning
 from sim.base.errors import DoesNotFit
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 # Four layers of two experts, k = 1, five tokens. A static share of a half: expert 0 of every layer stays.
 STEPS = [[[0], [1], [0], [1]], [[1], [1], [1], [0]], [[0], [0], [0], [0]], [[1], [0], [1], [1]], [[0], [1], [1], [0]]]

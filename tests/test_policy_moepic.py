@@ -15,9 +15,9 @@ from policies.lcp import Lcp
 from policies.moepic import Moepic
 from policies.random import Random
 from sim.base.errors import BadInput, DoesNotFit
-from traces.reader import Trace
-from traces.requests import Request
-from traces.writer import write_trace
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import write_trace
 
 PLAIN = {"history": "none", "configure": False, "copies": 1}
 

@@ -10,7 +10,7 @@ from tiny_traces import tiny_trace
 
 from policies.moesys import MoeSys
 from sim.base.errors import DoesNotFit
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 KNOBS = {"layers": 1}
 # Three layers of two experts, k = 1, five tokens; the ring holds two layers.

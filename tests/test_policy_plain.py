@@ -27,8 +27,8 @@ from sim.base.errors import BadInput
 from sim.run import execute, prepare
 from sim.setup.spec import RunSpec
 from sim.workload.iterations import Iteration, Scheduler
-from traces.catalogue import open_trace
-from traces.reader import Trace
+from traces.format.catalogue import open_trace
+from traces.format.reader import Trace
 
 BUNDLED = "mixtral-8x7b-small"
 

@@ -17,9 +17,9 @@ from policies._pregated_cache import ExpertCache
 from policies.on_demand import OnDemand
 from policies.pregated import PreGated
 from sim.base.errors import BadInput, DoesNotFit
-from traces.reader import Trace
-from traces.requests import Request
-from traces.writer import write_trace
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import write_trace
 
 KNOBS = {"variant": "gate_reuse", "mode": "on_demand", "activation_level": 2, "prefill": "as_decode",
          "cache_ratio": 0.25, "keep": "request", "cache_policy": "lifo"}  # fmt: skip

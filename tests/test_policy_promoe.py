@@ -12,9 +12,9 @@ from tiny_traces import tiny_header, tiny_trace
 
 from policies.promoe import ProMoe
 from sim.base.errors import BadInput, DoesNotFit
-from traces.reader import Trace
-from traces.requests import Request
-from traces.writer import write_trace
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import write_trace
 
 BASE = {"chunks": 2, "predictor_s": 0.0}
 KNOBS = {"predictor": "surrogate:0.9", "stride": 1, "predictor_s": 30.0, "chunks": 1, "preempt": False,

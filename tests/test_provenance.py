@@ -17,7 +17,7 @@ from sim.policy.pieces import Piece
 from sim.policy.view import View
 from sim.run import execute
 from sim.workload.iterations import Gate, Iteration, RequestInfo
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 
 class Thinks(Policy):

@@ -16,9 +16,9 @@ from cli_help import moesim, simulated  # noqa: E402
 from tiny_moe import saved_moe  # noqa: E402
 
 import traces  # noqa: E402
-from traces.reader import Trace  # noqa: E402
+from traces.format.reader import Trace  # noqa: E402
+from traces.format.writer import TraceWriter  # noqa: E402
 from traces.record import recorder  # noqa: E402
-from traces.writer import TraceWriter  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 OWN = Path(traces.__file__).parent / "models" / "mixtral-8x7b-small"

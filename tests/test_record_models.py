@@ -15,10 +15,10 @@ from tiny_moe import COMMON, SMALL, saved_moe, tiny_moe  # noqa: E402
 
 from sim.base.errors import BadInput, CheckFailed  # noqa: E402
 from sim.profiles.models import load_model  # noqa: E402
-from traces.check import check_trace  # noqa: E402
-from traces.format import DISTANCES  # noqa: E402
-from traces.header import Gate  # noqa: E402
-from traces.reader import Trace  # noqa: E402
+from traces.format.check import check_trace  # noqa: E402
+from traces.format.header import Gate  # noqa: E402
+from traces.format.layout import DISTANCES  # noqa: E402
+from traces.format.reader import Trace  # noqa: E402
 from traces.record.families import FAMILIES, family_of, gate_of, moe_layers  # noqa: E402
 from traces.record.generate import Sampling, run_batch  # noqa: E402
 from traces.record.load import Source  # noqa: E402

@@ -20,7 +20,7 @@ from reports.reproduce.constants import Fitted, NotFitted, fit, published, solve
 from reports.reproduce.rows import Constant, Experiment, Row, load_constants, load_experiments, load_rows, pick
 from sim.base.errors import BadInput
 from sim.profiles.hardware import load_hardware
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 ROWS, EXPERIMENTS, CONSTANTS = load_rows(), load_experiments(), load_constants()
 

@@ -17,12 +17,12 @@ from policies.lru import Lru
 from sim.base.errors import BadInput
 from sim.cli import main
 from sim.run import execute
-from traces import observe
-from traces.catalogue import bundled_traces
-from traces.check import check_trace
-from traces.curves import capacities, lfu_curve, lru_curve
-from traces.reader import Trace
-from traces.summary import summarise, title
+from traces.format.catalogue import bundled_traces
+from traces.format.check import check_trace
+from traces.format.reader import Trace
+from traces.stats import observe
+from traces.stats.curves import capacities, lfu_curve, lru_curve
+from traces.stats.summary import summarise, title
 from traces.synth import draw, published
 from traces.synth.compare import TOLERANCE, compare
 from traces.synth.draw import Drawer

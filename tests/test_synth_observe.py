@@ -11,11 +11,12 @@ import pytest
 from tiny_traces import from_rows, tiny_trace
 
 from sim.base.errors import BadInput
-from traces import observe, stats
 from traces.convert import Options, convert
-from traces.public import public_traces
-from traces.reader import Trace
-from traces.summary import summarise
+from traces.format.reader import Trace
+from traces.stats import figures as stats
+from traces.stats import observe
+from traces.stats.public import public_traces
+from traces.stats.summary import summarise
 
 
 @pytest.fixture(scope="module")

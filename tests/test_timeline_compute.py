@@ -277,7 +277,7 @@ def test_arrivals_are_waited_for(tmp_path):
     from easy_numbers import execute_easy, setup
     from tiny_traces import tiny_trace
 
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
     path = tiny_trace(tmp_path / "t", n_layers=1, n_experts=2, top_k=1, n_requests=4, prompt=1, outputs=1)
     with Trace(path) as trace:

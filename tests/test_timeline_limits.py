@@ -13,7 +13,7 @@ from policies.gpu_only import GpuOnly
 from policies.lfu import Lfu
 from policies.lru import Lru
 from policies.on_demand import OnDemand
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 CACHES = [Lru, Lfu, Belady]
 LAYERS, EXPERTS, K = 3, 5, 2

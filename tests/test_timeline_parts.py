@@ -22,7 +22,7 @@ from sim.policy.api import Policy
 from sim.policy.decisions import Evict, Fetch, Prefetch, RunGpu, RunPart
 from sim.policy.view import Prices
 from sim.results.metrics import hit_rates
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 
 class Halves(Policy):

@@ -12,11 +12,11 @@ import pytest
 from sim.cli import main
 from sim.profiles.models import load_model
 from sim.setup.prepare import default_model, shape_of
-from traces import stats
-from traces.catalogue import DEFAULT, bundled_traces, traces_that_fit
-from traces.check import check_trace
-from traces.format import DISTANCES
-from traces.reader import Trace
+from traces.format.catalogue import DEFAULT, bundled_traces, traces_that_fit
+from traces.format.check import check_trace
+from traces.format.layout import DISTANCES
+from traces.format.reader import Trace
+from traces.stats import figures as stats
 
 FORMAT = Path(__file__).resolve().parent.parent / "traces" / "FORMAT.md"
 TABLE = re.search(r"<!-- bundled: begin -->\n(.*?)<!-- bundled: end -->", FORMAT.read_text("utf-8"), re.S)

@@ -4,9 +4,10 @@ import pytest
 from tiny_traces import from_rows, tiny_trace
 
 from sim.base.errors import BadInput
-from traces import catalogue, open_trace
-from traces.check import check_trace
-from traces.reader import Trace
+from traces import open_trace
+from traces.format import catalogue
+from traces.format.check import check_trace
+from traces.format.reader import Trace
 
 
 def test_explicit_rows(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from tiny_traces import surgery, tiny_trace
 
 from sim.cli import main
-from traces import catalogue
+from traces.format import catalogue
 
 
 @pytest.fixture
@@ -96,6 +96,7 @@ def test_errors_are_one_line_and_exit_2(capsys, tmp_path, verb):
 
 def test_reading_a_trace_imports_nothing_heavy():
     heavy = {"simpy", "scipy", "pandas", "plotly", "torch", "yaml", "msgspec", "rich", "click", "pyarrow"}
-    code = f"import sys, traces.reader, traces.check, traces.stats; print(sorted({heavy!r} & set(sys.modules)))"
+    modules = "traces.format.reader, traces.format.check, traces.stats.figures"
+    code = f"import sys, {modules}; print(sorted({heavy!r} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from traces.check import check_trace
-from traces.header import Gate, Header
-from traces.reader import Trace
-from traces.requests import Request
-from traces.stats import next_token_overlap
-from traces.writer import write_trace
+from traces.format.check import check_trace
+from traces.format.header import Gate, Header
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import write_trace
+from traces.stats.figures import next_token_overlap
 
 FOLDER = os.environ.get("MOESIM_EXTRA_TRACES", "")
 pytestmark = pytest.mark.skipif(

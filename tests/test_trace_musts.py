@@ -10,8 +10,8 @@ from tiny_traces import ALL, surgery, tiny_trace
 
 import traces
 from sim.base.errors import BadInput
-from traces.check import check_trace, require_sound
-from traces.reader import Trace
+from traces.format.check import check_trace, require_sound
+from traces.format.reader import Trace
 
 PAGE = Path(traces.__file__).with_name("FORMAT.md")
 
@@ -157,7 +157,7 @@ AT_OPENING = {f"M{n}" for n in range(1, 15)}
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    from traces.writer import Layout
+    from traces.format.writer import Layout
 
     path = tmp_path_factory.mktemp("musts") / "sound.safetensors"
     return tiny_trace(path, n_layers=4, store=Layout(sparse={"next_scores_3": 2})).read_bytes()
@@ -248,7 +248,7 @@ WRITER = [
 def test_the_writer_refuses_too(tmp_path, rows, message):
     from tiny_traces import tiny_header
 
-    from traces.writer import TraceWriter
+    from traces.format.writer import TraceWriter
 
     with (
         pytest.raises(BadInput, match=message),
@@ -261,7 +261,7 @@ def test_the_writer_refuses_too(tmp_path, rows, message):
 def test_the_writer_refuses_requests_and_layouts(tmp_path):
     from tiny_traces import tiny_header
 
-    from traces.writer import Layout, TraceWriter
+    from traces.format.writer import Layout, TraceWriter
 
     path, header = tmp_path / "t.safetensors", tiny_header(1, 4, 1, tasks=("a",))
     one = np.array([[[1]]])

@@ -7,12 +7,12 @@ import pytest
 from tiny_traces import surgery, tiny_arrays, tiny_trace
 
 from sim.base.errors import BadInput
-from traces.arrivals import Arrival
-from traces.check import check_trace
-from traces.compose import compose, plan
-from traces.format import CODES, U6_SQUARE
-from traces.reader import Trace
-from traces.writer import Layout
+from traces.format.check import check_trace
+from traces.format.layout import CODES, U6_SQUARE
+from traces.format.reader import Trace
+from traces.format.writer import Layout
+from traces.synth.arrivals import Arrival
+from traces.synth.compose import compose, plan
 
 PACKED = ("scores", "next_scores_1", "next_scores_2", "shared_scores")
 STORE = Layout(dict.fromkeys(PACKED, "u6_square"), frozenset(PACKED[1:]), {"next_scores_2": 3, "shared_scores": 3})

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import traces
-from traces.format import (
+from traces.format.header import OPTIONAL, REQUIRED, Header
+from traces.format.layout import (
     CODES,
     MAX_EXPERTS,
     MAX_HEADER_BYTES,
@@ -18,9 +19,8 @@ from traces.format import (
     TENSORS,
     common_scale,
 )
-from traces.header import OPTIONAL, REQUIRED, Header
-from traces.requests import Request
-from traces.writer import write_trace
+from traces.format.requests import Request
+from traces.format.writer import write_trace
 
 TEXT = Path(traces.__file__).with_name("FORMAT.md").read_text(encoding="utf-8")
 

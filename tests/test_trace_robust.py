@@ -10,11 +10,11 @@ import pytest
 from tiny_traces import tiny_trace
 
 from sim.base.errors import BadInput
-from traces import stats
-from traces.check import check_trace
-from traces.format import MAX_HEADER_BYTES
-from traces.reader import Trace
-from traces.writer import Layout
+from traces.format.check import check_trace
+from traces.format.layout import MAX_HEADER_BYTES
+from traces.format.reader import Trace
+from traces.format.writer import Layout
+from traces.stats import figures as stats
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ from tiny_traces import ALL, tiny_arrays, tiny_header, tiny_trace
 
 from sim.base.errors import BadInput
 from traces import open_trace
-from traces.check import check_trace
-from traces.format import U8_SQUARE, U16_LINEAR, common_scale
-from traces.header import Gate, Header
-from traces.reader import Trace
-from traces.requests import Request
-from traces.writer import Layout, TraceWriter, write_trace
+from traces.format.check import check_trace
+from traces.format.header import Gate, Header
+from traces.format.layout import U8_SQUARE, U16_LINEAR, common_scale
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import Layout, TraceWriter, write_trace
 
 N_LAYERS, N_EXPERTS, TOP_K, N_ROWS = 5, 6, 2, 28
 

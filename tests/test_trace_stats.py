@@ -7,10 +7,10 @@ import pytest
 from tiny_traces import from_rows, requests_of, tiny_header, tiny_trace
 
 from sim.base.errors import BadInput
-from traces import stats
-from traces.reader import Trace
-from traces.requests import Request
-from traces.writer import Layout, TraceWriter, write_trace
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import Layout, TraceWriter, write_trace
+from traces.stats import figures as stats
 
 # Two requests of one layer, four experts, k = 2. Expert 3 is never chosen.
 #   request 0 (prompt 1, then 3 decode rows):  {0,1} {1,0} {1,2} {2,0}   shared with the row before: 2, 1, 1 of 2

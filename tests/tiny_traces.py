@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from traces.container import Entry, header_bytes, read_file
-from traces.format import DISTANCES, DTYPES
-from traces.header import Gate, Header
-from traces.reader import Trace
-from traces.requests import Request
-from traces.writer import Layout, write_trace
+from traces.format.container import Entry, header_bytes, read_file
+from traces.format.header import Gate, Header
+from traces.format.layout import DISTANCES, DTYPES
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import Layout, write_trace
 
 ALL = frozenset({"weights", "scores", "next_scores_1", "next_scores_2", "next_scores_3", "shared_scores", "token_ids",
                  "embeddings", "gate_inputs", "gate_input_norms", "tasks", "arrivals", "iterations"})  # fmt: skip

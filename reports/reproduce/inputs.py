@@ -22,10 +22,10 @@ from reports.reproduce.rows import TraceKind
 from sim.base.errors import BadInput
 from sim.profiles.models import Model
 from sim.setup.prepare import shape_of
-from traces.arrivals import arrivals
-from traces.catalogue import DEFAULT, open_trace, resolve, traces_that_fit
-from traces.compose import compose, plan
-from traces.reader import Trace
+from traces.format.catalogue import DEFAULT, open_trace, resolve, traces_that_fit
+from traces.format.reader import Trace
+from traces.synth.arrivals import arrivals
+from traces.synth.compose import compose, plan
 from traces.synth.profile import Profile
 
 TITLES: dict[TraceKind, str] = {

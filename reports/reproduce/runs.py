@@ -68,7 +68,7 @@ def traces_of(
 
 def told_of(traces: Traces) -> dict[str, Any]:
     """What every trace is, with its labels, for the reader of the table."""
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
     told: dict[str, Any] = {}
     for kind, by_model in traces.items():

@@ -107,7 +107,7 @@ def size_of(spec: RunSpec) -> float:
 
 @lru_cache(maxsize=256)
 def _served(path: str, split: str) -> tuple[int, int, list[int]]:
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
     with Trace(path) as trace:
         rows = [request.end_row - request.first_row for request in trace.requests if split in ("all", request.split)]

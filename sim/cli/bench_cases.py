@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sim.setup.spec import RunSpec
-    from traces.requests import Request
+    from traces.format.requests import Request
 
 
 class Case(NamedTuple):
@@ -45,9 +45,9 @@ def synthetic_trace(path: Path, shape: tuple[int, int, int], n_store: int, n_tes
     """Random routing (seeded, even, no correlation) with one request per split and a prompt of one token."""
     import numpy as np
 
-    from traces.header import Header
-    from traces.requests import Request
-    from traces.writer import write_trace
+    from traces.format.header import Header
+    from traces.format.requests import Request
+    from traces.format.writer import write_trace
 
     n_layers, n_experts, top_k = shape
     requests: list[Request] = []

@@ -105,7 +105,7 @@ def _width(text: str) -> int | None:
 
 
 def _said(path: Path, config: Path) -> str:
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
     with Trace(path) as trace:
         shape, n_requests, n_tokens = trace.header.shape, trace.n_requests, trace.n_tokens

@@ -16,8 +16,8 @@ from sim.cli.progress import bar
 from sim.cli.tables import SHOW_WIDTH, put
 
 if TYPE_CHECKING:
-    from traces.check import Progress
-    from traces.reader import Trace
+    from traces.format.check import Progress
+    from traces.format.reader import Trace
 
 ALL_FAULTS = 20
 SHOW_ROWS = 16_384  # statistics of `show` are of about so many rows, unless it is told to take all
@@ -53,7 +53,7 @@ command.add_command(traces_synth.stats_command)
 @command.command("list", short_help="The bundled traces: models, text, quality, routing.")
 def list_() -> None:
     """The bundled traces: what was trained on what, how good it is, and what the routing is like."""
-    from traces.catalogue import bundled_traces, facts_of, open_trace
+    from traces.format.catalogue import bundled_traces, facts_of, open_trace
 
     names = bundled_traces()
     columns, origins = [], []
@@ -74,7 +74,7 @@ def list_() -> None:
 def _list() -> None:
     from rich.table import Table
 
-    from traces.catalogue import DEFAULT, bundled_traces, open_trace
+    from traces.format.catalogue import DEFAULT, bundled_traces, open_trace
 
     names = bundled_traces()
     if not names:
@@ -99,7 +99,7 @@ def show(trace: str, every: bool, as_json: bool) -> None:
 
     Of a long trace the statistics are those of a sample of its requests; how many tokens it holds is printed.
     """
-    from traces.catalogue import open_trace
+    from traces.format.catalogue import open_trace
 
     with open_trace(trace) as opened, bar(f"reading {opened.name}") as progress:
         facts = _facts(opened, progress, every)
@@ -114,8 +114,8 @@ def show(trace: str, every: bool, as_json: bool) -> None:
 @click.option("--all", "every", is_flag=True, help=f"List up to {ALL_FAULTS} faults instead of the first.")
 def check(trace: str, every: bool) -> None:
     """Check every value of TRACE against the format; exit 2 with the first fault."""
-    from traces.catalogue import open_trace
-    from traces.check import check_trace
+    from traces.format.catalogue import open_trace
+    from traces.format.check import check_trace
 
     with open_trace(trace) as opened, bar(f"checking {opened.name}") as progress:
         faults = check_trace(opened, ALL_FAULTS if every else 1, progress)
@@ -137,7 +137,7 @@ def check(trace: str, every: bool) -> None:
 
 def _facts(trace: Trace, progress: Progress, every: bool) -> dict[str, Any]:
     """Everything `show` prints, as plain data; what cannot be computed is null."""
-    from traces import stats
+    from traces.stats import figures as stats
 
     header, gate = trace.header, trace.header.gate
     n_steps = 1 + len(stats.LAGS) + len(stats.recorded_distances(trace))

@@ -62,9 +62,9 @@ def command(
 ) -> None:
     """Write TRACE, a bundled name or a file, with arrival times; `simulate` honours them."""
     from sim.cli.progress import bar
-    from traces.arrivals import arrivals
-    from traces.catalogue import open_trace
-    from traces.compose import compose, plan
+    from traces.format.catalogue import open_trace
+    from traces.synth.arrivals import arrivals
+    from traces.synth.compose import compose, plan
 
     if out.exists() and not force:
         raise BadInput(f"{out}: exists; replace it with --force, or name another file")

@@ -18,7 +18,7 @@ from sim.cli.progress import bar
 from sim.cli.tables import put
 
 if TYPE_CHECKING:
-    from traces.summary import Summary
+    from traces.stats.summary import Summary
     from traces.synth.profile import Profile
     from traces.synth.published import Published
 
@@ -61,7 +61,7 @@ def command(
     fitted; choices, weights, gate scores, predictions, token ids and embeddings are drawn. Every result on such a trace
     carries the label `synthetic`.
     """
-    from traces.catalogue import open_trace
+    from traces.format.catalogue import open_trace
     from traces.synth import published, scale
     from traces.synth.fit import fit
 
@@ -141,7 +141,7 @@ def _draw(
     figures: Published | None,
     keep: bool = True,
 ) -> None:
-    from traces.reader import Trace
+    from traces.format.reader import Trace
     from traces.synth.published import reached
     from traces.synth.write import write
 
@@ -161,7 +161,7 @@ def _draw(
 
 def _check(trace: Any, seed: int) -> None:
     """Print the comparison with the held-out half; fail when a cache curve is further off than three points."""
-    from traces.summary import title
+    from traces.stats.summary import title
     from traces.synth.compare import TOLERANCE, compare
 
     with bar(f"checking against {trace.name}") as progress:
@@ -190,8 +190,8 @@ def _check(trace: Any, seed: int) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def stats_command(sources: tuple[str, ...], n_requests: int | None, public: str | None, as_json: bool) -> None:
     """Skew, repetition, affinity, accuracy and cache curves of traces, side by side."""
-    from traces.catalogue import open_trace
-    from traces.summary import summarise, title
+    from traces.format.catalogue import open_trace
+    from traces.stats.summary import summarise, title
 
     found = _public(public)
     if not sources and not found:
@@ -220,7 +220,7 @@ def _public(names: str | None) -> list[Summary]:
     if names is None:
         return []
     from sim.base.errors import did_you_mean
-    from traces.public import public_traces
+    from traces.stats.public import public_traces
 
     known = {trace.name: trace for trace in public_traces()}
     wanted = list(known) if names == "all" else names.split(",")

@@ -46,7 +46,7 @@ def duoserve(
     from policies._duoserve import WIDTHS
     from policies._duoserve_train import Plan, train
     from sim.base.files import must_be_writable
-    from traces.catalogue import open_trace
+    from traces.format.catalogue import open_trace
 
     plan = Plan(epochs, batch_size, learning_rate, affinity=affinity, nets=nets, seed=seed,
                 widths=WIDTHS if widths is None else _widths(widths))  # fmt: skip

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
 
 @click.command(
@@ -49,7 +49,7 @@ def emoe(
         raise BadInput(f"training, got {error}: pip install 'moe-offload-sim[torch]'") from None
     from sim.base.files import must_be_writable
     from sim.cli.progress import TrainingBar
-    from traces.catalogue import open_trace
+    from traces.format.catalogue import open_trace
 
     plan = Plan(steps, batch_size, learning_rate, width, 2 * width, layers, seed)
     with open_trace(name) as trace, TrainingBar() as bar:

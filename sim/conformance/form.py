@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sim.conformance.world import World, require
 from sim.policy.api import TRAITS
-from traces.format import LEVELS
+from traces.format.layout import LEVELS
 
 if TYPE_CHECKING:
     pass

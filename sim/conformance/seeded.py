@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from traces.format import DISTANCES
-from traces.header import Gate, Header
-from traces.requests import Request
-from traces.writer import write_trace
+from traces.format.header import Gate, Header
+from traces.format.layout import DISTANCES
+from traces.format.requests import Request
+from traces.format.writer import write_trace
 
 N_LAYERS, N_EXPERTS, TOP_K = 4, 6, 2
 WIDTH = 8  # of embeddings and gate inputs

@@ -27,7 +27,7 @@ from sim.setup.memory import BudgetRule, Demand, plan
 from sim.setup.spec import RunSpec
 from sim.workload.iterations import Arrays, Iteration, Scheduler
 from sim.workload.learn_split import requests_of
-from traces.reader import Trace
+from traces.format.reader import Trace
 
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sim.engine.engine import Engine
     from sim.machine.protocol import Machine
     from sim.policy.api import Policy
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
 
 @dataclass

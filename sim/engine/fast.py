@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sim.machine.simulated import SimMachine
     from sim.policy.api import Policy
     from sim.policy.pieces import Piece
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
 DECIDING = ("request_start", "iteration_start", "layer_enter", "gate_input", "assign", "gate_done", "expert_done",
             "copy_done", "layer_done", "iteration_end", "request_end", "idle", "placed")  # fmt: skip

@@ -32,7 +32,7 @@ from sim.workload.iterations import DECODE, PREFILL, Gate, Iteration, Range, Req
 from sim.workload.learn_split import MAKE_ONE, StoreSplit, no_store, requests_of
 
 if TYPE_CHECKING:
-    from traces.reader import Trace as Trace
+    from traces.format.reader import Trace as Trace
 
 __all__ = [
     "BITS_PER_PARAM",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sim.real.machine.decoder import Decoder
     from sim.setup.prepare import Setup
     from sim.setup.spec import RunSpec
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
 class LiveTrace:
     """A recorded trace whose rows of the iteration under way come from the model that runs."""

@@ -29,7 +29,7 @@ from sim.setup.memory import BudgetRule, Demand, MemoryPlan, check_host, plan
 from sim.setup.spec import HIT_DEFINITIONS
 from sim.workload.iterations import RequestInfo
 from sim.workload.learn_split import requests_of
-from traces.catalogue import DEFAULT, bundled_traces, open_trace, traces_that_fit
+from traces.format.catalogue import DEFAULT, bundled_traces, open_trace, traces_that_fit
 
 if TYPE_CHECKING:
     from sim.policy.api import Policy
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sim.profiles.models import Model
     from sim.profiles.stack import Stack
     from sim.setup.spec import RunSpec
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
 MAX_GPUS = 256
 SPLITS = ("test", "store", "all")

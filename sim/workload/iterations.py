@@ -12,7 +12,7 @@ from sim.base.errors import IllegalDecision
 
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
 PREFILL, DECODE = "prefill", "decode"
 SCORES = ("scores",)

@@ -9,7 +9,7 @@ from sim.base.errors import BadInput
 from sim.workload.iterations import DECODE, PREFILL, Range, RequestInfo
 
 if TYPE_CHECKING:
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
 
 MAKE_ONE = "make one with --store-frac 0.7 (`moesim traces convert`, `moesim record`)"

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from sim.base.errors import BadInput
 from traces.convert.text import MAX_RATIO
-from traces.format import MAX_HEADER_BYTES, Array
+from traces.format.layout import MAX_HEADER_BYTES, Array
 
 _DTYPES = {
     "F16": "<f2",

@@ -20,7 +20,7 @@ from traces.convert.fields import LARGEST_WEIGHT
 from traces.convert.options import Facts, Options
 from traces.convert.spool import DECODE, PREFILL, Spool
 from traces.convert.text import finite, lines, shown, whole
-from traces.format import MAX_EXPERTS
+from traces.format.layout import MAX_EXPERTS
 
 NAME, TITLE, ORIGIN = "bigmoe", "BigMoeOnEdge route CSV (llama.cpp)", "real files"
 NEEDED = ("turn", "phase", "step", "layer", "slot", "expert")

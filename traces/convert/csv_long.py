@@ -19,7 +19,7 @@ from traces.convert.fields import LARGEST_WEIGHT, phase_of, request_key, text_of
 from traces.convert.options import Facts, Options
 from traces.convert.spool import Spool
 from traces.convert.text import finite, lines, shown, whole
-from traces.format import MAX_EXPERTS
+from traces.format.layout import MAX_EXPERTS
 
 NAME, TITLE, ORIGIN = "csv", "plain CSV, one chosen expert per row", "docs/convert.md"
 NEEDED = ("token", "layer", "expert")

@@ -21,7 +21,7 @@ from traces.convert.fields import LARGEST_WEIGHT
 from traces.convert.options import Facts, Options
 from traces.convert.spool import UNKNOWN, Spool
 from traces.convert.text import lines, shown
-from traces.format import MAX_EXPERTS, MAX_LAYERS, Array
+from traces.format.layout import MAX_EXPERTS, MAX_LAYERS, Array
 
 NAME, TITLE, ORIGIN = "esft", "ESFT expert_weights_* folder", "real files"
 _FILE = re.compile(r"^expert_weights_([0-9]{1,5})\.txt(?:\.gz)?$")

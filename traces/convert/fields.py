@@ -8,7 +8,7 @@ from typing import Any
 from sim.base.errors import BadInput
 from traces.convert.spool import DECODE, PREFILL, UNKNOWN
 from traces.convert.text import a_list, shown, whole
-from traces.format import MAX_EXPERTS, MAX_LAYERS
+from traces.format.layout import MAX_EXPERTS, MAX_LAYERS
 
 LARGEST_WEIGHT = 65_504.0  # what float16, the trace's type, can hold
 _PHASES = {"prefill": PREFILL, "prompt": PREFILL, "decode": DECODE, 0: PREFILL, 1: DECODE, "0": PREFILL, "1": DECODE}

@@ -6,7 +6,7 @@ import numpy as np
 
 from sim.base.errors import BadInput
 from traces.convert.spool import DECODE, DROPPED, Spool
-from traces.format import Array
+from traces.format.layout import Array
 
 
 def finish(spool: Spool) -> Grid:

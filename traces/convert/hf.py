@@ -34,7 +34,7 @@ from traces.convert.fields import phase_of, request_key, text_of
 from traces.convert.options import Facts, Options
 from traces.convert.spool import DECODE, DROPPED, PREFILL, UNKNOWN, Spool
 from traces.convert.text import a_list, field, records, whole
-from traces.format import MAX_EXPERTS, MAX_LAYERS, U16_LINEAR, Array
+from traces.format.layout import MAX_EXPERTS, MAX_LAYERS, U16_LINEAR, Array
 
 NAME, TITLE, ORIGIN = (
     "hf",

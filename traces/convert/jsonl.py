@@ -18,7 +18,7 @@ from traces.convert.fields import has_keys, phase_of, request_key, starts_object
 from traces.convert.options import Facts, Options
 from traces.convert.spool import Spool
 from traces.convert.text import field, finite, records, shown, whole
-from traces.format import MAX_EXPERTS
+from traces.format.layout import MAX_EXPERTS
 
 NAME, TITLE, ORIGIN = "jsonl", "plain JSONL, one token per line", "docs/convert.md"
 _FIELDS = {"request", "phase", "token_id", "experts", "weights", "task", "arrival_s", "iteration"}

@@ -17,7 +17,7 @@ from traces.convert.fields import expert_ids, expert_weights, has_keys, phase_of
 from traces.convert.options import Facts, Options
 from traces.convert.spool import Spool
 from traces.convert.text import Document, field, shown, whole
-from traces.format import MAX_EXPERTS
+from traces.format.layout import MAX_EXPERTS
 
 NAME, TITLE, ORIGIN = "moe_ocs", "moe_ocs routing JSON", "real files"
 

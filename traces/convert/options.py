@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from sim.base.errors import BadInput
-from traces.format import MAX_EXPERTS
+from traces.format.layout import MAX_EXPERTS
 
 
 @dataclass(frozen=True, slots=True)

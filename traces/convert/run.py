@@ -13,17 +13,17 @@ import numpy as np
 
 from sim import __version__
 from sim.base.errors import BadInput, did_you_mean
-from traces.check import check_trace
 from traces.convert import asks, bigmoe, csv_long, esft, hf, jsonl, moe_ocs, sglang, strata, vllm, warp
 from traces.convert.arrays import PICKLED
 from traces.convert.grid import Grid, finish
 from traces.convert.options import Facts, Options
 from traces.convert.spool import DECODE, DROPPED, PREFILL, UNKNOWN, Spool
 from traces.convert.text import head_of, shown
-from traces.format import MAX_LAYERS, Array
-from traces.header import Gate, Header
-from traces.reader import Trace
-from traces.writer import TraceWriter
+from traces.format.check import check_trace
+from traces.format.header import Gate, Header
+from traces.format.layout import MAX_LAYERS, Array
+from traces.format.reader import Trace
+from traces.format.writer import TraceWriter
 
 Progress = Callable[[int, int], None]
 # The first whose `sniff` says yes is it: the ones with the most telling marks come first.

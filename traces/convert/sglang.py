@@ -27,7 +27,7 @@ from traces.convert.fields import has_keys, starts_object
 from traces.convert.options import Facts, Options
 from traces.convert.spool import DECODE, PREFILL, Spool
 from traces.convert.text import a_list, field, records, shown, whole
-from traces.format import MAX_EXPERTS, MAX_LAYERS, Array
+from traces.format.layout import MAX_EXPERTS, MAX_LAYERS, Array
 
 NAME, TITLE, ORIGIN = "sglang", "SGLang expert-distribution records (per_token, JSONL)", "its public code"
 EXTEND, DECODE_PASS, MIXED, IDLE = 1, 2, 3, 4  # ForwardMode of sglang.srt.model_executor.forward_batch_info

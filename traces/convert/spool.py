@@ -17,7 +17,7 @@ import numpy as np
 
 from sim.base.errors import BadInput
 from sim.base.files import owned_prefix, sweep
-from traces.format import MAX_EXPERTS, MAX_LAYERS, Array
+from traces.format.layout import MAX_EXPERTS, MAX_LAYERS, Array
 
 _SUFFIX = ".spool"
 _BUFFERED = 4096  # records or tokens that wait in memory

@@ -16,7 +16,7 @@ from traces.convert.fields import has_keys, starts_object, text_of, token_layers
 from traces.convert.options import Facts, Options
 from traces.convert.spool import UNKNOWN, Spool
 from traces.convert.text import Document, field, shown, whole
-from traces.format import MAX_EXPERTS, MAX_LAYERS
+from traces.format.layout import MAX_EXPERTS, MAX_LAYERS
 
 NAME, TITLE = "strata", "StrataMoE RouterTrace JSON"
 ORIGIN = "its public description and writer; its published trace tried"

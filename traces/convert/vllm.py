@@ -35,7 +35,7 @@ from traces.convert.options import Facts, Options
 from traces.convert.spool import DECODE, DROPPED, PREFILL, UNKNOWN, Spool
 from traces.convert.text import field as needed
 from traces.convert.text import records, shown, whole
-from traces.format import MAX_EXPERTS
+from traces.format.layout import MAX_EXPERTS
 
 NAME, TITLE, ORIGIN = "vllm", "vLLM route log (JSONL)", "public code of two loggers; one published log tried"
 PROFILE_TOKENS = 8192  # what vLLM's default token budget makes of its dummy pass, or more

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from sim import __version__
-from traces.format import DISTANCES, U8_SQUARE, U16_LINEAR
-from traces.header import Gate, Header
+from traces.format.header import Gate, Header
+from traces.format.layout import DISTANCES, U8_SQUARE, U16_LINEAR
+from traces.format.writer import Layout
 from traces.record.families import MoeLayer
 from traces.record.prompts import RANDOM_LABEL, Prompt
 from traces.record.session import DIGEST, digest_of
 from traces.record.settings import Settings
-from traces.writer import Layout
 
 PREDICTIONS = (*(f"next_scores_{d}" for d in DISTANCES), "shared_scores")
 _LAYERS_NEEDED = {"next_scores_1": 1, "next_scores_2": 3, "next_scores_3": 4, "shared_scores": 2}

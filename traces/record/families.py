@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput
-from traces.header import Gate
+from traces.format.header import Gate
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from sim.base.errors import BadInput, CheckFailed
-from traces.format import DISTANCES, Array
-from traces.header import Gate
+from traces.format.header import Gate
+from traces.format.layout import DISTANCES, Array
 from traces.record.families import TESTED_WITH, MoeLayer, gate_scores
 
 # The weights of a bfloat16 router may be this far from those that float32 scores give.

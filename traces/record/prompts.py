@@ -13,7 +13,7 @@ import numpy as np
 
 from sim.base.errors import BadInput
 from sim.base.files import read_text
-from traces.format import SPLITS
+from traces.format.layout import SPLITS
 
 MAX_PROMPT_FILE_BYTES = 256 * 1024 * 1024
 RANDOM_LABEL = "random-prompts"

@@ -13,8 +13,10 @@ import numpy as np
 
 from sim.base.errors import BadInput
 from sim.base.files import write_json
-from traces.format import Array
-from traces.header import Header
+from traces.format.header import Header
+from traces.format.layout import Array
+from traces.format.requests import Request
+from traces.format.writer import Layout
 from traces.record.describe import header_of, layout_of, name_of, plan_of
 from traces.record.load import load_config, load_model, load_tokenizer, memory_errors, usable_device
 from traces.record.prompts import (
@@ -27,8 +29,6 @@ from traces.record.prompts import (
 )
 from traces.record.session import BatchWriter, Session
 from traces.record.settings import Settings
-from traces.requests import Request
-from traces.writer import Layout
 
 if TYPE_CHECKING:
     from traces.record.generate import Sampling

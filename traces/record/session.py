@@ -17,11 +17,11 @@ import numpy as np
 
 from sim.base.errors import BadInput
 from sim.base.files import write_json
-from traces.format import Array
-from traces.header import Header
-from traces.reader import Trace
-from traces.requests import Request
-from traces.writer import Layout, TraceWriter
+from traces.format.header import Header
+from traces.format.layout import Array
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import Layout, TraceWriter
 
 if TYPE_CHECKING:
     from traces.record.probe import Rows

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from traces import observe
-from traces.curves import FRACS
-from traces.reader import Trace
-from traces.summary import Summary, summarise
+from traces.format.reader import Trace
+from traces.stats import observe
+from traces.stats.curves import FRACS
+from traces.stats.summary import Summary, summarise
 from traces.synth.fit import fit
 from traces.synth.write import write
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.signal import lfilter
 
-from traces.format import DISTANCES, Array, Floats, Ints
-from traces.observe import choose
+from traces.format.layout import DISTANCES, Array, Floats, Ints
+from traces.stats.observe import choose
 from traces.synth.fit import gate_scores
 from traces.synth.profile import FADES, Profile
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import nnls
 
-from traces import observe
-from traces.format import Array, Floats, Ints
-from traces.observe import LAGS, Sample, choose
-from traces.reader import Trace
-from traces.requests import Request
+from traces.format.layout import Array, Floats, Ints
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.stats import observe
+from traces.stats.observe import LAGS, Sample, choose
 from traces.synth.latent import GRID, overlap_table, popularity_bias, to_correlation
 from traces.synth.profile import FADES, FIELDS, Lengths, Profile, Vocabulary
 

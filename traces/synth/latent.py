@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traces.format import Array, Floats
+from traces.format.layout import Array, Floats
 
 GRID = np.array([0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995, 1.0])
 _DRAWS = 1 << 17  # normal numbers per simulation: overlaps are known to about 0.5 %

@@ -15,8 +15,8 @@ import numpy as np
 from msgspec import Meta
 
 from sim.base.errors import BadInput
-from traces.format import Floats
-from traces.header import Gate
+from traces.format.header import Gate
+from traces.format.layout import Floats
 
 FADES = (64, 16, 4, 1)  # tokens after which a fading field has decayed to 1/e
 FIELDS = ("task", "request", *(f"fade{n}" for n in FADES), "token")

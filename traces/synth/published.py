@@ -17,10 +17,10 @@ from scipy.optimize import minimize
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.files import read_yaml, to_struct
-from traces import observe
-from traces.curves import CURVES
-from traces.format import Array, Floats, Ints
-from traces.reader import Trace
+from traces.format.layout import Array, Floats, Ints
+from traces.format.reader import Trace
+from traces.stats import observe
+from traces.stats.curves import CURVES
 from traces.synth.draw import Drawer
 from traces.synth.latent import overlap_table, to_correlation
 from traces.synth.profile import Profile

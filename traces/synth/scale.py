@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from traces.format import Floats
+from traces.format.layout import Floats
 from traces.synth.profile import Profile
 
 RULE = (

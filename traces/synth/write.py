@@ -8,11 +8,11 @@ from pathlib import Path
 
 from sim import __version__
 from sim.base.errors import BadInput
-from traces.format import DISTANCES, MAX_TEXT, U8_SQUARE
-from traces.header import Header
+from traces.format.header import Header
+from traces.format.layout import DISTANCES, MAX_TEXT, U8_SQUARE
+from traces.format.writer import Layout, TraceWriter
 from traces.synth.draw import Drawer
 from traces.synth.profile import FIELDS, Profile, to_json
-from traces.writer import Layout, TraceWriter
 
 DENSE_EXPERTS = 16  # up to so many experts, predictions two and three layers ahead are kept whole
 PREDICTIONS = (*(f"next_scores_{d}" for d in DISTANCES), "shared_scores")

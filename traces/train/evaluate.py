@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 
 from sim.base.files import write_json
-from traces.format import DISTANCES
+from traces.format.layout import DISTANCES
 from traces.train import model as models
 from traces.train.batches import heldout_windows
 from traces.train.ngram import NGram

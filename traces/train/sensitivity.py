@@ -20,7 +20,7 @@ from sim.base.errors import BadInput
 from traces.train.model import moe_layers, router_of
 
 if TYPE_CHECKING:
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
 Told = Callable[[int, int, float], None]
 

@@ -17,12 +17,12 @@ from typing import Any
 import click
 
 from sim.base.errors import BadInput
-from traces.format import U6_SQUARE, U8_SQUARE
-from traces.header import Gate, Header
+from traces.format.header import Gate, Header
+from traces.format.layout import U6_SQUARE, U8_SQUARE
+from traces.format.requests import Request
+from traces.format.writer import Layout, write_trace
 from traces.record.families import FAMILIES
-from traces.requests import Request
 from traces.train.record import DISTANCES, Recording, load_recording
-from traces.writer import Layout, write_trace
 
 PREDICTIONS = (*(f"next_scores_{d}" for d in DISTANCES), "shared_scores")
 

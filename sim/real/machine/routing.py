@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from sim.real.machine.decoder import Decoder
     from sim.workload.iterations import Iteration
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
 
 class Routing:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from traces.format import DTYPES, Array, Code, Floats
-from traces.header import Header
+from traces.format.header import Header
+from traces.format.layout import DTYPES, Array, Code, Floats
 
 # Recorders compute in bfloat16 or float16: what they store may be off by this much before any rule calls it wrong.
 SUM_SLACK = 0.01

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.base.errors import BadInput
-from traces.format import DISTANCES, Array, Floats, Ints
-from traces.reader import Trace
-from traces.requests import Request
+from traces.format.layout import DISTANCES, Array, Floats, Ints
+from traces.format.reader import Trace
+from traces.format.requests import Request
 
 LAGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 MAX_ROWS = 60_000  # selections held in memory at once

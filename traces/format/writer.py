@@ -14,13 +14,13 @@ import numpy as np
 
 from sim.base.errors import BadInput
 from sim.base.files import owned_prefix, replacing, sweep
-from traces.container import header_bytes, layout
-from traces.format import CODES, DTYPES, SPARSE, SPLITS, TENSORS, U16_LINEAR, Array, Code, expert_dtype
-from traces.header import Header, parse_header
-from traces.reader import Trace
-from traces.requests import Request
-from traces.rules import as_codes, chunk_faults
-from traces.structure import version_for
+from traces.format.container import header_bytes, layout
+from traces.format.header import Header, parse_header
+from traces.format.layout import CODES, DTYPES, SPARSE, SPLITS, TENSORS, U16_LINEAR, Array, Code, expert_dtype
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.rules import as_codes, chunk_faults
+from traces.format.structure import version_for
 
 _COPY_BYTES = 1 << 20
 _SPOOL = ".spool"

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.base.errors import BadInput
-from traces.format import TENSORS, Array, Ints
-from traces.rules import Fault, chunk_faults, weight_faults
+from traces.format.layout import TENSORS, Array, Ints
+from traces.format.rules import Fault, chunk_faults, weight_faults
 
 if TYPE_CHECKING:
-    from traces.stored import StoredTrace
+    from traces.format.stored import StoredTrace
 
 _CHUNK_VALUES = 1 << 20
 Progress = Callable[[int, int], None]

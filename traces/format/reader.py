@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.base.errors import BadInput
-from traces.check import row_faults, unsound
-from traces.format import Array, Floats
-from traces.stored import StoredTrace
+from traces.format.check import row_faults, unsound
+from traces.format.layout import Array, Floats
+from traces.format.stored import StoredTrace
 
 _CHUNK_ROWS = 65_536
 _JUDGED_VALUES = 65_536  # of a tensor, held against the rules at a time
@@ -29,7 +29,7 @@ class Trace(StoredTrace):
 
     Raises:
         BadInput: from the constructor, when the file's structure breaks a rule of FORMAT.md; from the methods, when a
-            value they read does (each block of rows is judged once, by the rules of `traces.check`).
+            value they read does (each block of rows is judged once, by the rules of `traces.format.check`).
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.paths import mode_of
 from sim.base.units import show_bytes
-from traces.format import SUFFIX
-from traces.reader import Trace
+from traces.format.layout import SUFFIX
+from traces.format.reader import Trace
 
 DEFAULT = "mixtral-8x7b-small"
 
@@ -49,7 +49,7 @@ def facts_of(trace: Trace) -> dict[str, str]:
 
     Held-out losses, in nats per token, come from its header: the evaluation that `traces.train.evaluate` made.
     """
-    from traces import stats
+    from traces.stats import figures as stats
 
     header, splits = trace.header, trace.requests.in_split
     loss = json.loads(header.extra.get("heldout_nats_per_token", "{}"))

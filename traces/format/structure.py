@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from sim.base.errors import BadInput, did_you_mean
-from traces.container import Entry
-from traces.format import CODES, REQUIRED_TENSORS, SPARSE, SPLITS, TENSORS, U6_SQUARE, VERSIONS, Array
-from traces.header import Header, code_of
-from traces.requests import RequestTable
+from traces.format.container import Entry
+from traces.format.header import Header, code_of
+from traces.format.layout import CODES, REQUIRED_TENSORS, SPARSE, SPLITS, TENSORS, U6_SQUARE, VERSIONS, Array
+from traces.format.requests import RequestTable
 
 REMEDY = "see traces/FORMAT.md, write it again"
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traces import observe, stats
-from traces.curves import CURVES, capacities
-from traces.format import Floats, Ints
-from traces.observe import Sample
-from traces.reader import Trace
-from traces.requests import Request
+from traces.format.layout import Floats, Ints
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.stats import figures as stats
+from traces.stats import observe
+from traces.stats.curves import CURVES, capacities
+from traces.stats.observe import Sample
 
 LAGS = (1, 2, 4, 8, 16, 64)
 FRACS = (0.25, 0.5, 0.75)

@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from traces.summary import Summary
+from traces.stats.summary import Summary
 
 Figure = Annotated[float, Meta(ge=0, le=1)]
 
@@ -41,5 +41,5 @@ class PublicTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def public_traces() -> list[PublicTrace]:
     """All published traces whose figures are known, by name."""
-    text = resources.files("traces").joinpath("public_stats.json").read_text(encoding="utf-8")
+    text = resources.files("traces").joinpath("stats", "public_stats.json").read_text(encoding="utf-8")
     return msgspec.convert(json.loads(text)["traces"], list[PublicTrace])

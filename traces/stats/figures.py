@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traces.format import DISTANCES, SPLITS, Array, Floats, Ints
-from traces.reader import Trace
-from traces.requests import Request
+from traces.format.layout import DISTANCES, SPLITS, Array, Floats, Ints
+from traces.format.reader import Trace
+from traces.format.requests import Request
 
 LAGS = (1, 2, 4, 8)
 Requests = Sequence[Request] | None

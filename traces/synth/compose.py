@@ -15,11 +15,11 @@ import numpy as np
 
 from sim import __version__
 from sim.base.errors import BadInput
-from traces.arrivals import Arrival
-from traces.format import TENSORS, Array
-from traces.reader import Trace
-from traces.requests import Request
-from traces.writer import Layout, TraceWriter
+from traces.format.layout import TENSORS, Array
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import Layout, TraceWriter
+from traces.synth.arrivals import Arrival
 
 SPLICED = "spliced"
 LENGTHS = ("recorded", "arrivals")

@@ -13,11 +13,11 @@ from typing import Self
 import numpy as np
 
 from sim.base.errors import BadInput
-from traces.container import Entry, read_file
-from traces.format import CODES, DTYPES, LEVELS, Array, Code, common_scale
-from traces.header import Header, code_of, parse_header
-from traces.requests import RequestTable
-from traces.structure import check_requests, check_shapes
+from traces.format.container import Entry, read_file
+from traces.format.header import Header, code_of, parse_header
+from traces.format.layout import CODES, DTYPES, LEVELS, Array, Code, common_scale
+from traces.format.requests import RequestTable
+from traces.format.structure import check_requests, check_shapes
 
 _DIGESTS: dict[tuple[int, ...], str] = {}  # by what a file system knows of a file: device, number, size, last change
 

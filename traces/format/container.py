@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from sim.base.errors import BadInput
-from traces.format import DTYPES, MAX_HEADER_BYTES
+from traces.format.layout import DTYPES, MAX_HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traces.format import SPLITS, Array, Floats, Ints
+from traces.format.layout import SPLITS, Array, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)

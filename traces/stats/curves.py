@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from traces.format import Array, Floats, Ints
+from traces.format.layout import Array, Floats, Ints
 
 FRACS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 _NEVER = np.iinfo(np.int64).max
