@@ -39,8 +39,8 @@ from sim.setup.memory import MemoryPlan
 from sim.setup.prepare import Setup
 from sim.setup.spec import RunSpec
 from sim.workload.learn_split import requests_of
-from traces.reader import Trace
-from traces.writer import write_trace
+from traces.format.reader import Trace
+from traces.format.writer import write_trace
 
 TIMES_S = (0.0, 0.0, 0.5, 1.0, 1.0, 2.0, 3.0, 10.0, 0.1, 0.3)
 NAMES_SETUP_DECIDES = {

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from oracle.engine import Engine
     from oracle.protocol import Machine
     from sim.policy.api import Policy
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
 
 @dataclass

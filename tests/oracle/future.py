@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from oracle.iterations import Feed, Iteration, Range, RequestInfo, Scheduler
 
 if TYPE_CHECKING:
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
 
 class Future:

@@ -11,7 +11,7 @@ import numpy as np
 from sim.base.errors import IllegalDecision
 
 if TYPE_CHECKING:
-    from traces.reader import Trace
+    from traces.format.reader import Trace
 
 PREFILL, DECODE = "prefill", "decode"
 SCORES = ("scores",)
