@@ -32,6 +32,11 @@ from sim.policy import (
     WriteBack,
 )
 
+try:
+    from sim.policy import order
+except ImportError:  # no native orders yet
+    order = None
+
 LANES, BASES = ("side", "gpu", "host"), ("measured", "datasheet", "assumed")
 CUTS = ((0.0, 1.0), (0.0, 0.5, 1.0), (0.0, 0.25, 0.75, 1.0), (0.0, 1 / 3, 1.0))
 OPTIONAL = ("request_start", "iteration_start", "layer_enter", "gate_input", "gate_done", "layer_done", "iteration_end",
@@ -113,6 +118,8 @@ class Aimless:
                 for gpu in range(view.n_gpus)]  # fmt: skip
 
     def bind(self, view: Any) -> None:
+        if self.options["order"]:
+            self.order = native_order(self.options["order"], self.rng, view.n_layers * view.n_experts)
         prices = view.prices
         self.saw("bind", view.capacity, view.expert_bytes, [view.capacity_of(g) for g in range(view.n_gpus)],
                  prices.copy_s(), prices.copy_s(7), prices.load_s(), prices.load_s(view.expert_bytes // 2),
@@ -140,6 +147,10 @@ class Aimless:
         rng = self.rng
         self.saw(hook, view.layer, view.phase, view.owed(), [view.free_bytes(g) for g in range(view.n_gpus)],
                  [key(piece) for piece in view.residents()])  # fmt: skip
+        ranks = getattr(self, "order", None)
+        if ranks is not None and hasattr(ranks, "rank"):
+            ranks.rank[rng.randrange(len(ranks.rank))] = rng.choice((0.0, 1.0, 2.0, 3.0, rng.random()))
+            ranks.bar[rng.randrange(len(ranks.bar))] = rng.choice((0, 0, 0, 0, 1, 2, 3))
         while rng.random() < self.busy:
             decision = self.one(view)
             if decision is not None:
@@ -313,6 +324,16 @@ class Aimless:
                 self.keep((yield RunGpu(expert, self.after())))
 
 
+def native_order(name: str, rng: Random, n: int) -> Any:
+    """An order by its name, `Rank` with what it may be told."""
+    per_layer = rng.random() < 0.3
+    if name != "Rank":
+        return getattr(order, name)(per_layer)
+    made = order.Rank(n, per_layer, rng.choice(("expert", "index")), rng.random() < 0.3, rng.random() < 0.3)
+    made.rank[:] = [rng.choice((0.0, 1.0, rng.random())) for _ in range(n)]
+    return made
+
+
 def random_policy(rng: Random, unit_s: float, closed: bool, expert_bytes: int) -> Policy:
     """A policy of a class of its own, with the hooks, traits and habits the generator draws."""
     chance = rng.random
@@ -320,11 +341,15 @@ def random_policy(rng: Random, unit_s: float, closed: bool, expert_bytes: int) -
         "parts": chance() < 0.5, "divide": chance() < 0.15, "timing": chance() < 0.6, "cpu": chance() < 0.3,
         "lossy": chance() < 0.35, "oracle": closed and chance() < 0.2, "split": chance() < 0.3,
         "initial": rng.choice((0, 0, 2, 8)), "min_experts": rng.choice((0, 1, 1, 2)),
-        "predictor_bytes": rng.choice((0, 0, 0, expert_bytes // 3)), "lower": rng.choice(("int4", "int2", "fp8")),
+        "predictor_bytes": rng.choice((0, 0, 0, expert_bytes // 3)),
+        "lower": rng.choice(("int4", "int2", "fp8")), "order": None,
     }  # fmt: skip
+    if order is not None and chance() < 0.35:
+        options["order"] = rng.choice(("Recency", "Insertion", "Rank"))
     share = rng.choice((0.2, 0.6, 1.0))
     hooks = [name for name in OPTIONAL if chance() < share]
-    hooks += ["victim", "stats", "bind", "initial", "min_experts", "predictor_bytes", "layer_budgets", "split_step"]
+    hooks += [] if options["order"] else ["victim"]
+    hooks += ["stats", "bind", "initial", "min_experts", "predictor_bytes", "layer_budgets", "split_step"]
     hooks += ["assign"] if options["lossy"] else []
     hooks += ["copy_done"] if options["timing"] and chance() < 0.7 else []
     if options["cpu"] and options["lossy"]:

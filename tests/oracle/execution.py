@@ -96,6 +96,7 @@ class Execution(Transfers):
         ticket = entry.last_use = self.machine.expert(
             entry.piece, n_tokens, after if arrival is None else (arrival, *after)
         )
+        self.stamps.stamp(entry.piece)
         if not entry.used:
             self.tally.used(entry)
         return ticket
@@ -108,6 +109,7 @@ class Execution(Transfers):
         ticket = self.machine.expert(piece, n_tokens, (*arrivals, *after), [entry.piece for entry in slices])
         for entry in slices:
             entry.last_use = ticket
+            self.stamps.stamp(entry.piece)
             if not entry.used:
                 self.tally.used(entry)
         return ticket

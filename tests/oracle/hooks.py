@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sim.policy.api import Policy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from oracle.pieces import Piece
-    from oracle.view import View
 
 
 def overrides(policy: Policy, hook: str) -> bool:
@@ -23,8 +17,3 @@ def overrides(policy: Policy, hook: str) -> bool:
 def seconds(value: Any) -> bool:
     """Whether something is a time that can pass."""
     return type(value) is not bool and isinstance(value, Real) and 0.0 <= float(value) < math.inf
-
-
-def victim_of(policy: Policy) -> Callable[[Piece, bool, View], Piece | None]:
-    """Who makes room: the policy's own answer."""
-    return policy.victim

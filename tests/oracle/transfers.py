@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from oracle.counts import Tally
-from oracle.hooks import overrides, victim_of
+from oracle.hooks import overrides
+from oracle.orders import Stamps
+from oracle.orders import victim as victim_by_order
 from oracle.prefetch_queue import PrefetchQueue
 from oracle.protocol import DEMAND, SPECULATIVE, UNKNOWN_S, Machine, Ticket
 from oracle.residency import DEMANDED, PLACED, PREFETCHED, Cache, Entry
@@ -47,7 +49,7 @@ class Transfers:
         self.tells_evicted = overrides(policy, "evicted")
         self._tells_placed = overrides(policy, "placed")
         self._own_copy_done = overrides(policy, "copy_done")
-        self._victim = victim_of(policy)
+        self.stamps = Stamps()
         self.polls = False
         self._depth: int | None = None
         self._checked_s = -1.0  # when it was last asked which speculative copies have ended
@@ -76,6 +78,7 @@ class Transfers:
         """Put pieces in place before the run, at no cost."""
         for piece in pieces:
             self.cache.add(piece, None, PLACED)
+            self.stamps.stamp(piece)
             self._clean_bytes[piece.gpu] -= piece.n_bytes
 
     def evict(self, piece: Piece) -> None:
@@ -137,7 +140,7 @@ class Transfers:
         """Evict what the policy names until the piece fits; None when it refuses. Returns the victims."""
         cache, victims = self.cache, []
         while not cache.fits(piece):
-            victim = self._victim(piece, speculative, self.view)
+            victim = victim_by_order(self, piece, speculative)
             if victim is None:
                 return None
             self.evict(victim)
@@ -204,6 +207,7 @@ class Transfers:
         waits = self._take_room(piece)
         ticket = self.machine.copy(piece, DEMAND, waits + after if after else waits)
         self.cache.add(piece, ticket, DEMANDED)
+        self.stamps.stamp(piece)
         self._count_demand(piece)
         return ticket
 
@@ -244,6 +248,7 @@ class Transfers:
         waits = self._take_room(piece)
         ticket = self.machine.copy(piece, SPECULATIVE, waits + after if after else waits)
         self.cache.add(piece, ticket, PREFETCHED).room_after = waits
+        self.stamps.stamp(piece)
         self._count_prefetch(piece, ticket, victims)
         return ticket
 
