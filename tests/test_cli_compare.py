@@ -12,9 +12,9 @@ from tiny_traces import tiny_trace
 from sim.base.errors import BadInput, IllegalDecision
 from sim.bounds.time_bound import lower_bound
 from sim.cli import main
-from sim.cli.compare import Candidate, _none_ran
 from sim.policy.registry import policies
 from sim.results.sampling import Sample
+from sim.studies.compare import Candidate, none_ran
 from sim.studies.compare_text import verdict
 from sim.studies.ranking import Row, ranks_of
 from traces.format.catalogue import DEFAULT, bundled_traces
@@ -158,9 +158,10 @@ def test_none_can_run(capsys, trace):
     code, out, err = call(capsys, "--hw", "rtx3091", "--trace", str(trace), "--policy", "all")
     assert (code, out) == (2, "")
     assert "did you mean 'rtx3090'" in err and err.count("\n") == 1
+    told: list[str] = []
     with pytest.raises(BadInput, match="got 2 policies: none of them can run here"):
-        _none_ran([Candidate("a", None, False), Candidate("b", None, False)], {"a": BadInput("x"), "b": BadInput("y")})
-    assert capsys.readouterr().err == "not run: a: x\nnot run: b: y\n"
+        none_ran([Candidate(name, None, False) for name in "ab"], {"a": BadInput("x"), "b": BadInput("y")}, told.append)
+    assert told == ["not run: a: x", "not run: b: y"]
 
 
 def test_a_policy_that_breaks_a_rule_is_no_success(capsys, trace, monkeypatch):

@@ -3,46 +3,19 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
-from sim.base.errors import BadInput, IllegalDecision, MoesimError
+from sim.base.errors import BadInput
 from sim.cli.once import OnceEach
 from sim.cli.progress import Bar
 from sim.cli.spec_options import notes, spec_options, specify
-from sim.studies.ranking import Row, ranked, ranks_of, speed
 
 if TYPE_CHECKING:
     from sim.setup.prepare import Setup
-    from sim.setup.spec import RunSpec
-    from sim.studies.pool import Call
+    from sim.studies.compare import Candidate
     from sim.studies.ranking import Rank
-
-# Below so many layers of output tokens over all policies, starting processes takes longer than the work.
-FEW_LAYERS = 20_000
-
-
-class Missing(NamedTuple):
-    """A policy that cannot run here."""
-
-    label: str
-    reason: str
-    status: int
-
-
-@dataclass
-class Candidate:
-    """A policy to compare. `named`: the user asked for it by name, so that it has to run."""
-
-    label: str
-    spec: RunSpec
-    named: bool
-    run_id: str = ""
-    bounded_by: tuple[Any, ...] = ()  # all that its lower bound depends on; the second item: experts on the CPU or not
 
 
 @click.command(
@@ -63,8 +36,12 @@ def command(
 
     A policy that `all` stands for and that cannot run here is listed at the end; one that is named has to run.
     """
+    from sim.studies.compare import run_all
+    from sim.studies.ranking import ranks_of, speed
+
     candidates = [specified(given, settings, item, named) for item, named in expanded(policies)]
-    rows, missing = run_all(candidates, workers)
+    with Bar("comparing policies") as bar:
+        rows, missing = run_all(candidates, workers, _note, _first, bar.update)
     rows.sort(key=lambda row: speed(row.result))
     found = ranks_of(rows)
     if as_json:
@@ -88,6 +65,16 @@ def command(
         sys.exit(1)  # a policy broke a rule: that is a fault of its own, not of what it was asked
 
 
+def _note(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _first(setup: Setup) -> None:
+    """What holds for all runs is said once."""
+    for text in notes(setup):
+        _note(text)
+
+
 def _standing(rank: Rank | None) -> dict[str, Any]:
     return {"rank": None if rank is None else [rank.best, rank.worst],
             "not_told_apart": None if rank is None else rank.tied}  # fmt: skip
@@ -109,6 +96,7 @@ def expanded(policies: tuple[str, ...]) -> list[tuple[str, bool]]:
 def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named: bool) -> Candidate:
     """`fine_moe variant=code` as a run. Raises BadInput."""
     from sim.policy.policy_file import split
+    from sim.studies.compare import Candidate
 
     if not item.split():
         raise BadInput("--policy, got an empty name: name a policy, or `all`; `moesim policies` lists them")
@@ -119,111 +107,3 @@ def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named
         raise BadInput(f"--set, got {bare[0]!r}: which policy's? write it behind the name, --policy 'NAME {bare[0]}'")
     spec, _ = specify({**given, "policy": name}, (*settings, *own), None)
     return Candidate(item, spec, named)
-
-
-def run_all(candidates: list[Candidate], workers: int | None) -> tuple[list[Row], list[Missing]]:
-    """Every run's result, in the order asked for, and what could not run.
-
-    The inputs of all are checked before the first starts. A lower bound is worked out once for all runs on equal terms:
-    the same lanes and room (bounds in hypothetical memory have more), machine, stack and model.
-
-    Raises:
-        BadInput: a policy that was named cannot run, or none can.
-    """
-    from sim.bounds.time_bound import beside
-    from sim.studies.pool import answers, bound_of, n_cores, replay
-
-    ready, failed, n_layers = checked(candidates)
-    if not ready:
-        _none_ran(candidates, failed)
-    terms: dict[tuple[Any, ...], RunSpec] = {}
-    for candidate in ready:
-        terms.setdefault(candidate.bounded_by, candidate.spec)
-    calls: list[Call] = [(replay, (candidate.spec,)) for candidate in ready]
-    calls += [(bound_of, (spec, key[1])) for key, spec in terms.items()]
-    if workers is None:
-        workers = n_cores() if n_layers >= FEW_LAYERS else 1
-    found: dict[int, Any] = {}
-    with Bar("comparing policies") as shown, closing(answers(calls, workers)) as stream:
-        for index, answer in stream:
-            found[index] = answer
-            if isinstance(answer, MoesimError):
-                if ready[index].named:
-                    if isinstance(answer, IllegalDecision):  # it tells of a decision, not of whose it was
-                        raise IllegalDecision(f"policy {ready[index].label}: {answer}")
-                    raise answer
-                failed[ready[index].label] = answer
-            shown.update(len(found), len(calls))
-    bounds = dict(zip(terms, (found[len(ready) + i] for i in range(len(terms))), strict=True))
-    rows = []
-    for index, candidate in enumerate(ready):
-        if not isinstance(answer := found[index], MoesimError):
-            result, sample = answer
-            result["bound"] = beside(bounds[candidate.bounded_by], result)
-            rows.append(Row(candidate.label, result, sample[ranked(result)]))
-    if not rows:
-        _none_ran(candidates, failed)
-    missing = [Missing(c.label, str(failed[c.label]), failed[c.label].exit_code)
-               for c in candidates if c.label in failed]  # fmt: skip
-    return rows, missing
-
-
-def checked(candidates: list[Candidate]) -> tuple[list[Candidate], dict[str, MoesimError], int]:
-    """Candidates that can be set up, each run once; why the others cannot; layers of output tokens in all of them.
-
-    Raises:
-        BadInput: a policy that was named cannot be set up.
-    """
-    from sim.run import prepare
-
-    ready: list[Candidate] = []
-    failed: dict[str, MoesimError] = {}
-    seen: dict[str, Candidate] = {}
-    model, n_layers = None, 0
-    for candidate in candidates:
-        if candidate.spec.model is None and model is not None:
-            # Which model has the trace's shape is looked up once: it takes reading the whole catalogue.
-            candidate.spec = msgspec.structs.replace(candidate.spec, model=model)
-        try:
-            setup = prepare(candidate.spec)
-        except MoesimError as error:
-            if candidate.named:
-                raise
-            failed[candidate.label] = error
-            continue
-        try:
-            if not seen:
-                for note in notes(setup):
-                    click.echo(note, err=True)
-            model = setup.model.id if candidate.spec.model is None else model
-            candidate.run_id, candidate.bounded_by = setup.run_id, _terms(setup)
-            n_layers += setup.model.n_moe_layers * sum(request.outputs for request in setup.requests)
-        finally:
-            setup.close()
-        if (first := seen.get(candidate.run_id)) is None:
-            seen[candidate.run_id] = candidate
-            ready.append(candidate)
-        elif candidate.named:
-            click.echo(f"note: {candidate.label} is the same run as {first.label}; it is shown once", err=True)
-    return ready, failed, n_layers
-
-
-def _terms(setup: Setup) -> tuple[Any, ...]:
-    """What a lower bound depends on, of all that may differ between runs of one comparison."""
-    from sim.policy.api import overrides
-
-    meant = setup.resolved()
-    split = setup.run_id if setup.spec.batch > 1 and overrides(setup.policy, "split_step") else ""
-    digests = (meant[f"{what}_sha256"] for what in ("hw", "model", "stack", "trace"))
-    return setup.memory.expert_bytes, "cpu" in setup.policy.traits, split, *digests
-
-
-def _none_ran(candidates: list[Candidate], failed: dict[str, MoesimError]) -> NoReturn:
-    """Say why: the one reason there is, or each policy's."""
-    first = next(failed[c.label] for c in candidates if c.label in failed)
-    if len({str(error) for error in failed.values()}) == 1:
-        raise first
-    for candidate in candidates:
-        if candidate.label in failed:
-            click.echo(f"not run: {candidate.label}: {failed[candidate.label]}", err=True)
-    raise BadInput(f"--policy, got {len(failed)} policies: none of them can run here; the lines above say why")
