@@ -38,7 +38,7 @@ copies beside write-backs, whose times serve for what both ways cost each other 
 
 def script(path: Path, model: Model, seed: int, prompts: Iterable[int] = PROMPTS) -> Path:
     """A seeded uniform trace of the model's routing shape: one request per prompt length, `OUTPUTS` tokens each."""
-    from traces.format.header import Gate, Header
+    from traces.format.header import GateRule, Header
     from traces.format.requests import Request
     from traces.format.writer import write_trace
 
@@ -49,7 +49,7 @@ def script(path: Path, model: Model, seed: int, prompts: Iterable[int] = PROMPTS
         first += prompt + OUTPUTS - 1
     experts = np.argsort(rng.random((first, model.n_moe_layers, model.n_experts)), axis=-1)[..., : model.top_k]
     header = Header(n_layers=model.n_moe_layers, n_experts=model.n_experts, top_k=model.top_k, model=model.id,
-                    model_source="calibrate/in_situ.py", gate=Gate(), labels=("synthetic",), created_by="calibrate",
+                    model_source="calibrate/in_situ.py", gate=GateRule(), labels=("synthetic",), created_by="calibrate",
                     text_licence="none")  # fmt: skip
     return write_trace(path, header, made, None, experts=experts)
 

@@ -46,7 +46,7 @@ Told = Callable[[int, int, float], None]  # (steps done, steps in all, loss of t
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How to train. `epochs`: section 6.4 needs 15 to 20 for Mixtral-8x7B, 40 to 45 for 8x22B."""
 
     epochs: int = 15
@@ -59,7 +59,7 @@ class Plan:
     seed: int = 0
 
 
-def train(trace: Trace, out: Path, plan: Plan, told: Told | None = None) -> dict[str, Any]:
+def train(trace: Trace, out: Path, plan: TrainingPlan, told: Told | None = None) -> dict[str, Any]:
     """Train on the store split, write `out`, and measure it on the test split as Table 3 does.
 
     Returns:
@@ -143,7 +143,7 @@ def _some(inputs: NDArray[np.float32], seed: int) -> Floats:
 
 
 def _fit(
-    inputs: NDArray[np.float32], targets: NDArray[np.float32], plan: Plan, told: Told | None
+    inputs: NDArray[np.float32], targets: NDArray[np.float32], plan: TrainingPlan, told: Told | None
 ) -> list[tuple[Floats, Floats]]:
     """Weights [out, in] and biases [out] of every layer, normalisation folded in."""
     try:

@@ -32,7 +32,7 @@ MIN_STRETCH = 16  # rows of a request whose most used experts are worth calling 
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How large, how long. Heads are 16 wide."""
 
     steps: int = 3000
@@ -51,7 +51,7 @@ class Plan:
 class Net(nn.Module):
     """XLNet's encoder from scratch, with the experts' embeddings as output layer."""
 
-    def __init__(self, plan: Plan, vocabulary: int, n_words: int) -> None:
+    def __init__(self, plan: TrainingPlan, vocabulary: int, n_words: int) -> None:
         super().__init__()
         from transformers import XLNetConfig, XLNetModel
 
@@ -118,7 +118,7 @@ class Examples:
         return ids, layers.copy(), truth / truth.sum(axis=-1, keepdims=True)
 
 
-def fit(form: str, examples: Examples, trace: Trace, n_tasks: int, plan: Plan, told: Told | None) -> Net:
+def fit(form: str, examples: Examples, trace: Trace, n_tasks: int, plan: TrainingPlan, told: Told | None) -> Net:
     """Train one form by cross-entropy with the shares that came true."""
     torch.manual_seed(plan.seed)
     n_words = trace.n_layers * trace.n_experts
@@ -170,7 +170,7 @@ def in_whole_numbers(net: Net, length: int) -> dict[str, NDArray[np.int16]]:
 
 
 def train(
-    trace: Trace, out: Path, plan: Plan, told: Told | None = None,
+    trace: Trace, out: Path, plan: TrainingPlan, told: Told | None = None,
     similarity: NDArray[np.float64] | None = None, similarity_facts: dict[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train both forms, write the file, and return its facts with the accuracy on the test split.

@@ -64,7 +64,7 @@ class AdapMoe(Policy):
     name = "adapmoe"
     title = "AdapMoE"
     source = "arXiv 2408.10284 (ICCAD'24); PKU-SEC-Lab/AdapMoE@2cfe8df"
-    traits = frozenset({"lossy", "streams"})
+    traits = frozenset({"lossy", "evicts_eagerly"})
     needs = frozenset({"experts", "weights", "next_scores_1"})
     params = (
         Param("variant", "code", "the published code, or the paper's text where it differs", ("paper", "code")),

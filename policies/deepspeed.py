@@ -51,7 +51,7 @@ class DeepSpeed(Policy):
     title = "DeepSpeed ZeRO-Inference"
     source = "deepspeedai/DeepSpeed@edaa722 runtime/zero/partitioned_param_coordinator.py"
     aliases = ("zero_inference",)
-    traits = frozenset({"streams"})
+    traits = frozenset({"evicts_eagerly"})
     params = (
         Param("granularity", "layer", "what is fetched at once: the experts of a layer (a ZeRO-3 leaf; so FineMoE runs "
               "it), or each expert that runs (which MoE-Infinity's figures imply)", ("layer", "expert")),

@@ -54,7 +54,7 @@ class DuoServe(Policy):
     title = "DuoServe-MoE: dual-phase schedules, learned prefetch"
     source = "arXiv 2509.07379"
     aliases = ("duoserve_moe",)
-    traits = frozenset({"streams"})
+    traits = frozenset({"evicts_eagerly"})
     params = (
         Param("predictor", "trained", "trained: the bundled ExpertMLP (section 4.2) of the traced model; a file that "
               "`moesim train duoserve` wrote; or a labelled stand-in: surrogate:SHARE, surrogate:ALL/ANY, or "

@@ -57,7 +57,7 @@ class Floe(Lru):
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
         if self.channels == "token":
-            self.traits = frozenset({"lossy", "streams"})  # type: ignore[misc]  # of this instance alone
+            self.traits = frozenset({"lossy", "evicts_eagerly"})  # type: ignore[misc]  # of this instance alone
         if self.predictor != "gate_reuse":
             self.needs = frozenset({"experts", "weights"})
         if self.predictor.startswith(PREFIX):

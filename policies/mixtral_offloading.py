@@ -54,7 +54,7 @@ class MixtralOffloading(Policy):
     name = "mixtral_offloading"
     title = "Mixtral-Offloading: LRU per layer, gate reuse"
     source = "arXiv 2312.17238 section 3; dvmazur/mixtral-offloading@ce54518 src/expert_cache.py"
-    traits = frozenset({"streams"})  # its room is a fixed number of experts, whatever the budget
+    traits = frozenset({"evicts_eagerly"})  # its room is a fixed number of experts, whatever the budget
     needs = frozenset({"experts", "next_scores_1"})
     params = (
         Param("variant", "paper", "the paper's asynchronous copies and guesses, or the public code, which has neither "

@@ -51,7 +51,7 @@ class MoeLightning(Policy):
     name = "moe_lightning"
     title = "MoE-Lightning: paged streaming of all experts (attention not on the CPU)"
     source = "arXiv 2411.11217 (ASPLOS'25), partly known from notes"
-    traits = frozenset({"streams"})  # it forgets a layer when it is done, whatever room there is
+    traits = frozenset({"evicts_eagerly"})  # it forgets a layer when it is done, whatever room there is
     labels = ("attention on the GPU",)
     params = (
         Param("static_share", None, "r_w, share of the experts that stays on the GPU (published: chosen by the "
@@ -75,7 +75,7 @@ class MoeLightning(Policy):
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
         if not self.ffn_on_gpu:
-            self.traits = frozenset({"cpu", "streams"})  # type: ignore[misc]  # of this instance alone
+            self.traits = frozenset({"cpu", "evicts_eagerly"})  # type: ignore[misc]  # of this instance alone
 
     # -- what stays -------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ class MoeSys(Policy):
     title = "MoESys: ring of whole layers"
     source = "arXiv 2205.10034 (SE-MoE); IEEE TSC 2024 (MoESys); arXiv 2509.07379 section 6.1"
     aliases = ("se_moe",)
-    traits = frozenset({"streams"})  # its room is K layers, whatever the budget
+    traits = frozenset({"evicts_eagerly"})  # its room is K layers, whatever the budget
     params = (
         Param("layers", 2, "K, layers whose experts the ring holds: one computes while the next is loaded (the "
               "published K is a free choice; DuoServe's Table 2 fits K = 1)", low=1, high=1024),

@@ -24,7 +24,7 @@ class OnDemand(Policy):
     title = "On-demand loading (Hugging Face Accelerate)"
     source = "huggingface/accelerate@16cb6eb hooks.py; DuoServe-MoE section 6.1 (ACC)"
     aliases = ("accelerate",)
-    traits = frozenset({"streams"})
+    traits = frozenset({"evicts_eagerly"})
     params = (
         Param("slots", 2, "experts whose weights may be on the GPU at once; 1 copies only after the last one ran "
               "(Accelerate), 2 overlaps a copy with the computation before it", low=1, high=64),

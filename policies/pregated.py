@@ -52,7 +52,7 @@ class PreGated(Policy):
     title = "Pre-gated MoE: the next block's experts are known"
     source = "arXiv 2308.12066 (ISCA'24); ranggihwang/Pregated_MoE@6b0a666"
     aliases = ("pre_gated",)
-    traits = frozenset({"streams"})
+    traits = frozenset({"evicts_eagerly"})
     params = (
         Param("variant", "oracle", "the pre-gate is the router, as in the fine-tuned models; or this layer's gate "
               "input through a later gate", ("oracle", "gate_reuse")),

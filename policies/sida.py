@@ -62,7 +62,7 @@ class Sida(Forecasting):
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
         if self.variant == "code":
-            self.traits = frozenset({"lossy", "streams"})  # type: ignore[misc]  # of this instance alone
+            self.traits = frozenset({"lossy", "evicts_eagerly"})  # type: ignore[misc]  # of this instance alone
 
     def iteration_start(self, iteration: Iteration, view: View) -> Steps:
         known = self.settings["ahead"] and iteration.phase == PREFILL

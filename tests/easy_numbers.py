@@ -19,7 +19,7 @@ from sim.machine.cost import Cost
 from sim.policy.api import Policy
 from sim.policy.pieces import Pieces
 from sim.profiles.hardware import Bus, Contention, Cpu, Gpu, Hardware, Host, Link, Quantity
-from sim.profiles.models import Gate, Model
+from sim.profiles.models import Model, ModelGate
 from sim.profiles.stack import Kernels, Stack
 from sim.run import Outcome, Setup, execute
 from sim.setup.memory import MemoryPlan
@@ -75,7 +75,8 @@ def model(
     n_moe_layers: int, n_experts: int, top_k: int, dense_layers: tuple[int, ...] = (), shared: bool = False
 ) -> Model:
     return Model(
-        schema=1, id="easy", name="easy", source="tests", gate=Gate(score="softmax", renormalised=True), hidden_size=8,
+        schema=1, id="easy", name="easy", source="tests", gate=ModelGate(score="softmax", renormalised=True),
+        hidden_size=8,
         n_layers=n_moe_layers + len(dense_layers), dense_layers=dense_layers,
         dense_intermediate_size=5 if dense_layers else 0, n_experts=n_experts, top_k=top_k, expert_intermediate_size=5,
         matrices_per_expert=2, n_shared_experts=int(shared), shared_intermediate_size=5 if shared else 0, n_heads=1,

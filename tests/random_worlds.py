@@ -33,7 +33,7 @@ from sim.base.errors import MoesimError
 from sim.policy.pieces import Pieces
 from sim.policy.registry import policies
 from sim.profiles.curves import AGAINST, Curve, Curves
-from sim.profiles.models import Gate, Model
+from sim.profiles.models import Model, ModelGate
 from sim.run import execute
 from sim.setup.memory import MemoryPlan
 from sim.setup.prepare import Setup
@@ -190,7 +190,7 @@ def drawn_curves(rng: Random, unit_s: float) -> Curves:
 def drawn_model(rng: Random, n_layers: int, n_experts: int, top_k: int, dense: tuple[int, ...]) -> Model:
     shared = rng.choice((0, 0, 1, 2))
     return Model(
-        schema=1, id="drawn", name="drawn", source="tests", gate=Gate(score="softmax", renormalised=True),
+        schema=1, id="drawn", name="drawn", source="tests", gate=ModelGate(score="softmax", renormalised=True),
         hidden_size=WIDTH, n_layers=n_layers + len(dense), dense_layers=dense,
         dense_intermediate_size=5 if dense else 0, n_experts=n_experts, top_k=top_k, expert_intermediate_size=5,
         matrices_per_expert=rng.choice((2, 3)), n_shared_experts=shared, shared_intermediate_size=5 if shared else 0,

@@ -180,7 +180,7 @@ def test_the_page_of_profiles_names_every_field() -> None:
     named = {part for name in re.findall(r"`([\w.]+)`", page) for part in name.split(".")}
     optional = {name.rsplit(".", 1)[-1] for name in re.findall(r"\*`([\w.]+)`\*", page)}
     kinds = (hardware.Hardware, hardware.Link, hardware.Gpu, hardware.Bus, hardware.Host, hardware.Cpu,
-             hardware.Contention, hardware.Quantity, models.Model, models.Gate, models.Published, model_bytes.Mla,
+             hardware.Contention, hardware.Quantity, models.Model, models.ModelGate, models.Published, model_bytes.Mla,
              model_bytes.Encoder, stack.Stack, stack.Kernels)  # fmt: skip
     shared = {"aliases", "note", "sources", "source", "ref", "low", "high", "iqr", "n", "dense_layers", "attention"}
     for kind in kinds:

@@ -197,11 +197,11 @@ def test_sums_are_exact(small):
 def test_the_same_network_as_torch():
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from policies._emoe_train import Net, Plan, in_whole_numbers
+    from policies._emoe_train import Net, TrainingPlan, in_whole_numbers
     from policies._emoe_xlnet import Xlnet
 
     torch.manual_seed(1)
-    plan = Plan(width=32, inner=48)
+    plan = TrainingPlan(width=32, inner=48)
     net = Net(plan, vocabulary=20, n_words=18).eval()
     ids = [19, 3, 0, 7, 17, 7]
     with torch.no_grad():

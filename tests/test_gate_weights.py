@@ -11,7 +11,7 @@ from sim.workload.iterations import Arrays, Iteration, Range
 from sim.workload.iterations import Gate as Spoken
 from sim.workload.learn_split import requests_of
 from traces.format.catalogue import bundled_traces
-from traces.format.header import Gate
+from traces.format.header import GateRule
 from traces.format.reader import Trace
 
 
@@ -23,12 +23,12 @@ def spoken(scores, weights, gate):
 
 
 @pytest.mark.parametrize(("gate", "expected"), [
-    (Gate(renormalised=True), [[2 / 3, 1 / 3], [1.0, 0.0], [0.0, 0.0]]),
-    (Gate(renormalised=True, scaling=2.5), [[5 / 3, 2.5 / 3], [2.5, 0.0], [0.0, 0.0]]),
-    (Gate(renormalised=False), [[0.2, 0.1], [0.1, 0.0], [0.0, 0.0]]),
-    (Gate(renormalised=False, scaling=16.0), [[3.2, 1.6], [1.6, 0.0], [0.0, 0.0]]),
-    (Gate(score="sigmoid", renormalised=True), [[2 / 3, 1 / 3], [1.0, 0.0], [0.0, 0.0]]),
-    (Gate(score="sparsemixer", renormalised=False), [[0.9, 0.4], [0.9, 0.0], [0.0, 0.0]]),
+    (GateRule(renormalised=True), [[2 / 3, 1 / 3], [1.0, 0.0], [0.0, 0.0]]),
+    (GateRule(renormalised=True, scaling=2.5), [[5 / 3, 2.5 / 3], [2.5, 0.0], [0.0, 0.0]]),
+    (GateRule(renormalised=False), [[0.2, 0.1], [0.1, 0.0], [0.0, 0.0]]),
+    (GateRule(renormalised=False, scaling=16.0), [[3.2, 1.6], [1.6, 0.0], [0.0, 0.0]]),
+    (GateRule(score="sigmoid", renormalised=True), [[2 / 3, 1 / 3], [1.0, 0.0], [0.0, 0.0]]),
+    (GateRule(score="sparsemixer", renormalised=False), [[0.9, 0.4], [0.9, 0.0], [0.0, 0.0]]),
 ])  # fmt: skip
 def test_by_hand(gate, expected):
     """Scores of ten: the gate chose 0 and 1; who serves is 1 and 2, then 2 alone, then nobody."""

@@ -179,7 +179,7 @@ def test_prompts_come_in_whole_layers(tmp_path):
 def test_experts_on_the_cpu(tmp_path):
     seen = run(MoeLightning(ffn_on_gpu=False), tmp_path, STEPS, room=1, n_experts=2)
     assert seen.log == [("cpu", layer, row[layer][0]) for row in STEPS for layer in range(4)]
-    assert MoeLightning(ffn_on_gpu=False).traits == {"cpu", "streams"}
+    assert MoeLightning(ffn_on_gpu=False).traits == {"cpu", "evicts_eagerly"}
     assert "cpu" not in MoeLightning.traits
 
 

@@ -16,7 +16,7 @@ from tiny_moe import COMMON, SMALL, saved_moe, tiny_moe  # noqa: E402
 from sim.base.errors import BadInput, CheckFailed  # noqa: E402
 from sim.profiles.models import load_model  # noqa: E402
 from traces.format.check import check_trace  # noqa: E402
-from traces.format.header import Gate  # noqa: E402
+from traces.format.header import GateRule  # noqa: E402
 from traces.format.layout import DISTANCES  # noqa: E402
 from traces.format.reader import Trace  # noqa: E402
 from traces.record.families import FAMILIES, family_of, gate_of, moe_layers  # noqa: E402
@@ -33,16 +33,16 @@ PROMPTS = [
     Prompt(tuple(range(3, 3 + n)), outputs, fixed_length=True) for n, outputs in ((5, 4), (9, 6), (1, 1), (6, 3))
 ]
 GATES = {
-    "mixtral": Gate("softmax", True),
-    "qwen2_moe": Gate("softmax", False),
-    "qwen3_moe": Gate("softmax", True),
-    "olmoe": Gate("softmax", False),
-    "phimoe": Gate("sparsemixer", False),
-    "gpt_oss": Gate("softmax", True),
-    "deepseek_v2": Gate("softmax", False),
-    "deepseek_v2 in groups": Gate("softmax", False, "other", 16.0),
-    "deepseek_v3": Gate("sigmoid", True, "other", 2.5),
-    "glm4_moe": Gate("sigmoid", True, "other"),
+    "mixtral": GateRule("softmax", True),
+    "qwen2_moe": GateRule("softmax", False),
+    "qwen3_moe": GateRule("softmax", True),
+    "olmoe": GateRule("softmax", False),
+    "phimoe": GateRule("sparsemixer", False),
+    "gpt_oss": GateRule("softmax", True),
+    "deepseek_v2": GateRule("softmax", False),
+    "deepseek_v2 in groups": GateRule("softmax", False, "other", 16.0),
+    "deepseek_v3": GateRule("sigmoid", True, "other", 2.5),
+    "glm4_moe": GateRule("sigmoid", True, "other"),
 }
 
 
@@ -279,8 +279,8 @@ def test_a_block_that_does_not_call_its_router_is_caught():
 
 
 @pytest.mark.parametrize(("wrong", "message"), [
-    (Gate("softmax", False), "weights do not follow"), (Gate("sigmoid", True), "weights do not follow"),
-    (Gate("softmax", True, scaling=2.0), "weights do not follow"),
+    (GateRule("softmax", False), "weights do not follow"), (GateRule("sigmoid", True), "weights do not follow"),
+    (GateRule("softmax", True, scaling=2.0), "weights do not follow"),
 ])  # fmt: skip
 def test_a_gate_that_is_told_wrongly_is_caught(wrong, message):
     model = tiny_moe("mixtral")
@@ -292,7 +292,7 @@ def test_a_gate_that_is_told_wrongly_is_caught(wrong, message):
 
 def test_a_choice_that_is_not_the_top_k_is_caught():
     model = tiny_moe("deepseek_v3")
-    probe = RoutingProbe(moe_layers(model, "model"), Gate("sigmoid", True, "topk", 2.5), ranked=False)
+    probe = RoutingProbe(moe_layers(model, "model"), GateRule("sigmoid", True, "topk", 2.5), ranked=False)
     with torch.no_grad(), probe, pytest.raises(CheckFailed, match="not the top-k"):
         model(input_ids=torch.arange(6)[None])
         probe.take()

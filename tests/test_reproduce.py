@@ -15,7 +15,7 @@ from convert_samples import jsonl
 from tiny_traces import ALL, tiny_trace
 
 from reports.reproduce import inputs, judge, rows, runs, show, table, work
-from reports.reproduce.closed import ADAPMOE_SIZES, METHODS, cost_of, model_of
+from reports.reproduce.closed_form import ADAPMOE_SIZES, METHODS, cost_of, model_of
 from reports.reproduce.constants import Fitted, NotFitted, fit, published, solve
 from reports.reproduce.rows import Constant, Experiment, Row, load_constants, load_experiments, load_rows, pick
 from sim.base.errors import BadInput

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from traces.format.check import check_trace
-from traces.format.header import Gate, Header
+from traces.format.header import GateRule, Header
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import write_trace
@@ -41,7 +41,7 @@ def test_overlap_of_a_public_trace(tmp_path, name):
     ]
     header = Header(
         facts["model"], facts["source"], experts.shape[1], facts["num_experts"], experts.shape[2],
-        gate=Gate(renormalised=False), weights_kind="raw", labels=("converted",), created_by="tests",
+        gate=GateRule(renormalised=False), weights_kind="raw", labels=("converted",), created_by="tests",
         expert_order="router" if "weights" in source else "unranked",
     )  # fmt: skip
     rows = {"weights": source["weights"]} if "weights" in source else {}

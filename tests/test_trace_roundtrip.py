@@ -13,7 +13,7 @@ from tiny_traces import ALL, tiny_arrays, tiny_header, tiny_trace
 from sim.base.errors import BadInput
 from traces import open_trace
 from traces.format.check import check_trace
-from traces.format.header import Gate, Header
+from traces.format.header import GateRule, Header
 from traces.format.layout import U8_SQUARE, U16_LINEAR, common_scale
 from traces.format.reader import Trace
 from traces.format.requests import Request
@@ -84,7 +84,7 @@ def test_request_table(full):
 def test_header_comes_back_whole(tmp_path):
     header = Header(
         model="m", model_source="s", n_layers=2, n_experts=300, top_k=1, created_by="c",
-        gate=Gate("sigmoid", renormalised=False, selection="other", scaling=2.5), expert_order="unranked",
+        gate=GateRule("sigmoid", renormalised=False, selection="other", scaling=2.5), expert_order="unranked",
         tokenizer="bpe", text_source="books", text_licence="CC0-1.0", labels=("synthetic", "spliced"),
         tasks=("größer", "b"), notes="two\nlines", extra={"seed": "7"},
     )  # fmt: skip
@@ -152,10 +152,10 @@ def test_no_decode_rows_at_all(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "gate", "applied"),
     [
-        ("raw", Gate(renormalised=True), [0.75, 0.25]),
-        ("raw", Gate(renormalised=False), [0.375, 0.125]),
-        ("raw", Gate(renormalised=True, scaling=2.5), [1.875, 0.625]),
-        ("applied", Gate(renormalised=False, scaling=2.0), [0.75, 0.25]),
+        ("raw", GateRule(renormalised=True), [0.75, 0.25]),
+        ("raw", GateRule(renormalised=False), [0.375, 0.125]),
+        ("raw", GateRule(renormalised=True, scaling=2.5), [1.875, 0.625]),
+        ("applied", GateRule(renormalised=False, scaling=2.0), [0.75, 0.25]),
     ],
 )
 def test_weights_are_what_the_model_applies(tmp_path, kind, gate, applied):

@@ -17,7 +17,7 @@ from traces.train.evaluate import evaluate  # noqa: E402
 from traces.train.probe import RoutingProbe  # noqa: E402
 from traces.train.record import (  # noqa: E402
     PROMPT_TOKENS,
-    Request,
+    PromptedRequest,
     draw_requests,
     load_recording,
     record_requests,
@@ -41,10 +41,10 @@ def tiny_model(name: str):
     return model
 
 
-def some_requests() -> list[Request]:
+def some_requests() -> list[PromptedRequest]:
     rng = np.random.default_rng(2)
     prompts = [rng.integers(1, 64, n).astype(np.uint16) for n in (5, 7, 5)]
-    return [Request(f"task{i % 2}", p, g) for i, (p, g) in enumerate(zip(prompts, (4, 6, 1), strict=True))]
+    return [PromptedRequest(f"task{i % 2}", p, g) for i, (p, g) in enumerate(zip(prompts, (4, 6, 1), strict=True))]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -28,7 +28,8 @@ def test_slow_downs_are_worked_out_from_overlap():
 def test_decisions_that_part_and_bytes_that_differ_are_wrong():
     pair = {"predicted": 1.0, "measured": 1.0, "error_frac": 0.0}
     parted = {"identical": False, "part_at": 7, "predicted": [("fetch", 0, 1)], "measured": []}
-    found = {"tpot_s": pair, "ttft_s": pair, "traits": ["streams"], "bytes": {"asked_bytes": pair}, "decisions": parted}
+    found = {"tpot_s": pair, "ttft_s": pair, "traits": ["evicts_eagerly"]}
+    found |= {"bytes": {"asked_bytes": pair}, "decisions": parted}
     assert "decisions part at entry 7" in judge(found, 0.1)[0]
     found["traits"] = ["timing"]
     assert judge(found, 0.1) == []

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from traces.format.container import Entry, header_bytes, read_file
-from traces.format.header import Gate, Header
+from traces.format.header import GateRule, Header
 from traces.format.layout import DISTANCES, DTYPES
 from traces.format.reader import Trace
 from traces.format.requests import Request
@@ -62,7 +62,7 @@ def requests_of(lengths: Iterable[tuple[int, int]], with_tasks: bool, with_arriv
 
 def tiny_header(n_layers: int, n_experts: int, top_k: int, **facts: Any) -> Header:
     """A header whose gate is softmax, renormalised."""
-    facts = {"model": "tiny", "model_source": "tests/tiny_traces.py", "gate": Gate(), "labels": ("synthetic",),
+    facts = {"model": "tiny", "model_source": "tests/tiny_traces.py", "gate": GateRule(), "labels": ("synthetic",),
              "created_by": "tests", "text_licence": "CC0-1.0"} | facts  # fmt: skip
     return Header(n_layers=n_layers, n_experts=n_experts, top_k=top_k, **facts)
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from reports.reproduce.closed import cost_of
+from reports.reproduce.closed_form import cost_of
 from reports.reproduce.judge import standing
 from reports.reproduce.rows import Constant, Row
 from sim.base.errors import BadInput

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from reports.reproduce.closed import model_of
+from reports.reproduce.closed_form import model_of
 from reports.reproduce.rows import TraceKind
 from sim.base.errors import BadInput
 from sim.profiles.models import Model

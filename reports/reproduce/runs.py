@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reports.reproduce import inputs, judge, work
-from reports.reproduce.closed import model_of
+from reports.reproduce.closed_form import model_of
 from reports.reproduce.constants import Fitted
 from reports.reproduce.inputs import Drawn
 from reports.reproduce.rows import Constant, Experiment, Row, TraceKind

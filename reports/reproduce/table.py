@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.reproduce import inputs, judge, work
-from reports.reproduce.closed import METHODS
+from reports.reproduce.closed_form import METHODS
 from reports.reproduce.constants import Fitted, NotFitted, fit, solve
 from reports.reproduce.rows import (
     FLAGS,

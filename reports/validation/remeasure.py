@@ -25,7 +25,7 @@ NAME = "cpu-backend"
 
 
 @dataclass(frozen=True)
-class Plan:
+class Measurement:
     """One model: its profile's name, the probes that make it, and the cases that are compared."""
 
     model: str
@@ -58,14 +58,14 @@ class Plan:
 
 
 PLANS = (
-    Plan("cpu-small", NAME, PROBES, ("lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady"),
+    Measurement("cpu-small", NAME, PROBES, ("lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady"),
          (64, 96, 128), requests=2, outputs=24, repeat=2, minutes=1.0),
-    Plan("cpu-medium", f"{NAME}-medium", ("lanes",),
+    Measurement("cpu-medium", f"{NAME}-medium", ("lanes",),
          ("on_demand", "lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady"), (64, 128),
          requests=1, outputs=32, repeat=2, minutes=2.0),
 )  # fmt: skip
 QUICK = (
-    Plan("cpu-small", NAME, ("lanes",), ("lru", "lfu", "on_demand"), (64,),
+    Measurement("cpu-small", NAME, ("lanes",), ("lru", "lfu", "on_demand"), (64,),
          requests=1, outputs=3, repeat=2, minutes=0.7),
 )  # fmt: skip
 
@@ -91,7 +91,7 @@ def together(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "wrong": [line for part in parts for line in part["wrong"]]}  # fmt: skip
 
 
-def measure(folder: Path, plans: Sequence[Plan], run: Callable[[Sequence[str]], int] = moesim,
+def measure(folder: Path, plans: Sequence[Measurement], run: Callable[[Sequence[str]], int] = moesim,
             tell: Callable[[str], object] = click.echo) -> dict[str, Any]:  # fmt: skip
     """Calibrate and compare every plan, and keep all comparisons in `folder`. Raises ClickException when a step fails.
 

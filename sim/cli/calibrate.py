@@ -14,8 +14,8 @@ from sim.base.errors import BadInput
 from sim.base.interrupts import held
 from sim.base.units import show_rate, show_seconds
 from sim.cli import calibrating as main
-from sim.cli.once import OnceEach
 from sim.cli.progress import Bar
+from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
     from calibrate.runner import Progress
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=OnceEach,
+    cls=UniqueOptions,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: calibrate --device cpu --model cpu-small --name my-cpu, then simulate --policy lru "
     "--hw my-cpu.yaml --model cpu-small. docs/validate.md goes on.",

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput
-from sim.cli.once import OnceEach
 from sim.cli.progress import Bar
 from sim.cli.spec_options import notes, spec_options, specify
+from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
     from sim.setup.prepare import Setup
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=OnceEach,
+    cls=UniqueOptions,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim compare --hw rtx3090 --policy lru --policy 'lfu scope=layer' --policy fine_moe",
 )

@@ -9,14 +9,14 @@ import click
 
 from sim.base.errors import BadInput
 from sim.base.units import show_bytes
-from sim.cli.once import OnceEach
 from sim.cli.progress import Bar
+from sim.cli.unique_options import UniqueOptions
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LENGTHS = "a number (37), a range (20-54) or lognormal:MEDIAN:SIGMA"
 
 
-@click.command(cls=OnceEach, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=UniqueOptions, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model", metavar="FOLDER|OWNER/NAME|NAME")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The trace to write.")
 @click.option(

@@ -10,13 +10,13 @@ from typing import Any
 import click
 
 from sim.base.errors import BadInput
-from sim.cli.once import OnceEach
+from sim.cli.unique_options import UniqueOptions
 
 KINDS = ("a", "b", "c")
 
 
 @click.command(
-    "reproduce", cls=OnceEach, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    "reproduce", cls=UniqueOptions, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim reproduce --rows geometry. docs/reproduce.md has the rules, the misses and their causes.",
 )  # fmt: skip
 @click.option("--rows", "wanted", multiple=True, metavar="ID,...",

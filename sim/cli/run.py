@@ -10,9 +10,9 @@ import click
 
 from sim import __version__
 from sim.base.errors import BadInput
-from sim.cli.once import OnceEach
 from sim.cli.progress import RunBar
 from sim.cli.spec_options import notes, spec_options, specify, warn_if_changed
+from sim.cli.unique_options import UniqueOptions
 from sim.results.expectations import judged, parsed
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ TIMELINE_ITERATIONS = 20
 
 
 @click.command(
-    cls=OnceEach,
+    cls=UniqueOptions,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: simulate --policy fine_moe --hw rtx3090 --cache-frac 0.2. Sizes take kB, MB, GB (powers of "
     "1000) or KiB, MiB, GiB. Names: moesim policies, moesim hw, moesim models, moesim traces.",

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from sim.base.errors import BadInput
-from sim.cli.once import OnceEach
+from sim.cli.unique_options import UniqueOptions
 
 _EPILOG = (
     "Example: moesim traces compose mixtral-8x7b-small -o load.safetensors --arrivals poisson:0.01, and then "
@@ -15,7 +15,7 @@ _EPILOG = (
 )
 
 
-@click.command("compose", cls=OnceEach, short_help="Give the requests of TRACE arrival times.", epilog=_EPILOG)
+@click.command("compose", cls=UniqueOptions, short_help="Give the requests of TRACE arrival times.", epilog=_EPILOG)
 @click.argument("trace")
 @click.option("-o", "--out", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The trace to write.")
 @click.option(

@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from sim.base.errors import BadInput
-from sim.cli.once import OnceEach
+from sim.cli.unique_options import UniqueOptions
 
 
 @click.command(
     "convert",
-    cls=OnceEach,
+    cls=UniqueOptions,
     short_help="Convert routing logs of one format to a trace.",
     epilog="docs/convert.md describes every format, what it lacks and how to get rid of a .pt file.",
 )

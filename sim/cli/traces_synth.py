@@ -13,9 +13,9 @@ import click
 from sim.base.errors import BadInput, CheckFailed
 from sim.base.tables import plain
 from sim.base.units import show_bytes, show_frac
-from sim.cli.once import OnceEach
 from sim.cli.progress import bar
 from sim.cli.tables import put
+from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
     from traces.stats.summary import Summary
@@ -29,7 +29,9 @@ _EPILOG = (
 )
 
 
-@click.command("synth", cls=OnceEach, short_help="Draw a synthetic trace like SOURCE, of any shape.", epilog=_EPILOG)
+@click.command(
+    "synth", cls=UniqueOptions, short_help="Draw a synthetic trace like SOURCE, of any shape.", epilog=_EPILOG
+)
 @click.argument("source")
 @click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), help="The trace to write.")
 @click.option("--model", metavar="NAME", help="Draw for this model's routing shape; how it scales is an assumption.")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sim.cli.once import OnceEach
 from sim.cli.progress import TrainingBar
 from sim.cli.train_emoe import emoe
+from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
     pass
@@ -21,7 +21,7 @@ def command() -> None:
 
 
 @command.command(
-    cls=OnceEach,
+    cls=UniqueOptions,
     short_help="DuoServe-MoE's ExpertMLP, as in its Table 3.",
     epilog="Example: moesim train duoserve --trace mixtral-8x7b-small --out mine.safetensors, then "
     "simulate --policy duoserve --hw rtx3090 --predictor mine.safetensors"
@@ -44,11 +44,11 @@ def duoserve(
 ) -> None:  # fmt: skip
     """Train DuoServe-MoE's ExpertMLP and measure it on the test split as the paper's Table 3 does."""
     from policies._duoserve import WIDTHS
-    from policies._duoserve_train import Plan, train
+    from policies._duoserve_train import TrainingPlan, train
     from sim.base.files import must_be_writable
     from traces.format.catalogue import open_trace
 
-    plan = Plan(epochs, batch_size, learning_rate, affinity=affinity, nets=nets, seed=seed,
+    plan = TrainingPlan(epochs, batch_size, learning_rate, affinity=affinity, nets=nets, seed=seed,
                 widths=WIDTHS if widths is None else _widths(widths))  # fmt: skip
     with open_trace(name) as trace, TrainingBar() as bar:
         must_be_writable(out)  # not found out after the training

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput
-from sim.cli.once import OnceEach
+from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=OnceEach,
+    cls=UniqueOptions,
     short_help="eMoE's XLNet in both forms, as in its Table 2.",
     epilog="Example: moesim train emoe --trace mixtral-8x7b-small --out mine.safetensors, then "
     "simulate --policy emoe --hw a6000 --predictor mine.safetensors"
@@ -44,14 +44,14 @@ def emoe(
     if width % 16:
         raise click.BadParameter(f"got {width}: heads are 16 wide; take a multiple of 16", param_hint="--width")
     try:
-        from policies._emoe_train import Plan, train
+        from policies._emoe_train import TrainingPlan, train
     except ImportError as error:
         raise BadInput(f"training, got {error}: pip install 'moe-offload-sim[torch]'") from None
     from sim.base.files import must_be_writable
     from sim.cli.progress import TrainingBar
     from traces.format.catalogue import open_trace
 
-    plan = Plan(steps, batch_size, learning_rate, width, 2 * width, layers, seed)
+    plan = TrainingPlan(steps, batch_size, learning_rate, width, 2 * width, layers, seed)
     with open_trace(name) as trace, TrainingBar() as bar:
         must_be_writable(out)  # not found out after the training
         measured, facts = sensitivity(trace, checkpoint, per_task, seed)

@@ -10,14 +10,14 @@ from typing import Any
 import click
 
 from sim.base.errors import BadInput
-from sim.cli.once import OnceEach
+from sim.cli.unique_options import UniqueOptions
 from sim.real.validate_text import markdown, read, report, talk_report
 
 TALK_OUTPUTS = 32
 
 
 @click.command(
-    cls=OnceEach,
+    cls=UniqueOptions,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim validate --policy lru --policy fine_moe --experts 64 --experts 128 --hw my-cpu.yaml",
 )

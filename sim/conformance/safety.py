@@ -127,7 +127,7 @@ def check_copies_nothing_twice_when_everything_fits(world: World) -> None:
     kind = world.kind
     if kind.keeps_all:
         raise Skip("keeps every expert, nothing is ever copied")
-    if "streams" in kind.traits:
+    if "evicts_eagerly" in kind.traits:
         raise Skip("streams: it forgets experts on purpose")
     room = max(ALL, world.smallest())
     if room > ALL:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from traces.format.header import Gate, Header
+from traces.format.header import GateRule, Header
 from traces.format.layout import DISTANCES
 from traces.format.requests import Request
 from traces.format.writer import write_trace
@@ -89,7 +89,7 @@ def write(path: Path, levels: Iterable[str], changed: bool = False, from_layer: 
             if from_layer and array.ndim > 1 and name != "embeddings":
                 array[at, from_layer:] = other[name][at, from_layer:]
     header = Header(
-        model="seeded", model_source="sim/conformance/seeded.py", gate=Gate(), labels=("synthetic",),
+        model="seeded", model_source="sim/conformance/seeded.py", gate=GateRule(), labels=("synthetic",),
         text_licence="CC0-1.0",
         created_by="moesim conformance", n_layers=N_LAYERS, n_experts=N_EXPERTS, top_k=TOP_K,
         tasks=TASKS if "tasks" in wanted else (),

@@ -20,7 +20,7 @@ from sim.machine.cost import Cost
 from sim.machine.simulated import SimMachine
 from sim.policy.pieces import Piece, Pieces
 from sim.profiles.hardware import load_hardware
-from sim.profiles.models import Gate, Model
+from sim.profiles.models import Model, ModelGate
 from sim.profiles.stack import load_stack
 from sim.run import Setup, assemble, fold, run_through
 from sim.setup.memory import BudgetRule, Demand, plan
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 N_TOTAL = seeded.N_LAYERS * seeded.N_EXPERTS
 QUARTER, HALF, ALL = N_TOTAL // 4, N_TOTAL // 2, N_TOTAL
 MODEL = Model(
-    schema=1, id="seeded", name="seeded", source="sim/conformance", gate=Gate(score="softmax", renormalised=True),
+    schema=1, id="seeded", name="seeded", source="sim/conformance", gate=ModelGate(score="softmax", renormalised=True),
     hidden_size=1024, n_layers=seeded.N_LAYERS, n_experts=seeded.N_EXPERTS, top_k=seeded.TOP_K,
     expert_intermediate_size=2048, n_heads=8, n_kv_heads=8, head_dim=128, vocab_size=4096,
 )  # fmt: skip

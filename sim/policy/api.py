@@ -30,7 +30,7 @@ TRAITS = {
     "lossy": "changes what the model computes; replay is open-loop",
     "timing": "reads completions or queue state, so decisions depend on measured time",
     "cpu": "computes experts on the CPU",
-    "streams": "forgets experts it has room for, as the system it stands for does",
+    "evicts_eagerly": "forgets experts it has room for, as the system it stands for does",
     "bound": "a reference, not a system: may run in hypothetical memory",
 }
 

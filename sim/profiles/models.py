@@ -18,7 +18,7 @@ from sim.profiles.geometry import BITS_PER_PARAM, Geometry
 PACKAGE = "hwprofiles.models"
 
 
-class Gate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelGate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a router turns logits into experts and weights."""
 
     score: Literal["softmax", "sigmoid", "sparsemixer"]
@@ -48,7 +48,7 @@ class Model(Geometry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id: str
     name: str
     source: str
-    gate: Gate
+    gate: ModelGate
     hf_id: str = ""
     aliases: tuple[str, ...] = ()
     native_precision: str = "bf16"  # of the released experts

@@ -43,9 +43,12 @@ class Candidate:
 
 
 def run_all(
-    candidates: list[Candidate], workers: int | None, note: Note, first: Callable[[Setup], None],
+    candidates: list[Candidate],
+    workers: int | None,
+    note: Note,
+    first: Callable[[Setup], None],
     progress: Callable[[int, int], None],
-) -> tuple[list[Row], list[Missing]]:  # fmt: skip
+) -> tuple[list[Row], list[Missing]]:
     """Every run's result, in the order asked for, and what could not run.
 
     The inputs of all are checked before the first starts. A lower bound is worked out once for all runs on equal terms:

@@ -20,7 +20,7 @@ from traces.convert.options import Facts, Options
 from traces.convert.spool import DECODE, DROPPED, PREFILL, UNKNOWN, Spool
 from traces.convert.text import head_of, shown
 from traces.format.check import check_trace
-from traces.format.header import Gate, Header
+from traces.format.header import GateRule, Header
 from traces.format.layout import MAX_LAYERS, Array
 from traces.format.reader import Trace
 from traces.format.writer import TraceWriter
@@ -287,7 +287,7 @@ def _header(
         n_layers=len(grid.layers),
         n_experts=_n_experts(spool, facts, options, inputs[0]),
         top_k=spool.top_k,
-        gate=Gate(options.gate or facts.gate, bool(renormalised), options.selection or facts.selection, scaling),
+        gate=GateRule(options.gate or facts.gate, bool(renormalised), options.selection or facts.selection, scaling),
         created_by=f"moesim {__version__} traces convert",
         weights_kind=kind,
         expert_order="router" if spool.weighted else order,

@@ -20,7 +20,7 @@ OPTIONAL = ("gate_selection", "gate_scaling", "weights_kind", "expert_order", "t
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class GateRule:
     """How the recorded model turns router logits into choices and weights.
 
     score: `softmax` over all experts, `sigmoid` of each, or `sparsemixer` (PhiMoE): the scores are the softmax, but a
@@ -52,7 +52,7 @@ class Header:
     n_layers: int
     n_experts: int
     top_k: int
-    gate: Gate = field(default_factory=Gate)
+    gate: GateRule = field(default_factory=GateRule)
     created_by: str = "moesim"
     weights_kind: str = "applied"
     expert_order: str = "router"
@@ -96,7 +96,7 @@ def parse_header(pairs: Mapping[str, str], where: str) -> Header:
     get.identity()
     n_layers, n_experts = get.count("n_layers", MAX_LAYERS), get.count("n_experts", MAX_EXPERTS)
     top_k = get.count("top_k", n_experts)
-    gate = Gate(
+    gate = GateRule(
         score=get.choice("gate_score", ("softmax", "sigmoid", "sparsemixer")),
         renormalised=get.choice("gate_renormalised", ("true", "false")) == "true",
         selection=get.choice("gate_selection", ("topk", "other")),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sim import __version__
-from traces.format.header import Gate, Header
+from traces.format.header import GateRule, Header
 from traces.format.layout import DISTANCES, U8_SQUARE, U16_LINEAR
 from traces.format.writer import Layout
 from traces.record.families import MoeLayer
@@ -72,7 +72,7 @@ def header_of(
     plan: dict[str, Any],
     model: Any,
     layers: list[MoeLayer],
-    gate: Gate,
+    gate: GateRule,
     tokenizer: Any,
     prompts: list[Prompt],
 ) -> Header:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput
-from traces.format.header import Gate
+from traces.format.header import GateRule
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ TESTED_WITH = "5.23"
 class Family:
     """One `model_type`.
 
-    score: what the router makes of its logits, as `Gate.score`.
+    score: what the router makes of its logits, as `GateRule.score`.
     renormalised: whether the chosen scores are divided by their sum; None where the configuration says.
     ranked: whether the router hands out its choice heaviest first.
     router, shared, shared_gate: names of modules inside `layer.mlp`; empty where there is none. What `shared` puts
@@ -114,7 +114,7 @@ def _moe_layer(layer: Any, family: Family) -> MoeLayer:
     )  # fmt: skip
 
 
-def gate_of(model: Any, layers: list[MoeLayer]) -> Gate:
+def gate_of(model: Any, layers: list[MoeLayer]) -> GateRule:
     """How the model turns logits into choices and weights, from its class, its configuration and its buffers."""
     family, router = FAMILIES[model.config.model_type], layers[0].router
     renormalised = family.renormalised
@@ -124,12 +124,12 @@ def gate_of(model: Any, layers: list[MoeLayer]) -> Gate:
     grouped = n_kept < n_groups and getattr(router, "topk_method", "group") != "greedy"
     biases = (getattr(layer.router, "e_score_correction_bias", None) for layer in layers)
     biased = any(bias is not None and bool(bias.any()) for bias in biases)
-    return Gate(
+    return GateRule(
         score=family.score, renormalised=renormalised, selection="other" if grouped or biased else "topk",
         scaling=float(getattr(router, "routed_scaling_factor", 1.0)),
     )  # fmt: skip
 
 
 def gate_scores(logits: torch.Tensor, score: str) -> torch.Tensor:
-    """The gate's score of every expert from its logits [..., E], in float32; `score` as in `Gate.score`."""
+    """The gate's score of every expert from its logits [..., E], in float32; `score` as in `GateRule.score`."""
     return logits.float().sigmoid() if score == "sigmoid" else logits.float().softmax(dim=-1)

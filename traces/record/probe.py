@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sim.base.errors import BadInput, CheckFailed
-from traces.format.header import Gate
+from traces.format.header import GateRule
 from traces.format.layout import DISTANCES, Array
 from traces.record.families import TESTED_WITH, MoeLayer, gate_scores
 
@@ -32,7 +32,7 @@ class RoutingProbe:
     """
 
     def __init__(
-        self, layers: list[MoeLayer], gate: Gate, ranked: bool, embedding: Any = None, keep_inputs: bool = False
+        self, layers: list[MoeLayer], gate: GateRule, ranked: bool, embedding: Any = None, keep_inputs: bool = False
     ) -> None:
         """Watch `layers`; `embedding` is the model's input embedding module, when its output is wanted."""
         self.layers, self.gate, self.ranked = layers, gate, ranked

@@ -28,7 +28,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ServedRequest:
     """One request to write: its rows in the source, prompt first, and what the table says of it."""
 
     prompt_rows: Array
@@ -42,7 +42,7 @@ class Plan:
         return len(self.prompt_rows) + len(self.decode_rows)
 
 
-def plan(trace: Trace, times: Sequence[Arrival], lengths: str = "recorded", split: str = "test") -> list[Plan]:
+def plan(trace: Trace, times: Sequence[Arrival], lengths: str = "recorded", split: str = "test") -> list[ServedRequest]:
     """Requests in the order they are written: those that get no arrival of their own first, at 0, then one per arrival.
 
     Args:
@@ -57,7 +57,7 @@ def plan(trace: Trace, times: Sequence[Arrival], lengths: str = "recorded", spli
     before = trace.requests.in_split("store") if split == "test" else []
     if not scored:
         raise BadInput(f"{trace.path}: split test has no requests; --split all takes every request")
-    whole = [Plan(*_rows(one), one.task, one.split, 0.0) for one in before]
+    whole = [ServedRequest(*_rows(one), one.task, one.split, 0.0) for one in before]
     if lengths == "recorded":
         if len(times) > len(scored):
             raise BadInput(
@@ -66,7 +66,7 @@ def plan(trace: Trace, times: Sequence[Arrival], lengths: str = "recorded", spli
                 f"splice with --lengths arrivals"
             )
         return whole + [
-            Plan(*_rows(one), one.task, one.split, time.at_s) for one, time in zip(scored, times, strict=False)
+            ServedRequest(*_rows(one), one.task, one.split, time.at_s) for one, time in zip(scored, times, strict=False)
         ]
     pools = {
         name: _Pool(trace, [one for one in scored if (one.task, one.split) == name])
@@ -98,7 +98,7 @@ class _Pool:
         self._prompt_at = np.cumsum([0, *(len(prompt) for prompt, _ in parts)])
         self._output_at = np.cumsum([0, *(len(decode) for _, decode in parts)])
 
-    def splice(self, turn: int, time: Arrival, base: Request) -> Plan:
+    def splice(self, turn: int, time: Arrival, base: Request) -> ServedRequest:
         """The `turn`-th request begins with the rows of that recorded one and goes on around the rings."""
         if time.prompt_len is None or time.outputs is None:
             raise BadInput(
@@ -119,11 +119,16 @@ class _Pool:
             if time.outputs > 1
             else self._outputs[:0]
         )
-        return Plan(prompt, output, base.task, base.split, time.at_s)
+        return ServedRequest(prompt, output, base.task, base.split, time.at_s)
 
 
 def compose(
-    trace: Trace, plans: Sequence[Plan], out: Path, origin: str, spliced: bool, progress: Progress | None = None
+    trace: Trace,
+    plans: Sequence[ServedRequest],
+    out: Path,
+    origin: str,
+    spliced: bool,
+    progress: Progress | None = None,
 ) -> Path:
     """Write the planned requests as a new trace; memory stays constant but for 8 bytes a row.
 

@@ -33,7 +33,7 @@ def stream(seed: int, name: str, request: int = 0) -> np.random.Generator:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RequestPlan:
     """One request to draw: its place in the trace, where its lengths and task come from."""
 
     index: int
@@ -110,7 +110,7 @@ class Drawer:
         wanted = self.table is not None and self.profile.embedding_width
         return self.table.astype(np.float16) if wanted and self.table is not None else None
 
-    def plans(self, n_requests: int | None, n_tokens: int | None) -> Iterator[Plan]:
+    def plans(self, n_requests: int | None, n_tokens: int | None) -> Iterator[RequestPlan]:
         """Requests with lengths and tasks of the source's, in the source's order, then drawn at random among them.
 
         As many are `store` requests, in regular turns, as in the source, so that few requests have both splits.
@@ -123,13 +123,13 @@ class Drawer:
             room = like.prompt + like.decode if n_tokens is None else n_tokens - rows
             prompt = min(like.prompt, room)
             store = (index + 1) * stored // len(source) > index * stored // len(source)
-            plan = Plan(index, prompt, min(like.decode, room - prompt), like.task, "store" if store else "test")
+            plan = RequestPlan(index, prompt, min(like.decode, room - prompt), like.task, "store" if store else "test")
             yield plan
             index, rows = index + 1, rows + plan.n_rows
             if n_tokens is not None and rows >= n_tokens:
                 return
 
-    def rows(self, plan: Plan) -> Iterator[dict[str, Array]]:
+    def rows(self, plan: RequestPlan) -> Iterator[dict[str, Array]]:
         """The tensors of a request's rows, in blocks: experts always, everything else as far as the profile goes."""
         profile = self.profile
         tokens = self._tokens(plan)
@@ -192,7 +192,7 @@ class Drawer:
             found[..., layer, :] = r * found[..., layer - 1, :] + np.sqrt(1 - r * r) * found[..., layer, :]
         return found
 
-    def _tokens(self, plan: Plan) -> Ints | None:
+    def _tokens(self, plan: RequestPlan) -> Ints | None:
         """(n_rows + 1,) token ids: drawn from the frequencies, or one that the request already had."""
         if self.profile.vocabulary is None:
             return None
@@ -214,7 +214,7 @@ def _odds(chosen: Ints, n_experts: int) -> Floats:
 class _Scores:
     """The fields of one request, added up row by row."""
 
-    def __init__(self, drawer: Drawer, plan: Plan, tokens: Ints | None) -> None:
+    def __init__(self, drawer: Drawer, plan: RequestPlan, tokens: Ints | None) -> None:
         self._drawer, self._tokens, self._at = drawer, tokens, 0
         profile, seed = drawer.profile, drawer.seed
         self._shape = (profile.n_layers, profile.n_experts)

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Meta
 
 from sim.base.errors import BadInput
-from traces.format.header import Gate
+from traces.format.header import GateRule
 from traces.format.layout import Floats
 
 FADES = (64, 16, 4, 1)  # tokens after which a fading field has decayed to 1/e
@@ -84,9 +84,9 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     assumptions: list[str] = []
 
     @property
-    def gate(self) -> Gate:
+    def gate(self) -> GateRule:
         """The gate as a header describes it. Selection is always the plain top K."""
-        return Gate(self.score, self.renormalised, "topk", self.scaling)
+        return GateRule(self.score, self.renormalised, "topk", self.scaling)
 
     def share(self, field: str) -> Floats:
         """(L,) share of one field; zeros when the source gave none."""

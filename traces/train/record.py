@@ -34,7 +34,7 @@ SCORES = ("scores", *(f"ahead{d}" for d in DISTANCES), "skip_attention")
 
 
 @dataclass(frozen=True)
-class Request:
+class PromptedRequest:
     """One request to generate: its task label, prompt ids and number of output tokens."""
 
     task: str
@@ -68,7 +68,7 @@ def draw_requests(
     seed: int,
     prompt_tokens: tuple[int, int] = PROMPT_TOKENS,
     output_tokens: tuple[int, int] = OUTPUT_TOKENS,
-) -> list[Request]:
+) -> list[PromptedRequest]:
     """Balanced requests: tasks in turn, a new prompt length for every `group` requests, prompts inside one document.
 
     Lengths are drawn evenly from the two ranges, ends included.
@@ -84,7 +84,7 @@ def draw_requests(
             document = documents[task][int(rng.integers(len(documents[task])))]
             at = int(rng.integers(len(document) - length, endpoint=True))
             outputs = int(rng.integers(*output_tokens, endpoint=True))
-            requests.append(Request(task, document[at : at + length], outputs))
+            requests.append(PromptedRequest(task, document[at : at + length], outputs))
     return requests
 
 
@@ -101,7 +101,7 @@ def stratified_split(tasks: list[str], seed: int) -> list[str]:
 
 @torch.no_grad()
 def _generate(
-    model: Any, group: list[Request], temperature: float, rng: torch.Generator
+    model: Any, group: list[PromptedRequest], temperature: float, rng: torch.Generator
 ) -> list[tuple[Routing, Tokens]]:
     """Routing and processed token ids of requests with one common prompt length."""
     device = next(model.parameters()).device
@@ -131,7 +131,7 @@ def _generate(
 
 
 @torch.no_grad()
-def record_requests(model: Any, requests: list[Request], temperature: float = 0.8, seed: int = 1) -> Recording:
+def record_requests(model: Any, requests: list[PromptedRequest], temperature: float = 0.8, seed: int = 1) -> Recording:
     """Generate every request with the model (evaluation mode, float32) and return its routing."""
     if model.training:
         raise BadInput("model: in training mode; call eval() first, routers may draw at random while training")

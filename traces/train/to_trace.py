@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from sim.base.errors import BadInput
-from traces.format.header import Gate, Header
+from traces.format.header import GateRule, Header
 from traces.format.layout import U6_SQUARE, U8_SQUARE
 from traces.format.requests import Request
 from traces.format.writer import Layout, write_trace
@@ -45,7 +45,7 @@ def header_of(
         n_layers=n_layers,
         n_experts=n_experts,
         top_k=top_k,
-        gate=Gate(score=FAMILIES[meta["model_type"]].score, renormalised=bool(meta["weights_renormalised"])),
+        gate=GateRule(score=FAMILIES[meta["model_type"]].score, renormalised=bool(meta["weights_renormalised"])),
         created_by="traces.train",
         weights_kind="applied",
         tokenizer=f"byte-level BPE of {recording.embedding.shape[0]} tokens trained on the same corpus",

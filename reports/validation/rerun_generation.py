@@ -1,4 +1,4 @@
-"""The trained small model under every policy, anew: `python -m reports.validation.respeak`, some minutes.
+"""The trained small model under every policy, anew: `python -m reports.validation.rerun_generation`, some minutes.
 
 It routes itself, 16 tokens of one request under each policy, with room for half of its experts (for all of them where a
 policy needs more room, as its predictor is larger than this model's experts, or as it keeps whole layers). Lossless

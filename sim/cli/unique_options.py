@@ -9,7 +9,7 @@ import click
 from sim.base.errors import BadInput
 
 
-class OnceEach(click.Command):
+class UniqueOptions(click.Command):
     """Refuses an option given twice, unless it is one to repeat (`multiple`) or a flag."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
