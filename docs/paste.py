@@ -31,6 +31,7 @@ def output_of(command: str) -> str:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     with tempfile.TemporaryDirectory() as folder:
         words, env = ["bash", "-c", command], {**os.environ, "PATH": path}
+        env.pop("COLUMNS", None)  # pages hold what a pipe gets, whoever's terminal this is
         done = subprocess.run(words, cwd=folder, env=env, text=True, capture_output=True, check=False)  # noqa: S603
     if done.returncode:
         raise SystemExit(f"{command}: exit {done.returncode}: {done.stderr.strip()}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 from tiny_traces import ALL, tiny_trace
@@ -35,7 +37,9 @@ class Said(NamedTuple):
 
 def called(capsys: pytest.CaptureFixture[str], entry: Callable[..., None], *args: object) -> Said:
     capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
+    # So wide that sentences can be looked for in one piece, unless a test says how wide.
+    wide = mock.patch.dict(os.environ, {"COLUMNS": os.environ.get("COLUMNS", "400")})
+    with wide, pytest.raises(SystemExit) as stop:
         entry([str(arg) for arg in args])
     out, err = capsys.readouterr()
     code = stop.value.code

@@ -30,33 +30,37 @@ def column(text: str, pattern: str) -> dict[str, float]:
     return found
 
 
+def cells(text: str, of: str) -> dict[str, str]:
+    """First column -> one other column of a table; a long name goes on in lines of few cells."""
+    lines = text.splitlines()
+    rule = next(index for index, line in enumerate(lines) if line.startswith("──"))
+    at = re.split(r"  +", lines[rule - 1].strip()).index(of)
+    found: list[tuple[str, str]] = []
+    for line in lines[rule + 1 :]:
+        row = re.split(r"  +", line.rstrip())
+        if not line.strip():
+            break
+        if len(row) >= 5:
+            found.append((row[0], row[at]))
+        elif row[0]:
+            found[-1] = (f"{found[-1][0]} {row[0]}", found[-1][1])
+    assert len(found) > 1
+    return dict(found)
+
+
 def compared(text: str, of: str) -> dict[str, float]:
     """Policy -> figure of one column of a table of `moesim compare`."""
-    rows = [re.split(r"  +", line.strip()) for line in text.splitlines() if "  " in line]
-    at = rows[0].index(of)
-    found = {row[0]: float(row[at].split()[0]) for row in rows[1:]}
-    assert len(found) > 1
-    return found
+    return {name: float(cell.split()[0].rstrip("%")) for name, cell in cells(text, of).items()}
 
 
 def ranked(text: str) -> dict[str, tuple[int, int]]:
     """Policy -> best and worst rank that the requests leave open, of a table of `moesim compare`."""
-    rows = [re.split(r"  +", line.strip()) for line in text.splitlines() if "  " in line]
-    at = rows[0].index("rank")
-    ends = {row[0]: [int(end) for end in row[at].split("-")] for row in rows[1:]}
-    assert len(ends) > 1
+    ends = {name: [int(end) for end in cell.split("-")] for name, cell in cells(text, "rank").items()}
     return {name: (both[0], both[-1]) for name, both in ends.items()}
 
 
 def overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return one[0] <= other[1] and other[0] <= one[1]
-
-
-def markdown(text: str, of: str) -> dict[str, float]:
-    """First column -> figure of another one of a Markdown table."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    at = rows[0].index(of)
-    return {row[0]: float(row[at].rstrip("%")) for row in rows[2:]}
 
 
 def falls(values: list[float], strictly: bool = True) -> bool:
@@ -195,7 +199,7 @@ def test_emoe_open_and_closed_loop():
     latency = column(text, r"(.*?) +latency ([\d.]+)")
     assert latency["emoe --set reload=invocation"] < latency["gpu_only"] < latency["emoe --set reload=request"]
     (text,) = tables("emoe.md", "--table emoe")
-    change = markdown(text, "change")
+    change = compared(text, "change")
     sizes = [change[f"emoe experts_per_layer={n} memory_bytes=0 reload=request"] for n in (3, 4, 5, 6, 7, 8)]
     assert falls(sizes)
     assert sizes[-1] == 0.0

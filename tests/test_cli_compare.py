@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from cli_help import called
 from tiny_traces import tiny_trace
 
 from sim.base.errors import BadInput, IllegalDecision
@@ -30,10 +31,7 @@ def trace(tmp_path_factory) -> Path:
 
 
 def call(capsys, *args: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        main(["compare", *args])
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
+    return called(capsys, main, "compare", *args)
 
 
 def test_it_ranks_systems_and_lists_bounds_beside_them(capsys, trace):

@@ -18,12 +18,15 @@ def test_every_policy_is_listed_on_one_line(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("name", policies())
-def test_a_page_shows_every_parameter(capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_a_page_shows_every_parameter(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     kind, page = policies()[name], moesim(capsys, "policies", name).out
     assert kind.source in page
     for param in kind.params:
         assert any(line.startswith(f"{param.name} ") for line in page.splitlines()), param.name
-    assert max(len(line) for line in page.splitlines()) <= 160
+    assert max(len(line) for line in page.splitlines()) <= 100
 
 
 def test_aliases_and_near_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,12 +8,12 @@ import pytest
 from cli_help import moesim
 from tiny_traces import tiny_trace
 
-from sim.cli.traces import SHOW_WIDTH
+from sim.base.tables import IN_A_PIPE
 
 
 @pytest.fixture
 def shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("COLUMNS", str(IN_A_PIPE))
     folder = tmp_path / ("a_folder_with_a_long_name_" * 6)
     folder.mkdir()
     facts = {"gate_reuse_accuracy": "0.85", "popularity_accuracy": "0.28", "colour": "green"}
@@ -25,7 +25,7 @@ def shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytes
 
 
 def test_lines_fit_and_the_path_is_in_one_piece(shown: list[str]) -> None:
-    assert max(map(len, shown)) <= SHOW_WIDTH
+    assert max(map(len, shown)) <= IN_A_PIPE
     assert [line for line in shown if line != line.rstrip()] == []
 
 

@@ -226,7 +226,8 @@ class TestCommand:
             main(["traces", "convert", *map(str, args)])
         return stopped.value.code, *capsys.readouterr()
 
-    def test_said(self, capsys, tmp_path):
+    def test_said(self, capsys, monkeypatch, tmp_path):
+        monkeypatch.setenv("COLUMNS", "400")
         path, out = SAMPLES["bigmoe"][0](tmp_path), tmp_path / "t.safetensors"
         code, said, err = self.run(capsys, path, "-o", out)
         assert (code, err) == (0, "")

@@ -37,7 +37,7 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 def commands(path: Path) -> list[str]:
-    lines = [line for block in blocks(path, "sh") for line in block.splitlines()]
+    lines = [line for block in blocks(path, "sh") for line in re.sub(r" *\\\n *", " ", block).splitlines()]
     return [line for line in lines if line.startswith(("moesim ", "simulate "))]
 
 

@@ -253,7 +253,7 @@ def test_unknown_profile() -> None:
 def test_cli_lists_and_shows() -> None:
     listing = CliRunner().invoke(command, []).output
     assert all(name in listing for name in IDS)
-    page = CliRunner().invoke(command, ["4090", "--set", f"hw.{H2D}=50e9"]).output
+    page = CliRunner(env={"COLUMNS": "200"}).invoke(command, ["4090", "--set", f"hw.{H2D}=50e9"]).output
     for piece in ("GeForce RTX 4090 (rtx4090): 50.0 GB/s", "set by the user", "26.7 GB/s", "[nvbw15] github.com"):
         assert piece in page
     shown = [line for line in page.splitlines() if re.match(r"[a-z0-9_]+(\.[a-z0-9_]+)* ", line)]

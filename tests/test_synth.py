@@ -346,7 +346,7 @@ def moesim(capsys, *args):
 
 
 def test_the_command_line(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "400")
     source = write(tmp_path / "source.safetensors", profile(), n_requests=8)
     target = tmp_path / "drawn.safetensors"
     code, out, _ = moesim(capsys, "synth", source, "-o", target, "--shape", "6x20,k=4", "--tokens", 90)

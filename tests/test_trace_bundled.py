@@ -108,7 +108,8 @@ def test_a_model_runs_on_the_trace_of_its_shape_and_back(model, name):
         assert default_model(trace) == model
 
 
-def test_the_list_shows_them_all(capsys):
+def test_the_list_shows_them_all(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit) as stopped:
         main(["traces", "list"])
     out, _ = capsys.readouterr()

@@ -15,7 +15,7 @@ from sim.base.files import bundled
 from sim.cli import VERBS, moesim
 from sim.policy.registry import find
 from sim.profiles.models import load_model
-from sim.real.validate_text import markdown, read
+from sim.real.validate_text import kept_text, read
 
 KEPT = read(bundled("reports.validation", ".json")["cpu-backend"])
 
@@ -73,8 +73,8 @@ def test_the_table_takes_the_place_of_the_old_one(tmp_path):
     page = tmp_path / "validate.md"
     head = "<!-- output of: moesim validate --table cpu-backend -->\n```text\n"
     page.write_text(f"before\n{head}old\ntable\n```\nafter\n```\n")
-    remeasure.refresh(page, markdown([KEPT]))
-    assert page.read_text() == f"before\n{head}{markdown([KEPT]).rstrip()}\n```\nafter\n```\n"
+    remeasure.refresh(page, kept_text([KEPT]))
+    assert page.read_text() == f"before\n{head}{kept_text([KEPT]).rstrip()}\n```\nafter\n```\n"
     page.write_text("nothing of the kind")
     with pytest.raises(click.ClickException, match="no block that begins with"):
         remeasure.refresh(page, "x")

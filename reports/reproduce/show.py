@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +9,8 @@ from reports.reproduce.judge import FACTOR, FACTORS
 from reports.reproduce.rows import FLAGS, SCORED, TOLERANCE, Figure
 from reports.reproduce.table import RESTS
 from reports.reproduce.work import DEFECT
-from sim.base.tables import render, table
+from sim.base.tables import fold, render, table
 
-WIDTH = 150
 FORMS = {"per_copy": "of software per expert copied", "per_layer": "of software per layer",
          "on_cpu": "per expert on the CPU", "on_gpu": "per expert on the GPU, which reads all weights at that rate",
          }  # fmt: skip
@@ -96,7 +94,7 @@ def verdict(result: dict[str, Any]) -> str:
     for kind, order in totals["orders"].items():
         if order["pairs"]:
             lines.append(f"orders on trace ({kind}): {_share(order)}; {_short(order['magnitudes'])}")
-    return "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="    ", break_on_hyphens=False) for line in lines)
+    return fold("\n".join(lines))
 
 
 def _share(order: dict[str, Any]) -> str:
@@ -152,7 +150,7 @@ def _figures(rows: list[dict[str, Any]]) -> str:
                 content.add_row(row["id"], row["flag"], _what(row, label), figure(printed),
                                 figure(on.get("simulated", {}).get(label)), "-" if ratio is None else f"{ratio:.3f}",
                                 kind + ("*" if row["constant"] else ""), row["status"])  # fmt: skip
-    return render(content, WIDTH)
+    return render(content)
 
 
 def _what(row: dict[str, Any], label: str) -> str:
@@ -178,7 +176,7 @@ def _orders(rows: list[dict[str, Any]]) -> str:
                                 figure(on["simulated"].get(label)) + (f" ({figure(with_it)})" if with_it else ""),
                                 "-" if ratio is None else f"{ratio:.2f}", *verdict_)  # fmt: skip
                 lead, verdict_ = [""] * len(lead), [""] * len(verdict_)
-    return render(content, WIDTH)
+    return render(content)
 
 
 def _pairs(on: dict[str, Any]) -> tuple[str, str]:
@@ -199,7 +197,7 @@ def _listed(rows: list[dict[str, Any]], field: str) -> str:
     for row in rows:
         printed = ", ".join(f"{label} {figure(value)}" for label, value in row["published"].items())
         content.add_row(row["id"], row["flag"], f"{row['metric']}: {printed}" if printed else row["metric"], row[field])
-    return render(content, WIDTH)
+    return render(content)
 
 
 def _basis(result: dict[str, Any]) -> str:
@@ -232,4 +230,4 @@ def _left_out(result: dict[str, Any]) -> str:
     content = table("trace", "experiment: system, model", "why", numbers=False)
     for (kind, why), told in sorted(by_reason.items()):
         content.add_row(kind, "; ".join(told), why)
-    return render(content, WIDTH)
+    return render(content)

@@ -136,11 +136,12 @@ def refresh(page: Path, table: str, name: str = NAME) -> None:
 @click.option("--quick", is_flag=True, help="Three cases of a few tokens: does it work here at all?")
 def command(folder: Path, quick: bool) -> None:
     """Calibrate, compare, keep, print."""
-    from sim.real.validate_text import markdown
+    from sim.base.tables import IN_A_PIPE
+    from sim.real.validate_text import kept_text
 
     folder.mkdir(parents=True, exist_ok=True)
     data = measure(folder, QUICK if quick else PLANS)
-    table = markdown([data])
+    table = kept_text([data], IN_A_PIPE)
     page = HERE.parents[1] / "docs" / "validate.md"
     if folder == HERE and page.is_file():
         refresh(page, table)

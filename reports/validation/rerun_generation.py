@@ -22,9 +22,10 @@ def command() -> None:
     from sim.base.errors import DoesNotFit
     from sim.base.files import replacing
     from sim.base.json import finite
+    from sim.base.tables import IN_A_PIPE
     from sim.policy.registry import policies
     from sim.real.generate import talk
-    from sim.real.validate_text import markdown
+    from sim.real.validate_text import kept_text
     from sim.run import assemble, prepare
     from sim.setup.spec import RunSpec
     from traces.record.load import named
@@ -51,7 +52,7 @@ def command() -> None:
     data = finite({"schema": 1, "checkpoint": CHECKPOINT, "policies": rows, "wrong": wrong})
     with replacing(here / f"{CHECKPOINT}.json") as part:
         part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    table, page = markdown([data]), here.parents[1] / "docs" / "validate.md"
+    table, page = kept_text([data], IN_A_PIPE), here.parents[1] / "docs" / "validate.md"
     if page.is_file():
         refresh(page, table, CHECKPOINT)
     click.echo(table)

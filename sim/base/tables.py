@@ -1,42 +1,147 @@
-"""Plain tables as text: fixed width, no colour, no markup, the same in a terminal, a pipe and a log."""
+"""Text that fits where it is read: sentences and tables fold to the terminal, and to 100 columns in a pipe."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+import shutil
+import textwrap
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
+IN_A_PIPE = 100
+NARROWEST = 40  # nothing is readable below
+NARROW = 12  # a column of words has that much, if it can use it
+LONGEST_WORD = 24  # a longer one may be broken inside a table
+_LEAD = re.compile(r" *(?:[^ ]+(?: [^ ]+)? {2,})?")  # the indent, and a title with its gap
+_MOST_LEAD = 24
 
-def table(*headers: str, numbers: bool = True) -> Table:
-    """An empty table; columns after the first are right-aligned when they hold numbers."""
+
+def columns() -> int:
+    """The terminal's width, or what COLUMNS says; 100 where there is neither."""
+    return max(NARROWEST, shutil.get_terminal_size((IN_A_PIPE, 24)).columns)
+
+
+def fold(text: str, width: int | None = None) -> str:
+    """Every line that is too long goes on under its own text; a word is never broken (a path is there to be copied)."""
+    width = width or columns()
+    return "\n".join(line if len(line) <= width else _folded(line, width) for line in text.split("\n"))
+
+
+def _folded(line: str, width: int) -> str:
+    found = _LEAD.match(line)
+    lead = found[0] if found is not None and len(found[0]) <= _MOST_LEAD else ""
+    indent = " " * max(2, len(lead))
+    rest = textwrap.wrap(line[len(lead) :], width, initial_indent=indent if lead else "", subsequent_indent=indent,
+                         break_long_words=False, break_on_hyphens=False)  # fmt: skip
+    return "\n".join([lead + rest[0].removeprefix(indent if lead else ""), *rest[1:]]) if rest else line.rstrip()
+
+
+def table(*titles: str, numbers: bool = True) -> Table:
+    """An empty table with a rule under its titles; columns after the first are right-aligned when they hold numbers."""
     from rich import box
     from rich.table import Table
 
-    result = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
-    for index, header in enumerate(headers):
-        justify: str = "right" if index and numbers else "left"
-        result.add_column(header, justify=justify, overflow="fold", no_wrap=not index)  # type: ignore[arg-type]
+    result = Table(box=box.SIMPLE, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    return _with(result, titles, numbers)
+
+
+def plain(*titles: str, numbers: bool = True) -> Table:
+    """The same without a rule; without titles there is no line of them either."""
+    from rich.table import Table
+
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(titles))
+    return _with(result, titles, numbers)
+
+
+def _with(result: Table, titles: Sequence[str], numbers: bool) -> Table:
+    for index, title in enumerate(titles):
+        right = numbers and index > 0
+        result.add_column(title, justify="right" if right else "left", no_wrap=right, overflow="fold")
     return result
 
 
-def render(content: Table, width: int = 140) -> str:
-    """The table as text, lines stripped on the right, with a newline at the end."""
+def prose(content: Table, *indices: int) -> None:
+    """Let columns of words be on the left and fold, in a table whose others are numbers."""
+    for index in indices:
+        content.columns[index].justify = "left"
+        content.columns[index].no_wrap = False
+
+
+def render(content: Table, width: int | None = None) -> str:
+    """The table as plain text of at most so many columns, the terminal's unless told: words fold first; where numbers
+    alone are too wide, the table goes on below with its first column repeated."""
     import io
 
     from rich.console import Console
 
+    width = width or columns()
     buffer = io.StringIO()
-    Console(file=buffer, width=width, no_color=True, highlight=False, markup=False).print(content)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+    console = Console(file=buffer, width=width, no_color=True, highlight=False, markup=False, emoji=False)
+    for index, part in enumerate(_parts(content, width)):
+        if index:
+            console.print()
+        console.print(part)
+    return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
 
 
-def plain(titles: tuple[str, ...], rows: list[Any]) -> Any:
+def _parts(content: Table, width: int) -> list[Table]:
+    """The table itself where it fits, or its columns in as many tables as it takes."""
+    needs = [_needs(content, index) for index in range(len(content.columns))]
+    gap = 2
+    groups: list[list[int]] = [[0]]
+    room = left = width - needs[0][0]
+    for index in range(1, len(needs)):
+        if (left := left - gap - needs[index][0]) < 0 and len(groups[-1]) > 1:
+            groups.append([0])
+            left = room - gap - needs[index][0]
+        groups[-1].append(index)
+    return [_of(content, group, _shared([needs[i] for i in group], width - gap * (len(group) - 1))) for group in groups]
+
+
+def _needs(content: Table, index: int) -> tuple[int, int]:
+    """(least, full) width of a column: a number stays in one piece, words may come one to a line."""
+    from rich.cells import cell_len
+
+    column = content.columns[index]
+    cells = [str(cell) for cell in column.cells]
+    title = str(column.header)
+    full = max((cell_len(text) for text in (title, *cells)), default=0)
+    words = [cell_len(word) for text in ((title,) if column.no_wrap else (title, *cells)) for word in text.split()]
+    longest = max(words, default=1)  # a name in the first column is there to be typed: it stays in one piece
+    least = max(longest if not index else min(LONGEST_WORD, longest), column.min_width or 1)
+    if column.no_wrap:
+        least = max(least, *(cell_len(cell) for cell in cells), 1) if cells else least
+    else:
+        least = max(least, min(full, NARROW))
+    return least, max(full, least)
+
+
+def _shared(needs: list[tuple[int, int]], room: int) -> list[int]:
+    """What each column gets: its least, then the narrowest that lacks something takes the next of what is left."""
+    widths = [least for least, _ in needs]
+    while sum(widths) > room:  # one word, or one number, that is wider than all there is
+        widths[widths.index(max(widths))] -= 1
+    for _ in range(room - sum(widths)):
+        lacking = [index for index, (_, full) in enumerate(needs) if widths[index] < full]
+        if not lacking:
+            break
+        widths[min(lacking, key=widths.__getitem__)] += 1
+    return widths
+
+
+def _of(content: Table, indices: Sequence[int], widths: Sequence[int]) -> Table:
+    """Some columns of a table, each of the width it was given."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for i, name in enumerate(titles):
-        table.add_column(name, justify="right" if i else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    result = Table(box=content.box, pad_edge=False, show_edge=False, padding=content.padding,
+                   show_header=content.show_header)  # fmt: skip
+    for index, width in zip(indices, widths, strict=True):
+        old = content.columns[index]
+        result.add_column(old.header, justify=old.justify, overflow="fold", width=width)
+    for row in zip(*(content.columns[index].cells for index in indices), strict=True):
+        result.add_row(*row)
+    return result

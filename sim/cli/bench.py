@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.base.tables import fold
 from sim.cli.bench_cases import CASES, Case, written
 
 if TYPE_CHECKING:
@@ -37,10 +38,10 @@ def command(repeat: int, check: bool, profiled: bool, as_json: bool) -> None:
         from sim.cli import bench_profile
 
         found = bench_profile.profiles()
-        click.echo(json.dumps(found) if as_json else bench_profile.text(found), nl=as_json)
+        click.echo(json.dumps(found) if as_json else fold(bench_profile.text(found)), nl=as_json)
         return
     result = measure(repeat)
-    click.echo(json.dumps(result) if as_json else _text(result), nl=as_json)
+    click.echo(json.dumps(result) if as_json else fold(_text(result)), nl=as_json)
     if check and not result["ok"]:
         from sim.base.errors import CheckFailed
 

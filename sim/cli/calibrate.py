@@ -15,6 +15,7 @@ from sim.base.interrupts import held
 from sim.base.units import show_rate, show_seconds
 from sim.cli import calibrating as main
 from sim.cli.progress import Bar
+from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def command(device: str | None, models: tuple[str, ...], name: str | None, folde
             name = name or (re.sub(r"[^a-z0-9]+", "-", backend.title.lower()).strip("-") or "my-machine")
             request = Request(device, models, name, folder, minutes * 60, resume, rounds, probes)
             where = f"{backend.title} ({device})"
-            click.echo(f"{where}, {', '.join(models)}, {minutes:g} minutes -> {request.profile_path}")
+            say(f"{where}, {', '.join(models)}, {minutes:g} minutes -> {request.profile_path}")
             with Bar("starting") as bar:
                 outcome = calibrate(request, backend=backend, progress=_told(quiet, bar))
         finally:
@@ -107,19 +108,19 @@ def _report(outcome: Outcome) -> None:
     for way in ("h2d", "d2h", "h2d_pageable", "d2h_pageable"):
         link = data[way]
         rate, latency = _show(link["bandwidth_bytes_per_s"], show_rate), _show(link["latency_s"], show_seconds)
-        click.echo(f"{way:<14}{rate}  + {latency}")
+        say(f"{way:<14}{rate}  + {latency}")
     gpu, host = data["gpu"], data["host"]
-    click.echo(f"{'memory':<14}{_show(gpu['memory_bandwidth_bytes_per_s'], show_rate)}")
+    say(f"{'memory':<14}{_show(gpu['memory_bandwidth_bytes_per_s'], show_rate)}")
     for dtype, rate in gpu["flops_per_s"].items():
-        click.echo(f"{dtype:<14}{_show(rate, lambda value: f'{value / 1e12:.4g} TFLOP/s')}")
+        say(f"{dtype:<14}{_show(rate, lambda value: f'{value / 1e12:.4g} TFLOP/s')}")
     for what in ("launch_s", "sync_s", "copy_launch_s"):
-        click.echo(f"{what.removesuffix('_s'):<14}{_show(host[what], show_seconds)}")
+        say(f"{what.removesuffix('_s'):<14}{_show(host[what], show_seconds)}")
     _list("failed", [f"{_point(r.probe, r.key)}: {r.why}" for r in outcome.table.failed])
     _list("skipped", [_point(r.probe, r.key) for r in outcome.table.skipped])
     for why in sorted({r.why for r in outcome.table.skipped}):
-        click.echo(f"skipped points are {why}")
+        say(f"skipped points are {why}")
     _list("doubtful", outcome.warnings)
-    click.echo("wrote " + ", ".join(str(path) for path in outcome.files))
+    say("wrote " + ", ".join(str(path) for path in outcome.files))
 
 
 def _point(probe: str, key: Mapping[str, object]) -> str:
@@ -133,9 +134,9 @@ def _show(figure: Mapping[str, Any], unit: Any) -> str:
 
 def _list(title: str, lines: Sequence[str], most: int = 12) -> None:
     for line in lines[:most]:
-        click.echo(f"{title}: {line}")
+        say(f"{title}: {line}")
     if len(lines) > most:
-        click.echo(f"{title}: and {len(lines) - most} more, see the samples")
+        say(f"{title}: and {len(lines) - most} more, see the samples")
 
 
 __all__ = ["command", "main"]

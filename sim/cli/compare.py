@@ -9,6 +9,7 @@ import click
 
 from sim.base.errors import BadInput
 from sim.cli.progress import Bar
+from sim.cli.say import say
 from sim.cli.spec_options import notes, spec_options, specify
 from sim.cli.unique_options import UniqueOptions
 
@@ -53,14 +54,14 @@ def command(
     else:
         from sim.studies.compare_text import served, table_of, verdict
 
-        click.echo(verdict(rows, found))
-        click.echo(served(rows))
-        click.echo()
-        click.echo(table_of(rows, found), nl=False)
+        say(verdict(rows, found))
+        say(served(rows))
+        say()
+        say(table_of(rows, found), nl=False)
         if missing:
-            click.echo()
+            say()
         for label, reason, _ in missing:
-            click.echo(f"not run: {label}: {reason}")
+            say(f"not run: {label}: {reason}")
     if any(status == 1 for *_, status in missing):
         sys.exit(1)  # a policy broke a rule: that is a fault of its own, not of what it was asked
 

@@ -7,6 +7,8 @@ from dataclasses import asdict
 
 import click
 
+from sim.cli.say import say
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("name")
@@ -26,10 +28,10 @@ def command(name: str, as_json: bool) -> int:
         from sim.base.tables import render, table
 
         verdict = "keeps every rule that applies" if not counts[FAIL] else f"breaks {counts[FAIL]} of its rules"
-        click.echo(f"{kind.name} {verdict}: {counts[PASS]} pass, {counts[FAIL]} fail, "
+        say(f"{kind.name} {verdict}: {counts[PASS]} pass, {counts[FAIL]} fail, "
                    f"{counts['not applicable']} not applicable\n")  # fmt: skip
         rows = table("rule", "verdict", "why", numbers=False)
         for v in verdicts:
             rows.add_row(v.check, v.verdict, v.reason if v.verdict != PASS else "")
-        click.echo(render(rows), nl=False)
+        say(render(rows), nl=False)
     return 1 if counts[FAIL] else 0

@@ -10,8 +10,9 @@ import click
 from sim.base.errors import BadInput
 from sim.base.files import bundled
 from sim.base.quantities import quantities
-from sim.base.tables import render, table
+from sim.base.tables import fold, prose, render, table
 from sim.base.units import show_bytes, show_count, show_flops, show_rate, show_seconds
+from sim.cli.say import say
 from sim.profiles import find as profiles
 from sim.profiles.hardware import GPUS, Bus, Hardware, Quantity, load_hardware
 from sim.profiles.overrides import parse_set
@@ -30,7 +31,7 @@ def command(name: str | None, settings: tuple[str, ...], link: str | None, links
     if links:
         if name is not None or settings or link is not None or as_json or as_yaml:
             raise BadInput("--links, got something beside it: it lists the words of --link; give it alone")
-        click.echo(_links(), nl=False)
+        say(_links(), nl=False)
         return
     changes = parse_set(settings)
     if changes.model or changes.stack or changes.policy or changes.policies:
@@ -44,7 +45,7 @@ def command(name: str | None, settings: tuple[str, ...], link: str | None, links
         if settings:
             raise BadInput("--set, got it without a profile: name one, e.g. moesim hw rtx3090 --set hw.cpu=xeon-8358p")
         found = [load_hardware(key) for key in bundled(GPUS, ".yaml")]
-        click.echo(json.dumps([_summary(hw) for hw in found], indent=2) if as_json else _list(found), nl=as_json)
+        click.echo(json.dumps([_summary(hw) for hw in found], indent=2) if as_json else fold(_list(found)), nl=as_json)
         return
     hardware = load_hardware(name, changes.hw, link)
     if as_json:
@@ -52,7 +53,7 @@ def command(name: str | None, settings: tuple[str, ...], link: str | None, links
 
         click.echo(json.dumps(msgspec.to_builtins(hardware), indent=2))
     else:
-        click.echo(_page(hardware), nl=False)
+        say(_page(hardware), nl=False)
 
 
 def _summary(hw: Hardware) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def _links() -> str:
 
     rows = table("link", "in theory", "to the GPU", "range", "back", "range", "note")
     refs: dict[str, None] = {}
-    rows.columns[-1].justify = "left"
+    prose(rows, -1)
     for word in LINKS:
         bus = bus_of(word)
         up, down = (bandwidth(bus, towards) for towards in (True, False))
@@ -108,7 +109,7 @@ def _links() -> str:
         rows.add_row(word, show_rate(bus.theoretical_bytes_per_s), *cells, f"{up.note} [{up.ref}]")
         refs |= dict.fromkeys((*up.refs, *down.refs))
     told = "All of them assumed on another card than those named; a card's own link leaves its profile's figures.\n"
-    return render(rows, 210) + told + "".join(f"[{key}] {SOURCES[key]}\n" for key in refs)
+    return render(rows) + told + "".join(f"[{key}] {SOURCES[key]}\n" for key in refs)
 
 
 def _page(hw: Hardware) -> str:

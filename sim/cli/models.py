@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from sim.base.errors import BadInput
-from sim.base.tables import render, table
+from sim.base.tables import fold, render, table
 from sim.base.units import show_bytes, show_frac
+from sim.cli.say import say
 from sim.profiles import find as profiles
 from sim.profiles.geometry import BITS_PER_PARAM
 from sim.profiles.models import PACKAGE, Model, load_model, model_names
@@ -33,14 +34,14 @@ def command(name: str | None, settings: tuple[str, ...], as_json: bool, as_yaml:
         if settings:
             raise BadInput("--set, got it without a model: name one, e.g. moesim models mixtral --set model.top_k=4")
         models = [load_model(key) for key in model_names()]
-        text = json.dumps([_summary(model) for model in models], indent=2) if as_json else _list(models)
+        text = json.dumps([_summary(model) for model in models], indent=2) if as_json else fold(_list(models))
         click.echo(text, nl=as_json)
         return
     model = load_model(name, changes.model)
     if as_json:
         click.echo(json.dumps(_details(model), indent=2))
     else:
-        click.echo(_page(model), nl=False)
+        say(_page(model), nl=False)
 
 
 def _summary(model: Model) -> dict[str, Any]:

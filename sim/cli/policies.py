@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.base.tables import columns, fold
+from sim.cli.say import say
+
 if TYPE_CHECKING:
     from sim.policy.api import Param, Policy
 
-WIDTH = 100
 SETTING = "Set one with --set NAME=VALUE. `derived`: worked out from model, trace or budget unless it is set.\n"
 MOST_OF_A_SEED = 2.0**62
-ONE_LINE_EACH = 240  # wide enough that nothing wraps: a list is for looking through, and for grep
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,17 +36,18 @@ def command(name: str | None, as_json: bool, api: bool) -> None:
 
         if name is not None or as_json:
             raise click.UsageError("--api is about all policies: leave NAME and --json out; see docs/policy_api.md")
-        click.echo(reference(), nl=False)
+        say(reference(), nl=False)
         return
     if name is None:
         for why in unusable().values():
             click.echo(f"left out: {why}", err=True)
         found = list(policies().values())
-        click.echo(json.dumps([_facts(kind) for kind in found], indent=2) if as_json else _list(found), nl=as_json)
+        facts = json.dumps([_facts(kind) for kind in found], indent=2) if as_json else fold(_list(found))
+        click.echo(facts, nl=as_json)
         return
     kind = find(name)
     check_traits(kind)
-    click.echo(json.dumps(_facts(kind), indent=2) if as_json else _page(kind), nl=as_json)
+    click.echo(json.dumps(_facts(kind), indent=2) if as_json else fold(_page(kind)), nl=as_json)
 
 
 def _facts(kind: type[Policy]) -> dict[str, Any]:
@@ -88,7 +90,7 @@ def _list(found: list[type[Policy]]) -> str:
         cells = (sorted(kind.traits), sorted(kind.needs - {"experts"}))
         rows.add_row(kind.name, kind.title, *(", ".join(cell) or "-" for cell in cells))
     told = f"{len(found)} policies. `moesim policies NAME` shows source, aliases and parameters.\n"
-    return render(rows, ONE_LINE_EACH) + told
+    return render(rows) + told
 
 
 def _page(kind: type[Policy]) -> str:
@@ -99,7 +101,7 @@ def _page(kind: type[Policy]) -> str:
     if kind.aliases:
         lines.append(f"aliases: {', '.join(kind.aliases)}")
     traits = "; ".join(f"{trait} ({TRAITS[trait]})" for trait in sorted(kind.traits)) or "none"
-    lines += textwrap.wrap(f"traits: {traits}", WIDTH + 20)
+    lines.append(f"traits: {traits}")
     lines += [f"needs of the trace: {', '.join(sorted(kind.needs))}", ""]
     for paragraph in _description(kind).split("\n\n"):
         lines += [*_wrapped(paragraph), ""]
@@ -108,17 +110,17 @@ def _page(kind: type[Policy]) -> str:
     rows = table("parameter", "default", "values", "meaning", numbers=False)
     for param in kind.params:
         rows.add_row(param.name, _plain(param.default), _range(param), param.doc)
-    return "\n".join(lines) + "\n" + render(rows, WIDTH + 20) + SETTING
+    return "\n".join(lines) + "\n" + render(rows) + SETTING
 
 
 def _wrapped(paragraph: str) -> list[str]:
     """A paragraph of a docstring at this page's width; each item of a list on lines of its own, a formula as it is."""
     if paragraph.startswith("    "):
         return paragraph.splitlines()
-    lines = []
+    lines, width = [], columns()
     for item in re.split(r"\n(?=- )", paragraph):
         indent = "  " if item.startswith("- ") else ""
-        lines += textwrap.wrap(" ".join(item.split()), WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+        lines += textwrap.wrap(" ".join(item.split()), width, subsequent_indent=indent, break_on_hyphens=False)
     return lines
 
 

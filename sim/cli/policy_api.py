@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-WIDTH = 118
+from sim.base.tables import columns
 
 
 def reference() -> str:
@@ -68,8 +68,9 @@ def _signature(value: Any) -> str:
 
 def _told(head: str, doc: str | None) -> str:
     """A name and what its docstring says, indented."""
-    lines = textwrap.wrap(head, WIDTH, subsequent_indent="        ")
+    width = columns()
+    lines = textwrap.wrap(head, width, subsequent_indent="        ")
     for paragraph in re.split(r"\n\s*\n", doc or ""):
-        lines += textwrap.wrap(" ".join(paragraph.split()), WIDTH, initial_indent="    ", subsequent_indent="    ",
+        lines += textwrap.wrap(" ".join(paragraph.split()), width, initial_indent="    ", subsequent_indent="    ",
                                break_on_hyphens=False)  # fmt: skip
     return "\n".join([*lines, ""])

@@ -10,6 +10,7 @@ import click
 from sim.base.errors import BadInput
 from sim.base.units import show_bytes
 from sim.cli.progress import Bar
+from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -91,9 +92,9 @@ def command(model: str, resume: bool, force: bool, embedding_width: str, **optio
     except OSError as error:
         raise BadInput(f"{options['out']}: {error.strerror or error}; mend that and continue with --resume") from None
     if not done.fresh:
-        click.echo(f"{done.path}: already complete")
+        say(f"{done.path}: already complete")
         return
-    click.echo(_said(done.path, done.config))
+    say(_said(done.path, done.config))
 
 
 def _width(text: str) -> int | None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from sim.cli.say import say
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("profile", type=click.Path(path_type=Path))
@@ -17,4 +19,4 @@ def command(profile: Path, out: Path | None) -> None:
 
     if profile.suffix not in (".yaml", ".yml"):
         raise BadInput(f"profile, got {str(profile)!r}: not a YAML file; give the NAME.yaml that `calibrate` wrote")
-    click.echo(f"written: {write(profile, out)}")
+    say(f"written: {write(profile, out)}")

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from sim.base.errors import BadInput
+from sim.base.tables import fold
 from sim.cli.unique_options import UniqueOptions
 
 KINDS = ("a", "b", "c")
@@ -48,7 +49,7 @@ def command(
 
     rows = pick(wanted, load_rows())
     result = _last({row.id for row in rows}) if last else _run(rows, kinds, stack, workers, out, as_json)
-    click.echo(json.dumps(result, allow_nan=False) if as_json else as_text(result, misses))
+    click.echo(json.dumps(result, allow_nan=False) if as_json else fold(as_text(result, misses)))
 
 
 def _run(

@@ -11,6 +11,7 @@ import click
 from sim import __version__
 from sim.base.errors import BadInput
 from sim.cli.progress import RunBar
+from sim.cli.say import say
 from sim.cli.spec_options import notes, spec_options, specify, warn_if_changed
 from sim.cli.unique_options import UniqueOptions
 from sim.results.expectations import judged, parsed
@@ -117,13 +118,13 @@ def _print(outcome: Outcome, as_json: bool, out: Path | None, timeline: Path | N
         return
     from sim.results.text import render, verdict
 
-    click.echo(click.style(verdict(outcome.result), bold=True))
-    click.echo()
-    click.echo(render(outcome.result), nl=False)
+    say(verdict(outcome.result), bold=True)
+    say()
+    say(render(outcome.result), nl=False)
     if out is not None or timeline is not None:
-        click.echo()
+        say()
     if out is not None:
         less = "" if with_spans else "; --spans adds what every lane did"
-        click.echo(f"written: {out} (again: simulate --config {out / 'config.yaml'}{less})")
+        say(f"written: {out} (again: simulate --config {out / 'config.yaml'}{less})")
     if timeline is not None:
-        click.echo(f"written: {timeline} (open it at ui.perfetto.dev)")
+        say(f"written: {timeline} (open it at ui.perfetto.dev)")

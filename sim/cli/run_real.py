@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput
+from sim.cli.say import say
 
 if TYPE_CHECKING:
     from sim.real.run import Measured
@@ -132,14 +133,14 @@ def _print(done: Measured, as_json: bool, out: Path | None, timeline: Path | Non
     of_clock = {key: value for key, value in done.result["overrides"].items()
                 if key != "link" and not key.startswith(("hw.", "stack."))}  # fmt: skip
     shown = {**done.result, "hw": done.result["device"], "overrides": of_clock}
-    click.echo(click.style(f"measured: {verdict(shown)}", bold=True))
-    click.echo()
-    click.echo(beside(done.result))
-    click.echo(render(shown), nl=False)
+    say(f"measured: {verdict(shown)}", bold=True)
+    say()
+    say(beside(done.result))
+    say(render(shown), nl=False)
     if out is not None:
-        click.echo(f"\nwritten: {out}")
+        say(f"\nwritten: {out}")
     if timeline is not None:
-        click.echo(f"\nwritten: {timeline} (open it at ui.perfetto.dev)")
+        say(f"\nwritten: {timeline} (open it at ui.perfetto.dev)")
 
 
 def beside(result: dict[str, Any]) -> str:

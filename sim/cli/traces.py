@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput
-from sim.base.tables import plain
 from sim.base.units import show_bytes, show_count, show_frac
 from sim.cli import traces_compose, traces_convert, traces_synth
 from sim.cli.progress import bar
-from sim.cli.tables import SHOW_WIDTH, put
+from sim.cli.say import say
 
 if TYPE_CHECKING:
     from traces.format.check import Progress
@@ -53,6 +52,7 @@ command.add_command(traces_synth.stats_command)
 @command.command("list", short_help="The bundled traces: models, text, quality, routing.")
 def list_() -> None:
     """The bundled traces: what was trained on what, how good it is, and what the routing is like."""
+    from sim.base.tables import plain, render
     from traces.format.catalogue import bundled_traces, facts_of, open_trace
 
     names = bundled_traces()
@@ -66,28 +66,29 @@ def list_() -> None:
             progress(i + 1, len(names))
     facts = dict.fromkeys(fact for column in columns for fact in column)
     rows = [(fact, *(column.get(fact, "-") for column in columns)) for fact in facts]
-    put(plain(("", *names), rows), width=32 + 36 * len(names))
+    facts_by_trace = plain("fact", *names, numbers=False)
+    for row in rows:
+        facts_by_trace.add_row(*row)
+    say(render(facts_by_trace), nl=False)
     for name, model, text, digest in origins:
-        click.echo(f"\n{name}\n  model   {model}\n  text    {text}\n  sha256  {digest}")
+        say(f"\n{name}\n  model   {model}\n  text    {text}\n  sha256  {digest}")
 
 
 def _list() -> None:
-    from rich.table import Table
-
+    from sim.base.tables import plain, prose, render
     from traces.format.catalogue import DEFAULT, bundled_traces, open_trace
 
     names = bundled_traces()
     if not names:
-        click.echo("no traces are bundled; give the path of a trace file (format: traces/FORMAT.md)")
+        say("no traces are bundled; give the path of a trace file (format: traces/FORMAT.md)")
         return
-    table = Table(box=None, pad_edge=False)
-    for title in ("name", "layers x experts", "requests", "tokens", "levels", "labels"):
-        table.add_column(title, justify="right" if title in ("requests", "tokens") else "left", no_wrap=title == "name")
+    table = plain("name", "layers x experts", "requests", "tokens", "levels", "labels")
+    prose(table, 1, 4, 5)
     for name in names:
         with open_trace(name) as trace:
             table.add_row(name + (" (default)" if name == DEFAULT else ""), trace.header.shape, f"{trace.n_requests:,}",
                           f"{trace.n_tokens:,}", _levels(trace), ", ".join(trace.header.labels) or "-")  # fmt: skip
-    put(table, width=SHOW_WIDTH)
+    say(render(table), nl=False)
 
 
 @command.command("show")
@@ -124,7 +125,7 @@ def check(trace: str, every: bool) -> None:
         )
         path = opened.path
     if not faults:
-        click.echo(shown)
+        say(shown)
         return
     remedy = "correct the recorder and write the trace again"
     if not every:
@@ -184,12 +185,10 @@ def _facts(trace: Trace, progress: Progress, every: bool) -> dict[str, Any]:
 
 
 def _show(facts: dict[str, Any]) -> None:
-    from rich.table import Table
+    from sim.base.tables import plain, render
 
     gate = facts["gate"]
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table = plain("", "", numbers=False)
 
     def row(name: str, value: object) -> None:
         if value not in (None, "", "-"):
@@ -231,7 +230,7 @@ def _show(facts: dict[str, Any]) -> None:
         recorded, popular = show_frac(_mean(fact["recorded"])), show_frac(_mean(fact["popular"]))
         wraps = "; the last layer predicts the next token's first" if distance == "1" else ""
         row(f"predicted, distance {distance}", f"{recorded} of the chosen experts; by popularity {popular}{wraps}")
-    put(table)
+    say(render(table), nl=False)
 
 
 def _number(value: float) -> float | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from sim.base.errors import BadInput
+from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 
 _EPILOG = (
@@ -89,8 +90,8 @@ def command(
             compose(opened, plans, out, origin, lengths == "arrivals", progress)
     span_s = kept[-1].at_s if kept else 0.0
     rate = f", {(len(kept) - 1) / span_s:.3g} per second" if span_s else ""
-    click.echo(f"{out}: {len(kept):,} requests arrive in {span_s:.6g} s{rate}; lengths {lengths}")
+    say(f"{out}: {len(kept):,} requests arrive in {span_s:.6g} s{rate}; lengths {lengths}")
     if lengths == "arrivals":
-        click.echo("labels: spliced")
+        say("labels: spliced")
     if len(kept) < len(times):
-        click.echo(f"note: requests without prompt or output tokens, left out: {len(times) - len(kept)}")
+        say(f"note: requests without prompt or output tokens, left out: {len(times) - len(kept)}")

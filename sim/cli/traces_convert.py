@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from sim.base.errors import BadInput
+from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 
 
@@ -73,12 +74,12 @@ def command(inputs: tuple[Path, ...], out: Path, source: str | None, force: bool
     splits = f", {done.n_store} of them store" if done.n_store else ""
     requests, tokens = _count(done.n_requests, "request"), _count(done.n_tokens, "token")
     counted = f"{requests}{splits}, {tokens}, {done.n_decode:,} of them decode"
-    click.echo(f"{out}: {header.shape}, {counted} (from {done.source})")
-    click.echo(f"levels: {', '.join(done.levels)}")
+    say(f"{out}: {header.shape}, {counted} (from {done.source})")
+    say(f"levels: {', '.join(done.levels)}")
     if header.labels:
-        click.echo(f"labels: {', '.join(header.labels)}")
+        say(f"labels: {', '.join(header.labels)}")
     for note in done.notes:
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
 
 
 def _count(n: int, noun: str) -> str:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput, CheckFailed
-from sim.base.tables import plain
 from sim.base.units import show_bytes, show_frac
 from sim.cli.progress import bar
-from sim.cli.tables import put
+from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def command(
 
     if targets == "list":
         for name in published.published():
-            click.echo(f"{name}: {published.load(name).source}")
+            say(f"{name}: {published.load(name).source}")
         return
     if n_requests is not None and n_tokens is not None:
         raise BadInput("--requests and --tokens, got both: give one of them")
@@ -123,13 +122,13 @@ def _describe(profile: Profile) -> None:
     """What was fitted, in a few lines; assumptions are always among them."""
     from traces.synth.profile import FIELDS
 
-    click.echo(f"fitted to {profile.source}: {profile.n_layers}x{profile.n_experts}, k={profile.top_k}, "
+    say(f"fitted to {profile.source}: {profile.n_layers}x{profile.n_experts}, k={profile.top_k}, "
                f"{len(profile.requests)} requests, {max(1, len(profile.tasks))} tasks")  # fmt: skip
     shares = ", ".join(f"{name} {show_frac(float(profile.share(name).mean()))}" for name in FIELDS)
     fresh = show_frac(float(profile.fresh_share().mean()))
-    click.echo(f"what a token's scores vary with: {shares}, new each time {fresh}")
+    say(f"what a token's scores vary with: {shares}, new each time {fresh}")
     for text in profile.assumptions:
-        click.echo(f"assumed: {text}")
+        say(f"assumed: {text}")
 
 
 def _draw(
@@ -152,13 +151,13 @@ def _draw(
               progress=progress)  # fmt: skip
     with Trace(out) as trace:
         if keep:
-            click.echo(f"{out}: {trace.header.shape}, {trace.n_requests:,} requests, {trace.n_tokens:,} tokens, "
+            say(f"{out}: {trace.header.shape}, {trace.n_requests:,} requests, {trace.n_tokens:,} tokens, "
                        f"{show_bytes(out.stat().st_size)}; labels {', '.join(trace.header.labels)}")  # fmt: skip
         if figures is None:
             return
         rows = [(row.what, show_frac(row.target), show_frac(row.reached), _points(row.reached - row.target))
                 for row in reached(figures, trace)]  # fmt: skip
-    put(plain(("published figure", "target", "reached", "difference"), rows), width=110)
+    _put(("published figure", "target", "reached", "difference"), rows)
 
 
 def _check(trace: Any, seed: int) -> None:
@@ -171,10 +170,10 @@ def _check(trace: Any, seed: int) -> None:
     apart = found.differences()
     rows = [(title(name), *(show_frac(s.figures.get(name)) for s in (found.fitted, found.heldout, found.drawn)),
              _points(apart[name]) if name in apart else "-") for name in found.heldout.figures]  # fmt: skip
-    put(plain(("mean over layers", "fitted half", "held-out half", "synthetic", "difference"), rows), width=110)
+    _put(("mean over layers", "fitted half", "held-out half", "synthetic", "difference"), rows)
     name, worst = found.worst_curve()
     largest = f"the largest difference is {_points(worst)} points ({title(name)})" if name else "none"
-    click.echo(f"cache curves: {largest}; the bound is {100 * TOLERANCE:.0f}")
+    say(f"cache curves: {largest}; the bound is {100 * TOLERANCE:.0f}")
     bound = f"at most {100 * TOLERANCE:.0f} are allowed; more requests in the source make a better fit"
     if abs(worst) > TOLERANCE:
         raise CheckFailed(f"{trace.path}: synthetic and held-out hit rates differ by {_points(worst)} points: {bound}")
@@ -214,7 +213,7 @@ def stats_command(sources: tuple[str, ...], n_requests: int | None, public: str 
             ("tokens judged", *(f"{s.rows:,}" for s in found)),
             ("tokens through caches", *(f"{s.curve_rows:,} {s.curve_phase}" for s in found))]  # fmt: skip
     rows += [(title(name), *(show_frac(s.figures.get(name)) for s in found)) for name in names]
-    put(plain(("mean over layers", *(s.name for s in found)), rows), width=40 + 28 * len(found))
+    _put(("mean over layers", *(s.name for s in found)), rows)
 
 
 def _public(names: str | None) -> list[Summary]:
@@ -234,3 +233,12 @@ def _public(names: str | None) -> list[Summary]:
 
 def _points(difference: float) -> str:
     return f"{100 * difference:+.1f}"
+
+
+def _put(titles: tuple[str, ...], rows: list[Any]) -> None:
+    from sim.base.tables import plain, render
+
+    content = plain(*titles)
+    for row in rows:
+        content.add_row(*row)
+    say(render(content), nl=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sim.cli.progress import TrainingBar
+from sim.cli.say import say
 from sim.cli.train_emoe import emoe
 from sim.cli.unique_options import UniqueOptions
 
@@ -54,9 +55,9 @@ def duoserve(
         must_be_writable(out)  # not found out after the training
         facts = train(trace, out, plan, bar.told)
     test = facts["test"]
-    click.echo(f"written: {out}, trained on {facts['tokens']:,} tokens of {trace.name}")
+    say(f"written: {out}, trained on {facts['tokens']:,} tokens of {trace.name}")
     if test["n"]:
-        click.echo(f"test split: all {facts['top_k']} experts of a layer predicted {test['top_k_frac']:.2%}, at least "
+        say(f"test split: all {facts['top_k']} experts of a layer predicted {test['top_k_frac']:.2%}, at least "
                    f"one {test['any_frac']:.2%}, of {test['n']:,} predictions")  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput
+from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ def emoe(
         measured, facts = sensitivity(trace, checkpoint, per_task, seed)
         found = train(trace, out, plan, bar.told, measured, facts)
     test = found["test"]
-    click.echo(f"written: {out}, trained on {found['store_requests']} requests of {trace.name}")
-    click.echo("most used experts of a test prompt's layers that were foretold: "
+    say(f"written: {out}, trained on {found['store_requests']} requests of {trace.name}")
+    say("most used experts of a test prompt's layers that were foretold: "
                + ", ".join(f"{key} {value:.1%}" for key, value in test.items() if key != "n")
                + f" ({test['n']} prompts)")  # fmt: skip
 

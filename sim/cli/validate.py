@@ -10,8 +10,10 @@ from typing import Any
 import click
 
 from sim.base.errors import BadInput
+from sim.base.tables import fold
+from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
-from sim.real.validate_text import markdown, read, report, talk_report
+from sim.real.validate_text import kept_text, read, report, talk_report
 
 TALK_OUTPUTS = 32
 
@@ -57,7 +59,7 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
         from sim.base.files import bundled
 
         kept = bundled("reports.validation", ".json")
-        click.echo(markdown([read(kept.get(name, Path(name))) for name in tables]), nl=False)
+        click.echo(kept_text([read(kept.get(name, Path(name))) for name in tables]), nl=False)
         return 0
     if not policies or hw is None:
         missing = "--policy" if not policies else "--hw"
@@ -73,7 +75,7 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
         data = _talk(checkpoint, policies, experts or (None,), hw, device, trace, requests, settings,
                      outputs or TALK_OUTPUTS)  # fmt: skip
         _keep(data, out)
-        click.echo(json.dumps(data) if as_json else talk_report(data), nl=as_json)
+        click.echo(json.dumps(data) if as_json else fold(talk_report(data)), nl=as_json)
         return 1 if data["wrong"] else 0
     if resume and out is None:
         raise BadInput("--resume, got no --out: it continues the file that --out names; give both")
@@ -87,7 +89,7 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
     if as_json:
         click.echo(json.dumps(data))
     else:
-        click.echo(report(data), nl=False)
+        say(report(data), nl=False)
     if data["interrupted"]:
         click.echo("interrupted; what was compared until then is above", err=True)
         return 130

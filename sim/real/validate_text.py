@@ -82,58 +82,65 @@ def talk_report(data: dict[str, Any]) -> str:
     return f"{head}\n\n{render(rows)}\n" + "".join(f"wrong: {line}\n" for line in data["wrong"])
 
 
-def markdown(kept: list[dict[str, Any]]) -> str:
-    """The accuracy table of the docs: hardware, cores, noise, versions and date, then a row per comparison."""
+def kept_text(kept: list[dict[str, Any]], width: int | None = None) -> str:
+    """What files of comparisons hold: hardware, cores, noise, versions and date, then a row per comparison."""
+    return "\n".join(_talked(data, width) if "policies" in data else _compared(data, width) for data in kept)
+
+
+def _compared(data: dict[str, Any], width: int | None) -> str:
+    from sim.base.tables import fold
     from sim.real.order import order, told
 
-    lines: list[str] = []
-    for data in kept:
-        if "policies" in data:
-            lines += _talked(data)
+    machine, load = data["machine"], ", ".join(f"{x:.1f}" for x in data["load"])
+    head = (
+        f"{data['device']}: {machine['cpu']}, {data['cores']} cores, torch {machine['versions']['torch']}, "
+        f"{data['date']}, load average {load}, profile {data['profile']}. TPOT off by "
+        f"{data['tpot_s_median_error_frac']:.1%} (median), {data['tpot_s_worst_error_frac']:.1%} (worst); TTFT by "
+        f"{data['ttft_s_median_error_frac']:.1%} and {data['ttft_s_worst_error_frac']:.1%}."
+    )
+    models = list(dict.fromkeys(c["model"] for c in data["comparisons"]))
+    rows = "\n".join(f"{model}\n{_rows_of(model, data, width)}" for model in models)
+    notes = "off: of TPOT. IQR: of the measured iterations. hits: hit rate predicted, and real."
+    orders = "".join(f"- {told(where, row)}.\n" for where, row in order(data["comparisons"]).items())
+    return f"{fold(head, width)}\n\n{rows}\n{fold(notes, width)}\n{fold(orders, width)}"
+
+
+def _rows_of(model: str, data: dict[str, Any], width: int | None) -> str:
+    from sim.base.tables import render, table
+
+    rows = table("policy", "experts", "ms per token", "measured", "off", "TTFT off", "IQR", "hits", "real", "decisions")
+    for c in data["comparisons"]:
+        if c["model"] != model:
             continue
-        machine, load = data["machine"], ", ".join(f"{x:.1f}" for x in data["load"])
-        lines += [
-            f"{data['device']}: {machine['cpu']}, {data['cores']} cores, torch {machine['versions']['torch']}, "
-            f"{data['date']}, load average {load}, profile `{data['profile']}`. TPOT off by "
-            f"{data['tpot_s_median_error_frac']:.1%} (median), {data['tpot_s_worst_error_frac']:.1%} (worst); TTFT by "
-            f"{data['ttft_s_median_error_frac']:.1%} and {data['ttft_s_worst_error_frac']:.1%}.", "",
-            "| policy | model | experts | TPOT predicted (ms) | measured (ms) | error | TTFT error | IQR of iterations "
-            "| hit rate predicted | measured | decisions |",
-            "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
-        ]  # fmt: skip
-        for c in data["comparisons"]:
-            said_s, real_s, scatter = c["tpot_s"]["predicted"], c["tpot_s"]["measured"], c["plus_minus_frac"]
-            spread = f" ± {1e3 * said_s * scatter:.1f}" if scatter else ""
-            lines.append(
-                f"| {c['policy']} | {c['model']} | {_spec(c)} | {1e3 * said_s:.1f}{spread} | {1e3 * real_s:.1f} | "
-                f"{_percent(c['tpot_s']['error_frac'])} | {_percent(c['ttft_s']['error_frac'])} | "
-                f"{_percent(c['decode_iqr_frac'], sign=False)} | "
-                f"{_percent(c['classes']['hit_rate']['predicted'], sign=False)} | "
-                f"{_percent(c['classes']['hit_rate']['measured'], sign=False)} | "
-                f"{'identical' if c['decisions']['identical'] else 'differ'} |"
-            )
-        lines.append("")
-        lines += [f"- {told(where, row)}." for where, row in order(data["comparisons"]).items()]
-        lines.append("")
-    return "\n".join(lines)
+        said_s, real_s, scatter = c["tpot_s"]["predicted"], c["tpot_s"]["measured"], c["plus_minus_frac"]
+        spread = f" ± {1e3 * said_s * scatter:.1f}" if scatter else ""
+        rows.add_row(
+            c["policy"], _spec(c), f"{1e3 * said_s:.1f}{spread}", f"{1e3 * real_s:.1f}",
+            _percent(c["tpot_s"]["error_frac"]), _percent(c["ttft_s"]["error_frac"]),
+            _percent(c["decode_iqr_frac"], sign=False), _percent(c["classes"]["hit_rate"]["predicted"], sign=False),
+            _percent(c["classes"]["hit_rate"]["measured"], sign=False),
+            "identical" if c["decisions"]["identical"] else "differ",
+        )  # fmt: skip
+    return render(rows, width)
 
 
-def _talked(data: dict[str, Any]) -> list[str]:
+def _talked(data: dict[str, Any], width: int | None) -> str:
     """What `--checkpoint` kept, as rows."""
-    lines = [
-        "| policy | lossy | tokens as resident | perplexity | resident | change | activations changed, closed loop "
-        "| open loop | gate mass kept, open loop |", "|---|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]  # fmt: skip
+    from sim.base.tables import fold, render, table
+
+    rows = table("policy", "lossy", "as resident", "perplexity", "resident", "change", "closed loop", "open loop",
+                 "mass kept")  # fmt: skip
     for row in data["policies"]:
         shares = (row[f"{loop}_loop_activations_changed_frac"] for loop in ("closed", "open"))
-        lossy, same = "yes" if row["lossy"] else "no", _percent(row["tokens_same_frac"], sign=False)
-        lines.append(
-            f"| {row['policy']} | {lossy} | {same} of {row['tokens']} | "
-            f"{row['perplexity']:.2f} | {row['perplexity_resident']:.2f} | "
-            f"{_percent(row['perplexity_change_frac'])} | "
-            f"{' | '.join(_percent(share, sign=False) for share in (*shares, row['open_loop_gate_mass_kept']))} |"
-        )
-    return [*lines, ""]
+        rows.add_row(
+            row["policy"], "yes" if row["lossy"] else "no",
+            f"{_percent(row['tokens_same_frac'], sign=False)} of {row['tokens']}",
+            f"{row['perplexity']:.2f}", f"{row['perplexity_resident']:.2f}", _percent(row["perplexity_change_frac"]),
+            *(_percent(share, sign=False) for share in (*shares, row["open_loop_gate_mass_kept"])),
+        )  # fmt: skip
+    notes = ("as resident: tokens that the resident model generates too. closed, open loop: activations changed where "
+             "the model routes itself, and in replay. mass kept: of the gate, in replay.")  # fmt: skip
+    return f"{render(rows, width)}\n{fold(notes, width)}\n"
 
 
 def _spec(found: dict[str, Any]) -> str:

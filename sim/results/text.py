@@ -1,8 +1,7 @@
-"""A result as people read it: the verdict first, human units, about thirty lines; the same in a terminal and a pipe."""
+"""A result as people read it: the verdict first, human units, about thirty lines."""
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
 
 from sim.base.units import show_bytes, show_count, show_flops, show_frac, show_rate, show_seconds
@@ -12,7 +11,6 @@ from sim.setup.naming import machine_of, policy_of, words
 if TYPE_CHECKING:
     from rich.table import Table
 
-WIDTH = 118
 TOP_FIGURES = 3
 _WAITS = {
     "gpu": ("the GPU", "computing"),
@@ -53,8 +51,10 @@ def verdict(result: dict[str, Any]) -> str:
     return f"{who}: {speed}, bound by {what} ({100 * share:.0f} % of {phase} time {doing}){catch}"
 
 
-def render(result: dict[str, Any]) -> str:
-    """Everything below the verdict."""
+def render(result: dict[str, Any], width: int | None = None) -> str:
+    """Everything below the verdict, as wide as the terminal unless told."""
+    from sim.base.tables import render as layout
+
     blocks = (
         _facts(result),
         _times(result),
@@ -65,7 +65,7 @@ def render(result: dict[str, Any]) -> str:
         _memory(result),
         _grounds(result),
     )
-    return "\n".join(_text(block) for block in blocks if block.row_count)
+    return "\n".join(layout(block, width) for block in blocks if block.row_count)
 
 
 def _facts(result: dict[str, Any]) -> Table:
@@ -258,25 +258,14 @@ def _plain(value: object) -> str:
 
 
 def _pairs() -> Table:
-    rows = _table("", "", header=False, numbers=False)
+    from sim.base.tables import plain
+
+    rows = plain("", "", numbers=False)
     rows.columns[0].min_width = 13
     return rows
 
 
-def _table(*titles: str, header: bool = True, numbers: bool = True) -> Table:
-    from rich.table import Table
+def _table(*titles: str) -> Table:
+    from sim.base.tables import plain
 
-    rows = Table(box=None, pad_edge=False, show_header=header, padding=(0, 2, 0, 0))
-    for index, title in enumerate(titles):
-        right = numbers and index > 0
-        rows.add_column(title, justify="right" if right else "left", no_wrap=right or not index, overflow="fold")
-    return rows
-
-
-def _text(content: Table) -> str:
-    """As text of a fixed width, without colour; trailing blanks removed."""
-    from rich.console import Console
-
-    buffer = io.StringIO()
-    Console(file=buffer, width=WIDTH, no_color=True, highlight=False, markup=False, emoji=False).print(content)
-    return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
+    return plain(*titles)

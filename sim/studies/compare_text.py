@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from sim.studies.ranking import Rank, Row
 
-WIDTH = 158
 MOST_TIED = 3  # named in the verdict; the table shows all
 SHOWN_AS_RATIO = 1.01  # below, "1.00x faster" would be all there is to say
 _LANES = {"copy": "with this link and room", "copy + cpu": "with experts on the CPU too"}
@@ -80,13 +79,12 @@ def _over(row: Row) -> str:
 
 def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
     """One row per run, fastest first, and the lower bounds under them."""
-    from sim.base.tables import render, table
+    from sim.base.tables import prose, render, table
 
     shown = table(
         "policy", "rank", "TPOT", "above bound", "TTFT", "hit", "late hit", "to the GPU per token", "bound by", "note",
     )  # fmt: skip
-    for column in shown.columns[-2:]:
-        column.justify = "left"
+    prose(shown, -2, -1)
     common = _of_all(rows)
     for label, result, _ in rows:
         outputs = result["decode_tokens"] + result["requests"]
@@ -99,7 +97,7 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
             show_bytes(result["h2d_bytes"] / outputs), str(result["bound_by"]["resource"]), ", ".join(notes),
         )  # fmt: skip
     below = [*([f"all of them: {', '.join(common)}\n"] if common else []), *_bounds(rows)]
-    return render(shown, WIDTH) + ("\n" if below else "") + "".join(below)
+    return render(shown) + ("\n" if below else "") + "".join(below)
 
 
 def _of_all(rows: Sequence[Row]) -> list[str]:

@@ -1,0 +1,141 @@
+"""Text folds to where it is read: sentences and tables by hand, then what commands print at 80 and 100 columns."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from cli_help import mixtral_shaped, moesim, simulated
+
+from sim.base.tables import IN_A_PIPE, NARROWEST, columns, fold, plain, prose, render, table
+
+
+def fits(text: str, width: int) -> None:
+    """No line is wider, but for one that holds a single word: a path or an address is not broken."""
+    for line in text.splitlines():
+        assert len(line) <= width or len(line.split()) == 1, f"{len(line)}: {line}"
+
+
+@pytest.mark.parametrize(("said", "is_"), [("72", 72), ("1", NARROWEST), ("0", IN_A_PIPE), ("wide", IN_A_PIPE)])
+def test_a_pipe_has_100_columns_unless_told(monkeypatch: pytest.MonkeyPatch, said: str, is_: int) -> None:
+    monkeypatch.setattr("sys.__stdout__", None)
+    monkeypatch.setenv("COLUMNS", said)
+    assert columns() == is_
+    monkeypatch.delenv("COLUMNS")
+    assert columns() == 100
+
+
+def test_a_sentence_goes_on_under_its_own_text() -> None:
+    assert fold("a short line\nand another", 12) == "a short line\nand another"
+    assert fold("one two three four", 12) == "one two\n  three four"
+    assert fold("text    one two three", 14) == "text    one\n        two\n        three"
+    assert fold("  model   a b c d e f", 16) == "  model   a b c\n          d e f"
+    assert fold("written: /a/very/long/path/in/one/piece", 12) == "written:\n  /a/very/long/path/in/one/piece"
+    assert fold("", 12) == ""
+
+
+def test_words_fold_before_numbers() -> None:
+    rows = table("policy", "TPOT", "note")
+    prose(rows, -1)
+    rows.add_row("lru", "1,234 ms", "does not fit: needs 94.5 GB")
+    assert render(rows, 40) == (
+        "policy      TPOT  note\n"
+        "────────────────────────────────────────\n"
+        "lru     1,234 ms  does not fit: needs\n"
+        "                  94.5 GB\n"
+    )
+
+
+def test_numbers_that_are_too_wide_go_on_below() -> None:
+    rows = plain("policy", "first", "second", "third")
+    rows.add_row("lru", "1,000,000 ms", "2,000,000 ms", "3,000,000 ms")
+    assert render(rows, 40) == (
+        "policy         first        second\n"
+        "lru     1,000,000 ms  2,000,000 ms\n"
+        "\n"
+        "policy         third\n"
+        "lru     3,000,000 ms\n"
+    )
+
+
+def test_a_long_word_is_broken_rather_than_lost() -> None:
+    rows = table("file", "", numbers=False)
+    rows.add_row("name", "x" * 100)
+    shown = render(rows, 40)
+    fits(shown, 40)
+    assert shown.count("x") == 100
+
+
+COMMANDS = [
+    "policies",
+    "policies --api",
+    "policies fine_moe",
+    "policies moe_infinity",
+    "hw",
+    "hw rtx3090",
+    "hw --links",
+    "models",
+    "models mixtral-8x7b",
+    "traces",
+    "traces list",
+    "traces show mixtral-8x7b-small",
+    "traces stats --public all",
+    "traces synth mixtral-8x7b-small --targets list",
+    "validate --table cpu-backend",
+    "validate --table emoe",
+    "reproduce --last",
+    "reproduce --last --misses",
+    "conformance lru",
+]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("words", COMMANDS)
+def test_commands_fold(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    said = moesim(capsys, *words.split())
+    assert said.code == 0
+    fits(said.out, width)
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_runs_and_comparisons_fold(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, width: int
+) -> None:
+    trace = mixtral_shaped(tmp_path)
+    monkeypatch.setenv("COLUMNS", str(width))
+    of_all_widths = ("gpu_only", "belady", "mixtral_offloading", "lru scope=layer", "hobbit", "fine_moe variant=code")
+    named = [word for name in of_all_widths for word in ("--policy", name)]
+    for said in (
+        simulated(capsys, "--policy", "fine_moe", "--hw", "rtx3090", "--trace", trace),
+        moesim(capsys, "compare", *named, "--hw", "rtx3090", "--trace", trace, "--workers", 1),
+    ):
+        assert said.code == 0, said.err
+        fits(said.out, width)
+
+
+def test_what_is_folded_is_all_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every word that a wide terminal shows, a narrow one shows as well."""
+    for words in ("hw --links", "reproduce --last", "traces stats --public all"):
+        seen = []
+        for width in (300, 80):
+            monkeypatch.setenv("COLUMNS", str(width))
+            seen.append(set(re.findall(r"\d[\d.,]*", moesim(capsys, *words.split()).out)))
+        assert seen[0] == seen[1] != set()
+
+
+VERBS = ["bench", "calibrate", "compare", "conformance", "hw", "models", "policies", "record", "report", "reproduce",
+         "run", "traces", "traces stats", "traces synth", "traces convert", "traces compose", "train", "validate",
+         ""]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_usage_folds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for verb in VERBS:
+        said = moesim(capsys, *verb.split(), "--help")
+        assert said.code == 0
+        fits(said.out, width)
