@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -81,8 +82,9 @@ def test_what_needs_torch_says_so_without_it(args: str, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     folder = tmp_path_factory.mktemp("wheel")
+    plain = {**os.environ, "MOESIM_PURE": "1"}  # tests/test_build.py is about what is compiled
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=ROOT, check=True,
-                   capture_output=True)  # fmt: skip
+                   capture_output=True, env=plain)  # fmt: skip
     (path,) = folder.glob("*.whl")
     assert path.stat().st_size < 90_000_000
     with zipfile.ZipFile(path) as archive:
@@ -100,9 +102,10 @@ def test_wheel_carries_data(wheel: set[str]) -> None:
 
 
 def test_wheel_carries_code_and_nothing_else(wheel: set[str]) -> None:
-    paths = (path for top in ("sim", "policies") for path in ROOT.glob(f"{top}/**/*.py"))
+    paths = [path for top in ("sim", "policies") for path in (ROOT / top).rglob("*") if path.suffix in (".py", ".pxd")]
     code = {path.relative_to(ROOT).as_posix() for path in paths}
     assert code <= wheel
+    assert not [name for name in wheel if name.endswith((".so", ".pyd", ".c"))]
     tops = {name.split("/")[0] for name in wheel}
     assert {top for top in tops if not top.endswith(".dist-info")} == {
         "sim", "policies", "calibrate", "hwprofiles", "traces", "reports"}  # fmt: skip

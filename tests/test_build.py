@@ -1,0 +1,179 @@
+"""hatch_build.py: what has a .pxd is compiled where that can be done, and the same bits come out everywhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CYTHON = pytest.importorskip("Cython", reason="Cython is not installed")
+LANE = '''
+from __future__ import annotations
+
+
+class Lane:
+    def __init__(self) -> None:
+        self.free_s = 0.1
+
+    def use(self, ready_s: float, duration_s: float) -> float:
+        """Where a compiler may fuse, divide by multiplying, or add in another order, the last bit shows it."""
+        self.free_s = ready_s * duration_s + self.free_s
+        return (self.free_s + duration_s) / 3.0 + ready_s / duration_s
+'''
+LANE_PXD = """
+cdef class Lane:
+    cdef public double free_s
+    cpdef double use(self, double ready_s, double duration_s)
+"""
+TOTAL = '''
+from sim.lane import Lane
+
+
+def total(n: int) -> float:
+    lane = Lane()
+    found = 0.0
+    for i in range(n):
+        found = found + lane.use(i / 7.0, 1.0 / (i + 3.0))
+    return found
+'''
+TOTAL_PXD = """
+cimport cython
+from sim.lane cimport Lane
+@cython.locals(lane=Lane, i=int, found=double)
+cpdef double total(int n)
+"""
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "hatchling.build"
+[project]
+name = "sample"
+version = "1"
+requires-python = ">=3.11"
+[tool.hatch.build.targets.wheel]
+packages = ["sim"]
+[tool.hatch.build.targets.wheel.hooks.custom]
+"""
+SHOW = "import sim.total as t; print(t.__file__.endswith('.py'), t.total(1000).hex())"
+
+
+def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    whole = {**os.environ, "PYTHONPATH": str(cwd), "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    whole.pop("MOESIM_PURE", None) if "MOESIM_PURE" not in environment else None
+    return subprocess.run([sys.executable, *command], cwd=cwd, env=whole, capture_output=True, text=True, timeout=600)
+
+
+def make(folder: Path) -> Path:
+    """Two modules, one of which uses the other's class as it is compiled."""
+    (folder / "sim").mkdir(parents=True)
+    shutil.copy(ROOT / "hatch_build.py", folder)
+    (folder / "pyproject.toml").write_text(PROJECT)
+    texts = {"__init__.py": "", "lane.py": LANE, "lane.pxd": LANE_PXD, "total.py": TOTAL, "total.pxd": TOTAL_PXD}
+    for name, text in {**texts, "plain.py": "n = 1\n"}.items():
+        (folder / "sim" / name).write_text(text)
+    return folder
+
+
+def built(folder: Path) -> list[str]:
+    return sorted(path.name.split(".")[0] for path in (folder / "sim").iterdir() if path.suffix in (".so", ".pyd"))
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make(tmp_path_factory.mktemp("sample") / "sample")
+    plain = run("-c", SHOW, cwd=folder).stdout.split()
+    assert plain[0] == "True"
+    done = run("hatch_build.py", cwd=folder)
+    if done.returncode and "compil" in done.stderr.splitlines()[-1].lower():
+        pytest.skip(f"no C compiler: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    (folder / "plain.txt").write_text(plain[1])
+    return folder
+
+
+def test_in_place_what_has_a_pxd_is_compiled_and_gives_the_same_bits(compiled: Path) -> None:
+    assert built(compiled) == ["lane", "total"]
+    assert run("-c", SHOW, cwd=compiled).stdout.split() == ["False", (compiled / "plain.txt").read_text()]
+
+
+def test_flags_of_the_environment_do_not_change_the_bits(compiled: Path, tmp_path: Path) -> None:
+    if os.name == "nt":
+        pytest.skip("CFLAGS is how Unix compilers are told")
+    folder = make(tmp_path / "sample")
+    done = run("hatch_build.py", cwd=folder, CFLAGS="-Ofast -ffast-math -ffp-contract=fast -march=native")
+    assert done.returncode == 0, done.stderr
+    assert run("-c", SHOW, cwd=folder).stdout.split() == ["False", (compiled / "plain.txt").read_text()]
+
+
+def test_a_module_without_its_pxd_is_plain_again(compiled: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sample"
+    shutil.copytree(compiled, folder)
+    (folder / "sim" / "total.pxd").unlink()
+    assert run("hatch_build.py", cwd=folder).returncode == 0
+    assert built(folder) == ["lane"]
+    assert run("-c", SHOW, cwd=folder).stdout.split() == ["True", (compiled / "plain.txt").read_text()]
+
+
+def wheel_of(folder: Path, **environment: str) -> tuple[str, set[str], str]:
+    done = run("-m", "hatchling", "build", "-t", "wheel", cwd=folder, **environment)
+    assert done.returncode == 0, done.stderr
+    (path,) = (folder / "dist").glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        names = {name for name in archive.namelist() if name.startswith("sim/")}
+    return path.name, names, done.stdout + done.stderr
+
+
+PLAIN = {f"sim/{name}" for name in ("__init__.py", "lane.py", "lane.pxd", "total.py", "total.pxd", "plain.py")}
+
+
+def test_a_wheel_carries_what_was_compiled(compiled: Path, tmp_path: Path) -> None:
+    name, files, _ = wheel_of(make(tmp_path / "sample"))
+    assert "none-any" not in name
+    assert sorted(Path(file).name.split(".")[0] for file in files - PLAIN) == ["lane", "total"]
+
+
+@pytest.mark.parametrize("environment", [{"MOESIM_PURE": "1"}, {"CC": "false", "LDSHARED": "false"}, {"PATH": ""}])
+def test_without_a_compiler_a_wheel_is_plain_and_nobody_is_bothered(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    if os.name == "nt" and "MOESIM_PURE" not in environment:
+        pytest.skip("MSVC is found without CC and PATH")
+    name, files, told = wheel_of(make(tmp_path / "sample"), **environment)
+    assert name.endswith("-py3-none-any.whl")
+    assert files == PLAIN
+    assert "Traceback" not in told and "rror:" not in told
+
+
+def test_one_module_that_does_not_compile_leaves_all_of_them_plain(compiled: Path, tmp_path: Path) -> None:
+    folder = make(tmp_path / "sample")
+    (folder / "sim" / "total.pxd").write_text("cpdef double total(no such type)\n")
+    name, files, _ = wheel_of(folder)
+    assert name.endswith("-py3-none-any.whl") and files == PLAIN
+
+
+@pytest.mark.thorough
+def test_gcc_and_clang_give_the_same_bits(tmp_path: Path) -> None:
+    """The engine itself by two compilers, over random worlds."""
+    clang = os.environ.get("CLANG") or shutil.which("clang")
+    if not clang or not shutil.which("gcc"):
+        pytest.skip("needs gcc and clang (or CLANG='python -m ziglang cc')")
+    found = {}
+    for compiler in ("gcc", clang):
+        folder = tmp_path / f"by{len(found)}"
+        ignored = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__", "data", "models", "goldens")
+        for name in ("sim", "policies", "traces", "hwprofiles", "tests"):
+            shutil.copytree(ROOT / name, folder / name, ignore=None if name == "hwprofiles" else ignored)
+        shutil.copy(ROOT / "hatch_build.py", folder)
+        linked = f"{compiler} -shared"
+        done = run("hatch_build.py", cwd=folder, CC=compiler, LDSHARED=linked)
+        assert done.returncode == 0, done.stderr
+        found[compiler] = run("tests/random_worlds.py", "--digests", "300", "0", cwd=folder).stdout.split()
+        assert int(found[compiler][0]) == len(list((folder / "sim").rglob("*.pxd")))
+        assert len(found[compiler]) == 301
+    assert found["gcc"] == found[clang]
