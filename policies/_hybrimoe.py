@@ -1,4 +1,4 @@
-"""HybriMoE's two decisions: how CPU and GPU share a layer's experts, and which experts a cache is to keep (MRS)."""
+"""HybriMoE's schedule: how CPU and GPU share a layer's experts, and what an expert more on the GPU would save."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+Counts = tuple[int, ...]  # tokens of each of some experts
 
 
 class Rates(NamedTuple):
@@ -72,49 +71,58 @@ def share_out(there: Sequence[int], missing: Sequence[int], tokens: Mapping[int,
 
 
 class Simulation:
-    """Makespans of `share_out`, remembered: they depend on nothing but how many tokens each expert has."""
+    """`share_out`, remembered: it depends on nothing but how many tokens each expert has."""
 
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
-        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
+        self._layouts: dict[tuple[Counts, Counts], tuple[list[int], list[int]]] = {}
+        self._makespans: dict[tuple[Counts, Counts], float] = {}
+        self.gain_of_one = cache(self._gain_of_one)
+        self._gains: dict[tuple[Counts, Counts], Callable[[int, int], float]] = {}
+
+    def layout(self, there: Counts, missing: Counts) -> tuple[list[int], list[int]]:
+        """Places of the experts that GPU and CPU compute, in their order, among those on the GPU and then the others.
+
+        Args:
+            there, missing: tokens of the experts on the GPU, and of those that are not.
+        """
+        found = self._layouts.get((there, missing))
+        if found is None:
+            shares = self._share_out(there, missing)
+            found = self._layouts[there, missing] = shares.gpu, shares.cpu
+        return found
+
+    def gains(self, there: Counts, missing: Counts) -> Callable[[int, int], float]:
+        """What it would save a layer if one of its missing experts were on the GPU: asked with the tokens of that one,
+        and of the one that makes room for it (0 where that one is not asked for)."""
+        found = self._gains.get((there, missing))
+        if found is None:
+            as_is = self.makespan(there, missing)
+
+            @cache
+            def gain(joins: int, leaves: int) -> float:
+                stay, others = list(there), list(missing)
+                others.remove(joins)
+                if leaves:
+                    stay.remove(leaves)
+                    others.append(leaves)
+                return as_is - self.makespan([*stay, joins], others)
+
+            found = self._gains[there, missing] = gain
+        return found
+
+    def _gain_of_one(self, n: int, n_missing: int, loses: bool) -> float:
+        """The same for one token of `n` experts, which are all alike; `loses`: room is made by one of them."""
+        return self.gains((1,) * (n - n_missing), (1,) * n_missing)(1, int(loses))
 
     def makespan(self, there: Iterable[int], missing: Iterable[int]) -> float:
         """Of a layer whose experts on the GPU, and whose others, have these tokens."""
         key = (tuple(sorted(there)), tuple(sorted(missing)))
-        found = self._known.get(key)
+        found = self._makespans.get(key)
         if found is None:
-            counts = (*key[0], *key[1])
-            tokens, split = dict(enumerate(counts)), len(key[0])
-            shares = share_out(range(split), range(split, len(counts)), tokens, self._rates)
-            found = self._known[key] = shares.makespan
+            found = self._makespans[key] = self._share_out(*key).makespan
         return found
 
-
-class MrsScores:
-    """Minus Recent Score: S <- alpha x TopP(s) + (1 - alpha) x S, per layer and iteration; the least leaves first.
-
-    Scores are kept in the trace's integer units. `lru` keeps the time of the last use instead.
-    """
-
-    def __init__(self, n_layers: int, n_experts: int, alpha: float, top_p: int, lru: bool = False) -> None:
-        self._scores = np.zeros((n_layers, n_experts))
-        self._alpha = alpha
-        self._top_p = min(top_p, n_experts)
-        self._lru = lru
-        self._time = 0.0
-
-    def update(self, layer: int, scores: NDArray[np.float64], used: Sequence[int]) -> None:
-        """Take in one layer's gate scores [n_experts] and the experts it chose."""
-        row = self._scores[layer]
-        if self._lru:
-            self._time += 1.0
-            row[list(used)] = self._time
-            return
-        best = np.argsort(-scores, kind="stable")[: self._top_p]
-        row *= 1.0 - self._alpha
-        row[best] += self._alpha * scores[best]
-
-    def of(self, layer: int) -> list[float]:
-        """S of every expert of a layer."""
-        scores: list[float] = self._scores[layer].tolist()
-        return scores
+    def _share_out(self, there: Counts, missing: Counts) -> Shares:
+        n, tokens = len(there), (*there, *missing)
+        return share_out(range(n), range(n, len(tokens)), dict(enumerate(tokens)), self._rates)

@@ -17,16 +17,20 @@ Several GPUs (not published): each keeps its share of every layer's cache, and t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from random import Random as Draws
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from policies._hybrimoe import MrsScores, Rates, Simulation, share_out
+from policies._hybrimoe import Rates, Simulation
+from policies._hybrimoe_cache import LayerCaches, MrsScores
 from policies._placement import fits_whole
 from sim.policy import (
     PREFILL,
     BadInput,
+    Decision,
     DoesNotFit,
     Evict,
     Fetch,
@@ -42,6 +46,17 @@ from sim.policy import (
 )
 
 PUBLISHED_LOOKAHEAD = 3
+Gain = tuple[float, int, int, int]  # minus the seconds saved, layers ahead, expert, and the expert by its index
+Named = list[int] | dict[int, int]  # experts guessed for a layer: of one token, or with the tokens of each
+
+
+class Copies(NamedTuple):
+    """An expert's matrices, as pieces, and what is said of all of them at once."""
+
+    parts: tuple[Piece, ...]
+    fetch: tuple[Fetch, ...]
+    prefetch: tuple[Prefetch, ...]
+    evict: tuple[Evict, ...]
 
 
 class HybriMoe(Policy):
@@ -104,15 +119,21 @@ class HybriMoe(Policy):
         return min(all_of_them, view.n_layers + -(-view.n_experts // view.n_gpus))
 
     def bind(self, view: View) -> None:
+        self._n_experts, n = view.n_experts, view.n_layers * view.n_experts
         top_p = 2 * view.top_k if self.top_p is None else self.top_p
-        self._mrs = MrsScores(view.n_layers, view.n_experts, self.alpha, top_p, lru=self.evict == "lru")
-        self._held: dict[tuple[int, int], dict[Piece, None]] = {}  # (layer, GPU) -> experts its cache holds
-        self._parts: dict[Piece, tuple[Piece, ...]] = {}
+        mrs = MrsScores(view.n_layers, view.n_experts, self.alpha, top_p, lru=self.evict == "lru")
         self._sizes = [self._size(gpu, view) for gpu in range(view.n_gpus)]
-        self._wanted: list[Piece] = []  # to be prefetched, best first
-        self._asked: list[Piece] = []  # copies that may still be under way
-        self._prices = self._rates(view).remembered()
-        self._simulated = Simulation(self._prices)
+        self._caches = LayerCaches(mrs, self._sizes, view)
+        self._copies: list[Copies | None] = [None] * n
+        self._run_gpu = [RunGpu(expert) for expert in range(view.n_experts)]
+        self._run_cpu = [RunCpu(expert) for expert in range(view.n_experts)]
+        self._guessed: tuple[int, list[Named]] | None = None  # the layer that guessed last, unless looked at already
+        self._wanted: list[int] = []  # to be prefetched, best last
+        self._asked: dict[int, Copies] = {}  # in a cache, and perhaps still under way
+        self._simulated = Simulation(self._rates(view).remembered())
+        self._one_gpu = view.n_gpus == 1
+        self._top_k = view.top_k
+        self._guesses = tuple(f"next_scores_{d}" for d in range(1, self.lookahead + 1))
 
     def _size(self, gpu: int, view: View) -> int:
         """Experts of each layer on this GPU. Raises DoesNotFit when the one asked for is too large."""
@@ -149,151 +170,202 @@ class HybriMoe(Policy):
                 experts = [expert for _, expert in sorted((draw(), expert) for expert in experts)]
             for gpu in range(view.n_gpus):
                 mine = [piece for piece in (view.piece(layer, expert) for expert in experts) if piece.gpu == gpu]
-                self._held[layer, gpu] = dict.fromkeys(mine[: self._sizes[gpu]])
-                for piece in self._held[layer, gpu]:
-                    yield from self._copies(piece, view)
+                for piece in mine[: self._sizes[gpu]]:
+                    self._caches.add(piece.index)
+                    yield from self._of(piece.index, view).parts
 
-    def _copies(self, piece: Piece, view: View) -> tuple[Piece, ...]:
-        """The expert's matrices, as pieces."""
-        if piece not in self._parts:
-            self._parts[piece] = tuple(view.matrices(piece.layer, piece.expert, self.matrices))
-        return self._parts[piece]
+    def _of(self, at: int, view: View) -> Copies:
+        """What an expert is copied in."""
+        found = self._copies[at]
+        if found is None:
+            parts = tuple(view.matrices(*divmod(at, self._n_experts), self.matrices))
+            found = self._copies[at] = Copies(
+                parts, tuple(map(Fetch, parts)), tuple(map(Prefetch, parts)), tuple(map(Evict, parts))
+            )
+        return found
 
-    def _there(self, layer: int, expert: int, view: View) -> bool:
-        """True when the cache has, or is getting, the expert."""
-        piece = view.piece(layer, expert)
-        return piece in self._held[layer, piece.gpu]
-
-    def _fetch(self, piece: Piece, view: View) -> Steps:
-        for part in self._copies(piece, view):
-            yield Fetch(part)
-
-    def _prefetch(self, piece: Piece, view: View) -> Steps:
-        for part in self._copies(piece, view):
-            yield Prefetch(part)
-
-    def _evict(self, piece: Piece, view: View) -> Steps:
-        for part in self._copies(piece, view):
-            yield Evict(part)
-
-    def _loser(self, piece: Piece, view: View) -> Piece | None:
-        """Who leaves for `piece`: the least score of its layer, ties to the lowest id; None when nobody can."""
-        held = [p for p in self._held[piece.layer, piece.gpu] if view.evictable(p)]
-        if len(held) <= 1:
-            return held[0] if held else None
-        scores = self._mrs.of(piece.layer)
-        return min(held, key=lambda p: (scores[p.expert], p.expert))
-
-    def _full(self, piece: Piece) -> bool:
-        return len(self._held[piece.layer, piece.gpu]) >= self._sizes[piece.gpu]
-
-    def _admit(self, piece: Piece, view: View) -> Steps:
-        """Make room in its layer, and book it."""
-        if self._full(piece):
-            loser = self._loser(piece, view)
-            assert loser is not None
-            del self._held[piece.layer, piece.gpu][loser]
-            yield from self._evict(loser, view)
-        self._held[piece.layer, piece.gpu][piece] = None
-        self._asked.append(piece)
+    def _admit(self, at: int, view: View, owed: Collection[int] = ()) -> tuple[Evict, ...]:
+        """Book an expert in its layer's cache; says who leaves for it."""
+        caches = self._caches
+        leaving: tuple[Evict, ...] = ()
+        if caches.full(at):
+            loser = caches.loser(at, owed)
+            assert loser >= 0
+            caches.remove(loser)
+            self._asked.pop(loser, None)
+            leaving = self._of(loser, view).evict
+        caches.add(at)
+        self._asked[at] = self._of(at, view)
+        return leaving
 
     # -- a layer ----------------------------------------------------------------------------------------------------
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
-        scores = gate.scores
-        # The code takes in the first token's scores alone; the paper has one token at a time.
-        row = scores[0] if self.variant == "code" or len(scores) == 1 else scores.sum(axis=0) / len(scores)
-        self._mrs.update(gate.layer, row, list(gate.needs))
+        self._caches.update(gate.layer, gate.by_layer(self._weighed), list(gate.needs))
         if gate.phase == PREFILL:
             yield from self._through_gpu(gate, view)
         else:
             yield from self._share(gate, view)
             yield from self._look_ahead(gate, view)
 
-    def _through_gpu(self, gate: Gate, view: View) -> Steps:
-        """A prompt: every expert on the GPU, what is missing through the buffer, without entering the cache."""
-        missing = [view.piece(gate.layer, e) for e in gate.needs if not self._there(gate.layer, e, view)]
-        for piece in missing:
-            yield from self._fetch(piece, view)
-        for expert in gate.needs:
-            if view.piece(gate.layer, expert) not in missing:
-                yield RunGpu(expert)
-        for piece in missing:
-            yield RunGpu(piece.expert)
-            yield from self._evict(piece, view)
+    def _weighed(self, scores: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+        """What each layer adds to its recent scores, of gate scores [n, L, E].
 
-    def _share(self, gate: Gate, view: View) -> Steps:
+        The code takes in the first token's scores alone; the paper has one token at a time.
+        """
+        first = self.variant == "code" or len(scores) == 1
+        return list(self._caches.mrs.weighed(scores[0] if first else scores.sum(axis=0) / len(scores)))
+
+    def _through_gpu(self, gate: Gate, view: View) -> Iterator[Decision]:
+        """A prompt: every expert on the GPU, what is missing through the buffer, without entering the cache."""
+        decision: Decision
+        base, held = gate.layer * self._n_experts, self._caches.held
+        missing = {expert: self._of(base + expert, view) for expert in gate.needs if not held[base + expert]}
+        for copies in missing.values():
+            for decision in copies.fetch:
+                yield decision
+        for expert in gate.needs:
+            if expert not in missing:
+                yield self._run_gpu[expert]
+        for expert, copies in missing.items():
+            yield self._run_gpu[expert]
+            for decision in copies.evict:
+                yield decision
+
+    def _share(self, gate: Gate, view: View) -> Iterator[Decision]:
         """A generated token: CPU and GPU as `share_out` says; what the CPU computes does not enter the cache."""
-        layer = gate.layer
-        there = [expert for expert in gate.needs if self._there(layer, expert, view)]
-        missing = [expert for expert in gate.needs if expert not in there]
-        shares = share_out(there, missing, gate.needs, self._prices)
-        for expert in shares.cpu:
-            yield RunCpu(expert)
-        moved = [view.piece(layer, expert) for expert in shares.gpu if expert in missing]
-        for piece in list(moved):
-            if self._full(piece) and self._loser(piece, view) is None:
+        decision: Decision
+        needs, base, caches = gate.needs, gate.layer * self._n_experts, self._caches
+        held, asked = caches.held, self._asked
+        there: list[int] = []
+        missing: list[int] = []
+        for expert in needs:
+            (there if held[base + expert] else missing).append(expert)
+        on_gpu, on_cpu = self._simulated.layout(
+            tuple([needs[expert] for expert in there]), tuple([needs[expert] for expert in missing])
+        )
+        order = there + missing
+        for place in on_cpu:
+            yield self._run_cpu[order[place]]
+        owed = [order[place] for place in on_gpu]
+        moved = [order[place] for place in on_gpu if place >= len(there)]
+        while moved:
+            at = base + moved[0]
+            if caches.full(at) and caches.loser(at, owed) < 0:
                 break  # all of its layer is still to run: it waits for one of them
-            yield from self._admit(piece, view)
-            yield from self._fetch(piece, view)
-            moved.remove(piece)
-        for expert in shares.gpu:
-            piece = view.piece(layer, expert)
-            if piece in moved:
-                yield from self._admit(piece, view)
-            yield from self._fetch(piece, view)  # what a prefetch has still to bring goes ahead of all others
-            yield RunGpu(expert)
+            for decision in self._admit(at, view, owed):
+                yield decision
+            for decision in asked[at].fetch:
+                yield decision
+            del moved[0]
+        while owed:
+            expert = owed[0]
+            at = base + expert
+            if expert in moved:
+                for decision in self._admit(at, view, owed):
+                    yield decision
+            if at in asked:
+                for decision in asked[at].fetch:  # what a prefetch has still to bring goes ahead of all others
+                    yield decision
+            del owed[0]
+            yield self._run_gpu[expert]
 
     # -- prefetching ------------------------------------------------------------------------------------------------
 
-    def _look_ahead(self, gate: Gate, view: View) -> Steps:
-        if self.variant == "paper":
-            gains = [gain for d in range(1, self.lookahead + 1) for gain in self._gains(gate, d, view)]
-            self._wanted = [piece for _, _, _, piece in sorted(gains, key=lambda gain: gain[:3])]
-            yield from self._pump(view)
-        elif self.prefetch_size and gate.layer + 1 < view.n_layers:
-            scores = self._mrs.of(gate.layer + 1)
-            for expert in sorted(range(view.n_experts), key=lambda e: (-scores[e], e))[: self.prefetch_size]:
-                piece = view.piece(gate.layer + 1, expert)
-                if not self._there(piece.layer, expert, view):
-                    yield from self._admit(piece, view)
-                    yield from self._prefetch(piece, view)
+    def _look_ahead(self, gate: Gate, view: View) -> Iterator[Decision]:
+        """Prefetches for later layers: the paper's by gain, the public code's by score."""
+        decisions: Iterable[Decision] = ()
+        if self.variant == "code":
+            if self.prefetch_size and gate.layer + 1 < view.n_layers:
+                decisions = self._by_score(gate.layer + 1, view)
+        elif self.lookahead:
+            self._guessed = gate.layer, gate.by_layer(self._named, *self._guesses)
+            decisions = self._pump(view)
+        for decision in decisions:  # noqa: UP028 - a list takes no tickets
+            yield decision
 
-    def _gains(self, gate: Gate, distance: int, view: View) -> list[tuple[float, int, int, Piece]]:
-        """(minus what the schedule of a later layer would save, distance, expert, piece) of what is missing there."""
-        layer = gate.layer + distance
-        if layer >= view.n_layers:
-            return []
-        tokens: dict[int, int] = {}
-        for row in np.argsort(-gate.next_scores(distance), axis=1, kind="stable")[:, : view.top_k].tolist():
-            for expert in row:
-                tokens[expert] = tokens.get(expert, 0) + 1
-        there = {expert: n for expert, n in tokens.items() if self._there(layer, expert, view)}
-        missing = {expert: n for expert, n in tokens.items() if expert not in there}
-        gains = []
-        for expert, n in missing.items():
-            piece = view.piece(layer, expert)
-            loser = self._loser(piece, view) if self._full(piece) else None
-            lost = {} if loser is None or loser.expert not in there else {loser.expert: there[loser.expert]}
-            stay = [m for e, m in there.items() if e not in lost]
-            others = [m for e, m in missing.items() if e != expert]
-            as_is = self._simulated.makespan(there.values(), missing.values())
-            saved = as_is - self._simulated.makespan([*stay, n], [*others, *lost.values()])
-            if saved > 0.0:
-                gains.append((-saved, distance, expert, piece))
+    def _by_score(self, layer: int, view: View) -> Iterator[Decision]:
+        """The public code: the next layer's experts of highest score."""
+        best = np.argsort(-self._caches.mrs.all[layer], kind="stable")[: self.prefetch_size]
+        for at in (layer * self._n_experts + best).tolist():
+            if not self._caches.held[at]:
+                for decision in self._admit(at, view) + self._of(at, view).prefetch:  # noqa: UP028 - takes no tickets
+                    yield decision
+
+    def _named(self, *guesses: NDArray[np.float64]) -> list[list[Named]]:
+        """Experts that the next layers will be asked for, by the layer that guesses and by distance [n, L, E]."""
+        return [list(layer) for layer in zip(*map(self._of_guesses, guesses), strict=True)]
+
+    def _of_guesses(self, scores: NDArray[np.float64]) -> list[Named]:
+        best = np.argsort(-scores, axis=2, kind="stable")[:, :, : self._top_k]
+        if len(best) == 1:
+            found: list[Named] = best[0].tolist()
+            return found
+        n_layers, n_experts = scores.shape[1:]
+        counts = np.zeros((n_layers, n_experts), dtype=np.int64)
+        np.add.at(counts, (np.arange(n_layers)[None, :, None], best), 1)
+        return [{expert: n for expert, n in enumerate(row) if n} for row in counts.tolist()]
+
+    def _gains(self, layer: int, named: list[Named]) -> list[Gain]:
+        """What having an expert on the GPU would save a later layer that is guessed to need it and has it not."""
+        gains: list[Gain] = []
+        held, base = self._caches.held, layer * self._n_experts
+        for distance, guess in enumerate(named, 1):
+            base += self._n_experts
+            if base == len(held):
+                break
+            missing = [expert for expert in guess if not held[base + expert]]
+            if not missing:
+                continue
+            losers = self._caches.losers(layer + distance)
+            if self._one_gpu and isinstance(guess, list):  # of one token: all experts alike
+                saved = self._simulated.gain_of_one(len(guess), len(missing), losers[0] - base in guess)
+                if saved > 0.0:
+                    gains += [(-saved, distance, expert, base + expert) for expert in missing]
+            else:
+                tokens = dict.fromkeys(guess, 1) if isinstance(guess, list) else guess
+                gains += self._gains_of_several(distance, tokens, missing, losers, base)
         return gains
 
-    def _pump(self, view: View) -> Steps:
+    def _gains_of_several(
+        self, distance: int, tokens: dict[int, int], missing: list[int], losers: list[int], base: int
+    ) -> Iterator[Gain]:
+        """The same of one layer, where experts differ in their tokens or their GPUs."""
+        there = [n for expert, n in tokens.items() if expert not in missing]
+        gain_of = self._simulated.gains(tuple(there), tuple([tokens[expert] for expert in missing]))
+        for expert in missing:
+            at = base + expert
+            saved = gain_of(tokens[expert], tokens.get(losers[self._caches.gpu[at]] - base, 0))
+            if saved > 0.0:
+                yield -saved, distance, expert, at
+
+    def _pump(self, view: View) -> Iterable[Decision]:
         """While the link is idle, the next best prefetch."""
-        self._asked = [piece for piece in self._asked if self._under_way(piece, view)]
-        while self._wanted and not self._asked:
-            piece = self._wanted.pop(0)
-            if piece.layer > view.layer and not self._there(piece.layer, piece.expert, view):
-                yield from self._admit(piece, view)
-                yield from self._prefetch(piece, view)
+        if self._busy(view):
+            return ()
+        if self._guessed is not None:
+            # Since the guess nothing has changed that its gains rest on: caches of later layers change here alone.
+            gains = self._gains(*self._guessed)
+            gains.sort(reverse=True)
+            self._wanted = [gain[3] for gain in gains]
+            self._guessed = None
+        held, first = self._caches.held, (view.layer + 1) * self._n_experts
+        while self._wanted:
+            at = self._wanted.pop()
+            if at >= first and not held[at]:
+                return self._admit(at, view) + self._of(at, view).prefetch
+        return ()
 
-    def _under_way(self, piece: Piece, view: View) -> bool:
-        return any(view.holds(part) and not view.arrived(part) for part in self._copies(piece, view))
+    def _busy(self, view: View) -> bool:
+        """True while a copy is under way into a cache."""
+        arrived, asked = view.arrived, self._asked
+        while asked:
+            at = next(iter(asked))
+            for part in reversed(asked[at].parts):  # the last one is the last to come
+                if not arrived(part):
+                    return True
+            del asked[at]
+        return False
 
-    def copy_done(self, piece: Piece, view: View) -> Steps:
-        yield from self._pump(view)
+    def copy_done(self, piece: Piece, view: View) -> Iterable[Decision]:
+        return self._pump(view) if self._wanted or self._guessed is not None else ()

@@ -11,7 +11,8 @@ from easy_numbers import execute_easy, setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies._hybrimoe import MrsScores, Rates, Simulation, share_out
+from policies._hybrimoe import Rates, Simulation, share_out
+from policies._hybrimoe_cache import LayerCaches, MrsScores
 from policies.hybrimoe import HybriMoe
 from sim.base.errors import BadInput, DoesNotFit
 from sim.policy.pieces import Piece
@@ -67,33 +68,39 @@ class TestSchedule:
             assert simulated.makespan(*counts) == max(shares.gpu_end, shares.cpu_end)
 
 
+def seen(mrs, layer, scores, used):
+    rows = np.zeros(mrs.all.shape)
+    rows[layer] = scores
+    mrs.update(layer, mrs.weighed(rows)[layer], used)
+
+
 class TestScores:
     def test_by_hand(self):
         mrs = MrsScores(2, 4, alpha=0.5, top_p=2)
-        mrs.update(0, np.array([4.0, 3.0, 2.0, 1.0]), [0])
-        assert mrs.of(0) == [2.0, 1.5, 0.0, 0.0]
-        mrs.update(0, np.array([0.0, 1.0, 4.0, 3.0]), [2])
-        assert mrs.of(0) == [1.0, 0.75, 2.0, 1.5]
-        assert mrs.of(1) == [0.0] * 4
+        seen(mrs, 0, [4.0, 3.0, 2.0, 1.0], [0])
+        assert mrs.rows[0].tolist() == [2.0, 1.5, 0.0, 0.0]
+        seen(mrs, 0, [0.0, 1.0, 4.0, 3.0], [2])
+        assert mrs.rows[0].tolist() == [1.0, 0.75, 2.0, 1.5]
+        assert mrs.rows[1].tolist() == [0.0] * 4
 
     def test_alpha_weighs_the_newest(self):
         mrs = MrsScores(1, 2, alpha=0.25, top_p=2)
-        mrs.update(0, np.array([4.0, 0.0]), [0])
-        mrs.update(0, np.array([0.0, 4.0]), [1])
-        assert mrs.of(0) == [0.75, 1.0]
+        seen(mrs, 0, [4.0, 0.0], [0])
+        seen(mrs, 0, [0.0, 4.0], [1])
+        assert mrs.rows[0].tolist() == [0.75, 1.0]
 
     def test_of_several_tokens_the_code_takes_the_first_the_paper_the_mean(self, tmp_path):
         """Alpha 1/2 and p = 2 of 4. Together the two tokens of the prompt give 0 and 3 2048 each, 1 and 2 2047 each."""
         scores = [[2048, 1024, 1023, 0], [0, 1023, 1024, 2048]]
         path = scored(tmp_path / "t", [[[0]], [[3]]], 4, prompt=2, scores=scores, guesses=[[[0]]] * 2)
         held = {v: replay(HybriMoe(variant=v, lookahead=0), path, 6).outcome.setup.policy for v in ("paper", "code")}
-        assert held["code"]._mrs.of(0) == [1024, 512, 0, 0]
-        assert held["paper"]._mrs.of(0) == [512, 0, 0, 512]
+        assert held["code"]._caches.mrs.rows[0].tolist() == [1024, 512, 0, 0]
+        assert held["paper"]._caches.mrs.rows[0].tolist() == [512, 0, 0, 512]
 
     def test_ties_at_the_edge_of_the_top_go_to_the_lowest_id(self):
         mrs = MrsScores(1, 4, alpha=1.0, top_p=2)
-        mrs.update(0, np.array([1.0, 2.0, 1.0, 1.0]), [1])
-        assert mrs.of(0) == [1.0, 2.0, 0.0, 0.0]
+        seen(mrs, 0, [1.0, 2.0, 1.0, 1.0], [1])
+        assert mrs.rows[0].tolist() == [1.0, 2.0, 0.0, 0.0]
 
 
 def scored(path, rows, n_experts, prompt=1, guesses=None, scores=None):
@@ -192,28 +199,48 @@ def test_prefetches_what_saves_most_one_at_a_time_while_the_link_is_idle(tmp_pat
     assert [entry[1:] for entry in seen.log if entry[0] == "evict"] == [(1, there[1]), (3, there[3])]
 
 
+def foreseeing(held, n_gpus=1):
+    """A policy of three layers of four experts whose caches hold `held`, by layer."""
+    policy = whole(lookahead=2)
+    view = SimpleNamespace(
+        n_layers=3, n_experts=4, top_k=2, n_gpus=n_gpus, layer=0,
+        piece=lambda layer, e: Piece(layer, e, 0.0, 1.0, "bf16", e % n_gpus, 1, layer * 4 + e, serving=True),
+    )  # fmt: skip
+    policy._caches = LayerCaches(MrsScores(3, 4, 0.5, 2), [1] * n_gpus, view)
+    for layer, experts in held.items():
+        for expert in experts:
+            policy._caches.add(layer * 4 + expert)
+    policy._n_experts, policy._top_k, policy._one_gpu, policy._asked = 4, 2, n_gpus == 1, {}
+    policy._simulated = Simulation(Rates(lambda n: 2.0, lambda n: 5.0 * n, 0.0, 10.0))
+    return policy, view
+
+
 def test_the_largest_gain_goes_first_however_far_its_layer(monkeypatch):
-    policy = HybriMoe(lookahead=2)
-    gains = {1: [(-1.0, 1, 0, "near")], 2: [(-5.0, 2, 3, "far"), (-1.0, 2, 0, "far and little")]}
-    monkeypatch.setattr(policy, "_gains", lambda gate, distance, view: gains[distance])
-    monkeypatch.setattr(policy, "_pump", lambda view: iter(()))
-    assert list(policy._look_ahead(None, None)) == []
-    assert policy._wanted == ["far", "near", "far and little"]
+    policy, view = foreseeing({})
+    admitted = []
+    monkeypatch.setattr(policy, "_gains", lambda *_: [(-1.0, 1, 0, 4), (-5.0, 2, 3, 11), (-1.0, 2, 0, 8)])
+    monkeypatch.setattr(policy, "_admit", lambda at, view: admitted.append(at) or ())
+    monkeypatch.setattr(policy, "_of", lambda at, view: SimpleNamespace(prefetch=()))
+    policy._guessed = 0, []
+    for _ in range(3):
+        policy._pump(view)
+    assert admitted == [11, 4, 8]
 
 
-def test_whom_a_prefetch_would_throw_out_counts(tmp_path):
+@pytest.mark.parametrize("n_gpus", [1, 2])
+def test_whom_a_prefetch_would_throw_out_counts(n_gpus):
     # A layer holds one expert, and it is guessed with another: to have that one instead gains nothing.
     for held, gains in ((0, []), (2, [(1, 5.0), (0, 5.0)])):
-        policy = whole()
-        pieces = [Piece(1, e, 0.0, 1.0, "bf16", 0, 1, e, serving=True) for e in range(4)]
-        policy._held, policy._sizes = {(1, 0): {pieces[held]: None}}, [1]
-        policy._mrs = MrsScores(2, 4, 0.5, 2)
-        policy._simulated = Simulation(Rates(lambda n: 2.0, lambda n: 5.0, 0.0, 10.0))
-        view = SimpleNamespace(n_layers=2, top_k=2, piece=lambda layer, e, pieces=pieces: pieces[e],
-                               evictable=lambda piece: True)  # fmt: skip
-        gate = SimpleNamespace(layer=0, next_scores=lambda _: np.array([[1.0, 2.0, 0.0, 0.0]]))
-        found = [(piece.expert, -gain) for gain, _, _, piece in policy._gains(gate, 1, view)]
-        assert found == gains
+        policy, _ = foreseeing({1: [held]} if n_gpus == 1 else {1: [held, 1 if held else 3]}, n_gpus=n_gpus)
+        found = [(expert, -gain) for gain, _, expert, _ in policy._gains(0, [[1, 0]])]
+        assert found == (gains if n_gpus == 1 else [(1, 1.0)] if held == 0 else [(0, 1.0)])
+
+
+def test_of_several_tokens_each_experts_count():
+    # Two tokens guess 1, one guesses 3; the cache holds 2. Now the CPU computes 3 in 5 s and 1 comes: 12 s. With 1 there
+    # the CPU has 3 alone, 5 s; with 3 there it has 1, 10 s.
+    policy, _ = foreseeing({1: [2]})
+    assert policy._gains(0, [{1: 2, 3: 1}]) == [(-7.0, 1, 1, 5), (-2.0, 1, 3, 7)]
 
 
 def test_no_gain_no_prefetch(tmp_path):
