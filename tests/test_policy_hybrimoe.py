@@ -203,7 +203,7 @@ def foreseeing(held, n_gpus=1):
     """A policy of three layers of four experts whose caches hold `held`, by layer."""
     policy = whole(lookahead=2)
     view = SimpleNamespace(
-        n_layers=3, n_experts=4, top_k=2, n_gpus=n_gpus, layer=0,
+        n_layers=3, n_experts=4, top_k=2, n_gpus=n_gpus, layer=0, arrived=lambda _: True,
         piece=lambda layer, e: Piece(layer, e, 0.0, 1.0, "bf16", e % n_gpus, 1, layer * 4 + e, serving=True),
     )  # fmt: skip
     policy._caches = LayerCaches(MrsScores(3, 4, 0.5, 2), [1] * n_gpus, view)
@@ -237,8 +237,8 @@ def test_whom_a_prefetch_would_throw_out_counts(n_gpus):
 
 
 def test_of_several_tokens_each_experts_count():
-    # Two tokens guess 1, one guesses 3; the cache holds 2. Now the CPU computes 3 in 5 s and 1 comes: 12 s. With 1 there
-    # the CPU has 3 alone, 5 s; with 3 there it has 1, 10 s.
+    # Two tokens guess 1, one guesses 3; the cache holds 2. As it is the CPU computes 3 in 5 s, and 1 comes: 12 s. With 1
+    # there the CPU has 3 alone, 5 s; with 3 there it has 1, 10 s.
     policy, _ = foreseeing({1: [2]})
     assert policy._gains(0, [{1: 2, 3: 1}]) == [(-7.0, 1, 1, 5), (-2.0, 1, 3, 7)]
 
