@@ -237,8 +237,8 @@ def test_whom_a_prefetch_would_throw_out_counts(n_gpus):
 
 
 def test_of_several_tokens_each_experts_count():
-    # Two tokens guess 1, one guesses 3; the cache holds 2. As it is the CPU computes 3 in 5 s, and 1 comes: 12 s. With 1
-    # there the CPU has 3 alone, 5 s; with 3 there it has 1, 10 s.
+    # Two tokens guess 1, one guesses 3; the cache holds 2. As it is the CPU computes 3 in 5 s, and 1 comes: 12 s.
+    # With 1 there the CPU has 3 alone, 5 s; with 3 there it has 1, 10 s.
     policy, _ = foreseeing({1: [2]})
     assert policy._gains(0, [{1: 2, 3: 1}]) == [(-7.0, 1, 1, 5), (-2.0, 1, 3, 7)]
 
