@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {"moesim", "sim", "policies", "calibrate", "hwprofiles", "traces", "reports"}
 HEAVY = {"numpy", "pandas", "plotly", "torch", "pyarrow", "rich", "scipy", "simpy", "transformers", "safetensors"}
 
 
@@ -102,17 +104,19 @@ def test_wheel_carries_data(wheel: set[str]) -> None:
 
 
 def test_wheel_carries_code_and_nothing_else(wheel: set[str]) -> None:
-    paths = [path for top in ("sim", "policies") for path in (ROOT / top).rglob("*") if path.suffix in (".py", ".pxd")]
+    kept = (".py", ".pxd", ".typed")
+    paths = [path for top in PACKAGES for path in (ROOT / top).rglob("*") if path.suffix in kept]
     code = {path.relative_to(ROOT).as_posix() for path in paths}
     assert code <= wheel
     assert not [name for name in wheel if name.endswith((".so", ".pyd", ".c"))]
     tops = {name.split("/")[0] for name in wheel}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {
-        "sim", "policies", "calibrate", "hwprofiles", "traces", "reports"}  # fmt: skip
+    assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
+    assert {f"{top}/py.typed" for top in PACKAGES} <= wheel
     assert any(name.endswith("/licenses/LICENSE") for name in wheel)
 
 
 def test_commands_are_declared_for_what_works() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert scripts["simulate"] == "sim.cli:simulate"
-    assert scripts["moesim"] == "sim.cli:main"
+    for name, attribute in (("simulate", "simulate"), ("moesim", "main"), ("calibrate", "calibrating")):
+        assert scripts[name] == f"moesim.commands:{attribute}"
+        assert callable(getattr(importlib.import_module("moesim.commands"), attribute))

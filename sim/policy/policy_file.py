@@ -13,8 +13,9 @@ import sys
 import traceback
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.files import read_text
@@ -34,6 +35,7 @@ class PolicyFile(NamedTuple):
 
 
 _FILES: dict[str, PolicyFile] = {}  # module name -> its file
+_GIVEN: WeakKeyDictionary[type[Policy], PolicyFile | None] = WeakKeyDictionary()  # classes given -> theirs
 
 
 def is_file(name: str) -> bool:
@@ -56,8 +58,49 @@ def whole(name: str) -> str:
 
 
 def file_of(kind: type[Policy]) -> PolicyFile | None:
-    """The file that a policy was named by; None for one that is installed."""
-    return _FILES.get(kind.__module__)
+    """The file that a policy was named by, or given from as a class; None for one that is installed, or has none."""
+    return _GIVEN.get(kind) or _FILES.get(kind.__module__)
+
+
+def without_file(kind: type[Policy]) -> bool:
+    """Whether a policy was given as a class whose text nobody can look up: typed at a prompt, or changed since."""
+    return kind in _GIVEN and _GIVEN[kind] is None
+
+
+def given(kind: type[Policy]) -> str:
+    """Take a class that is not installed as a policy; what a specification calls it: `FILE.py:Class`, or its name.
+
+    The digest is that of its file where the file still says what runs.
+    """
+    if kind not in _GIVEN and kind.__module__ not in _FILES:
+        _GIVEN[kind] = _source_of(kind)
+    file, title = file_of(kind), kind.__qualname__
+    return kind.name if file is None or not title.isidentifier() else f"{file.path}:{title}"
+
+
+def _source_of(kind: type[Policy]) -> PolicyFile | None:
+    module = sys.modules.get(kind.__module__)
+    path = Path(getattr(module, "__file__", None) or "")
+    if path.suffix != ".py":
+        return None
+    try:
+        text = read_text(path, MAX_BYTES)
+        stored = _codes(compile(text, str(path), "exec", dont_inherit=True))
+    except (BadInput, SyntaxError, ValueError):
+        return None
+    own = (value for base in kind.__mro__ if base.__module__ == kind.__module__ for value in vars(base).values())
+    running = (value.__code__ for value in own if inspect.isfunction(value))
+    return PolicyFile(path.resolve(), _digest(text)) if all(code in stored for code in running) else None
+
+
+def _codes(code: CodeType) -> set[CodeType]:
+    """Every function's code in a module's, however deep."""
+    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
+    return {*inner, *(found for child in inner for found in _codes(child))}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def told_of(kind: type[Policy]) -> dict[str, str] | None:
@@ -82,21 +125,20 @@ def load(name: str) -> type[Policy]:
         told = str(error).removeprefix(str(path)).lstrip(":, ")
         raise BadInput(f"policy, got {name!r}: {told} (--policy takes a file, or a name that "
                        "`moesim policies` lists)") from None  # fmt: skip
-    sha256 = hashlib.sha256(text.encode()).hexdigest()
-    module = _module(path.resolve(), sha256)
+    module = _module(path.resolve(), _digest(text))
     kinds = policies_in(module)
     if found["kind"] is not None:
         if found["kind"] not in kinds:
             raise BadInput(f"policy, got {name!r}: no policy of that class in the file; "
-                           f"{did_you_mean(found['kind'], kinds) if kinds else NONE}")  # fmt: skip
+                           f"{did_you_mean(found['kind'], kinds) if kinds else NO_POLICY}")  # fmt: skip
         return kinds[found["kind"]]
     if len(kinds) != 1:
-        rule = f"it holds {len(kinds)} policies; name one, {path}:{next(iter(kinds))}" if kinds else NONE
+        rule = f"it holds {len(kinds)} policies; name one, {path}:{next(iter(kinds))}" if kinds else NO_POLICY
         raise BadInput(f"policy, got {name!r}: {rule}")
     return next(iter(kinds.values()))
 
 
-NONE = "a policy is a class derived from sim.policy.Policy with a `name`; see docs/policies.md"
+NO_POLICY = "a policy is a class derived from sim.policy.Policy with a `name`; see docs/policies.md"
 
 
 def policies_in(module: ModuleType) -> dict[str, type[Policy]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.policy.api import Policy
-from sim.policy.policy_file import failure, is_file, load, policies_in
+from sim.policy.policy_file import NO_POLICY, failure, given, is_file, load, policies_in
 
 GROUP = "moesim.policies"
 
@@ -111,6 +111,25 @@ def find(name: str) -> type[Policy]:
     if ("/" in name or name in (".", "..")) and Path(name).is_dir():
         raise BadInput(f"policy, got {name!r}: a folder; name the file in it, as in --policy ./mine.py")
     raise BadInput(f"policy, got {name!r}: no such policy; {did_you_mean(name, [*known, *aliases])}")
+
+
+def name_of(kind: object) -> str:
+    """What a specification calls a policy that is given as a class: an installed one's name, else as its file says.
+
+    Raises:
+        BadInput: no class of a policy.
+    """
+    if isinstance(kind, Policy):
+        raise BadInput(
+            f"policy, got an instance of {type(kind).__name__}: give the class, and its parameters by set"
+        )
+    if not (inspect.isclass(kind) and issubclass(kind, Policy) and isinstance(kind.name, str) and kind.name):
+        raise BadInput(f"policy, got {kind!r}: {NO_POLICY}")
+    from importlib.metadata import entry_points
+
+    theirs = {entry.value for entry in entry_points(group=GROUP)}
+    known = kind.__module__.startswith("policies.") or f"{kind.__module__}:{kind.__qualname__}" in theirs
+    return kind.name if known and policies().get(kind.name) is kind else given(kind)
 
 
 def _plain(name: str) -> str:

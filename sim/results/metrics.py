@@ -13,7 +13,7 @@ from sim.workload.iterations import DECODE, PREFILL
 
 if TYPE_CHECKING:
     from sim.engine.counts import Tally
-    from sim.engine.drive import Clockwork
+    from sim.engine.drive import Clockwork, RequestTimes
     from sim.machine.simulated import SimMachine
     from sim.real.machine.machine import RealMachine
 
@@ -62,6 +62,17 @@ def times(clockwork: Clockwork) -> dict[str, Any]:
         "e2e_s": statistic(t.last_token_s - t.start_s for t in done),
         "throughput_tokens_per_s": outputs / span_s if span_s > 0 else None,
     }
+
+
+def request_row(times: RequestTimes) -> tuple[Any, ...]:
+    """One request in the table `requests`."""
+    request = times.request
+    further = request.outputs - 1
+    tpot_s = (times.last_token_s - times.first_token_s) / further if further else None
+    return (
+        request.index, request.task, request.prompt_len, request.outputs, request.arrival_s, times.start_s,
+        times.first_token_s, times.last_token_s, times.first_token_s - times.start_s, tpot_s,
+    )  # fmt: skip
 
 
 def lengths(clockwork: Clockwork) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sim.base.errors import BadInput
 from sim.base.files import replacing
 from sim.base.json import to_json
+from sim.results.metrics import request_row
 from sim.results.run_folder import CONFIG, FILES, RESULT, check_apart, new_folder
 from sim.results.tables import TABLES, TableWriter, run_row
 from sim.results.timeline import Timeline
@@ -22,7 +23,7 @@ from sim.setup.naming import title_of
 from sim.setup.spec import dump_spec
 
 if TYPE_CHECKING:
-    from sim.engine.drive import RequestTimes, Step
+    from sim.engine.drive import Step
     from sim.run import Outcome, Progress, Setup
 
 __all__ = ["FILES", "Keeper", "new_folder", "recorded"]
@@ -64,19 +65,9 @@ class Keeper:
 
     def finish(self, outcome: Outcome) -> None:
         """Write what is known only at the end, and close the tables."""
-        self._tables["requests"].extend(_request_row(times) for times in outcome.clockwork.requests)
+        self._tables["requests"].extend(request_row(times) for times in outcome.clockwork.requests)
         self._tables["runs"].add(*run_row(outcome.result)[1:])
         self._stack.close()
-
-
-def _request_row(times: RequestTimes) -> tuple[Any, ...]:
-    request = times.request
-    further = request.outputs - 1
-    tpot_s = (times.last_token_s - times.first_token_s) / further if further else None
-    return (
-        request.index, request.task, request.prompt_len, request.outputs, request.arrival_s, times.start_s,
-        times.first_token_s, times.last_token_s, times.first_token_s - times.start_s, tpot_s,
-    )  # fmt: skip
 
 
 def recorded(

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +23,9 @@ _TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
 _STATISTICS = (("mean", _FLOAT), ("p50", _FLOAT), ("p95", _FLOAT), ("p99", _FLOAT), ("n", _INT))
 _FATES = ("useful", "late", "wasted", "harmful", "issued", "cancelled", "refused")
 _PARTS = ("gpu", "copy", "host", "cpu", "predictor")
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Cell = Callable[[dict[str, Any]], Any]
 
@@ -111,6 +114,18 @@ def run_row(result: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(read(result) for _, _, read in RUN_COLUMNS)
 
 
+def frame(name: str, run_id: str, rows: Iterable[tuple[Any, ...]]) -> DataFrame:
+    """A table as a DataFrame; rows leave out `run_id`."""
+    found: DataFrame = pa.Table.from_batches([_batch(SCHEMAS[name], run_id, list(rows))]).to_pandas()
+    return found
+
+
+def _batch(schema: pa.Schema, run_id: str, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    columns = [[run_id] * len(rows), *(list(column) for column in zip(*rows, strict=True))]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
 class TableWriter:
     """A Parquet file written a row group at a time: memory does not grow with the table.
 
@@ -148,8 +163,5 @@ class TableWriter:
     def _flush(self) -> None:
         if not self._rows:
             return
-        columns = list(zip(*self._rows, strict=True))
-        ids = [self._run_id] * len(self._rows)
-        arrays = [pa.array(column, field.type) for column, field in zip((ids, *columns), self._schema, strict=True)]
-        self._file.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self._file.write_batch(_batch(self._schema, self._run_id, self._rows))
         self._rows.clear()

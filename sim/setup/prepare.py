@@ -16,7 +16,7 @@ from sim.base.files import bundled
 from sim.base.json import to_json
 from sim.policy.blame import blamed, check_traits
 from sim.policy.pieces import Pieces
-from sim.policy.policy_file import file_of
+from sim.policy.policy_file import file_of, without_file
 from sim.policy.policy_file import whole as whole_policy
 from sim.policy.registry import find
 from sim.profiles.hardware import GPUS, load_hardware
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from traces.format.reader import Trace
 
 MAX_GPUS = 256
+WITHOUT_FILE = "policy given as a class whose text is in no file: run_id does not hold it"
 SPLITS = ("test", "store", "all")
 
 
@@ -67,13 +68,18 @@ class Setup:
     def resolved(self) -> dict[str, Any]:
         """What the names of a configuration meant: ids, parameters, and digests of everything the figures rest on.
 
-        An installed policy's code is the version's; one that is named by its file has a digest of it.
+        An installed policy's code is the version's; one that is named by its file has a digest of it, and one that was
+        typed at a prompt None.
         """
-        file = file_of(type(self.policy))
+        kind = type(self.policy)
+        file = file_of(kind)
+        code: dict[str, str | None] = {} if file is None else {"policy_sha256": file.sha256}
+        if without_file(kind):
+            code = {"policy_sha256": None}
         return {
             "version": __version__,
             "policy": self.policy.name,
-            **({} if file is None else {"policy_sha256": file.sha256}),
+            **code,
             "params": dict(self.policy.settings),
             "hw": self.hw.id,
             "hw_sha256": _digest(self.hw),
@@ -120,14 +126,17 @@ def default_model(trace: Trace) -> str:
     )
 
 
-def prepare(spec: RunSpec) -> Setup:
+def prepare(spec: RunSpec, kind: type[Policy] | None = None) -> Setup:
     """Resolve names, check shapes, needs, budgets and host memory.
+
+    Args:
+        kind: the policy, where a class was given instead of a name.
 
     Raises:
         BadInput: whatever the user has to change, in one line.
     """
     overrides = parse_set(f"{key}={json.dumps(value)}" for key, value in spec.set.items())  # JSON is YAML
-    kind = find(spec.policy)
+    kind = kind or find(spec.policy)
     settings = overrides.for_policy(kind.name, kind.aliases)
     if any(param.name == "seed" for param in kind.params):
         settings = {"seed": spec.seed, **settings}
@@ -138,6 +147,8 @@ def prepare(spec: RunSpec) -> Setup:
     check_traits(kind)
     with blamed(kind):
         policy = kind(**settings)
+    if without_file(kind):
+        policy.labels = (*policy.labels, WITHOUT_FILE)
     if spec.hit_definition not in HIT_DEFINITIONS:
         hint = did_you_mean(spec.hit_definition, HIT_DEFINITIONS)
         raise BadInput(f"--hit-definition, got {spec.hit_definition!r}: no such definition; {hint}")

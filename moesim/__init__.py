@@ -1,0 +1,126 @@
+"""Mixture-of-Experts offloading policies, replayed on described GPUs.
+
+    import moesim
+    result = moesim.simulate(policy="lfu", hw="rtx3090", requests=4)
+    print(result.tpot_s.mean, result.hit_rate)
+
+A policy of one's own derives from `moesim.Policy` and yields decisions, which are here too. Nothing is imported before
+it is used. docs/python.md has the rest.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from moesim._names import claim
+
+claim()  # before anything imports `sim`
+
+if TYPE_CHECKING:
+    from sim import __version__
+    from sim.base.errors import CheckFailed, MoesimError
+    from sim.policy import (
+        DECODE,
+        PREFILL,
+        Assignment,
+        BadInput,
+        Cancel,
+        Decision,
+        Decisions,
+        DoesNotFit,
+        DropQueue,
+        Evict,
+        Fetch,
+        Gate,
+        IllegalDecision,
+        Iteration,
+        Param,
+        Piece,
+        Policy,
+        Predict,
+        Prefetch,
+        Range,
+        RequestInfo,
+        Requeue,
+        RunCpu,
+        RunCpuAhead,
+        RunGpu,
+        RunPart,
+        Serve,
+        Steps,
+        StoreSplit,
+        Ticket,
+        View,
+        Wait,
+        Wanted,
+        WriteBack,
+    )
+    from sim.results.record import Result, Statistic
+    from sim.studies.simulate import Options, simulate
+
+__all__ = [
+    "DECODE",
+    "PREFILL",
+    "Assignment",
+    "BadInput",
+    "Cancel",
+    "CheckFailed",
+    "Decision",
+    "Decisions",
+    "DoesNotFit",
+    "DropQueue",
+    "Evict",
+    "Fetch",
+    "Gate",
+    "IllegalDecision",
+    "Iteration",
+    "MoesimError",
+    "Options",
+    "Param",
+    "Piece",
+    "Policy",
+    "Predict",
+    "Prefetch",
+    "Range",
+    "RequestInfo",
+    "Requeue",
+    "Result",
+    "RunCpu",
+    "RunCpuAhead",
+    "RunGpu",
+    "RunPart",
+    "Serve",
+    "Statistic",
+    "Steps",
+    "StoreSplit",
+    "Ticket",
+    "View",
+    "Wait",
+    "Wanted",
+    "WriteBack",
+    "__version__",
+    "simulate",
+]
+
+_ELSEWHERE = {
+    "__version__": "sim",
+    "CheckFailed": "sim.base.errors",
+    "MoesimError": "sim.base.errors",
+    "Options": "sim.studies.simulate",
+    "Result": "sim.results.record",
+    "Statistic": "sim.results.record",
+    "simulate": "sim.studies.simulate",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(importlib.import_module(_ELSEWHERE.get(name, "sim.policy")), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

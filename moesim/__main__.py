@@ -1,0 +1,5 @@
+"""`python -m moesim`."""
+
+from moesim.commands import main
+
+main()

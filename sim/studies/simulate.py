@@ -1,0 +1,148 @@
+"""`moesim.simulate`: one run from Python, answered as a typed record with tables."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from sim.base.errors import BadInput, CheckFailed
+from sim.base.files import to_struct
+from sim.base.json import finite
+from sim.base.units import parse_bytes
+from sim.policy.registry import name_of
+from sim.results.metrics import request_row
+from sim.results.record import Result
+from sim.run import execute
+from sim.setup.prepare import prepare
+from sim.setup.spec import RunSpec
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from sim.policy.api import Policy
+
+Name = str | os.PathLike[str]
+Value = bool | int | float | str | None
+
+
+class Options(TypedDict, total=False):
+    """What decides a run beside policy and hardware: the fields of its configuration; sizes are bytes, or `8GB`."""
+
+    model: Name | None  # None: the model whose shape the trace has
+    trace: Name | None  # None: the default trace
+    precision: str
+    stack: Name
+    set: Mapping[str, Value]  # parameters of the policy, and hw.*, model.*, stack.*
+    gpus: int
+    batch: int
+    split: str
+    requests: int | None  # at most this many, in order
+    seed: int
+    link: str | None
+    vram_bytes: int | str | None
+    expert_cache_bytes: int | str | None
+    experts: int | None
+    cache_frac: float | None
+    hit_definition: str
+    predictor: Name | None
+
+
+def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) -> Result:
+    """Replay a routing trace under a policy on a described GPU: what `simulate` does on the command line.
+
+    Args:
+        policy: a name that `moesim policies` lists, a file (`./mine.py`, `./mine.py:Class`), or a class derived from
+            `moesim.Policy`. hw: a name that `moesim hw` lists, or a file.
+        options: the others of `simulate --help`, by the names that a saved configuration has.
+
+    Raises:
+        BadInput: whatever has to be changed, in one line; `DoesNotFit`, when it is a memory.
+        IllegalDecision: the policy broke a rule.
+    """
+    kind = None if isinstance(policy, str | os.PathLike) else policy
+    name = name_of(kind) if kind is not None else policy
+    fields = {key: _plain(key, value) for key, value in {"policy": name, "hw": hw, **options}.items()}
+    spec = to_struct(fields, RunSpec, "simulate()")
+    setup = prepare(spec, kind)
+    try:
+        outcome = execute(setup)
+    finally:
+        setup.close()
+    rows = [request_row(times) for times in outcome.clockwork.requests]
+    return Result.of(outcome.result, Replay(spec, kind, outcome.result, rows))
+
+
+def _plain(key: str, value: Any) -> Any:
+    """An option as a configuration has it: paths as text, sizes as bytes, numbers of numpy as Python's."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {name: _plain("", child) for name, child in value.items()}
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if key.endswith("_bytes") and isinstance(value, str):
+        return parse_bytes(value, key)
+    return int(value) if key.endswith("_bytes") and isinstance(value, float) and value.is_integer() else value
+
+
+class Replay:
+    """The tables of a run that is over: its requests, and all others by replaying it once more."""
+
+    def __init__(
+        self, spec: RunSpec, kind: type[Policy] | None, facts: dict[str, Any], requests: list[tuple[Any, ...]]
+    ) -> None:
+        self._spec, self._kind, self._facts, self._requests = spec, kind, facts, requests
+        self._frames: dict[str, DataFrame] = {}
+
+    def table(self, name: str) -> DataFrame:
+        """A copy of a table, so that what is done to it changes no later answer."""
+        if name not in self._frames:
+            self._make(name)
+        return self._frames[name].copy()
+
+    def _make(self, name: str) -> None:
+        from sim.results.tables import frame
+
+        if name == "requests":
+            self._frames[name] = frame(name, self._facts["run_id"], self._requests)
+        elif name == "layers":
+            from sim.results.by_layer import by_layer
+
+            iterations, decisions = self.table("iterations"), self.table("decisions")
+            self._frames[name] = by_layer(iterations, decisions, self._facts["shape"]["layers"])
+        else:
+            self._frames |= self._again(name)
+
+    def _again(self, name: str) -> dict[str, DataFrame]:
+        """Run it with what keeps tables, as `--out` does, and read them.
+
+        Raises:
+            BadInput: what the run was made of has changed since.
+            CheckFailed: the policy decided otherwise, so the tables would be another run's.
+        """
+        import pandas as pd
+
+        from sim.results.sinks import recorded
+
+        with tempfile.TemporaryDirectory(prefix="moesim-") as folder:
+            setup = prepare(self._spec, self._kind)
+            try:
+                if setup.run_id != self._facts["run_id"]:
+                    raise BadInput(
+                        f"{name}, got inputs that have changed since the run (run_id {setup.run_id}, then "
+                        f"{self._facts['run_id']}): they are another run's; simulate again"
+                    )
+                out = Path(folder) / "run"
+                outcome = recorded(execute, setup, None, out, False, None, 0, with_spans=name == "spans")
+            finally:
+                setup.close()
+            if finite({**outcome.result, "wall_s": None}) != finite({**self._facts, "wall_s": None}):
+                raise CheckFailed(
+                    f"{name}, got another result from a second replay: policy {setup.policy.name} decides by something "
+                    "beside the trace; let it draw by a seed of its own"
+                )
+            names = ("spans",) if name == "spans" else ("iterations", "decisions")
+            return {one: pd.read_parquet(out / f"{one}.parquet") for one in names}
