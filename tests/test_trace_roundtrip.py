@@ -50,6 +50,18 @@ def test_every_level_comes_back(full):
         assert trace.scores(4, 4).shape == (0, N_LAYERS, N_EXPERTS)
 
 
+def test_rows_read_one_by_one_are_those_of_a_slice_whoever_writes_into_them(full):
+    with Trace(full) as trace:
+        whole = {"scores": trace.scores(0, N_ROWS), "next": trace.next_scores(2, 0, N_ROWS)}
+        order = [*range(N_ROWS), 5, 6, 7, 8, 3, 4, 20, 21, 22, 0, 1, 2]  # over the ends of requests, and back again
+        for _ in range(2):
+            for row in order:
+                for name, got in (("scores", trace.scores(row, row + 1)), ("next", trace.next_scores(2, row, row + 1))):
+                    assert np.array_equal(got, whole[name][row : row + 1])
+                    got[:] = -1.0
+        assert np.array_equal(trace.scores(4, 9), whole["scores"][4:9])
+
+
 @pytest.mark.parametrize("distance", [1, 2, 3])
 def test_next_scores_have_a_row_per_layer_and_zeros_without_a_target(full, distance):
     given = np.rint(arrays()[f"next_scores_{distance}"] * 4095)

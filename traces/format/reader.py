@@ -15,6 +15,8 @@ from traces.format.layout import Array, Floats
 from traces.format.stored import StoredTrace
 
 _CHUNK_ROWS = 65_536
+_ROWS_AHEAD = 32
+_NOTHING = np.empty(0)
 _JUDGED_VALUES = 65_536  # of a tensor, held against the rules at a time
 HOW_TO_GET = {
     "experts": "every trace has it",
@@ -34,10 +36,12 @@ class Trace(StoredTrace):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
+        self._blocks: dict[str, tuple[int, Floats]] = {}  # score tensor -> rows read last, the first of them
         self._judged: dict[str, bytearray] = {}  # tensor -> which of its blocks have been found sound
 
     def close(self) -> None:
         super().close()
+        self._blocks.clear()
         self.__dict__.pop("experts", None)
 
     @cached_property
@@ -98,7 +102,7 @@ class Trace(StoredTrace):
 
     def scores(self, a: int, b: int) -> Floats:
         """(b - a, L, E) gate scores of every expert as exact integers; divide by `score_scale` for probabilities."""
-        return self._scores("scores", a, b)
+        return self._ahead("scores", a, b)
 
     def next_scores(self, distance: int, a: int, b: int) -> Floats:
         """(b - a, L, E) scores of layer l + distance's gate applied to layer l's gate input, as exact integers.
@@ -106,15 +110,14 @@ class Trace(StoredTrace):
         At distance 1 layer L - 1 predicts layer 0 of the next token. Layers without a target are zero, and so is what a
         sparse tensor left out.
         """
-        name = f"next_scores_{distance}"
-        return self._padded(self._scores(name, a, b))
+        return self._ahead(f"next_scores_{distance}", a, b)
 
     def shared_scores(self, a: int, b: int) -> Floats:
         """(b - a, L, E) scores of layer l + 1's gate on MoE input + shared expert's output + residual (L4s).
 
         Exact integers; the last layer has no target and is zero, and so is what a sparse tensor left out.
         """
-        return self._padded(self._scores("shared_scores", a, b))
+        return self._ahead("shared_scores", a, b)
 
     def embeddings(self, a: int, b: int) -> NDArray[np.float32]:
         """(b - a, h) what the embedding layer put out for each row."""
@@ -196,6 +199,22 @@ class Trace(StoredTrace):
                     raise unsound(self, fault.shifted(first))
                 judged[block] = 1
         return stored[start:stop]
+
+    def _ahead(self, name: str, a: int, b: int) -> Floats:
+        """Rows [a, b) of a score tensor over all layers. Who reads row by row is read a block ahead: what it costs to
+        begin with a slice of a mapped file exceeds what a row of it costs."""
+        first, block = self._blocks.get(name, (0, _NOTHING))
+        at = a - first
+        if b - a == 1 and 0 <= at < len(block):
+            return block[at : at + 1].copy()
+        found = self._padded(self._scores(name, a, b))
+        if b - a == 1:
+            if at == len(block) and len(block):
+                stop = min(a + _ROWS_AHEAD, int(self.requests.offsets[self.requests.request_of(a) + 1]))
+                self._blocks[name] = a, self._padded(self._scores(name, a, stop))
+            else:
+                self._blocks[name] = a, found.copy()
+        return found
 
     def _scores(self, name: str, a: int, b: int) -> Floats:
         """Rows [a, b) of a score tensor for all experts, as exact integers; what a sparse one left out is zero."""
