@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_help import moesim
 
-from sim.cli import bench, bench_profile
-from sim.cli.bench_cases import synthetic_trace
+from sim.cli import bench, bench_profile, bench_starts
+from sim.cli.bench_cases import PLAIN, synthetic_trace, ten_tokens
+from sim.cli.bench_policy import Plain
 from sim.engine.engine import Engine
+from sim.policy.registry import find
 from traces.format.check import check_trace
 from traces.format.reader import Trace
 
@@ -21,15 +23,14 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [case._replace(n_store=min(case.n_store, 5), n_test=6) for case in bench.CASES]
     monkeypatch.setattr(bench, "CASES", cases)
     monkeypatch.setattr(bench, "N_TIMEOUTS", 2000)
-    monkeypatch.setattr(bench, "main_job", lambda: {"command": "-", "exit": 0, "wall_s": 1.0, "peak_bytes": 1,
-                                                    "error": None, "ok": True})  # fmt: skip
+    monkeypatch.setattr(bench, "starts", lambda folder: {"imports": {"command": "-", "wall_s": 1.0}, "processes": []})
 
 
 @pytest.mark.usefixtures("short")
 def test_ratios_are_tokens_times_layers_over_timeouts(capsys: pytest.CaptureFixture[str]) -> None:
     result = moesim(capsys, "bench", "--repeat", 1, "--json").json
     layers = {"mixtral-8x7b": 32, "qwen3-30b-a3b": 48}
-    assert len(result["cases"]) == 3
+    assert len(result["cases"]) == 4
     for case in result["cases"]:
         ratio = case["tokens_per_s"] * layers[case["model"]] / result["bare_timeouts_per_s"]
         assert case["ratio"] == pytest.approx(ratio)
@@ -61,15 +62,56 @@ def test_synthetic_traces_are_sound(tmp_path: Path) -> None:
         assert [request.outputs for request in trace.requests] == [5, 6]
 
 
-def test_main_job_is_measured_in_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "MAIN_JOB", ("policies",))
-    facts: dict[str, Any] = bench.main_job()
-    assert facts["ok"]
-    assert facts["peak_bytes"] is None or 5e6 < facts["peak_bytes"] < 3e8
-    monkeypatch.setattr(bench, "MAIN_JOB", ("run",))
-    facts = bench.main_job()
-    assert (facts["exit"], facts["ok"], facts["wall_s"]) == (2, False, None)
-    assert "--policy" in facts["error"]
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("said", [True, False, None])
+def test_it_says_whether_the_engine_is_compiled(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: bool | None
+) -> None:
+    monkeypatch.setattr(bench, "CASES", [bench.CASES[0]])
+    monkeypatch.setattr("sim.engine.compiled", None if said is None else lambda: said, raising=False)
+    assert moesim(capsys, "bench", "--repeat", 1, "--json").json["compiled"] is bool(said)
+    text = moesim(capsys, "bench", "--repeat", 1).out
+    assert text.count("compiled") == 1
+    assert text.startswith(f"engine compiled: {'yes' if said else 'no'}\n")
+
+
+def test_the_plain_policy_answers_three_questions_and_one_hook() -> None:
+    hooks = {name for name, value in vars(Plain).items() if inspect.isfunction(value)} - {"bind", "stats"}
+    assert hooks == {"accessed", "victim", "evicted", "layer_done"}
+    assert find(PLAIN).name == Plain.name
+
+
+def test_processes_are_measured_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [process._replace(repeats=1) for process in bench_starts.PROCESSES[1:]]
+    wrong = bench_starts.Process("wrong", "simulate --policy", 9.0, 1)
+    monkeypatch.setattr(bench_starts, "PROCESSES", [*few, wrong])
+    monkeypatch.setattr(bench_starts, "REPEATS", 1)
+    monkeypatch.setattr(bench_starts, "IMPORTS", "pass")
+    found = bench_starts.starts(tmp_path)
+    of_help, ten, failed = found["processes"]
+    for process in (of_help, ten):
+        assert (process["exit"], process["error"]) == (0, None)
+        assert process["ratio"] == pytest.approx(process["wall_s"] / found["imports"]["wall_s"])
+    assert ten["peak_bytes"] is None or 1e7 < ten["peak_bytes"] < 5e8
+    assert (failed["exit"], failed["ok"], failed["wall_s"]) == (2, False, None)
+    assert "--policy" in failed["error"]
+
+
+@pytest.mark.parametrize(("wall_s", "imports_s", "ok"), [
+    (0.4, 0.5, True), (0.6, 0.5, False), (0.6, 0.7, True), (5.0, 10.0, True), (0.4, 0.1, True), (0.6, 0.59, False),
+])  # fmt: skip
+def test_a_slower_machine_takes_longer_for_both(
+    monkeypatch: pytest.MonkeyPatch, wall_s: float, imports_s: float, ok: bool
+) -> None:
+    done = subprocess.CompletedProcess([], 0, "", "\npeak_bytes=1000")
+    monkeypatch.setattr(bench_starts, "_timed", lambda words, env: (wall_s, done))
+    row = bench_starts._measured(bench_starts.Process("-", "simulate", 0.5, 3), "", imports_s, None)
+    assert (row["ok"], row["most_ratio"], row["peak_bytes"]) == (ok, 1.0, 1000)
+
+
+def test_ten_tokens_are_ten(tmp_path: Path) -> None:
+    with Trace(ten_tokens(tmp_path)) as trace:
+        assert [request.outputs for request in trace.requests] == [10]
 
 
 def test_files_belong_to_parts() -> None:

@@ -1,10 +1,9 @@
-"""`moesim bench`: replay speed as ratios to a bare SimPy loop timed in the same run, and what the main job takes."""
+"""`moesim bench`: replay speed as ratios to a bare SimPy loop timed in the same run, and what whole processes take."""
 
 from __future__ import annotations
 
+import importlib
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator
@@ -15,18 +14,17 @@ import click
 
 from sim.base.tables import fold
 from sim.cli.bench_cases import CASES, Case, written
+from sim.cli.bench_starts import starts
 
 if TYPE_CHECKING:
     from simpy.events import Event
 
 N_TIMEOUTS = 200_000
-MAIN_JOB = ("run", "--policy", "fine_moe", "--hw", "rtx3090", "--json")
-MAX_MAIN_BYTES = 500_000_000
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Take the best of N.")
-@click.option("--check", is_flag=True, help="Exit 1 when a ratio, or the main job's memory, misses its bound.")
+@click.option("--check", is_flag=True, help="Exit 1 when a ratio, a process's time or memory misses its bound.")
 @click.option("--profile", "profiled", is_flag=True, help="Say instead where each replay spends its time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(repeat: int, check: bool, profiled: bool, as_json: bool) -> None:
@@ -45,7 +43,7 @@ def command(repeat: int, check: bool, profiled: bool, as_json: bool) -> None:
     if check and not result["ok"]:
         from sim.base.errors import CheckFailed
 
-        raise CheckFailed("bench: a ratio or the main job's memory misses its bound; close other programs and repeat")
+        raise CheckFailed("bench: a ratio, a process's time or memory misses its bound; close other programs, repeat")
 
 
 def measure(repeat: int) -> dict[str, Any]:
@@ -56,6 +54,7 @@ def measure(repeat: int) -> dict[str, Any]:
         for case in CASES:
             found.append((case, *_best(case, Path(folder), repeat)))
             bare_per_s.append(bare_timeouts_per_s())
+        processes = starts(Path(folder))
     best_per_s = max(bare_per_s)
     cases = []
     for case, tokens_per_s, n_layers, hit_rate in found:
@@ -63,9 +62,14 @@ def measure(repeat: int) -> dict[str, Any]:
         cases.append({"title": case.title, "policy": case.policy, "model": case.model, "decode_tokens": case.n_test,
                       "hit_rate": hit_rate, "tokens_per_s": tokens_per_s, "ratio": ratio, "floor": case.floor,
                       "ok": ratio >= case.floor})  # fmt: skip
-    main = main_job()
-    ok = all(case["ok"] for case in cases) and main["ok"]
-    return {"bare_timeouts_per_s": best_per_s, "cases": cases, "main_job": main, "ok": ok}
+    ok = all(case["ok"] for case in cases) and all(process["ok"] for process in processes["processes"])
+    return {"compiled": compiled(), "bare_timeouts_per_s": best_per_s, "cases": cases, **processes, "ok": ok}
+
+
+def compiled() -> bool:
+    """Whether the engine that replays is compiled."""
+    said = getattr(importlib.import_module("sim.engine"), "compiled", None)
+    return said is not None and bool(said())
 
 
 def bare_timeouts_per_s(n: int = N_TIMEOUTS) -> float:
@@ -113,58 +117,37 @@ class _Clock:
             self.elapsed_s = self._now() - self._first_s
 
 
-# What the child runs: the command, then its own peak on standard error (a parent's view of it would start at the
-# parent's own size).
-_CHILD = """
-import sys
-from sim.cli import main
-from sim.cli.bench import peak_bytes
-try:
-    main(sys.argv[1:])
-finally:
-    sys.stderr.write(f"\\npeak_bytes={peak_bytes()}")
-"""
-
-
-def peak_bytes() -> int | None:
-    """The most memory this process has held, or None where the system does not tell."""
-    try:
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        import resource
-    except (OSError, ImportError):
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def main_job() -> dict[str, Any]:
-    """Wall seconds and peak memory of the main job in a process of its own; null where they cannot be had."""
-    began_s = time.perf_counter()
-    words = [sys.executable, "-c", _CHILD, *MAIN_JOB]
-    process = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 - our own words
-    wall_s, done = time.perf_counter() - began_s, process.returncode == 0
-    message, _, peak = process.stderr.rpartition("\npeak_bytes=")
-    peak_b = int(peak) if done and peak.isdigit() else None
-    ok = done and (peak_b is None or peak_b <= MAX_MAIN_BYTES)
-    return {"command": f"moesim {' '.join(MAIN_JOB)}", "exit": process.returncode, "wall_s": wall_s if done else None,
-            "peak_bytes": peak_b, "error": None if done else message.strip(), "ok": ok}  # fmt: skip
-
-
 def _text(result: dict[str, Any]) -> str:
     from sim.base.tables import render, table
     from sim.base.units import show_bytes, show_frac, show_seconds
 
-    lines = [f"bare SimPy: {result['bare_timeouts_per_s']:,.0f} timeouts per second", ""]
+    lines = [
+        f"engine compiled: {'yes' if result['compiled'] else 'no'}",
+        f"bare SimPy: {result['bare_timeouts_per_s']:,.0f} timeouts per second",
+    ]
     rows = table("replay", "tokens/s", "ratio", "at least", "hit rate", "")
     for case in result["cases"]:
-        rows.add_row(case["title"], f"{case['tokens_per_s']:,.0f}", f"{case['ratio']:.3f}", f"{case['floor']:g}",
-                     show_frac(case["hit_rate"]), "" if case["ok"] else "too slow")  # fmt: skip
-    main = result["main_job"]
-    if main["error"] is not None:
-        tail = f"main job failed: {main['error']}"
-    else:
-        memory = "memory unknown" if main["peak_bytes"] is None else f"{show_bytes(main['peak_bytes'])} at its peak"
-        tail = f"main job: {show_seconds(main['wall_s'])}, {memory} ({main['command']})"
-    note = "ratio: tokens/s x layers / bare timeouts per second; decode of a synthetic trace, best of the repeats"
-    return "\n".join(lines) + "\n" + render(rows) + f"\n{tail}\n{note}\n"
+        rows.add_row(
+            case["title"],
+            f"{case['tokens_per_s']:,.0f}",
+            f"{case['ratio']:.3f}",
+            f"{case['floor']:g}",
+            show_frac(case["hit_rate"]),
+            "" if case["ok"] else "too slow",
+        )
+    processes = table("process", "time", "beside imports", "at most", "memory", "")
+    for process in result["processes"]:
+        processes.add_row(
+            process["title"],
+            "-" if process["wall_s"] is None else show_seconds(process["wall_s"]),
+            "-" if process["ratio"] is None else f"{process['ratio']:.2f}",
+            f"{show_seconds(process['most_s'])} or {process['most_ratio']:.2f}",
+            "-" if process["peak_bytes"] is None else show_bytes(process["peak_bytes"]),
+            process["error"] or ("" if process["ok"] else "too much"),
+        )
+    notes = [
+        "ratio: tokens/s x layers / bare timeouts per second; decode of a synthetic trace, best of the repeats",
+        f"beside imports: time / that of {result['imports']['command']}, {show_seconds(result['imports']['wall_s'])}",
+        *(f"{process['title']}: {process['command']}" for process in result["processes"]),
+    ]
+    return "\n".join([*lines, "", render(rows), render(processes), *notes]) + "\n"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sim.setup.spec import RunSpec
     from traces.format.requests import Request
 
@@ -23,10 +22,12 @@ class Case(NamedTuple):
     floor: float
 
 
+PLAIN = str(Path(__file__).with_name("bench_policy.py"))
 CASES = (
-    Case("lru, Mixtral-8x7B's shape", "lru", "mixtral-8x7b", {}, 0, 2000, 0.25),
-    Case("lru, Qwen3-30B-A3B's shape", "lru", "qwen3-30b-a3b", {}, 0, 600, 0.15),
-    Case("fine_moe, 1,000 maps, Mixtral-8x7B's shape", "fine_moe", "mixtral-8x7b", {"capacity": 1000}, 1000, 400, 0.06),
+    Case("lru, Mixtral-8x7B's shape", "lru", "mixtral-8x7b", {}, 0, 2000, 2.0),
+    Case("lru, Qwen3-30B-A3B's shape", "lru", "qwen3-30b-a3b", {}, 0, 600, 1.5),
+    Case("a plain-Python policy, Mixtral-8x7B's shape", PLAIN, "mixtral-8x7b", {}, 0, 2000, 0.4),
+    Case("fine_moe, 1,000 maps, Mixtral-8x7B's shape", "fine_moe", "mixtral-8x7b", {"capacity": 1000}, 1000, 400, 0.1),
 )
 
 
@@ -36,9 +37,16 @@ def written(case: Case, folder: Path) -> RunSpec:
     from sim.setup.spec import RunSpec
 
     model = load_model(case.model)
-    trace = folder / f"{case.policy}-{case.model}.safetensors"
+    trace = folder / f"{case.model}-{case.n_store}-{case.n_test}.safetensors"
     synthetic_trace(trace, (model.n_moe_layers, model.n_experts, model.top_k), case.n_store, case.n_test)
     return RunSpec(policy=case.policy, hw="rtx3090", model=case.model, trace=str(trace), set=dict(case.settings))
+
+
+def ten_tokens(folder: Path) -> Path:
+    """A trace of Mixtral-8x7B's shape with one request of ten output tokens."""
+    path = folder / "ten-tokens.safetensors"
+    synthetic_trace(path, (32, 8, 2), 0, 9)
+    return path
 
 
 def synthetic_trace(path: Path, shape: tuple[int, int, int], n_store: int, n_test: int) -> None:

@@ -1,0 +1,112 @@
+"""What whole processes take, from the start of Python to its end: the main job, the help, a run of ten tokens.
+
+A process's time depends on the machine, so each is shown beside an import of three libraries in the same minutes. A
+floor is kept in seconds, or by that ratio: a slower or busier machine takes longer for both.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+IMPORTS = "import pandas, scipy, plotly"
+IMPORTS_S = 0.5  # on the machine for which the floors in seconds were set
+MAX_BYTES = 500_000_000
+REPEATS = 10
+
+
+class Process(NamedTuple):
+    """A command and the most it may take; `{trace}` stands for a trace of ten output tokens."""
+
+    title: str
+    command: str
+    most_s: float
+    repeats: int
+
+
+PROCESSES = (
+    Process("main job", "simulate --policy fine_moe --hw rtx3090 --json", 2.5, 1),
+    Process("help", "simulate --help", 0.15, REPEATS),
+    Process("a run of ten tokens", "simulate --policy lru --hw rtx3090 --trace {trace} --json", 0.5, REPEATS),
+)
+
+# What a child runs: the command, then its own peak on standard error (a parent's view of it would start at the
+# parent's own size).
+_CHILD = """
+import sys
+from moesim.commands import simulate
+try:
+    simulate(sys.argv[1:])
+finally:
+    if sys.argv[1:] != ["--help"]:
+        from sim.cli.bench_starts import peak_bytes
+        sys.stderr.write(f"\\npeak_bytes={peak_bytes()}")
+"""
+
+
+def starts(folder: Path) -> dict[str, Any]:
+    """Every process of `PROCESSES`, and the imports beside which it is shown; medians of their repeats."""
+    from sim.cli.bench_cases import ten_tokens
+
+    trace, env = ten_tokens(folder), _environment(folder)
+    _timed([sys.executable, "-c", IMPORTS], env)
+    imports_s = statistics.median(_timed([sys.executable, "-c", IMPORTS], env)[0] for _ in range(max(1, REPEATS // 2)))
+    rows = [_measured(process, str(trace), imports_s, env) for process in PROCESSES]
+    return {"imports": {"command": f'python -c "{IMPORTS}"', "wall_s": imports_s}, "processes": rows}
+
+
+def _environment(folder: Path) -> dict[str, str] | None:
+    """As it is; where this Python keeps no byte code, children keep it in a folder, as an installed package does."""
+    if not sys.dont_write_bytecode:
+        return None
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": str(folder / "byte code")}
+
+
+def _measured(process: Process, trace: str, imports_s: float, env: dict[str, str] | None) -> dict[str, Any]:
+    """One row; null where a figure cannot be had. The first start, which may write byte code, is not counted."""
+    given = [trace if word == "{trace}" else word for word in process.command.split()[1:]]
+    words = [sys.executable, "-c", _CHILD, *given]
+    if process.repeats > 1:
+        _timed(words, env)
+    runs = [_timed(words, env) for _ in range(process.repeats)]
+    wall_s, done = statistics.median(seconds for seconds, _ in runs), runs[-1][1]
+    message, _, peak = done.stderr.rpartition("\npeak_bytes=")
+    peak_b = int(peak) if done.returncode == 0 and peak.isdigit() else None
+    ratio, most_ratio = wall_s / imports_s, process.most_s / IMPORTS_S
+    in_time = wall_s <= process.most_s or ratio <= most_ratio
+    return {
+        "title": process.title,
+        "command": process.command.format(trace="TRACE"),
+        "exit": done.returncode,
+        "wall_s": wall_s if done.returncode == 0 else None,
+        "most_s": process.most_s,
+        "ratio": ratio if done.returncode == 0 else None,
+        "most_ratio": most_ratio,
+        "peak_bytes": peak_b,
+        "error": None if done.returncode == 0 else message.strip(),
+        "ok": done.returncode == 0 and in_time and (peak_b is None or peak_b <= MAX_BYTES),
+    }
+
+
+def _timed(words: list[str], env: dict[str, str] | None) -> tuple[float, subprocess.CompletedProcess[str]]:
+    began_s = time.perf_counter()
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=env)  # noqa: S603 - our own words
+    return time.perf_counter() - began_s, done
+
+
+def peak_bytes() -> int | None:
+    """The most memory this process has held, or None where the system does not tell."""
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        import resource
+    except (OSError, ImportError):
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
