@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +19,17 @@ class MrsScores:
     Scores are kept in the trace's integer units. `lru` keeps the time of the last use instead.
 
     Attributes:
-        all: S [L, E]. rows: the same, layer by layer.
+        all: S [L, E] as it was when the iteration began.
     """
 
     def __init__(self, n_layers: int, n_experts: int, alpha: float, top_p: int, lru: bool = False) -> None:
         self.all = np.zeros((n_layers, n_experts))
-        self.rows = list(self.all)
         self._alpha = alpha
         self._top_p = min(top_p, n_experts)
         self._lru = lru
         self._time = 0.0
+        self._added: dict[int, Floats] = {}  # layers whose gates have spoken, in order: what their scores add
+        self._used: list[list[int]] = []
 
     def weighed(self, scores: Floats) -> Floats:
         """alpha x TopP(s) of gate scores [L, E]: what an iteration adds to each layer's S."""
@@ -38,37 +39,53 @@ class MrsScores:
         added.put(best, self._alpha * scores.take(best))
         return added
 
-    def update(self, layer: int, added: Floats, used: Sequence[int]) -> None:
-        """Take in what one layer's scores add [E], and the experts it chose."""
-        row = self.rows[layer]
+    def observe(self, layer: int, added: Floats, used: list[int]) -> None:
+        """A layer's gate has spoken: what its scores add [E], and the experts it chose."""
+        self._added[layer] = added
+        self._used.append(used)
+
+    def now(self, layer: int) -> Floats:
+        """S [E] of the layer whose gate has spoken last."""
+        row = self.all[layer].copy()
         if self._lru:
-            self._time += 1.0
-            row[used] = self._time
-            return
+            row[self._used[-1]] = self._time + len(self._used)
+            return row
         row *= 1.0 - self._alpha
-        row += added
+        row += self._added[layer]
+        return row
+
+    def end(self) -> None:
+        """All gates of the iteration have spoken."""
+        if self._lru:
+            for layer, used in zip(self._added, self._used, strict=True):
+                self._time += 1.0
+                self.all[layer, used] = self._time
+        else:
+            layers = list(self._added)
+            self.all[layers] = (1.0 - self._alpha) * self.all[layers] + np.array(list(self._added.values()))
+        self._added.clear()
+        self._used.clear()
 
 
 class LayerCaches:
     """Who is in every layer's cache on every GPU, or on the way there. Experts go by `layer * n_experts + expert`.
 
-    Args:
-        sizes: experts of each layer, by GPU.
+    Every cache is full, or has all there are: who joins takes somebody's place.
 
     Attributes:
         held: 1 where an expert is, or is coming. gpu: where it lives.
     """
 
-    def __init__(self, mrs: MrsScores, sizes: Sequence[int], view: View) -> None:
+    def __init__(self, mrs: MrsScores, view: View) -> None:
         self.mrs = mrs
         self._n_experts = view.n_experts
         n = view.n_layers * view.n_experts
         self.gpu = [view.piece(*divmod(at, view.n_experts)).gpu for at in range(n)]
-        self._room = [list(sizes) for _ in range(view.n_layers)]
-        self._losers: list[list[int] | None] = [None] * view.n_layers  # None: to be found
+        self._losers: list[list[int]] = [[-1] * view.n_gpus for _ in range(view.n_layers)]
         self.held = bytearray(n)
-        # By layer and GPU: 0 where an expert is, infinity elsewhere.
-        self._absent = [[np.full(view.n_experts, math.inf) for _ in sizes] for _ in range(view.n_layers)]
+        # By GPU, 0 where an expert is, infinity elsewhere.
+        self._absent = np.full((view.n_gpus, view.n_layers, view.n_experts), math.inf)
+        self._rows = [[(scores, absent[layer]) for absent in self._absent] for layer, scores in enumerate(mrs.all)]
 
     def add(self, at: int) -> None:
         """An expert takes a place in its layer's cache."""
@@ -82,34 +99,25 @@ class LayerCaches:
         layer, expert = divmod(at, self._n_experts)
         gpu = self.gpu[at]
         self.held[at] = held
-        self._absent[layer][gpu][expert] = absent
-        self._room[layer][gpu] += 1 - 2 * held
-        self._losers[layer] = None
+        scores, missing = self._rows[layer][gpu]
+        missing[expert] = absent
+        self._losers[layer][gpu] = layer * self._n_experts + int((scores + missing).argmin())
 
-    def update(self, layer: int, added: Floats, used: Sequence[int]) -> None:
-        """A layer's gate has spoken."""
-        self.mrs.update(layer, added, used)
-        self._losers[layer] = None
-
-    def full(self, at: int) -> bool:
-        """True when somebody must leave for this expert."""
-        return self._room[at // self._n_experts][self.gpu[at]] <= 0
+    def end(self) -> None:
+        """All gates of an iteration have spoken."""
+        self.mrs.end()
+        least = (self.mrs.all + self._absent).argmin(axis=2)
+        least += np.arange(0, len(self.held), self._n_experts)
+        self._losers = least.T.tolist()
 
     def losers(self, layer: int) -> list[int]:
-        """By GPU, who leaves for an expert that joins a layer: the least score, ties to the lowest id; -1: nobody has
-        to, or nobody is there."""
-        found = self._losers[layer]
-        if found is None:
-            found, scores, base = [], self.mrs.rows[layer], layer * self._n_experts
-            for absent, room in zip(self._absent[layer], self._room[layer], strict=True):
-                found.append(base + int((scores + absent).argmin()) if room <= 0 else -1)
-            self._losers[layer] = found
-        return found
+        """By GPU, who leaves for an expert that joins a later layer: the least score, ties to the lowest id."""
+        return self._losers[layer]
 
     def loser(self, at: int, owed: Collection[int]) -> int:
-        """Who leaves for this expert but those of its layer that are still to run; -1 when nobody can."""
+        """Who leaves for an expert of the layer that runs: none of those still to run; -1 when nobody can."""
         layer, gpu = at // self._n_experts, self.gpu[at]
-        rank = self.mrs.rows[layer] + self._absent[layer][gpu]
+        rank = self.mrs.now(layer) + self._absent[gpu, layer]
         rank[list(owed)] = math.inf
         expert = int(rank.argmin())
         return layer * self._n_experts + expert if rank[expert] < math.inf else -1

@@ -35,6 +35,7 @@ from sim.policy import (
     Evict,
     Fetch,
     Gate,
+    Iteration,
     Param,
     Piece,
     Policy,
@@ -123,7 +124,7 @@ class HybriMoe(Policy):
         top_p = 2 * view.top_k if self.top_p is None else self.top_p
         mrs = MrsScores(view.n_layers, view.n_experts, self.alpha, top_p, lru=self.evict == "lru")
         self._sizes = [self._size(gpu, view) for gpu in range(view.n_gpus)]
-        self._caches = LayerCaches(mrs, self._sizes, view)
+        self._caches = LayerCaches(mrs, view)
         self._copies: list[Copies | None] = [None] * n
         self._run_gpu = [RunGpu(expert) for expert in range(view.n_experts)]
         self._run_cpu = [RunCpu(expert) for expert in range(view.n_experts)]
@@ -187,26 +188,26 @@ class HybriMoe(Policy):
     def _admit(self, at: int, view: View, owed: Collection[int] = ()) -> tuple[Evict, ...]:
         """Book an expert in its layer's cache; says who leaves for it."""
         caches = self._caches
-        leaving: tuple[Evict, ...] = ()
-        if caches.full(at):
-            loser = caches.loser(at, owed)
-            assert loser >= 0
-            caches.remove(loser)
-            self._asked.pop(loser, None)
-            leaving = self._of(loser, view).evict
+        loser = caches.loser(at, owed) if owed else caches.losers(at // self._n_experts)[caches.gpu[at]]
+        assert loser >= 0
+        caches.remove(loser)
+        self._asked.pop(loser, None)
         caches.add(at)
         self._asked[at] = self._of(at, view)
-        return leaving
+        return self._of(loser, view).evict
 
     # -- a layer ----------------------------------------------------------------------------------------------------
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
-        self._caches.update(gate.layer, gate.by_layer(self._weighed), list(gate.needs))
+        self._caches.mrs.observe(gate.layer, gate.by_layer(self._weighed), list(gate.needs))
         if gate.phase == PREFILL:
             yield from self._through_gpu(gate, view)
         else:
             yield from self._share(gate, view)
             yield from self._look_ahead(gate, view)
+
+    def iteration_end(self, iteration: Iteration, view: View) -> None:
+        self._caches.end()
 
     def _weighed(self, scores: NDArray[np.float64]) -> list[NDArray[np.float64]]:
         """What each layer adds to its recent scores, of gate scores [n, L, E].
@@ -251,7 +252,7 @@ class HybriMoe(Policy):
         moved = [order[place] for place in on_gpu if place >= len(there)]
         while moved:
             at = base + moved[0]
-            if caches.full(at) and caches.loser(at, owed) < 0:
+            if caches.loser(at, owed) < 0:
                 break  # all of its layer is still to run: it waits for one of them
             for decision in self._admit(at, view, owed):
                 yield decision

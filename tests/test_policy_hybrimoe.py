@@ -71,36 +71,39 @@ class TestSchedule:
 def seen(mrs, layer, scores, used):
     rows = np.zeros(mrs.all.shape)
     rows[layer] = scores
-    mrs.update(layer, mrs.weighed(rows)[layer], used)
+    mrs.observe(layer, mrs.weighed(rows)[layer], used)
+    now = mrs.now(layer)
+    mrs.end()
+    assert now.tolist() == mrs.all[layer].tolist()
 
 
 class TestScores:
     def test_by_hand(self):
         mrs = MrsScores(2, 4, alpha=0.5, top_p=2)
         seen(mrs, 0, [4.0, 3.0, 2.0, 1.0], [0])
-        assert mrs.rows[0].tolist() == [2.0, 1.5, 0.0, 0.0]
+        assert mrs.all[0].tolist() == [2.0, 1.5, 0.0, 0.0]
         seen(mrs, 0, [0.0, 1.0, 4.0, 3.0], [2])
-        assert mrs.rows[0].tolist() == [1.0, 0.75, 2.0, 1.5]
-        assert mrs.rows[1].tolist() == [0.0] * 4
+        assert mrs.all[0].tolist() == [1.0, 0.75, 2.0, 1.5]
+        assert mrs.all[1].tolist() == [0.0] * 4
 
     def test_alpha_weighs_the_newest(self):
         mrs = MrsScores(1, 2, alpha=0.25, top_p=2)
         seen(mrs, 0, [4.0, 0.0], [0])
         seen(mrs, 0, [0.0, 4.0], [1])
-        assert mrs.rows[0].tolist() == [0.75, 1.0]
+        assert mrs.all[0].tolist() == [0.75, 1.0]
 
     def test_of_several_tokens_the_code_takes_the_first_the_paper_the_mean(self, tmp_path):
         """Alpha 1/2 and p = 2 of 4. Together the two tokens of the prompt give 0 and 3 2048 each, 1 and 2 2047 each."""
         scores = [[2048, 1024, 1023, 0], [0, 1023, 1024, 2048]]
         path = scored(tmp_path / "t", [[[0]], [[3]]], 4, prompt=2, scores=scores, guesses=[[[0]]] * 2)
         held = {v: replay(HybriMoe(variant=v, lookahead=0), path, 6).outcome.setup.policy for v in ("paper", "code")}
-        assert held["code"]._caches.mrs.rows[0].tolist() == [1024, 512, 0, 0]
-        assert held["paper"]._caches.mrs.rows[0].tolist() == [512, 0, 0, 512]
+        assert held["code"]._caches.mrs.all[0].tolist() == [1024, 512, 0, 0]
+        assert held["paper"]._caches.mrs.all[0].tolist() == [512, 0, 0, 512]
 
     def test_ties_at_the_edge_of_the_top_go_to_the_lowest_id(self):
         mrs = MrsScores(1, 4, alpha=1.0, top_p=2)
         seen(mrs, 0, [1.0, 2.0, 1.0, 1.0], [1])
-        assert mrs.rows[0].tolist() == [1.0, 2.0, 0.0, 0.0]
+        assert mrs.all[0].tolist() == [1.0, 2.0, 0.0, 0.0]
 
 
 def scored(path, rows, n_experts, prompt=1, guesses=None, scores=None):
@@ -206,7 +209,7 @@ def foreseeing(held, n_gpus=1):
         n_layers=3, n_experts=4, top_k=2, n_gpus=n_gpus, layer=0, arrived=lambda _: True,
         piece=lambda layer, e: Piece(layer, e, 0.0, 1.0, "bf16", e % n_gpus, 1, layer * 4 + e, serving=True),
     )  # fmt: skip
-    policy._caches = LayerCaches(MrsScores(3, 4, 0.5, 2), [1] * n_gpus, view)
+    policy._caches = LayerCaches(MrsScores(3, 4, 0.5, 2), view)
     for layer, experts in held.items():
         for expert in experts:
             policy._caches.add(layer * 4 + expert)
