@@ -167,7 +167,7 @@ def test_moepic_table_1():
 
 def test_fine_moe_figure_14():
     """Hit rates: counts are worst, every part of the map adds or leaves them; LRU keeps least, LFU as p x freq."""
-    (text,) = tables("fine_moe.md", "track=map_t\"")
+    (text,) = tables("fine_moe_parts.md", "track=map_t\"")
     hit = compared(text, "hit")
     parts = [hit[f"fine_moe track={name}"] for name in ("hit_count", "map_t", "map_ts", "map_tsd")]
     assert falls([-share for share in parts], strictly=False)
@@ -178,7 +178,7 @@ def test_fine_moe_figure_14():
 
 def test_fine_moe_threshold_and_speculation():
     """With a store of four the threshold finds more and is right less; speculation loses with distance."""
-    (text,) = tables("fine_moe.md", "capacity=4")
+    (text,) = tables("fine_moe_parts.md", "capacity=4")
     predicted = column(text, r"fine_moe (.*?) +predicted ([\d.]+)")
     right = column(text, r"fine_moe (.*?) +predicted .* right ([\d.]+)")
     few, more = "track=map_ts capacity=4", "track=map_tsd capacity=4"

@@ -27,7 +27,6 @@ def run(capsys, *args):
     return stop.value.code, capsys.readouterr()
 
 
-@pytest.mark.slow
 def test_a_short_run_on_the_cpu_writes_a_profile_that_loads(tmp_path, capsys):
     # Two probes and a budget they cannot exhaust: what a loaded machine measures late must not be skipped.
     args = ("--device", "cpu", "--model", "cpu-small", "--name", "ci", "--out", str(tmp_path), "--quiet",

@@ -152,7 +152,8 @@ def test_a_policy_that_is_named_has_to_run(capsys, trace, name):
     assert name in err.splitlines()[-1]
 
 
-def test_none_can_run(capsys, trace):
+def test_none_can_run(capsys, trace, monkeypatch):
+    monkeypatch.setattr("sim.policy.registry.policies", lambda: {"lru": policies()["lru"], "fifo": policies()["fifo"]})
     code, out, err = call(capsys, "--hw", "rtx3091", "--trace", str(trace), "--policy", "all")
     assert (code, out) == (2, "")
     assert "did you mean 'rtx3090'" in err and err.count("\n") == 1

@@ -94,8 +94,8 @@ def simulate(tiny, policy: str, kind: type[SimMachine], **rest: Any):
     return result, log, sorted(spans)
 
 
-WORLDS = [{}, {"gpus": 2, "batch": 2}, {"set": {"hw.h2d.bandwidth_bytes_per_s": 2e11}},
-          {"experts": 40, "set": {"hw.host.launch_s": 1e-3}}]  # fmt: skip
+MORE = [{"set": {"hw.h2d.bandwidth_bytes_per_s": 2e11}}, {"experts": 40, "set": {"hw.host.launch_s": 1e-3}}]
+WORLDS = [{}, {"gpus": 2, "batch": 2}, *(pytest.param(world, marks=pytest.mark.thorough) for world in MORE)]
 
 
 @pytest.mark.parametrize("policy", policies())

@@ -48,8 +48,20 @@ def names_in(page: str, heading: str, column: int = 0) -> list[str]:
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1 + column])]
 
 
+THOROUGH = pytest.mark.thorough
+LONG = re.compile(r"traces synth|moesim calibrate")  # a fit of a whole trace, a measurement
+REPLAYS = re.compile(r"\b(simulate|moesim (compare|conformance|run)|traces (synth|compose))\b")
+
+
 @BUNDLED
-@pytest.mark.parametrize("path", [page for page in PAGES if commands(page)], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(page, id=page.name, marks=[THOROUGH] if LONG.search("\n".join(commands(page))) else [])
+        for page in PAGES
+        if commands(page)
+    ],
+)
 def test_commands_run(path: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))}
     for line in commands(path):
@@ -72,7 +84,13 @@ PASTED = [(path.name, *block) for path in PAGES for block in PASTE.pasted(path.r
 
 
 @BUNDLED
-@pytest.mark.parametrize(("page", "command", "text"), PASTED, ids=[f"{one[0]}-{i}" for i, one in enumerate(PASTED)])
+@pytest.mark.parametrize(
+    ("page", "command", "text"),
+    [
+        pytest.param(*one, id=f"{one[0]}-{i}", marks=[THOROUGH] if REPLAYS.search(one[1]) else [])
+        for i, one in enumerate(PASTED)
+    ],
+)
 def test_pasted_output_is_current(page: str, command: str, text: str) -> None:
     assert text == PASTE.output_of(command), f"{page} is stale: {command}; run python docs/paste.py docs/{page}"
 
@@ -84,10 +102,10 @@ def test_every_block_that_names_its_command_is_held_to_it() -> None:
 
 def test_set_up_commands_can_be_extracted() -> None:
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    one, two = (re.search(rf"^<!-- command {n} -->\n```sh\n(.+)\n```$", page, re.MULTILINE) for n in (1, 2))
+    one, two = (re.search(rf"^<!-- command {n} -->\n```sh\n((?:.+\n)+?)```$", page, re.MULTILINE) for n in (1, 2))
     assert one is not None
     assert two is not None
-    assert one[1].endswith("simulate --policy fine_moe --hw rtx3090")
+    assert one[1].endswith("simulate --policy fine_moe --hw rtx3090\n")
     assert re.search(r"torch==[\d.]+ ", two[1])
     assert "pytest" in two[1]
 
@@ -97,6 +115,24 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_the_index_has_every_page_once() -> None:
+    index = ROOT / "docs" / "README.md"
+    found = re.findall(r"^- \[[^]]*\]\(([^)#]+)\): .+$", index.read_text(encoding="utf-8"), re.MULTILINE)
+    own = sorted(name for name in found if not name.startswith("../"))
+    assert own == sorted(page.name for page in PAGES[1:] if page != index)
+    assert "](docs/README.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_is_short_and_its_blocks_fit(path: Path) -> None:
+    """No page over 25 kB, no line of a block over 100 columns; a single word, such as a path, is not broken."""
+    page = path.read_text(encoding="utf-8")
+    assert len(page.encode()) <= 25_000
+    inside = re.findall(r"^```\w+\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    wide = [line for text in inside for line in text.splitlines() if len(line) > 100 and len(line.split()) > 1]
+    assert wide == []
 
 
 class TestOutputPage:

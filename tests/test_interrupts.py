@@ -179,7 +179,7 @@ class TestHeld:
             signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", ["real", "calibrate", "compare", "record"])
 def test_at_random_moments(what: str) -> None:
     if what != "compare":

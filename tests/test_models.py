@@ -352,7 +352,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # transformers warns about special tokens outside the small vocabulary
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_hf_config_counts_as_its_class(tmp_path: Path, kind: str) -> None:

@@ -614,7 +614,6 @@ class TestTable:
         times = [result["tpot_s.mean"] for result in work.run_all([plain, slower], tmp_path, None, lambda _d, _t: None)]
         assert times[1] - times[0] == pytest.approx(64 * (1e-3 - 1e-5), rel=0.02)  # 64 copies a token
 
-    @pytest.mark.slow
     def test_processes_change_nothing(self, mine: Path, tmp_path: Path) -> None:
         experiment = table.load_experiments()["mine"]
         specs = [work.spec_of(experiment, case, system, mine, {}) for case in (0, 1) for system in ("lru", "on_demand")]

@@ -59,6 +59,12 @@ def as_text(result: dict[str, Any], misses: bool = False) -> str:
     return "\n\n".join(part.rstrip("\n") for part in parts if part)
 
 
+def totals_of(result: dict[str, Any]) -> str:
+    """The verdict, and the rows that do not come out as published by their ids."""
+    ids = {status: [row["id"] for row in result["rows"] if row["status"] == status] for status in MISSES}
+    return "\n".join([verdict(result), *(f"{status}: {', '.join(found)}" for status, found in ids.items() if found)])
+
+
 def _as_scored(row: dict[str, Any]) -> dict[str, Any]:
     """A row with the one kind of trace that it is judged on."""
     if "traces" not in row:

@@ -34,10 +34,11 @@ KINDS = ("a", "b", "c")
               help="Keep traces, single runs and the result here; what is there is not run again.")  # fmt: skip
 @click.option("--last", is_flag=True, help="Print the last full run that comes with this installation; run nothing.")
 @click.option("--misses", is_flag=True, help="Print the totals and the rows that do not come out as published.")
+@click.option("--totals", is_flag=True, help="Print the totals alone, and which rows do not come out as published.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
     wanted: tuple[str, ...], kinds: tuple[str, ...], stack: str, workers: int, out: Path | None, last: bool,
-    misses: bool, as_json: bool,
+    misses: bool, totals: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Work out what papers print, and print totals and then row by row published, simulated and ratio, misses first.
 
@@ -45,11 +46,12 @@ def command(
     hour of one core), so --out lets an interrupted run go on. docs/reproduce.md says how rows are judged.
     """
     from reports.reproduce.rows import load_rows, pick
-    from reports.reproduce.show import as_text
+    from reports.reproduce.show import as_text, totals_of
 
     rows = pick(wanted, load_rows())
     result = _last({row.id for row in rows}) if last else _run(rows, kinds, stack, workers, out, as_json)
-    click.echo(json.dumps(result, allow_nan=False) if as_json else fold(as_text(result, misses)))
+    text = totals_of(result) if totals else as_text(result, misses)
+    click.echo(json.dumps(result, allow_nan=False) if as_json else fold(text))
 
 
 def _run(
