@@ -133,7 +133,7 @@ def start_policy(engine: Engine, setup: Setup) -> None:
                 f"policy {policy.name}, got an expert budget of {show_bytes(max(0, budget))} on GPU {gpu}: it needs at "
                 f"least {need} whole expert{'s' * (need != 1)} ({show_bytes(need * size)}); raise the budget, or take "
                 "another policy",
-                (*setup.memory.rows, *([("of which the predictor takes", predictor_bytes)] if predictor_bytes else [])),
+                setup.memory.sizes(predictor_bytes),
             )
     divided = policy.layer_budgets(view)
     if divided is not None:

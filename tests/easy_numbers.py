@@ -22,7 +22,7 @@ from sim.profiles.hardware import Bus, Contention, Cpu, Gpu, Hardware, Host, Lin
 from sim.profiles.models import Model, ModelGate
 from sim.profiles.stack import Kernels, Stack
 from sim.run import Outcome, Setup, execute
-from sim.setup.memory import MemoryPlan
+from sim.setup.memory import DenseParts, MemoryPlan
 from sim.setup.spec import RunSpec
 from sim.workload.iterations import RequestInfo
 from sim.workload.learn_split import requests_of
@@ -138,12 +138,12 @@ def setup(
     geometry = model(trace.n_layers, trace.n_experts, trace.top_k, dense_layers, shared)
     rooms = [room] * gpus if isinstance(room, int) else list(room)
     budgets = tuple(n * EXPERT_BYTES for n in rooms)
-    rows = (("dense weights", 0), ("KV cache", 0), ("activations", 0), ("reserve", 0), ("expert budget", budgets[0]))
+    memory = MemoryPlan(DenseParts(0, 0, 0, 0, 0, reserve_bytes=0), budgets[0], budgets, False, sum(budgets))
     spec = RunSpec(policy=policy.name, hw="easy", gpus=gpus, batch=batch)
     requests: list[RequestInfo] = requests_of(trace, "test")
     return Setup(
         spec=spec, policy=policy, hw=hardware(**machine), model=geometry, stack=stack(**kernels or {}), trace=trace,
-        requests=requests, store=requests_of(trace, "store"), memory=MemoryPlan(rows, budgets, False, sum(budgets)),
+        requests=requests, store=requests_of(trace, "store"), memory=memory,
         host_bytes=0, pieces=Pieces(trace.n_layers, trace.n_experts, "bf16", gpus, geometry.expert_bytes),
         open_loop=any(r.arrival_s is not None for r in requests),
     )  # fmt: skip

@@ -35,7 +35,7 @@ from sim.policy.registry import policies
 from sim.profiles.curves import AGAINST, Curve, Curves
 from sim.profiles.models import Model, ModelGate
 from sim.run import execute
-from sim.setup.memory import MemoryPlan
+from sim.setup.memory import DenseParts, MemoryPlan
 from sim.setup.prepare import Setup
 from sim.setup.spec import RunSpec
 from sim.workload.learn_split import requests_of
@@ -132,8 +132,7 @@ def world(seed: int, folder: Path, policy: str | None = None) -> World:
 
 
 def planned(budgets: Sequence[int]) -> MemoryPlan:
-    rows = (("dense weights", 0), ("KV cache", 0), ("activations", 0), ("reserve", 0), ("expert budget", budgets[0]))
-    return MemoryPlan(rows, tuple(budgets), False, sum(budgets))
+    return MemoryPlan(DenseParts(0, 0, 0, 0, 0, reserve_bytes=0), budgets[0], tuple(budgets), False, sum(budgets))
 
 
 def enough(of: World) -> list[int]:

@@ -9,6 +9,7 @@ from sim.base.errors import BadInput, DoesNotFit
 from sim.base.quantities import Quantity
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model
+from sim.results.text import memory_lines
 from sim.setup.memory import RESERVE_BYTES, BudgetRule, Demand, activation_bytes, check_host, plan
 
 MODEL = model(3, 4, 2)  # 12 experts
@@ -42,10 +43,11 @@ def test_caps():
 
 
 def test_kv_of_the_longest_requests_counts():
-    rows = dict(divide(1000).rows)
-    assert rows["KV cache, 10 tokens"] == 10 * 3 * 2 * 2  # layers x (K, V of one head of one) x 2 bytes
-    assert rows["reserve (assumed)"] == RESERVE_BYTES
-    assert sum(rows.values()) == gpu(1000).vram_bytes.value
+    made = divide(1000)
+    assert made.parts.kv_tokens == 10
+    assert made.parts.kv_cache_bytes == 10 * 3 * 2 * 2  # layers x (K, V of one head of one) x 2 bytes
+    assert made.parts.reserve_bytes == RESERVE_BYTES
+    assert made.parts.all_bytes + made.expert_bytes[0] == made.vram_bytes == gpu(1000).vram_bytes.value
 
 
 @pytest.mark.parametrize(("rule", "message"), [
@@ -65,7 +67,9 @@ def test_caps_that_make_no_sense(rule, message):
 def test_refusals_carry_the_table():
     with pytest.raises(DoesNotFit, match="dense parts need") as refused:
         divide(-1)
-    assert refused.value.rows[-1][0] == "VRAM"
+    lines = memory_lines(refused.value.sizes)
+    assert lines[1] == f"  {'KV cache, 10 tokens':<34}{'120 B':>12}"
+    assert [line[2:36].rstrip() for line in lines[::2]] == ["dense weights", "activations, 4 tokens", "VRAM"]
     with pytest.raises(DoesNotFit, match=r"--experts 9 \(1.44 kB on GPU 0\): easy has 1.00 kB left"):
         divide(1000, BudgetRule(n_experts=9))
 

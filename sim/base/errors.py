@@ -12,7 +12,7 @@ Messages read `what, got what: rule; way out`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 SHOWN_NAMES = 16  # of a list of known ones
 CUT_SHORT = 4  # letters of a name that may be the beginning of a longer one
@@ -36,11 +36,11 @@ class BadInput(MoesimError):
 
 
 class DoesNotFit(BadInput):
-    """The model, budget or buffers exceed a memory; `rows` is the table of (item, bytes) that shows why."""
+    """The model, budget or buffers exceed a memory; `sizes` shows why: bytes by item, worded by `sim.results.text`."""
 
-    def __init__(self, message: str, rows: tuple[tuple[str, int], ...] = ()) -> None:
+    def __init__(self, message: str, sizes: Mapping[str, int] | None = None) -> None:
         super().__init__(message)
-        self.rows = rows
+        self.sizes = dict(sizes or {})
 
 
 class IllegalDecision(MoesimError):

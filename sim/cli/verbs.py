@@ -114,11 +114,11 @@ def guarded(command: click.Command, args: Sequence[str] | None, name: str) -> No
         click.echo(error.format_message() if help_only else f"error: {with_way_out(error)}", err=True)
         sys.exit(error.exit_code)
     except MoesimError as error:
-        if isinstance(error, DoesNotFit) and error.rows:
-            from sim.base.units import show_bytes
+        if isinstance(error, DoesNotFit) and error.sizes:
+            from sim.results.text import memory_lines
 
-            for item, n_bytes in error.rows:
-                click.echo(f"  {item:<34}{show_bytes(n_bytes):>12}", err=True)
+            for line in memory_lines(error.sizes):
+                click.echo(line, err=True)
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:

@@ -159,9 +159,7 @@ def check_memory(setup: Setup, lanes: Lanes, free: tuple[int, int]) -> int:
     """
     model, precision = setup.model, setup.spec.precision
     on_device, on_host = (int(SLACK_FRAC * n_bytes) for n_bytes in free)
-    named = dict(setup.memory.rows)
-    reserve = next(n_bytes for name, n_bytes in named.items() if name.startswith("reserve"))
-    need = sum(named.values()) - reserve + sum(setup.memory.expert_bytes[1:])
+    need = setup.memory.parts.held_bytes + sum(setup.memory.expert_bytes)
     smaller = "lower --experts or --cache-frac" if model.id == SMALL else f"take --model {SMALL}, or fewer --experts"
     if need > on_device:
         raise BadInput(f"--real, got --model {model.id}: it needs {show_bytes(need)} on {lanes.device}, which has "

@@ -25,18 +25,16 @@ FIXED = ("dense_bytes", "kv_cache_bytes", "activation_bytes", "reserve_bytes", "
 
 def memory_table(setup: Setup, engine: Engine) -> dict[str, int]:
     """GPU 0's memory by item; what is not in `FIXED` is the expert part and the whole."""
-    sizes = [n_bytes for _, n_bytes in setup.memory.rows]
-    dense, kv_cache, activations, reserve = sizes[:4]
-    vram_bytes = setup.spec.vram_bytes
+    parts = setup.memory.parts
     return {
-        "dense_bytes": dense,
-        "kv_cache_bytes": kv_cache,
-        "activation_bytes": activations,
-        "reserve_bytes": reserve,
+        "dense_bytes": parts.dense_bytes,
+        "kv_cache_bytes": parts.kv_cache_bytes,
+        "activation_bytes": parts.activation_bytes,
+        "reserve_bytes": parts.reserve_bytes,
         "predictor_bytes": setup.memory.expert_bytes[0] - engine.cache.budget_bytes[0],
         "expert_budget_bytes": engine.cache.budget_bytes[0],
         "peak_expert_bytes": engine.cache.peak_bytes[0],
-        "vram_bytes": int(setup.hw.vram_bytes.value) if vram_bytes is None else vram_bytes,
+        "vram_bytes": setup.memory.vram_bytes,
     }
 
 

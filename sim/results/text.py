@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sim.base.units import show_bytes, show_count, show_flops, show_frac, show_rate, show_seconds
@@ -24,8 +25,26 @@ _MEMORY = (
     ("experts", "peak_expert_bytes"), ("dense", "dense_bytes"), ("KV", "kv_cache_bytes"),
     ("activations", "activation_bytes"), ("reserve", "reserve_bytes"), ("predictor", "predictor_bytes"),
 )  # fmt: skip
+# GPU 0's memory, or the host's, where a run does not fit (`DoesNotFit.sizes`).
+_SIZES = {
+    "dense_bytes": "dense weights",
+    "kv_cache_bytes": "KV cache, {kv_tokens} tokens",
+    "activation_bytes": "activations, {iteration_tokens} tokens",
+    "reserve_bytes": "reserve (assumed)",
+    "expert_budget_bytes": "expert budget",
+    "predictor_bytes": "of which the predictor takes",
+    "vram_bytes": "VRAM",
+    "host_experts_bytes": "experts in host memory",
+    "host_memory_bytes": "host memory",
+}
 _CATCHES = ("oracle", "lossy")
 _SHARE_OF = {"gpu": "gpu", "copy link": "copy", "host": "host", "cpu": "cpu", "predictor": "predictor"}
+
+
+def memory_lines(sizes: Mapping[str, int]) -> list[str]:
+    """A line for each item of a memory that is too small."""
+    shown = ((words, sizes[key]) for key, words in _SIZES.items() if key in sizes)
+    return [f"  {words.format(**sizes):<34}{show_bytes(n_bytes):>12}" for words, n_bytes in shown]
 
 
 def verdict(result: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput, DoesNotFit
@@ -45,13 +45,40 @@ class BudgetRule:
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
-    """Bytes by item on GPU 0, and the expert budget of each GPU (predictors still to be taken off)."""
+class DenseParts:
+    """What GPU 0 holds besides experts, and how many tokens two of the items are for."""
 
-    rows: tuple[tuple[str, int], ...]
+    dense_bytes: int
+    kv_cache_bytes: int
+    kv_tokens: int
+    activation_bytes: int
+    iteration_tokens: int
+    reserve_bytes: int = RESERVE_BYTES
+
+    @property
+    def held_bytes(self) -> int:
+        """What is really held; the reserve is for what others take."""
+        return self.dense_bytes + self.kv_cache_bytes + self.activation_bytes
+
+    @property
+    def all_bytes(self) -> int:
+        return self.held_bytes + self.reserve_bytes
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The division of GPU 0's memory, and the expert budget of each GPU (predictors still to be taken off)."""
+
+    parts: DenseParts
+    vram_bytes: int
     expert_bytes: tuple[int, ...]
     hypothetical: bool
     needs_bytes: int  # what GPU 0 would have to have
+
+    def sizes(self, predictor_bytes: int = 0) -> dict[str, int]:
+        """GPU 0's memory by item, for `DoesNotFit`."""
+        predictor = {"predictor_bytes": predictor_bytes} if predictor_bytes else {}
+        return {**asdict(self.parts), "expert_budget_bytes": self.expert_bytes[0], **predictor}
 
 
 def activation_bytes(model: Model, n_tokens: int, batch: int, precision: str) -> int:
@@ -78,26 +105,25 @@ def plan(
     size = model.expert_bytes(precision)
     n_total = model.n_moe_layers * model.n_experts
     kv = "fp32" if precision == "fp32" else "bf16"
-    fixed = [
-        ("dense weights", model.dense_bytes(precision)),
-        (f"KV cache, {demand.kv_tokens} tokens", demand.kv_tokens * model.kv_bytes_per_token(kv)),
-        (f"activations, {demand.iteration_tokens} tokens",
-         activation_bytes(model, demand.iteration_tokens, demand.batch, precision)),
-        ("reserve (assumed)", RESERVE_BYTES),
-    ]  # fmt: skip
+    parts = DenseParts(
+        dense_bytes=model.dense_bytes(precision),
+        kv_cache_bytes=demand.kv_tokens * model.kv_bytes_per_token(kv),
+        kv_tokens=demand.kv_tokens,
+        activation_bytes=activation_bytes(model, demand.iteration_tokens, demand.batch, precision),
+        iteration_tokens=demand.iteration_tokens,
+    )
     vram_bytes = int(hw.vram_bytes.value) if rule.vram_bytes is None else rule.vram_bytes
     if rule.vram_bytes is not None and rule.vram_bytes > hw.vram_bytes.value and not hypothetical:
         raise BadInput(
             f"--vram, got {show_bytes(rule.vram_bytes)}: {hw.id} has {show_bytes(hw.vram_bytes.value)}; "
             "lower it, or describe another GPU with --set hw.vram_bytes=..."
         )
-    left_bytes = vram_bytes - sum(n for _, n in fixed)
-    rows = tuple(fixed)
+    left_bytes = vram_bytes - parts.all_bytes
     if left_bytes <= 0 and not hypothetical:
         raise DoesNotFit(
-            f"{model.id} in {precision} on {hw.id}: dense parts need {show_bytes(vram_bytes - left_bytes)} of "
+            f"{model.id} in {precision} on {hw.id}: dense parts need {show_bytes(parts.all_bytes)} of "
             f"{show_bytes(vram_bytes)}; take a smaller model, a lower precision, shorter requests or a larger GPU",
-            (*rows, ("VRAM", vram_bytes)),
+            {**asdict(parts), "vram_bytes": vram_bytes},
         )
     # Other GPUs hold experts only, besides their own reserve.
     room = [left_bytes] + [vram_bytes - RESERVE_BYTES] * (n_gpus - 1)
@@ -113,10 +139,10 @@ def plan(
             raise DoesNotFit(
                 f"expert budget, got {rule.described()} ({show_bytes(asked)} on GPU {gpu}): {hw.id} has "
                 f"{show_bytes(has)} left; lower it, or take a larger GPU",
-                (*rows, ("expert budget", asked), ("VRAM", vram_bytes)),
+                {**asdict(parts), "expert_budget_bytes": asked, "vram_bytes": vram_bytes},
             )
-    needs_bytes = vram_bytes - left_bytes + wanted[0]
-    return MemoryPlan((*rows, ("expert budget", wanted[0])), tuple(wanted), needs_bytes > vram_bytes, needs_bytes)
+    needs_bytes = parts.all_bytes + wanted[0]
+    return MemoryPlan(parts, vram_bytes, tuple(wanted), needs_bytes > vram_bytes, needs_bytes)
 
 
 def _share(n_experts: int, n_gpus: int, size: int) -> list[int]:
@@ -156,6 +182,6 @@ def check_host(model: Model, hw: Hardware, precision: str) -> int:
         raise DoesNotFit(
             f"{model.id} in {precision}: its experts need {show_bytes(need_bytes)} of host memory, {hw.id}'s host has "
             f"{show_bytes(has_bytes)}; use a lower --precision, or --set hw.cpu.memory_bytes={enough_gb}GB",
-            (("experts in host memory", need_bytes), ("host memory", has_bytes)),
+            {"host_experts_bytes": need_bytes, "host_memory_bytes": has_bytes},
         )
     return need_bytes
