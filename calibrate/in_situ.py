@@ -170,8 +170,8 @@ def _room(lanes: Lanes, spec: RunSpec, n_all: int) -> tuple[dict[str, float], in
     setup = prepare(RunSpec(**{**msgspec.structs.asdict(spec), "set": settings}))
     try:
         size = setup.model.expert_bytes(spec.precision)
-        fixed = sum(n_bytes for _, n_bytes in setup.memory.rows) - setup.memory.expert_bytes[0]
-        room = min(int(setup.hw.vram_bytes.value), int(SLACK_FRAC * free_bytes(lanes)[0])) - fixed
+        room = min(int(setup.hw.vram_bytes.value), int(SLACK_FRAC * free_bytes(lanes)[0]))
+        room -= setup.memory.parts.all_bytes
         return settings, max(1, min(n_all, room // size))
     finally:
         setup.close()

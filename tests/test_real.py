@@ -206,11 +206,12 @@ def test_kept_tables_and_timelines_take_measured_spans(tmp_path):
     from functools import partial
 
     from sim.real.run import execute_real
+    from sim.results.keep import Keep
     from sim.results.sinks import FILES, recorded
 
     setup = tiny_setup(tmp_path, "lru", 8)
     run = partial(execute_real, device="cpu")
-    done = recorded(run, setup, None, tmp_path / "out", False, tmp_path / "t.json", 3, with_spans=True)
+    done = recorded(run, setup, None, Keep(tmp_path / "out", True, timeline=tmp_path / "t.json", timeline_iterations=3))
     setup.close()
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
     assert (tmp_path / "t.json").stat().st_size > 1000

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim import __version__
-from sim.base.errors import BadInput
 from sim.cli.progress import RunBar
+from sim.cli.run_request import RunRequest
 from sim.cli.say import say
 from sim.cli.spec_options import notes, spec_options, specify, warn_if_changed
 from sim.cli.unique_options import UniqueOptions
 from sim.results.expectations import judged, parsed
+from sim.results.keep import TIMELINE_ITERATIONS
 
 if TYPE_CHECKING:
-
     from sim.run import Outcome
-
-TIMELINE_ITERATIONS = 20
 
 
 @click.command(
@@ -50,30 +48,16 @@ TIMELINE_ITERATIONS = 20
 @click.option("--expect", "expected", multiple=True, metavar="'KEY >= N'",
               help="Exit 1 unless this figure of the result keeps to it: 'hit_rate >= 0.3'; repeat it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def command(
-    settings: tuple[str, ...], config: Path | None, out: Path | None, with_spans: bool, force: bool,
-    timeline: Path | None, timeline_iterations: int, real: bool, device: str | None, checkpoint: str | None,
-    expected: tuple[str, ...], as_json: bool, **given: Any,
-) -> int:  # fmt: skip
+def command(**options: Any) -> int:
     """Replay a routing trace under a policy on a described GPU: time, hits, PCIe traffic, memory, what bounds it."""
-    expectations = parsed(expected)
-    if with_spans and out is None:
-        raise BadInput("--spans, got it without --out: it adds a table to the folder of --out; add --out DIR")
+    expectations = parsed(options["expected"])
+    request = RunRequest.of(options)
     try:
-        if real:
+        if request.real:
             from sim.cli.run_real import run_real
 
-            if expectations:
-                raise BadInput("--expect, got it with --real: measured figures differ from run to run; hold a "
-                               "simulation to it, or see moesim validate --tolerance")  # fmt: skip
-            sys.exit(run_real(settings, config, out, force, timeline, timeline_iterations, as_json, given, device,
-                              checkpoint, with_spans))  # fmt: skip
-        if device is not None:
-            raise BadInput(f"--device, got {device!r}: it says where --real runs; add --real, or leave it out")
-        if checkpoint is not None:
-            raise BadInput(f"--checkpoint, got {checkpoint!r}: weights are what --real computes with; "
-                           "add --real, or leave it out")  # fmt: skip
-        result = _run(settings, config, out, force, timeline, timeline_iterations, as_json, given, with_spans)
+            sys.exit(run_real(request))
+        result = _run(request)
     except KeyboardInterrupt:
         raise click.Abort from None
     status = 0
@@ -83,37 +67,32 @@ def command(
     return status
 
 
-def _run(
-    settings: tuple[str, ...], config: Path | None, out: Path | None, force: bool, timeline: Path | None,
-    timeline_iterations: int, as_json: bool, given: dict[str, Any], with_spans: bool = False,
-) -> dict[str, Any]:  # fmt: skip
-    spec, meant = specify(given, settings, config)
+def _run(request: RunRequest) -> dict[str, Any]:
+    spec, meant = specify(request.given, request.settings, request.config)
     from sim.run import execute, prepare
 
     setup = prepare(spec)
     try:
-        warn_if_changed(setup, meant, config)
+        warn_if_changed(setup, meant, request.config)
         for note in notes(setup):
             click.echo(note, err=True)
-        if out is None and timeline is None:
-            with RunBar(setup) as bar:
-                outcome = execute(setup, progress=bar.progress)
-        else:
-            from sim.results.sinks import recorded
+        with RunBar(setup) as bar:
+            if request.keep:
+                from sim.results.sinks import recorded
 
-            with RunBar(setup) as bar:
-                outcome = recorded(execute, setup, bar.progress, out, force, timeline, timeline_iterations,
-                                   with_spans)  # fmt: skip
+                outcome: Outcome = recorded(execute, setup, bar.progress, request.keep)
+            else:
+                outcome = execute(setup, progress=bar.progress)
     finally:
         setup.close()
-    _print(outcome, as_json, out, timeline, with_spans)
+    _print(outcome, request)
     return outcome.result
 
 
-def _print(outcome: Outcome, as_json: bool, out: Path | None, timeline: Path | None, with_spans: bool) -> None:
+def _print(outcome: Outcome, request: RunRequest) -> None:
     from sim.base.json import to_json
 
-    if as_json:
+    if request.as_json:
         click.echo(to_json(outcome.result))
         return
     from sim.results.text import render, verdict
@@ -121,10 +100,11 @@ def _print(outcome: Outcome, as_json: bool, out: Path | None, timeline: Path | N
     say(verdict(outcome.result), bold=True)
     say()
     say(render(outcome.result), nl=False)
-    if out is not None or timeline is not None:
+    keep = request.keep
+    if keep:
         say()
-    if out is not None:
-        less = "" if with_spans else "; --spans adds what every lane did"
-        say(f"written: {out} (again: simulate --config {out / 'config.yaml'}{less})")
-    if timeline is not None:
-        say(f"written: {timeline} (open it at ui.perfetto.dev)")
+    if keep.out is not None:
+        less = "" if keep.with_spans else "; --spans adds what every lane did"
+        say(f"written: {keep.out} (again: simulate --config {keep.out / 'config.yaml'}{less})")
+    if keep.timeline is not None:
+        say(f"written: {keep.timeline} (open it at ui.perfetto.dev)")

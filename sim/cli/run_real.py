@@ -12,6 +12,7 @@ from sim.base.errors import BadInput
 from sim.cli.say import say
 
 if TYPE_CHECKING:
+    from sim.cli.run_request import RunRequest
     from sim.real.run import Measured
     from sim.setup.prepare import Setup
     from sim.setup.spec import RunSpec
@@ -20,43 +21,35 @@ PREDICTED = ("ttft_s", "tpot_s", "e2e_s", "throughput_tokens_per_s", "hit_rate",
              "h2d_bytes", "d2h_bytes", "bound_by", "uncertainty", "lane_utilisation")  # fmt: skip
 
 
-def run_real(
-    settings: tuple[str, ...], config: Path | None, out: Path | None, force: bool, timeline: Path | None,
-    n_iterations: int, as_json: bool, given: dict[str, Any], device: str | None, checkpoint: str | None = None,
-    with_spans: bool = False,
-) -> int:  # fmt: skip
+def run_real(request: RunRequest) -> int:
     """Measure, predict, print. Returns the exit status: 0, 1 after a fault of the device, 130 after an interrupt."""
     from sim.cli.progress import RunBar
     from sim.cli.spec_options import notes, specify, warn_if_changed
     from sim.real.run import execute_real, usable_device
     from sim.results.sinks import recorded
 
-    place, folder = usable_device(device), None
-    if checkpoint is not None:
-        folder = checkpoint_folder(checkpoint)
-        if given.get("model") is not None:
-            raise BadInput(f"--model, got {given['model']!r} beside --checkpoint: a checkpoint is its own model; "
-                           "leave one out")  # fmt: skip
-        given = {**given, "model": str(folder)}
-    spec, meant = specify(given, settings, config)
-    setup = prepare_real(spec, place, given.get("precision") is not None or config is not None)
+    place, folder = usable_device(request.device), None
+    if request.checkpoint is not None:
+        folder = checkpoint_folder(request.checkpoint)
+        request = request.of_model(folder)
+    spec, meant = specify(request.given, request.settings, request.config)
+    setup = prepare_real(spec, place, request.given.get("precision") is not None or request.config is not None)
     try:
-        _say_where(setup, place, device is None, as_json)
-        warn_if_changed(setup, meant, config)
+        _say_where(setup, place, request)
+        warn_if_changed(setup, meant, request.config)
         for note in notes(setup):
             click.echo(note, err=True)
         run = partial(execute_real, device=place, checkpoint=folder)
         with RunBar(setup) as bar:
-            if out is None and timeline is None:
-                done = run(setup, progress=bar.progress)
+            if request.keep:
+                done = recorded(lambda *a, **k: _with_prediction(run(*a, **k)), setup, bar.progress, request.keep)
             else:
-                done = recorded(lambda *a, **k: _with_prediction(run(*a, **k)), setup, bar.progress, out, force,
-                                timeline, n_iterations, with_spans)  # fmt: skip
+                done = run(setup, progress=bar.progress)
         if "prediction" not in done.result:
             _with_prediction(done)
     finally:
         setup.close()
-    _print(done, as_json, out, timeline)
+    _print(done, request)
     if done.fault:
         click.echo(f"error: {done.fault}; what was measured until then is above", err=True)
     return 0 if not done.fault else 130 if done.fault == "interrupted" else 1
@@ -96,13 +89,13 @@ def prepare_real(spec: RunSpec, place: str, precision_given: bool) -> Setup:
     return setup
 
 
-def _say_where(setup: Setup, place: str, chosen: bool, as_json: bool) -> None:
+def _say_where(setup: Setup, place: str, request: RunRequest) -> None:
     """The first line: where the run takes place, and why there."""
     from sim.real.devices.cpu import cores
 
     where = f"the CPU backend ({cores()} cores)" if place == "cpu" else place
-    why = "; no CUDA GPU was found" if chosen and place == "cpu" else ""
-    click.echo(f"real run on {where}: {setup.model.id} in {setup.spec.precision}{why}", err=as_json)
+    why = "; no CUDA GPU was found" if request.device is None and place == "cpu" else ""
+    click.echo(f"real run on {where}: {setup.model.id} in {setup.spec.precision}{why}", err=request.as_json)
 
 
 def _with_prediction(done: Measured) -> Measured:
@@ -121,10 +114,10 @@ def _with_prediction(done: Measured) -> Measured:
     return done
 
 
-def _print(done: Measured, as_json: bool, out: Path | None, timeline: Path | None) -> None:
+def _print(done: Measured, request: RunRequest) -> None:
     from sim.base.json import to_json
 
-    if as_json:
+    if request.as_json:
         click.echo(to_json(done.result))
         return
     from sim.results.text import render, verdict
@@ -137,10 +130,10 @@ def _print(done: Measured, as_json: bool, out: Path | None, timeline: Path | Non
     say()
     say(beside(done.result))
     say(render(shown), nl=False)
-    if out is not None:
-        say(f"\nwritten: {out}")
-    if timeline is not None:
-        say(f"\nwritten: {timeline} (open it at ui.perfetto.dev)")
+    if request.keep.out is not None:
+        say(f"\nwritten: {request.keep.out}")
+    if request.keep.timeline is not None:
+        say(f"\nwritten: {request.keep.timeline} (open it at ui.perfetto.dev)")
 
 
 def beside(result: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from sim.setup.spec import dump_spec
 
 if TYPE_CHECKING:
     from sim.engine.drive import Step
+    from sim.results.keep import Keep
     from sim.run import Outcome, Progress, Setup
 
 __all__ = ["FILES", "Keeper", "new_folder", "recorded"]
@@ -70,34 +71,31 @@ class Keeper:
         self._stack.close()
 
 
-def recorded(
-    run: Callable[..., Any], setup: Setup, progress: Progress | None, out: Path | None, force: bool,
-    timeline: Path | None, n_iterations: int, with_spans: bool = False,
-) -> Any:
-    """Execute by `run` (a simulation, or a real run) and keep it: tables in the folder `out`, trace events of the first
-    iterations in `timeline`. Spans, which take far more room than all other tables, are kept `with_spans` only.
+def recorded(run: Callable[..., Any], setup: Setup, progress: Progress | None, keep: Keep) -> Any:
+    """Execute by `run` (a simulation, or a real run) and keep it.
 
     Raises:
         BadInput: a place that cannot be written, a folder that holds something else, or a timeline that is there and
             that `force` does not say to replace.
     """
+    out, timeline = keep.out, keep.timeline
     if out is not None and timeline is not None:
         check_apart(out, timeline)
     try:
         with ExitStack() as stack:
             keeper = events = None
             if out is not None:
-                folder = stack.enter_context(new_folder(out, force))
-                keeper = stack.enter_context(Keeper(folder, setup.run_id, with_spans))
+                folder = stack.enter_context(new_folder(out, keep.force))
+                keeper = stack.enter_context(Keeper(folder, setup.run_id, keep.with_spans))
             if timeline is not None:
                 if timeline.is_dir():
                     raise BadInput(f"--timeline, got {str(timeline)!r}: it is a folder; name a file in it")
-                if timeline.exists() and not force:
+                if timeline.exists() and not keep.force:
                     raise BadInput(f"--timeline, got {str(timeline)!r}: it exists; replace it with --force, or name "
                                    "another file")  # fmt: skip
                 part = stack.enter_context(replacing(timeline))
                 title = title_of(setup)
-                events = stack.enter_context(Timeline(part, title, n_iterations))
+                events = stack.enter_context(Timeline(part, title, keep.timeline_iterations))
             outcome = _execute(setup, progress, [sink for sink in (keeper, events) if sink is not None], run)
             if events is not None:
                 events.close()

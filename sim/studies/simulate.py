@@ -125,6 +125,7 @@ class Replay:
         """
         import pandas as pd
 
+        from sim.results.keep import Keep
         from sim.results.sinks import recorded
 
         with tempfile.TemporaryDirectory(prefix="moesim-") as folder:
@@ -136,7 +137,7 @@ class Replay:
                         f"{self._facts['run_id']}): they are another run's; simulate again"
                     )
                 out = Path(folder) / "run"
-                outcome = recorded(execute, setup, None, out, False, None, 0, with_spans=name == "spans")
+                outcome = recorded(execute, setup, None, Keep(out, with_spans=name == "spans"))
             finally:
                 setup.close()
             if finite({**outcome.result, "wall_s": None}) != finite({**self._facts, "wall_s": None}):
