@@ -161,10 +161,10 @@ class Aimless:
     def one(self, view: Any) -> Any:
         rng, options = self.rng, self.options
         reckless = rng.random() < self.reckless
-        kinds = [Prefetch, Prefetch, Prefetch, Fetch, Evict, Predict, Wait]
+        kinds: list[Any] = [Prefetch, Fetch, Evict, Predict, Wait]
         kinds += [Cancel, DropQueue, Requeue, "ask"] if options["timing"] else []
         kinds += [RunCpuAhead] if options["cpu"] and options["lossy"] else [WriteBack] if not options["cpu"] else []
-        kind = rng.choice(kinds)
+        kind = rng.choices(kinds, options["habits"][: len(kinds)])[0]
         piece = self.some_piece(view)
         residents = list(view.residents())
         if kind is Prefetch:
@@ -343,6 +343,7 @@ def random_policy(rng: Random, unit_s: float, closed: bool, expert_bytes: int) -
         "initial": rng.choice((0, 0, 2, 8)), "min_experts": rng.choice((0, 1, 1, 2)),
         "predictor_bytes": rng.choice((0, 0, 0, expert_bytes // 3)),
         "lower": rng.choice(("int4", "int2", "fp8")), "order": None,
+        "habits": [3 * rng.choice((1, 4)), *(rng.choice((0.2, 1, 1, 4)) for _ in range(9))],
     }  # fmt: skip
     if order is not None and chance() < 0.35:
         options["order"] = rng.choice(("Recency", "Insertion", "Rank"))
