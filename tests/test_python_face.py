@@ -106,7 +106,7 @@ class TestAsTheCommandLine:
         config = {"policy": "lru", "hw": "rtx3090", "trace": str(trace), "expert_cache_bytes": 12 * 10**9}
         plain = moesim.simulate(**config, set={"scope": "layer"})
         for size in ("12GB", 12e9, np.int64(12 * 10**9)):
-            options: Any = {"trace": trace, "expert_cache_bytes": size, "requests": np.int64(9)}
+            options: Any = {"trace": trace, "expert_cache_bytes": size, "requests": np.int64(2)}
             other = moesim.simulate("lru", "rtx3090", **options, set={"scope": "layer"})
             assert other.tpot_s == plain.tpot_s
         assert plain.params["scope"] == "layer"
@@ -253,6 +253,10 @@ class TestMistakes:
             moesim.simulate(**given)
         assert "\n" not in str(stop.value)
         assert capsys.readouterr() == ("", "")
+
+    def test_fewer_requests_than_asked_for_are_a_warning(self, world: dict[str, Any]) -> None:
+        with pytest.warns(UserWarning, match=r"--requests 9: split test of mix has 2 requests, not more"):
+            assert moesim.simulate(policy="lru", requests=9, **world).n_requests == 2
 
     def test_an_instance_is_none(self, world: dict[str, Any]) -> None:
         from policies.lfu import Lfu

@@ -10,7 +10,7 @@ import click
 from sim.base.errors import BadInput
 from sim.cli.progress import Bar
 from sim.cli.say import say
-from sim.cli.spec_options import notes, spec_options, specify
+from sim.cli.spec_options import spec_options, specify
 from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _note(text: str) -> None:
 
 def _first(setup: Setup) -> None:
     """What holds for all runs is said once."""
-    for text in notes(setup):
+    for text in setup.notes():
         _note(text)
 
 

@@ -12,7 +12,7 @@ from sim import __version__
 from sim.cli.progress import RunBar
 from sim.cli.run_request import RunRequest
 from sim.cli.say import say
-from sim.cli.spec_options import notes, spec_options, specify, warn_if_changed
+from sim.cli.spec_options import spec_options, specify, warn_if_changed
 from sim.cli.unique_options import UniqueOptions
 from sim.results.expectations import judged, parsed
 from sim.results.keep import TIMELINE_ITERATIONS
@@ -74,7 +74,7 @@ def _run(request: RunRequest) -> dict[str, Any]:
     setup = prepare(spec)
     try:
         warn_if_changed(setup, meant, request.config)
-        for note in notes(setup):
+        for note in setup.notes():
             click.echo(note, err=True)
         with RunBar(setup) as bar:
             if request.keep:

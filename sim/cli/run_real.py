@@ -24,7 +24,7 @@ PREDICTED = ("ttft_s", "tpot_s", "e2e_s", "throughput_tokens_per_s", "hit_rate",
 def run_real(request: RunRequest) -> int:
     """Measure, predict, print. Returns the exit status: 0, 1 after a fault of the device, 130 after an interrupt."""
     from sim.cli.progress import RunBar
-    from sim.cli.spec_options import notes, specify, warn_if_changed
+    from sim.cli.spec_options import specify, warn_if_changed
     from sim.real.run import execute_real, usable_device
     from sim.results.sinks import recorded
 
@@ -37,7 +37,7 @@ def run_real(request: RunRequest) -> int:
     try:
         _say_where(setup, place, request)
         warn_if_changed(setup, meant, request.config)
-        for note in notes(setup):
+        for note in setup.notes():
             click.echo(note, err=True)
         run = partial(execute_real, device=place, checkpoint=folder)
         with RunBar(setup) as bar:

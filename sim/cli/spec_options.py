@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput
-from sim.base.units import parse_bytes, show_count
+from sim.base.units import parse_bytes
 
 if TYPE_CHECKING:
     from sim.run import Setup
@@ -107,17 +107,6 @@ def _require_names(fields: dict[str, Any]) -> None:
         missing.append("--hw, got none: name the GPU (rtx3090, rtx4090, a100-80g-sxm ...; `moesim hw` lists all)")
     if missing:
         raise BadInput("; ".join(missing) + "; e.g. simulate --policy fine_moe --hw rtx3090")
-
-
-def notes(setup: Setup) -> list[str]:
-    """What was asked for and cannot be had in full, one line each."""
-    spec, has = setup.spec, show_count(len(setup.requests), "request")
-    found = []
-    if spec.requests is not None and spec.requests > len(setup.requests):
-        found.append(f"note: --requests {spec.requests}: split {spec.split} of {setup.trace.name} has {has}, not more")
-    if spec.batch > len(setup.requests):
-        found.append(f"note: --batch {spec.batch}: no more than {has} to run together")
-    return found
 
 
 def warn_if_changed(setup: Setup, meant: dict[str, Any], config: Path | None) -> None:

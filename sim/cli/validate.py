@@ -106,7 +106,6 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
     from sim.base.files import parse_yaml
     from sim.base.json import finite
     from sim.cli.run_real import prepare_real
-    from sim.cli.spec_options import notes
     from sim.profiles.overrides import parse_set
     from sim.real.devices import environment
     from sim.real.devices.cpu import cores
@@ -126,7 +125,7 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
         setup = prepare_real(spec, place, precision is not None)
         setup.close()
         if number == 0 and not quiet:
-            for note in notes(setup):
+            for note in setup.notes():
                 click.echo(note, err=True)
         cases[number] = setup.spec
         if largest is None or sum(setup.memory.expert_bytes) > sum(largest.memory.expert_bytes):

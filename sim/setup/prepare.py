@@ -14,6 +14,7 @@ from sim import __version__
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.files import bundled
 from sim.base.json import to_json
+from sim.base.units import show_count
 from sim.policy.blame import blamed, check_traits
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
@@ -64,6 +65,17 @@ class Setup:
 
     def close(self) -> None:
         self.trace.close()
+
+    def notes(self) -> list[str]:
+        """What was asked for and cannot be had in full, one line each."""
+        spec, has = self.spec, show_count(len(self.requests), "request")
+        where = f"split {spec.split} of {self.trace.name}"
+        found = []
+        if spec.requests is not None and spec.requests > len(self.requests):
+            found.append(f"note: --requests {spec.requests}: {where} has {has}, not more")
+        if spec.batch > len(self.requests):
+            found.append(f"note: --batch {spec.batch}: no more than {has} to run together")
+        return found
 
     def resolved(self) -> dict[str, Any]:
         """What the names of a configuration meant: ids, parameters, and digests of everything the figures rest on.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -58,6 +59,9 @@ def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) 
             `moesim.Policy`. hw: a name that `moesim hw` lists, or a file.
         options: the others of `simulate --help`, by the names that a saved configuration has.
 
+    Warns:
+        UserWarning: of requests or a batch there are fewer than was asked for.
+
     Raises:
         BadInput: whatever has to be changed, in one line; `DoesNotFit`, when it is a memory.
         IllegalDecision: the policy broke a rule.
@@ -68,6 +72,8 @@ def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) 
     spec = to_struct(fields, RunSpec, "simulate()")
     setup = prepare(spec, kind)
     try:
+        for note in setup.notes():
+            warnings.warn(note.removeprefix("note: "), stacklevel=2)
         outcome = execute(setup)
     finally:
         setup.close()
