@@ -86,7 +86,7 @@ def run(
         path = script(folder / "in_situ.safetensors", model, seed, prompts)
         stack.callback(path.unlink, missing_ok=True)
         n_all = model.n_moe_layers * model.n_experts
-        device_of, most = _room(lanes, RunSpec(policy="lru", hw="rtx3090", model=model_name, trace=str(path),
+        device_of, most = room_for(lanes, RunSpec(policy="lru", hw="rtx3090", model=model_name, trace=str(path),
                                                precision=precision, experts=1), n_all)  # fmt: skip
         weights, timer = None, Timer(budget_s, rounds * len(cases))
         for number in range(rounds):
@@ -158,7 +158,7 @@ class TimeUp(DeviceFault):
     """Ends a run early, as a fault of the device would: what was measured until then is kept."""
 
 
-def _room(lanes: Lanes, spec: RunSpec, n_all: int) -> tuple[dict[str, float], int]:
+def room_for(lanes: Lanes, spec: RunSpec, n_all: int) -> tuple[dict[str, float], int]:
     """Settings that give the described GPU the memory of this device, and how many of the experts it holds."""
     from sim.real.run import SLACK_FRAC, free_bytes
     from sim.run import prepare

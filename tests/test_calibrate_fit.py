@@ -247,7 +247,7 @@ def test_cases_fit_the_gpu_at_hand_not_the_one_in_the_specification(tmp_path, gi
     model = load_model("mixtral-8x7b")
     path = in_situ.script(tmp_path / "t.safetensors", model, 0, (1, 256))
     spec = RunSpec(policy="lru", hw="rtx3090", model="mixtral-8x7b", trace=str(path), experts=1)
-    settings, found = in_situ._room(lanes, spec, 256)
+    settings, found = in_situ.room_for(lanes, spec, 256)
     assert least <= found <= most
     prepare(RunSpec(policy="lru", hw="rtx3090", model="mixtral-8x7b", trace=str(path), experts=found,
                     set=settings)).close()  # fmt: skip

@@ -82,7 +82,7 @@ def test_training_shows_a_bar_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_calibration_names_probe_and_point(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     terminal = watched(monkeypatch)
     with Bar("starting") as shown:
-        told = calibrate._told(False, shown)
+        told = calibrate.told_on(False, shown)
         clock[0] += 2.0
         told.probe("copy", 0)
         assert "round 1: copy" in terminal.getvalue()
@@ -93,7 +93,7 @@ def test_calibration_names_probe_and_point(monkeypatch: pytest.MonkeyPatch, cloc
 def test_a_probe_without_points_is_named_too(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     terminal = watched(monkeypatch)
     with Bar("starting") as shown:
-        told = calibrate._told(False, shown)
+        told = calibrate.told_on(False, shown)
         told.probe("copy", 0)
         told.point("copy", {"bytes": 4096}, 1.5)
         clock[0] += 2.0
@@ -103,7 +103,7 @@ def test_a_probe_without_points_is_named_too(monkeypatch: pytest.MonkeyPatch, cl
 
 def test_calibration_in_a_log_is_a_line_per_probe(capsys: pytest.CaptureFixture[str]) -> None:
     for quiet in (True, False):
-        told = calibrate._told(quiet, Bar("starting"))
+        told = calibrate.told_on(quiet, Bar("starting"))
         told.probe("copy", 0)
         told.point("copy", {"bytes": 4096}, 0.25)
     assert capsys.readouterr().err == "  round 1: copy\n"

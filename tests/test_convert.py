@@ -259,7 +259,7 @@ class TestPage:
         section = self.page.split("### Plain JSONL and CSV\n")[1].split("\n### ")[0]
         rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith(("| `", "| -"))]
         told = [set(re.findall(r"`(\w+)`", " ".join(column))) for column in zip(*rows, strict=True)]
-        assert told == [jsonl_source._FIELDS, set(csv_long.COLUMNS)]
+        assert told == [jsonl_source.FIELDS, set(csv_long.COLUMNS)]
         for fact in ("model", "model_source", "n_experts", "gate_score", "gate_renormalised", "weights_kind",
                      "expert_order"):  # fmt: skip
             assert f"`{fact}`" in section

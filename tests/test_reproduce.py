@@ -47,7 +47,7 @@ class TestData:
 
     def test_every_row_is_answered_or_says_why_not(self) -> None:
         for one in ROWS.values():
-            table._known(one, EXPERIMENTS, CONSTANTS)
+            table.check_names(one, EXPERIMENTS, CONSTANTS)
             if one.check in ("none", "fit"):
                 assert one.reason
             elif one.experiment:
@@ -135,11 +135,11 @@ class TestData:
         ],
     )
     def test_a_row_that_contradicts_itself_is_refused(self, changes: dict[str, Any], rule: str) -> None:
-        rows._check(row(), {}, "f.yaml")
+        rows.check_row(row(), {}, "f.yaml")
         with pytest.raises(BadInput, match=rule):
-            rows._check(row(**changes), {}, "f.yaml")
+            rows.check_row(row(**changes), {}, "f.yaml")
         with pytest.raises(BadInput, match="once"):
-            rows._check(row(), {"X-1": row()}, "f.yaml")
+            rows.check_row(row(), {"X-1": row()}, "f.yaml")
 
     def test_names_that_lead_nowhere_are_refused(self) -> None:
         mine = {"mine": Experiment(why="", cases=[], systems={"lru": "lru"})}
@@ -147,17 +147,17 @@ class TestData:
             runs.systems_of(row(), mine["mine"])
         for changes in ({"experiment": "other"}, {"experiment": "", "method": "other"}, {"constant": "other"}):
             with pytest.raises(BadInput, match="none of that name"):
-                table._known(row(**changes), mine, CONSTANTS)
+                table.check_names(row(**changes), mine, CONSTANTS)
         with pytest.raises(BadInput, match="fitted to this row"):
-            table._known(row(id="ME-7", constant="moepic-a6000"), mine, CONSTANTS)
+            table.check_names(row(id="ME-7", constant="moepic-a6000"), mine, CONSTANTS)
         of_systems = {"mine": msgspec.structs.replace(mine["mine"], constants={"lru": "moepic-a6000"})}
         with pytest.raises(BadInput, match="fitted to this row"):
-            table._known(row(id="ME-7"), of_systems, CONSTANTS)
+            table.check_names(row(id="ME-7"), of_systems, CONSTANTS)
         with pytest.raises(BadInput, match="one at most"):
-            table._known(row(constant="emoe-a100"), of_systems, CONSTANTS)
+            table.check_names(row(constant="emoe-a100"), of_systems, CONSTANTS)
         unknown = {"mine": msgspec.structs.replace(mine["mine"], constants={"lru": "other"})}
         with pytest.raises(BadInput, match="none of that name"):
-            table._known(row(), unknown, CONSTANTS)
+            table.check_names(row(), unknown, CONSTANTS)
 
     def test_rows_are_picked_by_id_system_flag_and_geometry(self) -> None:
         assert [one.id for one in pick(("FM-2,FM-1",), ROWS)] == ["FM-1", "FM-2"]
@@ -427,7 +427,7 @@ class TestJudge:
         experiment = Experiment(why="", cases=[], systems={"lru": "lru", "on_demand": "on_demand"})
         found = {"values": {"on_demand": simulated}, "cases": [{"on_demand": simulated}], "left_out": {},
                  "did_not_run": {}}  # fmt: skip
-        told = table._answer(one, {}, {"b": found}, {"mine": experiment})
+        told = table.answer_of(one, {}, {"b": found}, {"mine": experiment})
         assert told["status"] == status
 
     def test_magnitudes_of_systems_that_are_not_judged_do_not_count(self) -> None:
@@ -436,10 +436,10 @@ class TestJudge:
         simulated = {"on_demand": 14.0, "sure": 1.0}
         found = {"values": simulated, "cases": [simulated], "left_out": {}, "did_not_run": {}}
         for changes, status in (({}, "order only"), ({"pairs_of": "on_demand"}, "reached")):
-            told = table._answer(msgspec.structs.replace(one, **changes), {}, {"b": found}, {"mine": experiment})
+            told = table.answer_of(msgspec.structs.replace(one, **changes), {}, {"b": found}, {"mine": experiment})
             assert told["status"] == status
         scaled = row(relation="ratio", published={"lru": 2.0, "on_demand": 4.0})
-        assert table._not_sized(scaled) == ["lru"]
+        assert table.inputs_not_sized(scaled) == ["lru"]
 
     def test_two_systems_are_judged_by_the_cases_both_ran(self) -> None:
         one = row(published={"a": 1.0, "b": 2.0})
@@ -602,7 +602,7 @@ class TestTable:
         monkeypatch.setattr(work, "code_digest", lambda: "edited")
         assert work.key_of(spec) != before
         monkeypatch.undo()
-        work._digest.cache_clear()
+        work.file_digest.cache_clear()
         mine.write_bytes(mine.read_bytes() + b" ")
         assert work.key_of(spec) != before
 
@@ -705,7 +705,7 @@ class TestTable:
     def test_rows_on_a_constant_of_another_model_are_counted_apart(self) -> None:
         for name, carried in (("ME-10", False), ("ME-12", True), ("ME-13", True), ("MO-1", False)):
             one = ROWS[name]
-            assert table._carried(one, CONSTANTS[one.constant], ROWS, EXPERIMENTS) == carried, name
+            assert table.is_carried(one, CONSTANTS[one.constant], ROWS, EXPERIMENTS) == carried, name
 
     def test_a_gain_over_nothing_is_left_out_and_the_result_stays_json(self, mine: Path, tmp_path: Path) -> None:
         """Loading on demand hits nothing, so hits are improved infinitely."""

@@ -221,10 +221,10 @@ def test_published_accuracy_is_met(tmp_path):
 def test_farther_predictions_follow_the_nearest():
     """Layer 2 loses a third of its correlation at distance 1 (0.9 to 0.6), so that 0.8 at distance 2 becomes 0.533."""
     base = profile()
-    bent = published._carry_on(base, [0.9, 0.9, 0.9, 0.0], [2, 3])
+    bent = published.carry_on(base, [0.9, 0.9, 0.9, 0.0], [2, 3])
     assert bent.ahead == base.ahead
     nearer = msgspec.structs.replace(base, ahead={**base.ahead, "1": [None, 0.6, 0.95, 0.9]})
-    bent = published._carry_on(nearer, [0.9, 0.9, 0.9, 0.0], [2, 3])
+    bent = published.carry_on(nearer, [0.9, 0.9, 0.9, 0.0], [2, 3])
     assert bent.ahead["2"][2:] == [None, None]
     assert bent.ahead["2"][:2] == pytest.approx([0.8 * 0.6 / 0.9, 0.8 * 0.95 / 0.9], abs=1e-5)
     assert set(bent.ahead) == {"1", "2"}  # the source has no distance 3
@@ -233,7 +233,7 @@ def test_farther_predictions_follow_the_nearest():
         accuracy={1: [None, 0.6, 0.5, 0.4], 2: [None, None, 0.9, 0.9]}, readings=[],
     )  # fmt: skip
     both = published.fit_to(base, figures).ahead  # a printed distance is met, whatever the nearest says
-    printed = published._fit_accuracy(base, 2, [None, None, 0.9, 0.9]).ahead
+    printed = published.fit_accuracy(base, 2, [None, None, 0.9, 0.9]).ahead
     assert both["2"] == printed["2"]
     one = published.fit_to(base, msgspec.structs.replace(figures, accuracy={1: figures.accuracy[1]})).ahead
     assert all(new < old for new, old in zip(one["2"][:2], base.ahead["2"][:2], strict=True))
@@ -244,15 +244,15 @@ def test_published_curves_are_approached(monkeypatch, tmp_path):
     monkeypatch.setattr(published, "_ROWS", 900)
     monkeypatch.setattr(published, "_TRIES", 18)
     base = profile(n_layers=2, ahead={}, requests=[Lengths(4, 146, i % 2, True) for i in range(20)])
-    true = published._bend(base, 3.0, 0.3, 0.5)
+    true = published.bend(base, 3.0, 0.3, 0.5)
     figures = published.Published(
         schema=published.SCHEMA, id="x", source="p", model="m", n_layers=2, n_experts=12, top_k=3, accuracy={},
         curves={k: published.Curve([3, 6, 9], [0, 0, 0]) for k in ("lru", "lfu")}, readings=[],
     )  # fmt: skip
-    rates = published._rates(true, figures, 0)
+    rates = published.cache_rates(true, figures, 0)
     curves = {k: published.Curve([3, 6, 9], v.tolist()) for k, v in rates.items()}
     figures = msgspec.structs.replace(figures, curves=curves)
-    far = max(abs(published._rates(base, figures, 0)[k] - v).max() for k, v in rates.items())
+    far = max(abs(published.cache_rates(base, figures, 0)[k] - v).max() for k, v in rates.items())
     with Trace(write(tmp_path / "t.safetensors", published.fit_to(base, figures))) as trace:
         worst = max(abs(row.reached - row.target) for row in published.reached(figures, trace))
     assert far > 0.05

@@ -92,8 +92,8 @@ def test_prediction_accuracy_by_hand(tmp_path):
 
 
 def test_ties_go_to_the_lowest_expert():
-    assert stats._top(np.array([[2.0, 3.0, 2.0, 2.0]]), 2).tolist() == [[True, True, False, False]]
-    assert stats._top(np.array([[0.0, 0.0, 0.0]]), 3).all()
+    assert stats.top_k_of(np.array([[2.0, 3.0, 2.0, 2.0]]), 2).tolist() == [[True, True, False, False]]
+    assert stats.top_k_of(np.array([[0.0, 0.0, 0.0]]), 3).all()
 
 
 def test_distances_without_a_target_are_nan(tmp_path):

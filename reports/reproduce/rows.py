@@ -175,12 +175,12 @@ def load_rows() -> dict[str, Row]:
     for path in sorted((HERE / "rows").glob("*.yaml")):
         file = _read(path, _RowFile)
         for row in file.rows:
-            _check(row, found, str(path))
+            check_row(row, found, str(path))
             found[row.id] = msgspec.structs.replace(row, source=file.source)
     return found
 
 
-def _check(row: Row, before: dict[str, Row], where: str) -> None:
+def check_row(row: Row, before: dict[str, Row], where: str) -> None:
     def require(holds: bool, rule: str) -> None:
         if not holds:
             raise BadInput(f"{where}: row {row.id}, got check {row.check!r}: {rule}; correct the file")

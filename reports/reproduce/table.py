@@ -55,7 +55,7 @@ def reproduce(
     rows, experiments, constants = load_rows(), load_experiments(), load_constants()
     asked = [row for row in chosen if row.experiment and row.check != "fit"]
     for row in chosen:
-        _known(row, experiments, constants)
+        check_names(row, experiments, constants)
     used = [constants[name] for name in sorted(_names(chosen, experiments))]
     simulated: dict[str, dict[TraceKind, dict[str, Any]]] = {row.id: {} for row in asked}
     fitted: dict[str, Fitted] = {}
@@ -84,10 +84,10 @@ def reproduce(
                     fitted, lost = fitted | found, lost | why
             with steps("simulating") as done:
                 simulated = simulate(asked, kinds, fitted, runs, done)
-    answered = [_answer(row, fitted, simulated.get(row.id, {}), experiments) for row in chosen]
+    answered = [answer_of(row, fitted, simulated.get(row.id, {}), experiments) for row in chosen]
     for row, answer in zip(chosen, answered, strict=True):
         if answer["constant"]:
-            answer["carried"] = _carried(row, constants[row.constant], rows, experiments)
+            answer["carried"] = is_carried(row, constants[row.constant], rows, experiments)
     return {"schema": SCHEMA, "version": __version__, "stack": stack, "traces": told,
             "constants": [_told_constant(fitted[one.id]) for one in used if one.id in fitted], "not_fitted": lost,
             "rows": answered, "totals": totals(answered)}  # fmt: skip
@@ -101,7 +101,7 @@ def _names(chosen: list[Row], experiments: dict[str, Experiment]) -> set[str]:
     return {row.constant for row in chosen if row.constant} | {name for name in of_systems if name}
 
 
-def _known(row: Row, experiments: dict[str, Experiment], constants: dict[str, Constant]) -> None:
+def check_names(row: Row, experiments: dict[str, Experiment], constants: dict[str, Constant]) -> None:
     for name, known, what in ((row.method, METHODS, "method"), (row.experiment, experiments, "experiment"),
                               (row.constant, constants, "constant")):  # fmt: skip
         if name and name not in known:
@@ -116,7 +116,7 @@ def _known(row: Row, experiments: dict[str, Experiment], constants: dict[str, Co
         raise BadInput(f"row {row.id}, got a constant beside those of its systems: a system has one at most; drop one")
 
 
-def _answer(
+def answer_of(
     row: Row, fitted: dict[str, Fitted], on: dict[TraceKind, dict[str, Any]], experiments: dict[str, Experiment]
 ) -> dict[str, Any]:
     """One row of the result."""
@@ -136,7 +136,7 @@ def _answer(
         experiment = experiments[row.experiment]
         told["experiment"] = {"name": row.experiment, "why": experiment.why}
         told["scored"] = experiment.scored
-        told["not_sized"] = _not_sized(row)
+        told["not_sized"] = inputs_not_sized(row)
         own = own_constants(row, experiment)
         told["constants"] = {system: name for system, name in own.items() if name in fitted}
         told["traces"] = {kind: _judged(row, kind, found, told["constants"])
@@ -195,7 +195,7 @@ def magnitudes(row: dict[str, Any], on: dict[str, Any]) -> list[float]:
     return [one for label, one in on.get("ratio", {}).items() if one is not None and label not in left_away]
 
 
-def _not_sized(row: Row) -> list[str]:
+def inputs_not_sized(row: Row) -> list[str]:
     """Systems whose magnitudes are not judged: the first of a scaled row stands at its printed figure by construction,
     and where only pairs with one system are judged, the others' are none of them."""
     if row.pairs_of:
@@ -240,7 +240,7 @@ def _rests_on(row: dict[str, Any]) -> str:
     return RESTS[1 + row.get("carried", False)] if row["constant"] else RESTS[0]
 
 
-def _carried(row: Row, constant: Constant, rows: dict[str, Row], experiments: dict[str, Experiment]) -> bool:
+def is_carried(row: Row, constant: Constant, rows: dict[str, Row], experiments: dict[str, Experiment]) -> bool:
     """Whether a row is about a model that its constant was not fitted to."""
     source = rows[constant.row]
     known = {constant.model} if constant.model else {str(case["model"]) for case in cases_of(source, experiments)}

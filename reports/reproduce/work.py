@@ -59,7 +59,7 @@ def code_digest() -> str:
 
 
 @lru_cache(maxsize=256)
-def _digest(path: str) -> str:
+def file_digest(path: str) -> str:
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -67,7 +67,7 @@ def _digest(path: str) -> str:
 def key_of(spec: RunSpec) -> str:
     """A digest of everything that decides a run's numbers: configuration, trace, version, code and profiles."""
     fields = msgspec.to_builtins(spec)
-    fields["trace"] = _digest(fields["trace"])
+    fields["trace"] = file_digest(fields["trace"])
     fields["model"] = Path(fields["model"]).name
     return hashlib.sha256(json.dumps([__version__, code_digest(), fields], sort_keys=True).encode()).hexdigest()[:32]
 

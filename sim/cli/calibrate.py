@@ -73,13 +73,13 @@ def command(device: str | None, models: tuple[str, ...], name: str | None, folde
             where = f"{backend.title} ({device})"
             say(f"{where}, {', '.join(models)}, {minutes:g} minutes -> {request.profile_path}")
             with Bar("starting") as bar:
-                outcome = calibrate(request, backend=backend, progress=_told(quiet, bar))
+                outcome = calibrate(request, backend=backend, progress=told_on(quiet, bar))
         finally:
             backend.close()
     _report(outcome)
 
 
-def _told(quiet: bool, bar: Bar) -> Progress:
+def told_on(quiet: bool, bar: Bar) -> Progress:
     """A bar on a terminal, one line per probe elsewhere (a log must show how far a remote run got)."""
     from calibrate.runner import Progress
 

@@ -21,7 +21,7 @@ from traces.convert.text import field, finite, records, shown, whole
 from traces.format.layout import MAX_EXPERTS
 
 NAME, TITLE, ORIGIN = "jsonl", "plain JSONL, one token per line", "docs/convert.md"
-_FIELDS = {"request", "phase", "token_id", "experts", "weights", "task", "arrival_s", "iteration"}
+FIELDS = {"request", "phase", "token_id", "experts", "weights", "task", "arrival_s", "iteration"}
 
 
 def sniff(_path: Path, head: bytes) -> bool:
@@ -38,9 +38,9 @@ def read(path: Path, spool: Spool, options: Options) -> Facts:
         if "meta" in data:
             facts = facts_of(where, data["meta"])
             continue
-        if unknown := sorted(set(data) - _FIELDS):
+        if unknown := sorted(set(data) - FIELDS):
             raise BadInput(
-                f"{where}: {shown(unknown[0])}: no such field; {', '.join(sorted(_FIELDS))}; mend the record"
+                f"{where}: {shown(unknown[0])}: no such field; {', '.join(sorted(FIELDS))}; mend the record"
             )
         ids, weights = token_layers(where, "experts", field(where, data, "experts"), data.get("weights"))
         arrival_s = None if data.get("arrival_s") is None else finite(where, "arrival_s", data["arrival_s"])

@@ -104,11 +104,11 @@ def prediction_accuracy(trace: Trace, distance: int, requests: Requests = None) 
     asked = trace.requests.split if requests is None else [SPLITS.index(request.split) for request in requests]
     splits = {SPLITS[int(code)] for code in np.unique(asked)}
     counts = popularity(trace, "store" if "store" in splits else None, requests)
-    top = _top(counts.astype(np.float64), trace.top_k)
+    top = top_k_of(counts.astype(np.float64), trace.top_k)
     hits = np.zeros((2, trace.n_layers), np.int64)
     n = np.zeros(trace.n_layers, np.int64)
     for rows in _level_chunks(trace, f"next_scores_{distance}", trace.n_layers * trace.n_experts, requests):
-        predicted = _top(trace.next_scores(distance, int(rows[0]), int(rows[-1]) + 1), trace.top_k)
+        predicted = top_k_of(trace.next_scores(distance, int(rows[0]), int(rows[-1]) + 1), trace.top_k)
         scored = np.ones(len(rows), bool) if "test" not in splits else _in_split(trace, rows, "test")
         for layer in range(trace.n_layers):
             ahead, target = divmod(layer + distance, trace.n_layers)
@@ -124,7 +124,7 @@ def prediction_accuracy(trace: Trace, distance: int, requests: Requests = None) 
     return Accuracy(distance, recorded, popular, n)
 
 
-def _top(scores: Floats, k: int) -> Array:
+def top_k_of(scores: Floats, k: int) -> Array:
     """Mask of the k highest along the last axis, ties to the lowest id; scores are integers below 2**40."""
     n = scores.shape[-1]
     keys = scores.astype(np.int64) * n + np.arange(n)[::-1]  # distinct, so exactly k reach the k-th highest

@@ -67,7 +67,7 @@ class Drawer:
         tasks = stream(seed, "tasks").standard_normal((n_tasks, *shape))
         if n_tasks > 1:  # popularity is the mean over tasks, so what is a task's own sums to nothing
             tasks = (tasks - tasks.mean(axis=0)) * np.sqrt(n_tasks / (n_tasks - 1))
-        self.tasks = self._down(tasks)
+        self.tasks = self.projected(tasks)
         self.table: Array | None = None
         if profile.vocabulary is not None:
             self.frequencies = profile.vocabulary.frequencies()
@@ -77,7 +77,7 @@ class Drawer:
             table -= (self.frequencies[:, None] * table).sum(axis=0)
             table /= np.sqrt(max(1e-3, 1 - (self.frequencies**2).sum()))
             self.table = np.rint(table * _GRAIN) / _GRAIN
-            weights = self._down(stream(seed, "weights").standard_normal((width, *shape)) / np.sqrt(width))
+            weights = self.projected(stream(seed, "weights").standard_normal((width, *shape)) / np.sqrt(width))
             self.weights = np.rint(weights.astype(np.float64) * _WEIGHT_GRAIN).reshape(width, -1) / _WEIGHT_GRAIN
             self._settle()
 
@@ -184,7 +184,7 @@ class Drawer:
         sharp, offset = (np.array(v, np.float32)[layers, None] for v in (profile.sharpness, profile.offset))
         return gate_scores(sharp * logits + offset, profile.score)
 
-    def _down(self, fields: Array) -> Array:
+    def projected(self, fields: Array) -> Array:
         """Give independent fields (..., L, E) their correlation from layer to layer, in place of the last two axes."""
         found = np.array(fields, np.float32)
         for layer in range(1, found.shape[-2]):
@@ -218,7 +218,7 @@ class _Scores:
         self._drawer, self._tokens, self._at = drawer, tokens, 0
         profile, seed = drawer.profile, drawer.seed
         self._shape = (profile.n_layers, profile.n_experts)
-        own = drawer._down(stream(seed, "request", plan.index).standard_normal(self._shape))
+        own = drawer.projected(stream(seed, "request", plan.index).standard_normal(self._shape))
         self._constant = np.zeros(self._shape, np.float32)
         for name, field in (("task", drawer.tasks[plan.task]), ("request", own)):
             if name in drawer.loads:
@@ -233,7 +233,7 @@ class _Scores:
         drawer = self._drawer
         total = np.broadcast_to(self._constant, (n, *self._shape)).copy()
         if drawer.fresh.any():
-            total += drawer.fresh * drawer._down(self.noise["fresh"].standard_normal((n, *self._shape), np.float32))
+            total += drawer.fresh * drawer.projected(self.noise["fresh"].standard_normal((n, *self._shape), np.float32))
         for fade, name in self._fades.items():
             total += drawer.loads[name] * self._fading(name, float(np.exp(-1 / fade)), n)
         if self._tokens is not None and "token" in drawer.loads:
@@ -246,7 +246,7 @@ class _Scores:
 
     def _fading(self, name: str, keep: float, n: int) -> Array:
         """The next n rows of a field of which a row keeps `keep` of the row before; its variance is 1 throughout."""
-        fresh = self._drawer._down(self.noise[name].standard_normal((n, *self._shape), np.float32))
+        fresh = self._drawer.projected(self.noise[name].standard_normal((n, *self._shape), np.float32))
         gain, state = np.sqrt(1 - keep * keep), self._memory[name]
         if state is None:
             state = np.zeros((1, *self._shape), np.float32)

@@ -106,14 +106,14 @@ def fit_to(
         bent = _fit_curves(bent, figures, seed, progress)
     before = bent.ahead.get("1")
     for distance, values in figures.accuracy.items():
-        bent = _fit_accuracy(bent, distance, values)
+        bent = fit_accuracy(bent, distance, values)
     if before and 1 in figures.accuracy:
-        bent = _carry_on(bent, before, [d for d in (2, 3) if d not in figures.accuracy])
+        bent = carry_on(bent, before, [d for d in (2, 3) if d not in figures.accuracy])
     text = f"published targets ({figures.id}): {figures.source}; what they do not say is taken from {profile.source}"
     return msgspec.structs.replace(bent, assumptions=[*bent.assumptions, text, *figures.readings])
 
 
-def _bend(profile: Profile, spread: float, lasting: float, passing: float) -> Profile:
+def bend(profile: Profile, spread: float, lasting: float, passing: float) -> Profile:
     """Biases and shares times three factors; shares that would pass 1 are brought back to it."""
     shares = {name: profile.share(name) * (lasting if name in LASTING else passing if name in PASSING else 1.0)
               for name in profile.shares}  # fmt: skip
@@ -136,7 +136,7 @@ def _fit_curves(
         tried += 1
         if progress:
             progress(min(tried, total), total)
-        rates = _rates(_bend(thin, *np.exp(np.clip(logs, -4, 4))), figures, seed)
+        rates = cache_rates(bend(thin, *np.exp(np.clip(logs, -4, 4))), figures, seed)
         return float(sum(((np.array(rates[kind]) - curve.hits) ** 2).sum() for kind, curve in figures.curves.items()))
 
     # From the best corner of a coarse grid, because the simplex alone stays on the side it starts from.
@@ -144,7 +144,7 @@ def _fit_curves(
     simplex = np.array(start) + np.vstack([np.zeros(3), np.eye(3) / 3])
     options: Any = {"maxfev": _TRIES, "initial_simplex": simplex}
     best = minimize(error, simplex[0], method="Nelder-Mead", options=options)
-    return _bend(profile, *np.exp(np.clip(best.x, -4, 4)))
+    return bend(profile, *np.exp(np.clip(best.x, -4, 4)))
 
 
 def _some_layers(profile: Profile, keep: Ints) -> Profile:
@@ -156,7 +156,7 @@ def _some_layers(profile: Profile, keep: Ints) -> Profile:
     )  # fmt: skip
 
 
-def _rates(profile: Profile, figures: Published, seed: int) -> dict[str, Floats]:
+def cache_rates(profile: Profile, figures: Published, seed: int) -> dict[str, Floats]:
     drawer = Drawer(profile, seed)
     parts = [block["experts"] for plan in drawer.plans(None, _ROWS) for block in drawer.rows(plan)]
     experts = np.concatenate(parts)
@@ -171,7 +171,7 @@ def _warm(kind: str, experts: Array, n_experts: int, sizes: list[int]) -> Floats
     return found
 
 
-def _fit_accuracy(profile: Profile, distance: int, accuracy: list[float | None]) -> Profile:
+def fit_accuracy(profile: Profile, distance: int, accuracy: list[float | None]) -> Profile:
     rng = np.random.default_rng(0)
     known = list(profile.ahead.get(str(distance)) or [None] * profile.n_layers)
     for target, wanted in enumerate(accuracy):
@@ -188,7 +188,7 @@ def _fit_accuracy(profile: Profile, distance: int, accuracy: list[float | None])
     return msgspec.structs.replace(profile, ahead={**profile.ahead, str(distance): known})
 
 
-def _carry_on(profile: Profile, before: list[float | None], distances: list[int]) -> Profile:
+def carry_on(profile: Profile, before: list[float | None], distances: list[int]) -> Profile:
     """Farther predictions of a layer gain or lose as its nearest did: none may know more from farther away."""
     nearest = profile.ahead["1"]
     ahead = dict(profile.ahead)
