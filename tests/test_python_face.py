@@ -272,8 +272,9 @@ def test_importing_it_imports_nothing_heavy() -> None:
     assert not set(done.stdout.split()) & (HEAVY | {"sim", "click"})
 
 
-def test_the_three_lines_of_the_readme_run() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_three_lines_are_enough(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
     block = re.search(r"```python\n(import moesim\n.*?)```", text, re.DOTALL)
     assert block is not None
     lines = block[1].strip().splitlines()
