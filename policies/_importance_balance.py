@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 Missing = tuple[int, int]  # (expert, tokens routed to it)
 
@@ -20,21 +21,25 @@ def two_pointers(missing: Sequence[Missing], cpu_s: float, load_s: float) -> tup
         cpu_s: CPU seconds per token of an expert. load_s: seconds to load one.
     """
     ordered = by_batch(missing)
-    load: list[int] = []
-    on_cpu: list[int] = []
+    n_loaded = _n_loaded(tuple([n for _, n in ordered]), cpu_s, load_s)
+    experts = [expert for expert, _ in ordered]
+    return experts[:n_loaded], experts[: n_loaded - len(experts) - 1 : -1]
+
+
+@cache
+def _n_loaded(tokens: tuple[int, ...], cpu_s: float, load_s: float) -> int:
+    """How many of the experts with these tokens, most first, are loaded: the left pointer takes them, the right one
+    gives its own to the CPU, whoever has spent less."""
     spent_cpu_s = spent_load_s = 0.0
-    left, right = 0, len(ordered) - 1
+    left, right = 0, len(tokens) - 1
     while left <= right:
         if spent_load_s <= spent_cpu_s:
             spent_load_s += load_s
-            load.append(ordered[left][0])
             left += 1
         else:
-            expert, n_tokens = ordered[right]
-            spent_cpu_s += n_tokens * cpu_s
-            on_cpu.append(expert)
+            spent_cpu_s += tokens[right] * cpu_s
             right -= 1
-    return load, on_cpu
+    return left
 
 
 def one_pass(missing: Sequence[Missing], cpu_s: float, load_s: float) -> tuple[list[int], list[int]]:

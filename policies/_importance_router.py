@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Score = int | NDArray[np.int64]  # of one expert, or of many at once
 
 UNIT = 1_000_000  # alpha in millionths: (1 + alpha) x beta stays a whole number
 
@@ -40,21 +46,86 @@ class Thresholds:
         self._alpha = round(alpha * UNIT)
         self._rule = rule
 
-    def is_top(self, score: int, beta: int) -> bool:
+    def is_top(self, score: Score, beta: Score) -> Any:
         """Top-score: must be computed as it is."""
-        over = score * UNIT - (UNIT + self._alpha) * beta
+        over: Any = score * UNIT - (UNIT + self._alpha) * beta
         return over >= 0 if self._rule == "code" else over > 0
 
-    def is_alternative(self, score: int, beta: int) -> bool:
+    def is_alternative(self, score: Score, beta: Score) -> Any:
         """Close enough below beta to stand in for a low-score expert."""
-        above = score * UNIT - (UNIT - self._alpha) * beta
+        above: Any = score * UNIT - (UNIT - self._alpha) * beta
         if self._rule == "text":
-            return above >= 0 and score <= beta
-        return (above > 0 if self._rule == "code" else above >= 0) and score < beta
+            return (above >= 0) & (score <= beta)
+        return (above > 0 if self._rule == "code" else above >= 0) & (score < beta)
 
     def top(self, token: Token) -> list[int]:
         """Top-score experts among the chosen, in router order."""
         return [e for e in token.chosen if self.is_top(token.scores[e], token.beta)]
+
+
+class Roles(NamedTuple):
+    """What Algorithm 1 makes of one layer's experts for a token that is alone."""
+
+    top: list[int]  # must be computed as they are, in router order
+    low: list[int]  # the other chosen ones
+    near: list[int]  # alternatives, those first that are taken first
+
+
+class LoneToken:
+    """The router for one token, all layers in one go: with nobody to share experts with, nothing is coupled or
+    gathered, and who replaces whom rests on what is on the GPU alone."""
+
+    def __init__(self, thresholds: Thresholds, rule: str, top_k: int) -> None:
+        self._thresholds = thresholds
+        self._by_id = rule == "code"
+        self._all_low = rule == "alg1"
+        self._top_k = top_k
+
+    def roles(self, scores: NDArray[np.float64], ids: NDArray[np.int64]) -> list[Roles]:
+        """By layer, of gate scores [1, L, E] and the experts chosen [1, L, K]."""
+        row, chosen = scores[0].astype(np.int64), ids[0]
+        beta = self._beta(row)
+        top = self._thresholds.is_top(np.take_along_axis(row, chosen, 1), beta)
+        near = self._thresholds.is_alternative(row, beta)
+        np.put_along_axis(near, chosen, False, axis=1)
+        found = []
+        for experts, tops in zip(chosen.tolist(), top.tolist(), strict=True):
+            high = [e for e, is_top in zip(experts, tops, strict=True) if is_top]
+            found.append(Roles(high, [e for e in experts if e not in high], []))
+        order = np.broadcast_to(np.arange(row.shape[1]), row.shape) if self._by_id else best_first(row)
+        layers, places = np.nonzero(np.take_along_axis(near, order, 1))
+        for layer, expert in zip(layers.tolist(), order[layers, places].tolist(), strict=True):
+            found[layer].near.append(expert)
+        return found
+
+    def foreseen(self, scores: NDArray[np.float64], only_top: bool) -> list[list[int]]:
+        """By layer, the top-score experts (or the top k) that predicted scores [1, L, E] name, best first."""
+        row = scores[0].astype(np.int64)
+        best = best_first(row)[:, : self._top_k]
+        if not only_top:
+            found: list[list[int]] = best.tolist()
+            return found
+        n_top = self._thresholds.is_top(np.take_along_axis(row, best, 1), self._beta(row)).sum(axis=1)
+        return [experts[:n] for experts, n in zip(best.tolist(), n_top.tolist(), strict=True)]
+
+    def _beta(self, row: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The (k+1)-th highest score of each layer [L, 1]; 0 where there is none."""
+        if self._top_k >= row.shape[1]:
+            return np.zeros((len(row), 1), dtype=np.int64)
+        return np.sort(row, axis=1)[:, -self._top_k - 1, None]
+
+    def swaps(self, roles: Roles, on_gpu: Callable[[int], bool]) -> dict[int, int]:
+        """Who replaces whom."""
+        leaving = roles.low if self._all_low else [e for e in roles.low if not on_gpu(e)]
+        if not leaving or not roles.near:
+            return {}
+        alternatives = [e for e in roles.near if on_gpu(e)]
+        return dict(zip(leaving, alternatives, strict=False)) if self._by_id else replace_last(leaving, alternatives)
+
+
+def best_first(row: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Experts of each layer [L, E] by score, ties to the lowest id."""
+    return np.argsort(-row, axis=1, kind="stable")
 
 
 def route(

@@ -14,26 +14,25 @@ Several GPUs (not published): each has its cache and its link; the balancer coun
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies._importance_balance import Costs, Missing, by_batch, one_pass, two_pointers
 from policies._importance_cache import Residents, ScoreWindow
-from policies._importance_router import Thresholds, Token, route
+from policies._importance_router import LoneToken, Thresholds, Token, route
 from sim.policy import (
     PREFILL,
     Assignment,
-    Decision,
     DropQueue,
     Fetch,
     Gate,
+    Iteration,
     Param,
     Piece,
     Policy,
     Predict,
-    Prefetch,
     Requeue,
     RunCpu,
     RunGpu,
@@ -43,7 +42,7 @@ from sim.policy import (
     Wait,
 )
 
-Foreseen = tuple[list[int], tuple[Ticket, ...]]  # experts of the next layer, best first; what their copies wait for
+DROP_QUEUE = DropQueue()
 
 # Section 6.2, "a ratio of 0.35 in S1, 0.3 in S2, and 0.25 in S3" with Table 1's models; the code ships 0.25 for all.
 PUBLISHED_ALPHA = {"deepseek-moe-16b": 0.35, "xverse-moe-a4.2b": 0.30, "qwen2-57b-a14b": 0.25}
@@ -132,12 +131,21 @@ class Importance(Policy):
             self.settings["prediction_s"] = weights * view.hidden_size * 2 / view.prices.gpu_bytes_per_s
         self._prediction_s = float(self.settings["prediction_s"] or 0.0)
         self._thresholds = Thresholds(alpha, str(self.low_score_rule))
+        self._alone = LoneToken(self._thresholds, str(self.low_score_rule), view.top_k)
         self._window = ScoreWindow(self.score_window, view.n_layers, view.n_experts)
         self._residents = Residents(str(self.evict), self.shield, self._window, view)
         self._costs = Costs()
-        self._tops: set[int] = set()  # top-score experts of the layer being served, over the batch
+        self._cpu_s, self._load_s = view.prices.cpu_s(1), view.prices.copy_s()
+        self._pieces = [
+            [view.piece(layer, expert) for expert in range(view.n_experts)] for layer in range(view.n_layers)
+        ]
+        self._run_gpu = [RunGpu(expert) for expert in range(view.n_experts)]
+        self._run_cpu = [RunCpu(expert) for expert in range(view.n_experts)]
+        self._fetches = {piece: Fetch(piece) for layer in self._pieces for piece in layer}
+        self._predict = Predict(self._prediction_s, "gpu")
         self._predicted: list[int] = []  # experts foreseen for the layer to come
-        self._n = dict.fromkeys(("used", "there", "predicted", "top", "active", "loaded", "computed"), 0)
+        self._n_used = self._n_there = self._n_predicted = self._n_top = self._n_active = 0
+        self._n_loaded = self._n_computed = 0
 
     def _flag(self, name: str, otherwise: bool) -> bool:
         value = self.settings[name] = int(otherwise) if self.settings[name] is None else self.settings[name]
@@ -157,22 +165,30 @@ class Importance(Policy):
     # -- the expert-cache router (section 5.1) ----------------------------------------------------------------------
 
     def assign(self, gate: Gate, view: View) -> Assignment | None:
-        self._tops = set()
         if gate.phase == PREFILL:  # section 4.1: a prompt is served as routed
+            self._predicted = []
             return None
-        scores, ids = gate.scores, gate.ids.tolist()
-        tokens = [Token.of(row, chosen) for row, chosen in zip(scores.astype(np.int64).tolist(), ids, strict=True)]
-        for token in tokens:
-            self._tops.update(self._thresholds.top(token))
-        self._count_right(gate)
-        if self.low_score_rule == "none":
-            return None
+        pieces, arrived = self._pieces[gate.layer], view.arrived
 
         def on_gpu(expert: int) -> bool:  # what is still under way is not in GPU memory yet
-            return view.arrived(view.piece(gate.layer, expert))
+            return arrived(pieces[expert])
 
-        rule = str(self.low_score_rule)
-        routed = route(tokens, self._thresholds, rule, on_gpu, self.couple, self._by_batch)
+        if gate.iteration.n_tokens == 1:
+            roles = gate.by_layer(self._alone.roles, "scores", "ids")
+            self._count_right(gate, roles.top)
+            if self.low_score_rule == "none":
+                return None
+            swaps = self._alone.swaps(roles, on_gpu)
+            if not swaps:
+                return None
+            changed = np.array([[swaps.get(expert, expert) for expert in gate.needs]])
+            return Assignment(changed, gate.weights_of(changed))
+        ids = gate.ids.tolist()
+        tokens = [Token.of(row, chosen) for row, chosen in zip(gate.scores.astype(np.int64).tolist(), ids, strict=True)]
+        self._count_right(gate, {expert for token in tokens for expert in self._thresholds.top(token)})
+        if self.low_score_rule == "none":
+            return None
+        routed = route(tokens, self._thresholds, str(self.low_score_rule), on_gpu, self.couple, self._by_batch)
         if routed == ids:
             return None
         changed = np.array(routed)
@@ -181,100 +197,123 @@ class Importance(Policy):
     # -- serving a layer (section 4.2, Figure 9) --------------------------------------------------------------------
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
-        pieces = {expert: view.piece(gate.layer, expert) for expert in gate.needs}
-        here = [expert for expert, piece in pieces.items() if view.arrived(piece)]
-        coming = [expert for expert, piece in pieces.items() if view.holds(piece) and expert not in here]
+        pieces, needs, residents = self._pieces[gate.layer], gate.needs, self._residents
+        arrived, holds = view.arrived, view.holds
+        here: list[int] = []
+        coming: list[int] = []
+        missing: list[tuple[int, int]] = []
+        for expert, n in needs.items():
+            piece = pieces[expert]
+            if arrived(piece):
+                here.append(expert)
+            elif holds(piece):
+                coming.append(expert)
+            else:
+                missing.append((expert, n))
         loads: list[Ticket] = []
         for expert in coming:
-            ticket = yield Fetch(pieces[expert])  # a prefetch under way stays, and goes first
+            ticket = yield self._fetches[pieces[expert]]  # a prefetch under way stays, and goes first
             loads.append(ticket)
-        yield DropQueue()  # section 5.2: the real scores are known, the load queue is cleared
-        self._window.observe(gate.layer, gate.scores, gate.score_scale)
-        self._residents.shield(pieces.values())
-        missing = [(expert, n) for expert, n in gate.needs.items() if expert not in here and expert not in coming]
-        load, on_cpu = self._share(missing, gate.phase, view)
-        self._count_used(gate, here + coming, load, on_cpu)
+        yield DROP_QUEUE  # section 5.2: the real scores are known, the load queue is cleared
+        self._observe(gate)
+        residents.shield([pieces[expert] for expert in needs])
+        load, on_cpu = self._share(missing, gate.phase) if missing else ([], [])
+        self._count_used(gate, here, coming, load, on_cpu)
         fetched: list[int] = []
         for expert in load:
-            if self._has_room(pieces[expert], view):
-                loads.append((yield from self._fetch(pieces[expert])))
+            piece = pieces[expert]
+            if view.free_bytes(piece.gpu) >= piece.n_bytes or residents.makes_room(piece, view):
+                loads.append((yield self._fetches[piece]))
+                residents.add(piece)
                 fetched.append(expert)
         ends: list[Ticket] = []
         for expert in on_cpu:
-            self._costs.ran_on_cpu(view.prices.cpu_s(gate.needs[expert]))
-            ends.append((yield RunCpu(expert)))
+            if self.balance == "code":
+                self._costs.ran_on_cpu(view.prices.cpu_s(needs[expert]))
+            ends.append((yield self._run_cpu[expert]))
         for expert in here:
-            self._residents.used(pieces[expert])
-            ends.append((yield RunGpu(expert)))
-        foreseen, after = yield from self._foresee(gate, bool(missing), view)
+            residents.used(pieces[expert])
+            ends.append((yield self._run_gpu[expert]))
+        foreseen: list[int] = []
+        after: tuple[Ticket, ...] = ()
+        if self._foresees(gate, bool(missing), view):
+            if gate.phase == PREFILL:  # nearly all experts will be asked for: no prediction
+                foreseen = list(range(view.n_experts))
+            else:
+                after = ((yield self._predict),)
+                foreseen = self._foresee(gate, view)
         for expert in coming + fetched:
-            self._residents.used(pieces[expert])
-            ends.append((yield RunGpu(expert, tuple(loads) if self._barrier else ())))
+            residents.used(pieces[expert])
+            ends.append((yield RunGpu(expert, tuple(loads)) if self._barrier else self._run_gpu[expert]))
         for expert in load:  # more experts than room: each waits until one before it has run
             if expert not in fetched:
-                yield from self._fetch(pieces[expert])
-                ends.append((yield RunGpu(expert)))
+                yield self._fetches[pieces[expert]]
+                residents.add(pieces[expert])
+                ends.append((yield self._run_gpu[expert]))
         if self._barrier:
             yield Wait(tuple(ends))
-        yield from self._prefetch(gate.layer + 1, foreseen, after, view)
+        if gate.layer + 1 < view.n_layers:
+            wanted = [self._pieces[gate.layer + 1][expert] for expert in foreseen]
+            residents.aimed = set(wanted)
+            yield Requeue([(piece, -float(at), after) for at, piece in enumerate(wanted) if not holds(piece)])
+
+    def _observe(self, gate: Gate) -> None:
+        """Section 5.3: the layer's gate scores enter the window."""
+        window, layer = self._window, gate.layer
+        row, average = gate.at_once(window.averages) or window.averages_of(layer, gate.scores)
+        window.observe(layer, row, average, gate.score_scale)
+        self._residents.averaged(layer)
+
+    def iteration_end(self, iteration: Iteration, view: View) -> None:
+        self._window.end()
 
     def layer_done(self, layer: int, view: View) -> None:
         self._residents.shield(())  # section 5.3: revoked when the layer's computation is complete
 
-    def _fetch(self, piece: Piece) -> Generator[Decision, Any, Ticket]:
-        ticket: Ticket = yield Fetch(piece)
-        self._residents.add(piece)
-        return ticket
-
-    def _has_room(self, piece: Piece, view: View) -> bool:
-        room = view.free_bytes(piece.gpu) >= piece.n_bytes
-        return room or self._residents.victim(piece.gpu, False, view) is not None
-
     # -- the CPU-load balancer (section 5.4) ------------------------------------------------------------------------
 
-    def _share(self, missing: list[Missing], phase: str, view: View) -> tuple[list[int], list[int]]:
+    def _share(self, missing: list[Missing], phase: str) -> tuple[list[int], list[int]]:
         """(experts to load, experts for the CPU). Prompts are loaded (section 4.1), except by the code."""
         if self.balance == "load" or (phase == PREFILL and not self._prefill_cpu):
             return [expert for expert, _ in by_batch(missing)], []
         if self.balance == "cpu":
             return [], [expert for expert, _ in by_batch(missing)]
         if self.balance == "alg2":
-            return two_pointers(missing, view.prices.cpu_s(1), view.prices.copy_s())
+            return two_pointers(missing, self._cpu_s, self._load_s)
         load, on_cpu = one_pass(missing, self._costs.cpu_s, self._costs.load_s)
         for _ in load:
-            self._costs.loaded(view.prices.copy_s())
+            self._costs.loaded(self._load_s)
         return load, on_cpu
 
     # -- prefetching (section 5.2) ----------------------------------------------------------------------------------
 
-    def _foresee(self, gate: Gate, missed: bool, view: View) -> Generator[Decision, Any, Foreseen]:
-        """What to load for the next layer; computed on the GPU after the hits."""
+    def _foresees(self, gate: Gate, missed: bool, view: View) -> bool:
+        """Whether anything may be loaded for the next layer."""
         self._predicted = []
         if self.prefetch == "none" or gate.layer + 1 == view.n_layers:
-            return [], ()
-        if gate.phase == PREFILL:  # nearly all experts will be asked for: no prediction
-            return (list(range(view.n_experts)) if self._prefill_ahead else []), ()
-        if self.prefetch == "one" and not missed:
-            return [], ()
-        ticket: Ticket = yield Predict(self._prediction_s, "gpu")
-        best: dict[int, int] = {}
-        for row in gate.shared_scores.astype(np.int64).tolist():
-            token = Token.of(row, sorted(range(len(row)), key=lambda e: (-row[e], e))[: view.top_k])
-            chosen = token.chosen if self.prefetch == "top_k" else self._thresholds.top(token)
-            for expert in chosen:
-                best[expert] = max(best.get(expert, 0), row[expert])
-        self._predicted = sorted(best, key=lambda e: (-best[e], e))
-        if self.prefetch == "one":  # the first one missing, as a set of small integers yields them
-            layer = gate.layer + 1
-            return [e for e in sorted(best) if not view.holds(view.piece(layer, e))][:1], (ticket,)
-        return self._predicted, (ticket,)
+            return False
+        return self._prefill_ahead if gate.phase == PREFILL else missed or self.prefetch != "one"
 
-    def _prefetch(self, layer: int, experts: list[int], after: tuple[Ticket, ...], view: View) -> Steps:
-        if layer == view.n_layers:
-            return
-        wanted = [view.piece(layer, expert) for expert in experts]
-        self._residents.aimed = set(wanted)
-        yield Requeue(tuple(Prefetch(piece, -at, after) for at, piece in enumerate(wanted) if not view.holds(piece)))
+    def _foresee(self, gate: Gate, view: View) -> list[int]:
+        """What to load for the next layer, best first; computed on the GPU after the hits."""
+        if gate.iteration.n_tokens == 1:
+            self._predicted = gate.by_layer(self._named, "shared_scores")
+        else:
+            best: dict[int, int] = {}
+            rows = gate.shared_scores
+            for row, (chosen,) in zip(
+                rows.astype(np.int64).tolist(), map(self._named, rows[:, None, None]), strict=True
+            ):
+                for expert in chosen:
+                    best[expert] = max(best.get(expert, 0), row[expert])
+            self._predicted = sorted(best, key=lambda e: (-best[e], e))
+        if self.prefetch == "one":  # the first one missing, as a set of small integers yields them
+            return [e for e in sorted(self._predicted) if not view.holds(self._pieces[gate.layer + 1][e])][:1]
+        return self._predicted
+
+    def _named(self, scores: NDArray[np.float64]) -> list[list[int]]:
+        """By layer, what one token's predicted scores [1, L, E] name."""
+        return self._alone.foreseen(scores, only_top=self.prefetch != "top_k")
 
     def placed(self, piece: Piece, view: View) -> None:
         self._residents.add(piece)
@@ -283,34 +322,35 @@ class Importance(Policy):
         self._residents.remove(piece)
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        return self._residents.victim(piece.gpu, speculative, view)
+        return self._residents.victim(piece, speculative, view)
 
     # -- figures of its own -----------------------------------------------------------------------------------------
 
-    def _count_right(self, gate: Gate) -> None:
-        asked = set(gate.needs)
-        self._n["predicted"] += len(self._predicted)
-        self._n["top"] += len(self._tops.intersection(self._predicted))
-        self._n["active"] += len(asked.intersection(self._predicted))
-        self._predicted = []
+    def _count_right(self, gate: Gate, tops: Iterable[int]) -> None:
+        predicted, self._predicted = self._predicted, []
+        if predicted:
+            self._n_predicted += len(predicted)
+            self._n_top += sum([expert in predicted for expert in tops])
+            self._n_active += sum([expert in predicted for expert in gate.needs])
 
-    def _count_used(self, gate: Gate, here: list[int], load: list[int], on_cpu: list[int]) -> None:
+    def _count_used(self, gate: Gate, here: list[int], coming: list[int], load: list[int], on_cpu: list[int]) -> None:
         if gate.phase != PREFILL:
-            counts = {"used": len(gate.needs), "there": len(here), "loaded": len(load), "computed": len(on_cpu)}
-            for name, n in counts.items():
-                self._n[name] += n
+            self._n_used += len(gate.needs)
+            self._n_there += len(here) + len(coming)
+            self._n_loaded += len(load)
+            self._n_computed += len(on_cpu)
 
     def stats(self) -> dict[str, float]:
         """While decoding. cache_ratio: of the experts used after substitution, those in GPU memory or on the way there
         (the paper's GPU cache ratio); of those predicted, top_right_frac had top scores and active_frac were chosen
         (Figure 18: 0.82 and 0.95).
         """
-        n = self._n
+        used, predicted = max(1, self._n_used), max(1, self._n_predicted)
         return {
-            "cache_ratio": n["there"] / n["used"] if n["used"] else 0.0,
-            "loaded_frac": n["loaded"] / n["used"] if n["used"] else 0.0,
-            "on_cpu_frac": n["computed"] / n["used"] if n["used"] else 0.0,
-            "predicted": n["predicted"],
-            "top_right_frac": n["top"] / n["predicted"] if n["predicted"] else 0.0,
-            "active_frac": n["active"] / n["predicted"] if n["predicted"] else 0.0,
+            "cache_ratio": self._n_there / used,
+            "loaded_frac": self._n_loaded / used,
+            "on_cpu_frac": self._n_computed / used,
+            "predicted": self._n_predicted,
+            "top_right_frac": self._n_top / predicted,
+            "active_frac": self._n_active / predicted,
         }

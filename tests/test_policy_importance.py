@@ -17,7 +17,7 @@ from tiny_traces import tiny_header, tiny_trace
 
 from policies._importance_balance import Costs, one_pass, two_pointers, typical
 from policies._importance_cache import ScoreWindow
-from policies._importance_router import Thresholds, Token, route
+from policies._importance_router import LoneToken, Thresholds, Token, route
 from policies.importance import Importance
 from sim.base.errors import BadInput
 from traces.format.reader import Trace
@@ -257,12 +257,37 @@ def test_costs_of_the_code():
 def test_window_against_a_naive_one():
     rng = np.random.default_rng(3)
     window, seen = ScoreWindow(3, 2, 4), {0: [], 1: []}
-    for step in range(20):
-        layer = step % 2
-        rows = rng.integers(0, 4096, (1 + step % 3, 4)).astype(float)
-        window.observe(layer, rows, 4095)
-        seen[layer].append(np.rint(rows.mean(axis=0)))
-        assert np.array_equal(window.average[:, layer], np.stack(seen[layer][-3:]).sum(axis=0) / len(seen[layer][-3:]))
+    for step in range(10):
+        rows = rng.integers(0, 4096, (1 + step % 3, 2, 4)).astype(float)
+        every = window.averages(rows)
+        for layer in range(2):
+            alone = window.averages_of(layer, rows[:, layer])
+            assert all(map(np.array_equal, every[layer], alone))
+            window.observe(layer, *alone, 4095)
+            seen[layer].append(np.rint(rows[:, layer].mean(axis=0)))
+            average = np.stack(seen[layer][-3:]).sum(axis=0) / len(seen[layer][-3:])
+            assert np.array_equal(window.average[:, layer], average)
+        window.end()
+
+
+@pytest.mark.parametrize("rule", ["text", "alg1", "code"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_token_alone_is_routed_as_a_batch_of_one(rule, data):
+    k = data.draw(st.integers(1, 3))
+    row = data.draw(st.lists(st.integers(0, 30), min_size=k, max_size=6))
+    chosen = data.draw(st.permutations(range(len(row))))[:k]
+    there = data.draw(st.sets(st.integers(0, 5)))
+    thresholds = Thresholds(0.25, rule)
+    alone = LoneToken(thresholds, rule, k)
+    (roles,) = alone.roles(np.array([[row]], dtype=float), np.array([[chosen]]))
+    token = Token.of(row, chosen)
+    assert roles.top == thresholds.top(token)
+    swaps = alone.swaps(roles, there.__contains__)
+    assert [swaps.get(e, e) for e in chosen] == route([token], thresholds, rule, there.__contains__)[0]
+    best = sorted(range(len(row)), key=lambda e: (-row[e], e))[:k]
+    assert alone.foreseen(np.array([[row]], dtype=float), True) == [thresholds.top(Token.of(row, best))]
+    assert alone.foreseen(np.array([[row]], dtype=float), False) == [best]
 
 
 # -- on traces -------------------------------------------------------------------------------------------------------
