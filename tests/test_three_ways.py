@@ -22,10 +22,10 @@ def disagreements(first: int, n: int, folder: Path) -> list[str]:
     found = []
     for seed in range(first, first + n):
         of = random_worlds.world(seed, folder)
-        told, _ = random_worlds.compare(of)
+        told, seen = random_worlds.compare(of)
         of.trace.unlink()
-        if told:
-            found.append(f"{of}\n  {told}")
+        if told or seen.crash:
+            found.append(f"{of}\n  {told or seen.crash}")
     return found
 
 
