@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 import pytest
 from easy_numbers import figure, setup
@@ -75,10 +77,16 @@ def test_graphs_launch_once_what_lies_between_two_reads(tmp_path) -> None:
     assert dict(done.machine.host_shares())[done.machine.cost.q_launch] == 2 * 4.0
 
 
+@functools.cache
+def priced(hw: str) -> Cost:
+    """Once, since reading a profile takes longer than all prices of an example."""
+    return Cost(load_hardware(hw), load_model("qwen3-30b"), load_stack("bare"), "q4_k")
+
+
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(tokens=st.lists(st.integers(1, 3000), min_size=1, max_size=9), hw=st.sampled_from(("rtx5090", "t4")))
 def test_a_group_takes_its_floor_or_the_sum_in_any_order(tokens: list[int], hw: str) -> None:
-    cost = Cost(load_hardware(hw), load_model("qwen3-30b"), load_stack("bare"), "q4_k")
+    cost = priced(hw)
     works_s = [cost._roofline(0, *cost._expert_work(n, "q4_k", 1.0)).duration_s for n in tokens]
     price, slack_s = cost.leader(tokens[0], "q4_k")
     total_s = price.duration_s

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput, CheckFailed
+from sim.base.files import must_be_writable
 from sim.base.units import show_bytes, show_frac
 from sim.cli.progress import bar
 from sim.cli.say import say
@@ -74,6 +75,8 @@ def command(
         raise BadInput("--requests and --tokens, got both: give one of them")
     if out is not None and out.exists() and not force:
         raise BadInput(f"--out, got {str(out)!r}: the file exists; --force replaces it")
+    if out is not None:
+        must_be_writable(out)  # not found out after the fit
     figures = None if targets is None else published.load(targets)
     wanted = _wanted(model, shape, figures)
     with open_trace(source) as trace:
