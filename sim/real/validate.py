@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sim.base.device_faults import DeviceFault
+from sim.base.lanes import ON_DEVICE
 from sim.engine.drive import drive
 from sim.machine.lanes import HOST
 from sim.policy.tickets import Ticket
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 CLASSES = ("hit_rate", "partial_hit_rate", "late_hit_rate", "miss_rate", "cpu_rate", "substituted_rate", "dropped_rate")
-LANES = ("gpu", "h2d", "d2h", "cpu", "host")
+LANES = (*ON_DEVICE, "host")
 Entry = tuple[str, int, int]
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sim.base.lanes import WAITED_FOR
 from sim.engine.counts import CLASSES
 from sim.machine.lanes import CPU, GPU, H2D, HOST, SIDE
 from sim.results.sampling import Interval, samples
@@ -142,11 +143,7 @@ def composition(clockwork: Clockwork, phase: str) -> dict[str, float | None]:
     """Share of the phase's time GPU 0 was busy, or waiting for copies, host, CPU, predictor; sums to 1."""
     times_ = clockwork.phases[phase]
     total = math.fsum(times_.parts_s)
-    named = {"gpu": GPU, "copy": H2D, "host": HOST, "cpu": CPU, "predictor": SIDE}
-    return {name: (times_.parts_s[index] / total if total else None) for name, index in named.items()}
-
-
-_BOUND = {"gpu": "gpu", "copy": "copy link", "host": "host", "cpu": "cpu", "predictor": "predictor"}
+    return {share: (times_.parts_s[cause] / total if total else None) for cause, share in enumerate(WAITED_FOR)}
 
 
 def bound_by(clockwork: Clockwork) -> dict[str, Any]:
@@ -154,7 +151,7 @@ def bound_by(clockwork: Clockwork) -> dict[str, Any]:
     shares = {phase: composition(clockwork, phase) for phase in (PREFILL, DECODE)}
     main = shares[DECODE] if clockwork.phases[DECODE].n_iterations else shares[PREFILL]
     known = {name: share for name, share in main.items() if share is not None}
-    return {"resource": _BOUND[max(known, key=lambda k: known[k])] if known else None, **shares}
+    return {"resource": WAITED_FOR[max(known, key=lambda k: known[k])].resource if known else None, **shares}
 
 
 class Resting(NamedTuple):

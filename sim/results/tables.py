@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sim.base.lanes import WAITED_FOR
 from sim.engine.counts import CLASSES
 
 TABLES = ("runs", "requests", "iterations", "decisions", "spans")
@@ -22,7 +23,6 @@ ROWS_PER_GROUP = 65_536
 _TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
 _STATISTICS = (("mean", _FLOAT), ("p50", _FLOAT), ("p95", _FLOAT), ("p99", _FLOAT), ("n", _INT))
 _FATES = ("useful", "late", "wasted", "harmful", "issued", "cancelled", "refused")
-_PARTS = ("gpu", "copy", "host", "cpu", "predictor")
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -76,7 +76,7 @@ def _run_columns() -> list[tuple[str, pa.DataType, Cell]]:
                 ("bound_by", _TEXT, _at("bound_by", "resource"))]  # fmt: skip
     for phase in ("prefill", "decode"):
         columns.append((f"{phase}_time_s", _FLOAT, _at("phases", phase, "time_s")))
-        columns += [(f"{phase}_{part}_frac", _FLOAT, _at("bound_by", phase, part)) for part in _PARTS]
+        columns += [(f"{phase}_{part}_frac", _FLOAT, _at("bound_by", phase, part)) for part in WAITED_FOR]
     columns += [(f"{source}_frac", _FLOAT, _at("provenance", source)) for source in
                 ("measured", "datasheet", "assumed")]  # fmt: skip
     columns += [("uncertainty_low_factor", _FLOAT, _at("uncertainty", "low_factor")),

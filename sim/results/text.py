@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from sim.base.lanes import WAITED_FOR
 from sim.base.units import show_bytes, show_count, show_flops, show_frac, show_rate, show_seconds
 from sim.engine.counts import CLASSES
 from sim.setup.naming import machine_of, policy_of, words
@@ -13,14 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 TOP_FIGURES = 3
-_WAITS = {
-    "gpu": ("the GPU", "computing"),
-    "copy link": ("the copy link", "waiting for copies"),
-    "host": ("the host", "waiting for the host's launches and reads"),
-    "cpu": ("the CPU", "waiting for experts on the CPU"),
-    "predictor": ("the predictor", "waiting for predictions"),
-}
-_PARTS = ("gpu", "copy", "host", "cpu", "predictor")
+_LANE = {lane.resource: lane for lane in WAITED_FOR.values()}
 _MEMORY = (
     ("experts", "peak_expert_bytes"), ("dense", "dense_bytes"), ("KV", "kv_cache_bytes"),
     ("activations", "activation_bytes"), ("reserve", "reserve_bytes"), ("predictor", "predictor_bytes"),
@@ -38,7 +32,6 @@ _SIZES = {
     "host_memory_bytes": "host memory",
 }
 _CATCHES = ("oracle", "lossy")
-_SHARE_OF = {"gpu": "gpu", "copy link": "copy", "host": "host", "cpu": "cpu", "predictor": "predictor"}
 
 
 def memory_lines(sizes: Mapping[str, int]) -> list[str]:
@@ -65,9 +58,9 @@ def verdict(result: dict[str, Any]) -> str:
                     if label in _CATCHES or label.startswith("does not fit") or "not applied" in label)  # fmt: skip
     if bound["resource"] is None:
         return f"{who}: {speed}{catch}"
-    what, doing = _WAITS[bound["resource"]]
-    share = bound[phase][_SHARE_OF[bound["resource"]]]
-    return f"{who}: {speed}, bound by {what} ({100 * share:.0f} % of {phase} time {doing}){catch}"
+    lane = _LANE[bound["resource"]]
+    share = bound[phase][lane.share]
+    return f"{who}: {speed}, bound by {lane.thing} ({100 * share:.0f} % of {phase} time {lane.doing}){catch}"
 
 
 def render(result: dict[str, Any], width: int | None = None) -> str:
@@ -120,7 +113,8 @@ def _times(result: dict[str, Any]) -> Table:
     for title, key, phase in (("TTFT", "ttft_s", "prefill"), ("TPOT", "tpot_s", "decode")):
         stat, parts = result[key], result["bound_by"][phase]
         cells = [_seconds(stat[name]) for name in ("mean", "p50", "p95")]
-        rows.add_row(title, *cells, str(stat["n"]), f"   {phase} time:", *(show_frac(parts[part]) for part in _PARTS))
+        shares = [show_frac(parts[part]) for part in WAITED_FOR]
+        rows.add_row(title, *cells, str(stat["n"]), f"   {phase} time:", *shares)
     return rows
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from sim.base.lanes import LANES
+
 if TYPE_CHECKING:
     from sim.engine.drive import Step
 
-_ORDER = ("iterations", "host", "gpu", "h2d", "d2h", "cpu", "predictor")
+_ORDER = ("iterations", "host", *(lane.name for lane in LANES if lane.name != "host"))
 
 
 class Timeline:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sim.base.lanes import ON_DEVICE
 from sim.machine.lanes import CPU, GPU, H2D, HOST, SIDE
 from sim.machine.protocol import DEMAND, UNKNOWN_S, Ticket
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from sim.policy.pieces import Piece
 
 COMPUTE, UP, DOWN, POOL = range(4)  # lanes: the compute stream, host to device, device to host, experts on the CPU
-LANES = ("gpu", "h2d", "d2h", "cpu")
+LANES = ON_DEVICE
 CAUSE_OF = (GPU, H2D, HOST, CPU)
 
 Call = Callable[[], Any]

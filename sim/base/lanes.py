@@ -1,0 +1,42 @@
+"""The lanes of a run: what serves one operation at a time. Tables of results, timelines and devices derive from here.
+
+A lane's times are arithmetic in `sim.machine.simulated`, processes in `sim.machine.contention`, streams and threads in
+`sim.real.devices`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Lane(NamedTuple):
+    """One lane.
+
+    Attributes:
+        name: in spans, timelines and utilisation. thing: in sentences.
+        block: of the hardware profile, which prices it. probe: of `calibrate`, which measures that block.
+        share: the key under which results give the part of GPU 0's time that waited for it; None: no key of its own.
+        resource: what `bound_by.resource` calls it. doing: what GPU 0 does meanwhile, in words.
+        on_device: a real device has it, as a stream, a copy engine or a pool of threads.
+    """
+
+    name: str
+    thing: str
+    block: str
+    probe: str
+    share: str | None = None
+    resource: str = ""
+    doing: str = ""
+    on_device: bool = False
+
+
+LANES = (
+    Lane("gpu", "the GPU", "gpu", "expert", "gpu", "gpu", "computing", on_device=True),
+    Lane("h2d", "the copy link", "h2d", "copy", "copy", "copy link", "waiting for copies", on_device=True),
+    Lane("d2h", "the link back", "d2h", "copy", on_device=True),
+    Lane("host", "the host", "host", "host", "host", "host", "waiting for the host's launches and reads"),
+    Lane("cpu", "the CPU", "cpu", "cpu_expert", "cpu", "cpu", "waiting for experts on the CPU", on_device=True),
+    Lane("predictor", "the predictor", "gpu", "expert", "predictor", "predictor", "waiting for predictions"),
+)
+WAITED_FOR = {lane.share: lane for lane in LANES if lane.share}  # in the order of `sim.machine.lanes.CAUSES`
+ON_DEVICE = tuple(lane.name for lane in LANES if lane.on_device)
