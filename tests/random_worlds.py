@@ -102,14 +102,16 @@ def world(seed: int, folder: Path, policy: str | None = None) -> World:
     gpus, batch, open_loop = rng.choice((1, 1, 1, 2, 3)), rng.choice((1, 1, 2, 3)), rng.random() < 0.3
     precision = rng.choice(("bf16", "bf16", "fp32", "fp8", "int4_g128"))
     hw, unit_s = drawn_hardware(rng)
-    gpus = min(gpus, n_layers * n_experts)
+    gpus = min(gpus, n_experts)  # with fewer experts in a layer than GPUs some would have nothing to do
     n_dense = rng.choice((0, 0, 1, 2))
     dense = tuple(sorted(rng.sample(range(n_layers + n_dense), n_dense)))
     model = drawn_model(rng, n_layers, n_experts, top_k, dense)
     size, total = model.expert_bytes(precision), n_layers * n_experts
-    share = -(-total // gpus)
-    least = min(share, rng.choice((1, top_k + 1, n_experts)))
-    budgets = tuple(rng.randint(least, share) * size + rng.choice((0, 0, size // 2)) for _ in range(gpus))
+    least, budgets = rng.choice((1, top_k + 1, n_experts)), []
+    for gpu in range(gpus):
+        share = total // gpus + (gpu < total % gpus)
+        room = rng.randint(min(least, share), share)
+        budgets.append(room * size + (rng.choice((0, 0, size // 2)) if room < share else 0))
     names = [name for name, kind in policies().items() if "oracle" not in kind.traits or batch == 1 or not open_loop]
     name = rng.choice((*names, *["drawn"] * len(names))) if policy is None else policy
     open_loop = open_loop and name in (*names, "drawn")
@@ -147,7 +149,7 @@ def enough(of: World) -> list[int]:
         policy, view = setup.policy, assemble(setup)[0].view
         size, share = view.expert_bytes, -(-model.n_moe_layers * model.n_experts // spec.gpus)
         need = share if policy.keeps_all else min(share, policy.min_experts(view))
-        budgets = [max(budget, need * size) for budget in budgets]
+        budgets = [max(budget, need * size) for budget in budgets]  # of what does not divide the last GPUs have less
         budgets[0] += policy.predictor_bytes(view)
     return budgets
 
