@@ -108,3 +108,16 @@ def test_without_files_of_ones_own_nothing_is_looked_up(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(script, encoding="utf-8")
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "module 'sim' has no attribute 'nothing'\n"
+
+
+@pytest.mark.thorough
+def test_mypy_sees_both(tmp_path: Path) -> None:
+    """What an editor is told of a name is what runs; an option that does not exist is an error before anything runs."""
+    script = "import sim\nimport moesim\nreveal_type(sim.double)\n"
+    script += "reveal_type(moesim.simulate('lfu', 'a').tpot_s.mean)\nmoesim.simulate('lfu', 'a', request=1)\n"
+    said(tmp_path, script)
+    words = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), "script.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "script.py:3: note: Revealed type is \"def (x: Any) -> Any\"" in done.stdout, done.stdout + done.stderr
+    assert "script.py:4: note: Revealed type is \"float | None\"" in done.stdout
+    assert "script.py:5: error: Unexpected keyword argument \"request\" for \"simulate\"; did you mean" in done.stdout
