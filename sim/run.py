@@ -20,6 +20,7 @@ from sim.machine.simulated import SimMachine
 from sim.policy.api import overrides as implements
 from sim.policy.blame import blamed, sound_number
 from sim.results.fold import fold as fold
+from sim.setup.prepare import SIMPY
 from sim.setup.prepare import Setup as Setup
 from sim.setup.prepare import prepare as prepare
 from sim.workload.future import Future
@@ -91,11 +92,11 @@ def assemble(setup: Setup, spans: Spans | None = None, log: Log | None = None) -
     cost = Cost(setup.hw, setup.model, setup.stack, spec.precision)
     cache = Cache(list(setup.memory.expert_bytes))
     future = Future(trace, setup.requests, spec.batch) if "oracle" in policy.traits else None
-    kind = SimMachine
-    if setup.hw.contention.active:
-        from sim.machine.contention import machine as fluid  # with SimPy, which runs without contention never import
+    kind: Any = setup.machine or SimMachine
+    if setup.engine == SIMPY:
+        from sim.machine.events.machine import EventMachine  # with SimPy, which other runs never import
 
-        kind = fluid.FluidMachine
+        kind = EventMachine
     machine = kind(cost, spec.gpus, spans, report_copies=implements(policy, "copy_done"))
     made = fused.FusedEngine if fused.applies(machine, log) else Engine
     engine = made(policy, machine, cache, setup.pieces, cost, Arrays(trace), setup.model.top_k, future, log)

@@ -21,7 +21,7 @@ from sim.bounds.time_bound import lower_bound
 from sim.conformance import seeded
 from sim.conformance.behaviour import others
 from sim.conformance.world import MODEL, World
-from sim.machine.contention.machine import TERMS
+from sim.machine.events.bill import TERMS
 from sim.policy.api import Policy
 from sim.policy.decisions import Evict, Fetch, Prefetch, RunCpu, RunGpu, RunPart
 from sim.policy.pieces import Pieces

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from cli_help import moesim
 
-from sim.cli import bench, bench_profile, bench_starts
+from sim.cli import bench, bench_engines, bench_profile, bench_starts
 from sim.cli.bench_cases import PLAIN, synthetic_trace, ten_tokens
 from sim.cli.bench_policy import Plain
 from sim.engine.engine import Engine
+from sim.machine.events.copies import Copy, CopyEngine
 from sim.policy.registry import find
 from traces.format.check import check_trace
 from traces.format.reader import Trace
@@ -23,6 +24,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [case._replace(n_store=min(case.n_store, 5), n_test=6) for case in bench.CASES]
     monkeypatch.setattr(bench, "CASES", cases)
     monkeypatch.setattr(bench, "N_TIMEOUTS", 2000)
+    monkeypatch.setattr(bench_engines, "PAIRS", bench_engines.PAIRS[:1])
+    monkeypatch.setattr(bench_engines, "N_TEST", 4)
     monkeypatch.setattr(bench, "starts", lambda folder: {"imports": {"command": "-", "wall_s": 1.0}, "processes": []})
 
 
@@ -44,6 +47,25 @@ def test_check_fails_below_the_floor(capsys: pytest.CaptureFixture[str], monkeyp
     assert said.code == 1
     assert "too slow" in said.out
     assert said.err.startswith("error: bench")
+
+
+def test_engines_are_compared_key_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_engines, "N_TEST", 4)
+    found = bench_engines.measure()
+    assert all(one["ok"] and one["keys"] > 50 and min(one["tokens_per_s"].values()) > 0 for one in found)
+    assert {"lru", "fine_moe", "ktransformers"} <= {one["policy"] for one in found}
+    # One that differs must be told: a copy engine that takes a little longer.
+    real = CopyEngine.submit
+
+    def slower(self: CopyEngine, copy: Copy) -> None:
+        copy.duration_s *= 1 + 1e-9
+        real(self, copy)
+
+    monkeypatch.setattr(CopyEngine, "submit", slower)
+    monkeypatch.setattr(bench_engines, "PAIRS", bench_engines.PAIRS[:1])
+    (wrong,) = bench_engines.measure()
+    assert not wrong["ok"] and "tpot_s" in wrong["unequal"] and "h2d_bytes" not in wrong["unequal"]
+    assert "differ in" in bench_engines.told([wrong])[0]
 
 
 def test_clock_counts_decode_only() -> None:

@@ -1,72 +1,42 @@
-"""Lanes that slow one another: the arithmetic lanes at zero, a naive oracle elsewhere, conservation and laws.
+"""Lanes that slow one another: plain lanes at zero, a naive oracle elsewhere, conservation and laws.
 
-`test_contention_by_hand` has timelines worked out by hand.
+`test_contention_by_hand` has timelines worked out by hand, `test_simpy` the same lanes under a policy.
 """
 
 from __future__ import annotations
 
 import random
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import shared_oracle
+import simpy_oracle
 import test_lanes
 from cli_help import simulated
-from easy_numbers import figure
+from event_scripts import replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_traces import ALL, tiny_trace
 from untaught import UNTAUGHT
 
-from sim import run as sim_run
 from sim.base.errors import DoesNotFit
-from sim.engine import fast
-from sim.machine.contention.machine import TERMS, WAYS, FluidMachine
-from sim.machine.protocol import UNKNOWN_S, Ticket
-from sim.machine.simulated import SimMachine
+from sim.machine.events.bill import TERMS
+from sim.machine.events.clock import Pending
 from sim.policy.registry import policies
-from sim.run import assemble, execute, prepare
+from sim.run import execute, prepare
 from sim.setup.spec import RunSpec
 
 GPU_BY_H2D, H2D_BY_GPU, *_ = TERMS
 
-# -- nothing contends: the arithmetic lanes, bit for bit ------------------------------------------------------------
-
-
-def fluid(terms: dict[str, float], made: list[FluidMachine] | None = None):
-    """Stands for `SimMachine` in `test_lanes.replay`."""
-
-    def machine(cost, n_gpus, spans):
-        cost.hw = SimpleNamespace(contention=SimpleNamespace(**{t: figure(terms.get(t, 0.0)) for t in (*TERMS, *WAYS)}))
-        one = FluidMachine(cost, n_gpus, spans)
-        if made is not None:
-            made.append(one)
-        return one
-
-    return machine
-
-
-def replay(script, two: bool, terms: dict[str, float]):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(test_lanes, "SimMachine", fluid(terms))
-        seen, machine = test_lanes.replay(script, two)
-    assert not machine.clock.open
-    return seen, machine
+# -- nothing contends: plain lanes, bit for bit ------------------------------------------------------------
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.booleans().flatmap(lambda two: st.tuples(st.just(two), test_lanes.scripts(gpus=1 + two))))
-def test_scripts_at_zero_equal_the_arithmetic_lanes(case):
+def test_scripts_at_zero_equal_lanes_that_know_no_contention(case):
     two, script = case
-    seen, machine = replay(script, two, {})
-    expected, arithmetic = test_lanes.replay(script, two)
-    assert seen == expected
-    for one, other in zip(machine.streams, arithmetic.streams, strict=True):
-        assert (one.parts_s, one.busy_s, one.free_s) == (other.parts_s, other.busy_s, other.free_s)
-    for one, other in zip((*machine.up, machine.cpu), (*arithmetic.up, arithmetic.cpu), strict=True):
-        assert (one.busy_s, one.free_s) == (other.busy_s, other.free_s)
+    assert replay(script, two, {})[0] == simpy_oracle.replay(script)
 
 
 @pytest.fixture(scope="module")
@@ -75,36 +45,20 @@ def tiny(tmp_path_factory):
                       levels=ALL - {"arrivals"})  # fmt: skip
 
 
-def simulate(tiny, policy: str, kind: type[SimMachine], **rest: Any):
+def simulate(tiny, policy: str, **rest: Any):
     """(result, decisions, spans) of a run on real numbers. Skips a policy that the world has too little room for."""
     spans, log = [], []
     rest["set"] = UNTAUGHT.get(policy, {}) | rest.get("set", {})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sim_run, "SimMachine", kind)
-        patch.setattr(fast, "applies", lambda *_: False)
-        made = prepare(RunSpec(policy=policy, trace=str(tiny), model="mixtral-8x7b", split="all", **rest))
-        try:
-            outcome = execute(made, lambda *span: spans.append(span), lambda *entry: log.append(entry))
-        except DoesNotFit as refusal:
-            pytest.skip(str(refusal))
-        finally:
-            made.close()
+    made = prepare(RunSpec(policy=policy, trace=str(tiny), model="mixtral-8x7b", split="all", hw="rtx3090", **rest))
+    try:
+        outcome = execute(made, lambda *span: spans.append(span), lambda *entry: log.append(entry))
+    except DoesNotFit as refusal:
+        pytest.skip(str(refusal))
+    finally:
+        made.close()
     result = outcome.result
     del result["wall_s"]
     return result, log, sorted(spans)
-
-
-MORE = [{"set": {"hw.h2d.bandwidth_bytes_per_s": 2e11}}, {"experts": 40, "set": {"hw.host.launch_s": 1e-3}}]
-WORLDS = [{}, {"gpus": 2, "batch": 2}, *(pytest.param(world, marks=pytest.mark.thorough) for world in MORE)]
-
-
-@pytest.mark.parametrize("policy", policies())
-@pytest.mark.parametrize("world", WORLDS, ids=str)
-def test_every_policy_at_zero_equals_the_arithmetic_lanes(tiny, policy, world):
-    if policies()[policy]().keeps_all and "experts" in world:
-        pytest.skip("needs room for everything")
-    expected = simulate(tiny, policy, SimMachine, hw="rtx3090", **world)
-    assert simulate(tiny, policy, FluidMachine, hw="rtx3090", **world) == expected
 
 
 # -- otherwise: a naive oracle, conservation, laws ------------------------------------------------------------------
@@ -185,8 +139,8 @@ def test_work_is_conserved_and_lanes_serve_one_at_a_time(script, terms):
         own = sorted(span[1:] for span in seen.spans if span[0] == lane)
         assert all(before[1] <= after[0] for before, after in pairwise(own))
     for stream in machine.streams:
-        assert sum(stream.parts_s) == pytest.approx(stream.free_s)
-        assert stream.parts_s[0] >= stream.busy_s - 1e-9  # waiting for another GPU counts as GPU time
+        assert sum(stream.time.parts_s) == pytest.approx(stream.time.free_s)
+        assert stream.time.parts_s[0] >= stream.time.busy_s - 1e-9  # waiting for another GPU counts as GPU time
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -194,8 +148,10 @@ def test_work_is_conserved_and_lanes_serve_one_at_a_time(script, terms):
 def test_events_are_linear_in_operations(script, terms):
     _, machine = replay(script, True, terms)
     n_ops = sum(op[0] in ("run", "block", "copy", "cpu") for op in script)
-    n_waits = sum(len(op[-1]) for op in script if op[0] == "copy") + sum(op[0] == "cancel" for op in script)
-    assert machine.clock.n_events <= 14 * n_ops + n_waits
+    n_waits = sum(len(op[-1]) for op in script if op[0] == "copy")
+    n_more = sum(op[0] in ("cancel", "promote") for op in script)
+    n_lanes, n_events = 8, next(machine.clock._eid)
+    assert n_events <= 2 * n_lanes + 24 * n_ops + 2 * (n_waits + n_more)
 
 
 def fixed_order(pick: random.Random) -> list[tuple[Any, ...]]:
@@ -236,9 +192,9 @@ ACTIVE = {f"hw.contention.{term}": value for term, value in zip(TERMS, (0.05, 0.
 
 @pytest.mark.parametrize("policy", policies())
 def test_every_policy_under_contention(tiny, policy):
-    first = simulate(tiny, policy, SimMachine, hw="rtx3090", set=ACTIVE)
-    assert first == simulate(tiny, policy, SimMachine, hw="rtx3090", set=ACTIVE)  # to the last bit
-    alone = simulate(tiny, policy, SimMachine, hw="rtx3090")
+    first = simulate(tiny, policy, set=ACTIVE)
+    assert first == simulate(tiny, policy, set=ACTIVE)  # to the last bit
+    alone = simulate(tiny, policy)
     if "timing" not in policies()[policy].traits:
         assert first[1] == alone[1]
     assert first[0]["h2d_bytes"] == alone[0]["h2d_bytes"] or "timing" in policies()[policy].traits
@@ -248,26 +204,11 @@ def test_every_policy_under_contention(tiny, policy):
 
 def test_waiting_for_what_nothing_will_end_is_an_error():
     _, machine = replay([("copy", 0, 0.0, 5.0, True, [])], False, {GPU_BY_H2D: 0.5})
-    orphan = Ticket(UNKNOWN_S, 0)
-    machine.clock.open[orphan] = []
     with pytest.raises(RuntimeError, match="deadlock"):
-        machine.sync(orphan)
+        machine.sync(Pending(0))
 
 
 # -- wiring ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("term", TERMS)
-def test_an_active_coefficient_chooses_fluid_lanes(tiny, term):
-    def assembled(value):
-        made = prepare(RunSpec(policy="lru", hw="rtx3090", trace=str(tiny), model="mixtral-8x7b", split="all",
-                               set={f"hw.contention.{term}": value}))  # fmt: skip
-        engine, machine = assemble(made)
-        made.close()
-        return type(machine), fast.applies(engine, machine)
-
-    assert assembled(0.05) == (FluidMachine, False)
-    assert assembled(0.0) == (SimMachine, True)
 
 
 def test_from_the_command_line(tiny, capsys):

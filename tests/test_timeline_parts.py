@@ -13,10 +13,8 @@ from easy_numbers import EXPERT_BYTES, execute_easy, figure, run, setup
 from tiny_traces import from_rows, tiny_trace
 
 from policies.lru import Lru
-from sim import run as sim_run
 from sim.conformance import safety
 from sim.conformance.world import World
-from sim.machine.contention.machine import FluidMachine
 from sim.machine.cost import Cost
 from sim.policy.api import Policy
 from sim.policy.decisions import Evict, Fetch, Prefetch, RunGpu, RunPart
@@ -213,19 +211,19 @@ def test_any_parts_in_any_order_keep_the_rules(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_fluid_lanes_agree_at_zero(tmp_path, seed, monkeypatch):
+def test_simpy_agrees(tmp_path, seed):
     path = tiny_trace(tmp_path / "t", 3, 6, 2, prompt=3, outputs=8, levels=())
 
-    def replay():
+    def replay(engine):
         policy = Shuffled()
         policy.cuts = policy.order = seed
         with Trace(path) as trace:
-            seen = execute_easy(setup(policy, trace, room=6))
+            made = setup(policy, trace, room=6)
+            made.spec = msgspec.structs.replace(made.spec, engine=engine)
+            seen = execute_easy(made)
         return sorted(seen.spans), seen.log, seen.end_s
 
-    plain = replay()
-    monkeypatch.setattr(sim_run, "SimMachine", FluidMachine)
-    assert replay() == plain
+    assert replay("simpy") == replay("arithmetic")
 
 
 class Sliced(Policy):

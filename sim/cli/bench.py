@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.tables import fold
+from sim.cli import bench_engines
 from sim.cli.bench_cases import CASES, Case, written
 from sim.cli.bench_starts import starts
 
@@ -24,7 +25,7 @@ N_TIMEOUTS = 200_000
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Take the best of N.")
-@click.option("--check", is_flag=True, help="Exit 1 when a ratio, a process's time or memory misses its bound.")
+@click.option("--check", is_flag=True, help="Exit 1 when a ratio or a process misses its bound, or engines differ.")
 @click.option("--profile", "profiled", is_flag=True, help="Say instead where each replay spends its time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(repeat: int, check: bool, profiled: bool, as_json: bool) -> None:
@@ -43,7 +44,7 @@ def command(repeat: int, check: bool, profiled: bool, as_json: bool) -> None:
     if check and not result["ok"]:
         from sim.base.errors import CheckFailed
 
-        raise CheckFailed("bench: a ratio, a process's time or memory misses its bound; close other programs, repeat")
+        raise CheckFailed("bench: a ratio, a process's time or memory misses its bound, or engines differ; see above")
 
 
 def measure(repeat: int) -> dict[str, Any]:
@@ -62,8 +63,10 @@ def measure(repeat: int) -> dict[str, Any]:
         cases.append({"title": case.title, "policy": case.policy, "model": case.model, "decode_tokens": case.n_test,
                       "hit_rate": hit_rate, "tokens_per_s": tokens_per_s, "ratio": ratio, "floor": case.floor,
                       "ok": ratio >= case.floor})  # fmt: skip
-    ok = all(case["ok"] for case in cases) and all(process["ok"] for process in processes["processes"])
-    return {"compiled": compiled(), "bare_timeouts_per_s": best_per_s, "cases": cases, **processes, "ok": ok}
+    engines = bench_engines.measure()
+    ok = all(one["ok"] for one in (*cases, *processes["processes"], *engines))
+    told = {"compiled": compiled(), "bare_timeouts_per_s": best_per_s}
+    return {**told, "cases": cases, **processes, "engines": engines, "ok": ok}
 
 
 def compiled() -> bool:
@@ -150,4 +153,5 @@ def _text(result: dict[str, Any]) -> str:
         f"beside imports: time / that of {result['imports']['command']}, {show_seconds(result['imports']['wall_s'])}",
         *(f"{process['title']}: {process['command']}" for process in result["processes"]),
     ]
-    return "\n".join([*lines, "", render(rows), render(processes), *notes]) + "\n"
+    engines, note = bench_engines.told(result["engines"])
+    return "\n".join([*lines, "", render(rows), render(processes), engines, *notes, note]) + "\n"

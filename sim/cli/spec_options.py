@@ -52,6 +52,8 @@ SPEC_OPTIONS = (
     click.option("--requests", type=int, metavar="N", help="Only the first N requests of the split."),
     click.option("--predictor", metavar="P",
                  help="What a policy predicts with: trained (default), a file, or surrogate:0.85 (labelled)."),
+    click.option("--engine", metavar="NAME",
+                 help="arithmetic (default) or simpy: the same figures by SimPy events, and the one for contention."),
     click.option("--hit-definition", metavar="NAME", help="What is a hit: gate (default), room, cached or token."),
     click.option("--seed", type=int, metavar="N", help="For policies that draw at random; default: 0."),
 )  # fmt: skip

@@ -17,6 +17,7 @@ from sim.engine.counts import HIT, MISS
 from sim.engine.drive import Clockwork, Step
 from sim.machine.lanes import H2D, HOST
 from sim.machine.protocol import DEMAND
+from sim.machine.simulated import SimMachine
 from sim.policy.api import overrides
 from sim.workload.future import decode_row
 from sim.workload.iterations import DECODE, Iteration, PieceFeed, Scheduler
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from sim.engine.engine import Engine
     from sim.machine.cost import Cost
     from sim.machine.price import Launch, Price
-    from sim.machine.simulated import SimMachine
     from sim.policy.api import Policy
     from sim.policy.pieces import Piece
     from traces.format.reader import Trace
@@ -44,7 +44,8 @@ def applies(engine: Engine, machine: SimMachine) -> bool:
     """True when the run needs nothing but the default service on one simulated GPU."""
     policy, cache = engine.policy, engine.cache
     return (
-        machine.n_gpus == 1
+        type(machine) is SimMachine
+        and machine.n_gpus == 1
         and machine.spans is None
         and engine.log is None
         and not cache.divided

@@ -104,7 +104,7 @@ def fold(
         "policy_stats": policy.stats(),
         "simulated_s": makespan_s,
         "wall_s": wall_s,
-        "engine": "sim",
+        "engine": setup.engine,
         "version": __version__,
     }
     return result

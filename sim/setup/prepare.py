@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 MAX_GPUS = 256
 WITHOUT_FILE = "policy given as a class whose text is in no file: run_id does not hold it"
 SPLITS = ("test", "store", "all")
+ENGINES = ARITHMETIC, SIMPY = "arithmetic", "simpy"
 
 
 @dataclass
@@ -61,6 +63,7 @@ class Setup:
     host_bytes: int
     pieces: Pieces
     open_loop: bool
+    machine: Callable[..., Any] | None = None  # a kind of one's own, in place of those that `engine` names
     run_id: str = ""  # before the policy is bound: binding may fill in parameters that were left to be derived
 
     def close(self) -> None:
@@ -76,6 +79,13 @@ class Setup:
         if spec.batch > len(self.requests):
             found.append(f"note: --batch {spec.batch}: no more than {has} to run together")
         return found
+
+    @property
+    def engine(self) -> str:
+        """What replays it: the one that was asked for, or SimPy where lanes slow one another."""
+        if self.machine is not None:
+            return self.machine.__name__
+        return self.spec.engine or (SIMPY if self.hw.contention.active else ARITHMETIC)
 
     def resolved(self) -> dict[str, Any]:
         """What the names of a configuration meant: ids, parameters, and digests of everything the figures rest on.
@@ -108,6 +118,7 @@ class Setup:
         spec = {**msgspec.to_builtins(self.spec), "set": None}
         for name in ("policy", "hw", "link", "model", "stack", "trace"):
             del spec[name]  # `resolved` says what these meant
+        del spec["engine"]  # either gives the same numbers
         return hashlib.sha256(to_json({**spec, **self.resolved()}).encode()).hexdigest()[:12]
 
     def explicit(self) -> RunSpec:
@@ -175,7 +186,14 @@ def prepare(spec: RunSpec, kind: type[Policy] | None = None) -> Setup:
         raise BadInput(f"--requests, got {spec.requests}: at least 1; leave it out for all of the split")
     if spec.split not in SPLITS:
         raise BadInput(f"--split, got {spec.split!r}: no such split; {did_you_mean(spec.split, SPLITS)}")
+    if spec.engine is not None and spec.engine not in ENGINES:
+        raise BadInput(f"--engine, got {spec.engine!r}: no such engine; {did_you_mean(spec.engine, ENGINES)}")
     hw = load_hardware(spec.hw, overrides.hw, spec.link)
+    if spec.engine == ARITHMETIC and hw.contention.active:
+        raise BadInput(
+            "--engine, got 'arithmetic': it knows no contention, and a coefficient of hw.contention is active; "
+            "leave it out, or take simpy"
+        )
     stack = load_stack(spec.stack, overrides.stack)
     trace = open_trace(spec.trace or _trace_for(spec.model, overrides))
     try:

@@ -45,6 +45,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cache_frac: float | None = None
     hit_definition: str = "gate"
     predictor: str | None = None  # None: the one the policy was published with
+    engine: str | None = None  # arithmetic or simpy; None: arithmetic, and simpy where lanes slow one another
 
 
 def read_spec(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,0 +1,84 @@
+"""What each second of a run rests on: busy seconds of every kind of lane, by the quantity behind their price."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sim.machine.cost import Cost
+    from sim.machine.price import Price
+
+TERMS = ("gpu_slowdown_by_h2d", "h2d_slowdown_by_gpu", "cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu")
+WAYS = ("h2d_slowdown_by_d2h", "d2h_slowdown_by_h2d", "gpu_slowdown_by_d2h")
+
+
+class Bill:
+    """Seconds by quantity: an index into `cost.rests_on`, to which the active terms of contention are added."""
+
+    def __init__(self, cost: Cost) -> None:
+        self.cost = cost
+        self.terms: dict[str, int] = {}
+        for term in (*TERMS, *WAYS):
+            figure = getattr(cost.hw.contention, term)
+            if figure.value > 0.0:
+                self.terms[term] = len(cost.rests_on)
+                cost.rests_on.append((f"contention.{term}", figure))
+        n = len(cost.rests_on)
+        self.gpu_s = [0.0] * n  # of compute streams
+        self.cpu_s = [0.0] * n
+        self.side_s = [0.0] * n
+        self.host_predict_s = [0.0] * n
+        self.used: dict[Price, int] = {}  # operations of this iteration, added to `gpu_s` when it ends
+        self.n_syncs = 0
+        self.n_copy_launches = 0
+        self.experts_launched = 0.0  # copies of experts, a part counting as its share
+        self.d2h_bytes = 0
+        self.written_back_bytes = 0
+
+    def runs(self, price: Price) -> None:
+        """An operation on a compute stream."""
+        self.used[price] = self.used.get(price, 0) + 1
+
+    def end_iteration(self) -> None:
+        """Add up what the iteration's operations took."""
+        for price, n in self.used.items():
+            self.gpu_s[price.rests_on] += n * price.duration_s
+        self.used.clear()
+
+    def crosses(self, crossing_s: float, peer_s: float) -> None:
+        """Hidden states went to another GPU and back; `crossing_s` is what of that the launch did not hide."""
+        cost = self.cost
+        latency_s = crossing_s * cost.p2p_latency_s / peer_s
+        self.gpu_s[cost.q_p2p_latency] += latency_s
+        self.gpu_s[cost.q_p2p_bandwidth] += crossing_s - latency_s
+
+    def copy_launched(self, frac: float) -> None:
+        """The host has launched a copy of this share of an expert (1 for activations of an expert on the CPU)."""
+        self.n_copy_launches += 1
+        self.experts_launched += frac
+
+    def stretched(self, gpu_s: float, cpu_s: float) -> None:
+        """What contention added to the time of streams and CPU, at the end of a run; the first of two terms stands."""
+        slowed = next((term for term in ("gpu_slowdown_by_h2d", "gpu_slowdown_by_d2h") if term in self.terms), None)
+        if slowed is not None:
+            self.gpu_s[self.terms[slowed]] = gpu_s
+        if "cpu_slowdown_by_h2d" in self.terms:
+            self.cpu_s[self.terms["cpu_slowdown_by_h2d"]] = cpu_s
+
+    def host_shares(self) -> list[tuple[int, float]]:
+        """The host's busy seconds by the quantity they rest on."""
+        cost = self.cost
+        layers = (cost.launch_attention, cost.launch_dense)
+        experts = (cost.launch_expert, cost.launch_member, *cost.launch_parts.values())
+        launches = (*layers, cost.launch_gate, cost.launch_shared, *experts, cost.launch_head)
+        return [
+            (cost.q_launch, math.fsum(launch.n * launch.kernels_s for launch in launches)),
+            (cost.q_stack_layer, math.fsum(launch.n * launch.extra_s for launch in layers)),
+            (cost.q_stack_expert, math.fsum(launch.n * launch.extra_s for launch in experts)),
+            (cost.q_stack_iteration, cost.launch_head.n * cost.launch_head.extra_s),
+            (cost.q_sync, self.n_syncs * cost.sync_s),
+            (cost.q_copy_launch, self.n_copy_launches * cost.hw.host.copy_launch_s.value),
+            (cost.q_stack_copy, self.experts_launched * cost.stack.per_copy_s.value),
+            *((rests_on, spent_s) for rests_on, spent_s in enumerate(self.host_predict_s) if spent_s),
+        ]

@@ -1,0 +1,105 @@
+"""Work whose rate changes while it runs: what lanes do to one another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.machine.events.clock import ENDS, RATES, Clock
+
+if TYPE_CHECKING:
+    from simpy.events import Event
+
+    from sim.machine.protocol import Ticket
+
+
+class Flow:
+    """Work in progress on one lane, at the rate 1 / (1 + sum of the terms of what runs beside it).
+
+    What is left is carried over at every change of rate. Work that never meets anything ends at start + duration,
+    without rounding beyond that sum.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.busy = False
+        self.start_s = 0.0
+        self.end_s = 0.0  # as things stand now, while busy
+        self.spent_s = 0.0  # from start to end, of the work that ended last
+        self._clock = clock
+        self._terms: list[tuple[Flow, float]] = []  # who slows this, and by which share of its time
+        self._slows: list[Flow] = []  # whom this slows
+        self._duration_s = 0.0
+        self._left_s = 0.0  # seconds of undisturbed work still to do at `_since_s`
+        self._since_s = 0.0
+        self._stretch = 1.0  # seconds per second of undisturbed work
+        self._exact = True  # stretch 1 all along
+        self._over: Event | None = None
+        self._ticket: Ticket | None = None
+
+    def slowed_by(self, other: Flow, share: float) -> None:
+        """While `other` is busy, this takes `share` of its own time longer; 0 couples nothing."""
+        if share > 0.0:
+            self._terms.append((other, share))
+            other._slows.append(self)
+
+    def work(self, duration_s: float, ticket: Ticket | None = None) -> Event:
+        """Begin now; the event of its end. `ticket.end_s`, where one is given, follows the end as things stand."""
+        self.busy = True
+        self.start_s = self._since_s = self._clock.now
+        self._duration_s = self._left_s = duration_s
+        self._stretch = self._beside()
+        self._exact = self._stretch == 1.0
+        self._ticket = ticket
+        over = self._aim()
+        assert over.callbacks is not None
+        over.callbacks.append(self._finish)
+        self._tell(over)
+        return over
+
+    def _beside(self) -> float:
+        stretch = 1.0
+        for other, share in self._terms:
+            if other.busy:
+                stretch += share
+        return stretch
+
+    def _aim(self) -> Event:
+        """The event of its end as things stand."""
+        self.end_s = self._since_s + self._left_s * self._stretch
+        if self._ticket is not None:
+            self._ticket.end_s = self.end_s
+        self._over = self._clock.at(self.end_s, ENDS)
+        return self._over
+
+    def _tell(self, _: Event) -> None:
+        """Something starts or has ended here: those beside it may change their pace."""
+        for other in self._slows:
+            other._retime()
+
+    def _retime(self) -> None:
+        """What runs beside this has changed: carry over what is left, at the new rate."""
+        if not self.busy:
+            return
+        stretch = self._beside()
+        if stretch == self._stretch:
+            return
+        now_s = self._clock.now
+        if now_s > self._since_s:
+            self._left_s = max(0.0, self._left_s - (now_s - self._since_s) / self._stretch)
+            self._since_s = now_s
+            self._exact = False
+        elif now_s == self.start_s:
+            self._exact = stretch == 1.0  # still to do its first second
+        self._stretch = stretch
+        before = self._over
+        assert before is not None
+        waiting, before.callbacks = before.callbacks, []  # SimPy cannot withdraw an event: this one now does nothing,
+        self._aim().callbacks = waiting  # and whoever waited for it waits for another
+
+    def _finish(self, _: Event) -> None:
+        self.busy = False
+        self.spent_s = self._duration_s if self._exact else self.end_s - self.start_s
+        self._over = self._ticket = None
+        if self._slows:  # once its lane has had the chance to go on at once, so that nobody notices a pause of nothing
+            told = self._clock.at(self._clock.now, RATES)
+            assert told.callbacks is not None
+            told.callbacks.append(self._tell)

@@ -1,0 +1,58 @@
+"""Experts that share a set of kernels: who is in the group, and what of their floor is left to fill.
+
+A group is made of experts launched on one GPU while the host neither waits nor works, in one precision, whose copies
+had arrived when the first was launched: an expert that waits for its copy cannot be part of kernels under way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sim.machine.protocol import UNKNOWN_S, Ticket
+
+if TYPE_CHECKING:
+    from sim.machine.cost import Cost
+    from sim.machine.price import Launch, Price
+    from sim.policy.pieces import Piece
+
+
+@dataclass(slots=True)
+class Group:
+    """Since when, in which precision, and the floor its experts have not filled."""
+
+    launched_s: float
+    precision: str
+    slack_s: float
+
+
+class Groups:
+    """What experts cost, one by one or (where the stack says so) in groups; one per GPU may still be joined."""
+
+    def __init__(self, cost: Cost) -> None:
+        self.cost = cost
+        self._open: dict[int, Group] = {}
+
+    def end(self) -> None:
+        """The host waits or works: what comes next begins anew."""
+        self._open.clear()
+
+    def priced(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...], now_s: float) -> tuple[Price, Launch]:
+        """Price and launch of an expert, or of a part of it: in a group, what it adds to those before it."""
+        cost, frac, kernels_frac = self.cost, piece.stop_frac - piece.start_frac, piece.kernels_frac
+        if not cost.grouped or kernels_frac != 1.0:
+            self._open.pop(piece.gpu, None)
+            whole, first = kernels_frac == 1.0, piece.start_frac == 0.0
+            launch = cost.launch_expert if whole else cost.launch_part(kernels_frac, first)
+            return cost.expert(n_tokens, piece.precision, frac, kernels_frac), launch
+        group = self._open.get(piece.gpu)
+        if (
+            group is not None
+            and group.precision == piece.precision
+            and all(UNKNOWN_S < ticket.end_s <= group.launched_s for ticket in after)
+        ):
+            price, group.slack_s = cost.member(group.slack_s, n_tokens, piece.precision, frac)
+            return price, cost.launch_member
+        price, slack_s = cost.leader(n_tokens, piece.precision, frac)
+        self._open[piece.gpu] = Group(now_s, piece.precision, slack_s)
+        return price, cost.launch_expert

@@ -1,0 +1,65 @@
+"""The lanes of a machine, and what they do to one another. A new lane is made here, and asked for by a verb."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.machine.events.copies import CopyEngine
+from sim.machine.events.lanes import Serial, Stream
+
+if TYPE_CHECKING:
+    from sim.machine.events.clock import Clock
+    from sim.machine.lanes import Spans
+    from sim.profiles.hardware import Contention
+
+
+class Lanes:
+    """Every lane but the host: a compute stream and a copy engine per GPU, the way back, and lanes that serve in order.
+
+    Args:
+        report_copies: keep what copies to the GPUs have ended, because somebody polls.
+    """
+
+    def __init__(self, clock: Clock, n_gpus: int, spans: Spans | None, report_copies: bool) -> None:
+        self._clock = clock
+        self._spans = spans
+        names = [""] if n_gpus == 1 else [str(gpu) for gpu in range(n_gpus)]
+        self.streams = [Stream(f"gpu{name}", clock, spans) for name in names]
+        self.up = [CopyEngine(f"h2d{name}", clock, index, spans, report_copies) for index, name in enumerate(names)]
+        self.back = CopyEngine("d2h", clock, n_gpus, spans, report=False)  # pieces written back
+        self.serial: list[Serial] = []
+        self.down = self.add("d2h")  # the same engine for activations; a run uses one of the two
+        self.cpu = self.add("cpu")
+        self.side = self.add("predictor")
+
+    def add(self, name: str) -> Serial:
+        """One more lane that serves in order of asking; results tell how busy it was."""
+        self.serial.append(Serial(name, self._clock, self._spans))
+        return self.serial[-1]
+
+    def busy_s(self) -> dict[str, float]:
+        """Busy seconds by lane."""
+        busy_s = {stream.name: stream.time.busy_s for stream in self.streams}
+        busy_s |= {link.name: link.busy_s for link in self.up}
+        busy_s |= {lane.name: lane.busy_s for lane in self.serial}
+        busy_s["d2h"] += self.back.busy_s
+        return busy_s
+
+    def ends_s(self) -> dict[str, float]:
+        """When links and lanes that serve in order ended their last work."""
+        ends_s = {link.name: link.free_s for link in self.up}
+        ends_s |= {lane.name: lane.free_s for lane in self.serial}
+        return ends_s | {"d2h": max(self.down.free_s, self.back.free_s)}
+
+
+def couple(lanes: Lanes, terms: Contention) -> None:
+    """What slows what, and by which share of its time: nothing by nothing where all coefficients are 0."""
+    cpu, back = lanes.cpu.flow, lanes.back.flow
+    for stream, link in ((stream.flow, link.flow) for stream, link in zip(lanes.streams, lanes.up, strict=True)):
+        stream.slowed_by(link, terms.gpu_slowdown_by_h2d.value)
+        link.slowed_by(stream, terms.h2d_slowdown_by_gpu.value)
+        cpu.slowed_by(link, terms.cpu_slowdown_by_h2d.value)
+        link.slowed_by(cpu, terms.h2d_slowdown_by_cpu.value)
+        link.slowed_by(back, terms.h2d_slowdown_by_d2h.value)
+        stream.slowed_by(back, terms.gpu_slowdown_by_d2h.value)
+        back.slowed_by(link, terms.d2h_slowdown_by_h2d.value)

@@ -1,0 +1,324 @@
+"""The simulated machine on SimPy events: the verbs the engine speaks, and what each asks of which lane.
+
+The host is the program that calls these verbs. Its clock is `now_s`; whenever it moves, what is due on the lanes by
+then happens (`_happens`). How lanes work is told in `sim.machine.events.lanes` and `copies`; what they do to one
+another, in `docs/contention.md`; how to add a lane, in `docs/simpy.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from sim.machine.events.bill import Bill
+from sim.machine.events.clock import Clock, Pending
+from sim.machine.events.copies import Copy, CopyEngine
+from sim.machine.events.groups import Groups
+from sim.machine.events.lane_set import Lanes, couple
+from sim.machine.events.lanes import NOTHING, Work
+from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE
+from sim.machine.protocol import DEMAND, UNKNOWN_S, Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy as np
+
+    from sim.base.quantities import Source
+    from sim.machine.cost import Cost
+    from sim.machine.lanes import Spans
+    from sim.machine.price import Launch, Price
+    from sim.policy.pieces import Piece
+    from sim.workload.iterations import Iteration
+
+
+class EventMachine:
+    """Implements `sim.machine.protocol.Machine` on SimPy events.
+
+    Args:
+        cost: prices. n_gpus: compute streams and copy engines. spans: called with every span, or None.
+        report_copies: keep completions for `poll`.
+    """
+
+    measured: Literal[False] = False
+
+    def __init__(self, cost: Cost, n_gpus: int = 1, spans: Spans | None = None, report_copies: bool = False) -> None:
+        self.cost = cost
+        self.n_gpus = n_gpus
+        self.spans = spans
+        self.now_s = 0.0  # the host's clock
+        self.bill = Bill(cost)
+        self.groups = Groups(cost)
+        self.clock = Clock()
+        self.lanes = lanes = Lanes(self.clock, n_gpus, spans, report_copies)
+        self.streams, self.up = lanes.streams, lanes.up
+        couple(lanes, cost.hw.contention)
+        self._joins: tuple[Ticket, ...] = NOTHING
+        self._gate: Ticket | None = None
+        self._n_tokens = 0
+        self._n_ranges = 0
+
+    def _happens(self) -> None:
+        """The host has got to `now_s`: let happen what is due by then."""
+        self.clock.run_up_to(self.now_s)
+
+    def _host(self, op: str, layer: int, expert: int, n_tokens: int, n_bytes: int, seconds: float) -> float:
+        """The host is busy; returns when it began."""
+        begun_s = self.now_s
+        self.now_s = begun_s + seconds
+        if self.spans is not None:
+            self.spans("host", op, layer, expert, n_tokens, n_bytes, begun_s, self.now_s)
+        return begun_s
+
+    # -- the iteration ----------------------------------------------------------------------------------------------
+
+    def begin(self, iteration: Iteration) -> None:
+        cost = self.cost
+        self.now_s += cost.begin_s
+        self._n_tokens = iteration.n_tokens
+        self._n_ranges = len(iteration.ranges)
+        self._attention = cost.attention(iteration)
+        self._gate_price = cost.gate(iteration.n_tokens)
+        self._shared_price = cost.shared(iteration.n_tokens) if cost.has_shared else None
+        self._dense_price = cost.dense_layer(iteration) if cost.has_dense else None
+
+    def _launch(self, op: str, layer: int, launch: Launch, price: Price) -> Ticket:
+        """Launch on GPU 0's stream, after what the stream must join first."""
+        host_s = self._host(f"launch {op}", layer, -1, self._n_tokens, 0, launch.all_s)
+        launch.n += 1
+        self.bill.runs(price)
+        self.groups.end()
+        after, self._joins = self._joins, NOTHING
+        last_s = self.now_s + launch.tail_frac * price.duration_s
+        ticket = self.streams[0].launch(
+            Work(GPU, op, layer, -1, self._n_tokens, host_s + launch.first_s, price.duration_s, after, last_s)
+        )
+        self._happens()
+        return ticket
+
+    def attention(self, layer: int) -> None:
+        cost = self.cost
+        if self._dense_price is not None:
+            for _ in range(cost.n_dense_before[layer]):
+                self._launch("dense_layer", layer, cost.launch_dense, self._dense_price)
+        self._launch("attention", layer, cost.launch_attention, self._attention)
+
+    def gate(self, layer: int) -> Ticket:
+        self._gate = ticket = self._launch("gate", layer, self.cost.launch_gate, self._gate_price)
+        return ticket
+
+    def shared(self, layer: int) -> None:
+        if self._shared_price is not None:
+            self._launch("shared_expert", layer, self.cost.launch_shared, self._shared_price)
+
+    def to_gate(self, layer: int) -> None:
+        self.attention(layer)
+        ticket = self.gate(layer)
+        self.shared(layer)
+        self.sync(ticket)
+
+    def sync(self, ticket: Ticket) -> None:
+        self.clock.run_until_over(ticket)
+        if ticket.end_s > self.now_s:
+            self.now_s = ticket.end_s
+            if ticket.cause in (H2D, CPU):
+                # A stream that idles because the host waits for a copy waits for that copy, not for the host.
+                self.streams[0].idle_until(self.now_s, ticket.cause)
+        self._host("sync", -1, -1, 0, 0, self.cost.sync_s)
+        self.bill.n_syncs += 1
+        self.groups.end()
+        self._happens()
+
+    def end(self) -> None:
+        cost = self.cost
+        if self._dense_price is not None:
+            for _ in range(cost.n_dense_before[-1]):
+                self._launch("dense_layer", -1, cost.launch_dense, self._dense_price)
+        self.sync(self._launch("head", -1, cost.launch_head, cost.head(self._n_ranges)))
+        self.streams[0].idle_until(self.now_s, HOST)
+        self.bill.end_iteration()
+
+    # -- experts ----------------------------------------------------------------------------------------------------
+
+    def expert(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...], parts: Sequence[Piece] = ()) -> Ticket:
+        cost = self.cost
+        self._happens()
+        price, launch = self.groups.priced(piece, n_tokens, after, self.now_s)
+        host_s = self._host("launch expert", piece.layer, piece.expert, n_tokens, 0, launch.all_s)
+        launch.n += 1
+        self.bill.runs(price)
+        first_s, duration_s = host_s + launch.first_s, price.duration_s
+        last_s = self.now_s + launch.tail_frac * duration_s
+        if piece.gpu != 0:
+            # Hidden states cross to the expert's GPU and back; the peer link is not a bottleneck at these sizes.
+            peer_s = cost.peer_s(cost.activation_bytes(n_tokens))
+            crossing_s = peer_s  # back; and there, as far as the launch does not hide it
+            if self._gate is not None and self._gate.end_s != UNKNOWN_S:
+                after = (*after, Ticket(self._gate.end_s + peer_s, GPU))
+                crossing_s += min(peer_s, max(0.0, self._gate.end_s + peer_s - first_s))
+            if peer_s:
+                self.bill.crosses(crossing_s, peer_s)
+            duration_s += peer_s
+        ticket = self.streams[piece.gpu].launch(
+            Work(GPU, "expert", piece.layer, piece.expert, n_tokens, first_s, duration_s, after, last_s)
+        )
+        if piece.gpu != 0:  # joins are for the next block: an expert on GPU 0 does not wait for one elsewhere
+            self._joins = (*self._joins, ticket)
+        self._happens()
+        return ticket
+
+    def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
+        cost, bill = self.cost, self.bill
+        n_bytes = cost.activation_bytes(n_tokens)
+        self._host("launch cpu_expert", layer, expert, n_tokens, n_bytes, cost.cpu_launch_s)
+        bill.copy_launched(1.0)
+        bill.d2h_bytes += n_bytes
+        down = Work(CPU, "activations", layer, expert, n_tokens, self.now_s, cost.back_s(n_bytes))
+        self.lanes.down.ask(down)
+        price = cost.expert_cpu(n_tokens)
+        bill.cpu_s[price.rests_on] += price.duration_s
+        done = self.lanes.cpu.ask(Work(CPU, "expert", layer, expert, n_tokens, self.now_s, price.duration_s, (down,)))
+        up = Copy("activations", layer, expert, n_bytes, cost.copy_s(n_bytes), DEMAND, self.now_s, (done,), CPU)
+        self._submit(self.up[0], up)
+        return up
+
+    def join(self, ticket: Ticket) -> None:
+        self._joins = (*self._joins, ticket)
+
+    # -- copies -----------------------------------------------------------------------------------------------------
+
+    def copy(self, piece: Piece, priority: int, after: tuple[Ticket, ...]) -> Ticket:
+        op = "demand" if priority == DEMAND else "prefetch"
+        return self._copy(self.up[piece.gpu], op, piece, self.cost.copy_s(piece.n_bytes), priority, after)
+
+    def copy_back(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket:
+        self.bill.d2h_bytes += piece.n_bytes
+        self.bill.written_back_bytes += piece.n_bytes
+        return self._copy(self.lanes.back, "write_back", piece, self.cost.back_s(piece.n_bytes), DEMAND, after)
+
+    def _copy(
+        self, engine: CopyEngine, op: str, piece: Piece, duration_s: float, priority: int, after: tuple[Ticket, ...]
+    ) -> Copy:
+        frac = piece.stop_frac - piece.start_frac
+        launch_s = self.cost.copy_launch_s if frac == 1.0 else self.cost.part_launch_s(frac)
+        self._host("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, launch_s)
+        self.bill.copy_launched(frac)
+        copy = Copy(op, piece.layer, piece.expert, piece.n_bytes, duration_s, priority, self.now_s, after, piece=piece)
+        self._submit(engine, copy)
+        return copy
+
+    def _submit(self, engine: CopyEngine, copy: Copy) -> None:
+        """Queue a copy at `now_s`, after what was due by then; it may start at once."""
+        self._happens()
+        engine.submit(copy)
+        self._happens()
+
+    def promote(self, ticket: Ticket) -> bool:
+        assert isinstance(ticket, Copy)
+        self._happens()
+        promoted = any(engine.promote(ticket) for engine in self.up)
+        self._happens()
+        return promoted
+
+    def cancel(self, ticket: Ticket) -> bool:
+        assert isinstance(ticket, Copy)
+        self._happens()
+        return any(engine.cancel(ticket, self.now_s) for engine in self.up)
+
+    def poll(self) -> list[Piece]:
+        self._happens()
+        done = [copy for engine in self.up for copy in engine.completions()]
+        if self.n_gpus > 1:
+            done.sort(key=lambda copy: copy.end_s)
+        return [copy.piece for copy in done if copy.piece is not None]
+
+    def ended(self, ticket: Ticket) -> bool:
+        self._happens()
+        return ticket.over if isinstance(ticket, Pending) else ticket.end_s <= self.now_s
+
+    def quiet_s(self, tickets: Iterable[Ticket]) -> float:
+        return 0.0  # the ends of copies are not asked for beforehand
+
+    # -- the rest ---------------------------------------------------------------------------------------------------
+
+    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
+        bill, rests_on = self.bill, self.cost.q_predictor[basis]
+        if lane != "side":
+            self.groups.end()  # no group spans what the host or the stream does in between
+        ticket: Ticket
+        if lane == "host":
+            bill.host_predict_s[rests_on] += duration_s
+            self._host("predict", -1, -1, 0, 0, duration_s)
+            ticket = Ticket(self.now_s, HOST)
+        elif lane == "gpu":
+            self.now_s += self.cost.launch_s
+            bill.gpu_s[rests_on] += duration_s
+            ticket = self.streams[0].launch(Work(GPU, "predict", -1, -1, 0, self.now_s, duration_s, last_s=self.now_s))
+        else:
+            # A blocked host launches nothing: its waiting is then what the stream waits for.
+            (bill.host_predict_s if blocking else bill.side_s)[rests_on] += duration_s
+            ticket = self.lanes.side.ask(Work(SIDE, "predict", -1, -1, 0, self.now_s, duration_s))
+        self._happens()
+        if blocking:
+            self.sync(ticket)
+        return ticket
+
+    def route(self, layer: int, ids: np.ndarray, weights: np.ndarray) -> None:
+        """Nothing is computed here, so it matters to nobody which token goes where."""
+
+    def wait_until(self, time_s: float) -> None:
+        if time_s > self.now_s:
+            self.now_s = time_s
+            self._happens()
+            self.streams[0].idle_until(time_s, IDLE)
+
+    def drain(self) -> None:
+        self.clock.run()
+        self.bill.stretched(math.fsum(stream.stretched_s for stream in self.streams), self.lanes.cpu.stretched_s)
+
+    # -- what it came to --------------------------------------------------------------------------------------------
+
+    def parts_s(self) -> list[float]:
+        """GPU 0's timeline so far, split by what it did or waited for; order of `sim.machine.lanes.CAUSES`."""
+        stream = self.streams[0]
+        stream.idle_until(self.now_s, HOST)  # hooks after the last read may have kept the host busy
+        if not self.bill.terms:
+            stream.book_ahead()
+        return stream.time.parts_s
+
+    @property
+    def h2d_bytes(self) -> int:
+        """Bytes copied to the GPUs."""
+        return sum(engine.copied_bytes for engine in self.up)
+
+    @property
+    def d2h_bytes(self) -> int:
+        """Bytes copied from the GPUs: activations of experts on the CPU, pieces written back."""
+        return self.bill.d2h_bytes
+
+    @property
+    def gpu_s(self) -> list[float]:
+        """Busy seconds of compute streams by the quantity they rest on (an index into `cost.rests_on`)."""
+        return self.bill.gpu_s
+
+    @property
+    def cpu_s(self) -> list[float]:
+        """The same of the CPU pool."""
+        return self.bill.cpu_s
+
+    @property
+    def side_s(self) -> list[float]:
+        """The same of the predictor's side lane."""
+        return self.bill.side_s
+
+    def host_shares(self) -> list[tuple[int, float]]:
+        """The same of the host."""
+        return self.bill.host_shares()
+
+    def lane_busy_s(self) -> dict[str, float]:
+        """Busy seconds by lane."""
+        return self.lanes.busy_s() | {"host": math.fsum(share for _, share in self.host_shares())}
+
+    def lane_ends_s(self) -> dict[str, float]:
+        """When links, CPU pool and predictor ended their last work: some goes on after the last token."""
+        return self.lanes.ends_s()

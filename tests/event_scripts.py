@@ -1,0 +1,99 @@
+"""Scripts of `simpy_oracle` on the machine on SimPy events; tests compare what the two show."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from easy_numbers import figure
+from simpy_oracle import Observed
+
+from sim.machine.events.bill import TERMS, WAYS
+from sim.machine.events.machine import EventMachine
+from sim.machine.price import Launch, Price
+from sim.machine.protocol import DEMAND, SPECULATIVE, Ticket
+from sim.policy.pieces import Piece
+
+
+class Knobs(SimpleNamespace):
+    """Stands for `Cost`: every price is what the script says."""
+
+    def copy_s(self, seconds: float) -> float:
+        return seconds
+
+    def back_s(self, seconds: float) -> float:
+        return self.down_s
+
+    def peer_s(self, n_bytes: int) -> float:
+        return 0.0
+
+    def activation_bytes(self, n_tokens: int) -> float:
+        return self.up_s
+
+    def expert(self, n_tokens: int, precision: str, frac: float, kernels_frac: float) -> Price:
+        return Price(self.seconds, 0)
+
+    def expert_cpu(self, n_tokens: int) -> Price:
+        return Price(self.seconds, 0)
+
+
+def launch(first: float, whole: float) -> Launch:
+    made = Launch(4, 0.0, 0.0)  # four kernels: the last one takes a quarter of the time
+    made.first_s, made.all_s = first, whole
+    return made
+
+
+def replay(script: list[tuple[Any, ...]], two: bool, terms: dict[str, float]) -> tuple[Observed, EventMachine]:
+    """The script with these terms of contention."""
+    seen = Observed()
+
+    def spans(lane: str, *rest: Any) -> None:
+        start, end = rest[-2:]
+        if lane != "host":
+            name = lane if lane[-1].isdigit() or lane in ("d2h", "cpu") else f"{lane}0"
+            seen.spans.append((name, start, end))
+
+    contention = SimpleNamespace(**{term: figure(terms.get(term, 0.0)) for term in (*TERMS, *WAYS)})
+    cost = Knobs(rests_on=[()], grouped=False, q_predictor={"assumed": 0}, sync_s=0.0, copy_launch_s=0.0, up_s=0.0,
+                 hw=SimpleNamespace(contention=contention))  # fmt: skip
+    machine = EventMachine(cost, 2 if two else 1, spans)  # type: ignore[arg-type]
+    tickets: list[Ticket] = []
+    for op, *rest in script:
+        if op == "host":
+            machine.predict(rest[0], "host", False, "assumed")
+        elif op == "run":
+            gpu, first, whole, cost.seconds, after = rest
+            cost.launch_expert = launch(first, whole)
+            piece = Piece(0, 0, 0.0, 1.0, "bf16", gpu, 0, 0)
+            tickets.append(machine.expert(piece, 1, tuple(tickets[t] for t in after)))
+        elif op == "block":
+            first, whole, seconds = rest
+            cost.launch_gate, machine._gate_price = launch(first, whole), Price(seconds, 0)
+            tickets.append(machine.gate(0))
+            machine._gate = None  # the way to a second GPU is not part of these scripts
+        elif op == "copy":
+            gpu, cost.copy_launch_s, seconds, demand, after = rest
+            piece = Piece(0, 0, 0.0, 1.0, "bf16", gpu, seconds, 0)
+            priority = DEMAND if demand else SPECULATIVE
+            tickets.append(machine.copy(piece, priority, tuple(tickets[t] for t in after)))
+        elif op == "cpu":
+            cost.cpu_launch_s, cost.down_s, cost.seconds, cost.up_s = rest
+            tickets.append(machine.cpu_expert(0, 0, 1))
+        elif op == "join":
+            machine.join(tickets[rest[0]])
+        elif op == "sync":
+            machine.sync(tickets[rest[0]])
+        elif op == "promote":
+            machine.promote(tickets[rest[0]])
+        elif op == "cancel":
+            seen.answers.append(("cancel", machine.cancel(tickets[rest[0]])))
+        elif op == "look":
+            ticket = tickets[rest[0]]
+            seen.answers.append(("look", machine.ended(ticket) and not getattr(ticket, "cancelled", False)))
+    seen.host_s = machine.now_s
+    machine.drain()
+    assert not any(stream.under_way for stream in machine.streams)
+    assert not any(link.queue for link in machine.up)
+    seen.ends = [None if getattr(t, "cancelled", False) else t.end_s for t in tickets]
+    seen.spans.sort()
+    return seen, machine

@@ -1,0 +1,163 @@
+"""The machine on SimPy events replays what the arithmetic one does: every figure, decision and span, to the last bit.
+
+Where lanes slow one another there is no arithmetic to compare with: `test_contention` has other oracles for that.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import random_worlds
+from cli_help import simulated
+from tiny_traces import ALL, tiny_trace
+from untaught import UNTAUGHT
+
+from sim.base.errors import BadInput, MoesimError
+from sim.policy.registry import policies
+from sim.run import assemble, execute, prepare
+from sim.setup.prepare import Setup
+from sim.setup.spec import RunSpec
+
+N_QUICK, N_THOROUGH, SLICES = 160, 4000, 8
+ACTIVE = {"hw.contention.h2d_slowdown_by_gpu": 0.1}
+
+
+def by_simpy(setup: Setup, spans: Any, log: Any) -> Any:
+    """Stands for `random_worlds.by_engine`."""
+    setup.spec = msgspec.structs.replace(setup.spec, engine="simpy")
+    return execute(setup, spans, log, bounds=False)
+
+
+def disagreement(of: random_worlds.World) -> tuple[str | None, random_worlds.Seen]:
+    """The first difference between the engines in a world, and what the arithmetic one showed."""
+    seen, other = random_worlds.run(of, random_worlds.by_engine), random_worlds.run(of, by_simpy)
+    for one in (seen, other):
+        one.spans.sort()  # told when work ends here, when its end is known there
+        if seen.error:
+            one.spans.clear()  # of a run that breaks off, what is known beforehand there
+    return random_worlds.disagreement(seen, other), seen
+
+
+def disagreements(first: int, n: int, folder: Path) -> list[str]:
+    found = []
+    for seed in range(first, first + n):
+        of = random_worlds.world(seed, folder)
+        told, _ = disagreement(of)
+        of.trace.unlink()
+        if told:
+            found.append(f"{of}\n  {told}")
+    return found
+
+
+@pytest.mark.parametrize("at", range(SLICES))
+def test_random_worlds(at: int, tmp_path: Path) -> None:
+    n = N_QUICK // SLICES
+    assert not disagreements(at * n, n, tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("at", range(SLICES))
+def test_thousands_of_random_worlds(at: int, tmp_path: Path) -> None:
+    n = N_THOROUGH // SLICES
+    assert not disagreements(N_QUICK + at * n, n, tmp_path)
+
+
+@pytest.mark.parametrize("name", policies())
+def test_every_policy_in_worlds_of_its_own(name: str, tmp_path: Path) -> None:
+    n_ran = 0
+    for seed in range(40):
+        of = random_worlds.world(seed, tmp_path, name)
+        told, seen = disagreement(of)
+        of.trace.unlink()
+        assert told is None, f"{of}\n  {told}"
+        n_ran += not seen.error
+        if n_ran == 2:
+            return
+    pytest.fail(f"{name} ran in {n_ran} of 40 worlds")
+
+
+# -- whole results, of runs as users ask for them --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_trace(tmp_path_factory.mktemp("t") / "t.safetensors", 32, 8, 2, n_requests=2, prompt=4, outputs=6,
+                      levels=ALL - {"arrivals"})  # fmt: skip
+
+
+def result_of(tiny: Path, engine: str | None, policy: str, **rest: Any) -> Any:
+    """All of a result but how long it took; or what it says of a run that cannot be."""
+    rest["set"] = UNTAUGHT.get(policy, {}) | rest.get("set", {})
+    rest |= {"hw": "rtx3090", "trace": str(tiny), "model": "mixtral-8x7b", "split": "all"}
+    spec = RunSpec(policy=policy, engine=engine, **rest)
+    try:
+        made = prepare(spec)
+        result = execute(made).result
+        made.close()
+    except MoesimError as error:
+        return str(error)
+    del result["wall_s"]
+    return result
+
+
+WORLDS = [{"gpus": 2, "batch": 2}, {"experts": 40, "set": {"hw.host.launch_s": 1e-3}}]
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=str)
+@pytest.mark.parametrize("policy", policies())
+def test_every_key_of_a_result(tiny: Path, policy: str, world: dict[str, Any]) -> None:
+    arithmetic, simpy = (result_of(tiny, engine, policy, **world) for engine in ("arithmetic", "simpy"))
+    if not isinstance(arithmetic, str):
+        assert (arithmetic.pop("engine"), simpy.pop("engine")) == ("arithmetic", "simpy")
+    assert simpy == arithmetic
+
+
+# -- which one replays -----------------------------------------------------------------------------------------------
+
+
+def machine_of(tiny: Path, engine: str | None = None, **rest: Any) -> str:
+    made = prepare(RunSpec(policy="lru", hw="rtx3090", trace=str(tiny), split="all", engine=engine, **rest))
+    _, machine = assemble(made)
+    made.close()
+    return type(machine).__name__
+
+
+def test_which_one_replays(tiny: Path) -> None:
+    assert machine_of(tiny) == machine_of(tiny, "arithmetic") != "EventMachine"
+    assert machine_of(tiny, "simpy") == machine_of(tiny, set=ACTIVE) == "EventMachine"
+    with pytest.raises(BadInput, match="knows no contention"):
+        machine_of(tiny, "arithmetic", set=ACTIVE)
+    with pytest.raises(BadInput, match="no such engine; did you mean 'simpy'"):
+        machine_of(tiny, "simpi")
+
+
+def test_from_the_command_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rest = ("--policy", "lru", "--hw", "rtx3090", "--trace", str(tiny), "--split", "all", "--json")
+    active = ("--set", "hw.contention.h2d_slowdown_by_gpu=0.1")
+    plain, simpy, slowed = (simulated(capsys, *rest, *more).json for more in ((), ("--engine", "simpy"), active))
+    assert [result["engine"] for result in (plain, simpy, slowed)] == ["arithmetic", "simpy", "simpy"]
+    assert simpy["run_id"] == plain["run_id"] != slowed["run_id"], "an engine decides no number"
+    assert simpy["tpot_s"] == plain["tpot_s"] != slowed["tpot_s"]
+
+
+# -- docs/simpy.md ----------------------------------------------------------------------------------------------------
+
+
+def test_the_lane_that_the_page_adds(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the page shows runs as it stands, and copies do wait for the new lane."""
+    page = (Path(__file__).parents[1] / "docs" / "simpy.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    scope: dict[str, Any] = {"__name__": "example"}
+    exec(code, scope)
+    result = scope["result"]
+    assert capsys.readouterr().out.split()[0] == result["engine"] == "FromDisk"
+    assert result["lane_utilisation"]["disk"] == max(result["lane_utilisation"].values()) > 0.5
+    made = prepare(scope["setup"].spec)
+    without = execute(made).result
+    made.close()
+    assert result["tpot_s"]["mean"] > without["tpot_s"]["mean"]
+    assert result["h2d_bytes"] == without["h2d_bytes"]
