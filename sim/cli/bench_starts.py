@@ -20,6 +20,9 @@ MAX_BYTES = 500_000_000
 REPEATS = 10
 
 
+Run = tuple[float, subprocess.CompletedProcess[str]]
+
+
 class Process(NamedTuple):
     """A command and the most it may take; `{trace}` stands for a trace of ten output tokens."""
 
@@ -50,14 +53,35 @@ finally:
 
 
 def starts(folder: Path) -> dict[str, Any]:
-    """Every process of `PROCESSES`, and the imports beside which it is shown; medians of their repeats."""
+    """Every process of `PROCESSES`, and the imports beside which it is shown.
+
+    Medians; they take turns, so that what else the machine does falls on all of them. The first start of each, which
+    may write byte code, is not counted, unless one is all there is.
+    """
     from sim.cli.bench_cases import ten_tokens
 
-    trace, env = ten_tokens(folder), _environment(folder)
-    _timed([sys.executable, "-c", IMPORTS], env)
-    imports_s = statistics.median(_timed([sys.executable, "-c", IMPORTS], env)[0] for _ in range(max(1, REPEATS // 2)))
-    rows = [_measured(process, str(trace), imports_s, env) for process in PROCESSES]
-    return {"imports": {"command": f'python -c "{IMPORTS}"', "wall_s": imports_s}, "processes": rows}
+    trace, env = str(ten_tokens(folder)), _environment(folder)
+    imports = [sys.executable, "-c", IMPORTS]
+    commands = [_words(process, trace) for process in PROCESSES]
+    for words, process in zip(commands, PROCESSES, strict=True):
+        if process.repeats > 1:
+            _timed(words, env)
+    _timed(imports, env)
+    imports_s: list[float] = []
+    runs: list[list[Run]] = [[] for _ in PROCESSES]
+    for turn in range(REPEATS):
+        imports_s.append(_timed(imports, env)[0])
+        for words, process, found in zip(commands, PROCESSES, runs, strict=True):
+            if turn < process.repeats:
+                found.append(_timed(words, env))
+    beside_s = statistics.median(imports_s)
+    rows = [_row(process, found, beside_s) for process, found in zip(PROCESSES, runs, strict=True)]
+    return {"imports": {"command": f'python -c "{IMPORTS}"', "wall_s": beside_s}, "processes": rows}
+
+
+def _words(process: Process, trace: str) -> list[str]:
+    given = [trace if word == "{trace}" else word for word in process.command.split()[1:]]
+    return [sys.executable, "-c", _CHILD, *given]
 
 
 def _environment(folder: Path) -> dict[str, str] | None:
@@ -68,13 +92,8 @@ def _environment(folder: Path) -> dict[str, str] | None:
     return {**kept, "PYTHONPYCACHEPREFIX": str(folder / "byte code")}
 
 
-def _measured(process: Process, trace: str, imports_s: float, env: dict[str, str] | None) -> dict[str, Any]:
-    """One row; null where a figure cannot be had. The first start, which may write byte code, is not counted."""
-    given = [trace if word == "{trace}" else word for word in process.command.split()[1:]]
-    words = [sys.executable, "-c", _CHILD, *given]
-    if process.repeats > 1:
-        _timed(words, env)
-    runs = [_timed(words, env) for _ in range(process.repeats)]
+def _row(process: Process, runs: list[Run], imports_s: float) -> dict[str, Any]:
+    """What is told of a process; null where a figure cannot be had."""
     wall_s, done = statistics.median(seconds for seconds, _ in runs), runs[-1][1]
     message, _, peak = done.stderr.rpartition("\npeak_bytes=")
     peak_b = int(peak) if done.returncode == 0 and peak.isdigit() else None
@@ -94,7 +113,7 @@ def _measured(process: Process, trace: str, imports_s: float, env: dict[str, str
     }
 
 
-def _timed(words: list[str], env: dict[str, str] | None) -> tuple[float, subprocess.CompletedProcess[str]]:
+def _timed(words: list[str], env: dict[str, str] | None) -> Run:
     began_s = time.perf_counter()
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=env)  # noqa: S603 - our own words
     return time.perf_counter() - began_s, done
