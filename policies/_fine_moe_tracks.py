@@ -6,26 +6,18 @@ layer `distance` ahead. An answer is a row of scores per sequence and how alike 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policies._expert_maps import inverse_norm, select
+from policies._expert_maps import inverse_norm, select_many
 from policies._surrogate import Surrogate
 from sim.policy import DECODE, PREFILL, Gate, Iteration, RequestInfo, StoreSplit, View
 
 Floats = NDArray[np.float64]
-
-
-class Settled(NamedTuple):
-    """Experts to prefetch, most probable first, and the probabilities [E] of all."""
-
-    chosen: list[int]
-    shares: Floats
-
-    def settled(self, top_k: int, threshold: bool) -> Settled | None:
-        return self
 
 
 class Found(NamedTuple):
@@ -34,14 +26,44 @@ class Found(NamedTuple):
     row: Floats
     similarity: float
 
-    def settled(self, top_k: int, threshold: bool) -> Settled | None:
-        """What `select` makes of it; None when no expert has a score."""
-        scores = self.row.tolist()  # so few numbers are handled faster one by one
-        total = sum(scores)
-        return Settled(select(scores, self.similarity, top_k, threshold), self.row / total) if total > 0 else None
+
+class Foretold(NamedTuple):
+    """Of some layers in a row the experts to prefetch, most probable first, and the probabilities of all [layers, E]."""
+
+    first: int
+    chosen: list[list[int]]
+    shares: Floats
 
 
-Answer = Found | Settled
+Chosen = tuple[list[list[int]], Floats]  # the same for one sequence
+
+
+def settled(rows: Floats, similarities: Floats, top_k: int, threshold: bool) -> Chosen:
+    """What `select_many` makes of the scores of some layers [m, E]; nothing of a layer without scores."""
+    chosen = select_many(rows, similarities, top_k, threshold)
+    totals = rows.sum(axis=1)
+    if not totals.all():
+        chosen = [one if total else [] for one, total in zip(chosen, totals.tolist(), strict=True)]
+        totals = np.where(totals > 0, totals, 1.0)
+    return chosen, rows / totals[:, None]
+
+
+def union(first: int, several: list[Chosen]) -> Foretold:
+    """Equations 6 to 8 for every sequence; a batch takes the union of the sets and the larger probability."""
+    chosen, shares = several[0]
+    if len(several) > 1:
+        by_layer = zip(*(one for one, _ in several), strict=True)
+        chosen = [list(dict.fromkeys(chain.from_iterable(sets))) for sets in by_layer]
+        shares = np.maximum.reduce([one for _, one in several])
+    return Foretold(first, chosen, shares)
+
+
+def foretold(first: int, found: Iterable[list[Found]], top_k: int, threshold: bool) -> Foretold:
+    """What was found for each sequence, layer by layer, put together."""
+    return union(first, [
+        settled(np.array([row for row, _ in one]), np.array([alike for _, alike in one]), top_k, threshold)
+        for one in zip(*found, strict=True)
+    ])  # fmt: skip
 
 
 class Track(Protocol):
@@ -52,10 +74,10 @@ class Track(Protocol):
 
     def learn(self, store: StoreSplit) -> None: ...
 
-    def start(self, iteration: Iteration, view: View) -> dict[int, list[Answer]]:
+    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
         """Rows for the first layers, by layer; nothing where the track is blind."""
 
-    def step(self, gate: Gate, target: int) -> list[Answer]:
+    def step(self, gate: Gate, target: int) -> list[Found]:
         """Take in a gate; rows for layer `target`, nothing when it lies behind the last layer."""
 
     def end(self, iteration: Iteration) -> None: ...
@@ -64,7 +86,7 @@ class Track(Protocol):
 
     def start_values(self) -> int: ...
 
-    def step_values(self, gate: Gate) -> int: ...
+    def step_values(self, layer: int) -> int: ...
 
     def end_values(self) -> int: ...
 
@@ -78,6 +100,7 @@ class CountTrack:
         self._stored = np.zeros((0, view.n_layers * view.n_experts))
         self._inverse = np.zeros(0)
         self._running: dict[int, Floats] = {}
+        self._n_ranges = 0
 
     @property
     def n_stored(self) -> int:
@@ -95,14 +118,15 @@ class CountTrack:
         self._stored = np.concatenate([self._stored, counts.reshape(1, -1)])
         self._inverse = inverse_norm((self._stored * self._stored).sum(axis=1))
 
-    def start(self, iteration: Iteration, view: View) -> dict[int, list[Answer]]:
+    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
+        self._n_ranges = len(iteration.ranges)
         for r in iteration.ranges:
             self._running.setdefault(r.request.index, np.zeros(self._shape))
         if not self.n_stored or iteration.phase == PREFILL:  # of a new request nothing has been counted
             return {}
         return {layer: self._search(iteration, layer) for layer in range(self._distance)}
 
-    def step(self, gate: Gate, target: int) -> list[Answer]:
+    def step(self, gate: Gate, target: int) -> list[Found]:
         ids, at = gate.ids, 0
         for r in gate.iteration.ranges:
             n = r.stop_row - r.start_row
@@ -110,8 +134,8 @@ class CountTrack:
             at += n
         return self._search(gate.iteration, target) if self.n_stored and target < self._shape[0] else []
 
-    def _search(self, iteration: Iteration, layer: int) -> list[Answer]:
-        found: list[Answer] = []
+    def _search(self, iteration: Iteration, layer: int) -> list[Found]:
+        found: list[Found] = []
         for r in iteration.ranges:
             counts = self._running[r.request.index].reshape(-1)
             alike = (self._stored @ counts) * self._inverse * float(inverse_norm(np.asarray(counts @ counts)))
@@ -128,8 +152,8 @@ class CountTrack:
     def start_values(self) -> int:
         return len(self._running) * self._stored.shape[1]
 
-    def step_values(self, gate: Gate) -> int:
-        return len(gate.iteration.ranges) * self._stored.shape[1]
+    def step_values(self, layer: int) -> int:
+        return self._n_ranges * self._stored.shape[1]
 
     def end_values(self) -> int:
         return 0
@@ -150,15 +174,15 @@ class GateTrack:
     def learn(self, store: StoreSplit) -> None:
         """Nothing to learn."""
 
-    def start(self, iteration: Iteration, view: View) -> dict[int, list[Answer]]:
+    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
         return {}  # no gate input yet
 
-    def step(self, gate: Gate, target: int) -> list[Answer]:
+    def step(self, gate: Gate, target: int) -> list[Found]:
         if gate.phase != DECODE or target >= self._n_layers:
             return []
         if self._surrogate is None:
             return [Found(row, 1.0) for row in gate.next_scores(self._distance)]
-        found: list[Answer] = []
+        found: list[Found] = []
         truth = gate.iteration.ids(target).tolist()
         for r, ids in zip(gate.iteration.ranges, truth, strict=True):
             row = np.zeros(self._n_experts)
@@ -175,7 +199,7 @@ class GateTrack:
     def start_values(self) -> int:
         return 0
 
-    def step_values(self, gate: Gate) -> int:
+    def step_values(self, layer: int) -> int:
         return 0
 
     def end_values(self) -> int:
