@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies._expert_maps import MapStore, Passage, Trajectory, as_embedding, as_map
-from policies._fine_moe_tracks import Chosen, Foretold, Found, settled, union
+from policies._fine_moe_tracks import Foretold, Found, foretold
 from sim.policy import DECODE, PREFILL, Gate, Iteration, RequestInfo, StoreSplit, View
 
 Floats = NDArray[np.float64]
@@ -92,7 +92,7 @@ class MapTrack:
         self._passages = []
         targets = np.arange(self._distance, self.store.n_layers)
         m = len(targets)
-        several: list[Chosen] = []
+        several: list[tuple[Floats, Floats]] = []
         for start, stop in self._spans:
             own = as_map(scores[start:stop])
             passage = None if self._blind else self.store.along(own)
@@ -102,8 +102,8 @@ class MapTrack:
                 self._sums[1] += sum(similarities.tolist())
                 self._counts[1] += m
                 rows = self.store.maps[targets, :, passage.slots[:m]].astype(np.float64)
-                several.append(settled(rows, similarities, self._top_k, self._threshold))
-        return union(self._distance, several) if several else None
+                several.append((rows, similarities))
+        return foretold(self._distance, several, self._top_k, self._threshold) if several else None
 
     def _row(self, layer: int, slot: int, similarity: float) -> Found:
         return Found(self.store.maps[layer, :, slot].astype(np.float64), similarity)

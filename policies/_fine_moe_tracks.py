@@ -6,7 +6,6 @@ layer `distance` ahead. An answer is a row of scores per sequence and how alike 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import chain
 from typing import NamedTuple, Protocol
 
@@ -28,42 +27,47 @@ class Found(NamedTuple):
 
 
 class Foretold(NamedTuple):
-    """Of some layers in a row the experts to prefetch, most probable first, and the probabilities of all [layers, E]."""
+    """Of some layers in a row the experts to prefetch, most probable first: `counts` of each layer, [sum of counts].
+
+    shares: the probabilities of all experts [layers, E].
+    """
 
     first: int
-    chosen: list[list[int]]
+    experts: NDArray[np.int64]
+    counts: NDArray[np.int64]
     shares: Floats
 
 
-Chosen = tuple[list[list[int]], Floats]  # the same for one sequence
+def foretold(first: int, several: list[tuple[Floats, Floats]], top_k: int, threshold: bool) -> Foretold:
+    """Equations 6 to 8 for every sequence; a batch takes the union of the sets and the larger probability.
+
+    Args:
+        first: the layer that the first row is of. several: scores of the layers' experts [m, E], and how alike their
+            source is [m], by sequence.
+    """
+    told = [_settled(rows, similarities, top_k, threshold) for rows, similarities in several]
+    if len(told) == 1:
+        return Foretold(first, *told[0])
+    sets = [[experts.tolist(), *np.cumsum(counts).tolist()] for experts, counts, _ in told]
+    union: list[list[int]] = []
+    for i in range(len(several[0][0])):
+        named = (experts[ends[i - 1] if i else 0 : ends[i]] for experts, *ends in sets)
+        union.append(list(dict.fromkeys(chain.from_iterable(named))))
+    experts = np.array(list(chain.from_iterable(union)), dtype=np.int64)
+    shares: Floats = np.maximum.reduce([shares for _, _, shares in told])
+    return Foretold(first, experts, np.array([len(one) for one in union]), shares)
 
 
-def settled(rows: Floats, similarities: Floats, top_k: int, threshold: bool) -> Chosen:
-    """What `select_many` makes of the scores of some layers [m, E]; nothing of a layer without scores."""
-    chosen = select_many(rows, similarities, top_k, threshold)
+def _settled(
+    rows: Floats, similarities: Floats, top_k: int, threshold: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
+    """The same for one sequence; nothing is chosen of a layer without scores."""
+    order, counts = select_many(rows, similarities, top_k, threshold)
     totals = rows.sum(axis=1)
     if not totals.all():
-        chosen = [one if total else [] for one, total in zip(chosen, totals.tolist(), strict=True)]
+        counts = np.where(totals > 0, counts, 0)
         totals = np.where(totals > 0, totals, 1.0)
-    return chosen, rows / totals[:, None]
-
-
-def union(first: int, several: list[Chosen]) -> Foretold:
-    """Equations 6 to 8 for every sequence; a batch takes the union of the sets and the larger probability."""
-    chosen, shares = several[0]
-    if len(several) > 1:
-        by_layer = zip(*(one for one, _ in several), strict=True)
-        chosen = [list(dict.fromkeys(chain.from_iterable(sets))) for sets in by_layer]
-        shares = np.maximum.reduce([one for _, one in several])
-    return Foretold(first, chosen, shares)
-
-
-def foretold(first: int, found: Iterable[list[Found]], top_k: int, threshold: bool) -> Foretold:
-    """What was found for each sequence, layer by layer, put together."""
-    return union(first, [
-        settled(np.array([row for row, _ in one]), np.array([alike for _, alike in one]), top_k, threshold)
-        for one in zip(*found, strict=True)
-    ])  # fmt: skip
+    return order[np.arange(rows.shape[1]) < counts[:, None]], counts, rows / totals[:, None]
 
 
 class Track(Protocol):

@@ -21,30 +21,29 @@ class Aims:
     """What has been foretold of some layers in a row, as the queue and the cache want it.
 
     Attributes:
-        pieces: to be prefetched, layer by layer, most probable first; those of layer `first + i` lie between `starts[i]`
+        pieces, experts: to be prefetched, layer by layer, most probable first; those of layer `first + i` lie between `starts[i]`
             and `starts[i + 1]`. by_gap: their priorities p / gap (section 4.5), gap = 1, 2 ... layers ahead.
-        named: by layer and expert, 1 where it is among them. worth: by layer and expert, p x freq.
+        shares, worth, bars: of all experts of the layers, the probability p, p x freq, and who is protected.
     """
 
-    __slots__ = ("by_gap", "first", "named", "pieces", "shares", "starts", "worth")
+    __slots__ = ("bars", "by_gap", "experts", "first", "pieces", "shares", "starts", "worth")
 
-    def __init__(self, told: Foretold, pieces: NDArray[np.object_], visits: Floats, distance: int) -> None:
+    def __init__(self, told: Foretold, pieces: NDArray[np.object_], visits: Floats, distance: int, bar: int) -> None:
         n_layers, n_experts = told.shares.shape
         self.first = told.first
-        counts = [len(chosen) for chosen in told.chosen]
-        experts = np.array([expert for chosen in told.chosen for expert in chosen], dtype=np.int64)
-        at = experts + np.repeat(np.arange(n_layers) * n_experts, counts)
-        self.starts = [0, *np.cumsum(counts).tolist()]
+        at = told.experts + np.arange(n_layers).repeat(told.counts) * n_experts
+        self.starts = [0, *told.counts.cumsum().tolist()]
         here = slice(told.first * n_experts, (told.first + n_layers) * n_experts)
-        shares = told.shares.reshape(-1)
+        shares = told.shares.ravel()
         self.pieces: list[Piece] = pieces[here][at].tolist()
+        self.experts: list[int] = told.experts.tolist()
         likely = shares[at]
-        self.by_gap: list[list[float]] = [[], *((likely / gap).tolist() for gap in range(1, distance + 1))]
+        self.by_gap: list[list[float]] = [[], *[(likely / gap).tolist() for gap in range(1, distance + 1)]]
         named = np.zeros(n_layers * n_experts, dtype=np.uint8)
-        named[at] = 1
-        self.named = named.tobytes()
-        self.shares = shares
-        self.worth: Floats = shares * visits[here]
+        named[at] = bar
+        self.bars = memoryview(named)
+        self.shares = memoryview(shares)
+        self.worth = memoryview(shares * visits[here])
 
 
 class MapCache(Policy):
@@ -73,8 +72,10 @@ class MapCache(Policy):
         self._bar = np.zeros(n, dtype=np.uint8)
         self._rank = np.zeros(n)  # what the rule ranks by, whoever holds the expert
         self._visits = np.zeros(n)
-        self._probability = np.full(n, 1.0 / n_experts)  # of the map searched last for the layer
-        self._ranks, self._counts, self._shares = map(memoryview, (self._rank, self._visits, self._probability))
+        self._ranks, self._bars, self._counts = map(memoryview, (self._rank, self._bar, self._visits))
+        # By layer the probabilities that the map searched last for it gives its experts, and where they begin.
+        self._believed = [(memoryview(np.full(n_experts, 1.0 / n_experts)), 0)] * view.n_layers
+        self._unaimed = bytes(n_experts)
         self._clock = 0
 
     def visit(self, layer: int, needs: Iterable[int], view: View) -> None:
@@ -84,11 +85,11 @@ class MapCache(Policy):
         """
         base, counts, ranks = layer * self._n_experts, self._counts, self._ranks
         if self._ranks_by_worth:
-            shares = self._shares
+            shares, start = self._believed[layer]
             for expert in needs:
                 at = base + expert
                 count = counts[at] = counts[at] + 1.0
-                ranks[at] = shares[at] * count
+                ranks[at] = shares[start + expert] * count
         elif self.evict == "lru":
             # Those that are there are used before those that are to come.
             for expert in sorted(needs, key=lambda expert: not view.resident(layer, expert)):
@@ -101,18 +102,18 @@ class MapCache(Policy):
     def believe(self, aims: Aims, layer: int) -> None:
         """A search has said how probable the layer's experts are, and which are to be prefetched."""
         n_experts = self._n_experts
-        start, stop = layer * n_experts, (layer + 1) * n_experts
-        a, b = (layer - aims.first) * n_experts, (layer - aims.first + 1) * n_experts
-        self._probability[start:stop] = aims.shares[a:b]
-        if self._ranks_by_worth:
-            self._rank[start:stop] = aims.worth[a:b]
+        start = (layer - aims.first) * n_experts
+        here, there = slice(layer * n_experts, (layer + 1) * n_experts), slice(start, start + n_experts)
+        self._believed[layer] = (aims.shares, start)
         if self._aim_bar:
-            self._bar[start:stop] = np.frombuffer(aims.named[a:b], dtype=np.uint8) * self._aim_bar
+            self._bars[here] = aims.bars[there]
+        if self._ranks_by_worth:
+            self._ranks[here] = aims.worth[there]
 
     def forget(self, layer: int) -> None:
         """The layer has passed: what was predicted for it is so no more."""
         if self._aim_bar:
-            self._bar[layer * self._n_experts : (layer + 1) * self._n_experts] = 0
+            self._bars[layer * self._n_experts : (layer + 1) * self._n_experts] = self._unaimed
 
     def accessed(self, piece: Piece, hit: bool, view: View) -> None:
         self._held[piece.index] = True

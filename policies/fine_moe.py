@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import repeat
 
+import numpy as np
+
 from policies._expert_maps import Floats
 from policies._fine_moe_maps import MapTrack
-from policies._fine_moe_tracks import CountTrack, Foretold, GateTrack, Track, foretold
+from policies._fine_moe_tracks import CountTrack, Foretold, Found, GateTrack, Track, foretold
 from policies._map_cache import Aims, MapCache
 from policies._surrogate import PREFIX, Surrogate
 from sim.policy import (
@@ -22,7 +24,6 @@ from sim.policy import (
     Gate,
     Iteration,
     Param,
-    Piece,
     Predict,
     Prefetch,
     RequestInfo,
@@ -142,7 +143,7 @@ class FineMoe(MapCache):
         if found:
             ticket = yield self._search(self._track.start_values())
             self._searches += 1
-            aims = self._aims(foretold(0, found.values(), view.top_k, self.track == "map_tsd"))
+            aims = self._aims(self._told(0, found.values(), view))
             for layer in found:
                 self._aim(layer, aims)
             if self.asynchronous:
@@ -182,7 +183,7 @@ class FineMoe(MapCache):
             if known is not None:
                 return known[0]
         found = self._track.step(gate, target)
-        return self._aims(foretold(target, [found], view.top_k, self.track == "map_tsd")) if found else None
+        return self._aims(self._told(target, [found], view)) if found else None
 
     def _foresee(self, scores: Floats) -> list[tuple[Aims | None]]:
         """By layer, what its gate says of the one `distance` ahead, from the scores of all of them [n, L, E]."""
@@ -192,8 +193,14 @@ class FineMoe(MapCache):
         aims = None if told is None else self._aims(told)
         return [(aims,)] * n_told + [(None,)] * (self._n_layers - n_told)
 
+    def _told(self, first: int, found: Iterable[list[Found]], view: View) -> Foretold:
+        """What was found of some layers, from the `first` on, for every sequence."""
+        several = [(np.array([one.row for one in rows]), np.array([one.similarity for one in rows]))
+                   for rows in zip(*found, strict=True)]  # fmt: skip
+        return foretold(first, several, view.top_k, self.track == "map_tsd")
+
     def _aims(self, told: Foretold) -> Aims:
-        return Aims(told, self._all, self._visits, self._d)
+        return Aims(told, self._all, self._visits, self._d, self._aim_bar)
 
     def iteration_end(self, iteration: Iteration, view: View) -> Steps:
         """Section 4.4: what was seen joins the store; the search for what it replaces is charged like any other."""
@@ -257,13 +264,13 @@ class FineMoe(MapCache):
 
     def _count_right(self, aims: Aims, layer: int, needs: dict[int, int]) -> None:
         i = layer - aims.first
-        n_named = aims.starts[i + 1] - aims.starts[i]
-        if n_named:
+        named = aims.experts[aims.starts[i] : aims.starts[i + 1]]
+        if named:
             self._needed += len(needs)
-            self._named += n_named
-            at, named = i * self._n_experts, aims.named
-            for expert in needs:
-                self._right += named[at + expert]
+            self._named += len(named)
+            for expert in named:
+                if expert in needs:
+                    self._right += 1
 
     def stats(self) -> dict[str, float]:
         """predicted_frac: share of the chosen experts that were predicted; right_frac: of the predicted, chosen.
