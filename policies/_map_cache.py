@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,8 @@ class Aims:
     """What has been foretold of some layers in a row, as the queue and the cache want it.
 
     Attributes:
-        pieces, experts: to be prefetched, layer by layer, most probable first; those of layer `first + i` lie between `starts[i]`
-            and `starts[i + 1]`. by_gap: their priorities p / gap (section 4.5), gap = 1, 2 ... layers ahead.
+        pieces, experts: to be prefetched, layer by layer, most probable first; those of layer `first + i` lie between
+            `starts[i]` and `starts[i + 1]`. by_gap: their priorities p / gap (section 4.5), gap = 1, 2 ... layers.
         shares, worth, bars: of all experts of the layers, the probability p, p x freq, and who is protected.
     """
 
@@ -41,18 +42,18 @@ class Aims:
         self.by_gap: list[list[float]] = [[], *[(likely / gap).tolist() for gap in range(1, distance + 1)]]
         named = np.zeros(n_layers * n_experts, dtype=np.uint8)
         named[at] = bar
-        self.bars = memoryview(named)
-        self.shares = memoryview(shares)
-        self.worth = memoryview(shares * visits[here])
+        self.bars = named.data
+        self.shares = shares.data
+        self.worth = (shares * visits[here]).data
 
 
 class MapCache(Policy):
     """The part of FineMoE that answers the cache. State of all experts lies in rows by `piece.index`.
 
-    Highest 1 / (p * freq) is evicted first, that is least p * freq; ties go to the lowest expert, then lowest layer. The
-    paper leaves open what protects an expert that was prefetched and has freq = 0. Text (`paper`): its prediction does,
-    until its layer has passed, as long as any other expert can go; after that it is ranked by p * freq like all others,
-    one never visited first. Release 2 (`code`): nothing, but only a demand may take it.
+    Highest 1 / (p * freq) is evicted first, that is least p * freq; ties go to the lowest expert, then lowest layer.
+    The paper leaves open what protects an expert that was prefetched and has freq = 0. Text (`paper`): its prediction
+    does, until its layer has passed, as long as any other expert can go; after that it is ranked by p * freq like all
+    others, one never visited first. Release 2 (`code`): nothing, but only a demand may take it.
     """
 
     evict: str
@@ -72,16 +73,19 @@ class MapCache(Policy):
         self._bar = np.zeros(n, dtype=np.uint8)
         self._rank = np.zeros(n)  # what the rule ranks by, whoever holds the expert
         self._visits = np.zeros(n)
-        self._ranks, self._bars, self._counts = map(memoryview, (self._rank, self._bar, self._visits))
+        # The same memory, for single numbers: a quarter of what numpy takes.
+        self._ranks: Any = self._rank.data
+        self._bars: Any = self._bar.data
+        self._counts: Any = self._visits.data
         # By layer the probabilities that the map searched last for it gives its experts, and where they begin.
-        self._believed = [(memoryview(np.full(n_experts, 1.0 / n_experts)), 0)] * view.n_layers
+        self._believed: list[tuple[Any, int]] = [(np.full(n_experts, 1.0 / n_experts).data, 0)] * view.n_layers
         self._unaimed = bytes(n_experts)
         self._clock = 0
 
     def visit(self, layer: int, needs: Iterable[int], view: View) -> None:
         """A gate has asked: a visit, hit or miss; visits are never reset (release 2).
 
-        None of these can leave before it has run, so it is all the same that those found there are fetched or run later.
+        None of these can leave before it has run, so its rank may change before it is fetched.
         """
         base, counts, ranks = layer * self._n_experts, self._counts, self._ranks
         if self._ranks_by_worth:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +102,7 @@ class MoeInfinity(Policy):
         # What is asked for after a layer, by phase, matrix matched and layer: pieces and priorities, best first.
         self._orders: dict[tuple[str, int, int], Ordered] = {}
         self._worths: dict[tuple[str, int], np.ndarray] = {}  # ranks, by phase and matrix matched
-        self._orders_at = (0, 0)  # matrices replaced when they were worked out
+        self._orders_at: tuple[int, ...] = (0, 0)  # matrices replaced when they were worked out
         self._n_ordered = 0
         self._pieces = [view.piece(layer, expert) for layer in range(shape[0]) for expert in range(shape[1])]
         self._gpu = np.array([piece.gpu for piece in self._pieces])
@@ -118,7 +119,7 @@ class MoeInfinity(Policy):
         self._rank = np.zeros(n)
         if self._ranked_by == "shares":
             self._rank[:] = ((np.zeros(shape) + self.epsilon) * self._decay).ravel()
-        self._ranks = memoryview(self._rank)
+        self._ranks: Any = self._rank.data  # the same memory, for single numbers
         self._clock = 0
         self._free = list(self._capacity_of)  # the counter of code_head
         self._n_dry = self._n_asked = 0

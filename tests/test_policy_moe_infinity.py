@@ -5,7 +5,6 @@ Numbers of `easy_numbers`: copying an expert takes 10 s, an expert 2 s, attentio
 
 from __future__ import annotations
 
-
 import numpy as np
 import pytest
 from easy_numbers import execute_easy, run, setup
