@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sim.base.errors import IllegalDecision
-from sim.workload.blocks import Blocks
 
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece
@@ -232,7 +231,6 @@ class Arrays:
         self.trace = trace
         self._iteration: Iteration | None = None
         self._cache: dict[str, np.ndarray] = {}
-        self._blocks = Blocks()
         self._answers: dict[Callable[..., Sequence[Any]], Sequence[Any]] = {}
         self.hides_later = False  # a check: whoever is asked for all layers at once sees noise where later ones are
         self.n_at_once = 0
@@ -247,7 +245,7 @@ class Arrays:
         found = self._cache.get(key)
         if found is None:
             assert self._iteration is not None
-            found = self._cache[key] = self._blocks.gather(key, self._iteration.ranges, read)
+            found = self._cache[key] = np.asarray(self._iteration.gather(read))  # plain: slices of maps are slow
         return found
 
     def scores(self) -> np.ndarray:
