@@ -4,20 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from policies._moepic_config import LayerPlan
-from sim.policy import Piece, RunPart, View
+from sim.policy import Evict, Fetch, Piece, Prefetch, RunPart, View
 
 
-class Segment(NamedTuple):
-    """A top or a bottom: the piece that is computed, and the slices of it that are copied, in their order."""
+class Segment:
+    """A top or a bottom: the piece that is computed, the slices of it that are copied in their order, and what is said
+    of all of them at once.
 
-    piece: Piece
-    slices: tuple[Piece, ...]
+    Attributes:
+        held: its slices have their room. settled: and all of them have been seen there. n_bytes: of all slices.
+        copies_s: link time of each slice.
+    """
 
-    def run(self) -> RunPart:
-        return RunPart(self.piece) if len(self.slices) == 1 else RunPart(self.piece, (), self.slices)
+    __slots__ = (
+        "copies_s",
+        "evict",
+        "expert",
+        "fetch",
+        "gpu",
+        "held",
+        "n_bytes",
+        "prefetch",
+        "run",
+        "settled",
+        "slices",
+    )
+
+    def __init__(self, piece: Piece, slices: tuple[Piece, ...], view: View) -> None:
+        self.expert = piece.expert
+        self.gpu = piece.gpu
+        self.slices = slices
+        self.n_bytes = sum(one.n_bytes for one in slices)
+        self.copies_s = [view.prices.copy_s(one.n_bytes) for one in slices]
+        self.fetch = [Fetch(one) for one in slices]
+        self.prefetch = [Prefetch(one) for one in slices]
+        self.evict = [Evict(one) for one in slices]
+        self.run = RunPart(piece) if len(slices) == 1 else RunPart(piece, (), slices)
+        self.held = self.settled = False
+
+    def absent(self, view: View) -> list[Fetch]:
+        """Of a held segment, the slices that have not arrived yet."""
+        if self.settled:
+            return []
+        arrived = view.arrived
+        found = [fetch for fetch in self.fetch if not arrived(fetch.piece)]
+        self.settled = not found
+        return found
 
 
 class Tops:
@@ -26,7 +60,8 @@ class Tops:
     Attributes:
         experts: those of the layer that live on this GPU. cached: those whose top is resident.
         n_cached: C. split_frac: theta, the share of an expert that its top takes. n_slices: that an expert comes in,
-            over both segments, or over one where theta is 0 or 1.
+            over both segments, or over one where theta is 0 or 1. segments: of an expert, top and bottom, or the one
+            there is.
     """
 
     def __init__(self, layer: int, gpu: int, copies: int, view: View) -> None:
@@ -39,7 +74,8 @@ class Tops:
         self.split_frac = 0.0
         self.n_slices = copies
         self.top_bytes = 0
-        self._segments: dict[int, tuple[Segment | None, Segment | None]] = {}
+        self._pairs: dict[int, tuple[Segment | None, Segment | None]] = {}
+        self.segments: dict[int, list[Segment]] = {}
 
     def lay_out(self, budget: float, n_cached: float, view: View) -> None:
         """Divide `budget` (V, whole experts) among C tops; fractions of a byte are left."""
@@ -49,50 +85,44 @@ class Tops:
         top_bytes = min(size, room // count) if count else 0
         count = count if top_bytes else 0
         split_frac = top_bytes / size if count else 0.0
-        if self._segments and (count, split_frac) == (self.n_cached, self.split_frac):
+        if self._pairs and (count, split_frac) == (self.n_cached, self.split_frac):
             return
         self.n_cached, self.split_frac, self.top_bytes = count, split_frac, top_bytes
         for e in self.experts:
             if split_frac in (0.0, 1.0):
                 whole = self._segment(e, 0.0, 1.0, view)
-                self._segments[e] = (whole, None) if count else (None, whole)
+                self._pairs[e] = (whole, None) if count else (None, whole)
             else:
-                self._segments[e] = (
-                    self._segment(e, 0.0, split_frac, view), self._segment(e, split_frac, 1.0, view)
-                )  # fmt: skip
-        self.n_slices = sum(len(segment.slices) for segment in self.segments(self.experts[0])) if self.experts else 0
+                self._pairs[e] = self._segment(e, 0.0, split_frac, view), self._segment(e, split_frac, 1.0, view)
+            self.segments[e] = [segment for segment in self._pairs[e] if segment is not None]
+        self.n_slices = sum(len(segment.slices) for segment in self.segments[self.experts[0]]) if self.experts else 0
 
     def _segment(self, expert: int, start_frac: float, stop_frac: float, view: View) -> Segment:
         """A segment in as many slices as it is copied in, none of them empty."""
         piece = view.part(self.layer, expert, start_frac, stop_frac)
         n = min(self.copies, max(1, piece.n_bytes))
         cuts = [start_frac + (stop_frac - start_frac) * i / n for i in range(n)] + [stop_frac]
-        return Segment(piece, tuple(view.part(self.layer, expert, *ends) for ends in pairwise(cuts)))
+        return Segment(piece, tuple(view.part(self.layer, expert, *ends) for ends in pairwise(cuts)), view)
 
     def top(self, expert: int) -> Segment | None:
         """The top segment; None where nothing is cached (theta 0)."""
-        return self._segments[expert][0]
+        return self._pairs[expert][0]
 
     def bottom(self, expert: int) -> Segment | None:
         """The bottom segment; None where the top is everything (theta 1)."""
-        return self._segments[expert][1]
-
-    def segments(self, expert: int) -> list[Segment]:
-        """Top and bottom, or the one there is."""
-        return [segment for segment in self._segments[expert] if segment is not None]
+        return self._pairs[expert][1]
 
     def top_slices(self, expert: int) -> tuple[Piece, ...]:
         """What caching the expert holds."""
-        top = self._segments[expert][0]
+        top = self._pairs[expert][0]
         return () if top is None else top.slices
 
-    def missing(self, expert: int, view: View) -> list[Piece]:
-        """Slices that have no room yet, those of the top first."""
-        return [piece for segment in self.segments(expert) for piece in segment.slices if not view.holds(piece)]
-
-    def held(self, expert: int, view: View) -> list[Piece]:
-        """Slices that have their room, those of the top first."""
-        return [piece for segment in self.segments(expert) for piece in segment.slices if view.holds(piece)]
+    def holds_tops(self) -> None:
+        """The tops of those cached have their room, and nothing else has."""
+        for expert, pair in self._pairs.items():
+            for segment in pair:
+                if segment is not None:
+                    segment.held, segment.settled = segment is pair[0] and expert in self.cached, False
 
     def best(self, key: Callable[[int], int]) -> list[int]:
         """The C experts of largest key, ties to the lowest id."""

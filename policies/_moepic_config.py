@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies._priority import CHUNK_ROWS, Priorities, places_before
-from sim.policy import Gate, View
+from sim.policy import Gate, Iteration, View
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -118,16 +118,33 @@ def allocate(
         v = moved
 
 
-def longest_window_s(gate: Gate, view: View) -> float:
-    """Twice the longest prefetching window there can be after a gate: prefetches go out one by one, so what could not
-    start before the next gate speaks is never asked for (and costs the host nothing)."""
-    prices, n_tokens = view.prices, gate.iteration.n_tokens
-    experts_s = math.fsum(max(prices.gpu_s(n), prices.expert_s()) for n in gate.needs.values())
-    moe_s = experts_s + n_tokens * prices.shared_s()
-    ranges = gate.iteration.ranges
-    head_s = len(ranges) * prices.head_s() if gate.layer == view.n_layers - 1 else 0.0
-    attention_s = math.fsum((r.stop_row - r.start_row) * prices.attention_s(r.context) for r in ranges)
-    return 2.0 * (moe_s + attention_s + head_s)
+class Windows:
+    """How long a prefetching window can be."""
+
+    def __init__(self, view: View) -> None:
+        self._prices = view.prices
+        self._last = view.n_layers - 1
+        self._experts_s: dict[tuple[int, ...], float] = {}
+        self._attention_s = self._head_s = self._shared_s = 0.0
+
+    def begin(self, iteration: Iteration) -> None:
+        """What does not depend on the layer."""
+        prices, ranges = self._prices, iteration.ranges
+        self._attention_s = math.fsum((r.stop_row - r.start_row) * prices.attention_s(r.context) for r in ranges)
+        self._head_s = len(ranges) * prices.head_s()
+        self._shared_s = iteration.n_tokens * prices.shared_s()
+
+    def longest_s(self, gate: Gate) -> float:
+        """Twice the longest there can be after a gate: prefetches go out one by one, so what could not start before the
+        next gate speaks is never asked for (and costs the host nothing)."""
+        counts = tuple(gate.needs.values())
+        experts_s = self._experts_s.get(counts)
+        if experts_s is None:
+            prices = self._prices
+            experts_s = math.fsum(max(prices.gpu_s(n), prices.expert_s()) for n in counts)
+            self._experts_s[counts] = experts_s
+        moe_s = experts_s + self._shared_s
+        return 2.0 * (moe_s + self._attention_s + (self._head_s if gate.layer == self._last else 0.0))
 
 
 class Statistics:
@@ -191,5 +208,5 @@ class Statistics:
         return [Odds(hit[layer], active[layer], cached[layer]) for layer in range(n_layers)]
 
 
-__all__ = ["CHUNK_ROWS", "LayerPlan", "Odds", "Statistics", "Times", "allocate", "longest_window_s", "split_all",
+__all__ = ["CHUNK_ROWS", "LayerPlan", "Odds", "Statistics", "Times", "Windows", "allocate", "split_all",
            "split_layer"]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,10 @@ class History:
         self._predicts = counts and predicts
         self._contexts = 0  # tokens before each token, summed
         self._before = priorities
+        self._last = len(priorities.keys) - 1
         self._predicted: list[FloatArray] = []
+        self._tokens: list[tuple[Any, ...]] = []  # not counted yet, by iteration: chosen, and what was foretold
+        self._n_kept = 0
         self._wraps: dict[int, FloatArray] = {}  # request -> what its last token predicts for layer 0 of the next
 
     @property
@@ -67,6 +71,7 @@ class History:
                 wrap = scores[-1, -1]
             else:
                 self._record(self.priorities, ids)
+            self.since += len(ids) if self._counts else 0
             for layer in range(ids.shape[1]):
                 self.priorities.observe(layer, ids[:, layer].tolist())
 
@@ -75,15 +80,21 @@ class History:
     def begin(self) -> None:
         """An iteration starts: what its tokens find is counted by the priorities before it."""
         self._predicted = []
-        if self._counts:
+        if self._counts and not self._tokens:
             self._before = self.priorities.copy()
 
     def observe(self, gate: Gate) -> None:
         """A gate has chosen."""
-        row = gate.iteration.row
-        self.priorities.observe(gate.layer, [row[gate.layer]] if row is not None else gate.ids.tolist())
+        row, layer = gate.iteration.row, gate.layer
+        self.priorities.observe(layer, [row[layer]] if row is not None else gate.ids.tolist())
         if self._predicts and gate.phase == DECODE:
-            self._predicted.append(gate.next_scores(1))
+            if not gate.iteration.recorded:
+                self._predicted.append(gate.next_scores(1))
+            elif layer == self._last:  # all have spoken by now
+                self._predicted = [gate.at_once(self._whole, "next_scores_1")]
+
+    def _whole(self, scores: FloatArray) -> list[FloatArray | None]:
+        return [None] * self._last + [scores]
 
     def end(self, iteration: Iteration) -> None:
         """An iteration is over."""
@@ -92,35 +103,69 @@ class History:
         for r in iteration.ranges:
             n = r.stop_row - r.start_row
             self._contexts += n * r.context + n * (n - 1) // 2
-        ids = np.stack([iteration.ids(layer) for layer in range(len(self.priorities.keys))], axis=1)
+        row = iteration.row
+        ids = row if row is not None else np.stack([iteration.ids(layer) for layer in range(self._last + 1)], axis=1)
+        self._tokens.append(([ids] if row is not None else ids, *self._foretold(iteration)))
+        self.since += iteration.n_tokens
+        self._n_kept += iteration.n_tokens
+        if self._n_kept >= CHUNK_ROWS:
+            self.count()
+
+    def _foretold(self, iteration: Iteration) -> tuple[FloatArray, ...]:
+        """What was predicted of the iteration's tokens: by each for the next layer [n, L, E], and for layer 0 by the
+        token before each [n, E]; nothing of prompts."""
         if not self._predicted:
-            self._record(self._before, ids)
-            return
-        scores = np.stack(self._predicted, axis=1)
+            return ()
+        scores = self._predicted[0] if len(self._predicted) == 1 else np.stack(self._predicted, axis=1)
         none = np.zeros(scores.shape[2])
         wraps = [self._wraps.get(r.request.index, none) for r in iteration.ranges]
         self._wraps.update((r.request.index, scores[at, -1]) for at, r in enumerate(iteration.ranges))
-        self._record(self._before, ids, scores, np.stack(wraps))
+        return scores, np.stack(wraps)
+
+    def count(self) -> None:
+        """Count the tokens kept since the last time: together, since one after the other costs far more."""
+        if not self._tokens:
+            return
+        ids = np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens, *_ in self._tokens])
+        if any(foretold for _, *foretold in self._tokens):
+            n_experts = self.priorities.n_experts
+            scores, wraps, known = [], [], []
+            for tokens, *foretold in self._tokens:
+                n = len(tokens)
+                known.append(np.full(n, bool(foretold)))
+                scores.append(foretold[0] if foretold else np.zeros((n, self._last + 1, n_experts)))
+                wraps.append(foretold[1] if foretold else np.zeros((n, n_experts)))
+            self._record(self._before, ids, np.concatenate(scores), np.concatenate(wraps), np.concatenate(known))
+        else:
+            self._record(self._before, ids)
+        self._tokens.clear()
+        self._n_kept = 0
 
     def forget(self, request: int) -> None:
         """A request is over: nothing follows its last token."""
         self._wraps.pop(request, None)
 
     def _record(
-        self, before: Priorities, ids: IntArray, scores: FloatArray | None = None, wraps: FloatArray | None = None
+        self,
+        before: Priorities,
+        ids: IntArray,
+        scores: FloatArray | None = None,
+        wraps: FloatArray | None = None,
+        predicted: NDArray[np.bool_] | None = None,
     ) -> None:
         """Count tokens [n, L, K].
 
         Args:
             scores: what each predicts for the layer after each, [n, L, E]. wraps: what the token before each predicts
-                for layer 0, [n, E], zeros where there is none.
+                for layer 0, [n, E], zeros where there is none. predicted: the tokens that have scores [n]; None: all.
         """
         if not self._counts:
             return
-        self.since += len(ids)
         if scores is None or wraps is None:
             self.statistics.record(before, ids, None, np.zeros(ids.shape[:2], dtype=bool))
             return
         known = np.ones(ids.shape[:2], dtype=bool)
         known[:, 0] = wraps.any(axis=1)
+        if predicted is not None:
+            known &= predicted[:, None]
         self.statistics.record(before, ids, np.concatenate([wraps[:, None], scores[:, :-1]], axis=1), known)

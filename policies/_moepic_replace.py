@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from policies._moepic_cache import Tops
+from policies._moepic_cache import Segment, Tops
 from policies._priority import Priorities
-from sim.policy import Evict
 
 
 class Replacement:
@@ -26,27 +25,28 @@ class Replacement:
         self._draw = draw
         self.n_admitted = 0
 
-    def admit(self, tops: Tops, expert: int, owed: Collection[int]) -> Iterator[Evict]:
+    def admit(self, tops: Tops, expert: int, owed: Collection[int]) -> Segment | None:
         """A missed expert's top takes the place of the one of lowest priority. Where every cached expert
-        is still to run (prompts, batches), it passes through the buffer instead."""
+        is still to run (prompts, batches), it passes through the buffer instead. Returns the top that leaves."""
         if expert in tops.cached or not tops.n_cached:
-            return
+            return None
+        leaving = None
         if len(tops.cached) >= tops.n_cached:
             candidates = tops.replaceable(owed)
             if not candidates:
-                return
+                return None
             keys = self._priorities.keys[tops.layer]
             if self._at_random:
                 victim = candidates[int(self._draw() * len(candidates))]
             else:
-                victim = min(candidates, key=lambda e: (keys[e], e))
+                victim = min([(keys[e], e) for e in candidates])[1]
             if self._admission == "priority" and keys[expert] < keys[victim]:
-                return
-            for piece in tops.top_slices(victim):
-                yield Evict(piece)
+                return None
+            leaving = tops.top(victim)
             del tops.cached[victim]
         tops.cached[expert] = None
         self.n_admitted += 1
+        return leaving
 
 
 def shuffled(experts: list[int], draw: Callable[[], float]) -> Iterator[int]:

@@ -15,18 +15,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from random import Random as Draws
 
 import numpy as np
+from numpy.typing import NDArray
 
-from policies._moepic_cache import Division, Tops
-from policies._moepic_config import Statistics, Times, allocate, longest_window_s
+from policies._moepic_cache import Division, Segment, Tops
+from policies._moepic_config import Statistics, Times, Windows, allocate
 from policies._moepic_history import History
 from policies._moepic_replace import Replacement, shuffled
+from policies._moepic_serving import Serving
 from policies._priority import Priorities
 from sim.policy import (
     DECODE,
+    Decision,
     Evict,
     Fetch,
     Gate,
@@ -34,7 +37,6 @@ from sim.policy import (
     Param,
     Piece,
     Policy,
-    Prefetch,
     RequestInfo,
     RunGpu,
     Steps,
@@ -120,7 +122,11 @@ class Moepic(Policy):
         self._replacement = Replacement(self._priorities, self.evict == "random", self.admission, self._draw)
         statistics = Statistics(view.n_layers, view.n_experts, view.top_k)
         self._history = History(self._priorities, statistics, self.configure, self.prefetch == "speculative")
-        self._ahead: list[Piece] = []
+        self._windows = Windows(view)
+        self._gpu_of = [[view.piece(layer, e).gpu for e in range(view.n_experts)] for layer in range(view.n_layers)]
+        self._run_whole = [RunGpu(expert) for expert in range(view.n_experts)]
+        self._run_joined = [RunGpu(expert, joined=True) for expert in range(view.n_experts)]
+        self._ahead: list[Segment] = []
         self._n_hits = self._n_activated = self._n_configured = 0
 
     # -- before the first request -----------------------------------------------------------------------------------
@@ -136,6 +142,7 @@ class Moepic(Policy):
         """Tops of the C experts of highest priority (section 3.4.2), at random before anything was served."""
         for tops in (tops for groups in self._tops for tops in groups):
             self._choose(tops, random=self.evict == "random" or not any(self._priorities.uses[tops.layer]))
+            tops.holds_tops()
             for expert in tops.cached:
                 yield from tops.top_slices(expert)
 
@@ -152,124 +159,143 @@ class Moepic(Policy):
 
     def iteration_start(self, iteration: Iteration, view: View) -> None:
         self._history.begin()
+        self._windows.begin(iteration)
 
-    def gate_done(self, gate: Gate, view: View) -> Steps:
+    def gate_done(self, gate: Gate, view: View) -> list[Decision]:
         self._history.observe(gate)
-        for piece in self._ahead:
-            if piece.expert not in gate.needs:
-                yield Evict(piece)  # "terminates the prefetch operation": withdrawn, or dropped once it is over
+        serving = Serving(self._division, view)
+        for segment in self._ahead:
+            if segment.expert not in gate.needs:
+                serving.leave(segment)  # "terminates the prefetch operation": withdrawn, or dropped once it is over
         self._ahead.clear()
-        yield from self._serve(gate, view)
-        yield from self._look_ahead(gate, view)
+        self._serve(gate, serving, view)
+        self._look_ahead(gate, serving, view)
+        return serving.said
 
-    def _serve(self, gate: Gate, view: View) -> Steps:
+    def _serve(self, gate: Gate, serving: Serving, view: View) -> None:
         """Missing segments are loaded while what is there is computed: whole experts, then tops (or bottoms) that lack
         the rest, then the rest as it arrives; experts that lack only their bottom are loaded before misses."""
-        groups, owed = self._tops[gate.layer], dict(gate.needs)
-        home = {expert: groups[view.piece(gate.layer, expert).gpu] for expert in owed}
-        held = {expert: tops.held(expert, view) for expert, tops in home.items()}
-        # "Checks whether all activated experts have been fully loaded": what is there when the gate has spoken.
-        here = {expert: [piece for piece in pieces if view.arrived(piece)] for expert, pieces in held.items()}
-        work = sorted(owed, key=lambda e: self._readiness(home[e], e, len(held[e]), len(here[e])))
+        groups, owed, said = self._tops[gate.layer], dict(gate.needs), serving.said
+        home = {expert: groups[self._gpu_of[gate.layer][expert]] for expert in owed}
+        ready: set[Segment] = set()  # all there when the gate has spoken ("checks whether all ... fully loaded")
+        coming: dict[int, list[Fetch]] = {}  # held, but not there
+        order: list[tuple[int, int, int]] = []
+        for place, (expert, tops) in enumerate(home.items()):
+            absent: list[Fetch] = []
+            n_held = 0
+            for segment in tops.segments[expert]:
+                if segment.held:
+                    n_held += len(segment.slices)
+                    missing = segment.absent(view)
+                    if missing:
+                        absent += missing
+                    else:
+                        ready.add(segment)
+            coming[expert] = absent
+            order.append((self._readiness(tops, expert, n_held, len(absent)), place, expert))
+        order.sort()
         unsent: list[deque[int]] = [deque() for _ in groups]
-        for expert in work:
-            tops = home[expert]
-            self._n_activated += owed[expert]
-            self._n_hits += owed[expert] if expert in tops.cached else 0
-            for piece in held[expert]:
-                if piece not in here[expert]:
-                    yield Fetch(piece)  # prefetched, but not there: it is waited for now
-            if len(held[expert]) < tops.n_slices:
+        whole: list[int] = []
+        for readiness, _, expert in order:
+            tops, n_tokens = home[expert], owed[expert]
+            self._n_activated += n_tokens
+            if expert in tops.cached:
+                self._n_hits += n_tokens
+            said += coming[expert]  # prefetched, but not there: it is waited for now
+            if readiness > 1:
                 unsent[tops.gpu].append(expert)
-            else:
-                yield from self._replacement.admit(tops, expert, owed)
+                continue
+            if not readiness:
+                whole.append(expert)
+            if expert not in tops.cached:
+                serving.admit(self._replacement, tops, expert, owed)
         for tops in groups:
-            yield from self._send(tops, unsent[tops.gpu], owed, view)
-        begun: set[Piece] = set()
-        whole = {expert for expert in work if len(here[expert]) == home[expert].n_slices}
+            if unsent[tops.gpu]:
+                serving.send(self._replacement, tops, unsent[tops.gpu], owed)
+        begun: set[Segment] = set()
         if self.compute == "segments":
-            for expert in [e for e in work if e in whole]:
-                yield from self._run(home[expert], expert, True, begun, unsent, owed, view)
-            for segment in [segment for expert in owed for segment in home[expert].segments(expert)]:
-                if all(piece in here[segment.piece.expert] for piece in segment.slices):
-                    begun.add(segment.piece)
-                    yield segment.run()
-        for expert in [e for e in work if e in owed]:
-            tops = home[expert]
-            if expert in unsent[tops.gpu]:  # all before it have run and left the buffer
-                yield from self._send(tops, unsent[tops.gpu], owed, view, at_least=1)
-            yield from self._run(tops, expert, expert in whole, begun, unsent, owed, view)
+            for expert in whole:
+                self._run(home[expert], expert, True, begun, unsent, owed, serving)
+            for expert in owed:
+                for segment in home[expert].segments[expert]:
+                    if segment in ready:
+                        begun.add(segment)
+                        said.append(segment.run)
+        for _, _, expert in order:
+            if expert in owed:
+                tops = home[expert]
+                if expert in unsent[tops.gpu]:  # all before it have run and left the buffer
+                    serving.send(self._replacement, tops, unsent[tops.gpu], owed, at_least=1)
+                self._run(tops, expert, expert in whole, begun, unsent, owed, serving)
 
     def _run(
-        self, tops: Tops, expert: int, whole: bool, begun: set[Piece], unsent: list[deque[int]], owed: dict[int, int],
-        view: View,
-    ) -> Steps:  # fmt: skip
+        self,
+        tops: Tops,
+        expert: int,
+        whole: bool,
+        begun: set[Segment],
+        unsent: list[deque[int]],
+        owed: dict[int, int],
+        serving: Serving,
+    ) -> None:
         """Compute an expert, or what is left of it; its buffered segments make room for missing ones."""
         if whole and self.concatenate:
-            yield RunGpu(expert, joined=tops.n_slices > 1)
+            serving.said.append((self._run_joined if tops.n_slices > 1 else self._run_whole)[expert])
         else:
-            for segment in tops.segments(expert):
-                if segment.piece not in begun:
-                    yield segment.run()
+            serving.said += [segment.run for segment in tops.segments[expert] if segment not in begun]
         del owed[expert]
-        for leaving in (tops.bottom(expert), None if expert in tops.cached else tops.top(expert)):
-            for piece in () if leaving is None else leaving.slices:
-                yield Evict(piece)
-        yield from self._send(tops, unsent[tops.gpu], owed, view)
+        bottom, top = tops.bottom(expert), tops.top(expert)
+        if bottom is not None:
+            serving.leave(bottom)
+        if top is not None and expert not in tops.cached:
+            serving.leave(top)
+        if unsent[tops.gpu]:
+            serving.send(self._replacement, tops, unsent[tops.gpu], owed)
 
-    def _readiness(self, tops: Tops, expert: int, n_held: int, n_here: int) -> int:
+    def _readiness(self, tops: Tops, expert: int, n_held: int, n_absent: int) -> int:
         """The order of loading (and, of what is not there yet, of computing); equals in the gate's order."""
         if n_held == tops.n_slices:
-            return 0 if n_here == n_held else 1
+            return 1 if n_absent else 0
         if self.loading == "gate":
             return 2
         if expert in tops.cached:
             return 3
         return 2 if n_held else 4
 
-    def _send(self, tops: Tops, unsent: deque[int], owed: dict[int, int], view: View, at_least: int = 0) -> Steps:
-        """Load missing segments on demand, as far as there is room."""
-        while unsent:
-            expert = unsent[0]
-            if expert not in tops.cached:
-                yield from self._replacement.admit(tops, expert, owed)
-            pieces = tops.missing(expert, view)
-            if at_least <= 0 and sum(piece.n_bytes for piece in pieces) > self._division.room(tops.gpu, view):
-                return
-            for piece in pieces:
-                yield Fetch(piece)
-            unsent.popleft()
-            at_least -= 1
-
-    def _look_ahead(self, gate: Gate, view: View) -> Steps:
+    def _look_ahead(self, gate: Gate, serving: Serving, view: View) -> None:
         """Bottoms of the next layer's likeliest experts whose tops are cached, else all of them, while the buffer has
         room; after the last layer the first one's, for the next token."""
         if self.prefetch == "none" or self._fits:
             return
         layer = (gate.layer + 1) % view.n_layers
-        order = list(self._order(gate, layer, view))
+        order, window_s, gpu_of = self._order(gate, layer, view), self._windows.longest_s(gate), self._gpu_of[layer]
         for tops in self._tops[layer]:
-            left_s = longest_window_s(gate, view)
+            left_s, gpu = window_s, tops.gpu
             for expert in order:
-                if view.piece(layer, expert).gpu != tops.gpu:
+                if gpu_of[expert] != gpu:
                     continue
-                pieces = tops.missing(expert, view)
-                if left_s < 0.0 or sum(piece.n_bytes for piece in pieces) > self._division.room(tops.gpu, view):
+                missing = [segment for segment in tops.segments[expert] if not segment.held]
+                if left_s < 0.0 or sum([segment.n_bytes for segment in missing]) > serving.room[gpu]:
                     break
-                for piece in pieces:
-                    yield Prefetch(piece)
-                    self._ahead.append(piece)
-                    left_s -= view.prices.copy_s(piece.n_bytes)
+                serving.take(missing, gpu, ahead=True)
+                self._ahead += missing
+                for segment in missing:
+                    for copy_s in segment.copies_s:
+                        left_s -= copy_s
 
-    def _order(self, gate: Gate, layer: int, view: View) -> Iterable[int]:
+    def _order(self, gate: Gate, layer: int, view: View) -> list[int]:
         if self.prefetch == "random":
-            return shuffled(list(range(view.n_experts)), self._draw)
+            return list(shuffled(list(range(view.n_experts)), self._draw))
         if gate.phase == DECODE:
-            scores = gate.next_scores(1)
-            total = scores[0] if len(scores) == 1 else scores.sum(axis=0)
-            order: list[int] = np.argsort(-total, kind="stable").tolist()
-            return order
+            found: list[int] = gate.by_layer(self._likeliest, "next_scores_1")
+            return found
         return self._priorities.ranking(layer)
+
+    def _likeliest(self, scores: NDArray[np.float64]) -> list[list[int]]:
+        """By layer, the experts of the next one by what all tokens predict [n, L, E]."""
+        total = scores[0] if len(scores) == 1 else scores.sum(axis=0)
+        order: list[list[int]] = np.argsort(-total, axis=1, kind="stable").tolist()
+        return order
 
     # -- the configurator (section 3.4) -----------------------------------------------------------------------------
 
@@ -295,6 +321,7 @@ class Moepic(Policy):
             self._run_configurator()
 
     def _run_configurator(self) -> None:
+        self._history.count()
         prices, top_k = self._view.prices, self._view.top_k
         times = Times(
             attention_s=prices.attention_s(self._history.mean_context),
@@ -318,6 +345,7 @@ class Moepic(Policy):
         for tops in (tops for groups in self._tops for tops in groups):
             tops.cached = {e: None for e in tops.cached if e in tops.experts}
             self._choose(tops, self.evict == "random")
+            tops.holds_tops()
             wanted.update((piece, None) for expert in tops.cached for piece in tops.top_slices(expert))
         for piece in held:
             if piece not in wanted:
