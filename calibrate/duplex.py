@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.stats import summarise
-from sim.real.devices.work import COMPUTE, D2H, H2D, Work
+from sim.real.devices.work import COMPUTE, DOWN, UP, Work
 
 if TYPE_CHECKING:
-    from sim.real.devices.lanes import Lanes
+    from sim.real.devices.work import Lanes
     from sim.real.machine.decoder import Decoder
     from sim.real.weights.weights import Weights
 
@@ -32,11 +32,10 @@ Pairs = Sequence[tuple[float, float]]  # seconds a copy took, and seconds of the
 def alone(lanes: Lanes, weights: Weights, decoder: Decoder, rounds: int = ROUNDS) -> dict[str, list[float]]:
     """Seconds of single copies of whole experts, `up` and `down`, each alone on its way while experts are computed."""
     size, hidden = int(weights.experts[0][0].numel()), weights.embedding.shape[1]
-    device, home = lanes.device.on_device(SLOTS * size), lanes.device.on_host(SLOTS * size)
+    device, home = lanes.on_device(SLOTS * size), lanes.on_host(SLOTS * size)
     experts = [raw for row in weights.experts for raw in row]
-    place = lanes.device.place
-    x = lanes.torch.zeros((1, hidden), dtype=weights.dtype, device=place)
-    values = experts[0].view(weights.dtype)[: 3 * weights.rows * hidden].view(3, weights.rows, hidden).to(place)
+    x = lanes.torch.zeros((1, hidden), dtype=weights.dtype, device=lanes.device)
+    values = experts[0].view(weights.dtype)[: 3 * weights.rows * hidden].view(3, weights.rows, hidden).to(lanes.device)
 
     def slot(buffer: Any, index: int) -> Any:
         return buffer[index % SLOTS * size : (index % SLOTS + 1) * size]
@@ -44,7 +43,7 @@ def alone(lanes: Lanes, weights: Weights, decoder: Decoder, rounds: int = ROUNDS
     def copies(lane: int, first: int) -> list[Work]:
         found = []
         for index in range(first, first + COPIES):
-            source, target = ((experts[index % len(experts)], slot(device, index)) if lane == H2D
+            source, target = ((experts[index % len(experts)], slot(device, index)) if lane == UP
                               else (slot(device, index), slot(home, index)))  # fmt: skip
             found.append(Work(lane, "duplex", partial(target.copy_, source, non_blocking=True)))
         return found
@@ -52,7 +51,7 @@ def alone(lanes: Lanes, weights: Weights, decoder: Decoder, rounds: int = ROUNDS
     n_beside = COPIES
     found: dict[str, list[float]] = {"up": [], "down": []}
     for number in range(rounds + 1):  # the first one touches memory, and tells how many experts last as long
-        for name, lane in (("up", H2D), ("down", D2H)):
+        for name, lane in (("up", UP), ("down", DOWN)):
             works = copies(lane, number * COPIES)
             beside = [Work(COMPUTE, "duplex", lambda: decoder.ffn(x, values)) for _ in range(n_beside)]
             for index in range(max(n_beside, COPIES)):

@@ -118,7 +118,7 @@ class Forecasting(Policy):
             raise BadInput(f"{self.name}.predictor, got {self.predictor!r}: write tokens, or surrogate:0.85")
 
     def bind(self, view: View) -> None:
-        self.order: list[OrderedDict[Piece, None]] = [OrderedDict() for _ in range(view.n_gpus)]
+        self.turns: list[OrderedDict[Piece, None]] = [OrderedDict() for _ in range(view.n_gpus)]
         self.ahead: dict[Piece, None] = {}
         self.ids = np.zeros((0, 0, 0), dtype=np.int64)  # foretold [n, L, K] for the iteration that runs
         self.scores = self.ids
@@ -181,16 +181,16 @@ class Forecasting(Policy):
             yield Prefetch(piece)
 
     def placed(self, piece: Piece, view: View) -> None:
-        self.order[piece.gpu][piece] = None
+        self.turns[piece.gpu][piece] = None
 
     def accessed(self, piece: Piece, hit: bool, view: View) -> None:
-        self.order[piece.gpu].setdefault(piece)
+        self.turns[piece.gpu].setdefault(piece)
 
     def evicted(self, piece: Piece, view: View) -> None:
-        del self.order[piece.gpu][piece]
+        del self.turns[piece.gpu][piece]
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        order, ahead = self.order[piece.gpu], self.ahead
+        order, ahead = self.turns[piece.gpu], self.ahead
         found = next((p for p in order if p not in ahead and view.evictable(p)), None)
         if found is None and not speculative:
             found = next((p for p in reversed(ahead) if p in order and view.evictable(p)), None)

@@ -76,7 +76,7 @@ class Sida(Forecasting):
 
     def _move(self, view: View) -> Steps:
         """`move_experts`: down first, "to avoid OOM", then up; both are done when the pass begins."""
-        down = [piece for order in self.order for piece in order if piece not in self.ahead]
+        down = [piece for order in self.turns for piece in order if piece not in self.ahead]
         for piece in down:
             ticket = yield WriteBack(piece)
             yield Wait((ticket,))

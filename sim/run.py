@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sim.base.errors import DoesNotFit
+from sim.base.errors import DoesNotFit, IllegalDecision
 from sim.base.units import show_bytes
 from sim.bounds.time_bound import compare
-from sim.engine import fast, fused
+from sim.engine.copies import Log
 from sim.engine.drive import Clockwork, drive
 from sim.engine.engine import Engine
-from sim.engine.residency import Cache
-from sim.engine.transfers import Log
+from sim.engine.residency import Residency
 from sim.machine.cost import Cost
-from sim.machine.simulated import SimMachine
+from sim.machine.protocol import Machine
+from sim.machine.simulated import SimulatedMachine
 from sim.policy.api import overrides as implements
-from sim.policy.blame import blamed, sound_number
+from sim.policy.blame import PUZZLED, blamed, sound_number
 from sim.results.fold import fold as fold
 from sim.setup.prepare import SIMPY
 from sim.setup.prepare import Setup as Setup
 from sim.setup.prepare import prepare as prepare
 from sim.workload.future import Future
-from sim.workload.iterations import Arrays, Scheduler
+from sim.workload.gate import Arrays
+from sim.workload.iterations import Scheduler
 from sim.workload.learn_split import StoreSplit
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Outcome:
 
     result: dict[str, Any]
     engine: Engine
-    machine: SimMachine
+    machine: SimulatedMachine
     clockwork: Clockwork
     setup: Setup
 
@@ -73,46 +74,58 @@ def _execute(
 ) -> Outcome:  # fmt: skip
     began_s = time.perf_counter()
     engine, machine = assemble(setup, spans, log)
-    flat = on_step is None and fast.applies(engine, machine)
-    try:
-        clockwork = run_through(setup, engine, machine, fast.drive_flat if flat else drive, on_step, progress)
-    except fast.Unsuitable:
-        setup.policy = type(setup.policy)(**setup.policy.settings)
-        engine, machine = assemble(setup, spans, log)
-        clockwork = run_through(setup, engine, machine, drive, on_step, progress)
+    clockwork = run_through(setup, engine, machine, on_step, progress)
     result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s)
     if bounds:
         result["bound"] = compare(setup, result)
     return Outcome(result, engine, machine, clockwork, setup)
 
 
-def assemble(setup: Setup, spans: Spans | None = None, log: Log | None = None) -> tuple[Engine, SimMachine]:
-    """Engine and simulated machine of a run, the policy bound and taught."""
-    policy, trace, spec = setup.policy, setup.trace, setup.spec
-    cost = Cost(setup.hw, setup.model, setup.stack, spec.precision)
-    cache = Cache(list(setup.memory.expert_bytes))
-    future = Future(trace, setup.requests, spec.batch) if "oracle" in policy.traits else None
-    kind: Any = setup.machine or SimMachine
-    if setup.engine == SIMPY:
-        from sim.machine.events.machine import EventMachine  # with SimPy, which other runs never import
+def assemble(
+    setup: Setup,
+    spans: Spans | None = None,
+    log: Log | None = None,
+    machine: SimulatedMachine | None = None,
+) -> tuple[Engine, SimulatedMachine]:
+    """Engine and simulated machine of a run, the policy bound and taught.
 
-        kind = EventMachine
-    machine = kind(cost, spec.gpus, spans, report_copies=implements(policy, "copy_done"))
-    made = fused.FusedEngine if fused.applies(machine, log) else Engine
-    engine = made(policy, machine, cache, setup.pieces, cost, Arrays(trace), setup.model.top_k, future, log)
+    Args:
+        machine: carry it out on this one instead; the policy sees the prices of the setup all the same.
+    """
+    policy, spec = setup.policy, setup.spec
+    cost = Cost(setup.hw, setup.model, setup.stack, spec.precision)
+    if machine is None:
+        kind: Any = setup.machine or SimulatedMachine
+        if setup.engine == SIMPY:
+            from sim.machine.events.machine import EventMachine  # with SimPy, which other runs never import
+
+            kind = EventMachine
+        machine = kind(cost, spec.gpus, spans, report_copies=implements(policy, "copy_done"))
+    return engine_of(setup, machine, cost, log), machine
+
+
+def engine_of(setup: Setup, machine: Machine, cost: Cost, log: Log | None = None) -> Engine:
+    """The engine of a run on any machine, the policy bound and taught."""
+    policy, trace = setup.policy, setup.trace
+    residency = Residency(setup.pieces, setup.memory.expert_bytes)
+    future = Future(trace, setup.requests, setup.spec.batch) if "oracle" in policy.traits else None
+    engine = Engine(policy, machine, residency, cost, Arrays(trace), setup.model.top_k, future, log)
     start_policy(engine, setup)
-    return engine, machine
+    return engine
 
 
 def run_through(
-    setup: Setup, engine: Engine, machine: SimMachine, loop: Callable[..., Iterator[Step]],
-    on_step: Callable[[Step], None] | None, progress: Progress | None,
-) -> Clockwork:  # fmt: skip
+    setup: Setup,
+    engine: Engine,
+    machine: Machine,
+    on_step: Callable[[Step], None] | None,
+    progress: Progress | None,
+) -> Clockwork:
     """Drive every iteration, telling whoever wants to know."""
     clockwork = Clockwork()
     scheduler = Scheduler(setup.requests, setup.spec.batch, setup.open_loop, setup.policy.split_step)
     total, done = sum(r.outputs for r in setup.requests), 0
-    for step in loop(engine, machine, scheduler, setup.trace, clockwork, setup.open_loop):
+    for step in drive(engine, machine, scheduler, setup.trace, clockwork, setup.open_loop):
         done += len(step.iteration.ranges)
         if progress is not None:
             progress(done, total)
@@ -123,11 +136,12 @@ def run_through(
 
 def start_policy(engine: Engine, setup: Setup) -> None:
     """Take the predictor's memory off the budget, check the minimum, bind, learn, place."""
-    policy, view, cache = setup.policy, engine.view, engine.cache
+    policy, view, residency = setup.policy, engine.view, engine.residency
     predictor_bytes = sound_number(policy, "predictor_bytes", policy.predictor_bytes(view))
-    cache.budget_bytes[:] = budgets(setup, predictor_bytes)
+    for gpu, n_bytes in enumerate(budgets(setup, predictor_bytes)):
+        residency.budget_bytes[gpu] = n_bytes
     size = view.expert_bytes
-    for gpu, budget in enumerate(cache.budget_bytes):
+    for gpu, budget in enumerate(residency.budget_bytes):
         need = sound_number(policy, "min_experts", policy.min_experts(view))
         if budget < need * size:
             raise DoesNotFit(
@@ -138,8 +152,13 @@ def start_policy(engine: Engine, setup: Setup) -> None:
             )
     divided = policy.layer_budgets(view)
     if divided is not None:
-        cache.divide(divided)
+        try:
+            residency.divide(divided)
+        except PUZZLED as error:
+            raise IllegalDecision(
+                f"{policy.name}.layer_budgets: got {divided!r}: it answers with bytes by GPU and layer"
+            ) from error
     policy.bind(view)
     policy.learn(StoreSplit(setup.trace, setup.store))
     engine.start()
-    engine.place(policy.initial(view))
+    engine.copies.place(policy.initial(view))

@@ -93,7 +93,7 @@ def replay(script: list[tuple[Any, ...]], two: bool, terms: dict[str, float]) ->
     seen.host_s = machine.now_s
     machine.drain()
     assert not any(stream.under_way for stream in machine.streams)
-    assert not any(link.queue for link in machine.up)
+    assert not any(link.queue for link in machine.h2d)
     seen.ends = [None if getattr(t, "cancelled", False) else t.end_s for t in tickets]
     seen.spans.sort()
     return seen, machine

@@ -50,7 +50,7 @@ NAMES_SETUP_DECIDES = {
 }  # fmt: skip
 """Keys of a result that no loop decides (labels but for the calibrated range, which `beyond` holds)."""
 
-FLAT_LEAVES_OUT = ("residents", "free_bytes", "decisions")  # of the state at the end, where nobody looks
+FLAT_LEAVES_OUT = ()
 
 
 @dataclass
@@ -291,12 +291,14 @@ def engine_keys(result: dict[str, Any]) -> dict[str, Any]:
 def end_state(outcome: Any) -> dict[str, Any]:
     """Where a run has left its machine, its memory and its queue."""
     engine, machine = outcome.engine, outcome.machine
-    view, gpus = engine.view, range(len(engine.cache.budget_bytes))
+    view = engine.view
+    gpus = range(view.n_gpus)
+    queue = engine.copies.queue if hasattr(engine, "copies") else engine.queue
     return {
         "now_s": machine.now_s,
         "residents": [key(piece) for piece in view.residents()],
         "free_bytes": [view.free_bytes(gpu) for gpu in gpus],
-        "queued": [key(piece) for piece in engine.queue.pieces()],
+        "queued": [key(piece) for piece in queue.pieces()],
         "busy_s": machine.lane_busy_s(),
         "ends_s": machine.lane_ends_s(),
         "parts_s": machine.parts_s(),

@@ -188,7 +188,7 @@ class Generous(Mutant):
 
     def bind(self, view):
         super().bind(view)
-        view._engine.cache.budget_bytes[0] *= 2
+        view._engine.residency.budget_bytes[0] *= 2
 
 
 class Odd(Mutant):

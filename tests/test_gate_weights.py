@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sim.workload.iterations import Arrays, Iteration, Range
-from sim.workload.iterations import Gate as Spoken
+from sim.workload.gate import Arrays
+from sim.workload.gate import Gate as Spoken
+from sim.workload.iterations import Iteration, Range
 from sim.workload.learn_split import requests_of
 from traces.format.catalogue import bundled_traces
 from traces.format.header import GateRule

@@ -17,7 +17,7 @@ from sim.machine.copy_queue import Copy, CopyLane
 from sim.machine.lanes import CAUSES, GPU, H2D, HOST, SerialLane, Stream
 from sim.machine.price import Launch, Price
 from sim.machine.protocol import DEMAND, SPECULATIVE, UNKNOWN_S, Ticket
-from sim.machine.simulated import SimMachine
+from sim.machine.simulated import SimulatedMachine
 from sim.policy.pieces import Piece
 
 OPS = (*["copy"] * 5, *["run"] * 3, *["block"] * 2, *["promote"] * 2, *["sync"] * 2, "cpu", "join", "cancel", "look",
@@ -53,7 +53,7 @@ def launch(first: float, whole: float) -> Launch:
     return made
 
 
-def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, SimMachine]:
+def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, SimulatedMachine]:
     """The script on the real machine."""
     seen = Observed()
 
@@ -64,7 +64,7 @@ def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, S
             seen.spans.append((name, start, end))
 
     cost = Knobs(rests_on=[()], grouped=False, q_predictor={"assumed": 0}, sync_s=0.0, copy_launch_s=0.0, up_s=0.0)
-    machine = SimMachine(cost, 2 if two else 1, spans)
+    machine = SimulatedMachine(cost, 2 if two else 1, spans)
     tickets: list[Ticket] = []
     for op, *rest in script:
         if op == "host":
@@ -146,7 +146,7 @@ def scripts(draw: Any, gpus: int) -> list[tuple[Any, ...]]:
     return script
 
 
-def agree(script: list[tuple[Any, ...]], two: bool) -> SimMachine:
+def agree(script: list[tuple[Any, ...]], two: bool) -> SimulatedMachine:
 
     mine, machine = replay(script, two)
     oracle = simpy_oracle.replay(script)
@@ -186,8 +186,8 @@ def test_no_lane_overlaps_itself_and_all_time_is_accounted_for(script):
     assert len(machine.streams[0].parts_s) == len(CAUSES)
     asked = Counter(op[0] for op in script)
     withdrawn = sum(answer for kind, answer in seen.answers if kind == "cancel")
-    assert sum(up.n_copies for up in machine.up) == asked["copy"] + asked["cpu"] - withdrawn
-    assert not any(up.queue for up in machine.up)
+    assert sum(up.n_copies for up in machine.h2d) == asked["copy"] + asked["cpu"] - withdrawn
+    assert not any(up.queue for up in machine.h2d)
 
 
 # -- rules of one lane, by hand -------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_tickets_do_not_chain_through_the_run(tmp_path):
             run = execute_easy(setup(Ahead(), trace, 6))
             gc.collect()
             counts.append(sum(type(o) is Copy for o in gc.get_objects()))  # isinstance would wake foreign objects
-            assert run.outcome.machine.up[0].n_copies > 3 * outputs
+            assert run.outcome.machine.h2d[0].n_copies > 3 * outputs
             del run
     assert counts[1] <= counts[0] + 8
 

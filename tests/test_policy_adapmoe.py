@@ -204,7 +204,7 @@ def test_budgets(tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 3, 4, 2, levels={"weights", "next_scores_1"})) as trace:
         for room in range(3 + 6, 3 * 4 + 7):
             seen = execute_easy(setup(AdapMoe(), trace, room))
-            assert seen.outcome.engine.cache.peak_bytes[0] <= room * EXPERT_BYTES
+            assert seen.outcome.engine.residency.peak_bytes[0] <= room * EXPERT_BYTES
         with pytest.raises(DoesNotFit, match="at least 9 whole experts"):
             execute_easy(setup(AdapMoe(), trace, 8))
 
@@ -216,7 +216,7 @@ def test_two_buffers_suffice(tmp_path, world, variant):
     with Trace(tiny_trace(tmp_path / "t", 5, 6, 3, n_requests=4, levels=levels)) as trace:
         for room in range(7, 20, 3):
             seen = execute_easy(setup(AdapMoe(buffers=2, variant=variant), trace, room, **world))
-            assert not seen.outcome.engine.unrun
+            assert not seen.outcome.engine.owed.experts()
 
 
 KNOBS = {

@@ -175,7 +175,7 @@ def test_five_steps_of_decode(told, tmp_path):
         ("gpu", 1, 2), ("gpu", 1, 3),
     ]  # fmt: skip
     assert all(entry[0] == "evict" for entry in decode[:1])
-    assert seen.outcome.engine.cache.peak_bytes == [2 * EXPERT_BYTES]
+    assert list(seen.outcome.engine.residency.peak_bytes) == [2 * EXPERT_BYTES]
     # Token 1, from 83: attention 83..84, both copies to 104; predictor 104..107, Expert 1 104..106: the first prefetch
     # starts when both are over (synchronisation point 2), the second behind it. The gate of layer 1 asks at 109; the
     # prefetches end at 127 (synchronisation point 1), the wrong one is replaced 127..137, then both compute.
@@ -256,7 +256,7 @@ def test_a_stand_in_is_as_right_as_table_3_says_of_the_served_model_and_its_text
     """All four cells of Table 3: not the best of them for every model and data set."""
     with Trace(tiny_trace(tmp_path / "t", 3, 8, 2, outputs=200, n_requests=4, levels=())) as trace:
         made = setup(DuoServe(predictor=f"surrogate:{data}", mlp_bytes=0), trace, 2)
-        made.policy.bind(SimpleNamespace(model_name=model, n_gpus=1, top_k=2, n_layers=0, n_experts=0))
+        made.policy.bind(SimpleNamespace(model_name=model, n_gpus=1, top_k=2))
         made.policy.learn(StoreSplit(trace, ()))
         ids = trace.experts[:].astype(int)
         named = made.policy._drawn(list(range(len(ids))), ids)
@@ -278,7 +278,7 @@ def test_slots_suffice(settings, gpus, batch, tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 3, 8, 3, prompt=5, outputs=6, n_requests=8, levels=())) as trace:
         policy = DuoServe(**BASE | {"predictor": "surrogate:0.6"} | settings)
         seen = execute_easy(setup(policy, trace, 8, gpus=gpus, batch=batch))
-    assert max(seen.outcome.engine.cache.peak_bytes) <= settings.get("slots", 3) * EXPERT_BYTES
+    assert max(seen.outcome.engine.residency.peak_bytes) <= settings.get("slots", 3) * EXPERT_BYTES
 
 
 def test_a_prediction_that_is_always_right_leaves_nothing_to_fetch_but_the_first_layer(tmp_path):

@@ -153,7 +153,7 @@ def test_a_share_of_the_experts(tmp_path):
             made = setup(Emoe(predictor="frequency", **settings), trace, room=8)
             seen = execute_easy(made)
             assert made.policy.settings["experts_per_layer"] == kept
-            assert seen.outcome.engine.cache.peak_bytes == [2 * kept * 160]
+            assert list(seen.outcome.engine.residency.peak_bytes) == [2 * kept * 160]
 
 
 def test_the_least_room(tmp_path):

@@ -467,4 +467,4 @@ def test_the_cache_ratio_of_all_policies_is_the_one_of_the_public_code(tmp_path,
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_any_room_will_do(variant, room, gpus, tiny):
     seen = execute_easy(setup(Importance(variant=variant), tiny, [room] * gpus, gpus=gpus, batch=3))
-    assert max(seen.outcome.engine.cache.peak_bytes) <= room * 160
+    assert max(seen.outcome.engine.residency.peak_bytes) <= room * 160

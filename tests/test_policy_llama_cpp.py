@@ -93,7 +93,7 @@ def test_a_large_batch_copies_the_used_experts_matrix_by_matrix(tmp_path):
     assert seen.lane("gpu")[1][1] == pytest.approx(11)
     assert seen.lane("h2d")[3][1] == pytest.approx(14)  # one stream: the next copy after the last computation
     assert resident(seen) == []
-    assert seen.outcome.engine.cache.peak_bytes[0] == EXPERT_BYTES
+    assert seen.outcome.engine.residency.peak_bytes[0] == EXPERT_BYTES
 
 
 def test_older_versions_copy_the_whole_layer(tmp_path):

@@ -5,6 +5,8 @@ Numbers of `easy_numbers`: copying an expert takes 10 s, an expert 2 s, attentio
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from easy_numbers import execute_easy, run, setup
@@ -122,6 +124,15 @@ def test_the_paper_weighs_shares_by_closeness(tmp_path):
     assert later[0] == (1, 1)
 
 
+@pytest.mark.parametrize(("variant", "left"), [("code2024", 0.0), ("code_head", 7.0), ("paper", 7.0)])
+def test_2024_forgets_the_visits_of_what_leaves(variant, left):
+    policy = MoeInfinity(variant=variant)
+    policy._visits, policy._resident = np.full((2, 2), 7.0), [np.ones((2, 2), dtype=bool)]
+    policy.evicted(SimpleNamespace(gpu=0, layer=1, expert=0), None)
+    assert policy._visits.tolist() == [[7.0, 7.0], [left, 7.0]]
+    assert policy._resident[0].tolist() == [[True, True], [False, True]]
+
+
 @pytest.mark.parametrize("variant", ["paper", "code2024"])
 def test_nothing_is_traced_of_requests_that_are_over(variant, tmp_path):
     with Trace(store_and(tmp_path / "t", PAST, [[[0], [1], [2]]] * 3)) as trace:
@@ -166,7 +177,7 @@ def test_phantom_slots(tmp_path):
     assert [e for e in seen.log if e[0] != "gpu"] == [
         ("fetch", 0, 0), ("fetch", 0, 1), ("evict", 0, 1), ("fetch", 0, 2), ("evict", 0, 2), ("fetch", 0, 3),
         ("evict", 0, 3), ("fetch", 0, 2)]  # fmt: skip
-    assert len(seen.outcome.engine.cache.entries) == 2  # capacity less hits before exhaustion
+    assert len(seen.outcome.engine.residency.resident_pieces()) == 2  # capacity less hits before exhaustion
     assert sum(e[0] == "evict" for e in run(MoeInfinity(variant="code_head"), tmp_path, rows, 4, n_experts=4).log) == 0
 
 
@@ -203,7 +214,7 @@ def test_any_room_will_do(tmp_path, variant, world):
         for room in (1, 2, 5, 12, 18):
             for phantom in (False, True):
                 policy = MoeInfinity(variant=variant, phantom_slots=phantom)
-                assert not execute_easy(setup(policy, trace, room, copy_s=2.0, **world)).outcome.engine.unrun
+                assert not execute_easy(setup(policy, trace, room, copy_s=2.0, **world)).outcome.engine.owed.experts()
 
 
 KNOBS = {

@@ -73,7 +73,7 @@ def test_closed_form(share, room, copy_s, tmp_path):
     seen = run(MoeLightning(static_share=share, **UNSTAGED), tmp_path, rows, room, n_experts=n_experts, copy_s=copy_s)
     per_token = [b - a for a, b in pairwise(heads(seen)[-3:])]
     assert per_token == [max(n_layers * (1 - share) * n_experts * copy_s, n_layers * 5.0 + 1)] * 2
-    assert seen.outcome.engine.cache.peak_bytes == [room * EXPERT_BYTES]
+    assert list(seen.outcome.engine.residency.peak_bytes) == [room * EXPERT_BYTES]
     refusal = "at least 8 whole experts" if room == 8 else f"takes room for {room} experts on GPU 0"
     with pytest.raises(DoesNotFit, match=refusal):
         run(MoeLightning(static_share=share), tmp_path, rows, room - 1, n_experts=n_experts)
@@ -85,7 +85,7 @@ def test_what_the_budget_holds_stays(room, static, tmp_path):
     # row that keep nothing need 8.
     seen = run(MoeLightning(), tmp_path, [[[0]] * 5] * 2, room, n_experts=4)
     assert seen.result["policy_stats"]["static_experts"] == static
-    assert seen.outcome.engine.cache.peak_bytes[0] <= room * EXPERT_BYTES
+    assert seen.outcome.engine.residency.peak_bytes[0] <= room * EXPERT_BYTES
 
 
 # A batch of four in micro-batches of one: four pages of a layer's two streamed experts, half an expert each.

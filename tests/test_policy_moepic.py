@@ -217,7 +217,7 @@ def test_theta_0_is_prefetching_only(tmp_path):
     uses = sum(entry[0] == "gpu" for entry in seen.log)
     assert tally.n_demand + p.n["useful"] + p.n["late"] == uses
     assert p.n["useful"] + p.n["late"] > 0
-    assert seen.outcome.engine.cache.peak_bytes[0] <= 2 * EXPERT_BYTES
+    assert seen.outcome.engine.residency.peak_bytes[0] <= 2 * EXPERT_BYTES
     assert seen.outcome.engine.policy.stats()["top_hit_rate"] == 0
 
 
@@ -250,7 +250,8 @@ def test_table_1_random_row_is_a_choice_and_no_replacement(tmp_path, scope):
             policy = Random(selection="static", scope=scope, seed=seed)
             made = setup(policy, trace, room=2 * layers + 1)  # and a buffer of K = 1
             seen = execute_easy(made)
-            stay = {(p.layer, p.expert) for p in seen.outcome.engine.cache.entries if p not in policy._passing}
+            residents = seen.outcome.engine.residency.resident_pieces()
+            stay = {(p.layer, p.expert) for p in residents if p not in policy._passing}
             assert len(stay) == 2 * layers
             assert scope == "global" or {sum(at == layer for at, _ in stay) for layer in range(layers)} == {2}
             asked = [(layer, int(e)) for row in ids for layer, e in enumerate(row)]

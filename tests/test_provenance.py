@@ -16,7 +16,8 @@ from sim.policy.decisions import Predict, Serve
 from sim.policy.pieces import Piece
 from sim.policy.view import View
 from sim.run import execute
-from sim.workload.iterations import Gate, Iteration, RequestInfo
+from sim.workload.gate import Gate
+from sim.workload.iterations import Iteration, RequestInfo
 from traces.format.reader import Trace
 
 

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from sim.bounds.path import Path, path_of
 from sim.machine.cost import Cost
 from sim.workload.fewest_copies import kept
-from sim.workload.future import decode_row
-from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range, RequestInfo, Scheduler
+from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range, RequestInfo, Scheduler, decode_row
 
 if TYPE_CHECKING:
     from sim.setup.prepare import Setup

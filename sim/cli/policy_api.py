@@ -17,7 +17,8 @@ def reference() -> str:
     from sim.policy.api import Assignment, Param, Policy
     from sim.policy.pieces import Piece
     from sim.policy.view import Prices, View
-    from sim.workload.iterations import Gate, Iteration, Range, RequestInfo
+    from sim.workload.gate import Gate
+    from sim.workload.iterations import Iteration, Range, RequestInfo
     from sim.workload.learn_split import StoreSplit
 
     kinds = [value for value in vars(decisions).values() if _is_decision(value)]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # No clock, no simulation kernel, no tensors, no threads, no unseeded chance, no files, no network.
 FORBIDDEN = frozenset({"time", "simpy", "torch", "datetime", "threading", "asyncio", "multiprocessing", "secrets",
                        "socket", "subprocess", "sim.machine.simulated",
-                       "sim.engine.engine", "sim.engine.execution", "sim.engine.drive",
+                       "sim.engine.engine", "sim.engine.copies", "sim.engine.drive",
                        "sim.run"})  # fmt: skip
 
 

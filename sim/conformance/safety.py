@@ -86,8 +86,9 @@ def check_never_exceeds_its_budget(world: World) -> None:
                 all(used <= budget for used, budget in zip(event.used_bytes, budgets, strict=True)),
                 f"{event.kind} of {event.layer}.{event.expert}: {event.used_bytes} bytes taken of {budgets}",
             )
-        taken = [sum(p.n_bytes for p in seen.engine.cache.entries if p.gpu == gpu) for gpu in range(len(budgets))]
-        booked, peaks = seen.engine.cache.used_bytes, seen.engine.cache.peak_bytes
+        residents = seen.engine.residency.resident_pieces()
+        taken = [sum(p.n_bytes for p in residents if p.gpu == gpu) for gpu in range(len(budgets))]
+        booked, peaks = seen.engine.residency.used_bytes, seen.engine.residency.peak_bytes
         require(taken == booked, f"pieces of {taken} bytes, {booked} booked")
         require(all(peak <= b for peak, b in zip(peaks, budgets, strict=True)), f"peak {peaks} of {budgets}")
 
@@ -144,10 +145,10 @@ def check_bytes_add_up(world: World) -> None:
     for seen in runs(world):
         tally = seen.engine.tally
         asked = tally.demand_bytes + tally.prefetch.issued_bytes + up_again(seen)
-        copied, cancelled = sum(up.copied_bytes for up in seen.machine.up), tally.prefetch.cancelled_bytes
+        copied, cancelled = sum(up.copied_bytes for up in seen.machine.h2d), tally.prefetch.cancelled_bytes
         require(asked == copied + cancelled, f"asked for {asked}, copied {copied}, cancelled {cancelled}")
         require(copied == seen.result["h2d_bytes"], "the result reports other bytes than the links carried")
-        require(not any(up.queue for up in seen.machine.up), "copies are left in a queue")
+        require(not any(up.queue for up in seen.machine.h2d), "copies are left in a queue")
 
 
 def check_prefetches_add_up(world: World) -> None:

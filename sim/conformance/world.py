@@ -13,11 +13,11 @@ import msgspec
 
 from sim.base.errors import CheckFailed
 from sim.conformance import seeded
-from sim.engine.drive import drive
 from sim.engine.engine import Engine
-from sim.engine.residency import Cache
+from sim.engine.residency import Residency
 from sim.machine.cost import Cost
-from sim.machine.simulated import SimMachine
+from sim.machine.simulated import SimulatedMachine
+from sim.policy.api import overrides
 from sim.policy.pieces import Piece, Pieces
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import Model, ModelGate
@@ -25,7 +25,8 @@ from sim.profiles.stack import load_stack
 from sim.run import Setup, assemble, fold, run_through
 from sim.setup.memory import BudgetRule, Demand, plan
 from sim.setup.spec import RunSpec
-from sim.workload.iterations import Arrays, Iteration, Scheduler
+from sim.workload.gate import Arrays
+from sim.workload.iterations import Iteration, Scheduler
 from sim.workload.learn_split import requests_of
 from traces.format.reader import Trace
 
@@ -84,7 +85,7 @@ class Seen:
 
     policy: Policy
     engine: Engine
-    machine: SimMachine
+    machine: SimulatedMachine
     clockwork: Clockwork
     result: dict[str, Any]
     events: list[Event]
@@ -172,8 +173,10 @@ class World:
         """Whole experts over all GPUs of the smallest budget the policy accepts, its predictor included."""
         made = self.setup(ALL, settings, gpus)
         cost = Cost(made.hw, made.model, made.stack, made.spec.precision)
-        engine = Engine(made.policy, SimMachine(cost, gpus), Cache(list(made.memory.expert_bytes)), made.pieces, cost,
-                        Arrays(made.trace), made.model.top_k)  # fmt: skip
+        residency = Residency(made.pieces, made.memory.expert_bytes)
+        engine = Engine(
+            made.policy, SimulatedMachine(cost, gpus), residency, cost, Arrays(made.trace), made.model.top_k
+        )
         predictor = -(-made.policy.predictor_bytes(engine.view) // engine.view.expert_bytes)
         least = made.policy.min_experts(engine.view)
         # The predictor sits on GPU 0, which is also where the odd expert of a budget goes.
@@ -212,32 +215,48 @@ def _scenario(
     return ", ".join(filter(None, told))
 
 
+class Watched(SimulatedMachine):
+    """The simulated machine, which keeps what it was asked to compute."""
+
+    def __init__(self, cost: Cost, n_gpus: int, report_copies: bool) -> None:
+        super().__init__(cost, n_gpus, None, report_copies)
+        self.computed: list[Computed] = []
+        self.steps: list[int] = []
+
+    def expert(
+        self, piece: Piece, n_tokens: int, arrived_s: float, after: tuple[Ticket, ...], parts: Sequence[Piece]
+    ) -> Ticket | None:
+        where = (len(self.steps), piece.layer, piece.expert, piece.start_frac, piece.stop_frac)
+        self.computed.append(Computed(*where, n_tokens))
+        return super().expert(piece, n_tokens, arrived_s, after, parts)
+
+
 def observe(setup: Setup, hw: Hardware, pace: float = 1.0, hides_later: bool = False) -> Seen:
-    """Run a setup in the general loop, with everything it decides."""
+    """Run a setup with everything it decides."""
     events: list[Event] = []
-    steps: list[int] = []
 
     def log(kind: str, layer: int, expert: int) -> None:
-        events.append(Event(kind, layer, expert, len(steps), engine.layer, tuple(engine.unrun),
-                            tuple(engine.cache.used_bytes)))  # fmt: skip
+        events.append(
+            Event(
+                kind,
+                layer,
+                expert,
+                len(steps),
+                engine.owed.layer,
+                tuple(engine.owed.experts()),
+                tuple(engine.residency.used_bytes),
+            )
+        )
 
-    engine, machine = assemble(setup, None, log)
+    cost = Cost(hw if pace == 1.0 else faster(hw, pace), setup.model, setup.stack, setup.spec.precision)
+    machine = Watched(cost, setup.spec.gpus, overrides(setup.policy, "copy_done"))
+    engine, _ = assemble(setup, None, log, machine)
+    steps, computed = machine.steps, machine.computed
     engine.arrays.hides_later = hides_later
-    initial = [(p.layer, p.expert, p.start_frac, p.stop_frac, p.precision, p.gpu) for p in engine.cache.entries]
-    if pace != 1.0:
-        cost = Cost(faster(hw, pace), setup.model, setup.stack, setup.spec.precision)
-        machine = SimMachine(cost, setup.spec.gpus, None, machine.up[0].report)
-        engine.machine = machine
-    computed: list[Computed] = []
-    expert = engine.machine.expert
-
-    def watched(piece: Piece, n_tokens: int, after: tuple[Ticket, ...], parts: Sequence[Piece] = ()) -> Ticket:
-        where = (len(steps), piece.layer, piece.expert, piece.start_frac, piece.stop_frac)
-        computed.append(Computed(*where, n_tokens))
-        return expert(piece, n_tokens, after, parts)
-
-    engine.machine.expert = watched  # type: ignore[method-assign]
-    clockwork = run_through(setup, engine, machine, drive, lambda _: steps.append(len(events)), None)
+    initial = [
+        (p.layer, p.expert, p.start_frac, p.stop_frac, p.precision, p.gpu) for p in engine.residency.residents()
+    ]
+    clockwork = run_through(setup, engine, machine, lambda _: steps.append(len(events)), None)
     layers = range(setup.trace.n_layers)
     needs = [{layer: dict(iteration.chosen(layer)) for layer in layers} for iteration in iterations(setup)]
     budgets = list(setup.memory.expert_bytes)

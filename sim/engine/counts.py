@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sim.base.flat import ints
 from sim.workload.iterations import DECODE, PREFILL
 
 if TYPE_CHECKING:
-    from sim.engine.residency import Entry
     from sim.policy.pieces import Piece
 
 HIT, PARTIAL, LATE, MISS, ON_CPU, SUBSTITUTED, DROPPED = range(7)
 CLASSES = ("hit", "partial_hit", "late_hit", "miss", "cpu", "substituted", "dropped")
 
 
-@dataclass
 class HitCounts:
-    """Unique (layer, expert) per iteration and the tokens behind them, by class; one per phase."""
+    """Unique (layer, expert) per iteration and the tokens behind them, by class; one per phase.
 
-    experts: list[int] = field(default_factory=lambda: [0] * len(CLASSES))
-    tokens: list[int] = field(default_factory=lambda: [0] * len(CLASSES))
-    # How the gate found experts of which `experts` says something else: computed on the CPU, or a policy's substitutes.
-    aside: list[int] = field(default_factory=lambda: [0] * len(CLASSES))
-    prefetched: int = 0  # hits on an expert whose prefetch had not been used before
+    `aside`: how the gate found experts of which `experts` says something else: computed on the CPU, or a policy's
+    substitutes. `prefetched`: hits on an expert whose prefetch had not been used before.
+    """
+
+    def __init__(self) -> None:
+        self.n_experts = ints(7)
+        self.n_tokens = ints(7)
+        self.n_aside = ints(7)
+        self.prefetched = 0
+
+    @property
+    def experts(self) -> list[int]:
+        """Experts by class."""
+        return list(self.n_experts)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens by class."""
+        return list(self.n_tokens)
+
+    @property
+    def aside(self) -> list[int]:
+        """Experts set aside, by how they were found."""
+        return list(self.n_aside)
+
+    def count(self, kind: int, n_tokens: int) -> None:
+        """One more expert of a class, and the tokens behind it."""
+        self.n_experts[kind] += 1
+        self.n_tokens[kind] += n_tokens
 
     def rates(self, tokens: bool = False) -> dict[str, float | None]:
         """Class -> share of all; None when nothing was asked for. The shares sum to 1."""
@@ -33,7 +56,7 @@ class HitCounts:
 
     def served(self) -> dict[str, float | None]:
         """Class -> share of the experts that served, however computed; None when none did. The shares sum to 1."""
-        found = {CLASSES[kind]: self.experts[kind] + self.aside[kind] for kind in (HIT, PARTIAL, LATE, MISS)}
+        found = {CLASSES[kind]: self.n_experts[kind] + self.n_aside[kind] for kind in (HIT, PARTIAL, LATE, MISS)}
         total = sum(found.values())
         return {name: (n / total if total else None) for name, n in found.items()}
 
@@ -63,12 +86,12 @@ class PrefetchTally:
         self.n_bytes = dict.fromkeys(self.n, 0)
         self.n_issued = self.n_cancelled = self.n_dropped = 0
         self.issued_bytes = self.cancelled_bytes = 0
-        self._open: dict[Piece, Prefetched] = {}
+        self.pending: dict[Piece, Prefetched] = {}  # prefetched and not used yet
         self._evicted_for: dict[Piece, Prefetched] = {}  # who is gone -> the prefetch that took the room
 
     def issue(self, piece: Piece, victims: list[Piece]) -> None:
         """A speculative copy has taken its room, evicting `victims`."""
-        record = self._open[piece] = Prefetched(piece.n_bytes)
+        record = self.pending[piece] = Prefetched(piece.n_bytes)
         self.n_issued += 1
         self.issued_bytes += piece.n_bytes
         for victim in victims:
@@ -76,7 +99,7 @@ class PrefetchTally:
 
     def asked_while_late(self, piece: Piece) -> None:
         """The gate asked for a prefetched piece that is still under way."""
-        record = self._open.get(piece)
+        record = self.pending.get(piece)
         if record is not None:
             record.late = True
 
@@ -89,21 +112,21 @@ class PrefetchTally:
 
     def used(self, piece: Piece) -> None:
         """First use of a prefetched piece."""
-        record = self._open.pop(piece, None)
+        record = self.pending.pop(piece, None)
         if record is not None:
             record.open = False
             self._count("late" if record.late else "useful", record)
 
     def gone(self, piece: Piece) -> None:
         """A prefetched piece was evicted without a use."""
-        record = self._open.pop(piece, None)
+        record = self.pending.pop(piece, None)
         if record is not None:
             record.open = False
             self._count("wasted", record)
 
     def cancelled(self, piece: Piece) -> None:
         """A queued copy was withdrawn before it started: it moved no bytes."""
-        record = self._open.pop(piece, None)
+        record = self.pending.pop(piece, None)
         if record is not None:
             record.open = False
             self.n_cancelled += 1
@@ -111,7 +134,7 @@ class PrefetchTally:
 
     def finish(self) -> None:
         """End of the run: what was never used is wasted."""
-        for piece in list(self._open):
+        for piece in list(self.pending):
             self.gone(piece)
 
     def forget(self, piece: Piece) -> None:
@@ -152,10 +175,3 @@ class Tally:
         self.demand_bytes = 0
         self.n_iterations = {PREFILL: 0, DECODE: 0}
         self.n_executed = 0  # (token, expert) pairs executed, on GPU or CPU
-
-    def used(self, entry: Entry) -> None:
-        """A resident piece takes part in a computation."""
-        if not entry.used:
-            entry.used = True
-            if entry.origin == "prefetch":
-                self.prefetch.used(entry.piece)

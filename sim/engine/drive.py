@@ -6,16 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sim.engine.reassign import reassign
 from sim.machine.lanes import CAUSES
-from sim.policy.api import overrides
-from sim.workload.future import decode_row
-from sim.workload.iterations import DECODE, PREFILL, Feed, Gate, Iteration, RequestInfo, Scheduler
+from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, RequestInfo, Scheduler, decode_row
 
 if TYPE_CHECKING:
     from sim.engine.engine import Engine
     from sim.machine.protocol import Machine
-    from sim.policy.api import Policy
     from traces.format.reader import Trace
 
 
@@ -39,13 +35,15 @@ class PhaseTimes:
     parts_s: list[float] = field(default_factory=lambda: [0.0] * len(CAUSES))
 
 
-@dataclass(frozen=True)
 class Step:
     """What one iteration amounted to; yielded by `drive` after each."""
 
-    iteration: Iteration
-    start_s: float
-    end_s: float
+    __slots__ = ("end_s", "iteration", "start_s")
+
+    def __init__(self, iteration: Iteration, start_s: float, end_s: float) -> None:
+        self.iteration = iteration
+        self.start_s = start_s
+        self.end_s = end_s
 
 
 class Clockwork:
@@ -91,96 +89,39 @@ class Clockwork:
         self._before_s = parts_s
 
 
-class Hooks:
-    """Which hooks a policy implements; the others cost nothing."""
-
-    def __init__(self, policy: Policy) -> None:
-        for hook in ("request_start", "iteration_start", "layer_enter", "gate_input", "assign", "layer_done",
-                     "iteration_end", "request_end", "idle"):  # fmt: skip
-            setattr(self, hook, overrides(policy, hook))
-
-    request_start: bool
-    iteration_start: bool
-    layer_enter: bool
-    gate_input: bool
-    assign: bool
-    layer_done: bool
-    iteration_end: bool
-    request_end: bool
-    idle: bool
-
-
 def drive(
-    engine: Engine, machine: Machine, scheduler: Scheduler, trace: Trace, clockwork: Clockwork,
-    open_loop: bool = False, compose: Callable[..., Iteration] = Iteration,
-) -> Iterator[Step]:  # fmt: skip
+    engine: Engine,
+    machine: Machine,
+    scheduler: Scheduler,
+    trace: Trace,
+    clockwork: Clockwork,
+    open_loop: bool = False,
+    compose: Callable[..., Iteration] = Iteration,
+) -> Iterator[Step]:
     """Run every iteration the scheduler composes; yields after each, so that callers can report or stop."""
-    policy, view, feed, hooks, index = engine.policy, engine.view, Feed(trace), Hooks(engine.policy), 0
-    while (ranges := scheduler.next(machine.now_s)) is not None:
+    feed, index = Feed(trace), 0
+    n_iterations = engine.tally.n_iterations
+    while (ranges := scheduler.next(machine.now())) is not None:
         if isinstance(ranges, float):
-            if hooks.idle:
-                engine.obey(policy.idle(view), "idle")
+            engine.idle()
             machine.wait_until(ranges)
-            engine.poll()
+            if engine.copies.polls:
+                engine.copies.poll()
             clockwork.skip(machine.parts_s())
             continue
         iteration = compose(index, ranges, trace, decode_row(feed, ranges))
-        start_s = machine.now_s
+        start_s = machine.now()
         clockwork.begin(iteration, start_s, open_loop)
-        view.phase = iteration.phase
-        engine.arrays.begin(iteration)
-        machine.begin(iteration)
-        if hooks.request_start:
-            for r in ranges:
-                if r.phase == PREFILL:
-                    engine.obey(policy.request_start(r.request, view), "request_start")
-        if hooks.iteration_start:
-            engine.obey(policy.iteration_start(iteration, view), "iteration_start")
-        for layer in range(trace.n_layers):
-            run_layer(engine, machine, iteration, layer, hooks)
-        engine.layer = -1
-        machine.end()
-        engine.poll()
-        if hooks.iteration_end:
-            engine.obey(policy.iteration_end(iteration, view), "iteration_end")
-        end_s = machine.now_s
+        engine.begin(iteration)
+        engine.run_layers(iteration)
+        end_s = machine.now()
         complete = clockwork.end(iteration, start_s, end_s, machine.parts_s())
-        if hooks.request_end and complete:
+        if complete and engine.on_request_end:
             for request in complete:
-                engine.obey(policy.request_end(request, view), "request_end")
+                engine.end_request(request)
             clockwork.skip(machine.parts_s())
-        engine.tally.n_iterations[iteration.phase] += 1
+        n_iterations[iteration.phase] += 1
         yield Step(iteration, start_s, end_s)
         index += 1
     machine.drain()
     engine.tally.prefetch.finish()
-
-
-def run_layer(engine: Engine, machine: Machine, iteration: Iteration, layer: int, hooks: Hooks) -> None:
-    """Attention, gate, the policy's answer, the experts. The host blocks once: to read the gate's choice."""
-    policy, view = engine.policy, engine.view
-    engine.layer = view.layer = layer
-    if engine.future is not None:
-        engine.future.advance(iteration.index, layer)
-    if engine.polls:
-        engine.poll()
-    if hooks.layer_enter:
-        engine.obey(policy.layer_enter(layer, view), "layer_enter")
-    if hooks.gate_input:
-        machine.attention(layer)
-        engine.obey(policy.gate_input(layer, view), "gate_input")
-        ticket = machine.gate(layer)
-        machine.shared(layer)
-        machine.sync(ticket)
-    else:
-        machine.to_gate(layer)
-    if engine.polls:
-        engine.poll()
-    gate = Gate(layer, iteration, iteration.chosen(layer), engine.arrays)
-    if hooks.assign:
-        gate = reassign(engine, gate)
-    engine.serve(gate)
-    if hooks.layer_done:
-        engine.obey(policy.layer_done(layer, view), "layer_done")
-    if engine.polls:
-        engine.poll()

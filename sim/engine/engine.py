@@ -1,20 +1,21 @@
-"""The engine counts: it applies each decision to the cache and hands the work to the machine."""
+"""The engine counts: it applies each decision to what is resident and hands the work to the machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import islice, repeat
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import IllegalDecision
-from sim.engine.counts import HIT, LATE, MISS, ON_CPU, PARTIAL, HitCounts
-from sim.engine.execution import Execution
-from sim.engine.residency import PREFETCHED, Cache
-from sim.engine.transfers import Log
-from sim.machine.protocol import UNKNOWN_S, Machine, Ticket
+from sim.engine.copies import Copies, Log
+from sim.engine.counts import Tally
+from sim.engine.layer import Layer
+from sim.engine.owed import Owed
+from sim.engine.reassign import reassign
+from sim.engine.residency import Residency
+from sim.engine.victims import victims_of
+from sim.machine.protocol import Machine
 from sim.policy.api import overrides
-from sim.policy.blame import located, seconds
+from sim.policy.blame import PUZZLED, located, seconds, wrong
 from sim.policy.decisions import (
     Cancel,
     DropQueue,
@@ -23,6 +24,7 @@ from sim.policy.decisions import (
     Predict,
     Prefetch,
     Requeue,
+    RequeueFrom,
     RunCpu,
     RunCpuAhead,
     RunGpu,
@@ -31,23 +33,23 @@ from sim.policy.decisions import (
     Wait,
     WriteBack,
 )
+from sim.policy.tickets import Ticket
 from sim.policy.view import View
+from sim.workload.gate import Gate
+from sim.workload.iterations import PREFILL, Block, Iteration, RequestInfo, Row
 
 if TYPE_CHECKING:
     from sim.machine.cost import Cost
     from sim.policy.api import Decisions, Policy
-    from sim.policy.pieces import Piece, Pieces
     from sim.workload.future import Future
-    from sim.workload.iterations import Arrays, Gate
-
+    from sim.workload.gate import Arrays
 
 MAX_DECISIONS = 1_000_000
 """Of one call of a hook; asking for every piece of every expert of the largest models takes a tenth of that."""
-END = object()
 LANES = ("side", "gpu", "host")
 
 
-class Engine(Execution):
+class Engine:
     """Applies decisions for one policy on one machine.
 
     Args:
@@ -55,20 +57,55 @@ class Engine(Execution):
     """
 
     def __init__(
-        self, policy: Policy, machine: Machine, cache: Cache, pieces: Pieces, cost: Cost, arrays: Arrays,
-        top_k: int, future: Future | None = None, log: Log | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(policy, machine, cache, pieces, log)
+        self,
+        policy: Policy,
+        machine: Machine,
+        residency: Residency,
+        cost: Cost,
+        arrays: Arrays,
+        top_k: int,
+        future: Future | None = None,
+        log: Log | None = None,
+    ) -> None:
+        self.policy = policy
+        self.machine = machine
+        self.residency = residency
+        self.pieces = pieces = residency.pieces
         self.cost = cost
         self.arrays = arrays
         self.future = future
-        self.view = View(self, cost.model.id, top_k, cost.model.hidden_size)
-        self._does = self._verbs()
-        self._own_gate = overrides(policy, "gate_done")
+        self.tally = Tally()
+        self.owed = Owed(pieces.n_experts)
+        self.copies = Copies(policy, machine, residency, self.owed, self.tally, log)
+        self.layer = Layer(policy, machine, residency, self.owed, self.copies, self.tally, log)
+        self.view = View(
+            policy, residency, self.owed, self.copies, machine, cost, arrays, top_k, cost.model.hidden_size, future
+        )
+        self.top_k = top_k
+        self.counts = self.tally.hits[PREFILL]
+
+    def start(self) -> None:
+        """Take over what binding the policy has settled, before pieces are placed."""
+        policy = self.policy
+        order = policy.order
+        victims = None if order is None else victims_of(order, self.residency, self.owed)
+        self.copies.start(self.view, victims, self.obey)
+        self.layer.start(self.view)
+        # Hooks that a policy does not implement cost nothing.
+        self.on_request_start = overrides(policy, "request_start")
+        self.on_iteration_start = overrides(policy, "iteration_start")
+        self.on_layer_enter = overrides(policy, "layer_enter")
+        self.on_gate_input = overrides(policy, "gate_input")
+        self.on_assign = overrides(policy, "assign")
+        self.on_gate_done = overrides(policy, "gate_done")
+        self.on_layer_done = overrides(policy, "layer_done")
+        self.on_iteration_end = overrides(policy, "iteration_end")
+        self.on_request_end = overrides(policy, "request_end")
+        self.on_idle = overrides(policy, "idle")
 
     # -- obeying ----------------------------------------------------------------------------------------------------
 
-    def obey(self, decisions: Decisions, hook: str = "") -> None:
+    def obey(self, decisions: Decisions, hook: str) -> None:
         """Apply a hook's decisions in order; a generator receives each decision's ticket.
 
         Raises:
@@ -76,190 +113,222 @@ class Engine(Execution):
         """
         if decisions is None:
             return
+        n = 0
+        decision: Any = None
         try:
             if isinstance(decisions, GeneratorType):
                 answer: Any = None
-                say, does = decisions.send, self._does
-                for _ in repeat(None, MAX_DECISIONS):
+                say = decisions.send
+                while n <= MAX_DECISIONS:
+                    decision = None
                     try:
                         decision = say(answer)
                     except StopIteration:
                         return
-                    do = does.get(type(decision))
-                    answer = self.apply(decision) if do is None else do(decision)
+                    answer = self.apply(decision)
+                    n += 1
             else:
-                several = iter(decisions)
-                for decision in islice(several, MAX_DECISIONS):
+                for decision in self._several(decisions):
                     self.apply(decision)
-                if next(several, END) is END:
-                    return
-            raise IllegalDecision(f"more than {MAX_DECISIONS} decisions, the last of them {decision!r}: it never ends; "
-                                  "a hook decides about one moment and returns")  # fmt: skip
+                    n += 1
+                    if n > MAX_DECISIONS:
+                        break
+            if n > MAX_DECISIONS:
+                raise IllegalDecision(
+                    f"more than {MAX_DECISIONS} decisions, the last of them {decision!r}: it never ends; "
+                    "a hook decides about one moment and returns"
+                )
         except IllegalDecision as error:
-            raise located(error, self.policy, hook, self.layer) from error.__cause__
+            raise located(error, self.policy, hook, self.owed.layer) from error.__cause__
+        except PUZZLED as error:
+            found = None if decision is None else wrong(decision, self.pieces.n_experts)
+            if found is None:
+                raise
+            raise located(IllegalDecision(found), self.policy, hook, self.owed.layer) from error
+
+    def _several(self, decisions: Any) -> Any:
+        """What a hook has returned, as something to go through."""
+        if isinstance(decisions, list):
+            return decisions
+        try:
+            return iter(decisions)
+        except TypeError as error:
+            raise IllegalDecision(
+                f"got {decisions!r}: a hook returns decisions, yields them, or returns None"
+            ) from error
 
     def apply(self, decision: Any) -> Ticket | None:
         """Apply one decision. Raises IllegalDecision naming decision, rule and state."""
-        do = self._does.get(type(decision))
-        if do is None:
-            raise IllegalDecision(f"decision, got {decision!r}: not a decision; see sim.policy.decisions")
-        return do(decision)
+        kind = type(decision)
+        if kind is Serve:
+            self.layer.serve()
+            return None
+        if kind is RunGpu:
+            return self.layer.run_gpu(decision[0], decision[1], decision[2])
+        if kind is Fetch:
+            return self.copies.fetch(decision[0], decision[1])
+        if kind is Prefetch:
+            return self.copies.prefetch(decision[0], decision[1], decision[2])
+        if kind is Requeue:
+            self.copies.requeue(decision[0], decision[1])
+            return None
+        if kind is RequeueFrom:
+            self.copies.requeue_from(
+                decision[0], decision[1], decision[2], decision[3], decision[4], decision[5], decision[6]
+            )
+            return None
+        if kind is Evict:
+            self.copies.evict(decision[0])
+            return None
+        if kind is Predict:
+            return self._predict(decision)
+        if kind is RunCpu:
+            return self.layer.run_cpu(decision[0], decision[1])
+        if kind is RunPart:
+            return self.layer.run_part(decision[0], decision[1], decision[2])
+        if kind is Wait:
+            for ticket in decision[0]:
+                self.machine.sync(ticket)
+            return None
+        return self._apply_seldom(decision)
 
-    def _verbs(self) -> dict[type, Callable[[Any], Ticket | None]]:
-        """What each kind of decision makes the engine do."""
-        return {
-            RunGpu: lambda d: self.run_gpu(d.expert, d.after, d.joined),
-            RunPart: lambda d: self.run_part(d.piece, d.after, d.slices),
-            Fetch: lambda d: self.fetch(d.piece, d.after),
-            Prefetch: lambda d: self.prefetch(d.piece, d.priority, d.after),
-            RunCpu: lambda d: self.run_cpu(d.expert, d.join_layer),
-            RunCpuAhead: lambda d: self.run_cpu_ahead(d.layer, d.expert, d.n_tokens),
-            Serve: lambda _: self._serve_owed(),
-            Requeue: lambda d: self.requeue(d.wanted, d.up_to_layer),
-            Evict: lambda d: self.evict(d.piece),
-            WriteBack: lambda d: self.write_back(d.piece, d.after),
-            Predict: self._predict,
-            Wait: lambda d: self.wait(d.tickets),
-            Cancel: lambda d: self.withdraw(d.piece),
-            DropQueue: lambda d: self.drop(d.up_to_layer),
-        }
+    def _apply_seldom(self, decision: Any) -> Ticket | None:
+        kind = type(decision)
+        if kind is WriteBack:
+            return self.copies.write_back(decision[0], decision[1])
+        if kind is RunCpuAhead:
+            return self.layer.run_cpu_ahead(decision[0], decision[1], decision[2])
+        if kind is Cancel:
+            self.copies.needs_timing("Cancel")
+            self.copies.cancel(decision[0])
+            return None
+        if kind is DropQueue:
+            self.copies.needs_timing("DropQueue")
+            self.copies.drop_queue(decision[0])
+            return None
+        raise IllegalDecision(f"decision, got {decision!r}: not a decision; see sim.policy.decisions")
 
     def _predict(self, asked: Predict) -> Ticket:
         if not seconds(asked.duration_s) or asked.lane not in LANES:
             raise IllegalDecision(f"{asked!r}: seconds, finite and not negative, on a lane of {', '.join(LANES)}")
         return self.machine.predict(asked.duration_s, asked.lane, asked.blocking, asked.basis)
 
-    def wait(self, tickets: tuple[Ticket, ...]) -> None:
-        """Block the host until all of them have ended."""
-        for ticket in tickets:
-            self.machine.sync(ticket)
+    # -- an iteration -----------------------------------------------------------------------------------------------
 
-    def withdraw(self, piece: Piece) -> None:
-        """`Cancel`, for those who may ask how far a copy has come."""
-        self._needs_timing("Cancel")
-        self.cancel(piece)
+    def begin(self, iteration: Iteration) -> None:
+        """Start an iteration, and tell the policy."""
+        policy, view = self.policy, self.view
+        view.phase = iteration.phase
+        self.counts = self.tally.hits[iteration.phase]
+        self.arrays.begin(iteration)
+        self.machine.begin(iteration)
+        if self.on_request_start:
+            for r in iteration.ranges:
+                if r.phase == PREFILL:
+                    self.obey(policy.request_start(r.request, view), "request_start")
+        if self.on_iteration_start:
+            self.obey(policy.iteration_start(iteration, view), "iteration_start")
 
-    def drop(self, up_to_layer: int | None) -> None:
-        """`DropQueue`, for those who may ask how far copies have come."""
-        self._needs_timing("DropQueue")
-        self.drop_queue(up_to_layer)
+    def run_layers(self, iteration: Iteration) -> None:
+        """All layers of an iteration, then the output head."""
+        for layer in range(self.pieces.n_layers):
+            self.run_layer(iteration, layer)
+        self.owed.layer = -1
+        self.machine.end()
+        if self.copies.polls:
+            self.copies.poll()
+        if self.on_iteration_end:
+            self.obey(self.policy.iteration_end(iteration, self.view), "iteration_end")
 
-    # -- a layer ----------------------------------------------------------------------------------------------------
+    def run_layer(self, iteration: Iteration, layer: int) -> None:
+        """Attention, gate, the policy's answer, the experts. The host blocks once: to read the gate's choice."""
+        policy, view, machine, owed, copies = self.policy, self.view, self.machine, self.owed, self.copies
+        owed.begin()
+        owed.layer = layer
+        view.layer = layer
+        if self.future is not None:
+            self.future.advance(iteration.index, layer)
+        if copies.polls:
+            copies.poll()
+        if self.on_layer_enter:
+            self.obey(policy.layer_enter(layer, view), "layer_enter")
+        if self.on_gate_input:
+            machine.attention(layer)
+            self.obey(policy.gate_input(layer, view), "gate_input")
+            ticket = machine.gate(layer)
+            machine.shared(layer)
+            machine.sync(ticket)
+        else:
+            machine.to_gate(layer)
+        if copies.polls:
+            copies.poll()
+        if self.on_gate_done or self.on_assign:
+            self._serve_gate(iteration, layer)
+        else:
+            self._serve_chosen(iteration, layer)
+        if self.on_layer_done:
+            self.obey(policy.layer_done(layer, view), "layer_done")
+        if copies.polls:
+            copies.poll()
 
-    def serve(self, gate: Gate) -> None:
-        """Serve one layer whose gate has spoken: classify, let the policy decide, check that nothing is owed."""
-        self.unrun = gate.needs.copy()
-        self._lower = gate.precision
-        classes = self._classify(gate)
-        counts = self.tally.hits[gate.iteration.phase]
-        if gate.asked is not gate.needs:
-            for expert in gate.needs.keys() - gate.asked.keys():  # a lossy policy's substitutes: no gate asked for them
-                counts.aside[self._found(self.pieces.whole[gate.layer][expert])] += 1
-        if self._own_gate:
+    def _owe(self, iteration: Iteration, layer: int) -> None:
+        """What the gate has chosen is owed."""
+        row = iteration.token
+        if row is not None:
+            block: Block = row.block
+            at = row.at + layer * row.top_k
+            for i in range(row.top_k):
+                self.owed.add(block.ids[at + i], 1)
+        else:
+            for expert, n_tokens in iteration.chosen(layer).items():
+                self.owed.add(expert, n_tokens)
+
+    def _serve_chosen(self, iteration: Iteration, layer: int) -> None:
+        """Serve a layer for a policy that leaves it to the engine."""
+        self._owe(iteration, layer)
+        self.layer.classify(layer, self.counts)
+        self.layer.serve()
+        self.layer.count(self.counts)
+        if self.layer.joins:
+            self.layer.join(layer)
+
+    def _serve_gate(self, iteration: Iteration, layer: int) -> None:
+        """Serve a layer: classify, let the policy decide, check that nothing is owed."""
+        gate = Gate(layer, iteration, iteration.chosen(layer), self.arrays)
+        server = self.layer
+        if self.on_assign:
+            gate = reassign(self, gate)
+        for expert, n_tokens in gate.needs.items():
+            self.owed.add(expert, n_tokens)
+        plain = gate.asked is gate.needs
+        server.lower = gate.precision
+        if plain:
+            server.classify(layer, self.counts)
+        else:
+            server.classify_asked(gate, self.counts)
+        if self.on_gate_done:
             self.obey(self.policy.gate_done(gate, self.view), "gate_done")
         else:
-            self._serve_owed()
-        if self.unrun:
+            server.serve()
+        if self.owed.n_left:
             raise IllegalDecision(
-                f"layer {gate.layer} of {self.policy.name}: experts {sorted(self.unrun)} were not executed; "
+                f"layer {layer} of {self.policy.name}: experts {sorted(self.owed.experts())} were not executed; "
                 "every needed expert must run once, on GPU or CPU"
             )
-        if self._ran_on_cpu:
-            for expert in self._ran_on_cpu:
-                if expert in classes:
-                    counts.aside[classes[expert]] += 1
-                    classes[expert] = ON_CPU
-            self._ran_on_cpu.clear()
-        experts, tokens = counts.experts, counts.tokens
-        for expert, n_tokens in gate.asked.items():
-            kind = classes[expert]
-            experts[kind] += 1
-            tokens[kind] += n_tokens
-        if self._ahead and gate.layer == self.pieces.n_layers - 1:
-            self._ahead.clear()
-        if self._joins:
-            for ticket in self._joins.pop(gate.layer, ()):
-                self.machine.join(ticket)
+        if plain:
+            server.count(self.counts)
+        else:
+            server.count_asked(gate.asked, self.counts)
+        server.join(layer)
 
-    def _classify(self, gate: Gate) -> dict[int, int]:
-        """How the gate finds each expert it asks for, before the policy reacts."""
-        entries, whole = self.cache.entries, self.pieces.whole[gate.layer]
-        now_s, prefetch, counts = self.machine.now_s, self.tally.prefetch, self.tally.hits[gate.iteration.phase]
-        classes = {}
-        for expert in gate.asked:
-            piece = whole[expert]
-            entry = entries.get(piece)
-            if entry is not None:
-                arrival = entry.arrival
-                if arrival is None or UNKNOWN_S < arrival.end_s <= now_s or self.machine.ended(arrival):
-                    classes[expert] = HIT
-                    if not entry.used and entry.origin == PREFETCHED:
-                        counts.prefetched += 1
-                else:
-                    classes[expert] = LATE
-                    prefetch.asked_while_late(piece)
-            else:
-                classes[expert] = self._classify_parts(piece, counts)
-        return classes
+    def end_request(self, request: RequestInfo) -> None:
+        """Tell the policy that a request is complete."""
+        self.obey(self.policy.request_end(request, self.view), "request_end")
 
-    def _found(self, piece: Piece) -> int:
-        """The class of an expert that no gate asked for, as `_classify` gives it: no prefetch is judged by it."""
-        lower = self._lower.get(piece.expert)
-        enough = self.cache.sufficient(piece, lower)
-        parts = enough or [self.cache.entries[part] for part in self.cache.parts(piece, lower)]
-        here = [e.arrival is None or self.machine.ended(e.arrival) for e in parts]
-        if enough:
-            return HIT if all(here) else LATE
-        return PARTIAL if any(here) else LATE if here else MISS
+    def idle(self) -> None:
+        """Tell the policy that there is nothing to do until the next arrival."""
+        if self.on_idle:
+            self.obey(self.policy.idle(self.view), "idle")
 
-    def _classify_parts(self, piece: Piece, counts: HitCounts) -> int:
-        lower = self._lower.get(piece.expert)
-        parts = self.cache.parts(piece, lower)
-        if not parts:
-            self.tally.prefetch.asked_but_absent(piece)
-            return MISS
-        entries = [self.cache.entries[part] for part in parts]
-        here = [e for e in entries if e.arrival is None or self.machine.ended(e.arrival)]
-        for entry in entries:
-            if entry not in here:
-                self.tally.prefetch.asked_while_late(entry.piece)
-        enough = self.cache.sufficient(piece, lower)
-        if enough is None:
-            return PARTIAL if here else LATE
-        if not all(entry in here for entry in enough):
-            return LATE
-        counts.prefetched += any(not entry.used and entry.origin == PREFETCHED for entry in enough)
-        return HIT
 
-    def _serve_owed(self) -> None:
-        """The default service: fetch what is missing, run residents meanwhile, then what arrives, in router order."""
-        policy, view, whole = self.policy, self.view, self.pieces.whole[self.layer]
-        entries = self.cache.entries
-        residents, missing = [], []
-        for expert in self.unrun:
-            piece = whole[expert]
-            entry = entries.get(piece)
-            if entry is None and expert in self._lower:
-                piece = self.pieces.part(self.layer, expert, 0.0, 1.0, self._lower[expert])
-                entry = entries.get(piece)
-            if entry is None:
-                missing.append(piece)
-                continue
-            residents.append(expert)
-            if entry.arrival is not None and entry.arrival.end_s == UNKNOWN_S:
-                self._promote(entry)
-            policy.accessed(piece, True, view)
-        later: list[Piece] = []
-        for piece in missing:
-            self.queue.remove(piece)
-            if self._demand(piece) is None:
-                later.append(piece)
-                continue
-            policy.accessed(piece, False, view)
-            residents.append(piece.expert)  # or will be, by the time it runs
-        for expert in residents:
-            self.run_gpu(expert)
-        for piece in later:  # more experts than room: each waits until one before it has run
-            self.fetch(piece)
-            policy.accessed(piece, False, view)
-            self.run_gpu(piece.expert)
+__all__ = ["Engine", "Row"]

@@ -2,96 +2,180 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from sim.machine.protocol import Ticket
-    from sim.policy.decisions import Wanted
-    from sim.policy.pieces import Piece
+from sim.base.flat import COMPILED, floats, ints, longer_floats, longer_ints
+from sim.engine.residency import Residency
+from sim.policy.pieces import Piece
+from sim.policy.wishes import Wishes
 
-Item = tuple[float, int, "Piece", "tuple[Ticket, ...]"]  # -priority, how many were asked for before, what, after what
+if TYPE_CHECKING:
+    from sim.policy.decisions import Wanted
+    from sim.policy.tickets import Ticket
 
 
 class PrefetchQueue:
     """Largest priority first, ties in order of asking; asking again replaces the priority.
 
-    Every link has a heap of its own, so that what waits for a busy link holds up nothing that another could carry.
+    Every link has a line of its own, so that what waits for a busy link holds up nothing that another could carry. A
+    line holds indices of pieces, the next one to go last.
     """
 
-    def __init__(self, n_links: int = 1) -> None:
-        self._heaps: list[list[Item]] | None = [[] for _ in range(n_links)]  # None: made of `waiting` when asked for
-        self.waiting: dict[Piece, Item] = {}  # other items of the heaps were withdrawn, or asked for again
-        self._n_links = n_links
-        self._asked = 0
+    def __init__(self, residency: Residency) -> None:
+        n = residency.n_known
+        self.residency = residency
+        self.n_waiting = 0
+        self.lines: list[list[int]] = [[] for _ in range(residency.n_gpus)]
+        self.n_known = n
+        self.waits = bytearray(n)
+        self.priority = floats(n)
+        self.asked = ints(n)  # how many were asked for before
+        self.after: list[tuple[Ticket, ...]] = [()] * n
+        self.n_asked = 0
 
     def push(self, piece: Piece, priority: float, after: tuple[Ticket, ...]) -> None:
-        self._asked += 1
-        item = self.waiting[piece] = (-priority, self._asked, piece, after)
-        if self._heaps is not None:
-            heap = self._heaps[piece.gpu]
-            heapq.heappush(heap, item)
-            if len(heap) > 64 + 2 * len(self.waiting):  # withdrawn ones sink to the bottom and would stay there
-                self._heaps = None
+        if self._awaits(piece):
+            self._leave(piece)
+        line = self._note(piece, priority, after)
+        line.insert(self._place(line, piece.index), piece.index)
 
-    def replace(self, wanted: Iterable[Wanted], but: Container[Piece]) -> None:
-        """Drop all and push these instead, except pieces in `but`."""
-        self.waiting = waiting = {}
-        asked = self._asked
+    def replace(self, wanted: Iterable[Wanted]) -> None:
+        """Drop all and push these instead, except what is resident."""
+        self.clear()
         for piece, priority, after in wanted:
-            if piece not in but:
-                asked += 1
-                waiting[piece] = (-priority, asked, piece, after)
-        self._asked = asked
-        self._heaps = None
+            if not self.residency.holds(piece):
+                if self._awaits(piece):
+                    self._sort()
+                    self._leave(piece)
+                self._join(piece, priority, after)
+        self._sort()
 
-    def pop(self, link: int = 0) -> tuple[Piece, tuple[Ticket, ...]] | None:
-        """The best piece that waits for a link, with its tickets; None where there is none."""
-        heap = (self._heaps or self._sorted())[link]
-        while heap:
-            item = heapq.heappop(heap)
-            piece = item[2]
-            if self.waiting.get(piece) is item:
-                del self.waiting[piece]
-                return piece, item[3]
-        return None
+    def take(
+        self, wishes: Wishes, start: int, stop: int, fresh: int, after: tuple[Ticket, ...], most: int
+    ) -> None:
+        """The same with wishes `start` to `stop`, at most so many; from `fresh` on they wait for `after`."""
+        self.clear()
+        for at in range(start, stop):
+            piece: Piece = self.residency.pieces.all[wishes.indices[at]]
+            if not (self.residency.holds(piece) or self._awaits(piece)):
+                self._join(piece, wishes.priorities[at], after if at >= fresh else ())
+                if self.n_waiting == most:
+                    break
+        self._sort()
 
-    def best(self, links: Iterable[int]) -> int | None:
-        """Of these links the one that the best waiting piece is for; None where nothing waits for any."""
-        heaps, first, found = self._heaps or self._sorted(), None, None
-        for link in links:
-            heap = heaps[link]
-            while heap and self.waiting.get(heap[0][2]) is not heap[0]:
-                heapq.heappop(heap)
-            if heap and (first is None or heap[0][:2] < first):
-                first, found = heap[0][:2], link
-        return found
-
-    def _sorted(self) -> list[list[Item]]:
-        heaps = self._heaps = [[] for _ in range(self._n_links)]
-        if self._n_links == 1:
-            heaps[0] += self.waiting.values()
+    def _join(self, piece: Piece, priority: float, after: tuple[Ticket, ...]) -> None:
+        """Compiled, every newcomer is put in its place; else all of them together, by `_sort`."""
+        line = self._note(piece, priority, after)
+        if COMPILED:
+            line.insert(self._place(line, piece.index), piece.index)
         else:
-            for item in self.waiting.values():
-                heaps[item[2].gpu].append(item)
-        for heap in heaps:
-            heapq.heapify(heap)
-        return heaps
+            line.append(piece.index)
+
+    def _sort(self) -> None:
+        if not COMPILED:
+            for line in self.lines:
+                line.sort(key=self.asked.__getitem__, reverse=True)
+                line.sort(key=self.priority.__getitem__)  # stable: of equals, who was asked for last stands first
+
+    def _note(self, piece: Piece, priority: float, after: tuple[Ticket, ...]) -> list[int]:
+        """Write down a piece that is to wait; returns the line that it belongs in."""
+        index = piece.index
+        if index >= self.n_known:
+            self._grow()
+        self.n_asked += 1
+        self.n_waiting += 1
+        self.waits[index] = 1
+        self.priority[index] = priority
+        self.asked[index] = self.n_asked
+        self.after[index] = after
+        line: list[int] = self.lines[piece.gpu]
+        return line
+
+    def _place(self, line: list[int], index: int) -> int:
+        """Where in its line a piece stands, or belongs: behind lower priorities, and equal ones asked for later."""
+        priority = self.priority[index]
+        asked = self.asked[index]
+        low = 0
+        high = len(line)
+        while low < high:
+            middle = (low + high) // 2
+            other: int = line[middle]
+            if self.priority[other] < priority or (self.priority[other] == priority and self.asked[other] > asked):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def pop(self, link: int = 0) -> Piece | None:
+        """The best piece that waits for a link; None where there is none. `after` says what it waits for."""
+        line: list[int] = self.lines[link]
+        if not line:
+            return None
+        index: int = line.pop()
+        self.waits[index] = 0
+        self.n_waiting -= 1
+        piece: Piece = self.residency.pieces.all[index]
+        return piece
+
+    def best(self, links: list[int]) -> int:
+        """Of these links the one that the best waiting piece is for; -1 where nothing waits for any."""
+        found = -1
+        first = -1
+        for link in links:
+            line: list[int] = self.lines[link]
+            if line:
+                index: int = line[len(line) - 1]
+                if first < 0 or self.priority[index] > self.priority[first] or (
+                    self.priority[index] == self.priority[first] and self.asked[index] < self.asked[first]
+                ):  # fmt: skip
+                    found = link
+                    first = index
+        return found
 
     def remove(self, piece: Piece) -> bool:
         """Withdraw one piece; True when it was waiting."""
-        return self.waiting.pop(piece, None) is not None
+        if not self._awaits(piece):
+            return False
+        self._leave(piece)
+        return True
 
-    def drop(self, up_to_layer: int | None) -> None:
-        """Withdraw all, or those aimed at layers up to `up_to_layer`."""
-        if up_to_layer is None:
-            self.waiting.clear()
-            self._heaps = None
-            return
-        for piece in [p for p in self.waiting if p.layer <= up_to_layer]:
-            del self.waiting[piece]
+    def _awaits(self, piece: Piece) -> bool:
+        return piece.index < self.n_known and self.waits[piece.index] != 0
+
+    def _leave(self, piece: Piece) -> None:
+        line: list[int] = self.lines[piece.gpu]
+        del line[self._place(line, piece.index)]
+        self.waits[piece.index] = 0
+        self.n_waiting -= 1
+
+    def clear(self) -> None:
+        """Withdraw all."""
+        if self.n_waiting:
+            for line in self.lines:
+                for index in line:
+                    self.waits[index] = 0
+                line.clear()
+            self.n_waiting = 0
+
+    def drop(self, up_to_layer: int) -> None:
+        """Withdraw those aimed at layers up to `up_to_layer`."""
+        for piece in self.pieces():
+            if piece.layer <= up_to_layer:
+                self._leave(piece)
 
     def pieces(self) -> list[Piece]:
         """Waiting pieces, best first."""
-        return [item[2] for item in sorted(self.waiting.values(), key=lambda item: item[:2])]
+        waiting = [(-self.priority[index], self.asked[index], index) for line in self.lines for index in line]
+        waiting.sort()
+        return [self.residency.pieces.all[one[2]] for one in waiting]
+
+    def _grow(self) -> None:
+        """Take in pieces that have been made since."""
+        n = max(len(self.residency.pieces.all), 2 * self.n_known)
+        more = n - self.n_known
+        self.waits = bytearray(self.waits) + bytearray(more)
+        self.priority = longer_floats(self.priority, n)
+        self.asked = longer_ints(self.asked, n)
+        self.after.extend([()] * more)
+        self.n_known = n

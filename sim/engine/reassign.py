@@ -8,8 +8,9 @@ import numpy as np
 
 from sim.base.errors import IllegalDecision, did_you_mean
 from sim.engine.counts import DROPPED, SUBSTITUTED
+from sim.policy.api import Assignment
 from sim.profiles.geometry import BITS_PER_PARAM
-from sim.workload.iterations import Gate
+from sim.workload.gate import Gate
 
 if TYPE_CHECKING:
     from sim.engine.engine import Engine
@@ -28,6 +29,11 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
     if answer is None:
         count_loss(engine, gate, gate.ids, gate.ids)
         return gate
+    if not isinstance(answer, Assignment):
+        raise IllegalDecision(
+            f"{policy.name}.assign at layer {gate.layer}: got {answer!r}: it answers with an Assignment of ids and "
+            "weights [n, k], or None"
+        )
     before, after = gate.ids, np.asarray(answer.ids, dtype=np.int64)
     alone = len(before) == 1 and after.shape == before.shape
     needs = needs_of_token(engine, after[0].tolist()) if alone else needs_of_rows(engine, before, after)
@@ -40,8 +46,7 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
         if expert not in needs:
             rows = (before == expert).any(axis=1)
             kind = DROPPED if (after[rows] < 0).sum() >= rows.sum() else SUBSTITUTED
-            hits.experts[kind] += 1
-            hits.tokens[kind] += n_tokens
+            hits.count(kind, n_tokens)
     count_loss(engine, gate, before, after)
     engine.machine.route(gate.layer, after, answer.weights)
     return served

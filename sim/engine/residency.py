@@ -1,127 +1,115 @@
-"""What sits on each GPU: the only place that knows capacity, and the one that refuses what is illegal."""
+"""What sits on each GPU: the only place that knows capacity, and the one that refuses what is illegal.
+
+State is flat: arrays by `Piece.index`, which grow when a policy makes parts of experts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from sim.base.errors import IllegalDecision
+from sim.base.flat import floats, ints, longer_floats, longer_ints
+from sim.machine.lanes import H2D
+from sim.policy.pieces import Piece, Pieces
+from sim.policy.tickets import Ticket
 
-if TYPE_CHECKING:
-    from sim.machine.protocol import Ticket
-    from sim.policy.pieces import Piece
-
-DEMANDED, PREFETCHED, PLACED = "demand", "prefetch", "initial"
-
-
-class Entry:
-    """A resident piece: the ticket of its arrival, of its last use, and why it came.
-
-    `copied_down`: the copy to the host that reads it, which a later computation does not wait for, but its room does.
-    `room_after`: computations on what lay in its room before; a copy that is withdrawn gives the room back with them.
-    """
-
-    __slots__ = ("arrival", "copied_down", "last_use", "origin", "piece", "room_after", "used")
-
-    def __init__(self, piece: Piece, arrival: Ticket | None, origin: str) -> None:
-        self.piece = piece
-        self.arrival = arrival  # None: there from the start
-        self.last_use: Ticket | None = None
-        self.copied_down: Ticket | None = None
-        self.room_after: tuple[Ticket, ...] = ()
-        self.origin = origin
-        self.used = False
+DEMANDED, PREFETCHED, PLACED = 0, 1, 2  # why a piece came
+ORIGINS = ("demand", "prefetch", "initial")
+NEVER_S = -2.0  # a piece has not been computed with since it came
 
 
-class Cache:
+class Residency:
     """Resident pieces of all GPUs under a byte budget per GPU.
 
-    `entries` keeps insertion order, so iterating it is deterministic. A piece takes its room when its copy is
-    issued: the bytes being written are occupied.
+    A piece takes its room when its copy is issued: the bytes being written are occupied. Of a resident piece,
+
+    - `arrival` is the ticket of its copy, or None where that had ended, at `arrived_s` (0 for what was there from the
+      start), when it was asked for;
+    - `last_use` is the ticket of its last computation, or None where that ended at `last_used_s`;
+    - `read_back`, by index, is the copy to the host that reads it, which a later computation does not wait for, but
+      its room does;
+    - `room_after`, by index, is what a prefetched piece's room had to wait for (a time, and tickets): a copy that is
+      withdrawn gives the room back with it.
     """
 
-    def __init__(self, budget_bytes: list[int]) -> None:
-        self.budget_bytes = budget_bytes
-        self.used_bytes = [0] * len(budget_bytes)
-        self.peak_bytes = [0] * len(budget_bytes)
-        self.entries: dict[Piece, Entry] = {}
-        self.layer_used: list[list[int]] = []
-        self._parts: dict[tuple[int, int], list[Piece]] = {}  # expert -> resident pieces that are not whole
-        self.layer_budget: list[list[int]] | None = None  # bytes by GPU and layer, where a policy divides its cache
+    def __init__(self, pieces: Pieces, budget_bytes: Sequence[int]) -> None:
+        n_gpus, n = len(budget_bytes), len(pieces.all)
+        self.pieces = pieces
+        self.n_gpus = n_gpus
+        self.budget_bytes = ints(n_gpus)
+        self.used_bytes = ints(n_gpus)
+        self.peak_bytes = ints(n_gpus)
+        for gpu in range(n_gpus):
+            self.budget_bytes[gpu] = budget_bytes[gpu]
+        self.divided = False
+        self.layer_budget = ints(0)  # bytes by GPU and layer, where a policy divides its cache
+        self.layer_used = ints(0)
+        self.n_known = n
+        self._flags = bytearray(n)
+        self.here = self._flags
+        self.origin = ints(n)
+        self.used = ints(n)
+        self.arrived_s = floats(n)
+        self.last_used_s = floats(n, NEVER_S)
+        self.arrival: list[Ticket | None] = [None] * n
+        self.last_use: list[Ticket | None] = [None] * n
+        self.read_back: dict[int, Ticket] = {}
+        self.room_after: dict[int, tuple[float, tuple[Ticket, ...]]] = {}
+        self.n_parts = 0  # resident pieces that are no whole experts in the serving precision
+        self._parts: dict[tuple[int, int], list[Piece]] = {}
+        # Residents in the order they came, as a ring of neighbours that begins and ends at place 0.
+        self.next = ints(n + 1)
+        self.prev = ints(n + 1)
 
-    def __contains__(self, piece: Piece) -> bool:
-        return piece in self.entries
+    # -- looking ----------------------------------------------------------------------------------------------------
 
-    def divide(self, layer_budget_bytes: list[list[int]]) -> None:
-        """Give every layer of every GPU a budget of its own (per-layer caches).
+    def holds(self, piece: Piece) -> bool:
+        """True when a piece has its room."""
+        return piece.index < self.n_known and self.here[piece.index] != 0
 
-        Raises:
-            IllegalDecision: the layers together exceed a GPU's budget.
-        """
-        for gpu, layers in enumerate(layer_budget_bytes):
-            if sum(layers) > self.budget_bytes[gpu]:
-                raise IllegalDecision(
-                    f"layer_budgets, got {sum(layers)} bytes on GPU {gpu}: its expert budget is "
-                    f"{self.budget_bytes[gpu]}; divide no more than that"
-                )
-        self.layer_budget = [list(layers) for layers in layer_budget_bytes]
-        self.layer_used = [[0] * len(layers) for layers in layer_budget_bytes]
+    def flags(self) -> bytearray:
+        """Whether each piece has its room, by index; a live buffer, until parts are made anew."""
+        return self._flags
 
-    @property
-    def divided(self) -> bool:
-        """True when layers have budgets of their own."""
-        return self.layer_budget is not None
+    def budget(self, gpu: int) -> int:
+        """Bytes that experts may take on a GPU."""
+        return self.budget_bytes[gpu]
 
-    def fits(self, piece: Piece) -> bool:
-        """True when the piece can be added without evicting."""
-        gpu = piece.gpu
-        divided, layer = self.layer_budget, piece.layer
-        if divided is not None and self.layer_used[gpu][layer] + piece.n_bytes > divided[gpu][layer]:
-            return False
-        return self.used_bytes[gpu] + piece.n_bytes <= self.budget_bytes[gpu]
+    def free_bytes(self, gpu: int) -> int:
+        """Bytes of a GPU's budget that nothing takes."""
+        return self.budget_bytes[gpu] - self.used_bytes[gpu]
 
-    def add(self, piece: Piece, arrival: Ticket | None, origin: str) -> Entry:
-        """Take room for a piece. Raises IllegalDecision when it is there already or does not fit."""
-        if piece in self.entries:
-            raise IllegalDecision(f"{origin} of {piece}: it is resident; run it, or evict it first")
-        gpu = piece.gpu
-        used_bytes = self.used_bytes[gpu] + piece.n_bytes
-        if used_bytes > self.budget_bytes[gpu] or (self.layer_budget is not None and not self.fits(piece)):
-            raise IllegalDecision(
-                f"{origin} of {piece}: {used_bytes} bytes would exceed the expert budget of "
-                f"{self.budget_bytes[gpu]} on GPU {gpu} or its layer's share; evict first, or answer `victim`"
-            )
-        if self.layer_budget is not None:
-            self.layer_used[gpu][piece.layer] += piece.n_bytes
-        self.used_bytes[gpu] = used_bytes
-        if used_bytes > self.peak_bytes[gpu]:
-            self.peak_bytes[gpu] = used_bytes
-        entry = self.entries[piece] = Entry(piece, arrival, origin)
-        if not piece.serving:
-            self._parts.setdefault((piece.layer, piece.expert), []).append(piece)
-        return entry
+    def residents(self) -> Iterator[Piece]:
+        """Every resident piece, oldest first."""
+        return iter(self.resident_pieces())
 
-    def remove(self, piece: Piece) -> Entry:
-        """Free a piece's room. Raises IllegalDecision when it is not there."""
-        entry = self.entries.pop(piece, None)
-        if entry is None:
-            raise IllegalDecision(f"Evict of {piece}: it is not resident; evict a resident piece")
-        self.used_bytes[piece.gpu] -= piece.n_bytes
-        if self.layer_budget is not None:
-            self.layer_used[piece.gpu][piece.layer] -= piece.n_bytes
-        if not piece.serving:
-            self._parts[(piece.layer, piece.expert)].remove(piece)
-        return entry
+    def resident_pieces(self) -> list[Piece]:
+        """Resident pieces, oldest first."""
+        found = []
+        at = self.next[0]
+        while at:
+            found.append(self.pieces.all[at - 1])
+            at = self.next[at]
+        return found
+
+    def arrival_of(self, index: int) -> Ticket | None:
+        """The ticket of a resident piece's copy; None for what was there from the start."""
+        ticket: Ticket | None = self.arrival[index]
+        if ticket is None and self.origin[index] != 2:  # not placed
+            return Ticket(self.arrived_s[index], H2D)
+        return ticket
 
     def parts(self, whole: Piece, precision: str | None = None) -> list[Piece]:
         """Resident pieces of `whole`'s expert, other than itself, in its precision or in `precision`."""
+        if not self.n_parts:
+            return []
         parts = self._parts.get((whole.layer, whole.expert), ())
-        return [part for part in parts if part.precision in (whole.precision, precision)]
+        return [part for part in parts if part.precision == whole.precision or part.precision == precision]
 
     def sufficient(
         self, whole: Piece, precision: str | None = None, done: Sequence[Piece] = ()
-    ) -> list[Entry] | None:
-        """Entries that together let the expert be computed (the whole, or parts that make it up); None if none do.
+    ) -> list[Piece] | None:
+        """Pieces that together let the expert be computed (the whole, or parts that make it up); None if none do.
 
         Parts in the serving precision always count; those in another one only when `precision` names it. No column
         is in two of them.
@@ -129,14 +117,122 @@ class Cache:
         Args:
             done: pieces computed already; the answer makes up the rest.
         """
-        if not done:
-            entry = self.entries.get(whole)
-            if entry is not None:
-                return [entry]
+        if not done and self.here[whole.index]:
+            return [whole]
         parts = self.parts(whole, precision)
-        parts.sort(key=lambda part: (part.start_frac, part.precision != whole.precision, -part.stop_frac))
-        chosen = tiling(parts, done)
-        return None if chosen is None else [self.entries[piece] for piece in chosen]
+        if not parts:
+            return None
+        ordered = [(part.start_frac, part.precision != whole.precision, -part.stop_frac, at)
+                   for at, part in enumerate(parts)]  # fmt: skip
+        ordered.sort()
+        return tiling([parts[one[3]] for one in ordered], done)
+
+    # -- changing ---------------------------------------------------------------------------------------------------
+
+    def divide(self, layer_budget_bytes: list[list[int]]) -> None:
+        """Give every layer of every GPU a budget of its own (per-layer caches).
+
+        Raises:
+            IllegalDecision: the layers together exceed a GPU's budget.
+        """
+        n_layers = self.pieces.n_layers
+        if [len(layers) for layers in layer_budget_bytes] != [n_layers] * self.n_gpus:
+            raise IllegalDecision(
+                f"layer_budgets, got {layer_budget_bytes!r}: it answers with bytes by GPU and layer"
+            )
+        for gpu, layers in enumerate(layer_budget_bytes):
+            if sum(layers) > self.budget_bytes[gpu]:
+                raise IllegalDecision(
+                    f"layer_budgets, got {sum(layers)} bytes on GPU {gpu}: its expert budget is "
+                    f"{self.budget_bytes[gpu]}; divide no more than that"
+                )
+        self.layer_budget = ints(self.n_gpus * n_layers)
+        self.layer_used = ints(self.n_gpus * n_layers)
+        for gpu, layers in enumerate(layer_budget_bytes):
+            for layer, n_bytes in enumerate(layers):
+                self.layer_budget[gpu * n_layers + layer] = n_bytes
+        self.divided = True
+
+    def fits(self, piece: Piece) -> bool:
+        """True when the piece can be added without evicting."""
+        gpu = piece.gpu
+        if self.divided:
+            at = gpu * self.pieces.n_layers + piece.layer
+            if self.layer_used[at] + piece.n_bytes > self.layer_budget[at]:
+                return False
+        return self.used_bytes[gpu] + piece.n_bytes <= self.budget_bytes[gpu]
+
+    def add(self, piece: Piece, arrival: Ticket | None, arrived_s: float, origin: int) -> None:
+        """Take room for a piece. Raises IllegalDecision when it is there already or does not fit."""
+        index = piece.index
+        if index >= self.n_known:
+            self._grow()
+        if self.here[index] or not self.fits(piece):
+            self._refuse(piece, origin)
+        gpu = piece.gpu
+        if self.divided:
+            self.layer_used[gpu * self.pieces.n_layers + piece.layer] += piece.n_bytes
+        self.used_bytes[gpu] += piece.n_bytes
+        if self.used_bytes[gpu] > self.peak_bytes[gpu]:
+            self.peak_bytes[gpu] = self.used_bytes[gpu]
+        self.here[index] = 1
+        self.origin[index] = origin
+        self.used[index] = 0
+        self.arrival[index] = arrival
+        self.arrived_s[index] = arrived_s
+        self.last_use[index] = None
+        self.last_used_s[index] = -2.0
+        last = self.prev[0]
+        self.next[last] = index + 1
+        self.prev[index + 1] = last
+        self.next[index + 1] = 0
+        self.prev[0] = index + 1
+        if not piece.serving:
+            self.n_parts += 1
+            self._parts.setdefault((piece.layer, piece.expert), []).append(piece)
+
+    def _refuse(self, piece: Piece, origin: int) -> None:
+        if self.here[piece.index]:
+            raise IllegalDecision(f"{ORIGINS[origin]} of {piece}: it is resident; run it, or evict it first")
+        raise IllegalDecision(
+            f"{ORIGINS[origin]} of {piece}: {self.used_bytes[piece.gpu] + piece.n_bytes} bytes would exceed the expert "
+            f"budget of {self.budget_bytes[piece.gpu]} on GPU {piece.gpu} or its layer's share; evict first, or answer "
+            "`victim`"
+        )
+
+    def remove(self, piece: Piece) -> None:
+        """Free a piece's room. Raises IllegalDecision when it is not there."""
+        index = piece.index
+        if index >= self.n_known or not self.here[index]:
+            raise IllegalDecision(f"Evict of {piece}: it is not resident; evict a resident piece")
+        gpu = piece.gpu
+        self.here[index] = 0
+        self.used_bytes[gpu] -= piece.n_bytes
+        if self.divided:
+            self.layer_used[gpu * self.pieces.n_layers + piece.layer] -= piece.n_bytes
+        before = self.prev[index + 1]
+        after = self.next[index + 1]
+        self.next[before] = after
+        self.prev[after] = before
+        if not piece.serving:
+            self.n_parts -= 1
+            self._parts[piece.layer, piece.expert].remove(piece)
+
+    def _grow(self) -> None:
+        """Take in pieces that have been made since."""
+        n = max(len(self.pieces.all), 2 * self.n_known)
+        more = n - self.n_known
+        self._flags = self._flags + bytearray(more)
+        self.here = self._flags
+        self.origin = longer_ints(self.origin, n)
+        self.used = longer_ints(self.used, n)
+        self.arrived_s = longer_floats(self.arrived_s, n)
+        self.last_used_s = longer_floats(self.last_used_s, n, NEVER_S)
+        self.next = longer_ints(self.next, n + 1)
+        self.prev = longer_ints(self.prev, n + 1)
+        self.arrival.extend([None] * more)
+        self.last_use.extend([None] * more)
+        self.n_known = n
 
 
 def tiling(parts: Sequence[Piece], done: Sequence[Piece], at: float = 0.0) -> list[Piece] | None:
@@ -147,7 +243,7 @@ def tiling(parts: Sequence[Piece], done: Sequence[Piece], at: float = 0.0) -> li
     if at >= 1.0:
         return []
     for piece in parts:
-        if piece.start_frac == at and not any(at < other.start_frac < piece.stop_frac for other in done):
+        if piece.start_frac == at and not any([at < other.start_frac < piece.stop_frac for other in done]):  # noqa: C419 - no closures here
             rest = tiling(parts, done, piece.stop_frac)
             if rest is not None:
                 return [piece, *rest]

@@ -8,94 +8,165 @@ somebody has to wait for them. No event queue is needed for that; `sim/DESIGN.md
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sim.machine.lanes import H2D, Spans, add_up
-from sim.machine.protocol import DEMAND, UNKNOWN_S, Ticket
+from sim.machine.lanes import H2D, Spans, Stream, progress
+from sim.machine.meter import Seconds
+from sim.policy.tickets import UNKNOWN_S, Ticket
 
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece
 
 
 class Copy(Ticket):
-    """A copy on a lane: what it moves and when it may start."""
+    """A copy on a lane: what it moves and when it may start, no sooner than `submit_s` and after `after`."""
 
-    __slots__ = ("after", "cancelled", "duration_s", "expert", "layer", "n_bytes", "op", "piece", "priority",
-                 "start_s", "submit_s")  # fmt: skip
+    __slots__ = (
+        "after",
+        "cancelled",
+        "demanded",
+        "duration_s",
+        "expert",
+        "layer",
+        "length",
+        "n_bytes",
+        "op",
+        "piece",
+        "start_s",
+        "submit_s",
+    )
 
     def __init__(
-        self, op: str, layer: int, expert: int, n_bytes: int, duration_s: float, priority: int, submit_s: float,
+        self,
+        op: str,
+        layer: int,
+        expert: int,
+        n_bytes: int,
+        duration_s: float,
+        length: int,
+        demanded: bool,
+        submit_s: float,
         after: tuple[Ticket, ...],
-    ) -> None:  # fmt: skip
+        piece: Piece | None,
+        cause: int,
+    ) -> None:
         self.end_s = UNKNOWN_S
-        self.cause = H2D
+        self.cause = cause
         self.op = op
         self.layer = layer
         self.expert = expert
         self.n_bytes = n_bytes
         self.duration_s = duration_s
-        self.priority = priority
+        self.length = length
+        self.demanded = demanded
         self.submit_s = submit_s
         self.after = after
         self.start_s = UNKNOWN_S
         self.cancelled = False
-        self.piece: Piece | None = None  # None: activations
+        self.piece = piece  # None: activations
 
     def ready_s(self) -> float:
         """Earliest possible start, or UNKNOWN_S while something before it is unsettled."""
         ready_s = self.submit_s
         for ticket in self.after:
-            if ticket.end_s == UNKNOWN_S:
-                return UNKNOWN_S
+            if ticket.end_s < 0.0:
+                return -1.0
             if ticket.end_s > ready_s:
                 ready_s = ticket.end_s
         return ready_s
 
 
-class CopyLane:
+class CopyQueue:
     """One copy engine, one direction: serves one copy at a time, demand before speculative, then in order of asking.
 
     A copy in flight is never aborted. Work is settled lazily, in time order.
+
+    Args:
+        streams: compute streams, of which some may wait for what is copied.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, streams: list[Stream]) -> None:
         self.name = name
+        self.streams = streams
+        self.stream = streams[0]
+        self.alone = len(streams) == 1
         self.free_s = 0.0
-        self.uses: dict[float, int] = {}  # copies not added up yet, by duration
-        self._busy_s = 0.0
+        self.seconds = Seconds()
         self.n_copies = 0
         self.copied_bytes = 0
         self.queue: list[Copy] = []  # in order of asking
+        self.n_queued = 0
+        self.n_demanded = 0  # of them
         self.finished: deque[Copy] = deque()  # settled, not yet reported by `completions`
         self.spans: Spans | None = None
+        self.start_s = 0.0  # of the copy that `_next` has found
         self.report = False  # keep `finished` (only where somebody polls)
-        self.on_served: Callable[[], object] | None = None  # set while a compute stream waits for an unsettled copy
 
     @property
     def busy_s(self) -> float:
         """Seconds spent on copies."""
-        self._busy_s = add_up(self.uses, self._busy_s)
-        return self._busy_s
+        return self.seconds.total_s()
+
+    def demand(
+        self, op: str, piece: Piece, duration_s: float, length: int, now_s: float, ready_s: float,
+        after: tuple[Ticket, ...],
+    ) -> Copy | None:  # fmt: skip
+        """Take a copy that somebody waits for, at host time `now_s`.
+
+        Args:
+            length: place of `duration_s` in `seconds.meter`. ready_s: no sooner than this; after: nor than these end.
+
+        Returns: None when it is settled, and ends at `free_s`.
+        """
+        if self.n_queued:
+            self.advance(now_s)
+        if ready_s < now_s:
+            ready_s = now_s
+        if not after and not self.n_demanded and not self.report and (ready_s <= now_s or ready_s <= self.free_s):
+            start_s = ready_s if ready_s > self.free_s else self.free_s
+            self.free_s = start_s + duration_s
+            self.seconds.meter.add(length, 1)
+            self.n_copies += 1
+            self.copied_bytes += piece.n_bytes
+            if self.spans is not None:
+                self.spans(self.name, op, piece.layer, piece.expert, 0, piece.n_bytes, start_s, self.free_s)
+            if not self.alone:
+                progress(self.streams)
+            elif self.stream.n_pending:
+                self.stream.progress()
+            return None
+        copy = Copy(
+            op, piece.layer, piece.expert, piece.n_bytes, duration_s, length, True, ready_s, after, piece, H2D
+        )
+        self.submit(copy, now_s)
+        return copy
 
     def submit(self, copy: Copy, now_s: float) -> None:
         """Take a copy at host time `now_s`; settle it at once when nothing can overtake it."""
-        queue = self.queue
-        if queue:
+        if self.n_queued:
             self.advance(now_s)
-        if copy.priority != DEMAND:
-            queue.append(copy)
+        if not copy.demanded:
+            self._queue(copy)
             return
-        for queued in queue:
-            if queued.priority == DEMAND:
-                queue.append(copy)
-                self._settle_demand(now_s)
-                return
-        free_s, ready_s = self.free_s, copy.ready_s() if copy.after else copy.submit_s
-        if ready_s == UNKNOWN_S or (ready_s > now_s and ready_s > free_s):
-            queue.append(copy)
+        if self.n_demanded:
+            self._queue(copy)
+            self._settle_demand(now_s)
+            return
+        ready_s = copy.ready_s()
+        if ready_s < 0.0 or (ready_s > now_s and ready_s > self.free_s):
+            self._queue(copy)
         else:
-            self._serve(copy, ready_s if ready_s > free_s else free_s)
+            self._serve(copy, ready_s if ready_s > self.free_s else self.free_s)
+
+    def _queue(self, copy: Copy) -> None:
+        self.queue.append(copy)
+        self.n_queued += 1
+        self.n_demanded += copy.demanded
+
+    def _unqueue(self, copy: Copy) -> None:
+        self.queue.remove(copy)
+        self.n_queued -= 1
+        self.n_demanded -= copy.demanded
 
     def _settle_demand(self, now_s: float) -> None:
         """Settle queued demand copies in the order they will run, as far as no later demand can precede them."""
@@ -103,102 +174,101 @@ class CopyLane:
             at_s = max(self.free_s, now_s)
             best: Copy | None = None
             for copy in self.queue:
-                if copy.priority == DEMAND:
+                if copy.demanded:
                     ready_s = copy.ready_s()
-                    if ready_s == UNKNOWN_S:
+                    if ready_s < 0.0:
                         return  # asked earlier, and may be ready first: leave it to the order of time
                     if ready_s <= at_s:
                         best = copy
                         break
             if best is None:
                 return
-            self.queue.remove(best)
+            self._unqueue(best)
             self._serve(best, max(self.free_s, best.ready_s()))
 
     def advance(self, now_s: float) -> None:
         """Settle every copy that starts before `now_s`; one starting exactly then can still be overtaken."""
-        queue = self.queue
-        while queue and self.free_s < now_s:
-            start = self._next_start()
-            if start is None or start[0] >= now_s:
+        while self.n_queued and self.free_s < now_s:
+            best = self._next()
+            if best is None or self.start_s >= now_s:
                 return
-            queue.remove(start[1])
-            self._serve(start[1], start[0])
+            self._unqueue(best)
+            self._serve(best, self.start_s)
 
     def settle_next(self) -> bool:
         """Settle the next copy whatever the host's clock (the host is blocked); False when none can start."""
-        start = self._next_start()
-        if start is None:
+        best = self._next()
+        if best is None:
             return False
-        self.queue.remove(start[1])
-        self._serve(start[1], start[0])
+        self._unqueue(best)
+        self._serve(best, self.start_s)
         return True
 
-    def next_start_s(self) -> float | None:
-        """When the next queued copy would start, given what is queued now; None when none can."""
-        start = self._next_start()
-        return None if start is None else start[0]
+    def next_start_s(self) -> float:
+        """When the next queued copy would start, given what is queued now; UNKNOWN_S when none can."""
+        return -1.0 if self._next() is None else self.start_s
 
-    def _next_start(self) -> tuple[float, Copy] | None:
-        """(start, copy) of the next service: at the earliest time anything is ready, the best of what is ready."""
-        if len(self.queue) == 1:
-            only = self.queue[0]
-            ready_s = only.ready_s()
-            return None if ready_s == UNKNOWN_S else (max(self.free_s, ready_s), only)
-        earliest_s = UNKNOWN_S
-        ready: list[tuple[float, Copy]] = []
+    def _next(self) -> Copy | None:
+        """The next copy to serve, at `start_s`: at the earliest time anything is ready, the best of what is ready."""
+        best: Copy | None = None
+        if self.n_queued == 1:
+            best = self.queue[0]
+            ready_s = best.ready_s()
+            if ready_s < 0.0:
+                return None
+            self.start_s = ready_s if ready_s > self.free_s else self.free_s
+            return best
+        earliest_s = -1.0
         for copy in self.queue:
             ready_s = copy.ready_s()
-            if ready_s == UNKNOWN_S:
-                continue
-            ready.append((ready_s, copy))
-            if earliest_s == UNKNOWN_S or ready_s < earliest_s:
+            if ready_s >= 0.0 and (earliest_s < 0.0 or ready_s < earliest_s):
                 earliest_s = ready_s
-        if not ready:
+        if earliest_s < 0.0:
             return None
-        at_s = max(self.free_s, earliest_s)
-        best: Copy | None = None
-        for ready_s, copy in ready:
-            if ready_s <= at_s and (best is None or copy.priority < best.priority):
-                best = copy
-        assert best is not None
-        return at_s, best
+        at_s = earliest_s if earliest_s > self.free_s else self.free_s
+        for copy in self.queue:
+            if best is None or (copy.demanded and not best.demanded):
+                ready_s = copy.ready_s()
+                if 0.0 <= ready_s <= at_s:
+                    best = copy
+        self.start_s = at_s
+        return best
 
     def _serve(self, copy: Copy, start_s: float) -> None:
-        duration_s = copy.duration_s
         copy.start_s = start_s
-        copy.end_s = self.free_s = start_s + duration_s
+        copy.end_s = self.free_s = start_s + copy.duration_s
         copy.after = ()  # settled: let go of what it waited for, or tickets would chain through the whole run
-        self.uses[duration_s] = self.uses.get(duration_s, 0) + 1
+        self.seconds.meter.add(copy.length, 1)
         self.n_copies += 1
         self.copied_bytes += copy.n_bytes
         if self.report:
             self.finished.append(copy)
         if self.spans is not None:
             self.spans(self.name, copy.op, copy.layer, copy.expert, 0, copy.n_bytes, start_s, copy.end_s)
-        if self.on_served is not None:
-            self.on_served()
+        if not self.alone:
+            progress(self.streams)
+        elif self.stream.n_pending:
+            self.stream.progress()
 
     def cancel(self, copy: Copy, now_s: float) -> bool:
         """Withdraw a speculative copy that has not started by `now_s`; a demand is a commitment."""
         self.advance(now_s)
-        if copy.priority == DEMAND or copy not in self.queue:
+        if copy.demanded or copy not in self.queue:
             return False
-        self.queue.remove(copy)
+        self._unqueue(copy)
         copy.cancelled = True
         copy.end_s = now_s  # nothing that was to follow it waits any more
         copy.after = ()
-        if self.on_served is not None:
-            self.on_served()
+        progress(self.streams)
         return True
 
     def promote(self, copy: Copy, now_s: float) -> None:
         """Turn a queued speculative copy into a demand copy asked for now."""
         self.advance(now_s)
-        if copy in self.queue and copy.priority != DEMAND:
-            self.queue.remove(copy)
-            copy.priority = DEMAND
-            self.queue.append(copy)
+        if not copy.demanded and copy in self.queue:
+            self._unqueue(copy)
+            copy.demanded = True
+            self._queue(copy)
             self._settle_demand(now_s)
 
     def completions(self, now_s: float) -> list[Copy]:

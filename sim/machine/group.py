@@ -9,14 +9,18 @@ from __future__ import annotations
 
 
 class Group:
-    """A group that may still grow: when the host launched it, its precision, and the floor its experts have not filled.
+    """The group launched last on a GPU: `open` while others may join it.
 
+    `launched_s`: when the host launched it. `place`: how many of its experts went before the last, as long as each is
+    whole and serves one token; -1 once that no longer says all. `slack_s`: the floor left to fill, where it does not.
     The first expert pays floor and launches; see `Cost.leader` and `Cost.member`.
     """
 
-    __slots__ = ("launched_s", "precision", "slack_s")
+    __slots__ = ("launched_s", "open", "place", "precision", "slack_s")
 
-    def __init__(self, launched_s: float, precision: str, slack_s: float) -> None:
-        self.launched_s = launched_s
-        self.precision = precision
-        self.slack_s = slack_s
+    def __init__(self) -> None:
+        self.open = False
+        self.launched_s = 0.0
+        self.precision = ""
+        self.slack_s = 0.0
+        self.place = -1

@@ -1,6 +1,7 @@
 """Lanes as arithmetic: when does each piece of work start and end, given order and readiness?
 
-Lanes that serve in order; copies have priorities, see `sim.machine.copy_queue`.
+Lanes that serve in order; copies have priorities, see `sim.machine.copy_queue`. A time that is known is a number; work
+whose start is not settled yet is a `Ticket`.
 """
 
 from __future__ import annotations
@@ -8,33 +9,39 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from sim.machine.protocol import UNKNOWN_S, Ticket
+from sim.base.flat import floats
+from sim.machine.meter import Seconds
+from sim.policy.tickets import UNKNOWN_S, Ticket
 
-# Causes: what a waiting compute stream waits for. Indices into `Composition.parts_s`.
+# Causes: what a waiting compute stream waits for. Indices into the parts of its time line.
 GPU, H2D, HOST, CPU, SIDE, IDLE = range(6)
 CAUSES = ("gpu", "h2d", "host", "cpu", "predictor", "idle")
 
+_H2D, _HOST = H2D, HOST  # machine integers where this is compiled
+
 Spans = Callable[[str, str, int, int, int, int, float, float], None]
-
-
-def add_up(uses: dict[float, int], busy_s: float) -> float:
-    """`busy_s` and what has been counted since by duration; counts are cheaper than a sum per operation."""
-    for duration_s, n in uses.items():
-        busy_s += n * duration_s
-    uses.clear()
-    return busy_s
 
 
 class Launched(Ticket):
     """Work launched on a compute stream whose start is not settled yet."""
 
-    __slots__ = ("after", "duration_s", "expert", "first_s", "last_s", "layer", "n_tokens", "op")
+    __slots__ = ("after", "arrived_s", "duration_s", "expert", "first_s", "last_s", "layer", "length", "n_tokens", "op")
 
     def __init__(
-        self, op: str, layer: int, expert: int, n_tokens: int, first_s: float, last_s: float, duration_s: float,
+        self,
+        op: str,
+        layer: int,
+        expert: int,
+        n_tokens: int,
+        first_s: float,
+        last_s: float,
+        duration_s: float,
+        length: int,
+        arrived_s: float,
         after: tuple[Ticket, ...],
-    ) -> None:  # fmt: skip
-        super().__init__(UNKNOWN_S, GPU)
+    ) -> None:
+        self.end_s = UNKNOWN_S
+        self.cause = 0
         self.op = op
         self.layer = layer
         self.expert = expert
@@ -42,109 +49,167 @@ class Launched(Ticket):
         self.first_s = first_s
         self.last_s = last_s
         self.duration_s = duration_s
+        self.length = length
+        self.arrived_s = arrived_s
         self.after = after
 
 
-def waited_s(start_s: float, cause: int, free_s: float, first_s: float, after: tuple[Ticket, ...]) -> float:
-    """How much later work starts than had what it waited for last, the `cause`, not been in its way."""
-    for ticket in after:
-        if ticket.cause != cause and ticket.end_s > free_s:
-            free_s = ticket.end_s
-    return start_s - (free_s if cause == HOST or free_s > first_s else first_s)
-
-
 class Stream:
-    """A GPU's compute stream: serves in launch order; an operation waits for its host launch and its tickets.
+    """A GPU's compute stream: serves in launch order; an operation waits for its host launch, copies and tickets.
 
-    The gap before an operation is charged to whatever it waited for last.
+    The gap before an operation is charged to whatever it waited for last. `free_s` is the end of what was placed last,
+    `blame` what a stream that waits for that is really waiting for.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.free_s = 0.0
-        self.gaps_s = [0.0] * len(CAUSES)  # waiting, by the cause named by the index
-        self.uses: dict[float, int] = {}  # operations not added up yet, by duration
-        self._busy_s = 0.0
-        self.blame = GPU  # what a stream that waits for the operation placed last is really waiting for
+        self.gaps_s = floats(6)  # waiting, by the cause named by the index
+        self.seconds = Seconds()
+        self.blame = 0
         self.pending: deque[Launched] = deque()
+        self.n_pending = 0
         self.spans: Spans | None = None
 
     @property
     def busy_s(self) -> float:
         """Seconds spent on operations."""
-        self._busy_s = add_up(self.uses, self._busy_s)
-        return self._busy_s
+        return self.seconds.total_s()
 
     @property
     def parts_s(self) -> list[float]:
         """A partition of the stream's whole timeline: busy, or waiting for the cause named by the index."""
         parts_s = list(self.gaps_s)
-        parts_s[GPU] += self.busy_s  # waiting for another GPU's result counts as GPU time too
+        parts_s[0] += self.seconds.total_s()  # waiting for another GPU's result counts as GPU time too
         return parts_s
 
     def run(
-        self, op: str, layer: int, expert: int, n_tokens: int, first_s: float, last_s: float, duration_s: float,
+        self,
+        op: str,
+        layer: int,
+        expert: int,
+        n_tokens: int,
+        first_s: float,
+        last_s: float,
+        duration_s: float,
+        length: int,
+        arrived_s: float,
         after: tuple[Ticket, ...],
-    ) -> Ticket:  # fmt: skip
-        """Launch work whose first kernel reaches the GPU at `first_s` and whose last one ends at `last_s` at best."""
-        if not self.pending:
-            start_s, cause = first_s, HOST
-            for ticket in after:
-                end_s = ticket.end_s
-                if end_s == UNKNOWN_S:
-                    break
-                if end_s > start_s:
-                    start_s, cause = end_s, ticket.cause
-            else:
-                gap_s = start_s - self.free_s
-                late_s = waited_s(start_s, cause, self.free_s, first_s, after) if gap_s > duration_s else 0.0
-                end_s = self._place(op, layer, expert, n_tokens, start_s, cause, last_s, duration_s, late_s)
-                return Ticket(end_s, self.blame)
-        work = Launched(op, layer, expert, n_tokens, first_s, last_s, duration_s, after)
+    ) -> Launched | None:
+        """Launch work whose first kernel reaches the GPU at `first_s` and whose last one ends at `last_s` at best.
+
+        Args:
+            length: place of `duration_s` in `seconds.meter`. arrived_s: when the copies it needs had ended, as far as
+                that is known. after: whatever else it waits for.
+
+        Returns: None when it is settled, and ends at `free_s`.
+        """
+        if self.n_pending == 0:
+            start_s = first_s
+            cause = _HOST
+            known = True
+            if arrived_s > start_s:
+                start_s = arrived_s
+                cause = _H2D
+            if after:
+                for ticket in after:
+                    if ticket.end_s < 0.0:
+                        known = False
+                        break
+                    if ticket.end_s > start_s:
+                        start_s = ticket.end_s
+                        cause = ticket.cause
+            if known:
+                self.place(
+                    op, layer, expert, n_tokens, start_s, cause, first_s, last_s, duration_s, length, arrived_s, after
+                )
+                return None
+        work = Launched(op, layer, expert, n_tokens, first_s, last_s, duration_s, length, arrived_s, after)
         self.pending.append(work)
+        self.n_pending += 1
         return work
 
-    def _place(
-        self, op: str, layer: int, expert: int, n_tokens: int, start_s: float, cause: int, last_s: float,
-        duration_s: float, late_s: float,
-    ) -> float:  # fmt: skip
+    def place(
+        self,
+        op: str,
+        layer: int,
+        expert: int,
+        n_tokens: int,
+        start_s: float,
+        cause: int,
+        first_s: float,
+        last_s: float,
+        duration_s: float,
+        length: int,
+        arrived_s: float,
+        after: tuple[Ticket, ...],
+    ) -> None:
+        """Settle work whose start is known."""
         free_s = self.free_s
-        self.blame = GPU
+        self.blame = 0  # the GPU
         if start_s > free_s:
-            self.gaps_s[cause] += start_s - free_s
-            if late_s > duration_s:
+            gap_s = start_s - free_s
+            self.gaps_s[cause] += gap_s
+            if gap_s > duration_s and self.late_s(start_s, cause, first_s, arrived_s, after) > duration_s:
                 # An expert on another GPU that mostly waited for its copy: whoever waits for it waits for the link.
                 # How long that GPU had been idle says nothing: it may just have had nothing to do.
                 self.blame = cause
         else:
             start_s = free_s
         end_s = start_s + duration_s
-        self.uses[duration_s] = self.uses.get(duration_s, 0) + 1
+        self.seconds.meter.add(length, 1)
         if self.spans is not None:
             self.spans(self.name, op, layer, expert, n_tokens, 0, start_s, end_s)
         if last_s > end_s:
             # Kernels shorter than their launches: the stream starves between them.
-            self.gaps_s[HOST] += last_s - end_s
+            self.gaps_s[_HOST] += last_s - end_s
             end_s = last_s
         self.free_s = end_s
-        return end_s
+
+    def late_s(
+        self, start_s: float, cause: int, first_s: float, arrived_s: float, after: tuple[Ticket, ...]
+    ) -> float:
+        """How much later work starts than had what it waited for last, the `cause`, not been in its way."""
+        ready_s = self.free_s
+        if cause != _H2D and arrived_s > ready_s:
+            ready_s = arrived_s
+        for ticket in after:
+            if ticket.cause != cause and ticket.end_s > ready_s:
+                ready_s = ticket.end_s
+        return start_s - (ready_s if cause == _HOST or ready_s > first_s else first_s)
 
     def progress(self) -> bool:
         """Settle pending work whose tickets have settled; True when none is left pending."""
-        pending = self.pending
-        while pending:
-            work = pending[0]
-            start_s, cause = work.first_s, HOST
+        while self.n_pending:
+            work: Launched = self.pending[0]
+            start_s = work.first_s
+            cause = _HOST
+            if work.arrived_s > start_s:
+                start_s = work.arrived_s
+                cause = _H2D
             for ticket in work.after:
-                if ticket.end_s == UNKNOWN_S:
+                if ticket.end_s < 0.0:
                     return False
                 if ticket.end_s > start_s:
-                    start_s, cause = ticket.end_s, ticket.cause
-            pending.popleft()
-            late_s = waited_s(start_s, cause, self.free_s, work.first_s, work.after)
-            work.end_s = self._place(
-                work.op, work.layer, work.expert, work.n_tokens, start_s, cause, work.last_s, work.duration_s, late_s
+                    start_s = ticket.end_s
+                    cause = ticket.cause
+            self.pending.popleft()
+            self.n_pending -= 1
+            self.place(
+                work.op,
+                work.layer,
+                work.expert,
+                work.n_tokens,
+                start_s,
+                cause,
+                work.first_s,
+                work.last_s,
+                work.duration_s,
+                work.length,
+                work.arrived_s,
+                work.after,
             )
+            work.end_s = self.free_s
             work.cause = self.blame
             work.after = ()
         return True
@@ -173,3 +238,16 @@ class SerialLane:
         if self.spans is not None:
             self.spans(self.name, op, layer, expert, n_tokens, 0, start_s, self.free_s)
         return self.free_s
+
+
+def progress(streams: list[Stream]) -> None:
+    """Work on any stream may wait for work on any other, so go round until nothing more can be placed."""
+    if len(streams) == 1:
+        streams[0].progress()
+        return
+    waiting, before = sum([stream.n_pending for stream in streams]), -1
+    while waiting and waiting != before:
+        for stream in reversed(streams):  # GPU 0's mostly waits for the others'
+            if stream.n_pending:
+                stream.progress()
+        before, waiting = waiting, sum([stream.n_pending for stream in streams])

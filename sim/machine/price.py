@@ -31,6 +31,24 @@ class Launch:
         self.n = 0
 
 
+class Operation:
+    """A price and its launch, with the sums that every use needs.
+
+    `length` and `priced` are the counters of its seconds on the stream and of its price (`sim.machine.meter`).
+    """
+
+    __slots__ = ("all_s", "duration_s", "first_s", "launch", "length", "priced", "tail_s")
+
+    def __init__(self, price: Price, launch: Launch, length: int, priced: int) -> None:
+        self.launch = launch
+        self.duration_s = price.duration_s
+        self.first_s = launch.first_s
+        self.all_s = launch.all_s
+        self.tail_s = launch.tail_frac * price.duration_s
+        self.length = length
+        self.priced = priced
+
+
 def kernels_of(n_kernels: float, frac: float) -> float:
     """Kernels that a slice of an operation runs: its share, and at least one where the operation has any."""
     return min(n_kernels, max(1.0, frac * n_kernels))

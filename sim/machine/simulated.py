@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
-from sim.machine.copy_queue import Copy
+from sim.machine.copy_queue import Copy, CopyQueue
 from sim.machine.group import Group
-from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE, SerialLane, Spans
-from sim.machine.links import SimLinks
-from sim.machine.protocol import DEMAND, UNKNOWN_S, Ticket
+from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE, SerialLane, Spans, Stream
+from sim.machine.meter import Meter
+from sim.machine.price import Launch, Operation, Price
+from sim.machine.protocol import DEMAND, NO_TICKETS, Machine
+from sim.policy.tickets import Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
+    from collections.abc import Iterable, Sequence
 
     from sim.base.quantities import Source
     from sim.machine.cost import Cost
-    from sim.machine.price import Launch, Price
     from sim.policy.pieces import Piece
     from sim.workload.iterations import Iteration
 
-NOTHING: tuple[Ticket, ...] = ()
+_H2D, _HOST, _CPU, _GPU = H2D, HOST, CPU, GPU  # machine integers where this is compiled
+MOST_LENGTHS = 512
+"""Different durations kept counters for; each context has one of its own, so they begin anew now and then."""
 
 
-class SimMachine(SimLinks):
+class SimulatedMachine(Machine):
     """Implements `sim.machine.protocol.Machine` in arithmetic: + - * / max on floats, so equal inputs give equal bits.
 
     Args:
@@ -36,192 +38,317 @@ class SimMachine(SimLinks):
     measured: Literal[False] = False
 
     def __init__(self, cost: Cost, n_gpus: int = 1, spans: Spans | None = None, report_copies: bool = False) -> None:
-        super().__init__(cost, n_gpus, spans, report_copies)
-        self.down = SerialLane("d2h")
+        self.ends_s = 0.0
+        self.cause = 0
+        self.cost = cost
+        self.now_s = 0.0  # the host's clock
+        self.spans = spans
+        self.n_gpus = n_gpus
+        self.streams = [Stream("gpu" if n_gpus == 1 else f"gpu{g}") for g in range(n_gpus)]
+        self.stream = self.streams[0]
+        self.h2d = [CopyQueue("h2d" if n_gpus == 1 else f"h2d{g}", self.streams) for g in range(n_gpus)]
+        self.write_backs = CopyQueue("d2h", self.streams)  # the same engine as `d2h`, never both in one run
+        self.links = list(self.h2d)  # queues whose copies are settled together, in order of time
+        self.n_links = n_gpus
+        self.d2h = SerialLane("d2h")
         self.cpu = SerialLane("cpu")
         self.side = SerialLane("predictor")
-        for serial in (self.down, self.cpu, self.side):
-            serial.spans = spans
+        lanes: list[Stream | CopyQueue | SerialLane] = [*self.streams, *self.h2d, self.write_backs]
+        for lane in (*lanes, self.d2h, self.cpu, self.side):
+            lane.spans = spans
+        for queue in self.h2d:
+            queue.report = report_copies
+        self.d2h_bytes = 0
+        self.written_back_bytes = 0
+        self.n_copy_launches = 0
+        self.experts_launched = 0.0  # copies of experts, a part counting as its share
+        self.n_syncs = 0
         self.gpu_s = [0.0] * len(cost.rests_on)  # busy seconds of compute streams by the quantity they rest on
-        self.used: dict[Price, int] = {}  # operations of this iteration, added to `gpu_s` when it ends
         self.cpu_s = [0.0] * len(cost.rests_on)
         self.side_s = [0.0] * len(cost.rests_on)
         self.host_predict_s = [0.0] * len(cost.rests_on)
-        self.n_syncs = 0
-        self._groups: dict[int, Group] = {}  # by GPU: experts launched last, which others may still join
-        self._joins: tuple[Ticket, ...] = NOTHING
+        self._sync_s = cost.sync_s
+        self._copy_launch_s = cost.copy_launch_s
+        self._prices = Meter()  # operations of this iteration by price, added to `gpu_s` when it ends
+        self._operations: dict[tuple[Price, Launch], Operation] = {}
+        self._experts: dict[tuple[int, object, float, float], Operation] = {}
+        # By GPU: bytes of a copy -> its seconds, and their place in the link's counters.
+        self._copies: list[dict[int, tuple[float, int]]] = [{} for _ in range(n_gpus)]
+        self._places: list[Operation] = []  # experts of one token by their place in a group, and what is left to fill
+        self._slacks: list[float] = []
+        self._groups = [Group() for _ in range(n_gpus)]  # experts launched last, which others may still join
+        self._group = self._groups[0]
+        self._grouped = cost.grouped
+        self._waits: tuple[Ticket, ...] = NO_TICKETS  # what the next block of GPU 0 joins
         self._gate: Ticket | None = None
         self._n_tokens = 0
         self._n_ranges = 0
+        self._n_layers = len(cost.n_dense_before) - 1
+        self._blocks: list[Operation] = []
+
+    def now(self) -> float:
+        return self.now_s
 
     # -- the iteration ----------------------------------------------------------------------------------------------
 
     def begin(self, iteration: Iteration) -> None:
         cost = self.cost
+        if len(self.stream.seconds.meter.keys) > MOST_LENGTHS:
+            self._forget()
         self.now_s += cost.begin_s
-        self._n_tokens = iteration.n_tokens
+        self._n_tokens = n_tokens = iteration.n_tokens
         self._n_ranges = len(iteration.ranges)
-        self._attention = cost.attention(iteration)
-        self._gate_price = cost.gate(iteration.n_tokens)
-        self._shared_price = cost.shared(iteration.n_tokens) if cost.has_shared else None
-        self._dense_price = cost.dense_layer(iteration) if cost.has_dense else None
-        blocks = [(self._attention, cost.launch_attention), (self._gate_price, cost.launch_gate)]
-        if self._shared_price is not None:
-            blocks.append((self._shared_price, cost.launch_shared))
-        self._blocks = [(price, launch, launch.tail_frac * price.duration_s) for price, launch in blocks]
+        self._attention = self._operation(cost.attention(iteration), cost.launch_attention)
+        self._gate_block = self._operation(cost.gate(n_tokens), cost.launch_gate)
+        self._blocks = [self._attention, self._gate_block]
+        self._shared: Operation | None = None
+        if cost.has_shared:
+            self._shared = self._operation(cost.shared(n_tokens), cost.launch_shared)
+            self._blocks.append(self._shared)
+        self._dense: Operation | None = None
+        if cost.has_dense:
+            self._dense = self._operation(cost.dense_layer(iteration), cost.launch_dense)
 
-    def prices(self) -> tuple[Price, Price, Price | None]:
-        """This iteration's attention, gate and shared expert."""
-        return self._attention, self._gate_price, self._shared_price
+    def _forget(self) -> None:
+        """Begin the stream's counters anew, so that memory does not grow with the trace. All of them are read."""
+        self.stream.seconds.total_s()
+        self.stream.seconds.meter.forget()
+        self._prices.forget()
+        self._operations.clear()
+        self._experts.clear()
+        self._places.clear()
+        self._slacks.clear()
 
-    def _launch(self, op: str, layer: int, launch: Launch, price: Price, after: tuple[Ticket, ...]) -> Ticket:
+    def _operation(self, price: Price, launch: Launch) -> Operation:
+        """A price with its launch, on GPU 0's stream."""
+        operation = self._operations.get((price, launch))
+        if operation is None:
+            length, priced = self.stream.seconds.meter.at(price.duration_s), self._prices.at(price)
+            operation = self._operations[price, launch] = Operation(price, launch, length, priced)
+        return operation
+
+    def _launch(
+        self, op: str, layer: int, operation: Operation, after: tuple[Ticket, ...] = NO_TICKETS
+    ) -> Ticket | None:
         """Launch on GPU 0's stream, after what the stream must join first."""
         host_s = self.now_s
-        self.now_s = launched_s = host_s + launch.all_s
-        launch.n += 1
-        self.used[price] = self.used.get(price, 0) + 1
-        self._groups.clear()
-        if self._joins:
-            after, self._joins = self._joins + after, NOTHING
+        self.now_s = launched_s = host_s + operation.all_s
+        operation.launch.n += 1
+        self._prices.add(operation.priced, 1)
+        self._close_groups()
+        if self._waits:
+            after, self._waits = self._waits + after, NO_TICKETS
         if self.spans is not None:
             self.spans("host", f"launch {op}", layer, -1, self._n_tokens, 0, host_s, launched_s)
-        return self.streams[0].run(
-            op, layer, -1, self._n_tokens, host_s + launch.first_s,
-            launched_s + launch.tail_frac * price.duration_s, price.duration_s, after,
+        return self.stream.run(
+            op, layer, -1, self._n_tokens, host_s + operation.first_s, launched_s + operation.tail_s,
+            operation.duration_s, operation.length, 0.0, after,
         )  # fmt: skip
 
+    def _close_groups(self) -> None:
+        self._group.open = False
+        if self.n_gpus > 1:
+            for group in self._groups:
+                group.open = False
+
+    def _settled(self) -> Ticket:
+        """A ticket for what GPU 0's stream has just placed."""
+        return Ticket(self.stream.free_s, self.stream.blame)
+
     def attention(self, layer: int) -> None:
-        cost = self.cost
-        if self._dense_price is not None:
-            for _ in range(cost.n_dense_before[layer]):
-                self._launch("dense_layer", layer, cost.launch_dense, self._dense_price, NOTHING)
-        self._launch("attention", layer, cost.launch_attention, self._attention, NOTHING)
+        if self._dense is not None:
+            for _ in range(self.cost.n_dense_before[layer]):
+                self._launch("dense_layer", layer, self._dense)
+        self._launch("attention", layer, self._attention)
 
     def gate(self, layer: int) -> Ticket:
-        self._gate = ticket = self._launch("gate", layer, self.cost.launch_gate, self._gate_price, NOTHING)
+        ticket = self._launch("gate", layer, self._gate_block)
+        if ticket is None:
+            ticket = self._settled()
+        self._gate = ticket
         return ticket
 
     def shared(self, layer: int) -> None:
-        if self._shared_price is not None:
-            self._launch("shared_expert", layer, self.cost.launch_shared, self._shared_price, NOTHING)
+        if self._shared is not None:
+            self._launch("shared_expert", layer, self._shared)
 
     def to_gate(self, layer: int) -> None:
-        stream = self.streams[0]
-        if stream.pending or self._joins or self.spans is not None or self._dense_price is not None:
+        stream = self.stream
+        if stream.n_pending or self._waits or self.spans is not None or self._dense is not None:
             self.attention(layer)
             ticket = self.gate(layer)
             self.shared(layer)
             self.sync(ticket)
             return
         # Nothing to wait for and nobody looking: the sums those four would do, without their calls.
-        now_s, free_s, gate_s, gate_price = self.now_s, stream.free_s, 0.0, self._gate_price
-        gaps_s, uses, used = stream.gaps_s, stream.uses, self.used
-        for price, launch, tail_s in self._blocks:
-            start_s = now_s + launch.first_s
-            now_s += launch.all_s
-            launch.n += 1
-            used[price] = used.get(price, 0) + 1
-            duration_s = price[0]
-            uses[duration_s] = uses.get(duration_s, 0) + 1
+        now_s = self.now_s
+        free_s = stream.free_s
+        gate_s = 0.0
+        for operation in self._blocks:
+            start_s = now_s + operation.first_s
+            now_s += operation.all_s
+            operation.launch.n += 1
+            self._prices.add(operation.priced, 1)
+            stream.seconds.meter.add(operation.length, 1)
             if start_s > free_s:
-                gaps_s[HOST] += start_s - free_s
+                stream.gaps_s[_HOST] += start_s - free_s
                 free_s = start_s
-            free_s += duration_s
-            if now_s + tail_s > free_s:
-                gaps_s[HOST] += now_s + tail_s - free_s
-                free_s = now_s + tail_s
-            if price is gate_price:
+            free_s += operation.duration_s
+            last_s = now_s + operation.tail_s
+            if last_s > free_s:
+                stream.gaps_s[_HOST] += last_s - free_s
+                free_s = last_s
+            if operation is self._gate_block:
                 gate_s = free_s
         stream.free_s = free_s
-        self._groups.clear()
+        self._close_groups()
         if self.n_gpus > 1:
             self._gate = Ticket(gate_s, GPU)
-        self.now_s = (gate_s if gate_s > now_s else now_s) + self.cost.sync_s
+        self.now_s = (gate_s if gate_s > now_s else now_s) + self._sync_s
         self.n_syncs += 1
 
     def sync(self, ticket: Ticket) -> None:
-        if ticket.end_s == UNKNOWN_S:
+        if ticket.end_s < 0.0:
             self._settle(ticket)
         host_s = self.now_s
         if ticket.end_s > host_s:
             host_s = ticket.end_s
-            if ticket.cause in (H2D, CPU) and not self.streams[0].pending:
+            if (ticket.cause == _H2D or ticket.cause == _CPU) and not self.stream.n_pending:
                 # A stream that idles because the host waits for a copy waits for that copy, not for the host.
-                self.streams[0].idle_until(host_s, ticket.cause)
-        self.now_s = host_s + self.cost.sync_s
+                self.stream.idle_until(host_s, ticket.cause)
+        self.now_s = host_s + self._sync_s
         self.n_syncs += 1
-        self._groups.clear()
+        self._close_groups()
         if self.spans is not None:
             self.spans("host", "sync", -1, -1, 0, 0, host_s, self.now_s)
 
     def end(self) -> None:
         cost = self.cost
-        if self._dense_price is not None:
-            for _ in range(cost.n_dense_before[-1]):
-                self._launch("dense_layer", -1, cost.launch_dense, self._dense_price, NOTHING)
-        self.sync(self._launch("head", -1, cost.launch_head, cost.head(self._n_ranges), NOTHING))
-        self.streams[0].idle_until(self.now_s, HOST)
-        for price, n in self.used.items():
+        if self._dense is not None:
+            for _ in range(cost.n_dense_before[self._n_layers]):
+                self._launch("dense_layer", -1, self._dense)
+        head = self._operation(cost.head(self._n_ranges), cost.launch_head)
+        ticket = self._launch("head", -1, head)
+        self.sync(self._settled() if ticket is None else ticket)
+        self.stream.idle_until(self.now_s, _HOST)
+        for price, n in self._prices.read():
             self.gpu_s[price.rests_on] += n * price.duration_s
-        self.used.clear()
 
     # -- experts ----------------------------------------------------------------------------------------------------
 
     def expert(
-        self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...], parts: Sequence[Piece] = ()
-    ) -> Ticket:
-        cost = self.cost
-        kernels_frac = piece.kernels_frac
-        if cost.grouped and kernels_frac == 1.0:
-            price, launch = self.grouped(piece, n_tokens, after)
+        self,
+        piece: Piece,
+        n_tokens: int,
+        arrived_s: float,
+        after: tuple[Ticket, ...],
+        parts: Sequence[Piece],
+    ) -> Ticket | None:
+        if self._grouped and piece.kernels_frac == 1.0:
+            operation = self._join_group(piece, n_tokens, arrived_s, after)
         else:
-            self._groups.pop(piece.gpu, None)
-            price = cost.expert(n_tokens, piece.precision, piece.stop_frac - piece.start_frac, kernels_frac)
-            whole, first = kernels_frac == 1.0, piece.start_frac == 0.0
-            launch = cost.launch_expert if whole else cost.launch_part(kernels_frac, first)
+            self._groups[piece.gpu].open = False
+            operation = self._expert(piece, n_tokens)
         host_s = self.now_s
-        self.now_s = launched_s = host_s + launch.all_s
-        launch.n += 1
-        self.used[price] = self.used.get(price, 0) + 1
+        self.now_s = launched_s = host_s + operation.all_s
+        operation.launch.n += 1
+        self._prices.add(operation.priced, 1)
         if self.spans is not None:
             self.spans("host", "launch expert", piece.layer, piece.expert, n_tokens, 0, host_s, launched_s)
-        stream = self.streams[piece.gpu]
-        last_s = launched_s + launch.tail_frac * price.duration_s
-        if piece.gpu == 0:  # joins are for the next block: an expert here does not wait for one elsewhere
-            return stream.run(
-                "expert", piece.layer, piece.expert, n_tokens, host_s + launch.first_s, last_s, price.duration_s, after
-            )
-        # Hidden states cross to the expert's GPU and back; the peer link is not a bottleneck at these sizes.
-        first_s, peer_s = host_s + launch.first_s, cost.peer_s(cost.activation_bytes(n_tokens))
+        if piece.gpu:
+            return self._elsewhere(piece, n_tokens, operation, host_s, arrived_s, after)
+        # What the next block joins, an expert here does not wait for.
+        stream = self.stream
+        work = stream.run(
+            "expert", piece.layer, piece.expert, n_tokens, host_s + operation.first_s, launched_s + operation.tail_s,
+            operation.duration_s, operation.length, arrived_s, after,
+        )  # fmt: skip
+        self.ends_s = stream.free_s
+        self.cause = stream.blame
+        return work
+
+    def _elsewhere(
+        self, piece: Piece, n_tokens: int, operation: Operation, host_s: float, arrived_s: float,
+        after: tuple[Ticket, ...],
+    ) -> Ticket:  # fmt: skip
+        """On another GPU: hidden states cross to it and back; the peer link is not a bottleneck at these sizes."""
+        cost, stream = self.cost, self.streams[piece.gpu]
+        first_s, last_s = host_s + operation.first_s, self.now_s + operation.tail_s
+        peer_s = cost.peer_s(cost.activation_bytes(n_tokens))
         crossing_s = peer_s  # back; and there, as far as the launch does not hide it
-        if self._gate is not None and self._gate.end_s != UNKNOWN_S:
+        if self._gate is not None and self._gate.end_s >= 0.0:
             after = (*after, Ticket(self._gate.end_s + peer_s, GPU))
             crossing_s += min(peer_s, max(0.0, self._gate.end_s + peer_s - first_s))
         if peer_s:
             latency_s = crossing_s * cost.p2p_latency_s / peer_s
             self.gpu_s[cost.q_p2p_latency] += latency_s
             self.gpu_s[cost.q_p2p_bandwidth] += crossing_s - latency_s
-        ticket = stream.run(
-            "expert", piece.layer, piece.expert, n_tokens, first_s, last_s, price.duration_s + peer_s, after
+        duration_s = operation.duration_s + peer_s
+        length = stream.seconds.meter.at(duration_s)
+        ticket: Ticket | None = stream.run(
+            "expert", piece.layer, piece.expert, n_tokens, first_s, last_s, duration_s, length, arrived_s, after
         )
-        self._joins = (*self._joins, ticket)
+        if ticket is None:
+            ticket = Ticket(stream.free_s, stream.blame)
+        self._waits = (*self._waits, ticket)
         return ticket
 
-    def grouped(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...]) -> tuple[Price, Launch]:
+    def _expert(self, piece: Piece, n_tokens: int) -> Operation:
+        """What an expert (or a piece of one) takes that shares no kernels with others."""
+        frac = piece.stop_frac - piece.start_frac
+        if piece.kernels_frac == 1.0:
+            key = (n_tokens, piece.precision, frac, 1.0)
+            operation = self._experts.get(key)
+            if operation is None:
+                price = self.cost.expert(n_tokens, piece.precision, frac, 1.0)
+                operation = self._experts[key] = self._operation(price, self.cost.launch_expert)
+            return operation
+        price = self.cost.expert(n_tokens, piece.precision, frac, piece.kernels_frac)
+        return self._operation(price, self.cost.launch_part(piece.kernels_frac, piece.start_frac == 0.0))
+
+    def _join_group(
+        self, piece: Piece, n_tokens: int, arrived_s: float, after: tuple[Ticket, ...]
+    ) -> Operation:
         """What an expert (or a slice of its columns) adds to the group launched last, or to one that it begins."""
-        cost, frac, group = self.cost, piece.stop_frac - piece.start_frac, self._groups.get(piece.gpu)
-        if group is not None and group.precision == piece.precision:
+        cost, group = self.cost, self._groups[piece.gpu]
+        joins = group.open and group.precision == piece.precision and arrived_s <= group.launched_s
+        if joins and after:
             for ticket in after:
-                if ticket.end_s == UNKNOWN_S:
+                if ticket.end_s < 0.0:
                     self._advance()
-                if not UNKNOWN_S < ticket.end_s <= group.launched_s:
+                if not 0.0 <= ticket.end_s <= group.launched_s:
+                    joins = False
                     break
+        plain = n_tokens == 1 and piece.serving  # of those, a place in the group says all
+        if joins:
+            if plain and group.place >= 0:
+                group.place += 1
             else:
-                price, group.slack_s = cost.member(group.slack_s, n_tokens, piece.precision, frac)
-                return price, cost.launch_member
-        price, slack_s = cost.leader(n_tokens, piece.precision, frac)
-        self._groups[piece.gpu] = Group(self.now_s, piece.precision, slack_s)
-        return price, cost.launch_expert
+                slack_s = self._slacks[group.place] if group.place >= 0 else group.slack_s
+                group.place = -1
+                frac = piece.stop_frac - piece.start_frac
+                price, group.slack_s = cost.member(slack_s, n_tokens, piece.precision, frac)
+                return self._operation(price, cost.launch_member)
+        else:
+            group.open = True
+            group.launched_s = self.now_s
+            group.precision = piece.precision
+            if not plain:
+                frac = piece.stop_frac - piece.start_frac
+                group.place = -1
+                price, group.slack_s = cost.leader(n_tokens, piece.precision, frac)
+                return self._operation(price, cost.launch_expert)
+            group.place = 0
+        if group.place == len(self._places):
+            if group.place == 0:
+                price, slack_s = cost.leader(1, piece.precision, 1.0)
+                self._places.append(self._operation(price, cost.launch_expert))
+            else:
+                price, slack_s = cost.member(self._slacks[group.place - 1], 1, piece.precision, 1.0)
+                self._places.append(self._operation(price, cost.launch_member))
+            self._slacks.append(slack_s)
+        operation: Operation = self._places[group.place]
+        return operation
 
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
         cost = self.cost
@@ -232,26 +359,177 @@ class SimMachine(SimLinks):
         self.experts_launched += 1.0
         if self.spans is not None:
             self.spans("host", "launch cpu_expert", layer, expert, n_tokens, n_bytes, host_s, self.now_s)
-        down_s = cost.back_s(n_bytes)
-        arrived_s = self.down.use("activations", layer, expert, n_tokens, self.now_s, down_s)
+        arrived_s = self.d2h.use("activations", layer, expert, n_tokens, self.now_s, cost.back_s(n_bytes))
         price = cost.expert_cpu(n_tokens)
         self.cpu_s[price.rests_on] += price.duration_s
         done = Ticket(self.cpu.use("expert", layer, expert, n_tokens, arrived_s, price.duration_s), CPU)
         self.d2h_bytes += n_bytes
-        back = Copy("activations", layer, expert, n_bytes, cost.copy_s(n_bytes), DEMAND, self.now_s, (done,))
-        back.cause = CPU
-        self._submit(0, back)
+        duration_s = cost.copy_s(n_bytes)
+        length = self.h2d[0].seconds.meter.at(duration_s)
+        back = Copy(
+            "activations", layer, expert, n_bytes, duration_s, length, True, self.now_s, (done,), None, CPU
+        )
+        if self.n_links > 1:
+            self._advance()
+        self.h2d[0].submit(back, self.now_s)
         return back
 
     def join(self, ticket: Ticket) -> None:
-        self._joins = (*self._joins, ticket)
+        self._waits = (*self._waits, ticket)
+
+    # -- copies -----------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, piece: Piece) -> float:
+        """The host launches a copy; when it has."""
+        begun_s = self.now_s
+        if piece.serving:
+            self.now_s = begun_s + self._copy_launch_s
+            self.experts_launched += 1.0
+        else:
+            frac = piece.stop_frac - piece.start_frac
+            self.now_s = begun_s + (self._copy_launch_s if frac == 1.0 else self.cost.part_launch_s(frac))
+            self.experts_launched += frac
+        self.n_copy_launches += 1
+        if self.spans is not None:
+            self.spans("host", "launch copy", piece.layer, piece.expert, 0, piece.n_bytes, begun_s, self.now_s)
+        return self.now_s
+
+    def copy(self, piece: Piece, priority: int, ready_s: float, after: tuple[Ticket, ...]) -> Ticket | None:
+        now_s = self._enqueue(piece)
+        if self.n_links > 1:
+            self._advance()
+        queue: CopyQueue = self.h2d[piece.gpu]
+        n_bytes = piece.n_bytes
+        known: dict[int, tuple[float, int]] = self._copies[piece.gpu]
+        timed = known.get(n_bytes)
+        if timed is None:
+            seconds = self.cost.copy_s(n_bytes)
+            timed = known[n_bytes] = (seconds, queue.seconds.meter.at(seconds))
+        duration_s, length = timed
+        if priority == DEMAND:
+            settled = queue.demand("demand", piece, duration_s, length, now_s, ready_s, after)
+            self.ends_s = queue.free_s
+            self.cause = _H2D
+            return settled
+        if ready_s < now_s:
+            ready_s = now_s
+        copy = Copy(
+            "prefetch", piece.layer, piece.expert, n_bytes, duration_s, length, False, ready_s, after, piece, H2D
+        )
+        queue.submit(copy, now_s)
+        return copy
+
+    def copy_back(self, piece: Piece, ready_s: float, after: tuple[Ticket, ...]) -> Ticket:
+        queue = self.write_backs
+        if self.n_links == self.n_gpus:
+            self.links.append(queue)
+            self.n_links += 1
+        now_s = self._enqueue(piece)
+        duration_s = self.cost.back_s(piece.n_bytes)
+        length = queue.seconds.meter.at(duration_s)
+        if ready_s < now_s:
+            ready_s = now_s
+        copy = Copy(
+            "write_back", piece.layer, piece.expert, piece.n_bytes, duration_s, length, True, ready_s, after, None, H2D
+        )
+        self.d2h_bytes += piece.n_bytes
+        self.written_back_bytes += piece.n_bytes
+        self._advance()
+        queue.submit(copy, self.now_s)
+        return copy
+
+    def promote(self, ticket: Ticket) -> None:
+        assert isinstance(ticket, Copy)
+        self._advance()
+        for queue in self.h2d:
+            queue.promote(ticket, self.now_s)
+
+    def cancel(self, ticket: Ticket) -> bool:
+        assert isinstance(ticket, Copy)
+        if ticket.end_s >= 0.0:
+            return False
+        self._advance()
+        for queue in self.h2d:  # noqa: SIM110 - asked often, and a generator costs as much as the question
+            if queue.cancel(ticket, self.now_s):
+                return True
+        return False
+
+    def poll(self) -> list[Piece]:
+        done: list[Copy] = []
+        self._advance()
+        for queue in self.h2d:
+            done += queue.completions(self.now_s)
+        if self.n_gpus > 1:
+            done.sort(key=attrgetter("end_s"))
+        return [copy.piece for copy in done if copy.piece is not None]
+
+    def ended(self, ticket: Ticket) -> bool:
+        if ticket.end_s < 0.0:
+            if self.n_links == 1 and self.h2d[0].free_s >= self.now_s:
+                return False  # busy until now with what started before
+            self._advance()
+        return 0.0 <= ticket.end_s <= self.now_s
+
+    def earliest_completion_s(self, tickets: Iterable[Ticket]) -> float:
+        until_s = math.inf
+        for ticket in tickets:
+            end_s = ticket.end_s
+            if end_s < 0.0:
+                if self.n_links > 1:
+                    return 0.0
+                end_s = self.h2d[0].free_s  # it will start after what has been started
+            if end_s < until_s:
+                until_s = end_s
+        return until_s
+
+    def drain(self) -> None:
+        while self._settle_next():
+            pass
+
+    @property
+    def h2d_bytes(self) -> int:
+        """Bytes copied to the GPUs."""
+        return sum(queue.copied_bytes for queue in self.h2d)
+
+    def _advance(self) -> None:
+        """Settle every copy that starts before the host's clock; over several links in the order of their starts."""
+        if self.n_links == 1:
+            self.h2d[0].advance(self.now_s)
+            return
+        while True:
+            queue = self._next_link()
+            if queue is None or queue.next_start_s() >= self.now_s:
+                return
+            queue.settle_next()
+
+    def _next_link(self) -> CopyQueue | None:
+        """The link on which the next copy starts; the first of several that start together."""
+        found: CopyQueue | None = None
+        first_s = -1.0
+        for queue in self.links:
+            if queue.n_queued:
+                start_s = queue.next_start_s()
+                if start_s >= 0.0 and (found is None or start_s < first_s):
+                    found = queue
+                    first_s = start_s
+        return found
+
+    def _settle_next(self) -> bool:
+        queue = self._next_link()
+        return queue is not None and queue.settle_next()
+
+    def _settle(self, ticket: Ticket) -> None:
+        """The host is blocked: let copies start, in time order, until the ticket's end is known."""
+        while ticket.end_s < 0.0:
+            if not self._settle_next():
+                raise RuntimeError("deadlock: the host waits for work that waits for no copy (a bug in the engine)")
 
     # -- the rest ---------------------------------------------------------------------------------------------------
 
     def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
         rests_on = self.cost.q_predictor[basis]
         if lane != "side":
-            self._groups.clear()  # no group spans what the host or the stream does in between
+            self._close_groups()  # no group spans what the host or the stream does in between
         if lane == "host":
             self.host_predict_s[rests_on] += duration_s
             begun_s = self.now_s
@@ -260,10 +538,13 @@ class SimMachine(SimLinks):
             if self.spans is not None:
                 self.spans("host", "predict", -1, -1, 0, 0, begun_s, self.now_s)
         elif lane == "gpu":
-            launch = self.cost.launch_s
-            self.now_s += launch
+            self.now_s += self.cost.launch_s
             self.gpu_s[rests_on] += duration_s
-            ticket = self.streams[0].run("predict", -1, -1, 0, self.now_s, self.now_s, duration_s, NOTHING)
+            length = self.stream.seconds.meter.at(duration_s)
+            work = self.stream.run(
+                "predict", -1, -1, 0, self.now_s, self.now_s, duration_s, length, 0.0, NO_TICKETS
+            )
+            ticket = self._settled() if work is None else work
         else:
             # A blocked host launches nothing: its waiting is then what the stream waits for.
             (self.host_predict_s if blocking else self.side_s)[rests_on] += duration_s
@@ -272,19 +553,15 @@ class SimMachine(SimLinks):
             self.sync(ticket)
         return ticket
 
-    def route(self, layer: int, ids: np.ndarray, weights: np.ndarray) -> None:
-        """Nothing is computed here, so it matters to nobody which token goes where."""
-
     def wait_until(self, time_s: float) -> None:
         if time_s > self.now_s:
             self.now_s = time_s
-            self.streams[0].idle_until(time_s, IDLE)
+            self.stream.idle_until(time_s, IDLE)
 
     def parts_s(self) -> list[float]:
-        """GPU 0's timeline so far, split by what it did or waited for; order of `sim.machine.lanes.CAUSES`."""
-        stream = self.streams[0]
-        if not stream.pending:
-            stream.idle_until(self.now_s, HOST)  # hooks after the last read may have kept the host busy
+        stream = self.stream
+        if not stream.n_pending:
+            stream.idle_until(self.now_s, _HOST)  # hooks after the last read may have kept the host busy
         return stream.parts_s
 
     def host_shares(self) -> list[tuple[int, float]]:
@@ -294,26 +571,27 @@ class SimMachine(SimLinks):
         experts = (cost.launch_expert, cost.launch_member, *cost.launch_parts.values())
         launches = (*layers, cost.launch_gate, cost.launch_shared, *experts, cost.launch_head)
         return [
-            (cost.q_launch, math.fsum(launch.n * launch.kernels_s for launch in launches)),
-            (cost.q_stack_layer, math.fsum(launch.n * launch.extra_s for launch in layers)),
-            (cost.q_stack_expert, math.fsum(launch.n * launch.extra_s for launch in experts)),
+            (cost.q_launch, math.fsum([launch.n * launch.kernels_s for launch in launches])),
+            (cost.q_stack_layer, math.fsum([launch.n * launch.extra_s for launch in layers])),
+            (cost.q_stack_expert, math.fsum([launch.n * launch.extra_s for launch in experts])),
             (cost.q_stack_iteration, cost.launch_head.n * cost.launch_head.extra_s),
             (cost.q_sync, self.n_syncs * cost.sync_s),
             (cost.q_copy_launch, self.n_copy_launches * cost.hw.host.copy_launch_s.value),
             (cost.q_stack_copy, self.experts_launched * cost.stack.per_copy_s.value),
-            *((rests_on, spent_s) for rests_on, spent_s in enumerate(self.host_predict_s) if spent_s),
+            *[(rests_on, spent_s) for rests_on, spent_s in enumerate(self.host_predict_s) if spent_s],
         ]
 
     def lane_busy_s(self) -> dict[str, float]:
         """Busy seconds by lane."""
         lanes = {stream.name: stream.busy_s for stream in self.streams}
-        lanes |= {link.name: link.busy_s for link in self.up}
-        lanes |= {lane.name: lane.busy_s for lane in (self.down, self.cpu, self.side)}
-        lanes["d2h"] += self.back.busy_s  # one engine: activations of CPU experts, or pieces written back
-        lanes["host"] = math.fsum(share for _, share in self.host_shares())
+        lanes |= {queue.name: queue.busy_s for queue in self.h2d}
+        lanes |= {lane.name: lane.busy_s for lane in (self.d2h, self.cpu, self.side)}
+        lanes["d2h"] += self.write_backs.busy_s  # one engine: activations of CPU experts, or pieces written back
+        lanes["host"] = math.fsum([share for _, share in self.host_shares()])
         return lanes
 
     def lane_ends_s(self) -> dict[str, float]:
         """When links, CPU pool and predictor ended their last work: some goes on after the last token."""
-        ends_s = {up.name: up.free_s for up in self.up} | {lane.name: lane.free_s for lane in (self.cpu, self.side)}
-        return ends_s | {"d2h": max(self.down.free_s, self.back.free_s)}
+        ends_s = {queue.name: queue.free_s for queue in self.h2d}
+        ends_s |= {lane.name: lane.free_s for lane in (self.cpu, self.side)}
+        return ends_s | {"d2h": max(self.d2h.free_s, self.write_backs.free_s)}

@@ -14,6 +14,7 @@ from sim.policy.decisions import (
     Predict,
     Prefetch,
     Requeue,
+    RequeueFrom,
     RunCpu,
     RunCpuAhead,
     RunGpu,
@@ -23,12 +24,15 @@ from sim.policy.decisions import (
     Wanted,
     WriteBack,
 )
+from sim.policy.order import Insertion, Order, Rank, Recency
 from sim.policy.pieces import Piece, Pieces
 from sim.policy.tickets import Ticket
 from sim.policy.view import Prices, View
+from sim.policy.wishes import Wishes
 from sim.profiles.geometry import BITS_PER_PARAM
 from sim.workload.fewest_copies import kept
-from sim.workload.iterations import DECODE, PREFILL, Gate, Iteration, Range, RequestInfo
+from sim.workload.gate import Gate
+from sim.workload.iterations import DECODE, PREFILL, Iteration, Range, RequestInfo
 from sim.workload.learn_split import MAKE_ONE, StoreSplit, no_store, requests_of
 
 if TYPE_CHECKING:
@@ -51,7 +55,9 @@ __all__ = [
     "Fetch",
     "Gate",
     "IllegalDecision",
+    "Insertion",
     "Iteration",
+    "Order",
     "Param",
     "ParamValue",
     "Piece",
@@ -61,8 +67,11 @@ __all__ = [
     "Prefetch",
     "Prices",
     "Range",
+    "Rank",
+    "Recency",
     "RequestInfo",
     "Requeue",
+    "RequeueFrom",
     "RunCpu",
     "RunCpuAhead",
     "RunGpu",
@@ -74,6 +83,7 @@ __all__ = [
     "View",
     "Wait",
     "Wanted",
+    "Wishes",
     "WriteBack",
     "bundled",
     "kept",

@@ -16,9 +16,11 @@ from sim.base.errors import BadInput, did_you_mean
 from sim.policy.decisions import Decision
 
 if TYPE_CHECKING:
+    from sim.policy.order import Order
     from sim.policy.pieces import Piece
     from sim.policy.view import View
-    from sim.workload.iterations import Gate, Iteration, Range, RequestInfo
+    from sim.workload.gate import Gate
+    from sim.workload.iterations import Iteration, Range, RequestInfo
     from sim.workload.learn_split import StoreSplit
 
 Steps = Generator[Decision, Any, None]  # a hook that yields; each decision's ticket comes back from `yield`
@@ -116,6 +118,7 @@ class Policy:
     # Speculative copies handed to each GPU's copy engine at once: of two GPUs, each may have so many. What waits for a
     # full link holds up nothing that another could carry. None: all of them, room taken when asked (no timing).
     prefetch_depth: int | None = None
+    order: Order | None = None  # who leaves, instead of `victim`; an instance sets it in `bind`
 
     def __init__(self, **values: Any) -> None:
         known = {param.name: param for param in self.params}
@@ -177,9 +180,6 @@ class Policy:
     def gate_done(self, gate: Gate, view: View) -> Decisions:
         """The gate has spoken: serve the layer. Every expert of `gate.needs` must run exactly once."""
 
-    def expert_done(self, layer: int, expert: int, view: View) -> Decisions:
-        """One expert of the layer has been launched, on GPU or CPU."""
-
     def copy_done(self, piece: Piece, view: View) -> Decisions:
         """A copy has completed; told at the next polling point (trait `timing`)."""
 
@@ -216,16 +216,6 @@ class Policy:
         Asked again for the bounds beside a result, so the answer must rest on `ranges` and what was learnt alone.
         """
         return [ranges]
-
-    def exchange(self, wanted: list[Piece], room: int, view: View) -> tuple[list[Piece], list[Piece]] | None:
-        """Which of a layer's experts are there, and which are missing and come now, others leaving for them. Optional.
-
-        Says in one call per layer what `accessed` for each hit, then `victim` (once `room` experts have found room),
-        `evicted` and `accessed` for each missing expert would say: a shorter way for plain caches of whole experts on
-        one GPU, which are asked very often. The budget holds all that is wanted. Such a policy knows what is resident
-        without the view. None refuses, and the run starts again with the long way.
-        """
-        raise NotImplementedError
 
     def stats(self) -> dict[str, float]:
         """Figures of the policy's own (prediction accuracy, store size ...) for the report."""

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from sim.base.quantities import Source
     from sim.policy.pieces import Piece
     from sim.policy.tickets import Ticket
+    from sim.policy.wishes import Wishes
 
 
 class Fetch(NamedTuple):
@@ -43,6 +44,21 @@ class Requeue(NamedTuple):
 
     wanted: Sequence[Wanted]
     up_to_layer: int | None = None
+
+
+class RequeueFrom(NamedTuple):
+    """`Requeue` for many layers' worth of numbers: entries `start` to `stop` of `wishes` become the whole queue.
+
+    Entries from `fresh` on wait for the tickets in `after`, those before for nothing; at most `most` wait (-1: all).
+    """
+
+    wishes: Wishes
+    start: int
+    stop: int
+    fresh: int
+    after: tuple[Ticket, ...] = ()
+    up_to_layer: int | None = None
+    most: int = -1
 
 
 class Cancel(NamedTuple):
@@ -146,6 +162,6 @@ class Predict(NamedTuple):
 
 
 Decision = (
-    Fetch | Prefetch | Requeue | Cancel | DropQueue | RunGpu | RunPart | RunCpu | RunCpuAhead | Serve | Evict
-    | WriteBack | Wait | Predict
+    Fetch | Prefetch | Requeue | RequeueFrom | Cancel | DropQueue | RunGpu | RunPart | RunCpu | RunCpuAhead | Serve
+    | Evict | WriteBack | Wait | Predict
 )  # fmt: skip

@@ -1,3 +1,4 @@
+# cython: boundscheck=True, wraparound=True
 """The unit of residency, copy and accounting: a slice of one expert at one precision on one GPU."""
 
 from __future__ import annotations
@@ -64,11 +65,12 @@ class Pieces:
         self.whole: list[list[Piece]] = [
             [
                 Piece(layer, expert, 0.0, 1.0, precision, self.home(layer, expert), size, layer * n_experts + expert,
-                      serving=True)
+                      True)
                 for expert in range(n_experts)
             ]
             for layer in range(n_layers)
         ]
+        self.all: list[Piece] = [piece for layer in self.whole for piece in layer]  # by index
         self._parts: dict[tuple[int, int, float, float, str, int, bool], Piece] = {}
 
     @property
@@ -101,9 +103,10 @@ class Pieces:
                 raise ValueError(f"piece bounds, got {start_frac}..{stop_frac}: need 0 <= start < stop <= 1")
             size = self._expert_bytes(precision)
             n_bytes = round(stop_frac * size) - round(start_frac * size)
-            index = self.n_layers * self.n_experts + len(self._parts)
             kernels_frac = stop_frac - start_frac if matrices else 1.0
-            piece = self._parts[key] = Piece(
-                layer, expert, start_frac, stop_frac, precision, gpu, n_bytes, index, kernels_frac=kernels_frac
+            piece = Piece(
+                layer, expert, start_frac, stop_frac, precision, gpu, n_bytes, len(self.all), False, kernels_frac
             )
+            self._parts[key] = piece
+            self.all.append(piece)
         return piece

@@ -1,4 +1,4 @@
-"""What a decision gives back: a ticket, which others may wait for."""
+"""Something under way, and when it ends."""
 
 from __future__ import annotations
 

@@ -1,19 +1,25 @@
+# cython: boundscheck=True, wraparound=True
 """What a policy can see: logical state, geometry and prices; no clock, no tensors, no future (but for oracles)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sim.base.errors import IllegalDecision
 
 if TYPE_CHECKING:
-    from sim.engine.engine import Engine
+    from sim.engine.copies import Copies
+    from sim.engine.owed import Owed
+    from sim.engine.residency import Residency
     from sim.machine.cost import Cost
+    from sim.machine.protocol import Machine
+    from sim.policy.api import Policy
     from sim.policy.pieces import Piece
     from sim.workload.future import Future
+    from sim.workload.gate import Arrays
 
 
 class Prices:
@@ -82,105 +88,136 @@ class View:
         prices: seconds of single operations.
     """
 
-    def __init__(self, engine: Engine, model_name: str, top_k: int, hidden_size: int) -> None:
-        self._engine = engine
-        pieces = engine.pieces
-        self.model_name = model_name
+    def __init__(
+        self,
+        policy: Policy,
+        residency: Residency,
+        owed: Owed,
+        copies: Copies,
+        machine: Machine,
+        cost: Cost,
+        arrays: Arrays,
+        top_k: int,
+        hidden_size: int,
+        future: Future | None,
+    ) -> None:
+        pieces = residency.pieces
+        self._policy = policy
+        self._pieces = pieces
+        self._residency = residency
+        self._owed = owed
+        self._copies = copies
+        self._machine = machine
+        self._arrays = arrays
+        self._future = future
+        self.model_name = cost.model.id
         self.n_layers = pieces.n_layers
         self.n_experts = pieces.n_experts
         self.n_gpus = pieces.n_gpus
         self.top_k = top_k
         self.hidden_size = hidden_size
-        self.expert_bytes = pieces.whole[0][0].n_bytes
-        self.prices = Prices(engine.cost, self.expert_bytes)
+        self.expert_bytes = pieces.all[0].n_bytes
+        self.prices = Prices(cost, self.expert_bytes)
         self.layer = 0
         self.phase = ""
-        self._entries = engine.cache.entries
-        self._whole = pieces.whole
 
     # -- pieces and residency ---------------------------------------------------------------------------------------
 
     def piece(self, layer: int, expert: int) -> Piece:
         """The whole expert as a piece."""
-        return self._whole[layer][expert]
+        found: Piece = self._pieces.whole[layer][expert]
+        return found
 
     def part(self, layer: int, expert: int, start_frac: float, stop_frac: float, precision: str | None = None) -> Piece:
         """A slice of an expert as a piece."""
-        return self._engine.pieces.part(layer, expert, start_frac, stop_frac, precision)
+        return self._pieces.part(layer, expert, start_frac, stop_frac, precision)
 
     def matrices(self, layer: int, expert: int, n: int, precision: str | None = None) -> list[Piece]:
         """An expert in `n` pieces of whole matrices: together they launch what it does, and a kernel each at least."""
-        part = self._engine.pieces.part
+        part = self._pieces.part
         return [part(layer, expert, i / n, (i + 1) / n, precision, matrices=True) for i in range(n)]
 
     def resident(self, layer: int, expert: int) -> bool:
         """True when the whole expert has its room: it is there or on its way (which one, only `timing` may ask)."""
-        return self._whole[layer][expert] in self._entries
+        return self._residency.holds(self._pieces.whole[layer][expert])
 
     def holds(self, piece: Piece) -> bool:
         """True when this very piece has its room."""
-        return piece in self._entries
+        return self._residency.holds(piece)
+
+    @property
+    def held(self) -> np.ndarray:
+        """Which pieces have their room, uint8 by `Piece.index`; read-only, current until a part is made anew."""
+        held = np.frombuffer(self._residency.flags(), dtype=np.uint8)
+        held.flags.writeable = False
+        return held
+
+    @property
+    def unused_prefetches(self) -> int:
+        """Prefetched pieces that have their room and have not been used."""
+        return len(self._copies.tally.prefetch.pending)
 
     def residents(self) -> Iterator[Piece]:
         """Every piece that has its room, oldest first."""
-        return iter(self._entries)
+        return iter(self._residency.resident_pieces())
 
     def evictable(self, piece: Piece) -> bool:
         """False while the layer being served still needs the piece's expert."""
-        return not (piece.layer == self._engine.layer and piece.expert in self._engine.unrun)
+        return not self._owed.owes(piece.layer, piece.expert)
 
     def owed(self) -> list[int]:
         """Experts the layer being served still needs: the only ones `evictable` is False for."""
-        return list(self._engine.unrun)
+        return self._owed.experts()
 
     def owes(self, piece: Piece) -> int:
         """Tokens that the layer being served still owes the piece's expert; 0 where it owes none."""
-        return self._engine.unrun.get(piece.expert, 0) if piece.layer == self._engine.layer else 0
+        return self._owed.owes(piece.layer, piece.expert)
 
     @property
     def capacity(self) -> int:
         """Whole experts that fit the budget, over all GPUs."""
-        return sum(budget // self.expert_bytes for budget in self._engine.cache.budget_bytes)
+        return sum([self.capacity_of(gpu) for gpu in range(self.n_gpus)])
 
     def capacity_of(self, gpu: int) -> int:
         """Whole experts that fit one GPU's budget."""
-        return self._engine.cache.budget_bytes[gpu] // self.expert_bytes
+        return self._residency.budget(gpu) // self.expert_bytes
 
     def free_bytes(self, gpu: int = 0) -> int:
         """Expert budget of a GPU not taken."""
-        return self._engine.cache.budget_bytes[gpu] - self._engine.cache.used_bytes[gpu]
-
-    def follow(self, entries: dict[Piece, Any]) -> None:
-        """Look at this mapping for residency (the flat loop keeps a plainer one)."""
-        self._entries = entries
+        return self._residency.free_bytes(gpu)
 
     # -- the pass ---------------------------------------------------------------------------------------------------
 
     def embeddings(self) -> np.ndarray:
         """Embedding-layer outputs of the iteration's tokens [n, h] (needs `embeddings`)."""
-        return self._engine.arrays.embeddings()
+        return self._arrays.embeddings()
 
     # -- with a trait -----------------------------------------------------------------------------------------------
 
     def arrived(self, piece: Piece) -> bool:
         """True when the piece's copy has completed by now. Trait `timing`."""
         self._require("timing", "arrived")
-        entry = self._entries.get(piece)
-        return entry is not None and (entry.arrival is None or self._engine.machine.ended(entry.arrival))
+        return self._copies.arrived(piece)
 
     def queued(self) -> list[Piece]:
         """Pieces waiting in the policy's own prefetch queue, best first. Trait `timing`."""
         self._require("timing", "queued")
-        return self._engine.queue.pieces()
+        return self._copies.queue.pieces()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything waits in the policy's own prefetch queue. Trait `timing`."""
+        self._require("timing", "waiting")
+        return bool(self._copies.queue.n_waiting)
 
     @property
     def future(self) -> Future:
         """What will be asked for. Trait `oracle`."""
         self._require("oracle", "future")
-        assert self._engine.future is not None
-        return self._engine.future
+        assert self._future is not None
+        return self._future
 
     def _require(self, trait: str, what: str) -> None:
-        policy = self._engine.policy
-        if trait not in policy.traits:
-            raise IllegalDecision(f"view.{what} of {policy.name}: needs the trait {trait!r}; declare it in `traits`")
+        if trait not in self._policy.traits:
+            name = self._policy.name
+            raise IllegalDecision(f"view.{what} of {name}: needs the trait {trait!r}; declare it in `traits`")

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.device_faults import DeviceFault
 from sim.base.lanes import ON_DEVICE
-from sim.engine.drive import drive
+from sim.machine.cost import Cost
 from sim.machine.lanes import HOST
+from sim.machine.simulated import SimulatedMachine
+from sim.policy.api import overrides as implements
 from sim.policy.tickets import Ticket
 from sim.real.run import measure
 from sim.real.watch import watch
@@ -19,8 +21,8 @@ from sim.results.metrics import quantile
 from sim.run import assemble, prepare, run_through
 
 if TYPE_CHECKING:
-    from sim.machine.simulated import SimMachine
-    from sim.real.devices.lanes import Lanes
+    from sim.base.quantities import Source
+    from sim.real.devices.work import Lanes
     from sim.real.weights.weights import Weights
     from sim.setup.prepare import Setup
     from sim.setup.spec import RunSpec
@@ -47,7 +49,7 @@ class HostPays:
     `slowdown`: how much longer it takes where threads of lanes want the interpreter too, as a share of its time alone.
     """
 
-    def __init__(self, machine: SimMachine, spent: dict[tuple[str, str], float], slowdown: float = 0.0) -> None:
+    def __init__(self, machine: SimulatedMachine, spent: dict[tuple[str, str], float], slowdown: float = 0.0) -> None:
         self._machine, self._spent, self._stretch = machine, spent, 1.0 + slowdown
         self.total_s = 0.0
 
@@ -56,6 +58,13 @@ class HostPays:
         self._machine.now_s += spent_s
         self.total_s += spent_s
         self._spent["host", "policy code"] = self._spent.get(("host", "policy code"), 0.0) + spent_s
+
+
+class FreePredictions(SimulatedMachine):
+    """The simulated machine where predictors are policy code, which is charged as it runs."""
+
+    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
+        return Ticket(self.now_s, HOST)
 
 
 def simulated(setup: Setup) -> World:
@@ -67,15 +76,15 @@ def simulated(setup: Setup) -> World:
              ) -> None:  # fmt: skip
         busy_s[lane, op] = busy_s.get((lane, op), 0.0) + end_s - start_s
 
-    engine, machine = assemble(setup, span, lambda *entry: log.append(entry))
+    cost = Cost(setup.hw, setup.model, setup.stack, setup.spec.precision)
+    machine = FreePredictions(cost, setup.spec.gpus, span, implements(setup.policy, "copy_done"))
+    engine, _ = assemble(setup, span, lambda *entry: log.append(entry), machine)
     measured = setup.hw.curves_of(setup.model.id, setup.spec.precision)
     slowdown = None if measured is None else measured.policy_slowdown
     payer = HostPays(machine, busy_s, 0.0 if slowdown is None else slowdown.value)
     watch(setup.policy, payer)
-
-    machine.predict = lambda *_: Ticket(machine.now_s, HOST)  # type: ignore[method-assign]
     steps: dict[str, list[float]] = {}
-    clockwork = run_through(setup, engine, machine, drive, _steps_into(steps), None)
+    clockwork = run_through(setup, engine, machine, _steps_into(steps), None)
     result = fold(setup, engine, machine, clockwork, 0.0)
     result["policy_code_s"] = payer.total_s
     n_begun = sum(len(found) for found in steps.values())

@@ -15,7 +15,7 @@ from sim.setup.naming import overrides_of, title_of
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork
     from sim.engine.engine import Engine
-    from sim.machine.simulated import SimMachine
+    from sim.machine.simulated import SimulatedMachine
     from sim.real.machine.machine import RealMachine
     from sim.setup.prepare import Setup
 
@@ -31,15 +31,15 @@ def memory_table(setup: Setup, engine: Engine) -> dict[str, int]:
         "kv_cache_bytes": parts.kv_cache_bytes,
         "activation_bytes": parts.activation_bytes,
         "reserve_bytes": parts.reserve_bytes,
-        "predictor_bytes": setup.memory.expert_bytes[0] - engine.cache.budget_bytes[0],
-        "expert_budget_bytes": engine.cache.budget_bytes[0],
-        "peak_expert_bytes": engine.cache.peak_bytes[0],
+        "predictor_bytes": setup.memory.expert_bytes[0] - engine.residency.budget_bytes[0],
+        "expert_budget_bytes": engine.residency.budget_bytes[0],
+        "peak_expert_bytes": engine.residency.peak_bytes[0],
         "vram_bytes": setup.memory.vram_bytes,
     }
 
 
 def fold(
-    setup: Setup, engine: Engine, machine: SimMachine | RealMachine, clockwork: Clockwork, wall_s: float
+    setup: Setup, engine: Engine, machine: SimulatedMachine | RealMachine, clockwork: Clockwork, wall_s: float
 ) -> dict[str, Any]:
     """The JSON object; keys are documented in docs/output.md and stable."""
     spec, policy, model, tally = setup.spec, setup.policy, setup.model, engine.tally
@@ -83,7 +83,9 @@ def fold(
         "hit_definition": spec.hit_definition,
         **metrics.hit_rates(tally, spec.hit_definition),
         "union_per_layer_step": metrics.union(
-            tally, model.n_moe_layers, sum(engine.cache.budget_bytes) / engine.view.expert_bytes / model.n_moe_layers
+            tally,
+            model.n_moe_layers,
+            sum(engine.residency.budget_bytes) / engine.view.expert_bytes / model.n_moe_layers,
         ),
         "prefetch": metrics.prefetching(tally),
         "demand_copies": {"n": tally.n_demand, "bytes": tally.demand_bytes},
@@ -93,8 +95,8 @@ def fold(
         "peak_host_bytes": setup.host_bytes,
         "memory": memory,
         "expert_bytes": engine.view.expert_bytes,
-        "expert_budget_bytes": list(engine.cache.budget_bytes),
-        "peak_expert_bytes": list(engine.cache.peak_bytes),
+        "expert_budget_bytes": list(engine.residency.budget_bytes),
+        "peak_expert_bytes": list(engine.residency.peak_bytes),
         "bound": None,
         "bound_by": metrics.bound_by(clockwork),
         "provenance": metrics.provenance(machine, clockwork),

@@ -15,7 +15,7 @@ from sim.workload.iterations import DECODE, PREFILL
 if TYPE_CHECKING:
     from sim.engine.counts import Tally
     from sim.engine.drive import Clockwork, RequestTimes
-    from sim.machine.simulated import SimMachine
+    from sim.machine.simulated import SimulatedMachine
     from sim.real.machine.machine import RealMachine
 
 # A percentile is given only when at least one observation is expected beyond it.
@@ -168,7 +168,7 @@ class Resting(NamedTuple):
 
 
 def resting_s(
-    machine: SimMachine, clockwork: Clockwork, phases: Iterable[str] = (PREFILL, DECODE)
+    machine: SimulatedMachine, clockwork: Clockwork, phases: Iterable[str] = (PREFILL, DECODE)
 ) -> list[Resting]:
     """Which figure each part of GPU 0's time in these phases rests on.
 
@@ -179,7 +179,7 @@ def resting_s(
     parts_s = [math.fsum(column) for column in zip(*chosen, strict=True)]
     seconds = [0.0] * len(cost.rests_on)
     _spread(seconds, parts_s[GPU], list(enumerate(machine.gpu_s)))
-    n_copies, busy_s = sum(up.n_copies for up in machine.up), math.fsum(up.busy_s for up in machine.up)
+    n_copies, busy_s = sum(up.n_copies for up in machine.h2d), math.fsum(up.busy_s for up in machine.h2d)
     latency_s = n_copies * cost.h2d_latency_s
     _spread(seconds, parts_s[H2D], [(cost.q_h2d_latency, latency_s), (cost.q_h2d_bandwidth, busy_s - latency_s)])
     _spread(seconds, parts_s[CPU], list(enumerate(machine.cpu_s)))
@@ -224,7 +224,7 @@ def factors(name: str, quantity: Any) -> tuple[float, float]:
     return min(1.0, low / value), max(1.0, high / value)
 
 
-def provenance(machine: SimMachine | RealMachine, clockwork: Clockwork) -> dict[str, Any]:
+def provenance(machine: SimulatedMachine | RealMachine, clockwork: Clockwork) -> dict[str, Any]:
     """Share of simulated time resting on measured, datasheet and assumed figures, and on which."""
     if machine.measured is True:
         return {"measured": 1.0, "datasheet": 0.0, "assumed": 0.0, "figures": []}
@@ -242,7 +242,7 @@ def provenance(machine: SimMachine | RealMachine, clockwork: Clockwork) -> dict[
 
 
 def uncertainty(
-    machine: SimMachine | RealMachine, clockwork: Clockwork, result: dict[str, Any], batch: int, arrivals: bool
+    machine: SimulatedMachine | RealMachine, clockwork: Clockwork, result: dict[str, Any], batch: int, arrivals: bool
 ) -> dict[str, Any]:
     """Band of the mean times when every figure moves to the end of its range at once (so it is wide), from the ends of
     what other requests of the kind may give (`sim.results.sampling`); with one request, which says nothing of others,
@@ -289,7 +289,7 @@ def _ends(rows: list[Resting]) -> tuple[float, float]:
             math.fsum(row.spent_s * row.high_factor for row in rows) / total)  # fmt: skip
 
 
-def lane_utilisation(machine: SimMachine | RealMachine, makespan_s: float) -> dict[str, float | None]:
+def lane_utilisation(machine: SimulatedMachine | RealMachine, makespan_s: float) -> dict[str, float | None]:
     """Busy share of every lane over the makespan; over the lane's own time where it goes on after the last token."""
     lanes, ends_s = machine.lane_busy_s(), machine.lane_ends_s() if machine.measured is False else {}
     spans_s = {name: max(makespan_s, ends_s.get(name, 0.0)) for name in lanes}

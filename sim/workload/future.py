@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sim.workload.iterations import Feed, Iteration, Range, RequestInfo, Scheduler
+from sim.workload.iterations import Feed, Iteration, RequestInfo, Scheduler, decode_row
 
 if TYPE_CHECKING:
     from traces.format.reader import Trace
@@ -50,12 +50,3 @@ class Future:
         """All iterations that ask for an expert, ascending, and where in that list its next use stands."""
         self.next_use(layer, expert)
         return self._uses[layer][expert], self._at[layer][expert]
-
-
-def decode_row(feed: Feed, ranges: list[Range]) -> list[Any] | None:
-    """What the feed has of its row when the iteration is a single decode token, else None."""
-    if len(ranges) == 1 and ranges[0].phase == "decode":
-        only = ranges[0]
-        request = only.request
-        return feed.row(request.index, only.start_row, request.first_row + request.prompt_len + request.outputs - 1)
-    return None

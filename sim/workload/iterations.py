@@ -1,3 +1,4 @@
+# cython: boundscheck=True, wraparound=True
 """Which tokens run together: requests, token ranges with their phase, and what each layer's gate asks for."""
 
 from __future__ import annotations
@@ -9,14 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sim.base.errors import IllegalDecision
+from sim.base.flat import COMPILED
 
 if TYPE_CHECKING:
-    from sim.policy.pieces import Piece
     from traces.format.reader import Trace
 
 PREFILL, DECODE = "prefill", "decode"
-SCORES = ("scores",)
-NO_PRECISIONS: dict[int, str] = {}  # no expert may run in less than the serving precision; never written to
 
 
 class RequestInfo(NamedTuple):
@@ -85,12 +84,46 @@ class Scheduler:
         self._active = still
         if self._split is not None and len(ranges) > 1:
             passes = self._split(ranges)
-            if len(passes) > 1 and (sorted(r for ranges in passes for r in ranges) != sorted(ranges)
-                                    or not all(passes)):  # fmt: skip
+            if not _shares_out(passes, ranges):
                 raise IllegalDecision(f"split_step, got {passes!r}: every token of a decode step runs in one pass")
             self._later.extend(passes)
             return self._later.popleft()
         return ranges
+
+
+def _shares_out(passes: list[list[Range]], ranges: list[Range]) -> bool:
+    """Whether passes hold every range of a step once."""
+    try:
+        return all(passes) and sorted([r for one in passes for r in one]) == sorted(ranges)
+    except TypeError:
+        return False
+
+
+class Block:
+    """Decode rows of one request: expert ids [n, L, K], one after the other."""
+
+    def __init__(self, first_row: int, ids: np.ndarray) -> None:
+        self.first_row = first_row
+        self.n_rows = len(ids)
+        self.width = ids[0].size
+        flat = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
+        self.ids: Any = flat if COMPILED else flat.tolist()
+
+
+class Row:
+    """The expert ids of one decode token, [L, K], within a block: `block.ids[at + layer * top_k + i]`."""
+
+    __slots__ = ("at", "block", "top_k")
+
+    def __init__(self, block: Block, at: int, top_k: int) -> None:
+        self.block = block
+        self.at = at
+        self.top_k = top_k
+
+    def layer(self, layer: int) -> list[int]:
+        """Ids of one layer, heaviest first."""
+        at = self.at + layer * self.top_k
+        return [self.block.ids[at + i] for i in range(self.top_k)]
 
 
 class Iteration:
@@ -99,24 +132,32 @@ class Iteration:
     Shapes: n tokens, L MoE layers, K experts per token. Scores are exact integers held in float64 (see FORMAT.md).
     """
 
-    __slots__ = ("_counts", "_trace", "index", "n_tokens", "phase", "ranges", "row")
     recorded = True  # all its layers are known beforehand; not so where a model routes itself as it runs
 
     def __init__(
-        self, index: int, ranges: list[Range], trace: Trace, row: list[list[int]] | None
-    ) -> None:  # `row`: the single decode row's ids per layer, when there is just one token
+        self, index: int, ranges: list[Range], trace: Trace, row: Row | None = None
+    ) -> None:  # `row`: the single decode row, when there is just one token
         self.index = index
         self.ranges = ranges
-        self.phase = ranges[0].phase
-        self.n_tokens = sum(r.stop_row - r.start_row for r in ranges)
+        first = ranges[0]
+        self.phase = first.phase
+        if len(ranges) == 1:
+            self.n_tokens = first.stop_row - first.start_row
+        else:
+            self.n_tokens = sum([r.stop_row - r.start_row for r in ranges])
         self._trace = trace
-        self.row = row
+        self.token = row
         self._counts: list[list[int]] | None = None
+
+    @property
+    def row(self) -> list[list[int]] | None:
+        """The ids of a single decode token by layer; None where several tokens run together."""
+        return None if self.token is None else [self.token.layer(layer) for layer in range(self._trace.n_layers)]
 
     def chosen(self, layer: int) -> dict[int, int]:
         """Expert -> tokens routed to it: router order for a single token, ascending ids otherwise."""
-        if self.row is not None:
-            return dict.fromkeys(self.row[layer], 1)
+        if self.token is not None:
+            return dict.fromkeys(self.token.layer(layer), 1)
         if self._counts is None:
             shape = (self._trace.n_layers, self._trace.n_experts)
             counts = np.zeros(shape, dtype=np.int64)
@@ -128,10 +169,14 @@ class Iteration:
 
     def ids(self, layer: int) -> np.ndarray:
         """Chosen experts per token, router order, [n, K]."""
-        if self.row is not None:  # a single token, the common case, without touching the trace again
-            return np.array([self.row[layer]], dtype=np.int64)
+        if self.token is not None:  # a single token, the common case, without touching the trace again
+            return np.array([self.token.layer(layer)], dtype=np.int64)
         parts = [self._trace.experts[r.start_row : r.stop_row, layer] for r in self.ranges]
         return np.concatenate(parts).astype(np.int64)
+
+    def all_ids(self) -> np.ndarray:
+        """Chosen experts of every layer, router order, [n, L, K]."""
+        return self.gather(lambda a, b: self._trace.experts[a:b]).astype(np.int64)
 
     def gather(self, read: Callable[[int, int], np.ndarray]) -> np.ndarray:
         """Concatenate `read(start_row, stop_row)` over the ranges: the rows of this iteration, in order."""
@@ -139,191 +184,32 @@ class Iteration:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-class Gate:
-    """What one layer's gate has just said: `needs` maps expert -> tokens; arrays are read only when asked for.
-
-    `asked` is the part of the gate's own choice that is still to be executed; it differs from `needs` only after a
-    lossy policy has changed the routing, and hits are counted over it. `precision` names the experts that a lossy
-    policy allows to run in less than the serving precision.
-    """
-
-    __slots__ = ("_arrays", "asked", "iteration", "layer", "needs", "precision")
-
-    def __init__(self, layer: int, iteration: Iteration, needs: dict[int, int], arrays: Arrays) -> None:
-        self.layer = layer
-        self.iteration = iteration
-        self.needs = needs
-        self.asked = needs
-        self.precision = NO_PRECISIONS
-        self._arrays = arrays
-
-    @property
-    def phase(self) -> str:
-        """`prefill` or `decode`."""
-        return self.iteration.phase
-
-    @property
-    def ids(self) -> np.ndarray:
-        """Chosen experts [n, K], heaviest first."""
-        return self.iteration.ids(self.layer)
-
-    @property
-    def scores(self) -> np.ndarray:
-        """Full gate scores [n, E], exact integers; divide by `score_scale` for probabilities."""
-        return self._arrays.scores()[:, self.layer]
-
-    def at_once(self, work: Callable[..., Sequence[Any]], *reads: str) -> Any:
-        """What `work` says of this layer, asked for all layers of the iteration in one go; None where that cannot be.
-
-        A product per layer costs a fraction when all layers' are formed together. `work` takes the arrays that `reads`
-        names (the scores unless told: `scores`, `shared_scores`, `next_scores_1` ..., each [n, L, E], or `ids`
-        [n, L, K]) and answers for every layer, for layer l from rows up to l alone: later gates have not spoken yet.
-        `moesim conformance` hides them and insists on the same decisions; real runs that route themselves have none.
-        """
-        return self._arrays.at_once(work, self.layer, reads)
-
-    def by_layer(self, work: Callable[..., Sequence[Any]], *reads: str) -> Any:
-        """The same where a layer's answer rests on its own rows alone: without all layers it is asked for this one."""
-        found = self._arrays.at_once(work, self.layer, reads)
-        if found is not None:
-            return found
-        return work(*(self._arrays.named(name)[:, self.layer, None] for name in reads or SCORES))[0]
-
-    @property
-    def score_scale(self) -> int:
-        """What `scores` are multiples of: a probability is scores / score_scale."""
-        return self._arrays.trace.score_scale
-
-    @property
-    def weights(self) -> np.ndarray:
-        """Weights of the chosen experts [n, K] as the model applies them."""
-        return self._arrays.weights()[:, self.layer]
-
-    def weights_of(self, ids: np.ndarray) -> np.ndarray:
-        """Weights [n, K] the model would apply to other experts `ids` [n, K] (-1: none): their scores, renormalised
-        over them where its gate renormalises, times its scaling.
-
-        A sparse mixer's weights cannot be had from scores: there each place keeps its own weight (assumed).
-        """
-        gate, there = self._arrays.trace.header.gate, ids >= 0
-        if gate.score == "sparsemixer":
-            return np.where(there, self.weights, 0.0)
-        mass = np.where(there, np.take_along_axis(self.scores, np.maximum(ids, 0), 1), 0.0)
-        if not gate.renormalised:
-            return np.asarray(mass / self.score_scale * gate.scaling)
-        total = mass.sum(axis=1, keepdims=True)
-        return np.asarray(np.divide(mass, total, out=np.zeros_like(mass), where=total > 0) * gate.scaling)
-
-    def next_scores(self, distance: int = 1) -> np.ndarray:
-        """Scores of layer `layer + distance` predicted from this layer's gate input [n, E] (`needs` declares it)."""
-        return self._arrays.next_scores(distance)[:, self.layer]
-
-    @property
-    def shared_scores(self) -> np.ndarray:
-        """L4s: the next gate applied to MoE input + shared expert + residual [n, E]."""
-        return self._arrays.shared_scores()[:, self.layer]
-
-
-class Arrays:
-    """Score arrays of the current iteration, each read from the trace at most once."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self._iteration: Iteration | None = None
-        self._cache: dict[str, np.ndarray] = {}
-        self._answers: dict[Callable[..., Sequence[Any]], Sequence[Any]] = {}
-        self.hides_later = False  # a check: whoever is asked for all layers at once sees noise where later ones are
-        self.n_at_once = 0
-
-    def begin(self, iteration: Iteration) -> None:
-        """Forget the previous iteration."""
-        self._iteration = iteration
-        self._cache.clear()
-        self._answers.clear()
-
-    def _get(self, key: str, read: Callable[[int, int], np.ndarray]) -> np.ndarray:
-        found = self._cache.get(key)
-        if found is None:
-            assert self._iteration is not None
-            found = self._cache[key] = np.asarray(self._iteration.gather(read))  # plain: slices of maps are slow
-        return found
-
-    def scores(self) -> np.ndarray:
-        return self._get("scores", self.trace.scores)
-
-    def at_once(self, work: Callable[..., Sequence[Any]], layer: int, reads: Sequence[str] = ()) -> Any:
-        """What `work` says of a layer; see `Gate.at_once`."""
-        answers = self._answers.get(work)
-        if answers is None:
-            assert self._iteration is not None
-            if not self._iteration.recorded:
-                return None
-            arrays = [self.named(name) for name in reads or SCORES]
-            if self.hides_later:
-                arrays = [array.copy() for array in arrays]
-                for array in arrays:
-                    array[:, layer + 1 :] = array.max() - array[:, layer + 1 :]
-                return work(*arrays)[layer]
-            answers = self._answers[work] = work(*arrays)
-            self.n_at_once += 1
-        return answers[layer]
-
-    def named(self, name: str) -> np.ndarray:
-        """An array of the iteration by the name that `Gate.at_once` gives it."""
-        if name == "ids":
-            return self._get("ids", lambda a, b: self.trace.experts[a:b].astype(np.int64, copy=False))
-        if name.startswith("next_scores_"):
-            return self.next_scores(int(name.removeprefix("next_scores_")))
-        found: np.ndarray = getattr(self, name)()
-        return found
-
-    def weights(self) -> np.ndarray:
-        return self._get("weights", self.trace.weights)
-
-    def embeddings(self) -> np.ndarray:
-        return self._get("embeddings", self.trace.embeddings)
-
-    def next_scores(self, distance: int) -> np.ndarray:
-        return self._get(f"next{distance}", lambda a, b: self.trace.next_scores(distance, a, b))
-
-    def shared_scores(self) -> np.ndarray:
-        return self._get("shared", self.trace.shared_scores)
-
-
 class Feed:
-    """Decode rows of the trace as plain lists, read a block at a time (a slice of a memory map costs microseconds)."""
+    """Decode rows of the trace, read a block at a time (a slice of a memory map costs microseconds)."""
 
     BLOCK_ROWS = 256
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._blocks: dict[int, tuple[int, list[Any]]] = {}  # request -> (first row, rows)
+        self._top_k = trace.top_k
+        self._blocks: dict[int, Block] = {}  # by request
 
-    def row(self, request: int, row: int, last_row: int) -> list[Any]:
-        """Expert ids of one decode row: a list of K ids per layer."""
-        first, rows = self._blocks.get(request, (0, []))
-        if not first <= row < first + len(rows):
-            first, rows = row, self.read(row, min(row + self.BLOCK_ROWS, last_row))
-            self._blocks[request] = (first, rows)
+    def row(self, request: int, row: int, last_row: int) -> Row:
+        """Expert ids of one decode row."""
+        block = self._blocks.get(request)
+        if block is None or not block.first_row <= row < block.first_row + block.n_rows:
+            stop = min(row + self.BLOCK_ROWS, last_row)
+            block = self._blocks[request] = Block(row, self._trace.experts[row:stop])
         if row == last_row - 1:
             self._blocks.pop(request, None)
-        found: list[Any] = rows[row - first]
-        return found
-
-    def read(self, start_row: int, stop_row: int) -> list[Any]:
-        """Rows as `row` returns them."""
-        return self._trace.experts[start_row:stop_row].tolist()  # type: ignore[no-any-return]
+        return Row(block, (row - block.first_row) * block.width, self._top_k)
 
 
-class PieceFeed(Feed):
-    """The same as one list per row of the experts themselves, layer by layer: fewer objects, so a faster replay."""
-
-    def __init__(self, trace: Trace, whole: list[list[Piece]]) -> None:
-        super().__init__(trace)
-        self._pieces = np.empty(trace.n_layers * trace.n_experts, dtype=object)
-        self._pieces[:] = [piece for layer in whole for piece in layer]
-        self._first_of = np.arange(trace.n_layers, dtype=np.int64)[:, None] * trace.n_experts
-
-    def read(self, start_row: int, stop_row: int) -> list[Any]:
-        keys = self._trace.experts[start_row:stop_row] + self._first_of
-        return self._pieces[keys.reshape(stop_row - start_row, -1)].tolist()  # type: ignore[no-any-return]
+def decode_row(feed: Feed, ranges: list[Range]) -> Row | None:
+    """The feed's row when the iteration is a single decode token, else None."""
+    if len(ranges) == 1:
+        only = ranges[0]
+        if only.phase == DECODE:
+            request = only.request
+            return feed.row(request.index, only.start_row, request.first_row + request.prompt_len + request.outputs - 1)
+    return None

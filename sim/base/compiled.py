@@ -1,0 +1,71 @@
+"""Whether this process runs machine code: all modules that have a `.pxd` beside them, or none of them.
+
+A build may compile those modules (`hatch_build.py`); the same bits come out either way. They cannot be mixed, since
+compiled modules share the layout of their objects. So the source is taken where `MOESIM_PURE` asks for it, and in a
+checkout where a source is newer than what was compiled from it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class SourceFinder(MetaPathFinder):
+    """Finds the source of modules that may lie there compiled as well."""
+
+    def __init__(self, sources: dict[str, Path]) -> None:
+        self.sources = sources
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        source = self.sources.get(fullname)
+        return None if source is None else spec_from_file_location(fullname, source)
+
+
+def sources() -> dict[str, Path]:
+    """Modules that a build compiles, and their source."""
+    found = {}
+    for layout in sorted(ROOT.glob("*/*.pxd")):
+        source = layout.with_suffix(".py")
+        found[".".join((ROOT.name, *source.relative_to(ROOT).with_suffix("").parts))] = source
+    return found
+
+
+def binary_of(source: Path) -> Path | None:
+    """What was compiled from a source, if anything was."""
+    for suffix in EXTENSION_SUFFIXES:
+        binary = source.with_suffix(suffix)
+        if binary.exists():
+            return binary
+    return None
+
+
+def stale(of: dict[str, Path]) -> bool:
+    """Whether a source in a checkout is newer than what was compiled, or was not compiled with the others."""
+    binaries = [binary_of(source) for source in of.values()]
+    if not any(binaries):
+        return False  # nothing is compiled: there is nothing to choose
+    if not all(binaries):
+        return True
+    if not (ROOT.parent / "pyproject.toml").exists():
+        return False  # installed: files come in any order, and all from one build
+    oldest_ns = min(binary.stat().st_mtime_ns for binary in binaries if binary is not None)
+    newest_ns = max(path.stat().st_mtime_ns for one in of.values() for path in (one, one.with_suffix(".pxd")))
+    return newest_ns > oldest_ns
+
+
+def choose() -> None:
+    """Decide once, before the first of these modules is imported."""
+    of = sources()
+    if os.environ.get("MOESIM_PURE", "0") not in ("", "0") or stale(of):
+        sys.meta_path.insert(0, SourceFinder(of))

@@ -1,0 +1,35 @@
+"""Flat arrays of numbers: machine numbers where this module is compiled, plain lists where it is not, used alike."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import MutableSequence
+
+COMPILED = not __file__.endswith(".py")
+"""Whether this process runs the compiled modules; all of them are, or none (`sim.base.compiled`)."""
+
+
+def floats(n: int, value: float = 0.0) -> MutableSequence[float]:
+    """`n` double-precision numbers."""
+    return array("d", [value]) * n if COMPILED else [value] * n
+
+
+def ints(n: int, value: int = 0) -> MutableSequence[int]:
+    """`n` whole numbers of 64 bits."""
+    return array("q", [value]) * n if COMPILED else [value] * n
+
+
+def longer_floats(old: MutableSequence[float], n: int, value: float = 0.0) -> MutableSequence[float]:
+    """A copy of `n` numbers that begins with those of `old`."""
+    new = floats(n, value)
+    for at in range(len(old)):
+        new[at] = old[at]
+    return new
+
+
+def longer_ints(old: MutableSequence[int], n: int, value: int = 0) -> MutableSequence[int]:
+    """A copy of `n` numbers that begins with those of `old`."""
+    new = ints(n, value)
+    for at in range(len(old)):
+        new[at] = old[at]
+    return new

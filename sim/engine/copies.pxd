@@ -1,0 +1,61 @@
+cimport cython
+from sim.engine.counts cimport PrefetchTally, Tally
+from sim.engine.owed cimport Owed
+from sim.engine.prefetch_queue cimport PrefetchQueue
+from sim.engine.residency cimport Residency
+from sim.engine.rooms cimport Rooms
+from sim.engine.victims cimport Victims
+from sim.machine.protocol cimport Machine
+from sim.policy.pieces cimport Piece
+from sim.policy.tickets cimport Ticket
+from sim.policy.wishes cimport Wishes
+
+cdef class Copies:
+    cdef readonly object policy
+    cdef public object log
+    cdef public object view
+    cdef readonly Machine machine
+    cdef readonly Residency residency
+    cdef readonly Owed owed
+    cdef readonly Tally tally
+    cdef PrefetchTally prefetched
+    cdef readonly PrefetchQueue queue
+    cdef readonly Rooms rooms
+    cdef readonly Victims victims
+    cdef readonly bint timing, tells_evicted, tells_placed, tells_copied, polls
+    cdef object obey
+    cdef readonly list speculative
+    cdef readonly int depth
+    cdef double checked_s, quiet_s
+    cpdef needs_timing(self, str what)
+    @cython.locals(residency=Residency, index=int, arrival=Ticket, busy=Ticket, busy_s=double, readers=tuple)
+    cpdef evict(self, Piece piece)
+    @cython.locals(residency=Residency, index=int, busy=Ticket, busy_s=double)
+    cpdef Ticket write_back(self, Piece piece, tuple after=*)
+    @cython.locals(ready_s=double, waits=tuple)
+    cdef _withdrawn(self, Piece piece)
+    @cython.locals(index=int, victim=Piece)
+    cdef list _make_room(self, Piece piece, bint speculative)
+    cpdef Ticket fetch(self, Piece piece, tuple after=*)
+    @cython.locals(arrival=Ticket)
+    cpdef promote(self, Piece piece)
+    @cython.locals(rooms=Rooms, machine=Machine, tally=Tally, ticket=Ticket, waits=tuple)
+    cpdef bint demand(self, Piece piece, tuple after=*)
+    cpdef Ticket prefetch(self, Piece piece, double priority=*, tuple after=*)
+    cpdef requeue(self, object wanted, object up_to_layer=*)
+    cpdef requeue_from(self, Wishes wishes, int start, int stop, int fresh, tuple after, object up_to_layer, int most)
+    @cython.locals(rooms=Rooms, machine=Machine, ticket=Ticket, ready_s=double, room_waits=tuple, gone=list,
+                   quiet_s=double)
+    cdef Ticket _hand_over(self, Piece piece, tuple after)
+    @cython.locals(flying=dict, full=bint, now_s=double, n_links=int, link=int, piece=Piece)
+    cpdef pump(self)
+    @cython.locals(arrival=Ticket)
+    cpdef bint arrived(self, Piece piece)
+    cpdef poll(self)
+    @cython.locals(machine=Machine, now_s=double, end_s=double, ticket=Ticket, flying=dict, piece=Piece)
+    cdef _forget_ended(self)
+    @cython.locals(residency=Residency, index=int, arrival=Ticket)
+    cpdef cancel(self, Piece piece)
+    cpdef drop_queue(self, object up_to_layer)
+    @cython.locals(flying=dict, piece=Piece, aimed=list)
+    cdef _withdraw(self, object up_to_layer)

@@ -1,0 +1,411 @@
+"""What moves: room made and given back, copies demanded and speculative, and the policy's queue of prefetches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from sim.base.errors import IllegalDecision
+from sim.engine.counts import Tally
+from sim.engine.owed import Owed
+from sim.engine.prefetch_queue import PrefetchQueue
+from sim.engine.residency import DEMANDED, PLACED, PREFETCHED, Residency
+from sim.engine.rooms import Rooms
+from sim.engine.victims import Victims
+from sim.machine.lanes import H2D
+from sim.machine.protocol import DEMAND, NO_TICKETS, SPECULATIVE, Machine
+from sim.policy.api import overrides
+from sim.policy.pieces import Piece
+from sim.policy.tickets import Ticket
+from sim.policy.wishes import Wishes
+
+if TYPE_CHECKING:
+    from sim.policy.api import Decisions, Policy
+    from sim.policy.decisions import Wanted
+    from sim.policy.view import View
+
+Log = Callable[[str, int, int], None]
+
+
+class Copies:
+    """Fills the cache of one policy on one machine.
+
+    Args:
+        log: called with (kind, layer, expert) for every decision applied, or None.
+    """
+
+    view: View
+
+    def __init__(
+        self, policy: Policy, machine: Machine, residency: Residency, owed: Owed, tally: Tally, log: Log | None
+    ) -> None:
+        self.policy = policy
+        self.machine = machine
+        self.residency = residency
+        self.owed = owed
+        self.tally = tally
+        self.prefetched = tally.prefetch
+        self.log = log
+        self.queue = PrefetchQueue(residency)
+        self.rooms = Rooms(residency.budget_bytes)
+        self.victims: Victims | None = None  # of a policy that names a native order
+        # By link: speculative copies handed over and not known to have ended.
+        self.speculative: list[dict[Piece, Ticket]] = [{} for _ in range(residency.n_gpus)]
+        self.timing = "timing" in policy.traits
+        self.depth = -1  # of the copy engines' queues; -1: pieces are handed over as they are asked for
+        self.checked_s = -1.0  # when it was last asked which speculative copies have ended
+        self.quiet_s = 0.0  # until when none of these can end
+        self.tells_evicted = False
+        self.tells_placed = False
+        self.tells_copied = False
+        self.polls = False
+
+    def start(
+        self, view: View, victims: Victims | None, obey: Callable[[Decisions, str], None]
+    ) -> None:
+        """Take over what binding the policy has settled: budgets, how deep it queues, who leaves.
+
+        Args:
+            obey: applies what a hook decides.
+        """
+        policy = self.policy
+        self.obey = obey
+        self.view = view
+        self.victims = victims
+        self.rooms = Rooms(self.residency.budget_bytes)
+        self.depth = -1 if policy.prefetch_depth is None else policy.prefetch_depth
+        self.tells_evicted = overrides(policy, "evicted")
+        self.tells_placed = overrides(policy, "placed")
+        self.tells_copied = overrides(policy, "copy_done")
+        self.polls = self.tells_copied or self.depth >= 0
+        if self.polls:
+            self.needs_timing("copy_done and prefetch_depth")
+
+    def needs_timing(self, what: str) -> None:
+        """Raises IllegalDecision where the policy may not ask how far copies have come."""
+        if not self.timing:
+            raise IllegalDecision(f"{what} of {self.policy.name}: it depends on time; declare the trait 'timing'")
+
+    # -- room -------------------------------------------------------------------------------------------------------
+
+    def place(self, pieces: Iterable[Piece]) -> None:
+        """Put pieces in place before the run, at no cost."""
+        for piece in pieces:
+            if not isinstance(piece, Piece):
+                raise IllegalDecision(f"{self.policy.name}.initial: got {piece!r}: it answers with pieces")
+            self.residency.add(piece, None, 0.0, PLACED)
+            self.rooms.clean_bytes[piece.gpu] -= piece.n_bytes
+            self.machine.place(piece)
+            if self.victims is not None:
+                self.victims.placed(piece.index)
+
+    def evict(self, piece: Piece) -> None:
+        """Free a piece; its room can be overwritten once its last computation (or its own copy) is over."""
+        residency = self.residency
+        if self.owed.owes(piece.layer, piece.expert):
+            raise IllegalDecision(
+                f"Evict of {piece}: layer {self.owed.layer} still needs it; evict it after it ran"
+            )
+        residency.remove(piece)
+        index = piece.index
+        if self.victims is not None:
+            self.victims.left(index)
+        self.machine.release(piece)
+        if self.log is not None:
+            self.log("evict", piece.layer, piece.expert)
+        self.tally.n_evicted += 1
+        arrival: Ticket | None = residency.arrival[index]
+        if residency.origin[index] == 1 and not residency.used[index]:
+            if arrival is not None and self.machine.cancel(arrival):
+                self._withdrawn(piece)
+                return
+            self.prefetched.gone(piece)
+        busy: Ticket | None = residency.last_use[index]
+        busy_s = residency.last_used_s[index]
+        if busy is None and busy_s < 0.0:
+            busy = arrival
+            busy_s = residency.arrived_s[index]
+        readers = NO_TICKETS if busy is None else (busy,)
+        if busy is not None:
+            busy_s = 0.0
+        if residency.read_back:
+            copied = residency.read_back.pop(index, None)
+            if copied is not None:
+                readers = (*readers, copied)
+        self.rooms.give(piece.gpu, piece.n_bytes, busy_s, readers, self.machine.now())
+        if self.tells_evicted:
+            self.policy.evicted(piece, self.view)
+
+    def write_back(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket:
+        """Copy a resident piece to the host; whoever overwrites its room waits for that copy."""
+        residency, index = self.residency, piece.index
+        if not residency.holds(piece) or "cpu" in self.policy.traits:
+            rule = "it is not resident"
+            if residency.holds(piece):
+                rule = "a policy with the trait 'cpu' uses that lane otherwise"
+            raise IllegalDecision(f"WriteBack of {piece}: {rule}; leave it out")
+        busy: Ticket | None = residency.last_use[index]
+        busy_s = residency.last_used_s[index]
+        if busy is None and busy_s < 0.0:
+            busy = residency.arrival[index]
+            busy_s = residency.arrived_s[index]
+        if busy is not None:
+            after = (busy, *after)
+            busy_s = 0.0
+        ticket = self.machine.copy_back(piece, busy_s, after)
+        residency.read_back[index] = ticket
+        self.quiet_s = 0.0  # one link more to look at
+        if self.log is not None:
+            self.log("write_back", piece.layer, piece.expert)
+        return ticket
+
+    def _withdrawn(self, piece: Piece) -> None:
+        """A prefetch has left the copy engine's queue before it started; its room waits for what it waited for."""
+        self.speculative[piece.gpu].pop(piece, None)
+        self.prefetched.cancelled(piece)
+        ready_s, waits = self.residency.room_after.pop(piece.index, (0.0, NO_TICKETS))
+        self.rooms.give(piece.gpu, piece.n_bytes, ready_s, waits, self.machine.now())
+        if self.tells_evicted:
+            self.policy.evicted(piece, self.view)
+
+    def _make_room(self, piece: Piece, speculative: bool) -> list[Piece] | None:
+        """Evict what the policy names until the piece fits; None when it refuses. Returns the victims."""
+        gone: list[Piece] = []
+        while not self.residency.fits(piece):
+            if self.victims is not None:
+                index = self.victims.victim(piece, speculative)
+                if index < 0:
+                    return None
+                victim: Piece = self.residency.pieces.all[index]
+            else:
+                named = self.policy.victim(piece, speculative, self.view)
+                if named is None:
+                    return None
+                if not isinstance(named, Piece):
+                    raise self._no_piece(named)
+                victim = named
+            self.evict(victim)
+            gone.append(victim)
+        return gone
+
+    def _no_piece(self, named: object) -> IllegalDecision:
+        where = f"{self.policy.name}.victim" + (f" at layer {self.owed.layer}" if self.owed.layer >= 0 else "")
+        error = IllegalDecision(f"{where}: got {named!r}: must be a Piece (view.piece, view.part)")
+        error.located = True
+        return error
+
+    # -- copies -----------------------------------------------------------------------------------------------------
+
+    def fetch(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket | None:
+        """Demand a piece. One already on its way is moved to the front of the queue instead."""
+        if self.residency.holds(piece):
+            self.promote(piece)
+            return self.residency.arrival_of(piece.index)
+        self.queue.remove(piece)
+        if not self.demand(piece, after):
+            raise IllegalDecision(
+                f"Fetch of {piece}: no room and {self.policy.name}.victim named nothing to evict; {self._way_to_room()}"
+            )
+        return self.residency.arrival_of(piece.index)
+
+    def _way_to_room(self) -> str:
+        if self.policy.layer_budgets(self.view) is not None:
+            return "name an expert of the layer's own that `view.evictable` allows, or give it a larger budget"
+        return (
+            "name a piece on that GPU that `view.evictable` allows, whatever its layer; a cache per layer says so "
+            "by `layer_budgets`, or one layer's experts take the room of all (docs/policies.md)"
+        )
+
+    def promote(self, piece: Piece) -> None:
+        """What is needed now goes first, and is no longer among the prefetches that `DropQueue` withdraws."""
+        arrival: Ticket | None = self.residency.arrival[piece.index]
+        if arrival is not None and arrival.end_s < 0.0:
+            self.machine.promote(arrival)
+            self.speculative[piece.gpu].pop(piece, None)
+
+    def demand(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> bool:
+        """Make room for a piece and copy it; False when the policy refuses room."""
+        if not self.residency.fits(piece) and self._make_room(piece, False) is None:
+            return False
+        rooms, machine, tally = self.rooms, self.machine, self.tally
+        rooms.take(piece.gpu, piece.n_bytes, machine.now())
+        waits = rooms.waits
+        if after:
+            waits = (*waits, *after)
+        ticket = machine.copy(piece, DEMAND, rooms.ready_s, waits)
+        self.residency.add(piece, ticket, machine.ends_s if ticket is None else 0.0, DEMANDED)
+        if self.victims is not None:
+            self.victims.placed(piece.index)
+        if self.prefetched.n_issued:
+            self.prefetched.forget(piece)
+        tally.n_demand += 1
+        tally.demand_bytes += piece.n_bytes
+        if self.log is not None:
+            self.log("fetch", piece.layer, piece.expert)
+        return True
+
+    def prefetch(self, piece: Piece, priority: float = 0.0, after: tuple[Ticket, ...] = ()) -> Ticket | None:
+        """Ask for a speculative copy; a piece already there or on its way is left alone."""
+        if self.residency.holds(piece):
+            return None
+        if self.depth >= 0:
+            self.queue.push(piece, priority, after)
+            self.pump()
+            return None
+        return self._hand_over(piece, after)
+
+    def requeue(self, wanted: Sequence[Wanted], up_to_layer: int | None = None) -> None:
+        """Replace the policy's queue and keep the copy engine fed."""
+        if self.depth < 0:
+            raise IllegalDecision(f"Requeue of {self.policy.name}: it has no queue; declare a prefetch_depth")
+        if up_to_layer is not None:
+            self.queue.clear()
+            self._withdraw(up_to_layer)
+        self.queue.replace(wanted)
+        self.pump()
+
+    def requeue_from(
+        self,
+        wishes: Wishes,
+        start: int,
+        stop: int,
+        fresh: int,
+        after: tuple[Ticket, ...],
+        up_to_layer: int | None,
+        most: int,
+    ) -> None:
+        """The same with a slice of an iteration's wishes, of which those from `fresh` on wait for `after`."""
+        if self.depth < 0:
+            raise IllegalDecision(f"RequeueFrom of {self.policy.name}: it has no queue; declare a prefetch_depth")
+        if not 0 <= start <= stop <= len(wishes):
+            raise IllegalDecision(f"RequeueFrom, got entries {start} to {stop}: there are {len(wishes)}; name some")
+        if up_to_layer is not None:
+            self.queue.clear()
+            self._withdraw(up_to_layer)
+        self.queue.take(wishes, start, stop, fresh, after, most)
+        self.pump()
+
+    def _hand_over(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket | None:
+        gone = self._make_room(piece, True)
+        if gone is None:
+            self.prefetched.n_dropped += 1
+            return None
+        rooms, machine = self.rooms, self.machine
+        rooms.take(piece.gpu, piece.n_bytes, machine.now())
+        ready_s, room_waits = rooms.ready_s, rooms.waits
+        ticket = machine.copy(piece, SPECULATIVE, ready_s, (*room_waits, *after) if after else room_waits)
+        if ticket is None:
+            ticket = Ticket(machine.ends_s, H2D)
+        self.residency.add(piece, ticket, 0.0, PREFETCHED)
+        if ready_s > 0.0 or room_waits:
+            self.residency.room_after[piece.index] = (ready_s, room_waits)
+        elif self.residency.room_after:
+            self.residency.room_after.pop(piece.index, None)
+        if self.victims is not None:
+            self.victims.placed(piece.index)
+        self.prefetched.forget(piece)
+        self.prefetched.issue(piece, gone)
+        self.speculative[piece.gpu][piece] = ticket
+        quiet_s = machine.earliest_completion_s((ticket,))
+        if quiet_s < self.quiet_s:
+            self.quiet_s = quiet_s
+        if self.tells_placed:
+            self.policy.placed(piece, self.view)
+        if self.log is not None:
+            self.log("prefetch", piece.layer, piece.expert)
+        return ticket
+
+    def arrived(self, piece: Piece) -> bool:
+        """Whether a piece is there: resident, and its copy has completed by now."""
+        if not self.residency.holds(piece):
+            return False
+        arrival: Ticket | None = self.residency.arrival[piece.index]
+        if arrival is not None:
+            return self.machine.ended(arrival)
+        return self.residency.arrived_s[piece.index] <= self.machine.now()
+
+    def pump(self) -> None:
+        """Hand queued prefetches to the copy engines, as many to each link as the policy's depth allows."""
+        if self.depth < 0 or not self.queue.n_waiting:
+            return
+        n_links, full = 0, False
+        for flying in self.speculative:
+            full = full or len(flying) >= self.depth
+        if full:
+            now_s = self.machine.now()
+            if now_s >= self.quiet_s and now_s != self.checked_s:  # while no time passes nothing ends
+                self.checked_s = now_s
+                self._forget_ended()
+        links = [link for link, flying in enumerate(self.speculative) if len(flying) < self.depth]
+        n_links = len(links)
+        while n_links:
+            link = links[0] if n_links == 1 else self.queue.best(links)
+            piece = None if link < 0 else self.queue.pop(link)
+            if piece is None:
+                return
+            if not self.residency.holds(piece):
+                self._hand_over(piece, self.queue.after[piece.index])
+                if len(self.speculative[link]) >= self.depth:
+                    links.remove(link)
+                    n_links -= 1
+
+    def poll(self) -> None:
+        """A polling point: tell the policy what has arrived, and keep the copy engine fed."""
+        if self.tells_copied:
+            for piece in self.machine.poll():
+                self.obey(self.policy.copy_done(piece, self.view), "copy_done")
+        if self.queue.n_waiting:
+            self.pump()
+
+    def _forget_ended(self) -> None:
+        machine = self.machine
+        now_s = machine.now()
+        left: list[Ticket] = []
+        for flying in self.speculative:
+            over: list[Piece] = []
+            for piece, ticket in flying.items():
+                end_s = ticket.end_s
+                if 0.0 <= end_s <= now_s or (end_s < 0.0 and machine.ended(ticket)):
+                    over.append(piece)
+            for piece in over:
+                del flying[piece]
+            left += flying.values()
+        self.quiet_s = machine.earliest_completion_s(left)
+
+    def cancel(self, piece: Piece) -> None:
+        """Withdraw a prefetch that has not started; one in flight finishes."""
+        if self.queue.remove(piece):
+            return
+        residency, index = self.residency, piece.index
+        if not residency.holds(piece) or residency.origin[index] != PREFETCHED or residency.used[index]:
+            return
+        arrival: Ticket | None = residency.arrival[index]
+        if arrival is not None and self.machine.cancel(arrival):
+            residency.remove(piece)
+            if self.victims is not None:
+                self.victims.left(index)
+            self.machine.release(piece)
+            if self.log is not None:
+                self.log("cancel", piece.layer, piece.expert)
+            self._withdrawn(piece)
+
+    def drop_queue(self, up_to_layer: int | None) -> None:
+        """Withdraw queued prefetches (all, or up to a layer), in the policy's queue and on the copy engine."""
+        if up_to_layer is None:
+            self.queue.clear()
+        else:
+            self.queue.drop(up_to_layer)
+        self._withdraw(up_to_layer)
+
+    def _withdraw(self, up_to_layer: int | None) -> None:
+        """Take back what has been handed over and has not started."""
+        aimed: list[Piece] = []
+        for flying in self.speculative:
+            for piece in flying:
+                if up_to_layer is None or piece.layer <= up_to_layer:
+                    aimed.append(piece)  # noqa: PERF401 - a loop is what compiles well
+        if aimed:
+            self._forget_ended()
+            for piece in aimed:
+                if piece in self.speculative[piece.gpu]:
+                    self.cancel(piece)

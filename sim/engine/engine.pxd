@@ -1,0 +1,42 @@
+cimport cython
+from sim.engine.copies cimport Copies
+from sim.engine.counts cimport HitCounts, Tally
+from sim.engine.layer cimport Layer
+from sim.engine.owed cimport Owed
+from sim.engine.residency cimport Residency
+from sim.machine.protocol cimport Machine
+from sim.policy.pieces cimport Piece, Pieces
+from sim.policy.tickets cimport Ticket
+from sim.policy.view cimport View
+from sim.workload.iterations cimport Block, Iteration, Row
+
+cdef class Engine:
+    cdef readonly object policy, cost, arrays, future
+    cdef readonly Machine machine
+    cdef readonly Residency residency
+    cdef readonly Pieces pieces
+    cdef readonly Tally tally
+    cdef readonly Owed owed
+    cdef readonly Copies copies
+    cdef readonly Layer layer
+    cdef readonly View view
+    cdef int top_k
+    cdef HitCounts counts
+    cdef readonly bint on_request_start, on_iteration_start, on_layer_enter, on_gate_input, on_assign, on_gate_done
+    cdef readonly bint on_layer_done, on_iteration_end, on_request_end, on_idle
+    @cython.locals(n=int)
+    cpdef obey(self, object decisions, str hook)
+    @cython.locals(ticket=Ticket)
+    cpdef Ticket apply(self, object decision)
+    cdef Ticket _apply_seldom(self, object decision)
+    cdef Ticket _predict(self, object asked)
+    cpdef begin(self, Iteration iteration)
+    @cython.locals(layer=int)
+    cpdef run_layers(self, Iteration iteration)
+    @cython.locals(view=View, machine=Machine, owed=Owed, copies=Copies)
+    cdef run_layer(self, Iteration iteration, int layer)
+    @cython.locals(row=Row, block=Block, at=int, i=int)
+    cdef void _owe(self, Iteration iteration, int layer)
+    cdef _serve_chosen(self, Iteration iteration, int layer)
+    @cython.locals(server=Layer, plain=bint)
+    cdef _serve_gate(self, Iteration iteration, int layer)

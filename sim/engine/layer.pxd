@@ -1,0 +1,61 @@
+cimport cython
+from sim.engine.copies cimport Copies
+from sim.engine.counts cimport HitCounts, Tally
+from sim.engine.owed cimport Owed
+from sim.engine.residency cimport Residency
+from sim.engine.victims cimport Victims
+from sim.machine.protocol cimport Machine
+from sim.policy.pieces cimport Piece, Pieces
+from sim.policy.tickets cimport Ticket
+
+cdef class Layer:
+    cdef readonly object policy
+    cdef public object log, view
+    cdef readonly Machine machine
+    cdef readonly Pieces pieces
+    cdef readonly Residency residency
+    cdef readonly Owed owed
+    cdef readonly Copies copies
+    cdef readonly Tally tally
+    cdef bint tells_accessed
+    cdef int n_experts
+    cdef long long[::1] kinds, turn, missing
+    cdef readonly list ran_on_cpu
+    cdef readonly dict joins, ahead, begun
+    cdef public dict lower
+    @cython.locals(residency=Residency, owed=Owed, now_s=double, first=int, at=int, expert=int, index=int)
+    cpdef classify(self, int layer, HitCounts counts)
+    @cython.locals(residency=Residency, arrival=Ticket)
+    cdef int _arrived(self, int index, double now_s, HitCounts counts)
+    @cython.locals(first=int, index=int, expert=int, now_s=double)
+    cpdef classify_asked(self, object gate, HitCounts counts)
+    @cython.locals(piece=Piece)
+    cdef int _found(self, int index)
+    @cython.locals(piece=Piece, residency=Residency, part=Piece)
+    cdef int _classify_parts(self, int index, HitCounts counts)
+    @cython.locals(residency=Residency, owed=Owed, copies=Copies, first=int, queued=bint, n_turn=int, n_missing=int,
+                   n_later=int, at=int, expert=int, index=int, piece=Piece)
+    cpdef serve(self)
+    @cython.locals(piece=Piece, expert=int, n_tokens=int)
+    cdef Ticket _run_whole(self, int index)
+    @cython.locals(layer=int, owed=Owed, residency=Residency, n_tokens=int, index=int, piece=Piece, ticket=Ticket)
+    cpdef Ticket run_gpu(self, int expert, tuple after=*, bint joined=*)
+    cdef Ticket _run_pieces(self, Piece whole, int n_tokens, tuple after, bint joined)
+    cdef Ticket _settled(self, Ticket ticket)
+    @cython.locals(expert=int, layer=int, n_tokens=int, ticket=Ticket, other=Piece, done_frac=double)
+    cpdef Ticket run_part(self, Piece piece, tuple after=*, object slices=*)
+    @cython.locals(residency=Residency, index=int, arrival=Ticket, ticket=Ticket)
+    cdef Ticket _launch(self, Piece piece, int n_tokens, tuple after)
+    @cython.locals(residency=Residency, victims=Victims)
+    cdef _used(self, int index, Ticket ticket)
+    @cython.locals(one=Piece, residency=Residency, arrival=Ticket, arrived_s=double, ticket=Ticket)
+    cdef Ticket _launch_joined(self, Piece piece, object slices, int n_tokens, tuple after)
+    cdef _ran(self, int expert, int n_tokens, object parts)
+    @cython.locals(layer=int, n_tokens=int)
+    cpdef Ticket run_cpu(self, int expert, object join_layer=*)
+    @cython.locals(owed=Owed, at=int, kind=int)
+    cpdef count(self, HitCounts counts)
+    cpdef count_asked(self, dict asked, HitCounts counts)
+    @cython.locals(expert=int)
+    cdef _count_cpu(self, HitCounts counts, list asked)
+    cpdef join(self, int layer)

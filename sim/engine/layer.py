@@ -1,0 +1,455 @@
+"""What is computed: experts that a layer owes, whole or in parts, on the GPU or on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sim.base.errors import IllegalDecision
+from sim.base.flat import ints
+from sim.engine.copies import Copies, Log
+from sim.engine.counts import HIT, LATE, MISS, ON_CPU, PARTIAL, HitCounts, Tally
+from sim.engine.owed import Owed
+from sim.engine.residency import PREFETCHED, Residency, side_by_side, tiling
+from sim.machine.protocol import NO_TICKETS, Machine
+from sim.policy.api import overrides
+from sim.policy.pieces import Piece
+from sim.policy.tickets import Ticket
+
+if TYPE_CHECKING:
+    from sim.policy.api import Policy
+    from sim.policy.view import View
+    from sim.workload.gate import Gate
+
+WHOLE: tuple[Piece, ...] = ()
+
+
+class Layer:
+    """Serves one layer after the other: what its gate finds, what is computed where, and how that is counted."""
+
+    view: View
+
+    def __init__(
+        self,
+        policy: Policy,
+        machine: Machine,
+        residency: Residency,
+        owed: Owed,
+        copies: Copies,
+        tally: Tally,
+        log: Log | None,
+    ) -> None:
+        pieces = residency.pieces
+        self.policy = policy
+        self.machine = machine
+        self.pieces = pieces
+        self.residency = residency
+        self.owed = owed
+        self.copies = copies
+        self.tally = tally
+        self.log = log
+        self.tells_accessed = False
+        self.n_experts = pieces.n_experts
+        self.kinds = ints(pieces.n_experts)  # how the gate found each expert it asked for
+        self.turn = ints(pieces.n_experts)  # experts in the order in which the default service runs them
+        self.missing = ints(pieces.n_experts)
+        self.ran_on_cpu: list[int] = []
+        self.joins: dict[int, list[Ticket]] = {}  # layer -> CPU results its stream must wait for
+        self.ahead: dict[tuple[int, int], Ticket] = {}  # (layer, expert) -> CPU result computed ahead
+        self.begun: dict[int, list[Piece]] = {}  # owed experts of which these pieces have run
+        self.lower: dict[int, str] = {}  # experts of the layer that may run in a lower precision
+
+    def start(self, view: View) -> None:
+        """Take over what binding the policy has settled."""
+        self.view = view
+        self.tells_accessed = overrides(self.policy, "accessed")
+
+    # -- what the gate finds ----------------------------------------------------------------------------------------
+
+    def classify(self, layer: int, counts: HitCounts) -> None:
+        """How the gate finds each expert that is owed, before the policy reacts."""
+        residency, owed = self.residency, self.owed
+        now_s = self.machine.now()
+        first = layer * self.n_experts
+        for at in range(owed.n):
+            expert = owed.order[at]
+            index = first + expert
+            if residency.here[index]:
+                self.kinds[expert] = self._arrived(index, now_s, counts)
+            elif residency.n_parts or self.tally.prefetch.n_issued:
+                self.kinds[expert] = self._classify_parts(index, counts)
+            else:
+                self.kinds[expert] = 3
+
+    def classify_asked(self, gate: Gate, counts: HitCounts) -> None:
+        """The same where a lossy policy has changed the routing: of the gate's own choice, and what else will serve."""
+        first, now_s = gate.layer * self.n_experts, self.machine.now()
+        for expert in gate.asked:
+            index = first + expert
+            if self.residency.here[index]:
+                self.kinds[expert] = self._arrived(index, now_s, counts)
+            else:
+                self.kinds[expert] = self._classify_parts(index, counts)
+        for expert in gate.needs:
+            if expert not in gate.asked:  # a lossy policy's substitutes: no gate asked for them
+                counts.n_aside[self._found(first + expert)] += 1
+
+    def _arrived(self, index: int, now_s: float, counts: HitCounts) -> int:
+        """The class of a resident expert."""
+        residency = self.residency
+        arrival: Ticket | None = residency.arrival[index]
+        if arrival is not None:
+            if not 0.0 <= arrival.end_s <= now_s and not self.machine.ended(arrival):
+                self.tally.prefetch.asked_while_late(self.pieces.all[index])
+                return LATE
+        elif residency.arrived_s[index] > now_s:
+            self.tally.prefetch.asked_while_late(self.pieces.all[index])
+            return LATE
+        if residency.origin[index] == 1 and not residency.used[index]:
+            counts.prefetched += 1
+        return HIT
+
+    def _found(self, index: int) -> int:
+        """The class of an expert that no gate asked for, as `classify` gives it: no prefetch is judged by it."""
+        piece: Piece = self.pieces.all[index]
+        lower = self.lower.get(piece.expert)
+        enough = self.residency.sufficient(piece, lower)
+        parts = enough or self.residency.parts(piece, lower)
+        here = [self.copies.arrived(part) for part in parts]
+        if enough:
+            return HIT if all(here) else LATE
+        return PARTIAL if any(here) else LATE if here else MISS
+
+    def _classify_parts(self, index: int, counts: HitCounts) -> int:
+        """The class of an expert that is not resident whole."""
+        piece: Piece = self.pieces.all[index]
+        residency, prefetched = self.residency, self.tally.prefetch
+        lower = self.lower.get(piece.expert) if self.lower else None
+        parts = residency.parts(piece, lower)
+        if not parts:
+            prefetched.asked_but_absent(piece)
+            return MISS
+        here = [self.copies.arrived(part) for part in parts]
+        for part, arrived in zip(parts, here, strict=True):
+            if not arrived:
+                prefetched.asked_while_late(part)
+        enough = residency.sufficient(piece, lower)
+        if enough is None:
+            return PARTIAL if any(here) else LATE
+        there = [part for part, arrived in zip(parts, here, strict=True) if arrived]
+        for part in enough:
+            if part not in there:
+                return LATE
+        for part in enough:
+            if residency.origin[part.index] == PREFETCHED and not residency.used[part.index]:
+                counts.prefetched += 1
+                break
+        return HIT
+
+    # -- the default service ----------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Fetch what is missing, run residents meanwhile, then what arrives, in the order of the gate."""
+        residency, owed, copies = self.residency, self.owed, self.copies
+        first = owed.layer * self.n_experts
+        queued = copies.queue.n_waiting > 0
+        if self.lower or self.begun:
+            self._serve_mixed()
+            return
+        n_turn = 0
+        n_missing = 0
+        for at in range(owed.n):
+            expert = owed.order[at]
+            if not owed.tokens[expert]:
+                continue
+            index = first + expert
+            if residency.here[index]:
+                self.turn[n_turn] = expert
+                n_turn += 1
+                if residency.arrival[index] is not None:
+                    copies.promote(self.pieces.all[index])
+                if self.tells_accessed:
+                    self.policy.accessed(self.pieces.all[index], True, self.view)
+            else:
+                self.missing[n_missing] = expert
+                n_missing += 1
+        n_later = 0
+        for at in range(n_missing):
+            expert = self.missing[at]
+            piece: Piece = self.pieces.all[first + expert]
+            if queued:
+                copies.queue.remove(piece)
+            if copies.demand(piece):
+                if self.tells_accessed:
+                    self.policy.accessed(piece, False, self.view)
+                self.turn[n_turn] = expert
+                n_turn += 1
+            else:
+                self.missing[n_later] = expert
+                n_later += 1
+        for at in range(n_turn):
+            self._run_whole(first + self.turn[at])
+        for at in range(n_later):  # more experts than room: each waits until one before it has run
+            expert = self.missing[at]
+            piece = self.pieces.all[first + expert]
+            copies.fetch(piece)
+            if self.tells_accessed:
+                self.policy.accessed(piece, False, self.view)
+            self._run_whole(first + expert)
+
+    def _serve_mixed(self) -> None:
+        """`serve` where experts may run in a lower precision, or have been begun."""
+        policy, view, residency, copies, layer = self.policy, self.view, self.residency, self.copies, self.owed.layer
+        there, missing = [], []
+        for expert in self.owed.experts():
+            piece = self.pieces.whole[layer][expert]
+            if not residency.holds(piece) and expert in self.lower:
+                piece = self.pieces.part(layer, expert, 0.0, 1.0, self.lower[expert])
+            if not residency.holds(piece):
+                missing.append(piece)
+                continue
+            there.append(expert)
+            copies.promote(piece)
+            policy.accessed(piece, True, view)
+        later: list[Piece] = []
+        for piece in missing:
+            copies.queue.remove(piece)
+            if not copies.demand(piece):
+                later.append(piece)
+                continue
+            policy.accessed(piece, False, view)
+            there.append(piece.expert)  # or will be, by the time it runs
+        for expert in there:
+            self.run_gpu(expert)
+        for piece in later:
+            copies.fetch(piece)
+            policy.accessed(piece, False, view)
+            self.run_gpu(piece.expert)
+
+    # -- on the GPU -------------------------------------------------------------------------------------------------
+
+    def _run_whole(self, index: int) -> Ticket | None:
+        """Compute an owed expert that is resident whole; None where that is settled, as the machine says."""
+        piece: Piece = self.pieces.all[index]
+        expert = piece.expert
+        n_tokens = self.owed.tokens[expert]
+        ticket = self._launch(piece, n_tokens, NO_TICKETS)
+        self.owed.settle(expert)
+        self.tally.n_executed += n_tokens
+        if self.log is not None:
+            self.log("gpu", piece.layer, expert)
+        if self.copies.polls:
+            self.copies.poll()
+        return ticket
+
+    def run_gpu(self, expert: int, after: tuple[Ticket, ...] = (), joined: bool = False) -> Ticket:
+        """Compute an owed expert on the GPU, each of its pieces (or of those that are left) as it arrives."""
+        layer, owed, residency = self.owed.layer, self.owed, self.residency
+        n_tokens = owed.owes(layer, expert)
+        if not n_tokens:
+            raise IllegalDecision(f"RunGpu({expert}): layer {layer} does not owe it; run each needed expert once")
+        index = layer * self.n_experts + expert
+        piece: Piece = self.pieces.all[index]
+        if residency.here[index] and (not self.begun or expert not in self.begun):
+            ticket = self._settled(self._launch(piece, n_tokens, after))
+            self._ran(expert, n_tokens, WHOLE)
+            return ticket
+        return self._run_pieces(piece, n_tokens, after, joined)
+
+    def _run_pieces(self, whole: Piece, n_tokens: int, after: tuple[Ticket, ...], joined: bool) -> Ticket:
+        """Compute an owed expert from parts, or what is left of it."""
+        expert = whole.expert
+        begun: Sequence[Piece] = self.begun.get(expert, ())
+        enough = self.residency.sufficient(whole, self.lower.get(expert), begun)
+        if enough is None:
+            raise IllegalDecision(
+                f"RunGpu({expert}): layer {self.owed.layer}'s expert is not on the GPU; Fetch it first"
+            )
+        if joined and len(enough) > 1:
+            if begun or not side_by_side(enough, whole):
+                raise IllegalDecision(
+                    f"RunGpu({expert}, joined=True): {enough} are not all of the expert in columns "
+                    "of the serving precision; leave `joined` out"
+                )
+            ticket = self._launch_joined(whole, enough, n_tokens, after)
+        else:
+            for piece in enough:
+                ticket = self._settled(self._launch(piece, n_tokens, after))
+        self._ran(expert, n_tokens, [*begun, *enough])
+        return ticket
+
+    def _settled(self, ticket: Ticket | None) -> Ticket:
+        """A ticket also for work that the machine has settled at once."""
+        return Ticket(self.machine.ends_s, self.machine.cause) if ticket is None else ticket
+
+    def run_part(self, piece: Piece, after: tuple[Ticket, ...] = (), slices: Sequence[Piece] = ()) -> Ticket:
+        """Compute a piece of an owed expert, resident as it is or in slices; the last of them completes the expert."""
+        expert, layer = piece.expert, self.owed.layer
+        n_tokens = self.owed.owes(piece.layer, expert)
+        if not n_tokens:
+            raise IllegalDecision(f"RunPart of {piece}: layer {layer} does not owe it; run each part once")
+        begun = self.begun.get(expert, [])
+        lying = sorted(slices, key=_start) if slices else [piece]
+        there = [one for one in lying if self.residency.holds(one)]
+        lower = self.lower.get(expert) if self.lower else None
+        if len(there) < len(lying) or (piece.precision != self.pieces.precision and piece.precision != lower):
+            raise IllegalDecision(f"RunPart of {piece}: not on the GPU, or not in a precision that serves; Fetch it")
+        if slices and not side_by_side(lying, piece):
+            raise IllegalDecision(f"RunPart of {piece}: {lying} are not all of it in columns; name those that are")
+        done_frac = 0.0
+        for other in begun:
+            if other.start_frac < piece.stop_frac and piece.start_frac < other.stop_frac:
+                raise IllegalDecision(f"RunPart of {piece}: {begun} have run; run no column twice")
+            done_frac = max(done_frac, other.stop_frac)
+        if piece.kernels_frac < 1.0 and piece.start_frac > done_frac:
+            raise IllegalDecision(f"RunPart of {piece}: a matrix needs what those before it come to; run them first")
+        if slices:
+            ticket = self._launch_joined(piece, there, n_tokens, after)
+        else:
+            ticket = self._settled(self._launch(piece, n_tokens, after))
+        begun = [*begun, piece]
+        if tiling((), begun) is not None:
+            self._ran(expert, n_tokens, begun)
+            return ticket
+        self.begun[expert] = begun
+        if self.log is not None:
+            self.log("part", layer, expert)
+        if self.copies.polls:
+            self.copies.poll()
+        return ticket
+
+    def _launch(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...]) -> Ticket | None:
+        """Compute a resident piece once it has arrived; None where that is settled, as the machine says."""
+        residency = self.residency
+        index = piece.index
+        arrival: Ticket | None = residency.arrival[index]
+        if arrival is not None:
+            after = (arrival, *after) if after else (arrival,)
+        ticket = self.machine.expert(piece, n_tokens, residency.arrived_s[index], after, WHOLE)
+        self._used(index, ticket)
+        return ticket
+
+    def _used(self, index: int, ticket: Ticket | None) -> None:
+        """A resident piece takes part in a computation."""
+        residency = self.residency
+        residency.last_use[index] = ticket
+        residency.last_used_s[index] = self.machine.ends_s
+        if not residency.used[index]:
+            residency.used[index] = 1
+            if residency.origin[index] == 1:
+                self.tally.prefetch.used(self.pieces.all[index])
+        victims = self.copies.victims
+        if victims is not None and victims.touches:
+            victims.touched(index)
+
+    def _launch_joined(
+        self, piece: Piece, slices: Sequence[Piece], n_tokens: int, after: tuple[Ticket, ...]
+    ) -> Ticket:
+        """Compute a piece from slices of columns side by side, once the last of them has arrived."""
+        residency, arrived_s = self.residency, 0.0
+        arrivals = NO_TICKETS
+        for one in slices:
+            arrival = residency.arrival[one.index]
+            if arrival is not None:
+                arrivals = (*arrivals, arrival)
+            else:
+                arrived_s = max(arrived_s, residency.arrived_s[one.index])
+        ticket = self._settled(self.machine.expert(piece, n_tokens, arrived_s, (*arrivals, *after), slices))
+        for one in slices:
+            self._used(one.index, ticket)
+        return ticket
+
+    def _ran(self, expert: int, n_tokens: int, parts: Sequence[Piece]) -> None:
+        """An owed expert has been launched for good, whole or in these parts."""
+        if parts:
+            self.begun.pop(expert, None)
+            for part in parts:
+                if part.precision != self.pieces.precision:
+                    self.tally.loss.lowered += n_tokens
+                    break
+        self.owed.settle(expert)
+        self.tally.n_executed += n_tokens
+        if self.log is not None:
+            self.log("gpu", self.owed.layer, expert)
+        if self.copies.polls:
+            self.copies.poll()
+
+    # -- on the CPU -------------------------------------------------------------------------------------------------
+
+    def run_cpu(self, expert: int, join_layer: int | None = None) -> Ticket:
+        """Compute an owed expert on the CPU; its result joins the stream at the end of `join_layer`."""
+        layer = self.owed.layer
+        if expert in self.begun:
+            raise IllegalDecision(f"RunCpu({expert}): a part of it has run on the GPU; run the rest there")
+        n_tokens = self.owed.owes(layer, expert)
+        if not n_tokens:
+            raise IllegalDecision(f"RunCpu({expert}): layer {layer} does not owe it; run each needed expert once")
+        self.owed.settle(expert)
+        if "cpu" not in self.policy.traits:
+            raise IllegalDecision(f"RunCpu({expert}) of {self.policy.name}: needs the trait 'cpu'; declare it")
+        join_layer = layer if join_layer is None else join_layer
+        if not layer <= join_layer < self.pieces.n_layers:
+            raise IllegalDecision(f"RunCpu({expert}, join_layer={join_layer}): join at this layer or a later one")
+        ticket = self.ahead.pop((layer, expert), None)
+        if ticket is None:
+            ticket = self.machine.cpu_expert(layer, expert, n_tokens)
+        self.joins.setdefault(join_layer, []).append(ticket)
+        self.ran_on_cpu.append(expert)
+        self.tally.n_executed += n_tokens
+        if self.log is not None:
+            self.log("cpu", layer, expert)
+        return ticket
+
+    def run_cpu_ahead(self, layer: int, expert: int, n_tokens: int) -> Ticket:
+        """Compute an expert of a later layer on the CPU now; `run_cpu` at that layer takes the result."""
+        where = f"RunCpuAhead({layer}, {expert}, {n_tokens})"
+        if "cpu" not in self.policy.traits or "lossy" not in self.policy.traits:
+            raise IllegalDecision(
+                f"{where} of {self.policy.name}: needs the traits 'cpu' and 'lossy' (its input is an "
+                "earlier layer's); declare them"
+            )
+        if not self.owed.layer < layer < self.pieces.n_layers or not 0 <= expert < self.n_experts or n_tokens < 1:
+            raise IllegalDecision(f"{where}: must name an expert of a later layer and at least one token")
+        if (layer, expert) in self.ahead:
+            raise IllegalDecision(f"{where}: computed already; ask once")
+        ticket = self.ahead[layer, expert] = self.machine.cpu_expert(layer, expert, n_tokens)
+        if self.log is not None:
+            self.log("cpu_ahead", layer, expert)
+        return ticket
+
+    # -- the end of a layer -----------------------------------------------------------------------------------------
+
+    def count(self, counts: HitCounts) -> None:
+        """Count what the gate asked for by how it found it."""
+        owed = self.owed
+        if self.ran_on_cpu:
+            self._count_cpu(counts, [owed.order[at] for at in range(owed.n)])
+        for at in range(owed.n):
+            kind = self.kinds[owed.order[at]]
+            counts.n_experts[kind] += 1
+            counts.n_tokens[kind] += owed.asked[at]
+
+    def count_asked(self, asked: dict[int, int], counts: HitCounts) -> None:
+        """The same where a lossy policy has changed what serves."""
+        self._count_cpu(counts, list(asked))
+        for expert, n_tokens in asked.items():
+            counts.count(self.kinds[expert], n_tokens)
+
+    def _count_cpu(self, counts: HitCounts, asked: list[int]) -> None:
+        for expert in self.ran_on_cpu:
+            if expert in asked:
+                counts.n_aside[self.kinds[expert]] += 1
+                self.kinds[expert] = ON_CPU
+        self.ran_on_cpu.clear()
+
+    def join(self, layer: int) -> None:
+        """Results of the CPU that the stream waits for after this layer."""
+        if self.ahead and layer == self.pieces.n_layers - 1:
+            self.ahead.clear()
+        if self.joins:
+            for ticket in self.joins.pop(layer, ()):
+                self.machine.join(ticket)
+
+
+def _start(piece: Piece) -> float:
+    return piece.start_frac

@@ -1,0 +1,50 @@
+"""What the layer being served still owes: experts its gate has asked for that have not been computed."""
+
+from __future__ import annotations
+
+from sim.base.flat import ints
+
+
+class Owed:
+    """Experts of one layer with their tokens, in the order of the gate.
+
+    `layer`: the layer being served, -1 between iterations. `tokens`: by expert, 0 where nothing is owed. `order` and
+    `asked`: experts and their tokens as the gate asked for them.
+    """
+
+    def __init__(self, n_experts: int) -> None:
+        self.layer = -1
+        self.n_experts = n_experts
+        self.tokens = ints(n_experts)
+        self.order = ints(n_experts)
+        self.asked = ints(n_experts)
+        self.n = 0  # experts in `order`, of which `n_left` have not run
+        self.n_left = 0
+
+    def begin(self) -> None:
+        """Nothing is asked for yet."""
+        for at in range(self.n):
+            self.tokens[self.order[at]] = 0
+        self.n = 0
+        self.n_left = 0
+
+    def add(self, expert: int, n_tokens: int) -> None:
+        """The gate asks for one more expert."""
+        self.order[self.n] = expert
+        self.asked[self.n] = n_tokens
+        self.n += 1
+        self.n_left += 1
+        self.tokens[expert] = n_tokens
+
+    def settle(self, expert: int) -> None:
+        """An expert has run."""
+        self.tokens[expert] = 0
+        self.n_left -= 1
+
+    def experts(self) -> list[int]:
+        """Experts still owed, in the order of the gate."""
+        return [self.order[at] for at in range(self.n) if self.tokens[self.order[at]]]
+
+    def owes(self, layer: int, expert: int) -> int:
+        """Tokens that an expert is still owed for; 0 where it is none of the layer's, or has run."""
+        return self.tokens[expert] if layer == self.layer and layer >= 0 and 0 <= expert < self.n_experts else 0

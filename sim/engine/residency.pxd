@@ -1,0 +1,35 @@
+cimport cython
+from sim.policy.pieces cimport Piece, Pieces
+from sim.policy.tickets cimport Ticket
+
+cdef class Residency:
+    cdef readonly Pieces pieces
+    cdef readonly int n_gpus, n_known, n_parts
+    cdef readonly bint divided
+    cdef public long long[::1] budget_bytes, used_bytes, peak_bytes, layer_budget, layer_used
+    cdef object _flags
+    cdef unsigned char[::1] here
+    cdef long long[::1] origin, used, next, prev
+    cdef double[::1] arrived_s, last_used_s
+    cdef readonly list arrival, last_use
+    cdef readonly dict read_back, room_after
+    cdef dict _parts
+    cpdef bint holds(self, Piece piece)
+    cpdef object flags(self)
+    cpdef long long budget(self, int gpu)
+    cpdef long long free_bytes(self, int gpu)
+    cpdef list resident_pieces(self)
+    cpdef Ticket arrival_of(self, int index)
+    @cython.locals(part=Piece)
+    cpdef list parts(self, Piece whole, object precision=*)
+    cpdef list sufficient(self, Piece whole, object precision=*, object done=*)
+    @cython.locals(gpu=int, at=int)
+    cpdef bint fits(self, Piece piece)
+    @cython.locals(index=int, gpu=int, last=int)
+    cpdef add(self, Piece piece, Ticket arrival, double arrived_s, int origin)
+    @cython.locals(index=int, gpu=int, before=int, after=int)
+    cpdef remove(self, Piece piece)
+    cdef void _grow(self)
+
+cpdef list tiling(object parts, object done, double at=*)
+cpdef bint side_by_side(object slices, Piece whole)

@@ -1,0 +1,213 @@
+"""Who leaves, for policies that name a native order (`sim.policy.order`) instead of answering `victim`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sim.base.flat import COMPILED, ints, longer_ints
+from sim.engine.owed import Owed
+from sim.engine.residency import PREFETCHED, Residency
+from sim.policy.order import EXPERT, FREE, LAST, NEVER, NOT_FOR_PREFETCH, Order, Rank, Recency
+from sim.policy.pieces import Piece
+
+
+class Victims:
+    """Base: what the engine tells an order, and asks of it. Pieces are named by `Piece.index`.
+
+    `touches`: whether `touched` says anything.
+    """
+
+    touches: bool
+
+    def placed(self, index: int) -> None:
+        """A piece has taken its room."""
+
+    def touched(self, index: int) -> None:
+        """A piece is computed with."""
+
+    def left(self, index: int) -> None:
+        """A piece has given its room up."""
+
+    def victim(self, piece: Piece, speculative: bool) -> int:
+        """The index of the piece that makes room for `piece`; -1 when none may."""
+        return -1
+
+
+class InTurn(Victims):
+    """Pieces in a ring of neighbours, by when they came or were used last: the first that may leave does."""
+
+    def __init__(self, residency: Residency, owed: Owed, per_layer: bool, touches: bool) -> None:
+        self.residency = residency
+        self.owed = owed
+        self.per_layer = per_layer
+        self.touches = touches
+        pieces = residency.pieces
+        # One ring per cache: all of a GPU, or a layer of it. Its end is a place behind those of all pieces.
+        self.n_rings = pieces.n_gpus * (pieces.n_layers if per_layer else 1)
+        self.n_known = 0
+        self.next = ints(self.n_rings)
+        self.prev = ints(self.n_rings)
+        for ring in range(self.n_rings):
+            self.next[ring] = self.prev[ring] = ring
+        self._grow()
+
+    def _grow(self) -> None:
+        n = self.residency.n_known
+        self.next = longer_ints(self.next, self.n_rings + n)
+        self.prev = longer_ints(self.prev, self.n_rings + n)
+        self.n_known = n
+
+    def _ring(self, piece: Piece) -> int:
+        return piece.gpu * self.residency.pieces.n_layers + piece.layer if self.per_layer else piece.gpu
+
+    def placed(self, index: int) -> None:
+        if index >= self.n_known:
+            self._grow()
+        piece: Piece = self.residency.pieces.all[index]
+        self._append(index + self.n_rings, self._ring(piece))
+
+    def touched(self, index: int) -> None:
+        at = index + self.n_rings
+        before = self.prev[at]
+        after = self.next[at]
+        self.next[before] = after
+        self.prev[after] = before
+        piece: Piece = self.residency.pieces.all[index]
+        self._append(at, self._ring(piece))
+
+    def _append(self, at: int, ring: int) -> None:
+        last = self.prev[ring]
+        self.next[last] = at
+        self.prev[at] = last
+        self.next[at] = ring
+        self.prev[ring] = at
+
+    def left(self, index: int) -> None:
+        at = index + self.n_rings
+        before = self.prev[at]
+        after = self.next[at]
+        self.next[before] = after
+        self.prev[after] = before
+
+    def victim(self, piece: Piece, speculative: bool) -> int:
+        at = self.next[self._ring(piece)]
+        while at >= self.n_rings:
+            index = at - self.n_rings
+            if not self.owed.n_left:
+                return index
+            candidate: Piece = self.residency.pieces.all[index]
+            if candidate.layer != self.owed.layer or not self.owed.tokens[candidate.expert]:
+                return index
+            at = self.next[at]
+        return -1
+
+
+class Ranked(Victims):
+    """The least rank leaves: looked for among all whole experts each time, since a policy may write at any time."""
+
+    def __init__(self, residency: Residency, owed: Owed, order: Rank) -> None:
+        self.residency = residency
+        self.owed = owed
+        self.order = order
+        self.ranks = order.rank
+        self.bars = order.bar
+        self.per_layer = order.per_layer
+        self.by_expert = order.ties == EXPERT
+        self.guarded = order.guarded
+        self.spares_unused = order.spares_unused
+        self.n_whole = len(order.rank)
+        self.touches = False
+
+    def victim(self, piece: Piece, speculative: bool) -> int:
+        best = self._find(piece, speculative) if COMPILED else self._look_up(piece, speculative)
+        guarded = speculative and self.guarded and piece.index < self.n_whole  # a part has no rank of its own
+        if best >= 0 and guarded and not self.ranks[best] < self.ranks[piece.index]:
+            return -1
+        return best
+
+    def _find(self, piece: Piece, speculative: bool) -> int:
+        """One pass over residents, or over a layer's experts."""
+        residency = self.residency
+        n_experts = residency.pieces.n_experts
+        n_gpus = residency.pieces.n_gpus
+        first = piece.layer * n_experts
+        at = first + 1 if self.per_layer else residency.next[0]
+        owed_from = self.owed.layer * n_experts if self.owed.n_left else -n_experts * 2
+        best = -1
+        best_bar = 0
+        best_rank = 0.0
+        while at > 0:
+            index = at - 1
+            if self.per_layer:
+                at = at + 1 if at < first + n_experts else 0
+            else:
+                at = residency.next[at]
+            if index >= self.n_whole or not residency.here[index] or (n_gpus > 1 and index % n_gpus != piece.gpu):
+                continue
+            expert = index - owed_from
+            if 0 <= expert < n_experts and self.owed.tokens[expert]:
+                continue
+            bar = self._bar(index)
+            if bar == 1 and not speculative:
+                bar = 0
+            if bar == 3 or (bar and speculative):
+                continue
+            rank = self.ranks[index]
+            if best >= 0:
+                if bar > best_bar or (bar == best_bar and rank > best_rank):
+                    continue
+                if bar == best_bar and rank == best_rank and not self._before(index, best):
+                    continue
+            best = index
+            best_bar = bar
+            best_rank = rank
+        return best
+
+    def _before(self, index: int, other: int) -> bool:
+        """Which of two equal ranks leaves first."""
+        if self.by_expert:
+            n_experts = self.residency.pieces.n_experts
+            if index % n_experts != other % n_experts:
+                return index % n_experts < other % n_experts
+        return index < other
+
+    def _bar(self, index: int) -> int:
+        bar: int = self.bars[index]
+        if bar == 0 and self.spares_unused and self.residency.origin[index] == 1 and not self.residency.used[index]:
+            return 1
+        return bar
+
+    def _look_up(self, piece: Piece, speculative: bool) -> int:
+        """The same with whole arrays at a time, where a pass in Python would be slow."""
+        residency, n_experts, n_gpus = self.residency, self.residency.pieces.n_experts, self.residency.pieces.n_gpus
+        there = np.frombuffer(residency.flags(), dtype=np.uint8)[: self.n_whole] != 0
+        if self.per_layer:
+            inside = np.zeros(self.n_whole, dtype=bool)
+            inside[piece.layer * n_experts : (piece.layer + 1) * n_experts] = True
+            there &= inside
+        if n_gpus > 1:
+            there &= np.arange(self.n_whole) % n_gpus == piece.gpu
+        if self.owed.n_left:
+            there[[self.owed.layer * n_experts + expert for expert in self.owed.experts()]] = False
+        found = np.flatnonzero(there)
+        bars = np.asarray(self.bars)[found]
+        if self.spares_unused:
+            unused = [residency.origin[at] == PREFETCHED and not residency.used[at] for at in found.tolist()]
+            bars = np.maximum(bars, np.where(unused, NOT_FOR_PREFETCH, FREE))
+        for allowed in (bars == FREE,) if speculative else (bars <= NOT_FOR_PREFETCH, bars == LAST):
+            among = found[allowed]
+            if len(among):
+                ranks = np.asarray(self.ranks)[among]
+                least = among[ranks == ranks.min()]
+                return int(least[np.argmin(least % n_experts)]) if self.by_expert else int(least[0])
+        return -1
+
+
+def victims_of(order: Order, residency: Residency, owed: Owed) -> Victims:
+    """The engine's side of a policy's order."""
+    if isinstance(order, Rank):
+        return Ranked(residency, owed, order)
+    return InTurn(residency, owed, order.per_layer, isinstance(order, Recency))
+
+
+__all__ = ["NEVER", "Victims", "victims_of"]

@@ -1,0 +1,51 @@
+cimport cython
+from sim.machine.lanes cimport Stream, progress
+from sim.machine.meter cimport Meter, Seconds
+from sim.policy.pieces cimport Piece
+from sim.policy.tickets cimport Ticket
+
+cdef class Copy(Ticket):
+    cdef public object op
+    cdef public int layer, expert, length
+    cdef public long long n_bytes
+    cdef public double duration_s, submit_s, start_s
+    cdef public bint demanded, cancelled
+    cdef public tuple after
+    cdef public Piece piece
+    @cython.locals(ready_s=double, ticket=Ticket)
+    cpdef double ready_s(self)
+
+cdef class CopyQueue:
+    cdef readonly object name
+    cdef list streams
+    cdef Stream stream
+    cdef bint alone
+    cdef public double free_s
+    cdef double start_s
+    cdef readonly Seconds seconds
+    cdef public long long n_copies, copied_bytes
+    cdef readonly list queue
+    cdef readonly int n_queued, n_demanded
+    cdef readonly object finished
+    cdef public object spans
+    cdef public bint report
+    @cython.locals(start_s=double, copy=Copy)
+    cpdef Copy demand(self, object op, Piece piece, double duration_s, int length, double now_s, double ready_s,
+                      tuple after)
+    @cython.locals(ready_s=double)
+    cpdef void submit(self, Copy copy, double now_s)
+    cdef void _queue(self, Copy copy)
+    cdef void _unqueue(self, Copy copy)
+    @cython.locals(at_s=double, best=Copy, copy=Copy, ready_s=double)
+    cdef void _settle_demand(self, double now_s)
+    @cython.locals(best=Copy)
+    cpdef void advance(self, double now_s)
+    @cython.locals(best=Copy)
+    cpdef bint settle_next(self)
+    cpdef double next_start_s(self)
+    @cython.locals(best=Copy, copy=Copy, ready_s=double, earliest_s=double, at_s=double)
+    cdef Copy _next(self)
+    cdef void _serve(self, Copy copy, double start_s)
+    cpdef bint cancel(self, Copy copy, double now_s)
+    cpdef void promote(self, Copy copy, double now_s)
+    cpdef list completions(self, double now_s)

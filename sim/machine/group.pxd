@@ -1,0 +1,5 @@
+cdef class Group:
+    cdef public bint open
+    cdef public double launched_s, slack_s
+    cdef public object precision
+    cdef public int place

@@ -1,0 +1,41 @@
+cimport cython
+from sim.policy.tickets cimport Ticket
+from sim.machine.meter cimport Meter, Seconds
+
+cdef int _H2D, _HOST
+
+cdef class Launched(Ticket):
+    cdef public object op
+    cdef public int layer, expert, n_tokens, length
+    cdef public double first_s, last_s, duration_s, arrived_s
+    cdef public tuple after
+
+cdef class Stream:
+    cdef readonly object name
+    cdef public double free_s
+    cdef double[::1] gaps_s
+    cdef readonly Seconds seconds
+    cdef readonly int blame
+    cdef readonly object pending
+    cdef readonly int n_pending
+    cdef public object spans
+    @cython.locals(ticket=Ticket, start_s=double, cause=int, known=bint)
+    cpdef Launched run(self, object op, int layer, int expert, int n_tokens, double first_s, double last_s,
+                       double duration_s, int length, double arrived_s, tuple after)
+    @cython.locals(free_s=double, gap_s=double, end_s=double)
+    cpdef void place(self, object op, int layer, int expert, int n_tokens, double start_s, int cause, double first_s,
+                     double last_s, double duration_s, int length, double arrived_s, tuple after)
+    @cython.locals(ticket=Ticket, ready_s=double)
+    cdef double late_s(self, double start_s, int cause, double first_s, double arrived_s, tuple after)
+    @cython.locals(ticket=Ticket, work=Launched, start_s=double, cause=int)
+    cpdef bint progress(self)
+    cpdef void idle_until(self, double time_s, int cause)
+
+cdef class SerialLane:
+    cdef readonly object name
+    cdef readonly double free_s, busy_s
+    cdef public object spans
+    cpdef double use(self, object op, int layer, int expert, int n_tokens, double ready_s, double duration_s)
+
+@cython.locals(stream=Stream)
+cpdef void progress(list streams)

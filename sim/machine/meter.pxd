@@ -1,0 +1,13 @@
+cdef class Meter:
+    cdef readonly list keys
+    cdef long long[::1] n, order
+    cdef readonly int n_met
+    cdef dict _at
+    cpdef int at(self, object key)
+    cpdef void add(self, int at, long long n)
+    cpdef list read(self)
+
+cdef class Seconds:
+    cdef readonly Meter meter
+    cdef double spent_s
+    cpdef double total_s(self)

@@ -1,0 +1,31 @@
+from sim.policy.pieces cimport Piece
+from sim.policy.tickets cimport Ticket
+
+cdef class Machine:
+    cdef public double ends_s
+    cdef public int cause
+    cpdef double now(self)
+    cpdef begin(self, object iteration)
+    cpdef attention(self, int layer)
+    cpdef Ticket gate(self, int layer)
+    cpdef shared(self, int layer)
+    cpdef sync(self, Ticket ticket)
+    cpdef to_gate(self, int layer)
+    cpdef Ticket expert(self, Piece piece, int n_tokens, double arrived_s, tuple after, object parts)
+    cpdef Ticket cpu_expert(self, int layer, int expert, int n_tokens)
+    cpdef join(self, Ticket ticket)
+    cpdef Ticket copy(self, Piece piece, int priority, double ready_s, tuple after)
+    cpdef Ticket copy_back(self, Piece piece, double ready_s, tuple after)
+    cpdef promote(self, Ticket ticket)
+    cpdef bint cancel(self, Ticket ticket)
+    cpdef place(self, Piece piece)
+    cpdef release(self, Piece piece)
+    cpdef route(self, int layer, object ids, object weights)
+    cpdef Ticket predict(self, double duration_s, str lane, bint blocking, object basis)
+    cpdef list poll(self)
+    cpdef bint ended(self, Ticket ticket)
+    cpdef double earliest_completion_s(self, object tickets)
+    cpdef end(self)
+    cpdef wait_until(self, double time_s)
+    cpdef list parts_s(self)
+    cpdef drain(self)

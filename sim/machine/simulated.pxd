@@ -1,0 +1,72 @@
+cimport cython
+from sim.machine.copy_queue cimport Copy, CopyQueue
+from sim.machine.group cimport Group
+from sim.machine.lanes cimport SerialLane, Stream, Launched
+from sim.machine.meter cimport Meter
+from sim.machine.price cimport Launch, Operation
+from sim.machine.protocol cimport Machine
+from sim.policy.pieces cimport Piece
+from sim.policy.tickets cimport Ticket
+
+cdef int _H2D, _HOST, _CPU, _GPU
+
+cdef class SimulatedMachine(Machine):
+    cdef readonly object cost
+    cdef public double now_s
+    cdef readonly object spans
+    cdef readonly int n_gpus, n_links
+    cdef readonly list streams, h2d, links
+    cdef readonly Stream stream
+    cdef readonly CopyQueue write_backs
+    cdef readonly SerialLane d2h, cpu, side
+    cdef public long long d2h_bytes, written_back_bytes, n_copy_launches, n_syncs
+    cdef public double experts_launched
+    cdef readonly list gpu_s, cpu_s, side_s, host_predict_s
+    cdef double _sync_s, _copy_launch_s
+    cdef Meter _prices
+    cdef dict _operations, _experts
+    cdef list _copies, _places, _slacks, _groups, _blocks
+    cdef Group _group
+    cdef bint _grouped
+    cdef tuple _waits
+    cdef Ticket _gate
+    cdef int _n_tokens, _n_ranges, _n_layers
+    cdef Operation _attention, _gate_block, _shared, _dense
+    cdef void _forget(self)
+    @cython.locals(operation=Operation)
+    cdef Operation _operation(self, object price, Launch launch)
+    @cython.locals(host_s=double, launched_s=double)
+    cdef Ticket _launch(self, str op, int layer, Operation operation, tuple after=*)
+    @cython.locals(group=Group)
+    cdef void _close_groups(self)
+    cdef Ticket _settled(self)
+    @cython.locals(stream=Stream, operation=Operation, now_s=double, free_s=double, gate_s=double, start_s=double,
+                   last_s=double)
+    cpdef to_gate(self, int layer)
+    @cython.locals(host_s=double)
+    cpdef sync(self, Ticket ticket)
+    @cython.locals(operation=Operation, stream=Stream, host_s=double, launched_s=double, work=Launched)
+    cpdef Ticket expert(self, Piece piece, int n_tokens, double arrived_s, tuple after, object parts)
+    @cython.locals(stream=Stream, ticket=Ticket)
+    cdef Ticket _elsewhere(self, Piece piece, int n_tokens, Operation operation, double host_s, double arrived_s,
+                           tuple after)
+    @cython.locals(operation=Operation)
+    cdef Operation _expert(self, Piece piece, int n_tokens)
+    @cython.locals(group=Group, joins=bint, plain=bint, ticket=Ticket, operation=Operation)
+    cdef Operation _join_group(self, Piece piece, int n_tokens, double arrived_s, tuple after)
+    cdef double _enqueue(self, Piece piece)
+    @cython.locals(now_s=double, queue=CopyQueue, duration_s=double, length=int, settled=Copy, copy=Copy, timed=tuple, known=dict)
+    cpdef Ticket copy(self, Piece piece, int priority, double ready_s, tuple after)
+    @cython.locals(queue=CopyQueue)
+    cpdef promote(self, Ticket ticket)
+    @cython.locals(queue=CopyQueue)
+    cpdef bint cancel(self, Ticket ticket)
+    @cython.locals(queue=CopyQueue)
+    cpdef bint ended(self, Ticket ticket)
+    @cython.locals(queue=CopyQueue)
+    cdef void _advance(self)
+    @cython.locals(queue=CopyQueue, found=CopyQueue, first_s=double, start_s=double)
+    cdef CopyQueue _next_link(self)
+    @cython.locals(queue=CopyQueue)
+    cdef bint _settle_next(self)
+    cdef void _settle(self, Ticket ticket)

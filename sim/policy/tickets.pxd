@@ -1,0 +1,3 @@
+cdef class Ticket:
+    cdef public double end_s
+    cdef public int cause

@@ -1,0 +1,3 @@
+cdef class Wishes:
+    cdef readonly long long[::1] indices
+    cdef readonly double[::1] priorities

@@ -1,0 +1,182 @@
+"""What a layer's gate says, and the arrays of scores behind it, read from the trace when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from sim.workload.iterations import Iteration
+    from traces.format.reader import Trace
+
+NO_PRECISIONS: dict[int, str] = {}  # no expert may run in less than the serving precision; never written to
+SCORES = ("scores",)
+BLOCK_ROWS, MOST_BLOCKS = 32, 8
+"""Decode rows of a request read at once: a slice of a memory map costs microseconds."""
+
+
+class Gate:
+    """What one layer's gate has just said: `needs` maps expert -> tokens; arrays are read only when asked for.
+
+    `asked` is the part of the gate's own choice that is still to be executed; it differs from `needs` only after a
+    lossy policy has changed the routing, and hits are counted over it. `precision` names the experts that a lossy
+    policy allows to run in less than the serving precision.
+    """
+
+    __slots__ = ("_arrays", "asked", "iteration", "layer", "needs", "phase", "precision")
+
+    def __init__(self, layer: int, iteration: Iteration, needs: dict[int, int], arrays: Arrays) -> None:
+        self.layer = layer
+        self.iteration = iteration
+        self.phase = iteration.phase  # `prefill` or `decode`
+        self.needs = needs
+        self.asked = needs
+        self.precision = NO_PRECISIONS
+        self._arrays = arrays
+
+    @property
+    def ids(self) -> np.ndarray:
+        """Chosen experts [n, K], heaviest first."""
+        return self.iteration.ids(self.layer)
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Full gate scores [n, E], exact integers; divide by `score_scale` for probabilities."""
+        return self._arrays.scores()[:, self.layer]
+
+    def at_once(self, work: Callable[..., Sequence[Any]], *reads: str) -> Any:
+        """What `work` says of this layer, asked for all layers of the iteration in one go; None where that cannot be.
+
+        A product per layer costs a fraction when all layers' are formed together. `work` takes the arrays that `reads`
+        names (the scores unless told: `scores`, `shared_scores`, `next_scores_1` ..., each [n, L, E], or `ids`
+        [n, L, K]) and answers for every layer, for layer l from rows up to l alone: later gates have not spoken yet.
+        `moesim conformance` hides them and insists on the same decisions; real runs that route themselves have none.
+        """
+        return self._arrays.at_once(work, self.layer, reads)
+
+    def by_layer(self, work: Callable[..., Sequence[Any]], *reads: str) -> Any:
+        """The same where a layer's answer rests on its own rows alone: without all layers it is asked for this one."""
+        found = self._arrays.at_once(work, self.layer, reads)
+        if found is not None:
+            return found
+        return work(*(self._arrays.named(name)[:, self.layer, None] for name in reads or SCORES))[0]
+
+    @property
+    def score_scale(self) -> int:
+        """What `scores` are multiples of: a probability is scores / score_scale."""
+        return self._arrays.trace.score_scale
+
+    @property
+    def weights(self) -> np.ndarray:
+        """Weights of the chosen experts [n, K] as the model applies them."""
+        return self._arrays.weights()[:, self.layer]
+
+    def weights_of(self, ids: np.ndarray) -> np.ndarray:
+        """Weights [n, K] the model would apply to other experts `ids` [n, K] (-1: none): their scores, renormalised
+        over them where its gate renormalises, times its scaling.
+
+        A sparse mixer's weights cannot be had from scores: there each place keeps its own weight (assumed).
+        """
+        gate, there = self._arrays.trace.header.gate, ids >= 0
+        if gate.score == "sparsemixer":
+            return np.where(there, self.weights, 0.0)
+        mass = np.where(there, np.take_along_axis(self.scores, np.maximum(ids, 0), 1), 0.0)
+        if not gate.renormalised:
+            return np.asarray(mass / self.score_scale * gate.scaling)
+        total = mass.sum(axis=1, keepdims=True)
+        return np.asarray(np.divide(mass, total, out=np.zeros_like(mass), where=total > 0) * gate.scaling)
+
+    def next_scores(self, distance: int = 1) -> np.ndarray:
+        """Scores of layer `layer + distance` predicted from this layer's gate input [n, E] (`needs` declares it)."""
+        return self._arrays.next_scores(distance)[:, self.layer]
+
+    @property
+    def shared_scores(self) -> np.ndarray:
+        """L4s: the next gate applied to MoE input + shared expert + residual [n, E]."""
+        return self._arrays.shared_scores()[:, self.layer]
+
+
+class Arrays:
+    """Score arrays of the current iteration, each read from the trace at most once."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self._iteration: Iteration | None = None
+        self._cache: dict[str, np.ndarray] = {}
+        self._answers: dict[Callable[..., Sequence[Any]], Sequence[Any]] = {}
+        self._blocks: dict[tuple[str, int], tuple[int, np.ndarray]] = {}  # decode rows by what they are and whose
+        self.hides_later = False  # a check: whoever is asked for all layers at once sees noise where later ones are
+        self.n_at_once = 0
+
+    def begin(self, iteration: Iteration) -> None:
+        """Forget the previous iteration."""
+        self._iteration = iteration
+        self._cache.clear()
+        self._answers.clear()
+
+    def _get(self, key: str, read: Callable[[int, int], np.ndarray]) -> np.ndarray:
+        found = self._cache.get(key)
+        if found is None:
+            assert self._iteration is not None
+            if self._iteration.token is not None:
+                found = self._row(key, read)
+            else:
+                found = np.asarray(self._iteration.gather(read))  # plain: slices of maps are slow
+            self._cache[key] = found
+        return found
+
+    def _row(self, key: str, read: Callable[[int, int], np.ndarray]) -> np.ndarray:
+        """The row of a single decode token, read together with those of its request that follow."""
+        assert self._iteration is not None
+        only = self._iteration.ranges[0]
+        row, request = only.start_row, only.request
+        block = self._blocks.get((key, request.index))
+        if block is None or not block[0] <= row < block[0] + len(block[1]):
+            stop = min(row + BLOCK_ROWS, request.first_row + request.prompt_len + request.outputs - 1)
+            if len(self._blocks) >= MOST_BLOCKS:
+                self._blocks.clear()
+            block = self._blocks[key, request.index] = (row, np.asarray(read(row, stop)))
+        return block[1][row - block[0] : row - block[0] + 1]
+
+    def scores(self) -> np.ndarray:
+        return self._get("scores", self.trace.scores)
+
+    def at_once(self, work: Callable[..., Sequence[Any]], layer: int, reads: Sequence[str] = ()) -> Any:
+        """What `work` says of a layer; see `Gate.at_once`."""
+        answers = self._answers.get(work)
+        if answers is None:
+            assert self._iteration is not None
+            if not self._iteration.recorded:
+                return None
+            arrays = [self.named(name) for name in reads or SCORES]
+            if self.hides_later:
+                arrays = [array.copy() for array in arrays]
+                for array in arrays:
+                    array[:, layer + 1 :] = array.max() - array[:, layer + 1 :]
+                return work(*arrays)[layer]
+            answers = self._answers[work] = work(*arrays)
+            self.n_at_once += 1
+        return answers[layer]
+
+    def named(self, name: str) -> np.ndarray:
+        """An array of the iteration by the name that `Gate.at_once` gives it."""
+        if name == "ids":
+            return self._get("ids", lambda a, b: self.trace.experts[a:b].astype(np.int64, copy=False))
+        if name.startswith("next_scores_"):
+            return self.next_scores(int(name.removeprefix("next_scores_")))
+        found: np.ndarray = getattr(self, name)()
+        return found
+
+    def weights(self) -> np.ndarray:
+        return self._get("weights", self.trace.weights)
+
+    def embeddings(self) -> np.ndarray:
+        return self._get("embeddings", self.trace.embeddings)
+
+    def next_scores(self, distance: int) -> np.ndarray:
+        return self._get(f"next{distance}", lambda a, b: self.trace.next_scores(distance, a, b))
+
+    def shared_scores(self) -> np.ndarray:
+        return self._get("shared", self.trace.shared_scores)
