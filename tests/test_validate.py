@@ -56,7 +56,8 @@ def world(tmp_path_factory):
     mine = load_hardware(folder / "me.yaml")
     rate, rest_s = mine.h2d.bandwidth_bytes_per_s.value, sum(c.seconds[0] for c in mine.curves.operations.values())
     plain = min(rate, EXPERT_BYTES / (4 * rest_s))  # copies dominate, however busy the machine was just now
-    for name, value in (("plain", plain), ("half", plain / 2), ("hundredth", plain / 100)):  # wrong ones
+    hundredth = max(plain / 100, 1.01e6)  # no slower than a profile may say
+    for name, value in (("plain", plain), ("half", plain / 2), ("hundredth", hundredth)):  # wrong ones
         wrong = msgspec.to_builtins(mine)
         wrong["h2d"]["bandwidth_bytes_per_s"]["value"] = value
         profile.write(folder / f"{name}.yaml", wrong)

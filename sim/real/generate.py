@@ -96,7 +96,7 @@ class LiveIteration(Iteration):
         ids = self.ids(layer)
         if len(ids) == 1:
             return dict.fromkeys((int(e) for e in ids[0]), 1)
-        counts = np.bincount(ids.reshape(-1), minlength=self._trace.n_experts)
+        counts = np.bincount(ids.reshape(-1))
         return {expert: int(n) for expert, n in enumerate(counts) if n}
 
 
