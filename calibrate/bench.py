@@ -1,4 +1,4 @@
-"""What every probe shares: the backend, the shapes, buffers on both sides of the link, and how a point is described."""
+"""What every probe shares: the device, the shapes, buffers on both sides of the link, and how a point is described."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from calibrate.backend import Backend, Tensor
 from calibrate.clock import Call, Clock
 from calibrate.geometry import Geometry
 from calibrate.stats import DEFAULT, Effort
+from calibrate.tensors import Tensor, random_tensor, touched_buffer
+from sim.real.devices.protocol import Device, Stream
+from sim.real.devices.work import COMPUTE, D2H, H2D
 
 PINNED_ARENA_BYTES = 4 << 30
 PAGEABLE_ARENA_BYTES = 2 << 30
@@ -56,13 +58,15 @@ class Ring:
 class Bench:
     """Everything probes draw on. `threads` are the CPU thread counts to try, the last one all physical cores."""
 
-    backend: Backend
+    device: Device
     geometries: Sequence[Geometry]
     dtype: str
     cpu_dtypes: Sequence[str]
     threads: Sequence[int]
     llc_bytes: int
     host_bytes: int
+    max_copy_bytes: int = 1 << 30  # largest copy worth timing
+    device_bytes: int = 1 << 30  # of the device's memory, for probes
     max_tokens: int = 4096
     max_context: int = 32768
     matmul_sizes: Sequence[int] = (8192, 4096)  # of the anchor; the last also warms up
@@ -73,20 +77,20 @@ class Bench:
     def arena(self, kind: str) -> Tensor:
         """The shared buffer `pinned`, `pageable` or `device`, allocated on first use; bytes (uint8)."""
         if kind not in self._arenas:
-            largest = self.backend.max_copy_bytes
+            largest = self.max_copy_bytes
             if kind == "device":
-                size = min(2 * largest, self.backend.device_bytes // 8)
-                self._arenas[kind] = self.backend.on_device((size,), "uint8")
+                size = min(2 * largest, self.device_bytes // 8)
+                self._arenas[kind] = random_tensor(self.device, (size,), "uint8")
             else:
                 wish = PINNED_ARENA_BYTES if kind == "pinned" else PAGEABLE_ARENA_BYTES
                 size = max(largest, min(wish, 4 * largest, self.host_bytes // 8))
-                self._arenas[kind] = self.backend.on_host(size, pinned=kind == "pinned")
+                self._arenas[kind] = touched_buffer(self.device, size, pinned=kind == "pinned")
         return self._arenas[kind]
 
     def drop(self, kind: str) -> None:
         """Forget a buffer."""
         self._arenas.pop(kind, None)
-        self.backend.free()
+        self.device.free()
 
     def copy_call(self, direction: str, memory: str, n_bytes: int) -> Call:
         """A call that copies `n_bytes` between rotating places, asynchronously where the memory allows."""
@@ -95,8 +99,20 @@ class Bench:
             return lambda: device.next().copy_(host.next(), non_blocking=True)
         return lambda: host.next().copy_(device.next(), non_blocking=True)
 
-    def lane(self, direction: str) -> Any:
-        return self.backend.h2d if direction == "h2d" else self.backend.d2h
+    @property
+    def compute(self) -> Stream:
+        return self.device.stream(COMPUTE)
+
+    @property
+    def h2d(self) -> Stream:
+        return self.device.stream(H2D)
+
+    @property
+    def d2h(self) -> Stream:
+        return self.device.stream(D2H)
+
+    def lane(self, direction: str) -> Stream:
+        return self.h2d if direction == "h2d" else self.d2h
 
     def expert_shapes(self) -> list[Any]:
         """Distinct expert shapes, largest first: the one whose time matters most is never the one skipped."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from calibrate.backend import Backend, Lane
+from sim.real.devices.protocol import Device, Stream
 
 Call = Callable[[], object]
 
@@ -54,21 +54,21 @@ class EnqueueClock:
 
     name = "enqueue"
 
-    def __init__(self, backend: Backend, lane: Lane, *, now: Callable[[], float] = time.perf_counter) -> None:
-        self._backend, self._lane, self._now = backend, lane, now
+    def __init__(self, device: Device, lane: Stream, *, now: Callable[[], float] = time.perf_counter) -> None:
+        self._device, self._lane, self._now = device, lane, now
 
     def total_s(self, call: Call, n: int) -> float:
         """Seconds from the first call to the last one's return, starting on an idle device."""
-        backend = self._backend
-        backend.settle()
-        if backend.kind == "cuda":
-            enqueue_s = backend.block(self._lane, call, n)
+        device = self._device
+        device.settle()
+        if device.facts.kind == "cuda":
+            enqueue_s = self._lane.enqueue(call, n)
         else:  # a thread lane takes whole blocks; one job per call is what a launch costs there
             start_s = self._now()
             for _ in range(n):
-                backend.block(self._lane, call, 1)
+                self._lane.enqueue(call, 1)
             enqueue_s = self._now() - start_s
-        backend.settle()
+        device.settle()
         return enqueue_s
 
 
@@ -79,22 +79,22 @@ class LaneClock:
 
     name = "device"
 
-    def __init__(self, backend: Backend, lane: Lane) -> None:
-        self._backend, self._lane = backend, lane
+    def __init__(self, device: Device, lane: Stream) -> None:
+        self._device, self._lane = device, lane
         self.enqueue_s: list[float] = []
 
     def total_s(self, call: Call, n: int) -> float:
         """Seconds the lane was busy with `n` calls."""
-        backend, lane = self._backend, self._lane
-        backend.settle()
+        device, lane = self._device, self._lane
+        device.settle()
         # Until a block has been timed nobody knows how long enqueuing takes; 100 us a call covers a cold first one.
         expected_s = n * (min(self.enqueue_s[-3:]) if self.enqueue_s else 1e-4)
-        backend.spin(lane, min(MAX_SPIN_S, 2e-5 + 1.5 * expected_s))
-        start = backend.mark(lane)
-        self.enqueue_s.append(backend.block(lane, call, n) / n)
-        end = backend.mark(lane)
-        backend.settle()
-        return backend.elapsed_s(start, end)
+        lane.hold(min(MAX_SPIN_S, 2e-5 + 1.5 * expected_s))
+        start = lane.mark()
+        self.enqueue_s.append(lane.enqueue(call, n) / n)
+        end = lane.mark()
+        device.settle()
+        return device.elapsed_s(start, end)
 
 
 class OverlapClock:
@@ -105,32 +105,32 @@ class OverlapClock:
 
     name = "overlap"
 
-    def __init__(self, backend: Backend, lane: Lane, background: Call, background_lane: Lane, *,
+    def __init__(self, device: Device, lane: Stream, background: Call, background_lane: Stream, *,
                  call_s: float, background_s: float, max_background: int = 96) -> None:  # fmt: skip
         """`call_s`, `background_s`: seconds of one call of each, alone; they decide how many are enqueued."""
-        self._backend, self._lane = backend, lane
+        self._device, self._lane = device, lane
         self._background, self._background_lane = background, background_lane
         self._call_s, self._background_s, self._max = call_s, background_s, max_background
         self.covered: list[float] = []
 
     def total_s(self, call: Call, n: int) -> float:
         """Seconds of `n` calls on the measured lane."""
-        backend = self._backend
+        device = self._device
         n_background = math.ceil(2.0 * n * self._call_s / self._background_s) + 1
         n_background = min(self._max, n_background)
-        backend.settle()
+        device.settle()
         # Both lanes start together, after everything is enqueued: the background's lane is held and the other waits.
-        backend.spin(self._background_lane, min(MAX_SPIN_S, 1e-3 + 1e-4 * (n_background + n)))
-        gate = backend.mark(self._background_lane)
-        backend.wait(self._lane, gate)
-        start = backend.mark(self._lane)
-        backend.block(self._background_lane, self._background, n_background)
-        background_end = backend.mark(self._background_lane)
-        backend.block(self._lane, call, n)
-        end = backend.mark(self._lane)
-        backend.settle()
-        total_s = backend.elapsed_s(start, end)
-        self.covered.append(backend.elapsed_s(start, background_end) / max(total_s, 1e-12))
+        self._background_lane.hold(min(MAX_SPIN_S, 1e-3 + 1e-4 * (n_background + n)))
+        gate = self._background_lane.mark()
+        self._lane.wait(gate)
+        start = self._lane.mark()
+        self._background_lane.enqueue(self._background, n_background)
+        background_end = self._background_lane.mark()
+        self._lane.enqueue(call, n)
+        end = self._lane.mark()
+        device.settle()
+        total_s = device.elapsed_s(start, end)
+        self.covered.append(device.elapsed_s(start, background_end) / max(total_s, 1e-12))
         return total_s
 
 
@@ -139,21 +139,21 @@ class BusyHostClock:
 
     name = "busy_host"
 
-    def __init__(self, backend: Backend, lane: Lane, busy: Call) -> None:
-        self._backend, self._lane, self._busy = backend, lane, busy
+    def __init__(self, device: Device, lane: Stream, busy: Call) -> None:
+        self._device, self._lane, self._busy = device, lane, busy
 
     def total_s(self, call: Call, n: int) -> float:
         """Seconds of `n` calls on the lane."""
-        backend = self._backend
-        backend.settle()
-        start = backend.mark(self._lane)
-        backend.block(self._lane, call, n)
-        end = backend.mark(self._lane)
+        device = self._device
+        device.settle()
+        start = self._lane.mark()
+        self._lane.enqueue(call, n)
+        end = self._lane.mark()
         self._busy()
-        while not backend.done(end):
+        while not end.query():
             self._busy()
-        backend.settle()
-        return backend.elapsed_s(start, end)
+        device.settle()
+        return device.elapsed_s(start, end)
 
 
 class BusyLaneClock:
@@ -161,24 +161,24 @@ class BusyLaneClock:
 
     name = "busy_lane"
 
-    def __init__(self, backend: Backend, background: Call, lane: Lane, *, call_s: float, background_s: float,
+    def __init__(self, device: Device, background: Call, lane: Stream, *, call_s: float, background_s: float,
                  now: Callable[[], float] = time.perf_counter) -> None:  # fmt: skip
-        self._backend, self._background, self._lane, self._now = backend, background, lane, now
+        self._device, self._background, self._lane, self._now = device, background, lane, now
         self._call_s, self._background_s = call_s, background_s
         self.covered: list[float] = []
 
     def total_s(self, call: Call, n: int) -> float:
         """Host seconds of `n` calls."""
-        backend = self._backend
-        backend.settle()
+        device = self._device
+        device.settle()
         n_background = min(512, math.ceil(1.6 * n * self._call_s / self._background_s) + 2)
-        backend.block(self._lane, self._background, n_background)
-        end = backend.mark(self._lane)
+        self._lane.enqueue(self._background, n_background)
+        end = self._lane.mark()
         start_s = self._now()
         for _ in range(n):
             call()
         total_s = self._now() - start_s
         # The exact overhang is unknowable from the host without a stall; whether it lasted is what matters.
-        self.covered.append(0.0 if backend.done(end) else 1.0)
-        backend.settle()
+        self.covered.append(0.0 if end.query() else 1.0)
+        device.settle()
         return total_s

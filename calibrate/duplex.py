@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.stats import summarise
-from sim.real.devices.work import COMPUTE, DOWN, UP, Work
+from sim.real.devices.work import COMPUTE, D2H, H2D, Work
 
 if TYPE_CHECKING:
-    from sim.real.devices.work import Lanes
+    from sim.real.devices.lanes import Lanes
     from sim.real.machine.decoder import Decoder
     from sim.real.weights.weights import Weights
 
@@ -32,10 +32,11 @@ Pairs = Sequence[tuple[float, float]]  # seconds a copy took, and seconds of the
 def alone(lanes: Lanes, weights: Weights, decoder: Decoder, rounds: int = ROUNDS) -> dict[str, list[float]]:
     """Seconds of single copies of whole experts, `up` and `down`, each alone on its way while experts are computed."""
     size, hidden = int(weights.experts[0][0].numel()), weights.embedding.shape[1]
-    device, home = lanes.on_device(SLOTS * size), lanes.on_host(SLOTS * size)
+    device, home = lanes.device.on_device(SLOTS * size), lanes.device.on_host(SLOTS * size)
     experts = [raw for row in weights.experts for raw in row]
-    x = lanes.torch.zeros((1, hidden), dtype=weights.dtype, device=lanes.device)
-    values = experts[0].view(weights.dtype)[: 3 * weights.rows * hidden].view(3, weights.rows, hidden).to(lanes.device)
+    place = lanes.device.place
+    x = lanes.torch.zeros((1, hidden), dtype=weights.dtype, device=place)
+    values = experts[0].view(weights.dtype)[: 3 * weights.rows * hidden].view(3, weights.rows, hidden).to(place)
 
     def slot(buffer: Any, index: int) -> Any:
         return buffer[index % SLOTS * size : (index % SLOTS + 1) * size]
@@ -43,7 +44,7 @@ def alone(lanes: Lanes, weights: Weights, decoder: Decoder, rounds: int = ROUNDS
     def copies(lane: int, first: int) -> list[Work]:
         found = []
         for index in range(first, first + COPIES):
-            source, target = ((experts[index % len(experts)], slot(device, index)) if lane == UP
+            source, target = ((experts[index % len(experts)], slot(device, index)) if lane == H2D
                               else (slot(device, index), slot(home, index)))  # fmt: skip
             found.append(Work(lane, "duplex", partial(target.copy_, source, non_blocking=True)))
         return found
@@ -51,7 +52,7 @@ def alone(lanes: Lanes, weights: Weights, decoder: Decoder, rounds: int = ROUNDS
     n_beside = COPIES
     found: dict[str, list[float]] = {"up": [], "down": []}
     for number in range(rounds + 1):  # the first one touches memory, and tells how many experts last as long
-        for name, lane in (("up", UP), ("down", DOWN)):
+        for name, lane in (("up", H2D), ("down", D2H)):
             works = copies(lane, number * COPIES)
             beside = [Work(COMPUTE, "duplex", lambda: decoder.ffn(x, values)) for _ in range(n_beside)]
             for index in range(max(n_beside, COPIES)):

@@ -24,7 +24,8 @@ from sim.real.devices.work import LANES
 
 if TYPE_CHECKING:
     from sim.profiles.models import Model
-    from sim.real.devices.work import Lanes, Work
+    from sim.real.devices.lanes import Lanes
+    from sim.real.devices.work import Work
     from sim.real.run import Measured
     from sim.setup.spec import RunSpec
 
@@ -69,9 +70,10 @@ def run(
     """
     from sim.profiles.models import load_model
     from sim.real.devices import environment
-    from sim.real.devices.cpu import cores
+    from sim.real.devices.lanes import cores
+    from sim.real.devices.open import open_lanes
     from sim.real.machine.decoder import Decoder
-    from sim.real.run import check, check_memory, free_bytes, measure, open_lanes
+    from sim.real.run import check, check_memory, free_bytes, measure
     from sim.real.weights.weights import random_weights
     from sim.run import prepare
     from sim.setup.spec import RunSpec
@@ -104,7 +106,7 @@ def run(
                     if weights is None:
                         check(setup)
                         host_bytes = check_memory(setup, lanes, free_bytes(lanes))
-                        weights = random_weights(setup.model, precision, lanes, seed, host_bytes)
+                        weights = random_weights(setup.model, precision, lanes.device, seed, host_bytes)
                     tell(f"{policy}, {resident / n_all:.0%} resident, round {number + 1}")
                     timer.start()
                     done = measure(setup, lanes, weights, keep=True, on_step=timer.check)
@@ -123,7 +125,7 @@ def run(
                     timer.stop()
         if weights is not None:
             tell("copies both ways")
-            decoder = Decoder(model, weights, lanes.torch, lanes.device, 1)
+            decoder = Decoder(model, weights, lanes.torch, lanes.device.place, 1)
             samples.alone = duplex.alone(lanes, weights, decoder)
             for bits, seconds in unpack.measure(lanes, weights):
                 samples.add("unpack", bits, "alone", seconds)
@@ -165,8 +167,8 @@ def room_for(lanes: Lanes, spec: RunSpec, n_all: int) -> tuple[dict[str, float],
     from sim.setup.spec import RunSpec
 
     settings: dict[str, float] = {}
-    if lanes.device.startswith("cuda"):
-        settings["hw.vram_bytes"] = float(lanes.torch.cuda.mem_get_info(lanes.device)[1])
+    if lanes.device.facts.kind == "cuda":
+        settings["hw.vram_bytes"] = float(lanes.device.facts.total_bytes)
     setup = prepare(RunSpec(**{**msgspec.structs.asdict(spec), "set": settings}))
     try:
         size = setup.model.expert_bytes(spec.precision)

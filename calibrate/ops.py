@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from calibrate.backend import Backend, Tensor
 from calibrate.geometry import AttentionShape, ExpertShape
+from calibrate.tensors import Tensor, random_tensor
+from sim.real.devices.protocol import Device
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 MAX_ROTATION_BYTES = 3 << 30
@@ -98,14 +99,14 @@ class Int4Experts:
 
 
 def gate_call(
-    backend: Backend, hidden: int, n_experts: int, top_k: int, n_tokens: int, dtype: str
+    device: Device, hidden: int, n_experts: int, top_k: int, n_tokens: int, dtype: str
 ) -> Callable[[], Any]:
     """Norm, router, softmax, top-k and renormalisation of one layer."""
-    torch = backend.torch
+    torch = device.torch
     functional = torch.nn.functional
-    weights = [backend.on_device((n_experts, hidden), dtype) for _ in range(8)]
-    scale = backend.on_device((hidden,), dtype)
-    x = backend.on_device((n_tokens, hidden), dtype)
+    weights = [random_tensor(device, (n_experts, hidden), dtype) for _ in range(8)]
+    scale = random_tensor(device, (hidden,), dtype)
+    x = random_tensor(device, (n_tokens, hidden), dtype)
     ring = itertools.cycle(weights)
 
     def call() -> Any:
@@ -116,30 +117,30 @@ def gate_call(
     return call
 
 
-def head_call(backend: Backend, hidden: int, vocab: int, n_tokens: int, dtype: str) -> Callable[[], Any]:
+def head_call(device: Device, hidden: int, vocab: int, n_tokens: int, dtype: str) -> Callable[[], Any]:
     """Final norm, vocabulary projection and argmax."""
-    functional = backend.torch.nn.functional
-    n = rotations(hidden * vocab * BYTES[dtype], backend.l2_bytes)
-    ring = itertools.cycle([backend.on_device((vocab, hidden), dtype) for _ in range(n)])
-    scale = backend.on_device((hidden,), dtype)
-    x = backend.on_device((n_tokens, hidden), dtype)
+    functional = device.torch.nn.functional
+    n = rotations(hidden * vocab * BYTES[dtype], device.facts.l2_bytes)
+    ring = itertools.cycle([random_tensor(device, (vocab, hidden), dtype) for _ in range(n)])
+    scale = random_tensor(device, (hidden,), dtype)
+    x = random_tensor(device, (n_tokens, hidden), dtype)
     return lambda: functional.linear(functional.rms_norm(x, (hidden,), scale), next(ring)).argmax(dim=-1)
 
 
 class Attention:
     """Norm, projections, rotary embedding, cache write, SDPA over a KV cache and output projection."""
 
-    def __init__(self, backend: Backend, shape: AttentionShape, dtype: str) -> None:
-        self._backend, self._shape, self._dtype = backend, shape, dtype
+    def __init__(self, device: Device, shape: AttentionShape, dtype: str) -> None:
+        self._device, self._shape, self._dtype = device, shape, dtype
         q_width, kv_width = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
-        n = rotations(shape.weight_bytes(BYTES[dtype]), backend.l2_bytes)
+        n = rotations(shape.weight_bytes(BYTES[dtype]), device.facts.l2_bytes)
         self._weights = [
-            tuple(backend.on_device(size, dtype) for size in
+            tuple(random_tensor(device, size, dtype) for size in
                   ((q_width, shape.hidden), (kv_width, shape.hidden), (kv_width, shape.hidden),
                    (shape.hidden, q_width)))
             for _ in range(n)
         ]  # fmt: skip
-        self._scale = backend.on_device((shape.hidden,), dtype)
+        self._scale = random_tensor(device, (shape.hidden,), dtype)
 
     def kv_bytes(self, batch: int, context: int) -> int:
         """Bytes of one layer's cache."""
@@ -147,14 +148,14 @@ class Attention:
 
     def call(self, batch: int, n_new: int, context: int) -> Callable[[], Any]:
         """`n_new` tokens per sequence attend to `context` positions, themselves included (decode: 1; prefill: all)."""
-        backend, shape, torch = self._backend, self._shape, self._backend.torch
+        device, shape, torch = self._device, self._shape, self._device.torch
         functional = torch.nn.functional
-        n_caches = min(8, rotations(self.kv_bytes(batch, context), backend.l2_bytes))
+        n_caches = min(8, rotations(self.kv_bytes(batch, context), device.facts.l2_bytes))
         size = (batch, shape.n_kv_heads, context, shape.head_dim)
-        caches = [(backend.on_device(size, self._dtype), backend.on_device(size, self._dtype)) for _ in range(n_caches)]
-        x = backend.on_device((batch, n_new, shape.hidden), self._dtype)
-        cos = backend.on_device((n_new, shape.head_dim), self._dtype)
-        sin = backend.on_device((n_new, shape.head_dim), self._dtype)
+        caches = [tuple(random_tensor(device, size, self._dtype) for _ in range(2)) for _ in range(n_caches)]
+        x = random_tensor(device, (batch, n_new, shape.hidden), self._dtype)
+        cos = random_tensor(device, (n_new, shape.head_dim), self._dtype)
+        sin = random_tensor(device, (n_new, shape.head_dim), self._dtype)
         weights, kv = itertools.cycle(self._weights), itertools.cycle(caches)
         grouped = {"enable_gqa": True} if shape.n_heads != shape.n_kv_heads else {}
         half = shape.head_dim // 2

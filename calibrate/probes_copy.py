@@ -9,27 +9,28 @@ from calibrate.bench import Bench, Point
 from calibrate.clock import Call, Clock, EnqueueClock, HostClock, LaneClock, OverlapClock
 from calibrate.geometry import copy_sizes
 from calibrate.stats import Effort
+from calibrate.tensors import random_tensor
 
 MIB = 1024 * 1024
 
 
 def anchors(bench: Bench) -> Iterator[Point]:
     """Device memory bandwidth (a large device-to-device copy: read and write both count) and the matmul rate."""
-    backend = bench.backend
-    torch = backend.torch
-    n_bytes = min(1 << 30, backend.max_copy_bytes, backend.device_bytes // 8)
+    device = bench.device
+    torch = device.torch
+    n_bytes = min(1 << 30, bench.max_copy_bytes, bench.device_bytes // 8)
 
     def copy() -> tuple[Call, Clock]:
-        source, target = (backend.on_device((n_bytes,), "uint8") for _ in range(2))
-        return lambda: target.copy_(source), LaneClock(backend, backend.compute)
+        source, target = (random_tensor(device, (n_bytes,), "uint8") for _ in range(2))
+        return lambda: target.copy_(source), LaneClock(device, bench.compute)
 
     yield Point({"what": "device_copy", "n_bytes": n_bytes}, copy, Effort(max_s=1.0))
     for size in bench.matmul_sizes:
 
         def matmul(size: int = size) -> tuple[Call, Clock]:
-            a, b = (backend.on_device((size, size), bench.dtype) for _ in range(2))
+            a, b = (random_tensor(device, (size, size), bench.dtype) for _ in range(2))
             out = torch.empty_like(a)
-            return lambda: torch.matmul(a, b, out=out), LaneClock(backend, backend.compute)
+            return lambda: torch.matmul(a, b, out=out), LaneClock(device, bench.compute)
 
         # Long blocks: the clock must have ramped, and a chip at its power limit must show it.
         yield Point({"what": "matmul", "size": size}, matmul, Effort(min_block_s=2e-2, max_s=1.5))
@@ -37,8 +38,8 @@ def anchors(bench: Bench) -> Iterator[Point]:
 
 def sizes(bench: Bench) -> Iterator[Point]:
     """One direction at a time, 64 KiB to 1 GiB: back to back (`queued`), one by one (`single`), and as waited for."""
-    backend = bench.backend
-    every = copy_sizes(bench.geometries, backend.max_copy_bytes)
+    device = bench.device
+    every = copy_sizes(bench.geometries, bench.max_copy_bytes)
     first = {every[0], every[len(every) // 2], every[-2]}  # enough for a fit when time is short
     grid = [
         (memory, direction, n_bytes, pattern)
@@ -55,8 +56,8 @@ def sizes(bench: Bench) -> Iterator[Point]:
                     pattern: str = pattern) -> tuple[Call, Clock]:  # fmt: skip
             call, lane = bench.copy_call(direction, memory, n_bytes), bench.lane(direction)
             if pattern == "wall":
-                return lambda: backend.block(lane, call, 1), HostClock(backend.settle, now=bench.now)
-            return call, LaneClock(backend, lane)
+                return lambda: lane.enqueue(call, 1), HostClock(device.settle, now=bench.now)
+            return call, LaneClock(device, lane)
 
         # `single` asks for blocks of one copy; the event clock resolves 0.5 us, so it takes many samples instead.
         one = Effort(min_block_s=0.0, n_samples=30, max_s=0.5)
@@ -66,9 +67,9 @@ def sizes(bench: Bench) -> Iterator[Point]:
 
 def shapes_of_copy(bench: Bench) -> Iterator[Point]:
     """A whole expert against the same bytes in matrices or chunks; queues on two streams; both directions at once."""
-    backend = bench.backend
+    device = bench.device
     for whole in sorted({g.expert.weight_bytes(2) for g in bench.geometries}):
-        if whole > backend.max_copy_bytes:
+        if whole > bench.max_copy_bytes:
             continue
         chunks = {"whole": whole, "matrices": whole // 3, "chunk_4m": 4 * MIB, "chunk_16m": 16 * MIB}
         for name, n_bytes in chunks.items():
@@ -82,22 +83,22 @@ def shapes_of_copy(bench: Bench) -> Iterator[Point]:
                     for _ in range(n):
                         one()
 
-                return call, LaneClock(backend, backend.h2d)
+                return call, LaneClock(device, bench.h2d)
 
             yield Point({"what": "chunks", "expert_bytes": whole, "chunk": name}, split, Effort(max_calls=8))
     for n_bytes in sorted({16 * MIB, *(g.expert.weight_bytes(2) for g in bench.geometries)}):
         for what, direction, other in (("two_streams", "h2d", "h2d"), ("both_ways", "h2d", "d2h"),
                                        ("both_ways", "d2h", "h2d")):  # fmt: skip
-            if n_bytes * 2 > backend.max_copy_bytes:
+            if n_bytes * 2 > bench.max_copy_bytes:
                 continue
             clocks: list[OverlapClock] = []
 
             def both(direction: str = direction, other: str = other, n_bytes: int = n_bytes,
                      clocks: list[OverlapClock] = clocks) -> tuple[Call, Clock]:  # fmt: skip
                 call, background = (bench.copy_call(way, "pinned", n_bytes) for way in (direction, other))
-                call_s = LaneClock(backend, bench.lane(direction)).total_s(call, 4) / 4
-                clock = OverlapClock(backend, bench.lane(direction), background,
-                                     backend.d2h if direction == "h2d" else backend.h2d,
+                call_s = LaneClock(device, bench.lane(direction)).total_s(call, 4) / 4
+                clock = OverlapClock(device, bench.lane(direction), background,
+                                     bench.d2h if direction == "h2d" else bench.h2d,
                                      call_s=call_s, background_s=call_s)  # fmt: skip
                 clocks.append(clock)
                 return call, clock
@@ -113,13 +114,13 @@ def _covered(clocks: list[OverlapClock]) -> dict[str, list[float]]:
 
 def enqueue(bench: Bench) -> Iterator[Point]:
     """Host seconds to issue one asynchronous copy: small, middling and an expert."""
-    backend = bench.backend
+    device = bench.device
     for n_bytes in sorted({64 * 1024, MIB, 16 * MIB, *(g.expert.weight_bytes(2) for g in bench.geometries)}):
-        if n_bytes > backend.max_copy_bytes:
+        if n_bytes > bench.max_copy_bytes:
             continue
 
         def prepare(n_bytes: int = n_bytes) -> tuple[Call, Clock]:
-            return bench.copy_call("h2d", "pinned", n_bytes), EnqueueClock(backend, backend.h2d, now=bench.now)
+            return bench.copy_call("h2d", "pinned", n_bytes), EnqueueClock(device, bench.h2d, now=bench.now)
 
         yield Point({"what": "copy_enqueue", "n_bytes": n_bytes}, prepare,
                     Effort(min_block_s=1e-4, max_calls=16, n_samples=30))  # fmt: skip

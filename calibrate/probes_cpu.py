@@ -16,7 +16,7 @@ _TILE = 1 << 22
 
 def host_experts(bench: Bench, shape: ExpertShape, dtype: str) -> Experts:
     """Rotating expert weights in host memory."""
-    torch = bench.backend.torch
+    torch = bench.device.torch
     kind = getattr(torch, dtype)
     tile = torch.empty(_TILE, dtype=kind).normal_(0.0, 0.02)
 
@@ -33,7 +33,7 @@ def host_experts(bench: Bench, shape: ExpertShape, dtype: str) -> Experts:
 
 def host_call(bench: Bench, weights: Experts, n_tokens: int, n_threads: int) -> tuple[Callable[[], object], Clock]:
     """One expert on `n_threads` of the calling thread's pool, and the host clock."""
-    torch = bench.backend.torch
+    torch = bench.device.torch
     torch.set_num_threads(n_threads)
     x = torch.randn((n_tokens, weights.shape.hidden)).to(getattr(torch, weights.dtype)) * 0.02
     inner = weights.call(torch, x, "plain")
@@ -47,7 +47,7 @@ def host_call(bench: Bench, weights: Experts, n_tokens: int, n_threads: int) -> 
 
 def points(bench: Bench) -> Iterator[Point]:
     """All tokens on all cores first (what a policy asks about), then fewer threads, then the other number format."""
-    torch = bench.backend.torch
+    torch = bench.device.torch
     before = torch.get_num_threads()
     tokens = [n for n in TOKENS if n <= bench.max_tokens]
     most = bench.threads[-1]

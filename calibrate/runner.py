@@ -12,6 +12,7 @@ from calibrate.bench import Bench, Point, Probe
 from calibrate.clock import LaneClock
 from calibrate.stats import measure
 from calibrate.store import Record, Store
+from calibrate.tensors import random_tensor
 from sim.base.interrupts import heard
 
 PROBES: tuple[Probe, ...] = (
@@ -83,7 +84,7 @@ def run(bench: Bench, store: Store, budget_s: float, health: Health, *, probes: 
                 deadline_s = start_s + budget_s
             progress.probe(probe.name, n_round)
             health.take(f"before {probe.name}, round {n_round}")
-            if probe.name == "copy" and n_round == 0 and bench.backend.kind == "cuda":
+            if probe.name == "copy" and n_round == 0 and bench.device.facts.kind == "cuda":
                 _read_under_load(bench, health)
 
             def tell(key: Mapping[str, str | int], name: str = probe.name) -> None:
@@ -100,26 +101,26 @@ def run(bench: Bench, store: Store, budget_s: float, health: Health, *, probes: 
 
 def _warm_up(bench: Bench, duration_s: float) -> None:
     """A second or so of matmuls: clocks ramp, libraries load, and the first probe does not pay for either."""
-    if bench.backend.kind != "cuda":
+    if bench.device.facts.kind != "cuda":
         return
     with contextlib.suppress(Exception):  # a fault here shows in every probe that follows
-        backend = bench.backend
-        a, b = (backend.on_device((bench.matmul_sizes[-1],) * 2, bench.dtype) for _ in range(2))
+        device = bench.device
+        a, b = (random_tensor(device, (bench.matmul_sizes[-1],) * 2, bench.dtype) for _ in range(2))
         end_s = bench.now() + duration_s
         while bench.now() < end_s:
-            backend.block(backend.compute, lambda: backend.torch.matmul(a, b), 50)
-            backend.settle()
+            bench.compute.enqueue(lambda: device.torch.matmul(a, b), 50)
+            device.settle()
 
 
 def _read_under_load(bench: Bench, health: Health) -> None:
     """PCIe generation and width drop on an idle link, so they are read while copies are in flight."""
     with contextlib.suppress(Exception):  # the copy probe meets the same fault and records it
-        backend = bench.backend
-        call = bench.copy_call("h2d", "pinned", backend.max_copy_bytes // 4)
-        LaneClock(backend, backend.h2d).total_s(call, 4)
-        backend.block(backend.h2d, call, 24)
+        device = bench.device
+        call = bench.copy_call("h2d", "pinned", bench.max_copy_bytes // 4)
+        LaneClock(device, bench.h2d).total_s(call, 4)
+        bench.h2d.enqueue(call, 24)
         health.take("copying")
-        backend.settle()
+        device.settle()
 
 
 def _run_probe(bench: Bench, store: Store, probe: Probe, n_round: int, deadline_s: float, haste: float,
@@ -144,8 +145,8 @@ def _run_probe(bench: Bench, store: Store, probe: Probe, n_round: int, deadline_
         heard()
     points.close()  # type: ignore[attr-defined]
     with contextlib.suppress(Exception):
-        bench.backend.settle()
-        bench.backend.free()
+        bench.device.settle()
+        bench.device.free()
 
 
 def _measure(bench: Bench, probe: str, point: Point, n_round: int, deadline_s: float, haste: float) -> Record:
@@ -154,16 +155,16 @@ def _measure(bench: Bench, probe: str, point: Point, n_round: int, deadline_s: f
         left_s = max(0.05, deadline_s - bench.now())
         effort = replace(point.effort, max_s=min(point.effort.max_s * haste, left_s))
         samples = measure(call, clock, effort, bench.now)
-        bench.backend.settle()
+        bench.device.settle()
         extra = dict(point.extra())
         if isinstance(clock, LaneClock) and clock.enqueue_s:
             extra["enqueue_s"] = [round(value, 9) for value in clock.enqueue_s[-len(samples.samples_s) :]]
         return Record(probe, dict(point.key), n_round, "ok", clock.name, samples.calls, samples.samples_s, extra)
     except Exception as error:
         with contextlib.suppress(Exception):  # after an out-of-memory fault the next point may still fit
-            bench.backend.settle()
+            bench.device.settle()
         with contextlib.suppress(Exception):
-            bench.backend.free()
+            bench.device.free()
         return Record(probe, dict(point.key), n_round, "failed", why=_short(error))
 
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from calibrate import in_situ, in_situ_file, in_situ_fit, profile
-from calibrate.backend import Backend
 from calibrate.bench import Bench
 from calibrate.derive import Table
 from calibrate.geometry import AttentionShape, ExpertShape, Geometry
@@ -22,6 +21,8 @@ from sim.base.errors import BadInput
 from sim.base.files import read_text, replacing, to_struct
 from sim.profiles.models import Model, load_model
 from sim.real.devices import environment
+from sim.real.devices.open import open_device, usable_device
+from sim.real.devices.protocol import Device
 
 MAX_ENVIRONMENT_BYTES = 16 * 1024 * 1024
 
@@ -83,40 +84,22 @@ def geometry_of(model: Model) -> Geometry:
     )  # fmt: skip
 
 
-def open_backend(device: str) -> Backend:
-    """The backend of `cpu` or `cuda[:N]`. Raises BadInput when there is no such device or no torch."""
-    kind = device.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise BadInput(f"device, got {device!r}: cpu, or cuda:0, cuda:1 ..; give one of these")
-    if kind == "cuda" and device != "cuda" and not device.partition(":")[2].isdigit():
-        raise BadInput(f"device, got {device!r}: the number of a CUDA device follows the colon; write cuda:0")
-    try:
-        if kind == "cuda":
-            from calibrate.backend_cuda import CudaBackend
-
-            return CudaBackend(device)
-        from calibrate.backend_cpu import CpuBackend
-
-        return CpuBackend()
-    except ImportError:
-        raise BadInput("calibrate: needs torch; pip install 'moe-offload-sim[torch]'") from None
-
-
-def make_bench(backend: Backend, geometries: Sequence[Geometry], now: Callable[[], float], bf16: str) -> Bench:
+def make_bench(device: Device, geometries: Sequence[Geometry], now: Callable[[], float], bf16: str) -> Bench:
     """Limits that suit the device: the CPU stand-in computes in fp32 and is spared long contexts."""
-    cuda = backend.kind == "cuda"
+    cuda = device.facts.kind == "cuda"
     cores = environment.physical_cores()
     threads = sorted({n for n in (1, 2, 4, 8, 16, 32, 64) if n < cores} | {cores})
     return Bench(
-        backend=backend, geometries=geometries, dtype=backend.dtype,
+        device=device, geometries=geometries, dtype=device.facts.dtype,
         cpu_dtypes=("bfloat16", "float32") if cuda and bf16 != "none" else ("float32",), threads=threads,
         llc_bytes=environment.llc_bytes(), host_bytes=environment.host_memory_bytes(),
         matmul_sizes=(8192, 4096) if cuda else (512,),
+        max_copy_bytes=1 << (30 if cuda else 26), device_bytes=int(0.9 * device.free_bytes()) if cuda else 1 << 30,
         max_tokens=4096 if cuda else 256, max_context=32768 if cuda else 2048, now=now,
     )  # fmt: skip
 
 
-def calibrate(request: Request, *, backend: Backend | None = None, progress: Progress | None = None,
+def calibrate(request: Request, *, device: Device | None = None, progress: Progress | None = None,
               now: Callable[[], float] = time.perf_counter) -> Outcome:  # fmt: skip
     """Measure, save after every probe, fit and write the profile. Ctrl-C keeps what was saved.
 
@@ -125,44 +108,45 @@ def calibrate(request: Request, *, backend: Backend | None = None, progress: Pro
     """
     geometries = [geometry_of(load_model(name)) for name in request.models]
     probes = [p for p in PROBES if not request.probes or p.name in request.probes]
-    own = backend is None
-    backend = backend or open_backend(request.device)
+    own = device is None
+    device = device or open_device(usable_device(request.device, "calibrate"))
+    facts = device.facts
     try:
         index = int(request.device.partition(":")[2] or 0)
-        nvml = environment.Nvml.open(index, backend.uuid or None) if backend.kind == "cuda" else None
+        nvml = environment.Nvml.open(index, facts.uuid or None) if facts.kind == "cuda" else None
         card = nvml.card() if nvml else {}
-        old = _earlier(request, backend.title)
+        old = _earlier(request, facts.title)
         store = Store.load(request.samples_path) if old else Store(request.samples_path)
         health = Health(nvml.now if nvml else dict, list(old.get("readings", [])))
         models = list(dict.fromkeys((*old.get("models", []), *request.models)))  # a model may be added to a profile
         state = {
-            "title": backend.title, "device": request.device, "models": models,
+            "title": facts.title, "device": request.device, "models": models,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "machine": environment.machine(),
-            "card": card, "total_bytes": backend.total_bytes, "n_sms": backend.n_sms, "l2_bytes": backend.l2_bytes,
-            "cuda": getattr(backend.torch.version, "cuda", None), "earlier": old.get("started", ""),
+            "card": card, "total_bytes": facts.total_bytes, "n_sms": facts.n_sms, "l2_bytes": facts.l2_bytes,
+            "cuda": getattr(device.torch.version, "cuda", None), "earlier": old.get("started", ""),
         }  # fmt: skip
 
         def saved() -> None:
             state["warnings"] = environment.warnings(card, health.readings)
             _write_json(request.environment_path, {**state, "readings": health.readings})
 
-        bf16 = environment.bf16_on_cpu() if backend.kind == "cuda" else "not tried"
-        bench = make_bench(backend, geometries, now, bf16)
-        state |= {"kind": backend.kind, "dtype": bench.dtype, "cpu_dtype": bench.cpu_dtypes[0],
+        bf16 = environment.bf16_on_cpu() if facts.kind == "cuda" else "not tried"
+        bench = make_bench(device, geometries, now, bf16)
+        state |= {"kind": facts.kind, "dtype": bench.dtype, "cpu_dtype": bench.cpu_dtypes[0],
                   "threads": list(bench.threads), "bf16_on_cpu": bf16}  # fmt: skip
         saved()
         run(bench, store, request.budget_s, health, probes=probes, max_rounds=request.max_rounds,
             progress=progress, saved=saved)  # fmt: skip
         if not request.samples_path.exists():
             store.save()
-        if _wants_lanes(request) and (backend.kind == "cpu" or backend.torch.cuda.is_available()):
+        if _wants_lanes(request) and (facts.kind == "cpu" or device.torch.cuda.is_available()):
             for kind in ("pinned", "pageable", "device"):
                 bench.drop(kind)  # the lanes need the memory for experts
             _measure_lanes(request, bench.dtype, progress)
         return finish(request)
     finally:
         if own:
-            backend.close()
+            device.close()
 
 
 LANES = "lanes"

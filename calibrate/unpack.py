@@ -10,7 +10,7 @@ from sim.real.devices.work import COMPUTE, Work
 from sim.real.weights.forms import BITS, pack
 
 if TYPE_CHECKING:
-    from sim.real.devices.work import Lanes
+    from sim.real.devices.lanes import Lanes
     from sim.real.weights.weights import Weights
 
 EXPERTS = 4  # in turn, so that the bytes are not those just read
@@ -24,8 +24,8 @@ def measure(lanes: Lanes, weights: Weights) -> Iterator[tuple[int, float]]:
     for precision, bits in BITS.items():
         if hidden * bits % 8:
             continue
-        form = pack(precision, buffers, weights.dtype, hidden, n_rows, lanes)
-        packed = [raw.to(lanes.device) for raw in form.buffers]
+        form = pack(precision, buffers, weights.dtype, hidden, n_rows, lanes.device)
+        packed = [raw.to(lanes.device.place) for raw in form.buffers]
         works = [Work(COMPUTE, "unpack", partial(form.unpack, packed[i % len(packed)], i % len(packed), 0, n_rows))
                  for i in range(TIMES)]  # fmt: skip
         for work in works:

@@ -15,6 +15,7 @@ allocated on and not kept for, copies that block the host or go through pageable
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
@@ -41,7 +42,7 @@ class Race(AssertionError):
 
 
 class RaceDevice(OneCard):
-    """`torch.cuda` for `CudaLanes`. `skip(stream, event)` lets a test lose a wait on purpose."""
+    """`torch.cuda` for `CudaDevice`. `skip(stream, event)` lets a test lose a wait on purpose."""
 
     def __init__(self, skip=lambda waiting, event: False, skip_sync=lambda event: False) -> None:
         self.skip, self.skip_sync = skip, skip_sync
@@ -340,10 +341,13 @@ def threading_of(device: RaceDevice):
     class ClockedMark:
         def __init__(self) -> None:
             self.event, self.clock = threading.Event(), {}
+            self.at_s, self.then = 0.0, lambda: None
 
         def set(self) -> None:
             self.clock = dict(device.mine())
+            self.at_s = time.perf_counter()
             self.event.set()
+            self.then()
 
         def query(self) -> bool:
             if self.event.is_set():

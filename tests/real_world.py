@@ -10,7 +10,8 @@ from typing import Any
 from tiny_traces import ALL as LEVELS
 from tiny_traces import tiny_trace
 
-from sim.real.devices.cpu import CpuLanes
+from sim.real.devices.cpu import CpuDevice
+from sim.real.devices.lanes import Lanes
 from sim.real.run import Measured, measure
 from sim.real.weights.weights import Weights, random_weights
 from sim.run import prepare
@@ -71,9 +72,9 @@ def tiny_setup(folder: Path, policy: str, experts: int | None = None, *, shared:
 
 @contextmanager
 def lanes_and_weights(setup: Setup, lanes: Any = None) -> Iterator[tuple[Any, Weights]]:
-    lanes = lanes or CpuLanes(pool_threads=1, n_gpus=setup.spec.gpus)
+    lanes = lanes or Lanes(CpuDevice(setup.spec.gpus), pool_threads=1)
     try:
-        yield lanes, random_weights(setup.model, "fp32", lanes, 0, 1 << 30)
+        yield lanes, random_weights(setup.model, "fp32", lanes.device, 0, 1 << 30)
     finally:
         lanes.close()
 
@@ -89,7 +90,7 @@ def carried_out(folder: Path, policy: str, experts: int | None = None, lanes: An
                 weights.perturb(*perturb)
 
             def keep(machine: Any) -> None:
-                machine.keep_hidden = True
+                machine.output.keep_hidden = True
                 if prepared is not None:
                     prepared(machine)
 

@@ -10,7 +10,6 @@ pytest.importorskip("torch")
 
 from cli_help import moesim
 
-from calibrate.backend_cpu import CpuBackend
 from calibrate.derive import Table
 from calibrate.profile import build, write
 from calibrate.store import Store
@@ -19,6 +18,7 @@ from sim.base.files import read_yaml
 from sim.cli.calibrate import main
 from sim.profiles.hardware import load_hardware
 from sim.real.devices import environment
+from sim.real.devices.cpu import CpuDevice
 
 
 def run(capsys, *args):
@@ -90,11 +90,11 @@ def test_a_device_without_a_bus_gets_none(tmp_path, capsys):
 
 
 def test_the_cpu_stand_in_has_the_memory_of_the_machine():
-    backend = CpuBackend()
+    device = CpuDevice()
     try:
-        assert backend.total_bytes == environment.machine()["memory_bytes"]
+        assert device.facts.total_bytes == environment.machine()["memory_bytes"]
     finally:
-        backend.close()
+        device.close()
 
 
 def test_numbers_are_written_so_that_every_reader_sees_numbers(tmp_path):

@@ -242,8 +242,8 @@ def test_cases_fit_the_gpu_at_hand_not_the_one_in_the_specification(tmp_path, gi
     from sim.setup.spec import RunSpec
 
     total = int(gib * 2**30)
-    cuda = SimpleNamespace(mem_get_info=lambda device: (total - 2**29, total))
-    lanes = SimpleNamespace(device="cuda:0", torch=SimpleNamespace(cuda=cuda))
+    facts = SimpleNamespace(kind="cuda", total_bytes=total)
+    lanes = SimpleNamespace(device=SimpleNamespace(place="cuda:0", facts=facts, free_bytes=lambda: total - 2**29))
     model = load_model("mixtral-8x7b")
     path = in_situ.script(tmp_path / "t.safetensors", model, 0, (1, 256))
     spec = RunSpec(policy="lru", hw="rtx3090", model="mixtral-8x7b", trace=str(path), experts=1)

@@ -13,13 +13,13 @@ torch = pytest.importorskip("torch")
 
 from one_card import OneCard  # noqa: E402
 
-from calibrate.backend_cuda import CudaBackend  # noqa: E402
 from calibrate.bench import Bench, Point, Probe  # noqa: E402
 from calibrate.geometry import AttentionShape, ExpertShape, Geometry  # noqa: E402
 from calibrate.ops import Int4Experts  # noqa: E402
 from calibrate.runner import PROBES, Health, run  # noqa: E402
 from calibrate.store import Store  # noqa: E402
 from sim.base.errors import BadInput  # noqa: E402
+from sim.real.devices.cuda import CudaDevice  # noqa: E402
 
 TINY = Geometry("tiny", ExpertShape(64, 128), ExpertShape(64, 96), AttentionShape(64, 4, 2, 16), 8, 2, 512)
 SMALL = Geometry("small", ExpertShape(32, 64), None, AttentionShape(32, 2, 2, 16), 4, 1, 256)
@@ -81,11 +81,11 @@ class FakeCuda(OneCard):
 
 
 def fake_bench(**changes: Any) -> Bench:
-    backend = CudaBackend("cuda:0", cuda=FakeCuda(), place="cpu")
-    backend.max_copy_bytes = 1 << 20
+    device = CudaDevice("cuda:0", cuda=FakeCuda(), place="cpu")
     limits: dict[str, Any] = {"matmul_sizes": (64,), "max_tokens": 64, "max_context": 512, "threads": (1, 2),
-                              "llc_bytes": 1 << 16, "host_bytes": 1 << 28}  # fmt: skip
-    return Bench(backend=backend, geometries=(TINY, SMALL), dtype="float32", cpu_dtypes=("float32",),
+                              "llc_bytes": 1 << 16, "host_bytes": 1 << 28, "max_copy_bytes": 1 << 20,
+                              "device_bytes": int(0.9 * (1 << 28))}  # fmt: skip
+    return Bench(device=device, geometries=(TINY, SMALL), dtype="float32", cpu_dtypes=("float32",),
                  **{**limits, **changes})  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def test_a_failing_point_is_recorded_and_the_next_ones_still_run(tmp_path):
 def bench_clock(bench):
     from calibrate.clock import LaneClock
 
-    return LaneClock(bench.backend, bench.backend.compute)
+    return LaneClock(bench.device, bench.compute)
 
 
 def test_points_over_budget_are_skipped_and_resume_measures_them(tmp_path):
@@ -148,10 +148,10 @@ def test_a_missing_device_names_the_way_out():
         def is_available(self):
             return False
 
-    with pytest.raises(BadInput, match="torch sees no CUDA device; use --device cpu"):
-        CudaBackend("cuda:0", cuda=NoCuda(), place="cpu")
-    with pytest.raises(BadInput, match="1 CUDA devices here; use cuda:0"):
-        CudaBackend("cuda:3", cuda=FakeCuda(), place="cpu")
+    with pytest.raises(BadInput, match="torch sees no CUDA device; give --device cpu"):
+        CudaDevice("cuda:0", cuda=NoCuda(), place="cpu")
+    with pytest.raises(BadInput, match="1 are here; give --device cpu, or cuda:0"):
+        CudaDevice("cuda:3", cuda=FakeCuda(), place="cpu")
 
 
 @pytest.mark.parametrize(("hidden", "intermediate"), [(4096, 14336), (2048, 1408), (2048, 768), (96, 64)])
@@ -179,5 +179,5 @@ def test_old_gpus_compute_in_fp16_and_new_ones_in_bf16():
         def get_device_properties(self, index: int) -> SimpleNamespace:
             return SimpleNamespace(**vars(super().get_device_properties(index)), major=7)
 
-    assert CudaBackend("cuda:0", cuda=Turing(), place="cpu").dtype == "float16"
-    assert CudaBackend("cuda:0", cuda=FakeCuda(), place="cpu").dtype == "bfloat16"
+    assert CudaDevice("cuda:0", cuda=Turing(), place="cpu").facts.dtype == "float16"
+    assert CudaDevice("cuda:0", cuda=FakeCuda(), place="cpu").facts.dtype == "bfloat16"

@@ -19,7 +19,7 @@ from sim.machine.protocol import DEMAND, SPECULATIVE, UNKNOWN_S  # noqa: E402
 from sim.profiles.models import load_model  # noqa: E402
 from sim.real.devices.clock import WINDOW_S, DeviceClock  # noqa: E402
 from sim.real.devices.memory import CudaMemory, pinned_pieces  # noqa: E402
-from sim.real.devices.work import COMPUTE, POOL, UP, Work  # noqa: E402
+from sim.real.devices.work import COMPUTE, H2D, POOL, Work  # noqa: E402
 
 # -- the clock
 
@@ -101,7 +101,7 @@ def test_restarting_takes_the_quickest_round_trip():
 def test_work_of_a_lane_does_not_start_before_what_was_there_has_ended():
     device = Device(0.0, 0.0)
     clock = DeviceClock(device, None, now=lambda: device.true_s)
-    work = Work(UP, "demand", lambda: None)
+    work = Work(H2D, "demand", lambda: None)
     work.submit_s, device.true_s = clock.now_s(), device.true_s + 1.0
     work.begun, work.mark = device.event(device.true_s - 0.9), device.event(device.true_s - 0.5)
     clock.place(work, 0.3)
@@ -118,7 +118,7 @@ def test_what_other_work_waited_for_keeps_its_own_waiting_time():
     try:
         first = Work(COMPUTE, "gate", lambda: None)
         lanes.submit(first)
-        second = Work(UP, "demand", lambda: None, (first,))
+        second = Work(H2D, "demand", lambda: None, (first,))
         lanes.submit(second)
         third = Work(COMPUTE, "expert", lambda: None, (second,))
         lanes.submit(third)
@@ -207,13 +207,14 @@ def test_a_prefetch_does_not_wait_for_an_expert_on_the_cpu():
     lanes = lanes_on(device)
     try:
         pool = Work(POOL, "expert", lambda: release.wait(20))
-        back = Work(UP, "activations", lambda: None, (pool,), priority=DEMAND)
+        back = Work(H2D, "activations", lambda: None, (pool,), priority=DEMAND)
         for work in (pool, back):
             lanes.submit(work)
-        while not lanes.feeder.news.is_set() and lanes.feeder._version < 1:
+        queue = lanes.queues[0]
+        while not queue.feeder.news.is_set() and queue.version < 1:
             threading.Event().wait(0.001)
         threading.Event().wait(0.02)  # the feeder waits for the pool by now
-        prefetch = Work(UP, "prefetch", lambda: None, priority=SPECULATIVE)
+        prefetch = Work(H2D, "prefetch", lambda: None, priority=SPECULATIVE)
         lanes.submit(prefetch)
         for _ in range(2000):
             if prefetch.issued:
@@ -246,9 +247,9 @@ def test_an_expert_on_the_cpu_that_fails_blocks_nobody():
 
 
 class FakeTensors:
-    """Lanes whose tensors say that they lie elsewhere: torch then refuses to mix them with the host's, as on a GPU."""
+    """A device whose tensors say that they lie elsewhere: torch then refuses to mix them with the host's."""
 
-    device = "meta"
+    place = "meta"
 
     def __init__(self) -> None:
         self.torch = torch
@@ -260,10 +261,10 @@ class FakeTensors:
         return [self.on_host(each_bytes) for _ in range(n)]
 
     def on_device(self, n_bytes: int):
-        return torch.zeros(n_bytes, dtype=torch.uint8, device=self.device)
+        return torch.zeros(n_bytes, dtype=torch.uint8, device=self.place)
 
     def upload(self, tensor):
-        return tensor.to(self.device, non_blocking=True)
+        return tensor.to(self.place, non_blocking=True)
 
 
 @pytest.mark.parametrize("name", ["cpu-small", "qwen1.5-moe-a2.7b", "deepseek-moe-16b", "deepseek-v2-lite"])
@@ -280,23 +281,23 @@ def test_no_operation_mixes_host_and_device(name, rows):
     dense = tuple(i for i in model.dense_layers if i < 3)
     model = msgspec.structs.replace(model, n_layers=3, dense_layers=dense, vocab_size=512)
     with FakeTensorMode(), torch.inference_mode():
-        lanes = FakeTensors()
-        weights = random_weights(model, "bf16", lanes, 0, model.expert_bytes("bf16") * model.n_experts)
-        decoder = Decoder(model, weights, torch, lanes.device, 64)
+        device = FakeTensors()
+        weights = random_weights(model, "bf16", device, 0, model.expert_bytes("bf16") * model.n_experts)
+        decoder = Decoder(model, weights, torch, device.place, 64)
         at = 0
         for n, context in rows:
             decoder.spans.append(Span(at, n, context, *decoder.cache(32)))
             at += n
-        decoder.embed(lanes.upload(torch.zeros(at, dtype=torch.int64)))
+        decoder.embed(device.upload(torch.zeros(at, dtype=torch.int64)))
         for number in range(3):
             decoder.attention(number)
             if number in dense:
                 decoder.dense_ffn(number)
                 continue
             decoder.gate(number)
-            picked = lanes.upload(torch.arange(at))
+            picked = device.upload(torch.arange(at))
             matrices = weights.experts[0][0].view(weights.dtype).view(3, weights.rows, model.hidden_size)
-            out = decoder.ffn(decoder.normed.index_select(0, picked), lanes.upload(matrices))
+            out = decoder.ffn(decoder.normed.index_select(0, picked), device.upload(matrices))
             if model.shared_intermediate_size:
                 out = out + decoder.shared(number)
             decoder.hidden = decoder.hidden.index_add(0, picked, out)

@@ -101,7 +101,7 @@ def test_in_the_lock_of_a_real_runs_lane(tmp_path: Path) -> None:
 def test_in_the_lock_of_a_calibrations_lane(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     args = ["calibrate", "--device", "cpu", "--model", "cpu-small", "--minutes", "1", "--probe", "copy"]
-    assert interrupted(ran(IN_THE_LOCK.format(at=5, waiter="drain", module="torch", args=args), tmp_path))
+    assert interrupted(ran(IN_THE_LOCK.format(at=5, waiter="synchronize", module="torch", args=args), tmp_path))
 
 
 def test_in_the_lock_of_a_comparisons_pool(tmp_path: Path) -> None:

@@ -17,10 +17,12 @@ from sim.base.device_faults import DeviceFault, fault_of  # noqa: E402
 from sim.base.errors import BadInput  # noqa: E402
 from sim.machine.protocol import DEMAND, SPECULATIVE  # noqa: E402
 from sim.policy.registry import policies  # noqa: E402
-from sim.real.devices.cpu import CpuLanes  # noqa: E402
-from sim.real.devices.work import COMPUTE, UP, Work  # noqa: E402
+from sim.real.devices.cpu import CpuDevice  # noqa: E402
+from sim.real.devices.lanes import Lanes  # noqa: E402
+from sim.real.devices.open import usable_device  # noqa: E402
+from sim.real.devices.work import COMPUTE, H2D, Work  # noqa: E402
 from sim.real.machine.arena import Arena, aligned  # noqa: E402
-from sim.real.run import check_memory, measure, usable_device  # noqa: E402
+from sim.real.run import check_memory, measure  # noqa: E402
 from sim.run import execute  # noqa: E402
 
 LOSSLESS = sorted(name for name, kind in policies().items() if "lossy" not in kind.traits)
@@ -40,11 +42,11 @@ def resident(tmp_path_factory):
 def test_lossless_policies_compute_what_the_resident_model_computes(tmp_path, name, resident):
     done = carried_out(tmp_path, name, WHOLE_LAYERS.get(name, 8))
     assert done.result["real"] is True
-    assert len(done.machine.hidden) == len(resident.machine.hidden) == 2 * 6
-    for mine, theirs in zip(done.machine.hidden, resident.machine.hidden, strict=True):
+    assert len(done.machine.output.hidden) == len(resident.machine.output.hidden) == 2 * 6
+    for mine, theirs in zip(done.machine.output.hidden, resident.machine.output.hidden, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     if name not in LAST_BITS:
-        assert done.machine.digest == resident.machine.digest, "the same sums in the same order: the same bits"
+        assert done.machine.output.digest == resident.machine.output.digest, "the same sums, in order: the same bits"
         assert done.result["measured"]["output_digest"] == resident.result["measured"]["output_digest"]
 
 
@@ -56,7 +58,7 @@ def in_parts(folder, cuts, order, lanes=None):
     log = []
     with lanes_and_weights(setup, lanes) as (own, weights):
         done = measure(setup, own, weights, None, lambda kind, *_: log.append(kind),
-                       prepared=lambda machine: setattr(machine, "keep_hidden", True))  # fmt: skip
+                       prepared=lambda machine: setattr(machine.output, "keep_hidden", True))  # fmt: skip
     setup.close()
     return done.machine, log
 
@@ -66,15 +68,15 @@ def test_parts_in_any_order_add_up_to_the_same(tmp_path, cuts, resident):
     (one, log), (two, other) = in_parts(tmp_path, cuts, 1), in_parts(tmp_path, cuts, 2)
     assert log != other
     assert log.count("part") > 30
-    for mine, theirs in zip(one.hidden, resident.machine.hidden, strict=True):
+    for mine, theirs in zip(one.output.hidden, resident.machine.output.hidden, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-    assert one.digest == two.digest, "results are added in order of columns, whatever ran first"
+    assert one.output.digest == two.output.digest, "results are added in order of columns, whatever ran first"
 
 
 def test_slow_copies_down_are_waited_for(tmp_path, resident):
     """What an expert is written back from is not overwritten before that copy is over."""
 
-    class Slow(CpuLanes):
+    class Slow(Lanes):
         def submit(self, work):
             if work.op == "write_back":
                 work.call = partial(later, work.call)
@@ -84,9 +86,9 @@ def test_slow_copies_down_are_waited_for(tmp_path, resident):
         time.sleep(0.005)
         call()
 
-    done = carried_out(tmp_path, "mixtral_offloading", 8, Slow(pool_threads=1))
+    done = carried_out(tmp_path, "mixtral_offloading", 8, Slow(CpuDevice(), pool_threads=1))
     assert done.result["d2h_bytes"] > 0
-    assert done.machine.digest == resident.machine.digest
+    assert done.machine.output.digest == resident.machine.output.digest
 
 
 @pytest.mark.parametrize("name", sorted(TAUGHT))
@@ -107,7 +109,7 @@ def test_lossless_policies_with_bundled_predictors_too(name):
         with lanes_and_weights(setup) as (lanes, weights):
             done = measure(setup, lanes, weights)
             assert done.machine.broken_copies() == []
-            digests.append(done.machine.digest)
+            digests.append(done.machine.output.digest)
         setup.close()
     assert done.result["miss_rate"] > 0
     assert digests[0] == digests[1]
@@ -118,7 +120,7 @@ def test_experts_on_the_cpu_add_the_same(tmp_path, name, resident):
     done = carried_out(tmp_path, name, 8)
     assert done.result["cpu_rate"] > 0 or done.result["prefill_hit_rates"]["cpu"] > 0
     if name != "ktransformers":  # its deferral adds results a layer late: not the same model
-        for mine, theirs in zip(done.machine.hidden, resident.machine.hidden, strict=True):
+        for mine, theirs in zip(done.machine.output.hidden, resident.machine.output.hidden, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -141,12 +143,12 @@ def test_policies_without_timing_decide_alike_in_both_worlds(tmp_path, name):
 def test_a_lossy_policy_really_computes_with_other_experts(tmp_path, resident):
     done = carried_out(tmp_path, "importance", 10)
     assert done.result["activations_changed_frac"] > 0
-    assert done.machine.digest != resident.machine.digest
+    assert done.machine.output.digest != resident.machine.output.digest
 
 
 def test_perturbed_weights_change_the_output(tmp_path, resident):
-    assert carried_out(tmp_path, "lru", 8, perturb=(2, 1)).machine.digest != resident.machine.digest
-    assert carried_out(tmp_path, "lru", 8).machine.digest == resident.machine.digest
+    assert carried_out(tmp_path, "lru", 8, perturb=(2, 1)).machine.output.digest != resident.machine.output.digest
+    assert carried_out(tmp_path, "lru", 8).machine.output.digest == resident.machine.output.digest
 
 
 def test_a_copy_that_went_wrong_is_found(tmp_path):
@@ -164,7 +166,7 @@ def test_a_copy_that_went_wrong_is_found(tmp_path):
 def test_shared_experts_and_dense_layers_are_computed(tmp_path, shape):
     one = carried_out(tmp_path, "lru", ALL, **shape)
     two = carried_out(tmp_path, "lru", 5, **shape)
-    assert one.machine.digest == two.machine.digest
+    assert one.machine.output.digest == two.machine.output.digest
     ops = set(one.result["measured"]["operations"])
     assert ("gpu: shared_expert" in ops) == ("shared" in shape)
     assert ("gpu: dense_layer" in ops) == ("dense" in shape)
@@ -173,9 +175,9 @@ def test_shared_experts_and_dense_layers_are_computed(tmp_path, shape):
 def test_a_batch_computes_each_request_as_alone(tmp_path):
     alone = carried_out(tmp_path, "lru", ALL)
     both = carried_out(tmp_path, "lru", 6, batch=2)
-    last = [hidden[-1] for hidden in alone.machine.hidden]  # prefill, five decodes, of each of two requests
-    assert [len(hidden) for hidden in both.machine.hidden] == [5, 5, 2, 2, 2, 2, 2]
-    torch.testing.assert_close(both.machine.hidden[-1], torch.stack([last[5], last[11]]), rtol=1e-4, atol=1e-5)
+    last = [hidden[-1] for hidden in alone.machine.output.hidden]  # prefill, five decodes, of each of two requests
+    assert [len(hidden) for hidden in both.machine.output.hidden] == [5, 5, 2, 2, 2, 2, 2]
+    torch.testing.assert_close(both.machine.output.hidden[-1], torch.stack([last[5], last[11]]), rtol=1e-4, atol=1e-5)
 
 
 def test_spans_fit_together(tmp_path):
@@ -219,10 +221,10 @@ def test_kept_tables_and_timelines_take_measured_spans(tmp_path):
 
 
 def test_a_demand_overtakes_queued_speculation_and_nothing_in_flight_is_aborted():
-    lanes, ran, gate = CpuLanes(), [], threading.Event()
+    lanes, ran, gate = Lanes(CpuDevice()), [], threading.Event()
     try:
         def work(name, priority, after=(), wait=False):
-            made = Work(UP, name, lambda: (gate.wait() if wait else None, ran.append(name)), after, priority=priority)
+            made = Work(H2D, name, lambda: (gate.wait() if wait else None, ran.append(name)), after, priority=priority)
             lanes.submit(made)
             return made
 
@@ -246,12 +248,12 @@ def test_a_demand_overtakes_queued_speculation_and_nothing_in_flight_is_aborted(
 
 
 def test_a_copy_waits_for_its_room_and_lets_ready_ones_pass():
-    lanes, ran, gate = CpuLanes(), [], threading.Event()
+    lanes, ran, gate = Lanes(CpuDevice()), [], threading.Event()
     try:
         reader = Work(COMPUTE, "reader", lambda: (gate.wait(), ran.append("reader")))
         lanes.submit(reader)
-        lanes.submit(waits := Work(UP, "waits", lambda: ran.append("waits"), (reader,)))
-        lanes.submit(ready := Work(UP, "ready", lambda: ran.append("ready"), priority=SPECULATIVE))
+        lanes.submit(waits := Work(H2D, "waits", lambda: ran.append("waits"), (reader,)))
+        lanes.submit(ready := Work(H2D, "ready", lambda: ran.append("ready"), priority=SPECULATIVE))
         lanes.wait(ready)
         assert not lanes.over(waits)
         gate.set()
@@ -264,7 +266,7 @@ def test_a_copy_waits_for_its_room_and_lets_ready_ones_pass():
 
 
 def test_faults_on_a_lane_reach_the_host():
-    lanes = CpuLanes()
+    lanes = Lanes(CpuDevice())
 
     def fail():
         raise RuntimeError("CUDA error: out of memory")
@@ -316,15 +318,15 @@ def test_experts_share_host_buffers_where_memory_is_short(tmp_path):
     from sim.real.weights.weights import random_weights
 
     setup = tiny_setup(tmp_path, "lru", 8)
-    lanes = CpuLanes()
+    lanes = Lanes(CpuDevice())
     try:
         size = setup.model.expert_bytes("fp32")
-        weights = random_weights(setup.model, "fp32", lanes, 0, 5 * size)
+        weights = random_weights(setup.model, "fp32", lanes.device, 0, 5 * size)
         done = measure(setup, lanes, weights)
         assert done.result["measured"]["distinct_host_experts"] == 5
         assert "16 experts share 5 host buffers" in done.result["labels"]
         with pytest.raises(DeviceFault, match="at least one layer's 4; take --model cpu-small"):
-            random_weights(setup.model, "fp32", lanes, 0, 3 * size)
+            random_weights(setup.model, "fp32", lanes.device, 0, 3 * size)
         with pytest.raises(BadInput, match=r"it needs .* on cpu, which has .* free"):
             check_memory(setup, lanes, (1 << 20, 1 << 20))
         assert check_memory(setup, lanes, (1 << 30, 1 << 30)) > 4 * size

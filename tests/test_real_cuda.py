@@ -24,8 +24,9 @@ from test_real import in_parts  # noqa: E402
 from sim.base.device_faults import DeviceFault  # noqa: E402
 from sim.base.errors import BadInput  # noqa: E402
 from sim.machine.protocol import DEMAND, SPECULATIVE  # noqa: E402
-from sim.real.devices.cuda import CudaLanes  # noqa: E402
-from sim.real.devices.work import COMPUTE, DOWN, POOL, UP, Work  # noqa: E402
+from sim.real.devices.cuda import CudaDevice  # noqa: E402
+from sim.real.devices.lanes import Lanes  # noqa: E402
+from sim.real.devices.work import COMPUTE, D2H, H2D, POOL, Work  # noqa: E402
 
 
 class FakeDevice(OneCard):
@@ -143,8 +144,8 @@ class FakeStream:
             entry()
 
 
-def lanes_on(device: FakeDevice) -> CudaLanes:
-    return CudaLanes("cuda:0", cuda=device, place="cpu")
+def lanes_on(device: FakeDevice) -> Lanes:
+    return Lanes(CudaDevice("cuda:0", cuda=device, place="cpu"))
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -163,19 +164,19 @@ def test_nothing_runs_before_what_it_names(seed):
 
     try:
         for number in range(60):
-            lane = rng.choice((COMPUTE, COMPUTE, UP, UP, UP, DOWN, POOL))
+            lane = rng.choice((COMPUTE, COMPUTE, H2D, H2D, H2D, D2H, POOL))
             behind = [work for work in made[-12:] if not work.cancelled]
             if lane == POOL:  # on the host: it names copies down, as the machine's experts on the CPU do
-                behind = [work for work in behind if work.lane == DOWN]
+                behind = [work for work in behind if work.lane == D2H]
             after = tuple(rng.sample(behind, min(len(behind), rng.randrange(3))))
-            priority = SPECULATIVE if lane == UP and rng.random() < 0.6 else DEMAND
+            priority = SPECULATIVE if lane == H2D and rng.random() < 0.6 else DEMAND
             work = Work(lane, str(number), call(number, lane), after, priority=priority)
             names[number] = [int(before.op) for before in after]
             lanes.submit(work)
             made.append(work)
             if rng.random() < 0.2:
-                other = rng.choice([w for w in made if w.lane == UP] or [work])
-                if other.lane == UP:
+                other = rng.choice([w for w in made if w.lane == H2D] or [work])
+                if other.lane == H2D:
                     if rng.random() < 0.5:
                         lanes.promote(other)
                     elif lanes.cancel(other):
@@ -208,7 +209,7 @@ def test_a_demand_overtakes_speculation_that_is_not_on_the_stream():
     lanes, ran = lanes_on(device), []
     try:
         def copy(name, priority):
-            work = Work(UP, name, lambda: device.current[-1].give(lambda: ran.append(name)), priority=priority)
+            work = Work(H2D, name, lambda: device.current[-1].give(lambda: ran.append(name)), priority=priority)
             lanes.submit(work)
             return work
 
@@ -235,7 +236,7 @@ def test_compute_waits_on_the_device_for_a_copy_that_was_still_queued():
     lanes, ran = lanes_on(device), []
     try:
         device.frozen = True
-        first, second = (Work(UP, name, lambda name=name: device.current[-1].give(lambda: ran.append(name)),
+        first, second = (Work(H2D, name, lambda name=name: device.current[-1].give(lambda: ran.append(name)),
                               priority=SPECULATIVE) for name in ("first", "second"))  # fmt: skip
         lanes.submit(first)
         lanes.submit(second)
@@ -255,7 +256,7 @@ def test_the_whole_machine_computes_the_same_on_either_backend(tmp_path, name):
     on_cpu = carried_out(tmp_path, name, 8)
     device = FakeDevice()
     on_fake = carried_out(tmp_path, name, 8, lanes=lanes_on(device))
-    assert on_fake.machine.digest == on_cpu.machine.digest
+    assert on_fake.machine.output.digest == on_cpu.machine.output.digest
     assert on_fake.result["device"] == "Fake GPU"
     assert on_fake.result["decode_tokens"] == on_cpu.result["decode_tokens"]
 
@@ -265,14 +266,14 @@ def test_experts_in_parts_compute_the_same_on_either_backend(tmp_path, late):
     on_cpu, _ = in_parts(tmp_path, 1, 1)
     on_fake, log = in_parts(tmp_path, 1, 1, lanes_on(FakeDevice(late, seed=3)))
     assert log.count("part") > 30
-    assert on_fake.digest == on_cpu.digest
+    assert on_fake.output.digest == on_cpu.output.digest
 
 
 def test_experts_on_the_cpu_come_back_to_the_stream(tmp_path):
     resident = carried_out(tmp_path, "lru", ALL)
     done = carried_out(tmp_path, "llama_cpp", 8, lanes=lanes_on(FakeDevice()))
     assert done.result["cpu_rate"] > 0
-    for mine, theirs in zip(done.machine.hidden, resident.machine.hidden, strict=True):
+    for mine, theirs in zip(done.machine.output.hidden, resident.machine.output.hidden, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -302,5 +303,5 @@ def test_a_refused_launch_is_a_fault():
 
 
 def test_a_missing_device_names_the_way_out():
-    with pytest.raises(BadInput, match="no such CUDA device; give --device cpu"):
-        CudaLanes("cuda:3", cuda=FakeDevice(), place="cpu")
+    with pytest.raises(BadInput, match="no such CUDA device, 1 are here; give --device cpu"):
+        CudaDevice("cuda:3", cuda=FakeDevice(), place="cpu")

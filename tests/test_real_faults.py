@@ -19,7 +19,7 @@ from cli_help import simulated  # noqa: E402
 from real_world import LAYERS, TOP_K, carried_out, tiny_setup  # noqa: E402
 
 from sim.base.device_faults import DeviceFault, fault_of  # noqa: E402
-from sim.real.devices.cpu import CpuLanes  # noqa: E402
+from sim.real.devices.cpu import CpuDevice  # noqa: E402
 from sim.real.run import execute_real  # noqa: E402
 
 TESTS = Path(__file__).parent
@@ -29,7 +29,7 @@ AFTER = 60  # experts computed before something goes wrong; the first iteration 
 @pytest.fixture
 def buffers(monkeypatch):
     """Weak references to every buffer that the lanes have handed out."""
-    made, touched = [], CpuLanes._touched
+    made, touched = [], CpuDevice._touched
 
     def spied(self, n_bytes):
         raw = touched(self, n_bytes)
@@ -37,7 +37,7 @@ def buffers(monkeypatch):
         made.append(weakref.ref(raw))
         return raw
 
-    monkeypatch.setattr(CpuLanes, "_touched", spied)
+    monkeypatch.setattr(CpuDevice, "_touched", spied)
     return made
 
 
@@ -122,7 +122,7 @@ def test_refused_page_locked_memory_frees_the_rest(tmp_path, buffers, monkeypatc
     def refuses(self, n, each_bytes):
         raise fault_of(RuntimeError(text), f"page-locking {n * each_bytes} bytes of host memory")
 
-    monkeypatch.setattr(CpuLanes, "host_buffers", refuses)
+    monkeypatch.setattr(CpuDevice, "host_buffers", refuses)
     setup = tiny_setup(tmp_path, "lru", 8)
     with pytest.raises(DeviceFault, match=r"page-locked memory was refused while page-locking 1572864 .*ulimit -l"):
         execute_real(setup, "cpu")
@@ -138,9 +138,9 @@ def test_torch_itself_refuses_page_locked_memory_without_a_gpu():
 
     lanes = lanes_on(FakeDevice())
     try:
-        lanes.on_host.__self__._pin = True
+        lanes.device.on_host.__self__._pin = True
         with pytest.raises(DeviceFault, match=r"page-locked memory was refused.* 4096 bytes"):
-            lanes.on_host(4096)
+            lanes.device.on_host(4096)
     finally:
         lanes.close()
 
@@ -175,7 +175,7 @@ simulate({args!r})
 SHORT_OF_MEMORY = """
 import resource, torch
 from sim.cli import simulate
-import sim.real.run, sim.real.devices.cpu, sim.cli.run_real, sim.real.devices.environment
+import sim.real.run, sim.real.devices.cpu, sim.real.devices.lanes, sim.cli.run_real, sim.real.devices.environment
 with open("/proc/self/statm") as file:
     now = int(file.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + 400_000_000,) * 2)

@@ -14,8 +14,9 @@ from cli_help import moesim, simulated  # noqa: E402
 
 from sim.base.errors import BadInput  # noqa: E402
 from sim.real.devices import environment  # noqa: E402
+from sim.real.devices.open import open_lanes  # noqa: E402
 from sim.real.generate import open_checkpoint, speak, talk  # noqa: E402
-from sim.real.run import execute_real, open_lanes  # noqa: E402
+from sim.real.run import execute_real  # noqa: E402
 from sim.run import prepare  # noqa: E402
 from sim.setup.spec import RunSpec  # noqa: E402
 from traces.format.catalogue import DEFAULT, bundled_traces, default_trace  # noqa: E402

@@ -12,10 +12,11 @@ from real_world import ALL, EXPERTS, LAYERS, carried_out, lanes_and_weights, tin
 from sim.base.errors import BadInput  # noqa: E402
 from sim.policy.pieces import Pieces  # noqa: E402
 from sim.profiles.geometry import BITS_PER_PARAM  # noqa: E402
-from sim.real.devices.cpu import CpuLanes  # noqa: E402
+from sim.real.devices.cpu import CpuDevice  # noqa: E402
+from sim.real.devices.open import open_lanes  # noqa: E402
 from sim.real.machine.partial import Partial  # noqa: E402
 from sim.real.machine.store import extent  # noqa: E402
-from sim.real.run import check, measure, open_lanes  # noqa: E402
+from sim.real.run import check, measure  # noqa: E402
 from sim.real.weights.forms import BITS, CASTS, check_form, quantised, unpacked  # noqa: E402
 from sim.run import execute  # noqa: E402
 
@@ -56,14 +57,14 @@ def test_bytes_are_packed_lowest_bits_first():
 def test_a_low_copy_is_as_small_as_it_is_billed(tmp_path, precision):
     setup = tiny_setup(tmp_path, "lru", 8)
     with lanes_and_weights(setup) as (lanes, weights):
-        form = weights.form(precision, lanes)
+        form = weights.form(precision, lanes.device)
         assert form.buffers[3].numel() == setup.model.expert_bytes(precision)
         assert len(form.buffers) == weights.distinct == ALL
-        assert weights.form(precision, lanes) is form
+        assert weights.form(precision, lanes.device) is form
         whole = form.unpack(form.buffers[3], 3, 0, 3 * weights.rows)
         part = form.unpack(form.buffers[3][10 * form.row_bytes : 12 * form.row_bytes], 3, 10, 12)
         assert torch.equal(whole[10:12], part)
-        exact = weights.form("fp32", lanes).unpack(weights.experts[0][3], 3, 0, 3 * weights.rows)
+        exact = weights.form("fp32", lanes.device).unpack(weights.experts[0][3], 3, 0, 3 * weights.rows)
         assert 0 < (whole - exact).norm() / exact.norm() < 0.5
     setup.close()
 
@@ -82,12 +83,12 @@ def test_precisions_that_are_not_packed_are_refused(tmp_path):
 def test_compressed_experts_compute_what_they_hold(tmp_path, resident, policy, settings, low):
     """FloE runs every expert compressed: so does the resident model once its experts hold the unpacked values."""
     done = carried_out(tmp_path, policy, 2, set=settings)
-    assert done.machine.digest != resident.machine.digest
+    assert done.machine.output.digest != resident.machine.output.digest
     assert done.result["h2d_bytes"] % done.setup.model.expert_bytes(low) == 0
     assert done.result["activations_lowered_frac"] == 1.0
     setup = tiny_setup(tmp_path, "lru", ALL)
     with lanes_and_weights(setup) as (lanes, weights):
-        form = weights.form(low, lanes)
+        form = weights.form(low, lanes.device)
         for layer in range(LAYERS):
             for expert in range(EXPERTS):
                 at = weights.index(layer, expert)
@@ -95,12 +96,12 @@ def test_compressed_experts_compute_what_they_hold(tmp_path, resident, policy, s
                 weights.experts[layer][expert].view(weights.dtype)[:] = values.view(-1)
         same = measure(setup, lanes, weights)
     setup.close()
-    assert same.machine.digest == done.machine.digest
+    assert same.machine.output.digest == done.machine.output.digest
 
 
 def test_hobbit_computes_in_both_precisions(tmp_path, resident):
     done = carried_out(tmp_path, "hobbit", 6)
-    assert done.machine.digest != resident.machine.digest
+    assert done.machine.output.digest != resident.machine.output.digest
     low, high = (done.setup.model.expert_bytes(name) for name in ("int4", "fp32"))
     sizes = {piece.n_bytes for piece in done.machine.store.blocks}
     assert sizes == {low, high}, "both caches hold something at the end"
@@ -174,10 +175,10 @@ def test_matrices_are_copied_and_computed_one_by_one(tmp_path, resident, policy,
     done = carried_out(tmp_path, policy, ALL if policy == "deepspeed" else 8, set=settings)
     ops = done.result["measured"]["operations"]
     assert ops["gpu: expert"]["n"] > resident.result["measured"]["operations"]["gpu: expert"]["n"]
-    for mine, theirs in zip(done.machine.hidden, resident.machine.hidden, strict=True):
+    for mine, theirs in zip(done.machine.output.hidden, resident.machine.output.hidden, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     if not settings:  # whole matrices: the very same products
-        assert done.machine.digest == resident.machine.digest
+        assert done.machine.output.digest == resident.machine.output.digest
 
 
 # -- several GPUs --------------------------------------------------------------------------------------------------
@@ -188,10 +189,10 @@ def test_two_gpus_compute_what_one_computes_and_decide_as_simulated(tmp_path, re
     logs, settings = {"real": [], "sim": []}, {"guesses": 0, "buffer_size": 2} if policy == "mixtral_offloading" else {}
     room = 12
     real = carried_out(tmp_path, policy, room, gpus=2, set=settings, log=lambda *entry: logs["real"].append(entry))
-    for mine, theirs in zip(real.machine.hidden, resident.machine.hidden, strict=True):
+    for mine, theirs in zip(real.machine.output.hidden, resident.machine.output.hidden, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     if policy != "fiddler":
-        assert real.machine.digest == resident.machine.digest
+        assert real.machine.output.digest == resident.machine.output.digest
     setup = tiny_setup(tmp_path, policy, room, gpus=2, set=settings)
     sim = execute(setup, spans=lambda *_: None, log=lambda *entry: logs["sim"].append(entry)).result
     setup.close()
@@ -209,7 +210,7 @@ def test_several_cuda_gpus_are_refused():
     with pytest.raises(BadInput, match=r"got --gpus 2 on cuda:0: real runs use one CUDA GPU.*--device cpu"):
         open_lanes("cuda:0", 2)
     lanes = open_lanes("cpu", 2)
-    assert isinstance(lanes, CpuLanes)
+    assert isinstance(lanes.device, CpuDevice)
     lanes.close()
 
 
@@ -275,10 +276,11 @@ def test_latent_attention_is_what_it_is_defined_as(tmp_path, rank):
 def test_a_model_with_latent_attention_is_carried_out(tmp_path, rank):
     one = carried_out(tmp_path, "lru", ALL, latent=rank, shared=True, dense=True)
     two = carried_out(tmp_path, "lru", 5, latent=rank, shared=True, dense=True)
-    assert one.machine.digest == two.machine.digest
+    assert one.machine.output.digest == two.machine.output.digest
     together = carried_out(tmp_path, "lru", 6, latent=rank, shared=True, dense=True, batch=2)
-    last = [hidden[-1] for hidden in one.machine.hidden]
-    torch.testing.assert_close(together.machine.hidden[-1], torch.stack([last[5], last[11]]), rtol=1e-4, atol=1e-5)
+    last = [hidden[-1] for hidden in one.machine.output.hidden]
+    both = together.machine.output.hidden[-1]
+    torch.testing.assert_close(both, torch.stack([last[5], last[11]]), rtol=1e-4, atol=1e-5)
 
 
 def test_geometries_that_are_not_carried_out_are_refused_in_one_line(tmp_path):

@@ -11,10 +11,11 @@ torch = pytest.importorskip("torch")
 from race_cuda import DEVICE, PINNED, HostReads, Race, RaceDevice, Watch, storage_of, threading_of  # noqa: E402
 from real_world import tiny_setup  # noqa: E402
 
-from sim.real.devices import cuda as cuda_lanes  # noqa: E402
-from sim.real.devices import threads as cuda_threads  # noqa: E402
-from sim.real.devices.cuda import CudaLanes  # noqa: E402
-from sim.real.devices.work import COMPUTE, DOWN, UP, Work  # noqa: E402
+from sim.real.devices import lanes as real_lanes  # noqa: E402
+from sim.real.devices import threads  # noqa: E402
+from sim.real.devices.cuda import CudaDevice  # noqa: E402
+from sim.real.devices.lanes import Lanes  # noqa: E402
+from sim.real.devices.work import COMPUTE, D2H, H2D, Work  # noqa: E402
 from sim.real.machine.store import DeviceStore, copy_runs  # noqa: E402
 from sim.real.run import measure  # noqa: E402
 from sim.real.weights.weights import random_weights  # noqa: E402
@@ -34,7 +35,7 @@ class ZeroedOnTheDefaultStream:
         return getattr(torch, name)
 
 
-class WatchedLanes(CudaLanes):
+class WatchedDevice(CudaDevice):
     """Tells the detector where memory lies."""
 
     def __init__(self, device: RaceDevice) -> None:
@@ -58,16 +59,17 @@ def raced(monkeypatch, tmp_path, policy, experts=8, device=None, **fields):
     """A whole run under the detector; its device, for what was found."""
     device = device or RaceDevice()
     condition, jobs, mark = threading_of(device)
-    monkeypatch.setattr(cuda_lanes, "Condition", condition)
-    monkeypatch.setattr(cuda_threads, "SimpleQueue", jobs)
-    monkeypatch.setattr(cuda_threads, "HostMark", mark)
+    monkeypatch.setattr(real_lanes, "Condition", condition)
+    monkeypatch.setattr(threads, "SimpleQueue", jobs)
+    monkeypatch.setattr(real_lanes, "HostMark", mark)
+    monkeypatch.setattr(threads, "HostMark", mark)
     setup = tiny_setup(tmp_path, policy, experts, trace={"n_requests": 4, "prompt": 4, "outputs": 4}, **fields)
     device.local.watched = True
     try:
         with Watch(device), HostReads(device):
-            lanes = WatchedLanes(device)
+            lanes = Lanes(WatchedDevice(device))
             try:
-                weights = random_weights(setup.model, "fp32", lanes, 0, 1 << 30)
+                weights = random_weights(setup.model, "fp32", lanes.device, 0, 1 << 30)
                 restart = lanes.restart_clock
 
                 def begun() -> None:
@@ -153,11 +155,11 @@ def test_the_detector_sees_room_that_is_still_being_zeroed(monkeypatch, tmp_path
     device = RaceDevice()
     device.local.watched = True
     with Watch(device):
-        lanes = WatchedLanes(device)
+        lanes = Lanes(WatchedDevice(device))
         try:
-            room, home = lanes.on_device(64), lanes.on_host(64)
+            room, home = lanes.device.on_device(64), lanes.device.on_host(64)
             with pytest.raises(Race, match=r"copy_\S* on up writes what zeros\S* on default writes"):
-                lanes.submit(Work(UP, "demand", lambda: room.copy_(home, non_blocking=True)))
+                lanes.submit(Work(H2D, "demand", lambda: room.copy_(home, non_blocking=True)))
         finally:
             lanes.close()
 
@@ -171,13 +173,13 @@ def test_the_detector_sees_copies_that_block(make, what):
     device.strict = True
     device.local.watched = True
     with Watch(device):
-        lanes = WatchedLanes(device)
+        lanes = Lanes(WatchedDevice(device))
         try:
             host = make(16)
-            host = lanes.on_host(16).view(torch.int32)[::2] if host is None else host
-            room = lanes.on_device(host.numel() * 4).view(torch.int32)
+            host = lanes.device.on_host(16).view(torch.int32)[::2] if host is None else host
+            room = lanes.device.on_device(host.numel() * 4).view(torch.int32)
             with pytest.raises(Race, match=what):
-                lanes.submit(Work(DOWN, "read", lambda: host.copy_(room, non_blocking=True)))
+                lanes.submit(Work(D2H, "read", lambda: host.copy_(room, non_blocking=True)))
         finally:
             lanes.close()
 
@@ -187,15 +189,15 @@ def test_readers_on_two_lanes_are_both_waited_for():
     device = RaceDevice()
     device.local.watched = True
     with Watch(device):
-        lanes = WatchedLanes(device)
+        lanes = Lanes(WatchedDevice(device))
         try:
-            room, home, other = lanes.on_device(64), lanes.on_host(64), lanes.on_host(64)
-            back = Work(DOWN, "write_back", lambda: home.copy_(room, non_blocking=True))
+            room, home, other = lanes.device.on_device(64), lanes.device.on_host(64), lanes.device.on_host(64)
+            back = Work(D2H, "write_back", lambda: home.copy_(room, non_blocking=True))
             run = Work(COMPUTE, "expert", lambda: room.sum())
             for work in (back, run):
                 lanes.submit(work)
             with pytest.raises(Race, match=r"copy_\S* on up writes what copy_\S* on down reads"):
-                lanes.submit(Work(UP, "demand", lambda: room.copy_(other, non_blocking=True), (run,)))
+                lanes.submit(Work(H2D, "demand", lambda: room.copy_(other, non_blocking=True), (run,)))
         finally:
             lanes.close()
 
@@ -208,10 +210,10 @@ def test_room_waits_for_whoever_still_reads_it_and_a_copy_for_its_source(tmp_pat
     device.local.watched = True
     setup = tiny_setup(tmp_path, "lru", 4)
     with Watch(device):
-        lanes = WatchedLanes(device)
+        lanes = Lanes(WatchedDevice(device))
         try:
-            weights = random_weights(setup.model, "fp32", lanes, 0, 1 << 30)
-            for raw in weights.form("fp32", lanes).buffers:
+            weights = random_weights(setup.model, "fp32", lanes.device, 0, 1 << 30)
+            for raw in weights.form("fp32", lanes.device).buffers:
                 device.kinds[storage_of(raw)] = PINNED
             size = setup.model.expert_bytes("fp32")
             store = DeviceStore(weights, lanes, [rooms * size])
@@ -221,7 +223,7 @@ def test_room_waits_for_whoever_still_reads_it_and_a_copy_for_its_source(tmp_pat
             def bring(wanted) -> list:
                 block = store.room(wanted)
                 ends = store.ends(wanted, block)
-                work = Work(UP, "demand", partial(copy_runs, ends), tuple(store.hazards(wanted, block)))
+                work = Work(H2D, "demand", partial(copy_runs, ends), tuple(store.hazards(wanted, block)))
                 store.blocks[wanted] = (block, work)
                 lanes.submit(work)
                 return ends
@@ -235,7 +237,7 @@ def test_room_waits_for_whoever_still_reads_it_and_a_copy_for_its_source(tmp_pat
                         lanes.submit(store.last_use[piece])
                     else:
                         back = [(b, a) for a, b in ends]
-                        work = Work(DOWN, "write_back", partial(copy_runs, back), after)
+                        work = Work(D2H, "write_back", partial(copy_runs, back), after)
                         store.copying_down(piece, work)
                         lanes.submit(work)
                 store.release(piece)

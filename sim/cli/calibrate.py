@@ -48,9 +48,10 @@ def command(device: str | None, models: tuple[str, ...], name: str | None, folde
             probes: tuple[str, ...], resume: bool, fit_only: bool, quiet: bool) -> None:  # fmt: skip
     """Measure copies, experts, attention and host costs of this machine, and write a profile that --hw accepts."""
     from calibrate.runner import PROBES
-    from calibrate.session import LANES, Request, calibrate, finish, open_backend
+    from calibrate.session import LANES, Request, calibrate, finish
     from sim.base.errors import did_you_mean
     from sim.profiles.models import load_model
+    from sim.real.devices.open import open_device, usable_device
 
     known = [*(probe.name for probe in PROBES), LANES]
     for probe in probes:
@@ -66,16 +67,16 @@ def command(device: str | None, models: tuple[str, ...], name: str | None, folde
     for model in models:
         load_model(model)  # refused before anything is said or opened
     with held():  # but while a lane is waited for: `sim.base.interrupts`
-        backend = open_backend(device)
+        opened = open_device(usable_device(device, "calibrate"))
         try:
-            name = name or (re.sub(r"[^a-z0-9]+", "-", backend.title.lower()).strip("-") or "my-machine")
+            name = name or (re.sub(r"[^a-z0-9]+", "-", opened.facts.title.lower()).strip("-") or "my-machine")
             request = Request(device, models, name, folder, minutes * 60, resume, rounds, probes)
-            where = f"{backend.title} ({device})"
+            where = f"{opened.facts.title} ({device})"
             say(f"{where}, {', '.join(models)}, {minutes:g} minutes -> {request.profile_path}")
             with Bar("starting") as bar:
-                outcome = calibrate(request, backend=backend, progress=told_on(quiet, bar))
+                outcome = calibrate(request, device=opened, progress=told_on(quiet, bar))
         finally:
-            backend.close()
+            opened.close()
     _report(outcome)
 
 

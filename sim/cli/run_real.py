@@ -25,7 +25,8 @@ def run_real(request: RunRequest) -> int:
     """Measure, predict, print. Returns the exit status: 0, 1 after a fault of the device, 130 after an interrupt."""
     from sim.cli.progress import RunBar
     from sim.cli.spec_options import specify, warn_if_changed
-    from sim.real.run import execute_real, usable_device
+    from sim.real.devices.open import usable_device
+    from sim.real.run import execute_real
     from sim.results.sinks import recorded
 
     place, folder = usable_device(request.device), None
@@ -91,7 +92,7 @@ def prepare_real(spec: RunSpec, place: str, precision_given: bool) -> Setup:
 
 def _say_where(setup: Setup, place: str, request: RunRequest) -> None:
     """The first line: where the run takes place, and why there."""
-    from sim.real.devices.cpu import cores
+    from sim.real.devices.lanes import cores
 
     where = f"the CPU backend ({cores()} cores)" if place == "cpu" else place
     why = "; no CUDA GPU was found" if request.device is None and place == "cpu" else ""

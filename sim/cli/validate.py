@@ -108,9 +108,10 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
     from sim.cli.run_real import prepare_real
     from sim.profiles.overrides import parse_set
     from sim.real.devices import environment
-    from sim.real.devices.cpu import cores
+    from sim.real.devices.lanes import cores
+    from sim.real.devices.open import usable_device
     from sim.real.order import order
-    from sim.real.run import opened, usable_device
+    from sim.real.run import opened
     from sim.real.validate import SCHEMA, Case, compared, judge, summary
     from sim.setup.spec import RunSpec
 
@@ -189,8 +190,8 @@ def _talk(checkpoint: str, policies: tuple[str, ...], experts: tuple[int | None,
     from sim.cli.run_real import checkpoint_folder
     from sim.policy.policy_file import split
     from sim.profiles.overrides import parse_set
+    from sim.real.devices.open import usable_device
     from sim.real.generate import talk
-    from sim.real.run import usable_device
     from sim.setup.spec import RunSpec
 
     folder = checkpoint_folder(checkpoint)

@@ -21,7 +21,7 @@ from sim.run import execute, prepare
 from sim.workload.iterations import Iteration, Range
 
 if TYPE_CHECKING:
-    from sim.real.devices.work import Lanes
+    from sim.real.devices.lanes import Lanes
     from sim.real.machine.decoder import Decoder
     from sim.setup.prepare import Setup
     from sim.setup.spec import RunSpec
@@ -206,7 +206,7 @@ def speak(spec: RunSpec, lanes: Lanes, weights: Weights, n_outputs: int, *, free
                 nll.append(-float(shares[int(live.token_ids[only.stop_row])]))
 
         if not free:
-            machine.on_logits = score
+            machine.output.on_logits = score
         done = run_real(setup, engine, machine, None, None, 0.0, compose=LiveIteration)
         return Spoken(setup.policy.name, "lossy" in setup.policy.traits, routing.text, done.result, nll,
                       live.experts)  # fmt: skip

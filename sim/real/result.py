@@ -33,7 +33,7 @@ def fold_real(
         "real": True,
         "device": machine.lanes.title,
         "measured": {
-            "output_digest": f"{machine.digest:08x}",
+            "output_digest": f"{machine.output.digest:08x}",
             "policy_code_s": ledger.policy_s,
             "policy_code_per_iteration_s": ledger.policy_s / n_tokens if n_tokens else None,
             "predictor_asked_s": ledger.predict_asked_s,

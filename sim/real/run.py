@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sim.base.device_faults import DeviceFault, fault_of
-from sim.base.errors import BadInput, did_you_mean
+from sim.base.errors import BadInput
 from sim.base.interrupts import heard, held
 from sim.base.units import show_bytes
 from sim.engine.drive import Clockwork, RequestTimes, drive
@@ -21,8 +21,10 @@ from sim.policy.api import Policy
 from sim.policy.api import overrides as implements
 from sim.policy.blame import blamed
 from sim.profiles.geometry import BITS_PER_PARAM
+from sim.real.devices.open import open_lanes
 from sim.real.machine.machine import RealMachine
 from sim.real.machine.routing import Routing
+from sim.real.machine.warm_up import warm_up
 from sim.real.watch import watch
 from sim.real.weights.forms import check_form
 from sim.real.weights.weights import Weights, check_supported, checkpoint_weights, random_weights
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from sim.engine.drive import Step
     from sim.machine.lanes import Spans
     from sim.profiles.models import Model
-    from sim.real.devices.work import Lanes
+    from sim.real.devices.lanes import Lanes
     from sim.run import Progress
     from sim.setup.prepare import Setup
 
@@ -55,49 +57,6 @@ class Measured:
     clockwork: Clockwork
     setup: Setup
     fault: str = ""
-
-
-def usable_device(name: str | None) -> str:
-    """The device of `--device`: the one named, else a CUDA GPU if there is one, else the CPU backend.
-
-    Raises:
-        BadInput: no torch, or no such device.
-    """
-    try:
-        import torch
-    except ImportError:
-        raise BadInput("--real: needs torch; pip install 'moe-offload-sim[torch]'") from None
-    if name is None:
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
-        raise BadInput(f"--device, got {name!r}: cpu or cuda:N; {did_you_mean(kind, ('cpu', 'cuda'))}")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"--device, got {name!r}: torch sees no CUDA device here; give --device cpu")
-    return name if kind == "cpu" or index else "cuda:0"
-
-
-def open_lanes(device: str, n_gpus: int = 1, precision: str = "bf16") -> Lanes:
-    """The lanes of a device that `usable_device` has named, to compute in `precision`.
-
-    Raises:
-        BadInput: more GPUs than are carried out there.
-    """
-    from sim.real.devices import environment
-
-    if precision == "bf16" and "amx_bf16" in environment.machine()["cpu_flags"]:
-        environment.bf16_on_cpu()  # some virtual machines announce AMX and kill a process that uses it
-    if device == "cpu":
-        from sim.real.devices.cpu import CpuLanes
-
-        return CpuLanes(n_gpus=n_gpus)
-    if n_gpus != 1:
-        raise BadInput(f"--real, got --gpus {n_gpus} on {device}: real runs use one CUDA GPU; leave --gpus out, or "
-                       "give --device cpu, where several are carried out")  # fmt: skip
-    from sim.real.devices.cuda import CudaLanes
-
-    lanes: Lanes = CudaLanes(device)
-    return lanes
 
 
 def serving_precision(device: str, model: Model) -> str:
@@ -138,9 +97,9 @@ def check_memory(setup: Setup, lanes: Lanes, free: tuple[int, int]) -> int:
     need = setup.memory.parts.held_bytes + sum(setup.memory.expert_bytes)
     smaller = "lower --experts or --cache-frac" if model.id == SMALL else f"take --model {SMALL}, or fewer --experts"
     if need > on_device:
-        raise BadInput(f"--real, got --model {model.id}: it needs {show_bytes(need)} on {lanes.device}, which has "
-                       f"{show_bytes(on_device)} free; {smaller}")  # fmt: skip
-    left = on_host - need if lanes.device == "cpu" else on_host
+        raise BadInput(f"--real, got --model {model.id}: it needs {show_bytes(need)} on {lanes.device.place}, which "
+                       f"has {show_bytes(on_device)} free; {smaller}")  # fmt: skip
+    left = on_host - need if lanes.device.place == "cpu" else on_host
     # Lower precisions lie beside the serving one, each a share of it.
     beside = sum(model.expert_bytes(lower) for lower in lower_precisions(setup)) / model.expert_bytes(precision)
     left = int(left / (1.0 + beside))
@@ -156,9 +115,9 @@ def free_bytes(lanes: Lanes) -> tuple[int, int]:
     from sim.real.devices.environment import free_host_bytes
 
     host = free_host_bytes()
-    if lanes.device == "cpu":
+    if lanes.device.place == "cpu":
         return host, host
-    return int(lanes.torch.cuda.mem_get_info(lanes.device)[0]), host
+    return lanes.device.free_bytes(), host
 
 
 def assemble_real(
@@ -172,7 +131,7 @@ def assemble_real(
     longest = max(r.prompt_len + r.outputs for r in setup.requests)
     widest = max(spec.batch, *(r.prompt_len for r in setup.requests))
     for precision in lower_precisions(setup):
-        weights.form(precision, lanes)
+        weights.form(precision, lanes.device)
     machine = RealMachine(lanes, model, weights, setup.memory.expert_bytes, routing, longest, widest, spans,
                           report_copies=implements(policy, "copy_done"), keep=keep)  # fmt: skip
     cost = Cost(setup.hw, model, setup.stack, spec.precision)  # prices that a policy may ask for
@@ -189,8 +148,8 @@ def open_weighed(setup: Setup, device: str, seed: int, checkpoint: Path | None =
         host_bytes = check_memory(setup, lanes, free_bytes(lanes))
         try:
             if checkpoint is not None:
-                return lanes, checkpoint_weights(checkpoint, setup.model, setup.spec.precision, lanes)
-            return lanes, random_weights(setup.model, setup.spec.precision, lanes, seed, host_bytes)
+                return lanes, checkpoint_weights(checkpoint, setup.model, setup.spec.precision, lanes.device)
+            return lanes, random_weights(setup.model, setup.spec.precision, lanes.device, seed, host_bytes)
         except (RuntimeError, MemoryError) as error:
             raise fault_of(error, f"making the weights of {setup.model.id}") from error
     except BaseException:
@@ -264,7 +223,7 @@ def _run_real(
     scheduler = Scheduler(setup.requests, setup.spec.batch, setup.open_loop, setup.policy.split_step)
     total, done = sum(r.outputs for r in setup.requests), 0
     put_out: Counter[int] = Counter()  # tokens by request
-    machine.warm_up(max(r.prompt_len for r in setup.requests))
+    warm_up(machine.lanes, setup.model, machine.weights, machine.decoder, max(r.prompt_len for r in setup.requests))
     machine.lanes.restart_clock()
     machine.ledger.start(machine.now_s)
     try:
@@ -293,4 +252,4 @@ def _run_real(
     return Measured(result, engine, machine, clockwork, setup, fault)
 
 
-__all__ = ["Measured", "Policy", "execute_real", "measure", "usable_device"]
+__all__ = ["Measured", "Policy", "execute_real", "measure"]

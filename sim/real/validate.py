@@ -22,7 +22,7 @@ from sim.run import assemble, prepare, run_through
 
 if TYPE_CHECKING:
     from sim.base.quantities import Source
-    from sim.real.devices.work import Lanes
+    from sim.real.devices.lanes import Lanes
     from sim.real.weights.weights import Weights
     from sim.setup.prepare import Setup
     from sim.setup.spec import RunSpec

@@ -1,4 +1,4 @@
-"""When events of a CUDA device happened, told on the host's clock."""
+"""Clocks of a machine: the host's, and one that tells on it when events of a CUDA device happened."""
 
 from __future__ import annotations
 
@@ -25,6 +25,28 @@ class Anchor:
     known_s: float
 
 
+def place_by_thread(work: Work, base_s: float) -> None:
+    """Set start and end of work of a thread, whose marks have looked at the host's clock."""
+    work.start_s, work.end_s = work.begun.at_s - base_s, work.mark.at_s - base_s
+
+
+class HostClock:
+    """Of a device whose streams are all threads; its zero is the last `restart`."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self.base_s = now()
+
+    def now_s(self) -> float:
+        return self._now() - self.base_s
+
+    def restart(self) -> None:
+        self.base_s = self._now()
+
+    def place(self, work: Work, free_s: float) -> None:
+        place_by_thread(work, self.base_s)
+
+
 class DeviceClock:
     """Places work of a device on the host's clock, whose zero is the last `restart`.
 
@@ -38,12 +60,12 @@ class DeviceClock:
 
     def __init__(self, cuda: Any, stream: Any, now: Callable[[], float] = time.perf_counter) -> None:
         self._cuda, self._stream, self._now = cuda, stream, now
-        self._base_s = 0.0
+        self.base_s = 0.0
         self._anchors: list[Anchor] = []
         self.restart()
 
     def now_s(self) -> float:
-        return self._now() - self._base_s
+        return self._now() - self.base_s
 
     def restart(self) -> None:
         """Wait for the device, set the clock to 0 and align the two: the quickest of some round trips tells best."""
@@ -57,7 +79,7 @@ class DeviceClock:
             after_s = self._now()
             if event is None or after_s - before_s < best_s:
                 best_s, middle_s, event = after_s - before_s, 0.5 * (before_s + after_s), mark
-        self._base_s = middle_s
+        self.base_s = middle_s
         self._anchors = [Anchor(event, 0.0, 0.0)]
 
     def place(self, work: Work, free_s: float) -> None:

@@ -35,7 +35,7 @@ def pinned_pieces(n: int, each_bytes: int) -> list[int]:
 
 
 class CudaMemory:
-    """Allocates for `CudaLanes`; `pin` and `place` are what a test without a device turns off and sets to `cpu`."""
+    """Allocates for `CudaDevice`; `pin` and `place` are what a test without a device turns off and sets to `cpu`."""
 
     def __init__(self, torch: Any, cuda: Any, device: str, streams: list[Any], pin: bool) -> None:
         self._torch, self._cuda, self._device, self._streams, self._pin = torch, cuda, device, streams, pin
@@ -52,8 +52,10 @@ class CudaMemory:
             self.keep(tensor, stream)
         return tensor
 
-    def on_host(self, n_bytes: int) -> Any:
-        """Page-locked uint8 memory; its true size is the next power of two."""
+    def on_host(self, n_bytes: int, pinned: bool = True) -> Any:
+        """uint8 memory; page-locked, its true size is the next power of two."""
+        if not pinned:
+            return self._torch.empty(n_bytes, dtype=self._torch.uint8)
         try:
             return self._torch.empty(n_bytes, dtype=self._torch.uint8, pin_memory=self._pin)
         except (RuntimeError, MemoryError) as error:

@@ -1,201 +1,129 @@
-"""Host threads of the CUDA backend: one feeds speculative copies to the idle copy stream, one computes experts."""
+"""Streams that are threads of the host: all lanes of the CPU backend, and experts on the CPU beside any device."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
-from sim.machine.protocol import DEMAND, UNKNOWN_S
-from sim.real.devices.cpu import nothing
-from sim.real.devices.work import POOL, Work
+from sim.base.interrupts import wait_for
+from sim.real.devices.protocol import Call, Mark
 
 
-class Served(Protocol):
-    """What the threads ask of the lanes they serve."""
+def nothing() -> None:
+    """What is left of a call that has been made."""
 
-    torch: Any
-    changed: threading.Condition  # held by whoever changes a queue
-    issued: dict[int, deque[Work]]  # by lane: handed over, and not known to be over
-    feeder: Feeder
 
-    def bind_thread(self) -> None:
-        """Make the device this thread's own."""
-        ...
+class HostTime:
+    """When a thread passed a point in its order, on the host's clock; nobody waits for it."""
 
-    def now_s(self) -> float:
-        """The machine's clock."""
-        ...
+    __slots__ = ("at_s",)
 
-    def issue(self, work: Work) -> None:
-        """Put work on its stream."""
-        ...
+    def __init__(self) -> None:
+        self.at_s = 0.0
 
-    def failed(self, error: BaseException) -> None:
-        """Keep a fault for the thread that drives. Takes no lock."""
-        ...
+    def set(self) -> None:
+        self.at_s = time.perf_counter()
 
 
 class HostMark:
-    """An event of the host that answers as a CUDA event does."""
+    """A point in a thread's order, and the host's time at which the thread passed it. Answers as a CUDA event does."""
 
     def __init__(self) -> None:
-        self._set = threading.Event()
+        self.at_s = 0.0
+        self.then: Call = nothing  # called by the thread that passes it
+        self._passed = threading.Event()
 
     def set(self) -> None:
-        self._set.set()
+        self.at_s = time.perf_counter()
+        self._passed.set()
+        self.then()
 
     def query(self) -> bool:
-        return self._set.is_set()
+        return self._passed.is_set()
 
     def synchronize(self) -> None:
-        self._set.wait()
+        """Ctrl-C is heard meanwhile on the main thread; no other thread may take it."""
+        if threading.current_thread() is threading.main_thread():
+            wait_for(self._passed)
+        else:
+            self._passed.wait()
 
 
-def over(work: Work) -> bool:
-    """Whether nothing needs to wait for it any more."""
-    return work.cancelled or work.end_s != UNKNOWN_S or (work.issued and bool(work.mark.query()))
+class ThreadStream:
+    """A thread that makes the calls it is given, in order, with `n_threads` cores for each.
 
-
-class Feeder:
-    """Copies that are not on the stream yet, best first: they can be overtaken and withdrawn.
-
-    Whoever changes the queue, or hands a copy to the stream, holds `changed`. `last` is the last copy handed over.
+    Args:
+        failed: told what a call raised; the calls behind it are made all the same, so that no mark is waited for in
+            vain. bind: called first on the new thread.
     """
 
-    def __init__(self, lanes: Served) -> None:
-        self._lanes = lanes
-        self.changed = lanes.changed
-        self.queue: list[Work] = []
-        self.last: Work | None = None
-        self._version = 0  # counts what was put into the queue
-        self.news = threading.Event()  # something was queued, or an expert on the CPU is ready
-        self._stop = False
-        self._thread = threading.Thread(target=self._serve, name="lane-feeder", daemon=True)
-
-    def start(self) -> None:
+    def __init__(
+        self, name: str, torch: Any, n_threads: int, failed: Callable[[BaseException], None], bind: Call = nothing
+    ) -> None:
+        self._torch, self._n_threads, self._failed, self._bind = torch, n_threads, failed, bind
+        self._jobs: SimpleQueue[Call | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=f"lane-{name}", daemon=True)
         self._thread.start()
 
-    def put(self, work: Work) -> None:
-        with self.changed:
-            self.queue.append(work)
-            self._version += 1
-            self.changed.notify_all()
-        self.news.set()
-
-    def withdraw(self, work: Work) -> bool:
-        """Take a speculative copy out; False when it is demanded or on the stream."""
-        with self.changed:
-            if work.priority == DEMAND or work not in self.queue:
-                return False
-            self.queue.remove(work)
-            work.cancelled = True
-            work.end_s = self._lanes.now_s()
-            work.after, work.call = (), nothing
-            self.changed.notify_all()
-            return True
-
     def _serve(self) -> None:
-        """Hand queued copies to the idle copy stream, one at a time."""
-        self._lanes.bind_thread()
-        while True:
-            with self.changed:
-                self.changed.wait_for(lambda: self._stop or bool(self.queue))
-                if self._stop:
+        self._bind()
+        self._torch.set_num_threads(self._n_threads)
+        with self._torch.inference_mode():
+            while True:
+                job = self._jobs.get()
+                if job is None:
                     return
-                last = self.last
-            try:
-                if last is not None and not over(last):
-                    last.mark.synchronize()  # outside the lock: a demand copy may be issued meanwhile
-                    continue
-                self._await(*self._hand_over(last))
-            except BaseException as error:
-                self._lanes.failed(error)
-                self._give_up()
-                return
-
-    def _hand_over(self, last: Work | None) -> tuple[Any, int]:
-        """Issue the best copy that is ready; else a mark to wait for (None: there is none), and the version seen."""
-        with self.changed:
-            if self.last is not last or not self.queue:
-                return None, self._version
-            for work in sorted(self.queue, key=lambda work: work.priority):
-                if all(map(over, work.after)):
-                    self._lanes.issue(work)
-                    return None, self._version
-            for work in self.queue:
-                for before in work.after:
-                    if before.issued and not over(before):
-                        return before.mark, self._version
-            self._lanes.issue(self.queue[0])  # waits only for copies that are queued behind it
-            return None, self._version
-
-    def _await(self, mark: Any, version: int) -> None:
-        """Until the mark is reached. An expert on the CPU takes long: what is queued meanwhile must not wait for it."""
-        if isinstance(mark, HostMark):
-            self.news.clear()
-            while not (self._stop or mark.query() or self._version != version):
-                self.news.wait()
-                self.news.clear()
-        elif mark is not None:
-            mark.synchronize()
-
-    def _give_up(self) -> None:
-        with self.changed:
-            for work in self.queue:
-                work.cancelled = True
-            self.queue.clear()
-            self.changed.notify_all()
-
-    def stop(self) -> None:
-        with self.changed:
-            self._stop = True
-            self.queue.clear()
-            self.changed.notify_all()
-        self.news.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=30)
-
-
-class Pool:
-    """One expert on the CPU at a time, on `n_threads` cores."""
-
-    def __init__(self, lanes: Served, n_threads: int) -> None:
-        self._lanes, self._n_threads = lanes, n_threads
-        self._jobs: SimpleQueue[Work | None] = SimpleQueue()
-        self._put: Callable[[Work | None], None] = self._jobs.put
-        self.last: Work | None = None
-        self._thread = threading.Thread(target=self._serve, name="lane-cpu", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def put(self, work: Work) -> None:
-        work.mark, work.issued, self.last = HostMark(), True, work
-        self._put(work)
-
-    def _serve(self) -> None:
-        lanes = self._lanes
-        lanes.bind_thread()
-        lanes.torch.set_num_threads(self._n_threads)
-        with lanes.torch.inference_mode():
-            while (work := self._jobs.get()) is not None:
                 try:
-                    for before in work.after:
-                        before.mark.synchronize()
-                    work.start_s = lanes.now_s()
-                    work.call()
+                    job()
                 except BaseException as error:
-                    lanes.failed(error)
-                work.end_s = lanes.now_s()
-                work.call = nothing
-                lanes.issued[POOL].append(work)
-                work.mark.set()
-                lanes.feeder.news.set()  # no lock is taken here: whoever waits for the next expert may hold it
+                    self._failed(error)
+                del job  # with the tensors that it names
+
+    def enqueue(self, call: Call, n: int = 1, begun: Mark | None = None, ended: Mark | None = None) -> float:
+        start_s = time.perf_counter()
+        self._jobs.put(_Block(call, n, begun, ended, self._failed))
+        return time.perf_counter() - start_s
+
+    def mark(self) -> HostMark:
+        mark = HostMark()
+        self._jobs.put(mark.set)
+        return mark
+
+    def wait(self, mark: Mark) -> None:
+        self._jobs.put(mark.synchronize)
+
+    def synchronize(self) -> None:
+        self.mark().synchronize()
+
+    def hold(self, duration_s: float) -> None:
+        """Nothing to hold: a thread gets a whole block at once, so no gap of the host can open inside it."""
 
     def stop(self) -> None:
-        self._put(None)
-        if self._thread.is_alive():
-            self._thread.join(timeout=30)
+        self._jobs.put(None)
+        self._thread.join(timeout=30)
+
+
+class _Block:
+    """Calls between two marks, which are set close to them: no other thread comes in between."""
+
+    __slots__ = ("_begun", "_call", "_ended", "_failed", "_n")
+
+    def __init__(
+        self, call: Call, n: int, begun: Any, ended: Any, failed: Callable[[BaseException], None]
+    ) -> None:
+        self._call, self._n, self._begun, self._ended, self._failed = call, n, begun, ended, failed
+
+    def __call__(self) -> None:
+        if self._begun is not None:
+            self._begun.set()
+        try:
+            for _ in range(self._n):
+                self._call()
+        except BaseException as error:
+            self._failed(error)
+        self._call = nothing  # let go of tensors before anybody hears that it is over
+        if self._ended is not None:
+            self._ended.set()

@@ -1,103 +1,65 @@
-"""The copying part of the real machine: pieces up and down, and the host's account of what it has launched."""
+"""Pieces on their way: up into blocks of device memory, and back to where they came from."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sim.machine.protocol import DEMAND, Machine
-from sim.policy.tickets import Ticket
-from sim.real.devices.work import DOWN, UP, Work, works_of
+from sim.machine.protocol import DEMAND
+from sim.real.devices.work import D2H, H2D, Work
 from sim.real.machine.store import DeviceStore, copy_runs
 
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece
-    from sim.real.devices.work import Lanes
-    from sim.real.machine.ledger import Ledger
-    from sim.real.weights.weights import Weights
+    from sim.real.devices.lanes import Lanes
 
 
-class RealLinks(Machine):
-    """Copies on a device's lanes; `RealExperts` adds experts, `RealMachine` the rest of an iteration."""
+class Copies:
+    """Copies of pieces on a device's lanes, and the bytes that they and experts on the CPU have moved."""
 
-    def __init__(self, lanes: Lanes, weights: Weights, arena_bytes: Sequence[int], ledger: Ledger) -> None:
-        super().__init__()
-        self.lanes, self.weights, self.ledger = lanes, weights, ledger
-        self.torch = lanes.torch
-        self.store = DeviceStore(weights, lanes, arena_bytes)
+    def __init__(self, lanes: Lanes, store: DeviceStore) -> None:
+        self._lanes, self._store = lanes, store
         self.d2h_bytes = self.h2d_bytes = self.written_back_bytes = 0
 
-    @property
-    def now_s(self) -> float:
-        return self.lanes.now_s()
-
-    def now(self) -> float:
-        return self.lanes.now_s()
-
     def place(self, piece: Piece) -> None:
-        """Put a piece in place before the run, outside its time."""
-        block = self.store.room(piece)
-        copy_runs(self.store.ends(piece, block))
-        self.store.blocks[piece] = (block, None)
+        """Put a piece in place at once: before the run, outside its time."""
+        block = self._store.room(piece)
+        copy_runs(self._store.ends(piece, block))
+        self._store.blocks[piece] = (block, None)
 
-    def release(self, piece: Piece) -> None:
-        """The cache has let go of a piece."""
-        self.store.release(piece)
-
-    def copy(self, piece: Piece, priority: int, ready_s: float, after: tuple[Ticket, ...]) -> Ticket:
-        began_s = self.now_s
-        block = self.store.room(piece)
-        op, hazards = "demand" if priority == DEMAND else "prefetch", self.store.hazards(piece, block)
-        work = Work(UP, op, partial(copy_runs, self.store.ends(piece, block)), (*works_of(after), *hazards),
-                    layer=piece.layer, expert=piece.expert, n_bytes=piece.n_bytes, priority=priority)  # fmt: skip
+    def up(self, piece: Piece, priority: int, after: tuple[Work, ...]) -> Work:
+        """Queue a copy to the device, into room that nothing reads any more when it is written."""
+        store = self._store
+        block = store.room(piece)
+        op, waits = "demand" if priority == DEMAND else "prefetch", (*after, *store.hazards(piece, block))
+        work = Work(H2D, op, partial(copy_runs, store.ends(piece, block)), waits, layer=piece.layer,
+                    expert=piece.expert, n_bytes=piece.n_bytes, priority=priority)  # fmt: skip
         work.piece, work.gpu = piece, piece.gpu
-        self.store.blocks[piece] = (block, work)
+        store.blocks[piece] = (block, work)
         self.h2d_bytes += piece.n_bytes
-        self.lanes.submit(work)
-        self._said("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, began_s)
+        self._lanes.submit(work)
         return work
 
-    def copy_back(self, piece: Piece, ready_s: float, after: tuple[Ticket, ...]) -> Ticket:
-        began_s = self.now_s
-        block, _ = self.store.blocks[piece]
-        back = [(place, home) for home, place in self.store.ends(piece, block)]
-        work = Work(DOWN, "write_back", partial(copy_runs, back), works_of(after),
-                    layer=piece.layer, expert=piece.expert, n_bytes=piece.n_bytes)  # fmt: skip
+    def back(self, piece: Piece, after: tuple[Work, ...]) -> Work:
+        """Queue a copy of a piece on the device over the one on the host."""
+        block, _ = self._store.blocks[piece]
+        ends = [(place, home) for home, place in self._store.ends(piece, block)]
+        work = Work(D2H, "write_back", partial(copy_runs, ends), after, layer=piece.layer, expert=piece.expert,
+                    n_bytes=piece.n_bytes)  # fmt: skip
         self.d2h_bytes += piece.n_bytes
         self.written_back_bytes += piece.n_bytes
-        self.store.copying_down(piece, work)
-        self.lanes.submit(work)
-        self._said("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, began_s)
+        self._store.copying_down(piece, work)
+        self._lanes.submit(work)
         return work
 
-    def promote(self, ticket: Ticket) -> None:
-        assert isinstance(ticket, Work)
-        self.lanes.promote(ticket)
-
-    def cancel(self, ticket: Ticket) -> bool:
-        assert isinstance(ticket, Work)
-        if not self.lanes.cancel(ticket):
+    def withdraw(self, work: Work) -> bool:
+        """Cancel a speculative copy that has not started; its bytes do not count."""
+        if not self._lanes.cancel(work):
             return False
-        self.h2d_bytes -= ticket.n_bytes
+        self.h2d_bytes -= work.n_bytes
         return True
 
-    def poll(self) -> list[Piece]:
-        self.ledger.take(self.lanes.finished)
-        arrived, self.ledger.arrived = self.ledger.arrived, []
-        return arrived
-
-    def ended(self, ticket: Ticket) -> bool:
-        return not isinstance(ticket, Work) or self.lanes.over(ticket)
-
-    def drain(self) -> None:
-        self.lanes.settle()
-        self.ledger.take(self.lanes.finished)
-
-    def broken_copies(self) -> list[Piece]:
-        """Resident pieces whose bytes on the device differ from those on the host: none, unless a copy went wrong."""
-        self.drain()
-        return self.store.broken()
-
-    def _said(self, op: str, layer: int, expert: int, n_tokens: int, n_bytes: int, began_s: float) -> None:
-        self.ledger.host(op, layer, expert, n_tokens, n_bytes, began_s, self.lanes.now_s())
+    def count_activations(self, n_bytes: int) -> None:
+        """Rows of an expert on the CPU go down, its results come up."""
+        self.d2h_bytes += n_bytes
+        self.h2d_bytes += n_bytes

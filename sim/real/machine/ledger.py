@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from sim.machine.lanes import CAUSES, GPU, HOST
-from sim.real.devices.work import COMPUTE, LANES, UP, Work
+from sim.real.devices.work import COMPUTE, H2D, LANES, Work
 
 if TYPE_CHECKING:
     from sim.machine.lanes import Spans
@@ -121,7 +121,7 @@ class Ledger:
                 self.idle_until(work.start_s, work.waited_for)
                 self.parts_s[GPU] += spent_s
                 self._free_s = work.end_s
-            elif work.lane == UP and work.piece is not None:
+            elif work.lane == H2D and work.piece is not None:
                 self.n_copies += 1
                 if self.report_copies:
                     self.arrived.append(work.piece)

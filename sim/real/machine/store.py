@@ -10,7 +10,8 @@ from sim.real.machine.arena import Arena, Block, aligned
 
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece
-    from sim.real.devices.work import Lanes, Work
+    from sim.real.devices.lanes import Lanes
+    from sim.real.devices.work import Work
     from sim.real.weights.weights import Weights
 
 
@@ -47,7 +48,7 @@ class DeviceStore:
         self.arenas = []
         for n_bytes in arena_bytes:
             room = n_bytes + (n_bytes // size + 1) * aligned(1)
-            self.arenas.append(Arena(lanes.on_device(room), room, lanes.on_device))
+            self.arenas.append(Arena(lanes.device.on_device(room), room, lanes.device.on_device))
         self.blocks: dict[Piece, tuple[Block, Work | None]] = {}
         self.last_use: dict[Piece, Work] = {}
         self.copied_down: dict[Piece, Work] = {}  # reads a piece too, whatever computes it meanwhile
@@ -62,8 +63,8 @@ class DeviceStore:
         """The bytes of the expert on the host that a piece holds, as runs; on the device they follow one another."""
         weights = self.weights
         if piece.whole:
-            return [(0, int(weights.form(piece.precision, self.lanes).buffers[0].numel()))]
-        part, row_bytes = extent(piece, weights.rows), weights.form(piece.precision, self.lanes).row_bytes
+            return [(0, int(weights.form(piece.precision, self.lanes.device).buffers[0].numel()))]
+        part, row_bytes = extent(piece, weights.rows), weights.form(piece.precision, self.lanes.device).row_bytes
         firsts = (0,) if part.by_matrix else (0, weights.rows, 2 * weights.rows)
         return [((first + part.start) * row_bytes, (first + part.stop) * row_bytes) for first in firsts]
 
@@ -88,7 +89,7 @@ class DeviceStore:
 
     def ends(self, piece: Piece, block: Block) -> list[tuple[Any, Any]]:
         """Where a piece lies on the host, and its place on the device, run by run."""
-        form = self.weights.form(piece.precision, self.lanes)
+        form = self.weights.form(piece.precision, self.lanes.device)
         home, found, at = form.buffers[self.weights.index(piece.layer, piece.expert)], [], 0
         for start, stop in self.runs(piece):
             found.append((home[start:stop], block.buffer[block.start + at : block.start + at + stop - start]))
@@ -105,7 +106,7 @@ class DeviceStore:
     def values(self, piece: Piece) -> Callable[[], Any]:
         """Call it on the lane that computes: the piece's rows [rows of matrices, hidden] in the serving type."""
         weights, block = self.weights, self.blocks[piece][0]
-        form, part = weights.form(piece.precision, self.lanes), extent(piece, weights.rows)
+        form, part = weights.form(piece.precision, self.lanes.device), extent(piece, weights.rows)
         if piece.precision == weights.precision:
             if block.views is None or len(block.views) != part.n_rows:
                 raw = block.bytes(part.n_rows * form.row_bytes).view(weights.dtype)

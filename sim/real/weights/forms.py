@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sim.base.errors import BadInput
 
 if TYPE_CHECKING:
-    from sim.real.devices.work import Lanes
+    from sim.real.devices.protocol import Device
 
 BITS = {"int8": 8, "int4": 4, "int2": 2}
 CASTS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
@@ -98,7 +98,7 @@ def codes(values: Any, scale: Any, centre: float) -> Any:
     return (values / scale + centre).round_().clamp_(0, 2 * centre)
 
 
-def pack(precision: str, buffers: list[Any], dtype: Any, hidden_size: int, n_rows: int, lanes: Lanes) -> Form:
+def pack(precision: str, buffers: list[Any], dtype: Any, hidden_size: int, n_rows: int, device: Device) -> Form:
     """Every expert in another precision.
 
     Args:
@@ -111,13 +111,13 @@ def pack(precision: str, buffers: list[Any], dtype: Any, hidden_size: int, n_row
     stored: Any = None if bits else getattr(torch, CASTS[precision])
     row_bytes = hidden_size * bits // 8 if bits else hidden_size * stored.itemsize
     size = n_rows * row_bytes
-    found, scales = lanes.host_buffers(len(buffers), size), []
+    found, scales = device.host_buffers(len(buffers), size), []
     for buffer, place in zip(buffers, found, strict=True):
         values = buffer.view(dtype)[: n_rows * hidden_size].view(n_rows, hidden_size)
         if bits:
             packed, scale = quantised(values, bits)
             place.copy_(packed.view(-1))
-            scales.append(scale.to(dtype).to(lanes.device))
+            scales.append(scale.to(dtype).to(device.place))
         else:
             place.copy_(values.to(stored).contiguous().view(torch.uint8).view(-1))
     return Form(precision, row_bytes, hidden_size, dtype, found, scales if bits else None, stored)

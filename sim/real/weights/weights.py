@@ -20,7 +20,7 @@ from sim.real.weights.latent import LatentLayer, latent_layer
 
 if TYPE_CHECKING:
     from sim.profiles.models import Model
-    from sim.real.devices.work import Lanes
+    from sim.real.devices.protocol import Device
 
 TORCH_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 TILE_VALUES = 1 << 21
@@ -76,7 +76,7 @@ class Weights:
     precision: str = "fp32"  # the serving one
     forms: dict[str, Form] = field(default_factory=dict)  # by precision
 
-    def form(self, precision: str, lanes: Lanes) -> Form:
+    def form(self, precision: str, device: Device) -> Form:
         """All experts in a precision, packed when first asked for. Raises BadInput for a precision there is not."""
         found = self.forms.get(precision)
         if found is None:
@@ -86,9 +86,19 @@ class Weights:
                 row_bytes = hidden * self.element_bytes
                 found = Form(precision, row_bytes, hidden, self.dtype, buffers, None, self.dtype)
             else:
-                found = pack(precision, buffers, self.dtype, hidden, n_rows, lanes)
+                found = pack(precision, buffers, self.dtype, hidden, n_rows, device)
             self.forms[precision] = found
         return found
+
+    @property
+    def hidden_size(self) -> int:
+        """Values of a hidden row."""
+        return int(self.embedding.shape[1])
+
+    def matrices(self, layer: int, expert: int) -> Any:
+        """An expert's matrices [3, intermediate, hidden] as they lie in host memory."""
+        values = self.experts[layer][expert].view(self.dtype)
+        return values[: 3 * self.rows * self.hidden_size].view(3, self.rows, self.hidden_size)
 
     def index(self, layer: int, expert: int) -> int:
         """Which of the distinct buffers holds an expert."""
@@ -105,7 +115,7 @@ class Weights:
         self.forms.clear()
 
 
-def random_weights(model: Model, precision: str, lanes: Lanes, seed: int, host_bytes: int) -> Weights:
+def random_weights(model: Model, precision: str, device: Device, seed: int, host_bytes: int) -> Weights:
     """Random values of a model's geometry.
 
     Args:
@@ -115,7 +125,7 @@ def random_weights(model: Model, precision: str, lanes: Lanes, seed: int, host_b
     Raises:
         DeviceFault: not even one layer's experts fit.
     """
-    torch = lanes.torch
+    torch = device.torch
     dtype = getattr(torch, TORCH_TYPES[precision])
     size = model.expert_bytes(precision)
     n_all = model.n_moe_layers * model.n_experts
@@ -127,7 +137,7 @@ def random_weights(model: Model, precision: str, lanes: Lanes, seed: int, host_b
         )
     generator = torch.Generator().manual_seed(seed)
     tile = (torch.randn(TILE_VALUES, generator=generator) * 0.02).to(dtype)
-    buffers = lanes.host_buffers(distinct, size)
+    buffers = device.host_buffers(distinct, size)
     for index, buffer in enumerate(buffers):
         heard()
         _fill(buffer.view(dtype), tile, index * SHIFT)
@@ -140,10 +150,10 @@ def random_weights(model: Model, precision: str, lanes: Lanes, seed: int, host_b
         used += 1
         host = torch.empty(shape, dtype=dtype)
         _fill(host.view(-1), tile, used * SHIFT + 1)
-        return host.to(lanes.device)
+        return host.to(device.place)
 
     def ones(n: int = model.hidden_size) -> Any:
-        return torch.ones(n, dtype=dtype, device=lanes.device)
+        return torch.ones(n, dtype=dtype, device=device.place)
 
     moe = set(model.moe_layer_ids)
     hidden, layers = model.hidden_size, []
@@ -182,11 +192,11 @@ def _fill(target: Any, tile: Any, start: int) -> None:
         at, offset = at + n, 0
 
 
-def checkpoint_weights(folder: Path, model: Model, precision: str, lanes: Lanes) -> Weights:
+def checkpoint_weights(folder: Path, model: Model, precision: str, device: Device) -> Weights:
     """A Mixtral-style checkpoint (safetensors) of this project's trainer. Raises BadInput for any other."""
     from traces.train.model import load
 
-    torch = lanes.torch
+    torch = device.torch
     net = load(folder)
     config = net.config
     if config.model_type != "mixtral":
@@ -194,11 +204,11 @@ def checkpoint_weights(folder: Path, model: Model, precision: str, lanes: Lanes)
     dtype = getattr(torch, TORCH_TYPES[precision])
 
     def place(tensor: Any) -> Any:
-        return tensor.detach().to(dtype).contiguous().to(lanes.device)
+        return tensor.detach().to(dtype).contiguous().to(device.place)
 
     size = model.expert_bytes(precision)
     n_all = model.n_moe_layers * model.n_experts
-    buffers, experts, layers = iter(lanes.host_buffers(n_all, size)), [], []
+    buffers, experts, layers = iter(device.host_buffers(n_all, size)), [], []
     for layer in net.model.layers:
         attention, mlp, row = layer.self_attn, layer.mlp, []
         layers.append(DenseLayer(
