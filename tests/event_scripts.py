@@ -65,7 +65,7 @@ def replay(script: list[tuple[Any, ...]], two: bool, terms: dict[str, float]) ->
             gpu, first, whole, cost.seconds, after = rest
             cost.launch_expert = launch(first, whole)
             piece = Piece(0, 0, 0.0, 1.0, "bf16", gpu, 0, 0)
-            tickets.append(machine.expert(piece, 1, tuple(tickets[t] for t in after)))
+            tickets.append(machine.expert(piece, 1, 0.0, tuple(tickets[t] for t in after), ()))
         elif op == "block":
             first, whole, seconds = rest
             cost.launch_gate, machine._gate_price = launch(first, whole), Price(seconds, 0)
@@ -75,7 +75,7 @@ def replay(script: list[tuple[Any, ...]], two: bool, terms: dict[str, float]) ->
             gpu, cost.copy_launch_s, seconds, demand, after = rest
             piece = Piece(0, 0, 0.0, 1.0, "bf16", gpu, seconds, 0)
             priority = DEMAND if demand else SPECULATIVE
-            tickets.append(machine.copy(piece, priority, tuple(tickets[t] for t in after)))
+            tickets.append(machine.copy(piece, priority, 0.0, tuple(tickets[t] for t in after)))
         elif op == "cpu":
             cost.cpu_launch_s, cost.down_s, cost.seconds, cost.up_s = rest
             tickets.append(machine.cpu_expert(0, 0, 1))

@@ -175,15 +175,13 @@ class CopyEngine:
         copy.end(now_s)  # nothing that was to follow it waits any more
         return True
 
-    def promote(self, copy: Copy) -> bool:
-        """Turn a queued speculative copy into a demand copy asked for now; False when it has started."""
-        if copy.priority == DEMAND or copy not in self.queue:
-            return False
-        self.queue.remove(copy)
-        copy.priority = DEMAND
-        self.queue.append(copy)
-        self._look_ahead()
-        return True
+    def promote(self, copy: Copy) -> None:
+        """Turn a queued speculative copy into a demand copy asked for now."""
+        if copy.priority != DEMAND and copy in self.queue:
+            self.queue.remove(copy)
+            copy.priority = DEMAND
+            self.queue.append(copy)
+            self._look_ahead()
 
     def completions(self) -> list[Copy]:
         """Copies that have ended, in order of completion, each once."""

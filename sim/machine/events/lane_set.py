@@ -25,10 +25,10 @@ class Lanes:
         self._spans = spans
         names = [""] if n_gpus == 1 else [str(gpu) for gpu in range(n_gpus)]
         self.streams = [Stream(f"gpu{name}", clock, spans) for name in names]
-        self.up = [CopyEngine(f"h2d{name}", clock, index, spans, report_copies) for index, name in enumerate(names)]
-        self.back = CopyEngine("d2h", clock, n_gpus, spans, report=False)  # pieces written back
+        self.h2d = [CopyEngine(f"h2d{name}", clock, index, spans, report_copies) for index, name in enumerate(names)]
+        self.write_backs = CopyEngine("d2h", clock, n_gpus, spans, report=False)  # pieces written back
         self.serial: list[Serial] = []
-        self.down = self.add("d2h")  # the same engine for activations; a run uses one of the two
+        self.d2h = self.add("d2h")  # the same engine for activations; a run uses one of the two
         self.cpu = self.add("cpu")
         self.side = self.add("predictor")
 
@@ -40,22 +40,22 @@ class Lanes:
     def busy_s(self) -> dict[str, float]:
         """Busy seconds by lane."""
         busy_s = {stream.name: stream.time.busy_s for stream in self.streams}
-        busy_s |= {link.name: link.busy_s for link in self.up}
+        busy_s |= {link.name: link.busy_s for link in self.h2d}
         busy_s |= {lane.name: lane.busy_s for lane in self.serial}
-        busy_s["d2h"] += self.back.busy_s
+        busy_s["d2h"] += self.write_backs.busy_s
         return busy_s
 
     def ends_s(self) -> dict[str, float]:
         """When links and lanes that serve in order ended their last work."""
-        ends_s = {link.name: link.free_s for link in self.up}
+        ends_s = {link.name: link.free_s for link in self.h2d}
         ends_s |= {lane.name: lane.free_s for lane in self.serial}
-        return ends_s | {"d2h": max(self.down.free_s, self.back.free_s)}
+        return ends_s | {"d2h": max(self.d2h.free_s, self.write_backs.free_s)}
 
 
 def couple(lanes: Lanes, terms: Contention) -> None:
     """What slows what, and by which share of its time: nothing by nothing where all coefficients are 0."""
-    cpu, back = lanes.cpu.flow, lanes.back.flow
-    for stream, link in ((stream.flow, link.flow) for stream, link in zip(lanes.streams, lanes.up, strict=True)):
+    cpu, back = lanes.cpu.flow, lanes.write_backs.flow
+    for stream, link in ((stream.flow, link.flow) for stream, link in zip(lanes.streams, lanes.h2d, strict=True)):
         stream.slowed_by(link, terms.gpu_slowdown_by_h2d.value)
         link.slowed_by(stream, terms.h2d_slowdown_by_gpu.value)
         cpu.slowed_by(link, terms.cpu_slowdown_by_h2d.value)

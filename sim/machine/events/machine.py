@@ -17,12 +17,10 @@ from sim.machine.events.groups import Groups
 from sim.machine.events.lane_set import Lanes, couple
 from sim.machine.events.lanes import NOTHING, Work
 from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE
-from sim.machine.protocol import DEMAND, UNKNOWN_S, Ticket
+from sim.machine.protocol import DEMAND, UNKNOWN_S, Machine, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import numpy as np
+    from collections.abc import Sequence
 
     from sim.base.quantities import Source
     from sim.machine.cost import Cost
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from sim.workload.iterations import Iteration
 
 
-class EventMachine:
+class EventMachine(Machine):
     """Implements `sim.machine.protocol.Machine` on SimPy events.
 
     Args:
@@ -43,6 +41,7 @@ class EventMachine:
     measured: Literal[False] = False
 
     def __init__(self, cost: Cost, n_gpus: int = 1, spans: Spans | None = None, report_copies: bool = False) -> None:
+        super().__init__()
         self.cost = cost
         self.n_gpus = n_gpus
         self.spans = spans
@@ -51,12 +50,15 @@ class EventMachine:
         self.groups = Groups(cost)
         self.clock = Clock()
         self.lanes = lanes = Lanes(self.clock, n_gpus, spans, report_copies)
-        self.streams, self.up = lanes.streams, lanes.up
+        self.streams, self.h2d = lanes.streams, lanes.h2d
         couple(lanes, cost.hw.contention)
         self._joins: tuple[Ticket, ...] = NOTHING
         self._gate: Ticket | None = None
         self._n_tokens = 0
         self._n_ranges = 0
+
+    def now(self) -> float:
+        return self.now_s
 
     def _happens(self) -> None:
         """The host has got to `now_s`: let happen what is due by then."""
@@ -111,12 +113,6 @@ class EventMachine:
         if self._shared_price is not None:
             self._launch("shared_expert", layer, self.cost.launch_shared, self._shared_price)
 
-    def to_gate(self, layer: int) -> None:
-        self.attention(layer)
-        ticket = self.gate(layer)
-        self.shared(layer)
-        self.sync(ticket)
-
     def sync(self, ticket: Ticket) -> None:
         self.clock.run_until_over(ticket)
         if ticket.end_s > self.now_s:
@@ -140,9 +136,18 @@ class EventMachine:
 
     # -- experts ----------------------------------------------------------------------------------------------------
 
-    def expert(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...], parts: Sequence[Piece] = ()) -> Ticket:
+    def expert(
+        self,
+        piece: Piece,
+        n_tokens: int,
+        arrived_s: float,
+        after: tuple[Ticket, ...],
+        parts: Sequence[Piece],
+    ) -> Ticket:
         cost = self.cost
         self._happens()
+        if arrived_s:
+            after = (Ticket(arrived_s, H2D), *after)
         price, launch = self.groups.priced(piece, n_tokens, after, self.now_s)
         host_s = self._host("launch expert", piece.layer, piece.expert, n_tokens, 0, launch.all_s)
         launch.n += 1
@@ -174,60 +179,65 @@ class EventMachine:
         bill.copy_launched(1.0)
         bill.d2h_bytes += n_bytes
         down = Work(CPU, "activations", layer, expert, n_tokens, self.now_s, cost.back_s(n_bytes))
-        self.lanes.down.ask(down)
+        self.lanes.d2h.ask(down)
         price = cost.expert_cpu(n_tokens)
         bill.cpu_s[price.rests_on] += price.duration_s
         done = self.lanes.cpu.ask(Work(CPU, "expert", layer, expert, n_tokens, self.now_s, price.duration_s, (down,)))
         up = Copy("activations", layer, expert, n_bytes, cost.copy_s(n_bytes), DEMAND, self.now_s, (done,), CPU)
-        self._submit(self.up[0], up)
-        return up
+        return self._submit(self.h2d[0], up)
 
     def join(self, ticket: Ticket) -> None:
         self._joins = (*self._joins, ticket)
 
     # -- copies -----------------------------------------------------------------------------------------------------
 
-    def copy(self, piece: Piece, priority: int, after: tuple[Ticket, ...]) -> Ticket:
+    def copy(self, piece: Piece, priority: int, ready_s: float, after: tuple[Ticket, ...]) -> Ticket:
         op = "demand" if priority == DEMAND else "prefetch"
-        return self._copy(self.up[piece.gpu], op, piece, self.cost.copy_s(piece.n_bytes), priority, after)
+        launched_s = max(self._copy_launched(piece), ready_s)
+        n_bytes, engine = piece.n_bytes, self.h2d[piece.gpu]
+        seconds = self.cost.copy_s(n_bytes)
+        copy = Copy(op, piece.layer, piece.expert, n_bytes, seconds, priority, launched_s, after, piece=piece)
+        return self._submit(engine, copy)
 
-    def copy_back(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket:
-        self.bill.d2h_bytes += piece.n_bytes
-        self.bill.written_back_bytes += piece.n_bytes
-        return self._copy(self.lanes.back, "write_back", piece, self.cost.back_s(piece.n_bytes), DEMAND, after)
+    def copy_back(self, piece: Piece, ready_s: float, after: tuple[Ticket, ...]) -> Ticket:
+        launched_s = max(self._copy_launched(piece), ready_s)
+        n_bytes, bill = piece.n_bytes, self.bill
+        bill.d2h_bytes += n_bytes
+        bill.written_back_bytes += n_bytes
+        seconds = self.cost.back_s(n_bytes)
+        copy = Copy("write_back", piece.layer, piece.expert, n_bytes, seconds, DEMAND, launched_s, after)
+        return self._submit(self.lanes.write_backs, copy)
 
-    def _copy(
-        self, engine: CopyEngine, op: str, piece: Piece, duration_s: float, priority: int, after: tuple[Ticket, ...]
-    ) -> Copy:
+    def _copy_launched(self, piece: Piece) -> float:
+        """The host launches a copy; when it has."""
         frac = piece.stop_frac - piece.start_frac
         launch_s = self.cost.copy_launch_s if frac == 1.0 else self.cost.part_launch_s(frac)
         self._host("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, launch_s)
         self.bill.copy_launched(frac)
-        copy = Copy(op, piece.layer, piece.expert, piece.n_bytes, duration_s, priority, self.now_s, after, piece=piece)
-        self._submit(engine, copy)
-        return copy
+        return self.now_s
 
-    def _submit(self, engine: CopyEngine, copy: Copy) -> None:
+    def _submit(self, engine: CopyEngine, copy: Copy) -> Copy:
         """Queue a copy at `now_s`, after what was due by then; it may start at once."""
         self._happens()
         engine.submit(copy)
         self._happens()
+        return copy
 
-    def promote(self, ticket: Ticket) -> bool:
+    def promote(self, ticket: Ticket) -> None:
         assert isinstance(ticket, Copy)
         self._happens()
-        promoted = any(engine.promote(ticket) for engine in self.up)
+        for engine in self.h2d:
+            engine.promote(ticket)
         self._happens()
-        return promoted
 
     def cancel(self, ticket: Ticket) -> bool:
         assert isinstance(ticket, Copy)
         self._happens()
-        return any(engine.cancel(ticket, self.now_s) for engine in self.up)
+        return any(engine.cancel(ticket, self.now_s) for engine in self.h2d)
 
     def poll(self) -> list[Piece]:
         self._happens()
-        done = [copy for engine in self.up for copy in engine.completions()]
+        done = [copy for engine in self.h2d for copy in engine.completions()]
         if self.n_gpus > 1:
             done.sort(key=lambda copy: copy.end_s)
         return [copy.piece for copy in done if copy.piece is not None]
@@ -235,9 +245,6 @@ class EventMachine:
     def ended(self, ticket: Ticket) -> bool:
         self._happens()
         return ticket.over if isinstance(ticket, Pending) else ticket.end_s <= self.now_s
-
-    def quiet_s(self, tickets: Iterable[Ticket]) -> float:
-        return 0.0  # the ends of copies are not asked for beforehand
 
     # -- the rest ---------------------------------------------------------------------------------------------------
 
@@ -263,9 +270,6 @@ class EventMachine:
             self.sync(ticket)
         return ticket
 
-    def route(self, layer: int, ids: np.ndarray, weights: np.ndarray) -> None:
-        """Nothing is computed here, so it matters to nobody which token goes where."""
-
     def wait_until(self, time_s: float) -> None:
         if time_s > self.now_s:
             self.now_s = time_s
@@ -289,7 +293,7 @@ class EventMachine:
     @property
     def h2d_bytes(self) -> int:
         """Bytes copied to the GPUs."""
-        return sum(engine.copied_bytes for engine in self.up)
+        return sum(engine.copied_bytes for engine in self.h2d)
 
     @property
     def d2h_bytes(self) -> int:
