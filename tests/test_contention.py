@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import shared_oracle
 import simpy_oracle
-import test_lanes
 from cli_help import simulated
 from event_scripts import replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lane_scripts import scripts
 from tiny_traces import ALL, tiny_trace
 from untaught import UNTAUGHT
 
@@ -33,7 +33,7 @@ GPU_BY_H2D, H2D_BY_GPU, *_ = TERMS
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(st.booleans().flatmap(lambda two: st.tuples(st.just(two), test_lanes.scripts(gpus=1 + two))))
+@given(st.booleans().flatmap(lambda two: st.tuples(st.just(two), scripts(gpus=1 + two))))
 def test_scripts_at_zero_equal_lanes_that_know_no_contention(case):
     two, script = case
     assert replay(script, two, {})[0] == simpy_oracle.replay(script)
@@ -84,7 +84,7 @@ def uneven(script, seed: int):
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
-@given(test_lanes.scripts(gpus=2), shares, st.integers(0, 10**6))
+@given(scripts(gpus=2), shares, st.integers(0, 10**6))
 def test_scripts_equal_a_naive_oracle(script, terms, seed):
     script = uneven(script, seed)
     seen, _ = replay(script, True, terms)
@@ -113,7 +113,7 @@ def work_done(spans, terms) -> dict[str, list[float]]:
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(test_lanes.scripts(gpus=2), shares)
+@given(scripts(gpus=2), shares)
 def test_work_is_conserved_and_lanes_serve_one_at_a_time(script, terms):
     seen, machine = replay(script, True, terms)
     asked: dict[str, list[float]] = {}
@@ -144,7 +144,7 @@ def test_work_is_conserved_and_lanes_serve_one_at_a_time(script, terms):
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(test_lanes.scripts(gpus=2), shares)
+@given(scripts(gpus=2), shares)
 def test_events_are_linear_in_operations(script, terms):
     _, machine = replay(script, True, terms)
     n_ops = sum(op[0] in ("run", "block", "copy", "cpu") for op in script)

@@ -169,13 +169,13 @@ class Shuffled(Policy):
     name = "shuffled"
     title = "any parts in any order"
     source = "this test's file"
-    cuts = order = 0  # seeds
+    cuts = turns = 0  # seeds
 
     def min_experts(self, view):
         return view.n_experts
 
     def bind(self, view):
-        self._cut, self._random = Random(self.cuts), Random(self.order)
+        self._cut, self._random = Random(self.cuts), Random(self.turns)
 
     def gate_done(self, gate, view):
         waiting = []
@@ -201,7 +201,7 @@ class Shuffled(Policy):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_parts_in_any_order_keep_the_rules(seed):
-    kind = type("Shuffled", (Shuffled,), {"cuts": seed, "order": seed, "__doc__": Shuffled.__doc__})
+    kind = type("Shuffled", (Shuffled,), {"cuts": seed, "turns": seed, "__doc__": Shuffled.__doc__})
     with World(kind) as world:
         for check in (safety.check_computes_each_column_once, safety.check_executes_each_needed_expert_once,
                       safety.check_bytes_add_up, safety.check_hit_classes_add_up):  # fmt: skip
@@ -216,7 +216,7 @@ def test_simpy_agrees(tmp_path, seed):
 
     def replay(engine):
         policy = Shuffled()
-        policy.cuts = policy.order = seed
+        policy.cuts = policy.turns = seed
         with Trace(path) as trace:
             made = setup(policy, trace, room=6)
             made.spec = msgspec.structs.replace(made.spec, engine=engine)
