@@ -56,7 +56,8 @@ if TYPE_CHECKING:
         Wanted,
         WriteBack,
     )
-    from sim.results.record import Result, Statistic
+    from sim.results.record import Result
+    from sim.results.schema import Statistic
     from sim.studies.simulate import Options, simulate
 
 __all__ = [
@@ -109,7 +110,7 @@ _ELSEWHERE = {
     "MoesimError": "sim.base.errors",
     "Options": "sim.studies.simulate",
     "Result": "sim.results.record",
-    "Statistic": "sim.results.record",
+    "Statistic": "sim.results.schema",
     "simulate": "sim.studies.simulate",
 }
 

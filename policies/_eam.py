@@ -17,17 +17,16 @@ FloatArray = NDArray[np.float64]
 def activations(ids: NDArray[np.int64], n_experts: int) -> FloatArray:
     """Counts [L, E] of the experts chosen by some tokens, [n, L, K]."""
     n_layers = ids.shape[1]
-    counts = np.zeros((n_layers, n_experts))
-    np.add.at(counts, (np.arange(n_layers)[None, :, None], ids), 1.0)
-    return counts
+    at = ids + np.arange(0, n_layers * n_experts, n_experts)[:, None]
+    counts: FloatArray = np.bincount(at.ravel(), minlength=n_layers * n_experts).astype(np.float64)
+    return counts.reshape(n_layers, n_experts)
 
 
-def of_range(iteration: Iteration, index: int, n_layers: int, n_experts: int) -> FloatArray:
-    """Counts [L, E] of one request's tokens in an iteration."""
-    start = sum(r.stop_row - r.start_row for r in iteration.ranges[:index])
-    n = iteration.ranges[index].stop_row - iteration.ranges[index].start_row
-    ids = np.stack([iteration.ids(layer)[start : start + n] for layer in range(n_layers)], axis=1)
-    return activations(ids, n_experts)
+def all_ids(iteration: Iteration, n_layers: int) -> NDArray[np.int64]:
+    """What an iteration's gates chose, [n, L, K]."""
+    if iteration.row is not None:
+        return np.array([iteration.row], dtype=np.int64)
+    return np.stack([iteration.ids(layer) for layer in range(n_layers)], axis=1)
 
 
 def rows_normalised(counts: FloatArray) -> FloatArray:
@@ -46,6 +45,7 @@ class Collection:
         self._norms = np.zeros(0)  # of whole matrices
         self._row_norms = np.zeros((0, n_layers))
         self._shares: dict[int, FloatArray] = {}
+        self.n_replaced = 0  # what was said of a matrix by its number holds until then
 
     def __len__(self) -> int:
         return len(self._all)
@@ -74,6 +74,7 @@ class Collection:
         at = int(np.argmax((self._all * counts).sum(axis=(1, 2)) / self._norms))
         self._all[at], self._norms[at], self._row_norms[at] = counts, norm, row_norms
         self._shares.pop(at, None)
+        self.n_replaced += 1
 
     def products(self, layer: int, counts: FloatArray) -> FloatArray:
         """Per matrix, the product of its row of a layer with `counts` [E]."""
@@ -82,7 +83,13 @@ class Collection:
 
     def likest(self, products: FloatArray) -> int:
         """The matrix of largest cosine, given its products with the (partial) present; ties to the first."""
-        return int(np.argmax(products / self._norms))
+        return int((products / self._norms).argmax())
+
+    def likest_so_far(self, present: FloatArray) -> list[int]:
+        """`likest` after each layer of the present matrix [L, E], as its rows become known."""
+        products = np.matmul(np.moveaxis(self._all, 0, 1), present[:, :, None])[:, :, 0]
+        found: list[int] = (products.cumsum(axis=0) / self._norms).argmax(axis=1).tolist()
+        return found
 
     def likest_ahead(self, live: FloatArray) -> list[int]:
         """2024's code, per current layer l: the matrix of least mean distance to `live`, ties to the first.

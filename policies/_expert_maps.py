@@ -7,7 +7,6 @@ integers here, so every dot product is exact and a search finds the same map on 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -223,31 +222,24 @@ class Scratch:
         return bool(self.products.shape[2] == store.n_maps and self.products.dtype == store.maps.dtype)
 
 
-def select(scores: Sequence[float], similarity: float, top_k: int, threshold: bool) -> list[int]:
-    """Experts to prefetch for a layer, most probable first (equations 6 to 8).
+def select_many(
+    rows: Floats, similarities: Floats, top_k: int, threshold: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Experts to prefetch for layers with these scores [m, E] (equations 6 to 8).
 
     The smallest set whose probability reaches delta = clip(1 - similarity, 0, 1), at least K experts; without the
     `threshold` just the K most probable (the ablation "Map (T+S)"). Ties go to the lowest id.
+
+    Returns:
+        All experts, most probable first [m, E], and how many of them are taken [m].
     """
-    order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)  # stable: ties stay in order of id
-    if not threshold:
-        return order[:top_k]
-    target, reached, count = max(0.0, min(1.0 - similarity, 1.0)) * sum(scores), 0.0, 0
-    while count < len(order) and (reached < target or count < top_k):
-        reached += scores[order[count]]
-        count += 1
-    return order[:count]
-
-
-def select_many(rows: Floats, similarities: Floats, top_k: int, threshold: bool) -> list[list[int]]:
-    """`select` for every row of [m, E]."""
     falling = -rows
-    order = falling.argsort(axis=1, kind="stable").tolist()
+    order = falling.argsort(axis=1, kind="stable")
+    least = min(top_k, rows.shape[1])
     if not threshold:
-        return [chosen[:top_k] for chosen in order]
+        return order, np.full(len(rows), least)
     falling.sort(axis=1)
     reached = falling.cumsum(axis=1)  # less than nothing, as everything here
     targets = np.maximum(np.minimum(similarities - 1.0, 0.0), -1.0) * -reached[:, -1]
     enough = (targets < 0.0) + (reached[:, :-1] > targets[:, None]).sum(axis=1)  # the fewest that reach it
-    counts = np.maximum(enough, min(top_k, rows.shape[1])).tolist()
-    return [chosen[:count] for chosen, count in zip(order, counts, strict=True)]
+    return order, np.maximum(enough, least)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from policies._expert_maps import MapStore, Passage, Trajectory, as_embedding, as_map, select_many
-from policies._fine_moe_tracks import Answer, Found, Settled
+from policies._expert_maps import MapStore, Passage, Trajectory, as_embedding, as_map
+from policies._fine_moe_tracks import Foretold, Found, foretold
 from sim.policy import DECODE, PREFILL, Gate, Iteration, RequestInfo, StoreSplit, View
 
 Floats = NDArray[np.float64]
@@ -42,6 +42,11 @@ class MapTrack:
     def n_stored(self) -> int:
         return self.store.n_maps
 
+    @property
+    def n_spans(self) -> int:
+        """Maps that the iteration makes."""
+        return len(self._spans)
+
     def learn(self, store: StoreSplit) -> None:
         maps, embeddings = [], []
         for request in store.requests:
@@ -60,7 +65,7 @@ class MapTrack:
             return [(start, stop)]
         return [(row, row + 1) for row in range(start, stop)]
 
-    def start(self, iteration: Iteration, view: View) -> dict[int, list[Answer]]:
+    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
         self._spans, at = [], 0
         for r in iteration.ranges:
             self._spans += self._within(at, at + r.stop_row - r.start_row, iteration.phase)
@@ -82,44 +87,29 @@ class MapTrack:
             for layer in range(self._distance)
         }
 
-    def step(self, gate: Gate, target: int) -> list[Answer]:
-        found: list[Answer] | None = gate.at_once(self._along)
-        return self._one_by_one(gate, target) if found is None else found
-
-    def _along(self, scores: Floats) -> list[list[Answer]]:
-        """By layer, what its gate lets `step` say, from the scores of all layers [n, L, E]."""
+    def along(self, scores: Floats) -> Foretold | None:
+        """What `step` finds for each layer from `distance` on, from the scores of all gates [n, L, E] at once."""
         self._passages = []
-        n_layers = self.store.n_layers
-        told: list[list[Answer]] = [[] for _ in range(n_layers)]
-        targets = np.arange(self._distance, n_layers)
+        targets = np.arange(self._distance, self.store.n_layers)
+        m = len(targets)
+        several: list[tuple[Floats, Floats]] = []
         for start, stop in self._spans:
             own = as_map(scores[start:stop])
             passage = None if self._blind else self.store.along(own)
             self._passages.append((own, passage))
-            if passage is not None and len(targets):
-                m = len(targets)
-                self._sums[1] += sum(passage.similarities[:m].tolist())
+            if passage is not None and m:
+                similarities = passage.similarities[:m]
+                self._sums[1] += sum(similarities.tolist())
                 self._counts[1] += m
-                for found, one in zip(told, self._settle(targets, passage.slots[:m], passage.similarities[:m]),
-                                      strict=False):  # fmt: skip
-                    found.append(one)
-        return told
-
-    def _settle(self, layers: NDArray[np.int64], slots: NDArray[np.int64], similarities: Floats) -> list[Answer]:
-        """What the maps in these slots say of these layers."""
-        rows = self.store.maps[layers, :, slots].astype(np.float64)
-        totals = rows.sum(axis=1)
-        if not totals.all():  # `Found` knows what to do with a layer without scores
-            return [Found(row, alike) for row, alike in zip(rows, similarities.tolist(), strict=True)]
-        chosen = select_many(rows, similarities, self._top_k, self._threshold)
-        rows /= totals[:, None]
-        return list(map(Settled, chosen, rows))
+                rows = self.store.maps[targets, :, passage.slots[:m]].astype(np.float64)
+                several.append((rows, similarities))
+        return foretold(self._distance, several, self._top_k, self._threshold) if several else None
 
     def _row(self, layer: int, slot: int, similarity: float) -> Found:
         return Found(self.store.maps[layer, :, slot].astype(np.float64), similarity)
 
-    def _one_by_one(self, gate: Gate, target: int) -> list[Answer]:
-        """`step` where later gates have not spoken."""
+    def step(self, gate: Gate, target: int) -> list[Found]:
+        """Take in a gate where later ones have not spoken; what to expect of layer `target`, where there is one."""
         if gate.layer == 0:
             self._paths = [Trajectory(self.store) for _ in self._spans]
         scores = gate.scores
@@ -159,8 +149,8 @@ class MapTrack:
     def start_values(self) -> int:
         return len(self._embeddings) * len(self._embeddings[0])
 
-    def step_values(self, gate: Gate) -> int:
-        return len(self._spans) * (gate.layer + 1) * self.store.n_experts
+    def step_values(self, layer: int) -> int:
+        return len(self._spans) * (layer + 1) * self.store.n_experts
 
     def end_values(self) -> int:
         return len(self._spans) * (self.store.n_layers * self.store.n_experts + len(self._embeddings[0]))

@@ -6,26 +6,17 @@ layer `distance` ahead. An answer is a row of scores per sequence and how alike 
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policies._expert_maps import inverse_norm, select
+from policies._expert_maps import inverse_norm, select_many
 from policies._surrogate import Surrogate
 from sim.policy import DECODE, PREFILL, Gate, Iteration, RequestInfo, StoreSplit, View
 
 Floats = NDArray[np.float64]
-
-
-class Settled(NamedTuple):
-    """Experts to prefetch, most probable first, and the probabilities [E] of all."""
-
-    chosen: list[int]
-    shares: Floats
-
-    def settled(self, top_k: int, threshold: bool) -> Settled | None:
-        return self
 
 
 class Found(NamedTuple):
@@ -34,14 +25,49 @@ class Found(NamedTuple):
     row: Floats
     similarity: float
 
-    def settled(self, top_k: int, threshold: bool) -> Settled | None:
-        """What `select` makes of it; None when no expert has a score."""
-        scores = self.row.tolist()  # so few numbers are handled faster one by one
-        total = sum(scores)
-        return Settled(select(scores, self.similarity, top_k, threshold), self.row / total) if total > 0 else None
+
+class Foretold(NamedTuple):
+    """Of some layers in a row the experts to prefetch, most probable first: `counts` of each layer, [sum of counts].
+
+    shares: the probabilities of all experts [layers, E].
+    """
+
+    first: int
+    experts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    shares: Floats
 
 
-Answer = Found | Settled
+def foretold(first: int, several: list[tuple[Floats, Floats]], top_k: int, threshold: bool) -> Foretold:
+    """Equations 6 to 8 for every sequence; a batch takes the union of the sets and the larger probability.
+
+    Args:
+        first: the layer that the first row is of. several: scores of the layers' experts [m, E], and how alike their
+            source is [m], by sequence.
+    """
+    told = [_settled(rows, similarities, top_k, threshold) for rows, similarities in several]
+    if len(told) == 1:
+        return Foretold(first, *told[0])
+    sets = [[experts.tolist(), *np.cumsum(counts).tolist()] for experts, counts, _ in told]
+    union: list[list[int]] = []
+    for i in range(len(several[0][0])):
+        named = (experts[ends[i - 1] if i else 0 : ends[i]] for experts, *ends in sets)
+        union.append(list(dict.fromkeys(chain.from_iterable(named))))
+    experts = np.array(list(chain.from_iterable(union)), dtype=np.int64)
+    shares: Floats = np.maximum.reduce([shares for _, _, shares in told])
+    return Foretold(first, experts, np.array([len(one) for one in union]), shares)
+
+
+def _settled(
+    rows: Floats, similarities: Floats, top_k: int, threshold: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
+    """The same for one sequence; nothing is chosen of a layer without scores."""
+    order, counts = select_many(rows, similarities, top_k, threshold)
+    totals = rows.sum(axis=1)
+    if not totals.all():
+        counts = np.where(totals > 0, counts, 0)
+        totals = np.where(totals > 0, totals, 1.0)
+    return order[np.arange(rows.shape[1]) < counts[:, None]], counts, rows / totals[:, None]
 
 
 class Track(Protocol):
@@ -52,10 +78,10 @@ class Track(Protocol):
 
     def learn(self, store: StoreSplit) -> None: ...
 
-    def start(self, iteration: Iteration, view: View) -> dict[int, list[Answer]]:
+    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
         """Rows for the first layers, by layer; nothing where the track is blind."""
 
-    def step(self, gate: Gate, target: int) -> list[Answer]:
+    def step(self, gate: Gate, target: int) -> list[Found]:
         """Take in a gate; rows for layer `target`, nothing when it lies behind the last layer."""
 
     def end(self, iteration: Iteration) -> None: ...
@@ -64,7 +90,7 @@ class Track(Protocol):
 
     def start_values(self) -> int: ...
 
-    def step_values(self, gate: Gate) -> int: ...
+    def step_values(self, layer: int) -> int: ...
 
     def end_values(self) -> int: ...
 
@@ -78,6 +104,7 @@ class CountTrack:
         self._stored = np.zeros((0, view.n_layers * view.n_experts))
         self._inverse = np.zeros(0)
         self._running: dict[int, Floats] = {}
+        self._n_ranges = 0
 
     @property
     def n_stored(self) -> int:
@@ -95,14 +122,15 @@ class CountTrack:
         self._stored = np.concatenate([self._stored, counts.reshape(1, -1)])
         self._inverse = inverse_norm((self._stored * self._stored).sum(axis=1))
 
-    def start(self, iteration: Iteration, view: View) -> dict[int, list[Answer]]:
+    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
+        self._n_ranges = len(iteration.ranges)
         for r in iteration.ranges:
             self._running.setdefault(r.request.index, np.zeros(self._shape))
         if not self.n_stored or iteration.phase == PREFILL:  # of a new request nothing has been counted
             return {}
         return {layer: self._search(iteration, layer) for layer in range(self._distance)}
 
-    def step(self, gate: Gate, target: int) -> list[Answer]:
+    def step(self, gate: Gate, target: int) -> list[Found]:
         ids, at = gate.ids, 0
         for r in gate.iteration.ranges:
             n = r.stop_row - r.start_row
@@ -110,8 +138,8 @@ class CountTrack:
             at += n
         return self._search(gate.iteration, target) if self.n_stored and target < self._shape[0] else []
 
-    def _search(self, iteration: Iteration, layer: int) -> list[Answer]:
-        found: list[Answer] = []
+    def _search(self, iteration: Iteration, layer: int) -> list[Found]:
+        found: list[Found] = []
         for r in iteration.ranges:
             counts = self._running[r.request.index].reshape(-1)
             alike = (self._stored @ counts) * self._inverse * float(inverse_norm(np.asarray(counts @ counts)))
@@ -128,8 +156,8 @@ class CountTrack:
     def start_values(self) -> int:
         return len(self._running) * self._stored.shape[1]
 
-    def step_values(self, gate: Gate) -> int:
-        return len(gate.iteration.ranges) * self._stored.shape[1]
+    def step_values(self, layer: int) -> int:
+        return self._n_ranges * self._stored.shape[1]
 
     def end_values(self) -> int:
         return 0
@@ -150,15 +178,15 @@ class GateTrack:
     def learn(self, store: StoreSplit) -> None:
         """Nothing to learn."""
 
-    def start(self, iteration: Iteration, view: View) -> dict[int, list[Answer]]:
+    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
         return {}  # no gate input yet
 
-    def step(self, gate: Gate, target: int) -> list[Answer]:
+    def step(self, gate: Gate, target: int) -> list[Found]:
         if gate.phase != DECODE or target >= self._n_layers:
             return []
         if self._surrogate is None:
             return [Found(row, 1.0) for row in gate.next_scores(self._distance)]
-        found: list[Answer] = []
+        found: list[Found] = []
         truth = gate.iteration.ids(target).tolist()
         for r, ids in zip(gate.iteration.ranges, truth, strict=True):
             row = np.zeros(self._n_experts)
@@ -175,7 +203,7 @@ class GateTrack:
     def start_values(self) -> int:
         return 0
 
-    def step_values(self, gate: Gate) -> int:
+    def step_values(self, layer: int) -> int:
         return 0
 
     def end_values(self) -> int:

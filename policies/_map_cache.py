@@ -3,37 +3,57 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from policies._fine_moe_tracks import Foretold
 from sim.policy import Piece, Policy, View
 
 Floats = NDArray[np.float64]
 
-HELD, UNUSED, AIMED = 1, 2, 4  # here or on its way; prefetched, not used yet; predicted for a layer still to come
+# Who may go to make room: anybody, nobody for a prefetch, nobody for a prefetch and for a demand only when nobody else.
+FREE, NOT_FOR_PREFETCH, LAST = 0, 1, 2
 
 
-class Numbers:
-    """A row of floats that Python reads one by one (`at`) and numpy all at once (`all`); the memory is shared."""
+class Aims:
+    """What has been foretold of some layers in a row, as the queue and the cache want it.
 
-    __slots__ = ("all", "at", "of_layer")
+    Attributes:
+        pieces, experts: to be prefetched, layer by layer, most probable first; those of layer `first + i` lie between
+            `starts[i]` and `starts[i + 1]`. by_gap: their priorities p / gap (section 4.5), gap = 1, 2 ... layers.
+        shares, worth, bars: of all experts of the layers, the probability p, p x freq, and who is protected.
+    """
 
-    def __init__(self, value: float, n_experts: int, n_layers: int) -> None:
-        self.at = array("d", [value]) * (n_experts * n_layers)
-        self.all: Floats = np.frombuffer(self.at, dtype=np.float64)
-        self.of_layer: list[Floats] = [self.all[layer::n_layers] for layer in range(n_layers)]
+    __slots__ = ("bars", "by_gap", "experts", "first", "pieces", "shares", "starts", "worth")
+
+    def __init__(self, told: Foretold, pieces: NDArray[np.object_], visits: Floats, distance: int, bar: int) -> None:
+        n_layers, n_experts = told.shares.shape
+        self.first = told.first
+        at = told.experts + np.arange(n_layers).repeat(told.counts) * n_experts
+        self.starts = [0, *told.counts.cumsum().tolist()]
+        here = slice(told.first * n_experts, (told.first + n_layers) * n_experts)
+        shares = told.shares.ravel()
+        self.pieces: list[Piece] = pieces[here][at].tolist()
+        self.experts: list[int] = told.experts.tolist()
+        likely = shares[at]
+        self.by_gap: list[list[float]] = [[], *[(likely / gap).tolist() for gap in range(1, distance + 1)]]
+        named = np.zeros(n_layers * n_experts, dtype=np.uint8)
+        named[at] = bar
+        self.bars = named.data
+        self.shares = shares.data
+        self.worth = (shares * visits[here]).data
 
 
 class MapCache(Policy):
-    """The part of FineMoE that answers the cache: eviction state of all experts, rows over `expert * n_layers + layer`.
+    """The part of FineMoE that answers the cache. State of all experts lies in rows by `piece.index`.
 
-    argmin then breaks ties by lowest expert, then lowest layer. Highest 1 / (p * freq) is evicted first, that is least
-    p * freq. The paper leaves open what protects an expert that was prefetched and has freq = 0. Text (`paper`): its
-    prediction does, until its layer has passed, as long as any other expert can go; after that it is ranked by p *
-    freq like all others, one never visited first. Release 2 (`code`): nothing, but only a demand may take it.
+    Highest 1 / (p * freq) is evicted first, that is least p * freq; ties go to the lowest expert, then lowest layer.
+    The paper leaves open what protects an expert that was prefetched and has freq = 0. Text (`paper`): its prediction
+    does, until its layer has passed, as long as any other expert can go; after that it is ranked by p * freq like all
+    others, one never visited first. Release 2 (`code`): nothing, but only a demand may take it.
     """
 
     evict: str
@@ -41,109 +61,97 @@ class MapCache(Policy):
 
     def bind_cache(self, view: View) -> None:
         """Size the state. The rule `evict` is fine_moe (p x freq), lru or lfu (the ablation of Figure 14b)."""
-        n_experts, self._n_layers = view.n_experts, view.n_layers
+        self._n_layers, n_experts = view.n_layers, view.n_experts
+        self._n_experts, n = n_experts, view.n_layers * n_experts
         self._ranks_by_worth = self.evict == "fine_moe"
-        # States in which an expert may go.
-        free = {HELD, HELD | UNUSED} if self.variant == "paper" else {HELD, HELD | AIMED}
-        self._bar_of = [0.0 if state in free else math.inf for state in range(HELD + UNUSED + AIMED + 1)]
-        self._pieces = [view.piece(layer, expert) for expert in range(n_experts) for layer in range(self._n_layers)]
-        self._gpu = np.array([piece.gpu for piece in self._pieces])
-        self._state = bytearray(len(self._pieces))
-        # Of the map searched last for the layer, by layer and expert.
-        self._probability = [[1.0 / n_experts] * n_experts for _ in range(self._n_layers)]
-
-        def row(value: float) -> Numbers:
-            return Numbers(value, n_experts, self._n_layers)
-
-        self._visits = row(0.0)
-        self._worth = row(0.0)  # what the rule ranks by, whoever holds the expert
-        self._bar = [row(math.inf) for _ in range(view.n_gpus)]  # 0 where an expert may go, else infinity
-        self._rank = [row(math.inf) for _ in range(view.n_gpus)]  # their sum
+        self._aim_bar = LAST if self.variant == "paper" else FREE
+        self._unused_bar = NOT_FOR_PREFETCH if self.variant == "code" else FREE
+        self._all = np.empty(n, dtype=object)
+        self._all[:] = [view.piece(layer, expert) for layer in range(view.n_layers) for expert in range(n_experts)]
+        self._gpu = np.array([piece.gpu for piece in self._all])
+        self._held, self._unused = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+        self._bar = np.zeros(n, dtype=np.uint8)
+        self._rank = np.zeros(n)  # what the rule ranks by, whoever holds the expert
+        self._visits = np.zeros(n)
+        # The same memory, for single numbers: a quarter of what numpy takes.
+        self._ranks: Any = self._rank.data
+        self._bars: Any = self._bar.data
+        self._counts: Any = self._visits.data
+        # By layer the probabilities that the map searched last for it gives its experts, and where they begin.
+        self._believed: list[tuple[Any, int]] = [(np.full(n_experts, 1.0 / n_experts).data, 0)] * view.n_layers
+        self._unaimed = bytes(n_experts)
         self._clock = 0
 
-    def accessed(self, piece: Piece, hit: bool, view: View) -> None:
-        """An access counts as a visit, hit or miss; visits are never reset (release 2)."""
-        at = piece.expert * self._n_layers + piece.layer
-        counts = self._visits.at
-        visits = counts[at] = counts[at] + 1.0
+    def visit(self, layer: int, needs: Iterable[int], view: View) -> None:
+        """A gate has asked: a visit, hit or miss; visits are never reset (release 2).
+
+        None of these can leave before it has run, so its rank may change before it is fetched.
+        """
+        base, counts, ranks = layer * self._n_experts, self._counts, self._ranks
         if self._ranks_by_worth:
-            worth = self._probability[piece.layer][piece.expert] * visits
+            shares, start = self._believed[layer]
+            for expert in needs:
+                at = base + expert
+                count = counts[at] = counts[at] + 1.0
+                ranks[at] = shares[start + expert] * count
         elif self.evict == "lru":
-            self._clock += 1
-            worth = float(self._clock)
+            # Those that are there are used before those that are to come.
+            for expert in sorted(needs, key=lambda expert: not view.resident(layer, expert)):
+                self._clock += 1
+                ranks[base + expert] = float(self._clock)
         else:
-            worth = visits
-        self._worth.at[at] = worth
-        state = self._state[at] = (self._state[at] | HELD) & ~UNUSED
-        bar = self._bar[piece.gpu].at[at] = self._bar_of[state]
-        self._rank[piece.gpu].at[at] = worth + bar
+            for expert in needs:
+                ranks[base + expert] += 1.0
+
+    def believe(self, aims: Aims, layer: int) -> None:
+        """A search has said how probable the layer's experts are, and which are to be prefetched."""
+        n_experts = self._n_experts
+        start = (layer - aims.first) * n_experts
+        here, there = slice(layer * n_experts, (layer + 1) * n_experts), slice(start, start + n_experts)
+        self._believed[layer] = (aims.shares, start)
+        if self._aim_bar:
+            self._bars[here] = aims.bars[there]
+        if self._ranks_by_worth:
+            self._ranks[here] = aims.worth[there]
+
+    def forget(self, layer: int) -> None:
+        """The layer has passed: what was predicted for it is so no more."""
+        if self._aim_bar:
+            self._bars[layer * self._n_experts : (layer + 1) * self._n_experts] = self._unaimed
+
+    def accessed(self, piece: Piece, hit: bool, view: View) -> None:
+        self._held[piece.index] = True
+        self._unused[piece.index] = False
+        if self._unused_bar:
+            self._bar[piece.index] = FREE
 
     def placed(self, piece: Piece, view: View) -> None:
         """A prefetch has taken its room."""
-        at = piece.expert * self._n_layers + piece.layer
-        state = self._state[at] = self._state[at] | HELD | UNUSED
-        self._judge(piece.gpu, at, state)
+        self._held[piece.index] = self._unused[piece.index] = True
+        if self._unused_bar:
+            self._bar[piece.index] = self._unused_bar
 
     def evicted(self, piece: Piece, view: View) -> None:
-        at = piece.expert * self._n_layers + piece.layer
-        self._state[at] &= AIMED
-        self._bar[piece.gpu].at[at] = self._rank[piece.gpu].at[at] = math.inf
-
-    def aim(self, pieces: Iterable[Piece]) -> None:
-        """Predictions made."""
-        states, n_layers = self._state, self._n_layers
-        for piece in pieces:
-            at = piece.expert * n_layers + piece.layer
-            state = states[at] = states[at] | AIMED
-            if state & HELD:
-                self._judge(piece.gpu, at, state)
-
-    def passed(self, pieces: Iterable[Piece]) -> None:
-        """Layers passed: what was predicted for them is so no more."""
-        states, n_layers = self._state, self._n_layers
-        for piece in pieces:
-            at = piece.expert * n_layers + piece.layer
-            state = states[at] = states[at] & ~AIMED
-            if state & HELD:
-                self._judge(piece.gpu, at, state)
+        self._held[piece.index] = self._unused[piece.index] = False
+        if self._unused_bar:
+            self._bar[piece.index] = FREE
 
     def unasked(self) -> int:
         """Experts prefetched for layers that have passed, which no gate has asked for since."""
-        return self._state.count(HELD | UNUSED)
-
-    def _judge(self, gpu: int, at: int, state: int) -> None:
-        """Whether a held expert may go."""
-        bar = self._bar[gpu].at[at] = self._bar_of[state]
-        self._rank[gpu].at[at] = self._worth.at[at] + bar
-
-    def believe(self, layer: int, probability: Floats) -> list[float]:
-        """A search has said how probable the layer's experts are [E]; returns the same as a list."""
-        likely: list[float] = probability.tolist()
-        self._probability[layer] = likely
-        if self._ranks_by_worth:
-            worth = self._worth.of_layer[layer]
-            np.multiply(probability, self._visits.of_layer[layer], out=worth)
-            for bar, rank in zip(self._bar, self._rank, strict=True):
-                np.add(worth, bar.of_layer[layer], out=rank.of_layer[layer])
-        return likely
+        return int(self._unused.sum())
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
         """The piece to go; None when nothing may."""
-        if self.variant == "paper" or speculative:
-            found = self._least(self._rank[piece.gpu].all, view)
-            if found is not None or speculative:
-                return found
-        held = (np.frombuffer(self._state, dtype=np.uint8) & HELD != 0) & (self._gpu == piece.gpu)
-        return self._least(np.where(held, self._worth.all, math.inf), view)
-
-    def _least(self, rank: Floats, view: View) -> Piece | None:
-        """The lowest rank among those that the running layer does not need."""
-        at = int(rank.argmin())
-        piece = self._pieces[at]
-        if piece.layer == view.layer and not view.evictable(piece):
-            rank = rank.copy()
-            for needed in view.owed():
-                rank[needed * self._n_layers + view.layer] = math.inf
-            at = int(rank.argmin())
-            piece = self._pieces[at]
-        return piece if rank[at] < math.inf else None
+        may = self._held & (self._gpu == piece.gpu)
+        owed = view.owed()
+        if owed:
+            may[[view.layer * self._n_experts + expert for expert in owed]] = False
+        free = may & (self._bar <= (FREE if speculative else NOT_FOR_PREFETCH))
+        if free.any():
+            may = free
+        elif speculative or not may.any():
+            return None
+        rank = np.where(may, self._rank, math.inf).reshape(self._n_layers, -1).T
+        expert, layer = divmod(int(rank.argmin()), self._n_layers)
+        found: Piece = self._all[layer * self._n_experts + expert]
+        return found

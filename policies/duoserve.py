@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from policies._duoserve import Ids, Predictor, decode_positions, find, predictor_bytes, read, stand_in
+from policies._eam import all_ids
 from policies._surrogate import PREFIX, Surrogate
 from sim.policy import (
     PREFILL,
@@ -44,7 +45,16 @@ from sim.policy import (
     Wait,
 )
 
+COUNTED_AT_ONCE = 256  # iterations
 Loading = Generator[Decision, Any, list[Ticket]]
+
+
+def free_slot(slots: list[Piece | None], hold: list[Piece]) -> int:
+    """The slot to overwrite: an empty one, or the one unused for longest that holds nothing of `hold`; -1: none."""
+    for at, piece in enumerate(slots):
+        if piece is None or piece not in hold:
+            return at
+    return -1
 
 
 class DuoServe(Policy):
@@ -106,12 +116,17 @@ class DuoServe(Policy):
 
     def bind(self, view: View) -> None:
         self._k = view.top_k
+        self._pieces = [[view.piece(layer, e) for e in range(view.n_experts)] for layer in range(view.n_layers)]
+        self._grid = np.empty((view.n_layers, view.n_experts), dtype=object)
+        self._grid[:] = self._pieces
+        self._runs = [RunGpu(expert) for expert in range(view.n_experts)]
+        self._prediction = Predict(self.mlp_s, "side", basis="measured")
         self._served = view.model_name
         # Per GPU what its slots hold, longest unused first: the first one that may be overwritten is clean first.
         self._slots: list[list[Piece | None]] = [[None] * self._n_slots(view) for _ in range(view.n_gpus)]
         self._coming: list[Ticket] = []  # copies that synchronisation point 1 waits for
-        self._named = np.zeros((0, 0, 0), dtype=np.int64)  # per token and layer but the first, predicted experts
-        self._chosen = np.zeros((0, 0, 0), dtype=np.int64)
+        self._ahead: list[list[Piece]] = []  # by layer but the first the experts predicted, best first
+        self._said: list[tuple[Ids, Ids]] = []  # what was named and chosen in iterations not counted yet
         self._n = self._right = self._every = self._some = 0
 
     def learn(self, store: StoreSplit) -> None:
@@ -148,15 +163,22 @@ class DuoServe(Policy):
         self._coming = []
         if iteration.phase == PREFILL:
             return
-        self._chosen = np.stack([iteration.ids(layer) for layer in range(view.n_layers)], axis=1)
+        chosen = all_ids(iteration, view.n_layers)
         rows = [r.start_row for r in iteration.ranges]
         if self._mlp is None:
-            self._named = self._drawn(rows, self._chosen)
+            named = self._drawn(rows, chosen)
         elif self._outputs is not None:
-            self._named = self._outputs[self._position[rows]]
+            named = self._outputs[self._position[rows]]
         else:
-            self._named = self._mlp.named(self._chosen)
-        self._count()
+            named = self._mlp.named(chosen)
+        self._said.append((named, chosen))
+        if len(self._said) == COUNTED_AT_ONCE:
+            self._count()
+        if len(rows) == 1:
+            self._ahead = self._grid[np.arange(1, view.n_layers)[:, None], named[0]].tolist()
+        else:
+            self._ahead = [[self._pieces[at + 1][expert] for expert in self._voted(named[:, at])]
+                           for at in range(view.n_layers - 1)]  # fmt: skip
 
     def _drawn(self, rows: list[int], chosen: Ids) -> Ids:
         named = [[self._surrogate.name(row, layer, ids) for layer, ids in enumerate(token) if layer]
@@ -164,39 +186,42 @@ class DuoServe(Policy):
         return np.array(named, dtype=np.int64).reshape(len(rows), chosen.shape[1] - 1, self._k)
 
     def _count(self) -> None:
-        named, chosen = self._named[..., :, None], self._chosen[:, 1:, None, :]
-        found = (named == chosen).any(axis=-2).sum(axis=-1)
-        self._n += found.size
-        self._right += int(found.sum())
-        self._every += int((found == self._k).sum())
-        self._some += int((found > 0).sum())
+        if self._said:
+            named, chosen = (np.concatenate(ids) for ids in zip(*self._said, strict=True))
+            self._said = []
+            found = (named[:, :, :, None] == chosen[:, 1:, None, :]).any(axis=2).sum(axis=2)
+            self._n += found.size
+            self._right += int(found.sum())
+            self._every += int((found == self._k).sum())
+            self._some += int((found > 0).sum())
 
-    def _predicted(self, layer: int) -> list[int]:
-        """Experts named for a layer, best first; a batch's by how many tokens name them, ties to the lowest id."""
-        if len(self._named) == 1:
-            return [int(expert) for expert in self._named[0, layer - 1]]
-        ids, votes = np.unique(self._named[:, layer - 1], return_counts=True)
-        return [int(expert) for expert in ids[np.argsort(-votes, kind="stable")]]
+    def _voted(self, named: Ids) -> list[int]:
+        """Experts that a batch's tokens name for a layer, by how many name them, ties to the lowest id."""
+        ids, votes = np.unique(named, return_counts=True)
+        found: list[int] = ids[np.argsort(-votes, kind="stable")].tolist()
+        return found
 
     # -- prefill: two streams (section 5.2) -------------------------------------------------------------------------
 
-    def layer_enter(self, layer: int, view: View) -> Steps:
+    def layer_enter(self, layer: int, view: View) -> Steps | None:
         """The first expert is copied while the layers that are no experts compute."""
-        if view.phase != PREFILL:
-            return
+        return self._first_copies(layer, view) if view.phase == PREFILL else None
+
+    def _first_copies(self, layer: int, view: View) -> Steps:
         for gpu, slots in enumerate(self._slots):
             for at, left in enumerate(slots):
                 if left is not None and left.layer == layer:  # of an earlier pass: a prompt's experts are all copied
                     yield Evict(left)
                     slots[at] = None
             for piece in self._sequence(layer, gpu, {}, view)[:1]:
-                yield from self._load(Prefetch(piece), set())
+                yield from self._load(Prefetch(piece), [])
 
-    def gate_input(self, layer: int, view: View) -> Steps:
+    def gate_input(self, layer: int, view: View) -> tuple[Wait, ...] | None:
         """Before the MoE layer is entered the two streams are synchronised."""
-        if view.phase == PREFILL and self._coming:
-            yield Wait(tuple(self._coming))
-            self._coming = []
+        if view.phase != PREFILL or not self._coming:
+            return None
+        coming, self._coming = self._coming, []
+        return (Wait(tuple(coming)),)
 
     def _sequence(self, layer: int, gpu: int, needs: dict[int, int], view: View) -> list[Piece]:
         """A GPU's experts in the order of their computation; the first does not depend on the gate."""
@@ -216,7 +241,7 @@ class DuoServe(Policy):
             asked = 1
             for at, piece in enumerate(sequence):
                 while asked < min(at + ahead, len(sequence)):
-                    yield from self._load(Fetch(sequence[asked], before), set(sequence[at:asked]))
+                    yield from self._load(Fetch(sequence[asked], before), sequence[at:asked])
                     asked += 1
                 if piece.expert in gate.needs:
                     ticket = yield RunGpu(piece.expert)
@@ -227,73 +252,94 @@ class DuoServe(Policy):
     # -- decode: three streams and two synchronisation points (section 5.3) -----------------------------------------
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
-        if gate.phase == PREFILL:
-            yield from self._prefill(gate, view)
-            return
+        return self._prefill(gate, view) if gate.phase == PREFILL else self._decode(gate, view)
+
+    def _decode(self, gate: Gate, view: View) -> Steps:
         if self._coming:  # synchronisation point 1: prefetching has finished
             yield Wait(tuple(self._coming))
             self._coming = []
         # What the gate chose is compared with what the slots hold, and what is missing is fetched (again).
-        needed = [view.piece(gate.layer, expert) for expert in gate.needs]
+        pieces = self._pieces[gate.layer]
+        needed = [pieces[expert] for expert in gate.needs]
         found = [piece for piece in needed if piece in self._slots[piece.gpu]]
-        missing = [piece for piece in needed if piece not in found]
-        order = found + missing if self.decode_order == "predicted" else needed
-        hold = set(found)
-        tickets: list[Ticket] = []
         later: list[Piece] = []
-        for piece in missing:
-            if self._free(piece.gpu, hold) is None:
-                later.append(piece)  # a batch may need more experts than there are slots
-                continue
-            tickets += yield from self._load(Fetch(piece), hold)
-            hold.add(piece)
-        if tickets and not (self.overlap_refetch and found):
-            yield Wait(tuple(tickets))
-        yield from self._compute(gate.layer, [piece for piece in order if piece in hold], later, view)
+        order = found
+        if len(found) < len(needed):
+            missing = [piece for piece in needed if piece not in found]
+            hold = found.copy()
+            tickets: list[Ticket] = []
+            for piece in missing:
+                slots = self._slots[piece.gpu]
+                at = free_slot(slots, hold)
+                if at < 0:
+                    later.append(piece)  # a batch may need more experts than there are slots
+                    continue
+                old = slots.pop(at)
+                if old is not None:
+                    yield Evict(old)
+                slots.append(piece)
+                tickets.append((yield Fetch(piece)))
+                hold.append(piece)
+            if tickets and not (self.overlap_refetch and found):
+                yield Wait(tuple(tickets))
+            order = [piece for piece in found + missing if piece in hold]
+        if self.decode_order != "predicted":
+            order = [piece for piece in needed if piece not in later]
+        yield from self._compute(gate.layer, order, later)
 
-    def _compute(self, layer: int, order: list[Piece], later: list[Piece], view: View) -> Steps:
+    def _compute(self, layer: int, order: list[Piece], later: list[Piece]) -> Steps:
         """Compute; a slot that is done with takes what this layer still lacks, then what the next one is to need."""
         ahead: list[Piece] = []
-        predicted: tuple[Ticket, ...] = ()
-        if layer + 1 < view.n_layers:  # as the expert phase begins, on the prediction stream
-            predicted = ((yield Predict(self.mlp_s, "side", basis="measured")),)
-            ahead = [view.piece(layer + 1, expert) for expert in self._predicted(layer + 1)]
-        hold, first = set(order), None
-        while order:
-            piece = order.pop(0)
-            ticket = yield RunGpu(piece.expert)
-            first = first or ticket
-            hold.discard(piece)
-            self._touch(piece)
-            for following in [p for p in later if self._free(p.gpu, hold) is not None]:
-                if self._free(following.gpu, hold) is not None:
+        after: tuple[Ticket, ...] = ()
+        if layer + 1 < len(self._pieces):  # as the expert phase begins, on the prediction stream
+            after = ((yield self._prediction),)
+            ahead = self._ahead[layer]
+        hold, all_slots = order.copy(), self._slots
+        for n_run, piece in enumerate(order):  # which grows by what came `later`
+            ticket = yield self._runs[piece.expert]
+            if not n_run:
+                after = (ticket, *after)
+            hold.remove(piece)
+            slots = all_slots[piece.gpu]
+            slots.remove(piece)
+            slots.append(piece)
+            for following in list(later):
+                if free_slot(all_slots[following.gpu], hold) >= 0:
                     yield from self._load(Fetch(following), hold)
                     later.remove(following)
                     order.append(following)
-                    hold.add(following)
+                    hold.append(following)
             # Synchronisation point 2: Expert 1 is computed and the next layer's experts are predicted.
-            for following in list(ahead):
-                if all(p.gpu != following.gpu for p in later) and self._free(following.gpu, hold) is not None:
-                    yield from self._load(Prefetch(following, after=(first, *predicted)), hold)
-                    ahead.remove(following)
-                    hold.add(following)
+            waiting: list[Piece] = []
+            for following in ahead:
+                slots = all_slots[following.gpu]
+                at = free_slot(slots, hold)
+                if at < 0 or (later and any(p.gpu == following.gpu for p in later)):
+                    waiting.append(following)
+                    continue
+                if following in slots:
+                    slots.remove(following)
+                    slots.append(following)
+                else:
+                    old = slots.pop(at)
+                    if old is not None:
+                        yield Evict(old)
+                    slots.append(following)
+                    self._coming.append((yield Prefetch(following, 0.0, after)))
+                hold.append(following)
+            ahead = waiting
 
     # -- slots ------------------------------------------------------------------------------------------------------
 
-    def _free(self, gpu: int, hold: set[Piece]) -> int | None:
-        """The slot to overwrite: an empty one, or the one unused for longest of those that hold nothing of `hold`."""
-        slots = self._slots[gpu]
-        return next((at for at, piece in enumerate(slots) if piece is None or piece not in hold), None)
-
-    def _load(self, copy: Fetch | Prefetch, hold: set[Piece]) -> Loading:
+    def _load(self, copy: Fetch | Prefetch, hold: list[Piece]) -> Loading:
         """Copy an expert into a slot; a prefetch joins those that the next synchronisation waits for."""
         piece = copy.piece
         slots = self._slots[piece.gpu]
         if piece in slots:
             self._touch(piece)
             return []
-        at = self._free(piece.gpu, hold)
-        assert at is not None
+        at = free_slot(slots, hold)
+        assert at >= 0
         old = slots.pop(at)
         if old is not None:
             yield Evict(old)
@@ -313,6 +359,7 @@ class DuoServe(Policy):
 
     def stats(self) -> dict[str, float]:
         """Accuracy as in Table 3: all k experts of a layer named, at least one of them; and the share named."""
+        self._count()
         n = max(self._n, 1)
         return {
             "predictions": self._n,

@@ -10,20 +10,20 @@ eviction that may take a prefetched expert not used yet.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import repeat
 
 import numpy as np
 
 from policies._expert_maps import Floats
 from policies._fine_moe_maps import MapTrack
-from policies._fine_moe_tracks import Answer, CountTrack, GateTrack, Track
-from policies._map_cache import MapCache
+from policies._fine_moe_tracks import CountTrack, Foretold, Found, GateTrack, Track, foretold
+from policies._map_cache import Aims, MapCache
 from policies._surrogate import PREFIX, Surrogate
 from sim.policy import (
     BadInput,
     Gate,
     Iteration,
     Param,
-    Piece,
     Predict,
     Prefetch,
     RequestInfo,
@@ -112,9 +112,13 @@ class FineMoe(MapCache):
         self._d = min(int(self.distance or published), view.n_layers)
         self.settings["distance"] = self._d
         self._track = self._tracking(view)
+        self._maps = self._track if isinstance(self._track, MapTrack) else None
         self.bind_cache(view)
         self._cpu_bytes_per_s = view.prices.cpu_bytes_per_s
-        self._ahead: dict[int, dict[Piece, float]] = {}  # predicted pieces of layers still to come -> probability
+        # By layer what has been foretold of it, until it has passed; none of the last ones' successors.
+        self._ahead: list[Aims | None] = [None] * (view.n_layers + self._d + 1)
+        self._predicts: list[Predict] = []  # by layer
+        self._predicts_of = (-1, -1)  # maps stored, and sequences searched for, when those were worked out
         self._needed = self._named = self._right = self._searches = self._ended = self._unasked = 0
 
     def _tracking(self, view: View) -> Track:
@@ -134,34 +138,69 @@ class FineMoe(MapCache):
     # -- searching (section 4.2) ------------------------------------------------------------------------------------
 
     def iteration_start(self, iteration: Iteration, view: View) -> Steps:
-        self._pass(view.n_layers)
         found = self._track.start(iteration, view)
+        self._layer_searches(len(iteration.ranges) if self._maps is None else self._maps.n_spans)
         if found:
             ticket = yield self._search(self._track.start_values())
-            for layer, rows in found.items():
-                self._predict(layer, rows, view)
+            self._searches += 1
+            aims = self._aims(self._told(0, found.values(), view))
+            for layer in found:
+                self._aim(layer, aims)
             if self.asynchronous:
                 yield self._requeue(-1, (ticket,))
             else:
                 yield from self._load(found)
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
+        layer, needs = gate.layer, gate.needs
+        aims = self._ahead[layer]
+        if aims is not None:
+            self._count_right(aims, layer, needs)
         if self.asynchronous:
+            self.visit(layer, needs, view)
             yield SERVE
-        layer = gate.layer
-        self._count_right(gate)
-        found = self._track.step(gate, layer + self._d)
+        target = layer + self._d
+        aims = self._step(gate, target, view)
         tickets: tuple[Ticket, ...] = ()
-        if found:
-            ticket = yield self._search(self._track.step_values(gate))
-            tickets = (ticket,)
-            self._predict(layer + self._d, found, view)
-        self._pass(layer)
+        if aims is not None:
+            tickets = ((yield self._predicts[layer]),)
+            self._searches += 1
+            self._aim(target, aims)
+        if self._ahead[layer] is not None:
+            self._ahead[layer] = None
+            self.forget(layer)
         if self.asynchronous:
             yield self._requeue(layer, tickets)
         else:
-            yield from self._load([layer + self._d])
+            yield from self._load([target])
+            self.visit(layer, needs, view)
             yield SERVE
+
+    def _step(self, gate: Gate, target: int, view: View) -> Aims | None:
+        """What is to be expected of the layer `target`: of all layers at once where that can be."""
+        if self._maps is not None:
+            known: tuple[Aims | None] | None = gate.at_once(self._foresee)
+            if known is not None:
+                return known[0]
+        found = self._track.step(gate, target)
+        return self._aims(self._told(target, [found], view)) if found else None
+
+    def _foresee(self, scores: Floats) -> list[tuple[Aims | None]]:
+        """By layer, what its gate says of the one `distance` ahead, from the scores of all of them [n, L, E]."""
+        assert self._maps is not None
+        told = self._maps.along(scores)
+        n_told = 0 if told is None else self._n_layers - self._d
+        aims = None if told is None else self._aims(told)
+        return [(aims,)] * n_told + [(None,)] * (self._n_layers - n_told)
+
+    def _told(self, first: int, found: Iterable[list[Found]], view: View) -> Foretold:
+        """What was found of some layers, from the `first` on, for every sequence."""
+        several = [(np.array([one.row for one in rows]), np.array([one.similarity for one in rows]))
+                   for rows in zip(*found, strict=True)]  # fmt: skip
+        return foretold(first, several, view.top_k, self.track == "map_tsd")
+
+    def _aims(self, told: Foretold) -> Aims:
+        return Aims(told, self._all, self._visits, self._d, self._aim_bar)
 
     def iteration_end(self, iteration: Iteration, view: View) -> Steps:
         """Section 4.4: what was seen joins the store; the search for what it replaces is charged like any other."""
@@ -170,6 +209,7 @@ class FineMoe(MapCache):
         self._track.end(iteration)
         n_values = self._track.end_values()
         if n_values:
+            self._searches += 1
             yield self._search(n_values)
 
     def request_end(self, request: RequestInfo, view: View) -> None:
@@ -177,44 +217,44 @@ class FineMoe(MapCache):
 
     def _search(self, n_values: int) -> Predict:
         """Compare `n_values` fp32 numbers with every stored map, streamed once from host memory."""
-        self._searches += 1
         duration_s = self.search_overhead_s + self._track.n_stored * n_values * 4 / self._cpu_bytes_per_s
         return Predict(duration_s, "side", blocking=not self.asynchronous)
 
-    def _predict(self, layer: int, found: list[Answer], view: View) -> None:
-        """Equations 6 to 8 for every sequence; a batch takes the union of the sets and the larger probability."""
-        probability: Floats | None = None
-        chosen: dict[int, None] = {}
-        for one in found:
-            settled = one.settled(view.top_k, self.track == "map_tsd")
-            if settled is not None:
-                experts, shares = settled
-                probability = shares if probability is None else np.maximum(probability, shares)
-                chosen.update(dict.fromkeys(experts))
-        likely = self.believe(layer, np.zeros(view.n_experts) if probability is None else probability)
-        aimed = self._ahead[layer] = {view.piece(layer, expert): likely[expert] for expert in chosen}
-        self.aim(aimed)
+    def _layer_searches(self, n_sequences: int) -> None:
+        """What the search after each layer of this iteration takes; a store that is full takes as long every time."""
+        of = (self._track.n_stored, n_sequences)
+        if of != self._predicts_of:
+            self._predicts_of = of
+            self._predicts = [self._search(self._track.step_values(layer)) for layer in range(self._n_layers)]
 
-    def _pass(self, now: int) -> None:
-        """Predictions for layers up to `now` have had their day."""
-        for layer in [layer for layer in self._ahead if layer <= now]:
-            self.passed(self._ahead.pop(layer))
+    def _aim(self, layer: int, aims: Aims) -> None:
+        self._ahead[layer] = aims
+        self.believe(aims, layer)
 
     def _requeue(self, now: int, tickets: tuple[Ticket, ...]) -> Requeue:
         """Section 4.5: PRI = p / (l - l_now), rewritten as the pass moves on; passed layers are dropped."""
         wanted: list[Wanted] = []
-        for layer, aimed in self._ahead.items():
-            # Only what this search found waits for it; older predictions are there already.
-            after = tickets if now < 0 or layer == now + self._d else ()
-            gap = layer - now
-            wanted += [(piece, p / gap, after) for piece, p in aimed.items()]
+        ahead, d = self._ahead, self._d
+        for gap in range(1, d + 1):
+            aims = ahead[now + gap]
+            if aims is not None:
+                i = now + gap - aims.first
+                start, stop = aims.starts[i], aims.starts[i + 1]
+                # Only what this search found waits for it; older predictions are there already.
+                after = tickets if now < 0 or gap == d else ()
+                wanted += zip(aims.pieces[start:stop], aims.by_gap[gap][start:stop], repeat(after))
         return Requeue(wanted, now)
 
     def _load(self, layers: Iterable[int]) -> Steps:
         """What others do, says section 4.3: nothing is computed before prediction and prefetching are finished."""
         tickets: list[Ticket] = []
         for layer in layers:
-            for piece, _ in sorted(self._ahead.get(layer, {}).items(), key=lambda aimed: -aimed[1]):
+            aims = self._ahead[layer]
+            if aims is None:
+                continue
+            start, stop = aims.starts[layer - aims.first], aims.starts[layer - aims.first + 1]
+            aimed = zip(aims.pieces[start:stop], aims.by_gap[1][start:stop], strict=True)
+            for piece, _ in sorted(aimed, key=lambda aimed: -aimed[1]):
                 ticket = yield Prefetch(piece)
                 if ticket is not None:
                     tickets.append(ticket)
@@ -222,13 +262,15 @@ class FineMoe(MapCache):
 
     # -- figures of its own -----------------------------------------------------------------------------------------
 
-    def _count_right(self, gate: Gate) -> None:
-        aimed = self._ahead.get(gate.layer)
-        if aimed:
-            self._needed += len(gate.needs)
-            self._named += len(aimed)
-            needs = gate.needs
-            self._right += sum([piece.expert in needs for piece in aimed])
+    def _count_right(self, aims: Aims, layer: int, needs: dict[int, int]) -> None:
+        i = layer - aims.first
+        named = aims.experts[aims.starts[i] : aims.starts[i + 1]]
+        if named:
+            self._needed += len(needs)
+            self._named += len(named)
+            for expert in named:
+                if expert in needs:
+                    self._right += 1
 
     def stats(self) -> dict[str, float]:
         """predicted_frac: share of the chosen experts that were predicted; right_frac: of the predicted, chosen.

@@ -20,10 +20,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from policies._eam import Collection, activations, of_range
+from policies._eam import Collection, activations, all_ids
 from sim.policy import (
     DECODE,
     PREFILL,
@@ -35,7 +37,6 @@ from sim.policy import (
     Piece,
     Policy,
     Predict,
-    Prefetch,
     RequestInfo,
     Requeue,
     RunGpu,
@@ -45,6 +46,8 @@ from sim.policy import (
     View,
 )
 
+Ordered = tuple[list[int], list[float]]  # places in the row of all experts, and their priorities
+MAX_ORDERED = 1_000_000  # entries of such that are kept
 CAPACITY = {"paper": 120, "code2024": 1000, "code_head": 1}
 
 
@@ -85,6 +88,7 @@ class MoeInfinity(Policy):
 
     def bind(self, view: View) -> None:
         shape = self._shape = (view.n_layers, view.n_experts)
+        n = shape[0] * shape[1]
         self.settings["capacity"] = capacity = int(self.capacity or CAPACITY[self.variant])
         self._predicts = self.variant != "code_head"
         self.prefetch_depth = 1 if self._predicts else None  # one worker per GPU, one copy at a time
@@ -95,17 +99,35 @@ class MoeInfinity(Policy):
         self._live = np.zeros(shape)  # all active requests' counts together
         self._matched: list[int] = []
         self._products = np.zeros(0)
-        self._shares = np.zeros(shape)  # pEAM, rows normalised
-        self._resident = [np.zeros(shape, dtype=bool) for _ in range(view.n_gpus)]
-        self._home = [[view.piece(layer, e).gpu for e in range(shape[1])] for layer in range(shape[0])]
-        n = shape[0] + (self.variant == "code2024")
-        self._closeness = (1.0 - np.arange(shape[0]) / n)[:, None]  # of a layer that many layers on
-        self._decay = 1.0 - np.arange(shape[0]) / shape[0]
-        self._visits = np.zeros(shape)
-        self._last = np.zeros(shape)
+        # What is asked for after a layer, by phase, matrix matched and layer: pieces and priorities, best first.
+        self._orders: dict[tuple[str, int, int], Ordered] = {}
+        self._worths: dict[tuple[str, int], np.ndarray] = {}  # ranks, by phase and matrix matched
+        self._orders_at: tuple[int, ...] = (0, 0)  # matrices replaced when they were worked out
+        self._n_ordered = 0
+        self._pieces = [view.piece(layer, expert) for layer in range(shape[0]) for expert in range(shape[1])]
+        self._gpu = np.array([piece.gpu for piece in self._pieces])
+        self._here = np.zeros(n, dtype=bool)
+        self._capacity = view.capacity
+        self._capacity_of = [view.capacity_of(gpu) for gpu in range(view.n_gpus)]
+        self._fetches = [Fetch(piece) for piece in self._pieces]
+        self._runs = [RunGpu(expert) for expert in range(shape[1])]
+        n_closer = shape[0] + (self.variant == "code2024")
+        self._closeness = (1.0 - np.arange(shape[0]) / n_closer)[:, None]  # of a layer that many layers on
+        self._decay = (1.0 - np.arange(shape[0]) / shape[0])[:, None]
+        # Who leaves first has the least rank; what a gate asks for changes that of visits and of recency at once.
+        self._ranked_by = self._rule()
+        self._rank = np.zeros(n)
+        if self._ranked_by == "shares":
+            self._rank[:] = ((np.zeros(shape) + self.epsilon) * self._decay).ravel()
+        self._ranks: Any = self._rank.data  # the same memory, for single numbers
         self._clock = 0
-        self._free = [view.capacity_of(gpu) for gpu in range(view.n_gpus)]  # the counter of code_head
+        self._free = list(self._capacity_of)  # the counter of code_head
         self._n_dry = self._n_asked = 0
+
+    def _rule(self) -> str:
+        if self.evict == "variant":
+            return {"paper": "shares", "code2024": "most_visits", "code_head": "visits"}[self.variant]
+        return "visits" if self.evict == "lfu" else "last"
 
     def learn(self, store: StoreSplit) -> None:
         """The offline collection: the store split's requests."""
@@ -128,7 +150,7 @@ class MoeInfinity(Policy):
     # -- tracing ----------------------------------------------------------------------------------------------------
 
     def iteration_start(self, iteration: Iteration, view: View) -> None:
-        collection = self._collections[iteration.phase]
+        collection = self._collection = self._collections[iteration.phase]
         self._products = np.zeros(len(collection))
         if self.variant == "code2024" and len(collection):
             self._matched = collection.likest_ahead(self._live)
@@ -136,11 +158,14 @@ class MoeInfinity(Policy):
     def iteration_end(self, iteration: Iteration, view: View) -> None:
         if not self._predicts:
             return
-        for index, r in enumerate(iteration.ranges):
-            counts = of_range(iteration, index, *self._shape)
+        ids, start = all_ids(iteration, view.n_layers), 0
+        for r in iteration.ranges:
+            stop = start + r.stop_row - r.start_row
+            counts = activations(ids[start:stop], view.n_experts)
             traced = self._traced.setdefault(r.request.index, {p: np.zeros(self._shape) for p in (PREFILL, DECODE)})
             traced[r.phase] += counts
             self._live += counts
+            start = stop
 
     def request_end(self, request: RequestInfo, view: View) -> None:
         if not self._predicts:
@@ -161,40 +186,69 @@ class MoeInfinity(Policy):
 
     def _serve(self, gate: Gate, view: View) -> Steps:
         """Experts are dispatched in ascending order; each is computed once it is there."""
-        layer, here = gate.layer, []
-        unsent: deque[tuple[Piece, bool]] = deque()  # and whether an expert must leave, whatever room there is
-        for expert in sorted(gate.needs):
-            piece = view.piece(layer, expert)
-            self._clock += 1
-            self._visits[layer, expert] += 1
-            self._last[layer, expert] = self._clock
-            exhausted = self.phantom_slots and not self._free[piece.gpu]
-            self._free[piece.gpu] = max(0, self._free[piece.gpu] - 1)
-            if view.holds(piece):
-                here.append(piece)
-                yield Fetch(piece)  # one that is still queued goes first
-            else:
-                unsent.append((piece, exhausted and self.variant == "code_head"))
-        left = here + [piece for piece, _ in unsent]
-        yield from self._send(unsent, view)
-        while left:
-            # A queued prefetch of a later one may have taken the room that the first one needs.
-            piece = next(piece for piece in left if view.holds(piece))
-            left.remove(piece)
-            yield RunGpu(piece.expert)
-            yield from self._send(unsent, view)
-
-    def _send(self, unsent: deque[tuple[Piece, bool]], view: View) -> Iterator[Evict | Fetch]:
+        first = gate.layer * self._shape[1]
+        needs = sorted(gate.needs)
+        self._visit(first, needs)
+        here = [expert for expert in needs if view.holds(self._pieces[first + expert])]
+        unsent: deque[tuple[int, bool]] = deque()  # and whether an expert must leave, whatever room there is
+        if self.phantom_slots or len(here) < len(needs):
+            for expert in needs:
+                must_evict = self._exhausted(first + expert) and self.variant == "code_head"
+                if expert not in here:
+                    unsent.append((expert, must_evict))
+        fetches, runs = self._fetches, self._runs
+        for expert in here:
+            yield fetches[first + expert]  # one that is still queued goes first
+        left = here + [expert for expert, _ in unsent]
+        yield from self._send(first, unsent, view)
         while unsent:
-            piece, must_evict = unsent[0]
-            victim = self.victim(piece, False, view)
-            if victim is None and (must_evict or view.free_bytes(piece.gpu) < piece.n_bytes):
-                return  # until one of the layer's own experts has run
-            if must_evict and victim is not None:
+            # A queued prefetch of a later one may have taken the room that the first one needs.
+            expert = next(expert for expert in left if view.holds(self._pieces[first + expert]))
+            left.remove(expert)
+            yield runs[expert]
+            yield from self._send(first, unsent, view)
+        for expert in left:
+            yield runs[expert]
+
+    def _visit(self, first: int, experts: list[int]) -> None:
+        ranks = self._ranks
+        if self._ranked_by == "last":
+            for expert in experts:
+                self._clock += 1
+                ranks[first + expert] = float(self._clock)
+        elif self._ranked_by != "shares":
+            step = 1.0 if self._ranked_by == "visits" else -1.0
+            for expert in experts:
+                ranks[first + expert] += step
+
+    def _exhausted(self, at: int) -> bool:
+        """Whether the counter of free room has run out, which hits lower as well."""
+        if not self.phantom_slots:
+            return False
+        gpu = self._pieces[at].gpu
+        exhausted = not self._free[gpu]
+        self._free[gpu] = max(0, self._free[gpu] - 1)
+        return exhausted
+
+    def _send(self, first: int, unsent: deque[tuple[int, bool]], view: View) -> Iterator[Evict | Fetch]:
+        while unsent:
+            expert, must_evict = unsent[0]
+            piece = self._pieces[first + expert]
+            if must_evict:
+                victim = self.victim(piece, False, view)
+                if victim is None:
+                    return  # until one of the layer's own experts has run
                 yield Evict(victim)
-            yield Fetch(piece)
-            self._resident[piece.gpu][piece.layer, piece.expert] = True
+            elif view.free_bytes(piece.gpu) < piece.n_bytes and not self._somebody_leaves(piece, view):
+                return
+            yield self._fetches[first + expert]
+            self._here[first + expert] = True
             unsent.popleft()
+
+    def _somebody_leaves(self, piece: Piece, view: View) -> bool:
+        """Whether a full GPU holds an expert that the layer does not need."""
+        owed = view.owed()
+        return self._capacity_of[piece.gpu] > len(owed) or self.victim(piece, False, view) is not None
 
     # -- predicting and prefetching ---------------------------------------------------------------------------------
 
@@ -202,74 +256,100 @@ class MoeInfinity(Policy):
         collection = self._collections[gate.phase]
         if not len(collection):
             return
-        layer, (n_layers, n_experts) = gate.layer, self._shape
-        lane = "host" if self.variant == "code2024" else "side"
-        ticket: Ticket = yield Predict(self.lookup_s * len(collection), lane)
-        if self.variant == "code2024":
-            first = layer
-            scores = (collection[self._matched[layer]][layer:] + self.epsilon) * self._closeness[: n_layers - layer]
+        ahead = self.variant == "code2024"
+        ticket: Ticket = yield Predict(self.lookup_s * len(collection), "host" if ahead else "side")
+        if ahead:
+            matched = self._matched[gate.layer]
         else:
-            counts = np.zeros(n_experts)
-            counts[list(gate.needs)] = list(gate.needs.values())
-            self._products += collection.products(layer, counts)
-            self._shares, first = collection.shares(collection.likest(self._products)), layer + 1
-            scores = (self._shares[first:] + self.epsilon) * self._closeness[1 : n_layers - layer]
+            matched = self._likest(gate, collection)
+        ordered = self._ordered(gate.phase, collection, matched, gate.layer, ahead)
+        if self._ranked_by == "shares":
+            self._rank[:] = self._worth(gate.phase, collection, matched)
         self._n_asked += 1
-        self._n_dry += layer > 0 and not view.queued()
-        absent = ~np.logical_or.reduce(self._resident)[first:]
-        scores = np.where(absent, scores, -1.0)
-        order = np.argsort(-scores, axis=None, kind="stable")[: self.queue].tolist()
-        wanted = [
-            Prefetch(view.piece(first + at // n_experts, at % n_experts), float(scores.flat[at]), (ticket,))
-            for at in order
-            if scores.flat[at] >= 0.0
-        ]
-        yield Requeue(tuple(wanted))
+        self._n_dry += gate.layer > 0 and not view.queued()
+        here, after, wanted = self._here, (ticket,), []
+        for at, priority in zip(*ordered, strict=True):
+            if not here[at]:
+                wanted.append((self._pieces[at], priority, after))
+                if len(wanted) == self.queue:
+                    break
+        yield Requeue(wanted)
+
+    def _likest(self, gate: Gate, collection: Collection) -> int:
+        """The past request most like the iteration so far."""
+        known: int | None = gate.at_once(self._likest_so_far, "ids")
+        if known is not None:
+            return known
+        counts = np.zeros(self._shape[1])
+        counts[list(gate.needs)] = list(gate.needs.values())
+        self._products += collection.products(gate.layer, counts)
+        return collection.likest(self._products)
+
+    def _likest_so_far(self, ids: NDArray[np.int64]) -> list[int]:
+        """The same after each layer, from what all gates choose [n, L, K]."""
+        return self._collection.likest_so_far(activations(ids, self._shape[1]))
+
+    def _ordered(self, phase: str, collection: Collection, matched: int, layer: int, own: bool) -> Ordered:
+        """Experts of the layers after this one (`own`: and of this one) by share x closeness, ties to the lowest."""
+        replaced = tuple(one.n_replaced for one in self._collections.values())
+        key = (phase, matched, layer)
+        if replaced != self._orders_at or self._n_ordered > MAX_ORDERED:
+            self._orders, self._worths, self._orders_at, self._n_ordered = {}, {}, replaced, 0
+        found = self._orders.get(key)
+        if found is None:
+            n_layers, n_experts = self._shape
+            first = layer if own else layer + 1
+            past = collection[matched] if own else collection.shares(matched)
+            scores = ((past[first:] + self.epsilon) * self._closeness[first - layer : n_layers - layer]).ravel()
+            order = (-scores).argsort(kind="stable")[: self._capacity + self.queue]  # no more than those can be there
+            found = self._orders[key] = ((order + first * n_experts).tolist(), scores[order].tolist())
+            self._n_ordered += len(order)
+        return found
+
+    def _worth(self, phase: str, collection: Collection, matched: int) -> np.ndarray:
+        """What Algorithm 1 ranks by, all experts."""
+        found = self._worths.get((phase, matched))
+        if found is None:
+            found = ((collection.shares(matched) + self.epsilon) * self._decay).ravel()
+            self._worths[phase, matched] = found
+        return found
 
     # -- eviction ---------------------------------------------------------------------------------------------------
 
     def placed(self, piece: Piece, view: View) -> None:
-        self._resident[piece.gpu][piece.layer, piece.expert] = True
+        self._here[piece.index] = True
 
     def evicted(self, piece: Piece, view: View) -> None:
-        self._resident[piece.gpu][piece.layer, piece.expert] = False
-        if self.variant == "code2024":
-            self._visits[piece.layer, piece.expert] = 0
+        self._here[piece.index] = False
+        if self.variant == "code2024" and self._ranked_by != "last":
+            self._ranks[piece.index] = 0.0
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        ranks, there = self._ranks(), self._resident[piece.gpu].copy()
-        there[view.layer, view.owed()] = False
-        if self.variant == "code2024" and self.evict == "variant":
+        n_experts = self._shape[1]
+        now, there = view.layer * n_experts, self._here & (self._gpu == piece.gpu)
+        for expert in view.owed():
+            there[now + expert] = False
+        if self._ranked_by == "most_visits":
             done = there.copy()
-            done[view.layer :] = False  # what is ahead is in the list of candidates for prefetching
+            done[now:] = False  # what is ahead is in the list of candidates for prefetching
             if speculative or done.any():
                 there = done
         elif self.evict == "lru_ds":
             spared = there.copy()
-            spared[view.layer : view.layer + 3] = False
+            spared[now : now + 3 * n_experts] = False
             there = spared if speculative or spared.any() else there
         if not there.any():
             return None
+        ranks = np.where(there, self._rank, np.inf)
         # Flat order is layer by layer; code_head's ties go to the lowest expert of any layer.
         if self.variant == "code_head" and self.evict == "variant":
-            expert, layer = divmod(int(np.argmin(np.where(there, ranks, np.inf).T)), self._shape[0])
+            expert, layer = divmod(int(ranks.reshape(self._shape).T.argmin()), self._shape[0])
+            at = layer * n_experts + expert
         else:
-            layer, expert = divmod(int(np.argmin(np.where(there, ranks, np.inf))), self._shape[1])
-        refused = speculative and self.variant == "paper" and self.evict == "variant" and self.guarded
-        if refused and ranks[layer, expert] >= ranks[piece.layer, piece.expert]:
+            at = int(ranks.argmin())
+        if speculative and self._ranked_by == "shares" and self.guarded and self._rank[at] >= self._rank[piece.index]:
             return None
-        return view.piece(layer, expert)
-
-    def _ranks(self) -> np.ndarray:
-        """Who leaves first has the least."""
-        if self.evict in ("lru", "lru_ds"):
-            return self._last
-        if self.evict == "lfu" or self.variant == "code_head":
-            return self._visits
-        if self.variant == "code2024":
-            return -self._visits
-        ranks: np.ndarray = (self._shares + self.epsilon) * self._decay[:, None]
-        return ranks
+        return self._pieces[at]
 
     def stats(self) -> dict[str, float]:
         collections = {id(c): len(c) for c in self._collections.values()}
@@ -277,5 +357,5 @@ class MoeInfinity(Policy):
             "collected": float(sum(collections.values())) if self._predicts else 0.0,
             "lookups": float(self._n_asked),
             "queue_ran_dry_frac": self._n_dry / max(1, self._n_asked),
-            "resident_experts": float(sum(int(there.sum()) for there in self._resident)),
+            "resident_experts": float(self._here.sum()),
         }

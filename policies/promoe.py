@@ -14,17 +14,16 @@ first predictions alone. Several GPUs (not published): each has its own worker a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies._surrogate import PREFIX, Surrogate
 from sim.policy import (
     PREFILL,
     BadInput,
     Cancel,
-    Decision,
     Evict,
     Fetch,
     Gate,
@@ -39,7 +38,13 @@ from sim.policy import (
     View,
 )
 
-Demanding = Generator[Decision, Any, tuple[Ticket, ...]]
+
+class Chunks(NamedTuple):
+    """An expert's transfers, and what is decided about them."""
+
+    pieces: list[Piece]
+    fetches: list[Fetch]
+    cancels: list[Cancel]
 
 
 class ProMoe(Policy):
@@ -95,191 +100,220 @@ class ProMoe(Policy):
 
     def bind(self, view: View) -> None:
         self.prefetch_depth = self.depth
-        groups = [(gpu, layer) for gpu in range(view.n_gpus) for layer in range(view.n_layers)]
-        self._room = {(gpu, layer): self._shares(gpu, view)[layer] for gpu, layer in groups}
+        n_layers, n_experts = self._shape = (view.n_layers, view.n_experts)
+        gpus = range(view.n_gpus)
+        self._home = [[view.piece(layer, expert).gpu for expert in range(n_experts)] for layer in range(n_layers)]
+        self._room = [self._shares(gpu, view) for gpu in gpus]
         # Per GPU and layer the experts that have a chunk there or on its way, least recently accessed first.
-        self._lru: dict[tuple[int, int], dict[int, None]] = {group: {} for group in groups}
-        self._parts: dict[tuple[int, int], list[Piece]] = {}
+        self._lru: list[list[dict[int, None]]] = [[{} for _ in range(n_layers)] for _ in gpus]
+        self._parts: list[list[Chunks | None]] = [[None] * n_experts for _ in range(n_layers)]
         self._stale: list[Piece] = []  # chunks of experts whose place has been taken
         self._surrogate = (
             Surrogate(self.predictor, view.top_k, view.n_experts, self.seed) if self.labels else None
         )
+        self._top_k = view.top_k
         self._gating = -1  # the layer whose gate is about to speak
-        self._aimed: dict[int, dict[int, None]] = {}  # by layer to come: experts named, in order
+        self._aimed: list[list[int]] = [[] for _ in range(n_layers)]  # by layer to come: experts named, in order
+        self._prediction = Predict(self.predictor_s, "side", basis="measured")
         self._n = self._right = 0
 
-    def _chunks(self, layer: int, expert: int, view: View) -> list[Piece]:
-        found = self._parts.get((layer, expert))
+    def _chunks(self, layer: int, expert: int, view: View) -> Chunks:
+        found = self._parts[layer][expert]
         if found is None:
-            found = self._parts[layer, expert] = view.matrices(layer, expert, self.chunks)
+            pieces = view.matrices(layer, expert, self.chunks)
+            found = self._parts[layer][expert] = Chunks(
+                pieces, [Fetch(piece) for piece in pieces], [Cancel(piece) for piece in pieces]
+            )
         return found
 
     # -- a gate has spoken ------------------------------------------------------------------------------------------
 
-    def gate_input(self, layer: int, view: View) -> Steps:
+    def gate_input(self, layer: int, view: View) -> Steps | list[Cancel]:
         """Until the gate has spoken, nobody in its layer loses its place to a prediction any more.
 
         So low tasks of experts that have no place and would find none are withdrawn: a chunk of theirs would else take
         free bytes that belong to an expert which is still to be completed, and that may be the one the gate asks for.
         """
-        yield from self._sweep()
+        return self._swept(layer, view) if self._stale else self._placeless(layer, view)
+
+    def _swept(self, layer: int, view: View) -> Steps:
+        """Give up what is left of experts that have lost their place, then the same."""
+        for chunk in self._stale.copy():
+            yield Evict(chunk)
+        yield from self._placeless(layer, view)
+
+    def _placeless(self, layer: int, view: View) -> list[Cancel]:
         self._gating = layer
-        taken = {group: len(held) for group, held in self._lru.items() if group[1] == layer}
-        for expert in self._aimed.get(layer, ()):
-            group = self._group(layer, expert, view)
-            if expert in self._lru[group]:
-                continue
-            if taken[group] < self._room[group]:
-                taken[group] += 1
-                continue
-            for chunk in self._chunks(layer, expert, view):
-                yield Cancel(chunk)
+        found: list[Cancel] = []
+        aimed = self._aimed[layer]
+        if aimed:
+            home = self._home[layer]
+            taken = [len(held[layer]) for held in self._lru]
+            for expert in aimed:
+                gpu = home[expert]
+                if expert in self._lru[gpu][layer]:
+                    continue
+                if taken[gpu] < self._room[gpu][layer]:
+                    taken[gpu] += 1
+                else:
+                    found += self._chunks(layer, expert, view).cancels
+        return found
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         self._gating = -1
-        aimed = self._aimed.pop(gate.layer, {})
-        self._count(gate, aimed)
-        # The layer's low tasks are withdrawn; those of experts it needs become high ones.
-        for expert in sorted(aimed):
-            for chunk in self._chunks(gate.layer, expert, view):
-                if (expert in gate.needs and not view.holds(chunk)) or (expert not in gate.needs and self.preempt):
-                    yield Cancel(chunk)
-        waiting = self._in_order(gate, view)
-        asked = False
+        layer, needs = gate.layer, gate.needs
+        aimed = self._aimed[layer]
+        if aimed:
+            self._aimed[layer] = []
+            self._n += len(needs)
+            self._right += sum([expert in aimed for expert in needs])
+            # The layer's low tasks are withdrawn; those of experts it needs become high ones.
+            for expert in sorted(aimed):
+                chunks = self._chunks(layer, expert, view)
+                needed = expert in needs
+                if needed or self.preempt:
+                    for piece, cancel in zip(chunks.pieces, chunks.cancels, strict=True):
+                        if not (needed and view.holds(piece)):
+                            yield cancel
+        home = self._home[layer]
+        waiting = self._in_order(layer, needs, view)
         coming: list[tuple[int, tuple[Ticket, ...]]] = []
+        asked = False
         while waiting or coming:
-            while (found := next((e for e in waiting if self._admits(gate.layer, e, view)), None)) is not None:
-                waiting.remove(found)
-                coming.append((found, (yield from self._demand(gate.layer, found, view))))
+            at = 0
+            while at < len(waiting):
+                expert = waiting[at]
+                gpu = home[expert]
+                held = self._lru[gpu][layer]
+                if expert not in held and len(held) == self._room[gpu][layer]:
+                    victim = self._leaves(held, layer, expert, view)
+                    if victim is None:  # until one of those that are there has run
+                        at += 1
+                        continue
+                    for chunk in [c for c in self._chunks(layer, victim, view).pieces if view.holds(c)]:
+                        yield Evict(chunk)
+                    held.pop(victim, None)
+                del waiting[at]
+                # High tasks for the chunks that are missing; chunks on their way go ahead of what nobody waits for.
+                held.pop(expert, None)
+                held[expert] = None
+                chunks = self._chunks(layer, expert, view)
+                tickets: list[Ticket] = []
+                for fetch in chunks.fetches:
+                    if self._stale and fetch.piece in self._stale:  # it has its place again
+                        self._stale.remove(fetch.piece)
+                    ticket = yield fetch
+                    if ticket is not None:
+                        tickets.append(ticket)
+                coming.append((expert, tuple(tickets)))
+                at = 0
             if not asked:
                 asked = True
-                yield from self._predict(gate, view)
-            expert, tickets = coming.pop(0)
-            yield RunGpu(expert, tickets)
+                target = layer + self.stride
+                if target < self._shape[0] and gate.phase != PREFILL:
+                    yield from self._predict(gate, target, view)
+            expert, after = coming.pop(0)
+            yield RunGpu(expert, after)
 
-    def _in_order(self, gate: Gate, view: View) -> list[int]:
+    def _in_order(self, layer: int, needs: dict[int, int], view: View) -> list[int]:
         """Cached experts, those on their way by the chunks that have arrived, then the others."""
-        if not self.reorder:
-            return list(gate.needs)
-        ready = {e: sum(view.arrived(c) for c in self._chunks(gate.layer, e, view)) for e in gate.needs}
-        return sorted(gate.needs, key=lambda e: (-ready[e], e not in self._lru[self._group(gate.layer, e, view)]))
+        if not self.reorder or len(needs) == 1:
+            return list(needs)
+        order = []
+        for at, expert in enumerate(needs):
+            ready = 0
+            for chunk in self._chunks(layer, expert, view).pieces:
+                if view.arrived(chunk):
+                    ready += 1
+            order.append((-ready, expert not in self._lru[self._home[layer][expert]][layer], at, expert))
+        order.sort()
+        return [expert for _, _, _, expert in order]
 
-    def _group(self, layer: int, expert: int, view: View) -> tuple[int, int]:
-        return view.piece(layer, expert).gpu, layer
-
-    def _admits(self, layer: int, expert: int, view: View) -> bool:
-        """It has a place, or one is free or holds what the layer does not need any more."""
-        group = self._group(layer, expert, view)
-        held = self._lru[group]
-        return expert in held or len(held) < self._room[group] or self._leaves(group, expert, view) is not None
-
-    def _leaves(self, group: tuple[int, int], newcomer: int, view: View) -> int | None:
-        """The least recently accessed expert that may go."""
-        layer = group[1]
-        others = (e for e in self._lru[group] if e != newcomer and view.evictable(view.piece(layer, e)))
-        return next(others, None)
-
-    def _demand(self, layer: int, expert: int, view: View) -> Demanding:
-        """High tasks for the chunks that are missing; chunks on their way go ahead of what nobody waits for."""
-        group = self._group(layer, expert, view)
-        held = self._lru[group]
-        if expert not in held and len(held) == self._room[group]:
-            victim = self._leaves(group, expert, view)
-            assert victim is not None
-            for chunk in [c for c in self._chunks(layer, victim, view) if view.holds(c)]:
-                yield Evict(chunk)
-            held.pop(victim, None)
-        held.pop(expert, None)
-        held[expert] = None
-        tickets: list[Ticket] = []
-        for chunk in self._chunks(layer, expert, view):
-            if chunk in self._stale:  # it has its place again
-                self._stale.remove(chunk)
-            ticket = yield Fetch(chunk)
-            if ticket is not None:
-                tickets.append(ticket)
-        return tuple(tickets)
+    def _leaves(self, held: dict[int, None], layer: int, newcomer: int, view: View) -> int | None:
+        """The least recently accessed expert of a layer that may go."""
+        owed = view.owed() if layer == view.layer else ()
+        for expert in held:
+            if expert != newcomer and expert not in owed:
+                return expert
+        return None
 
     # -- low tasks --------------------------------------------------------------------------------------------------
 
-    def _predict(self, gate: Gate, view: View) -> Steps:
+    def _predict(self, gate: Gate, target: int, view: View) -> Steps:
         """Predict `stride` layers ahead and queue what is missing, chunk by chunk, in the order of prediction."""
-        target = gate.layer + self.stride
-        if target >= view.n_layers or gate.phase == PREFILL:
-            return
-        ticket = yield Predict(self.predictor_s, "side", basis="measured")
-        named = list(dict.fromkeys(self._named(gate, target, view)))
-        self._aimed[target] = dict.fromkeys(named)
-        taken = dict.fromkeys(self._lru, 0)
+        after: tuple[Ticket, ...] = ((yield self._prediction),)
+        named = self._aimed[target] = self._named(gate, target)
+        home, taken = self._home[target], [0] * len(self._lru)
         for expert in named:
-            group = self._group(target, expert, view)
-            taken[group] += 1
-            if taken[group] > self._room[group]:
+            gpu = home[expert]
+            taken[gpu] += 1
+            if taken[gpu] > self._room[gpu][target]:
                 continue
-            if expert in self._lru[group]:  # asking counts as an access
-                del self._lru[group][expert]
-                self._lru[group][expert] = None
-            for chunk in self._chunks(target, expert, view):
+            held = self._lru[gpu][target]
+            if expert in held:  # asking counts as an access
+                del held[expert]
+                held[expert] = None
+            for chunk in self._chunks(target, expert, view).pieces:
                 if not view.holds(chunk):
-                    yield Prefetch(chunk, 0.0, (ticket,))
+                    yield Prefetch(chunk, 0.0, after)
 
-    def _named(self, gate: Gate, target: int, view: View) -> Iterable[int]:
+    def _named(self, gate: Gate, target: int) -> list[int]:
         """Experts predicted for the target layer: every token's first choice, then the second ..."""
         if self._surrogate is not None:
             truth = gate.iteration.ids(target).tolist()
             rows = [r.start_row for r in gate.iteration.ranges]
-            named = [self._surrogate.name(row, target, ids) for row, ids in zip(rows, truth, strict=True)]
-            return [expert for choices in zip(*named, strict=True) for expert in choices]
-        best = np.argsort(-gate.next_scores(self.stride), axis=1, kind="stable")[:, : view.top_k]
-        return [int(expert) for expert in best.T.reshape(-1)]
+            drawn = [self._surrogate.name(row, target, ids) for row, ids in zip(rows, truth, strict=True)]
+            return list(dict.fromkeys(expert for choices in zip(*drawn, strict=True) for expert in choices))
+        named: list[int] = gate.by_layer(self._best, f"next_scores_{self.stride}")
+        return list(dict.fromkeys(named)) if gate.iteration.n_tokens > 1 else named
+
+    def _best(self, scores: NDArray[np.float64]) -> list[list[int]]:
+        """By layer, the experts that its gate input makes most of, [n, L, E] of scores: all first choices first."""
+        best = (-scores).argsort(axis=2, kind="stable")[:, :, : self._top_k]
+        found: list[list[int]] = best.transpose(1, 2, 0).reshape(scores.shape[1], -1).tolist()
+        return found
 
     def placed(self, piece: Piece, view: View) -> None:
         """A predicted chunk found room; where that room belongs to an expert still to come, somebody has no place."""
-        group = (piece.gpu, piece.layer)
-        held = self._lru[group]
-        if piece.expert in held:
+        gpu, layer, expert = piece.gpu, piece.layer, piece.expert
+        held = self._lru[gpu][layer]
+        if expert in held:
             return
-        held[piece.expert] = None
-        if len(held) > self._room[group]:
-            leaving = self._leaves(group, piece.expert, view)
-            self._lose(group, piece.expert if leaving is None else leaving, view)
+        held[expert] = None
+        if len(held) > self._room[gpu][layer]:
+            leaving = self._leaves(held, layer, expert, view)
+            self._lose(held, layer, expert if leaving is None else leaving, view)
 
-    def _lose(self, group: tuple[int, int], expert: int, view: View) -> list[Piece]:
-        """An expert loses its place: what it has there is given up. Returns that."""
-        del self._lru[group][expert]
-        chunks = [chunk for chunk in self._chunks(group[1], expert, view) if view.holds(chunk)]
-        self._stale += chunks
-        return chunks
+    def _lose(self, held: dict[int, None], layer: int, expert: int, view: View) -> None:
+        """An expert loses its place: what it has there is given up."""
+        del held[expert]
+        self._stale += [chunk for chunk in self._chunks(layer, expert, view).pieces if view.holds(chunk)]
 
     def evicted(self, piece: Piece, view: View) -> None:
-        if piece in self._stale:
+        if self._stale and piece in self._stale:
             self._stale.remove(piece)
-        if not any(view.holds(chunk) for chunk in self._chunks(piece.layer, piece.expert, view)):
-            self._lru[piece.gpu, piece.layer].pop(piece.expert, None)
+        held = self._lru[piece.gpu][piece.layer]
+        if piece.expert in held:
+            for chunk in self._chunks(piece.layer, piece.expert, view).pieces:
+                if view.holds(chunk):
+                    return
+            del held[piece.expert]
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
         """When a new expert's first chunk starts, the victim loses its place, and so all of its chunks."""
-        group = (piece.gpu, piece.layer)
-        held = self._lru[group]
-        if piece.expert not in held and len(held) == self._room[group]:
-            leaving = self._leaves(group, piece.expert, view)
-            if leaving is None or piece.layer == self._gating:
+        gpu, layer = piece.gpu, piece.layer
+        held = self._lru[gpu][layer]
+        if piece.expert not in held and len(held) == self._room[gpu][layer]:
+            leaving = self._leaves(held, layer, piece.expert, view)
+            if leaving is None or layer == self._gating:
                 return None
-            self._lose(group, leaving, view)
-        here = (c for c in self._stale if (c.gpu, c.layer) == group and view.evictable(c))
-        return next(here, None)
-
-    def _sweep(self) -> Steps:
-        """Give up what is left of experts that have lost their place."""
-        for chunk in list(self._stale):
-            yield Evict(chunk)
+            self._lose(held, layer, leaving, view)
+        for chunk in self._stale:
+            if chunk.layer == layer and chunk.gpu == gpu and view.evictable(chunk):
+                return chunk
+        return None
 
     # -- figures of its own -----------------------------------------------------------------------------------------
-
-    def _count(self, gate: Gate, aimed: Collection[int]) -> None:
-        if aimed:
-            self._n += len(gate.needs)
-            self._right += sum(expert in aimed for expert in gate.needs)
 
     def stats(self) -> dict[str, float]:
         """predicted_frac: share of the chosen experts that were predicted (published for its MLP: 84.7 %)."""

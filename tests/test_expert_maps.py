@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from policies._expert_maps import MapStore, Trajectory, as_embedding, as_map, select, select_many
+from policies._expert_maps import MapStore, Trajectory, as_embedding, as_map, select_many
 
 
 def store_of(maps: list[list[list[float]]], embeddings: list[list[float]], capacity: int = 8) -> MapStore:
@@ -34,6 +34,10 @@ def test_trajectory_similarity_grows_layer_by_layer_as_equation_5() -> None:
 
 
 def test_threshold_takes_more_experts_when_the_map_is_less_similar() -> None:
+    def select(scores, similarity, top_k, threshold):
+        order, counts = select_many(scores[None], np.array([similarity]), top_k, threshold)
+        return order[0, : counts[0]].tolist()
+
     scores = np.array([10.0, 50.0, 30.0, 10.0])
     # delta = 0.1: one expert reaches it, but at least K = 2 are taken
     assert select(scores, 0.9, 2, True) == [1, 2]
@@ -125,7 +129,19 @@ def test_all_layers_at_once_are_the_trajectory_layer_by_layer(top: int) -> None:
     assert store.maps.dtype == (np.float32 if top == 40 else np.float64)
 
 
-def test_selecting_for_many_layers_is_selecting_for_each() -> None:
+def one_by_one(scores: list[float], similarity: float, top_k: int, threshold: bool) -> list[int]:
+    """Equations 6 to 8, one expert after the other."""
+    order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)  # stable: ties stay in order of id
+    if not threshold:
+        return order[:top_k]
+    target, reached, count = max(0.0, min(1.0 - similarity, 1.0)) * sum(scores), 0.0, 0
+    while count < len(order) and (reached < target or count < top_k):
+        reached += scores[order[count]]
+        count += 1
+    return order[:count]
+
+
+def test_selecting_for_many_layers_is_selecting_one_expert_after_the_other() -> None:
     rng = np.random.default_rng(5)
     for n_experts, top_k in ((4, 2), (8, 2), (60, 4), (3, 3), (2, 5)):
         rows = rng.integers(0, 12, (40, n_experts)).astype(float)  # small numbers: many ties
@@ -133,6 +149,7 @@ def test_selecting_for_many_layers_is_selecting_for_each() -> None:
         similarities = rng.uniform(-0.2, 1.2, 40)
         similarities[1:4] = 0.0, 1.0, 0.5
         for threshold in (True, False):
-            each = zip(rows, similarities, strict=True)
-            expected = [select(row, float(alike), top_k, threshold) for row, alike in each]
-            assert select_many(rows, similarities, top_k, threshold) == expected
+            each = zip(rows.tolist(), similarities.tolist(), strict=True)
+            expected = [one_by_one(row, alike, top_k, threshold) for row, alike in each]
+            order, counts = select_many(rows, similarities, top_k, threshold)
+            assert [row[:count].tolist() for row, count in zip(order, counts, strict=True)] == expected

@@ -256,7 +256,7 @@ def test_a_stand_in_is_as_right_as_table_3_says_of_the_served_model_and_its_text
     """All four cells of Table 3: not the best of them for every model and data set."""
     with Trace(tiny_trace(tmp_path / "t", 3, 8, 2, outputs=200, n_requests=4, levels=())) as trace:
         made = setup(DuoServe(predictor=f"surrogate:{data}", mlp_bytes=0), trace, 2)
-        made.policy.bind(SimpleNamespace(model_name=model, n_gpus=1, top_k=2))
+        made.policy.bind(SimpleNamespace(model_name=model, n_gpus=1, top_k=2, n_layers=0, n_experts=0))
         made.policy.learn(StoreSplit(trace, ()))
         ids = trace.experts[:].astype(int)
         named = made.policy._drawn(list(range(len(ids))), ids)

@@ -5,8 +5,6 @@ Numbers of `easy_numbers`: copying an expert takes 10 s, an expert 2 s, attentio
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from easy_numbers import execute_easy, run, setup
@@ -122,15 +120,6 @@ def test_the_paper_weighs_shares_by_closeness(tmp_path):
     first = seen.log.index(("fetch", 0, 0)) if ("fetch", 0, 0) in seen.log else 0
     later = [entry[1:] for entry in seen.log[first:] if entry[0] == "prefetch" and entry[1] in (1, 2)]
     assert later[0] == (1, 1)
-
-
-@pytest.mark.parametrize(("variant", "left"), [("code2024", 0.0), ("code_head", 7.0), ("paper", 7.0)])
-def test_2024_forgets_the_visits_of_what_leaves(variant, left):
-    policy = MoeInfinity(variant=variant)
-    policy._visits, policy._resident = np.full((2, 2), 7.0), [np.ones((2, 2), dtype=bool)]
-    policy.evicted(SimpleNamespace(gpu=0, layer=1, expert=0), None)
-    assert policy._visits.tolist() == [[7.0, 7.0], [left, 7.0]]
-    assert policy._resident[0].tolist() == [[True, True], [False, True]]
 
 
 @pytest.mark.parametrize("variant", ["paper", "code2024"])

@@ -42,8 +42,10 @@ FILES = {
 RUN = "result = moesim.simulate(policy='lru', hw='rtx3090', requests=1)\nassert result.hit_rate == 0\n"
 
 
-def said(folder: Path, script: str, *interpreter: str) -> subprocess.CompletedProcess[str]:
-    for name, text in FILES.items():
+def said(
+    folder: Path, script: str, *interpreter: str, files: dict[str, str] = FILES
+) -> subprocess.CompletedProcess[str]:
+    for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "script.py").write_text(script, encoding="utf-8")
@@ -71,6 +73,18 @@ def test_a_policy_in_a_folder_of_that_name(tmp_path: Path, first: str) -> None:
     """The folder's own module imports moesim while it is being imported itself."""
     script = f"{first}\nimport moesim\nassert moesim.simulate(policy=Mine, hw='rtx3090', requests=1).policy == 'mine'\n"
     done = said(tmp_path, script)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_package_that_imports_moesim_itself(tmp_path: Path) -> None:
+    script = """
+import policies
+assert policies.ALL == [policies.Mine]
+import moesim
+assert moesim.simulate(policy=policies.Mine, hw="rtx3090", requests=1).policy_file.name == "mine.py"
+"""
+    files = FILES | {"policies/__init__.py": "from moesim import Policy\nfrom .mine import Mine\nALL = [Mine]\n"}
+    done = said(tmp_path, script, files=files)
     assert done.returncode == 0, done.stderr
 
 

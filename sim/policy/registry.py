@@ -128,8 +128,9 @@ def name_of(kind: object) -> str:
     from importlib.metadata import entry_points
 
     theirs = {entry.value for entry in entry_points(group=GROUP)}
-    known = kind.__module__.startswith("policies.") or f"{kind.__module__}:{kind.__qualname__}" in theirs
-    return kind.name if known and policies().get(kind.name) is kind else given(kind)
+    known = kind.__module__.removeprefix("policies.") in _files() or f"{kind.__module__}:{kind.__qualname__}" in theirs
+    same = known and (_by_file(kind.name) is kind or policies().get(kind.name) is kind)
+    return kind.name if same else given(kind)
 
 
 def _plain(name: str) -> str:

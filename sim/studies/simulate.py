@@ -49,6 +49,7 @@ class Options(TypedDict, total=False):
     cache_frac: float | None
     hit_definition: str
     predictor: Name | None
+    engine: str | None  # arithmetic or simpy
 
 
 def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) -> Result:
