@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calibrate.clock import Call, Clock
-from calibrate.geometry import Geometry
+from calibrate.geometry import MeasuredGeometry
 from calibrate.stats import DEFAULT, Effort
 from calibrate.tensors import Tensor, random_tensor, touched_buffer
 from sim.real.devices.protocol import Device, Stream
@@ -59,7 +59,7 @@ class Bench:
     """Everything probes draw on. `threads` are the CPU thread counts to try, the last one all physical cores."""
 
     device: Device
-    geometries: Sequence[Geometry]
+    geometries: Sequence[MeasuredGeometry]
     dtype: str
     cpu_dtypes: Sequence[str]
     threads: Sequence[int]

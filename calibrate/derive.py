@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from calibrate.fit import Fit, Work, fit_copy, fit_roofline
+from calibrate.fit import Fit, TimedWork, fit_copy, fit_roofline
 from calibrate.geometry import ExpertShape
 from calibrate.ops import BYTES
 from calibrate.stats import Summary, advice, summarise
@@ -16,7 +16,7 @@ EXPERT_KERNELS = 5  # gate, silu, up, mul, down
 
 
 @dataclass
-class Curve:
+class MeasuredPoint:
     """All rounds of one point pooled: its key, its samples' summary, and host seconds to enqueue it where known."""
 
     key: Mapping[str, str | int]
@@ -33,7 +33,7 @@ class Table:
     """Measured points by probe; look up by any subset of their key."""
 
     def __init__(self, records: Iterable[Record]) -> None:
-        self._points: dict[tuple[str, str], Curve] = {}
+        self._points: dict[tuple[str, str], MeasuredPoint] = {}
         self.failed: list[Record] = []
         self.skipped: list[Record] = []
         rest: list[Record] = []
@@ -41,7 +41,7 @@ class Table:
             if record.status != "ok":
                 rest.append(record)
                 continue
-            point = self._points.setdefault((record.probe, key_text(record.key)), Curve(record.key))
+            point = self._points.setdefault((record.probe, key_text(record.key)), MeasuredPoint(record.key))
             point.samples_s += record.samples_s
             point.enqueue_s += record.extra.get("enqueue_s", [])
             point.covered += record.extra.get("covered", [])
@@ -50,12 +50,12 @@ class Table:
             if (record.probe, key_text(record.key)) not in self._points:
                 (self.failed if record.status == "failed" else self.skipped).append(record)
 
-    def find(self, probe: str, **wanted: str | int) -> list[Curve]:
+    def find(self, probe: str, **wanted: str | int) -> list[MeasuredPoint]:
         """Points of a probe whose key has all the given values."""
         return [point for (name, _), point in self._points.items()
                 if name == probe and all(point.key.get(k) == v for k, v in wanted.items())]  # fmt: skip
 
-    def one(self, probe: str, **wanted: str | int) -> Curve | None:
+    def one(self, probe: str, **wanted: str | int) -> MeasuredPoint | None:
         found = self.find(probe, **wanted)
         return found[0] if found else None
 
@@ -73,7 +73,7 @@ class LinkFit:
     """A fitted direction and the points under it."""
 
     fit: Fit
-    points: list[Curve]
+    points: list[MeasuredPoint]
 
 
 def link(table: Table, direction: str, memory: str) -> LinkFit | None:
@@ -92,7 +92,7 @@ class ComputeFit:
     """A roofline over experts: the fit and (work, point) pairs under it."""
 
     fit: Fit
-    points: list[Curve]
+    points: list[MeasuredPoint]
 
 
 def gpu_experts(table: Table, dtype: str, floor_s: float) -> ComputeFit | None:
@@ -105,7 +105,7 @@ def cpu_experts(table: Table, dtype: str, threads: int) -> ComputeFit | None:
     return _roofline(table.find("cpu_expert", dtype=dtype, threads=threads), dtype, 0.0, overhead=True)
 
 
-def _roofline(points: list[Curve], dtype: str, floor_s: float, *, overhead: bool) -> ComputeFit | None:
+def _roofline(points: list[MeasuredPoint], dtype: str, floor_s: float, *, overhead: bool) -> ComputeFit | None:
     if len(points) < 4:
         return None
     work = []
@@ -114,7 +114,7 @@ def _roofline(points: list[Curve], dtype: str, floor_s: float, *, overhead: bool
         n_tokens = int(point.key["n_tokens"])
         # Tokens in and out count too: at thousands of tokens they rival a small expert's weights.
         moved = shape.weight_bytes(BYTES[dtype]) + 2 * n_tokens * shape.hidden * BYTES[dtype]
-        work.append(Work(moved, shape.flops(n_tokens), point.summary.median))
+        work.append(TimedWork(moved, shape.flops(n_tokens), point.summary.median))
     return ComputeFit(fit_roofline(work, floor_s, overhead=overhead), points)
 
 

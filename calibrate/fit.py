@@ -50,7 +50,7 @@ def fit_line(x: Sequence[float], seconds: Sequence[float]) -> Fit:
 
 
 @dataclass(frozen=True)
-class Work:
+class TimedWork:
     """One measured operation: what it reads (bytes), what it multiplies (FLOPs) and how long it took (seconds)."""
 
     n_bytes: float
@@ -58,7 +58,7 @@ class Work:
     seconds: float
 
 
-def fit_roofline(work: Sequence[Work], floor_s: float, *, overhead: bool) -> Fit:
+def fit_roofline(work: Sequence[TimedWork], floor_s: float, *, overhead: bool) -> Fit:
     """t = max(floor, bytes / bandwidth, flops / rate), plus a constant overhead where asked for (seconds).
 
     The overhead is told apart from the bandwidth only by operations of different size; with one size (all bytes

@@ -37,7 +37,7 @@ class AttentionShape:
 
 
 @dataclass(frozen=True)
-class Geometry:
+class MeasuredGeometry:
     """What one model's layers look like; sizes in values, not bytes."""
 
     model: str
@@ -49,7 +49,7 @@ class Geometry:
     vocab: int
 
 
-def copy_sizes(geometries: Iterable[Geometry], max_bytes: int) -> list[int]:
+def copy_sizes(geometries: Iterable[MeasuredGeometry], max_bytes: int) -> list[int]:
     """Powers of 4 from 64 KiB to `max_bytes`, plus every model's exact expert and single matrix in bf16 (bytes)."""
     sizes = {4**k for k in range(8, 16) if 4**k <= max_bytes}
     for geometry in geometries:

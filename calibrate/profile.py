@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from calibrate import derive
-from calibrate.derive import Curve, LinkFit, Ratio, Table
+from calibrate.derive import LinkFit, MeasuredPoint, Ratio, Table
 from calibrate.stats import Summary
 from sim.base.files import replacing
 
@@ -111,7 +111,7 @@ def _through_host(up: dict[str, Any], down: dict[str, Any]) -> dict[str, Any]:
     return {"latency_s": _assumed(latency_s, note), "bandwidth_bytes_per_s": _assumed(rate, note)}
 
 
-def _point(point: Curve | None, default: float, note: str = "", scale: float = 1.0) -> dict[str, Any]:
+def _point(point: MeasuredPoint | None, default: float, note: str = "", scale: float = 1.0) -> dict[str, Any]:
     if point is None:
         return _assumed(default)
     summary = point.summary
@@ -155,7 +155,7 @@ def _host(table: Table, kind: str) -> dict[str, Any]:
     launch = _point(table.one("host", what="launch"), 5e-6)
     if single:
         # A matmul's launch is dearer than an empty kernel's; what an expert really costs the thread is what counts.
-        each = Curve({}, [s / derive.EXPERT_KERNELS for p in single for s in p.enqueue_s])
+        each = MeasuredPoint({}, [s / derive.EXPERT_KERNELS for p in single for s in p.enqueue_s])
         launch = _point(each, 5e-6, f"host seconds of one expert by its {derive.EXPERT_KERNELS} launches; "
                                     f"the smallest kernel alone: {launch['value'] * 1e6:.1f} us")  # fmt: skip
     copies = table.find("copy_enqueue")

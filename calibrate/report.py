@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate import derive, in_situ_file
-from calibrate.derive import Curve, Table
+from calibrate.derive import MeasuredPoint, Table
 from calibrate.store import Store
 from sim.base.errors import BadInput
 from sim.base.files import replacing
@@ -64,7 +64,7 @@ def _of_probes(table: Table, hw: Hardware) -> list[tuple[str, Any]]:
         figures.append(("Copies", _figure(series, lines, "bytes")))
     for title, probe, key in (("Experts on the device", "expert", "n_tokens"), ("Experts on the CPU", "cpu_expert",
                               "n_tokens"), ("Attention, decode", "attention", "context")):  # fmt: skip
-        groups: dict[str, list[Curve]] = {}
+        groups: dict[str, list[MeasuredPoint]] = {}
         for point in table.find(probe):
             if probe == "attention" and point.key.get("phase") != "decode":
                 continue
@@ -99,8 +99,11 @@ def _of_lanes(samples: in_situ_file.Samples, hw: Hardware) -> list[tuple[str, An
     for op, curve in (curves.operations if curves is not None else {}).items():
         series: list[Series] = []
         for case in sorted({case for (name, _), cases in samples.operations.items() if name == op for case in cases}):
-            points = [Curve({"at": int(at)}, cases[case]) for (name, at), cases in sorted(samples.operations.items())
-                      if name == op and case in cases]  # fmt: skip
+            points = [
+                MeasuredPoint({"at": int(at)}, cases[case])
+                for (name, at), cases in sorted(samples.operations.items())
+                if name == op and case in cases
+            ]
             series.append(_series(case, points, "at"))
         line = (f"{op}, priced", list(curve.at), list(curve.seconds))
         title = f"On the real machine's lanes, {model} in {precision}: {op.replace('_', ' ')}"
@@ -108,7 +111,7 @@ def _of_lanes(samples: in_situ_file.Samples, hw: Hardware) -> list[tuple[str, An
     return figures
 
 
-def _series(name: str, points: Sequence[Curve], key: str) -> Series:
+def _series(name: str, points: Sequence[MeasuredPoint], key: str) -> Series:
     rows = sorted((float(point.key[key]), point.summary) for point in points)
     medians, lows, highs = ([getattr(s, part) for _, s in rows] for part in ("median", "low", "high"))
     return name, [x for x, _ in rows], medians, lows, highs

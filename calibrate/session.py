@@ -14,7 +14,7 @@ import msgspec
 from calibrate import in_situ, in_situ_file, in_situ_fit, profile
 from calibrate.bench import Bench
 from calibrate.derive import Table
-from calibrate.geometry import AttentionShape, ExpertShape, Geometry
+from calibrate.geometry import AttentionShape, ExpertShape, MeasuredGeometry
 from calibrate.runner import PROBES, Health, Progress, run
 from calibrate.store import Store
 from sim.base.errors import BadInput
@@ -30,7 +30,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 @dataclass(frozen=True)
-class Request:
+class CalibrationRequest:
     """What the user asked for."""
 
     device: str
@@ -63,7 +63,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Calibration:
     """What was written, and what to tell the user."""
 
     data: dict[str, Any]
@@ -72,10 +72,10 @@ class Outcome:
     warnings: list[str] = field(default_factory=list)
 
 
-def geometry_of(model: Model) -> Geometry:
+def geometry_of(model: Model) -> MeasuredGeometry:
     """The shapes of one model's layers."""
     shared = model.shared_intermediate_size
-    return Geometry(
+    return MeasuredGeometry(
         model=model.id,
         expert=ExpertShape(model.hidden_size, model.expert_intermediate_size),
         shared=ExpertShape(model.hidden_size, shared) if shared else None,
@@ -84,7 +84,7 @@ def geometry_of(model: Model) -> Geometry:
     )  # fmt: skip
 
 
-def make_bench(device: Device, geometries: Sequence[Geometry], now: Callable[[], float], bf16: str) -> Bench:
+def make_bench(device: Device, geometries: Sequence[MeasuredGeometry], now: Callable[[], float], bf16: str) -> Bench:
     """Limits that suit the device: the CPU stand-in computes in fp32 and is spared long contexts."""
     cuda = device.facts.kind == "cuda"
     cores = environment.physical_cores()
@@ -99,8 +99,8 @@ def make_bench(device: Device, geometries: Sequence[Geometry], now: Callable[[],
     )  # fmt: skip
 
 
-def calibrate(request: Request, *, device: Device | None = None, progress: Progress | None = None,
-              now: Callable[[], float] = time.perf_counter) -> Outcome:  # fmt: skip
+def calibrate(request: CalibrationRequest, *, device: Device | None = None, progress: Progress | None = None,
+              now: Callable[[], float] = time.perf_counter) -> Calibration:  # fmt: skip
     """Measure, save after every probe, fit and write the profile. Ctrl-C keeps what was saved.
 
     Raises:
@@ -155,11 +155,11 @@ LANES_FROM_S = 150.0
 LANES_AT_LEAST_S = 60.0
 
 
-def _wants_lanes(request: Request) -> bool:
+def _wants_lanes(request: CalibrationRequest) -> bool:
     return LANES in request.probes or (not request.probes and request.budget_s >= LANES_FROM_S)
 
 
-def _measure_lanes(request: Request, dtype: str, progress: Progress | None) -> None:
+def _measure_lanes(request: CalibrationRequest, dtype: str, progress: Progress | None) -> None:
     """Operations of each model on the lanes of the real machine, saved model by model.
 
     It takes half as long as the probes, but a minute at least; asked for by name, it has all the time.
@@ -181,7 +181,7 @@ def _measure_lanes(request: Request, dtype: str, progress: Progress | None) -> N
         in_situ_file.save(samples, path)
 
 
-def finish(request: Request) -> Outcome:
+def finish(request: CalibrationRequest) -> Calibration:
     """Fit saved samples and write the profile; needs no device. Raises BadInput when there are no usable samples."""
     store = Store.load(request.samples_path)
     state = _read_environment(request.environment_path)
@@ -203,10 +203,10 @@ def finish(request: Request) -> Outcome:
         data = in_situ_fit.apply(data, first, request.name, others)
     profile.write(request.profile_path, data)
     files = (request.profile_path, request.samples_path, request.environment_path, *paths)
-    return Outcome(data, table, files, [*state.get("warnings", []), *table.noise()])
+    return Calibration(data, table, files, [*state.get("warnings", []), *table.noise()])
 
 
-def _earlier(request: Request, title: str) -> dict[str, Any]:
+def _earlier(request: CalibrationRequest, title: str) -> dict[str, Any]:
     """The environment of the run to resume; empty when there is none to resume."""
     if not request.resume or not request.samples_path.is_file() or not request.environment_path.is_file():
         return {}

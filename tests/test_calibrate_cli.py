@@ -117,9 +117,9 @@ def test_a_throttled_busy_or_slow_card_is_flagged_once_each():
 
 
 def test_samples_of_another_device_are_not_continued(tmp_path):
-    from calibrate.session import Request, calibrate
+    from calibrate.session import CalibrationRequest, calibrate
 
-    request = Request("cpu", ["cpu-small"], "x", tmp_path, 1.0, resume=True)
+    request = CalibrationRequest("cpu", ["cpu-small"], "x", tmp_path, 1.0, resume=True)
     Store(request.samples_path).save()
     state = {"kind": "cuda", "device": "cuda:0", "models": [], "machine": environment.machine(), "card": {},
              "threads": [1], "dtype": "bfloat16", "cpu_dtype": "float32", "n_sms": 82, "l2_bytes": 6 << 20,

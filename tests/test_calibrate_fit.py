@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from calibrate.derive import Table, link, slowdown
-from calibrate.fit import Work, fit_copy, fit_line, fit_roofline
+from calibrate.fit import TimedWork, fit_copy, fit_line, fit_roofline
 from calibrate.stats import Effort, advice, measure, summarise
 from calibrate.store import Record, Store
 from sim.base.errors import BadInput
@@ -96,7 +96,7 @@ def test_a_roofline_finds_bandwidth_rate_and_overhead_over_two_sizes():
     for weights in (1.7e7, 3.5e8):
         for n in (1, 4, 16, 64, 256, 1024, 4096):
             flops = weights * n
-            work.append(Work(weights, flops, max(weights / 2.8e12, flops / 7e14) + 3e-6))
+            work.append(TimedWork(weights, flops, max(weights / 2.8e12, flops / 7e14) + 3e-6))
     fit = fit_roofline(work, 1e-6, overhead=True)
     assert fit.params["bandwidth_bytes_per_s"] == pytest.approx(2.8e12, rel=1e-3)
     assert fit.params["flops_per_s"] == pytest.approx(7e14, rel=1e-3)
@@ -104,7 +104,7 @@ def test_a_roofline_finds_bandwidth_rate_and_overhead_over_two_sizes():
 
 
 def test_one_size_leaves_the_overhead_at_zero():
-    work = [Work(1e8, 1e8 * n, max(1e8 / 1e12, 1e8 * n / 5e13)) for n in (1, 8, 64, 512)]
+    work = [TimedWork(1e8, 1e8 * n, max(1e8 / 1e12, 1e8 * n / 5e13)) for n in (1, 8, 64, 512)]
     fit = fit_roofline(work, 1e-6, overhead=True)
     assert fit.params["overhead_s"] == 0.0
     assert fit.params["flops_per_s"] == pytest.approx(5e13, rel=1e-3)

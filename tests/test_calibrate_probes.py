@@ -14,15 +14,15 @@ torch = pytest.importorskip("torch")
 from one_card import OneCard  # noqa: E402
 
 from calibrate.bench import Bench, Point, Probe  # noqa: E402
-from calibrate.geometry import AttentionShape, ExpertShape, Geometry  # noqa: E402
+from calibrate.geometry import AttentionShape, ExpertShape, MeasuredGeometry  # noqa: E402
 from calibrate.ops import Int4Experts  # noqa: E402
 from calibrate.runner import PROBES, Health, run  # noqa: E402
 from calibrate.store import Store  # noqa: E402
 from sim.base.errors import BadInput  # noqa: E402
 from sim.real.devices.cuda import CudaDevice  # noqa: E402
 
-TINY = Geometry("tiny", ExpertShape(64, 128), ExpertShape(64, 96), AttentionShape(64, 4, 2, 16), 8, 2, 512)
-SMALL = Geometry("small", ExpertShape(32, 64), None, AttentionShape(32, 2, 2, 16), 4, 1, 256)
+TINY = MeasuredGeometry("tiny", ExpertShape(64, 128), ExpertShape(64, 96), AttentionShape(64, 4, 2, 16), 8, 2, 512)
+SMALL = MeasuredGeometry("small", ExpertShape(32, 64), None, AttentionShape(32, 2, 2, 16), 4, 1, 256)
 
 
 class FakeCuda(OneCard):

@@ -27,7 +27,7 @@ from safetensors.numpy import save
 
 from calibrate import in_situ_file, in_situ_fit
 from calibrate.derive import Table
-from calibrate.session import Request, finish
+from calibrate.session import CalibrationRequest, finish
 from calibrate.store import Record, Store
 from sim.base.errors import BadInput
 from sim.base.files import bundled
@@ -169,7 +169,7 @@ def test_samples(tmp_path: Path) -> None:
 
     def use() -> None:
         Table(Store.load(path)).noise()
-        finish(Request("", ("mixtral-8x7b",), "card", tmp_path, 0.0))
+        finish(CalibrationRequest("", ("mixtral-8x7b",), "card", tmp_path, 0.0))
 
     assert judged(path, use)
     for _, rng in cases("samples"):

@@ -6,7 +6,7 @@ from calibrate.runner import PROBES
 from sim.base.lanes import LANES, ON_DEVICE, WAITED_FOR
 from sim.machine.lanes import CAUSES
 from sim.profiles.hardware import Hardware
-from sim.real.devices.work import COMPUTE, DOWN, POOL, UP
+from sim.real.devices.work import COMPUTE, D2H, H2D, POOL
 
 
 def test_causes_are_the_lanes_that_gpu_0_waits_for() -> None:
@@ -21,4 +21,4 @@ def test_each_lane_is_priced_by_a_block_of_the_profile_and_measured_by_a_probe()
 
 
 def test_a_device_has_its_lanes_in_this_order() -> None:
-    assert [ON_DEVICE[index] for index in (COMPUTE, UP, DOWN, POOL)] == ["gpu", "h2d", "d2h", "cpu"]
+    assert [ON_DEVICE[index] for index in (COMPUTE, H2D, D2H, POOL)] == ["gpu", "h2d", "d2h", "cpu"]

@@ -204,7 +204,7 @@ def test_published_figures_are_read_and_refused(tmp_path):
 
 
 def test_published_accuracy_is_met(tmp_path):
-    figures = published.Published(
+    figures = published.PublishedFigures(
         schema=published.SCHEMA, id="x", source="a paper", model="m", n_layers=4, n_experts=12, top_k=3, curves={},
         accuracy={1: [None, 0.6, 0.8, 0.95]}, readings=[],
     )  # fmt: skip
@@ -228,7 +228,7 @@ def test_farther_predictions_follow_the_nearest():
     assert bent.ahead["2"][2:] == [None, None]
     assert bent.ahead["2"][:2] == pytest.approx([0.8 * 0.6 / 0.9, 0.8 * 0.95 / 0.9], abs=1e-5)
     assert set(bent.ahead) == {"1", "2"}  # the source has no distance 3
-    figures = published.Published(
+    figures = published.PublishedFigures(
         schema=published.SCHEMA, id="x", source="a paper", model="m", n_layers=4, n_experts=12, top_k=3, curves={},
         accuracy={1: [None, 0.6, 0.5, 0.4], 2: [None, None, 0.9, 0.9]}, readings=[],
     )  # fmt: skip
@@ -245,12 +245,12 @@ def test_published_curves_are_approached(monkeypatch, tmp_path):
     monkeypatch.setattr(published, "_TRIES", 18)
     base = profile(n_layers=2, ahead={}, requests=[Lengths(4, 146, i % 2, True) for i in range(20)])
     true = published.bend(base, 3.0, 0.3, 0.5)
-    figures = published.Published(
+    figures = published.PublishedFigures(
         schema=published.SCHEMA, id="x", source="p", model="m", n_layers=2, n_experts=12, top_k=3, accuracy={},
-        curves={k: published.Curve([3, 6, 9], [0, 0, 0]) for k in ("lru", "lfu")}, readings=[],
+        curves={k: published.HitCurve([3, 6, 9], [0, 0, 0]) for k in ("lru", "lfu")}, readings=[],
     )  # fmt: skip
     rates = published.cache_rates(true, figures, 0)
-    curves = {k: published.Curve([3, 6, 9], v.tolist()) for k, v in rates.items()}
+    curves = {k: published.HitCurve([3, 6, 9], v.tolist()) for k, v in rates.items()}
     figures = msgspec.structs.replace(figures, curves=curves)
     far = max(abs(published.cache_rates(base, figures, 0)[k] - v).max() for k, v in rates.items())
     with Trace(write(tmp_path / "t.safetensors", published.fit_to(base, figures))) as trace:

@@ -20,7 +20,7 @@ from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
     from calibrate.runner import Progress
-    from calibrate.session import Outcome
+    from calibrate.session import Calibration
 
 
 @click.command(
@@ -48,7 +48,7 @@ def command(device: str | None, models: tuple[str, ...], name: str | None, folde
             probes: tuple[str, ...], resume: bool, fit_only: bool, quiet: bool) -> None:  # fmt: skip
     """Measure copies, experts, attention and host costs of this machine, and write a profile that --hw accepts."""
     from calibrate.runner import PROBES
-    from calibrate.session import LANES, Request, calibrate, finish
+    from calibrate.session import LANES, CalibrationRequest, calibrate, finish
     from sim.base.errors import did_you_mean
     from sim.profiles.models import load_model
     from sim.real.devices.open import open_device, usable_device
@@ -60,7 +60,7 @@ def command(device: str | None, models: tuple[str, ...], name: str | None, folde
     if name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
         raise BadInput(f"--name, got {name!r}: lower-case letters, digits, '.', '_' and '-'; for example h100-sxm")
     if fit_only and name:
-        _report(finish(Request(device or "", models, name, folder, 0.0)))
+        _report(finish(CalibrationRequest(device or "", models, name, folder, 0.0)))
         return
     if device is None or fit_only:
         raise BadInput("calibrate: --device is missing (with --fit-only: --name); give --device cuda:0 or --device cpu")
@@ -70,7 +70,7 @@ def command(device: str | None, models: tuple[str, ...], name: str | None, folde
         opened = open_device(usable_device(device, "calibrate"))
         try:
             name = name or (re.sub(r"[^a-z0-9]+", "-", opened.facts.title.lower()).strip("-") or "my-machine")
-            request = Request(device, models, name, folder, minutes * 60, resume, rounds, probes)
+            request = CalibrationRequest(device, models, name, folder, minutes * 60, resume, rounds, probes)
             where = f"{opened.facts.title} ({device})"
             say(f"{where}, {', '.join(models)}, {minutes:g} minutes -> {request.profile_path}")
             with Bar("starting") as bar:
@@ -103,7 +103,7 @@ def told_on(quiet: bool, bar: Bar) -> Progress:
     return Progress(probe, point)
 
 
-def _report(outcome: Outcome) -> None:
+def _report(outcome: Calibration) -> None:
     """The verdict first: links, experts and host in human units, then doubts, then files."""
     data = outcome.data
     for way in ("h2d", "d2h", "h2d_pageable", "d2h_pageable"):

@@ -20,7 +20,7 @@ from sim.cli.unique_options import UniqueOptions
 if TYPE_CHECKING:
     from traces.stats.summary import Summary
     from traces.synth.profile import Profile
-    from traces.synth.published import Published
+    from traces.synth.published import PublishedFigures
 
 _SHAPE = re.compile(r"^([0-9]{1,4})x([0-9]{1,4})(?:,k=|,|k)([0-9]{1,4})$")
 _EPILOG = (
@@ -99,7 +99,7 @@ def command(
             _draw(drawn, profile, figures.model, None, 12_000, "all", seed, figures, keep=False)
 
 
-def _wanted(model: str | None, shape: str | None, figures: Published | None) -> tuple[str, int, int, int] | None:
+def _wanted(model: str | None, shape: str | None, figures: PublishedFigures | None) -> tuple[str, int, int, int] | None:
     """Name and shape asked for, by model, shape or figures; None for the source's own."""
     if sum(value is not None for value in (model, shape, figures)) > 1:
         raise BadInput("--model, --shape and --targets each say a shape: give one of them")
@@ -142,7 +142,7 @@ def _draw(
     n_tokens: int | None,
     levels: str,
     seed: int,
-    figures: Published | None,
+    figures: PublishedFigures | None,
     keep: bool = True,
 ) -> None:
     from traces.format.reader import Trace

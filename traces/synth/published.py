@@ -33,14 +33,14 @@ _COARSE = ((0.6, 1.0, 1.7), (0.05, 0.3, 1.5), (0.05, 1.0))
 Rate = Annotated[float, Meta(ge=0, le=1)]
 
 
-class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HitCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Hit rates of a per-layer cache at several sizes, in whole experts per layer."""
 
     experts: list[Annotated[int, Meta(ge=1)]]
     hits: list[Rate]
 
 
-class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PublishedFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One file of `published/`.
 
     curves: `lru`, `lfu` -> mean over layers, warm.
@@ -55,7 +55,7 @@ class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     n_layers: Annotated[int, Meta(ge=1, le=1024)]
     n_experts: Annotated[int, Meta(ge=1, le=4096)]
     top_k: Annotated[int, Meta(ge=1)]
-    curves: dict[Literal["lru", "lfu"], Curve]
+    curves: dict[Literal["lru", "lfu"], HitCurve]
     accuracy: dict[Literal[1, 2, 3], list[Rate | None]]
     readings: list[str]
 
@@ -66,7 +66,7 @@ def published() -> dict[str, Path]:
     return {path.stem.replace("_", "-"): path for path in sorted(folder.glob("*.yaml"))}
 
 
-def load(name: str | Path) -> Published:
+def load(name: str | Path) -> PublishedFigures:
     """A bundled set of figures by id, or a YAML file of the same form.
 
     Raises:
@@ -77,7 +77,7 @@ def load(name: str | Path) -> Published:
     if not path.exists():
         hint = did_you_mean(str(name), known)
         raise BadInput(f"--targets, got {str(name)!r}: no such figures and no such file; {hint}")
-    found = to_struct(read_yaml(path), Published, str(path))
+    found = to_struct(read_yaml(path), PublishedFigures, str(path))
     for kind, curve in found.curves.items():
         sizes = curve.experts
         if len(sizes) != len(curve.hits) or min(sizes, default=0) < found.top_k or max(sizes) > found.n_experts:
@@ -93,7 +93,7 @@ def load(name: str | Path) -> Published:
 
 
 def fit_to(
-    profile: Profile, figures: Published, seed: int = 0, progress: Callable[[int, int], None] | None = None
+    profile: Profile, figures: PublishedFigures, seed: int = 0, progress: Callable[[int, int], None] | None = None
 ) -> Profile:
     """The profile, scaled to the figures' shape and bent to meet them.
 
@@ -125,7 +125,7 @@ def bend(profile: Profile, spread: float, lasting: float, passing: float) -> Pro
 
 
 def _fit_curves(
-    profile: Profile, figures: Published, seed: int, progress: Callable[[int, int], None] | None
+    profile: Profile, figures: PublishedFigures, seed: int, progress: Callable[[int, int], None] | None
 ) -> Profile:
     keep = np.unique(np.linspace(0, profile.n_layers - 1, _LAYERS).round().astype(int))
     thin = _some_layers(profile, keep)
@@ -156,7 +156,7 @@ def _some_layers(profile: Profile, keep: Ints) -> Profile:
     )  # fmt: skip
 
 
-def cache_rates(profile: Profile, figures: Published, seed: int) -> dict[str, Floats]:
+def cache_rates(profile: Profile, figures: PublishedFigures, seed: int) -> dict[str, Floats]:
     drawer = Drawer(profile, seed)
     parts = [block["experts"] for plan in drawer.plans(None, _ROWS) for block in drawer.rows(plan)]
     experts = np.concatenate(parts)
@@ -212,7 +212,7 @@ class Reached:
     reached: float
 
 
-def reached(figures: Published, trace: Trace) -> list[Reached]:
+def reached(figures: PublishedFigures, trace: Trace) -> list[Reached]:
     """Every published figure beside the same of a trace, whose rows are all taken one at a time."""
     rows = observe.sample(trace, max_rows=12_000)
     found = []

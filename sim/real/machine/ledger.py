@@ -19,7 +19,7 @@ def lane_names(gpu: int, n_gpus: int) -> tuple[str, ...]:
     return LANES if n_gpus == 1 else (f"gpu{gpu}", f"h2d{gpu}", *LANES[2:])
 
 
-class Cost:
+class Spent:
     """How often and how long."""
 
     __slots__ = ("n", "samples_s", "total_s")
@@ -45,8 +45,8 @@ class Ledger:
         self.arrived: list[Piece] = []
         self._names = [lane_names(gpu, n_gpus) for gpu in range(n_gpus)]
         self.busy_s = dict.fromkeys((*(name for names in self._names for name in names), "host"), 0.0)
-        self.by_op: dict[tuple[str, str], Cost] = {}  # (lane, operation)
-        self.host_by: dict[str, Cost] = {}
+        self.by_op: dict[tuple[str, str], Spent] = {}  # (lane, operation)
+        self.host_by: dict[str, Spent] = {}
         self.parts_s = [0.0] * len(CAUSES)
         self.policy_s = 0.0
         self.predict_asked_s = 0.0
@@ -74,7 +74,7 @@ class Ledger:
         spent_s = max(0.0, end_s - self._mark_s - self._policy_since_s)
         self._mark_s, self._policy_since_s = end_s, 0.0
         self.busy_s["host"] += spent_s
-        cost = self.host_by.setdefault(op, Cost())
+        cost = self.host_by.setdefault(op, Spent())
         cost.n += 1
         cost.total_s += spent_s
         if self.keep:
@@ -85,7 +85,7 @@ class Ledger:
         self._spend("before sync", began_s)
         ready_s = max(began_s, ticket.end_s)
         self.busy_s["host"] += max(0.0, end_s - ready_s)
-        cost = self.host_by.setdefault("sync", Cost())
+        cost = self.host_by.setdefault("sync", Spent())
         cost.n += 1
         cost.total_s += max(0.0, end_s - ready_s)
         if self.keep:
@@ -109,7 +109,7 @@ class Ledger:
             work = finished.popleft()
             lane, spent_s = self._names[work.gpu][work.lane], work.end_s - work.start_s
             self.busy_s[lane] += spent_s
-            cost = self.by_op.setdefault((lane, work.op), Cost())
+            cost = self.by_op.setdefault((lane, work.op), Spent())
             cost.n += 1
             # What a simulation calls the operation's time: from when it could have started.
             cost.total_s += work.end_s - max(work.ready_s, self._lane_free_s[lane])
