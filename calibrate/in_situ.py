@@ -69,11 +69,12 @@ def run(
         BadInput: a geometry that does not fit or cannot be carried out.
     """
     from sim.profiles.models import load_model
+    from sim.real.admission import check, check_memory, free_bytes
     from sim.real.devices import environment
     from sim.real.devices.lanes import cores
     from sim.real.devices.open import open_lanes
     from sim.real.machine.decoder import Decoder
-    from sim.real.run import check, check_memory, free_bytes, measure
+    from sim.real.run import measure
     from sim.real.weights.weights import random_weights
     from sim.run import prepare
     from sim.setup.spec import RunSpec
@@ -105,7 +106,7 @@ def run(
                 try:
                     if weights is None:
                         check(setup)
-                        host_bytes = check_memory(setup, lanes, free_bytes(lanes))
+                        host_bytes = check_memory(setup, lanes.device, free_bytes(lanes.device))
                         weights = random_weights(setup.model, precision, lanes.device, seed, host_bytes)
                     tell(f"{policy}, {resident / n_all:.0%} resident, round {number + 1}")
                     timer.start()
@@ -162,7 +163,7 @@ class TimeUp(DeviceFault):
 
 def room_for(lanes: Lanes, spec: RunSpec, n_all: int) -> tuple[dict[str, float], int]:
     """Settings that give the described GPU the memory of this device, and how many of the experts it holds."""
-    from sim.real.run import SLACK_FRAC, free_bytes
+    from sim.real.admission import SLACK_FRAC, free_bytes
     from sim.run import prepare
     from sim.setup.spec import RunSpec
 
@@ -172,7 +173,7 @@ def room_for(lanes: Lanes, spec: RunSpec, n_all: int) -> tuple[dict[str, float],
     setup = prepare(RunSpec(**{**msgspec.structs.asdict(spec), "set": settings}))
     try:
         size = setup.model.expert_bytes(spec.precision)
-        room = min(int(setup.hw.vram_bytes.value), int(SLACK_FRAC * free_bytes(lanes)[0]))
+        room = min(int(setup.hw.vram_bytes.value), int(SLACK_FRAC * free_bytes(lanes.device)[0]))
         room -= setup.memory.parts.all_bytes
         return settings, max(1, min(n_all, room // size))
     finally:

@@ -17,12 +17,13 @@ from sim.base.device_faults import DeviceFault, fault_of  # noqa: E402
 from sim.base.errors import BadInput  # noqa: E402
 from sim.machine.protocol import DEMAND, SPECULATIVE  # noqa: E402
 from sim.policy.registry import policies  # noqa: E402
+from sim.real.admission import check_memory  # noqa: E402
 from sim.real.devices.cpu import CpuDevice  # noqa: E402
 from sim.real.devices.lanes import Lanes  # noqa: E402
 from sim.real.devices.open import usable_device  # noqa: E402
 from sim.real.devices.work import COMPUTE, H2D, Work  # noqa: E402
 from sim.real.machine.arena import Arena, aligned  # noqa: E402
-from sim.real.run import check_memory, measure  # noqa: E402
+from sim.real.run import measure  # noqa: E402
 from sim.run import execute  # noqa: E402
 
 LOSSLESS = sorted(name for name, kind in policies().items() if "lossy" not in kind.traits)
@@ -328,8 +329,8 @@ def test_experts_share_host_buffers_where_memory_is_short(tmp_path):
         with pytest.raises(DeviceFault, match="at least one layer's 4; take --model cpu-small"):
             random_weights(setup.model, "fp32", lanes.device, 0, 3 * size)
         with pytest.raises(BadInput, match=r"it needs .* on cpu, which has .* free"):
-            check_memory(setup, lanes, (1 << 20, 1 << 20))
-        assert check_memory(setup, lanes, (1 << 30, 1 << 30)) > 4 * size
+            check_memory(setup, lanes.device, (1 << 20, 1 << 20))
+        assert check_memory(setup, lanes.device, (1 << 30, 1 << 30)) > 4 * size
     finally:
         lanes.close()
         setup.close()
