@@ -55,7 +55,7 @@ def in_parts(folder, cuts, order, lanes=None):
     """A real run in which chance cuts experts and shuffles the order in which their parts are computed."""
     setup = tiny_setup(folder, "lru", 8)
     policy = setup.policy = Shuffled()
-    policy.cuts, policy.order = cuts, order
+    policy.cuts, policy.turns = cuts, order
     log = []
     with lanes_and_weights(setup, lanes) as (own, weights):
         done = measure(setup, own, weights, None, lambda kind, *_: log.append(kind),

@@ -137,14 +137,13 @@ def test_the_detector_sees_memory_that_nobody_kept(monkeypatch, tmp_path):
 
 
 def test_the_detector_sees_a_machine_that_forgets_readers(monkeypatch, tmp_path):
-    """A write-back reads room that a demand copy then fills; without hazards only the engine's own waits are left."""
-    from sim.engine.transfers import Transfers
-
+    """A write-back reads room that a demand copy then fills; both the store and the engine forget who reads."""
     from sim.real.machine.arena import Arena
+    from sim.real.machine.copies import Copies
 
-    give = Arena.give
+    give, up = Arena.give, Copies.up
     monkeypatch.setattr(Arena, "give", lambda self, block, hazards: give(self, block, []))
-    monkeypatch.setattr(Transfers, "_take_room", lambda *_: ())
+    monkeypatch.setattr(Copies, "up", lambda self, piece, priority, after: up(self, piece, priority, ()))
     with pytest.raises(Race, match="on up writes what"):
         raced(monkeypatch, tmp_path, "mixtral_offloading")
 
