@@ -16,7 +16,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from policies._cache import ScopedCache
+from policies.common.cache import ScopedCache
 from sim.policy import Fetch, Gate, Piece, RunGpu, Steps, View
 
 

@@ -16,7 +16,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from policies._placement import uses
+from policies.common.placement import uses
 from sim.policy import Gate, Param, Piece, Policy, Prefetch, Serve, Steps, StoreSplit, View
 
 Path = tuple[tuple[int, ...], ...]

@@ -6,7 +6,7 @@ in this order where its paper ranks by score; SiDA-MoE (MLSys 2024, arXiv 2310.1
 
 from __future__ import annotations
 
-from policies._cache import OrderedCache
+from policies.common.cache import OrderedCache
 from sim.policy import Piece, View
 
 

@@ -25,8 +25,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies._cache import OrderedCache
-from policies._surrogate import PREFIX, Surrogate
+from policies.common.cache import OrderedCache
+from policies.common.surrogate import PREFIX, Surrogate
 from policies.lru import Lru
 from sim.policy import PREFILL, Assignment, BadInput, Evict, Gate, Param, Piece, Prefetch, Serve, Steps, View
 

@@ -16,7 +16,7 @@ from random import Random as Draws
 
 import numpy as np
 
-from policies._placement import fill, fits_whole, most_used, uses
+from policies.common.placement import fill, fits_whole, most_used, uses
 from sim.policy import (
     PREFILL,
     DoesNotFit,

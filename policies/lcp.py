@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from policies._cache import ScopedCache
-from policies._priority import Priorities
+from policies.common.cache import ScopedCache
+from policies.common.priority import Priorities
 from sim.policy import Gate, Param, Piece, Serve, Steps, View
 
 

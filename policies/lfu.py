@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from heapq import heappop, heappush, heapreplace
 
-from policies._cache import ScopedCache
+from policies.common.cache import ScopedCache
 from sim.policy import Param, Piece, View
 
 

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from policies._placement import fits_whole
+from policies.common.placement import fits_whole
 from sim.policy import DoesNotFit, Evict, Fetch, Gate, Param, Piece, Policy, RunCpu, RunGpu, Steps, Ticket, View
 
 

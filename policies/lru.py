@@ -6,7 +6,7 @@ FineMoE (arXiv 2502.05370, section 6.6, Figure 14b) compares with LRU over its w
 
 from __future__ import annotations
 
-from policies._cache import OrderedCache
+from policies.common.cache import OrderedCache
 from sim.policy import Piece, View
 
 

@@ -30,9 +30,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from policies._cache import OrderedCache
-from policies._masked_gate import masked_top_k
-from policies._placement import fits_whole
+from policies.common.cache import OrderedCache
+from policies.common.masked_gate import masked_top_k
+from policies.common.placement import fits_whole
 from policies.lru import Lru
 from sim.policy import DECODE, Assignment, Gate, Param, Piece, View
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from policies._cache import ScopedCache
+from policies.common.cache import ScopedCache
 from sim.policy import Gate, Param, Piece, Serve, Steps, View
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies._surrogate import PREFIX, Surrogate
+from policies.common.surrogate import PREFIX, Surrogate
 from sim.policy import (
     PREFILL,
     BadInput,

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from random import Random as Draws
 
-from policies._cache import ScopedCache
+from policies.common.cache import ScopedCache
 from sim.policy import Param, Piece, View
 
 

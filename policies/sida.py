@@ -8,9 +8,9 @@ every layer (the hash table); the routers are removed, so what was foretold is c
 `variant=paper` keeps what there is room for, first in, first out, and a layer waits for its own experts alone.
 
 The published predictor (two LSTM layers with SparseMax attention over embeddings) is not public for these models;
-`policies/_foretold.py` says what stands in, and `--predictor surrogate:SHARE` takes a published hit rate (top 3 of
-Switch-base-8: 0.99 SST2, 0.97 MRPC, 0.92 MultiRC). A token runs as many experts as its model's gate would choose; the
-code's top 3 on models of one expert per token cannot be expressed. The predictor's memory is not charged.
+`policies/common/token_forecast.py` says what stands in, and `--predictor surrogate:SHARE` takes a published hit rate
+(top 3 of Switch-base-8: 0.99 SST2, 0.97 MRPC, 0.92 MultiRC). A token runs as many experts as its model's gate would
+choose; the code's top 3 on models of one expert per token cannot be expressed. The predictor's memory is not charged.
 
 Published for encoders that classify. Generating (not published): a token's table can only be made once the token is
 known, so it is waited for; tables of prompts come from the queue. When memory is short, what does not fit before the
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies._foretold import Forecasting
+from policies.common.token_forecast import Forecasting
 from sim.policy import (
     PREFILL,
     Assignment,

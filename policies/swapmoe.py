@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from policies._masked_gate import masked_top_k
+from policies.common.masked_gate import masked_top_k
 from sim.policy import (
     Assignment,
     BadInput,

@@ -9,12 +9,12 @@ import random
 import numpy as np
 import pytest
 
-from policies._emoe_load import by_tokens, choose, expected_tokens, insensitive_layers, reroute
-from policies._emoe_predict import SHARE, digits, find, frequencies, read
-from policies._emoe_schedule import Asked, admitted, expected_latency_s
-from policies._emoe_tasks import KEYWORDS, classify, profile, words_of
-from policies._emoe_xlnet import ONE, exponential, shares
-from policies._mlp import load, save
+from policies.common.mlp import load, save
+from policies.emoe.load import by_tokens, choose, expected_tokens, insensitive_layers, reroute
+from policies.emoe.predict import SHARE, digits, find, frequencies, read
+from policies.emoe.schedule import Asked, admitted, expected_latency_s
+from policies.emoe.tasks import KEYWORDS, classify, profile, words_of
+from policies.emoe.xlnet import ONE, exponential, shares
 from sim.base.errors import BadInput
 from sim.conformance import seeded
 
@@ -197,8 +197,8 @@ def test_sums_are_exact(small):
 def test_the_same_network_as_torch():
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from policies._emoe_train import Net, TrainingPlan, in_whole_numbers
-    from policies._emoe_xlnet import Xlnet
+    from policies.emoe.train import Net, TrainingPlan, in_whole_numbers
+    from policies.emoe.xlnet import Xlnet
 
     torch.manual_seed(1)
     plan = TrainingPlan(width=32, inner=48)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from policies._expert_maps import MapStore, Trajectory, as_embedding, as_map, select_many
+from policies.fine_moe.expert_maps import MapStore, Trajectory, as_embedding, as_map, select_many
 
 
 def store_of(maps: list[list[list[float]]], embeddings: list[list[float]], capacity: int = 8) -> MapStore:

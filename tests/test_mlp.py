@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from policies._mlp import BLOCK, LIMITS, Dense, IntMlp, best, load, mlp_of, quantised, save, step_for
-from policies._surrogate import Surrogate, outcomes
+from policies.common.mlp import BLOCK, LIMITS, Dense, IntMlp, best, load, mlp_of, quantised, save, step_for
+from policies.common.surrogate import Surrogate, outcomes
 from sim.base.errors import BadInput
 
 

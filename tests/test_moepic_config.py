@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies._moepic_config import LayerPlan, Odds, Statistics, Times, allocate, split_all, split_layer
-from policies._priority import Priorities, places_before
+from policies.common.priority import Priorities, places_before
+from policies.moepic.config import LayerPlan, Odds, Statistics, Times, allocate, split_all, split_layer
 
 # One layer of 4 experts, K = 2. H(C), P(y) of y = 1..4, PH(y, C).
 HIT = np.array([0.0, 0.4, 0.7, 0.9, 1.0])

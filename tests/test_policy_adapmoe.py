@@ -15,8 +15,8 @@ import pytest
 from easy_numbers import EXPERT_BYTES, execute_easy, setup
 from tiny_traces import tiny_header, tiny_trace
 
-from policies._adapmoe_sizes import ACCURACY, SENSITIVITY, SINGLE, cache_sizes, equal_sizes, expected_loads, thousandths
-from policies.adapmoe import AdapMoe
+from policies.adapmoe.policy import AdapMoe
+from policies.adapmoe.sizes import ACCURACY, SENSITIVITY, SINGLE, cache_sizes, equal_sizes, expected_loads, thousandths
 from sim.base.errors import DoesNotFit
 from sim.policy.pieces import Piece
 from sim.workload.learn_split import StoreSplit, requests_of

@@ -7,7 +7,7 @@ import pytest
 from cpu_bench import check_knobs, failures, replay, resident, seeded, written
 from easy_numbers import execute_easy, setup
 
-from policies._placement import uses
+from policies.common.placement import uses
 from policies.daop import Daop
 from sim.base.errors import BadInput
 from sim.workload.learn_split import StoreSplit, requests_of

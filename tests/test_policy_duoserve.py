@@ -16,8 +16,10 @@ from click.testing import CliRunner
 from easy_numbers import EXPERT_BYTES, execute_easy, run, setup
 from tiny_traces import from_rows, tiny_trace
 
-from policies import _duoserve
-from policies._duoserve import (
+from policies.common.mlp import save
+from policies.duoserve import predictor as _duoserve
+from policies.duoserve.policy import DuoServe
+from policies.duoserve.predictor import (
     States,
     accuracy,
     affinity,
@@ -31,8 +33,6 @@ from policies._duoserve import (
     rows_of,
     width_of,
 )
-from policies._mlp import save
-from policies.duoserve import DuoServe
 from sim.base.errors import BadInput, DoesNotFit
 from sim.cli import moesim
 from sim.profiles.models import load_model
@@ -114,7 +114,7 @@ class Told:
 @pytest.fixture
 def told(monkeypatch):
     def make(predictions, **settings):
-        monkeypatch.setattr("policies.duoserve.read", lambda *_: Told(predictions))
+        monkeypatch.setattr("policies.duoserve.policy.read", lambda *_: Told(predictions))
         return DuoServe(**{"predictor": "told", "mlp_s": 3.0, "mlp_bytes": 0} | settings)
 
     return make

@@ -12,9 +12,9 @@ import pytest
 from easy_numbers import execute_easy, setup
 from tiny_traces import tiny_header, tiny_trace
 
-from policies._emoe_predict import Transformer, find, published_s, read
-from policies._mlp import load, save
-from policies.emoe import Emoe
+from policies.common.mlp import load, save
+from policies.emoe.policy import Emoe
+from policies.emoe.predict import Transformer, find, published_s, read
 from reports.reproduce.rows import load_experiments, load_rows
 from sim.base.errors import BadInput, DoesNotFit
 from sim.conformance import seeded

@@ -13,9 +13,9 @@ from cpu_bench import check_knobs, failures, replay, resident, seeded, written
 from easy_numbers import execute_easy, setup
 from tiny_traces import from_rows
 
-from policies._foretold import TokenPaths
-from policies._token_scheduler import as_bits, halves
-from policies.expertflow import ExpertFlow
+from policies.common.token_forecast import TokenPaths
+from policies.expertflow.policy import ExpertFlow
+from policies.expertflow.token_scheduler import as_bits, halves
 from sim.base.errors import BadInput, IllegalDecision
 from sim.conformance.world import iterations
 from sim.policy.pieces import Piece

@@ -8,8 +8,8 @@ from cpu_bench import check_knobs, failures, replay, resident, seeded, taught
 from easy_numbers import EXPERT_BYTES, execute_easy, setup
 from tiny_traces import from_rows
 
-from policies._cpu_or_copy import Constants, cpu_is_better
-from policies._placement import most_used, uses
+from policies.common.cpu_or_copy import Constants, cpu_is_better
+from policies.common.placement import most_used, uses
 from policies.fiddler import Fiddler
 from sim.base.errors import BadInput
 from sim.workload.learn_split import StoreSplit, requests_of

@@ -7,9 +7,9 @@ import pytest
 from easy_numbers import execute_easy, run, setup
 from tiny_traces import ALL, tiny_header, tiny_trace
 
-from policies._fine_moe_maps import MapTrack
-from policies._fine_moe_tracks import CountTrack, GateTrack
-from policies.fine_moe import FineMoe
+from policies.fine_moe.maps import MapTrack
+from policies.fine_moe.policy import FineMoe
+from policies.fine_moe.tracks import CountTrack, GateTrack
 from sim.base.errors import BadInput
 from sim.run import execute, prepare
 from sim.setup.spec import RunSpec

@@ -7,8 +7,8 @@ import pytest
 from cpu_bench import check_knobs, failures, replay, resident, seeded, written
 from easy_numbers import execute_easy, setup
 
-from policies._hobbit import HIGH, LOW, SKIP, Records, TwoCaches, Weights, classes_of, classes_of_token, needed
-from policies.hobbit import Hobbit
+from policies.hobbit.policy import Hobbit
+from policies.hobbit.records import HIGH, LOW, SKIP, Records, TwoCaches, Weights, classes_of, classes_of_token, needed
 from sim.base.errors import BadInput
 from sim.policy.pieces import Piece
 

@@ -11,9 +11,9 @@ from easy_numbers import execute_easy, setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies._hybrimoe import Rates, Simulation, share_out
-from policies._hybrimoe_cache import LayerCaches, MrsScores
-from policies.hybrimoe import HybriMoe
+from policies.hybrimoe.cache import LayerCaches, MrsScores
+from policies.hybrimoe.policy import HybriMoe
+from policies.hybrimoe.schedule import Rates, Simulation, share_out
 from sim.base.errors import BadInput, DoesNotFit
 from sim.policy.pieces import Piece
 

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_traces import tiny_header, tiny_trace
 
-from policies._importance_balance import Costs, one_pass, two_pointers, typical
-from policies._importance_cache import ScoreWindow
-from policies._importance_router import LoneToken, Thresholds, Token, route
-from policies.importance import Importance
+from policies.importance.balance import Costs, one_pass, two_pointers, typical
+from policies.importance.cache import ScoreWindow
+from policies.importance.policy import Importance
+from policies.importance.router import LoneToken, Thresholds, Token, route
 from sim.base.errors import BadInput
 from traces.format.reader import Trace
 from traces.format.requests import Request

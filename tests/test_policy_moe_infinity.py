@@ -10,9 +10,9 @@ import pytest
 from easy_numbers import execute_easy, run, setup
 from tiny_traces import from_rows, tiny_trace
 
-from policies._eam import Collection, activations, rows_normalised
 from policies.lfu import Lfu
-from policies.moe_infinity import MoeInfinity
+from policies.moe_infinity.collection import Collection, activations, rows_normalised
+from policies.moe_infinity.policy import MoeInfinity
 from traces.format.reader import Trace
 
 

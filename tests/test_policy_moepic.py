@@ -12,7 +12,7 @@ from easy_numbers import EXPERT_BYTES, execute_easy, run, setup
 from tiny_traces import from_rows, noise, tiny_header, tiny_trace
 
 from policies.lcp import Lcp
-from policies.moepic import Moepic
+from policies.moepic.policy import Moepic
 from policies.random import Random
 from sim.base.errors import BadInput, DoesNotFit
 from traces.format.reader import Trace

@@ -13,9 +13,9 @@ from easy_numbers import EXPERT_BYTES, execute_easy, run, setup
 from tiny_traces import tiny_header, tiny_trace
 from tiny_traces import tiny_trace as seeded_trace
 
-from policies._pregated_cache import ExpertCache
 from policies.on_demand import OnDemand
-from policies.pregated import PreGated
+from policies.pregated.cache import ExpertCache
+from policies.pregated.policy import PreGated
 from sim.base.errors import BadInput, DoesNotFit
 from traces.format.reader import Trace
 from traces.format.requests import Request

@@ -7,7 +7,7 @@ import pytest
 from cpu_bench import check_knobs, failures, replay, resident, seeded, written
 from easy_numbers import execute_easy, setup
 
-from policies._masked_gate import masked_top_k
+from policies.common.masked_gate import masked_top_k
 from policies.swapmoe import SwapMoe
 from sim.base.errors import BadInput
 

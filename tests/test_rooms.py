@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -57,3 +58,41 @@ def test_an_upward_import_breaks_the_contract(tmp_path: Path) -> None:
     assert "sim.base -> sim.run" in done.stdout
     assert "policies.mine -> sim.engine" in done.stdout
     assert "Every module of sim lies in a room BROKEN" in done.stdout
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def reached(path: Path) -> list[str]:
+    """What a file takes of the private names of a module of ours that is not its own package's."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    package = ".".join(path.relative_to(ROOT).parts[:-1])
+    found: list[str] = []
+    modules: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in RULES["root_packages"]:
+            hidden = any(private(part) for part in node.module.split("."))
+            if (hidden and not node.module.startswith(f"{package}.")) or any(private(one.name) for one in node.names):
+                found.append(f"{path.name}:{node.lineno} from {node.module}")
+            modules |= {one.asname or one.name for one in node.names if one.name.islower()}
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules):
+            continue
+        if private(node.attr) and node.attr not in ("_replace", "_asdict", "_fields"):  # of a NamedTuple
+            found.append(f"{path.name}:{node.lineno} {node.value.id}.{node.attr}")
+    return found
+
+
+def test_nobody_reaches_for_private_names() -> None:
+    files = [path for package in RULES["root_packages"] for path in sorted((ROOT / package).rglob("*.py"))]
+    assert len(files) > 200
+    assert [one for path in files for one in reached(path)] == []
+
+
+def test_a_private_name_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    (tmp_path / "sim").mkdir()
+    path = tmp_path / "sim" / "mine.py"
+    path.write_text("from sim.base.files import _Loader\nfrom traces.format import reader\nreader._secret()\n")
+    assert reached(path) == ["mine.py:1 from sim.base.files", "mine.py:3 reader._secret"]

@@ -183,7 +183,7 @@ def all_weights(row: Row, _: Settings) -> dict[str, Figure]:
 
 @method
 def adapmoe_sizes(row: Row, _: Settings) -> dict[str, Figure]:
-    from policies._adapmoe_sizes import ACCURACY, SINGLE, cache_sizes, thousandths
+    from policies.adapmoe.sizes import ACCURACY, SINGLE, cache_sizes, thousandths
 
     model = model_of(row.model)
     layers, found = [model.n_experts] * model.n_moe_layers, {}

@@ -44,8 +44,8 @@ def duoserve(
     widths: str | None, seed: int,
 ) -> None:  # fmt: skip
     """Train DuoServe-MoE's ExpertMLP and measure it on the test split as the paper's Table 3 does."""
-    from policies._duoserve import WIDTHS
-    from policies._duoserve_train import TrainingPlan, train
+    from policies.duoserve.predictor import WIDTHS
+    from policies.duoserve.train import TrainingPlan, train
     from sim.base.files import must_be_writable
     from traces.format.catalogue import open_trace
 

@@ -45,7 +45,7 @@ def emoe(
     if width % 16:
         raise click.BadParameter(f"got {width}: heads are 16 wide; take a multiple of 16", param_hint="--width")
     try:
-        from policies._emoe_train import TrainingPlan, train
+        from policies.emoe.train import TrainingPlan, train
     except ImportError as error:
         raise BadInput(f"training, got {error}: pip install 'moe-offload-sim[torch]'") from None
     from sim.base.files import must_be_writable

@@ -142,11 +142,11 @@ NO_POLICY = "a policy is a class derived from sim.policy.Policy with a `name`; s
 
 
 def policies_in(module: ModuleType) -> dict[str, type[Policy]]:
-    """Class name -> policy, of those that a module defines itself."""
+    """Class name -> policy, of those that a module, or a package's own modules, define."""
     return {
         title: value
         for title, value in inspect.getmembers(module, inspect.isclass)
-        if issubclass(value, Policy) and value.name and value.__module__ == module.__name__
+        if issubclass(value, Policy) and value.name and f"{value.__module__}.".startswith(f"{module.__name__}.")
     }
 
 

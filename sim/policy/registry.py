@@ -1,4 +1,4 @@
-"""Find policies: every file of `policies/`, third-party packages under the entry point `moesim.policies`, own files.
+"""Find policies: `policies/`, third-party packages under the entry point `moesim.policies`, own files.
 
 A file of `policies/` or a package that cannot be imported takes its own policy away and no other.
 """

@@ -1,0 +1,3 @@
+"""AdapMoE (ICCAD'24, arXiv 2408.10284)."""
+
+from policies.adapmoe.policy import AdapMoe as AdapMoe

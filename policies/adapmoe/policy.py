@@ -1,0 +1,301 @@
+"""AdapMoE (ICCAD'24, arXiv 2408.10284): a cache per layer sized by a dynamic program, gating by sensitivity, one guess.
+
+Source: Zhong, Liang, Wang, Wang, Huang and Li, "AdapMoE: Adaptive Sensitivity-based Expert Gating and Management for
+Efficient MoE Inference", and its code PKU-SEC-Lab/AdapMoE@2cfe8df. `variant=code` (the default, since the rules rest on
+the code) looks one layer ahead and guesses nothing for the first layer; `variant=paper` looks on to the second and
+third layer when all that is likely in the first is there (section 4.2), and predicts the first layer from the last
+one's activations of the token before.
+
+Both: experts are copied matrix by matrix (w1, w3, w2) and computation starts with the first; exactly one expert is
+prefetched, and the layer it is meant for waits for it even when it was guessed wrong; then its buffer is given back.
+Lossy: of a single generated token, later choices of little weight are dropped; replay is open-loop.
+
+Published for Mixtral-8x7B alone: accuracies of prefetching (a_l), shares of tokens with one expert (r_l) and
+sensitivities. For other models the first two are counted on the trace's store split, and nothing is dropped without
+`score_threshold`. Not published: several GPUs (each divides its own cache; one guess in all), more than two experts
+per token (each after the first is dropped on its own).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from fractions import Fraction
+
+import numpy as np
+
+from policies.adapmoe.sizes import ACCURACY, PUBLISHED_FOR, SENSITIVITY, SINGLE, cache_sizes, equal_sizes, thousandths
+from sim.policy import (
+    DECODE,
+    Assignment,
+    Evict,
+    Fetch,
+    Gate,
+    Param,
+    Piece,
+    Policy,
+    Prefetch,
+    RunGpu,
+    Steps,
+    StoreSplit,
+    Ticket,
+    View,
+)
+
+CHUNK_ROWS = 4096
+
+
+class Group:
+    """The cached experts of one layer on one GPU, least recently used first."""
+
+    def __init__(self, gpu: int, experts: list[int]) -> None:
+        self.gpu = gpu
+        self.main = dict.fromkeys(experts)
+
+    def touch(self, expert: int) -> None:
+        self.main.pop(expert, None)
+        self.main[expert] = None
+
+
+class AdapMoe(Policy):
+    """LRU per layer with sizes of its own, one prefetched expert, and fewer experts where they matter little."""
+
+    name = "adapmoe"
+    title = "AdapMoE"
+    source = "arXiv 2408.10284 (ICCAD'24); PKU-SEC-Lab/AdapMoE@2cfe8df"
+    traits = frozenset({"lossy", "evicts_eagerly"})
+    needs = frozenset({"experts", "weights", "next_scores_1"})
+    params = (
+        Param("variant", "code", "the published code, or the paper's text where it differs", ("paper", "code")),
+        Param("buffers", 6, "spare expert buffers beside the cache (code)", low=2, high=10_000),
+        Param("gating", True, "drop later choices of little weight; published sensitivities are Mixtral-8x7B's"),
+        Param("tolerance", 0.005, "a choice is dropped when its normalised weight is below sqrt(tolerance / "
+              "sensitivity) (code)", low=0.0, high=1.0),
+        Param("score_threshold", None, "in place of sensitivities: drop below this normalised weight in every layer; "
+              "without it, models other than Mixtral-8x7B drop nothing", low=0.0, high=1.0),
+        Param("tables", "auto", "where a_l and r_l come from: published (Mixtral-8x7B), counted on the store split, or "
+              "published where they are", ("auto", "published", "store")),
+        Param("sizes", "dp", "cache sizes: the dynamic program's, or equal ones", ("dp", "equal")),
+        Param("prefetch", True, "guess one expert of the next layer"),
+        Param("chunks", 3, "copies per expert: 3 matrices, computed as they arrive (code), or 1", low=1, high=3),
+    )  # fmt: skip
+    variant: str
+    buffers: int
+    gating: bool
+    tolerance: float
+    score_threshold: float | None
+    tables: str
+    sizes: str
+    prefetch: bool
+    chunks: int
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+        needs = {"experts"} | ({"weights"} if self.gating else set())
+        if self.prefetch or self.sizes == "dp":
+            needs |= {"next_scores_1"}
+        if self.prefetch and self.variant == "paper":
+            needs |= {"next_scores_2", "next_scores_3"}
+        self.needs = frozenset(needs)
+
+    def min_experts(self, view: View) -> int:
+        return view.n_layers + self.buffers
+
+    def bind(self, view: View) -> None:
+        known = view.model_name == PUBLISHED_FOR and view.n_layers == len(ACCURACY)
+        self._published = known and self.tables != "store"
+        self._thresholds: list[float] | None = None
+        if self.gating and self.score_threshold is not None:
+            self._thresholds = [self.score_threshold] * view.n_layers
+        elif self.gating and known:
+            self._thresholds = [math.sqrt(self.tolerance / sensitivity) for sensitivity in SENSITIVITY]
+        self._shape = (view.n_layers, view.n_experts, view.top_k)
+        none = [Fraction(0)] * view.n_layers
+        self._accuracy = thousandths(ACCURACY) if self._published else none
+        self._single = thousandths(SINGLE) if self._published and self._thresholds else none
+        self._n_learnt = 0
+        self._groups: list[list[Group]] = []
+        self._pieces: dict[tuple[int, int], list[Piece]] = {}  # what an expert was copied as
+        self._guesses: dict[int, tuple[int, Piece, Ticket | None]] = {}  # layer -> expert, piece, event
+        self._wrong: list[Piece] = []
+        self._n_guesses = self._n_right = self._n_used = self._n_hits = self._n_tokens = self._n_single = 0
+
+    # -- sizes (section 4.3) ----------------------------------------------------------------------------------------
+
+    def learn(self, store: StoreSplit) -> None:
+        """For models without published tables: a_l, the share of chosen experts that a guess of K would have named,
+        and r_l, the share of generated tokens that gating leaves one expert."""
+        if self._published or self.sizes != "dp":
+            return
+        n_layers, _, top_k = self._shape
+        right, alone = np.zeros(n_layers, dtype=np.int64), np.zeros(n_layers, dtype=np.int64)
+        n_chained = 0
+        for request in store.requests:
+            start = request.first_row + request.prompt_len
+            stop = start + request.outputs - 1
+            for a in range(start, stop, CHUNK_ROWS):
+                b = min(a + CHUNK_ROWS, stop)
+                ids = store.trace.experts[a:b].astype(np.int64)
+                ranked = np.argsort(-store.trace.next_scores(1, a, b), axis=2, kind="stable")[..., :top_k]
+                same = (ids[:, 1:, :, None] == ranked[:, :-1, None, :]).any(axis=3)
+                right[1:] += same.sum(axis=(0, 2))
+                right[0] += (ids[1:, 0, :, None] == ranked[:-1, -1, None, :]).any(axis=2).sum()
+                n_chained += len(ids) - 1
+                if self._thresholds:
+                    alone += self._dropped(store.trace.weights(a, b))[:, :, 1:].all(axis=2).sum(axis=0)
+                self._n_learnt += b - a
+        n = max(1, self._n_learnt * top_k)
+        self._accuracy = [Fraction(int(count), n) for count in right]
+        # The code guesses nothing for the first layer; the paper has a gate for it.
+        first = Fraction(int(right[0]), max(1, n_chained * top_k)) if self.variant == "paper" else Fraction(0)
+        self._accuracy[0] = first
+        self._single = [Fraction(int(count), max(1, self._n_learnt)) for count in alone]
+
+    def _dropped(self, weights: np.ndarray) -> np.ndarray:
+        """Which choices [n, L, K] adaptive gating drops: never the first."""
+        thresholds = np.array(self._thresholds)[None, :, None]
+        dropped: np.ndarray = weights < thresholds * weights.sum(axis=2, keepdims=True)
+        dropped[:, :, 0] = False
+        return dropped
+
+    def initial(self, view: View) -> Iterable[Piece]:
+        """The highest-numbered experts of every layer (code)."""
+        self._groups = [[] for _ in range(view.n_layers)]
+        for gpu in range(view.n_gpus):
+            mine = [
+                [e for e in range(view.n_experts) if view.piece(layer, e).gpu == gpu] for layer in range(view.n_layers)
+            ]
+            total, n_mine = view.capacity_of(gpu) - self.buffers, [len(experts) for experts in mine]
+            if self.sizes == "equal":
+                sizes = equal_sizes(total, n_mine)
+            else:
+                sizes = cache_sizes(total, n_mine, view.top_k, self._accuracy, self._single)
+            for layer, (experts, size) in enumerate(zip(mine, sizes, strict=True)):
+                group = Group(gpu, experts[len(experts) - size :])
+                self._groups[layer].append(group)
+                for expert in group.main:
+                    self._pieces[layer, expert] = [view.piece(layer, expert)]
+                    yield view.piece(layer, expert)
+
+    # -- a layer ----------------------------------------------------------------------------------------------------
+
+    def assign(self, gate: Gate, view: View) -> Assignment | None:
+        """Adaptive gating (section 4.1): of one generated token, drop what the layer hardly notices."""
+        if not self._thresholds or gate.phase != DECODE or gate.iteration.n_tokens != 1:
+            return None
+        weights = gate.weights[0].tolist()
+        least = self._thresholds[gate.layer] * math.fsum(weights)
+        kept = [rank == 0 or weight >= least for rank, weight in enumerate(weights)]
+        self._n_tokens += 1
+        if all(kept):
+            return None
+        self._n_single += sum(kept) == 1
+        ids = gate.ids.copy()
+        ids[0, [not keep for keep in kept]] = -1
+        total = math.fsum(weight for weight, keep in zip(weights, kept, strict=True) if keep)
+        return Assignment(ids, np.array([[w / total if keep else 0.0 for w, keep in zip(weights, kept, strict=True)]]))
+
+    def gate_done(self, gate: Gate, view: View) -> Steps:
+        for piece in self._wrong:  # its copy is over: the layer it was meant for has waited for it
+            yield Evict(piece)
+        self._wrong.clear()
+        guessed = -1
+        waits: tuple[Ticket, ...] = ()
+        if gate.layer in self._guesses:
+            guessed, piece, event = self._guesses.pop(gate.layer)
+            yield Fetch(piece)  # one copy stream, in order of asking: nothing of this layer overtakes it
+            waits = () if event is None else (event,)
+            if guessed in gate.needs:
+                self._n_right += 1
+            else:
+                self._wrong.append(piece)
+                guessed = -1
+        for group in self._groups[gate.layer]:
+            needed = [expert for expert in sorted(gate.needs) if view.piece(gate.layer, expert).gpu == group.gpu]
+            yield from self._serve(gate, group, needed, guessed, waits, view)
+
+    def _serve(
+        self, gate: Gate, group: Group, needed: list[int], guessed: int, waits: tuple[Ticket, ...], view: View
+    ) -> Steps:
+        """`load_experts`: cached ones first; others as buffers allow; then, for one step of generation, the guess."""
+        layer = gate.layer
+        here = [expert for expert in needed if expert in group.main]
+        to_load = [e for e in needed if e == guessed] + [e for e in needed if e not in group.main and e != guessed]
+        self._n_used += len(needed)
+        self._n_hits += len(here)
+        for expert in here:
+            group.touch(expert)
+        owed, kept, unsent, asked = set(needed), set[int](), deque(to_load), False
+        for expert in here + to_load:
+            must = bool(unsent) and expert == unsent[0]
+            while unsent and (must or unsent[0] == guessed or view.free_bytes(group.gpu) >= view.expert_bytes):
+                yield from self._swap(layer, group, unsent.popleft(), guessed, owed, kept, view)
+                must = False
+            if not unsent and not asked:
+                asked = True
+                yield from self._guess(gate, group, view)
+            yield RunGpu(expert, waits)
+            owed.discard(expert)
+            if expert in kept:
+                kept.discard(expert)
+                yield from self._drop(layer, expert)
+
+    def _swap(
+        self, layer: int, group: Group, expert: int, guessed: int, owed: set[int], kept: set[int], view: View
+    ) -> Steps:
+        """A new expert in a free buffer; the buffer of the least recently used one is free once that has run."""
+        if expert != guessed:
+            pieces = view.matrices(layer, expert, self.chunks)
+            for piece in pieces:
+                yield Fetch(piece)
+            self._pieces[layer, expert] = pieces
+        victim = next(iter(group.main))
+        del group.main[victim]
+        group.touch(expert)
+        if victim in owed:
+            kept.add(victim)
+        else:
+            yield from self._drop(layer, victim)
+
+    def _drop(self, layer: int, expert: int) -> Iterable[Evict]:
+        return [Evict(piece) for piece in self._pieces.pop((layer, expert))]
+
+    def _guess(self, gate: Gate, group: Group, view: View) -> Steps:
+        """Section 4.2: of the K likeliest experts of the next layer, the first that is not there."""
+        last_group = group is self._groups[gate.layer][-1]
+        if not self.prefetch or gate.phase != DECODE or not last_group:
+            return
+        for distance in (1, 2, 3) if self.variant == "paper" else (1,):
+            layer = gate.layer + distance
+            if layer >= view.n_layers:
+                if self.variant == "code" or distance > 1:
+                    return
+                layer = 0
+            if layer in self._guesses:
+                continue
+            scores = gate.next_scores(distance).sum(axis=0)
+            for expert in np.argsort(-scores, kind="stable")[: view.top_k].tolist():
+                piece = view.piece(layer, expert)
+                if expert in self._groups[layer][piece.gpu].main:
+                    continue
+                if view.free_bytes(piece.gpu) >= view.expert_bytes:
+                    event = yield Prefetch(piece)
+                    self._pieces[layer, expert] = [piece]
+                    self._guesses[layer] = (expert, piece, event)
+                    self._n_guesses += 1
+                return
+
+    def stats(self) -> dict[str, float]:
+        sizes = [len(group.main) for groups in self._groups for group in groups]
+        return {
+            "tables_published": float(self._published),
+            "tables_tokens": float(self._n_learnt),
+            "accuracy_mean": float(math.fsum(self._accuracy) / len(self._accuracy)),
+            "size_min": float(min(sizes, default=0)),
+            "size_max": float(max(sizes, default=0)),
+            "lru_hit_rate": self._n_hits / max(1, self._n_used),  # as the code counts: a right guess is a miss
+            "right_frac": self._n_right / max(1, self._n_guesses),
+            "single_expert_frac": self._n_single / max(1, self._n_tokens),
+            "gating": float(self._thresholds is not None),
+        }

@@ -1,0 +1,201 @@
+"""Experts foretold for all layers of a forward pass before it begins, and a cache that is filled by such a forecast.
+
+SiDA-MoE and ExpertFlow train a network that reads the tokens of a batch and names the experts of every layer at once.
+Their weights are not public, and routing traces hold token ids rather than the texts they were trained on. What stands
+in is learnt from the store split of the trace: how often tokens of each id went to each expert. Like those networks it
+knows the input alone, all layers at once; unlike them it knows nothing of the context.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.common.surrogate import PREFIX, Surrogate
+from sim.policy import BadInput, Iteration, Param, Piece, Policy, Prefetch, Steps, StoreSplit, View, no_store
+
+Ids = NDArray[np.int64]
+PRIOR = 2  # tokens of average routing added to each id's own: few enough that one sighting outweighs popularity
+
+
+class TokenPaths:
+    """Where tokens of each id were routed on the store split; a forecast mixes in the average of all tokens.
+
+    Raises:
+        BadInput: the trace has no store split.
+    """
+
+    def __init__(self, store: StoreSplit, policy: str) -> None:
+        trace = store.trace
+        if not store:
+            raise no_store(trace, f"{policy} learns there where tokens of each id are routed",
+                           ", or a surrogate (--predictor surrogate:0.85)")  # fmt: skip
+        self._tokens, self._top_k = trace.token_ids, trace.top_k
+        self._known: dict[int, Ids] = {}
+        self._named: dict[int, tuple[Ids, Ids]] = {}
+        self._popular: Ids = np.zeros((trace.n_layers, trace.n_experts), dtype=np.int64)
+        layers = np.arange(trace.n_layers)[:, None]
+        for request in store.requests:
+            stop = request.first_row + request.prompt_len + request.outputs - 1
+            ids = trace.experts[request.first_row : stop].astype(np.int64)
+            for token, row in zip(self._tokens[request.first_row : stop].tolist(), ids, strict=True):
+                counts = self._known.setdefault(token, np.zeros_like(self._popular))
+                counts[layers, row] += 1
+        for counts in self._known.values():
+            self._popular += counts
+
+    def forecast(self, token: int) -> tuple[Ids, Ids]:
+        """(ids, scores), both [L, K], best first, ties to the lowest id; scores are integers of one scale per layer."""
+        found = self._named.get(token)
+        if found is None:
+            scores = PRIOR * self._popular
+            if token in self._known:
+                scores = scores + self._known[token] * self._popular.sum(axis=1, keepdims=True)
+            ids = np.argsort(-scores, axis=1, kind="stable")[:, : self._top_k]
+            found = self._named[token] = (ids, np.take_along_axis(scores, ids, 1))
+        return found
+
+    def paths(self, rows: list[int]) -> Ids:
+        """Experts foretold for the tokens of some rows, [n, L, K]."""
+        return np.stack([self.forecast(int(self._tokens[row]))[0] for row in rows])
+
+    def of(self, iteration: Iteration) -> tuple[Ids, Ids]:
+        """Forecasts of an iteration's tokens, [n, L, K] each."""
+        rows = [self.forecast(int(t)) for r in iteration.ranges for t in self._tokens[r.start_row : r.stop_row]]
+        return np.stack([ids for ids, _ in rows]), np.stack([scores for _, scores in rows])
+
+
+class Drawn:
+    """The same from a labelled surrogate, all scores alike."""
+
+    def __init__(self, text: str, store: StoreSplit, seed: int) -> None:
+        trace = store.trace
+        self._n_layers, self._experts = trace.n_layers, trace.experts
+        self._surrogate = Surrogate(text, trace.top_k, trace.n_experts, seed)
+
+    def of(self, iteration: Iteration) -> tuple[Ids, Ids]:
+        """Forecasts of an iteration's tokens, [n, L, K] each."""
+        chosen = np.stack([iteration.ids(layer) for layer in range(self._n_layers)], axis=1).tolist()
+        rows = [row for r in iteration.ranges for row in range(r.start_row, r.stop_row)]
+        ids = self._drawn(rows, chosen)
+        return ids, np.ones_like(ids)
+
+    def paths(self, rows: list[int]) -> Ids:
+        """Experts foretold for the tokens of some rows, [n, L, K]."""
+        return self._drawn(rows, [self._experts[row].tolist() for row in rows])
+
+    def _drawn(self, rows: list[int], chosen: list[list[list[int]]]) -> Ids:
+        return np.array([
+            [self._surrogate.name(row, layer, own) for layer, own in enumerate(token)]
+            for row, token in zip(rows, chosen, strict=True)
+        ], dtype=np.int64)  # fmt: skip
+
+
+class Forecasting(Policy):
+    """A policy with a forecast of the whole pass: its `ahead` are loaded in order, and leave last.
+
+    `order` holds what is resident on each GPU, the first to leave first. Whoever is needed by the layer that runs, or
+    foretold for one to come, stays while others can go; when nobody else can, the last of the forecast goes.
+    """
+
+    needs = frozenset({"experts", "token_ids"})
+    predictor: str
+    seed: int
+    predictor_params = (
+        Param("predictor", "tokens", "tokens: where tokens of the same id were routed on the store split; or "
+              "surrogate:SHARE or surrogate:ALL/ANY, a labelled stand-in"),
+        Param("seed", 0, "for a surrogate's draws", low=0, high=2**63 - 1),
+    )  # fmt: skip
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+        if self.predictor.startswith(PREFIX):
+            self.needs, self.labels = frozenset({"experts"}), (PREFIX,)
+        elif self.predictor != "tokens":
+            raise BadInput(f"{self.name}.predictor, got {self.predictor!r}: write tokens, or surrogate:0.85")
+
+    def bind(self, view: View) -> None:
+        self.turns: list[OrderedDict[Piece, None]] = [OrderedDict() for _ in range(view.n_gpus)]
+        self.ahead: dict[Piece, None] = {}
+        self.ids = np.zeros((0, 0, 0), dtype=np.int64)  # foretold [n, L, K] for the iteration that runs
+        self.scores = self.ids
+        self._n = self._right = 0
+
+    def learn(self, store: StoreSplit) -> None:
+        drawn = self.predictor.startswith(PREFIX)
+        self._source = Drawn(self.predictor, store, self.seed) if drawn else TokenPaths(store, self.name)
+
+    def foretell(self, iteration: Iteration) -> None:
+        """Take the forecast for an iteration."""
+        self.ids, self.scores = self._source.of(iteration)
+
+    def paths(self, rows: list[int]) -> Ids:
+        """Experts foretold for the tokens of some rows, [n, L, K]."""
+        return self._source.paths(rows)
+
+    def foretold(self, layer: int) -> list[int]:
+        """Experts foretold for a layer by any token, those with the highest scores together first."""
+        if len(self.ids) == 1:
+            return [int(expert) for expert in self.ids[0, layer]]
+        total: dict[int, int] = {}
+        for expert, score in zip(self.ids[:, layer].ravel().tolist(), self.scores[:, layer].ravel().tolist(),
+                                 strict=True):  # fmt: skip
+            total[expert] = total.get(expert, 0) + score
+        return sorted(total, key=lambda e: (-total[e], e))
+
+    def count(self, layer: int, chosen: Ids) -> None:
+        """Compare with what the gates chose [n, K]."""
+        found = (self.ids[:, layer, :, None] == chosen[:, None, :]).any(axis=1)
+        self._n, self._right = self._n + found.size, self._right + int(found.sum())
+
+    # -- the cache --------------------------------------------------------------------------------------------------
+
+    def plan(self, pieces: Iterable[Piece]) -> None:
+        """What the pass will need, in the order it is to be loaded."""
+        self.ahead = dict.fromkeys(pieces)
+
+    def passed(self, layer: int) -> None:
+        """A layer's gate has spoken: its forecast has had its day."""
+        for piece in [piece for piece in self.ahead if piece.layer <= layer]:
+            del self.ahead[piece]
+
+    def fill(self, view: View) -> Iterator[Piece]:
+        """Pieces of the forecast that can be loaded now, in order; a GPU without room waits until some is free."""
+        full: set[int] = set()
+        for piece in list(self.ahead):
+            if piece.gpu in full or view.holds(piece):
+                continue
+            if view.free_bytes(piece.gpu) < piece.n_bytes and self.victim(piece, True, view) is None:
+                full.add(piece.gpu)
+                if len(full) == view.n_gpus:
+                    return
+                continue
+            yield piece
+
+    def load(self, view: View) -> Steps:
+        """Queue what can be loaded now."""
+        for piece in self.fill(view):
+            yield Prefetch(piece)
+
+    def placed(self, piece: Piece, view: View) -> None:
+        self.turns[piece.gpu][piece] = None
+
+    def accessed(self, piece: Piece, hit: bool, view: View) -> None:
+        self.turns[piece.gpu].setdefault(piece)
+
+    def evicted(self, piece: Piece, view: View) -> None:
+        del self.turns[piece.gpu][piece]
+
+    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
+        order, ahead = self.turns[piece.gpu], self.ahead
+        found = next((p for p in order if p not in ahead and view.evictable(p)), None)
+        if found is None and not speculative:
+            found = next((p for p in reversed(ahead) if p in order and view.evictable(p)), None)
+        return found
+
+    def stats(self) -> dict[str, float]:
+        """Share of the experts chosen by the gates that were foretold."""
+        return {"foretold_frac": self._right / self._n if self._n else 0.0}

@@ -1,0 +1,369 @@
+"""DuoServe-MoE (arXiv 2509.07379): one schedule for prefill, another for decode, and k expert slots on the GPU.
+
+Source: Zhang, Pinkert, Yang, Li and Yuan, "DuoServe-MoE: Dual-Phase Expert Prefetch and Cache Scheduling for Efficient
+MoE LLM Inference". No public code. Sections are cited at each step; what the text leaves open is a parameter.
+
+Section 4.2 does not say whether one ExpertMLP serves all layers or each has its own. Zero-padding to a fixed length is
+what one needs; 300 MB of GPU memory (section 6.4) are 25 of them for Mixtral-8x7B, whose 31 predicted layers would take
+371 MB in fp32 (docs/duoserve.md). The bundled predictors are one network each. Memory is charged as published for the
+paper's two models (`mlp_bytes`).
+
+Not published, and extended in the natural way: with several GPUs each has k slots for the experts that live on it; a
+batch (section 6.1 serves single requests only) shares them, its tokens vote for what is prefetched, and a layer that
+needs more experts than slots passes the rest through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from policies.common.surrogate import PREFIX, Surrogate
+from policies.duoserve.predictor import Ids, Predictor, decode_positions, find, predictor_bytes, read, stand_in
+from policies.moe_infinity.collection import all_ids
+from sim.policy import (
+    PREFILL,
+    BadInput,
+    Decision,
+    Evict,
+    Fetch,
+    Gate,
+    Iteration,
+    Param,
+    Piece,
+    Policy,
+    Predict,
+    Prefetch,
+    RunGpu,
+    Steps,
+    StoreSplit,
+    Ticket,
+    View,
+    Wait,
+)
+
+COUNTED_AT_ONCE = 256  # iterations
+Loading = Generator[Decision, Any, list[Ticket]]
+
+
+def free_slot(slots: list[Piece | None], hold: list[Piece]) -> int:
+    """The slot to overwrite: an empty one, or the one unused for longest that holds nothing of `hold`; -1: none."""
+    for at, piece in enumerate(slots):
+        if piece is None or piece not in hold:
+            return at
+    return -1
+
+
+class DuoServe(Policy):
+    """Pipelines all experts of a prompt through k slots; while generating, predicts the next layer's k experts."""
+
+    name = "duoserve"
+    title = "DuoServe-MoE: dual-phase schedules, learned prefetch"
+    source = "arXiv 2509.07379"
+    aliases = ("duoserve_moe",)
+    traits = frozenset({"evicts_eagerly"})
+    params = (
+        Param("predictor", "trained", "trained: the bundled ExpertMLP (section 4.2) of the traced model; a file that "
+              "`moesim train duoserve` wrote; or a labelled stand-in: surrogate:SHARE, surrogate:ALL/ANY, or "
+              "surrogate:orca or surrogate:squad, right as often as Table 3 says of the served model"),
+        Param("slots", None, "expert slots per GPU; published: k, the experts a token needs (section 5.1)",
+              low=1, high=65536),
+        Param("mlp_s", 6e-4, "time of a prediction, on a stream of its own (section 6.4)", low=0.0, high=60.0),
+        Param("mlp_bytes", None, "GPU memory of the predictor (published: 300 MB for Mixtral-8x7B, section 6.4, where "
+              "one network of section 4.2 is 12 MB in fp32 and one per layer 371 MB; other models: the networks' "
+              "weights in fp32, one unless the predictor's file has one per layer)", low=0, high=2**40),
+        Param("prefill_fetch_gate", "slot_free", "when a prompt's next expert is copied: once a slot is free (Figure "
+              "4, 'without having to wait'), or once the expert before it is computed (section 5.2, to the letter)",
+              ("slot_free", "after_prev_compute")),
+        Param("prefill_fetch_all", True, "copy experts that no prompt token chose, too (section 5.2: all are active)"),
+        Param("expert_order", "id", "order of a prompt's experts after the first, which is copied before the gate: "
+              "ascending ids, or most tokens first (not published)", ("id", "tokens")),
+        Param("decode_order", "predicted", "which is Expert 1 of section 5.3: correctly prefetched experts first, or "
+              "the gate's order (not published)", ("predicted", "gate")),
+        Param("overlap_refetch", False, "compute what was predicted while the rest is fetched again; the text "
+              "compares, fetches, then computes (section 5.3)"),
+        Param("seed", 0, "for a surrogate's draws", low=0, high=2**63 - 1),
+    )  # fmt: skip
+    predictor: str
+    slots: int | None
+    mlp_s: float
+    mlp_bytes: int | None
+    prefill_fetch_gate: str
+    prefill_fetch_all: bool
+    expert_order: str
+    decode_order: str
+    overlap_refetch: bool
+    seed: int
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+        if self.predictor.startswith(PREFIX):
+            self.labels = (PREFIX,)
+
+    def _n_slots(self, view: View) -> int:
+        return int(self.slots or view.top_k)
+
+    def min_experts(self, view: View) -> int:
+        return self._n_slots(view)
+
+    def predictor_bytes(self, view: View) -> int:
+        if self.mlp_bytes is not None:
+            return int(self.mlp_bytes)
+        return predictor_bytes(self.predictor, view.model_name, view.n_layers, view.n_experts, view.top_k)
+
+    def bind(self, view: View) -> None:
+        self._k = view.top_k
+        self._pieces = [[view.piece(layer, e) for e in range(view.n_experts)] for layer in range(view.n_layers)]
+        self._grid = np.empty((view.n_layers, view.n_experts), dtype=object)
+        self._grid[:] = self._pieces
+        self._runs = [RunGpu(expert) for expert in range(view.n_experts)]
+        self._prediction = Predict(self.mlp_s, "side", basis="measured")
+        self._served = view.model_name
+        # Per GPU what its slots hold, longest unused first: the first one that may be overwritten is clean first.
+        self._slots: list[list[Piece | None]] = [[None] * self._n_slots(view) for _ in range(view.n_gpus)]
+        self._coming: list[Ticket] = []  # copies that synchronisation point 1 waits for
+        self._ahead: list[list[Piece]] = []  # by layer but the first the experts predicted, best first
+        self._said: list[tuple[Ids, Ids]] = []  # what was named and chosen in iterations not counted yet
+        self._n = self._right = self._every = self._some = 0
+
+    def learn(self, store: StoreSplit) -> None:
+        trace = store.trace
+        shape = (trace.n_layers, trace.n_experts, trace.top_k)
+        self._mlp: Predictor | None = None
+        if self.predictor.startswith(PREFIX):
+            self._surrogate = Surrogate(stand_in(self.predictor, self._served), trace.top_k, trace.n_experts, self.seed)
+            return
+        model = trace.header.model
+        path = find(model) if self.predictor == "trained" else Path(self.predictor)
+        if path is None:
+            raise BadInput(
+                f"policy duoserve, got a trace of {model!r}: no predictor is bundled for that model; train one with "
+                f"`moesim train duoserve --trace {trace.path} --out FILE` and name it with --predictor FILE"
+            )
+        self._mlp = read(path, *shape)
+        self._outputs = self._mlp.outputs if self._mlp.facts.get("outputs_of") == trace.sha256 else None
+        n_rows = trace.requests.n_decode_rows
+        if self._outputs is not None and len(self._outputs) != n_rows:
+            raise BadInput(f"{path}: outputs, got {len(self._outputs)} rows for a trace of {n_rows} decode rows: one "
+                           "each; train it again")  # fmt: skip
+        self._position = decode_positions(trace)
+
+    # -- predicting (sections 4.2 and 5.3) --------------------------------------------------------------------------
+
+    def iteration_start(self, iteration: Iteration, view: View) -> None:
+        """Work out what each layer's prediction will say.
+
+        All layers of a token go through the network at once, which is many times faster; row l of that batch reads
+        selections of layers before l alone (`States`), and is acted on only when those are known. For the trace it was
+        measured on, its file carries what it says.
+        """
+        self._coming = []
+        if iteration.phase == PREFILL:
+            return
+        chosen = all_ids(iteration, view.n_layers)
+        rows = [r.start_row for r in iteration.ranges]
+        if self._mlp is None:
+            named = self._drawn(rows, chosen)
+        elif self._outputs is not None:
+            named = self._outputs[self._position[rows]]
+        else:
+            named = self._mlp.named(chosen)
+        self._said.append((named, chosen))
+        if len(self._said) == COUNTED_AT_ONCE:
+            self._count()
+        if len(rows) == 1:
+            self._ahead = self._grid[np.arange(1, view.n_layers)[:, None], named[0]].tolist()
+        else:
+            self._ahead = [[self._pieces[at + 1][expert] for expert in self._voted(named[:, at])]
+                           for at in range(view.n_layers - 1)]  # fmt: skip
+
+    def _drawn(self, rows: list[int], chosen: Ids) -> Ids:
+        named = [[self._surrogate.name(row, layer, ids) for layer, ids in enumerate(token) if layer]
+                 for row, token in zip(rows, chosen.tolist(), strict=True)]  # fmt: skip
+        return np.array(named, dtype=np.int64).reshape(len(rows), chosen.shape[1] - 1, self._k)
+
+    def _count(self) -> None:
+        if self._said:
+            named, chosen = (np.concatenate(ids) for ids in zip(*self._said, strict=True))
+            self._said = []
+            found = (named[:, :, :, None] == chosen[:, 1:, None, :]).any(axis=2).sum(axis=2)
+            self._n += found.size
+            self._right += int(found.sum())
+            self._every += int((found == self._k).sum())
+            self._some += int((found > 0).sum())
+
+    def _voted(self, named: Ids) -> list[int]:
+        """Experts that a batch's tokens name for a layer, by how many name them, ties to the lowest id."""
+        ids, votes = np.unique(named, return_counts=True)
+        found: list[int] = ids[np.argsort(-votes, kind="stable")].tolist()
+        return found
+
+    # -- prefill: two streams (section 5.2) -------------------------------------------------------------------------
+
+    def layer_enter(self, layer: int, view: View) -> Steps | None:
+        """The first expert is copied while the layers that are no experts compute."""
+        return self._first_copies(layer, view) if view.phase == PREFILL else None
+
+    def _first_copies(self, layer: int, view: View) -> Steps:
+        for gpu, slots in enumerate(self._slots):
+            for at, left in enumerate(slots):
+                if left is not None and left.layer == layer:  # of an earlier pass: a prompt's experts are all copied
+                    yield Evict(left)
+                    slots[at] = None
+            for piece in self._sequence(layer, gpu, {}, view)[:1]:
+                yield from self._load(Prefetch(piece), [])
+
+    def gate_input(self, layer: int, view: View) -> tuple[Wait, ...] | None:
+        """Before the MoE layer is entered the two streams are synchronised."""
+        if view.phase != PREFILL or not self._coming:
+            return None
+        coming, self._coming = self._coming, []
+        return (Wait(tuple(coming)),)
+
+    def _sequence(self, layer: int, gpu: int, needs: dict[int, int], view: View) -> list[Piece]:
+        """A GPU's experts in the order of their computation; the first does not depend on the gate."""
+        pieces = [piece for piece in (view.piece(layer, e) for e in range(view.n_experts)) if piece.gpu == gpu]
+        rest = [piece for piece in pieces[1:] if self.prefill_fetch_all or piece.expert in needs]
+        if self.expert_order == "tokens":
+            rest.sort(key=lambda piece: -needs.get(piece.expert, 0))
+        return pieces[:1] + rest
+
+    def _prefill(self, gate: Gate, view: View) -> Steps:
+        """Every expert passes through the slots once: while one is computed, the next is copied."""
+        overlapped = self.prefill_fetch_gate == "slot_free"
+        for gpu, slots in enumerate(self._slots):
+            sequence = self._sequence(gate.layer, gpu, gate.needs, view)
+            ahead = len(slots) if overlapped else 1
+            before: tuple[Ticket, ...] = ()
+            asked = 1
+            for at, piece in enumerate(sequence):
+                while asked < min(at + ahead, len(sequence)):
+                    yield from self._load(Fetch(sequence[asked], before), sequence[at:asked])
+                    asked += 1
+                if piece.expert in gate.needs:
+                    ticket = yield RunGpu(piece.expert)
+                    self._touch(piece)
+                    before = () if overlapped else (ticket,)
+        self._coming = []
+
+    # -- decode: three streams and two synchronisation points (section 5.3) -----------------------------------------
+
+    def gate_done(self, gate: Gate, view: View) -> Steps:
+        return self._prefill(gate, view) if gate.phase == PREFILL else self._decode(gate, view)
+
+    def _decode(self, gate: Gate, view: View) -> Steps:
+        if self._coming:  # synchronisation point 1: prefetching has finished
+            yield Wait(tuple(self._coming))
+            self._coming = []
+        # What the gate chose is compared with what the slots hold, and what is missing is fetched (again).
+        pieces = self._pieces[gate.layer]
+        needed = [pieces[expert] for expert in gate.needs]
+        found = [piece for piece in needed if piece in self._slots[piece.gpu]]
+        later: list[Piece] = []
+        order = found
+        if len(found) < len(needed):
+            missing = [piece for piece in needed if piece not in found]
+            hold = found.copy()
+            tickets: list[Ticket] = []
+            for piece in missing:
+                slots = self._slots[piece.gpu]
+                at = free_slot(slots, hold)
+                if at < 0:
+                    later.append(piece)  # a batch may need more experts than there are slots
+                    continue
+                old = slots.pop(at)
+                if old is not None:
+                    yield Evict(old)
+                slots.append(piece)
+                tickets.append((yield Fetch(piece)))
+                hold.append(piece)
+            if tickets and not (self.overlap_refetch and found):
+                yield Wait(tuple(tickets))
+            order = [piece for piece in found + missing if piece in hold]
+        if self.decode_order != "predicted":
+            order = [piece for piece in needed if piece not in later]
+        yield from self._compute(gate.layer, order, later)
+
+    def _compute(self, layer: int, order: list[Piece], later: list[Piece]) -> Steps:
+        """Compute; a slot that is done with takes what this layer still lacks, then what the next one is to need."""
+        ahead: list[Piece] = []
+        after: tuple[Ticket, ...] = ()
+        if layer + 1 < len(self._pieces):  # as the expert phase begins, on the prediction stream
+            after = ((yield self._prediction),)
+            ahead = self._ahead[layer]
+        hold, all_slots = order.copy(), self._slots
+        for n_run, piece in enumerate(order):  # which grows by what came `later`
+            ticket = yield self._runs[piece.expert]
+            if not n_run:
+                after = (ticket, *after)
+            hold.remove(piece)
+            slots = all_slots[piece.gpu]
+            slots.remove(piece)
+            slots.append(piece)
+            for following in list(later):
+                if free_slot(all_slots[following.gpu], hold) >= 0:
+                    yield from self._load(Fetch(following), hold)
+                    later.remove(following)
+                    order.append(following)
+                    hold.append(following)
+            # Synchronisation point 2: Expert 1 is computed and the next layer's experts are predicted.
+            waiting: list[Piece] = []
+            for following in ahead:
+                slots = all_slots[following.gpu]
+                at = free_slot(slots, hold)
+                if at < 0 or (later and any(p.gpu == following.gpu for p in later)):
+                    waiting.append(following)
+                    continue
+                if following in slots:
+                    slots.remove(following)
+                    slots.append(following)
+                else:
+                    old = slots.pop(at)
+                    if old is not None:
+                        yield Evict(old)
+                    slots.append(following)
+                    self._coming.append((yield Prefetch(following, 0.0, after)))
+                hold.append(following)
+            ahead = waiting
+
+    # -- slots ------------------------------------------------------------------------------------------------------
+
+    def _load(self, copy: Fetch | Prefetch, hold: list[Piece]) -> Loading:
+        """Copy an expert into a slot; a prefetch joins those that the next synchronisation waits for."""
+        piece = copy.piece
+        slots = self._slots[piece.gpu]
+        if piece in slots:
+            self._touch(piece)
+            return []
+        at = free_slot(slots, hold)
+        assert at >= 0
+        old = slots.pop(at)
+        if old is not None:
+            yield Evict(old)
+        slots.append(piece)
+        tickets = [(yield copy)]
+        if isinstance(copy, Prefetch):
+            self._coming += tickets
+        return tickets
+
+    def _touch(self, piece: Piece) -> None:
+        """It has just been used: of all slots of its GPU its own is the last to be overwritten."""
+        slots = self._slots[piece.gpu]
+        slots.remove(piece)
+        slots.append(piece)
+
+    # -- figures of its own -----------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, float]:
+        """Accuracy as in Table 3: all k experts of a layer named, at least one of them; and the share named."""
+        self._count()
+        n = max(self._n, 1)
+        return {
+            "predictions": self._n,
+            "top_k_frac": self._every / n,
+            "at_least_one_frac": self._some / n,
+            "predicted_frac": self._right / (n * self._k),
+        }

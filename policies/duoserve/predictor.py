@@ -1,0 +1,232 @@
+"""DuoServe-MoE's preprocessing (arXiv 2509.07379, section 4): popularity, affinity, the state vector, the predictor.
+
+Trained predictors lie in `policies/data` under the name of the traced model; `moesim train duoserve` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.common.mlp import BLOCK, Floats, IntMlp, best, load, mlp_of
+from policies.common.surrogate import PREFIX
+from sim.policy import MAKE_ONE, BadInput, bundled
+
+if TYPE_CHECKING:
+    from sim.policy import Trace
+
+Ids = NDArray[np.int64]
+
+# Section 4.2: seven fully connected layers, hidden widths falling from 2048 to 64, then one output per expert.
+WIDTHS = (2048, 1024, 512, 256, 128, 64)
+UNIT = 4096  # inputs are multiples of 1 / 4096
+SUFFIX = ".duoserve.safetensors"
+FORMAT = 1
+
+# Section 6.4: around 300 MB; Table 2 has 0.28 GB (8x7B) and 0.38 GB (8x22B) between DuoServe-MoE and ACC.
+PUBLISHED_BYTES = {"mixtral-8x7b": 300_000_000, "mixtral-8x22b": 380_000_000}
+
+# Table 3: shares of predictions that name both experts, and at least one, per data set and model.
+TABLE_3 = {
+    "orca": {"mixtral-8x7b": "0.6685/0.9545", "mixtral-8x22b": "0.5621/0.9045"},
+    "squad": {"mixtral-8x7b": "0.6023/0.9231", "mixtral-8x22b": "0.5416/0.9031"},
+}
+
+
+def counts_of(blocks: Iterable[Ids], n_experts: int) -> tuple[Ids, Ids]:
+    """Count selections over tokens, in blocks of ids [n, L, K].
+
+    Returns:
+        (L, E) how often each expert was selected, and (L-1, E, E) how often expert i of layer l together with j of l+1.
+    """
+    single: Ids | None = None
+    joint: Ids | None = None
+    for ids in blocks:
+        chosen = np.zeros((*ids.shape[:2], n_experts), dtype=np.float64)
+        np.put_along_axis(chosen, ids, 1.0, axis=-1)
+        pairs = np.einsum("tli,tlj->lij", chosen[:, :-1], chosen[:, 1:]).astype(np.int64)  # whole: exact in any order
+        once = chosen.sum(axis=0).astype(np.int64)
+        single, joint = (once, pairs) if single is None or joint is None else (single + once, joint + pairs)
+    if single is None or joint is None:
+        raise BadInput(f"duoserve, got a store split without a token: there is nothing to count; {MAKE_ONE}")
+    return single, joint
+
+
+def popularity(single: Ids) -> Floats:
+    """Equation 2: P_l(i), each layer's selections as shares that sum to 1; [L, E]."""
+    return np.asarray(single / np.maximum(single.sum(axis=-1, keepdims=True), 1))
+
+
+def affinity(joint: Ids) -> Floats:
+    """Equation 3: A_{l,l+1}(i, j), the share of j among what follows i; rows sum to 1 (0 where i never occurred)."""
+    return np.asarray(joint / np.maximum(joint.sum(axis=-1, keepdims=True), 1))
+
+
+def width_of(n_layers: int, n_experts: int, top_k: int, rows: bool) -> int:
+    """Length of the state vector."""
+    return (n_layers - 1) * top_k + n_experts + n_experts * (top_k if rows else n_experts)
+
+
+def parameters(n_layers: int, n_experts: int, top_k: int) -> int:
+    """Weights, biases and normalisation (two per output) of one published network for a routing shape."""
+    widths = [width_of(n_layers, n_experts, top_k, True), *WIDTHS, n_experts]
+    return sum(n_in * n_out + n_out for n_in, n_out in pairwise(widths)) + 4 * sum(WIDTHS)
+
+
+def net_prefix(layer: int | None) -> str:
+    """Before the names of a network's tensors: none where it serves all layers; it predicts `layer` + 1 otherwise."""
+    return "" if layer is None else f"net.{layer}."
+
+
+class States:
+    """Builds s_l = [h_l, p_l, a_{l-1,l}] (equations 4 and 5) for every layer l but the first, in integers.
+
+    h_l: the experts of layers before l, ids counted from 1 so that 0 is padding, in units of 1 / E. a_{l-1,l}: with
+    `rows`, the rows of the experts selected in layer l - 1 (section 5.3), else the whole matrix (section 4.2).
+    """
+
+    def __init__(self, single: Ids, joint: Ids, top_k: int, rows: bool) -> None:
+        n_layers, n_experts = single.shape
+        self.rows = rows
+        self._popular = np.rint(popularity(single)[1:] * UNIT)
+        self._affine = np.rint(affinity(joint) * UNIT)
+        self._codes = np.rint(np.arange(1, n_experts + 1) * UNIT / n_experts)
+        self._layers = np.arange(n_layers - 1)
+        self._known = np.repeat(np.tri(n_layers - 1), top_k, axis=1)  # layer l of the row l - 1 and those before it
+
+    def of(self, ids: Ids) -> Floats:
+        """States [n, L-1, width] of tokens [n, L, K]; row l - 1 reads the selections of layers before l alone."""
+        n, before = len(ids), ids[:, :-1]
+        history = self._codes[before].reshape(n, 1, -1) * self._known
+        popular = np.broadcast_to(self._popular, (n, *self._popular.shape))
+        if self.rows:
+            affine = self._affine[self._layers[None, :, None], before].reshape(n, len(self._layers), -1)
+        else:
+            flat = self._affine.reshape(len(self._layers), -1)
+            affine = np.broadcast_to(flat, (n, *flat.shape))
+        return np.concatenate([history, popular, affine], axis=2)
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A trained ExpertMLP, one for all layers or one for each but the first, with the matrices it was trained on."""
+
+    states: States
+    nets: list[IntMlp]
+    facts: dict[str, Any]
+    outputs: Ids | None = None  # [decode rows, L-1, K], what it names for the trace of facts["outputs_of"]
+
+    def named(self, ids: Ids) -> Ids:
+        """Experts named for layers 1 to L-1 of tokens [n, L, K], best first; [n, L-1, K]."""
+        return best(self.scores(ids), ids.shape[2])
+
+    def scores(self, ids: Ids) -> Floats:
+        """Integer scores [n, L-1, E] of layers 1 to L-1 for tokens [n, L, K]."""
+        states = self.states.of(ids)
+        if len(self.nets) > 1:
+            return np.stack([net.scores(states[:, at]) for at, net in enumerate(self.nets)], axis=1)
+        flat = self.nets[0].scores(states.reshape(-1, states.shape[-1]))
+        return flat.reshape(*states.shape[:2], -1)
+
+
+def accuracy(named: Iterable[Ids], blocks: Iterable[Ids], top_k: int) -> dict[str, float]:
+    """Table 3 over tokens [n, L, K] and what was named for them [n, L-1, K].
+
+    `top_k_frac`: all selected experts were named; `any_frac`: at least one; `share_frac`: share of the selected named.
+    """
+    n = right = every = some = 0
+    for guess, ids in zip(named, blocks, strict=True):
+        found = (guess[..., :, None] == ids[:, 1:, None, :]).any(axis=-1).sum(axis=-1)
+        n, right = n + found.size, right + int(found.sum())
+        every, some = every + int((found == top_k).sum()), some + int((found > 0).sum())
+    return {"top_k_frac": every / n, "any_frac": some / n, "share_frac": right / (n * top_k), "n": n} if n else {"n": 0}
+
+
+def decode_positions(trace: Trace) -> Ids:
+    """For every row its position among the decode rows; -1 for prompts."""
+    found = np.full(trace.n_tokens, -1, dtype=np.int64)
+    at = 0
+    for r in trace.requests:
+        n = r.end_row - r.first_row - r.prompt_len
+        found[r.first_row + r.prompt_len : r.end_row] = np.arange(at, at + n)
+        at += n
+    return found
+
+
+def rows_of(trace: Trace, split: str, prefill: bool) -> list[tuple[int, int]]:
+    """Row ranges of one split's requests, with their prompts or without."""
+    owned = [r for r in trace.requests if r.split == split]
+    spans = [(r.first_row + (0 if prefill else r.prompt_len), r.end_row) for r in owned]
+    return [(start, stop) for start, stop in spans if stop > start]
+
+
+def blocks_of(trace: Trace, spans: Sequence[tuple[int, int]]) -> Iterable[Ids]:
+    """Ids [n, L, K] of row ranges, at most 1024 rows at a time."""
+    for start, stop in spans:
+        for at in range(start, stop, BLOCK):
+            yield trace.experts[at : min(at + BLOCK, stop)].astype(np.int64)
+
+
+def find(model: str) -> Path | None:
+    """The trained predictor of a traced model that this installation carries."""
+    return bundled("policies.data", SUFFIX).get(model)
+
+
+def predictor_bytes(predictor: str, model: str, n_layers: int, n_experts: int, top_k: int) -> int:
+    """GPU memory of a predictor: what was published for the served model, else its networks' weights in fp32."""
+    if model in PUBLISHED_BYTES:
+        return PUBLISHED_BYTES[model]
+    of_file = predictor != "trained" and not predictor.startswith(PREFIX)
+    one_each = of_file and load(Path(predictor))[1].get("nets") == "per_layer"
+    return 4 * (n_layers - 1 if one_each else 1) * parameters(n_layers, n_experts, top_k)
+
+
+def stand_in(predictor: str, model: str) -> str:
+    """What a surrogate is told: a data set of Table 3 is replaced by its figures for the served model.
+
+    Raises:
+        BadInput: Table 3 does not have the model.
+    """
+    by_model = TABLE_3.get(predictor.partition(":")[2])
+    if by_model is None:
+        return predictor
+    if model not in by_model:
+        raise BadInput(f"predictor, got {predictor!r} and model {model}: Table 3 has {' and '.join(by_model)}; write "
+                       f"{PREFIX}:SHARE or {PREFIX}:ALL/ANY")  # fmt: skip
+    return f"{PREFIX}:{by_model[model]}"
+
+
+def read(path: Path, n_layers: int, n_experts: int, top_k: int) -> Predictor:
+    """A trained predictor for this routing shape.
+
+    Raises:
+        BadInput: not such a file, or one of another shape.
+    """
+    tensors, facts = load(path)
+    shape = (facts.get("n_layers"), facts.get("n_experts"), facts.get("top_k"))
+    if facts.get("format") != FORMAT or facts.get("affinity") not in ("rows", "full"):
+        raise BadInput(f"{path}: not a predictor of duoserve in format {FORMAT}; train it with `moesim train duoserve`")
+    if shape != (n_layers, n_experts, top_k):
+        raise BadInput(f"{path}, got a predictor for {shape[0]}x{shape[1]}, k={shape[2]}: the trace is "
+                       f"{n_layers}x{n_experts}, k={top_k}; train one with `moesim train duoserve`")  # fmt: skip
+    single, joint = (tensors.get(name, np.zeros(0)) for name in ("popularity_counts", "affinity_counts"))
+    if single.shape != (n_layers, n_experts) or joint.shape != (n_layers - 1, n_experts, n_experts):
+        raise BadInput(f"{path}: popularity or affinity counts of another shape; train it again")
+    rows = facts["affinity"] == "rows"
+    states = States(single.astype(np.int64), joint.astype(np.int64), top_k, rows)
+    one_each = facts.get("nets") == "per_layer"
+    prefixes = [net_prefix(at) for at in range(n_layers - 1)] if one_each else [net_prefix(None)]
+    width = width_of(n_layers, n_experts, top_k, rows)
+    nets = [mlp_of({name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)},
+                   width, n_experts, path) for prefix in prefixes]  # fmt: skip
+    outputs = tensors.get("outputs")
+    fits = outputs is None or (outputs.dtype.kind in "ui" and outputs.shape[1:] == (n_layers - 1, top_k))
+    if not fits or (outputs is not None and not 0 <= outputs.min(initial=0) <= outputs.max(initial=0) < n_experts):
+        raise BadInput(f"{path}: outputs of another shape, or naming experts there are not; train it again")
+    return Predictor(states, nets, facts, None if outputs is None else outputs.astype(np.int64))

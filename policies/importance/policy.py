@@ -1,0 +1,356 @@
+"""Importance-Driven Expert Scheduling (arXiv 2508.18983): low-score experts give way to those already on the GPU.
+
+Source: Zhu, Liu, Xiao, Li, Wang, Chen, Dai, Li and Wang, "Enabling MoE on the Edge via Importance-Driven Expert
+Scheduling", sections and algorithms cited at each step; public code, later named SMoE: goingshr/SMoE@2de217b.
+`variant=paper` follows the text, `variant=code` the public code; every piece can also be chosen on its own.
+
+The published predictor runs the next layer's attention on what shared and resident experts have put out, so its scores
+depend on the cache and cannot be recorded. Both variants use the code's, which leaves out routed experts and attention
+and depends on the token alone: the trace level `shared_scores` (L4s). For `paper` that is an approximation.
+
+Lossy: substitution changes what later layers see, and a trace cannot tell what they would then choose (open loop).
+Several GPUs (not published): each has its cache and its link; the balancer counts all loads as if on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.importance.balance import Costs, Missing, by_batch, one_pass, two_pointers
+from policies.importance.cache import Residents, ScoreWindow
+from policies.importance.router import LoneToken, Thresholds, Token, route
+from sim.policy import (
+    PREFILL,
+    Assignment,
+    DropQueue,
+    Fetch,
+    Gate,
+    Iteration,
+    Param,
+    Piece,
+    Policy,
+    Predict,
+    Requeue,
+    RunCpu,
+    RunGpu,
+    Steps,
+    Ticket,
+    View,
+    Wait,
+)
+
+DROP_QUEUE = DropQueue()
+
+# Section 6.2, "a ratio of 0.35 in S1, 0.3 in S2, and 0.25 in S3" with Table 1's models; the code ships 0.25 for all.
+PUBLISHED_ALPHA = {"deepseek-moe-16b": 0.35, "xverse-moe-a4.2b": 0.30, "qwen2-57b-a14b": 0.25}
+SHIPPED_ALPHA = 0.25
+DERIVED = {  # what a variant stands for where a parameter is left open
+    "paper": {"low_score_rule": "text", "evict": "score", "prefetch": "top_score", "balance": "alg2"},
+    "code": {"low_score_rule": "code", "evict": "fifo", "prefetch": "one", "balance": "code"},
+}
+
+
+class Importance(Policy):
+    """Keeps what scores high, replaces what scores low, and shares the rest between the link and the CPU."""
+
+    name = "importance"
+    title = "Importance: low scores yield"
+    source = "arXiv 2508.18983; goingshr/SMoE@2de217b"
+    aliases = ("smoe",)
+    traits = frozenset({"lossy", "timing", "cpu"})
+    needs = frozenset({"experts", "scores", "shared_scores"})
+    params = (
+        Param("variant", "paper", "the paper's text, or the public code where they differ", ("paper", "code")),
+        Param("alpha", None, "width of the low-score band (section 5.1); published: DeepSeekMoE-16B 0.35, XVERSE 0.30, "
+              "Qwen2-57B 0.25 (section 6.2); 0.25 for any other model and in the code", low=0.0, high=1.0),
+        Param("low_score_rule", None, "who is replaced: section 5.1 (paper), Algorithm 1, the code's first found "
+              "(code), or nobody (the ablation of Figure 16)", ("text", "alg1", "code", "none")),
+        Param("couple", True, "the top-score set C is that of the whole batch (section 5.1); false: of each token"),
+        Param("prefer_batch", None, "prefer alternatives that more tokens of the batch use, and gather at them what "
+              "else would be loaded or left to the CPU (section 5.4: 1); the code has no such rule: 0", low=0, high=1),
+        Param("prefetch", None, "predicted top-score experts, best first (paper: abstract, sections 5.2, 6.3); the "
+              "predicted top k (section 5.2, to the letter); at most one, after a layer with a miss (code); none",
+              ("top_score", "top_k", "one", "none")),
+        Param("prefill_prefetch", None, "while a prompt is computed, copy the next layer's experts (section 4.1: 1); "
+              "the code predicts while decoding only: 0", low=0, high=1),
+        Param("depth", 1, "speculative copies handed to each GPU's copy engine at once: one loading thread, one copy "
+              "(sections 4.2, 5.2)", low=1, high=64),
+        Param("prediction_s", None, "GPU seconds of a prediction; left out: weights of attention (paper only) and gate "
+              "at memory bandwidth (derived)", low=0.0, high=1.0),
+        Param("evict", None, "least mean score over the window (section 5.3), oldest load (code as shipped), least "
+              "recently used (code as meant), the code's rule with a window",
+              ("score", "fifo", "lru", "score_position")),
+        Param("score_window", 16, "iterations n of section 5.3, never given (assumed)", low=1, high=100_000),
+        Param("shield", True, "what the running layer selected is not evicted (section 5.3)"),
+        Param("balance", None, "Algorithm 2 (paper), the code's one pass, or everything loaded, or everything on the "
+              "CPU (ablations of Figure 16)", ("alg2", "code", "load", "cpu")),
+        Param("prefill_cpu", None, "the balancer also serves prompts (code: 1); the paper loads all they need (0)",
+              low=0, high=1),
+        Param("barrier", None, "1: loaded experts are computed when all loads of the layer are complete, and the host "
+              "waits for the layer's end before it prefetches (code); 0: each as it arrives (paper)", low=0, high=1),
+    )  # fmt: skip
+    variant: str
+    alpha: float | None
+    low_score_rule: str | None
+    couple: bool
+    prefer_batch: int | None
+    prefetch: str | None
+    prefill_prefetch: int | None
+    depth: int
+    prediction_s: float | None
+    evict: str | None
+    score_window: int
+    shield: bool
+    balance: str | None
+    prefill_cpu: int | None
+    barrier: int | None
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+        for key, value in DERIVED[self.variant].items():
+            if self.settings[key] is None:
+                self.settings[key] = value
+                setattr(self, key, value)
+        if self.prefetch == "none":
+            self.needs = frozenset({"experts", "scores"})
+        self.prefetch_depth = self.depth
+
+    def bind(self, view: View) -> None:
+        code = self.variant == "code"
+        published = SHIPPED_ALPHA if code else PUBLISHED_ALPHA.get(view.model_name, SHIPPED_ALPHA)
+        alpha = self.settings["alpha"] = published if self.alpha is None else float(self.alpha)
+        self._by_batch = self._flag("prefer_batch", not code)
+        self._prefill_ahead = self._flag("prefill_prefetch", not code) and self.prefetch != "none"
+        self._prefill_cpu = self._flag("prefill_cpu", code)
+        self._barrier = self._flag("barrier", code)
+        if self.prediction_s is None:
+            weights = (0 if code else 4 * view.hidden_size) + view.n_experts
+            self.settings["prediction_s"] = weights * view.hidden_size * 2 / view.prices.gpu_bytes_per_s
+        self._prediction_s = float(self.settings["prediction_s"] or 0.0)
+        self._thresholds = Thresholds(alpha, str(self.low_score_rule))
+        self._alone = LoneToken(self._thresholds, str(self.low_score_rule), view.top_k)
+        self._window = ScoreWindow(self.score_window, view.n_layers, view.n_experts)
+        self._residents = Residents(str(self.evict), self.shield, self._window, view)
+        self._costs = Costs()
+        self._cpu_s, self._load_s = view.prices.cpu_s(1), view.prices.copy_s()
+        self._pieces = [
+            [view.piece(layer, expert) for expert in range(view.n_experts)] for layer in range(view.n_layers)
+        ]
+        self._run_gpu = [RunGpu(expert) for expert in range(view.n_experts)]
+        self._run_cpu = [RunCpu(expert) for expert in range(view.n_experts)]
+        self._fetches = {piece: Fetch(piece) for layer in self._pieces for piece in layer}
+        self._predict = Predict(self._prediction_s, "gpu")
+        self._predicted: list[int] = []  # experts foreseen for the layer to come
+        self._n_used = self._n_there = self._n_predicted = self._n_top = self._n_active = 0
+        self._n_loaded = self._n_computed = 0
+
+    def _flag(self, name: str, otherwise: bool) -> bool:
+        value = self.settings[name] = int(otherwise) if self.settings[name] is None else self.settings[name]
+        return bool(value)
+
+    def initial(self, view: View) -> Iterable[Piece]:
+        """The code fills GPU memory in order of layers; the paper keeps "some" experts there (section 4.1)."""
+        free = [view.capacity_of(gpu) for gpu in range(view.n_gpus)]
+        for layer in range(view.n_layers):
+            for expert in range(view.n_experts):
+                piece = view.piece(layer, expert)
+                if free[piece.gpu]:
+                    free[piece.gpu] -= 1
+                    self._residents.add(piece)
+                    yield piece
+
+    # -- the expert-cache router (section 5.1) ----------------------------------------------------------------------
+
+    def assign(self, gate: Gate, view: View) -> Assignment | None:
+        if gate.phase == PREFILL:  # section 4.1: a prompt is served as routed
+            self._predicted = []
+            return None
+        pieces, arrived = self._pieces[gate.layer], view.arrived
+
+        def on_gpu(expert: int) -> bool:  # what is still under way is not in GPU memory yet
+            return arrived(pieces[expert])
+
+        if gate.iteration.n_tokens == 1:
+            roles = gate.by_layer(self._alone.roles, "scores", "ids")
+            self._count_right(gate, roles.top)
+            if self.low_score_rule == "none":
+                return None
+            swaps = self._alone.swaps(roles, on_gpu)
+            if not swaps:
+                return None
+            changed = np.array([[swaps.get(expert, expert) for expert in gate.needs]])
+            return Assignment(changed, gate.weights_of(changed))
+        ids = gate.ids.tolist()
+        tokens = [Token.of(row, chosen) for row, chosen in zip(gate.scores.astype(np.int64).tolist(), ids, strict=True)]
+        self._count_right(gate, {expert for token in tokens for expert in self._thresholds.top(token)})
+        if self.low_score_rule == "none":
+            return None
+        routed = route(tokens, self._thresholds, str(self.low_score_rule), on_gpu, self.couple, self._by_batch)
+        if routed == ids:
+            return None
+        changed = np.array(routed)
+        return Assignment(changed, gate.weights_of(changed))
+
+    # -- serving a layer (section 4.2, Figure 9) --------------------------------------------------------------------
+
+    def gate_done(self, gate: Gate, view: View) -> Steps:
+        pieces, needs, residents = self._pieces[gate.layer], gate.needs, self._residents
+        arrived, holds = view.arrived, view.holds
+        here: list[int] = []
+        coming: list[int] = []
+        missing: list[tuple[int, int]] = []
+        for expert, n in needs.items():
+            piece = pieces[expert]
+            if arrived(piece):
+                here.append(expert)
+            elif holds(piece):
+                coming.append(expert)
+            else:
+                missing.append((expert, n))
+        loads: list[Ticket] = []
+        for expert in coming:
+            ticket = yield self._fetches[pieces[expert]]  # a prefetch under way stays, and goes first
+            loads.append(ticket)
+        yield DROP_QUEUE  # section 5.2: the real scores are known, the load queue is cleared
+        self._observe(gate)
+        residents.shield([pieces[expert] for expert in needs])
+        load, on_cpu = self._share(missing, gate.phase) if missing else ([], [])
+        self._count_used(gate, here, coming, load, on_cpu)
+        fetched: list[int] = []
+        for expert in load:
+            piece = pieces[expert]
+            if view.free_bytes(piece.gpu) >= piece.n_bytes or residents.makes_room(piece, view):
+                loads.append((yield self._fetches[piece]))
+                residents.add(piece)
+                fetched.append(expert)
+        ends: list[Ticket] = []
+        for expert in on_cpu:
+            if self.balance == "code":
+                self._costs.ran_on_cpu(view.prices.cpu_s(needs[expert]))
+            ends.append((yield self._run_cpu[expert]))
+        for expert in here:
+            residents.used(pieces[expert])
+            ends.append((yield self._run_gpu[expert]))
+        foreseen: list[int] = []
+        after: tuple[Ticket, ...] = ()
+        if self._foresees(gate, bool(missing), view):
+            if gate.phase == PREFILL:  # nearly all experts will be asked for: no prediction
+                foreseen = list(range(view.n_experts))
+            else:
+                after = ((yield self._predict),)
+                foreseen = self._foresee(gate, view)
+        for expert in coming + fetched:
+            residents.used(pieces[expert])
+            ends.append((yield RunGpu(expert, tuple(loads)) if self._barrier else self._run_gpu[expert]))
+        for expert in load:  # more experts than room: each waits until one before it has run
+            if expert not in fetched:
+                yield self._fetches[pieces[expert]]
+                residents.add(pieces[expert])
+                ends.append((yield self._run_gpu[expert]))
+        if self._barrier:
+            yield Wait(tuple(ends))
+        if gate.layer + 1 < view.n_layers:
+            wanted = [self._pieces[gate.layer + 1][expert] for expert in foreseen]
+            residents.aimed = set(wanted)
+            yield Requeue([(piece, -float(at), after) for at, piece in enumerate(wanted) if not holds(piece)])
+
+    def _observe(self, gate: Gate) -> None:
+        """Section 5.3: the layer's gate scores enter the window."""
+        window, layer = self._window, gate.layer
+        row, average = gate.at_once(window.averages) or window.averages_of(layer, gate.scores)
+        window.observe(layer, row, average, gate.score_scale)
+        self._residents.averaged(layer)
+
+    def iteration_end(self, iteration: Iteration, view: View) -> None:
+        self._window.end()
+
+    def layer_done(self, layer: int, view: View) -> None:
+        self._residents.shield(())  # section 5.3: revoked when the layer's computation is complete
+
+    # -- the CPU-load balancer (section 5.4) ------------------------------------------------------------------------
+
+    def _share(self, missing: list[Missing], phase: str) -> tuple[list[int], list[int]]:
+        """(experts to load, experts for the CPU). Prompts are loaded (section 4.1), except by the code."""
+        if self.balance == "load" or (phase == PREFILL and not self._prefill_cpu):
+            return [expert for expert, _ in by_batch(missing)], []
+        if self.balance == "cpu":
+            return [], [expert for expert, _ in by_batch(missing)]
+        if self.balance == "alg2":
+            return two_pointers(missing, self._cpu_s, self._load_s)
+        load, on_cpu = one_pass(missing, self._costs.cpu_s, self._costs.load_s)
+        for _ in load:
+            self._costs.loaded(self._load_s)
+        return load, on_cpu
+
+    # -- prefetching (section 5.2) ----------------------------------------------------------------------------------
+
+    def _foresees(self, gate: Gate, missed: bool, view: View) -> bool:
+        """Whether anything may be loaded for the next layer."""
+        self._predicted = []
+        if self.prefetch == "none" or gate.layer + 1 == view.n_layers:
+            return False
+        return self._prefill_ahead if gate.phase == PREFILL else missed or self.prefetch != "one"
+
+    def _foresee(self, gate: Gate, view: View) -> list[int]:
+        """What to load for the next layer, best first; computed on the GPU after the hits."""
+        if gate.iteration.n_tokens == 1:
+            self._predicted = gate.by_layer(self._named, "shared_scores")
+        else:
+            best: dict[int, int] = {}
+            rows = gate.shared_scores
+            for row, (chosen,) in zip(
+                rows.astype(np.int64).tolist(), map(self._named, rows[:, None, None]), strict=True
+            ):
+                for expert in chosen:
+                    best[expert] = max(best.get(expert, 0), row[expert])
+            self._predicted = sorted(best, key=lambda e: (-best[e], e))
+        if self.prefetch == "one":  # the first one missing, as a set of small integers yields them
+            return [e for e in sorted(self._predicted) if not view.holds(self._pieces[gate.layer + 1][e])][:1]
+        return self._predicted
+
+    def _named(self, scores: NDArray[np.float64]) -> list[list[int]]:
+        """By layer, what one token's predicted scores [1, L, E] name."""
+        return self._alone.foreseen(scores, only_top=self.prefetch != "top_k")
+
+    def placed(self, piece: Piece, view: View) -> None:
+        self._residents.add(piece)
+
+    def evicted(self, piece: Piece, view: View) -> None:
+        self._residents.remove(piece)
+
+    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
+        return self._residents.victim(piece, speculative, view)
+
+    # -- figures of its own -----------------------------------------------------------------------------------------
+
+    def _count_right(self, gate: Gate, tops: Iterable[int]) -> None:
+        predicted, self._predicted = self._predicted, []
+        if predicted:
+            self._n_predicted += len(predicted)
+            self._n_top += sum([expert in predicted for expert in tops])
+            self._n_active += sum([expert in predicted for expert in gate.needs])
+
+    def _count_used(self, gate: Gate, here: list[int], coming: list[int], load: list[int], on_cpu: list[int]) -> None:
+        if gate.phase != PREFILL:
+            self._n_used += len(gate.needs)
+            self._n_there += len(here) + len(coming)
+            self._n_loaded += len(load)
+            self._n_computed += len(on_cpu)
+
+    def stats(self) -> dict[str, float]:
+        """While decoding. cache_ratio: of the experts used after substitution, those in GPU memory or on the way there
+        (the paper's GPU cache ratio); of those predicted, top_right_frac had top scores and active_frac were chosen
+        (Figure 18: 0.82 and 0.95).
+        """
+        used, predicted = max(1, self._n_used), max(1, self._n_predicted)
+        return {
+            "cache_ratio": self._n_there / used,
+            "loaded_frac": self._n_loaded / used,
+            "on_cpu_frac": self._n_computed / used,
+            "predicted": self._n_predicted,
+            "top_right_frac": self._n_top / predicted,
+            "active_frac": self._n_active / predicted,
+        }

@@ -1,0 +1,370 @@
+"""MoEpic (arXiv 2509.08342): experts split in two; tops of hot ones are cached, bottoms prefetched layer by layer.
+
+Source: Yan, Liu, Xu and Huang, "Accelerating Mixture-of-Expert Inference with Adaptive Expert Split Mechanism". No
+public code; sections, equations and Algorithm 1 are cited at each step. `docs/moepic.md` lists what the text leaves
+open and how it is read here. The ablations of Table 3 are parameters: w/o SP is `prefetch=random`, w/o LCP
+`evict=random`, w/o CCA `configure=false`; the limits of section 2.3 are `configure=false` with `split=1 prefetch=none`
+(cache only) and `split=0` (prefetch only).
+
+Not published: several GPUs (each holds its share of every layer's budget and cache; links load side by side), batches
+(predicted scores are summed; the cache is updated whenever a request ends) and prefetching for prompts, whose
+predictions traces do not record (experts in order of cache priority).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from random import Random as Draws
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.common.priority import Priorities
+from policies.moepic.cache import Division, Segment, Tops
+from policies.moepic.config import Statistics, Times, Windows, allocate
+from policies.moepic.history import History
+from policies.moepic.replace import Replacement, shuffled
+from policies.moepic.serving import Serving
+from sim.policy import (
+    DECODE,
+    Decision,
+    Evict,
+    Fetch,
+    Gate,
+    Iteration,
+    Param,
+    Piece,
+    Policy,
+    RequestInfo,
+    RunGpu,
+    Steps,
+    StoreSplit,
+    Ticket,
+    View,
+    Wait,
+)
+
+
+class Moepic(Policy):
+    """Caches the tops of hot experts per layer, prefetches what else the next layer needs, and sizes both by profit."""
+
+    name = "moepic"
+    title = "MoEpic: adaptive expert split"
+    source = "arXiv 2509.08342"
+    traits = frozenset({"timing"})
+    needs = frozenset({"experts", "next_scores_1"})
+    params = (
+        Param("omega", 128, "observation window of the cache priority, tokens (section 3.3)", low=1, high=10**9),
+        Param("rho", 0.25, "weight of activations against intervals in the cache priority (section 3.3)",
+              low=1e-9, high=1 - 1e-9),
+        Param("tau", 5000, "tokens between two runs of the configurator (section 4.1)", low=1, high=10**9),
+        Param("zeta", 0.01, "share of the budget that the configurator moves at a time (section 4.1)", low=1e-4,
+              high=1.0),
+        Param("split", 0.5, "share of an expert in its top before the configurator has run (Algorithm 1); 0 caches "
+              "nothing", low=0.0, high=1.0),
+        Param("buffer", None, "whole experts in the buffer of prefetched and missing segments; published: K "
+              "(section 4.1)", low=1, high=10**6),
+        Param("prefetch", "speculative", "speculative: by predicted score (section 3.2); random: Table 3, w/o SP; none",
+              ("speculative", "random", "none")),
+        Param("evict", "lcp", "lcp: least cache priority (section 3.3); random: Table 3, w/o LCP", ("lcp", "random")),
+        Param("configure", True, "run the configurator (section 3.4); false: equal budgets, fixed split (Table 3, w/o "
+              "CCA)"),
+        Param("admission", "always", "a missed expert always replaces the lowest (section 3.3), or only when its "
+              "priority is no lower", ("always", "priority")),
+        Param("compute", "segments", "segments: what is there is computed first, tops before any bottom (sections 2.3 "
+              "and 3.2); experts: one expert after the other, its bottom right after its top", ("segments", "experts")),
+        Param("concatenate", True, "an expert all of which is there is computed as one (section 3.1: concatenated); "
+              "false: its top, then its bottom"),
+        Param("loading", "bottoms", "what is missing: bottoms first, then whole experts; or as the gate ranks them "
+              "(the paper leaves the order open)", ("bottoms", "gate")),
+        Param("copies", 3, "slices that a segment is copied in, so that prefetching ends between two of them (section "
+              "3.2: it is terminated when the gate has spoken): the gate, up and down parts of a segment are three "
+              "tensors (assumed); 1: a segment under way always arrives", low=1, high=64),
+        Param("history", "store", "store: the trace's store split has been served before, and the device was idle at "
+              "its end: configured there, however few tokens it has (the paper measures a system that has served tau "
+              "and more); none: Algorithm 1 starts from nothing, cached experts chosen at random", ("store", "none")),
+        Param("seed", 0, "seed of random choices; --seed sets it too", low=0, high=2**63 - 1),
+    )  # fmt: skip
+    omega: int
+    rho: float
+    tau: int
+    zeta: float
+    split: float
+    buffer: int | None
+    prefetch: str
+    evict: str
+    configure: bool
+    admission: str
+    compute: str
+    concatenate: bool
+    loading: str
+    copies: int
+    history: str
+    seed: int
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+        if self.prefetch != "speculative":
+            self.needs = frozenset({"experts"})
+
+    def min_experts(self, view: View) -> int:
+        return int(self.buffer or view.top_k)
+
+    def bind(self, view: View) -> None:
+        self._draw = Draws(self.seed).random  # noqa: S311 - a simulation, not a secret
+        self._view = view
+        self.settings["buffer"] = room = int(self.buffer or view.top_k)
+        self._division = Division(room, self.split, self.copies, view)
+        self._tops, self._fits = self._division.tops, self._division.fits
+        self._priorities = Priorities(view.n_layers, view.n_experts, self.omega, self.rho)
+        self._replacement = Replacement(self._priorities, self.evict == "random", self.admission, self._draw)
+        statistics = Statistics(view.n_layers, view.n_experts, view.top_k)
+        self._history = History(self._priorities, statistics, self.configure, self.prefetch == "speculative")
+        self._windows = Windows(view)
+        self._gpu_of = [[view.piece(layer, e).gpu for e in range(view.n_experts)] for layer in range(view.n_layers)]
+        self._run_whole = [RunGpu(expert) for expert in range(view.n_experts)]
+        self._run_joined = [RunGpu(expert, joined=True) for expert in range(view.n_experts)]
+        self._ahead: list[Segment] = []
+        self._n_hits = self._n_activated = self._n_configured = 0
+
+    # -- before the first request -----------------------------------------------------------------------------------
+
+    def learn(self, store: StoreSplit) -> None:
+        """The store split has been served: counts, priorities and the configurator, every tau tokens and at its end."""
+        if self.history == "store":
+            self._history.learn(store, self._configure_if_due)
+            if self.configure and not self._fits and self._history.since:
+                self._run_configurator()
+
+    def initial(self, view: View) -> Iterator[Piece]:
+        """Tops of the C experts of highest priority (section 3.4.2), at random before anything was served."""
+        for tops in (tops for groups in self._tops for tops in groups):
+            self._choose(tops, random=self.evict == "random" or not any(self._priorities.uses[tops.layer]))
+            tops.holds_tops()
+            for expert in tops.cached:
+                yield from tops.top_slices(expert)
+
+    def _choose(self, tops: Tops, random: bool) -> None:
+        if random:
+            stay = list(tops.cached)
+            rest = [e for e in tops.experts if e not in tops.cached]
+            tops.cached = dict.fromkeys((stay + list(shuffled(rest, self._draw)))[: tops.n_cached])
+        else:
+            keys = self._priorities.keys[tops.layer]
+            tops.cached = dict.fromkeys(tops.best(keys.__getitem__))
+
+    # -- a layer (section 3.2) --------------------------------------------------------------------------------------
+
+    def iteration_start(self, iteration: Iteration, view: View) -> None:
+        self._history.begin()
+        self._windows.begin(iteration)
+
+    def gate_done(self, gate: Gate, view: View) -> list[Decision]:
+        self._history.observe(gate)
+        serving = Serving(self._division, view)
+        for segment in self._ahead:
+            if segment.expert not in gate.needs:
+                serving.leave(segment)  # "terminates the prefetch operation": withdrawn, or dropped once it is over
+        self._ahead.clear()
+        self._serve(gate, serving, view)
+        self._look_ahead(gate, serving, view)
+        return serving.said
+
+    def _serve(self, gate: Gate, serving: Serving, view: View) -> None:
+        """Missing segments are loaded while what is there is computed: whole experts, then tops (or bottoms) that lack
+        the rest, then the rest as it arrives; experts that lack only their bottom are loaded before misses."""
+        groups, owed, said = self._tops[gate.layer], dict(gate.needs), serving.said
+        home = {expert: groups[self._gpu_of[gate.layer][expert]] for expert in owed}
+        ready: set[Segment] = set()  # all there when the gate has spoken ("checks whether all ... fully loaded")
+        coming: dict[int, list[Fetch]] = {}  # held, but not there
+        order: list[tuple[int, int, int]] = []
+        for place, (expert, tops) in enumerate(home.items()):
+            absent: list[Fetch] = []
+            n_held = 0
+            for segment in tops.segments[expert]:
+                if segment.held:
+                    n_held += len(segment.slices)
+                    missing = segment.absent(view)
+                    if missing:
+                        absent += missing
+                    else:
+                        ready.add(segment)
+            coming[expert] = absent
+            order.append((self._readiness(tops, expert, n_held, len(absent)), place, expert))
+        order.sort()
+        unsent: list[deque[int]] = [deque() for _ in groups]
+        whole: list[int] = []
+        for readiness, _, expert in order:
+            tops, n_tokens = home[expert], owed[expert]
+            self._n_activated += n_tokens
+            if expert in tops.cached:
+                self._n_hits += n_tokens
+            said += coming[expert]  # prefetched, but not there: it is waited for now
+            if readiness > 1:
+                unsent[tops.gpu].append(expert)
+                continue
+            if not readiness:
+                whole.append(expert)
+            if expert not in tops.cached:
+                serving.admit(self._replacement, tops, expert, owed)
+        for tops in groups:
+            if unsent[tops.gpu]:
+                serving.send(self._replacement, tops, unsent[tops.gpu], owed)
+        begun: set[Segment] = set()
+        if self.compute == "segments":
+            for expert in whole:
+                self._run(home[expert], expert, True, begun, unsent, owed, serving)
+            for expert in owed:
+                for segment in home[expert].segments[expert]:
+                    if segment in ready:
+                        begun.add(segment)
+                        said.append(segment.run)
+        for _, _, expert in order:
+            if expert in owed:
+                tops = home[expert]
+                if expert in unsent[tops.gpu]:  # all before it have run and left the buffer
+                    serving.send(self._replacement, tops, unsent[tops.gpu], owed, at_least=1)
+                self._run(tops, expert, expert in whole, begun, unsent, owed, serving)
+
+    def _run(
+        self,
+        tops: Tops,
+        expert: int,
+        whole: bool,
+        begun: set[Segment],
+        unsent: list[deque[int]],
+        owed: dict[int, int],
+        serving: Serving,
+    ) -> None:
+        """Compute an expert, or what is left of it; its buffered segments make room for missing ones."""
+        if whole and self.concatenate:
+            serving.said.append((self._run_joined if tops.n_slices > 1 else self._run_whole)[expert])
+        else:
+            serving.said += [segment.run for segment in tops.segments[expert] if segment not in begun]
+        del owed[expert]
+        bottom, top = tops.bottom(expert), tops.top(expert)
+        if bottom is not None:
+            serving.leave(bottom)
+        if top is not None and expert not in tops.cached:
+            serving.leave(top)
+        if unsent[tops.gpu]:
+            serving.send(self._replacement, tops, unsent[tops.gpu], owed)
+
+    def _readiness(self, tops: Tops, expert: int, n_held: int, n_absent: int) -> int:
+        """The order of loading (and, of what is not there yet, of computing); equals in the gate's order."""
+        if n_held == tops.n_slices:
+            return 1 if n_absent else 0
+        if self.loading == "gate":
+            return 2
+        if expert in tops.cached:
+            return 3
+        return 2 if n_held else 4
+
+    def _look_ahead(self, gate: Gate, serving: Serving, view: View) -> None:
+        """Bottoms of the next layer's likeliest experts whose tops are cached, else all of them, while the buffer has
+        room; after the last layer the first one's, for the next token."""
+        if self.prefetch == "none" or self._fits:
+            return
+        layer = (gate.layer + 1) % view.n_layers
+        order, window_s, gpu_of = self._order(gate, layer, view), self._windows.longest_s(gate), self._gpu_of[layer]
+        for tops in self._tops[layer]:
+            left_s, gpu = window_s, tops.gpu
+            for expert in order:
+                if gpu_of[expert] != gpu:
+                    continue
+                missing = [segment for segment in tops.segments[expert] if not segment.held]
+                if left_s < 0.0 or sum([segment.n_bytes for segment in missing]) > serving.room[gpu]:
+                    break
+                serving.take(missing, gpu, ahead=True)
+                self._ahead += missing
+                for segment in missing:
+                    for copy_s in segment.copies_s:
+                        left_s -= copy_s
+
+    def _order(self, gate: Gate, layer: int, view: View) -> list[int]:
+        if self.prefetch == "random":
+            return list(shuffled(list(range(view.n_experts)), self._draw))
+        if gate.phase == DECODE:
+            found: list[int] = gate.by_layer(self._likeliest, "next_scores_1")
+            return found
+        return self._priorities.ranking(layer)
+
+    def _likeliest(self, scores: NDArray[np.float64]) -> list[list[int]]:
+        """By layer, the experts of the next one by what all tokens predict [n, L, E]."""
+        total = scores[0] if len(scores) == 1 else scores.sum(axis=0)
+        order: list[list[int]] = np.argsort(-total, axis=1, kind="stable").tolist()
+        return order
+
+    # -- the configurator (section 3.4) -----------------------------------------------------------------------------
+
+    def iteration_end(self, iteration: Iteration, view: View) -> None:
+        self._history.end(iteration)
+
+    def request_end(self, request: RequestInfo, view: View) -> Steps:
+        """The end of a request stands for an idle device; the next one starts when the cache has been updated."""
+        self._history.forget(request.index)
+        if self._due:
+            yield from self._update(view)
+
+    def idle(self, view: View) -> Steps:
+        if self._due:
+            yield from self._update(view)
+
+    @property
+    def _due(self) -> bool:
+        return self.configure and not self._fits and self._history.since >= self.tau
+
+    def _configure_if_due(self) -> None:
+        if self._due:
+            self._run_configurator()
+
+    def _run_configurator(self) -> None:
+        self._history.count()
+        prices, top_k = self._view.prices, self._view.top_k
+        times = Times(
+            attention_s=prices.attention_s(self._history.mean_context),
+            moe_s=top_k * prices.expert_s() + prices.shared_s(),
+            head_s=prices.head_s(),
+            load_s=prices.load_s() / self._view.n_gpus,
+            top_k=top_k,
+        )
+        odds = self._history.statistics.odds(self.prefetch, self.evict)
+        self._division.budgets, plans = allocate(self._division.budgets, self.zeta, odds, times)
+        self._history.since = 0
+        self._n_configured += 1
+        self._division.lay_out(plans, self._view)
+
+    def _update(self, view: View) -> Steps:
+        """Algorithm 1, lines 9 and 10: new budgets and splits, then the tops of each layer's best C experts."""
+        self._ahead.clear()
+        held = list(view.residents())
+        self._run_configurator()
+        wanted: dict[Piece, None] = {}
+        for tops in (tops for groups in self._tops for tops in groups):
+            tops.cached = {e: None for e in tops.cached if e in tops.experts}
+            self._choose(tops, self.evict == "random")
+            tops.holds_tops()
+            wanted.update((piece, None) for expert in tops.cached for piece in tops.top_slices(expert))
+        for piece in held:
+            if piece not in wanted:
+                yield Evict(piece)
+        tickets: list[Ticket] = []
+        for piece in [piece for piece in wanted if not view.holds(piece)]:
+            ticket = yield Fetch(piece)
+            tickets.append(ticket)
+        yield Wait(tuple(tickets))
+
+    def stats(self) -> dict[str, float]:
+        groups = [tops for layer in self._tops for tops in layer]
+        fracs = [tops.split_frac for tops in groups]
+        return {
+            "top_hit_rate": self._n_hits / max(1, self._n_activated),  # section 3.4.2: activated experts found cached
+            "configured": float(self._n_configured),
+            "cached_tops": float(sum(tops.n_cached for tops in groups)),
+            "split_mean_frac": math.fsum(fracs) / len(fracs),
+            "split_min_frac": min(fracs),
+            "split_max_frac": max(fracs),
+            "admitted": float(self._replacement.n_admitted),
+        }

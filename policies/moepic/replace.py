@@ -1,0 +1,57 @@
+"""How MoEpic replaces cached tops (section 3.3): whose place a missed expert's top takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from policies.common.priority import Priorities
+from policies.moepic.cache import Segment, Tops
+
+
+class Replacement:
+    """Puts missed experts' tops in the place of others.
+
+    Args:
+        at_random: instead of by priority (Table 3, w/o LCP). admission: the policy's parameter. draw: from [0, 1).
+
+    Attributes:
+        n_admitted: missed experts whose tops have been cached.
+    """
+
+    def __init__(self, priorities: Priorities, at_random: bool, admission: str, draw: Callable[[], float]) -> None:
+        self._priorities = priorities
+        self._at_random = at_random
+        self._admission = admission
+        self._draw = draw
+        self.n_admitted = 0
+
+    def admit(self, tops: Tops, expert: int, owed: Collection[int]) -> Segment | None:
+        """A missed expert's top takes the place of the one of lowest priority. Where every cached expert
+        is still to run (prompts, batches), it passes through the buffer instead. Returns the top that leaves."""
+        if expert in tops.cached or not tops.n_cached:
+            return None
+        leaving = None
+        if len(tops.cached) >= tops.n_cached:
+            candidates = tops.replaceable(owed)
+            if not candidates:
+                return None
+            keys = self._priorities.keys[tops.layer]
+            if self._at_random:
+                victim = candidates[int(self._draw() * len(candidates))]
+            else:
+                victim = min([(keys[e], e) for e in candidates])[1]
+            if self._admission == "priority" and keys[expert] < keys[victim]:
+                return None
+            leaving = tops.top(victim)
+            del tops.cached[victim]
+        tops.cached[expert] = None
+        self.n_admitted += 1
+        return leaving
+
+
+def shuffled(experts: list[int], draw: Callable[[], float]) -> Iterator[int]:
+    """The experts in random order, which becomes the order of the list."""
+    for left in range(len(experts), 0, -1):
+        at = int(draw() * left)
+        experts[at], experts[left - 1] = experts[left - 1], experts[at]
+        yield experts[left - 1]
