@@ -30,12 +30,8 @@ from sim.policy import (
     Serve,
     Wait,
     WriteBack,
+    order,
 )
-
-try:
-    from sim.policy import order
-except ImportError:  # no native orders yet
-    order = None
 
 LANES, BASES = ("side", "gpu", "host"), ("measured", "datasheet", "assumed")
 CUTS = ((0.0, 1.0), (0.0, 0.5, 1.0), (0.0, 0.25, 0.75, 1.0), (0.0, 1 / 3, 1.0))
@@ -345,7 +341,7 @@ def random_policy(rng: Random, unit_s: float, closed: bool, expert_bytes: int) -
         "lower": rng.choice(("int4", "int2", "fp8")), "order": None,
         "habits": [3 * rng.choice((1, 4)), *(rng.choice((0.2, 1, 1, 4)) for _ in range(9))],
     }  # fmt: skip
-    if order is not None and chance() < 0.35:
+    if chance() < 0.35:
         options["order"] = rng.choice(("Recency", "Insertion", "Rank"))
     share = rng.choice((0.2, 0.6, 1.0))
     hooks = [name for name in OPTIONAL if chance() < share]
