@@ -50,9 +50,11 @@ def test_words_fold_before_numbers() -> None:
 def test_numbers_that_are_too_wide_go_on_below() -> None:
     rows = plain("policy", "first", "second", "third")
     rows.add_row("lru", "1,000,000 ms", "2,000,000 ms", "3,000,000 ms")
+    rows.add_row("lfu", "1,000,000 ms", "2,000,000 ms", "")
     assert render(rows, 40) == (
         "policy         first        second\n"
         "lru     1,000,000 ms  2,000,000 ms\n"
+        "lfu     1,000,000 ms  2,000,000 ms\n"
         "\n"
         "policy         third\n"
         "lru     3,000,000 ms\n"

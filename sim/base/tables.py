@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 IN_A_PIPE = 100
 NARROWEST = 40  # nothing is readable below
-NARROW = 12  # a column of words has that much, if it can use it
+NARROW = 10  # a column of words has that much, if it can use it
 LONGEST_WORD = 24  # a longer one may be broken inside a table
 _LEAD = re.compile(r" *(?:[^ ]+(?: [^ ]+)? {2,})?")  # the indent, and a title with its gap
 _MOST_LEAD = 24
@@ -99,7 +99,8 @@ def _parts(content: Table, width: int) -> list[Table]:
             groups.append([0])
             left = room - gap - needs[index][0]
         groups[-1].append(index)
-    return [_of(content, group, _shared([needs[i] for i in group], width - gap * (len(group) - 1))) for group in groups]
+    shares = [_shared([needs[i] for i in group], width - gap * (len(group) - 1)) for group in groups]
+    return [_of(content, group, widths, group is not groups[0]) for group, widths in zip(groups, shares, strict=True)]
 
 
 def _needs(content: Table, index: int) -> tuple[int, int]:
@@ -133,8 +134,8 @@ def _shared(needs: list[tuple[int, int]], room: int) -> list[int]:
     return widths
 
 
-def _of(content: Table, indices: Sequence[int], widths: Sequence[int]) -> Table:
-    """Some columns of a table, each of the width it was given."""
+def _of(content: Table, indices: Sequence[int], widths: Sequence[int], further: bool) -> Table:
+    """Some columns of a table, each of the width it was given; `further`: not its first part."""
     from rich.table import Table
 
     result = Table(box=content.box, pad_edge=False, show_edge=False, padding=content.padding,
@@ -143,5 +144,6 @@ def _of(content: Table, indices: Sequence[int], widths: Sequence[int]) -> Table:
         old = content.columns[index]
         result.add_column(old.header, justify=old.justify, overflow="fold", width=width)
     for row in zip(*(content.columns[index].cells for index in indices), strict=True):
-        result.add_row(*row)
+        if not further or any(row[1:]):  # a row that has nothing to add does not go on below
+            result.add_row(*row)
     return result
