@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.common.placement import uses
-from sim.policy import Gate, Param, Piece, Policy, Prefetch, Serve, Steps, StoreSplit, View
+from sim.policy import Gate, Param, Policy, Prefetch, Rank, Serve, Steps, StoreSplit, View
 
 Path = tuple[tuple[int, ...], ...]
 
@@ -37,6 +37,9 @@ class EdgeMoe(Policy):
     path_layers: int
 
     def bind(self, view: View) -> None:
+        self.order = order = Rank(view.n_layers * view.n_experts, ties="index")
+        self._ranks = order.rank.reshape(view.n_layers, view.n_experts)
+        self._layers = np.arange(view.n_layers)[:, None]
         self._paths: list[dict[Path, Counter[int]]] = [{} for _ in range(view.n_layers)]
         self._rows: list[list[list[int]]] = []  # per token of this iteration, its experts layer by layer so far
         self._needed = self._found = 0
@@ -61,6 +64,8 @@ class EdgeMoe(Policy):
             row.append(chosen)
         for expert, n_tokens in gate.needs.items():
             self._uses[gate.layer, expert] += n_tokens
+        # Least frequency over (1 + layers until it can be wanted) leaves; of equals the lowest id.
+        np.divide(self._uses, 1 + (self._layers - gate.layer - 1) % view.n_layers, out=self._ranks)
         yield Serve()
         if self.preload and gate.layer + 1 < view.n_layers:
             for expert in self._guess(gate.layer + 1):
@@ -77,20 +82,6 @@ class EdgeMoe(Policy):
         self._needed += len(self._rows)
         self._found += sum(self._path(row) in self._paths[layer] for row in self._rows)
         return sorted(likely, key=lambda e: (-likely[e], e))[: self.preload]
-
-    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        """Least frequency over (1 + layers until it can be wanted); of equals the lowest id."""
-        here, n_layers = view.layer, view.n_layers
-        best: tuple[float, int] | None = None
-        found = None
-        for candidate in view.residents():
-            if candidate.gpu != piece.gpu or not view.evictable(candidate):
-                continue
-            distance = (candidate.layer - here - 1) % n_layers
-            score = (float(self._uses[candidate.layer, candidate.expert]) / (1 + distance), candidate.index)
-            if best is None or score < best:
-                best, found = score, candidate
-        return found
 
     def stats(self) -> dict[str, float]:
         """Share of paths that the store split had shown."""

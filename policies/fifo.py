@@ -6,17 +6,17 @@ in this order where its paper ranks by score; SiDA-MoE (MLSys 2024, arXiv 2310.1
 
 from __future__ import annotations
 
-from policies.common.cache import OrderedCache
-from sim.policy import Piece, View
+from policies.common.cache import ScopedCache
+from sim.policy import Insertion, View
 
 
-class Fifo(OrderedCache):
+class Fifo(ScopedCache):
     """Evict the expert that arrived first; being used again does not save it. What the running layer needs is safe."""
 
     name = "fifo"
     title = "First in, first out"
     source = "goingshr/SMoE@2de217b (arXiv 2508.18983, code); arXiv 2310.18859"
 
-    def accessed(self, piece: Piece, hit: bool, view: View) -> None:
-        if not hit:
-            self._order[self.group(piece)][piece] = None
+    def bind(self, view: View) -> None:
+        super().bind(view)
+        self.order = Insertion(self.per_layer)

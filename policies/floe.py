@@ -25,7 +25,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.common.cache import OrderedCache
 from policies.common.surrogate import PREFIX, Surrogate
 from policies.lru import Lru
 from sim.policy import PREFILL, Assignment, BadInput, Evict, Gate, Param, Piece, Prefetch, Serve, Steps, View
@@ -66,7 +65,7 @@ class Floe(Lru):
             raise BadInput(f"floe.predictor, got {self.predictor!r}: write gate_reuse, none, or surrogate:0.88")
 
     def bind(self, view: View) -> None:
-        OrderedCache.bind(self, view)
+        super().bind(view)
         drawn = self.predictor.startswith(PREFIX)
         self._surrogate = Surrogate(self.predictor, view.top_k, view.n_experts, self.seed) if drawn else None
         self._aimed: tuple[int, set[int]] = (-1, set())  # (layer, experts predicted for it)
@@ -105,9 +104,6 @@ class Floe(Lru):
             best = [self._surrogate.name(row, gate.layer + 1, ids)
                     for row, ids in zip(rows, chosen, strict=True)]  # fmt: skip
         return list(dict.fromkeys(expert for rank in zip(*best, strict=True) for expert in rank))
-
-    def placed(self, piece: Piece, view: View) -> None:
-        self.accessed(piece, False, view)
 
     def stats(self) -> dict[str, float]:
         """Share of the experts predicted that the gate then chose (published precision: 0.88)."""

@@ -7,11 +7,11 @@ outlive the stay of an expert. Ties are not published: the lowest expert, then t
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from policies.common.cache import ScopedCache
-from policies.common.priority import Priorities
-from sim.policy import Gate, Param, Piece, Serve, Steps, View
+from policies.common.priority import NEVER, Priorities
+from sim.policy import Decision, Gate, Param, Rank, Serve, View
+
+SERVE = (Serve(),)
 
 
 class Lcp(ScopedCache):
@@ -34,25 +34,19 @@ class Lcp(ScopedCache):
     def bind(self, view: View) -> None:
         super().bind(view)
         self._priorities = Priorities(view.n_layers, view.n_experts, self.omega, self.rho)
-        self._held: defaultdict[int, dict[Piece, None]] = defaultdict(dict)
+        self.order = order = Rank(view.n_layers * view.n_experts, self.per_layer)
+        order.rank[:] = NEVER
+        # Keys are whole numbers; up to 2**53, far beyond any published omega and rho, a float holds them exactly.
+        self._ranks = list(order.rank.reshape(view.n_layers, view.n_experts))
 
-    def gate_done(self, gate: Gate, view: View) -> Steps:
-        row = gate.iteration.row
+    def gate_done(self, gate: Gate, view: View) -> tuple[Decision, ...]:
+        layer, row = gate.layer, gate.iteration.row
         if row is not None:
-            tokens = [row[gate.layer]]
+            tokens = [row[layer]]
         else:
             tokens = gate.ids.tolist() if self.counts == "tokens" else [list(gate.needs)]
-        self._priorities.observe(gate.layer, tokens)
-        yield Serve()
-
-    def accessed(self, piece: Piece, hit: bool, view: View) -> None:
-        if not hit:
-            self._held[self.group(piece)][piece] = None
-
-    def evicted(self, piece: Piece, view: View) -> None:
-        del self._held[self.group(piece)][piece]
-
-    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        keys = self._priorities.keys
-        free = (other for other in self._held[self.group(piece)] if view.evictable(other))
-        return min(free, key=lambda p: (keys[p.layer][p.expert], p.expert, p.layer), default=None)
+        self._priorities.observe(layer, tokens)
+        keys, ranks = self._priorities.keys[layer], self._ranks[layer]
+        for expert in gate.needs:
+            ranks[expert] = keys[expert]
+        return SERVE

@@ -30,7 +30,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.cache import OrderedCache
+from policies.common.cache import ScopedCache
 from policies.common.masked_gate import masked_top_k
 from policies.common.placement import fits_whole
 from policies.lru import Lru
@@ -55,7 +55,7 @@ class Lynx(Lru):
               low=0, high=30),
         Param("base", None, "B; published: the batch size", low=2, high=4096),
         Param("cache_aware", False, "residents are kept as well (not published)"),
-        *OrderedCache.params,
+        *ScopedCache.params,
     )  # fmt: skip
     alpha: float
     beta: int
@@ -64,7 +64,7 @@ class Lynx(Lru):
     cache_aware: bool
 
     def bind(self, view: View) -> None:
-        OrderedCache.bind(self, view)
+        super().bind(view)
         # A choice is below bin -b when its score is less than exp(-b / alpha) of its token's best.
         self._bounds = np.array([round(math.exp(-b / self.alpha) * UNIT) for b in range(self.beta)], dtype=np.float64)
         self._asked = self._run = 0
@@ -75,9 +75,7 @@ class Lynx(Lru):
             return
         for layer in range(view.n_layers):
             for expert in range(view.n_experts):
-                piece = view.piece(layer, expert)
-                self.accessed(piece, False, view)
-                yield piece
+                yield view.piece(layer, expert)
 
     def bins(self, scores: NDArray[np.float64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many bins below 0 each choice is, 0 to beta [n, k]; scores [n, E] of one scale."""

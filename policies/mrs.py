@@ -7,12 +7,13 @@ expert of least S leaves, the lowest id first. The code takes the scores of the 
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import numpy as np
+from numpy.typing import NDArray
 
 from policies.common.cache import ScopedCache
-from sim.policy import Gate, Param, Piece, Serve, Steps, View
+from sim.policy import Decision, Gate, Param, Rank, Serve, View
+
+SERVE = (Serve(),)
 
 
 class Mrs(ScopedCache):
@@ -37,27 +38,21 @@ class Mrs(ScopedCache):
         super().bind(view)
         self._n_kept = min(int(self.top_p or 2 * view.top_k), view.n_experts)
         self.settings["top_p"] = self._n_kept
-        self._scores = [np.zeros(view.n_experts) for _ in range(view.n_layers)]
-        self._held: defaultdict[int, dict[Piece, None]] = defaultdict(dict)
+        self.order = order = Rank(view.n_layers * view.n_experts, self.per_layer)
+        self._recent = list(order.rank.reshape(view.n_layers, view.n_experts))
 
-    def gate_done(self, gate: Gate, view: View) -> Steps:
-        rows = gate.scores
-        # Scores are whole numbers, and their sum is exact; dividing by the number of tokens keeps their scale.
-        scores = rows[0] if self.tokens == "first" or len(rows) == 1 else rows.sum(axis=0) / len(rows)
-        recent = self._scores[gate.layer]
+    def gate_done(self, gate: Gate, view: View) -> tuple[Decision, ...]:
+        recent = self._recent[gate.layer]
         recent *= 1.0 - self.alpha
-        top = np.argsort(-scores, kind="stable")[: self._n_kept]
-        recent[top] += self.alpha * scores[top]
-        yield Serve()
+        recent += gate.by_layer(self._weighed)
+        return SERVE
 
-    def accessed(self, piece: Piece, hit: bool, view: View) -> None:
-        if not hit:
-            self._held[self.group(piece)][piece] = None
-
-    def evicted(self, piece: Piece, view: View) -> None:
-        del self._held[self.group(piece)][piece]
-
-    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        scores = self._scores
-        free = (other for other in self._held[self.group(piece)] if view.evictable(other))
-        return min(free, key=lambda p: (scores[p.layer][p.expert], p.expert, p.layer), default=None)
+    def _weighed(self, scores: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+        """alpha x TopP(s) by layer, of gate scores [n, L, E]."""
+        # Scores are whole numbers, and their sum is exact; dividing by the number of tokens keeps their scale.
+        one = self.tokens == "first" or len(scores) == 1
+        rows = scores[0] if one else scores.sum(axis=0) / len(scores)
+        top = np.argsort(-rows, axis=1, kind="stable")[:, : self._n_kept]
+        added = np.zeros(rows.shape)
+        np.put_along_axis(added, top, self.alpha * np.take_along_axis(rows, top, 1), 1)
+        return list(added)

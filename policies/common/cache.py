@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
 from typing import ClassVar
 
 from sim.policy import Param, Piece, Policy, View
@@ -32,26 +31,14 @@ class ScopedCache(Policy):
             budgets.append([(each + (layer < more)) * view.expert_bytes for layer in range(view.n_layers)])
         return budgets
 
+    @property
+    def per_layer(self) -> bool:
+        """True when a layer's experts make room for each other alone."""
+        return self.scope == "layer"
+
     def bind(self, view: View) -> None:
-        self._stride = view.n_gpus if self.scope == "layer" else 0
+        self._stride = view.n_gpus if self.per_layer else 0
 
     def group(self, piece: Piece) -> int:
         """The cache a piece belongs to: that of its GPU, or of its layer there."""
         return piece.layer * self._stride + piece.gpu
-
-
-class OrderedCache(ScopedCache):
-    """A scoped cache that evicts whatever stands first in an order its subclass keeps through `accessed`."""
-
-    def bind(self, view: View) -> None:
-        super().bind(view)
-        self._order: defaultdict[int, OrderedDict[Piece, None]] = defaultdict(OrderedDict)
-
-    def evicted(self, piece: Piece, view: View) -> None:
-        del self._order[self.group(piece)][piece]
-
-    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        for candidate in self._order[self.group(piece)]:
-            if view.evictable(candidate):
-                return candidate
-        return None
