@@ -11,8 +11,9 @@ from simpy_oracle import Observed
 from sim.machine.events.bill import TERMS, WAYS
 from sim.machine.events.machine import EventMachine
 from sim.machine.price import Launch, Price
-from sim.machine.protocol import DEMAND, SPECULATIVE, Ticket
+from sim.machine.protocol import DEMAND, SPECULATIVE
 from sim.policy.pieces import Piece
+from sim.policy.tickets import Ticket
 
 
 class Knobs(SimpleNamespace):

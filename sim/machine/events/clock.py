@@ -9,7 +9,7 @@ from typing import Any
 from simpy import Environment
 from simpy.events import Event, EventPriority
 
-from sim.machine.protocol import UNKNOWN_S, Ticket
+from sim.policy.tickets import UNKNOWN_S, Ticket
 
 Steps = Generator[Event, Any, None]
 """What a process is made of: it yields the event it waits for."""

@@ -13,7 +13,8 @@ from sim.machine.events.clock import DEMANDS, STARTS, Clock, Pending, Steps
 from sim.machine.events.flow import Flow
 from sim.machine.events.timeline import add_up
 from sim.machine.lanes import H2D
-from sim.machine.protocol import DEMAND, Ticket
+from sim.machine.protocol import DEMAND
+from sim.policy.tickets import Ticket
 
 if TYPE_CHECKING:
     from sim.machine.lanes import Spans

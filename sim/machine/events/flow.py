@@ -9,7 +9,7 @@ from sim.machine.events.clock import ENDS, RATES, Clock
 if TYPE_CHECKING:
     from simpy.events import Event
 
-    from sim.machine.protocol import Ticket
+    from sim.policy.tickets import Ticket
 
 
 class Flow:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sim.machine.protocol import UNKNOWN_S, Ticket
+from sim.policy.tickets import UNKNOWN_S, Ticket
 
 if TYPE_CHECKING:
     from sim.machine.cost import Cost

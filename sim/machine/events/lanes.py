@@ -15,7 +15,7 @@ from sim.machine.events.clock import Clock, Pending, Steps
 from sim.machine.events.flow import Flow
 from sim.machine.events.timeline import TimeLine
 from sim.machine.lanes import HOST
-from sim.machine.protocol import Ticket
+from sim.policy.tickets import Ticket
 
 if TYPE_CHECKING:
     from sim.machine.lanes import Spans

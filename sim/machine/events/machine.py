@@ -17,7 +17,8 @@ from sim.machine.events.groups import Groups
 from sim.machine.events.lane_set import Lanes, couple
 from sim.machine.events.lanes import NOTHING, Work
 from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE
-from sim.machine.protocol import DEMAND, UNKNOWN_S, Machine, Ticket
+from sim.machine.protocol import DEMAND, Machine
+from sim.policy.tickets import UNKNOWN_S, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
