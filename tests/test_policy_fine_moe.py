@@ -13,7 +13,7 @@ from policies.fine_moe.tracks import CountTrack, GateTrack
 from sim.base.errors import BadInput
 from sim.run import execute, prepare
 from sim.setup.spec import RunSpec
-from sim.workload.iterations import Iteration
+from sim.workload.gate import Arrays
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import write_trace
@@ -111,7 +111,8 @@ def test_gates_that_speak_one_by_one_change_nothing(settings, world, tmp_path, m
     spec = RunSpec(policy="fine_moe", hw="a6000", trace=str(trace), model="qwen1.5-moe-a2.7b", set=settings, **world)
     seen = []
     for recorded in (True, False):
-        monkeypatch.setattr(Iteration, "recorded", recorded)
+        if not recorded:
+            monkeypatch.setattr(Arrays, "at_once", lambda *_: None)
         log: list[tuple[str, int, int]] = []
         result = execute(prepare(spec), log=lambda *entry, log=log: log.append(entry), bounds=False).result
         result.pop("wall_s")

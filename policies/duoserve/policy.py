@@ -23,7 +23,6 @@ import numpy as np
 
 from policies.common.surrogate import PREFIX, Surrogate
 from policies.duoserve.predictor import Ids, Predictor, decode_positions, find, predictor_bytes, read, stand_in
-from policies.moe_infinity.collection import all_ids
 from sim.policy import (
     PREFILL,
     BadInput,
@@ -163,7 +162,7 @@ class DuoServe(Policy):
         self._coming = []
         if iteration.phase == PREFILL:
             return
-        chosen = all_ids(iteration, view.n_layers)
+        chosen = iteration.all_ids()
         rows = [r.start_row for r in iteration.ranges]
         if self._mlp is None:
             named = self._drawn(rows, chosen)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,41 +9,66 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.fine_moe.tracks import Foretold
-from sim.policy import Piece, Policy, View
+from sim.policy import FREE, LAST, Policy, Rank, View, Wishes
 
 Floats = NDArray[np.float64]
-
-# Who may go to make room: anybody, nobody for a prefetch, nobody for a prefetch and for a demand only when nobody else.
-FREE, NOT_FOR_PREFETCH, LAST = 0, 1, 2
 
 
 class Aims:
     """What has been foretold of some layers in a row, as the queue and the cache want it.
 
     Attributes:
-        pieces, experts: to be prefetched, layer by layer, most probable first; those of layer `first + i` lie between
-            `starts[i]` and `starts[i + 1]`. by_gap: their priorities p / gap (section 4.5), gap = 1, 2 ... layers.
+        experts: to be prefetched, layer by layer, most probable first; those of layer `first + i` lie between
+            `starts[i]` and `starts[i + 1]`. indices, likely: of each its `Piece.index` and probability.
         shares, worth, bars: of all experts of the layers, the probability p, p x freq, and who is protected.
     """
 
-    __slots__ = ("bars", "by_gap", "experts", "first", "pieces", "shares", "starts", "worth")
+    __slots__ = ("bars", "experts", "first", "indices", "likely", "shares", "starts", "worth")
 
-    def __init__(self, told: Foretold, pieces: NDArray[np.object_], visits: Floats, distance: int, bar: int) -> None:
+    def __init__(self, told: Foretold, visits: Floats, bar: int) -> None:
         n_layers, n_experts = told.shares.shape
         self.first = told.first
         at = told.experts + np.arange(n_layers).repeat(told.counts) * n_experts
-        self.starts = [0, *told.counts.cumsum().tolist()]
+        self.starts: list[int] = [0, *told.counts.cumsum().tolist()]
         here = slice(told.first * n_experts, (told.first + n_layers) * n_experts)
         shares = told.shares.ravel()
-        self.pieces: list[Piece] = pieces[here][at].tolist()
         self.experts: list[int] = told.experts.tolist()
-        likely = shares[at]
-        self.by_gap: list[list[float]] = [[], *[(likely / gap).tolist() for gap in range(1, distance + 1)]]
-        named = np.zeros(n_layers * n_experts, dtype=np.uint8)
-        named[at] = bar
-        self.bars = named.data
+        self.indices = at + here.start
+        self.likely = shares[at]
+        bars = np.zeros(n_layers * n_experts, dtype=np.uint8)
+        bars[at] = bar
+        self.bars = bars.data
         self.shares = shares.data
         self.worth = (shares * visits[here]).data
+
+
+class Ready:
+    """The queues of all layers whose `distance` successors were foretold together, worked out at once.
+
+    Attributes:
+        first: the layer whose predecessor's queue is the first. slices: by that layer, where its queue starts and stops
+            in `wishes`, and where what its own search has found begins.
+    """
+
+    __slots__ = ("first", "slices", "wishes")
+
+    def __init__(self, aims: Aims, distance: int) -> None:
+        self.first = aims.first
+        starts = np.array(aims.starts)
+        n_layers = len(starts) - 1
+        layers = np.arange(n_layers)
+        begin, end = starts[:-1], starts[np.minimum(layers + distance, n_layers)]
+        lengths = end - begin
+        at = np.arange(lengths.sum()) - (lengths.cumsum() - lengths - begin).repeat(lengths)
+        layer_of = layers.repeat(starts[1:] - begin)
+        gaps = layer_of[at] + 1 - layers.repeat(lengths)
+        self.wishes = Wishes(aims.indices[at], aims.likely[at] / gaps)
+        stops = lengths.cumsum()
+        fresh = stops - lengths + starts[np.minimum(layers + distance - 1, n_layers)] - begin
+        self.slices: list[tuple[int, int, int]] = list(
+            zip((stops - lengths).tolist(), stops.tolist(), fresh.tolist(), strict=True)
+        )
+        self.slices.append((0, 0, 0))  # nothing follows the last layer
 
 
 class MapCache(Policy):
@@ -65,17 +89,13 @@ class MapCache(Policy):
         self._n_experts, n = n_experts, view.n_layers * n_experts
         self._ranks_by_worth = self.evict == "fine_moe"
         self._aim_bar = LAST if self.variant == "paper" else FREE
-        self._unused_bar = NOT_FOR_PREFETCH if self.variant == "code" else FREE
-        self._all = np.empty(n, dtype=object)
-        self._all[:] = [view.piece(layer, expert) for layer in range(view.n_layers) for expert in range(n_experts)]
-        self._gpu = np.array([piece.gpu for piece in self._all])
-        self._held, self._unused = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
-        self._bar = np.zeros(n, dtype=np.uint8)
-        self._rank = np.zeros(n)  # what the rule ranks by, whoever holds the expert
+        # The order of leaving: least rank, whoever holds the expert; who is aimed at leaves last, or what no gate has
+        # asked for since it was prefetched leaves for no other prefetch.
+        self.order = Rank(n, spares_unused=self.variant == "code")
         self._visits = np.zeros(n)
         # The same memory, for single numbers: a quarter of what numpy takes.
-        self._ranks: Any = self._rank.data
-        self._bars: Any = self._bar.data
+        self._ranks: Any = self.order.rank.data
+        self._bars: Any = self.order.bar.data
         self._counts: Any = self._visits.data
         # By layer the probabilities that the map searched last for it gives its experts, and where they begin.
         self._believed: list[tuple[Any, int]] = [(np.full(n_experts, 1.0 / n_experts).data, 0)] * view.n_layers
@@ -118,40 +138,3 @@ class MapCache(Policy):
         """The layer has passed: what was predicted for it is so no more."""
         if self._aim_bar:
             self._bars[layer * self._n_experts : (layer + 1) * self._n_experts] = self._unaimed
-
-    def accessed(self, piece: Piece, hit: bool, view: View) -> None:
-        self._held[piece.index] = True
-        self._unused[piece.index] = False
-        if self._unused_bar:
-            self._bar[piece.index] = FREE
-
-    def placed(self, piece: Piece, view: View) -> None:
-        """A prefetch has taken its room."""
-        self._held[piece.index] = self._unused[piece.index] = True
-        if self._unused_bar:
-            self._bar[piece.index] = self._unused_bar
-
-    def evicted(self, piece: Piece, view: View) -> None:
-        self._held[piece.index] = self._unused[piece.index] = False
-        if self._unused_bar:
-            self._bar[piece.index] = FREE
-
-    def unasked(self) -> int:
-        """Experts prefetched for layers that have passed, which no gate has asked for since."""
-        return int(self._unused.sum())
-
-    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        """The piece to go; None when nothing may."""
-        may = self._held & (self._gpu == piece.gpu)
-        owed = view.owed()
-        if owed:
-            may[[view.layer * self._n_experts + expert for expert in owed]] = False
-        free = may & (self._bar <= (FREE if speculative else NOT_FOR_PREFETCH))
-        if free.any():
-            may = free
-        elif speculative or not may.any():
-            return None
-        rank = np.where(may, self._rank, math.inf).reshape(self._n_layers, -1).T
-        expert, layer = divmod(int(rank.argmin()), self._n_layers)
-        found: Piece = self._all[layer * self._n_experts + expert]
-        return found

@@ -10,13 +10,12 @@ eviction that may take a prefetched expert not used yet.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import repeat
 
 import numpy as np
 
 from policies.common.surrogate import PREFIX, Surrogate
 from policies.fine_moe.expert_maps import Floats
-from policies.fine_moe.map_cache import Aims, MapCache
+from policies.fine_moe.map_cache import Aims, MapCache, Ready
 from policies.fine_moe.maps import MapTrack
 from policies.fine_moe.tracks import CountTrack, Foretold, Found, GateTrack, Track, foretold
 from sim.policy import (
@@ -27,14 +26,14 @@ from sim.policy import (
     Predict,
     Prefetch,
     RequestInfo,
-    Requeue,
+    RequeueFrom,
     Serve,
     Steps,
     StoreSplit,
     Ticket,
     View,
     Wait,
-    Wanted,
+    Wishes,
 )
 
 SERVE = Serve()
@@ -117,6 +116,7 @@ class FineMoe(MapCache):
         self._cpu_bytes_per_s = view.prices.cpu_bytes_per_s
         # By layer what has been foretold of it, until it has passed; none of the last ones' successors.
         self._ahead: list[Aims | None] = [None] * (view.n_layers + self._d + 1)
+        self._ready: Ready | None = None  # where all layers have been foretold together, what each one queues
         self._predicts: list[Predict] = []  # by layer
         self._predicts_of = (-1, -1)  # maps stored, and sequences searched for, when those were worked out
         self._needed = self._named = self._right = self._searches = self._ended = self._unasked = 0
@@ -138,6 +138,7 @@ class FineMoe(MapCache):
     # -- searching (section 4.2) ------------------------------------------------------------------------------------
 
     def iteration_start(self, iteration: Iteration, view: View) -> Steps:
+        self._ready = None
         found = self._track.start(iteration, view)
         self._layer_searches(len(iteration.ranges) if self._maps is None else self._maps.n_spans)
         if found:
@@ -149,7 +150,7 @@ class FineMoe(MapCache):
             if self.asynchronous:
                 yield self._requeue(-1, (ticket,))
             else:
-                yield from self._load(found)
+                yield from self._load(found, view)
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         layer, needs = gate.layer, gate.needs
@@ -172,7 +173,7 @@ class FineMoe(MapCache):
         if self.asynchronous:
             yield self._requeue(layer, tickets)
         else:
-            yield from self._load([target])
+            yield from self._load([target], view)
             self.visit(layer, needs, view)
             yield SERVE
 
@@ -191,6 +192,7 @@ class FineMoe(MapCache):
         told = self._maps.along(scores)
         n_told = 0 if told is None else self._n_layers - self._d
         aims = None if told is None else self._aims(told)
+        self._ready = None if aims is None else Ready(aims, self._d)
         return [(aims,)] * n_told + [(None,)] * (self._n_layers - n_told)
 
     def _told(self, first: int, found: Iterable[list[Found]], view: View) -> Foretold:
@@ -200,12 +202,12 @@ class FineMoe(MapCache):
         return foretold(first, several, view.top_k, self.track == "map_tsd")
 
     def _aims(self, told: Foretold) -> Aims:
-        return Aims(told, self._all, self._visits, self._d, self._aim_bar)
+        return Aims(told, self._visits, self._aim_bar)
 
     def iteration_end(self, iteration: Iteration, view: View) -> Steps:
         """Section 4.4: what was seen joins the store; the search for what it replaces is charged like any other."""
         self._ended += 1
-        self._unasked += self.unasked()
+        self._unasked += view.unused_prefetches
         self._track.end(iteration)
         n_values = self._track.end_values()
         if n_values:
@@ -231,21 +233,26 @@ class FineMoe(MapCache):
         self._ahead[layer] = aims
         self.believe(aims, layer)
 
-    def _requeue(self, now: int, tickets: tuple[Ticket, ...]) -> Requeue:
+    def _requeue(self, now: int, after: tuple[Ticket, ...]) -> RequeueFrom:
         """Section 4.5: PRI = p / (l - l_now), rewritten as the pass moves on; passed layers are dropped."""
-        wanted: list[Wanted] = []
-        ahead, d = self._ahead, self._d
-        for gap in range(1, d + 1):
-            aims = ahead[now + gap]
+        ready = self._ready
+        if ready is not None and now + 1 >= ready.first:
+            return RequeueFrom(ready.wishes, *ready.slices[now + 1 - ready.first], after, now)
+        # Layers that have not been foretold together: their queue is put together for this once.
+        indices: list[int] = []
+        priorities: list[float] = []
+        fresh = 0
+        for gap in range(1, self._d + 1):
+            aims = self._ahead[now + gap]
+            if gap == self._d and now >= 0:
+                fresh = len(indices)  # only what this search found waits for it; older predictions are there already
             if aims is not None:
-                i = now + gap - aims.first
-                start, stop = aims.starts[i], aims.starts[i + 1]
-                # Only what this search found waits for it; older predictions are there already.
-                after = tickets if now < 0 or gap == d else ()
-                wanted += zip(aims.pieces[start:stop], aims.by_gap[gap][start:stop], repeat(after))
-        return Requeue(wanted, now)
+                start, stop = aims.starts[now + gap - aims.first], aims.starts[now + gap - aims.first + 1]
+                indices += aims.indices[start:stop].tolist()
+                priorities += (aims.likely[start:stop] / gap).tolist()
+        return RequeueFrom(Wishes(indices, priorities), 0, len(indices), fresh, after, now)
 
-    def _load(self, layers: Iterable[int]) -> Steps:
+    def _load(self, layers: Iterable[int], view: View) -> Steps:
         """What others do, says section 4.3: nothing is computed before prediction and prefetching are finished."""
         tickets: list[Ticket] = []
         for layer in layers:
@@ -253,9 +260,9 @@ class FineMoe(MapCache):
             if aims is None:
                 continue
             start, stop = aims.starts[layer - aims.first], aims.starts[layer - aims.first + 1]
-            aimed = zip(aims.pieces[start:stop], aims.by_gap[1][start:stop], strict=True)
-            for piece, _ in sorted(aimed, key=lambda aimed: -aimed[1]):
-                ticket = yield Prefetch(piece)
+            aimed = zip(aims.experts[start:stop], aims.likely[start:stop].tolist(), strict=True)
+            for expert, _ in sorted(aimed, key=lambda aimed: -aimed[1]):
+                ticket = yield Prefetch(view.piece(layer, expert))
                 if ticket is not None:
                     tickets.append(ticket)
         yield Wait(tuple(tickets))

@@ -9,8 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policy import Iteration
-
 FloatArray = NDArray[np.float64]
 
 
@@ -20,13 +18,6 @@ def activations(ids: NDArray[np.int64], n_experts: int) -> FloatArray:
     at = ids + np.arange(0, n_layers * n_experts, n_experts)[:, None]
     counts: FloatArray = np.bincount(at.ravel(), minlength=n_layers * n_experts).astype(np.float64)
     return counts.reshape(n_layers, n_experts)
-
-
-def all_ids(iteration: Iteration, n_layers: int) -> NDArray[np.int64]:
-    """What an iteration's gates chose, [n, L, K]."""
-    if iteration.row is not None:
-        return np.array([iteration.row], dtype=np.int64)
-    return np.stack([iteration.ids(layer) for layer in range(n_layers)], axis=1)
 
 
 def rows_normalised(counts: FloatArray) -> FloatArray:

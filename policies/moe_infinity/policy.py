@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.moe_infinity.collection import Collection, activations, all_ids
+from policies.moe_infinity.collection import Collection, activations
 from sim.policy import (
     DECODE,
     PREFILL,
@@ -37,16 +37,17 @@ from sim.policy import (
     Piece,
     Policy,
     Predict,
+    Rank,
     RequestInfo,
-    Requeue,
+    RequeueFrom,
     RunGpu,
     Steps,
     StoreSplit,
     Ticket,
     View,
+    Wishes,
 )
 
-Ordered = tuple[list[int], list[float]]  # places in the row of all experts, and their priorities
 MAX_ORDERED = 1_000_000  # entries of such that are kept
 CAPACITY = {"paper": 120, "code2024": 1000, "code_head": 1}
 
@@ -100,13 +101,13 @@ class MoeInfinity(Policy):
         self._matched: list[int] = []
         self._products = np.zeros(0)
         # What is asked for after a layer, by phase, matrix matched and layer: pieces and priorities, best first.
-        self._orders: dict[tuple[str, int, int], Ordered] = {}
+        self._orders: dict[tuple[str, int, int], Wishes] = {}
         self._worths: dict[tuple[str, int], np.ndarray] = {}  # ranks, by phase and matrix matched
         self._orders_at: tuple[int, ...] = (0, 0)  # matrices replaced when they were worked out
         self._n_ordered = 0
         self._pieces = [view.piece(layer, expert) for layer in range(shape[0]) for expert in range(shape[1])]
         self._gpu = np.array([piece.gpu for piece in self._pieces])
-        self._here = np.zeros(n, dtype=bool)
+        self._held = view.held
         self._capacity = view.capacity
         self._capacity_of = [view.capacity_of(gpu) for gpu in range(view.n_gpus)]
         self._fetches = [Fetch(piece) for piece in self._pieces]
@@ -117,6 +118,11 @@ class MoeInfinity(Policy):
         # Who leaves first has the least rank; what a gate asks for changes that of visits and of recency at once.
         self._ranked_by = self._rule()
         self._rank = np.zeros(n)
+        self._by_expert = self.variant == "code_head" and self.evict == "variant"
+        if self._ranked_by != "most_visits" and self.evict != "lru_ds":  # those are asked for a `victim`
+            guarded = self.guarded and self._ranked_by == "shares"
+            self.order = Rank(n, ties="expert" if self._by_expert else "index", guarded=guarded)
+            self._rank = self.order.rank
         if self._ranked_by == "shares":
             self._rank[:] = ((np.zeros(shape) + self.epsilon) * self._decay).ravel()
         self._ranks: Any = self._rank.data  # the same memory, for single numbers
@@ -158,7 +164,7 @@ class MoeInfinity(Policy):
     def iteration_end(self, iteration: Iteration, view: View) -> None:
         if not self._predicts:
             return
-        ids, start = all_ids(iteration, view.n_layers), 0
+        ids, start = iteration.all_ids(), 0
         for r in iteration.ranges:
             stop = start + r.stop_row - r.start_row
             counts = activations(ids[start:stop], view.n_experts)
@@ -235,20 +241,34 @@ class MoeInfinity(Policy):
             expert, must_evict = unsent[0]
             piece = self._pieces[first + expert]
             if must_evict:
-                victim = self.victim(piece, False, view)
-                if victim is None:
+                there = self._dispensable(piece, view)
+                if not there.any():
                     return  # until one of the layer's own experts has run
-                yield Evict(victim)
+                yield Evict(self._least(there))
             elif view.free_bytes(piece.gpu) < piece.n_bytes and not self._somebody_leaves(piece, view):
                 return
             yield self._fetches[first + expert]
-            self._here[first + expert] = True
             unsent.popleft()
 
     def _somebody_leaves(self, piece: Piece, view: View) -> bool:
         """Whether a full GPU holds an expert that the layer does not need."""
         owed = view.owed()
-        return self._capacity_of[piece.gpu] > len(owed) or self.victim(piece, False, view) is not None
+        return self._capacity_of[piece.gpu] > len(owed) or bool(self._dispensable(piece, view).any())
+
+    def _dispensable(self, piece: Piece, view: View) -> NDArray[np.bool_]:
+        """Experts on the piece's GPU that the layer does not need."""
+        there: NDArray[np.bool_] = (self._held != 0) & (self._gpu == piece.gpu)
+        for expert in view.owed():
+            there[view.layer * self._shape[1] + expert] = False
+        return there
+
+    def _least(self, there: NDArray[np.bool_]) -> Piece:
+        """Who leaves of these: flat order is layer by layer, that of code_head expert by expert."""
+        ranks = np.where(there, self._rank, np.inf)
+        if not self._by_expert:
+            return self._pieces[int(ranks.argmin())]
+        expert, layer = divmod(int(ranks.reshape(self._shape).T.argmin()), self._shape[0])
+        return self._pieces[layer * self._shape[1] + expert]
 
     # -- predicting and prefetching ---------------------------------------------------------------------------------
 
@@ -266,14 +286,8 @@ class MoeInfinity(Policy):
         if self._ranked_by == "shares":
             self._rank[:] = self._worth(gate.phase, collection, matched)
         self._n_asked += 1
-        self._n_dry += gate.layer > 0 and not view.queued()
-        here, after, wanted = self._here, (ticket,), []
-        for at, priority in zip(*ordered, strict=True):
-            if not here[at]:
-                wanted.append((self._pieces[at], priority, after))
-                if len(wanted) == self.queue:
-                    break
-        yield Requeue(wanted)
+        self._n_dry += gate.layer > 0 and not view.waiting
+        yield RequeueFrom(ordered, 0, len(ordered), 0, (ticket,), None, self.queue)
 
     def _likest(self, gate: Gate, collection: Collection) -> int:
         """The past request most like the iteration so far."""
@@ -289,7 +303,7 @@ class MoeInfinity(Policy):
         """The same after each layer, from what all gates choose [n, L, K]."""
         return self._collection.likest_so_far(activations(ids, self._shape[1]))
 
-    def _ordered(self, phase: str, collection: Collection, matched: int, layer: int, own: bool) -> Ordered:
+    def _ordered(self, phase: str, collection: Collection, matched: int, layer: int, own: bool) -> Wishes:
         """Experts of the layers after this one (`own`: and of this one) by share x closeness, ties to the lowest."""
         replaced = tuple(one.n_replaced for one in self._collections.values())
         key = (phase, matched, layer)
@@ -302,7 +316,7 @@ class MoeInfinity(Policy):
             past = collection[matched] if own else collection.shares(matched)
             scores = ((past[first:] + self.epsilon) * self._closeness[first - layer : n_layers - layer]).ravel()
             order = (-scores).argsort(kind="stable")[: self._capacity + self.queue]  # no more than those can be there
-            found = self._orders[key] = ((order + first * n_experts).tolist(), scores[order].tolist())
+            found = self._orders[key] = Wishes(order + first * n_experts, scores[order])
             self._n_ordered += len(order)
         return found
 
@@ -316,40 +330,21 @@ class MoeInfinity(Policy):
 
     # -- eviction ---------------------------------------------------------------------------------------------------
 
-    def placed(self, piece: Piece, view: View) -> None:
-        self._here[piece.index] = True
-
     def evicted(self, piece: Piece, view: View) -> None:
-        self._here[piece.index] = False
         if self.variant == "code2024" and self._ranked_by != "last":
             self._ranks[piece.index] = 0.0
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        n_experts = self._shape[1]
-        now, there = view.layer * n_experts, self._here & (self._gpu == piece.gpu)
-        for expert in view.owed():
-            there[now + expert] = False
+        """Asked where no order is named: who is protected rests on the layer that runs."""
+        there = self._dispensable(piece, view)
+        spared, now = there.copy(), view.layer * self._shape[1]
         if self._ranked_by == "most_visits":
-            done = there.copy()
-            done[now:] = False  # what is ahead is in the list of candidates for prefetching
-            if speculative or done.any():
-                there = done
-        elif self.evict == "lru_ds":
-            spared = there.copy()
-            spared[now : now + 3 * n_experts] = False
-            there = spared if speculative or spared.any() else there
-        if not there.any():
-            return None
-        ranks = np.where(there, self._rank, np.inf)
-        # Flat order is layer by layer; code_head's ties go to the lowest expert of any layer.
-        if self.variant == "code_head" and self.evict == "variant":
-            expert, layer = divmod(int(ranks.reshape(self._shape).T.argmin()), self._shape[0])
-            at = layer * n_experts + expert
+            spared[now:] = False  # what is ahead is in the list of candidates for prefetching
         else:
-            at = int(ranks.argmin())
-        if speculative and self._ranked_by == "shares" and self.guarded and self._rank[at] >= self._rank[piece.index]:
-            return None
-        return self._pieces[at]
+            spared[now : now + 3 * self._shape[1]] = False
+        if speculative or spared.any():
+            there = spared
+        return self._least(there) if there.any() else None
 
     def stats(self) -> dict[str, float]:
         collections = {id(c): len(c) for c in self._collections.values()}
@@ -357,5 +352,5 @@ class MoeInfinity(Policy):
             "collected": float(sum(collections.values())) if self._predicts else 0.0,
             "lookups": float(self._n_asked),
             "queue_ran_dry_frac": self._n_dry / max(1, self._n_asked),
-            "resident_experts": float(self._here.sum()),
+            "resident_experts": float(np.count_nonzero(self._held)),
         }

@@ -24,7 +24,7 @@ from sim.policy.decisions import (
     Wanted,
     WriteBack,
 )
-from sim.policy.order import Insertion, Order, Rank, Recency
+from sim.policy.order import FREE, LAST, NEVER, NOT_FOR_PREFETCH, Insertion, Order, Rank, Recency
 from sim.policy.pieces import Piece, Pieces
 from sim.policy.tickets import Ticket
 from sim.policy.view import Prices, View
@@ -41,7 +41,11 @@ if TYPE_CHECKING:
 __all__ = [
     "BITS_PER_PARAM",
     "DECODE",
+    "FREE",
+    "LAST",
     "MAKE_ONE",
+    "NEVER",
+    "NOT_FOR_PREFETCH",
     "PREFILL",
     "TRAITS",
     "Assignment",
