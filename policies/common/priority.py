@@ -58,12 +58,12 @@ class Priorities:
     def observe(self, layer: int, tokens: list[list[int]]) -> None:
         """Tokens pass a layer, each with the experts it activates."""
         keys, uses = self.keys[layer], self.uses[layer]
-        at = self._tokens[layer]
+        at, table = self._tokens[layer], self._of_uses
         for chosen in tokens:
             at += 1
             for expert in chosen:
-                uses[expert] += 1
-                keys[expert] = self.of_uses(uses[expert]) + (at << UNIT_BITS)
+                n = uses[expert] = uses[expert] + 1
+                keys[expert] = (table[n] if n < len(table) else self.of_uses(n)) + (at << UNIT_BITS)
         self._tokens[layer] = at
 
     def ranking(self, layer: int) -> list[int]:
