@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable
+import numpy as np
+from numpy.typing import ArrayLike
 
 
 class Wishes:
@@ -13,9 +13,9 @@ class Wishes:
         indices: `Piece.index` of each. priorities: of each; larger ones first, ties in order of asking.
     """
 
-    def __init__(self, indices: Iterable[int], priorities: Iterable[float]) -> None:
-        self.indices = array("q", indices)
-        self.priorities = array("d", priorities)
+    def __init__(self, indices: ArrayLike, priorities: ArrayLike) -> None:
+        self.indices = np.array(indices, dtype=np.int64).data
+        self.priorities = np.array(priorities, dtype=np.float64).data
 
     def __len__(self) -> int:
         return len(self.indices)
