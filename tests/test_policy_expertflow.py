@@ -114,7 +114,7 @@ def test_where_all_is_foretold_the_last_of_the_forecast_leaves(tmp_path):
     assert seen.log[3:5] == [("evict", 0, 0), ("fetch", 0, 3)]
     policy = ExpertFlow()
     pieces = [Piece(layer, 0, 0.0, 1.0, "bf16", 0, 1, layer) for layer in (2, 1, 0)]
-    policy.order, policy.ahead = [OrderedDict.fromkeys(pieces)], dict.fromkeys(reversed(pieces))
+    policy.turns, policy.ahead = [OrderedDict.fromkeys(pieces)], dict.fromkeys(reversed(pieces))
     view = SimpleNamespace(evictable=lambda piece: piece is not pieces[0])
     assert policy.victim(pieces[2], True, view) is None
     assert policy.victim(pieces[2], False, view) is pieces[1]

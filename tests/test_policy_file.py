@@ -137,7 +137,7 @@ def test_compare_takes_files_in_processes_of_its_own(capsys, tmp_path, mine):
     ("wrong.py", "\ndef f(:\n", r"wrong\.py:2: SyntaxError: invalid syntax; correct the file"),
     ("wrong.py", "import json\n\njson.loads('x')\n", r": JSONDecodeError: Expecting value.*; correct the file"),
     ("wrong.py", "\n\nraise SystemExit(3)\n", r"wrong\.py:3: SystemExit: 3; correct the file"),
-    ("wrong.py", "x = 1\n", r"a policy is a class derived from sim\.api\.Policy with a `name`"),
+    ("wrong.py", "x = 1\n", r"a policy is a class derived from sim\.policy\.Policy with a `name`"),
     ("wrong.py", MINE, r"it holds 2 policies; name one, .*wrong\.py:Mine"),
     ("wrong.py:Mina", MINE, r"no policy of that class in the file; did you mean 'Mine'"),
 ])  # fmt: skip

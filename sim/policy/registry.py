@@ -128,7 +128,8 @@ def name_of(kind: object) -> str:
     from importlib.metadata import entry_points
 
     theirs = {entry.value for entry in entry_points(group=GROUP)}
-    known = kind.__module__.removeprefix("policies.") in _files() or f"{kind.__module__}:{kind.__qualname__}" in theirs
+    module = kind.__module__.removeprefix("policies.").partition(".")[0]
+    known = module in _files() or f"{kind.__module__}:{kind.__qualname__}" in theirs
     same = known and (_by_file(kind.name) is kind or policies().get(kind.name) is kind)
     return kind.name if same else given(kind)
 
