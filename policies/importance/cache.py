@@ -19,7 +19,7 @@ class ScoreWindow:
     A batch counts as the rounded mean over its tokens, so that sums stay whole numbers and no order of adding matters.
 
     Attributes:
-        average: over the iterations seen, n at most [E, L]; a layer's are up to date once it has been observed.
+        rows: by layer, the average over the iterations seen, n at most [E]; up to date once it has been observed.
     """
 
     def __init__(self, n: int, n_layers: int, n_experts: int) -> None:
@@ -28,7 +28,7 @@ class ScoreWindow:
         self._sum = np.zeros((n_layers, n_experts))
         self._n_seen = 0
         self._rows: dict[int, Floats] = {}  # of the iteration under way, by layer
-        self.average = np.zeros((n_experts, n_layers))
+        self.rows: list[Floats] = [np.zeros(n_experts)] * n_layers
         self.scale = 1.0
 
     def averages(self, scores: Floats) -> list[tuple[Floats, Floats]]:
@@ -47,7 +47,7 @@ class ScoreWindow:
         """A layer's gate has spoken; scores are whole numbers of 1 / `scale`."""
         self.scale = float(scale)
         self._rows[layer] = row
-        self.average[:, layer] = average
+        self.rows[layer] = average
 
     def end(self) -> None:
         """All gates of the iteration have spoken."""
@@ -87,7 +87,7 @@ class Residents:
     def averaged(self, layer: int) -> None:
         """A layer's average scores have changed."""
         if self._rule == "score":
-            average = self._window.average[:, layer]
+            average = self._window.rows[layer]
             for barred, rank in self._columns[layer]:
                 np.add(average, barred, out=rank)
 
@@ -96,7 +96,7 @@ class Residents:
         gpu, expert, layer = piece.gpu, piece.expert, piece.layer
         self._order[gpu][piece] = None
         self._barred[gpu, expert, layer] = 0.0
-        self._rank[gpu][expert, layer] = self._window.average[expert, layer]
+        self._rank[gpu][expert, layer] = self._window.rows[layer][expert]
 
     def remove(self, piece: Piece) -> None:
         gpu, expert, layer = piece.gpu, piece.expert, piece.layer
@@ -148,7 +148,7 @@ class Residents:
             return view.piece(layer, expert) if rank[expert, layer] < math.inf else None
         candidates = ((at, piece) for at, piece in enumerate(self._order[gpu]) if piece not in spared)
         if self._rule == "score_position":
-            n, mean, scale = len(self._order[gpu]), self._window.average, self._window.scale
-            ranked = ((mean[piece.expert, piece.layer] / scale * (n + 1) + at, at, piece) for at, piece in candidates)
+            n, mean, scale = len(self._order[gpu]), self._window.rows, self._window.scale
+            ranked = ((mean[piece.layer][piece.expert] / scale * (n + 1) + at, at, piece) for at, piece in candidates)
             return min(ranked, key=lambda item: item[:2], default=(0, 0, None))[2]
         return next((piece for _, piece in candidates), None)
