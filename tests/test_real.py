@@ -183,7 +183,7 @@ def test_a_batch_computes_each_request_as_alone(tmp_path):
 
 def test_spans_fit_together(tmp_path):
     spans = []
-    done = carried_out(tmp_path, "lru", 8, spans=lambda *span: spans.append(span))
+    done = carried_out(tmp_path, "belady", 8, spans=lambda *span: spans.append(span))
     by_lane = {}
     for lane, _, _, _, _, _, start_s, end_s in spans:
         assert 0 <= start_s <= end_s
