@@ -55,7 +55,7 @@ def replay(script: list[tuple[Any, ...]], two: bool, terms: dict[str, float]) ->
             seen.spans.append((name, start, end))
 
     contention = SimpleNamespace(**{term: figure(terms.get(term, 0.0)) for term in (*TERMS, *WAYS)})
-    cost = Knobs(rests_on=[()], grouped=False, q_predictor={"assumed": 0}, sync_s=0.0, copy_launch_s=0.0, up_s=0.0,
+    cost = Knobs(attributed_to=[()], grouped=False, q_predictor={"assumed": 0}, sync_s=0.0, copy_launch_s=0.0, up_s=0.0,
                  hw=SimpleNamespace(contention=contention))  # fmt: skip
     machine = EventMachine(cost, 2 if two else 1, spans)  # type: ignore[arg-type]
     tickets: list[Ticket] = []

@@ -219,6 +219,6 @@ def test_from_the_command_line(tiny, capsys):
     beside = simulated(capsys, *rest, "--set", active[0], "--set", active[1]).json
     assert beside["tpot_s"]["mean"] > alone["tpot_s"]["mean"]
     assert beside["h2d_bytes"] == alone["h2d_bytes"]
-    rests_on = {row["figure"] for row in beside["provenance"]["figures"]}
-    assert f"contention.{GPU_BY_H2D}" in rests_on
+    attributed_to = {row["figure"] for row in beside["provenance"]["figures"]}
+    assert f"contention.{GPU_BY_H2D}" in attributed_to
     assert not any(row["figure"].startswith("contention") for row in alone["provenance"]["figures"])

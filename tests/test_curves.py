@@ -17,7 +17,7 @@ from sim.base.errors import BadInput
 from sim.machine.cost import Cost
 from sim.profiles.curves import Curve, Curves
 from sim.profiles.hardware import Ranges, load_hardware
-from sim.results.metrics import Resting, plus_minus
+from sim.results.metrics import Attribution, plus_minus
 from sim.run import execute, prepare
 from sim.setup.spec import RunSpec
 
@@ -52,7 +52,7 @@ def test_prices_come_from_curves_for_their_own_model_alone():
     assert (cost.head(1).duration_s, cost.expert_cpu(1).duration_s) == (7.0, 9.0)
     assert (cost.launch_expert.all_s, cost.launch_attention.all_s, cost.begin_s, cost.cpu_launch_s) == (
         0.5, 0.25, 0.125, 3.0)  # fmt: skip
-    assert cost.rests_on[cost.expert(2, "bf16").rests_on][0] == "curves.expert"
+    assert cost.attributed_to[cost.expert(2, "bf16").attributed_to][0] == "curves.expert"
     assert not cost.beyond
     cost.expert(5, "bf16")
     cost.expert(9, "bf16"), cost.expert(7, "bf16")
@@ -101,9 +101,12 @@ def test_a_context_beyond_the_calibration_is_labelled(tmp_path):
 
 
 def test_error_bars_add_in_quadrature():
-    rows = [Resting("a", "measured", 3.0, 1, 1, 1.0, "", 0.1349), Resting("b", "measured", 1.0, 1, 1, 1.0, "", 0.4047)]
+    rows = [
+        Attribution("a", "measured", 3.0, 1, 1, 1.0, "", 0.1349),
+        Attribution("b", "measured", 1.0, 1, 1, 1.0, "", 0.4047),
+    ]
     assert plus_minus(rows, 4.0) == pytest.approx(math.hypot(0.75 * 0.1, 0.25 * 0.3))
-    unknown = Resting("c", "assumed", 1.0, 1, 1, 1.0, "", None)
+    unknown = Attribution("c", "assumed", 1.0, 1, 1, 1.0, "", None)
     assert plus_minus([*rows, unknown], 5.0) is None, "a fifth rests on no samples"
 
 

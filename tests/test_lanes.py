@@ -61,7 +61,7 @@ def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, S
             name = lane if lane[-1].isdigit() or lane in ("d2h", "cpu") else f"{lane}0"
             seen.spans.append((name, start, end))
 
-    cost = Knobs(rests_on=[()], grouped=False, q_predictor={"assumed": 0}, sync_s=0.0, copy_launch_s=0.0, up_s=0.0)
+    cost = Knobs(attributed_to=[()], grouped=False, q_predictor={"assumed": 0}, sync_s=0.0, copy_launch_s=0.0, up_s=0.0)
     machine = SimulatedMachine(cost, 2 if two else 1, spans)
     tickets: list[Ticket] = []
     for op, *rest in script:

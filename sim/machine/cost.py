@@ -1,6 +1,6 @@
 """Seconds for every operation: hardware x geometry x stack.
 
-Each price also names the quantity it rests on (an index into `Cost.rests_on`). Formulas: a copy takes
+Each price also names the quantity it rests on (an index into `Cost.attributed_to`). Formulas: a copy takes
 latency + bytes / bandwidth; an operation of n kernels takes max(n x kernel floor, bytes / memory bandwidth,
 FLOPs / rate). Experts that share kernels are one operation: the first pays the floor, the others what exceeds it.
 """
@@ -49,12 +49,12 @@ class Cost(Rates):
         return before
 
     def _roofline(self, n_kernels: float, n_bytes: float, flops: float) -> Price:
-        best_s, rests_on = n_kernels * self._floor_s, self._q_floor
+        best_s, attributed_to = n_kernels * self._floor_s, self._q_floor
         if n_bytes / self._bandwidth > best_s:
-            best_s, rests_on = n_bytes / self._bandwidth, self._q_bandwidth
+            best_s, attributed_to = n_bytes / self._bandwidth, self._q_bandwidth
         if flops / self._flops > best_s:
-            best_s, rests_on = flops / self._flops, self._q_flops
-        return Price(best_s, rests_on)
+            best_s, attributed_to = flops / self._flops, self._q_flops
+        return Price(best_s, attributed_to)
 
     def copy_s(self, n_bytes: int) -> float:
         """Host-to-device seconds of one copy."""
@@ -90,7 +90,7 @@ class Cost(Rates):
                 least = self._curves.get("gate")
                 fixed_s = min(least[0].seconds[0] if least is not None else 0.0, whole.duration_s)
                 timed_s = kernels_frac * fixed_s + frac * (whole.duration_s - fixed_s + self._unpack_s(precision))
-                self._experts[key] = Price(timed_s, whole.rests_on)
+                self._experts[key] = Price(timed_s, whole.attributed_to)
                 return self._experts[key]
             self._check("expert", n_tokens, "tokens", self._ranges.expert_tokens)
             n_kernels = kernels_of(self.stack.kernels.expert, kernels_frac)
@@ -117,7 +117,7 @@ class Cost(Rates):
         if found is None:
             work = self._roofline(0, *self._expert_work(n_tokens, precision, frac))
             beyond_s = max(0.0, work.duration_s - slack_s)
-            found = self._members[key] = Price(beyond_s, work.rests_on), max(0.0, slack_s - work.duration_s)
+            found = self._members[key] = Price(beyond_s, work.attributed_to), max(0.0, slack_s - work.duration_s)
         return found
 
     def in_turn(self, tokens: Sequence[int]) -> list[tuple[Launch, float]]:
@@ -161,10 +161,10 @@ class Cost(Rates):
         self._check("cpu_expert", n_tokens, "tokens", self._ranges.cpu_expert_tokens)
         bytes_s = self.model.expert_bytes(self.precision) / self._cpu_bandwidth
         flops_s = self.model.expert_flops(n_tokens) / self._cpu_flops
-        bound_s, rests_on = (flops_s, self._q_cpu_flops) if flops_s > bytes_s else (bytes_s, self._q_cpu_bandwidth)
+        bound_s, attributed_to = (flops_s, self._q_cpu_flops) if flops_s > bytes_s else (bytes_s, self._q_cpu_bandwidth)
         if self._cpu_overhead_s > bound_s:
-            rests_on = self._q_cpu_overhead
-        return Price(self._cpu_overhead_s + bound_s, rests_on)
+            attributed_to = self._q_cpu_overhead
+        return Price(self._cpu_overhead_s + bound_s, attributed_to)
 
     def expert_cpu_s(self, n_tokens: int) -> float:
         """Seconds of one expert on the CPU, without moving activations."""
@@ -187,14 +187,14 @@ class Cost(Rates):
 
     def _measured_attention(self, iteration: Iteration) -> Price:
         """Each range on its curve: prompts against their tokens, decode against positions."""
-        total_s, rests_on = 0.0, 0
+        total_s, attributed_to = 0.0, 0
         for r in iteration.ranges:
             n_tokens = r.stop_row - r.start_row
             decodes = n_tokens == 1 and "attention_decode" in self._curves
             price = self._measured(*(("attention_decode", r.context + 1) if decodes else ("attention", n_tokens)))
             assert price is not None
-            total_s, rests_on = total_s + price.duration_s, price.rests_on
-        return Price(total_s, rests_on)
+            total_s, attributed_to = total_s + price.duration_s, price.attributed_to
+        return Price(total_s, attributed_to)
 
     def decode_points(self) -> tuple[float, ...]:
         """Positions attended to at which the price of a decode token's attention need not be convex."""
@@ -225,7 +225,7 @@ class Cost(Rates):
             self.model.dense_ffn_flops(iteration.n_tokens),
         )
         longer = attention if attention.duration_s >= ffn.duration_s else ffn
-        return Price(attention.duration_s + ffn.duration_s, longer.rests_on)
+        return Price(attention.duration_s + ffn.duration_s, longer.attributed_to)
 
     def _gate(self, n_tokens: int) -> Price:
         """Router of one layer: its matrix, softmax and top-k."""

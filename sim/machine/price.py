@@ -9,7 +9,7 @@ class Price(NamedTuple):
     """Seconds, and the index of the quantity that bounds them."""
 
     duration_s: float
-    rests_on: int
+    attributed_to: int
 
 
 class Launch:

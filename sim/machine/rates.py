@@ -1,8 +1,8 @@
 """What prices are made of: the figures of a profile that one (model, stack, precision) runs on.
 
 Rates and fixed times of links, host, GPU and CPU, what launching each operation costs, and the curves and ranges that
-were measured. Each figure is entered in `rests_on` with its source, so that a result can say what share of its time is
-measured, datasheet or assumed.
+were measured. Each figure is entered in `attributed_to` with its source, so that a result can say what share of its
+time is measured, datasheet or assumed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Rates:
 
     def __init__(self, hw: Hardware, model: Model, stack: Stack, precision: str) -> None:
         self.hw, self.model, self.stack, self.precision = hw, model, stack, precision
-        self.rests_on: list[tuple[str, Quantity]] = []
+        self.attributed_to: list[tuple[str, Quantity]] = []
         curves = hw.curves_of(model.id, precision)
         # Curves were measured on a loop that runs experts one by one and launches kernel by kernel.
         self.grouped = stack.grouped and curves is None
@@ -77,8 +77,8 @@ class Rates:
                                           f"{hw.curves.model} in {hw.curves.precision})")  # fmt: skip
 
     def _rest(self, name: str, quantity: Quantity) -> int:
-        self.rests_on.append((name, quantity))
-        return len(self.rests_on) - 1
+        self.attributed_to.append((name, quantity))
+        return len(self.attributed_to) - 1
 
     def _set_predictors(self) -> None:
         """Predictor time rests on whatever the policy says its figure rests on."""
@@ -188,10 +188,10 @@ class Rates:
         found = self._curves.get(name)
         if found is None:
             return None
-        curve, rests_on = found
+        curve, attributed_to = found
         if not curve.covers(at):
             self._leave(name, at, AGAINST[name], (curve.at[0], curve.at[-1]))
-        return Price(curve.value(at), rests_on)
+        return Price(curve.value(at), attributed_to)
 
     @property
     def beyond(self) -> set[str]:

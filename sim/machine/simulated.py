@@ -63,10 +63,10 @@ class SimulatedMachine(Machine):
         self.n_copy_launches = 0
         self.experts_launched = 0.0  # copies of experts, a part counting as its share
         self.n_syncs = 0
-        self.gpu_s = [0.0] * len(cost.rests_on)  # busy seconds of compute streams by the quantity they rest on
-        self.cpu_s = [0.0] * len(cost.rests_on)
-        self.side_s = [0.0] * len(cost.rests_on)
-        self.host_predict_s = [0.0] * len(cost.rests_on)
+        self.gpu_s = [0.0] * len(cost.attributed_to)  # busy seconds of compute streams by the quantity they rest on
+        self.cpu_s = [0.0] * len(cost.attributed_to)
+        self.side_s = [0.0] * len(cost.attributed_to)
+        self.host_predict_s = [0.0] * len(cost.attributed_to)
         self._sync_s = cost.sync_s
         self._copy_launch_s = cost.copy_launch_s
         self._prices = Meter()  # operations of this iteration by price, added to `gpu_s` when it ends
@@ -232,7 +232,7 @@ class SimulatedMachine(Machine):
         self.sync(self._settled() if ticket is None else ticket)
         self.stream.idle_until(self.now_s, _HOST)
         for price, n in self._prices.read():
-            self.gpu_s[price.rests_on] += n * price.duration_s
+            self.gpu_s[price.attributed_to] += n * price.duration_s
 
     # -- experts ----------------------------------------------------------------------------------------------------
 
@@ -361,7 +361,7 @@ class SimulatedMachine(Machine):
             self.spans("host", "launch cpu_expert", layer, expert, n_tokens, n_bytes, host_s, self.now_s)
         arrived_s = self.d2h.use("activations", layer, expert, n_tokens, self.now_s, cost.back_s(n_bytes))
         price = cost.expert_cpu(n_tokens)
-        self.cpu_s[price.rests_on] += price.duration_s
+        self.cpu_s[price.attributed_to] += price.duration_s
         done = Ticket(self.cpu.use("expert", layer, expert, n_tokens, arrived_s, price.duration_s), CPU)
         self.d2h_bytes += n_bytes
         duration_s = cost.copy_s(n_bytes)
@@ -527,11 +527,11 @@ class SimulatedMachine(Machine):
     # -- the rest ---------------------------------------------------------------------------------------------------
 
     def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
-        rests_on = self.cost.q_predictor[basis]
+        attributed_to = self.cost.q_predictor[basis]
         if lane != "side":
             self._close_groups()  # no group spans what the host or the stream does in between
         if lane == "host":
-            self.host_predict_s[rests_on] += duration_s
+            self.host_predict_s[attributed_to] += duration_s
             begun_s = self.now_s
             self.now_s += duration_s
             ticket = Ticket(self.now_s, HOST)
@@ -539,7 +539,7 @@ class SimulatedMachine(Machine):
                 self.spans("host", "predict", -1, -1, 0, 0, begun_s, self.now_s)
         elif lane == "gpu":
             self.now_s += self.cost.launch_s
-            self.gpu_s[rests_on] += duration_s
+            self.gpu_s[attributed_to] += duration_s
             length = self.stream.seconds.meter.at(duration_s)
             work = self.stream.run(
                 "predict", -1, -1, 0, self.now_s, self.now_s, duration_s, length, 0.0, NO_TICKETS
@@ -547,7 +547,7 @@ class SimulatedMachine(Machine):
             ticket = self._settled() if work is None else work
         else:
             # A blocked host launches nothing: its waiting is then what the stream waits for.
-            (self.host_predict_s if blocking else self.side_s)[rests_on] += duration_s
+            (self.host_predict_s if blocking else self.side_s)[attributed_to] += duration_s
             ticket = Ticket(self.side.use("predict", -1, -1, 0, self.now_s, duration_s), SIDE)
         if blocking:
             self.sync(ticket)
@@ -565,7 +565,7 @@ class SimulatedMachine(Machine):
         return stream.parts_s
 
     def host_shares(self) -> list[tuple[int, float]]:
-        """The host's busy seconds by the quantity they rest on (an index into `cost.rests_on`)."""
+        """The host's busy seconds by the quantity they rest on (an index into `cost.attributed_to`)."""
         cost = self.cost
         layers = (cost.launch_attention, cost.launch_dense)
         experts = (cost.launch_expert, cost.launch_member, *cost.launch_parts.values())
@@ -578,7 +578,7 @@ class SimulatedMachine(Machine):
             (cost.q_sync, self.n_syncs * cost.sync_s),
             (cost.q_copy_launch, self.n_copy_launches * cost.hw.host.copy_launch_s.value),
             (cost.q_stack_copy, self.experts_launched * cost.stack.per_copy_s.value),
-            *[(rests_on, spent_s) for rests_on, spent_s in enumerate(self.host_predict_s) if spent_s],
+            *[(attributed_to, spent_s) for attributed_to, spent_s in enumerate(self.host_predict_s) if spent_s],
         ]
 
     def lane_busy_s(self) -> dict[str, float]:

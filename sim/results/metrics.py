@@ -154,7 +154,7 @@ def bound_by(clockwork: Clockwork) -> dict[str, Any]:
     return {"resource": WAITED_FOR[max(known, key=lambda k: known[k])].resource if known else None, **shares}
 
 
-class Resting(NamedTuple):
+class Attribution(NamedTuple):
     """Part of GPU 0's time that rests on one figure, and by which factors it changes over that figure's range."""
 
     figure: str
@@ -167,9 +167,9 @@ class Resting(NamedTuple):
     noise_frac: float | None  # interquartile range of its samples over its value
 
 
-def resting_s(
+def attributions(
     machine: SimulatedMachine, clockwork: Clockwork, phases: Iterable[str] = (PREFILL, DECODE)
-) -> list[Resting]:
+) -> list[Attribution]:
     """Which figure each part of GPU 0's time in these phases rests on.
 
     Busy and waiting parts are split by the quantities their lane spent its time on, over the whole run.
@@ -177,7 +177,7 @@ def resting_s(
     cost = machine.cost
     chosen = (clockwork.phases[phase].parts_s for phase in phases)
     parts_s = [math.fsum(column) for column in zip(*chosen, strict=True)]
-    seconds = [0.0] * len(cost.rests_on)
+    seconds = [0.0] * len(cost.attributed_to)
     _spread(seconds, parts_s[GPU], list(enumerate(machine.gpu_s)))
     n_copies, busy_s = sum(up.n_copies for up in machine.h2d), math.fsum(up.busy_s for up in machine.h2d)
     latency_s = n_copies * cost.h2d_latency_s
@@ -185,16 +185,16 @@ def resting_s(
     _spread(seconds, parts_s[CPU], list(enumerate(machine.cpu_s)))
     _spread(seconds, parts_s[HOST], machine.host_shares())
     _spread(seconds, parts_s[SIDE], list(enumerate(machine.side_s)))
-    rows: list[Resting] = []
-    for (name, quantity), spent_s in zip(cost.rests_on, seconds, strict=True):
+    rows: list[Attribution] = []
+    for (name, quantity), spent_s in zip(cost.attributed_to, seconds, strict=True):
         if spent_s > 0:
             low, high = factors(name, quantity)
             noise = None if quantity.iqr is None or not quantity.value else quantity.iqr / quantity.value
-            rows.append(Resting(name, quantity.source, spent_s, low, high, quantity.value, quantity.ref, noise))
+            rows.append(Attribution(name, quantity.source, spent_s, low, high, quantity.value, quantity.ref, noise))
     return rows
 
 
-def plus_minus(rows: list[Resting], total_s: float) -> float | None:
+def plus_minus(rows: list[Attribution], total_s: float) -> float | None:
     """Share of the time by which calibration scatters: one standard deviation (IQR / 1.349) of each figure's samples,
     added in quadrature by the time that rests on it. None where a tenth of the time or more rests on no samples.
     """
@@ -228,7 +228,7 @@ def provenance(machine: SimulatedMachine | RealMachine, clockwork: Clockwork) ->
     """Share of simulated time resting on measured, datasheet and assumed figures, and on which."""
     if machine.measured is True:
         return {"measured": 1.0, "datasheet": 0.0, "assumed": 0.0, "figures": []}
-    rows = sorted(resting_s(machine, clockwork), key=lambda row: -row.spent_s)
+    rows = sorted(attributions(machine, clockwork), key=lambda row: -row.spent_s)
     total = math.fsum(row.spent_s for row in rows)
     shares = {
         source: (math.fsum(row.spent_s for row in rows if row.source == source) / total if total else None)
@@ -252,7 +252,7 @@ def uncertainty(
     once rests on the link before the first token and on the GPU ever after. Where a TTFT holds waits (arrivals), or a
     TPOT other requests' prefills (batches), they are of both phases.
     """
-    rows = [] if machine.measured is True else resting_s(machine, clockwork)
+    rows = [] if machine.measured is True else attributions(machine, clockwork)
     total = math.fsum(row.spent_s for row in rows)
     drawn = samples(clockwork, batch)
     over = {key: _of_times(drawn[key].interval()) for key in ("tpot_s", "ttft_s")}
@@ -267,7 +267,7 @@ def uncertainty(
     band["sampling"] = sampling
     for key, phase, alone in (("ttft_s", PREFILL, not arrivals), ("tpot_s", DECODE, batch == 1)):
         mean = result[key]["mean"]
-        own = resting_s(machine, clockwork, (phase,)) if alone and machine.measured is False else []
+        own = attributions(machine, clockwork, (phase,)) if alone and machine.measured is False else []
         low, high = _ends(own or rows)
         if mean is None:
             band[key] = None
@@ -282,7 +282,7 @@ def _of_times(ends: Interval | None) -> list[float] | None:
     return None if ends is None else [max(0.0, end) for end in ends]
 
 
-def _ends(rows: list[Resting]) -> tuple[float, float]:
+def _ends(rows: list[Attribution]) -> tuple[float, float]:
     """By which factors time changes when all its figures are at their best at once, and at their worst."""
     total = math.fsum(row.spent_s for row in rows)
     return (math.fsum(row.spent_s * row.low_factor for row in rows) / total,

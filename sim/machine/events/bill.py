@@ -14,7 +14,7 @@ WAYS = ("h2d_slowdown_by_d2h", "d2h_slowdown_by_h2d", "gpu_slowdown_by_d2h")
 
 
 class Bill:
-    """Seconds by quantity: an index into `cost.rests_on`, to which the active terms of contention are added."""
+    """Seconds by quantity: an index into `cost.attributed_to`, to which the active terms of contention are added."""
 
     def __init__(self, cost: Cost) -> None:
         self.cost = cost
@@ -22,9 +22,9 @@ class Bill:
         for term in (*TERMS, *WAYS):
             figure = getattr(cost.hw.contention, term)
             if figure.value > 0.0:
-                self.terms[term] = len(cost.rests_on)
-                cost.rests_on.append((f"contention.{term}", figure))
-        n = len(cost.rests_on)
+                self.terms[term] = len(cost.attributed_to)
+                cost.attributed_to.append((f"contention.{term}", figure))
+        n = len(cost.attributed_to)
         self.gpu_s = [0.0] * n  # of compute streams
         self.cpu_s = [0.0] * n
         self.side_s = [0.0] * n
@@ -43,7 +43,7 @@ class Bill:
     def end_iteration(self) -> None:
         """Add up what the iteration's operations took."""
         for price, n in self.used.items():
-            self.gpu_s[price.rests_on] += n * price.duration_s
+            self.gpu_s[price.attributed_to] += n * price.duration_s
         self.used.clear()
 
     def crosses(self, crossing_s: float, peer_s: float) -> None:
@@ -80,5 +80,5 @@ class Bill:
             (cost.q_sync, self.n_syncs * cost.sync_s),
             (cost.q_copy_launch, self.n_copy_launches * cost.hw.host.copy_launch_s.value),
             (cost.q_stack_copy, self.experts_launched * cost.stack.per_copy_s.value),
-            *((rests_on, spent_s) for rests_on, spent_s in enumerate(self.host_predict_s) if spent_s),
+            *((attributed_to, spent_s) for attributed_to, spent_s in enumerate(self.host_predict_s) if spent_s),
         ]

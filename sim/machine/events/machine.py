@@ -182,7 +182,7 @@ class EventMachine(Machine):
         down = Work(CPU, "activations", layer, expert, n_tokens, self.now_s, cost.back_s(n_bytes))
         self.lanes.d2h.ask(down)
         price = cost.expert_cpu(n_tokens)
-        bill.cpu_s[price.rests_on] += price.duration_s
+        bill.cpu_s[price.attributed_to] += price.duration_s
         done = self.lanes.cpu.ask(Work(CPU, "expert", layer, expert, n_tokens, self.now_s, price.duration_s, (down,)))
         up = Copy("activations", layer, expert, n_bytes, cost.copy_s(n_bytes), DEMAND, self.now_s, (done,), CPU)
         return self._submit(self.h2d[0], up)
@@ -250,21 +250,21 @@ class EventMachine(Machine):
     # -- the rest ---------------------------------------------------------------------------------------------------
 
     def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
-        bill, rests_on = self.bill, self.cost.q_predictor[basis]
+        bill, attributed_to = self.bill, self.cost.q_predictor[basis]
         if lane != "side":
             self.groups.end()  # no group spans what the host or the stream does in between
         ticket: Ticket
         if lane == "host":
-            bill.host_predict_s[rests_on] += duration_s
+            bill.host_predict_s[attributed_to] += duration_s
             self._host("predict", -1, -1, 0, 0, duration_s)
             ticket = Ticket(self.now_s, HOST)
         elif lane == "gpu":
             self.now_s += self.cost.launch_s
-            bill.gpu_s[rests_on] += duration_s
+            bill.gpu_s[attributed_to] += duration_s
             ticket = self.streams[0].launch(Work(GPU, "predict", -1, -1, 0, self.now_s, duration_s, last_s=self.now_s))
         else:
             # A blocked host launches nothing: its waiting is then what the stream waits for.
-            (bill.host_predict_s if blocking else bill.side_s)[rests_on] += duration_s
+            (bill.host_predict_s if blocking else bill.side_s)[attributed_to] += duration_s
             ticket = self.lanes.side.ask(Work(SIDE, "predict", -1, -1, 0, self.now_s, duration_s))
         self._happens()
         if blocking:
@@ -303,7 +303,7 @@ class EventMachine(Machine):
 
     @property
     def gpu_s(self) -> list[float]:
-        """Busy seconds of compute streams by the quantity they rest on (an index into `cost.rests_on`)."""
+        """Busy seconds of compute streams by the quantity they rest on (an index into `cost.attributed_to`)."""
         return self.bill.gpu_s
 
     @property
