@@ -138,7 +138,7 @@ class Anything(Policy):
     def iteration_start(self, iteration, view):
         self.n_left -= 1
         if iteration.index == 1:
-            self.first_s = view._engine.machine.now_s
+            self.first_s = view._machine.now_s
         self.give_up(view, self.n_left + 1)
         if iteration.index:
             yield from self.ahead(view)
@@ -146,7 +146,7 @@ class Anything(Policy):
     def give_up(self, view, n_iterations):
         """Stop where even iterations that never wait would come too late."""
         if self.first_s is not None:
-            spent_s = view._engine.machine.now_s - self.first_s
+            spent_s = view._machine.now_s - self.first_s
             if spent_s + n_iterations * self.iteration_s >= self.best_s:
                 raise Worse
 

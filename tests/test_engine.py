@@ -8,10 +8,13 @@ from test_timeline_copies import Placed
 
 from sim.base.errors import IllegalDecision
 from sim.engine.prefetch_queue import PrefetchQueue
+from sim.engine.residency import PLACED, Residency
 from sim.policy.api import Policy
 from sim.policy.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, Requeue, RunCpu, RunGpu, RunPart, Serve
 from sim.policy.pieces import Pieces
+from sim.policy.tickets import Ticket
 from sim.policy.view import View
+from sim.policy.wishes import Wishes
 
 ROWS = [[[0, 1], [0, 1]]]
 
@@ -175,23 +178,23 @@ def test_partial_hit_and_hit_by_parts(tmp_path):
 
 class TestPrefetchQueue:
     def test_largest_priority_first_ties_in_order_of_asking(self):
-        queue = PrefetchQueue()
-        a, b, c = pieces(1, 3)
+        queue, (a, b, c) = waiting(1, 3)
         for piece, priority in ((a, 1.0), (b, 2.0), (c, 1.0)):
             queue.push(piece, priority, ())
         assert queue.pieces() == [b, a, c]
         queue.push(a, 3.0, ())  # asking again replaces
-        queue.remove(b)
-        assert [queue.pop()[0] for _ in range(2)] == [a, c]
-        assert queue.pop() is None
+        assert (queue.remove(b), queue.remove(b)) == (True, False)
+        assert queue.n_waiting == 2
+        assert [queue.pop(0) for _ in range(2)] == [a, c]
+        assert queue.pop(0) is None
+        assert queue.n_waiting == 0
 
     def test_every_link_has_its_own_order(self):
-        queue = PrefetchQueue(2)
-        a, b, c, d = pieces(2, 4)  # a and c for link 0, b and d for link 1
+        queue, (a, b, c, d) = waiting(2, 4)  # a and c for link 0, b and d for link 1
         for made_at_once in (False, True):
             asked = [Prefetch(piece, priority) for piece, priority in ((a, 1.0), (b, 2.0), (c, 3.0), (d, 2.0))]
             if made_at_once:
-                queue.replace(asked, but=())
+                queue.replace(asked)
             else:
                 for one in asked:
                     queue.push(*one)
@@ -199,28 +202,70 @@ class TestPrefetchQueue:
             assert queue.best([1]) == 1
             queue.remove(c)
             assert queue.best([0, 1]) == 1  # b, asked for before d
-            assert [queue.pop(1)[0], queue.pop(1)[0], queue.pop(1)] == [b, d, None]
+            assert [queue.pop(1), queue.pop(1), queue.pop(1)] == [b, d, None]
             assert queue.best([0, 1]) == 0
-            assert queue.best([1]) is None
-            assert queue.pop(0)[0] == a
-            assert queue.best([0, 1]) is None
+            assert queue.best([1]) == -1
+            assert queue.pop(0) == a
+            assert queue.best([0, 1]) == -1
 
     def test_what_is_withdrawn_does_not_pile_up(self):
-        queue = PrefetchQueue()
-        kept, best, *others = pieces(1, 1002)
+        queue, (kept, best, *others) = waiting(1, 1002)
         queue.push(kept, 9.0, ())
         for other in others * 10:
             queue.push(other, 0.0, ())
             queue.remove(other)
             queue.push(best, 10.0, ())
-            assert queue.pop()[0] == best  # so that the heap is in use
-            assert len(queue._heaps[0]) < 200
+            assert queue.pop(0) == best
+            assert queue.n_waiting == 1
         assert queue.pieces() == [kept]
 
+    def test_what_a_piece_waits_for_is_said_by_its_index(self):
+        queue, (a, b) = waiting(1, 2)
+        gate = Ticket(5.0, 0)
+        queue.push(a, 1.0, (gate,))
+        queue.replace([(b, 1.0, (gate,)), (a, 2.0, ())])
+        assert [(piece, queue.after[piece.index]) for piece in (queue.pop(0), queue.pop(0))] == [(a, ()), (b, (gate,))]
 
-def pieces(n_gpus, n):
-    """Experts of one layer, dealt over the GPUs in turn."""
-    return Pieces(1, n, "bf16", n_gpus, lambda _: 16).whole[0]
+    def test_what_is_resident_is_not_asked_for_again(self):
+        queue, (a, b, c) = waiting(1, 3, there=[1])
+        queue.replace([(piece, 1.0, ()) for piece in (a, b, c)])
+        assert queue.pieces() == [a, c]
+
+    def test_a_slice_of_wishes_equals_asking_one_by_one(self):
+        queue, (a, b, c, d, e) = waiting(1, 5, there=[2])
+        gate = Ticket(5.0, 0)
+        wishes = Wishes([e.index, a.index, b.index, c.index, d.index], [9.0, 1.0, 3.0, 8.0, 3.0])
+        queue.take(wishes, 1, 5, 4, (gate,), -1)  # d waits for the gate; c is there, e not in the slice
+        assert [(one, queue.after[one.index]) for one in queue.pieces()] == [(b, ()), (d, (gate,)), (a, ())]
+        queue.take(wishes, 1, 5, 4, (gate,), 2)  # at most two: those named first
+        assert queue.pieces() == [b, a]
+
+    def test_up_to_a_layer_all_is_withdrawn(self):
+        made = Pieces(3, 2, "bf16", 1, lambda _: 16)
+        queue = PrefetchQueue(Residency(made, [1000]))
+        for piece in made.all:
+            queue.push(piece, float(piece.index), ())
+        queue.drop(1)
+        assert queue.pieces() == made.whole[2][::-1]
+        queue.clear()
+        assert (queue.pieces(), queue.n_waiting) == ([], 0)
+
+    def test_parts_made_since_queue_as_wholes_do(self):
+        made = Pieces(1, 2, "bf16", 1, lambda _: 16)
+        queue = PrefetchQueue(Residency(made, [1000]))
+        parts = [made.part(0, 1, at / 8, (at + 1) / 8) for at in range(8)]
+        for at, part in enumerate(parts):
+            queue.push(part, float(at % 4), ())
+        assert queue.pieces() == [parts[at] for at in (3, 7, 2, 6, 1, 5, 0, 4)]
+
+
+def waiting(n_gpus, n, there=()):
+    """An empty queue, and the experts of one layer, dealt over the GPUs in turn; those in `there` are resident."""
+    made = Pieces(1, n, "bf16", n_gpus, lambda _: 16)
+    residency = Residency(made, [16 * n] * n_gpus)
+    for at in there:
+        residency.add(made.all[at], None, 0.0, PLACED)
+    return PrefetchQueue(residency), made.whole[0]
 
 
 class Queuer(Placed):

@@ -20,7 +20,7 @@ def spoken(scores, weights, gate):
     trace = SimpleNamespace(header=SimpleNamespace(gate=gate), score_scale=10)
     arrays = SimpleNamespace(trace=trace, scores=lambda: np.array([[row] for row in scores], dtype=float),
                              weights=lambda: np.array([[row] for row in weights], dtype=float))  # fmt: skip
-    return Spoken(0, SimpleNamespace(), {}, arrays)
+    return Spoken(0, SimpleNamespace(phase="decode"), {}, arrays)
 
 
 @pytest.mark.parametrize(("gate", "expected"), [
