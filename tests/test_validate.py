@@ -78,7 +78,7 @@ def compared(world, hw="me.yaml", policy="lru", experts=2, **fields):
 
 
 def test_a_comparison_has_everything(world):
-    found = compared(world)
+    found = compared(world, policy="belady")
     assert found["decisions"]["identical"], found["decisions"]
     assert found["decisions"]["n"] > 100
     assert found["bytes"]["h2d_bytes"]["error_frac"] == found["bytes"]["asked_bytes"]["error_frac"] == 0
@@ -116,7 +116,8 @@ def test_what_both_ways_cost_each_other_is_measured_in_swaps(world):
 def test_policy_code_costs_what_it_costs_beside_the_lanes(world):
     samples = in_situ_file.load(world / "me.lanes.json.gz")
     assert len(samples.policy) == 4, "one pair for each whole run"
-    assert all(run_s > 0 and alone_s > 0 for run_s, alone_s in samples.policy)
+    assert all((run_s > 0) == (alone_s > 0) for run_s, alone_s in samples.policy), "a plain cache runs no code"
+    assert any(alone_s > 0 for _, alone_s in samples.policy)
     made = in_situ_file.Samples(policy=[(3.0, 1.0), (5.0, 1.0)])
     assert in_situ_fit.policy_slowdown(made)["value"] == 3.0, "8 s for 2"
     assert in_situ_fit.policy_slowdown(in_situ_file.Samples()) is None
