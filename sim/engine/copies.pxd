@@ -10,6 +10,7 @@ from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport Ticket
 from sim.policy.wishes cimport Wishes
 
+@cython.final
 cdef class Copies:
     cdef readonly object policy
     cdef public object log
@@ -35,7 +36,7 @@ cdef class Copies:
     @cython.locals(ready_s=double, waits=tuple)
     cdef _withdrawn(self, Piece piece)
     @cython.locals(index=int, victim=Piece)
-    cdef list _make_room(self, Piece piece, bint speculative)
+    cdef bint _make_room(self, Piece piece, bint speculative, list gone) except -1
     cpdef Ticket fetch(self, Piece piece, tuple after=*)
     @cython.locals(arrival=Ticket)
     cpdef promote(self, Piece piece)

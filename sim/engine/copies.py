@@ -168,25 +168,25 @@ class Copies:
         if self.tells_evicted:
             self.policy.evicted(piece, self.view)
 
-    def _make_room(self, piece: Piece, speculative: bool) -> list[Piece] | None:
-        """Evict what the policy names until the piece fits; None when it refuses. Returns the victims."""
-        gone: list[Piece] = []
+    def _make_room(self, piece: Piece, speculative: bool, gone: list[Piece] | None) -> bool:
+        """Evict what the policy names until the piece fits, into `gone`; False when it refuses."""
         while not self.residency.fits(piece):
             if self.victims is not None:
                 index = self.victims.victim(piece, speculative)
                 if index < 0:
-                    return None
+                    return False
                 victim: Piece = self.residency.pieces.all[index]
             else:
                 named = self.policy.victim(piece, speculative, self.view)
                 if named is None:
-                    return None
+                    return False
                 if not isinstance(named, Piece):
                     raise self._no_piece(named)
                 victim = named
             self.evict(victim)
-            gone.append(victim)
-        return gone
+            if gone is not None:
+                gone.append(victim)
+        return True
 
     def _no_piece(self, named: object) -> IllegalDecision:
         where = f"{self.policy.name}.victim" + (f" at layer {self.owed.layer}" if self.owed.layer >= 0 else "")
@@ -225,7 +225,7 @@ class Copies:
 
     def demand(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> bool:
         """Make room for a piece and copy it; False when the policy refuses room."""
-        if not self.residency.fits(piece) and self._make_room(piece, False) is None:
+        if not self.residency.fits(piece) and not self._make_room(piece, False, None):
             return False
         rooms, machine, tally = self.rooms, self.machine, self.tally
         rooms.take(piece.gpu, piece.n_bytes, machine.now())
@@ -286,8 +286,8 @@ class Copies:
         self.pump()
 
     def _hand_over(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket | None:
-        gone = self._make_room(piece, True)
-        if gone is None:
+        gone: list[Piece] = []
+        if not self._make_room(piece, True, gone):
             self.prefetched.n_dropped += 1
             return None
         rooms, machine = self.rooms, self.machine

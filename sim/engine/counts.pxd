@@ -1,15 +1,18 @@
 cimport cython
 from sim.policy.pieces cimport Piece
 
+@cython.final
 cdef class HitCounts:
     cdef long long[::1] n_experts, n_tokens, n_aside
     cdef public long long prefetched
     cpdef void count(self, int kind, int n_tokens)
 
+@cython.final
 cdef class Prefetched:
     cdef public long long n_bytes
     cdef public bint harmful, late, open
 
+@cython.final
 cdef class PrefetchTally:
     cdef readonly dict n, n_bytes, pending
     cdef public long long n_issued, n_cancelled, n_dropped, issued_bytes, cancelled_bytes
@@ -29,6 +32,7 @@ cdef class PrefetchTally:
     cpdef forget(self, Piece piece)
     cdef _count(self, str kind, Prefetched record)
 
+@cython.final
 cdef class Tally:
     cdef readonly dict hits, n_iterations
     cdef readonly PrefetchTally prefetch

@@ -10,6 +10,7 @@ from sim.policy.tickets cimport Ticket
 from sim.policy.view cimport View
 from sim.workload.iterations cimport Block, Iteration, Row
 
+@cython.final
 cdef class Engine:
     cdef readonly object policy, cost, arrays, future
     cdef readonly Machine machine

@@ -8,6 +8,7 @@ from sim.machine.protocol cimport Machine
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket
 
+@cython.final
 cdef class Layer:
     cdef readonly object policy
     cdef public object log, view

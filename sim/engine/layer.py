@@ -332,7 +332,8 @@ class Layer:
     def _used(self, index: int, ticket: Ticket | None) -> None:
         """A resident piece takes part in a computation."""
         residency = self.residency
-        residency.last_use[index] = ticket
+        if ticket is not None or residency.last_use[index] is not None:
+            residency.last_use[index] = ticket
         residency.last_used_s[index] = self.machine.ends_s
         if not residency.used[index]:
             residency.used[index] = 1

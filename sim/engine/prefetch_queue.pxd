@@ -3,6 +3,7 @@ from sim.engine.residency cimport Residency
 from sim.policy.pieces cimport Piece
 from sim.policy.wishes cimport Wishes
 
+@cython.final
 cdef class PrefetchQueue:
     cdef Residency residency
     cdef readonly int n_waiting

@@ -2,6 +2,7 @@ cimport cython
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket
 
+@cython.final
 cdef class Residency:
     cdef readonly Pieces pieces
     cdef readonly int n_gpus, n_known, n_parts
@@ -14,7 +15,7 @@ cdef class Residency:
     cdef readonly list arrival, last_use
     cdef readonly dict read_back, room_after
     cdef dict _parts
-    cpdef bint holds(self, Piece piece)
+    cpdef bint holds(self, Piece piece) noexcept
     cpdef object flags(self)
     cpdef long long budget(self, int gpu)
     cpdef long long free_bytes(self, int gpu)
@@ -24,7 +25,7 @@ cdef class Residency:
     cpdef list parts(self, Piece whole, object precision=*)
     cpdef list sufficient(self, Piece whole, object precision=*, object done=*)
     @cython.locals(gpu=int, at=int)
-    cpdef bint fits(self, Piece piece)
+    cpdef bint fits(self, Piece piece) noexcept
     @cython.locals(index=int, gpu=int, last=int)
     cpdef add(self, Piece piece, Ticket arrival, double arrived_s, int origin)
     @cython.locals(index=int, gpu=int, before=int, after=int)

@@ -178,9 +178,11 @@ class Residency:
         self.here[index] = 1
         self.origin[index] = origin
         self.used[index] = 0
-        self.arrival[index] = arrival
+        if arrival is not None or self.arrival[index] is not None:
+            self.arrival[index] = arrival
         self.arrived_s[index] = arrived_s
-        self.last_use[index] = None
+        if self.last_use[index] is not None:
+            self.last_use[index] = None
         self.last_used_s[index] = -2.0
         last = self.prev[0]
         self.next[last] = index + 1

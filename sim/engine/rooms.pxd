@@ -1,6 +1,7 @@
 cimport cython
 from sim.policy.tickets cimport Ticket
 
+@cython.final
 cdef class Rooms:
     cdef readonly long long[::1] clean_bytes, n_freed
     cdef readonly list freed

@@ -6,8 +6,8 @@ from sim.policy.pieces cimport Piece
 cdef class Victims:
     cdef public bint touches
     cpdef void placed(self, int index)
-    cpdef void touched(self, int index)
-    cpdef void left(self, int index)
+    cpdef void touched(self, int index) noexcept
+    cpdef void left(self, int index) noexcept
     cpdef int victim(self, Piece piece, bint speculative)
 
 cdef class InTurn(Victims):
@@ -17,15 +17,15 @@ cdef class InTurn(Victims):
     cdef int n_rings, n_known
     cdef long long[::1] next, prev
     cdef void _grow(self)
-    cdef int _ring(self, Piece piece)
+    cdef int _ring(self, Piece piece) noexcept
     @cython.locals(piece=Piece)
     cpdef void placed(self, int index)
     @cython.locals(at=int, before=int, after=int, piece=Piece)
-    cpdef void touched(self, int index)
+    cpdef void touched(self, int index) noexcept
     @cython.locals(last=int)
-    cdef void _append(self, int at, int ring)
+    cdef void _append(self, int at, int ring) noexcept
     @cython.locals(at=int, before=int, after=int)
-    cpdef void left(self, int index)
+    cpdef void left(self, int index) noexcept
     @cython.locals(at=int, index=int, candidate=Piece)
     cpdef int victim(self, Piece piece, bint speculative)
 

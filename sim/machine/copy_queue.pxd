@@ -4,6 +4,7 @@ from sim.machine.meter cimport Meter, Seconds
 from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport Ticket
 
+@cython.final
 cdef class Copy(Ticket):
     cdef public object op
     cdef public int layer, expert, length
@@ -15,6 +16,7 @@ cdef class Copy(Ticket):
     @cython.locals(ready_s=double, ticket=Ticket)
     cpdef double ready_s(self)
 
+@cython.final
 cdef class CopyQueue:
     cdef readonly object name
     cdef list streams
@@ -22,6 +24,9 @@ cdef class CopyQueue:
     cdef bint alone
     cdef public double free_s
     cdef double start_s
+    cdef public long long last_bytes
+    cdef public double last_s
+    cdef public int last_length
     cdef readonly Seconds seconds
     cdef public long long n_copies, copied_bytes
     cdef readonly list queue

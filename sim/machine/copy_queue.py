@@ -100,6 +100,9 @@ class CopyQueue:
         self.finished: deque[Copy] = deque()  # settled, not yet reported by `completions`
         self.spans: Spans | None = None
         self.start_s = 0.0  # of the copy that `_next` has found
+        self.last_bytes = -1  # of the piece copied last, which mostly is as large as the next
+        self.last_s = 0.0
+        self.last_length = 0
         self.report = False  # keep `finished` (only where somebody polls)
 
     @property

@@ -1,3 +1,5 @@
+cimport cython
+@cython.final
 cdef class Group:
     cdef public bint open
     cdef public double launched_s, slack_s

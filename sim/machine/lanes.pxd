@@ -4,12 +4,14 @@ from sim.machine.meter cimport Meter, Seconds
 
 cdef int _H2D, _HOST
 
+@cython.final
 cdef class Launched(Ticket):
     cdef public object op
     cdef public int layer, expert, n_tokens, length
     cdef public double first_s, last_s, duration_s, arrived_s
     cdef public tuple after
 
+@cython.final
 cdef class Stream:
     cdef readonly object name
     cdef public double free_s
@@ -31,6 +33,7 @@ cdef class Stream:
     cpdef bint progress(self)
     cpdef void idle_until(self, double time_s, int cause)
 
+@cython.final
 cdef class SerialLane:
     cdef readonly object name
     cdef readonly double free_s, busy_s

@@ -1,7 +1,10 @@
+cimport cython
+@cython.final
 cdef class Launch:
     cdef public double all_s, extra_s, first_s, kernels_s, launch_s, n_kernels, tail_frac
     cdef public long long n
 
+@cython.final
 cdef class Operation:
     cdef readonly Launch launch
     cdef readonly double all_s, duration_s, first_s, tail_s

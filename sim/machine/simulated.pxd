@@ -38,7 +38,7 @@ cdef class SimulatedMachine(Machine):
     @cython.locals(host_s=double, launched_s=double)
     cdef Ticket _launch(self, str op, int layer, Operation operation, tuple after=*)
     @cython.locals(group=Group)
-    cdef void _close_groups(self)
+    cdef void _close_groups(self) noexcept
     cdef Ticket _settled(self)
     @cython.locals(stream=Stream, operation=Operation, now_s=double, free_s=double, gate_s=double, start_s=double,
                    last_s=double)

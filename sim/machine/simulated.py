@@ -400,12 +400,16 @@ class SimulatedMachine(Machine):
             self._advance()
         queue: CopyQueue = self.h2d[piece.gpu]
         n_bytes = piece.n_bytes
-        known: dict[int, tuple[float, int]] = self._copies[piece.gpu]
-        timed = known.get(n_bytes)
-        if timed is None:
-            seconds = self.cost.copy_s(n_bytes)
-            timed = known[n_bytes] = (seconds, queue.seconds.meter.at(seconds))
-        duration_s, length = timed
+        if n_bytes != queue.last_bytes:
+            known: dict[int, tuple[float, int]] = self._copies[piece.gpu]
+            timed = known.get(n_bytes)
+            if timed is None:
+                seconds = self.cost.copy_s(n_bytes)
+                timed = known[n_bytes] = (seconds, queue.seconds.meter.at(seconds))
+            queue.last_bytes = n_bytes
+            queue.last_s, queue.last_length = timed
+        duration_s = queue.last_s
+        length = queue.last_length
         if priority == DEMAND:
             settled = queue.demand("demand", piece, duration_s, length, now_s, ready_s, after)
             self.ends_s = queue.free_s

@@ -1,3 +1,5 @@
+cimport cython
+@cython.final
 cdef class Piece:
     cdef readonly int layer, expert, gpu, index
     cdef readonly double start_frac, stop_frac, kernels_frac
@@ -5,6 +7,7 @@ cdef class Piece:
     cdef readonly long long n_bytes
     cdef readonly bint serving
 
+@cython.final
 cdef class Pieces:
     cdef readonly int n_layers, n_experts, n_gpus
     cdef readonly object precision

@@ -1,5 +1,7 @@
+cimport cython
 from sim.policy.pieces cimport Piece, Pieces
 
+@cython.final
 cdef class View:
     cdef readonly object _policy, _residency, _owed, _copies, _machine, _arrays, _future
     cdef readonly Pieces _pieces

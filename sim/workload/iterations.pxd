@@ -1,7 +1,10 @@
+cimport cython
+@cython.final
 cdef class Block:
     cdef readonly int first_row, n_rows, width
     cdef readonly long long[::1] ids
 
+@cython.final
 cdef class Row:
     cdef readonly Block block
     cdef readonly int at, top_k
