@@ -88,7 +88,7 @@ def check_never_exceeds_its_budget(world: World) -> None:
             )
         residents = seen.engine.residency.resident_pieces()
         taken = [sum(p.n_bytes for p in residents if p.gpu == gpu) for gpu in range(len(budgets))]
-        booked, peaks = seen.engine.residency.used_bytes, seen.engine.residency.peak_bytes
+        booked, peaks = list(seen.engine.residency.used_bytes), list(seen.engine.residency.peak_bytes)
         require(taken == booked, f"pieces of {taken} bytes, {booked} booked")
         require(all(peak <= b for peak, b in zip(peaks, budgets, strict=True)), f"peak {peaks} of {budgets}")
 
