@@ -13,21 +13,22 @@ from hypothesis import given, settings
 from lane_scripts import scripts
 from simpy_oracle import Observed
 
-from sim.machine.copy_queue import Copy, CopyLane
-from sim.machine.lanes import CAUSES, GPU, H2D, HOST, SerialLane, Stream
+from sim.machine.copy_queue import Copy, CopyQueue
+from sim.machine.lanes import CAUSES, GPU, H2D, HOST, Launched, SerialLane, Stream
 from sim.machine.price import Launch, Price
 from sim.machine.protocol import DEMAND, SPECULATIVE, UNKNOWN_S, Ticket
 from sim.machine.simulated import SimulatedMachine
 from sim.policy.pieces import Piece
 
 QUICK = settings(max_examples=400, deadline=None, derandomize=True)
+PASS = SimpleNamespace(n_tokens=1, ranges=[()])
 
 
 class Knobs(SimpleNamespace):
     """Stands for `Cost`: every price is what the script says."""
 
-    def copy_s(self, seconds: float) -> float:
-        return seconds
+    def copy_s(self, seconds: int) -> float:
+        return float(seconds)
 
     def back_s(self, seconds: float) -> float:
         return self.down_s
@@ -35,14 +36,30 @@ class Knobs(SimpleNamespace):
     def peer_s(self, n_bytes: int) -> float:
         return 0.0
 
-    def activation_bytes(self, n_tokens: int) -> float:
-        return self.up_s
+    def activation_bytes(self, n_tokens: int) -> int:
+        return int(self.up_s)
+
+    def attention(self, iteration: Any) -> Price:
+        return Price(self.seconds, 0)
+
+    def gate(self, n_tokens: int) -> Price:
+        return Price(0.0, 0)
 
     def expert(self, n_tokens: int, precision: str, frac: float, kernels_frac: float) -> Price:
         return Price(self.seconds, 0)
 
     def expert_cpu(self, n_tokens: int) -> Price:
         return Price(self.seconds, 0)
+
+    def part_launch_s(self, frac: float) -> float:
+        return self.up_launch_s
+
+
+def knobs() -> Knobs:
+    nothing = Launch(0, 0.0, 0.0)
+    return Knobs(attributed_to=[()], grouped=False, q_predictor={"assumed": 0}, sync_s=0.0, copy_launch_s=0.0,
+                 up_s=0.0, begin_s=0.0, has_shared=False, has_dense=False, n_dense_before=[0, 0],
+                 launch_gate=nothing)  # fmt: skip
 
 
 def launch(first: float, whole: float) -> Launch:
@@ -52,7 +69,7 @@ def launch(first: float, whole: float) -> Launch:
 
 
 def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, SimulatedMachine]:
-    """The script on the real machine."""
+    """The script on the real machine, told of ends as an engine tells them: what is known as a number."""
     seen = Observed()
 
     def spans(lane: str, *rest: Any) -> None:
@@ -61,9 +78,21 @@ def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, S
             name = lane if lane[-1].isdigit() or lane in ("d2h", "cpu") else f"{lane}0"
             seen.spans.append((name, start, end))
 
-    cost = Knobs(attributed_to=[()], grouped=False, q_predictor={"assumed": 0}, sync_s=0.0, copy_launch_s=0.0, up_s=0.0)
+    cost = knobs()
     machine = SimulatedMachine(cost, 2 if two else 1, spans)
     tickets: list[Ticket] = []
+    numbers: set[Ticket] = set()  # those that the machine answered None for
+
+    def note(ticket: Ticket | None) -> None:
+        tickets.append(Ticket(machine.ends_s, machine.cause) if ticket is None else ticket)
+        if ticket is None:
+            numbers.add(tickets[-1])
+
+    def told(after: list[int], *causes: int) -> tuple[float, tuple[Ticket, ...]]:
+        """The end of what is known among these, and the tickets of the others."""
+        known = [t for t in (tickets[i] for i in after) if t in numbers and t.cause in causes]
+        return max([t.end_s for t in known], default=0.0), tuple(tickets[i] for i in after if tickets[i] not in known)
+
     for op, *rest in script:
         if op == "host":
             machine.predict(rest[0], "host", False, "assumed")
@@ -71,17 +100,21 @@ def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, S
             gpu, first, whole, cost.seconds, after = rest
             cost.launch_expert = launch(first, whole)
             piece = Piece(0, 0, 0.0, 1.0, "bf16", gpu, 0, 0)
-            tickets.append(machine.expert(piece, 1, tuple(tickets[t] for t in after)))
+            arrived_s, waits = told(after, H2D)
+            n_tokens = len(tickets) + 1  # never the same again: each has a price of its own
+            note(machine.expert(piece, n_tokens, arrived_s, waits, ()))
         elif op == "block":
-            first, whole, seconds = rest
-            cost.launch_gate, machine._gate_price = launch(first, whole), Price(seconds, 0)
-            tickets.append(machine.gate(0))
-            machine._gate = None  # the way to a second GPU is not part of these scripts
+            first, whole, cost.seconds = rest
+            cost.launch_attention = launch(first, whole)
+            machine.begin(PASS)
+            machine.attention(0)
+            stream = machine.stream
+            tickets.append(stream.pending[-1] if stream.n_pending else Ticket(stream.free_s, stream.blame))
         elif op == "copy":
-            gpu, cost.copy_launch_s, seconds, demand, after = rest
-            piece = Piece(0, 0, 0.0, 1.0, "bf16", gpu, seconds, 0)
-            priority = DEMAND if demand else SPECULATIVE
-            tickets.append(machine.copy(piece, priority, tuple(tickets[t] for t in after)))
+            gpu, cost.up_launch_s, seconds, demand, after = rest
+            piece = Piece(0, 0, 0.0, 0.5, "bf16", gpu, int(seconds), 0)
+            ready_s, waits = told(after, H2D, GPU, HOST)
+            note(machine.copy(piece, DEMAND if demand else SPECULATIVE, ready_s, waits))
         elif op == "cpu":
             cost.cpu_launch_s, cost.down_s, cost.seconds, cost.up_s = rest
             tickets.append(machine.cpu_expert(0, 0, 1))
@@ -90,9 +123,10 @@ def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, S
         elif op == "sync":
             machine.sync(tickets[rest[0]])
         elif op == "promote":
-            machine.promote(tickets[rest[0]])
+            if tickets[rest[0]] not in numbers:  # a number is over, or under way
+                machine.promote(tickets[rest[0]])
         elif op == "cancel":
-            seen.answers.append(("cancel", machine.cancel(tickets[rest[0]])))
+            seen.answers.append(("cancel", tickets[rest[0]] not in numbers and machine.cancel(tickets[rest[0]])))
         elif op == "look":
             ticket = tickets[rest[0]]
             seen.answers.append(("look", machine.ended(ticket) and not getattr(ticket, "cancelled", False)))
@@ -150,17 +184,22 @@ def test_no_lane_overlaps_itself_and_all_time_is_accounted_for(script):
 # -- rules of one lane, by hand -------------------------------------------------------------------------------------
 
 
-def copy(seconds: float, priority: int, at: float, *after: Ticket) -> Copy:
-    return Copy("x", 0, 0, int(seconds), seconds, priority, at, after)
+def link() -> CopyQueue:
+    return CopyQueue("h2d", [Stream("gpu")])
+
+
+def asked(lane: CopyQueue, seconds: float, priority: int, at: float, *after: Ticket) -> Copy:
+    """A copy that the lane has been asked for."""
+    length = lane.seconds.meter.at(seconds)
+    copy = Copy("x", 0, 0, int(seconds), seconds, length, priority == DEMAND, at, after, None, H2D)
+    lane.submit(copy, at)
+    return copy
 
 
 def test_demand_first_then_order_of_asking():
-    lane = CopyLane("h2d")
-    first, second, third = (copy(10, SPECULATIVE, 0.0) for _ in range(3))
-    for one in (first, second, third):
-        lane.submit(one, 0.0)
-    demand = copy(10, DEMAND, 1.0)
-    lane.submit(demand, 1.0)
+    lane = link()
+    first, second, third = (asked(lane, 10, SPECULATIVE, 0.0) for _ in range(3))
+    demand = asked(lane, 10, DEMAND, 1.0)
     assert (first.start_s, demand.start_s) == (0, 10)  # settled: nothing can overtake them any more
     assert second.start_s == UNKNOWN_S
     assert lane.next_start_s() == 20
@@ -168,21 +207,38 @@ def test_demand_first_then_order_of_asking():
     assert second.start_s == UNKNOWN_S  # starts at 20, not before 20: can still be overtaken
     lane.advance(20.5)
     assert second.start_s == 20
+    lane.advance(99.0)
+    assert third.start_s == 30
+    assert lane.busy_s == 40
 
 
 def test_a_demand_that_is_not_ready_lets_others_pass():
-    lane = CopyLane("h2d")
-    waits = copy(10, DEMAND, 0.0, Ticket(7.0, 0))
-    lane.submit(waits, 0.0)
-    other = copy(10, DEMAND, 1.0)
-    lane.submit(other, 1.0)
+    lane = link()
+    waits = asked(lane, 10, DEMAND, 0.0, Ticket(7.0, 0))
+    other = asked(lane, 10, DEMAND, 1.0)
     assert (other.start_s, waits.start_s) == (1, 11)
 
 
+def test_a_demand_that_nothing_can_overtake_ends_at_a_number():
+    lane, piece = link(), Piece(0, 0, 0.0, 1.0, "bf16", 0, 10, 0)
+    length = lane.seconds.meter.at(10.0)
+    speculative = asked(lane, 10, SPECULATIVE, 0.0)
+    assert lane.demand("x", piece, 10.0, length, 0.0, 0.0, ()) is None
+    assert lane.free_s == 10  # asked in the same moment, it goes first
+    assert lane.demand("x", piece, 10.0, length, 5.0, 8.0, ()) is None  # its room is ready before its turn
+    assert lane.free_s == 20
+    waits = lane.demand("x", piece, 10.0, length, 5.0, 25.0, ())  # not so: others may pass until 25
+    assert waits.end_s == UNKNOWN_S
+    assert lane.demand("x", piece, 10.0, length, 6.0, 0.0, ()).end_s == 30
+    assert waits.end_s == 40
+    assert lane.settle_next()
+    assert speculative.start_s == 40
+    assert (lane.n_copies, lane.copied_bytes, lane.busy_s) == (5, 50, 50)
+
+
 def test_a_demand_is_not_withdrawn():
-    lane = CopyLane("h2d")
-    waits = copy(10, SPECULATIVE, 0.0, Ticket(7.0, 0))
-    lane.submit(waits, 0.0)
+    lane = link()
+    waits = asked(lane, 10, SPECULATIVE, 0.0, Ticket(7.0, 0))
     lane.promote(waits, 1.0)
     assert not lane.cancel(waits, 2.0)
     assert lane.settle_next()
@@ -190,10 +246,8 @@ def test_a_demand_is_not_withdrawn():
 
 
 def test_a_copy_is_cancelled_only_before_it_starts():
-    lane = CopyLane("h2d")
-    first, second = copy(10, SPECULATIVE, 0.0), copy(10, SPECULATIVE, 0.0)
-    lane.submit(first, 0.0)
-    lane.submit(second, 0.0)
+    lane = link()
+    first, second = asked(lane, 10, SPECULATIVE, 0.0), asked(lane, 10, SPECULATIVE, 0.0)
     assert lane.cancel(first, 0.0)  # would start exactly now
     assert not lane.cancel(second, 0.5)  # has started at 0
     assert lane.completions(10.0) == []  # nobody asked for reports
@@ -201,11 +255,9 @@ def test_a_copy_is_cancelled_only_before_it_starts():
 
 
 def test_completions_are_reported_once_in_order():
-    lane = CopyLane("h2d")
+    lane = link()
     lane.report = True
-    first, second = copy(10, DEMAND, 0.0), copy(5, DEMAND, 0.0)
-    lane.submit(first, 0.0)
-    lane.submit(second, 0.0)
+    first, second = asked(lane, 10, DEMAND, 0.0), asked(lane, 5, DEMAND, 0.0)
     assert lane.completions(9.9) == []
     assert lane.completions(10.0) == [first]
     assert lane.completions(99.0) == [second]
@@ -218,15 +270,29 @@ def test_serial_lane():
     assert lane.busy_s == 4
 
 
-def test_stream_charges_a_wait_to_what_came_last():
+def placed(stream: Stream, first_s: float, last_s: float, seconds: float, after: tuple[Ticket, ...] = (),
+           numbers: bool = False) -> tuple[float, int]:  # fmt: skip
+    """End and blame of work whose start is known at once; `numbers`: ends of copies are told as one."""
+    arrived_s = 0.0
+    if numbers:
+        arrived_s = max([ticket.end_s for ticket in after if ticket.cause == H2D], default=0.0)
+        after = tuple(ticket for ticket in after if ticket.cause != H2D)
+    length = stream.seconds.meter.at(seconds)
+    assert stream.run("x", 0, 0, 1, first_s, last_s, seconds, length, arrived_s, after) is None
+    return stream.free_s, stream.blame
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_stream_charges_a_wait_to_what_came_last(numbers):
     stream = Stream("gpu")
-    stream.run("a", 0, 0, 1, 1.0, 1.0, 2.0, ())  # host until 1, busy 1..3
-    stream.run("b", 0, 0, 1, 2.0, 2.0, 2.0, (Ticket(9.0, 1),))  # waits for a copy 3..9, busy 9..11
-    stream.run("c", 0, 0, 1, 10.0, 14.0, 2.0, ())  # busy 11..13, its last kernel ends at 14
+    placed(stream, 1.0, 1.0, 2.0)  # host until 1, busy 1..3
+    placed(stream, 2.0, 2.0, 2.0, (Ticket(9.0, H2D),), numbers)  # waits for a copy 3..9, busy 9..11
+    placed(stream, 10.0, 14.0, 2.0)  # busy 11..13, its last kernel ends at 14
     assert stream.parts_s == [6, 6, 2, 0, 0, 0]
     assert stream.free_s == 14
 
 
+@pytest.mark.parametrize("numbers", [False, True])
 @pytest.mark.parametrize(
     ("first_s", "after", "cause"),
     [
@@ -237,9 +303,20 @@ def test_stream_charges_a_wait_to_what_came_last():
         (100.0, (Ticket(80.0, GPU), Ticket(70.0, H2D)), HOST),  # launched long after all was there
     ],
 )
-def test_work_is_late_by_what_kept_it_from_starting_sooner(first_s, after, cause):
+def test_work_is_late_by_what_kept_it_from_starting_sooner(first_s, after, cause, numbers):
+    assert placed(Stream("gpu1"), first_s, first_s, 5.0, after, numbers)[1] == cause
+
+
+def test_work_that_waits_for_what_is_not_settled_says_so_by_a_ticket():
     stream = Stream("gpu1")
-    assert stream.run("expert", 0, 0, 1, first_s, first_s, 5.0, after).cause == cause
+    length, copy = stream.seconds.meter.at(5.0), Ticket(UNKNOWN_S, H2D)
+    work = stream.run("x", 0, 0, 1, 1.0, 1.0, 5.0, length, 3.0, (copy,))
+    behind = stream.run("x", 0, 0, 1, 2.0, 2.0, 5.0, length, 0.0, ())  # nothing to wait for but its turn
+    assert (work.end_s, behind.end_s, stream.progress()) == (UNKNOWN_S, UNKNOWN_S, False)
+    copy.end_s = 9.0
+    assert stream.progress()
+    assert (work.end_s, work.cause, behind.end_s) == (14, H2D, 19)
+    assert stream.parts_s == [10, 9, 0, 0, 0, 0]
 
 
 def test_tickets_do_not_chain_through_the_run(tmp_path):
@@ -271,7 +348,8 @@ def test_tickets_do_not_chain_through_the_run(tmp_path):
         with Trace(path) as trace:
             run = execute_easy(setup(Ahead(), trace, 6))
             gc.collect()
-            counts.append(sum(type(o) is Copy for o in gc.get_objects()))  # isinstance would wake foreign objects
+            kinds = (Copy, Launched)
+            counts.append(sum(type(o) in kinds for o in gc.get_objects()))  # isinstance would wake foreign objects
             assert run.outcome.machine.h2d[0].n_copies > 3 * outputs
             del run
     assert counts[1] <= counts[0] + 8
@@ -317,9 +395,9 @@ def test_what_has_started_is_left_alone(op):
     agree(script, two=False)
 
 
-def test_waiting_for_an_expert_elsewhere_is_waiting_for_its_copy():
+@pytest.mark.parametrize("numbers", [False, True])
+def test_waiting_for_an_expert_elsewhere_is_waiting_for_its_copy(numbers):
     stream = Stream("gpu1")
-    late = stream.run("a", 0, 0, 1, 1.0, 1.0, 2.0, (Ticket(9.0, 1),))  # free at 0, waits 0..9 for a copy, runs 9..11
-    assert (late.end_s, late.cause) == (11, 1)
-    soon = stream.run("b", 0, 0, 1, 1.0, 1.0, 4.0, (Ticket(12.0, 1),))  # waits 11..12, runs 12..16: mostly computing
-    assert (soon.end_s, soon.cause) == (16, 0)
+    # Free at 0, waits 0..9 for a copy, runs 9..11; then waits 11..12, runs 12..16: mostly computing.
+    assert placed(stream, 1.0, 1.0, 2.0, (Ticket(9.0, H2D),), numbers) == (11, H2D)
+    assert placed(stream, 1.0, 1.0, 4.0, (Ticket(12.0, H2D),), numbers) == (16, GPU)
