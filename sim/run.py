@@ -18,7 +18,7 @@ from sim.machine.cost import Cost
 from sim.machine.protocol import Machine
 from sim.machine.simulated import SimulatedMachine
 from sim.policy.api import overrides as implements
-from sim.policy.blame import PUZZLED, blamed, sound_number
+from sim.policy.blame import PUZZLED, blamed, located, sound_number
 from sim.results.fold import fold as fold
 from sim.setup.prepare import SIMPY
 from sim.setup.prepare import Setup as Setup
@@ -155,9 +155,8 @@ def start_policy(engine: Engine, setup: Setup) -> None:
         try:
             residency.divide(divided)
         except PUZZLED as error:
-            raise IllegalDecision(
-                f"{policy.name}.layer_budgets: got {divided!r}: it answers with bytes by GPU and layer"
-            ) from error
+            wrong = IllegalDecision(f"got {divided!r}: it answers with bytes by GPU and layer")
+            raise located(wrong, policy, "layer_budgets", -1) from error
     policy.bind(view)
     policy.learn(StoreSplit(setup.trace, setup.store))
     engine.start()

@@ -12,7 +12,7 @@ import pytest
 from cli_help import mixtral_shaped, simulated
 
 from sim.base.errors import BadInput, IllegalDecision
-from sim.engine import engine, fast, fused
+from sim.engine import engine
 from sim.policy.api import Assignment, Policy
 from sim.policy.decisions import (
     Evict,
@@ -20,6 +20,7 @@ from sim.policy.decisions import (
     Predict,
     Prefetch,
     Requeue,
+    RequeueFrom,
     RunCpu,
     RunGpu,
     RunPart,
@@ -27,12 +28,16 @@ from sim.policy.decisions import (
     Wait,
     WriteBack,
 )
+from sim.policy.order import Rank
+from sim.policy.pieces import Piece, Pieces
+from sim.policy.wishes import Wishes
 from sim.run import execute, prepare
 from sim.setup.spec import RunSpec
+from sim.workload.iterations import RequestInfo, Scheduler
 
 
 class Sound(Policy):
-    """First in, first out, by name so that every loop can be told apart."""
+    """First in, first out."""
 
     name, title, source = "mine", "Mine", "none"
 
@@ -48,11 +53,9 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Run = Callable[..., Any]
 
 
-@pytest.fixture(params=["general", "fused"])
-def run(request: pytest.FixtureRequest, trace: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Execute a policy class on one of the two loops for which policies decide."""
-    if request.param == "general":
-        monkeypatch.setattr(fused, "applies", lambda *_: False)
+@pytest.fixture
+def run(trace: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Execute a policy class."""
     return lambda kind, **more: executed(kind, trace, monkeypatch, **more)
 
 
@@ -82,7 +85,7 @@ def deciding(*decisions: Any, hook: str = "layer_enter", traits: frozenset[str] 
     (Fetch([1]), r"Fetch, got piece \[1\]"), (Prefetch(None), "Prefetch, got piece None: must be a Piece"),
     (Prefetch({}), "Prefetch, got piece {}"), (Evict("lru"), "Evict, got piece 'lru'"),
     (Wait((1,)), "Wait, got tickets"), (Wait(5), "Wait, got tickets 5"),
-    (RunPart(3), "RunPart, got piece 3"), (WriteBack("x"), "WriteBack of x"),
+    (RunPart(3), "RunPart, got piece 3"), (WriteBack("x"), "WriteBack, got piece 'x'"),
     (Predict("long"), "Predict"), (Predict(-1.0), "Predict"), (Predict(float("nan")), "Predict"),
     (Predict(1e-3, "gpu9"), "Predict.*'gpu9'"),
     (7, "decision, got 7: not a decision"), ("Serve", "decision, got 'Serve': not"), (Fetch, "not a decision"),
@@ -114,22 +117,38 @@ def test_without_a_layer_the_hook_is_named(run: Run) -> None:
         run(deciding(7, hook="iteration_end"))
 
 
-@pytest.mark.parametrize("loop", ["fast", "fused", "general"])
+def answering(victim: Callable[..., Any], how: str) -> type[Policy]:
+    """A policy with this `victim`, asked in the default service, for a decision, for a prefetch or while all is placed.
+
+    Prefetches ask for room before and, with a queue, after the hook that wished for them.
+    """
+    hooks: dict[str, Any] = {"victim": victim}
+    if how == "decision":
+        hooks["gate_done"] = lambda self, gate, view: [Serve()]
+    elif how != "default":
+        hooks["layer_enter"] = lambda self, layer, view: [
+            Prefetch(view.piece(at, e)) for at in range(view.n_layers) for e in range(view.n_experts)]  # fmt: skip
+    if how == "queue":
+        hooks |= {"traits": frozenset({"timing"}), "prefetch_depth": 1}
+    return type("Answering", (Sound,), hooks)
+
+
+WAYS = ["default", "decision", "prefetch", "queue"]
+
+
+@pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("answer", ["a word", 3, [1], {}, ("a", 1)])
-def test_a_victim_that_is_none(loop: str, answer: Any, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_victim_that_is_none(run: Run, how: str, answer: Any) -> None:
     seen: list[str] = []
-    if loop != "fast":
-        monkeypatch.setattr(fast, "applies", lambda *_: False)
-    if loop == "general":
-        monkeypatch.setattr(fused, "applies", lambda *_: False)
-    kind = type("Answering", (Sound,), {"victim": lambda self, piece, speculative, view: seen.append("") or answer})
+    kind = answering(lambda self, piece, speculative, view: seen.append("") or answer, how)
     with pytest.raises(IllegalDecision, match=r"^mine\.victim at layer \d+: got .*: it answers with a resident Piece"):
-        executed(kind, trace, monkeypatch)
+        run(kind)
     assert seen
 
 
-def test_a_victim_that_is_not_there(run: Run) -> None:
-    kind = type("Foreign", (Sound,), {"victim": lambda self, piece, speculative, view: piece})
+@pytest.mark.parametrize("how", WAYS)
+def test_a_victim_that_is_not_there(run: Run, how: str) -> None:
+    kind = answering(lambda self, piece, speculative, view: piece, how)
     with pytest.raises(IllegalDecision, match=r"^mine\.victim at layer \d+: Evict of .*: "):
         run(kind)
 
@@ -217,3 +236,91 @@ def test_an_assignment_that_is_none(run: Run, answer: Any) -> None:
     kind = type("Lossy", (Sound,), {"traits": frozenset({"lossy"}), "assign": lambda self, gate, view: answer})
     with pytest.raises(IllegalDecision, match="assign"):
         run(kind)
+
+
+def another() -> Piece:
+    """Of another run, and of no run at all."""
+    return Pieces(9, 9, "bf16", 1, lambda _: 16).all[-1]
+
+
+@pytest.mark.parametrize(("decision", "said"), [
+    (Fetch(another()), "belongs to another run"), (Evict(another()), "belongs to another run"),
+    (Prefetch(Piece(0, 0, 0.0, 1.0, "bf16", 0, 16, -5)), "belongs to another run"),
+    (Prefetch(Piece(0, 0, 0.0, 1.0, "bf16", 7, 16, 10**6)), "belongs to another run"),
+    (Wait((None,)), "Wait, got tickets"), (RunGpu(0, (None,)), "RunGpu, got after"), (RunGpu(0, 5), "RunGpu, got after"),
+    (WriteBack(None), "WriteBack, got piece None"), (RunPart(None), "RunPart, got piece None"),
+    (Evict(None), "Evict, got piece None"),
+])  # fmt: skip
+def test_what_nothing_looks_up_unseen(run: Run, decision: Any, said: str) -> None:
+    """Compiled, an index that is none would be memory of others."""
+    with pytest.raises(IllegalDecision, match=rf"mine\.layer_enter at layer 3: .*{said}"):
+        run(deciding(decision))
+
+
+@pytest.mark.parametrize(("decision", "said"), [
+    (lambda piece: Prefetch(piece, float("nan")), "priority nan: must be a number"),
+    (lambda piece: Prefetch(piece, "first"), "Prefetch, got priority 'first': must be a number"),
+    (lambda piece: Requeue([(piece, 1.0, (None,))]), "Requeue, got wanted"),
+    (lambda piece: Requeue([(piece, float("nan"), ())]), "priority nan: must be a number"),
+    (lambda piece: Requeue([(another(), 1.0, ())]), "belongs to another run"),
+    (lambda piece: RequeueFrom(Wishes([0, 10**6], [1.0, 1.0]), 0, 2, 0), "got piece index 1000000"),
+    (lambda piece: RequeueFrom(Wishes([-1], [1.0]), 0, 1, 0), "got piece index -1"),
+    (lambda piece: RequeueFrom(Wishes([0], [1.0]), 0, 2, 0), "entries 0 to 2: there are 1"),
+    (lambda piece: RequeueFrom(None, 0, 0, 0), "RequeueFrom, got wishes None"),
+    (lambda piece: RequeueFrom(Wishes([0], [1.0]), 0, 1, 0, (None,)), "RequeueFrom, got after"),
+])  # fmt: skip
+def test_what_a_queue_refuses(run: Run, decision: Callable[[Piece], Any], said: str) -> None:
+    def layer_enter(self: Policy, layer: int, view: Any) -> list[Any]:
+        return [decision(view.part(7, 0, 0.0, 0.5))] if layer == 3 else []
+
+    with pytest.raises(IllegalDecision, match=rf"mine\.layer_enter at layer 3: .*{said}"):
+        run(type("Queueing", (Sound,), {"layer_enter": layer_enter, "traits": {"timing"}, "prefetch_depth": 1}))
+
+
+def test_wishes_have_a_priority_each() -> None:
+    with pytest.raises(ValueError, match="2 indices, 1 priorities"):
+        Wishes([0, 1], [1.0])
+
+
+@pytest.mark.parametrize("answer", [5, ["a"], [None], None])
+def test_what_is_there_at_first(run: Run, answer: Any) -> None:
+    with pytest.raises(IllegalDecision, match=r"^mine\.initial: got .*: it answers with pieces$"):
+        run(type("Beginning", (Sound,), {"initial": lambda self, view: answer}))
+    with pytest.raises(IllegalDecision, match="belongs to another run"):
+        run(type("Beginning", (Sound,), {"initial": lambda self, view: [another()]}))
+
+
+@pytest.mark.parametrize("answer", [5, [[1]], ["ab"], [[None] * 32], [5]])
+def test_budgets_that_are_none(run: Run, answer: Any) -> None:
+    with pytest.raises(IllegalDecision, match=r"^mine.*layer_budgets.* it answers with bytes by GPU and layer$"):
+        run(type("Dividing", (Sound,), {"layer_budgets": lambda self, view: answer}))
+
+
+@pytest.mark.parametrize("answer", [5, "ab", [], [[]], [5], [["a"]], [np.zeros(3)], None])
+def test_passes_that_are_none(answer: Any) -> None:
+    scheduler = Scheduler([RequestInfo(i, 5 * i, 2, 4, "", None) for i in range(2)], 2, split=lambda ranges: answer)
+    assert [len(scheduler.next(0.0) or ()) for _ in range(2)] == [1, 1]  # two prompts; then both decode
+    with pytest.raises(IllegalDecision, match=r"split_step, got .*: every token of a decode step runs in one pass"):
+        scheduler.next(0.0)
+
+
+@pytest.mark.parametrize("order", [5, "lru", Rank, Rank(3), Rank(10**6)])
+def test_an_order_that_is_none(run: Run, order: Any) -> None:
+    def bind(self: Policy, view: Any) -> None:
+        self.order = order
+
+    with pytest.raises(IllegalDecision, match=r"^mine.*order, got "):
+        run(type("Ordering", (Sound,), {"bind": bind}))
+
+
+def test_a_gpu_that_is_not_there(run: Run) -> None:
+    for look in (lambda view: view.free_bytes(1), lambda view: view.capacity_of(-1), lambda view: view.free_bytes(99)):
+        with pytest.raises(IndexError, match="of 1"):
+            run(type("Looking", (Sound,), {"layer_enter": lambda self, layer, view, look=look: look(view)}))
+
+
+def test_a_piece_that_is_none_behind_the_view(run: Run) -> None:
+    for look in (lambda view: view.holds(None), lambda view: view.arrived(None), lambda view: view.holds("x")):
+        with pytest.raises(TypeError, match="a Piece"):
+            hooks = {"traits": {"timing"}, "layer_enter": lambda self, layer, view, look=look: look(view)}
+            run(type("Looking", (Sound,), hooks))

@@ -29,8 +29,10 @@ cdef class Copies:
     cdef readonly int depth
     cdef double checked_s, quiet_s
     cpdef needs_timing(self, str what)
-    @cython.locals(residency=Residency, index=int, arrival=Ticket, busy=Ticket, busy_s=double, readers=tuple)
     cpdef evict(self, Piece piece)
+    cdef _take_off(self, Piece piece)
+    @cython.locals(residency=Residency, index=int, arrival=Ticket, busy=Ticket, busy_s=double, readers=tuple)
+    cdef _left(self, Piece piece)
     @cython.locals(residency=Residency, index=int, busy=Ticket, busy_s=double)
     cpdef Ticket write_back(self, Piece piece, tuple after=*)
     @cython.locals(ready_s=double, waits=tuple)

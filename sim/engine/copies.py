@@ -15,6 +15,7 @@ from sim.engine.victims import Victims
 from sim.machine.lanes import H2D
 from sim.machine.protocol import DEMAND, NO_TICKETS, SPECULATIVE, Machine
 from sim.policy.api import overrides
+from sim.policy.blame import located
 from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket
 from sim.policy.wishes import Wishes
@@ -90,9 +91,12 @@ class Copies:
 
     def place(self, pieces: Iterable[Piece]) -> None:
         """Put pieces in place before the run, at no cost."""
+        if not isinstance(pieces, Iterable):
+            raise self._answered("initial", pieces, "pieces")
         for piece in pieces:
             if not isinstance(piece, Piece):
-                raise IllegalDecision(f"{self.policy.name}.initial: got {piece!r}: it answers with pieces")
+                raise self._answered("initial", piece, "pieces")
+            self.residency.known(piece)
             self.residency.add(piece, None, 0.0, PLACED)
             self.rooms.clean_bytes[piece.gpu] -= piece.n_bytes
             self.machine.place(piece)
@@ -101,12 +105,20 @@ class Copies:
 
     def evict(self, piece: Piece) -> None:
         """Free a piece; its room can be overwritten once its last computation (or its own copy) is over."""
-        residency = self.residency
+        self._take_off(piece)
+        self._left(piece)
+
+    def _take_off(self, piece: Piece) -> None:
+        """Take a piece off what is resident. Raises IllegalDecision where it has to stay, or is not there."""
         if self.owed.owes(piece.layer, piece.expert):
             raise IllegalDecision(
                 f"Evict of {piece}: layer {self.owed.layer} still needs it; evict it after it ran"
             )
-        residency.remove(piece)
+        self.residency.remove(piece)
+
+    def _left(self, piece: Piece) -> None:
+        """What follows from a piece's leaving, for its room and for those who are told."""
+        residency = self.residency
         index = piece.index
         if self.victims is not None:
             self.victims.left(index)
@@ -176,23 +188,27 @@ class Copies:
                 if index < 0:
                     return False
                 victim: Piece = self.residency.pieces.all[index]
+                self._take_off(victim)
             else:
                 named = self.policy.victim(piece, speculative, self.view)
                 if named is None:
                     return False
                 if not isinstance(named, Piece):
-                    raise self._no_piece(named)
+                    raise self._answered("victim", named, "a resident Piece, or with None")
                 victim = named
-            self.evict(victim)
+                try:
+                    self.residency.known(victim)
+                    self._take_off(victim)
+                except IllegalDecision as error:
+                    raise located(error, self.policy, "victim", self.owed.layer) from error
+            self._left(victim)
             if gone is not None:
                 gone.append(victim)
         return True
 
-    def _no_piece(self, named: object) -> IllegalDecision:
-        where = f"{self.policy.name}.victim" + (f" at layer {self.owed.layer}" if self.owed.layer >= 0 else "")
-        error = IllegalDecision(f"{where}: got {named!r}: must be a Piece (view.piece, view.part)")
-        error.located = True
-        return error
+    def _answered(self, hook: str, got: object, rule: str) -> IllegalDecision:
+        error = IllegalDecision(f"got {got!r}: it answers with {rule}")
+        return located(error, self.policy, hook, self.owed.layer)
 
     # -- copies -----------------------------------------------------------------------------------------------------
 

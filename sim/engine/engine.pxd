@@ -6,7 +6,7 @@ from sim.engine.owed cimport Owed
 from sim.engine.residency cimport Residency
 from sim.machine.protocol cimport Machine
 from sim.policy.pieces cimport Piece, Pieces
-from sim.policy.tickets cimport Ticket
+from sim.policy.tickets cimport Ticket, all_tickets
 from sim.policy.view cimport View
 from sim.workload.iterations cimport Block, Iteration, Row
 

@@ -33,7 +33,7 @@ from sim.policy.decisions import (
     Wait,
     WriteBack,
 )
-from sim.policy.tickets import Ticket
+from sim.policy.tickets import Ticket, all_tickets
 from sim.policy.view import View
 from sim.workload.gate import Gate
 from sim.workload.iterations import PREFILL, Block, Iteration, RequestInfo, Row
@@ -164,30 +164,32 @@ class Engine:
             self.layer.serve()
             return None
         if kind is RunGpu:
-            return self.layer.run_gpu(decision[0], decision[1], decision[2])
+            return self.layer.run_gpu(decision[0], all_tickets(decision[1]), decision[2])
         if kind is Fetch:
-            return self.copies.fetch(decision[0], decision[1])
+            return self.copies.fetch(self.residency.known(decision[0]), all_tickets(decision[1]))
         if kind is Prefetch:
-            return self.copies.prefetch(decision[0], decision[1], decision[2])
+            return self.copies.prefetch(
+                self.residency.known(decision[0]), decision[1], all_tickets(decision[2])
+            )
         if kind is Requeue:
             self.copies.requeue(decision[0], decision[1])
             return None
         if kind is RequeueFrom:
             self.copies.requeue_from(
-                decision[0], decision[1], decision[2], decision[3], decision[4], decision[5], decision[6]
+                decision[0], decision[1], decision[2], decision[3], all_tickets(decision[4]), decision[5], decision[6]
             )
             return None
         if kind is Evict:
-            self.copies.evict(decision[0])
+            self.copies.evict(self.residency.known(decision[0]))
             return None
         if kind is Predict:
             return self._predict(decision)
         if kind is RunCpu:
             return self.layer.run_cpu(decision[0], decision[1])
         if kind is RunPart:
-            return self.layer.run_part(decision[0], decision[1], decision[2])
+            return self.layer.run_part(self.residency.known(decision[0]), all_tickets(decision[1]), decision[2])
         if kind is Wait:
-            for ticket in decision[0]:
+            for ticket in all_tickets(decision[0]):
                 self.machine.sync(ticket)
             return None
         return self._apply_seldom(decision)
@@ -195,12 +197,12 @@ class Engine:
     def _apply_seldom(self, decision: Any) -> Ticket | None:
         kind = type(decision)
         if kind is WriteBack:
-            return self.copies.write_back(decision[0], decision[1])
+            return self.copies.write_back(self.residency.known(decision[0]), all_tickets(decision[1]))
         if kind is RunCpuAhead:
             return self.layer.run_cpu_ahead(decision[0], decision[1], decision[2])
         if kind is Cancel:
             self.copies.needs_timing("Cancel")
-            self.copies.cancel(decision[0])
+            self.copies.cancel(self.residency.known(decision[0]))
             return None
         if kind is DropQueue:
             self.copies.needs_timing("DropQueue")

@@ -1,6 +1,7 @@
 cimport cython
 from sim.engine.residency cimport Residency
 from sim.policy.pieces cimport Piece
+from sim.policy.tickets cimport all_tickets
 from sim.policy.wishes cimport Wishes
 
 @cython.final
@@ -18,12 +19,12 @@ cdef class PrefetchQueue:
     cpdef push(self, Piece piece, double priority, tuple after)
     @cython.locals(piece=Piece)
     cpdef replace(self, object wanted)
-    @cython.locals(at=int, piece=Piece)
+    @cython.locals(at=int, index=cython.longlong, n_pieces=int, piece=Piece)
     cpdef take(self, Wishes wishes, int start, int stop, int fresh, tuple after, int most)
     @cython.locals(line=list)
     cdef _join(self, Piece piece, double priority, tuple after)
     cdef _sort(self)
-    @cython.locals(index=int)
+    @cython.locals(index=int, value=double)
     cdef list _note(self, Piece piece, double priority, tuple after)
     @cython.locals(priority=double, asked=cython.longlong, low=int, high=int, middle=int, other=int)
     cdef int _place(self, list line, int index)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from sim.base.errors import IllegalDecision
 from sim.base.flat import COMPILED, floats, ints, longer_floats, longer_ints
 from sim.engine.residency import Residency
 from sim.policy.pieces import Piece
+from sim.policy.tickets import Ticket, all_tickets
 from sim.policy.wishes import Wishes
 
 if TYPE_CHECKING:
     from sim.policy.decisions import Wanted
-    from sim.policy.tickets import Ticket
 
 
 class PrefetchQueue:
@@ -44,6 +45,9 @@ class PrefetchQueue:
         """Drop all and push these instead, except what is resident."""
         self.clear()
         for piece, priority, after in wanted:
+            self.residency.known(piece)
+            if after:
+                all_tickets(after)
             if not self.residency.holds(piece):
                 if self._awaits(piece):
                     self._sort()
@@ -56,8 +60,12 @@ class PrefetchQueue:
     ) -> None:
         """The same with wishes `start` to `stop`, at most so many; from `fresh` on they wait for `after`."""
         self.clear()
+        n_pieces = len(self.residency.pieces.all)
         for at in range(start, stop):
-            piece: Piece = self.residency.pieces.all[wishes.indices[at]]
+            index = wishes.indices[at]
+            if index < 0 or index >= n_pieces:
+                raise IllegalDecision(f"RequeueFrom, got piece index {index}: there are {n_pieces}; name a Piece.index")
+            piece: Piece = self.residency.pieces.all[index]
             if not (self.residency.holds(piece) or self._awaits(piece)):
                 self._join(piece, wishes.priorities[at], after if at >= fresh else ())
                 if self.n_waiting == most:
@@ -81,12 +89,15 @@ class PrefetchQueue:
     def _note(self, piece: Piece, priority: float, after: tuple[Ticket, ...]) -> list[int]:
         """Write down a piece that is to wait; returns the line that it belongs in."""
         index = piece.index
+        value = float(priority)
+        if value != value:
+            raise IllegalDecision(f"Prefetch of {piece}, got priority {priority!r}: must be a number")
         if index >= self.n_known:
             self._grow()
         self.n_asked += 1
         self.n_waiting += 1
         self.waits[index] = 1
-        self.priority[index] = priority
+        self.priority[index] = value
         self.asked[index] = self.n_asked
         self.after[index] = after
         line: list[int] = self.lines[piece.gpu]

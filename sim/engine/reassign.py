@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sim.base.errors import IllegalDecision, did_you_mean
 from sim.engine.counts import DROPPED, SUBSTITUTED
 from sim.policy.api import Assignment
+from sim.policy.blame import located
 from sim.profiles.geometry import BITS_PER_PARAM
 from sim.workload.gate import Gate
 
@@ -29,12 +30,7 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
     if answer is None:
         count_loss(engine, gate, gate.ids, gate.ids)
         return gate
-    if not isinstance(answer, Assignment):
-        raise IllegalDecision(
-            f"{policy.name}.assign at layer {gate.layer}: got {answer!r}: it answers with an Assignment of ids and "
-            "weights [n, k], or None"
-        )
-    before, after = gate.ids, np.asarray(answer.ids, dtype=np.int64)
+    before, after = gate.ids, _ids(engine, gate, answer)
     alone = len(before) == 1 and after.shape == before.shape
     needs = needs_of_token(engine, after[0].tolist()) if alone else needs_of_rows(engine, before, after)
     served = Gate(gate.layer, gate.iteration, needs, engine.arrays)
@@ -50,6 +46,17 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
     count_loss(engine, gate, before, after)
     engine.machine.route(gate.layer, after, answer.weights)
     return served
+
+
+def _ids(engine: Engine, gate: Gate, answer: Any) -> np.ndarray:
+    """The ids of an assignment. Raises IllegalDecision for an answer that is none."""
+    try:
+        if isinstance(answer, Assignment) and (not answer.precision or isinstance(answer.precision, dict)):
+            return np.asarray(answer.ids, dtype=np.int64)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    error = IllegalDecision(f"got {answer!r}: it answers with an Assignment of ids and weights [n, k], or None")
+    raise located(error, engine.policy, "assign", gate.layer)
 
 
 def needs_of_rows(engine: Engine, before: np.ndarray, after: np.ndarray) -> dict[int, int]:

@@ -15,6 +15,8 @@ cdef class Residency:
     cdef readonly list arrival, last_use
     cdef readonly dict read_back, room_after
     cdef dict _parts
+    @cython.locals(one=Piece, index=int)
+    cpdef Piece known(self, object piece)
     cpdef bint holds(self, Piece piece) noexcept
     cpdef object flags(self)
     cpdef long long budget(self, int gpu)

@@ -6,6 +6,7 @@ State is flat: arrays by `Piece.index`, which grow when a policy makes parts of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from sim.base.errors import IllegalDecision
 from sim.base.flat import floats, ints, longer_floats, longer_ints
@@ -62,6 +63,16 @@ class Residency:
         self.prev = ints(n + 1)
 
     # -- looking ----------------------------------------------------------------------------------------------------
+
+    def known(self, piece: Any) -> Piece:
+        """The same piece. Raises TypeError for what is none, IllegalDecision for one of another run."""
+        if not isinstance(piece, Piece):
+            raise TypeError(f"got {piece!r}: a Piece")
+        one: Piece = piece
+        index = one.index
+        if index < 0 or index >= len(self.pieces.all) or self.pieces.all[index] is not one:
+            raise IllegalDecision(f"{piece}: it belongs to another run; take pieces from view.piece and view.part")
+        return one
 
     def holds(self, piece: Piece) -> bool:
         """True when a piece has its room."""

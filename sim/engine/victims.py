@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sim.base.errors import IllegalDecision
 from sim.base.flat import COMPILED, ints, longer_ints
 from sim.engine.owed import Owed
 from sim.engine.residency import PREFETCHED, Residency
@@ -204,8 +205,16 @@ class Ranked(Victims):
 
 
 def victims_of(order: Order, residency: Residency, owed: Owed) -> Victims:
-    """The engine's side of a policy's order."""
+    """The engine's side of a policy's order. Raises IllegalDecision for what is none."""
+    if not isinstance(order, Order):
+        raise IllegalDecision(f"order, got {order!r}: must be a Recency, Insertion or Rank of sim.policy, or None")
     if isinstance(order, Rank):
+        n = residency.pieces.n_layers * residency.pieces.n_experts
+        for what, numbers, kind in (("rank", order.rank, np.float64), ("bar", order.bar, np.uint8)):
+            if not isinstance(numbers, np.ndarray) or numbers.shape != (n,) or numbers.dtype != kind:
+                raise IllegalDecision(
+                    f"order, got another {what} than {n} of {kind.__name__}: make a Rank({n}), write into its arrays"
+                )
         return Ranked(residency, owed, order)
     return InTurn(residency, owed, order.per_layer, isinstance(order, Recency))
 

@@ -1,9 +1,8 @@
 """Whose mistake it is when something goes wrong while a policy decides.
 
-It is looked into where an exception surfaces, so that a run that goes well pays nothing.
-
-Only what can be shown to be wrong (a decision, a victim, what a hook returned) becomes an IllegalDecision. A mistake in
-the policy's own lines, or in the engine's, keeps its traceback.
+It is looked into where an exception surfaces, so that a run that goes well pays little. What a policy hands over and
+what it answers is checked where the engine takes it; a mistake in the policy's own lines, or in the engine's, keeps its
+traceback.
 """
 
 from __future__ import annotations
@@ -12,19 +11,17 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
-from pathlib import Path
 from traceback import walk_tb
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput, IllegalDecision, did_you_mean
 from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket
+from sim.policy.wishes import Wishes
 
 if TYPE_CHECKING:
     from sim.policy.api import Policy
 
-HERE = str(Path(__file__).parents[1])
 PUZZLED = (AttributeError, TypeError, LookupError, ValueError, ArithmeticError, AssertionError)
 A_PIECE, TICKETS = "must be a Piece (view.piece, view.part)", "must be a tuple of tickets that `yield` gave back"
 PIECES = "must be a sequence of pieces"
@@ -32,30 +29,22 @@ PIECES = "must be a sequence of pieces"
 
 @contextmanager
 def blamed(policy: Policy | type[Policy]) -> Iterator[None]:
-    """Turn what a policy handed the engine, and the engine stumbled over, into an error that names hook and layer.
+    """Say of an illegal decision, and of code that ends the program, in which hook and layer.
 
     Raises:
-        IllegalDecision: a decision or an answer that is none, or code that ends the program.
+        IllegalDecision: either of them.
     """
     try:
         yield
     except (SystemExit, GeneratorExit) as error:
-        frames = _frames(error)
-        raise IllegalDecision(f"{_where(policy, frames)}: it ended the program with {error!r}; a hook decides and "
-                              "returns, raise an exception instead") from error  # fmt: skip
+        raise IllegalDecision(
+            f"{_where(policy, error)}: it ended the program with {error!r}; a hook decides and returns, raise an "
+            "exception instead"
+        ) from error
     except IllegalDecision as error:
         if error.located or str(error).startswith("layer "):
             raise
-        raise IllegalDecision(f"{_where(policy, _frames(error))}: {error}") from error
-    except PUZZLED as error:
-        frames = _frames(error)
-        found = _mistake(frames)
-        if found is None:
-            raise
-        asked, _, rest = found.partition(", ")
-        if asked in _hooks():  # `victim, got 5: ...`: what it answered, wherever the engine stumbled over it
-            raise IllegalDecision(f"{_where(policy, frames, asked)}: {rest}") from error
-        raise IllegalDecision(f"{_where(policy, frames)}: {found}") from error
+        raise IllegalDecision(f"{_where(policy, error)}: {error}") from error
 
 
 def located(error: IllegalDecision, policy: Policy, hook: str, layer: int) -> IllegalDecision:
@@ -71,69 +60,25 @@ def _place(policy: Policy | type[Policy], hook: str, layer: int) -> str:
     return f"{policy.name}{f'.{hook}' if hook else ''}{f' at layer {layer}' if layer >= 0 else ''}"
 
 
-def _frames(error: BaseException) -> list[FrameType]:
-    """Innermost first."""
-    return [frame for frame, _ in walk_tb(error.__traceback__)][::-1]
-
-
-def _hooks() -> set[str]:
+def _where(policy: Policy | type[Policy], error: BaseException) -> str:
+    """`mine.layer_enter at layer 3`, as far as frames tell: the outermost hook on the way, and an engine's layer."""
     from sim.policy.api import Policy
 
-    return {name for name in vars(Policy) if not name.startswith("_")} | {"__init__"}
-
-
-def _where(policy: Policy | type[Policy], frames: list[FrameType], asked: str = "") -> str:
-    """`mine.layer_enter at layer 3`, as far as the frames tell; `asked`: the hook, where its answer tells."""
-    from sim.policy.api import Policy
-
-    hook, layer, hooks = "", -1, _hooks()
-    for frame in frames:  # the last one found is the outermost hook
+    hooks = {name for name in vars(Policy) if not name.startswith("_")} | {"__init__"}
+    hook, layer = "", -1
+    for frame, _ in walk_tb(error.__traceback__):  # outermost first
         told = frame.f_locals
-        if frame.f_code.co_name == "obey" and told.get("hook"):
-            hook = told["hook"]
-        elif not hook and frame.f_code.co_name in hooks and isinstance(told.get("self"), Policy):
+        if not hook and frame.f_code.co_name in hooks and isinstance(told.get("self"), Policy):
             hook = frame.f_code.co_name
-        elif not hook and told.get("victim") is not None and frame.f_code.co_filename.startswith(HERE):
-            hook = "victim"  # a piece that cannot go
-        found = getattr(told.get("engine", told.get("self")), "layer", None)
-        layer = found if isinstance(found, int) and layer < 0 else layer
-    return _place(policy, asked or hook, layer)
-
-
-def _mistake(frames: list[FrameType]) -> str | None:
-    """What the policy handed over that is no decision and no answer; None where that is not to be seen."""
-    if not frames[0].f_code.co_filename.startswith(HERE):
-        return None  # the policy's own lines, or a library that they called
-    ours = [frame for frame in frames if frame.f_code.co_filename.startswith(HERE)]
-    for frame in ours:
-        name, told = frame.f_code.co_name, frame.f_locals
-        for victim in (told.get(key) for key in ("victim", "loser")):
-            if victim is not None and not isinstance(victim, Piece):
-                return f"victim, got {victim!r}: it answers with a resident Piece, or with None"
-        if name in ("obey", "apply") and "decision" in told:
-            found = wrong(told["decision"], told["self"].pieces.n_experts)
-            if found:
-                return found
-        elif name == "obey" and frame is frames[0]:
-            return f"got {told['decisions']!r}: a hook returns decisions, yields them, or returns None"
-        if name == "reassign" and "answer" in told:
-            return f"assign, got {told['answer']!r}: it answers with an Assignment of ids and weights [n, k], or None"
-        if name == "next" and "passes" in told and frame is frames[0]:
-            return f"split_step, got {told['passes']!r}: it answers with lists of the ranges it was given"
-        if name == "place" and not isinstance(told.get("piece"), Piece):
-            return f"initial, got {told.get('piece', told.get('pieces'))!r}: it answers with pieces"
-        if name == "divide":
-            return f"layer_budgets, got {told['layer_budget_bytes']!r}: it answers with bytes by GPU and layer"
-        for piece in getattr(getattr(told.get("self"), "queue", None), "waiting", ()):
-            if not isinstance(piece, Piece):
-                return f"Prefetch or Requeue, got {piece!r}: {A_PIECE}"
-    return None
+        if layer < 0:
+            layer = getattr(getattr(told.get("engine"), "owed", None), "layer", -1)
+    return _place(policy, hook, layer)
 
 
 def wrong(decision: Any, n_experts: int) -> str | None:
     """Which field of a decision does not hold what belongs there, or None."""
-    for field, value in zip(getattr(decision, "_fields", ()), decision if isinstance(decision, tuple) else (),
-                            strict=False):  # fmt: skip
+    values = decision if isinstance(decision, tuple) else ()
+    for field, value in zip(getattr(decision, "_fields", ()), values, strict=False):
         rule = _rule(field, value, n_experts)
         if rule is not None:
             return f"{type(decision).__name__}, got {field} {value!r}: {rule}"
@@ -151,7 +96,9 @@ def _rule(field: str, value: Any, n_experts: int) -> str | None:
     if field == "expert":
         whole = isinstance(value, Integral) and 0 <= int(value) < n_experts
         return None if whole else f"must be the number of an expert, 0 to {n_experts - 1}"
-    if field in ("layer", "n_tokens"):
+    if field == "wishes":
+        return None if isinstance(value, Wishes) else "must be Wishes"
+    if field in ("layer", "n_tokens", "start", "stop", "fresh", "most"):
         return None if isinstance(value, Integral) else "must be a whole number"
     if field in ("join_layer", "up_to_layer"):
         return None if value is None or isinstance(value, Integral) else "must be a layer or None"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 UNKNOWN_S = -1.0
 
 
@@ -16,3 +18,13 @@ class Ticket:
     def __init__(self, end_s: float, cause: int) -> None:
         self.end_s = end_s
         self.cause = cause
+
+
+def all_tickets(after: Any) -> tuple[Ticket, ...]:
+    """The same tuple. Raises TypeError for what is no tuple of tickets."""
+    if type(after) is not tuple:
+        raise TypeError(f"got {after!r}: a tuple of tickets")
+    for one in after:
+        if not isinstance(one, Ticket):
+            raise TypeError(f"got {one!r}: a ticket")
+    return after

@@ -143,7 +143,7 @@ class View:
 
     def holds(self, piece: Piece) -> bool:
         """True when this very piece has its room."""
-        return self._residency.holds(piece)
+        return self._residency.holds(self._residency.known(piece))
 
     @property
     def held(self) -> np.ndarray:
@@ -180,11 +180,16 @@ class View:
 
     def capacity_of(self, gpu: int) -> int:
         """Whole experts that fit one GPU's budget."""
-        return self._residency.budget(gpu) // self.expert_bytes
+        return self._residency.budget(self._gpu(gpu)) // self.expert_bytes
 
     def free_bytes(self, gpu: int = 0) -> int:
         """Expert budget of a GPU not taken."""
-        return self._residency.free_bytes(gpu)
+        return self._residency.free_bytes(self._gpu(gpu))
+
+    def _gpu(self, gpu: int) -> int:
+        if not 0 <= gpu < self.n_gpus:
+            raise IndexError(f"GPU {gpu} of {self.n_gpus}")
+        return gpu
 
     # -- the pass ---------------------------------------------------------------------------------------------------
 
@@ -197,7 +202,7 @@ class View:
     def arrived(self, piece: Piece) -> bool:
         """True when the piece's copy has completed by now. Trait `timing`."""
         self._require("timing", "arrived")
-        return self._copies.arrived(piece)
+        return self._copies.arrived(self._residency.known(piece))
 
     def queued(self) -> list[Piece]:
         """Pieces waiting in the policy's own prefetch queue, best first. Trait `timing`."""

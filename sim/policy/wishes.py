@@ -16,6 +16,8 @@ class Wishes:
     def __init__(self, indices: ArrayLike, priorities: ArrayLike) -> None:
         self.indices = np.array(indices, dtype=np.int64).data
         self.priorities = np.array(priorities, dtype=np.float64).data
+        if len(self.indices) != len(self.priorities):
+            raise ValueError(f"Wishes, got {len(self.indices)} indices, {len(self.priorities)} priorities: one of each")
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -86,7 +86,7 @@ class Scheduler:
             passes = self._split(ranges)
             if not _shares_out(passes, ranges):
                 raise IllegalDecision(f"split_step, got {passes!r}: every token of a decode step runs in one pass")
-            self._later.extend(passes)
+            self._later.extend([list(one) for one in passes])
             return self._later.popleft()
         return ranges
 
@@ -95,7 +95,7 @@ def _shares_out(passes: list[list[Range]], ranges: list[Range]) -> bool:
     """Whether passes hold every range of a step once."""
     try:
         return all(passes) and sorted([r for one in passes for r in one]) == sorted(ranges)
-    except TypeError:
+    except (TypeError, ValueError):
         return False
 
 
