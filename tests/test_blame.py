@@ -247,7 +247,8 @@ def another() -> Piece:
     (Fetch(another()), "belongs to another run"), (Evict(another()), "belongs to another run"),
     (Prefetch(Piece(0, 0, 0.0, 1.0, "bf16", 0, 16, -5)), "belongs to another run"),
     (Prefetch(Piece(0, 0, 0.0, 1.0, "bf16", 7, 16, 10**6)), "belongs to another run"),
-    (Wait((None,)), "Wait, got tickets"), (RunGpu(0, (None,)), "RunGpu, got after"), (RunGpu(0, 5), "RunGpu, got after"),
+    (Wait((None,)), "Wait, got tickets"),
+    (RunGpu(0, (None,)), "RunGpu, got after"), (RunGpu(0, 5), "RunGpu, got after"),
     (WriteBack(None), "WriteBack, got piece None"), (RunPart(None), "RunPart, got piece None"),
     (Evict(None), "Evict, got piece None"),
 ])  # fmt: skip
