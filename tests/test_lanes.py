@@ -16,9 +16,10 @@ from simpy_oracle import Observed
 from sim.machine.copy_queue import Copy, CopyQueue
 from sim.machine.lanes import CAUSES, GPU, H2D, HOST, Launched, SerialLane, Stream
 from sim.machine.price import Launch, Price
-from sim.machine.protocol import DEMAND, SPECULATIVE, UNKNOWN_S, Ticket
+from sim.machine.protocol import DEMAND, SPECULATIVE
 from sim.machine.simulated import SimulatedMachine
 from sim.policy.pieces import Piece
+from sim.policy.tickets import UNKNOWN_S, Ticket
 
 QUICK = settings(max_examples=400, deadline=None, derandomize=True)
 PASS = SimpleNamespace(n_tokens=1, ranges=[()])

@@ -32,8 +32,8 @@ from traces.format.reader import Trace
 
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork
-    from sim.machine.protocol import Ticket
     from sim.policy.api import ParamValue, Policy
+    from sim.policy.tickets import Ticket
     from sim.profiles.hardware import Hardware
 
 N_TOTAL = seeded.N_LAYERS * seeded.N_EXPERTS

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.lanes import ON_DEVICE
 from sim.machine import lanes as causes
-from sim.machine.protocol import DEMAND, UNKNOWN_S, Ticket
+from sim.machine.protocol import DEMAND
+from sim.policy.tickets import UNKNOWN_S, Ticket
 
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece

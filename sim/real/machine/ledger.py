@@ -10,8 +10,8 @@ from sim.real.devices.work import COMPUTE, H2D, LANES, Work
 
 if TYPE_CHECKING:
     from sim.machine.lanes import Spans
-    from sim.machine.protocol import Ticket
     from sim.policy.pieces import Piece
+    from sim.policy.tickets import Ticket
 
 
 def lane_names(gpu: int, n_gpus: int) -> tuple[str, ...]:
