@@ -36,6 +36,9 @@ class Cost(Rates):
         self.shared = lru_cache(maxsize=1024)(self._shared)
         self.head = lru_cache(maxsize=1024)(self._head)
         self._attention_bytes = self.model.attention_bytes(precision)
+        # `model.attention_flops`, asked once per iteration.
+        self._attention_params = self.model.attention_params()
+        self._flops_per_key = self.model.n_heads * self.model.width_per_key()
         self._kv_bytes = self.model.kv_bytes_per_token_per_layer(self._kv_precision())
         self.n_dense_before = self._dense_layers_before()
 
@@ -174,15 +177,16 @@ class Cost(Rates):
         """One attention block: projections for all tokens, then each range against its own context."""
         if "attention" in self._curves:
             return self._measured_attention(iteration)
-        kv_bytes, attention_flops = self._kv_bytes, self.model.attention_flops
+        kv_bytes, params, flops_per_key = self._kv_bytes, self._attention_params, self._flops_per_key
         n_bytes = float(self._attention_bytes + 4 * self.activation_bytes(iteration.n_tokens))
         flops = 0.0
         for r in iteration.ranges:
             n_tokens = r.stop_row - r.start_row
             n_bytes += kv_bytes * (r.context + n_tokens)
             # A prefill token sees on average the context before it plus half of its own prompt.
-            flops += attention_flops(n_tokens, r.context + (n_tokens + 1) / 2)
-            self._check("attention", r.context + n_tokens, "positions attended to", self._ranges.context_tokens)
+            flops += 2 * n_tokens * (params + flops_per_key * (r.context + (n_tokens + 1) / 2))
+            if self._ranges.context_tokens is not None:
+                self._check("attention", r.context + n_tokens, "positions attended to", self._ranges.context_tokens)
         return self._roofline(self.stack.kernels.attention, n_bytes, flops)
 
     def _measured_attention(self, iteration: Iteration) -> Price:

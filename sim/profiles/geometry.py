@@ -296,8 +296,10 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         MLA is counted in its absorbed form, which reads the cached latent directly. Cross-attention counts its
         projections only, because the encoder's length is not an argument.
         """
+        return 2 * n_tokens * (self.attention_params() + self.n_heads * self.width_per_key() * context_tokens)
+
+    def width_per_key(self) -> int:
+        """Products of one head of one token with one key and its value."""
         if self.mla is not None:
-            width_per_key = 2 * self.mla.kv_lora_rank + self.mla.qk_rope_head_dim
-        else:
-            width_per_key = 2 * self.head_dim
-        return 2 * n_tokens * (self.attention_params() + self.n_heads * width_per_key * context_tokens)
+            return 2 * self.mla.kv_lora_rank + self.mla.qk_rope_head_dim
+        return 2 * self.head_dim
