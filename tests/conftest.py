@@ -9,6 +9,7 @@ import pytest
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")  # before numpy and torch are imported; children inherit it
+os.environ.pop("COLUMNS", None)  # workers are told 80; tests say for themselves how wide a terminal is
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 from test_real_cuda import FakeDevice, lanes_on  # noqa: E402
 
 from sim.base.device_faults import DeviceFault, fault_of  # noqa: E402
-from sim.machine.protocol import DEMAND, SPECULATIVE, UNKNOWN_S  # noqa: E402
+from sim.machine.protocol import DEMAND, SPECULATIVE  # noqa: E402
+from sim.policy.tickets import UNKNOWN_S  # noqa: E402
 from sim.profiles.models import load_model  # noqa: E402
 from sim.real.devices.clock import WINDOW_S, DeviceClock  # noqa: E402
 from sim.real.devices.memory import CudaMemory, pinned_pieces  # noqa: E402

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 from sim.base.tables import columns
@@ -25,14 +28,26 @@ def reference() -> str:
     parts = [
         ("What a policy implements (sim.policy)", [*_members(Policy)]),
         ("What its hooks may yield (sim.policy)", [_fields(kind) for kind in kinds]),
-        ("What it sees (sim.policy)", [*_members(View)]),
-        ("What things cost, in seconds (view.prices)", [*_members(Prices)]),
-        ("What the gate says (sim.policy)", [*_members(Gate)]),
-        ("Which tokens run together (sim.policy)", [*_members(Iteration)]),
-        ("What else it is handed", [_fields(kind) for kind in (Range, RequestInfo, Piece, StoreSplit)]),
+        ("What it sees (sim.policy)", [*_members(_source_of(View))]),
+        ("What things cost, in seconds (view.prices)", [*_members(_source_of(Prices))]),
+        ("What the gate says (sim.policy)", [*_members(_source_of(Gate))]),
+        ("Which tokens run together (sim.policy)", [*_members(_source_of(Iteration))]),
+        ("What else it is handed", [_fields(_source_of(kind)) for kind in (Range, RequestInfo, Piece, StoreSplit)]),
         ("What it declares and returns (sim.policy)", [_fields(kind) for kind in (Param, Assignment)]),
     ]
     return "\n".join(f"{title}\n{'=' * len(title)}\n\n{chr(10).join(own)}" for title, own in parts)
+
+
+def _source_of(kind: type) -> Any:
+    """The class as its source has it: a compiled one neither tells its signature nor keeps the order of its members."""
+    file = Path(str(sys.modules[kind.__module__].__file__))
+    if file.suffix == ".py":
+        return kind
+    spec = spec_from_file_location(kind.__module__, file.with_name(f"{file.name.partition('.')[0]}.py"))
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, kind.__name__)
 
 
 def _is_decision(value: object) -> bool:

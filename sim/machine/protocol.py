@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.policy.tickets import UNKNOWN_S, Ticket
+from sim.policy.tickets import Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 DEMAND, SPECULATIVE = 0, 1
 NO_TICKETS: tuple[Ticket, ...] = ()
-
-__all__ = ["DEMAND", "NO_TICKETS", "SPECULATIVE", "UNKNOWN_S", "Machine", "Ticket"]
 
 
 class Machine:

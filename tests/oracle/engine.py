@@ -23,6 +23,7 @@ from sim.policy.decisions import (
     Predict,
     Prefetch,
     Requeue,
+    RequeueFrom,
     RunCpu,
     RunCpuAhead,
     RunGpu,
@@ -115,6 +116,7 @@ class Engine(Execution):
             RunCpuAhead: lambda d: self.run_cpu_ahead(d.layer, d.expert, d.n_tokens),
             Serve: lambda _: self._serve_owed(),
             Requeue: lambda d: self.requeue(d.wanted, d.up_to_layer),
+            RequeueFrom: self._requeue_from,
             Evict: lambda d: self.evict(d.piece),
             WriteBack: lambda d: self.write_back(d.piece, d.after),
             Predict: self._predict,
@@ -122,6 +124,21 @@ class Engine(Execution):
             Cancel: lambda d: self.withdraw(d.piece),
             DropQueue: lambda d: self.drop(d.up_to_layer),
         }
+
+    def _requeue_from(self, d: RequeueFrom) -> None:
+        """`Requeue` of the pieces that a slice of wishes names, as far as they are not resident; at most `most`."""
+        if d.up_to_layer is not None:
+            self.queue.drop(None)
+            self._withdraw(d.up_to_layer)
+        wanted: dict[Piece, Any] = {}
+        for at in range(d.start, d.stop):
+            layer, expert = divmod(d.wishes.indices[at], self.pieces.n_experts)
+            piece = self.pieces.whole[layer][expert]
+            if piece not in self.cache.entries and piece not in wanted:
+                wanted[piece] = (piece, d.wishes.priorities[at], d.after if at >= d.fresh else ())
+                if len(wanted) == d.most:
+                    break
+        self.requeue(list(wanted.values()))
 
     def _predict(self, asked: Predict) -> Ticket:
         if not seconds(asked.duration_s) or asked.lane not in LANES:

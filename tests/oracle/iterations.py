@@ -132,6 +132,10 @@ class Iteration:
         parts = [self._trace.experts[r.start_row : r.stop_row, layer] for r in self.ranges]
         return np.concatenate(parts).astype(np.int64)
 
+    def all_ids(self) -> np.ndarray:
+        """Chosen experts of every layer, router order, [n, L, K]."""
+        return np.stack([self.ids(layer) for layer in range(self._trace.n_layers)], axis=1)
+
     def gather(self, read: Callable[[int, int], np.ndarray]) -> np.ndarray:
         """Concatenate `read(start_row, stop_row)` over the ranges: the rows of this iteration, in order."""
         parts = [read(r.start_row, r.stop_row) for r in self.ranges]

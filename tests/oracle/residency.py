@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from sim.base.errors import IllegalDecision
 
 if TYPE_CHECKING:
@@ -40,8 +42,9 @@ class Cache:
     issued: the bytes being written are occupied.
     """
 
-    def __init__(self, budget_bytes: list[int]) -> None:
+    def __init__(self, budget_bytes: list[int], n_whole: int) -> None:
         self.budget_bytes = budget_bytes
+        self.flags = np.zeros(n_whole, dtype=np.uint8)  # whole experts that are here, by index
         self.used_bytes = [0] * len(budget_bytes)
         self.peak_bytes = [0] * len(budget_bytes)
         self.entries: dict[Piece, Entry] = {}
@@ -97,6 +100,8 @@ class Cache:
         if used_bytes > self.peak_bytes[gpu]:
             self.peak_bytes[gpu] = used_bytes
         entry = self.entries[piece] = Entry(piece, arrival, origin)
+        if piece.serving:
+            self.flags[piece.index] = 1
         if not piece.serving:
             self._parts.setdefault((piece.layer, piece.expert), []).append(piece)
         return entry
@@ -107,6 +112,8 @@ class Cache:
         if entry is None:
             raise IllegalDecision(f"Evict of {piece}: it is not resident; evict a resident piece")
         self.used_bytes[piece.gpu] -= piece.n_bytes
+        if piece.serving:
+            self.flags[piece.index] = 0
         if self.layer_budget is not None:
             self.layer_used[piece.gpu][piece.layer] -= piece.n_bytes
         if not piece.serving:

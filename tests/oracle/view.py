@@ -121,6 +121,21 @@ class View:
         """True when this very piece has its room."""
         return piece in self._entries
 
+    @property
+    def held(self) -> np.ndarray:
+        """Which whole experts have their room, by index; always up to date."""
+        return self._engine.cache.flags
+
+    @property
+    def unused_prefetches(self) -> int:
+        """Prefetched pieces that have not been used."""
+        return len(self._engine.tally.prefetch._open)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything waits in the policy's own queue."""
+        return bool(self._engine.queue.waiting)
+
     def residents(self) -> Iterator[Piece]:
         """Every piece that has its room, oldest first."""
         return iter(self._entries)
