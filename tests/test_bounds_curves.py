@@ -77,13 +77,13 @@ class Ordered(Policy):
 
     def __init__(self, order=(), on_cpu=()):
         super().__init__()
-        self.order, self.on_cpu = order, on_cpu
+        self.in_turn, self.on_cpu = order, on_cpu
 
     def initial(self, view):
         return [view.piece(0, expert) for expert in range(view.n_experts)]
 
     def gate_done(self, gate, view):
-        return [*map(RunCpu, self.on_cpu), *map(RunGpu, self.order)]
+        return [*map(RunCpu, self.on_cpu), *map(RunGpu, self.in_turn)]
 
 
 # Prompts of experts 0, 0 and 1: two tokens for 0, one for 1; and of three experts with 3, 2 and 1 tokens.

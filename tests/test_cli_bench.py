@@ -12,7 +12,6 @@ from cli_help import moesim
 from sim.cli import bench, bench_engines, bench_profile, bench_starts
 from sim.cli.bench_cases import PLAIN, synthetic_trace, ten_tokens
 from sim.cli.bench_policy import Plain
-from sim.engine.engine import Engine
 from sim.machine.events.copies import Copy, CopyEngine
 from sim.policy.registry import find
 from traces.format.check import check_trace
@@ -131,9 +130,10 @@ def test_ten_tokens_are_ten(tmp_path: Path) -> None:
 def test_files_belong_to_parts() -> None:
     root = bench_profile.ROOT
     assert bench_profile.part_of(str(root / "policies" / "lru.py")) == "the policy"
-    assert bench_profile.part_of(str(root / "sim" / "lanes.py")) == "the machine: lanes and prices"
-    parts = {bench_profile.part_of(inspect.getfile(kind)) for kind in Engine.__mro__[:-1]}
-    assert parts == {"the engine: decisions, cache, counts"}
+    parts = {name: bench_profile.part_of(str(root / "sim" / name)) for name in ("engine/copies.py", "policy/view.py")}
+    assert set(parts.values()) == {bench_profile.ENGINE}
+    assert bench_profile.part_of(str(root / "sim" / "machine" / "lanes.py")) == "the machine: lanes"
+    assert bench_profile.part_of(str(root / "sim" / "run.py")) == "engine and machine, compiled"
     assert bench_profile.part_of(bench_profile.signal.__file__) is None
 
 
@@ -144,4 +144,4 @@ def test_profile_shares_add_up(capsys: pytest.CaptureFixture[str], monkeypatch: 
     (found,) = moesim(capsys, "bench", "--profile", "--json").json
     assert found["samples"] > 0
     assert sum(found["shares"].values()) == pytest.approx(1.0)
-    assert {"the policy", "the flat loop"} & set(found["shares"])
+    assert set(found["shares"]) & {"engine and machine, compiled", bench_profile.ENGINE}

@@ -172,9 +172,6 @@ class Ahead(Lru):
     def layer_enter(self, layer, view):
         return [Prefetch(view.piece((layer + 1) % view.n_layers, e)) for e in range(min(2, view.n_experts))]
 
-    def placed(self, piece, view):
-        self._order[self.group(piece)][piece] = None
-
 
 @FEW
 @given(case=cases(longest=8), make=st.sampled_from([Lru, Belady, Ahead, OnDemand]), gpus=st.integers(1, 2))

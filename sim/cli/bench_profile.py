@@ -18,22 +18,18 @@ from sim.cli.bench_cases import CASES, Case, written
 EVERY_S = 0.001
 ENOUGH, MAX_RUNS = 1000, 10  # samples of a case, or replays
 ROOT = Path(__file__).resolve().parents[2]
+ENGINE = "the engine: decisions, residency, counts"
 PARTS = (
     ("policies/", "the policy"),
-    ("sim/engine/fast.py", "the flat loop"),
-    ("sim/engine/fused.py", "engine and machine in one"),
-    ("sim/engine/drive.py", "the loop"),
-    ("sim/workload/iterations.py", "reading the trace"),
-    ("sim/workload/future.py", "reading the trace"),
+    ("sim/workload/", "reading the trace"),
     ("traces/", "reading the trace"),
-    ("sim/engine/engine.py", "the engine: decisions, cache, counts"),
-    ("sim/engine/execution.py", "the engine: decisions, cache, counts"),
-    ("sim/engine/transfers.py", "the engine: decisions, cache, counts"),
-    ("sim/engine/residency.py", "the engine: decisions, cache, counts"),
-    ("sim/engine/counts.py", "the engine: decisions, cache, counts"),
-    ("sim/policy/view.py", "the engine: decisions, cache, counts"),
-    ("sim/engine/prefetch_queue.py", "the engine: decisions, cache, counts"),
-    ("sim/", "the machine: lanes and prices"),
+    ("sim/engine/", ENGINE),
+    ("sim/policy/", ENGINE),
+    ("sim/machine/cost.py", "prices"),
+    ("sim/profiles/", "prices"),
+    ("sim/machine/", "the machine: lanes"),
+    # Machine code has no frames: what it takes is found where it was called from.
+    ("sim/", "engine and machine, compiled"),
 )
 
 
