@@ -19,8 +19,9 @@ from sim.policy.tickets import Ticket
 class Knobs(SimpleNamespace):
     """Stands for `Cost`: every price is what the script says."""
 
-    def copy_s(self, seconds: float) -> float:
-        return seconds
+    def copy_s(self, n_bytes: float) -> float:
+        """Activations say their seconds; a piece, whose bytes are whole, the number of its copy."""
+        return n_bytes if isinstance(n_bytes, float) else float(self.seconds_of[n_bytes])
 
     def back_s(self, seconds: float) -> float:
         return self.down_s
@@ -58,6 +59,7 @@ def replay(script: list[tuple[Any, ...]], two: bool, terms: dict[str, float]) ->
     cost = Knobs(attributed_to=[()], grouped=False, q_predictor={"assumed": 0}, sync_s=0.0, copy_launch_s=0.0, up_s=0.0,
                  hw=SimpleNamespace(contention=contention))  # fmt: skip
     machine = EventMachine(cost, 2 if two else 1, spans)  # type: ignore[arg-type]
+    cost.seconds_of = []
     tickets: list[Ticket] = []
     for op, *rest in script:
         if op == "host":
@@ -74,7 +76,8 @@ def replay(script: list[tuple[Any, ...]], two: bool, terms: dict[str, float]) ->
             machine._gate = None  # the way to a second GPU is not part of these scripts
         elif op == "copy":
             gpu, cost.copy_launch_s, seconds, demand, after = rest
-            piece = Piece(0, 0, 0.0, 1.0, "bf16", gpu, seconds, 0)
+            cost.seconds_of.append(seconds)
+            piece = Piece(0, 0, 0.0, 1.0, "bf16", gpu, len(cost.seconds_of) - 1, 0)
             priority = DEMAND if demand else SPECULATIVE
             tickets.append(machine.copy(piece, priority, 0.0, tuple(tickets[t] for t in after)))
         elif op == "cpu":

@@ -277,11 +277,12 @@ def test_only_keywords_need_tokens():
     assert Emoe(classifier="keywords").needs == {"experts", "scores", "tasks", "token_ids"}
 
 
-def test_training(tmp_path, capsys):
+def test_training(tmp_path, capsys, monkeypatch):
     """A few steps through the command: a file that the policy takes."""
     pytest.importorskip("transformers")
     from sim.cli import moesim
 
+    monkeypatch.setenv("COLUMNS", "400")
     trace, out = tmp_path / "tiny.safetensors", tmp_path / "p.safetensors"
     tiny_trace(trace, 2, 4, 2, n_requests=4, levels={"scores", "tasks"})
     moesim.main(["train", "emoe", "--trace", str(trace), "--out", str(out), "--steps", "2", "--width", "16",

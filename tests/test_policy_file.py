@@ -16,6 +16,7 @@ import pytest
 from cli_help import mixtral_shaped, moesim, simulated
 from easy_numbers import run
 
+from policies.lru import Lru
 from sim.base.errors import BadInput, IllegalDecision
 from sim.cli.policy_api import reference
 from sim.conformance.suite import FAIL, conform
@@ -30,8 +31,10 @@ from sim.workload.iterations import Iteration
 ROOT = Path(__file__).resolve().parent.parent
 MINE = '''"""A cache of mine."""
 
+from collections import OrderedDict
+
 from policies.lru import Lru
-from sim.policy.api import Param
+from sim.policy import Param
 
 
 class Mine(Lru):
@@ -43,11 +46,21 @@ class Mine(Lru):
     params = (*Lru.params, Param("rank", 0, "how many older ones to spare", low=0, high=9))
     rank: int
 
-    def victim(self, piece, speculative, view):
-        free = [p for p in self._order[self.group(piece)] if view.evictable(p)]
-        return free[min(self.rank, len(free) - 1)] if free else None
+    def bind(self, view):
+        super().bind(view)
+        self.order = None  # `victim` answers instead
+        self.used = OrderedDict()
 
-    exchange = None  # the long way, as `victim` is asked there
+    def accessed(self, piece, hit, view):
+        self.used[piece] = None
+        self.used.move_to_end(piece)
+
+    def evicted(self, piece, view):
+        del self.used[piece]
+
+    def victim(self, piece, speculative, view):
+        free = [p for p in self.used if view.evictable(p)]
+        return free[min(self.rank, len(free) - 1)] if free else None
 
 
 class Other(Mine):
@@ -219,9 +232,6 @@ def test_conformance_says_where_and_when(tmp_path):
 
     def pick(self, free):
         return free[99]
-
-    def exchange(self, wanted, room, view):
-        return None
 """)
     line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "free[99]" in text)
     failed = [verdict for verdict in conform(find(str(path))) if verdict.verdict == FAIL]
@@ -289,3 +299,14 @@ def test_the_reference_is_whole_and_current():
                 assert re.search(rf"^{name}\b", page, re.MULTILINE), f"{kind.__name__}.{name} is not in the page"
     for decision in get_args(Decision):
         assert re.search(rf"^{decision.__name__}\({', '.join(decision._fields)[:9]}", page, re.MULTILINE)
+
+
+def test_an_inherited_order_does_not_silence_a_victim(tmp_path):
+    class Stubborn(Lru):
+        name = "stubborn"
+
+        def victim(self, piece, speculative, view):
+            return None
+
+    with pytest.raises(IllegalDecision, match=r"`bind` it inherits names a native order.*order = None"):
+        run(Stubborn(), tmp_path, ROWS, room=3, n_experts=4)

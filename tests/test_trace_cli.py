@@ -62,7 +62,8 @@ def test_show_for_programs(capsys, tiny):
     assert len(facts["sha256"]) == 64
 
 
-def test_check(capsys, tiny):
+def test_check(capsys, monkeypatch, tiny):
+    monkeypatch.setenv("COLUMNS", "400")
     code, out, _ = moesim(capsys, "check", tiny)
     assert (code, out) == (0, f"{tiny}: sound; 3x4, k=2, 4 requests, 28 tokens\n")
 

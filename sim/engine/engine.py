@@ -14,7 +14,7 @@ from sim.engine.reassign import reassign
 from sim.engine.residency import Residency
 from sim.engine.victims import victims_of
 from sim.machine.protocol import Machine
-from sim.policy.api import overrides
+from sim.policy.api import answers_anew, overrides
 from sim.policy.blame import PUZZLED, located, seconds, wrong
 from sim.policy.decisions import (
     Cancel,
@@ -88,6 +88,11 @@ class Engine:
         """Take over what binding the policy has settled, before pieces are placed."""
         policy = self.policy
         order = policy.order
+        if order is not None and answers_anew(policy, "victim", "bind"):
+            raise IllegalDecision(
+                f"victim of {policy.name}: the `bind` it inherits names a native order, which decides instead; "
+                "set self.order = None in a `bind` of its own"
+            )
         victims = None if order is None else victims_of(order, self.residency, self.owed)
         self.copies.start(self.view, victims, self.obey)
         self.layer.start(self.view)

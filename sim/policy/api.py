@@ -225,3 +225,10 @@ class Policy:
 def overrides(policy: Policy, hook: str) -> bool:
     """True when the policy's class implements a hook of its own."""
     return getattr(type(policy), hook) is not getattr(Policy, hook)
+
+
+def answers_anew(policy: Policy, hook: str, than: str) -> bool:
+    """True when a class below the one that wrote `than` has written `hook`: it may not know what `than` settles."""
+    order = [vars(kind) for kind in type(policy).__mro__]
+    wrote = [next(at for at, names in enumerate(order) if name in names) for name in (hook, than)]
+    return wrote[0] < wrote[1]
