@@ -254,7 +254,7 @@ def observe(setup: Setup, hw: Hardware, pace: float = 1.0, hides_later: bool = F
     steps, computed = machine.steps, machine.computed
     engine.arrays.hides_later = hides_later
     initial = [
-        (p.layer, p.expert, p.start_frac, p.stop_frac, p.precision, p.gpu) for p in engine.residency.residents()
+        (p.layer, p.expert, p.start_frac, p.stop_frac, p.precision, p.gpu) for p in engine.residency.resident_pieces()
     ]
     clockwork = run_through(setup, engine, machine, lambda _: steps.append(len(events)), None)
     layers = range(setup.trace.n_layers)

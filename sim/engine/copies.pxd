@@ -39,6 +39,9 @@ cdef class Copies:
     cdef _withdrawn(self, Piece piece)
     @cython.locals(index=int, victim=Piece)
     cdef bint _make_room(self, Piece piece, bint speculative, list gone) except -1
+    cdef _released(self, Piece piece, str why)
+    cdef _needs_queue(self, str what)
+    cdef _begin_anew(self, object up_to_layer)
     cpdef Ticket fetch(self, Piece piece, tuple after=*)
     @cython.locals(arrival=Ticket)
     cpdef promote(self, Piece piece)

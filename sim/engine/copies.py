@@ -120,11 +120,7 @@ class Copies:
         """What follows from a piece's leaving, for its room and for those who are told."""
         residency = self.residency
         index = piece.index
-        if self.victims is not None:
-            self.victims.left(index)
-        self.machine.release(piece)
-        if self.log is not None:
-            self.log("evict", piece.layer, piece.expert)
+        self._released(piece, "evict")
         self.tally.n_evicted += 1
         arrival: Ticket | None = residency.arrival[index]
         if residency.origin[index] == 1 and not residency.used[index]:
@@ -132,14 +128,9 @@ class Copies:
                 self._withdrawn(piece)
                 return
             self.prefetched.gone(piece)
-        busy: Ticket | None = residency.last_use[index]
-        busy_s = residency.last_used_s[index]
-        if busy is None and busy_s < 0.0:
-            busy = arrival
-            busy_s = residency.arrived_s[index]
+        busy = residency.busy(index)
         readers = NO_TICKETS if busy is None else (busy,)
-        if busy is not None:
-            busy_s = 0.0
+        busy_s = residency.busy_until_s(index) if busy is None else 0.0
         if residency.read_back:
             copied = residency.read_back.pop(index, None)
             if copied is not None:
@@ -147,6 +138,14 @@ class Copies:
         self.rooms.give(piece.gpu, piece.n_bytes, busy_s, readers, self.machine.now())
         if self.tells_evicted:
             self.policy.evicted(piece, self.view)
+
+    def _released(self, piece: Piece, why: str) -> None:
+        """Tell the order, the machine and the log that a piece is no longer resident."""
+        if self.victims is not None:
+            self.victims.left(piece.index)
+        self.machine.release(piece)
+        if self.log is not None:
+            self.log(why, piece.layer, piece.expert)
 
     def write_back(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket:
         """Copy a resident piece to the host; whoever overwrites its room waits for that copy."""
@@ -156,15 +155,9 @@ class Copies:
             if residency.holds(piece):
                 rule = "a policy with the trait 'cpu' uses that lane otherwise"
             raise IllegalDecision(f"WriteBack of {piece}: {rule}; leave it out")
-        busy: Ticket | None = residency.last_use[index]
-        busy_s = residency.last_used_s[index]
-        if busy is None and busy_s < 0.0:
-            busy = residency.arrival[index]
-            busy_s = residency.arrived_s[index]
-        if busy is not None:
-            after = (busy, *after)
-            busy_s = 0.0
-        ticket = self.machine.copy_back(piece, busy_s, after)
+        busy = residency.busy(index)
+        busy_s = residency.busy_until_s(index) if busy is None else 0.0
+        ticket = self.machine.copy_back(piece, busy_s, after if busy is None else (busy, *after))
         residency.read_back[index] = ticket
         self.quiet_s = 0.0  # one link more to look at
         if self.log is not None:
@@ -272,11 +265,8 @@ class Copies:
 
     def requeue(self, wanted: Sequence[Wanted], up_to_layer: int | None = None) -> None:
         """Replace the policy's queue and keep the copy engine fed."""
-        if self.depth < 0:
-            raise IllegalDecision(f"Requeue of {self.policy.name}: it has no queue; declare a prefetch_depth")
-        if up_to_layer is not None:
-            self.queue.clear()
-            self._withdraw(up_to_layer)
+        self._needs_queue("Requeue")
+        self._begin_anew(up_to_layer)
         self.queue.replace(wanted)
         self.pump()
 
@@ -291,15 +281,22 @@ class Copies:
         most: int,
     ) -> None:
         """The same with a slice of an iteration's wishes, of which those from `fresh` on wait for `after`."""
-        if self.depth < 0:
-            raise IllegalDecision(f"RequeueFrom of {self.policy.name}: it has no queue; declare a prefetch_depth")
+        self._needs_queue("RequeueFrom")
         if not 0 <= start <= stop <= len(wishes):
             raise IllegalDecision(f"RequeueFrom, got entries {start} to {stop}: there are {len(wishes)}; name some")
+        self._begin_anew(up_to_layer)
+        self.queue.take(wishes, start, stop, fresh, after, most)
+        self.pump()
+
+    def _needs_queue(self, what: str) -> None:
+        if self.depth < 0:
+            raise IllegalDecision(f"{what} of {self.policy.name}: it has no queue; declare a prefetch_depth")
+
+    def _begin_anew(self, up_to_layer: int | None) -> None:
+        """Empty the queue before copies for layers up to this one are withdrawn; None withdraws none."""
         if up_to_layer is not None:
             self.queue.clear()
             self._withdraw(up_to_layer)
-        self.queue.take(wishes, start, stop, fresh, after, most)
-        self.pump()
 
     def _hand_over(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket | None:
         gone: list[Piece] = []
@@ -344,7 +341,7 @@ class Copies:
         """Hand queued prefetches to the copy engines, as many to each link as the policy's depth allows."""
         if self.depth < 0 or not self.queue.n_waiting:
             return
-        n_links, full = 0, False
+        full = False
         for flying in self.speculative:
             full = full or len(flying) >= self.depth
         if full:
@@ -398,11 +395,7 @@ class Copies:
         arrival: Ticket | None = residency.arrival[index]
         if arrival is not None and self.machine.cancel(arrival):
             residency.remove(piece)
-            if self.victims is not None:
-                self.victims.left(index)
-            self.machine.release(piece)
-            if self.log is not None:
-                self.log("cancel", piece.layer, piece.expert)
+            self._released(piece, "cancel")
             self._withdrawn(piece)
 
     def drop_queue(self, up_to_layer: int | None) -> None:

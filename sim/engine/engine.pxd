@@ -21,7 +21,6 @@ cdef class Engine:
     cdef readonly Copies copies
     cdef readonly Layer layer
     cdef readonly View view
-    cdef int top_k
     cdef HitCounts counts
     cdef readonly bint on_request_start, on_iteration_start, on_layer_enter, on_gate_input, on_assign, on_gate_done
     cdef readonly bint on_layer_done, on_iteration_end, on_request_end, on_idle

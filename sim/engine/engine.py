@@ -36,7 +36,7 @@ from sim.policy.decisions import (
 from sim.policy.tickets import Ticket, all_tickets
 from sim.policy.view import View
 from sim.workload.gate import Gate
-from sim.workload.iterations import PREFILL, Block, Iteration, RequestInfo, Row
+from sim.workload.iterations import PREFILL, Block, Iteration, RequestInfo
 
 if TYPE_CHECKING:
     from sim.machine.cost import Cost
@@ -81,7 +81,6 @@ class Engine:
         self.view = View(
             policy, residency, self.owed, self.copies, machine, cost, arrays, top_k, cost.model.hidden_size, future
         )
-        self.top_k = top_k
         self.counts = self.tally.hits[PREFILL]
 
     def start(self) -> None:
@@ -336,6 +335,3 @@ class Engine:
         """Tell the policy that there is nothing to do until the next arrival."""
         if self.on_idle:
             self.obey(self.policy.idle(self.view), "idle")
-
-
-__all__ = ["Engine", "Row"]

@@ -8,6 +8,8 @@ from sim.machine.protocol cimport Machine
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket
 
+cdef int _MISS
+
 @cython.final
 cdef class Layer:
     cdef readonly object policy
@@ -24,11 +26,11 @@ cdef class Layer:
     cdef readonly list ran_on_cpu
     cdef readonly dict joins, ahead, begun
     cdef public dict lower
-    @cython.locals(residency=Residency, owed=Owed, now_s=double, first=int, at=int, expert=int, index=int)
+    @cython.locals(residency=Residency, owed=Owed, first=int, at=int, expert=int, index=int)
     cpdef classify(self, int layer, HitCounts counts)
-    @cython.locals(residency=Residency, arrival=Ticket)
-    cdef int _arrived(self, int index, double now_s, HitCounts counts)
-    @cython.locals(first=int, index=int, expert=int, now_s=double)
+    @cython.locals(residency=Residency, piece=Piece)
+    cdef int _arrived(self, int index, HitCounts counts)
+    @cython.locals(first=int, index=int, expert=int)
     cpdef classify_asked(self, object gate, HitCounts counts)
     @cython.locals(piece=Piece)
     cdef int _found(self, int index)
@@ -38,7 +40,7 @@ cdef class Layer:
                    n_later=int, at=int, expert=int, index=int, piece=Piece)
     cpdef serve(self)
     @cython.locals(piece=Piece, expert=int, n_tokens=int)
-    cdef Ticket _run_whole(self, int index)
+    cdef _run_whole(self, int index)
     @cython.locals(layer=int, owed=Owed, residency=Residency, n_tokens=int, index=int, piece=Piece, ticket=Ticket)
     cpdef Ticket run_gpu(self, int expert, tuple after=*, bint joined=*)
     cdef Ticket _run_pieces(self, Piece whole, int n_tokens, tuple after, bint joined)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sim.workload.gate import Gate
 
 WHOLE: tuple[Piece, ...] = ()
+_MISS = MISS  # a machine integer where this is compiled
 
 
 class Layer:
@@ -69,41 +70,36 @@ class Layer:
     def classify(self, layer: int, counts: HitCounts) -> None:
         """How the gate finds each expert that is owed, before the policy reacts."""
         residency, owed = self.residency, self.owed
-        now_s = self.machine.now()
         first = layer * self.n_experts
         for at in range(owed.n):
             expert = owed.order[at]
             index = first + expert
             if residency.here[index]:
-                self.kinds[expert] = self._arrived(index, now_s, counts)
+                self.kinds[expert] = self._arrived(index, counts)
             elif residency.n_parts or self.tally.prefetch.n_issued:
                 self.kinds[expert] = self._classify_parts(index, counts)
             else:
-                self.kinds[expert] = 3
+                self.kinds[expert] = _MISS
 
     def classify_asked(self, gate: Gate, counts: HitCounts) -> None:
         """The same where a lossy policy has changed the routing: of the gate's own choice, and what else will serve."""
-        first, now_s = gate.layer * self.n_experts, self.machine.now()
+        first = gate.layer * self.n_experts
         for expert in gate.asked:
             index = first + expert
             if self.residency.here[index]:
-                self.kinds[expert] = self._arrived(index, now_s, counts)
+                self.kinds[expert] = self._arrived(index, counts)
             else:
                 self.kinds[expert] = self._classify_parts(index, counts)
         for expert in gate.needs:
             if expert not in gate.asked:  # a lossy policy's substitutes: no gate asked for them
                 counts.n_aside[self._found(first + expert)] += 1
 
-    def _arrived(self, index: int, now_s: float, counts: HitCounts) -> int:
+    def _arrived(self, index: int, counts: HitCounts) -> int:
         """The class of a resident expert."""
         residency = self.residency
-        arrival: Ticket | None = residency.arrival[index]
-        if arrival is not None:
-            if not 0.0 <= arrival.end_s <= now_s and not self.machine.ended(arrival):
-                self.tally.prefetch.asked_while_late(self.pieces.all[index])
-                return LATE
-        elif residency.arrived_s[index] > now_s:
-            self.tally.prefetch.asked_while_late(self.pieces.all[index])
+        piece: Piece = self.pieces.all[index]
+        if not self.copies.arrived(piece):
+            self.tally.prefetch.asked_while_late(piece)
             return LATE
         if residency.origin[index] == 1 and not residency.used[index]:
             counts.prefetched += 1
@@ -228,19 +224,13 @@ class Layer:
 
     # -- on the GPU -------------------------------------------------------------------------------------------------
 
-    def _run_whole(self, index: int) -> Ticket | None:
-        """Compute an owed expert that is resident whole; None where that is settled, as the machine says."""
+    def _run_whole(self, index: int) -> None:
+        """Compute an owed expert that is resident whole."""
         piece: Piece = self.pieces.all[index]
         expert = piece.expert
         n_tokens = self.owed.tokens[expert]
-        ticket = self._launch(piece, n_tokens, NO_TICKETS)
-        self.owed.settle(expert)
-        self.tally.n_executed += n_tokens
-        if self.log is not None:
-            self.log("gpu", piece.layer, expert)
-        if self.copies.polls:
-            self.copies.poll()
-        return ticket
+        self._launch(piece, n_tokens, NO_TICKETS)
+        self._ran(expert, n_tokens, WHOLE)
 
     def run_gpu(self, expert: int, after: tuple[Ticket, ...] = (), joined: bool = False) -> Ticket:
         """Compute an owed expert on the GPU, each of its pieces (or of those that are left) as it arrives."""

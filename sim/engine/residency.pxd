@@ -23,6 +23,8 @@ cdef class Residency:
     cpdef long long free_bytes(self, int gpu)
     cpdef list resident_pieces(self)
     cpdef Ticket arrival_of(self, int index)
+    cpdef Ticket busy(self, int index)
+    cpdef double busy_until_s(self, int index) noexcept
     @cython.locals(part=Piece)
     cpdef list parts(self, Piece whole, object precision=*)
     cpdef list sufficient(self, Piece whole, object precision=*, object done=*)

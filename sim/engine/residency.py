@@ -5,7 +5,7 @@ State is flat: arrays by `Piece.index`, which grow when a policy makes parts of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sim.base.errors import IllegalDecision
@@ -90,10 +90,6 @@ class Residency:
         """Bytes of a GPU's budget that nothing takes."""
         return self.budget_bytes[gpu] - self.used_bytes[gpu]
 
-    def residents(self) -> Iterator[Piece]:
-        """Every resident piece, oldest first."""
-        return iter(self.resident_pieces())
-
     def resident_pieces(self) -> list[Piece]:
         """Resident pieces, oldest first."""
         found = []
@@ -109,6 +105,17 @@ class Residency:
         if ticket is None and self.origin[index] != 2:  # not placed
             return Ticket(self.arrived_s[index], H2D)
         return ticket
+
+    def busy(self, index: int) -> Ticket | None:
+        """Whoever reads or writes a resident piece's room last, where only a ticket says until when."""
+        ticket: Ticket | None = self.last_use[index]
+        if ticket is None and self.last_used_s[index] < 0.0:
+            return self.arrival[index]
+        return ticket
+
+    def busy_until_s(self, index: int) -> float:
+        """Until when that goes on, where `busy` is None."""
+        return self.last_used_s[index] if self.last_used_s[index] >= 0.0 else self.arrived_s[index]
 
     def parts(self, whole: Piece, precision: str | None = None) -> list[Piece]:
         """Resident pieces of `whole`'s expert, other than itself, in its precision or in `precision`."""

@@ -20,7 +20,7 @@ cdef class InTurn(Victims):
     cdef int _ring(self, Piece piece) noexcept
     @cython.locals(piece=Piece)
     cpdef void placed(self, int index)
-    @cython.locals(at=int, before=int, after=int, piece=Piece)
+    @cython.locals(piece=Piece)
     cpdef void touched(self, int index) noexcept
     @cython.locals(last=int)
     cdef void _append(self, int at, int ring) noexcept

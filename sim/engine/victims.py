@@ -8,7 +8,7 @@ from sim.base.errors import IllegalDecision
 from sim.base.flat import COMPILED, ints, longer_ints
 from sim.engine.owed import Owed
 from sim.engine.residency import PREFETCHED, Residency
-from sim.policy.order import EXPERT, FREE, LAST, NEVER, NOT_FOR_PREFETCH, Order, Rank, Recency
+from sim.policy.order import EXPERT, FREE, LAST, NOT_FOR_PREFETCH, Order, Rank, Recency
 from sim.policy.pieces import Piece
 
 
@@ -68,13 +68,9 @@ class InTurn(Victims):
         self._append(index + self.n_rings, self._ring(piece))
 
     def touched(self, index: int) -> None:
-        at = index + self.n_rings
-        before = self.prev[at]
-        after = self.next[at]
-        self.next[before] = after
-        self.prev[after] = before
+        self.left(index)
         piece: Piece = self.residency.pieces.all[index]
-        self._append(at, self._ring(piece))
+        self._append(index + self.n_rings, self._ring(piece))
 
     def _append(self, at: int, ring: int) -> None:
         last = self.prev[ring]
@@ -218,5 +214,3 @@ def victims_of(order: Order, residency: Residency, owed: Owed) -> Victims:
         return Ranked(residency, owed, order)
     return InTurn(residency, owed, order.per_layer, isinstance(order, Recency))
 
-
-__all__ = ["NEVER", "Victims", "victims_of"]

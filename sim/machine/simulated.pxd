@@ -8,7 +8,7 @@ from sim.machine.protocol cimport Machine
 from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport Ticket
 
-cdef int _H2D, _HOST, _CPU, _GPU
+cdef int _H2D, _HOST, _CPU
 
 cdef class SimulatedMachine(Machine):
     cdef readonly object cost

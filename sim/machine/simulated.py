@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sim.policy.pieces import Piece
     from sim.workload.iterations import Iteration
 
-_H2D, _HOST, _CPU, _GPU = H2D, HOST, CPU, GPU  # machine integers where this is compiled
+_H2D, _HOST, _CPU = H2D, HOST, CPU  # machine integers where this is compiled
 MOST_LENGTHS = 512
 """Different durations kept counters for; each context has one of its own, so they begin anew now and then."""
 

@@ -16,4 +16,4 @@ cdef class Iteration:
     cdef readonly str phase
     cdef readonly object _trace
     cdef readonly Row token
-    cdef list _counts
+    cdef list _counts, _rows

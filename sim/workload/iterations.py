@@ -147,12 +147,15 @@ class Iteration:
             self.n_tokens = sum([r.stop_row - r.start_row for r in ranges])
         self._trace = trace
         self.token = row
+        self._rows: list[list[int]] | None = None
         self._counts: list[list[int]] | None = None
 
     @property
     def row(self) -> list[list[int]] | None:
         """The ids of a single decode token by layer; None where several tokens run together."""
-        return None if self.token is None else [self.token.layer(layer) for layer in range(self._trace.n_layers)]
+        if self._rows is None and self.token is not None:  # asked layer by layer, made once
+            self._rows = [self.token.layer(layer) for layer in range(self._trace.n_layers)]
+        return self._rows
 
     def chosen(self, layer: int) -> dict[int, int]:
         """Expert -> tokens routed to it: router order for a single token, ascending ids otherwise."""

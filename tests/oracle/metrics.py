@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oracle.counts import CLASSES
 from oracle.iterations import DECODE, PREFILL
 from oracle.lanes import CPU, GPU, H2D, HOST, SIDE
-from oracle.sampling import Interval, samples
+from sim.results.sampling import Interval, samples
 
 if TYPE_CHECKING:
     from oracle.counts import Tally
@@ -241,7 +241,7 @@ def uncertainty(
     machine: SimMachine, clockwork: Clockwork, result: dict[str, Any], batch: int, arrivals: bool
 ) -> dict[str, Any]:
     """Band of the mean times when every figure moves to the end of its range at once (so it is wide), from the ends of
-    what other requests of the kind may give (`oracle.sampling`); with one request, which says nothing of others,
+    what other requests of the kind may give (`sim.results.sampling`); with one request, which says nothing of others,
     from it.
 
     Factors are of the whole run's time. TTFT takes those of prefill, TPOT those of decode: a run that loads its experts
