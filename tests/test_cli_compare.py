@@ -52,7 +52,8 @@ def test_labels_of_all_runs_are_said_once(capsys, tmp_path):
     drawn = tiny_trace(tmp_path / "t.safetensors", 32, 8, 2, n_requests=2, prompt=4, outputs=4, labels=("synthetic",))
     both = ("--hw", "rtx3090", "--trace", str(drawn), "--policy", "lru", "--policy", "belady")
     _, out, _ = call(capsys, *both)
-    assert out.count("synthetic") == 1
+    assert out.count("all of them: synthetic") == 1
+    assert out.count("trace t: synthetic, fitted to a trace; no published routing of the shape") == 1
     assert "\nall of them: synthetic\n" in out
     assert re.search(r"^belady .* oracle$", out, re.MULTILINE)
     _, out, _ = call(capsys, *both[:-2])

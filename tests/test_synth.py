@@ -12,6 +12,7 @@ import pytest
 from easy_numbers import setup
 from tiny_traces import from_rows, tiny_trace
 
+from policies.lcp import Lcp
 from policies.lfu import Lfu
 from policies.lru import Lru
 from sim.base.errors import BadInput
@@ -21,7 +22,7 @@ from traces.format.catalogue import bundled_traces
 from traces.format.check import check_trace
 from traces.format.reader import Trace
 from traces.stats import observe
-from traces.stats.curves import capacities, lfu_curve, lru_curve
+from traces.stats.curves import capacities, lcp_curve, lfu_curve, lru_curve
 from traces.stats.summary import summarise, title
 from traces.synth import draw, published
 from traces.synth.compare import TOLERANCE, compare
@@ -275,7 +276,7 @@ def test_summary_of_a_trace_worked_by_hand(tmp_path):
     assert title("lru_cold_50") == "LRU hits, 50 % cached, cold per request"
 
 
-@pytest.mark.parametrize("kind, curve", [(Lru, lru_curve), (Lfu, lfu_curve)], ids=["lru", "lfu"])
+@pytest.mark.parametrize("kind, curve", [(Lru, lru_curve), (Lfu, lfu_curve), (Lcp, lcp_curve)])
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 9])
 def test_curves_are_the_policies(kind, curve, size, tmp_path):
     """The engine with one cache per layer copies exactly what the curve misses; prompts are one token long."""

@@ -15,7 +15,7 @@ from traces.convert import Options, convert
 from traces.format.reader import Trace
 from traces.stats import figures as stats
 from traces.stats import observe
-from traces.stats.public import public_traces
+from traces.stats.public import measured, public_traces
 from traces.stats.summary import summarise
 
 
@@ -111,12 +111,14 @@ def test_figures_of_published_traces_are_recomputed(public, tmp_path):
     options = given.get(public.files.split("/")[0], Options())
     convert([Path(os.environ["MOESIM_EXTRA_TRACES"]) / public.files], tmp_path / "t.safetensors", options=options)
     with Trace(tmp_path / "t.safetensors") as trace:
-        found = summarise(trace)
-    assert (found.shape, found.rows, found.requests) == (public.shape, public.rows, public.requests)
-    for name, value in public.figures.items():
-        got = found.figures[name]
-        assert (got is None) == (value is None), name
-        assert value is None or got == pytest.approx(value, abs=1e-4), name
+        found = measured(trace)
+    for part in ("figures", "unions", *public.cuts):
+        mine, known = (found[part], getattr(public, part)) if isinstance(part, str) else (found["cuts"][part],
+                                                                                        public.cuts[part])  # fmt: skip
+        assert mine == pytest.approx(known, abs=2e-4), part
+    assert {name: getattr(public, name) for name in ("shape", "rows", "requests", "curve_rows")} == {
+        name: found[name] for name in ("shape", "rows", "requests", "curve_rows")
+    }
 
 
 def test_a_summary_is_json(tmp_path):

@@ -39,10 +39,19 @@ def command(
     """
     from sim.studies.compare import run_all
     from sim.studies.ranking import ranks_of, speed
+    from traces.stats.realism import judge
 
     candidates = [specified(given, settings, item, named) for item, named in expanded(policies)]
+    realism: list[str] = []
+
+    def first(setup: Setup) -> None:
+        """What holds for all runs is said once."""
+        for text in setup.notes():
+            _note(text)
+        realism.append(judge(setup.trace, quick=True).line)
+
     with Bar("comparing policies") as bar:
-        rows, missing = run_all(candidates, workers, _note, _first, bar.update)
+        rows, missing = run_all(candidates, workers, _note, first, bar.update)
     rows.sort(key=lambda row: speed(row.result))
     found = ranks_of(rows)
     if as_json:
@@ -50,12 +59,13 @@ def command(
 
         not_run = [{"as": label, "reason": reason} for label, reason, _ in missing]
         runs = [{"as": row.label, **row.result, **_standing(found.get(row.label))} for row in rows]
-        click.echo(to_json({"schema": 1, "runs": runs, "not_run": not_run}))
+        click.echo(to_json({"schema": 1, "realism": realism[0], "runs": runs, "not_run": not_run}))
     else:
         from sim.studies.compare_text import served, table_of, verdict
 
         say(verdict(rows, found))
         say(served(rows))
+        say(realism[0])
         say()
         say(table_of(rows, found), nl=False)
         if missing:
@@ -68,12 +78,6 @@ def command(
 
 def _note(text: str) -> None:
     click.echo(text, err=True)
-
-
-def _first(setup: Setup) -> None:
-    """What holds for all runs is said once."""
-    for text in setup.notes():
-        _note(text)
 
 
 def _standing(rank: Rank | None) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Hit rates of plain per-layer caches at every size, from selections alone: what a trace's locality is worth.
 
 One cache per layer, tokens one at a time, cold at the start. A hit is a wanted expert that is resident when the gate
-asks; a token's own experts are never evicted for one another. These are the rules of `policies.lru` and
-`policies.lfu` with scope=layer, written out for all sizes at once (a test holds the two equal).
+asks; a token's own experts are never evicted for one another. These are the rules of `policies.lru`, `lfu` and `lcp`
+with scope=layer, written out for all sizes at once (a test holds them equal).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from traces.format.layout import Array, Floats, Ints
 
 FRACS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
-_NEVER = np.iinfo(np.int64).max
+_OMEGA, _RHO = 128, 0.25  # of MoEpic's cache priority, as it publishes them
 
 
 def capacities(n_experts: int, top_k: int, fracs: Sequence[float] = FRACS) -> list[int]:
@@ -56,33 +57,135 @@ def lfu_curve(experts: Array, n_experts: int, sizes: Sequence[int], starts: Arra
 
     Uses are counted for ever (since the cache was last emptied), evicted or not; ties go to the lowest expert id.
     """
+    uses = np.zeros((experts.shape[1], n_experts), np.int64)
+    layers = np.arange(experts.shape[1])[:, None]
+
+    def before(_row: int) -> Array:
+        return uses * n_experts + np.arange(n_experts)
+
+    def after(row: int, wanted: Ints) -> None:
+        uses[layers, wanted] += 1
+        if row + 1 in cold:
+            uses[:] = 0
+
+    cold = _cold(starts)
+    return _evicting(experts, n_experts, sizes, cold, before, after)
+
+
+def lcp_curve(experts: Array, n_experts: int, sizes: Sequence[int], starts: Array | None = None) -> Floats:
+    """Hit rates of MoEpic's least cache priority, with its own omega and rho; as for `lru_curve`.
+
+    The priority uses * rho ** (tokens since the last use / omega) orders experts as ln(uses) * omega / ln(1 / rho) +
+    row of the last use does. Ties go to the lowest expert id.
+    """
+    uses = np.zeros((experts.shape[1], n_experts), np.int64)
+    keys = np.full(uses.shape, float(-np.inf))
+    ties = np.arange(n_experts) * 1e-9  # less than two different priorities ever differ by
+    layers = np.arange(experts.shape[1])[:, None]
+    gain = _OMEGA / -math.log(_RHO)
+    cold = _cold(starts)
+
+    def before(_row: int) -> Array:
+        return keys
+
+    def after(row: int, wanted: Ints) -> None:
+        uses[layers, wanted] += 1
+        keys[layers, wanted] = gain * np.log(uses[layers, wanted]) + row + ties[wanted]
+        if row + 1 in cold:
+            uses[:], keys[:] = 0, -np.inf
+
+    return _evicting(experts, n_experts, sizes, cold, before, after)
+
+
+def random_curve(experts: Array, n_experts: int, sizes: Sequence[int], starts: Array | None = None) -> Floats:
+    """Hit rates of random replacement, one seed; as for `lru_curve`."""
+    rng = np.random.default_rng(0)
+    shape = experts.shape[1], n_experts
+
+    def before(_row: int) -> Array:
+        return rng.random(shape)
+
+    return _evicting(experts, n_experts, sizes, _cold(starts), before, lambda _row, _wanted: None)
+
+
+def belady_curve(experts: Array, n_experts: int, sizes: Sequence[int], starts: Array | None = None) -> Floats:
+    """Hit rates of Belady's MIN, which evicts who is wanted again farthest away; as for `lru_curve`.
+
+    A token's experts are kept for one another, as by every cache here, while `policies.belady` lets those that have run
+    make room: it copies at most as much.
+    """
+    n_rows, n_layers, _ = experts.shape
+    layers = np.arange(n_layers)[:, None]
+    later = np.full((n_layers, n_experts), n_rows + 1, np.int64)
+    cold = _cold(starts)
+    following = np.empty(experts.shape, np.int64)
+    for row in range(n_rows - 1, -1, -1):
+        wanted = experts[row].astype(np.int64)
+        following[row] = later[layers, wanted]
+        later[layers, wanted] = row
+        if row in cold:
+            later[:] = n_rows + 1
+    keys = np.zeros((n_layers, n_experts), np.int64)
+
+    def before(_row: int) -> Array:
+        return keys
+
+    def after(row: int, wanted: Ints) -> None:
+        keys[layers, wanted] = -following[row]
+
+    return _evicting(experts, n_experts, sizes, cold, before, after)
+
+
+def _cold(starts: Array | None) -> set[int]:
+    return set() if starts is None else {int(row) for row in starts}
+
+
+def _evicting(
+    experts: Array,
+    n_experts: int,
+    sizes: Sequence[int],
+    cold: set[int],
+    before: Callable[[int], Array],
+    after: Callable[[int, Ints], None],
+) -> Floats:
+    """Hit rates of caches that evict whoever has the least key.
+
+    before(row): (L, E) keys to evict by while a row is served, no two of a layer alike where it matters who leaves;
+    after(row, wanted): told once it is.
+    """
     n_rows, n_layers, top_k = experts.shape
-    cold = set() if starts is None else {int(row) for row in starts}
-    uses = np.zeros((n_layers, n_experts), np.int64)
     held = np.zeros((len(sizes), n_layers, n_experts), bool)
-    hits = np.zeros((len(sizes), n_layers), np.int64)
+    hits, count = np.zeros((2, len(sizes), n_layers), np.int64)
     limits = np.asarray(sizes)[:, None]
-    layers, ids = np.arange(n_layers)[:, None], np.arange(n_experts)
-    cell = np.indices(held.shape[:2])
+    layers = np.arange(n_layers)[:, None]
     for row in range(n_rows):
         if row in cold:
-            uses[:], held[:] = 0, False
+            held[:], count[:] = False, 0
         wanted = experts[row].astype(np.int64)
-        hits += held[:, layers, wanted].sum(axis=-1)
+        found = held[:, layers, wanted].sum(axis=-1)
+        hits += found
         held[:, layers, wanted] = True
-        over = held.sum(axis=-1) - limits
-        if (over > 0).any():
-            keys = np.where(held, (uses * n_experts + ids)[None], _NEVER)
-            keys[:, layers, wanted] = _NEVER
-            for _ in range(top_k):  # at most K newcomers, so at most K have to go
-                held[cell[0], cell[1], keys.argmin(axis=-1)] &= over <= 0
-                np.put_along_axis(keys, keys.argmin(axis=-1)[..., None], _NEVER, axis=-1)
-                over = over - 1
-                if not (over > 0).any():
-                    break
-        uses[layers, wanted] += 1
-    found: Floats = hits / (n_rows * top_k)
-    return found
+        count += top_k - found
+        over = np.maximum(count - limits, 0)
+        if most := int(over.max()):
+            keys = before(row).astype(np.float64)
+            keys[layers, wanted] = np.inf
+            left = np.where(held, keys[None], np.inf)
+            least = left.argmin(axis=-1)[..., None] if most == 1 else np.argpartition(left, most - 1)[..., :most]
+            if most > 1:
+                least = np.take_along_axis(least, np.take_along_axis(left, least, -1).argsort(axis=-1), -1)
+            stays = np.arange(most) >= over[..., None]
+            np.put_along_axis(held, least, np.take_along_axis(held, least, -1) & stays, -1)
+            count -= over
+        after(row, wanted)
+    rates: Floats = hits / (n_rows * top_k)
+    return rates
 
 
-CURVES: dict[str, Callable[[Array, int, Sequence[int], Ints | None], Floats]] = {"lru": lru_curve, "lfu": lfu_curve}
+CURVES: dict[str, Callable[[Array, int, Sequence[int], Ints | None], Floats]] = {
+    "lru": lru_curve,
+    "lfu": lfu_curve,
+    "lcp": lcp_curve,
+    "random": random_curve,
+    "belady": belady_curve,
+}

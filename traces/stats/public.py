@@ -1,26 +1,35 @@
-"""Figures of routing traces of large models that others published: the figures only, with their sources.
+"""Figures of routing of large models that others published: the figures only, with their sources.
 
-The traces themselves are not part of this project. Each entry of `public_stats.json` is what `moesim traces stats
---json` prints for a trace that `moesim traces convert` made of the published files; a test recomputes them where it has
-the files.
+The traces themselves are not part of this project. Each entry under `traces` of `public.yaml` is what `measured` makes
+of a trace that `moesim traces convert` made of the published files; a test recomputes them where it has the files.
+What others print of traces that nobody can have is beside it: `accuracies`, `unions`, `reuse`.
 """
 
 from __future__ import annotations
 
-import json
+from functools import cache
 from importlib import resources
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from traces.stats.summary import Summary
+from sim.base.files import read_yaml, to_struct
+from traces.format.reader import Trace
+from traces.stats import observe
+from traces.stats.cuts import CUTS, cut_figures, unions
+from traces.stats.summary import Summary, summarise
 
 Figure = Annotated[float, Meta(ge=0, le=1)]
+SCHEMA = "moesim.public-stats/2"
 
 
 class PublicTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Figures of one published trace; `files` is what was converted, `figures` as in `summary.Summary`."""
+    """Figures of one published trace; `files` is what was converted, `figures` as in `summary.Summary`.
+
+    cuts: rows of a stretch -> its figures (`cuts.cut_figures`). unions: batch -> experts asked for together.
+    """
 
     name: str
     model: str
@@ -28,18 +37,84 @@ class PublicTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     licence: str
     shape: str
+    n_experts: int
+    top_k: int
     rows: int
     requests: int
     curve_rows: int
     curve_phase: str
     figures: dict[str, Figure | None]
+    cuts: dict[int, dict[str, Figure]]
+    unions: dict[int, float]
 
     def summary(self) -> Summary:
         """The same as a summary."""
         return Summary(self.name, self.shape, self.rows, self.requests, self.curve_rows, self.curve_phase, self.figures)
 
 
+class Printed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A figure that somebody prints of a model's routing: `low` to `high`, by layer or by prompt, and its mean."""
+
+    model: str
+    n_experts: int
+    top_k: int
+    what: str
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+    batch: int | None = None
+    source: str
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The mean, where there is one, else the lowest and the highest."""
+        known = [value for value in (self.low, self.high) if value is not None] if self.mean is None else [self.mean]
+        return min(known), max(known)
+
+
+class Public(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of `public.yaml`.
+
+    accuracies: share of a layer's experts that its gate names one layer ahead. unions: distinct experts of a layer
+    that a batch asks for. reuse: share of a token's experts that the token before chose.
+    """
+
+    schema: Literal["moesim.public-stats/2"]
+    traces: list[PublicTrace]
+    accuracies: list[Printed]
+    unions: list[Printed]
+    reuse: list[Printed]
+
+
+@cache
+def public() -> Public:
+    """Everything published that is known here."""
+    path = Path(str(resources.files("traces"))) / "stats" / "public.yaml"
+    return to_struct(read_yaml(path), Public, str(path))
+
+
 def public_traces() -> list[PublicTrace]:
     """All published traces whose figures are known, by name."""
-    text = resources.files("traces").joinpath("stats", "public_stats.json").read_text(encoding="utf-8")
-    return msgspec.convert(json.loads(text)["traces"], list[PublicTrace])
+    return public().traces
+
+
+def measured(trace: Trace) -> dict[str, Any]:
+    """The figures of a published trace, as `public.yaml` keeps them."""
+    summary, rows = summarise(trace), observe.sample(trace, max_rows=12_000)
+    cuts = {n: cut_figures(rows, n) for n in CUTS}
+    return {
+        "shape": summary.shape,
+        "n_experts": trace.n_experts,
+        "top_k": trace.top_k,
+        "rows": summary.rows,
+        "requests": summary.requests,
+        "curve_rows": summary.curve_rows,
+        "curve_phase": summary.curve_phase,
+        "figures": {name: _rounded(value) for name, value in summary.figures.items()},
+        "cuts": {n: {k: round(v, 4) for k, v in found.items()} for n, found in cuts.items() if found},
+        "unions": {batch: round(value, 2) for batch, value in unions(rows).items()},
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

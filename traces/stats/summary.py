@@ -35,8 +35,8 @@ class Summary:
       `overlap_other_task`: that a token of another request chose.
     - `affinity`: share of a choice that the choice of the layer before tells (`observe.affinity`).
     - `predicted_<d>`, `predicted_shared`: share of the choice among the K highest of the recorded predictions.
-    - `lru_<percent>`, `lfu_<percent>`: hit rates of per-layer caches that hold so much of a layer, cold at the start
-      of the trace; `lru_cold_<percent>`: cold at the start of every request.
+    - `lru_<percent>`, and `lfu`, `lcp`, `random`, `belady`: hit rates of per-layer caches that hold so much of a layer,
+      cold at the start of the trace; `lru_cold_<percent>`: cold at the start of every request.
     """
 
     name: str
@@ -116,9 +116,12 @@ TITLES = {
 }
 
 
+NAMES = {"lru": "LRU", "lfu": "LFU", "lcp": "LCP", "random": "random replacement", "belady": "Belady"}
+
+
 def title(name: str) -> str:
     """What a figure is, in words."""
     if name in TITLES:
         return TITLES[name]
     kind, _, frac = name.rpartition("_")
-    return f"{kind.split('_')[0].upper()} hits, {frac} % cached{', cold per request' if kind.endswith('cold') else ''}"
+    return f"{NAMES[kind.split('_')[0]]} hits, {frac} % cached{', cold per request' if kind.endswith('cold') else ''}"

@@ -1,0 +1,162 @@
+"""`moesim traces realism`: what may be concluded from a trace, held against published ones of its shape."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.base.units import show_frac
+from sim.cli.progress import bar
+from sim.cli.say import say
+from sim.cli.unique_options import UniqueOptions
+
+if TYPE_CHECKING:
+    from traces.format.reader import Trace
+    from traces.stats.public import Printed
+    from traces.stats.realism import Realism, Row
+
+TABLE = ("lru_25", "lfu_25", "lcp_25", "random_25", "belady_25", "top_quarter", "overlap_1")
+SHORT = ("LRU", "LFU", "LCP", "random", "Belady", "top quarter", "shared")
+
+
+@click.command(
+    "realism",
+    cls=UniqueOptions,
+    short_help="TRACE beside published ones of its shape, and what may be concluded.",
+    epilog="Example: moesim traces realism qwen1.5-moe-small. docs/traces.md says how both are cut alike.",
+)
+@click.argument("sources", metavar="TRACE...", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def command(sources: tuple[str, ...], as_json: bool) -> None:
+    """Hold a trace against published routing of its shape: plain caches, skew, repetition, predictions; with a verdict.
+
+    Of one trace a page, of several one row each beside the published ones. `all` stands for the bundled traces.
+    """
+    from traces.format.catalogue import bundled_traces
+    from traces.stats.realism import judge
+
+    names = [name for source in sources for name in (bundled_traces() if source == "all" else (source,))]
+    found = []
+    with nullcontext() if as_json else bar("reading") as progress:
+        for i, name in enumerate(names):
+            with _opened(name) as trace:
+                found.append(judge(trace))
+            if progress is not None:
+                progress(i + 1, len(names))
+    if as_json:
+        facts = {"schema": "moesim.trace-realism/1", "traces": [_facts(told) for told in found]}
+        click.echo(json.dumps(facts, allow_nan=False))
+    elif len(found) == 1:
+        _page(found[0])
+    else:
+        _side_by_side(found)
+
+
+def _opened(name: str) -> Trace:
+    from traces.format.catalogue import open_trace
+
+    return open_trace(name)
+
+
+def _facts(told: Realism) -> dict[str, Any]:
+    return {
+        "name": told.name,
+        "shape": told.shape,
+        "kind": told.kind,
+        "cut_rows": told.cut,
+        "figures": told.figures,
+        "unions": told.unions,
+        "published": {reference.name: reference.cuts[told.cut] for reference in told.references},
+        "findings": [{"about": f.about, "holds": f.holds, "says": f.says} for f in told.findings],
+        "line": told.line,
+    }
+
+
+def _page(told: Realism) -> None:
+    say(told.line, bold=True)
+    say()
+    for finding in told.findings:
+        mark = {True: "yes", False: "no ", None: "-  "}[finding.holds]
+        say(f"{mark}  {finding.about}: {finding.says}")
+    say()
+    window = f"of one task, {told.cut:,} tokens" if told.cut else "mean over layers"
+    rows = [(_title(row.what, told), *(_shown(row, v) for v in (row.here, *row.published))) for row in told.rows]
+    _put((window, "here", *(reference.name for reference in told.references)), rows)
+    for printed in _beside(told):
+        say(printed)
+
+
+def _beside(told: Realism) -> list[str]:
+    """What papers and logs print of models of this shape."""
+    from traces.stats.public import public
+    from traces.stats.realism import printed
+
+    n_experts, top_k = told.n_experts, told.top_k
+    known = public()
+    lists: tuple[tuple[str, list[Printed]], ...] = (
+        ("predicted one layer ahead", known.accuracies), ("asked for by a batch", known.unions),
+        ("shared with the token before", known.reuse),
+    )  # fmt: skip
+    found = []
+    for what, rows in lists:
+        for row in printed(rows, n_experts, top_k):
+            low, high = row.span
+            if row.batch is not None:
+                value = f"{low:g} of {row.n_experts} by {row.batch}"
+            else:
+                value = show_frac(low) if low == high else f"{show_frac(low)} to {show_frac(high)}"
+            found.append(f"printed, {what}: {value} ({row.model}, {row.what}; {row.source})")
+    return found
+
+
+def _side_by_side(found: list[Realism]) -> None:
+    from traces.stats.public import public_traces
+
+    rows: list[tuple[str, ...]] = []
+    shown: set[tuple[str, int]] = set()
+    for told in found:
+        values = (show_frac(told.figures.get(name)) for name in TABLE)
+        rows.append((told.name, f"{told.cut:,}", *values, _verdict(told)))
+        shown |= {(reference.name, told.cut) for reference in told.references}
+    for reference in public_traces():
+        for cut, figures in reference.cuts.items():
+            if (reference.name, cut) in shown:
+                values = (show_frac(figures.get(name)) for name in TABLE)
+                rows.append((f"{reference.name} (published)", f"{cut:,}", *values, ""))
+    _put(("one task, a quarter cached", "tokens", *SHORT, "order as there"), rows)
+    for told in found:
+        say(told.line)
+
+
+def _verdict(told: Realism) -> str:
+    order = next((f.holds for f in told.findings if f.about == "order of plain caches"), None)
+    return {True: "yes", False: "no", None: "-"}[order]
+
+
+def _title(name: str, told: Realism) -> str:
+    from traces.stats.cuts import union_by_chance
+    from traces.stats.summary import title
+
+    kind, _, batch = name.rpartition("_")
+    if kind == "union":
+        chance = union_by_chance(int(batch), told.n_experts, told.top_k)
+        return f"experts of a layer for {batch} requests ({chance:.1f} by chance)"
+    return title(name)
+
+
+def _shown(row: Row, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return show_frac(value) if row.share else f"{value:.1f}"
+
+
+def _put(titles: tuple[str, ...], rows: list[Any]) -> None:
+    from sim.base.tables import plain, render
+
+    content = plain(*titles)
+    for row in rows:
+        content.add_row(*row)
+    say(render(content), nl=False)

@@ -1,0 +1,206 @@
+"""A trace beside published ones: equal cuts, Belady against exhaustive search, and what a verdict says when."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+
+import msgspec
+import numpy as np
+import pytest
+from tiny_traces import from_rows, tiny_header, tiny_trace
+
+from sim.cli import main
+from traces.format.header import Header
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import write_trace
+from traces.stats import observe, realism
+from traces.stats.curves import CURVES, belady_curve
+from traces.stats.cuts import cut_figures, union_by_chance, unions, windows
+from traces.stats.public import Printed, public
+from traces.stats.realism import judge, kind_of, nearest
+
+
+def fewest_misses(rows, n_experts, size):
+    """The most hits of any cache that keeps a token's experts for one another: every set it could hold is tried."""
+    best = {frozenset(): 0}
+    for wanted in map(frozenset, rows):
+        after = {}
+        for held, hits in best.items():
+            now, others = hits + len(held & wanted), sorted(held - wanted)
+            room = size - len(wanted)
+            for kept in combinations(others, min(room, len(others))):
+                state = wanted | frozenset(kept)
+                after[state] = max(after.get(state, 0), now)
+        best = after
+    return max(best.values())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_belady_is_what_exhaustive_search_finds(seed):
+    rng = np.random.default_rng(seed)
+    n_experts, top_k, size = [(5, 2, 3), (6, 2, 4), (6, 1, 2), (7, 3, 4)][seed % 4]
+    rows = np.array([rng.permutation(n_experts)[:top_k] for _ in range(14)])
+    (found,) = belady_curve(rows[:, None], n_experts, [size])
+    assert round(found[0] * rows.size) == fewest_misses(rows.tolist(), n_experts, size)
+
+
+def test_no_curve_passes_belady_and_each_starts_cold_where_told():
+    rng = np.random.default_rng(3)
+    rows = np.array([[rng.permutation(12)[:3] for _ in range(2)] for _ in range(90)])
+    best = belady_curve(rows, 12, [3, 5, 8])
+    for name, curve in CURVES.items():
+        assert (curve(rows, 12, [3, 5, 8], None) <= best + 1e-12).all(), name
+        if name != "random":
+            apart = np.mean([curve(rows[i : i + 30], 12, [5], None) for i in (0, 30, 60)], axis=0)
+            np.testing.assert_allclose(curve(rows, 12, [5], np.array([0, 30, 60])), apart, err_msg=name)
+
+
+def made(path, tasks, prompt=2, outputs=5, n_experts=4):
+    """Requests of one layer that all ask for their task's two experts, four decode rows each."""
+    rows = [[[2 * task, 2 * task + 1]] for task in tasks for _ in range(prompt + outputs - 1)]
+    return from_rows(path, rows, n_experts, [(prompt, outputs)] * len(tasks))
+
+
+def test_windows_hold_one_task_from_the_start_of_a_request(tmp_path):
+    path = tiny_trace(tmp_path / "t.safetensors", 2, 8, 2, n_requests=6, prompt=3, outputs=5)
+    with Trace(path) as trace:
+        rows = observe.sample(trace)
+        assert rows.task.max() > 0
+        at = windows(rows, 8)
+        assert (np.ptp(rows.task[at], axis=1) == 0).all()
+        assert (rows.position[at[:, 0]] == 3).all(), "the first decode row"
+        assert (rows.position[at] >= 3).all(), "decode rows only"
+        assert windows(rows, 1000) is None
+        assert cut_figures(rows, 1000) is None
+
+
+def test_cut_figures_by_hand(tmp_path):
+    """Every token wants experts 0 and 1 of four: a cache of two misses twice, the top quarter takes half."""
+    with Trace(made(tmp_path / "t.safetensors", [0, 0, 0])) as trace:
+        found = cut_figures(observe.sample(trace), 8)
+    assert found["top_quarter"] == 0.5
+    assert found["overlap_1"] == 1.0
+    assert found["lru_50"] == found["belady_50"] == pytest.approx(14 / 16)
+    assert "lru_25" not in found, "one expert cannot hold a token"
+    assert "overlap_16" not in found, "eight rows have no pair so far apart"
+
+
+def test_unions_are_counted(tmp_path):
+    with Trace(made(tmp_path / "a.safetensors", [0] * 4)) as trace:
+        assert unions(observe.sample(trace)) == {2: 2.0, 4: 2.0}, "all ask for the same two"
+    with Trace(made(tmp_path / "b.safetensors", [0, 1, 2, 3], n_experts=8)) as trace:
+        assert unions(observe.sample(trace)) == {2: 4.0, 4: 8.0}, "none shares any"
+    assert union_by_chance(1, 128, 8) == pytest.approx(8)
+    assert union_by_chance(2, 4, 1) == pytest.approx(4 * (1 - 9 / 16))
+
+
+def test_the_nearest_shape_is_taken_and_a_far_one_is_not():
+    assert {trace.name for trace in nearest(64, 6)} == {"deepseek-v2-lite-intent", "deepseek-v2-lite-law"}
+    assert {trace.name for trace in nearest(60, 4)} == {"qwen1.5-moe-cooking", "qwen1.5-moe-history"}
+    assert {trace.name for trace in nearest(128, 8)} == {"gemma-4-26b-a4b", "qwen3-30b-a3b"}
+    assert nearest(8, 2) == nearest(16, 2) == []
+
+
+def held_against(monkeypatch, n_experts=4, /, **figures):
+    """The only published trace there is: k=1, cut to 128 rows."""
+    base = public().traces[0]
+    facts = {"name": "real", "n_experts": n_experts, "top_k": 1, "cuts": {128: figures}, "unions": {}}
+    known = msgspec.structs.replace(public(), traces=[msgspec.structs.replace(base, **facts)])
+    monkeypatch.setattr(realism, "public", lambda: known)
+
+
+def skewed(path):
+    """One request, 140 decode rows: three in five tokens want expert 0."""
+    rows = [[[0 if i % 5 < 3 else 1 + i % 3]] for i in range(141)]
+    return from_rows(path, rows, 4, [(1, 141)])
+
+
+def test_a_verdict_follows_the_figures(tmp_path, monkeypatch):
+    with Trace(skewed(tmp_path / "t.safetensors")) as trace:
+        mine = cut_figures(observe.sample(trace), 128)
+        held_against(monkeypatch, **mine)
+        same = judge(trace)
+        held = {finding.about: finding.holds for finding in same.findings}
+        assert held["order of plain caches"] and held["hit rates"] and held["skew of popularity"]
+        assert same.cut == 128
+        assert "held against real" in same.line
+        assert judge(trace, quick=True).line == same.line
+        assert "nothing on load" in same.line, "one request"
+
+        turned = {**mine, "lru_25": mine["lfu_25"] + 0.2, "top_quarter": mine["top_quarter"] - 0.2}
+        held_against(monkeypatch, **turned)
+        other = judge(trace)
+        held = {finding.about: finding.holds for finding in other.findings}
+        assert held["order of plain caches"] is (mine["lfu_25"] < mine["lru_25"]) is False
+        assert held["hit rates"] is False
+        assert held["skew of popularity"] is False
+        assert "LRU before LFU" in other.line
+        assert f"({100 * turned['top_quarter']:.0f} %)" in other.line.replace("there ", "")
+
+
+def in_turn(path, n_tasks):
+    """Four requests of tasks in turn. A task wants its own two experts twice, then two of four that all share."""
+    rows = [[[v]] for i in range(4) for j in range(161)
+            for v in [(2 * (i % n_tasks) + j % 2) if j % 6 < 4 else 4 + (j // 3 + j) % 4]]  # fmt: skip
+    requests = [Request(i, 161 * i, 1, 161, f"task{i % n_tasks}") for i in range(4)]
+    header = tiny_header(1, 8, 1, tasks=tuple(f"task{i}" for i in range(n_tasks)))
+    return write_trace(path, header, requests, experts=np.array(rows))
+
+
+def test_tasks_that_take_turns_are_told_from_one_at_a_time(tmp_path, monkeypatch):
+    """Of one task, LFU keeps one of its two for good. In turns it keeps what the other task liked, and LRU wins."""
+    for n_tasks in (1, 2):
+        with Trace(in_turn(tmp_path / f"{n_tasks}.safetensors", n_tasks)) as trace:
+            mine = cut_figures(observe.sample(trace), 128)
+            assert mine["lfu_25"] > mine["lru_25"] + 0.1
+            held_against(monkeypatch, 8, **mine)
+            found = {finding.about: finding for finding in judge(trace).findings}
+        assert found["order of plain caches"].holds, n_tasks
+        assert ("one task at a time" in found) == (n_tasks == 2)
+    assert "tasks in turn, LRU leads LFU by" in found["one task at a time"].says
+
+
+def test_kinds_of_traces():
+    def header(source="a model", labels=()):
+        return Header("m", source, 1, 2, 1, gate=None, labels=labels, created_by="t")
+
+    assert kind_of(header()) == "recorded routing"
+    assert "small model" in kind_of(header("small mixtral model with the routing shape of x"))
+    assert "by others" in kind_of(header(labels=("converted",)))
+    assert kind_of(header(labels=("synthetic", "fitted-to-x"))) == "synthetic, fitted to x"
+    assert kind_of(header(labels=("synthetic", "fitted-to-x", "scaled-by-assumption"))).endswith("by assumption")
+
+
+def test_what_is_printed_has_a_source_and_a_span():
+    known = public()
+    for row in (*known.accuracies, *known.unions, *known.reuse):
+        assert row.source
+        low, high = row.span
+        assert 0 < low <= high
+    assert Printed(model="x", n_experts=2, top_k=1, what="y", low=0.1, high=0.4, source="z").span == (0.1, 0.4)
+    by_batch = {row.batch: row.mean for row in known.unions}
+    for batch, mean in by_batch.items():
+        assert 8 <= mean < union_by_chance(batch, 128, 8), "fewer than even, independent choices would ask for"
+
+
+def test_the_page_the_table_and_json(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "3000")
+    path = tiny_trace(tmp_path / "t.safetensors", 3, 64, 6, n_requests=4, prompt=4, outputs=80)
+
+    def call(*args):
+        with pytest.raises(SystemExit) as stopped:
+            main(["traces", "realism", *map(str, args)])
+        assert stopped.value.code == 0
+        return capsys.readouterr().out
+
+    page = call(path)
+    assert page.startswith("trace t: ")
+    assert "deepseek-v2-lite-law" in page and "Belady hits, 75 % cached" in page
+    found = json.loads(call(path, "--json"))["traces"][0]
+    assert page.splitlines()[0] == found["line"]
+    assert found["cut_rows"] == 128
+    table = call(path, path)
+    assert "deepseek-v2-lite-law (published)" in table
+    assert table.count(found["line"]) == 2

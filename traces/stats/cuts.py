@@ -1,0 +1,101 @@
+"""A trace cut to stretches of equal length, of one task each: only so are hit rates of two traces comparable.
+
+A cache that begins empty looks worse the shorter the trace, popularity looks more skewed the fewer tokens it is counted
+over, and a mix of tasks looks more even than each of them. So figures are means over windows: so many rows in a row,
+of one task, from the start of a request.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traces.format.layout import Ints
+from traces.stats.curves import CURVES, capacities
+from traces.stats.observe import Sample
+
+CUTS = (128, 800, 4000)  # rows: a published prompt, a task of a bundled trace, half of a published data set
+FRACS = (0.25, 0.5, 0.75)
+LAGS = (1, 4, 16)
+WINDOWS = 6
+PLAIN = ("lru", "lfu", "lcp", "random", "belady")
+BATCHES = (2, 4, 8, 16)
+_STEPS = 512  # batches drawn to count what they ask for together
+_SEED = 20_509_8342
+
+
+def windows(rows: Sample, n: int, most: int = WINDOWS) -> Ints | None:
+    """(W, n) positions in the sample: stretches of n rows of one task each, evenly spread; None without any.
+
+    Decode rows where the trace has any, else all.
+    """
+    prompt = np.array([request.prompt_len for request in rows.requests])[rows.request]
+    decode = rows.position >= prompt
+    kept = np.flatnonzero(decode) if decode.any() else np.arange(len(decode))
+    kept = kept[np.argsort(rows.task[kept], kind="stable")]
+    begins = np.flatnonzero(np.diff(rows.request[kept], prepend=-1))
+    found: list[Ints] = []
+    free = 0
+    for at in begins.tolist():
+        if at >= free and at + n <= len(kept) and rows.task[kept[at]] == rows.task[kept[at + n - 1]]:
+            found.append(kept[at : at + n])
+            free = at + n
+    if not found:
+        return None
+    return np.stack([found[i] for i in np.unique(np.linspace(0, len(found) - 1, most).round().astype(int))])
+
+
+def cut_figures(rows: Sample, n: int, policies: tuple[str, ...] = PLAIN) -> dict[str, float] | None:
+    """Figures of windows of n rows, means over layers and windows; None when no stretch of one task is so long.
+
+    `lru_25` and so on: hit rates of per-layer caches that begin empty; `top_quarter`: share of choices that go to a
+    layer's most popular quarter; `overlap_<lag>`: share of a token's experts that an earlier one of its request chose.
+    """
+    at = windows(rows, n)
+    if at is None:
+        return None
+    n_experts, top_k = rows.trace.n_experts, rows.trace.top_k
+    chosen = rows.experts[at]  # (W, n, L, K)
+    side_by_side = np.moveaxis(chosen, 0, 1).reshape(n, -1, top_k)
+    sizes = {size: frac for frac in FRACS for size in capacities(n_experts, top_k, [frac])}
+    found: dict[str, float] = {}
+    for name in policies if sizes else ():
+        for frac, hit in zip(sizes.values(), CURVES[name](side_by_side, n_experts, list(sizes), None), strict=True):
+            found[f"{name}_{100 * frac:g}"] = float(hit.mean())
+    quarter = max(1, round(n_experts / 4))
+    counted = np.apply_along_axis(np.bincount, 0, np.moveaxis(side_by_side, 2, 1).reshape(n * top_k, -1),
+                                  minlength=n_experts)  # fmt: skip
+    found["top_quarter"] = float(np.sort(counted, axis=0)[-quarter:].sum(axis=0).mean() / (n * top_k))
+    for lag in LAGS:
+        same = rows.request[at[:, lag:]] == rows.request[at[:, :-lag]]
+        now, before = chosen[:, lag:][same], chosen[:, :-lag][same]
+        shared = (now[..., :, None] == before[..., None, :]).sum(axis=(-1, -2)) / top_k
+        found[f"overlap_{lag}"] = float(shared.mean()) if same.any() else float("nan")
+    return {name: value for name, value in found.items() if value == value}
+
+
+def unions(rows: Sample) -> dict[int, float]:
+    """Batch size -> distinct experts of a layer that as many tokens ask for together, each of a request of its own.
+
+    Decode rows where the trace has any. Batches that have more tokens than there are requests are left out.
+    """
+    prompt = np.array([request.prompt_len for request in rows.requests])[rows.request]
+    decode = rows.position >= prompt
+    kept = np.flatnonzero(decode) if decode.any() else np.arange(len(decode))
+    of_request = [kept[rows.request[kept] == i] for i in range(len(rows.requests))]
+    of_request = [own for own in of_request if len(own)]
+    rng = np.random.default_rng(_SEED)
+    found = {}
+    for batch in BATCHES:
+        if batch > len(of_request):
+            break
+        at = np.array([[of_request[i][rng.integers(len(of_request[i]))]
+                        for i in rng.permutation(len(of_request))[:batch]] for _ in range(_STEPS)])  # fmt: skip
+        asked = np.zeros((_STEPS, rows.experts.shape[1], rows.trace.n_experts), bool)
+        np.put_along_axis(asked, np.moveaxis(rows.experts[at], 1, 2).reshape(*asked.shape[:2], -1), True, axis=-1)
+        found[batch] = float(asked.sum(axis=-1).mean())
+    return found
+
+
+def union_by_chance(batch: int, n_experts: int, top_k: int) -> float:
+    """Distinct experts that a batch asks for when every choice is even and its own."""
+    return float(n_experts * (1 - (1 - top_k / n_experts) ** batch))

@@ -1,0 +1,249 @@
+"""What may be concluded from a trace: its figures beside published ones of its shape, and a verdict in words.
+
+Both are cut alike (`cuts`): a hit rate of 6,000 tokens of six tasks says nothing beside one of a single prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sim.base.units import show_count
+from traces.format.header import Header
+from traces.format.reader import Trace
+from traces.stats import observe
+from traces.stats.curves import CURVES, capacities
+from traces.stats.cuts import CUTS, PLAIN, cut_figures, unions
+from traces.stats.observe import Sample
+from traces.stats.public import Printed, PublicTrace, public
+
+QUICK = ("lru", "lfu", "lcp")  # whose order the verdict is about
+ORDER_MARGIN = 0.01  # two published hit rates that differ by less have no order
+HITS_MARGIN, SHARE_MARGIN, OVERLAP_MARGIN, ACCURACY_MARGIN = 0.03, 0.05, 0.04, 0.05
+FEW_TESTS, SHORT_PROMPT = 100, 100
+SHAPE_FACTOR = 1.5  # by how much experts, and the share of them chosen, may differ in "its shape"
+MAX_ROWS, MIX_ROWS = 12_000, 2_500
+KINDS = {"recorded": "recorded routing", "converted": "routing recorded by others and converted"}
+
+
+def kind_of(header: Header) -> str:
+    """What kind of trace it is, in words: recorded, drawn from a fit to a real model, or scaled to a shape."""
+    labels = set(header.labels)
+    if "synthetic" not in labels:
+        small = "small model" in header.model_source or header.model_source.startswith("small ")
+        if "converted" in labels:
+            return KINDS["converted"]
+        return f"{KINDS['recorded']}{' of a small model of this shape, not of the published one' if small else ''}"
+    source = next((label.removeprefix("fitted-to-") for label in header.labels if label.startswith("fitted-to-")), "")
+    scaled = "scaled-by-assumption" in labels
+    return f"synthetic, fitted to {source or 'a trace'}{', scaled to this shape by assumption' if scaled else ''}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a comparison shows: whether the trace is fit for `about`, and in what words."""
+
+    about: str
+    holds: bool | None
+    says: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure of the trace beside the published ones, cut alike; None where one side lacks it."""
+
+    what: str
+    here: float | None
+    published: tuple[float | None, ...]
+    share: bool = True
+
+
+@dataclass(frozen=True)
+class Realism:
+    """A trace beside the published ones of its shape.
+
+    cut: rows of a stretch, 0 when there is none that both have.
+    """
+
+    name: str
+    shape: str
+    n_experts: int
+    top_k: int
+    kind: str
+    cut: int
+    references: tuple[PublicTrace, ...]
+    figures: dict[str, float]
+    unions: dict[int, float]
+    rows: list[Row] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def line(self) -> str:
+        """The verdict in one line."""
+        bad = [finding.says for finding in self.findings if finding.holds is False]
+        good = [finding.about for finding in self.findings if finding.holds]
+        if not self.references:
+            said = f"no published routing of the shape {self.shape} is known to hold it against"
+        else:
+            said = f"held against {', '.join(t.name for t in self.references)}"
+        parts = [f"trace {self.name}: {self.kind}; {said}"]
+        if good:
+            parts.append(f"as there: {', '.join(good)}")
+        return "; ".join([*parts, *bad])
+
+
+def judge(trace: Trace, quick: bool = False) -> Realism:
+    """Hold a trace against published ones. quick: what the one line needs, and no more.
+
+    Raises:
+        BadInput: selections that are not sound.
+    """
+    rows = observe.sample(trace, max_rows=MAX_ROWS)
+    like = nearest(trace.n_experts, trace.top_k)
+    found: dict[int, dict[str, float]] = {}
+    names = QUICK if quick else PLAIN
+    for n in sorted(CUTS, reverse=True) if like or not quick else ():
+        if not like or any(n in reference.cuts for reference in like):
+            figures = cut_figures(rows, n, names)
+            if figures:
+                found[n] = figures
+                break
+    cut = max(found, default=0)
+    references = tuple(reference for reference in like if cut in reference.cuts)
+    figures = found.get(cut, {})
+    together = {} if quick else unions(rows)
+    told = Realism(trace.name, trace.header.shape, trace.n_experts, trace.top_k, kind_of(trace.header), cut, references,
+                   figures, together)  # fmt: skip
+    if not quick:
+        told.rows.extend(_rows(told))
+    told.findings.extend(_findings(told, trace, rows))
+    return told
+
+
+def nearest(n_experts: int, top_k: int) -> list[PublicTrace]:
+    """Published traces of the same number of experts and share chosen, or of the nearest within `SHAPE_FACTOR`."""
+
+    def apart(reference: PublicTrace) -> tuple[float, float]:
+        share = reference.top_k / reference.n_experts / (top_k / n_experts)
+        return abs(math.log(reference.n_experts / n_experts)), abs(math.log(share))
+
+    limit = math.log(SHAPE_FACTOR) + 1e-9
+    near = {trace.name: apart(trace) for trace in public().traces if max(apart(trace)) <= limit}
+    least = min((sum(distance) for distance in near.values()), default=0.0)
+    return [trace for trace in public().traces if trace.name in near and sum(near[trace.name]) <= least + 1e-9]
+
+
+def printed(rows: list[Printed], n_experts: int, top_k: int) -> list[Printed]:
+    """Figures printed for exactly this shape."""
+    return [row for row in rows if (row.n_experts, row.top_k) == (n_experts, top_k)]
+
+
+def _rows(told: Realism) -> list[Row]:
+    found = [
+        Row(name, value, tuple(t.cuts[told.cut].get(name) for t in told.references))
+        for name, value in told.figures.items()
+    ]
+    for batch, value in told.unions.items():
+        beside = tuple(t.unions.get(batch) for t in told.references)
+        found.append(Row(f"union_{batch}", value, beside, share=False))
+    return found
+
+
+def _findings(told: Realism, trace: Trace, rows: Sample) -> list[Finding]:
+    found = []
+    if told.references:
+        found += [_order(told), *_mix(told, trace), _hits(told)]
+        found.append(_one(told, "top_quarter", SHARE_MARGIN, "skew of popularity", "a layer's top quarter takes"))
+        found.append(_one(told, "overlap_1", OVERLAP_MARGIN, "repetition from token to token", "tokens in a row share"))
+    found += _accuracy(trace, rows)
+    tests = trace.requests.in_split("test") or list(trace.requests)
+    prompt = sum(request.prompt_len for request in tests) / len(tests)
+    if len(tests) < FEW_TESTS or prompt < SHORT_PROMPT:
+        found.append(Finding("load and long prompts", False, f"{show_count(len(tests), 'request')} to score, prompts "
+                             f"of {prompt:.0f} tokens: nothing on load, p95, KV memory or long prompts"))  # fmt: skip
+    return found
+
+
+def _order(told: Realism) -> Finding:
+    """Do plain caches at a quarter cached rank as they do in every reference that tells them apart?"""
+    turned: list[str] = []
+    kept: list[str] = []
+    for one, other in (("lfu", "lru"), ("lcp", "lru"), ("lcp", "lfu")):
+        real = [t.cuts[told.cut][f"{one}_25"] - t.cuts[told.cut][f"{other}_25"] for t in told.references
+                if f"{one}_25" in t.cuts[told.cut]]  # fmt: skip
+        if f"{one}_25" not in told.figures or not real:
+            continue
+        sure = all(abs(value) > ORDER_MARGIN for value in real) and len({value > 0 for value in real}) == 1
+        here = told.figures[f"{one}_25"] - told.figures[f"{other}_25"]
+        first, second = (one, other) if real[0] > 0 else (other, one)
+        if sure:
+            right = here * real[0] > 0
+            (kept if right else turned).append(f"{first.upper()} before {second.upper()}")
+    if turned:
+        return Finding("order of plain caches", False, f"plain caches rank otherwise there ({', '.join(turned)}): no "
+                       "ranking of caches by recency against popularity")  # fmt: skip
+    return Finding("order of plain caches", True, ", ".join(kept) or "published traces do not tell them apart")
+
+
+def _mix(told: Realism, trace: Trace) -> list[Finding]:
+    """Is LRU before LFU, or behind, only because requests of several tasks take turns?"""
+    tests = trace.requests.in_split("test") or list(trace.requests)
+    if len({request.task for request in tests}) < 2 or "lfu_25" not in told.figures:
+        return []
+    rows = observe.sample(trace, tests, MIX_ROWS)
+    sizes = capacities(trace.n_experts, trace.top_k, [0.25])
+    lfu, lru = (100 * float(CURVES[name](rows.experts, trace.n_experts, sizes, None).mean()) for name in ("lfu", "lru"))
+    apart = 100 * (told.figures["lfu_25"] - told.figures["lru_25"])
+    if (lfu - lru) * apart > 0 or abs(lfu - lru) < 100 * ORDER_MARGIN:
+        return []
+    first, second = ("LRU", "LFU") if lru > lfu else ("LFU", "LRU")
+    return [Finding("one task at a time", False, f"run as it is, tasks in turn, {first} leads {second} by "
+                    f"{abs(lfu - lru):.0f} points, of one task {second} leads by {abs(apart):.0f}")]  # fmt: skip
+
+
+def _hits(told: Realism) -> Finding:
+    """How far hit rates lie outside the range of the references."""
+    worst, name = 0.0, ""
+    for key, value in told.figures.items():
+        policy = key.split("_")[0]
+        real = [t.cuts[told.cut][key] for t in told.references if key in t.cuts[told.cut]]
+        if policy in QUICK and real:
+            apart = value - min(max(value, min(real)), max(real))
+            if abs(apart) > abs(worst):
+                worst, name = apart, key
+    policy, _, frac = name.partition("_")
+    says = f"hit rates up to {100 * abs(worst):.0f} points {'above' if worst > 0 else 'below'} ({policy.upper()}, " \
+           f"{frac} % cached)"  # fmt: skip
+    return Finding("hit rates", abs(worst) <= HITS_MARGIN, says if name else "hit rates inside the published range")
+
+
+def _one(told: Realism, key: str, margin: float, about: str, words: str) -> Finding:
+    real = [t.cuts[told.cut][key] for t in told.references if key in t.cuts[told.cut]]
+    value = told.figures.get(key)
+    if value is None or not real:
+        return Finding(about, None, f"{about}: unknown")
+    apart = value - min(max(value, min(real)), max(real))
+    return Finding(about, abs(apart) <= margin, f"{words} {100 * value:.0f} % (there {_span(min(real), max(real))})")
+
+
+def _accuracy(trace: Trace, rows: Sample) -> list[Finding]:
+    """Recorded predictions one layer ahead beside what is printed for the shape."""
+    if "next_scores_1" not in trace.levels:
+        return [Finding("predictions", None, "no recorded predictions: gate-based prefetching cannot run")]
+    known = printed(public().accuracies, trace.n_experts, trace.top_k)
+    if not known:
+        return []
+    seen = observe.prediction_overlap(rows, "next_scores_1", 1)[:-1]
+    here = float(np.nanmean(seen)) if len(seen) and not np.isnan(seen).all() else float("nan")
+    if here != here:
+        return []
+    low, high = min(row.span[0] for row in known), max(row.span[1] for row in known)
+    apart = here - min(max(here, low), high)
+    says = f"predictions one layer ahead name {100 * here:.0f} % (printed: {_span(low, high)})"
+    return [Finding("accuracy of predictions", abs(apart) <= ACCURACY_MARGIN, says)]
+
+
+def _span(low: float, high: float) -> str:
+    return f"{100 * low:.0f} %" if high - low < 0.005 else f"{100 * low:.0f} to {100 * high:.0f} %"
