@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policy import Piece, View
+from sim.policy import FREE, LAST, NOT_FOR_PREFETCH, Piece, Rank, View
 
 Floats = NDArray[np.float64]
 
@@ -59,96 +58,98 @@ class ScoreWindow:
         self._rows.clear()
 
 
-class Residents:
-    """Who is on each GPU, and who goes: `score` (section 5.3), `fifo`, `lru` or `score_position` (public code).
+class Leaving:
+    """Who leaves: `score` (section 5.3), `fifo`, `lru` or `score_position` (public code).
 
     The code's list is meant to be one of recency, but nothing ever calls what marks a use, so that only a load moves an
     expert to its end: as shipped, with no score window, it evicts the expert loaded longest ago (`fifo`).
-    With a window it takes the least of mean score x (n + 1) + position in that list of n (`score_position`).
+    With a window it takes the least of mean score x (n + 1) + position in that list of n (`score_position`), which
+    changes with every load: that one is worked out each time it is asked for.
+
+    Attributes:
+        order: ranks of all experts, and who is spared: what the running layer selected makes room for nobody while
+            others can, what is to be prefetched next for no prefetch.
+        native: whether the order says it all.
     """
 
-    def __init__(self, rule: str, shield: bool, window: ScoreWindow, view: View) -> None:
-        shape = (view.n_experts, view.n_layers)
-        self._rule, self._shields, self._window = rule, shield, window
-        self._order: list[dict[Piece, None]] = [{} for _ in range(view.n_gpus)]
-        self._n_layers = view.n_layers
-        self._pieces = [view.piece(layer, expert) for expert in range(shape[0]) for layer in range(shape[1])]
-        self._barred = np.full((view.n_gpus, *shape), math.inf)  # 0 where an expert is, infinity elsewhere
-        self._rank = [np.full(shape, math.inf) for _ in range(view.n_gpus)]  # that and the average: who goes first
-        self._flat = [rank.reshape(-1) for rank in self._rank]
-        self._columns = [
-            [(barred[:, layer], rank[:, layer]) for barred, rank in zip(self._barred, self._rank, strict=True)]
-            for layer in range(view.n_layers)
-        ]
-        self._shielded: set[Piece] = set()
-        self.aimed: set[Piece] = set()  # prefetches of the layer to come do not push each other out
-        self._told: tuple[Piece, Piece] | None = None  # a newcomer, and who goes for it as things are
+    def __init__(self, rule: str, shields: bool, window: ScoreWindow, view: View) -> None:
+        self.order = Rank(view.n_layers * view.n_experts)
+        self.native = rule != "score_position"
+        self._by_score, self._by_use, self._by_load = rule == "score", rule == "lru", rule in ("lru", "fifo")
+        self._shields = shields
+        self._window = window
+        self._n_experts = view.n_experts
+        self._rows = list(self.order.rank.reshape(view.n_layers, view.n_experts))
+        self._rank, self._bar = self.order.rank.data, self.order.bar.data
+        self._n_stamped = 0
+        self._selected: list[int] = []
+        self._aimed: set[int] = set()
+        self._capacities = [view.capacity_of(gpu) for gpu in range(view.n_gpus)]
+        self._roomy = min(self._capacities) > view.n_experts  # more than one layer can hold back
 
-    def averaged(self, layer: int) -> None:
+    def averaged(self, layer: int, average: Floats) -> None:
         """A layer's average scores have changed."""
-        if self._rule == "score":
-            average = self._window.rows[layer]
-            for barred, rank in self._columns[layer]:
-                np.add(average, barred, out=rank)
+        if self._by_score:
+            self._rows[layer][:] = average
 
-    def add(self, piece: Piece) -> None:
+    def loaded(self, piece: Piece) -> None:
         """It has been given room."""
-        gpu, expert, layer = piece.gpu, piece.expert, piece.layer
-        self._order[gpu][piece] = None
-        self._barred[gpu, expert, layer] = 0.0
-        self._rank[gpu][expert, layer] = self._window.rows[layer][expert]
-
-    def remove(self, piece: Piece) -> None:
-        gpu, expert, layer = piece.gpu, piece.expert, piece.layer
-        del self._order[gpu][piece]
-        self._barred[gpu, expert, layer] = self._rank[gpu][expert, layer] = math.inf
+        if self._by_load:
+            self._stamp(piece.index)
 
     def used(self, piece: Piece) -> None:
         """Recency, which only `lru` looks at."""
-        if self._rule == "lru":
-            order = self._order[piece.gpu]
-            del order[piece]
-            order[piece] = None
+        if self._by_use:
+            self._stamp(piece.index)
 
-    def shield(self, pieces: Iterable[Piece]) -> None:
+    def _stamp(self, index: int) -> None:
+        self._n_stamped += 1
+        self._rank[index] = self._n_stamped
+
+    def shield(self, layer: int, experts: Iterable[int]) -> None:
         """Section 5.3: what the router selected stays for as long as its layer runs."""
-        self._shielded = set(pieces)
+        if self._shields:
+            first, bar = layer * self._n_experts, self._bar
+            for expert in experts:
+                bar[first + expert] = LAST
+                self._selected.append(first + expert)
+
+    def unshield(self) -> None:
+        """The layer's computation is complete."""
+        bar, aimed = self._bar, self._aimed
+        for index in self._selected:
+            bar[index] = NOT_FOR_PREFETCH if index in aimed else FREE
+        self._selected.clear()
+
+    def aim(self, layer: int, experts: Iterable[int]) -> None:
+        """Prefetches of the layer to come do not push each other out."""
+        first, bar, selected = layer * self._n_experts, self._bar, self._selected
+        for index in self._aimed:
+            if index not in selected:
+                bar[index] = FREE
+        self._aimed = {first + expert for expert in experts}
+        for index in self._aimed:
+            bar[index] = NOT_FOR_PREFETCH
 
     def makes_room(self, piece: Piece, view: View) -> bool:
-        """Whether somebody can go for a piece that is demanded next."""
-        found = self.victim(piece, False, view)
-        self._told = None if found is None else (piece, found)
-        return found is not None
+        """Whether there is room for a piece that is demanded next, or somebody who can go."""
+        if self._roomy:
+            return True
+        here = [view.piece(view.layer, expert) for expert in view.owed()]
+        stay = [one for one in here if one.gpu == piece.gpu and view.holds(one)]
+        return len(stay) < self._capacities[piece.gpu]
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        """The unprotected piece to go. A demand that finds none takes one whose computation is over."""
-        told, self._told = self._told, None
-        if told is not None and told[0] is piece and not speculative:
-            return told[1]
-        if self._rule == "score":  # mostly it is nobody who is spared
-            rank = self._flat[piece.gpu]
-            at = int(rank.argmin())
-            found = self._pieces[at]
-            spared = (self._shields and found in self._shielded) or (speculative and found in self.aimed)
-            if not spared and view.evictable(found) and rank[at] < math.inf:
-                return found
-        owed = {view.piece(view.layer, expert) for expert in view.owed()}
-        spared_pieces = owed | (self._shielded if self._shields else set())
-        if speculative:
-            return self._worst(piece.gpu, spared_pieces | self.aimed, view)
-        worst = self._worst(piece.gpu, spared_pieces, view)
-        return self._worst(piece.gpu, owed, view) if worst is None and spared_pieces != owed else worst
-
-    def _worst(self, gpu: int, spared: set[Piece], view: View) -> Piece | None:
-        if self._rule == "score":
-            rank = self._rank[gpu].copy()
-            for piece in spared:
-                rank[piece.expert, piece.layer] = math.inf
-            expert, layer = divmod(int(rank.argmin()), self._n_layers)
-            return view.piece(layer, expert) if rank[expert, layer] < math.inf else None
-        candidates = ((at, piece) for at, piece in enumerate(self._order[gpu]) if piece not in spared)
-        if self._rule == "score_position":
-            n, mean, scale = len(self._order[gpu]), self._window.rows, self._window.scale
-            ranked = ((mean[piece.layer][piece.expert] / scale * (n + 1) + at, at, piece) for at, piece in candidates)
-            return min(ranked, key=lambda item: item[:2], default=(0, 0, None))[2]
-        return next((piece for _, piece in candidates), None)
+        """`score_position`: the least among all, those loaded longest ago first."""
+        bar, mean, scale = self._bar, self._window.rows, self._window.scale
+        held = [one for one in view.residents() if one.gpu == piece.gpu]
+        free = [(at, one) for at, one in enumerate(held) if view.evictable(one)]
+        for bars in ((FREE,),) if speculative else ((FREE, NOT_FOR_PREFETCH), (LAST,)):
+            ranked = [
+                (mean[one.layer][one.expert] / scale * (len(held) + 1) + at, at, one)
+                for at, one in free
+                if bar[one.index] in bars
+            ]
+            if ranked:
+                return min(ranked, key=lambda item: item[:2])[2]
+        return None

@@ -14,13 +14,13 @@ Several GPUs (not published): each has its cache and its link; the balancer coun
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.importance.balance import Costs, Missing, by_batch, one_pass, two_pointers
-from policies.importance.cache import Residents, ScoreWindow
+from policies.importance.cache import Leaving, ScoreWindow
 from policies.importance.router import LoneToken, Thresholds, Token, route
 from sim.policy import (
     PREFILL,
@@ -43,6 +43,7 @@ from sim.policy import (
 )
 
 DROP_QUEUE = DropQueue()
+NOBODY: tuple[list[int], list[int]] = ([], [])
 
 # Section 6.2, "a ratio of 0.35 in S1, 0.3 in S2, and 0.25 in S3" with Table 1's models; the code ships 0.25 for all.
 PUBLISHED_ALPHA = {"deepseek-moe-16b": 0.35, "xverse-moe-a4.2b": 0.30, "qwen2-57b-a14b": 0.25}
@@ -133,15 +134,17 @@ class Importance(Policy):
         self._thresholds = Thresholds(alpha, str(self.low_score_rule))
         self._alone = LoneToken(self._thresholds, str(self.low_score_rule), view.top_k)
         self._window = ScoreWindow(self.score_window, view.n_layers, view.n_experts)
-        self._residents = Residents(str(self.evict), self.shield, self._window, view)
+        self._leaving = Leaving(str(self.evict), self.shield, self._window, view)
+        self.order = self._leaving.order if self._leaving.native else None
         self._costs = Costs()
         self._cpu_s, self._load_s = view.prices.cpu_s(1), view.prices.copy_s()
         self._pieces = [
             [view.piece(layer, expert) for expert in range(view.n_experts)] for layer in range(view.n_layers)
         ]
+        self._roles, self._names, self._averages = self._alone.roles, self._named, self._window.averages
         self._run_gpu = [RunGpu(expert) for expert in range(view.n_experts)]
         self._run_cpu = [RunCpu(expert) for expert in range(view.n_experts)]
-        self._fetches = {piece: Fetch(piece) for layer in self._pieces for piece in layer}
+        self._fetches = [[Fetch(piece) for piece in pieces] for pieces in self._pieces]
         self._predict = Predict(self._prediction_s, "gpu")
         self._predicted: list[int] = []  # experts foreseen for the layer to come
         self._n_used = self._n_there = self._n_predicted = self._n_top = self._n_active = 0
@@ -159,7 +162,7 @@ class Importance(Policy):
                 piece = view.piece(layer, expert)
                 if free[piece.gpu]:
                     free[piece.gpu] -= 1
-                    self._residents.add(piece)
+                    self._leaving.loaded(piece)
                     yield piece
 
     # -- the expert-cache router (section 5.1) ----------------------------------------------------------------------
@@ -174,34 +177,29 @@ class Importance(Policy):
             return arrived(pieces[expert])
 
         if gate.iteration.n_tokens == 1:
-            roles = gate.by_layer(self._alone.roles, "scores", "ids")
+            roles = gate.by_layer(self._roles, "scores", "ids")
             self._count_right(gate, roles.top)
-            if self.low_score_rule == "none":
+            if not roles.low or not roles.near or self.low_score_rule == "none":
                 return None
             swaps = self._alone.swaps(roles, on_gpu)
-            if not swaps:
-                return None
-            changed = np.array([[swaps.get(expert, expert) for expert in gate.needs]])
-            return Assignment(changed, gate.weights_of(changed))
+            return Assignment([[swaps.get(expert, expert) for expert in gate.needs]]) if swaps else None
         ids = gate.ids.tolist()
         tokens = [Token.of(row, chosen) for row, chosen in zip(gate.scores.astype(np.int64).tolist(), ids, strict=True)]
         self._count_right(gate, {expert for token in tokens for expert in self._thresholds.top(token)})
         if self.low_score_rule == "none":
             return None
         routed = route(tokens, self._thresholds, str(self.low_score_rule), on_gpu, self.couple, self._by_batch)
-        if routed == ids:
-            return None
-        changed = np.array(routed)
-        return Assignment(changed, gate.weights_of(changed))
+        return None if routed == ids else Assignment(np.array(routed))
 
     # -- serving a layer (section 4.2, Figure 9) --------------------------------------------------------------------
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
-        pieces, needs, residents = self._pieces[gate.layer], gate.needs, self._residents
+        layer, needs, leaving = gate.layer, gate.needs, self._leaving
+        pieces, fetches = self._pieces[layer], self._fetches[layer]
         arrived, holds = view.arrived, view.holds
         here: list[int] = []
         coming: list[int] = []
-        missing: list[tuple[int, int]] = []
+        missing: list[Missing] = []
         for expert, n in needs.items():
             piece = pieces[expert]
             if arrived(piece):
@@ -212,19 +210,22 @@ class Importance(Policy):
                 missing.append((expert, n))
         loads: list[Ticket] = []
         for expert in coming:
-            ticket = yield self._fetches[pieces[expert]]  # a prefetch under way stays, and goes first
+            ticket = yield fetches[expert]  # a prefetch under way stays, and goes first
             loads.append(ticket)
         yield DROP_QUEUE  # section 5.2: the real scores are known, the load queue is cleared
         self._observe(gate)
-        residents.shield([pieces[expert] for expert in needs])
-        load, on_cpu = self._share(missing, gate.phase) if missing else ([], [])
-        self._count_used(gate, here, coming, load, on_cpu)
+        leaving.shield(layer, needs)
+        load, on_cpu = self._share(missing, gate.phase) if missing else NOBODY
+        if gate.phase != PREFILL:
+            self._n_used += len(needs)
+            self._n_there += len(here) + len(coming)
+            self._n_loaded += len(load)
+            self._n_computed += len(on_cpu)
         fetched: list[int] = []
         for expert in load:
-            piece = pieces[expert]
-            if view.free_bytes(piece.gpu) >= piece.n_bytes or residents.makes_room(piece, view):
-                loads.append((yield self._fetches[piece]))
-                residents.add(piece)
+            if leaving.makes_room(pieces[expert], view):
+                loads.append((yield fetches[expert]))
+                leaving.loaded(pieces[expert])
                 fetched.append(expert)
         ends: list[Ticket] = []
         for expert in on_cpu:
@@ -232,7 +233,7 @@ class Importance(Policy):
                 self._costs.ran_on_cpu(view.prices.cpu_s(needs[expert]))
             ends.append((yield self._run_cpu[expert]))
         for expert in here:
-            residents.used(pieces[expert])
+            leaving.used(pieces[expert])
             ends.append((yield self._run_gpu[expert]))
         foreseen: list[int] = []
         after: tuple[Ticket, ...] = ()
@@ -243,32 +244,33 @@ class Importance(Policy):
                 after = ((yield self._predict),)
                 foreseen = self._foresee(gate, view)
         for expert in coming + fetched:
-            residents.used(pieces[expert])
+            leaving.used(pieces[expert])
             ends.append((yield RunGpu(expert, tuple(loads)) if self._barrier else self._run_gpu[expert]))
-        for expert in load:  # more experts than room: each waits until one before it has run
+        for expert in load if len(fetched) < len(load) else ():  # too many: each waits until one before it ran
             if expert not in fetched:
-                yield self._fetches[pieces[expert]]
-                residents.add(pieces[expert])
+                yield fetches[expert]
+                leaving.loaded(pieces[expert])
                 ends.append((yield self._run_gpu[expert]))
         if self._barrier:
             yield Wait(tuple(ends))
-        if gate.layer + 1 < view.n_layers:
-            wanted = [self._pieces[gate.layer + 1][expert] for expert in foreseen]
-            residents.aimed = set(wanted)
-            yield Requeue([(piece, -float(at), after) for at, piece in enumerate(wanted) if not holds(piece)])
+        if layer + 1 < view.n_layers:
+            leaving.aim(layer + 1, foreseen)
+            pieces = self._pieces[layer + 1]
+            wanted = [(-float(at), pieces[expert]) for at, expert in enumerate(foreseen)]
+            yield Requeue([(piece, priority, after) for priority, piece in wanted if not holds(piece)])
 
     def _observe(self, gate: Gate) -> None:
         """Section 5.3: the layer's gate scores enter the window."""
         window, layer = self._window, gate.layer
-        row, average = gate.at_once(window.averages) or window.averages_of(layer, gate.scores)
+        row, average = gate.at_once(self._averages) or window.averages_of(layer, gate.scores)
         window.observe(layer, row, average, gate.score_scale)
-        self._residents.averaged(layer)
+        self._leaving.averaged(layer, average)
 
     def iteration_end(self, iteration: Iteration, view: View) -> None:
         self._window.end()
 
     def layer_done(self, layer: int, view: View) -> None:
-        self._residents.shield(())  # section 5.3: revoked when the layer's computation is complete
+        self._leaving.unshield()  # section 5.3: revoked when the layer's computation is complete
 
     # -- the CPU-load balancer (section 5.4) ------------------------------------------------------------------------
 
@@ -297,7 +299,7 @@ class Importance(Policy):
     def _foresee(self, gate: Gate, view: View) -> list[int]:
         """What to load for the next layer, best first; computed on the GPU after the hits."""
         if gate.iteration.n_tokens == 1:
-            self._predicted = gate.by_layer(self._named, "shared_scores")
+            self._predicted = gate.by_layer(self._names, "shared_scores")
         else:
             best: dict[int, int] = {}
             rows = gate.shared_scores
@@ -316,29 +318,19 @@ class Importance(Policy):
         return self._alone.foreseen(scores, only_top=self.prefetch != "top_k")
 
     def placed(self, piece: Piece, view: View) -> None:
-        self._residents.add(piece)
-
-    def evicted(self, piece: Piece, view: View) -> None:
-        self._residents.remove(piece)
+        self._leaving.loaded(piece)
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        return self._residents.victim(piece, speculative, view)
+        return self._leaving.victim(piece, speculative, view)
 
     # -- figures of its own -----------------------------------------------------------------------------------------
 
-    def _count_right(self, gate: Gate, tops: Iterable[int]) -> None:
-        predicted, self._predicted = self._predicted, []
+    def _count_right(self, gate: Gate, tops: Collection[int]) -> None:
+        predicted, self._predicted = set(self._predicted), []
         if predicted:
             self._n_predicted += len(predicted)
-            self._n_top += sum([expert in predicted for expert in tops])
-            self._n_active += sum([expert in predicted for expert in gate.needs])
-
-    def _count_used(self, gate: Gate, here: list[int], coming: list[int], load: list[int], on_cpu: list[int]) -> None:
-        if gate.phase != PREFILL:
-            self._n_used += len(gate.needs)
-            self._n_there += len(here) + len(coming)
-            self._n_loaded += len(load)
-            self._n_computed += len(on_cpu)
+            self._n_top += len(predicted.intersection(tops))
+            self._n_active += len(predicted.intersection(gate.needs))
 
     def stats(self) -> dict[str, float]:
         """While decoding. cache_ratio: of the experts used after substitution, those in GPU memory or on the way there

@@ -8,6 +8,7 @@ import numpy as np
 
 from sim.base.errors import IllegalDecision, did_you_mean
 from sim.engine.counts import DROPPED, SUBSTITUTED
+from sim.machine.protocol import Machine
 from sim.policy.api import Assignment
 from sim.policy.blame import located
 from sim.profiles.geometry import BITS_PER_PARAM
@@ -27,32 +28,55 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
     if "lossy" not in policy.traits:
         raise IllegalDecision(f"assign of {policy.name}: changing the routing needs the trait 'lossy'; declare it")
     answer = policy.assign(gate, engine.view)
+    chosen = _of_one(gate)
     if answer is None:
-        count_loss(engine, gate, gate.ids, gate.ids)
+        if chosen is None or not count_token(engine, gate, chosen, chosen):
+            count_loss(engine, gate, gate.ids, gate.ids)
         return gate
-    before, after = gate.ids, _ids(engine, gate, answer)
-    alone = len(before) == 1 and after.shape == before.shape
-    needs = needs_of_token(engine, after[0].tolist()) if alone else needs_of_rows(engine, before, after)
+    after = _ids(engine, gate, answer)
+    alone = chosen is not None and len(after) == 1 and len(after[0]) == len(chosen)
+    needs = needs_of_token(engine, after[0]) if alone else needs_of_rows(engine, gate.ids, np.array(after))
     served = Gate(gate.layer, gate.iteration, needs, engine.arrays)
     if answer.precision:
         served.precision = check_precision(engine, answer.precision)
     served.asked = {expert: n for expert, n in gate.needs.items() if expert in needs}
     hits = engine.tally.hits[gate.iteration.phase]
-    for expert, n_tokens in gate.needs.items():
-        if expert not in needs:
-            rows = (before == expert).any(axis=1)
-            kind = DROPPED if (after[rows] < 0).sum() >= rows.sum() else SUBSTITUTED
-            hits.count(kind, n_tokens)
-    count_loss(engine, gate, before, after)
-    engine.machine.route(gate.layer, after, answer.weights)
+    if len(served.asked) < len(gate.needs):
+        ids = gate.ids
+        for expert, n_tokens in gate.needs.items():
+            if expert not in needs:
+                mine = [one for one, asked in zip(after, (ids == expert).any(axis=1).tolist(), strict=True) if asked]
+                kind = DROPPED if sum([one.count(-1) for one in mine]) >= len(mine) else SUBSTITUTED
+                hits.count(kind, n_tokens)
+    if chosen is None or not count_token(engine, gate, chosen, after[0]):
+        count_loss(engine, gate, gate.ids, np.array(after))
+    if type(engine.machine).route is not Machine.route:  # nothing is computed by the others
+        array = np.array(after)
+        weights = gate.weights_of(array) if answer.weights is None else answer.weights
+        engine.machine.route(gate.layer, array, weights)
     return served
 
 
-def _ids(engine: Engine, gate: Gate, answer: Any) -> np.ndarray:
+def _of_one(gate: Gate) -> list[int] | None:
+    """The experts of a token that is alone; None where several run together."""
+    rows = gate.iteration.row
+    if rows is not None:
+        return rows[gate.layer]
+    found: list[int] | None = gate.ids[0].tolist() if gate.iteration.n_tokens == 1 else None
+    return found
+
+
+def _ids(engine: Engine, gate: Gate, answer: Any) -> list[list[int]]:
     """The ids of an assignment. Raises IllegalDecision for an answer that is none."""
     try:
         if isinstance(answer, Assignment) and (not answer.precision or isinstance(answer.precision, dict)):
-            return np.asarray(answer.ids, dtype=np.int64)
+            ids: Any = answer.ids
+            if type(ids) is list and len(ids) == 1 and set(map(type, ids[0])) == {int}:
+                return ids
+            found = np.asarray(ids, dtype=np.int64)
+            if found.ndim == gate.ids.ndim:
+                rows: list[list[int]] = found.tolist()
+                return rows
     except (TypeError, ValueError, OverflowError):
         pass
     error = IllegalDecision(f"got {answer!r}: it answers with an Assignment of ids and weights [n, k], or None")
@@ -100,9 +124,6 @@ def count_loss(engine: Engine, gate: Gate, before: np.ndarray, after: np.ndarray
     Without scores and weights the mass is unknown and stays uncounted.
     """
     loss, levels = engine.tally.loss, engine.arrays.trace.levels_prefill
-    if len(before) == 1 and before.shape[1] < PAIRWISE and "scores" in levels:
-        count_token(engine, gate, before[0].tolist(), after[0].tolist())
-        return
     same = (after[:, :, None] == before[:, None, :]).any(axis=2)
     loss.activations += before.size
     loss.dropped += int((after < 0).sum())
@@ -123,17 +144,24 @@ def count_loss(engine: Engine, gate: Gate, before: np.ndarray, after: np.ndarray
     loss.mass_kept += float(mass[after >= 0].sum())
 
 
-def count_token(engine: Engine, gate: Gate, chosen: list[int], after: list[int]) -> None:
-    """`count_loss` of a single token without arrays: the same sums in the same order."""
-    loss, scores, scale = engine.tally.loss, gate.scores[0].tolist(), gate.score_scale
-    served = [expert for expert in after if expert >= 0]
-    loss.activations += len(chosen)
-    loss.dropped += len(chosen) - len(served)
-    loss.changed += sum(expert not in chosen for expert in served)
+def count_token(engine: Engine, gate: Gate, chosen: list[int], after: list[int]) -> bool:
+    """`count_loss` of a single token without arrays: the same sums in the same order. False where that cannot be."""
+    arrays = engine.arrays
+    if len(chosen) >= PAIRWISE or "scores" not in arrays.trace.levels_prefill:
+        return False
+    loss, scores, scale = engine.tally.loss, arrays.scores_of_token()[gate.layer], arrays.trace.score_scale
     mass_before = mass_kept = 0.0
     for expert in chosen:
         mass_before += scores[expert] / scale
+    loss.activations += len(chosen)
+    loss.mass_before += mass_before
+    if after is chosen:
+        loss.mass_kept += mass_before
+        return True
+    served = [expert for expert in after if expert >= 0]
+    loss.dropped += len(chosen) - len(served)
+    loss.changed += sum([expert not in chosen for expert in served])
     for expert in served:
         mass_kept += scores[expert] / scale
-    loss.mass_before += mass_before
     loss.mass_kept += mass_kept
+    return True

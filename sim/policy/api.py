@@ -79,13 +79,14 @@ class Param:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What `Policy.assign` returns, per token: `ids` [n, k] (-1 where dropped) and the weights used [n, k].
+    """What `Policy.assign` returns, per token: `ids` [n, k] (-1 where dropped) and the weights used [n, k]; None: those
+    that the model's gate would apply to them (`Gate.weights_of`).
 
     `precision` names experts that may run in less than the serving precision; they are counted as lowered when they do.
     """
 
-    ids: np.ndarray
-    weights: np.ndarray
+    ids: np.ndarray | list[list[int]]
+    weights: np.ndarray | None = None
     precision: dict[int, str] | None = None
 
 

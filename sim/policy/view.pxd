@@ -10,3 +10,4 @@ cdef class View:
     cdef readonly long long expert_bytes
     cdef public int layer
     cdef public object phase
+    cdef bint _timing

@@ -57,8 +57,12 @@ class Gate:
         return self._arrays.at_once(work, self.layer, reads)
 
     def by_layer(self, work: Callable[..., Sequence[Any]], *reads: str) -> Any:
-        """The same where a layer's answer rests on its own rows alone: without all layers it is asked for this one."""
-        found = self._arrays.at_once(work, self.layer, reads)
+        """The same where `work` answers from a layer's own rows and from nothing else, whenever it is asked: tokens to
+        come may be worked out with the present one, and where nothing is known beforehand this layer alone.
+
+        For `work`, the tokens that are decoded one by one from here on are more layers of one token, [1, layers, E].
+        """
+        found = self._arrays.by_layer(work, self.layer, reads)
         if found is not None:
             return found
         return work(*(self._arrays.named(name)[:, self.layer, None] for name in reads or SCORES))[0]
@@ -107,6 +111,8 @@ class Arrays:
         self._cache: dict[str, np.ndarray] = {}
         self._answers: dict[Callable[..., Sequence[Any]], Sequence[Any]] = {}
         self._blocks: dict[tuple[str, int], tuple[int, np.ndarray]] = {}  # decode rows by what they are and whose
+        self._ahead: dict[tuple[Callable[..., Sequence[Any]], int], tuple[int, Sequence[Any]]] = {}  # first row
+        self._lists: list[list[float]] | None = None  # scores of a single token by layer
         self.hides_later = False  # a check: whoever is asked for all layers at once sees noise where later ones are
         self.n_at_once = 0
 
@@ -115,33 +121,53 @@ class Arrays:
         self._iteration = iteration
         self._cache.clear()
         self._answers.clear()
+        self._lists = None
 
-    def _get(self, key: str, read: Callable[[int, int], np.ndarray]) -> np.ndarray:
-        found = self._cache.get(key)
+    def _get(self, name: str) -> np.ndarray:
+        found = self._cache.get(name)
         if found is None:
             assert self._iteration is not None
             if self._iteration.token is not None:
-                found = self._row(key, read)
+                row = self._iteration.ranges[0].start_row
+                first, block = self._block(name)
+                found = block[row - first : row - first + 1]
             else:
-                found = np.asarray(self._iteration.gather(read))  # plain: slices of maps are slow
-            self._cache[key] = found
+                found = np.asarray(self._iteration.gather(self._reader(name)))  # plain: slices of maps are slow
+            self._cache[name] = found
         return found
 
-    def _row(self, key: str, read: Callable[[int, int], np.ndarray]) -> np.ndarray:
-        """The row of a single decode token, read together with those of its request that follow."""
+    def _reader(self, name: str) -> Callable[[int, int], np.ndarray]:
+        """What reads rows of an array by the name that `Gate.at_once` gives it."""
+        trace = self.trace
+        if name == "ids":
+            return lambda a, b: trace.experts[a:b].astype(np.int64, copy=False)
+        if name.startswith("next_scores_"):
+            distance = int(name.removeprefix("next_scores_"))
+            return lambda a, b: trace.next_scores(distance, a, b)
+        found: Callable[[int, int], np.ndarray] = getattr(trace, name)
+        return found
+
+    def _block(self, name: str) -> tuple[int, np.ndarray]:
+        """The first row of a block that has the single decode token's, and those of its request that follow."""
         assert self._iteration is not None
         only = self._iteration.ranges[0]
         row, request = only.start_row, only.request
-        block = self._blocks.get((key, request.index))
+        block = self._blocks.get((name, request.index))
         if block is None or not block[0] <= row < block[0] + len(block[1]):
             stop = min(row + BLOCK_ROWS, request.first_row + request.prompt_len + request.outputs - 1)
             if len(self._blocks) >= MOST_BLOCKS:
                 self._blocks.clear()
-            block = self._blocks[key, request.index] = (row, np.asarray(read(row, stop)))
-        return block[1][row - block[0] : row - block[0] + 1]
+            block = self._blocks[name, request.index] = (row, np.asarray(self._reader(name)(row, stop)))
+        return block
 
     def scores(self) -> np.ndarray:
-        return self._get("scores", self.trace.scores)
+        return self._get("scores")
+
+    def scores_of_token(self) -> list[list[float]]:
+        """Scores of the iteration's first token by layer."""
+        if self._lists is None:
+            self._lists = self.scores()[0].tolist()
+        return self._lists
 
     def at_once(self, work: Callable[..., Sequence[Any]], layer: int, reads: Sequence[str] = ()) -> Any:
         """What `work` says of a layer; see `Gate.at_once`."""
@@ -150,7 +176,7 @@ class Arrays:
             assert self._iteration is not None
             if not self._iteration.recorded:
                 return None
-            arrays = [self.named(name) for name in reads or SCORES]
+            arrays = [self._get(name) for name in reads or SCORES]
             if self.hides_later:
                 arrays = [array.copy() for array in arrays]
                 for array in arrays:
@@ -160,23 +186,48 @@ class Arrays:
             self.n_at_once += 1
         return answers[layer]
 
+    def by_layer(self, work: Callable[..., Sequence[Any]], layer: int, reads: Sequence[str] = ()) -> Any:
+        """What `work` says of a layer; see `Gate.by_layer`."""
+        answers = self._answers.get(work)
+        if answers is not None:
+            return answers[layer]
+        iteration = self._iteration
+        if iteration is None or iteration.token is None or not iteration.recorded or self.hides_later:
+            return self.at_once(work, layer, reads)
+        only = iteration.ranges[0]
+        key = (work, only.request.index)
+        first, ahead = self._ahead.get(key, (0, ()))
+        n_layers = self.trace.n_layers
+        at = (only.start_row - first) * n_layers
+        if not 0 <= at < len(ahead):
+            ahead = self._work_ahead(work, only.start_row, reads or SCORES)
+            if len(self._ahead) >= MOST_BLOCKS:
+                self._ahead.clear()
+            self._ahead[key] = (only.start_row, ahead)
+            at = 0
+        answers = self._answers[work] = ahead[at : at + n_layers]
+        return answers[layer]
+
+    def _work_ahead(self, work: Callable[..., Sequence[Any]], row: int, reads: Sequence[str]) -> Sequence[Any]:
+        """Answers of all layers of the decode rows of a request from one row on, as many as were read."""
+        blocks = [self._block(name) for name in reads]
+        n_rows = min([first + len(block) for first, block in blocks]) - row
+        rows = [block[row - first : row - first + n_rows] for first, block in blocks]
+        self.n_at_once += 1
+        return work(*[array.reshape(1, n_rows * array.shape[1], array.shape[2]) for array in rows])
+
     def named(self, name: str) -> np.ndarray:
         """An array of the iteration by the name that `Gate.at_once` gives it."""
-        if name == "ids":
-            return self._get("ids", lambda a, b: self.trace.experts[a:b].astype(np.int64, copy=False))
-        if name.startswith("next_scores_"):
-            return self.next_scores(int(name.removeprefix("next_scores_")))
-        found: np.ndarray = getattr(self, name)()
-        return found
+        return self._get(name)
 
     def weights(self) -> np.ndarray:
-        return self._get("weights", self.trace.weights)
+        return self._get("weights")
 
     def embeddings(self) -> np.ndarray:
-        return self._get("embeddings", self.trace.embeddings)
+        return self._get("embeddings")
 
     def next_scores(self, distance: int) -> np.ndarray:
-        return self._get(f"next{distance}", lambda a, b: self.trace.next_scores(distance, a, b))
+        return self._get(f"next_scores_{distance}")
 
     def shared_scores(self) -> np.ndarray:
-        return self._get("shared", self.trace.shared_scores)
+        return self._get("shared_scores")
