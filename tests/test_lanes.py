@@ -390,6 +390,15 @@ def test_who_waits_for_a_copy_that_is_withdrawn_goes_on():
         assert replay(script, two)[0].ends == [5, None, 3]
 
 
+def test_a_demand_that_takes_no_time_is_over_at_the_instant_it_starts():
+    # Its computation ends at 4; the host looks at 4. Speculation that would start at 4 can still be overtaken.
+    script = [("run", 0, 0.0, 0.0, 4.0, []), ("copy", 0, 0.0, 9.0, False, [0]), ("copy", 1, 0.0, 0.0, True, [0]),
+              ("host", 4.0), ("look", 2), ("look", 1), ("copy", 0, 0.0, 5.0, True, [])]  # fmt: skip
+    agree(script, two=True)
+    assert replay(script)[0].answers == [("look", True), ("look", False)]
+    assert replay(script)[0].ends == [4, 18, 4, 9]
+
+
 @pytest.mark.parametrize("op", ["promote", "cancel"])
 def test_what_has_started_is_left_alone(op):
     script = [("copy", 0, 0.0, 5.0, False, []), ("host", 1.0), (op, 0), ("copy", 0, 0.0, 5.0, True, [])]

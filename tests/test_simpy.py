@@ -59,6 +59,17 @@ def test_random_worlds(at: int, tmp_path: Path) -> None:
     assert not disagreements(at * n, n, tmp_path)
 
 
+ONCE_APART = (484, 799, 1142, 2106, 2242, 2329, 2603, 2702, 3194, 10380, 13221)
+"""Worlds in which what had happened by an instant once depended on who had looked."""
+
+
+@pytest.mark.parametrize("seed", ONCE_APART)
+def test_worlds_that_once_told_the_engines_apart(seed: int, tmp_path: Path) -> None:
+    told, seen = disagreement(random_worlds.world(seed, tmp_path, "drawn"))
+    assert told is None
+    assert seen.result, "the world is refused, and shows nothing"
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("at", range(SLICES))
 def test_thousands_of_random_worlds(at: int, tmp_path: Path) -> None:

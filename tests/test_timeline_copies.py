@@ -8,7 +8,7 @@ from easy_numbers import EXPERT_BYTES, run
 from policies.lru import Lru
 from policies.on_demand import OnDemand
 from sim.policy.api import Policy
-from sim.policy.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, Requeue, RunGpu, Serve
+from sim.policy.decisions import Cancel, DropQueue, Evict, Fetch, Predict, Prefetch, Requeue, RunGpu, Serve
 
 
 class Placed(Policy):
@@ -189,6 +189,30 @@ def test_drop_queue_spares_later_layers(tmp_path):
     assert seen.lane("h2d") == [("prefetch 1.0", 0, 10), ("prefetch 2.0", 10, 20)]
     assert seen.end_s == 23
     assert seen.prefetched() == {"issued": 3, "cancelled": 1, "late": 2}
+
+
+class Again(Placed):
+    """One copy handed over at a time; fetches it anew a second later, then asks for another."""
+
+    prefetch_depth = 1
+
+    def request_start(self, request, view):
+        yield Prefetch(view.piece(1, 0))
+        if self.started:
+            yield Predict(1.0, "host", blocking=False, basis="assumed")  # time goes by, and nobody looks at the link
+        yield Fetch(view.piece(1, 0))
+        yield Prefetch(view.piece(1, 1))
+        self.queued = view.queued()
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_prefetch_that_has_started_stays_one_of_those_handed_over(tmp_path, started):
+    # In flight since 0 it fills the depth of 1 when it is fetched at 1. Fetched at 0 it has not started: it becomes
+    # a demand copy, and the next prefetch may be handed over.
+    policy = Again([(0, 0)])
+    policy.started = started
+    run(policy, tmp_path, [[[0], [0]]], room=3, n_experts=2)
+    assert [(piece.layer, piece.expert) for piece in policy.queued] == [(1, 1)] * started
 
 
 class Requeuer(Placed):

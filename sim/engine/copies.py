@@ -228,8 +228,7 @@ class Copies:
     def promote(self, piece: Piece) -> None:
         """What is needed now goes first, and is no longer among the prefetches that `DropQueue` withdraws."""
         arrival: Ticket | None = self.residency.arrival[piece.index]
-        if arrival is not None and arrival.end_s < 0.0:
-            self.machine.promote(arrival)
+        if arrival is not None and arrival.end_s < 0.0 and self.machine.promote(arrival):
             self.speculative[piece.gpu].pop(piece, None)
 
     def demand(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> bool:

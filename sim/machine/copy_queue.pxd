@@ -24,6 +24,7 @@ cdef class CopyQueue:
     cdef bint alone
     cdef public double free_s
     cdef double start_s
+    cdef bint starts_demand
     cdef public long long last_bytes
     cdef public double last_s
     cdef public int last_length

@@ -100,6 +100,7 @@ class CopyQueue:
         self.finished: deque[Copy] = deque()  # settled, not yet reported by `completions`
         self.spans: Spans | None = None
         self.start_s = 0.0  # of the copy that `_next` has found
+        self.starts_demand = False  # whether that is one
         self.last_bytes = -1  # of the piece copied last, which mostly is as large as the next
         self.last_s = 0.0
         self.last_length = 0
@@ -190,10 +191,10 @@ class CopyQueue:
             self._serve(best, max(self.free_s, best.ready_s()))
 
     def advance(self, now_s: float) -> None:
-        """Settle every copy that starts before `now_s`; one starting exactly then can still be overtaken."""
-        while self.n_queued and self.free_s < now_s:
+        """Settle every copy that starts before `now_s`, and demands at it: speculation can still be overtaken then."""
+        while self.n_queued and self.free_s <= now_s:
             best = self._next()
-            if best is None or self.start_s >= now_s:
+            if best is None or self.start_s > now_s or (self.start_s == now_s and not best.demanded):
                 return
             self._unqueue(best)
             self._serve(best, self.start_s)
@@ -220,6 +221,7 @@ class CopyQueue:
             if ready_s < 0.0:
                 return None
             self.start_s = ready_s if ready_s > self.free_s else self.free_s
+            self.starts_demand = best.demanded
             return best
         earliest_s = -1.0
         for copy in self.queue:
@@ -235,6 +237,7 @@ class CopyQueue:
                 if 0.0 <= ready_s <= at_s:
                     best = copy
         self.start_s = at_s
+        self.starts_demand = best is not None and best.demanded
         return best
 
     def _serve(self, copy: Copy, start_s: float) -> None:

@@ -16,7 +16,7 @@ cdef class Machine:
     cpdef join(self, Ticket ticket)
     cpdef Ticket copy(self, Piece piece, int priority, double ready_s, tuple after)
     cpdef Ticket copy_back(self, Piece piece, double ready_s, tuple after)
-    cpdef promote(self, Ticket ticket)
+    cpdef bint promote(self, Ticket ticket)
     cpdef bint cancel(self, Ticket ticket)
     cpdef place(self, Piece piece)
     cpdef release(self, Piece piece)

@@ -100,8 +100,8 @@ class Machine:
         """Queue a device-to-host copy of a piece; in order of asking among those that are ready."""
         raise NotImplementedError
 
-    def promote(self, ticket: Ticket) -> None:
-        """Make a queued speculative copy a demand copy."""
+    def promote(self, ticket: Ticket) -> bool:
+        """Make a queued speculative copy a demand copy; False when it has started."""
         raise NotImplementedError
 
     def cancel(self, ticket: Ticket) -> bool:

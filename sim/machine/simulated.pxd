@@ -58,7 +58,7 @@ cdef class SimulatedMachine(Machine):
     @cython.locals(now_s=double, queue=CopyQueue, duration_s=double, length=int, settled=Copy, copy=Copy, timed=tuple, known=dict)
     cpdef Ticket copy(self, Piece piece, int priority, double ready_s, tuple after)
     @cython.locals(queue=CopyQueue)
-    cpdef promote(self, Ticket ticket)
+    cpdef bint promote(self, Ticket ticket)
     @cython.locals(queue=CopyQueue)
     cpdef bint cancel(self, Ticket ticket)
     @cython.locals(queue=CopyQueue)

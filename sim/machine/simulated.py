@@ -212,7 +212,9 @@ class SimulatedMachine(Machine):
             self._settle(ticket)
         host_s = self.now_s
         if ticket.end_s > host_s:
-            host_s = ticket.end_s
+            self.now_s = host_s = ticket.end_s
+            if self.stream.n_pending:
+                self._advance()  # copies on other links that have started by now
             if (ticket.cause == _H2D or ticket.cause == _CPU) and not self.stream.n_pending:
                 # A stream that idles because the host waits for a copy waits for that copy, not for the host.
                 self.stream.idle_until(host_s, ticket.cause)
@@ -442,11 +444,14 @@ class SimulatedMachine(Machine):
         queue.submit(copy, self.now_s)
         return copy
 
-    def promote(self, ticket: Ticket) -> None:
+    def promote(self, ticket: Ticket) -> bool:
         assert isinstance(ticket, Copy)
         self._advance()
+        if ticket.end_s >= 0.0:
+            return False
         for queue in self.h2d:
             queue.promote(ticket, self.now_s)
+        return True
 
     def cancel(self, ticket: Ticket) -> bool:
         assert isinstance(ticket, Copy)
@@ -469,7 +474,7 @@ class SimulatedMachine(Machine):
 
     def ended(self, ticket: Ticket) -> bool:
         if ticket.end_s < 0.0:
-            if self.n_links == 1 and self.h2d[0].free_s >= self.now_s:
+            if self.n_links == 1 and self.h2d[0].free_s > self.now_s:
                 return False  # busy until now with what started before
             self._advance()
         return 0.0 <= ticket.end_s <= self.now_s
@@ -502,18 +507,22 @@ class SimulatedMachine(Machine):
             return
         while True:
             queue = self._next_link()
-            if queue is None or queue.next_start_s() >= self.now_s:
+            if queue is None or queue.start_s > self.now_s or (queue.start_s == self.now_s and not queue.starts_demand):
                 return
             queue.settle_next()
 
     def _next_link(self) -> CopyQueue | None:
-        """The link on which the next copy starts; the first of several that start together."""
+        """The link on which the next copy starts; of several that start together a demand, then the first."""
         found: CopyQueue | None = None
         first_s = -1.0
         for queue in self.links:
             if queue.n_queued:
                 start_s = queue.next_start_s()
-                if start_s >= 0.0 and (found is None or start_s < first_s):
+                if start_s >= 0.0 and (
+                    found is None
+                    or start_s < first_s
+                    or (start_s == first_s and queue.starts_demand and not found.starts_demand)
+                ):
                     found = queue
                     first_s = start_s
         return found

@@ -116,11 +116,11 @@ class CopyLane:
             self._serve(best, max(self.free_s, best.ready_s()))
 
     def advance(self, now_s: float) -> None:
-        """Settle every copy that starts before `now_s`; one starting exactly then can still be overtaken."""
+        """Settle every copy that starts before `now_s`, and demands at it: speculation can still be overtaken then."""
         queue = self.queue
-        while queue and self.free_s < now_s:
+        while queue and self.free_s <= now_s:
             start = self._next_start()
-            if start is None or start[0] >= now_s:
+            if start is None or (start[0], start[1].priority) > (now_s, DEMAND):  # Correction: demands at `now_s` too
                 return
             queue.remove(start[1])
             self._serve(start[1], start[0])
@@ -134,10 +134,10 @@ class CopyLane:
         self._serve(start[1], start[0])
         return True
 
-    def next_start_s(self) -> float | None:
-        """When the next queued copy would start, given what is queued now; None when none can."""
+    def next_start(self) -> tuple[float, int] | None:
+        """When the next queued copy would start, given what is queued now, and its priority; None when none can."""
         start = self._next_start()
-        return None if start is None else start[0]
+        return None if start is None else (start[0], start[1].priority)
 
     def _next_start(self) -> tuple[float, Copy] | None:
         """(start, copy) of the next service: at the earliest time anything is ready, the best of what is ready."""

@@ -79,11 +79,14 @@ class SimLinks:
         self._submit(self.links.index(self.back), copy)
         return copy
 
-    def promote(self, ticket: Ticket) -> None:
+    def promote(self, ticket: Ticket) -> bool:
         assert isinstance(ticket, Copy)
         self._advance()
+        if ticket.end_s != UNKNOWN_S:
+            return False
         for lane in self.up:
             lane.promote(ticket, self.now_s)
+        return True
 
     def cancel(self, ticket: Ticket) -> bool:
         assert isinstance(ticket, Copy)
@@ -108,7 +111,7 @@ class SimLinks:
         """True when a copy has completed by the host's clock."""
         end_s = ticket.end_s
         if end_s == UNKNOWN_S:
-            if len(self.links) == 1 and self.up[0].free_s >= self.now_s:
+            if len(self.links) == 1 and self.up[0].free_s > self.now_s:  # Correction: not where it is free just now
                 return False  # busy until now with what started before
             self._advance()
             end_s = ticket.end_s
@@ -146,17 +149,18 @@ class SimLinks:
         if len(self.links) == 1:
             self.up[0].advance(self.now_s)
             return
-        while (start := self._next_start()) is not None and start[0] < self.now_s:
-            self.links[start[1]].settle_next()
+        while (start := self._next_start()) is not None and start[:2] <= (self.now_s, DEMAND):
+            self.links[start[2]].settle_next()
 
-    def _next_start(self) -> tuple[float, int] | None:
-        """(when, which link) the next copy starts."""
-        starts = [(lane.next_start_s(), index) for index, lane in enumerate(self.links)]
-        return min(((start_s, index) for start_s, index in starts if start_s is not None), default=None)
+    def _next_start(self) -> tuple[float, int, int] | None:
+        """(when, with which priority, on which link) the next copy starts."""
+        starts = [(lane.next_start(), index) for index, lane in enumerate(self.links)]
+        # Correction: of several that start together a demand is first, on whatever link.
+        return min(((*start, index) for start, index in starts if start is not None), default=None)
 
     def _settle_next(self) -> bool:
         start = self._next_start()
-        return start is not None and self.links[start[1]].settle_next()
+        return start is not None and self.links[start[2]].settle_next()
 
     def _progress(self) -> None:
         """Work on any stream may wait for work on any other, so go round until nothing more can be placed."""

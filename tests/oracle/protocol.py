@@ -76,8 +76,8 @@ class Machine(Protocol):
     def copy_back(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket:
         """Queue a device-to-host copy of a piece; in order of asking among those that are ready."""
 
-    def promote(self, ticket: Ticket) -> None:
-        """Make a queued speculative copy a demand copy."""
+    def promote(self, ticket: Ticket) -> bool:
+        """Make a queued speculative copy a demand copy; False when it has started."""
 
     def cancel(self, ticket: Ticket) -> bool:
         """Withdraw a queued speculative copy; False when it has started, or was demanded since."""

@@ -144,7 +144,9 @@ class SimMachine(SimLinks):
             self._settle(ticket)
         host_s = self.now_s
         if ticket.end_s > host_s:
-            host_s = ticket.end_s
+            self.now_s = host_s = ticket.end_s
+            if self.streams[0].pending:
+                self._advance()  # Correction: copies on other links that have started by now
             if ticket.cause in (H2D, CPU) and not self.streams[0].pending:
                 # A stream that idles because the host waits for a copy waits for that copy, not for the host.
                 self.streams[0].idle_until(host_s, ticket.cause)

@@ -196,8 +196,9 @@ class Transfers:
 
     def _promote(self, entry: Entry) -> None:
         """What is needed now goes first, and is no longer among the prefetches that `DropQueue` withdraws."""
-        if entry.arrival is not None and entry.arrival.end_s == UNKNOWN_S:
-            self.machine.promote(entry.arrival)
+        if entry.arrival is None or entry.arrival.end_s != UNKNOWN_S:
+            return
+        if self.machine.promote(entry.arrival):  # Correction: one that has started stays under way
             self._speculative[entry.piece.gpu].pop(entry.piece, None)
 
     def _demand(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket | None:

@@ -224,12 +224,15 @@ class EventMachine(Machine):
         self._happens()
         return copy
 
-    def promote(self, ticket: Ticket) -> None:
+    def promote(self, ticket: Ticket) -> bool:
         assert isinstance(ticket, Copy)
         self._happens()
+        if ticket.end_s != UNKNOWN_S:
+            return False
         for engine in self.h2d:
             engine.promote(ticket)
         self._happens()
+        return True
 
     def cancel(self, ticket: Ticket) -> bool:
         assert isinstance(ticket, Copy)

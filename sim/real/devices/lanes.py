@@ -143,9 +143,9 @@ class Lanes:
             work.priority = DEMAND
             self.issue(work)
 
-    def promote(self, work: Work) -> None:
-        """Make a queued speculative copy a demand copy."""
-        self.queues[work.gpu].promote(work)
+    def promote(self, work: Work) -> bool:
+        """Make a queued speculative copy a demand copy; False when it has started."""
+        return self.queues[work.gpu].promote(work)
 
     def cancel(self, work: Work) -> bool:
         """Withdraw a queued speculative copy; False when it has started or is demanded."""

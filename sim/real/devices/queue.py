@@ -90,14 +90,16 @@ class CopyQueue:
         if work in self.pending:
             self.pending.remove(work)
 
-    def promote(self, work: Work) -> None:
-        """Make a queued speculative copy a demand copy, behind the others."""
+    def promote(self, work: Work) -> bool:
+        """Make a queued speculative copy a demand copy, behind the others; False when it is on the stream."""
         with self.changed:
-            if work.priority == DEMAND or work not in self.pending:
-                return
-            self.pending.remove(work)
-            work.priority = DEMAND
-            self.submit(work)
+            if work not in self.pending:
+                return False
+            if work.priority != DEMAND:
+                self.pending.remove(work)
+                work.priority = DEMAND
+                self.submit(work)
+            return True
 
     def withdraw(self, work: Work) -> bool:
         """Take a speculative copy out; False when it is demanded or on the stream."""

@@ -174,9 +174,9 @@ class RealMachine(Machine):
         self._said("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, began_s)
         return work
 
-    def promote(self, ticket: Ticket) -> None:
+    def promote(self, ticket: Ticket) -> bool:
         assert isinstance(ticket, Work)
-        self.lanes.promote(ticket)
+        return self.lanes.promote(ticket)
 
     def cancel(self, ticket: Ticket) -> bool:
         assert isinstance(ticket, Work)
