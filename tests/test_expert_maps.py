@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from policies.fine_moe.expert_maps import MapStore, Trajectory, as_embedding, as_map, select_many
+from policies.fine_moe.expert_maps import MapStore, Trajectory, as_embedding, as_embeddings, as_map
+from sim.policy import Outlook, Rank
 
 
 def store_of(maps: list[list[list[float]]], embeddings: list[list[float]], capacity: int = 8) -> MapStore:
@@ -33,10 +34,18 @@ def test_trajectory_similarity_grows_layer_by_layer_as_equation_5() -> None:
     assert path.similarities() == pytest.approx([1.0, 0.5])
 
 
+def chosen(rows: np.ndarray, similarities: np.ndarray, top_k: int, threshold: bool) -> list[list[int]]:
+    """Experts that an outlook names for layers with these scores."""
+    outlook = Outlook(*rows.shape, 1, Rank(rows.size))
+    outlook.choose(0, rows, similarities, top_k, threshold)
+    for layer in range(len(rows)):
+        outlook.believe(layer)
+    return [[expert for expert, _ in outlook.named_of(layer)] for layer in range(len(rows))]
+
+
 def test_threshold_takes_more_experts_when_the_map_is_less_similar() -> None:
     def select(scores, similarity, top_k, threshold):
-        order, counts = select_many(scores[None], np.array([similarity]), top_k, threshold)
-        return order[0, : counts[0]].tolist()
+        return chosen(scores[None], np.array([similarity]), top_k, threshold)[0]
 
     scores = np.array([10.0, 50.0, 30.0, 10.0])
     # delta = 0.1: one expert reaches it, but at least K = 2 are taken
@@ -129,9 +138,17 @@ def test_all_layers_at_once_are_the_trajectory_layer_by_layer(top: int) -> None:
     assert store.maps.dtype == (np.float32 if top == 40 else np.float64)
 
 
+def test_embeddings_of_many_tokens_are_those_of_each() -> None:
+    rows = np.random.default_rng(1).standard_normal((9, 5)).astype(np.float32)
+    rows[4] = 0
+    assert as_embeddings(rows).tolist() == [as_embedding(row[None], last=False).tolist() for row in rows]
+
+
 def one_by_one(scores: list[float], similarity: float, top_k: int, threshold: bool) -> list[int]:
     """Equations 6 to 8, one expert after the other."""
     order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)  # stable: ties stay in order of id
+    if not any(scores):
+        return []
     if not threshold:
         return order[:top_k]
     target, reached, count = max(0.0, min(1.0 - similarity, 1.0)) * sum(scores), 0.0, 0
@@ -151,5 +168,4 @@ def test_selecting_for_many_layers_is_selecting_one_expert_after_the_other() -> 
         for threshold in (True, False):
             each = zip(rows.tolist(), similarities.tolist(), strict=True)
             expected = [one_by_one(row, alike, top_k, threshold) for row, alike in each]
-            order, counts = select_many(rows, similarities, top_k, threshold)
-            assert [row[:count].tolist() for row, count in zip(order, counts, strict=True)] == expected
+            assert chosen(rows, similarities, top_k, threshold) == expected

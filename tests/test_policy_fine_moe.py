@@ -20,7 +20,17 @@ from traces.format.writer import write_trace
 
 
 class Shape:
-    n_layers, n_experts = 3, 4
+    n_layers, n_experts, top_k = 3, 4, 1
+
+
+class Told:
+    """An outlook that writes down what it is to choose by."""
+
+    def __init__(self):
+        self.calls = []
+
+    def choose(self, first, rows, similarities, least, threshold, joins=False):
+        self.calls.append((first, rows.tolist(), similarities.tolist(), least, threshold, joins))
 
 
 class Step:
@@ -48,7 +58,8 @@ class Pass:
 
 
 def test_hit_counts_follow_the_request_most_alike():
-    track = CountTrack(Shape, 1)
+    told = Told()
+    track = CountTrack(Shape, 1, told)
     one, other = np.zeros((3, 4)), np.zeros((3, 4))
     one[:, 0], other[:, 3] = 5, 2  # one past request asked for expert 0 five times in each layer, another for 3 twice
     track._keep(one)
@@ -57,12 +68,12 @@ def test_hit_counts_follow_the_request_most_alike():
 
     # Nothing counted so far: both are equally alike, the first is taken. After expert 3 in layer 0 the other one is:
     # its counts are (2, 2, 2) against (1, 0, 0), a cosine of 1 / sqrt(3).
-    (first,) = track.start(Pass, Shape)[0]
-    assert (first.row.tolist(), first.similarity) == ([5, 0, 0, 0], 0)
-    (found,) = track.step(Step(0, [3], Pass), 1)
-    assert found.row.tolist() == [0, 0, 0, 2]
-    assert found.similarity == pytest.approx(3**-0.5)
-    assert track.step(Step(2, [3], Pass), 3) == []  # behind the last layer
+    assert track.start(Pass, Shape) == 1
+    assert told.calls == [(0, [[5, 0, 0, 0]], [0], 1, False, False)]
+    assert track.step(Step(0, [3], Pass), 1)
+    assert told.calls[1] == (1, [[0, 0, 0, 2]], [pytest.approx(3**-0.5)], 1, False, False)
+    assert not track.step(Step(2, [3], Pass), 3)  # behind the last layer
+    assert len(told.calls) == 2
 
     # The request's own counts join when it ends: expert 3 once in layers 0 and 2.
     track.request_end(Asked)
@@ -70,13 +81,16 @@ def test_hit_counts_follow_the_request_most_alike():
 
 
 def test_speculation_asks_the_gate_ahead_while_generating(monkeypatch):
-    track = GateTrack(Shape, 2)
+    told = Told()
+    track = GateTrack(Shape, 2, told)
     gate = Step(0, [1], Pass)
     gate.next_scores = lambda distance: np.array([[10.0, 20.0, distance, 0.0]])
-    assert track.step(gate, 2)[0].row.tolist() == [10, 20, 2, 0]
-    assert track.step(gate, 3) == []
+    assert track.step(gate, 2)
+    assert told.calls == [(2, [[10, 20, 2, 0]], [1], 1, False, False)]
+    assert not track.step(gate, 3)
     gate.phase = "prefill"
-    assert track.step(gate, 2) == []
+    assert not track.step(gate, 2)
+    assert len(told.calls) == 1
 
 
 @pytest.mark.parametrize(("track", "needs", "kind"), [

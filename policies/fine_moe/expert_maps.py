@@ -7,23 +7,31 @@ integers here, so every dot product is exact and a search finds the same map on 
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.policy import EXACT_IN_SINGLE, Likeness, PathSearch, inverse_norm, replaced_in_turn
+
 Floats = NDArray[np.float64]
 
 EMBEDDING_RANGE = 2047  # largest magnitude of a scaled embedding: 12 bits keep dot products exact up to h = 2**31
 BLOCK = 512  # maps added at once by `fill`
-# Whole numbers up to here are exact in single precision, and so is every sum of such that does not exceed it.
-EXACT_IN_SINGLE = 2.0**24
 
 
 def as_map(scores: Floats) -> Floats:
     """One map [L, E] from the scores of an iteration's tokens [n, L, E]: their mean, rounded to whole numbers."""
     return np.asarray(scores[0] if len(scores) == 1 else np.rint(scores.mean(axis=0)))
+
+
+def as_embeddings(rows: NDArray[np.float32]) -> Floats:
+    """`as_embedding` of single tokens, [n, h]."""
+    vectors = rows.astype(np.float64)
+    largest = np.abs(vectors).max(axis=1, keepdims=True)
+    scales = np.divide(EMBEDDING_RANGE, largest, out=np.zeros_like(largest), where=largest > 0)
+    scaled: Floats = np.rint(vectors * scales)
+    return scaled
 
 
 def as_embedding(embeddings: NDArray[np.float32], last: bool) -> Floats:
@@ -35,9 +43,10 @@ def as_embedding(embeddings: NDArray[np.float32], last: bool) -> Floats:
     return np.rint(vector * (EMBEDDING_RANGE / largest)) if largest > 0 else vector
 
 
-def inverse_norm(squares: Floats) -> Floats:
-    """1 / sqrt, and 0 for a vector of zeros, so that its similarity is 0."""
-    return np.where(squares > 0, 1.0 / np.sqrt(np.maximum(squares, 1.0)), 0.0)
+def one_inverse_norm(vector: Floats) -> float:
+    """1 / length, and 0 for a vector of zeros."""
+    square = float(vector.dot(vector))
+    return 1.0 / math.sqrt(max(square, 1.0)) if square > 0 else 0.0
 
 
 class Trajectory:
@@ -96,8 +105,7 @@ class MapStore:
         self.embeddings = np.zeros((capacity, 0))
         self.inverse_embeddings = np.zeros(capacity)
         self.n_maps = 0
-        self._scratch: Scratch | None = None
-        self._layers = np.arange(n_layers)
+        self._search: PathSearch | None = None
 
     def products(self, layer: int, scores: Floats) -> Floats:
         """Dot products of one layer's scores [E] with that layer of every stored map, [n_maps]; exact."""
@@ -107,31 +115,43 @@ class MapStore:
 
     def along(self, rows: Floats) -> Passage:
         """What `Trajectory` says after each layer of a map [L, E], for all layers at once."""
-        squares = (rows * rows).sum(axis=1)
-        self._admit(float(squares.max()))
-        scratch = self._scratch
-        if scratch is None or not scratch.suits(self):
-            scratch = self._scratch = Scratch(self)
-        np.matmul(rows.astype(self.maps.dtype)[:, None, :], self.maps[:, :, : self.n_maps], out=scratch.products)
-        np.copyto(scratch.dots, scratch.products[:, 0])
-        for before, here in scratch.steps:  # several times as fast as numpy's cumsum along this axis
-            np.add(before, here, out=here)
-        alike = np.multiply(scratch.dots, self.inverse_norms[:, : self.n_maps], out=scratch.alike)
-        slots = alike.argmax(axis=1)
-        own = inverse_norm(np.cumsum(squares))
-        best = alike[self._layers, slots]
-        return Passage(slots, best * own, alike[-1] * own[-1], own)
+        n_layers = self.n_layers
+        slots, similarities, own = np.empty(n_layers, dtype=np.int64), np.empty(n_layers), np.empty(n_layers)
+        whole = np.empty(self.n_maps)
+        rows = np.ascontiguousarray(rows, dtype=np.float64)
+        if not self.search().along(rows, self.n_maps, slots, similarities, whole, own):
+            self._widen()
+            self.search().along(rows, self.n_maps, slots, similarities, whole, own)
+        return Passage(slots, similarities, whole, own)
+
+    def search(self) -> PathSearch:
+        """The search among what is stored."""
+        if self._search is None:
+            self._search = PathSearch(self.maps, self.inverse_norms)
+        return self._search
+
+    def rows(self, first: int, slots: NDArray[np.int64]) -> Floats:
+        """Scores of stored maps: of layer `first + i` those of the map in `slots[i]`, [m, E]."""
+        out = np.empty((len(slots), self.n_experts))
+        self.search().rows(first, slots, out)
+        return out
 
     def _admit(self, square: float) -> None:
         """Make sure that products of rows with this sum of squares are exact: they do not exceed the larger square."""
         if square > EXACT_IN_SINGLE and self.maps.dtype == np.float32:
-            self.maps = self.maps.astype(np.float64)
+            self._widen()
+
+    def _widen(self) -> None:
+        self.maps = self.maps.astype(np.float64)
+        self._search = None
 
     def semantic(self, embedding: Floats) -> Floats:
         """Cosine of an embedding [h] with every stored one (equation 4), [n_maps]."""
         n = self.n_maps
-        own = float(inverse_norm(np.asarray(embedding @ embedding)))
-        return (self.embeddings[:n] @ embedding) * self.inverse_embeddings[:n] * own
+        cosines: Floats = self.embeddings[:n] @ embedding
+        cosines *= self.inverse_embeddings[:n]
+        cosines *= one_inverse_norm(embedding)
+        return cosines
 
     def redundancy(self, semantic: Floats, trajectory: Floats) -> Floats:
         """RDY = d/L * semantic + (L - d)/L * trajectory similarity."""
@@ -164,82 +184,57 @@ class MapStore:
 
     def fill(self, new_maps: Floats, embeddings: Floats) -> None:
         """Add maps [n, L, E] with embeddings [n, h] in turn, as `add` would, with the products of a block at once."""
-        start = 0
-        while start < len(new_maps) and self.n_maps < self.capacity:
-            self._put(self.n_maps, new_maps[start], embeddings[start])
-            start += 1
-        for at in range(start, len(new_maps), BLOCK):
+        room = self.capacity - self.n_maps
+        first = new_maps[:room]
+        if len(first):
+            self._put_all(np.arange(self.n_maps, self.n_maps + len(first)), first, embeddings[:room])
+        for at in range(len(first), len(new_maps), BLOCK):
             self._replace_block(new_maps[at : at + BLOCK], embeddings[at : at + BLOCK])
 
     def _replace_block(self, new_maps: Floats, embeddings: Floats) -> None:
         """A slot taken by one newcomer is, for those after it, as similar as that newcomer."""
         flat = new_maps.reshape(len(new_maps), -1)
         stored = self.maps.reshape(-1, self.capacity).astype(np.float64)  # sums over all layers
-        own, own_sem = (inverse_norm((rows * rows).sum(axis=1)) for rows in (flat, embeddings))
-        theirs, theirs_sem = self.inverse_norms[-1], self.inverse_embeddings
-        trajectory = flat @ stored * theirs[None] * own[:, None]
-        semantic = embeddings @ self.embeddings.T * theirs_sem[None] * own_sem[:, None]
-        among = flat @ flat.T * own[None] * own[:, None]
-        among_sem = embeddings @ embeddings.T * own_sem[None] * own_sem[:, None]
-        scores = self.redundancy(semantic, trajectory)
-        among_scores = self.redundancy(among_sem, among)
-        for i in range(len(new_maps)):
-            slot = int(np.argmax(scores[i]))
-            self._put(slot, new_maps[i], embeddings[i])
-            scores[i + 1 :, slot] = among_scores[i + 1 :, i]
+        whole, meaning = (
+            Likeness(products, norms.copy(), rows @ rows.T, inverse_norm((rows * rows).sum(axis=1)))
+            for rows, products, norms in (
+                (flat, flat @ stored, self.inverse_norms[-1]),
+                (embeddings, embeddings @ self.embeddings.T, self.inverse_embeddings),
+            )
+        )
+        slots = replaced_in_turn(meaning, whole, self.distance / self.n_layers)
+        last = {slot: i for i, slot in enumerate(slots.tolist())}  # of those who took the same slot, who stays
+        stays = list(last.values())
+        self._put_all(np.array(list(last)), new_maps[stays], embeddings[stays])
 
-    def _put(self, slot: int, new_map: Floats, embedding: Floats, inverse_norms: Floats | None = None) -> None:
-        if self.embeddings.shape[1] != len(embedding):
-            self.embeddings = np.zeros((self.capacity, len(embedding)))
+    def _put_all(self, slots: NDArray[np.int64], new_maps: Floats, embeddings: Floats) -> None:
+        """Write maps [m, L, E] with their embeddings [m, h] into these slots, each named once."""
+        squares = (new_maps * new_maps).sum(axis=2)
+        self._admit(float(squares.max()))
+        self._size(embeddings.shape[1])
+        self.maps[:, :, slots] = new_maps.transpose(1, 2, 0)
+        self.inverse_norms[:, slots] = inverse_norm(squares.cumsum(axis=1)).T
+        self.embeddings[slots] = embeddings
+        self.inverse_embeddings[slots] = inverse_norm((embeddings * embeddings).sum(axis=1))
+        self.n_maps = max(self.n_maps, int(slots.max()) + 1)
+
+    def _put(self, slot: int, new_map: Floats, embedding: Floats, inverse_norms: Floats | None) -> None:
         if inverse_norms is None:
-            squares = (new_map * new_map).sum(axis=1)
-            self._admit(float(squares.max()))
-            inverse_norms = inverse_norm(np.cumsum(squares))
+            self._put_all(np.array([slot]), new_map[None], embedding[None])
+            return
+        self._size(len(embedding))
         self.maps[:, :, slot] = new_map
         self.inverse_norms[:, slot] = inverse_norms
         self.embeddings[slot] = embedding
-        self.inverse_embeddings[slot] = inverse_norm(np.asarray(embedding @ embedding))
+        self.inverse_embeddings[slot] = one_inverse_norm(embedding)
         if slot == self.n_maps:
             self.n_maps = slot + 1
+
+    def _size(self, hidden: int) -> None:
+        if self.embeddings.shape[1] != hidden:
+            self.embeddings = np.zeros((self.capacity, hidden))
 
     @property
     def n_bytes(self) -> int:
         """Host memory of the maps as the paper stores them: fp32 (Figure 18)."""
         return self.n_maps * self.n_layers * self.n_experts * 4
-
-
-class Scratch:
-    """Arrays that `along` writes over; asking the system for new ones costs more than the sums."""
-
-    def __init__(self, store: MapStore) -> None:
-        self.products = np.empty((store.n_layers, 1, store.n_maps), dtype=store.maps.dtype)
-        self.dots, self.alike = np.empty((2, store.n_layers, store.n_maps))
-        rows = list(self.dots)
-        self.steps = list(pairwise(rows))
-
-    def suits(self, store: MapStore) -> bool:
-        """True while the store has neither grown nor changed its precision."""
-        return bool(self.products.shape[2] == store.n_maps and self.products.dtype == store.maps.dtype)
-
-
-def select_many(
-    rows: Floats, similarities: Floats, top_k: int, threshold: bool
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Experts to prefetch for layers with these scores [m, E] (equations 6 to 8).
-
-    The smallest set whose probability reaches delta = clip(1 - similarity, 0, 1), at least K experts; without the
-    `threshold` just the K most probable (the ablation "Map (T+S)"). Ties go to the lowest id.
-
-    Returns:
-        All experts, most probable first [m, E], and how many of them are taken [m].
-    """
-    falling = -rows
-    order = falling.argsort(axis=1, kind="stable")
-    least = min(top_k, rows.shape[1])
-    if not threshold:
-        return order, np.full(len(rows), least)
-    falling.sort(axis=1)
-    reached = falling.cumsum(axis=1)  # less than nothing, as everything here
-    targets = np.maximum(np.minimum(similarities - 1.0, 0.0), -1.0) * -reached[:, -1]
-    enough = (targets < 0.0) + (reached[:, :-1] > targets[:, None]).sum(axis=1)  # the fewest that reach it
-    return order, np.maximum(enough, least)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.fine_moe.expert_maps import MapStore, Passage, Trajectory, as_embedding, as_map
-from policies.fine_moe.tracks import Foretold, Found, foretold
-from sim.policy import DECODE, PREFILL, Gate, Iteration, RequestInfo, StoreSplit, View
+from policies.fine_moe.expert_maps import MapStore, Passage, Trajectory, as_embedding, as_embeddings, as_map
+from sim.policy import PREFILL, Gate, Iteration, Outlook, RequestInfo, StoreSplit, View
 
 Floats = NDArray[np.float64]
 
@@ -19,13 +18,22 @@ class MapTrack:
     token, searched and stored on its own (`union`); or the mean is stored and nothing predicted (`none`).
 
     Args:
-        last: a map's embedding is that of its last token, not their mean. semantic: search the first layers by
-            embedding. threshold: choose by delta, see `select`.
+        outlook: takes the choices. last: a map's embedding is that of its last token, not their mean. semantic: search
+            the first layers by embedding. threshold: choose by delta, see `Outlook.choose`.
     """
 
     def __init__(
-        self, view: View, capacity: int, distance: int, prefill: str, last: bool, semantic: bool, threshold: bool = True
+        self,
+        view: View,
+        capacity: int,
+        distance: int,
+        outlook: Outlook,
+        prefill: str,
+        last: bool,
+        semantic: bool,
+        threshold: bool = True,
     ) -> None:
+        self._outlook = outlook
         self.store = MapStore(capacity, view.n_layers, view.n_experts, distance)
         self._prefill, self._last, self._semantic = prefill, last, semantic
         self._distance = distance
@@ -53,11 +61,14 @@ class MapTrack:
             rows = (request.first_row, request.first_row + request.prompt_len + request.outputs - 1)
             scores, meanings = store.trace.scores(*rows), store.trace.embeddings(*rows)
             n = request.prompt_len
-            for start, stop in [*self._within(0, n, PREFILL), *self._within(n, rows[1] - rows[0], DECODE)]:
-                maps.append(as_map(scores[start:stop]))
-                embeddings.append(as_embedding(meanings[start:stop], self._last))
+            if self._prefill != "union":  # a prompt is one map
+                maps.append(as_map(scores[:n])[None])
+                embeddings.append(as_embedding(meanings[:n], self._last)[None])
+                scores, meanings = scores[n:], meanings[n:]
+            maps.append(scores)
+            embeddings.append(as_embeddings(meanings))
         if maps:
-            self.store.fill(np.stack(maps), np.stack(embeddings))
+            self.store.fill(np.concatenate(maps), np.concatenate(embeddings))
 
     def _within(self, start: int, stop: int, phase: str) -> list[tuple[int, int]]:
         """Rows that make up one map each: single tokens, or a whole prompt."""
@@ -65,7 +76,7 @@ class MapTrack:
             return [(start, stop)]
         return [(row, row + 1) for row in range(start, stop)]
 
-    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
+    def start(self, iteration: Iteration, view: View) -> int:
         self._spans, at = [], 0
         for r in iteration.ranges:
             self._spans += self._within(at, at + r.stop_row - r.start_row, iteration.phase)
@@ -76,51 +87,50 @@ class MapTrack:
         self._alike = []
         self._blind = self.store.n_maps == 0 or (self._prefill == "none" and iteration.phase == PREFILL)
         if self._blind or not self._semantic:
-            return {}
+            return 0
         self._alike = [self.store.semantic(embedding) for embedding in self._embeddings]
-        best = [int(found.argmax()) for found in self._alike]
-        for found, at in zip(self._alike, best, strict=True):
-            self._sums[0] += float(found[at])
-        self._counts[0] += len(best)
-        return {
-            layer: [self._row(layer, at, float(found[at])) for found, at in zip(self._alike, best, strict=True)]
-            for layer in range(self._distance)
-        }
+        for i, found in enumerate(self._alike):
+            best = int(found.argmax())
+            self._sums[0] += float(found[best])
+            slots = np.full(self._distance, best)
+            self._choose(0, slots, np.full(self._distance, found[best]), i > 0)
+        self._counts[0] += len(self._alike)
+        return self._distance
 
-    def along(self, scores: Floats) -> Foretold | None:
+    def along(self, scores: Floats) -> bool:
         """What `step` finds for each layer from `distance` on, from the scores of all gates [n, L, E] at once."""
         self._passages = []
-        targets = np.arange(self._distance, self.store.n_layers)
-        m = len(targets)
-        several: list[tuple[Floats, Floats]] = []
+        m = self.store.n_layers - self._distance
         for start, stop in self._spans:
             own = as_map(scores[start:stop])
             passage = None if self._blind else self.store.along(own)
             self._passages.append((own, passage))
             if passage is not None and m:
-                similarities = passage.similarities[:m]
-                self._sums[1] += sum(similarities.tolist())
+                self._sums[1] += sum(passage.similarities[:m].tolist())
                 self._counts[1] += m
-                rows = self.store.maps[targets, :, passage.slots[:m]].astype(np.float64)
-                several.append((rows, similarities))
-        return foretold(self._distance, several, self._top_k, self._threshold) if several else None
+                self._choose(self._distance, passage.slots[:m], passage.similarities, len(self._passages) > 1)
+        return not self._blind and m > 0 and bool(self._spans)
 
-    def _row(self, layer: int, slot: int, similarity: float) -> Found:
-        return Found(self.store.maps[layer, :, slot].astype(np.float64), similarity)
+    def _choose(self, first: int, slots: NDArray[np.int64], similarities: Floats, joins: bool) -> None:
+        """Choose for the layers from `first` on by the maps in these slots."""
+        rows = self.store.rows(first, slots)
+        self._outlook.choose(first, rows, similarities, self._top_k, self._threshold, joins)
 
-    def step(self, gate: Gate, target: int) -> list[Found]:
-        """Take in a gate where later ones have not spoken; what to expect of layer `target`, where there is one."""
+    def step(self, gate: Gate, target: int) -> bool:
+        """Take in a gate where later ones have not spoken, and choose for layer `target`, where there is one."""
         if gate.layer == 0:
             self._paths = [Trajectory(self.store) for _ in self._spans]
         scores = gate.scores
         for path, (start, stop) in zip(self._paths, self._spans, strict=True):
             path.observe(np.array(as_map(scores[start:stop])))
         if self._blind or target >= self.store.n_layers:
-            return []
-        nearest = [path.nearest() for path in self._paths]
-        self._sums[1] += sum([alike for _, alike in nearest])
-        self._counts[1] += len(nearest)
-        return [self._row(target, *one) for one in nearest]
+            return False
+        for i, path in enumerate(self._paths):
+            slot, similarity = path.nearest()
+            self._sums[1] += similarity
+            self._choose(target, np.array([slot]), np.array([similarity]), i > 0)
+        self._counts[1] += len(self._paths)
+        return True
 
     def similarities(self) -> tuple[float, float]:
         """Mean similarity of the maps found by meaning, and by trajectory; 9 digits, whatever the order of adding."""

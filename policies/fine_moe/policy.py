@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from policies.common.surrogate import PREFIX, Surrogate
 from policies.fine_moe.expert_maps import Floats
-from policies.fine_moe.map_cache import Aims, MapCache, Ready
+from policies.fine_moe.map_cache import MapCache
 from policies.fine_moe.maps import MapTrack
-from policies.fine_moe.tracks import CountTrack, Foretold, Found, GateTrack, Track, foretold
+from policies.fine_moe.tracks import CountTrack, GateTrack, Track
 from sim.policy import (
     BadInput,
     Gate,
@@ -26,14 +24,12 @@ from sim.policy import (
     Predict,
     Prefetch,
     RequestInfo,
-    RequeueFrom,
     Serve,
     Steps,
     StoreSplit,
     Ticket,
     View,
     Wait,
-    Wishes,
 )
 
 SERVE = Serve()
@@ -110,26 +106,25 @@ class FineMoe(MapCache):
         published = PUBLISHED_DISTANCE.get(view.model_name, 3)
         self._d = min(int(self.distance or published), view.n_layers)
         self.settings["distance"] = self._d
+        self.bind_cache(view, self._d)
         self._track = self._tracking(view)
         self._maps = self._track if isinstance(self._track, MapTrack) else None
-        self.bind_cache(view)
+        self._foreseeing = self._foresee  # one name for one work: it is asked for once per iteration
         self._cpu_bytes_per_s = view.prices.cpu_bytes_per_s
-        # By layer what has been foretold of it, until it has passed; none of the last ones' successors.
-        self._ahead: list[Aims | None] = [None] * (view.n_layers + self._d + 1)
-        self._ready: Ready | None = None  # where all layers have been foretold together, what each one queues
         self._predicts: list[Predict] = []  # by layer
         self._predicts_of = (-1, -1)  # maps stored, and sequences searched for, when those were worked out
-        self._needed = self._named = self._right = self._searches = self._ended = self._unasked = 0
+        self._searches = self._ended = self._unasked = 0
 
     def _tracking(self, view: View) -> Track:
         if self.track == "speculate":
             stand_in = Surrogate(self.predictor, view.top_k, view.n_experts, 0) if self.labels else None
-            return GateTrack(view, self._d, stand_in)
+            return GateTrack(view, self._d, self.outlook, stand_in)
         if self.track == "hit_count":
-            return CountTrack(view, self._d)
+            return CountTrack(view, self._d, self.outlook)
         self.settings["prefill"] = prefill = self.prefill or PREFILL_OF[self.variant]
         semantic, threshold = self.track != "map_t", self.track == "map_tsd"
-        return MapTrack(view, self.capacity, self._d, prefill, self.variant == "code", semantic, threshold)
+        last = self.variant == "code"
+        return MapTrack(view, self.capacity, self._d, self.outlook, prefill, last, semantic, threshold)
 
     def learn(self, store: StoreSplit) -> None:
         if self.mode == "offline":
@@ -138,71 +133,50 @@ class FineMoe(MapCache):
     # -- searching (section 4.2) ------------------------------------------------------------------------------------
 
     def iteration_start(self, iteration: Iteration, view: View) -> Steps:
-        self._ready = None
-        found = self._track.start(iteration, view)
+        n_foretold = self._track.start(iteration, view)
         self._layer_searches(len(iteration.ranges) if self._maps is None else self._maps.n_spans)
-        if found:
+        if n_foretold:
             ticket = yield self._search(self._track.start_values())
             self._searches += 1
-            aims = self._aims(self._told(0, found.values(), view))
-            for layer in found:
-                self._aim(layer, aims)
+            for layer in range(n_foretold):
+                self.outlook.believe(layer)
             if self.asynchronous:
-                yield self._requeue(-1, (ticket,))
+                yield self.outlook.ahead(-1, (ticket,))
             else:
-                yield from self._load(found, view)
+                yield from self._load(range(n_foretold), view)
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
-        layer, needs = gate.layer, gate.needs
-        aims = self._ahead[layer]
-        if aims is not None:
-            self._count_right(aims, layer, needs)
+        layer, outlook = gate.layer, self.outlook
         if self.asynchronous:
-            self.visit(layer, needs, view)
+            self.visit(layer, gate.needs, view)
             yield SERVE
-        target = layer + self._d
-        aims = self._step(gate, target, view)
-        tickets: tuple[Ticket, ...] = ()
-        if aims is not None:
-            tickets = ((yield self._predicts[layer]),)
+        after: tuple[Ticket, ...] = ()
+        if self._step(gate, layer + self._d):
+            after = ((yield self._predicts[layer]),)
             self._searches += 1
-            self._aim(target, aims)
-        if self._ahead[layer] is not None:
-            self._ahead[layer] = None
-            self.forget(layer)
-        if self.asynchronous:
-            yield self._requeue(layer, tickets)
+            outlook.believe(layer + self._d)
+        outlook.forget(layer)
+        if self.asynchronous:  # section 4.5: rewritten as the pass moves on; passed layers are dropped
+            yield outlook.ahead(layer, after)
         else:
-            yield from self._load([target], view)
-            self.visit(layer, needs, view)
+            yield from self._load([layer + self._d], view)
+            self.visit(layer, gate.needs, view)
             yield SERVE
 
-    def _step(self, gate: Gate, target: int, view: View) -> Aims | None:
-        """What is to be expected of the layer `target`: of all layers at once where that can be."""
+    def _step(self, gate: Gate, target: int) -> bool:
+        """Choose for the layer `target`, where something can be said of it: for all layers at once if that can be."""
         if self._maps is not None:
-            known: tuple[Aims | None] | None = gate.at_once(self._foresee)
+            known: bool | None = gate.at_once(self._foreseeing)
             if known is not None:
-                return known[0]
-        found = self._track.step(gate, target)
-        return self._aims(self._told(target, [found], view)) if found else None
+                return known
+        return self._track.step(gate, target)
 
-    def _foresee(self, scores: Floats) -> list[tuple[Aims | None]]:
-        """By layer, what its gate says of the one `distance` ahead, from the scores of all of them [n, L, E]."""
+    def _foresee(self, scores: Floats) -> list[bool]:
+        """By layer, whether its gate says something of the one `distance` ahead; scores of all of them [n, L, E]."""
         assert self._maps is not None
-        told = self._maps.along(scores)
-        n_told = 0 if told is None else self._n_layers - self._d
-        aims = None if told is None else self._aims(told)
-        self._ready = None if aims is None else Ready(aims, self._d)
-        return [(aims,)] * n_told + [(None,)] * (self._n_layers - n_told)
-
-    def _told(self, first: int, found: Iterable[list[Found]], view: View) -> Foretold:
-        """What was found of some layers, from the `first` on, for every sequence."""
-        several = [(np.array([one.row for one in rows]), np.array([one.similarity for one in rows]))
-                   for rows in zip(*found, strict=True)]  # fmt: skip
-        return foretold(first, several, view.top_k, self.track == "map_tsd")
-
-    def _aims(self, told: Foretold) -> Aims:
-        return Aims(told, self._visits, self._aim_bar)
+        n_layers = self.outlook.n_layers
+        n_told = n_layers - self._d if self._maps.along(scores) else 0
+        return [True] * n_told + [False] * (n_layers - n_told)
 
     def iteration_end(self, iteration: Iteration, view: View) -> Steps:
         """Section 4.4: what was seen joins the store; the search for what it replaces is charged like any other."""
@@ -227,41 +201,15 @@ class FineMoe(MapCache):
         of = (self._track.n_stored, n_sequences)
         if of != self._predicts_of:
             self._predicts_of = of
-            self._predicts = [self._search(self._track.step_values(layer)) for layer in range(self._n_layers)]
-
-    def _aim(self, layer: int, aims: Aims) -> None:
-        self._ahead[layer] = aims
-        self.believe(aims, layer)
-
-    def _requeue(self, now: int, after: tuple[Ticket, ...]) -> RequeueFrom:
-        """Section 4.5: PRI = p / (l - l_now), rewritten as the pass moves on; passed layers are dropped."""
-        ready = self._ready
-        if ready is not None and now + 1 >= ready.first:
-            return RequeueFrom(ready.wishes, *ready.slices[now + 1 - ready.first], after, now)
-        # Layers that have not been foretold together: their queue is put together for this once.
-        indices: list[int] = []
-        priorities: list[float] = []
-        fresh = 0
-        for gap in range(1, self._d + 1):
-            aims = self._ahead[now + gap]
-            if gap == self._d and now >= 0:
-                fresh = len(indices)  # only what this search found waits for it; older predictions are there already
-            if aims is not None:
-                start, stop = aims.starts[now + gap - aims.first], aims.starts[now + gap - aims.first + 1]
-                indices += aims.indices[start:stop].tolist()
-                priorities += (aims.likely[start:stop] / gap).tolist()
-        return RequeueFrom(Wishes(indices, priorities), 0, len(indices), fresh, after, now)
+            self._predicts = [self._search(self._track.step_values(layer)) for layer in range(self.outlook.n_layers)]
 
     def _load(self, layers: Iterable[int], view: View) -> Steps:
         """What others do, says section 4.3: nothing is computed before prediction and prefetching are finished."""
         tickets: list[Ticket] = []
         for layer in layers:
-            aims = self._ahead[layer]
-            if aims is None:
+            if layer >= view.n_layers:
                 continue
-            start, stop = aims.starts[layer - aims.first], aims.starts[layer - aims.first + 1]
-            aimed = zip(aims.experts[start:stop], aims.likely[start:stop].tolist(), strict=True)
-            for expert, _ in sorted(aimed, key=lambda aimed: -aimed[1]):
+            for expert, _ in sorted(self.outlook.named_of(layer), key=lambda named: -named[1]):
                 ticket = yield Prefetch(view.piece(layer, expert))
                 if ticket is not None:
                     tickets.append(ticket)
@@ -269,22 +217,13 @@ class FineMoe(MapCache):
 
     # -- figures of its own -----------------------------------------------------------------------------------------
 
-    def _count_right(self, aims: Aims, layer: int, needs: dict[int, int]) -> None:
-        i = layer - aims.first
-        named = aims.experts[aims.starts[i] : aims.starts[i + 1]]
-        if named:
-            self._needed += len(needs)
-            self._named += len(named)
-            for expert in named:
-                if expert in needs:
-                    self._right += 1
-
     def stats(self) -> dict[str, float]:
         """predicted_frac: share of the chosen experts that were predicted; right_frac: of the predicted, chosen.
 
         semantic_similarity, trajectory_similarity: of the maps found, on average (Figure 16a). unasked_experts: held as
         an iteration ends though no gate has asked for them since they were prefetched, on average.
         """
+        outlook = self.outlook
         found = self._track.similarities() if isinstance(self._track, MapTrack) else (0.0, 0.0)
         return {
             "maps": self._track.n_stored,
@@ -292,7 +231,7 @@ class FineMoe(MapCache):
             "searches": self._searches,
             "semantic_similarity": found[0],
             "trajectory_similarity": found[1],
-            "predicted_frac": self._right / self._needed if self._needed else 0.0,
-            "right_frac": self._right / self._named if self._named else 0.0,
+            "predicted_frac": outlook.right / outlook.needed if outlook.needed else 0.0,
+            "right_frac": outlook.right / outlook.named if outlook.named else 0.0,
             "unasked_experts": self._unasked / self._ended if self._ended else 0.0,
         }

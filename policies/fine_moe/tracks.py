@@ -1,73 +1,23 @@
 """What FineMoE's searcher may track (EuroSys'26, arXiv 2502.05370, section 4.2), and what Figure 14a puts in its place.
 
 A track answers twice: before an iteration, for the layers nothing has been seen of yet, and after each gate, for the
-layer `distance` ahead. An answer is a row of scores per sequence and how alike the source of that row was.
+layer `distance` ahead. An answer is a row of scores per sequence and how alike the source of that row was; of several
+sequences the outlook takes the union of the sets and the larger probability.
 """
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.common.surrogate import Surrogate
-from policies.fine_moe.expert_maps import inverse_norm, select_many
-from sim.policy import DECODE, PREFILL, Gate, Iteration, RequestInfo, StoreSplit, View
+from policies.fine_moe.expert_maps import one_inverse_norm
+from sim.policy import DECODE, PREFILL, Gate, Iteration, Outlook, RequestInfo, StoreSplit, View, inverse_norm
 
 Floats = NDArray[np.float64]
-
-
-class Found(NamedTuple):
-    """Scores of one layer's experts [E], and the similarity of where they come from."""
-
-    row: Floats
-    similarity: float
-
-
-class Foretold(NamedTuple):
-    """Of some layers in a row the experts to prefetch, most probable first: `counts` of each layer, [sum of counts].
-
-    shares: the probabilities of all experts [layers, E].
-    """
-
-    first: int
-    experts: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    shares: Floats
-
-
-def foretold(first: int, several: list[tuple[Floats, Floats]], top_k: int, threshold: bool) -> Foretold:
-    """Equations 6 to 8 for every sequence; a batch takes the union of the sets and the larger probability.
-
-    Args:
-        first: the layer that the first row is of. several: scores of the layers' experts [m, E], and how alike their
-            source is [m], by sequence.
-    """
-    told = [_settled(rows, similarities, top_k, threshold) for rows, similarities in several]
-    if len(told) == 1:
-        return Foretold(first, *told[0])
-    sets = [[experts.tolist(), *np.cumsum(counts).tolist()] for experts, counts, _ in told]
-    union: list[list[int]] = []
-    for i in range(len(several[0][0])):
-        named = (experts[ends[i - 1] if i else 0 : ends[i]] for experts, *ends in sets)
-        union.append(list(dict.fromkeys(chain.from_iterable(named))))
-    experts = np.array(list(chain.from_iterable(union)), dtype=np.int64)
-    shares: Floats = np.maximum.reduce([shares for _, _, shares in told])
-    return Foretold(first, experts, np.array([len(one) for one in union]), shares)
-
-
-def _settled(
-    rows: Floats, similarities: Floats, top_k: int, threshold: bool
-) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
-    """The same for one sequence; nothing is chosen of a layer without scores."""
-    order, counts = select_many(rows, similarities, top_k, threshold)
-    totals = rows.sum(axis=1)
-    if not totals.all():
-        counts = np.where(totals > 0, counts, 0)
-        totals = np.where(totals > 0, totals, 1.0)
-    return order[np.arange(rows.shape[1]) < counts[:, None]], counts, rows / totals[:, None]
+ALIKE = np.ones(1)  # the gate itself is asked
 
 
 class Track(Protocol):
@@ -78,11 +28,11 @@ class Track(Protocol):
 
     def learn(self, store: StoreSplit) -> None: ...
 
-    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
-        """Rows for the first layers, by layer; nothing where the track is blind."""
+    def start(self, iteration: Iteration, view: View) -> int:
+        """Choose for the first layers, and say for how many: for none where the track is blind."""
 
-    def step(self, gate: Gate, target: int) -> list[Found]:
-        """Take in a gate; rows for layer `target`, nothing when it lies behind the last layer."""
+    def step(self, gate: Gate, target: int) -> bool:
+        """Take in a gate and choose for layer `target`; False where nothing can be said of it."""
 
     def end(self, iteration: Iteration) -> None: ...
 
@@ -98,7 +48,8 @@ class Track(Protocol):
 class CountTrack:
     """Request-level hit counts, what MoE-Infinity tracks: the past request whose counts are most like those so far."""
 
-    def __init__(self, view: View, distance: int) -> None:
+    def __init__(self, view: View, distance: int, outlook: Outlook) -> None:
+        self._outlook, self._top_k = outlook, view.top_k
         self._shape = (view.n_layers, view.n_experts)
         self._distance = distance
         self._stored = np.zeros((0, view.n_layers * view.n_experts))
@@ -122,30 +73,35 @@ class CountTrack:
         self._stored = np.concatenate([self._stored, counts.reshape(1, -1)])
         self._inverse = inverse_norm((self._stored * self._stored).sum(axis=1))
 
-    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
+    def start(self, iteration: Iteration, view: View) -> int:
         self._n_ranges = len(iteration.ranges)
         for r in iteration.ranges:
             self._running.setdefault(r.request.index, np.zeros(self._shape))
         if not self.n_stored or iteration.phase == PREFILL:  # of a new request nothing has been counted
-            return {}
-        return {layer: self._search(iteration, layer) for layer in range(self._distance)}
+            return 0
+        self._search(iteration, 0, self._distance)
+        return self._distance
 
-    def step(self, gate: Gate, target: int) -> list[Found]:
+    def step(self, gate: Gate, target: int) -> bool:
         ids, at = gate.ids, 0
         for r in gate.iteration.ranges:
             n = r.stop_row - r.start_row
             np.add.at(self._running[r.request.index][gate.layer], ids[at : at + n], 1.0)
             at += n
-        return self._search(gate.iteration, target) if self.n_stored and target < self._shape[0] else []
+        if not self.n_stored or target >= self._shape[0]:
+            return False
+        self._search(gate.iteration, target, target + 1)
+        return True
 
-    def _search(self, iteration: Iteration, layer: int) -> list[Found]:
-        found: list[Found] = []
-        for r in iteration.ranges:
+    def _search(self, iteration: Iteration, first: int, stop: int) -> None:
+        """Choose for layers `first` to `stop` by the counts that are most like each request's so far."""
+        for i, r in enumerate(iteration.ranges):
             counts = self._running[r.request.index].reshape(-1)
-            alike = (self._stored @ counts) * self._inverse * float(inverse_norm(np.asarray(counts @ counts)))
+            alike = (self._stored @ counts) * self._inverse * one_inverse_norm(counts)
             best = int(alike.argmax())
-            found.append(Found(self._stored[best].reshape(self._shape)[layer], float(alike[best])))
-        return found
+            rows = self._stored[best].reshape(self._shape)[first:stop]
+            similarities = np.full(stop - first, alike[best])
+            self._outlook.choose(first, rows, similarities, self._top_k, False, i > 0)
 
     def end(self, iteration: Iteration) -> None:
         """Counts are kept when the request ends."""
@@ -170,7 +126,8 @@ class GateTrack:
     names is equally probable.
     """
 
-    def __init__(self, view: View, distance: int, surrogate: Surrogate | None = None) -> None:
+    def __init__(self, view: View, distance: int, outlook: Outlook, surrogate: Surrogate | None = None) -> None:
+        self._outlook, self._top_k = outlook, view.top_k
         self._distance, self._n_layers, self._n_experts = distance, view.n_layers, view.n_experts
         self._surrogate = surrogate
         self.n_stored = 0  # nothing is searched
@@ -178,21 +135,25 @@ class GateTrack:
     def learn(self, store: StoreSplit) -> None:
         """Nothing to learn."""
 
-    def start(self, iteration: Iteration, view: View) -> dict[int, list[Found]]:
-        return {}  # no gate input yet
+    def start(self, iteration: Iteration, view: View) -> int:
+        return 0  # no gate input yet
 
-    def step(self, gate: Gate, target: int) -> list[Found]:
+    def step(self, gate: Gate, target: int) -> bool:
         if gate.phase != DECODE or target >= self._n_layers:
-            return []
-        if self._surrogate is None:
-            return [Found(row, 1.0) for row in gate.next_scores(self._distance)]
-        found: list[Found] = []
+            return False
+        rows = self._named(gate, target) if self._surrogate else np.ascontiguousarray(gate.next_scores(self._distance))
+        for i in range(len(rows)):
+            self._outlook.choose(target, rows[i : i + 1], ALIKE, self._top_k, False, i > 0)
+        return True
+
+    def _named(self, gate: Gate, target: int) -> Floats:
+        """The stand-in's answer as scores, by sequence [n, E]."""
+        assert self._surrogate is not None
         truth = gate.iteration.ids(target).tolist()
-        for r, ids in zip(gate.iteration.ranges, truth, strict=True):
-            row = np.zeros(self._n_experts)
+        rows = np.zeros((len(truth), self._n_experts))
+        for row, r, ids in zip(rows, gate.iteration.ranges, truth, strict=True):
             row[self._surrogate.name(r.start_row, target, ids)] = 1.0
-            found.append(Found(row, 1.0))
-        return found
+        return rows
 
     def end(self, iteration: Iteration) -> None:
         """Nothing is kept."""

@@ -25,7 +25,9 @@ from sim.policy.decisions import (
     WriteBack,
 )
 from sim.policy.order import FREE, LAST, NEVER, NOT_FOR_PREFETCH, Insertion, Order, Rank, Recency
+from sim.policy.outlook import Outlook
 from sim.policy.pieces import Piece, Pieces
+from sim.policy.search import EXACT_IN_SINGLE, Likeness, PathSearch, inverse_norm, replaced_in_turn
 from sim.policy.tickets import Ticket
 from sim.policy.view import Prices, View
 from sim.policy.wishes import Wishes
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BITS_PER_PARAM",
     "DECODE",
+    "EXACT_IN_SINGLE",
     "FREE",
     "LAST",
     "MAKE_ONE",
@@ -61,9 +64,12 @@ __all__ = [
     "IllegalDecision",
     "Insertion",
     "Iteration",
+    "Likeness",
     "Order",
+    "Outlook",
     "Param",
     "ParamValue",
+    "PathSearch",
     "Piece",
     "Pieces",
     "Policy",
@@ -90,9 +96,11 @@ __all__ = [
     "Wishes",
     "WriteBack",
     "bundled",
+    "inverse_norm",
     "kept",
     "no_store",
     "overrides",
+    "replaced_in_turn",
     "replacing",
     "requests_of",
 ]

@@ -1,0 +1,288 @@
+"""What a policy expects of each layer of an iteration: which experts, how probable each is, and what that ranks.
+
+A policy that predicts by scores chooses experts from rows of them (`choose`), believes a layer's choice once its
+prediction is due (`believe`), and asks for the prefetches of the layers ahead (`ahead`). Compiled these are plain loops
+over numbers; without a compiler numpy and Python give the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.base.flat import COMPILED, floats, ints
+from sim.policy.decisions import RequeueFrom
+from sim.policy.order import Rank
+from sim.policy.tickets import Ticket
+from sim.policy.wishes import Wishes
+
+Floats = NDArray[np.float64]
+
+
+class Outlook:
+    """Chosen experts and probabilities by layer. State of all experts lies in rows by `Piece.index`.
+
+    Rows of scores are whole numbers not below zero, so that their sums are exact.
+
+    Args:
+        distance: layers ahead that `ahead` looks. order: the order of leaving, whose bars and ranks are kept.
+        bar: of an expert that is chosen for a layer to come; `FREE` leaves the bars alone.
+        ranks: whether an expert ranks by probability x visits.
+
+    Attributes:
+        needed, named, right: of the layers that something was expected of the experts asked for, chosen, and both.
+    """
+
+    def __init__(self, n_layers: int, n_experts: int, distance: int, order: Rank, bar: int = 0,
+                 ranks: bool = True) -> None:  # fmt: skip
+        n = n_layers * n_experts
+        self.n_layers = n_layers
+        self.n_experts = n_experts
+        self.distance = distance
+        self.rank: Any = order.rank.data  # single numbers are written in a quarter of an array's time
+        self.bar_of: Any = order.bar.data
+        if len(self.rank) != n or len(self.bar_of) != n:
+            raise ValueError(f"Outlook of {n} experts, got an order of {len(self.rank)}: make Rank({n})")
+        self.bar = bar
+        self.ranks = ranks
+        self.n_chosen = ints(n_layers)
+        self.chosen = ints(n)  # of each layer the experts, in order of asking
+        self.shares = floats(n)  # probabilities of the last choice
+        self.is_chosen = bytearray(n)
+        self.believed = bytearray(n_layers)
+        self.expected = bytearray(n_layers)  # believed, and not asked for since
+        self.believed_shares = floats(n, 1.0 / n_experts)
+        self.visits = floats(n)
+        self.heap = ints(n_experts)
+        room = distance * n_experts
+        self.wishes = wishes = Wishes(np.zeros(room, dtype=np.int64), np.zeros(room))
+        self.indices: Any = wishes.indices
+        self.priorities: Any = wishes.priorities
+        self.needed = 0
+        self.named = 0
+        self.right = 0
+
+    # -- choosing ---------------------------------------------------------------------------------------------------
+
+    def choose(self, first: int, rows: Floats, similarities: Floats, least: int, threshold: bool,
+               joins: bool = False) -> None:  # fmt: skip
+        """Choose experts of the layers from `first` on by rows of scores [m, E], most probable first.
+
+        The smallest set whose share of the row reaches clip(1 - similarity, 0, 1), at least so many experts; without
+        the `threshold` just the `least` number. Ties go to the lowest id; of a row without scores nothing is chosen.
+
+        Args:
+            similarities: how alike the source of each row is, [m].
+            joins: what was chosen last stays in front: the union of the sets, of probabilities the larger.
+        """
+        m = len(rows)
+        if not 0 <= first <= self.n_layers - m or rows.shape[1] != self.n_experts or len(similarities) < m:
+            raise ValueError(f"choose, got {m} rows from layer {first} on: there are {self.n_layers} layers")
+        least = min(least, self.n_experts)
+        if not COMPILED:
+            self._choose_plain(first, rows, similarities[:m], least, threshold, joins)
+            return
+        for i in range(m):
+            self._choose_row(first + i, rows, i, similarities[i], least, threshold, joins)
+
+    def _choose_row(self, layer: int, rows: Floats, i: int, similarity: float, least: int, threshold: bool,
+                    joins: bool) -> None:  # fmt: skip
+        n_experts, base, heap, shares = self.n_experts, layer * self.n_experts, self.heap, self.shares
+        total = 0.0
+        for expert in range(n_experts):
+            total += rows[i, expert]
+            heap[expert] = expert
+        self._begin(layer, joins)
+        if not total > 0.0:
+            if not joins:
+                for expert in range(n_experts):
+                    shares[base + expert] = 0.0
+            return
+        for expert in range(n_experts):
+            share = rows[i, expert] / total
+            if not joins or share > shares[base + expert]:
+                shares[base + expert] = share
+        goal = similarity - 1.0
+        goal = 0.0 if goal > 0.0 else goal
+        goal = (1.0 if goal < -1.0 else -goal) * total if threshold else 0.0
+        for at in range(n_experts // 2 - 1, -1, -1):
+            self._sink(rows, i, at, n_experts)
+        reached = 0.0
+        left = n_experts
+        while left > 0 and (n_experts - left < least or reached < goal):
+            expert = heap[0]
+            reached += rows[i, expert]
+            left -= 1
+            heap[0] = heap[left]
+            self._sink(rows, i, 0, left)
+            self._join(layer, expert)
+
+    def _begin(self, layer: int, joins: bool) -> None:
+        """Forget what was chosen of a layer, unless more is to join it."""
+        base = layer * self.n_experts
+        if not joins:
+            for at in range(self.n_chosen[layer]):
+                self.is_chosen[base + self.chosen[base + at]] = 0
+            self.n_chosen[layer] = 0
+
+    def _join(self, layer: int, expert: int) -> None:
+        at = layer * self.n_experts
+        if not self.is_chosen[at + expert]:
+            self.is_chosen[at + expert] = 1
+            self.chosen[at + self.n_chosen[layer]] = expert
+            self.n_chosen[layer] += 1
+
+    def _sink(self, rows: Floats, i: int, at: int, n: int) -> None:
+        """Put one entry of the heap in its place; the largest score, of equals the lowest expert, stands on top."""
+        heap = self.heap
+        expert = heap[at]
+        score = rows[i, expert]
+        while 2 * at + 1 < n:
+            below = 2 * at + 1
+            lower = heap[below]
+            if below + 1 < n:
+                other = heap[below + 1]
+                if rows[i, other] > rows[i, lower] or (rows[i, other] == rows[i, lower] and other < lower):
+                    below += 1
+                    lower = other
+            if score > rows[i, lower] or (score == rows[i, lower] and expert < lower):
+                break
+            heap[at] = lower
+            at = below
+        heap[at] = expert
+
+    def _choose_plain(self, first: int, rows: Floats, similarities: Floats, least: int, threshold: bool,
+                      joins: bool) -> None:  # fmt: skip
+        """The same with whole arrays at a time."""
+        n_experts = self.n_experts
+        order, counts = select_many(rows, similarities, least, threshold)
+        totals = rows.sum(axis=1)
+        if not totals.all():
+            counts = np.where(totals > 0, counts, 0)
+            totals = np.where(totals > 0, totals, 1.0)
+        here = slice(first * n_experts, (first + len(rows)) * n_experts)
+        shares = (rows / totals[:, None]).ravel()
+        if joins:
+            shares = np.maximum(np.array(self.shares[here]), shares)
+        self.shares[here] = shares.tolist()
+        for i, (experts, count) in enumerate(zip(order.tolist(), counts.tolist(), strict=True)):
+            layer = first + i
+            if joins:
+                for expert in experts[:count]:
+                    self._join(layer, expert)
+            else:
+                base = layer * n_experts
+                flags = bytearray(n_experts)
+                for expert in experts[:count]:
+                    flags[expert] = 1
+                self.is_chosen[base : base + n_experts] = flags
+                self.chosen[base : base + count] = experts[:count]
+                self.n_chosen[layer] = count
+
+    def _base(self, layer: int) -> int:
+        """Where a layer's experts begin."""
+        if not 0 <= layer < self.n_layers:
+            raise ValueError(f"Outlook, got layer {layer}: there are {self.n_layers}")
+        return layer * self.n_experts
+
+    # -- what follows from it ---------------------------------------------------------------------------------------
+
+    def visit(self, layer: int, experts: dict[int, int]) -> None:
+        """A gate has asked for these: a visit of each, hit or miss."""
+        base = self._base(layer)
+        expected = self.expected[layer] and self.n_chosen[layer] > 0
+        self.expected[layer] = 0
+        if expected:
+            self.named += self.n_chosen[layer]
+        for expert in experts:
+            if expert < 0 or expert >= self.n_experts:
+                raise ValueError(f"visit, got expert {expert}: there are {self.n_experts}")
+            at = base + expert
+            self.visits[at] += 1.0
+            if self.ranks:
+                self.rank[at] = self.believed_shares[at] * self.visits[at]
+            if expected:
+                self.needed += 1
+                self.right += self.is_chosen[at]
+
+    def believe(self, layer: int) -> None:
+        """What was chosen of a layer holds from now on: probabilities, ranks and bars."""
+        base = self._base(layer)
+        self.believed[layer] = self.expected[layer] = 1
+        if not COMPILED:
+            self._believe_plain(base, base + self.n_experts)
+            return
+        for at in range(base, base + self.n_experts):
+            share = self.shares[at]
+            self.believed_shares[at] = share
+            if self.ranks:
+                self.rank[at] = share * self.visits[at]
+            if self.bar:
+                self.bar_of[at] = self.bar if self.is_chosen[at] else 0
+
+    def _believe_plain(self, start: int, stop: int) -> None:
+        shares = self.shares[start:stop]
+        self.believed_shares[start:stop] = shares
+        if self.ranks:
+            for at, share in enumerate(shares, start):
+                self.rank[at] = share * self.visits[at]
+        if self.bar:
+            self.bar_of[start:stop] = bytes([self.bar if chosen else 0 for chosen in self.is_chosen[start:stop]])
+
+    def forget(self, layer: int) -> None:
+        """The layer has passed: nothing is expected of it any more."""
+        base = self._base(layer)
+        if self.believed[layer]:
+            self.believed[layer] = 0
+            if self.bar:
+                for at in range(base, base + self.n_experts):
+                    self.bar_of[at] = 0
+
+    def ahead(self, now: int, after: tuple[Ticket, ...]) -> RequeueFrom:
+        """The prefetches of the layers behind `now` (-1: none has run) of which something is believed.
+
+        The nearer a layer and the more probable an expert, the sooner: priority = probability / (layer - now). What
+        belongs to the farthest layer waits for `after`; before the first layer everything does.
+        """
+        if now < -1:
+            raise ValueError(f"ahead, got layer {now}: layers count from 0, and -1 stands before them")
+        n = 0
+        fresh = 0
+        for gap in range(1, self.distance + 1):
+            layer = now + gap
+            if gap == self.distance and now >= 0:
+                fresh = n
+            if layer < self.n_layers and self.believed[layer]:
+                base = layer * self.n_experts
+                for place in range(self.n_chosen[layer]):
+                    at = base + self.chosen[base + place]
+                    self.indices[n] = at
+                    self.priorities[n] = self.believed_shares[at] / gap
+                    n += 1
+        return tuple.__new__(RequeueFrom, (self.wishes, 0, n, fresh, after, now, -1))
+
+    def named_of(self, layer: int) -> list[tuple[int, float]]:
+        """Experts chosen of a layer and how probable each is, in order of asking; none of a layer not believed."""
+        base = self._base(layer)
+        if not self.believed[layer]:
+            return []
+        experts = [self.chosen[base + place] for place in range(self.n_chosen[layer])]
+        return [(expert, self.believed_shares[base + expert]) for expert in experts]
+
+
+def select_many(
+    rows: Floats, similarities: Floats, least: int, threshold: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """`Outlook.choose` with whole arrays: all experts, most probable first [m, E], and how many are chosen [m]."""
+    falling = -rows
+    order = falling.argsort(axis=1, kind="stable")
+    least = min(least, rows.shape[1])
+    if not threshold:
+        return order, np.full(len(rows), least)
+    falling.sort(axis=1)
+    reached = falling.cumsum(axis=1)  # less than nothing, as everything here
+    targets = np.maximum(np.minimum(similarities - 1.0, 0.0), -1.0) * -reached[:, -1]
+    enough = (targets < 0.0) + (reached[:, :-1] > targets[:, None]).sum(axis=1)  # the fewest that reach it
+    return order, np.maximum(enough, least)

@@ -1,0 +1,268 @@
+"""Searches that a policy makes again and again, among stored vectors for those most like its own.
+
+Compiled these are plain loops; where no compiler was, numpy gives the same bits. Rows are of whole numbers, and so are
+all sums of their products: exact, in whatever order they are added.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.base.flat import COMPILED
+
+Floats = NDArray[np.float64]
+# Whole numbers up to here are exact in single precision, and so is every sum of such that does not exceed it.
+EXACT_IN_SINGLE = 2.0**24
+
+
+class PathSearch:
+    """Compares a path, one row of numbers per layer, with stored ones by the cosine of what has been seen so far.
+
+    Args:
+        paths: the stored ones, [L, E, capacity], float32 where that holds every sum of products exactly, else float64.
+        inverse_norms: 1 / length of each stored path up to each layer, [L, capacity]; 0 where it is all zeros.
+            Both are read at every search, and may be written between.
+    """
+
+    def __init__(self, paths: NDArray[Any], inverse_norms: Floats) -> None:
+        self.n_layers, self.n_width, n = paths.shape
+        self.n_stored = n
+        if inverse_norms.shape != (self.n_layers, n):
+            raise ValueError(f"PathSearch, got norms of shape {inverse_norms.shape}: must be {(self.n_layers, n)}")
+        self.paths = paths
+        self.inverse_norms = inverse_norms
+        self.is_single = paths.dtype == np.float32
+        none = np.zeros((1, 1, 1))
+        self.single = paths if self.is_single else none.astype(np.float32)
+        self.double = none if self.is_single else paths
+        self.products = np.zeros(n, dtype=np.float32)
+        self.dots = np.zeros(n)
+        self.arrays: Arrays | None = None  # where whole arrays are worked with, those to write over
+
+    def along(self, rows: Floats, n: int, slots: NDArray[np.int64], similarities: Floats, whole: Floats,
+              own: Floats) -> bool:  # fmt: skip
+        """Search the first `n` stored paths with each beginning of `rows` [L, E].
+
+        Fills for every layer the `slots` of the path most alike (ties go to the lowest) and the `similarities` of
+        these, [L]; `whole`, the similarity of every stored path in the end, [n]; `own`, 1 / length of `rows` up to
+        each layer, [L]. Nothing of it where a layer's squares add up to more than single precision holds exactly, and
+        the paths are in that: then the answer is False.
+        """
+        n_layers, n_stored = self.n_layers, self.n_stored
+        if not 0 < n <= n_stored or rows.shape[0] != n_layers or rows.shape[1] != self.n_width or len(whole) != n:
+            raise ValueError(f"along, got {rows.shape[0]} rows, {n} paths: there are {n_layers}, and 1 to {n_stored}")
+        if len(slots) != n_layers or len(similarities) != n_layers or len(own) != n_layers:
+            raise ValueError(f"along, got room for {len(slots)} slots: one slot, similarity and length for each layer")
+        if not COMPILED:
+            if self.arrays is None or self.arrays.n != n:
+                self.arrays = Arrays(self.paths, self.inverse_norms, n)
+            return self.arrays.along(rows, slots, similarities, whole, own)
+        if self.is_single and self._largest(rows) > EXACT_IN_SINGLE:
+            return False
+        dots = self.dots
+        norms = self.inverse_norms
+        square = 0.0
+        for i in range(n):
+            dots[i] = 0.0
+        for layer in range(self.n_layers):
+            for at in range(self.n_width):
+                square += rows[layer, at] * rows[layer, at]
+            own[layer] = 1.0 / math.sqrt(square if square > 1.0 else 1.0) if square > 0.0 else 0.0
+            if self.is_single:
+                self._add_single(layer, rows, n)
+            else:
+                self._add_double(layer, rows, n)
+            for i in range(n):
+                whole[i] = dots[i] * norms[layer, i]
+            best = 0
+            most = whole[0]
+            for i in range(1, n):
+                if whole[i] > most:
+                    most = whole[i]
+                    best = i
+            slots[layer] = best
+            similarities[layer] = most * own[layer]
+        for i in range(n):
+            whole[i] = whole[i] * own[self.n_layers - 1]
+        return True
+
+    def _largest(self, rows: Floats) -> float:
+        """The largest sum of a layer's squares."""
+        most = 0.0
+        for layer in range(self.n_layers):
+            square = 0.0
+            for at in range(self.n_width):
+                square += rows[layer, at] * rows[layer, at]
+            most = max(most, square)
+        return most
+
+    def _add_single(self, layer: int, rows: Floats, n: int) -> None:
+        """Add a layer's products to those of the layers before; two numbers of the row at a time."""
+        paths = self.single
+        products = self.products
+        dots = self.dots
+        for i in range(n):
+            products[i] = 0.0
+        for pair in range(self.n_width // 2):
+            at = 2 * pair
+            first = rows[layer, at]
+            second = rows[layer, at + 1]
+            for i in range(n):
+                products[i] += first * paths[layer, at, i] + second * paths[layer, at + 1, i]
+        if self.n_width % 2:
+            at = self.n_width - 1
+            first = rows[layer, at]
+            for i in range(n):
+                products[i] += first * paths[layer, at, i]
+        for i in range(n):
+            dots[i] += products[i]
+
+    def _add_double(self, layer: int, rows: Floats, n: int) -> None:
+        """The same where the sums outgrow single precision."""
+        paths = self.double
+        dots = self.dots
+        for at in range(self.n_width):
+            value = rows[layer, at]
+            for i in range(n):
+                dots[i] += value * paths[layer, at, i]
+
+    def rows(self, first: int, slots: NDArray[np.int64], out: Floats) -> None:
+        """Rows of stored paths, `out` [m, E]: of layer `first + i` that of the path `slots[i]`."""
+        n_layers, m = self.n_layers, len(out)
+        if not 0 <= first <= n_layers - m or len(slots) < m or out.shape[1] != self.n_width:
+            raise ValueError(f"rows, got {m} from layer {first} on: there are {n_layers} layers; a slot for each")
+        for i in range(m):
+            if not 0 <= slots[i] < self.n_stored:
+                raise ValueError(f"rows, got slot {slots[i]}: there are {self.n_stored}")
+        if not COMPILED:
+            layers = np.arange(first, first + m)
+            out[:] = self.paths[layers, :, slots[:m]]
+        elif self.is_single:
+            for i in range(m):
+                for at in range(self.n_width):
+                    out[i, at] = self.single[first + i, at, slots[i]]
+        else:
+            for i in range(m):
+                for at in range(self.n_width):
+                    out[i, at] = self.double[first + i, at, slots[i]]
+
+
+class Arrays:
+    """The search with whole arrays at a time; asking the system for new ones costs more than the sums."""
+
+    def __init__(self, paths: NDArray[Any], inverse_norms: Floats, n: int) -> None:
+        n_layers = len(paths)
+        self.n = n
+        self.paths, self.norms = paths[:, :, :n], inverse_norms[:, :n]
+        self.products = np.empty((n_layers, 1, n), dtype=paths.dtype)
+        self.dots, self.alike = np.empty((2, n_layers, n))
+        self.steps = list(pairwise(list(self.dots)))
+        self.layers = np.arange(n_layers)
+
+    def along(self, rows: Floats, slots: NDArray[np.int64], similarities: Floats, whole: Floats, own: Floats) -> bool:
+        """See `PathSearch.along`."""
+        squares = (rows * rows).sum(axis=1)
+        if self.paths.dtype == np.float32 and float(squares.max()) > EXACT_IN_SINGLE:
+            return False
+        np.matmul(rows.astype(self.paths.dtype)[:, None, :], self.paths, out=self.products)
+        np.copyto(self.dots, self.products[:, 0])
+        for before, here in self.steps:  # several times as fast as numpy's cumsum along this axis
+            np.add(before, here, out=here)
+        np.multiply(self.dots, self.norms, out=self.alike)
+        self.alike.argmax(axis=1, out=slots)
+        own[:] = inverse_norm(np.cumsum(squares))
+        np.multiply(self.alike[self.layers, slots], own, out=similarities)
+        last = len(own) - 1
+        np.multiply(self.alike[last], own[last], out=whole)
+        return True
+
+
+class Likeness(NamedTuple):
+    """Cosines of m newcomers with n stored vectors, and among themselves, as products and 1 / lengths.
+
+    Products lie in [m, n] and [m, m], norms in [n] and [m].
+    """
+
+    products: Floats
+    norms: Floats
+    among: Floats
+    own: Floats
+
+
+def replaced_in_turn(one: Likeness, other: Likeness, share: float) -> NDArray[np.int64]:
+    """Newcomers take slots in turn, each that of the stored vector most like it; which ones, [m].
+
+    Alike is share x the cosine by `one` + (1 - share) x that by `other`; ties go to the lowest slot. Whoever has taken
+    a slot is compared with by those that follow. Products and norms are written over.
+    """
+    m, n = one.products.shape
+    for like in (one, other):
+        shapes = [array.shape for array in like]
+        if shapes != [(m, n), (n,), (m, m), (m,)]:
+            raise ValueError(f"replaced_in_turn, got arrays of shapes {shapes}: {m} newcomers, {n} stored vectors")
+    slots = np.zeros(m, dtype=np.int64)
+    if COMPILED and n:
+        _in_turn(
+            one.products, one.norms, one.among, one.own, other.products, other.norms, other.among, other.own, share,
+            slots, np.zeros(n), np.zeros(m, dtype=np.int64), np.full(n, -1),
+        )  # fmt: skip
+        return slots
+    scores = share * _cosines(one.products, one.norms, one.own)
+    scores += (1.0 - share) * _cosines(other.products, other.norms, other.own)
+    among = share * _cosines(one.among, one.own, one.own) + (1.0 - share) * _cosines(other.among, other.own, other.own)
+    for i in range(m):
+        slot = slots[i] = int(scores[i].argmax())
+        scores[i + 1 :, slot] = among[i + 1 :, i]
+    return slots
+
+
+def _cosines(products: Floats, norms: Floats, own: Floats) -> Floats:
+    return products * norms[None] * own[:, None]
+
+
+def _in_turn(products: Floats, norms: Floats, among: Floats, own: Floats, products2: Floats, norms2: Floats,
+             among2: Floats, own2: Floats, share: float, slots: NDArray[np.int64], score: Floats,
+             taken: NDArray[np.int64], holder: NDArray[np.int64]) -> None:  # fmt: skip
+    """One newcomer after the other.
+
+    Args:
+        score: room for numbers [n]. taken: room for the slots that newcomers have taken, each named once [m]. holder:
+            by slot the newcomer that has it; -1 everywhere [n].
+    """
+    n = len(norms)
+    rest = 1.0 - share
+    n_taken = 0
+    for i in range(len(own)):
+        for at in range(n_taken):
+            slot = taken[at]
+            products[i, slot] = among[i, holder[slot]]
+            products2[i, slot] = among2[i, holder[slot]]
+        length = own[i]
+        length2 = own2[i]
+        for slot in range(n):
+            score[slot] = share * (products[i, slot] * norms[slot] * length) + rest * (
+                products2[i, slot] * norms2[slot] * length2
+            )
+        best = 0
+        most = score[0]
+        for slot in range(1, n):
+            if score[slot] > most:
+                most = score[slot]
+                best = slot
+        slots[i] = best
+        norms[best] = length
+        norms2[best] = length2
+        if holder[best] < 0:
+            taken[n_taken] = best
+            n_taken += 1
+        holder[best] = i
+
+
+def inverse_norm(squares: Floats) -> Floats:
+    """1 / sqrt, and 0 for a vector of zeros, so that its similarity is 0."""
+    return np.where(squares > 0, 1.0 / np.sqrt(np.maximum(squares, 1.0)), 0.0)

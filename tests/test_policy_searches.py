@@ -1,0 +1,155 @@
+"""Searches and choices that compile: against the same said plainly, and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sim.policy import FREE, LAST, Likeness, Outlook, PathSearch, Rank, Ticket, inverse_norm, replaced_in_turn
+
+
+def stored(rng: np.random.Generator, shape: tuple[int, int, int], top: int) -> tuple[np.ndarray, np.ndarray]:
+    paths = rng.integers(0, top + 1, shape).astype(np.float32 if top < 1000 else np.float64)
+    paths[:, :, rng.integers(shape[2])] = 0  # one is all zeros
+    squares = (paths.astype(np.float64) ** 2).sum(axis=1)
+    return paths, inverse_norm(squares.cumsum(axis=0))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 2, 9), (5, 7, 40), (4, 8, 33)])
+@pytest.mark.parametrize("top", [3, 60_000])  # 3: many ties; beyond single precision
+def test_a_search_along_layers_is_one_search_for_every_beginning(shape, top):
+    rng = np.random.default_rng(shape[2] + top)
+    paths, norms = stored(rng, shape, top)
+    search = PathSearch(paths, norms)
+    n_layers, width, n_all = shape
+    for n in {1, n_all // 2, n_all} - {0}:
+        rows = rng.integers(0, top + 1, (n_layers, width)).astype(float)
+        slots, similarities, own = np.zeros(n_layers, dtype=np.int64), np.zeros(n_layers), np.zeros(n_layers)
+        whole = np.zeros(n)
+        assert search.along(rows, n, slots, similarities, whole, own)
+        for layer in range(n_layers):
+            beginning = rows[: layer + 1].reshape(-1)
+            length = float(inverse_norm(np.array(beginning @ beginning)))
+            cosines = (beginning @ paths[: layer + 1, :, :n].reshape(-1, n).astype(float)) * norms[layer, :n]
+            best = int(cosines.argmax())
+            assert (slots[layer], similarities[layer], own[layer]) == (best, cosines[best] * length, length)
+        assert whole.tolist() == (cosines * length).tolist()
+        out = np.zeros((n_layers, width))
+        search.rows(0, slots, out)
+        assert out.tolist() == [paths[layer, :, slots[layer]].tolist() for layer in range(n_layers)]
+
+
+def test_a_search_in_single_precision_refuses_what_it_would_round():
+    paths, norms = np.ones((1, 1, 1), dtype=np.float32), np.ones((1, 1))
+    search = PathSearch(paths, norms)
+    room = (np.zeros(1, dtype=np.int64), np.zeros(1), np.zeros(1), np.zeros(1))
+    assert search.along(np.array([[4096.0]]), 1, *room)  # squared: 2 ** 24
+    assert not search.along(np.array([[4097.0]]), 1, *room)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    search = PathSearch(np.ones((2, 3, 4), dtype=np.float32), np.ones((2, 4)))
+    two, four, slots = np.zeros(2), np.zeros(4), np.zeros(2, dtype=np.int64)
+    for rows, n, whole in (
+        (np.ones((2, 3)), 5, np.zeros(5)), (np.ones((3, 3)), 4, four), (np.ones((2, 2)), 4, four),
+        (np.ones((2, 3)), 4, two),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="along, got"):
+            search.along(rows, n, slots, two, whole, two)
+    with pytest.raises(ValueError, match="got room for 1 slots"):
+        search.along(np.ones((2, 3)), 4, slots[:1], two, four, two)
+    with pytest.raises(ValueError, match="got slot 4"):
+        search.rows(0, slots + 4, np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="from layer 1"):
+        search.rows(1, slots, np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="got norms of shape"):
+        PathSearch(np.ones((2, 3, 4), dtype=np.float32), np.ones((4, 2)))
+    outlook = Outlook(2, 3, 1, Rank(6))
+    with pytest.raises(ValueError, match="2 rows from layer 1"):
+        outlook.choose(1, np.ones((2, 3)), two, 1, True)
+    for call in (outlook.believe, outlook.forget, outlook.named_of):
+        with pytest.raises(ValueError, match="got layer 2"):
+            call(2)
+    with pytest.raises(ValueError, match="got expert 3"):
+        outlook.visit(0, {3: 1})
+    with pytest.raises(ValueError, match="got an order of 5"):
+        Outlook(2, 3, 1, Rank(5))
+
+
+def test_newcomers_take_slots_as_if_they_came_one_by_one():
+    """Ties are many: the vectors are short and of small numbers."""
+    rng = np.random.default_rng(2)
+    for n, m, share in ((1, 3, 0.5), (4, 30, 0.25), (20, 9, 0.0), (6, 40, 1.0)):
+        held = [rng.integers(0, 3, (n, width)).astype(float) for width in (2, 3)]
+        new = [rng.integers(0, 3, (m, width)).astype(float) for width in (2, 3)]
+        given = [
+            Likeness(rows @ have.T, inverse_norm((have * have).sum(axis=1)), rows @ rows.T,
+                     inverse_norm((rows * rows).sum(axis=1)))
+            for have, rows in zip(held, new, strict=True)
+        ]  # fmt: skip
+        expected = []
+        for i in range(m):
+            alike = np.zeros(n)
+            for have, rows, weight in zip(held, new, (share, 1.0 - share), strict=True):
+                norms, own = (inverse_norm((x * x).sum(axis=-1)) for x in (have, rows[i]))
+                alike = alike + weight * ((have @ rows[i]) * norms * own)
+            expected.append(int(alike.argmax()))
+            for have, rows in zip(held, new, strict=True):
+                have[expected[-1]] = rows[i]
+        assert replaced_in_turn(*given, share).tolist() == expected
+    with pytest.raises(ValueError, match="got arrays of shapes"):
+        replaced_in_turn(given[0], given[0]._replace(own=np.zeros(1)), 0.5)
+
+
+def test_an_outlook_by_hand():
+    """Three layers of four experts, looking two ahead."""
+    order = Rank(12)
+    outlook = Outlook(3, 4, 2, order, LAST)
+    outlook.visit(2, {1: 5})  # nothing was expected: 1 / 4 x 1 visit, and nothing is counted
+    assert order.rank.tolist() == [0] * 9 + [0.25, 0, 0]
+    assert (outlook.needed, outlook.named, outlook.right) == (0, 0, 0)
+
+    rows = np.array([[6.0, 2.0, 2.0, 0.0], [1.0, 0.0, 9.0, 0.0]])
+    outlook.choose(1, rows, np.array([0.3, 0.5]), 1, True)  # 0.7 of the first row takes two, 0.5 of the other one
+    assert outlook.named_of(1) == []
+    outlook.believe(1)
+    outlook.believe(2)
+    assert outlook.named_of(1) == [(0, 0.6), (1, 0.2)]
+    assert outlook.named_of(2) == [(2, 0.9)]
+    assert order.rank.tolist() == [0] * 9 + [0, 0, 0]  # expert 1 of layer 2: probability 0 x 1 visit
+    assert order.bar.tolist() == [0, 0, 0, 0, LAST, LAST, 0, 0, 0, 0, LAST, 0]
+
+    ticket = Ticket(1.0, 0)
+    wishes, start, stop, fresh, after, now, most = outlook.ahead(0, (ticket,))
+    asked = list(zip(wishes.indices[:stop], wishes.priorities[:stop], strict=True))
+    assert asked == [(4, 0.6), (5, 0.2), (10, 0.45)]  # probabilities over the distance
+    assert (start, fresh, after, now, most) == (0, 2, (ticket,), 0, -1)
+    first = outlook.ahead(-1, (ticket,))
+    assert (list(wishes.priorities[: first.stop]), first.fresh, first.up_to_layer) == ([0.3, 0.1], 0, -1)
+
+    # A second sequence adds what it names, and raises probabilities.
+    outlook.choose(1, np.array([[0.0, 5.0, 5.0, 0.0]]), np.array([0.9]), 2, False, joins=True)
+    outlook.believe(1)
+    assert outlook.named_of(1) == [(0, 0.6), (1, 0.5), (2, 0.5)]
+
+    outlook.visit(1, {1: 1, 3: 2})
+    assert (outlook.needed, outlook.named, outlook.right) == (2, 3, 1)
+    assert order.rank.tolist()[4:8] == [0, 0.5, 0, 0]
+    outlook.forget(1)
+    assert order.bar.tolist()[4:8] == [FREE] * 4
+    assert outlook.named_of(1) == []
+    assert outlook.ahead(0, ()).stop == 1
+    outlook.visit(1, {1: 1})
+    assert (outlook.needed, outlook.named, outlook.right) == (2, 3, 1)  # a layer is asked for once
+
+
+def test_an_outlook_may_leave_ranks_and_bars_to_others():
+    order = Rank(2)
+    order.rank[:] = 7.0
+    order.bar[:] = LAST
+    outlook = Outlook(1, 2, 1, order, FREE, ranks=False)
+    outlook.choose(0, np.array([[1.0, 3.0]]), np.ones(1), 1, True)
+    outlook.believe(0)
+    outlook.visit(0, {1: 1})
+    outlook.forget(0)
+    assert (order.rank.tolist(), order.bar.tolist(), outlook.right) == ([7, 7], [LAST, LAST], 1)
