@@ -7,7 +7,7 @@ FLOPs / rate). Experts that share kernels are one operation: the first pays the 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from sim.machine.price import Price, kernels_of
@@ -31,6 +31,8 @@ class Cost(Rates):
         super().__init__(hw, model, stack, precision)
         self._experts: dict[tuple[int, str, float, float], Price] = {}
         self._members: dict[tuple[float, int, str, float], tuple[Price, float]] = {}
+        self._leaders: dict[tuple[int, str, float], tuple[Price, float]] = {}
+        self.expert_cpu = cache(self._expert_cpu)
         # Asked once per iteration; few differ.
         self.gate = lru_cache(maxsize=1024)(self._gate)
         self.shared = lru_cache(maxsize=1024)(self._shared)
@@ -107,8 +109,13 @@ class Cost(Rates):
 
     def leader(self, n_tokens: int, precision: str, frac: float = 1.0) -> tuple[Price, float]:
         """The first expert of a group: its price, and what of the floor of its kernels others can still fill."""
-        price = self.expert(n_tokens, precision, frac)
-        return price, price.duration_s - self._roofline(0, *self._expert_work(n_tokens, precision, frac)).duration_s
+        key = (n_tokens, precision, frac)
+        found = self._leaders.get(key)
+        if found is None:
+            price = self.expert(n_tokens, precision, frac)
+            work = self._roofline(0, *self._expert_work(n_tokens, precision, frac))
+            found = self._leaders[key] = price, price.duration_s - work.duration_s
+        return found
 
     def member(self, slack_s: float, n_tokens: int, precision: str, frac: float = 1.0) -> tuple[Price, float]:
         """Another expert of the group: what it takes beyond the floor left to fill, and what is left of that then.
@@ -157,7 +164,7 @@ class Cost(Rates):
         """Seconds of one whole expert on the GPU: what a policy may compare."""
         return self.expert(n_tokens, self.precision).duration_s
 
-    def expert_cpu(self, n_tokens: int) -> Price:
+    def _expert_cpu(self, n_tokens: int) -> Price:
         """One routed expert for n tokens on the CPU pool: overhead + max(bytes / bandwidth, FLOPs / rate)."""
         if (measured := self._measured("cpu_expert", n_tokens)) is not None:
             return measured

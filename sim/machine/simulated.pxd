@@ -22,9 +22,9 @@ cdef class SimulatedMachine(Machine):
     cdef public long long d2h_bytes, written_back_bytes, n_copy_launches, n_syncs
     cdef public double experts_launched
     cdef readonly list gpu_s, cpu_s, side_s, host_predict_s
-    cdef double _sync_s, _copy_launch_s
+    cdef double _sync_s, _copy_launch_s, _cpu_launch_s
     cdef Meter _prices
-    cdef dict _operations, _experts
+    cdef dict _operations, _experts, _grouped_experts, _on_cpu
     cdef list _copies, _places, _slacks, _groups, _blocks
     cdef Group _group
     cdef bint _grouped
@@ -54,6 +54,12 @@ cdef class SimulatedMachine(Machine):
     cdef Operation _expert(self, Piece piece, int n_tokens)
     @cython.locals(group=Group, joins=bint, plain=bint, ticket=Ticket, operation=Operation)
     cdef Operation _join_group(self, Piece piece, int n_tokens, double arrived_s, tuple after)
+    @cython.locals(frac=double, found=tuple, joined=Operation)
+    cdef Operation _in_group(self, Group group, double slack_s, Piece piece, int n_tokens)
+    @cython.locals(n_bytes=cython.longlong, there_s=double, back_s=double, length=int, duration_s=double,
+                   attributed_to=int, host_s=double, arrived_s=double, queue=CopyQueue, back=Copy, done=Ticket)
+    cpdef Ticket cpu_expert(self, int layer, int expert, int n_tokens)
+    cdef tuple _cpu_work(self, int n_tokens)
     cdef double _enqueue(self, Piece piece)
     @cython.locals(now_s=double, queue=CopyQueue, duration_s=double, length=int, settled=Copy, copy=Copy, timed=tuple, known=dict)
     cpdef Ticket copy(self, Piece piece, int priority, double ready_s, tuple after)

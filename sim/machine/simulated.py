@@ -69,9 +69,14 @@ class SimulatedMachine(Machine):
         self.host_predict_s = [0.0] * len(cost.attributed_to)
         self._sync_s = cost.sync_s
         self._copy_launch_s = cost.copy_launch_s
+        self._cpu_launch_s = cost.cpu_launch_s
         self._prices = Meter()  # operations of this iteration by price, added to `gpu_s` when it ends
         self._operations: dict[tuple[Price, Launch], Operation] = {}
-        self._experts: dict[tuple[int, object, float, float], Operation] = {}
+        self._experts: dict[tuple[int, object, float, float, bool], Operation] = {}
+        # In a group: what others left to fill (-1: the first), tokens, precision, share -> and what it leaves.
+        self._grouped_experts: dict[tuple[float, int, object, float], tuple[Operation, float]] = {}
+        # Tokens -> bytes, seconds there, seconds back and their place in the link's counters, seconds and their basis.
+        self._on_cpu: dict[int, tuple[int, float, float, int, float, int]] = {}
         # By GPU: bytes of a copy -> its seconds, and their place in the link's counters.
         self._copies: list[dict[int, tuple[float, int]]] = [{} for _ in range(n_gpus)]
         self._places: list[Operation] = []  # experts of one token by their place in a group, and what is left to fill
@@ -116,6 +121,7 @@ class SimulatedMachine(Machine):
         self._prices.forget()
         self._operations.clear()
         self._experts.clear()
+        self._grouped_experts.clear()
         self._places.clear()
         self._slacks.clear()
 
@@ -297,16 +303,15 @@ class SimulatedMachine(Machine):
 
     def _expert(self, piece: Piece, n_tokens: int) -> Operation:
         """What an expert (or a piece of one) takes that shares no kernels with others."""
-        frac = piece.stop_frac - piece.start_frac
-        if piece.kernels_frac == 1.0:
-            key = (n_tokens, piece.precision, frac, 1.0)
-            operation = self._experts.get(key)
-            if operation is None:
-                price = self.cost.expert(n_tokens, piece.precision, frac, 1.0)
-                operation = self._experts[key] = self._operation(price, self.cost.launch_expert)
-            return operation
-        price = self.cost.expert(n_tokens, piece.precision, frac, piece.kernels_frac)
-        return self._operation(price, self.cost.launch_part(piece.kernels_frac, piece.start_frac == 0.0))
+        frac, first = piece.stop_frac - piece.start_frac, piece.start_frac == 0.0
+        key = (n_tokens, piece.precision, frac, piece.kernels_frac, first)
+        operation = self._experts.get(key)
+        if operation is None:
+            whole = piece.kernels_frac == 1.0
+            launch = self.cost.launch_expert if whole else self.cost.launch_part(piece.kernels_frac, first)
+            price = self.cost.expert(n_tokens, piece.precision, frac, piece.kernels_frac)
+            operation = self._experts[key] = self._operation(price, launch)
+        return operation
 
     def _join_group(
         self, piece: Piece, n_tokens: int, arrived_s: float, after: tuple[Ticket, ...]
@@ -327,19 +332,13 @@ class SimulatedMachine(Machine):
                 group.place += 1
             else:
                 slack_s = self._slacks[group.place] if group.place >= 0 else group.slack_s
-                group.place = -1
-                frac = piece.stop_frac - piece.start_frac
-                price, group.slack_s = cost.member(slack_s, n_tokens, piece.precision, frac)
-                return self._operation(price, cost.launch_member)
+                return self._in_group(group, slack_s, piece, n_tokens)
         else:
             group.open = True
             group.launched_s = self.now_s
             group.precision = piece.precision
             if not plain:
-                frac = piece.stop_frac - piece.start_frac
-                group.place = -1
-                price, group.slack_s = cost.leader(n_tokens, piece.precision, frac)
-                return self._operation(price, cost.launch_expert)
+                return self._in_group(group, -1.0, piece, n_tokens)
             group.place = 0
         if group.place == len(self._places):
             if group.place == 0:
@@ -352,29 +351,53 @@ class SimulatedMachine(Machine):
         operation: Operation = self._places[group.place]
         return operation
 
+    def _in_group(self, group: Group, slack_s: float, piece: Piece, n_tokens: int) -> Operation:
+        """An expert whose place in its group does not say all: after what the others left to fill; -1: the first."""
+        frac = piece.stop_frac - piece.start_frac
+        group.place = -1
+        key = (slack_s, n_tokens, piece.precision, frac)
+        found = self._grouped_experts.get(key)
+        if found is None:
+            cost = self.cost
+            if slack_s < 0.0:
+                price, left_s = cost.leader(n_tokens, piece.precision, frac)
+                operation = self._operation(price, cost.launch_expert)
+            else:
+                price, left_s = cost.member(slack_s, n_tokens, piece.precision, frac)
+                operation = self._operation(price, cost.launch_member)
+            found = self._grouped_experts[key] = operation, left_s
+        group.slack_s = found[1]
+        joined: Operation = found[0]
+        return joined
+
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
-        cost = self.cost
-        n_bytes = cost.activation_bytes(n_tokens)
+        known = self._on_cpu.get(n_tokens)
+        if known is None:
+            known = self._on_cpu[n_tokens] = self._cpu_work(n_tokens)
+        n_bytes, there_s, back_s, length, duration_s, attributed_to = known
         host_s = self.now_s
-        self.now_s = host_s + cost.cpu_launch_s
+        self.now_s = host_s + self._cpu_launch_s
         self.n_copy_launches += 1
         self.experts_launched += 1.0
         if self.spans is not None:
             self.spans("host", "launch cpu_expert", layer, expert, n_tokens, n_bytes, host_s, self.now_s)
-        arrived_s = self.d2h.use("activations", layer, expert, n_tokens, self.now_s, cost.back_s(n_bytes))
-        price = cost.expert_cpu(n_tokens)
-        self.cpu_s[price.attributed_to] += price.duration_s
-        done = Ticket(self.cpu.use("expert", layer, expert, n_tokens, arrived_s, price.duration_s), CPU)
+        arrived_s = self.d2h.use("activations", layer, expert, n_tokens, self.now_s, there_s)
+        self.cpu_s[attributed_to] += duration_s
+        done = Ticket(self.cpu.use("expert", layer, expert, n_tokens, arrived_s, duration_s), CPU)
         self.d2h_bytes += n_bytes
-        duration_s = cost.copy_s(n_bytes)
-        length = self.h2d[0].seconds.meter.at(duration_s)
-        back = Copy(
-            "activations", layer, expert, n_bytes, duration_s, length, True, self.now_s, (done,), None, CPU
-        )
+        back = Copy("activations", layer, expert, n_bytes, back_s, length, True, self.now_s, (done,), None, CPU)
         if self.n_links > 1:
             self._advance()
         self.h2d[0].submit(back, self.now_s)
         return back
+
+    def _cpu_work(self, n_tokens: int) -> tuple[int, float, float, int, float, int]:
+        """What tokens on the CPU move and take."""
+        cost, price = self.cost, self.cost.expert_cpu(n_tokens)
+        n_bytes = cost.activation_bytes(n_tokens)
+        back_s = cost.copy_s(n_bytes)
+        length = self.h2d[0].seconds.meter.at(back_s)
+        return n_bytes, cost.back_s(n_bytes), back_s, length, price.duration_s, price.attributed_to
 
     def join(self, ticket: Ticket) -> None:
         self._waits = (*self._waits, ticket)
