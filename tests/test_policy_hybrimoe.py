@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.hybrimoe.cache import LayerCaches, MrsScores
+from policies.hybrimoe.gains import Gains
 from policies.hybrimoe.policy import HybriMoe
 from policies.hybrimoe.schedule import Rates, Simulation, share_out
 from sim.base.errors import BadInput, DoesNotFit
@@ -213,17 +214,18 @@ def foreseeing(held, n_gpus=1):
     for layer, experts in held.items():
         for expert in experts:
             policy._caches.add(layer * 4 + expert)
-    policy._n_experts, policy._top_k, policy._one_gpu, policy._asked = 4, 2, n_gpus == 1, {}
-    policy._simulated = Simulation(Rates(lambda n: 2.0, lambda n: 5.0 * n, 0.0, 10.0))
+    policy._n_experts, policy._asked, policy._wanted = 4, {}, []
+    simulated = Simulation(Rates(lambda n: 2.0, lambda n: 5.0 * n, 0.0, 10.0))
+    policy._gains = Gains(policy._caches, simulated, 4, n_gpus)
     return policy, view
 
 
 def test_the_largest_gain_goes_first_however_far_its_layer(monkeypatch):
     policy, view = foreseeing({})
     admitted = []
-    monkeypatch.setattr(policy, "_gains", lambda *_: [(-1.0, 1, 0, 4), (-5.0, 2, 3, 11), (-1.0, 2, 0, 8)])
-    monkeypatch.setattr(policy, "_admit", lambda at, view: admitted.append(at) or ())
-    monkeypatch.setattr(policy, "_of", lambda at, view: SimpleNamespace(prefetch=()))
+    monkeypatch.setattr(policy._gains, "of", lambda *_: [(-1.0, 1, 0, 4), (-5.0, 2, 3, 11), (-1.0, 2, 0, 8)])
+    monkeypatch.setattr(policy, "_admit", lambda at, loser: admitted.append(at) or [])
+    policy._experts = SimpleNamespace(of=lambda at: SimpleNamespace(prefetch=[]))
     policy._guessed = 0, []
     for _ in range(3):
         policy._pump(view)
@@ -235,7 +237,7 @@ def test_whom_a_prefetch_would_throw_out_counts(n_gpus):
     # A layer holds one expert, and it is guessed with another: to have that one instead gains nothing.
     for held, gains in ((0, []), (2, [(1, 5.0), (0, 5.0)])):
         policy, _ = foreseeing({1: [held]} if n_gpus == 1 else {1: [held, 1 if held else 3]}, n_gpus=n_gpus)
-        found = [(expert, -gain) for gain, _, expert, _ in policy._gains(0, [[1, 0]])]
+        found = [(expert, -gain) for gain, _, expert, _ in policy._gains.of(0, [[1, 0]])]
         assert found == (gains if n_gpus == 1 else [(1, 1.0)] if held == 0 else [(0, 1.0)])
 
 
@@ -243,7 +245,7 @@ def test_of_several_tokens_each_experts_count():
     # Two tokens guess 1, one guesses 3; the cache holds 2. As it is the CPU computes 3 in 5 s, and 1 comes: 12 s.
     # With 1 there the CPU has 3 alone, 5 s; with 3 there it has 1, 10 s.
     policy, _ = foreseeing({1: [2]})
-    assert policy._gains(0, [{1: 2, 3: 1}]) == [(-7.0, 1, 1, 5), (-2.0, 1, 3, 7)]
+    assert policy._gains.of(0, [{1: 2, 3: 1}]) == [(-7.0, 1, 1, 5), (-2.0, 1, 3, 7)]
 
 
 def test_no_gain_no_prefetch(tmp_path):
@@ -265,6 +267,18 @@ def test_the_code_prefetches_by_score(tmp_path):
     seen = replay(whole(variant="code", prefetch_size=1), path, 6)
     assert ("prefetch", 1, 3) in seen.log
     assert seen.log[seen.log.index(("prefetch", 1, 3)) - 1] == ("evict", 1, 0)
+
+
+@pytest.mark.parametrize("variant", ["paper", "code"])
+def test_layers_without_a_place_go_through_the_buffer(variant, tmp_path):
+    """Three layers of two experts on three GPUs of two places each: less than one place in every layer of each GPU."""
+    rows = [[[0, 1]] * 3] * 4
+    path = scored(tmp_path / "t", rows, 2, guesses=[[[1, 1, 1]] * 3] * 4)
+    seen = replay(whole(variant=variant, lookahead=2, prefetch_size=1), path, 2, gpus=3, cpu_s=90.0)
+    assert seen.outcome.setup.policy._sizes == [0, 0, 0]
+    assert seen.log.count(("gpu", 2, 1)) == 4  # with a CPU this slow, tokens too are served by the GPUs
+    assert resident(seen) == []
+    assert seen.prefetched() == {}
 
 
 def test_cache_size(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +39,11 @@ class MrsScores:
         added.put(best, self._alpha * scores.take(best))
         return added
 
-    def observe(self, layer: int, added: Floats, used: list[int]) -> None:
+    def observe(self, layer: int, added: Floats, used: Iterable[int]) -> None:
         """A layer's gate has spoken: what its scores add [E], and the experts it chose."""
         self._added[layer] = added
-        self._used.append(used)
+        if self._lru:
+            self._used.append(list(used))
 
     def now(self, layer: int) -> Floats:
         """S [E] of the layer whose gate has spoken last."""
@@ -61,8 +62,12 @@ class MrsScores:
                 self._time += 1.0
                 self.all[layer, used] = self._time
         else:
-            layers = list(self._added)
-            self.all[layers] = (1.0 - self._alpha) * self.all[layers] + np.array(list(self._added.values()))
+            layers, added = list(self._added), np.array(list(self._added.values()))
+            if len(layers) == len(self.all):
+                self.all *= 1.0 - self._alpha
+                self.all += added
+            else:
+                self.all[layers] = (1.0 - self._alpha) * self.all[layers] + added
         self._added.clear()
         self._used.clear()
 
@@ -81,38 +86,50 @@ class LayerCaches:
         self._n_experts = view.n_experts
         n = view.n_layers * view.n_experts
         self.gpu = [view.piece(*divmod(at, view.n_experts)).gpu for at in range(n)]
-        self._losers: list[list[int]] = [[-1] * view.n_gpus for _ in range(view.n_layers)]
+        # By layer and GPU, who leaves next: None where that has to be looked for, -1 where nobody is.
+        self._losers: list[list[int | None]] = [[None] * view.n_gpus for _ in range(view.n_layers)]
         self.held = bytearray(n)
         # By GPU, 0 where an expert is, infinity elsewhere.
         self._absent = np.full((view.n_gpus, view.n_layers, view.n_experts), math.inf)
         self._rows = [[(scores, absent[layer]) for absent in self._absent] for layer, scores in enumerate(mrs.all)]
+        self._empty = np.ones((view.n_gpus, view.n_layers), dtype=bool)
 
     def add(self, at: int) -> None:
-        """An expert takes a place in its layer's cache."""
-        self._mark(at, 1, 0.0)
+        """An expert is there from the start."""
+        layer, expert = divmod(at, self._n_experts)
+        self.held[at] = 1
+        self._rows[layer][self.gpu[at]][1][expert] = 0.0
+        self._losers[layer][self.gpu[at]] = None
+        self._empty[self.gpu[at], layer] = False
 
-    def remove(self, at: int) -> None:
-        """An expert loses its place."""
-        self._mark(at, 0, math.inf)
-
-    def _mark(self, at: int, held: int, absent: float) -> None:
+    def replace(self, loser: int, at: int) -> None:
+        """An expert takes the place of another of its layer and GPU."""
         layer, expert = divmod(at, self._n_experts)
         gpu = self.gpu[at]
-        self.held[at] = held
-        scores, missing = self._rows[layer][gpu]
-        missing[expert] = absent
-        self._losers[layer][gpu] = layer * self._n_experts + int((scores + missing).argmin())
+        self.held[loser], self.held[at] = 0, 1
+        absent = self._rows[layer][gpu][1]
+        absent[loser - layer * self._n_experts] = math.inf
+        absent[expert] = 0.0
+        self._losers[layer][gpu] = None
 
     def end(self) -> None:
         """All gates of an iteration have spoken."""
         self.mrs.end()
         least = (self.mrs.all + self._absent).argmin(axis=2)
         least += np.arange(0, len(self.held), self._n_experts)
+        least[self._empty] = -1
         self._losers = least.T.tolist()
 
-    def losers(self, layer: int) -> list[int]:
-        """By GPU, who leaves for an expert that joins a later layer: the least score, ties to the lowest id."""
-        return self._losers[layer]
+    def loser_of(self, layer: int, gpu: int) -> int:
+        """Who leaves for an expert that joins a later layer: the least score, ties to the lowest id; -1: nobody."""
+        found = self._losers[layer][gpu]
+        if found is None:
+            scores, absent = self._rows[layer][gpu]
+            rank = scores + absent
+            expert = int(rank.argmin())
+            found = layer * self._n_experts + expert if rank[expert] < math.inf else -1
+            self._losers[layer][gpu] = found
+        return found
 
     def loser(self, at: int, owed: Collection[int]) -> int:
         """Who leaves for an expert of the layer that runs: none of those still to run; -1 when nobody can."""

@@ -17,15 +17,16 @@ Several GPUs (not published): each keeps its share of every layer's cache, and t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from random import Random as Draws
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.common.placement import fits_whole
 from policies.hybrimoe.cache import LayerCaches, MrsScores
+from policies.hybrimoe.copies import Copies, Experts
+from policies.hybrimoe.gains import Gains, Named
 from policies.hybrimoe.schedule import Rates, Simulation
 from sim.policy import (
     PREFILL,
@@ -33,31 +34,17 @@ from sim.policy import (
     Decision,
     DoesNotFit,
     Evict,
-    Fetch,
     Gate,
     Iteration,
     Param,
     Piece,
     Policy,
-    Prefetch,
     RunCpu,
     RunGpu,
-    Steps,
     View,
 )
 
 PUBLISHED_LOOKAHEAD = 3
-Gain = tuple[float, int, int, int]  # minus the seconds saved, layers ahead, expert, and the expert by its index
-Named = list[int] | dict[int, int]  # experts guessed for a layer: of one token, or with the tokens of each
-
-
-class Copies(NamedTuple):
-    """An expert's matrices, as pieces, and what is said of all of them at once."""
-
-    parts: tuple[Piece, ...]
-    fetch: tuple[Fetch, ...]
-    prefetch: tuple[Prefetch, ...]
-    evict: tuple[Evict, ...]
 
 
 class HybriMoe(Policy):
@@ -120,21 +107,23 @@ class HybriMoe(Policy):
         return min(all_of_them, view.n_layers + -(-view.n_experts // view.n_gpus))
 
     def bind(self, view: View) -> None:
-        self._n_experts, n = view.n_experts, view.n_layers * view.n_experts
+        self._n_experts, self._top_k = view.n_experts, view.top_k
         top_p = 2 * view.top_k if self.top_p is None else self.top_p
         mrs = MrsScores(view.n_layers, view.n_experts, self.alpha, top_p, lru=self.evict == "lru")
         self._sizes = [self._size(gpu, view) for gpu in range(view.n_gpus)]
         self._caches = LayerCaches(mrs, view)
-        self._copies: list[Copies | None] = [None] * n
+        self._experts = Experts(self.matrices, view)
         self._run_gpu = [RunGpu(expert) for expert in range(view.n_experts)]
         self._run_cpu = [RunCpu(expert) for expert in range(view.n_experts)]
+        self._named: list[Named] | None = None  # what the layer that runs guesses
         self._guessed: tuple[int, list[Named]] | None = None  # the layer that guessed last, unless looked at already
         self._wanted: list[int] = []  # to be prefetched, best last
         self._asked: dict[int, Copies] = {}  # in a cache, and perhaps still under way
         self._simulated = Simulation(self._rates(view).remembered())
-        self._one_gpu = view.n_gpus == 1
-        self._top_k = view.top_k
+        self._gains = Gains(self._caches, self._simulated, view.n_experts, view.n_gpus)
         self._guesses = tuple(f"next_scores_{d}" for d in range(1, self.lookahead + 1))
+        self._by_gain = self.variant == "paper" and self.lookahead > 0
+        self._weigh, self._name = self._weighed, self._named_by
 
     def _size(self, gpu: int, view: View) -> int:
         """Experts of each layer on this GPU. Raises DoesNotFit when the one asked for is too large."""
@@ -173,38 +162,34 @@ class HybriMoe(Policy):
                 mine = [piece for piece in (view.piece(layer, expert) for expert in experts) if piece.gpu == gpu]
                 for piece in mine[: self._sizes[gpu]]:
                     self._caches.add(piece.index)
-                    yield from self._of(piece.index, view).parts
+                    yield from self._experts.of(piece.index).parts
 
-    def _of(self, at: int, view: View) -> Copies:
-        """What an expert is copied in."""
-        found = self._copies[at]
-        if found is None:
-            parts = tuple(view.matrices(*divmod(at, self._n_experts), self.matrices))
-            found = self._copies[at] = Copies(
-                parts, tuple(map(Fetch, parts)), tuple(map(Prefetch, parts)), tuple(map(Evict, parts))
-            )
-        return found
-
-    def _admit(self, at: int, view: View, owed: Collection[int] = ()) -> tuple[Evict, ...]:
-        """Book an expert in its layer's cache; says who leaves for it."""
-        caches = self._caches
-        loser = caches.loser(at, owed) if owed else caches.losers(at // self._n_experts)[caches.gpu[at]]
-        assert loser >= 0
-        caches.remove(loser)
+    def _admit(self, at: int, loser: int) -> list[Evict]:
+        """Book an expert in its layer's cache, in the place of another; says who leaves for it."""
+        self._caches.replace(loser, at)
         self._asked.pop(loser, None)
-        caches.add(at)
-        self._asked[at] = self._of(at, view)
-        return self._of(loser, view).evict
+        self._asked[at] = self._experts.of(at)
+        return self._experts.of(loser).evict
 
     # -- a layer ----------------------------------------------------------------------------------------------------
 
-    def gate_done(self, gate: Gate, view: View) -> Steps:
-        self._caches.mrs.observe(gate.layer, gate.by_layer(self._weighed), list(gate.needs))
+    def gate_done(self, gate: Gate, view: View) -> list[Decision]:
+        self._caches.mrs.observe(gate.layer, gate.by_layer(self._weigh), gate.needs)
         if gate.phase == PREFILL:
-            yield from self._through_gpu(gate, view)
-        else:
-            yield from self._share(gate, view)
-            yield from self._look_ahead(gate, view)
+            return self._through_gpu(gate)
+        if self._by_gain:
+            self._named = gate.by_layer(self._name, *self._guesses)
+        return self._share(gate)
+
+    def layer_done(self, layer: int, view: View) -> list[Decision] | None:
+        """Prefetches for later layers, once all of this one has been launched: the paper's by gain, the public code's
+        by score."""
+        if self._named is not None:
+            self._guessed, self._named = (layer, self._named), None
+            return self._pump(view)
+        if self.variant == "code" and self.prefetch_size and view.phase != PREFILL and layer + 1 < view.n_layers:
+            return self._by_score(layer + 1)
+        return None
 
     def iteration_end(self, iteration: Iteration, view: View) -> None:
         self._caches.end()
@@ -217,83 +202,87 @@ class HybriMoe(Policy):
         first = self.variant == "code" or len(scores) == 1
         return list(self._caches.mrs.weighed(scores[0] if first else scores.sum(axis=0) / len(scores)))
 
-    def _through_gpu(self, gate: Gate, view: View) -> Iterator[Decision]:
+    def _through_gpu(self, gate: Gate) -> list[Decision]:
         """A prompt: every expert on the GPU, what is missing through the buffer, without entering the cache."""
-        decision: Decision
-        base, held = gate.layer * self._n_experts, self._caches.held
-        missing = {expert: self._of(base + expert, view) for expert in gate.needs if not held[base + expert]}
+        base, held, said = gate.layer * self._n_experts, self._caches.held, list[Decision]()
+        missing = {expert: self._experts.of(base + expert) for expert in gate.needs if not held[base + expert]}
         for copies in missing.values():
-            for decision in copies.fetch:
-                yield decision
-        for expert in gate.needs:
-            if expert not in missing:
-                yield self._run_gpu[expert]
+            said += copies.fetch
+        said += [self._run_gpu[expert] for expert in gate.needs if expert not in missing]
         for expert, copies in missing.items():
-            yield self._run_gpu[expert]
-            for decision in copies.evict:
-                yield decision
+            said.append(self._run_gpu[expert])
+            said += copies.evict
+        return said
 
-    def _share(self, gate: Gate, view: View) -> Iterator[Decision]:
+    def _share(self, gate: Gate) -> list[Decision]:
         """A generated token: CPU and GPU as `share_out` says; what the CPU computes does not enter the cache."""
-        decision: Decision
-        needs, base, caches = gate.needs, gate.layer * self._n_experts, self._caches
-        held, asked = caches.held, self._asked
-        there: list[int] = []
-        missing: list[int] = []
-        for expert in needs:
-            (there if held[base + expert] else missing).append(expert)
-        on_gpu, on_cpu = self._simulated.layout(
-            tuple([needs[expert] for expert in there]), tuple([needs[expert] for expert in missing])
-        )
-        order = there + missing
-        for place in on_cpu:
-            yield self._run_cpu[order[place]]
+        needs, base, held, asked = gate.needs, gate.layer * self._n_experts, self._caches.held, self._asked
+        order = [expert for expert in needs if held[base + expert]]
+        n_there = len(order)
+        missing = [expert for expert in needs if not held[base + expert]]
+        if gate.iteration.n_tokens == 1:
+            on_gpu, on_cpu = self._simulated.layout_of_one(n_there, len(missing))
+        else:
+            on_gpu, on_cpu = self._simulated.layout(
+                tuple([needs[expert] for expert in order]), tuple([needs[expert] for expert in missing])
+            )
+        order += missing
+        said: list[Decision] = [self._run_cpu[order[place]] for place in on_cpu]
         owed = [order[place] for place in on_gpu]
-        moved = [order[place] for place in on_gpu if place >= len(there)]
+        moved = [order[place] for place in on_gpu if place >= n_there]
+        if moved:
+            self._move(base, owed, moved, said)
+        else:
+            for expert in owed:
+                if base + expert in asked:  # what a prefetch has still to bring goes ahead of all others
+                    said += asked[base + expert].fetch
+                said.append(self._run_gpu[expert])
+        return said
+
+    def _move(self, base: int, owed: list[int], moved: list[int], said: list[Decision]) -> None:
+        """Compute `owed` on the GPU, of which `moved` have to be copied first, each in the place of another; where the
+        layer has no place on its GPU, through the buffer of prompts."""
+        caches, asked = self._caches, self._asked
         while moved:
             at = base + moved[0]
-            if caches.loser(at, owed) < 0:
+            loser = caches.loser(at, owed)
+            if loser < 0:
                 break  # all of its layer is still to run: it waits for one of them
-            for decision in self._admit(at, view, owed):
-                yield decision
-            for decision in asked[at].fetch:
-                yield decision
+            said += self._admit(at, loser)
+            said += asked[at].fetch
             del moved[0]
         while owed:
             expert = owed[0]
             at = base + expert
+            passes: Copies | None = None
             if expert in moved:
-                for decision in self._admit(at, view, owed):
-                    yield decision
+                loser = caches.loser(at, owed)
+                if loser >= 0:
+                    said += self._admit(at, loser)
+                else:
+                    passes = self._experts.of(at)
+                    said += passes.fetch
             if at in asked:
-                for decision in asked[at].fetch:  # what a prefetch has still to bring goes ahead of all others
-                    yield decision
+                said += asked[at].fetch
             del owed[0]
-            yield self._run_gpu[expert]
+            said.append(self._run_gpu[expert])
+            if passes is not None:
+                said += passes.evict
 
     # -- prefetching ------------------------------------------------------------------------------------------------
 
-    def _look_ahead(self, gate: Gate, view: View) -> Iterator[Decision]:
-        """Prefetches for later layers: the paper's by gain, the public code's by score."""
-        decisions: Iterable[Decision] = ()
-        if self.variant == "code":
-            if self.prefetch_size and gate.layer + 1 < view.n_layers:
-                decisions = self._by_score(gate.layer + 1, view)
-        elif self.lookahead:
-            self._guessed = gate.layer, gate.by_layer(self._named, *self._guesses)
-            decisions = self._pump(view)
-        for decision in decisions:  # noqa: UP028 - a list takes no tickets
-            yield decision
-
-    def _by_score(self, layer: int, view: View) -> Iterator[Decision]:
+    def _by_score(self, layer: int) -> list[Decision]:
         """The public code: the next layer's experts of highest score."""
+        said: list[Decision] = []
         best = np.argsort(-self._caches.mrs.all[layer], kind="stable")[: self.prefetch_size]
         for at in (layer * self._n_experts + best).tolist():
-            if not self._caches.held[at]:
-                for decision in self._admit(at, view) + self._of(at, view).prefetch:  # noqa: UP028 - takes no tickets
-                    yield decision
+            loser = -1 if self._caches.held[at] else self._caches.loser_of(layer, self._caches.gpu[at])
+            if loser >= 0:
+                said += self._admit(at, loser)
+                said += self._experts.of(at).prefetch
+        return said
 
-    def _named(self, *guesses: NDArray[np.float64]) -> list[list[Named]]:
+    def _named_by(self, *guesses: NDArray[np.float64]) -> list[list[Named]]:
         """Experts that the next layers will be asked for, by the layer that guesses and by distance [n, L, E]."""
         return [list(layer) for layer in zip(*map(self._of_guesses, guesses), strict=True)]
 
@@ -307,46 +296,18 @@ class HybriMoe(Policy):
         np.add.at(counts, (np.arange(n_layers)[None, :, None], best), 1)
         return [{expert: n for expert, n in enumerate(row) if n} for row in counts.tolist()]
 
-    def _gains(self, layer: int, named: list[Named]) -> list[Gain]:
-        """What having an expert on the GPU would save a later layer that is guessed to need it and has it not."""
-        gains: list[Gain] = []
-        held, base = self._caches.held, layer * self._n_experts
-        for distance, guess in enumerate(named, 1):
-            base += self._n_experts
-            if base == len(held):
-                break
-            missing = [expert for expert in guess if not held[base + expert]]
-            if not missing:
-                continue
-            losers = self._caches.losers(layer + distance)
-            if self._one_gpu and isinstance(guess, list):  # of one token: all experts alike
-                saved = self._simulated.gain_of_one(len(guess), len(missing), losers[0] - base in guess)
-                if saved > 0.0:
-                    gains += [(-saved, distance, expert, base + expert) for expert in missing]
-            else:
-                tokens = dict.fromkeys(guess, 1) if isinstance(guess, list) else guess
-                gains += self._gains_of_several(distance, tokens, missing, losers, base)
-        return gains
-
-    def _gains_of_several(
-        self, distance: int, tokens: dict[int, int], missing: list[int], losers: list[int], base: int
-    ) -> Iterator[Gain]:
-        """The same of one layer, where experts differ in their tokens or their GPUs."""
-        there = [n for expert, n in tokens.items() if expert not in missing]
-        gain_of = self._simulated.gains(tuple(there), tuple([tokens[expert] for expert in missing]))
-        for expert in missing:
-            at = base + expert
-            saved = gain_of(tokens[expert], tokens.get(losers[self._caches.gpu[at]] - base, 0))
-            if saved > 0.0:
-                yield -saved, distance, expert, at
-
-    def _pump(self, view: View) -> Iterable[Decision]:
+    def _pump(self, view: View) -> list[Decision] | None:
         """While the link is idle, the next best prefetch."""
-        if self._busy(view):
-            return ()
+        asked, arrived = self._asked, view.arrived
+        while asked:  # idle: no copy is under way into a cache
+            at = next(iter(asked))
+            for part in reversed(asked[at].parts):  # the last one is the last to come
+                if not arrived(part):
+                    return None
+            del asked[at]
         if self._guessed is not None:
             # Since the guess nothing has changed that its gains rest on: caches of later layers change here alone.
-            gains = self._gains(*self._guessed)
+            gains = self._gains.of(*self._guessed)
             gains.sort(reverse=True)
             self._wanted = [gain[3] for gain in gains]
             self._guessed = None
@@ -354,19 +315,9 @@ class HybriMoe(Policy):
         while self._wanted:
             at = self._wanted.pop()
             if at >= first and not held[at]:
-                return self._admit(at, view) + self._of(at, view).prefetch
-        return ()
+                loser = self._caches.loser_of(at // self._n_experts, self._caches.gpu[at])
+                return [*self._admit(at, loser), *self._experts.of(at).prefetch]
+        return None
 
-    def _busy(self, view: View) -> bool:
-        """True while a copy is under way into a cache."""
-        arrived, asked = view.arrived, self._asked
-        while asked:
-            at = next(iter(asked))
-            for part in reversed(asked[at].parts):  # the last one is the last to come
-                if not arrived(part):
-                    return True
-            del asked[at]
-        return False
-
-    def copy_done(self, piece: Piece, view: View) -> Iterable[Decision]:
-        return self._pump(view) if self._wanted or self._guessed is not None else ()
+    def copy_done(self, piece: Piece, view: View) -> list[Decision] | None:
+        return self._pump(view) if self._wanted or self._guessed is not None else None

@@ -78,6 +78,7 @@ class Simulation:
         self._layouts: dict[tuple[Counts, Counts], tuple[list[int], list[int]]] = {}
         self._makespans: dict[tuple[Counts, Counts], float] = {}
         self.gain_of_one = cache(self._gain_of_one)
+        self.layout_of_one = cache(self._layout_of_one)
         self._gains: dict[tuple[Counts, Counts], Callable[[int, int], float]] = {}
 
     def layout(self, there: Counts, missing: Counts) -> tuple[list[int], list[int]]:
@@ -91,6 +92,10 @@ class Simulation:
             shares = self._share_out(there, missing)
             found = self._layouts[there, missing] = shares.gpu, shares.cpu
         return found
+
+    def _layout_of_one(self, n_there: int, n_missing: int) -> tuple[list[int], list[int]]:
+        """The same for one token's experts, which are all alike."""
+        return self.layout((1,) * n_there, (1,) * n_missing)
 
     def gains(self, there: Counts, missing: Counts) -> Callable[[int, int], float]:
         """What it would save a layer if one of its missing experts were on the GPU: asked with the tokens of that one,
