@@ -118,6 +118,8 @@ def plan(gpu: int, view: View) -> dict[Piece, list[int]]:
     pieces = (view.piece(layer, expert) for layer in range(view.n_layers) for expert in range(view.n_experts))
     mine = [piece for piece in pieces if piece.gpu == gpu]
     uses = [view.future.uses(piece.layer, piece.expert)[0] for piece in mine]
+    if not any(len(found) for found in uses):  # more GPUs than experts, or none of its experts is ever asked for
+        return {piece: [] for piece in mine}
     ids = np.repeat(np.arange(len(mine)), [len(found) for found in uses])
     steps = np.array([i * view.n_layers + p.layer for p, found in zip(mine, uses, strict=True) for i in found])
     order = np.argsort(steps, kind="stable")

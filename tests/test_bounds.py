@@ -256,6 +256,15 @@ def test_nothing_beats_the_bound_with_a_cpu(case, cpu_s, tmp_path):
         assert bound_s <= least_s
 
 
+def test_perfect_prefetching_on_more_gpus_than_experts(tmp_path):
+    """Four GPUs, two experts in one layer: two GPUs have nothing to hold. Of three layers an expert is never used."""
+    for layers in (1, 3):
+        rows = [[[token % 2 if layer == 0 else 0] for layer in range(layers)] for token in range(5)]
+        with Trace(from_rows(tmp_path / f"t{layers}", rows, 2)) as trace:
+            result = execute(setup(PerfectPrefetch(), trace, 2, gpus=4)).result
+        assert (result["hit_rate"], result["h2d_bytes"]) == (1.0, 0)  # there is room for all on the GPUs they live on
+
+
 class AnyCopies(Anything):
     """The same from an empty start, and what counts is copies, asked for by prefetch or demand."""
 

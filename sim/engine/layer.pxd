@@ -34,7 +34,7 @@ cdef class Layer:
     cpdef classify_asked(self, object gate, HitCounts counts)
     @cython.locals(piece=Piece)
     cdef int _found(self, int index)
-    @cython.locals(piece=Piece, residency=Residency, part=Piece)
+    @cython.locals(piece=Piece, residency=Residency, part=Piece, parts=list, enough=list, n_here=int)
     cdef int _classify_parts(self, int index, HitCounts counts)
     @cython.locals(residency=Residency, owed=Owed, copies=Copies, first=int, queued=bint, n_turn=int, n_missing=int,
                    n_later=int, at=int, expert=int, index=int, piece=Piece)
@@ -45,7 +45,8 @@ cdef class Layer:
     cpdef Ticket run_gpu(self, int expert, tuple after=*, bint joined=*)
     cdef Ticket _run_pieces(self, Piece whole, int n_tokens, tuple after, bint joined)
     cdef Ticket _settled(self, Ticket ticket)
-    @cython.locals(expert=int, layer=int, n_tokens=int, ticket=Ticket, other=Piece, done_frac=double)
+    @cython.locals(expert=int, layer=int, n_tokens=int, ticket=Ticket, other=Piece, one=Piece, done_frac=double,
+                   whole=bint, serves=bint)
     cpdef Ticket run_part(self, Piece piece, tuple after=*, object slices=*)
     @cython.locals(residency=Residency, index=int, arrival=Ticket, ticket=Ticket)
     cdef Ticket _launch(self, Piece piece, int n_tokens, tuple after)

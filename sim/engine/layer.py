@@ -125,17 +125,19 @@ class Layer:
         if not parts:
             prefetched.asked_but_absent(piece)
             return MISS
-        here = [self.copies.arrived(part) for part in parts]
-        for part, arrived in zip(parts, here, strict=True):
-            if not arrived:
+        n_here = 0
+        for part in parts:
+            if self.copies.arrived(part):
+                n_here += 1
+            else:
                 prefetched.asked_while_late(part)
         enough = residency.sufficient(piece, lower)
         if enough is None:
-            return PARTIAL if any(here) else LATE
-        there = [part for part, arrived in zip(parts, here, strict=True) if arrived]
-        for part in enough:
-            if part not in there:
-                return LATE
+            return PARTIAL if n_here else LATE
+        if n_here < len(parts):
+            for part in enough:
+                if not self.copies.arrived(part):
+                    return LATE
         for part in enough:
             if residency.origin[part.index] == PREFETCHED and not residency.used[part.index]:
                 counts.prefetched += 1
@@ -279,22 +281,29 @@ class Layer:
         if not n_tokens:
             raise IllegalDecision(f"RunPart of {piece}: layer {layer} does not owe it; run each part once")
         begun = self.begun.get(expert, [])
-        lying = sorted(slices, key=_start) if slices else [piece]
-        there = [one for one in lying if self.residency.holds(one)]
+        lying: Sequence[Piece] = slices or (piece,)
+        whole = not slices or side_by_side(lying, piece)
+        if not whole:
+            lying = sorted(slices, key=_start)
+            whole = side_by_side(lying, piece)
         lower = self.lower.get(expert) if self.lower else None
-        if len(there) < len(lying) or (piece.precision != self.pieces.precision and piece.precision != lower):
+        serves = piece.precision == self.pieces.precision or piece.precision == lower
+        for one in lying:
+            serves = serves and self.residency.holds(one)
+        if not serves:
             raise IllegalDecision(f"RunPart of {piece}: not on the GPU, or not in a precision that serves; Fetch it")
-        if slices and not side_by_side(lying, piece):
+        if not whole:
             raise IllegalDecision(f"RunPart of {piece}: {lying} are not all of it in columns; name those that are")
         done_frac = 0.0
         for other in begun:
             if other.start_frac < piece.stop_frac and piece.start_frac < other.stop_frac:
                 raise IllegalDecision(f"RunPart of {piece}: {begun} have run; run no column twice")
-            done_frac = max(done_frac, other.stop_frac)
+            if other.stop_frac > done_frac:
+                done_frac = other.stop_frac
         if piece.kernels_frac < 1.0 and piece.start_frac > done_frac:
             raise IllegalDecision(f"RunPart of {piece}: a matrix needs what those before it come to; run them first")
         if slices:
-            ticket = self._launch_joined(piece, there, n_tokens, after)
+            ticket = self._launch_joined(piece, lying, n_tokens, after)
         else:
             ticket = self._settled(self._launch(piece, n_tokens, after))
         begun = [*begun, piece]
@@ -344,7 +353,8 @@ class Layer:
             if arrival is not None:
                 arrivals = (*arrivals, arrival)
             else:
-                arrived_s = max(arrived_s, residency.arrived_s[one.index])
+                if residency.arrived_s[one.index] > arrived_s:
+                    arrived_s = residency.arrived_s[one.index]
         ticket = self._settled(self.machine.expert(piece, n_tokens, arrived_s, (*arrivals, *after), slices))
         for one in slices:
             self._used(one.index, ticket)

@@ -25,8 +25,9 @@ cdef class Residency:
     cpdef Ticket arrival_of(self, int index)
     cpdef Ticket busy(self, int index)
     cpdef double busy_until_s(self, int index) noexcept
-    @cython.locals(part=Piece)
+    @cython.locals(part=Piece, found=list)
     cpdef list parts(self, Piece whole, object precision=*)
+    @cython.locals(parts=list)
     cpdef list sufficient(self, Piece whole, object precision=*, object done=*)
     @cython.locals(gpu=int, at=int)
     cpdef bint fits(self, Piece piece) noexcept
@@ -36,5 +37,9 @@ cdef class Residency:
     cpdef remove(self, Piece piece)
     cdef void _grow(self)
 
+@cython.locals(at=double, part=Piece)
+cdef bint _in_a_row(list parts, Piece whole)
+@cython.locals(piece=Piece)
 cpdef list tiling(object parts, object done, double at=*)
+@cython.locals(at=double, one=Piece)
 cpdef bint side_by_side(object slices, Piece whole)

@@ -57,7 +57,7 @@ class Residency:
         self.read_back: dict[int, Ticket] = {}
         self.room_after: dict[int, tuple[float, tuple[Ticket, ...]]] = {}
         self.n_parts = 0  # resident pieces that are no whole experts in the serving precision
-        self._parts: dict[tuple[int, int], list[Piece]] = {}
+        self._parts: dict[int, list[Piece]] = {}  # those, by the `Piece.index` of their expert
         # Residents in the order they came, as a ring of neighbours that begins and ends at place 0.
         self.next = ints(n + 1)
         self.prev = ints(n + 1)
@@ -121,8 +121,11 @@ class Residency:
         """Resident pieces of `whole`'s expert, other than itself, in its precision or in `precision`."""
         if not self.n_parts:
             return []
-        parts = self._parts.get((whole.layer, whole.expert), ())
-        return [part for part in parts if part.precision == whole.precision or part.precision == precision]
+        found = []
+        for part in self._parts.get(whole.index, ()):
+            if part.precision == whole.precision or part.precision == precision:
+                found.append(part)  # noqa: PERF401 - a loop is what compiles well
+        return found
 
     def sufficient(
         self, whole: Piece, precision: str | None = None, done: Sequence[Piece] = ()
@@ -140,6 +143,8 @@ class Residency:
         parts = self.parts(whole, precision)
         if not parts:
             return None
+        if not done and _in_a_row(parts, whole):
+            return parts
         ordered = [(part.start_frac, part.precision != whole.precision, -part.stop_frac, at)
                    for at, part in enumerate(parts)]  # fmt: skip
         ordered.sort()
@@ -209,7 +214,7 @@ class Residency:
         self.prev[0] = index + 1
         if not piece.serving:
             self.n_parts += 1
-            self._parts.setdefault((piece.layer, piece.expert), []).append(piece)
+            self._parts.setdefault(piece.layer * self.pieces.n_experts + piece.expert, []).append(piece)
 
     def _refuse(self, piece: Piece, origin: int) -> None:
         if self.here[piece.index]:
@@ -236,7 +241,7 @@ class Residency:
         self.prev[after] = before
         if not piece.serving:
             self.n_parts -= 1
-            self._parts[piece.layer, piece.expert].remove(piece)
+            self._parts[piece.layer * self.pieces.n_experts + piece.expert].remove(piece)
 
     def _grow(self) -> None:
         """Take in pieces that have been made since."""
@@ -253,6 +258,16 @@ class Residency:
         self.arrival.extend([None] * more)
         self.last_use.extend([None] * more)
         self.n_known = n
+
+
+def _in_a_row(parts: Sequence[Piece], whole: Piece) -> bool:
+    """Whether parts follow one another from end to end, in the serving precision: then there is no choice to make."""
+    at = 0.0
+    for part in parts:
+        if part.start_frac != at or part.precision != whole.precision:
+            return False
+        at = part.stop_frac
+    return at >= 1.0
 
 
 def tiling(parts: Sequence[Piece], done: Sequence[Piece], at: float = 0.0) -> list[Piece] | None:
@@ -276,7 +291,7 @@ def side_by_side(slices: Sequence[Piece], whole: Piece) -> bool:
         return False
     at = whole.start_frac
     for one in slices:
-        same = (one.layer, one.expert, one.gpu) == (whole.layer, whole.expert, whole.gpu)
+        same = one.layer == whole.layer and one.expert == whole.expert and one.gpu == whole.gpu
         if not same or one.precision != whole.precision or one.kernels_frac < 1.0 or one.start_frac != at:
             return False
         at = one.stop_frac
