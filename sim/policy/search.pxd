@@ -1,5 +1,8 @@
 cimport cython
 
+@cython.locals(n=int, i=int, at=int, most=double, m0=double, m1=double, m2=double, m3=double, m4=double, m5=double, m6=double, m7=double)
+cdef int largest(const double[::1] values) noexcept
+
 @cython.final
 cdef class PathSearch:
     cdef readonly int n_layers, n_width, n_stored
@@ -11,9 +14,11 @@ cdef class PathSearch:
     cdef float[::1] products
     cdef double[::1] dots
     cdef double[:, ::1] inverse_norms
-    @cython.locals(n_layers=int, n_stored=int, dots=double[::1], norms=double[:, ::1], square=double, most=double, best=int, i=int, layer=int, at=int)
+    @cython.locals(n_layers=int, n_stored=int, dots=double[::1], norms=double[:, ::1], square=double, best=int, i=int, layer=int, at=int)
     cpdef bint along(self, const double[:, ::1] rows, int n, long long[::1] slots, double[::1] similarities, double[::1] whole, double[::1] own)
-    @cython.locals(paths=float[:, :, ::1], products=float[::1], dots=double[::1], first=float, second=float, i=int, at=int, pair=int)
+    @cython.locals(paths=float[:, :, ::1], dots=double[::1], v0=float, v1=float, v2=float, v3=float, v4=float, v5=float, v6=float, v7=float, low=float, top=float, i=int)
+    cdef void _add_eight(self, int layer, const double[:, ::1] rows, int n) noexcept
+    @cython.locals(paths=float[:, :, ::1], products=float[::1], dots=double[::1], v0=float, v1=float, v2=float, v3=float, low=float, i=int, at=int, four=int)
     cdef void _add_single(self, int layer, const double[:, ::1] rows, int n) noexcept
     @cython.locals(paths=double[:, :, ::1], dots=double[::1], value=double, i=int, at=int)
     cdef void _add_double(self, int layer, const double[:, ::1] rows, int n) noexcept
@@ -22,5 +27,5 @@ cdef class PathSearch:
     @cython.locals(most=double, square=double, layer=int, at=int)
     cdef double _largest(self, const double[:, ::1] rows) noexcept
 
-@cython.locals(n=int, rest=double, n_taken=int, i=int, at=int, slot=cython.longlong, length=double, length2=double, best=cython.longlong, most=double)
+@cython.locals(n=int, rest=double, n_taken=int, i=int, at=int, slot=cython.longlong, length=double, length2=double, best=cython.longlong)
 cdef void _in_turn(double[:, ::1] products, double[::1] norms, double[:, ::1] among, double[::1] own, double[:, ::1] products2, double[::1] norms2, double[:, ::1] among2, double[::1] own2, double share, long long[::1] slots, double[::1] score, long long[::1] taken, long long[::1] holder)

@@ -20,6 +20,30 @@ Floats = NDArray[np.float64]
 EXACT_IN_SINGLE = 2.0**24
 
 
+def largest(values: Floats) -> int:
+    """Where the largest of some numbers stands first."""
+    if not COMPILED:
+        return int(values.argmax())
+    n = values.shape[0]
+    m0 = m1 = m2 = m3 = m4 = m5 = m6 = m7 = values[0]
+    for i in range(0, n - 7, 8):  # eight at a time: one after the other, each would wait for the one before
+        m0 = values[i] if values[i] > m0 else m0
+        m1 = values[i + 1] if values[i + 1] > m1 else m1
+        m2 = values[i + 2] if values[i + 2] > m2 else m2
+        m3 = values[i + 3] if values[i + 3] > m3 else m3
+        m4 = values[i + 4] if values[i + 4] > m4 else m4
+        m5 = values[i + 5] if values[i + 5] > m5 else m5
+        m6 = values[i + 6] if values[i + 6] > m6 else m6
+        m7 = values[i + 7] if values[i + 7] > m7 else m7
+    most = max(max(max(m0, m1), max(m2, m3)), max(max(m4, m5), max(m6, m7)))
+    for i in range(n // 8 * 8, n):
+        most = values[i] if values[i] > most else most
+    at = 0
+    while at < n - 1 and values[at] != most:
+        at += 1
+    return at
+
+
 class PathSearch:
     """Compares a path, one row of numbers per layer, with stored ones by the cosine of what has been seen so far.
 
@@ -73,20 +97,17 @@ class PathSearch:
             for at in range(self.n_width):
                 square += rows[layer, at] * rows[layer, at]
             own[layer] = 1.0 / math.sqrt(square if square > 1.0 else 1.0) if square > 0.0 else 0.0
-            if self.is_single:
-                self._add_single(layer, rows, n)
-            else:
+            if not self.is_single:
                 self._add_double(layer, rows, n)
+            elif self.n_width == 8:
+                self._add_eight(layer, rows, n)
+            else:
+                self._add_single(layer, rows, n)
             for i in range(n):
                 whole[i] = dots[i] * norms[layer, i]
-            best = 0
-            most = whole[0]
-            for i in range(1, n):
-                if whole[i] > most:
-                    most = whole[i]
-                    best = i
+            best = largest(whole)
             slots[layer] = best
-            similarities[layer] = most * own[layer]
+            similarities[layer] = whole[best] * own[layer]
         for i in range(n):
             whole[i] = whole[i] * own[self.n_layers - 1]
         return True
@@ -101,24 +122,34 @@ class PathSearch:
             most = max(most, square)
         return most
 
+    def _add_eight(self, layer: int, rows: Floats, n: int) -> None:
+        """Add a layer's products to those of the layers before, where a row has eight numbers."""
+        paths = self.single
+        dots = self.dots
+        v0, v1, v2, v3 = rows[layer, 0], rows[layer, 1], rows[layer, 2], rows[layer, 3]
+        v4, v5, v6, v7 = rows[layer, 4], rows[layer, 5], rows[layer, 6], rows[layer, 7]
+        for i in range(n):
+            low = v0 * paths[layer, 0, i] + v1 * paths[layer, 1, i] + v2 * paths[layer, 2, i] + v3 * paths[layer, 3, i]
+            top = v4 * paths[layer, 4, i] + v5 * paths[layer, 5, i] + v6 * paths[layer, 6, i] + v7 * paths[layer, 7, i]
+            dots[i] += low + top
+
     def _add_single(self, layer: int, rows: Floats, n: int) -> None:
-        """Add a layer's products to those of the layers before; two numbers of the row at a time."""
+        """The same for rows of any length, four numbers of it at a time."""
         paths = self.single
         products = self.products
         dots = self.dots
         for i in range(n):
             products[i] = 0.0
-        for pair in range(self.n_width // 2):
-            at = 2 * pair
-            first = rows[layer, at]
-            second = rows[layer, at + 1]
+        for four in range(self.n_width // 4):
+            at = 4 * four
+            v0, v1, v2, v3 = rows[layer, at], rows[layer, at + 1], rows[layer, at + 2], rows[layer, at + 3]
             for i in range(n):
-                products[i] += first * paths[layer, at, i] + second * paths[layer, at + 1, i]
-        if self.n_width % 2:
-            at = self.n_width - 1
-            first = rows[layer, at]
+                low = v0 * paths[layer, at, i] + v1 * paths[layer, at + 1, i]
+                products[i] += low + (v2 * paths[layer, at + 2, i] + v3 * paths[layer, at + 3, i])
+        for at in range(self.n_width // 4 * 4, self.n_width):
+            v0 = rows[layer, at]
             for i in range(n):
-                products[i] += first * paths[layer, at, i]
+                products[i] += v0 * paths[layer, at, i]
         for i in range(n):
             dots[i] += products[i]
 
@@ -248,12 +279,7 @@ def _in_turn(products: Floats, norms: Floats, among: Floats, own: Floats, produc
             score[slot] = share * (products[i, slot] * norms[slot] * length) + rest * (
                 products2[i, slot] * norms2[slot] * length2
             )
-        best = 0
-        most = score[0]
-        for slot in range(1, n):
-            if score[slot] > most:
-                most = score[slot]
-                best = slot
+        best = largest(score)
         slots[i] = best
         norms[best] = length
         norms2[best] = length2
