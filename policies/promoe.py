@@ -45,6 +45,7 @@ class Chunks(NamedTuple):
     pieces: list[Piece]
     fetches: list[Fetch]
     cancels: list[Cancel]
+    evicts: list[Evict]
 
 
 class ProMoe(Policy):
@@ -112,6 +113,8 @@ class ProMoe(Policy):
             Surrogate(self.predictor, view.top_k, view.n_experts, self.seed) if self.labels else None
         )
         self._top_k = view.top_k
+        self._runs = [RunGpu(expert) for expert in range(n_experts)]
+        self._asked: set[Piece] = set()  # chunks that wait for room, to be copied early
         self._gating = -1  # the layer whose gate is about to speak
         self._aimed: list[list[int]] = [[] for _ in range(n_layers)]  # by layer to come: experts named, in order
         self._prediction = Predict(self.predictor_s, "side", basis="measured")
@@ -122,7 +125,10 @@ class ProMoe(Policy):
         if found is None:
             pieces = view.matrices(layer, expert, self.chunks)
             found = self._parts[layer][expert] = Chunks(
-                pieces, [Fetch(piece) for piece in pieces], [Cancel(piece) for piece in pieces]
+                pieces,
+                [Fetch(piece) for piece in pieces],
+                [Cancel(piece) for piece in pieces],
+                [Evict(piece) for piece in pieces],
             )
         return found
 
@@ -156,33 +162,36 @@ class ProMoe(Policy):
                 if taken[gpu] < self._room[gpu][layer]:
                     taken[gpu] += 1
                 else:
-                    found += self._chunks(layer, expert, view).cancels
+                    found += [one for one in self._chunks(layer, expert, view).cancels if one.piece in self._asked]
         return found
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         self._gating = -1
         layer, needs = gate.layer, gate.needs
+        parts, holds = self._parts[layer], view.holds
         aimed = self._aimed[layer]
         if aimed:
             self._aimed[layer] = []
             self._n += len(needs)
-            self._right += sum([expert in aimed for expert in needs])
             # The layer's low tasks are withdrawn; those of experts it needs become high ones.
             for expert in sorted(aimed):
-                chunks = self._chunks(layer, expert, view)
                 needed = expert in needs
+                self._right += needed
                 if needed or self.preempt:
-                    for piece, cancel in zip(chunks.pieces, chunks.cancels, strict=True):
-                        if not (needed and view.holds(piece)):
-                            yield cancel
+                    chunks = parts[expert] or self._chunks(layer, expert, view)
+                    for cancel in chunks.cancels:
+                        piece = cancel.piece
+                        if piece in self._asked if needed or not holds(piece) else not view.arrived(piece):
+                            yield cancel  # what waits nowhere and is not on its way has nothing to be withdrawn
+                            self._asked.discard(piece)
         home = self._home[layer]
         waiting = self._in_order(layer, needs, view)
-        coming: list[tuple[int, tuple[Ticket, ...]]] = []
+        coming: list[RunGpu] = []
         asked = False
         while waiting or coming:
             at = 0
             while at < len(waiting):
-                expert = waiting[at]
+                expert, here = waiting[at]
                 gpu = home[expert]
                 held = self._lru[gpu][layer]
                 if expert not in held and len(held) == self._room[gpu][layer]:
@@ -190,44 +199,49 @@ class ProMoe(Policy):
                     if victim is None:  # until one of those that are there has run
                         at += 1
                         continue
-                    for chunk in [c for c in self._chunks(layer, victim, view).pieces if view.holds(c)]:
-                        yield Evict(chunk)
-                    held.pop(victim, None)
+                    del held[victim]
+                    for evict in (parts[victim] or self._chunks(layer, victim, view)).evicts:
+                        if holds(evict.piece):
+                            yield evict
                 del waiting[at]
                 # High tasks for the chunks that are missing; chunks on their way go ahead of what nobody waits for.
                 held.pop(expert, None)
                 held[expert] = None
-                chunks = self._chunks(layer, expert, view)
+                at = 0
+                if here and not self._stale:  # nothing to be asked for, or to be waited for
+                    coming.append(self._runs[expert])
+                    continue
                 tickets: list[Ticket] = []
-                for fetch in chunks.fetches:
+                for fetch in (parts[expert] or self._chunks(layer, expert, view)).fetches:
                     if self._stale and fetch.piece in self._stale:  # it has its place again
                         self._stale.remove(fetch.piece)
                     ticket = yield fetch
+                    self._asked.discard(fetch.piece)
                     if ticket is not None:
                         tickets.append(ticket)
-                coming.append((expert, tuple(tickets)))
-                at = 0
+                coming.append(RunGpu(expert, tuple(tickets)) if tickets else self._runs[expert])
             if not asked:
                 asked = True
                 target = layer + self.stride
                 if target < self._shape[0] and gate.phase != PREFILL:
                     yield from self._predict(gate, target, view)
-            expert, after = coming.pop(0)
-            yield RunGpu(expert, after)
+            yield coming.pop(0)
 
-    def _in_order(self, layer: int, needs: dict[int, int], view: View) -> list[int]:
-        """Cached experts, those on their way by the chunks that have arrived, then the others."""
+    def _in_order(self, layer: int, needs: dict[int, int], view: View) -> list[tuple[int, bool]]:
+        """Cached experts, those on their way by the chunks that have arrived, then the others; and who is all there."""
+        arrived, parts = view.arrived, self._parts[layer]
         if not self.reorder or len(needs) == 1:
-            return list(needs)
+            return [(expert, False) for expert in needs]
+        home = self._home[layer]
         order = []
         for at, expert in enumerate(needs):
             ready = 0
-            for chunk in self._chunks(layer, expert, view).pieces:
-                if view.arrived(chunk):
+            for chunk in (parts[expert] or self._chunks(layer, expert, view)).pieces:
+                if arrived(chunk):
                     ready += 1
-            order.append((-ready, expert not in self._lru[self._home[layer][expert]][layer], at, expert))
+            order.append((-ready, expert not in self._lru[home[expert]][layer], at, expert))
         order.sort()
-        return [expert for _, _, _, expert in order]
+        return [(expert, ready == -self.chunks) for ready, _, _, expert in order]
 
     def _leaves(self, held: dict[int, None], layer: int, newcomer: int, view: View) -> int | None:
         """The least recently accessed expert of a layer that may go."""
@@ -244,6 +258,7 @@ class ProMoe(Policy):
         after: tuple[Ticket, ...] = ((yield self._prediction),)
         named = self._aimed[target] = self._named(gate, target)
         home, taken = self._home[target], [0] * len(self._lru)
+        parts, holds = self._parts[target], view.holds
         for expert in named:
             gpu = home[expert]
             taken[gpu] += 1
@@ -253,8 +268,9 @@ class ProMoe(Policy):
             if expert in held:  # asking counts as an access
                 del held[expert]
                 held[expert] = None
-            for chunk in self._chunks(target, expert, view).pieces:
-                if not view.holds(chunk):
+            for chunk in (parts[expert] or self._chunks(target, expert, view)).pieces:
+                if not holds(chunk):
+                    self._asked.add(chunk)
                     yield Prefetch(chunk, 0.0, after)
 
     def _named(self, gate: Gate, target: int) -> list[int]:
@@ -276,6 +292,7 @@ class ProMoe(Policy):
     def placed(self, piece: Piece, view: View) -> None:
         """A predicted chunk found room; where that room belongs to an expert still to come, somebody has no place."""
         gpu, layer, expert = piece.gpu, piece.layer, piece.expert
+        self._asked.discard(piece)
         held = self._lru[gpu][layer]
         if expert in held:
             return

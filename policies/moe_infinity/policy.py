@@ -103,13 +103,16 @@ class MoeInfinity(Policy):
         # What is asked for after a layer, by phase, matrix matched and layer: pieces and priorities, best first.
         self._orders: dict[tuple[str, int, int], Wishes] = {}
         self._worths: dict[tuple[str, int], np.ndarray] = {}  # ranks, by phase and matrix matched
-        self._orders_at: tuple[int, ...] = (0, 0)  # matrices replaced when they were worked out
+        self._orders_at = 0  # matrices replaced when they were worked out
         self._n_ordered = 0
         self._pieces = [view.piece(layer, expert) for layer in range(shape[0]) for expert in range(shape[1])]
         self._gpu = np.array([piece.gpu for piece in self._pieces])
         self._held = view.held
+        self._is_held = self._held.data  # the same memory, for single numbers
         self._capacity = view.capacity
         self._capacity_of = [view.capacity_of(gpu) for gpu in range(view.n_gpus)]
+        self._least_capacity = min(self._capacity_of)
+        self._simple = self.variant != "code_head" and not self.phantom_slots
         self._fetches = [Fetch(piece) for piece in self._pieces]
         self._runs = [RunGpu(expert) for expert in range(shape[1])]
         n_closer = shape[0] + (self.variant == "code2024")
@@ -157,7 +160,14 @@ class MoeInfinity(Policy):
 
     def iteration_start(self, iteration: Iteration, view: View) -> None:
         collection = self._collection = self._collections[iteration.phase]
-        self._products = np.zeros(len(collection))
+        n_past = len(collection)
+        self._products = np.zeros(n_past)
+        if n_past:
+            ahead = self.variant == "code2024"
+            self._lookup = Predict(self.lookup_s * n_past, "host" if ahead else "side")
+        replaced = sum([one.n_replaced for one in self._collections.values()])  # it only grows
+        if replaced != self._orders_at or self._n_ordered > MAX_ORDERED:
+            self._orders, self._worths, self._orders_at, self._n_ordered = {}, {}, replaced, 0
         if self.variant == "code2024" and len(collection):
             self._matched = collection.likest_ahead(self._live)
 
@@ -186,7 +196,21 @@ class MoeInfinity(Policy):
     def gate_done(self, gate: Gate, view: View) -> Steps:
         if self.variant == "code2024":
             yield from self._look_ahead(gate, view)
-        yield from self._serve(gate, view)
+        if self._simple and len(gate.needs) < self._least_capacity:
+            # Nothing has to run before the next one finds room.
+            first, held, fetches, runs = gate.layer * self._shape[1], self._is_held, self._fetches, self._runs
+            needs = sorted(gate.needs)
+            if self._ranked_by != "shares":
+                self._visit(first, needs)
+            order = [expert for expert in needs if held[first + expert]]
+            if len(order) < len(needs):
+                order += [expert for expert in needs if not held[first + expert]]
+            for expert in order:
+                yield fetches[first + expert]  # one that is still queued goes first
+            for expert in order:
+                yield runs[expert]
+        else:
+            yield from self._serve(gate, view)
         if self.variant == "paper":
             yield from self._look_ahead(gate, view)
 
@@ -273,11 +297,11 @@ class MoeInfinity(Policy):
     # -- predicting and prefetching ---------------------------------------------------------------------------------
 
     def _look_ahead(self, gate: Gate, view: View) -> Steps:
-        collection = self._collections[gate.phase]
-        if not len(collection):
+        collection = self._collection
+        if not len(self._products):
             return
         ahead = self.variant == "code2024"
-        ticket: Ticket = yield Predict(self.lookup_s * len(collection), "host" if ahead else "side")
+        ticket: Ticket = yield self._lookup
         if ahead:
             matched = self._matched[gate.layer]
         else:
@@ -305,10 +329,7 @@ class MoeInfinity(Policy):
 
     def _ordered(self, phase: str, collection: Collection, matched: int, layer: int, own: bool) -> Wishes:
         """Experts of the layers after this one (`own`: and of this one) by share x closeness, ties to the lowest."""
-        replaced = tuple(one.n_replaced for one in self._collections.values())
         key = (phase, matched, layer)
-        if replaced != self._orders_at or self._n_ordered > MAX_ORDERED:
-            self._orders, self._worths, self._orders_at, self._n_ordered = {}, {}, replaced, 0
         found = self._orders.get(key)
         if found is None:
             n_layers, n_experts = self._shape
