@@ -25,7 +25,6 @@ from sim.setup.prepare import Setup as Setup
 from sim.setup.prepare import prepare as prepare
 from sim.workload.future import Future
 from sim.workload.gate import Arrays
-from sim.workload.iterations import Scheduler
 from sim.workload.learn_split import StoreSplit
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def engine_of(setup: Setup, machine: Machine, cost: Cost, log: Log | None = None
     """The engine of a run on any machine, the policy bound and taught."""
     policy, trace = setup.policy, setup.trace
     residency = Residency(setup.pieces, setup.memory.expert_bytes)
-    future = Future(trace, setup.requests, setup.spec.batch) if "oracle" in policy.traits else None
+    future = Future(trace, setup.schedule(open_loop=False, splits=False)) if "oracle" in policy.traits else None
     engine = Engine(policy, machine, residency, cost, Arrays(trace), setup.model.top_k, future, log)
     start_policy(engine, setup)
     return engine
@@ -123,14 +122,16 @@ def run_through(
 ) -> Clockwork:
     """Drive every iteration, telling whoever wants to know."""
     clockwork = Clockwork()
-    scheduler = Scheduler(setup.requests, setup.spec.batch, setup.open_loop, setup.policy.split_step)
-    total, done = sum(r.outputs for r in setup.requests), 0
-    for step in drive(engine, machine, scheduler, setup.trace, clockwork, setup.open_loop):
-        done += len(step.iteration.ranges)
-        if progress is not None:
-            progress(done, total)
-        if on_step is not None:
-            on_step(step)
+    told = on_step
+    if progress is not None:
+        total = sum(r.outputs for r in setup.requests)
+
+        def told(step: Step) -> None:
+            progress(clockwork.n_put_out, total)
+            if on_step is not None:
+                on_step(step)
+
+    drive(engine, machine, setup.schedule(), setup.trace, clockwork, setup.open_loop, on_step=told)
     return clockwork
 
 

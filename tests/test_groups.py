@@ -87,7 +87,7 @@ def priced(hw: str) -> Cost:
 @given(tokens=st.lists(st.integers(1, 3000), min_size=1, max_size=9), hw=st.sampled_from(("rtx5090", "t4")))
 def test_a_group_takes_its_floor_or_the_sum_in_any_order(tokens: list[int], hw: str) -> None:
     cost = priced(hw)
-    works_s = [cost._roofline(0, *cost._expert_work(n, "q4_k", 1.0)).duration_s for n in tokens]
+    works_s = [cost.roofline.price(0, *cost._expert_work(n, "q4_k", 1.0)).duration_s for n in tokens]
     price, slack_s = cost.leader(tokens[0], "q4_k")
     total_s = price.duration_s
     for n in tokens[1:]:

@@ -20,9 +20,10 @@ from sim.machine.protocol import DEMAND, SPECULATIVE
 from sim.machine.simulated import SimulatedMachine
 from sim.policy.pieces import Piece
 from sim.policy.tickets import UNKNOWN_S, Ticket
+from sim.workload.iterations import PREFILL, Iteration, Range, RequestInfo
 
 QUICK = settings(max_examples=400, deadline=None, derandomize=True)
-PASS = SimpleNamespace(n_tokens=1, ranges=[()])
+REQUEST = RequestInfo(0, 0, 1, 2, "", None)
 
 
 class Knobs(SimpleNamespace):
@@ -107,7 +108,8 @@ def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, S
         elif op == "block":
             first, whole, cost.seconds = rest
             cost.launch_attention = launch(first, whole)
-            machine.begin(PASS)
+            n_tokens = len(tickets) + 1  # nor are blocks priced alike
+            machine.begin(Iteration(0, [Range(REQUEST, 0, n_tokens, PREFILL, 0)], None))
             machine.attention(0)
             stream = machine.stream
             tickets.append(stream.pending[-1] if stream.n_pending else Ticket(stream.free_s, stream.blame))

@@ -19,8 +19,9 @@ from policies.expertflow.token_scheduler import as_bits, halves
 from sim.base.errors import BadInput, IllegalDecision
 from sim.conformance.world import iterations
 from sim.policy.pieces import Piece
-from sim.workload.iterations import Range, RequestInfo, Scheduler
+from sim.workload.iterations import Range, RequestInfo
 from sim.workload.learn_split import StoreSplit, requests_of
+from sim.workload.schedulers.fcfs import FirstCome
 from traces.format.reader import Trace
 
 # Token 10 went to 0.0 and 1.0, 11 to 0.1 and 1.0, 12 to 0.2 and 1.1.
@@ -217,7 +218,7 @@ class TestTokenScheduler:
     def test_every_token_runs_once(self):
         ranges = [Range(RequestInfo(i, 10 * i, 4, 3, "", None), 10 * i + 4, 10 * i + 5, "decode", 4) for i in range(3)]
         for bad in ([ranges[:2]] * 2, [ranges, []], [ranges[:1], ranges[1:2]]):
-            scheduler = Scheduler([r.request for r in ranges], 3, split=lambda _, bad=bad: bad)
+            scheduler = FirstCome([r.request for r in ranges], 3, split=lambda _, bad=bad: bad)
             assert [len(scheduler.next(0.0)) for _ in range(3)] == [1, 1, 1]
             with pytest.raises(IllegalDecision, match="every token of a decode step runs in one pass"):
                 scheduler.next(0.0)

@@ -26,7 +26,7 @@ from policies.random import Random
 from sim.base.errors import BadInput
 from sim.run import execute, prepare
 from sim.setup.spec import RunSpec
-from sim.workload.iterations import Iteration, Scheduler
+from sim.workload.iterations import Iteration
 from traces.format.catalogue import open_trace
 from traces.format.reader import Trace
 
@@ -35,7 +35,7 @@ BUNDLED = "mixtral-8x7b-small"
 
 def layers_of(made):
     """[(layer, experts in the order the engine looks at them)] of every step."""
-    scheduler, found = Scheduler(made.requests, made.spec.batch), []
+    scheduler, found = made.schedule(), []
     for index, ranges in enumerate(iter(lambda: scheduler.next(float("inf")), None)):
         iteration = Iteration(index, ranges, made.trace, None)
         for layer in range(made.trace.n_layers):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sim.bounds.path import Path, path_of
 from sim.machine.cost import Cost
 from sim.workload.fewest_copies import kept
-from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range, RequestInfo, Scheduler, decode_row
+from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range, RequestInfo
 
 if TYPE_CHECKING:
     from sim.setup.prepare import Setup
@@ -68,11 +68,11 @@ class Bounds:
             yield from self._one_by_one()
             return
         trace, feed, index = self.setup.trace, Feed(self.setup.trace), 0
-        scheduler = Scheduler(self.setup.requests, self.setup.spec.batch, split=self.setup.policy.split_step)
+        scheduler = self.setup.schedule(open_loop=False)
         passes: deque[Pass] = deque()
         begun: dict[int, int] = {}
         while isinstance(ranges := scheduler.next(math.inf), list):
-            passes.append(self._pass(Iteration(index, ranges, trace, decode_row(feed, ranges))))
+            passes.append(self._pass(Iteration(index, ranges, trace, feed.row(ranges))))
             for r in ranges:
                 if r.phase == PREFILL:
                     begun[r.request.index] = index
@@ -225,7 +225,7 @@ def lower_bound(setup: Setup, cpu: bool | None = None) -> dict[str, Any] | None:
     Returns:
         None where arrivals and batches leave open which tokens run together, so that there is no future to know.
     """
-    if setup.open_loop and setup.spec.batch > 1:
+    if not setup.timeless:
         return None
     if cpu is None:
         cpu = "cpu" in setup.policy.traits

@@ -48,6 +48,7 @@ SPEC_OPTIONS = (
     click.option("--stack", metavar="NAME|FILE", help="Serving framework and what it costs; default: bare."),
     click.option("--gpus", type=int, metavar="N", help="GPUs that hold experts; default: 1."),
     click.option("--batch", type=int, metavar="N", help="Requests decoded together; default: 1."),
+    click.option("--scheduler", metavar="NAME", help="Who runs next; default: fcfs, first come, first served."),
     click.option("--split", metavar="NAME", help="Requests to score: test (default), store or all."),
     click.option("--requests", type=int, metavar="N", help="Only the first N requests of the split."),
     click.option("--predictor", metavar="P",

@@ -26,7 +26,7 @@ from sim.run import Setup, assemble, fold, run_through
 from sim.setup.memory import BudgetRule, Demand, plan
 from sim.setup.spec import RunSpec
 from sim.workload.gate import Arrays
-from sim.workload.iterations import Iteration, Scheduler
+from sim.workload.iterations import Iteration
 from sim.workload.learn_split import requests_of
 from traces.format.reader import Trace
 
@@ -268,7 +268,7 @@ def observe(setup: Setup, hw: Hardware, pace: float = 1.0, hides_later: bool = F
 
 def iterations(setup: Setup) -> list[Iteration]:
     """The iterations a closed loop composes, made anew from the trace."""
-    scheduler = Scheduler(setup.requests, setup.spec.batch, split=setup.policy.split_step)
+    scheduler = setup.schedule(open_loop=False)
     composed = iter(lambda: scheduler.next(float("inf")), None)
     return [Iteration(i, ranges, setup.trace, None) for i, ranges in enumerate(composed) if isinstance(ranges, list)]
 

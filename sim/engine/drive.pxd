@@ -1,12 +1,42 @@
 cimport cython
+from sim.engine.engine cimport Engine
+from sim.machine.protocol cimport Machine
+from sim.workload.iterations cimport Feed, Iteration, Range
+from sim.workload.scheduler cimport Scheduler
+
+@cython.final
+cdef class RequestTimes:
+    cdef public object request
+    cdef readonly double start_s
+    cdef public double first_token_s, last_token_s
+    cdef int last_row
+
+@cython.final
+cdef class PhaseTimes:
+    cdef readonly long long n_iterations, n_tokens
+    cdef readonly double time_s
+    cdef double[::1] spent_s
 
 @cython.final
 cdef class Step:
-    cdef readonly object iteration
+    cdef readonly Iteration iteration
     cdef readonly double start_s, end_s
 
+@cython.final
 cdef class Clockwork:
     cdef readonly list requests
     cdef readonly dict phases
+    cdef readonly long long n_put_out
     cdef dict _open
-    cdef list _before_s
+    cdef double[::1] _before_s
+    @cython.locals(r=Range, times=RequestTimes)
+    cdef begin(self, Iteration iteration, double now_s, bint open_loop)
+    @cython.locals(phase=PhaseTimes, cause=int, after_s=double, complete=list, r=Range, times=RequestTimes)
+    cdef list end(self, Iteration iteration, double start_s, double end_s, list parts_s)
+    @cython.locals(cause=int)
+    cdef skip(self, list parts_s)
+
+@cython.locals(feed=Feed, index=int, n_iterations=dict, composed=object, iteration=Iteration, start_s=double, end_s=double,
+               complete=list)
+cpdef drive(Engine engine, Machine machine, Scheduler scheduler, object trace, Clockwork clockwork, bint open_loop=*,
+            object compose=*, object on_step=*)

@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sim.base.flat import floats
+from sim.engine.engine import Engine
 from sim.machine.lanes import CAUSES
-from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, RequestInfo, Scheduler, decode_row
+from sim.machine.protocol import Machine
+from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, RequestInfo
+from sim.workload.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from sim.engine.engine import Engine
-    from sim.machine.protocol import Machine
     from traces.format.reader import Trace
 
 
-@dataclass
 class RequestTimes:
     """When a request started (its arrival, in an open loop), and when its tokens came out."""
 
-    request: RequestInfo
-    start_s: float
-    first_token_s: float = 0.0
-    last_token_s: float = 0.0
+    __slots__ = ("first_token_s", "last_row", "last_token_s", "request", "start_s")
+
+    def __init__(self, request: RequestInfo, start_s: float) -> None:
+        self.request = request
+        self.start_s = start_s
+        self.first_token_s = 0.0
+        self.last_token_s = 0.0
+        self.last_row = request.first_row + request.prompt_len + request.outputs - 1
 
 
-@dataclass
 class PhaseTimes:
     """Iterations of one phase and the makespan they took, partitioned by what GPU 0 did or waited for."""
 
-    n_iterations: int = 0
-    n_tokens: int = 0
-    time_s: float = 0.0
-    parts_s: list[float] = field(default_factory=lambda: [0.0] * len(CAUSES))
+    def __init__(self) -> None:
+        self.n_iterations = 0
+        self.n_tokens = 0
+        self.time_s = 0.0
+        self.spent_s = floats(len(CAUSES))
+
+    @property
+    def parts_s(self) -> list[float]:
+        """The makespan in the order of `CAUSES`."""
+        return list(self.spent_s)
 
 
 class Step:
-    """What one iteration amounted to; yielded by `drive` after each."""
+    """What one iteration amounted to; what `drive` tells after each."""
 
     __slots__ = ("end_s", "iteration", "start_s")
 
@@ -52,10 +61,12 @@ class Clockwork:
     def __init__(self) -> None:
         self.requests: list[RequestTimes] = []
         self.phases = {PREFILL: PhaseTimes(), DECODE: PhaseTimes()}
+        self.n_put_out = 0  # tokens
         self._open: dict[int, RequestTimes] = {}
-        self._before_s = [0.0] * len(CAUSES)
+        self._before_s = floats(len(CAUSES))
 
     def begin(self, iteration: Iteration, now_s: float, open_loop: bool) -> None:
+        """Requests whose prompt runs have started."""
         for r in iteration.ranges:
             if r.phase == PREFILL:
                 arrival_s = r.request.arrival_s if open_loop else None
@@ -63,30 +74,34 @@ class Clockwork:
                 self._open[r.request.index] = times
                 self.requests.append(times)
 
-    def end(self, iteration: Iteration, start_s: float, end_s: float, parts_s: list[float]) -> list[RequestInfo]:
-        """Close the iteration; return the requests that are complete."""
-        phase = self.phases[iteration.phase]
+    def end(self, iteration: Iteration, start_s: float, end_s: float, parts_s: list[float]) -> list[RequestInfo] | None:
+        """Close the iteration; return the requests that are complete, if any."""
+        phase: PhaseTimes = self.phases[iteration.phase]
         phase.n_iterations += 1
         phase.n_tokens += iteration.n_tokens
         phase.time_s += end_s - start_s
-        for index, (after, before) in enumerate(zip(parts_s, self._before_s, strict=True)):
-            phase.parts_s[index] += after - before
-        self._before_s = parts_s
-        complete = []
+        for cause in range(len(parts_s)):
+            after_s = parts_s[cause]
+            phase.spent_s[cause] += after_s - self._before_s[cause]
+            self._before_s[cause] = after_s
+        complete = None
         for r in iteration.ranges:
-            times = self._open[r.request.index]
+            times: RequestTimes = self._open[r.request.index]
+            self.n_put_out += 1
             if r.phase == PREFILL:
                 times.first_token_s = end_s
             times.last_token_s = end_s
-            last_row = r.request.first_row + r.request.prompt_len + r.request.outputs - 1
-            if r.stop_row == last_row:
-                complete.append(r.request)
-                del self._open[r.request.index]
+            if r.stop_row == times.last_row:
+                if complete is None:
+                    complete = []
+                complete.append(times.request)
+                del self._open[times.request.index]
         return complete
 
     def skip(self, parts_s: list[float]) -> None:
         """Time between iterations (waiting for an arrival) belongs to no phase."""
-        self._before_s = parts_s
+        for cause in range(len(parts_s)):
+            self._before_s[cause] = parts_s[cause]
 
 
 def drive(
@@ -97,31 +112,37 @@ def drive(
     clockwork: Clockwork,
     open_loop: bool = False,
     compose: Callable[..., Iteration] = Iteration,
-) -> Iterator[Step]:
-    """Run every iteration the scheduler composes; yields after each, so that callers can report or stop."""
-    feed, index = Feed(trace), 0
+    on_step: Callable[[Step], None] | None = None,
+) -> None:
+    """Run every iteration the scheduler composes, and tell `on_step` after each; what that raises ends the loop."""
+    feed = Feed(trace)
+    index = 0
     n_iterations = engine.tally.n_iterations
-    while (ranges := scheduler.next(machine.now())) is not None:
-        if isinstance(ranges, float):
+    while True:
+        composed = scheduler.next(machine.now())
+        if composed is None:
+            break
+        if isinstance(composed, float):
             engine.idle()
-            machine.wait_until(ranges)
+            machine.wait_until(composed)
             if engine.copies.polls:
                 engine.copies.poll()
             clockwork.skip(machine.parts_s())
             continue
-        iteration = compose(index, ranges, trace, decode_row(feed, ranges))
+        iteration = compose(index, composed, trace, feed.row(composed))
         start_s = machine.now()
         clockwork.begin(iteration, start_s, open_loop)
         engine.begin(iteration)
         engine.run_layers(iteration)
         end_s = machine.now()
         complete = clockwork.end(iteration, start_s, end_s, machine.parts_s())
-        if complete and engine.on_request_end:
+        if complete is not None and engine.on_request_end:
             for request in complete:
                 engine.end_request(request)
             clockwork.skip(machine.parts_s())
         n_iterations[iteration.phase] += 1
-        yield Step(iteration, start_s, end_s)
+        if on_step is not None:
+            on_step(Step(iteration, start_s, end_s))
         index += 1
     machine.drain()
     engine.tally.prefetch.finish()

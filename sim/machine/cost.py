@@ -7,15 +7,17 @@ FLOPs / rate). Experts that share kernels are one operation: the first pays the 
 
 from __future__ import annotations
 
+import math
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from sim.machine.price import Price, kernels_of
-from sim.machine.rates import Rates
+from sim.machine.rates import SIX_DIGITS, Rates
+from sim.machine.roofline import Attention
 from sim.profiles.geometry import BITS_PER_PARAM
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sim.machine.price import Launch
     from sim.profiles.hardware import Hardware
@@ -37,11 +39,9 @@ class Cost(Rates):
         self.gate = lru_cache(maxsize=1024)(self._gate)
         self.shared = lru_cache(maxsize=1024)(self._shared)
         self.head = lru_cache(maxsize=1024)(self._head)
-        self._attention_bytes = self.model.attention_bytes(precision)
-        # `model.attention_flops`, asked once per iteration.
-        self._attention_params = self.model.attention_params()
-        self._flops_per_key = self.model.n_heads * self.model.width_per_key()
-        self._kv_bytes = self.model.kv_bytes_per_token_per_layer(self._kv_precision())
+        self.attention: Callable[[Iteration], Price] = self._measured_attention
+        if "attention" not in self._curves:
+            self.attention = self._attention().price
         self.n_dense_before = self._dense_layers_before()
 
     def _dense_layers_before(self) -> list[int]:
@@ -52,14 +52,6 @@ class Cost(Rates):
             previous = layer
         before.append(self.model.n_layers - 1 - previous)
         return before
-
-    def _roofline(self, n_kernels: float, n_bytes: float, flops: float) -> Price:
-        best_s, attributed_to = n_kernels * self._floor_s, self._q_floor
-        if n_bytes / self._bandwidth > best_s:
-            best_s, attributed_to = n_bytes / self._bandwidth, self._q_bandwidth
-        if flops / self._flops > best_s:
-            best_s, attributed_to = flops / self._flops, self._q_flops
-        return Price(best_s, attributed_to)
 
     def copy_s(self, n_bytes: int) -> float:
         """Host-to-device seconds of one copy."""
@@ -99,7 +91,7 @@ class Cost(Rates):
                 return self._experts[key]
             self._check("expert", n_tokens, "tokens", self._ranges.expert_tokens)
             n_kernels = kernels_of(self.stack.kernels.expert, kernels_frac)
-            price = self._experts[key] = self._roofline(n_kernels, *self._expert_work(n_tokens, precision, frac))
+            price = self._experts[key] = self.roofline.price(n_kernels, *self._expert_work(n_tokens, precision, frac))
         return price
 
     def _expert_work(self, n_tokens: int, precision: str, frac: float) -> tuple[float, float]:
@@ -107,13 +99,17 @@ class Cost(Rates):
         n_bytes = frac * self.model.expert_bytes(precision) + 2 * self.activation_bytes(n_tokens)
         return n_bytes, frac * self.model.expert_flops(n_tokens)
 
+    def _without_floor(self, n_tokens: int, precision: str, frac: float) -> Price:
+        """What bytes or FLOPs of the `frac` of an expert take."""
+        return self.roofline.price(0, *self._expert_work(n_tokens, precision, frac))
+
     def leader(self, n_tokens: int, precision: str, frac: float = 1.0) -> tuple[Price, float]:
         """The first expert of a group: its price, and what of the floor of its kernels others can still fill."""
         key = (n_tokens, precision, frac)
         found = self._leaders.get(key)
         if found is None:
             price = self.expert(n_tokens, precision, frac)
-            work = self._roofline(0, *self._expert_work(n_tokens, precision, frac))
+            work = self._without_floor(n_tokens, precision, frac)
             found = self._leaders[key] = price, price.duration_s - work.duration_s
         return found
 
@@ -125,7 +121,7 @@ class Cost(Rates):
         key = (slack_s, n_tokens, precision, frac)
         found = self._members.get(key)
         if found is None:
-            work = self._roofline(0, *self._expert_work(n_tokens, precision, frac))
+            work = self._without_floor(n_tokens, precision, frac)
             beyond_s = max(0.0, work.duration_s - slack_s)
             found = self._members[key] = Price(beyond_s, work.attributed_to), max(0.0, slack_s - work.duration_s)
         return found
@@ -138,7 +134,7 @@ class Cost(Rates):
             return [(self.launch_expert, duration_s) for duration_s in prices]
         found: list[tuple[Launch, float]] = []
         slack_s = 0.0
-        for n in sorted(tokens, key=lambda n: -self._roofline(0, *self._expert_work(n, precision, 1.0)).duration_s):
+        for n in sorted(tokens, key=lambda n: -self._without_floor(n, precision, 1.0).duration_s):
             price, slack_s = self.member(slack_s, n, precision) if found else self.leader(n, precision)
             found.append((self.launch_member if found else self.launch_expert, price.duration_s))
         return found
@@ -180,21 +176,20 @@ class Cost(Rates):
         """Seconds of one expert on the CPU, without moving activations."""
         return self.expert_cpu(n_tokens).duration_s
 
-    def attention(self, iteration: Iteration) -> Price:
-        """One attention block: projections for all tokens, then each range against its own context."""
-        if "attention" in self._curves:
-            return self._measured_attention(iteration)
-        kv_bytes, params, flops_per_key = self._kv_bytes, self._attention_params, self._flops_per_key
-        n_bytes = float(self._attention_bytes + 4 * self.activation_bytes(iteration.n_tokens))
-        flops = 0.0
-        for r in iteration.ranges:
-            n_tokens = r.stop_row - r.start_row
-            n_bytes += kv_bytes * (r.context + n_tokens)
-            # A prefill token sees on average the context before it plus half of its own prompt.
-            flops += 2 * n_tokens * (params + flops_per_key * (r.context + (n_tokens + 1) / 2))
-            if self._ranges.context_tokens is not None:
-                self._check("attention", r.context + n_tokens, "positions attended to", self._ranges.context_tokens)
-        return self._roofline(self.stack.kernels.attention, n_bytes, flops)
+    def _attention(self) -> Attention:
+        """One attention block by its bytes and FLOPs, as `model.attention_flops` counts them."""
+        model, measured = self.model, self._ranges.context_tokens
+        return Attention(
+            self.roofline,
+            self.stack.kernels.attention,
+            model.attention_bytes(self.precision),
+            4 * self.activation_bytes(1),
+            model.kv_bytes_per_token_per_layer(self._kv_precision()),
+            model.attention_params(),
+            model.n_heads * model.width_per_key(),
+            math.inf if measured is None else measured[1] * SIX_DIGITS,
+            lambda at: self._check("attention", at, "positions attended to", measured),
+        )
 
     def _measured_attention(self, iteration: Iteration) -> Price:
         """Each range on its curve: prompts against their tokens, decode against positions."""
@@ -220,7 +215,7 @@ class Cost(Rates):
         n_bytes = model.attention_bytes(precision) + 4 * self.activation_bytes(1)
         n_bytes += model.kv_bytes_per_token_per_layer(self._kv_precision()) * (context + 1)
         flops = model.attention_flops(1, context + 1)
-        return self._roofline(self.stack.kernels.attention, n_bytes, flops).duration_s
+        return self.roofline.price(self.stack.kernels.attention, n_bytes, flops).duration_s
 
     def _kv_precision(self) -> str:
         return "fp32" if self.precision == "fp32" else "bf16"
@@ -230,7 +225,7 @@ class Cost(Rates):
         if (measured := self._measured("dense_layer", iteration.n_tokens)) is not None:
             return measured
         attention = self.attention(iteration)
-        ffn = self._roofline(
+        ffn = self.roofline.price(
             self.stack.kernels.dense_ffn,
             self.model.dense_ffn_bytes(self.precision) + 2 * self.activation_bytes(iteration.n_tokens),
             self.model.dense_ffn_flops(iteration.n_tokens),
@@ -243,18 +238,18 @@ class Cost(Rates):
         if (measured := self._measured("gate", n_tokens)) is not None:
             return measured
         n_bytes = self.model.gate_bytes(self.precision) + self.activation_bytes(n_tokens)
-        return self._roofline(self.stack.kernels.gate, n_bytes, self.model.gate_flops(n_tokens))
+        return self.roofline.price(self.stack.kernels.gate, n_bytes, self.model.gate_flops(n_tokens))
 
     def _shared(self, n_tokens: int) -> Price:
         """Shared experts of one layer."""
         if (measured := self._measured("shared_expert", n_tokens)) is not None:
             return measured
         n_bytes = self.model.shared_expert_bytes(self.precision) + 2 * self.activation_bytes(n_tokens)
-        return self._roofline(self.stack.kernels.shared_expert, n_bytes, self.model.shared_expert_flops(n_tokens))
+        return self.roofline.price(self.stack.kernels.shared_expert, n_bytes, self.model.shared_expert_flops(n_tokens))
 
     def _head(self, n_ranges: int) -> Price:
         """Final norm, output head and sampling: one token per range."""
         if (measured := self._measured("head", n_ranges)) is not None:
             return measured
         n_bytes = self.model.head_bytes(self.precision) + self.activation_bytes(n_ranges)
-        return self._roofline(self.stack.kernels.head, n_bytes, self.model.head_flops(n_ranges))
+        return self.roofline.price(self.stack.kernels.head, n_bytes, self.model.head_flops(n_ranges))

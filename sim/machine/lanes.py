@@ -79,7 +79,7 @@ class Stream:
     @property
     def parts_s(self) -> list[float]:
         """A partition of the stream's whole timeline: busy, or waiting for the cause named by the index."""
-        parts_s = list(self.gaps_s)
+        parts_s = [self.gaps_s[cause] for cause in range(6)]
         parts_s[0] += self.seconds.total_s()  # waiting for another GPU's result counts as GPU time too
         return parts_s
 

@@ -5,56 +5,62 @@ Counting is cheaper than adding, and gives the same bits however a run is cut in
 
 from __future__ import annotations
 
-from typing import Any
-
-from sim.base.flat import ints, longer_ints
+from sim.base.flat import floats, ints, longer_floats, longer_ints
 
 
 class Meter:
-    """How often each of a set of keys (durations, prices) has been met since it was last read.
+    """How often each of a set of durations has been met since it was last read, by the quantity they rest on.
 
-    A key has a place, `at(key)`; `order` holds places in the order in which they were first met.
+    A duration has a place, `at(duration_s)`; `order` holds places in the order in which they were first met.
     """
 
     def __init__(self) -> None:
-        self.keys: list[Any] = []
-        self.n = ints(64)
-        self.order = ints(64)
+        self.duration_s = floats(1024)
+        self.attributed_to = ints(1024)
+        self.n = ints(1024)
+        self.order = ints(1024)
+        self.n_known = 0
         self.n_met = 0
-        self._at: dict[Any, int] = {}
+        self._at: dict[int, dict[float, int]] = {}  # by quantity
 
-    def at(self, key: Any) -> int:
-        """The place of a key."""
-        at = self._at.get(key)
-        if at is None:
-            at = self._at[key] = len(self.keys)
-            self.keys.append(key)
-            if at == len(self.n):
-                self.n = longer_ints(self.n, 2 * at)
-                self.order = longer_ints(self.order, 2 * at)
-            return at
+    def at(self, duration_s: float, attributed_to: int = 0) -> int:
+        """The place of a duration that rests on a quantity."""
+        known = self._at.get(attributed_to)
+        if known is None:
+            known = self._at[attributed_to] = {}
+        found = known.get(duration_s)
+        if found is not None:
+            return found
+        at = self.n_known
+        known[duration_s] = at
+        if at == len(self.n):
+            self.duration_s = longer_floats(self.duration_s, 2 * at)
+            self.attributed_to = longer_ints(self.attributed_to, 2 * at)
+            self.n = longer_ints(self.n, 2 * at)
+            self.order = longer_ints(self.order, 2 * at)
+        self.duration_s[at] = duration_s
+        self.attributed_to[at] = attributed_to
+        self.n_known = at + 1
         return at
 
     def add(self, at: int, n: int) -> None:
-        """Count `n` more of the key at this place."""
+        """Count `n` more of the duration at this place."""
         if self.n[at] == 0:
             self.order[self.n_met] = at
             self.n_met += 1
         self.n[at] += n
 
-    def read(self) -> list[tuple[Any, int]]:
-        """(key, how often) in the order of first meeting; counts begin anew."""
-        found = []
+    def spend(self, spent_s: list[float]) -> None:
+        """Add what was met to the seconds of each quantity; counts begin anew."""
         for index in range(self.n_met):
             at = self.order[index]
-            found.append((self.keys[at], self.n[at]))
+            spent_s[self.attributed_to[at]] += self.n[at] * self.duration_s[at]
             self.n[at] = 0
         self.n_met = 0
-        return found
 
     def forget(self) -> None:
         """Give all places away anew; only where nothing is counted."""
-        self.keys.clear()
+        self.n_known = 0
         self._at.clear()
 
 
@@ -67,7 +73,10 @@ class Seconds:
 
     def total_s(self) -> float:
         """All seconds until now."""
-        if self.meter.n_met:
-            for duration_s, n in self.meter.read():
-                self.spent_s += n * duration_s
+        meter = self.meter
+        for index in range(meter.n_met):
+            at = meter.order[index]
+            self.spent_s += meter.n[at] * meter.duration_s[at]
+            meter.n[at] = 0
+        meter.n_met = 0
         return self.spent_s

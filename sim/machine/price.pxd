@@ -1,4 +1,10 @@
 cimport cython
+
+@cython.final
+cdef class Price:
+    cdef readonly double duration_s
+    cdef readonly int attributed_to
+
 @cython.final
 cdef class Launch:
     cdef public double all_s, extra_s, first_s, kernels_s, launch_s, n_kernels, tail_frac
@@ -9,3 +15,4 @@ cdef class Operation:
     cdef readonly Launch launch
     cdef readonly double all_s, duration_s, first_s, tail_s
     cdef readonly int length, priced
+    cdef void cost(self, double duration_s, int length, int priced) noexcept

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
 
-
-class Price(NamedTuple):
+class Price:
     """Seconds, and the index of the quantity that bounds them."""
 
-    duration_s: float
-    attributed_to: int
+    __slots__ = ("attributed_to", "duration_s")
+
+    def __init__(self, duration_s: float, attributed_to: int) -> None:
+        self.duration_s = duration_s
+        self.attributed_to = attributed_to
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Price):
+            return NotImplemented
+        return self.duration_s == other.duration_s and self.attributed_to == other.attributed_to
+
+    def __hash__(self) -> int:
+        return hash((self.duration_s, self.attributed_to))
+
+    def __repr__(self) -> str:
+        return f"Price({self.duration_s!r}, {self.attributed_to})"
 
 
 class Launch:
@@ -39,12 +51,19 @@ class Operation:
 
     __slots__ = ("all_s", "duration_s", "first_s", "launch", "length", "priced", "tail_s")
 
-    def __init__(self, price: Price, launch: Launch, length: int, priced: int) -> None:
+    def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        self.duration_s = price.duration_s
         self.first_s = launch.first_s
         self.all_s = launch.all_s
-        self.tail_s = launch.tail_frac * price.duration_s
+        self.duration_s = 0.0
+        self.tail_s = 0.0
+        self.length = 0
+        self.priced = 0
+
+    def cost(self, duration_s: float, length: int, priced: int) -> None:
+        """From now on it takes this long."""
+        self.duration_s = duration_s
+        self.tail_s = self.launch.tail_frac * duration_s
         self.length = length
         self.priced = priced
 

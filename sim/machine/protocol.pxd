@@ -1,11 +1,12 @@
 from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport Ticket
+from sim.workload.iterations cimport Iteration
 
 cdef class Machine:
     cdef public double ends_s
     cdef public int cause
     cpdef double now(self)
-    cpdef begin(self, object iteration)
+    cpdef begin(self, Iteration iteration)
     cpdef attention(self, int layer)
     cpdef Ticket gate(self, int layer)
     cpdef shared(self, int layer)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sim.base.errors import BadInput
 from sim.base.quantities import Quantity, Source
 from sim.machine.price import Launch, Price, kernels_of
+from sim.machine.roofline import Roofline
 from sim.profiles.curves import AGAINST
 
 if TYPE_CHECKING:
@@ -54,12 +55,11 @@ class Rates:
         rate_type = next((kind for kind in types if kind in gpu.flops_per_s), None)
         if rate_type is None:
             raise BadInput(f"hardware {hw.id}: gpu.flops_per_s has no rate for {precision}; add bf16, fp16 or fp32")
-        self._bandwidth = gpu.memory_bandwidth_bytes_per_s.value
-        self._flops = gpu.flops_per_s[rate_type].value
-        self._floor_s = gpu.kernel_floor_s.value
-        self._q_bandwidth = self._rest("gpu.memory_bandwidth_bytes_per_s", gpu.memory_bandwidth_bytes_per_s)
-        self._q_flops = self._rest(f"gpu.flops_per_s.{rate_type}", gpu.flops_per_s[rate_type])
-        self._q_floor = self._rest("gpu.kernel_floor_s", gpu.kernel_floor_s)
+        bandwidth, rate, floor_s = gpu.memory_bandwidth_bytes_per_s, gpu.flops_per_s[rate_type], gpu.kernel_floor_s
+        q_bandwidth = self._rest("gpu.memory_bandwidth_bytes_per_s", bandwidth)
+        q_flops = self._rest(f"gpu.flops_per_s.{rate_type}", rate)
+        q_floor = self._rest("gpu.kernel_floor_s", floor_s)
+        self.roofline = Roofline(floor_s.value, bandwidth.value, rate.value, q_floor, q_bandwidth, q_flops)
         self._set_links()
         self._set_host()
         self._set_cpu()

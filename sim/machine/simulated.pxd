@@ -3,10 +3,11 @@ from sim.machine.copy_queue cimport Copy, CopyQueue
 from sim.machine.group cimport Group
 from sim.machine.lanes cimport SerialLane, Stream, Launched
 from sim.machine.meter cimport Meter
-from sim.machine.price cimport Launch, Operation
+from sim.machine.price cimport Launch, Operation, Price
 from sim.machine.protocol cimport Machine
 from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport Ticket
+from sim.workload.iterations cimport Iteration
 
 cdef int _H2D, _HOST, _CPU
 
@@ -24,7 +25,7 @@ cdef class SimulatedMachine(Machine):
     cdef readonly list gpu_s, cpu_s, side_s, host_predict_s
     cdef double _sync_s, _copy_launch_s, _cpu_launch_s
     cdef Meter _prices
-    cdef dict _operations, _experts, _grouped_experts, _on_cpu
+    cdef dict _experts, _grouped_experts, _on_cpu
     cdef list _copies, _places, _slacks, _groups, _blocks
     cdef Group _group
     cdef bint _grouped
@@ -33,8 +34,12 @@ cdef class SimulatedMachine(Machine):
     cdef int _n_tokens, _n_ranges, _n_layers
     cdef Operation _attention, _gate_block, _shared, _dense
     cdef void _forget(self)
+    @cython.locals(n_tokens=int, price=Price)
+    cpdef begin(self, Iteration iteration)
     @cython.locals(operation=Operation)
-    cdef Operation _operation(self, object price, Launch launch)
+    cdef Operation _operation(self, Price price, Launch launch)
+    @cython.locals(length=int)
+    cdef _reprice(self, Operation operation, Price price)
     @cython.locals(host_s=double, launched_s=double)
     cdef Ticket _launch(self, str op, int layer, Operation operation, tuple after=*)
     @cython.locals(group=Group)

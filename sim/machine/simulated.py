@@ -71,7 +71,6 @@ class SimulatedMachine(Machine):
         self._copy_launch_s = cost.copy_launch_s
         self._cpu_launch_s = cost.cpu_launch_s
         self._prices = Meter()  # operations of this iteration by price, added to `gpu_s` when it ends
-        self._operations: dict[tuple[Price, Launch], Operation] = {}
         self._experts: dict[tuple[int, object, float, float, bool], Operation] = {}
         # In a group: what others left to fill (-1: the first), tokens, precision, share -> and what it leaves.
         self._grouped_experts: dict[tuple[float, int, object, float], tuple[Operation, float]] = {}
@@ -90,6 +89,8 @@ class SimulatedMachine(Machine):
         self._n_ranges = 0
         self._n_layers = len(cost.n_dense_before) - 1
         self._blocks: list[Operation] = []
+        self._shared: Operation | None = None
+        self._dense: Operation | None = None
 
     def now(self) -> float:
         return self.now_s
@@ -98,19 +99,21 @@ class SimulatedMachine(Machine):
 
     def begin(self, iteration: Iteration) -> None:
         cost = self.cost
-        if len(self.stream.seconds.meter.keys) > MOST_LENGTHS:
+        if self.stream.seconds.meter.n_known > MOST_LENGTHS:
             self._forget()
         self.now_s += cost.begin_s
-        self._n_tokens = n_tokens = iteration.n_tokens
         self._n_ranges = len(iteration.ranges)
-        self._attention = self._operation(cost.attention(iteration), cost.launch_attention)
-        self._gate_block = self._operation(cost.gate(n_tokens), cost.launch_gate)
-        self._blocks = [self._attention, self._gate_block]
-        self._shared: Operation | None = None
-        if cost.has_shared:
-            self._shared = self._operation(cost.shared(n_tokens), cost.launch_shared)
-            self._blocks.append(self._shared)
-        self._dense: Operation | None = None
+        price = cost.attention(iteration)
+        if iteration.n_tokens != self._n_tokens:
+            self._n_tokens = n_tokens = iteration.n_tokens
+            self._attention = self._operation(price, cost.launch_attention)
+            self._gate_block = self._operation(cost.gate(n_tokens), cost.launch_gate)
+            self._blocks = [self._attention, self._gate_block]
+            if cost.has_shared:
+                self._shared = self._operation(cost.shared(n_tokens), cost.launch_shared)
+                self._blocks.append(self._shared)
+        else:
+            self._reprice(self._attention, price)
         if cost.has_dense:
             self._dense = self._operation(cost.dense_layer(iteration), cost.launch_dense)
 
@@ -119,7 +122,7 @@ class SimulatedMachine(Machine):
         self.stream.seconds.total_s()
         self.stream.seconds.meter.forget()
         self._prices.forget()
-        self._operations.clear()
+        self._n_tokens = 0
         self._experts.clear()
         self._grouped_experts.clear()
         self._places.clear()
@@ -127,11 +130,13 @@ class SimulatedMachine(Machine):
 
     def _operation(self, price: Price, launch: Launch) -> Operation:
         """A price with its launch, on GPU 0's stream."""
-        operation = self._operations.get((price, launch))
-        if operation is None:
-            length, priced = self.stream.seconds.meter.at(price.duration_s), self._prices.at(price)
-            operation = self._operations[price, launch] = Operation(price, launch, length, priced)
+        operation = Operation(launch)
+        self._reprice(operation, price)
         return operation
+
+    def _reprice(self, operation: Operation, price: Price) -> None:
+        length = self.stream.seconds.meter.at(price.duration_s)
+        operation.cost(price.duration_s, length, self._prices.at(price.duration_s, price.attributed_to))
 
     def _launch(
         self, op: str, layer: int, operation: Operation, after: tuple[Ticket, ...] = NO_TICKETS
@@ -239,8 +244,7 @@ class SimulatedMachine(Machine):
         ticket = self._launch("head", -1, head)
         self.sync(self._settled() if ticket is None else ticket)
         self.stream.idle_until(self.now_s, _HOST)
-        for price, n in self._prices.read():
-            self.gpu_s[price.attributed_to] += n * price.duration_s
+        self._prices.spend(self.gpu_s)
 
     # -- experts ----------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ from sim.real.machine.warm_up import warm_up
 from sim.real.watch import watch
 from sim.real.weights.weights import Weights, checkpoint_weights, random_weights
 from sim.run import engine_of
-from sim.workload.iterations import Scheduler
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from sim.real.devices.lanes import Lanes
     from sim.run import Progress
     from sim.setup.prepare import Setup
-
 
 
 @dataclass
@@ -152,22 +150,24 @@ def _run_real(
     from sim.real.result import fold_real
 
     clockwork, fault, n_steps = Clockwork(), "", 0
-    scheduler = Scheduler(setup.requests, setup.spec.batch, setup.open_loop, setup.policy.split_step)
-    total, done = sum(r.outputs for r in setup.requests), 0
+    total = sum(r.outputs for r in setup.requests)
     put_out: Counter[int] = Counter()  # tokens by request
+
+    def told(step: Step) -> None:
+        nonlocal n_steps
+        n_steps += 1
+        put_out.update(r.request.index for r in step.iteration.ranges)
+        if progress is not None:
+            progress(clockwork.n_put_out, total)
+        if on_step is not None:
+            on_step(step)
+        heard()
+
     warm_up(machine.lanes, setup.model, machine.weights, machine.decoder, max(r.prompt_len for r in setup.requests))
     machine.lanes.restart_clock()
     machine.ledger.start(machine.now_s)
     try:
-        for step in drive(engine, machine, scheduler, setup.trace, clockwork, setup.open_loop, **loop):
-            n_steps += 1
-            done += len(step.iteration.ranges)
-            put_out.update(r.request.index for r in step.iteration.ranges)
-            if progress is not None:
-                progress(done, total)
-            if on_step is not None:
-                on_step(step)
-            heard()
+        drive(engine, machine, setup.schedule(), setup.trace, clockwork, setup.open_loop, on_step=told, **loop)
     except KeyboardInterrupt:
         if not n_steps:
             raise

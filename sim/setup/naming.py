@@ -32,6 +32,7 @@ def title_of(setup: Setup) -> str:
     rest += [f"split {spec.split}"] * (spec.split != "test")
     rest += [f"first {show_count(spec.requests or 0, 'request')}"] * (spec.requests is not None)
     rest += [f"{spec.gpus} GPUs"] * (spec.gpus > 1) + [f"batch {spec.batch}"] * (spec.batch > 1)
+    rest += [f"scheduler {spec.scheduler}"] * (spec.scheduler is not None)
     rest += [f"stack {setup.stack.id}"] * (setup.stack.id != "bare") + [f"seed {spec.seed}"] * (spec.seed != 0)
     rest += [f"hits by {spec.hit_definition}"] * (spec.hit_definition != "gate")
     return f"{policy_of(of)} on {machine_of(of)} ({', '.join(rest)})"

@@ -29,8 +29,10 @@ from sim.profiles.stack import PACKAGE as STACKS
 from sim.profiles.stack import load_stack
 from sim.setup.memory import BudgetRule, Demand, MemoryPlan, check_host, plan
 from sim.setup.spec import HIT_DEFINITIONS
+from sim.workload import schedulers
 from sim.workload.iterations import RequestInfo
 from sim.workload.learn_split import requests_of
+from sim.workload.scheduler import Scheduler
 from traces.format.catalogue import DEFAULT, bundled_traces, open_trace, traces_that_fit
 
 if TYPE_CHECKING:
@@ -68,6 +70,25 @@ class Setup:
 
     def close(self) -> None:
         self.trace.close()
+
+    @property
+    def scheduler(self) -> type[Scheduler]:
+        """Who says which requests run next."""
+        return schedulers.find(self.spec.scheduler or schedulers.DEFAULT)
+
+    @property
+    def timeless(self) -> bool:
+        """Whether iterations are composed alike however long they take."""
+        return not self.open_loop or (self.spec.batch == 1 and self.scheduler.in_order)
+
+    def schedule(self, open_loop: bool | None = None, splits: bool = True) -> Scheduler:
+        """The scheduler, with every request still waiting.
+
+        Args:
+            open_loop: honour arrivals; None: where the trace has any. splits: the policy may split decode steps.
+        """
+        honoured = self.open_loop if open_loop is None else open_loop
+        return self.scheduler(self.requests, self.spec.batch, honoured, self.policy.split_step if splits else None)
 
     def notes(self) -> list[str]:
         """What was asked for and cannot be had in full, one line each."""
@@ -119,6 +140,8 @@ class Setup:
         for name in ("policy", "hw", "link", "model", "stack", "trace"):
             del spec[name]  # `resolved` says what these meant
         del spec["engine"]  # either gives the same numbers
+        if self.scheduler.name == schedulers.DEFAULT:
+            del spec["scheduler"]
         return hashlib.sha256(to_json({**spec, **self.resolved()}).encode()).hexdigest()[:12]
 
     def explicit(self) -> RunSpec:
@@ -237,13 +260,15 @@ def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace
     host_bytes = check_host(model, hw, spec.precision) if not policy.keeps_all else 0
     pieces = Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes)
     open_loop = any(r.arrival_s is not None for r in requests)
-    if open_loop and spec.batch > 1 and "oracle" in policy.traits:
-        raise BadInput(
-            f"policy {policy.name} with arrivals and --batch {spec.batch}: which tokens run together depends on time, "
-            "so there is no future to know; use --batch 1, or a trace without arrivals"
-        )
     store = requests_of(trace, "store")
-    return Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, open_loop)
+    setup = Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, open_loop)
+    if not setup.timeless and "oracle" in policy.traits:
+        how = f"--batch {spec.batch}" if setup.scheduler.in_order else f"--scheduler {setup.scheduler.name}"
+        raise BadInput(
+            f"policy {policy.name} with arrivals and {how}: which tokens run together depends on time, so there is no "
+            "future to know; use --batch 1 and first come, first served, or a trace without arrivals"
+        )
+    return setup
 
 
 def shape_of(model: Model) -> tuple[int, int, int]:

@@ -35,6 +35,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     set: dict[str, bool | int | float | str | None] = {}
     gpus: int = 1
     batch: int = 1
+    scheduler: str | None = None  # None: first come, first served
     split: str = "test"
     requests: int | None = None  # at most this many, in order
     seed: int = 0

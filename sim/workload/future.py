@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sim.workload.iterations import Feed, Iteration, RequestInfo, Scheduler, decode_row
+from sim.workload.iterations import Feed, Iteration
 
 if TYPE_CHECKING:
+    from sim.workload.scheduler import Scheduler
     from traces.format.reader import Trace
 
 
@@ -16,16 +16,19 @@ class Future:
     """Uses of every (layer, expert) over the iterations to come, in the order a closed loop will run them.
 
     A step is `iteration * n_layers + layer`.
+
+    Args:
+        scheduler: composes them; used up here.
     """
 
-    def __init__(self, trace: Trace, requests: Sequence[RequestInfo], batch: int) -> None:
+    def __init__(self, trace: Trace, scheduler: Scheduler) -> None:
         self.n_layers = trace.n_layers
         self._uses: list[list[list[int]]] = [[[] for _ in range(trace.n_experts)] for _ in range(trace.n_layers)]
         self._at = [[0] * trace.n_experts for _ in range(trace.n_layers)]
         self._now = (-1, -1)
-        feed, scheduler, index = Feed(trace), Scheduler(requests, batch), 0
+        feed, index = Feed(trace), 0
         while isinstance(ranges := scheduler.next(math.inf), list):
-            iteration = Iteration(index, ranges, trace, decode_row(feed, ranges))
+            iteration = Iteration(index, ranges, trace, feed.row(ranges))
             for layer in range(trace.n_layers):
                 uses = self._uses[layer]
                 for expert in iteration.chosen(layer):

@@ -1,7 +1,15 @@
 cimport cython
+
+@cython.final
+cdef class Range:
+    cdef readonly object request
+    cdef readonly int start_row, stop_row, context
+    cdef readonly str phase
+    cdef tuple _fields(self)
+
 @cython.final
 cdef class Block:
-    cdef readonly int first_row, n_rows, width
+    cdef readonly int first_row, last_row, n_rows, width
     cdef readonly long long[::1] ids
 
 @cython.final
@@ -10,6 +18,9 @@ cdef class Row:
     cdef readonly int at, top_k
     cpdef list layer(self, int layer)
 
+@cython.locals(n_tokens=int, r=Range)
+cpdef int tokens_of(list ranges)
+
 cdef class Iteration:
     cdef readonly int index, n_tokens
     cdef readonly list ranges
@@ -17,3 +28,13 @@ cdef class Iteration:
     cdef readonly object _trace
     cdef readonly Row token
     cdef list _counts, _rows
+
+@cython.final
+cdef class Feed:
+    cdef object _trace
+    cdef int _top_k
+    cdef dict _blocks
+    @cython.locals(only=Range, row=int, block=Block)
+    cpdef Row row(self, list ranges)
+    @cython.locals(row=int, end=int, block=Block)
+    cdef Block _read(self, Range only)

@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sim.base.errors import IllegalDecision
 from sim.base.flat import COMPILED
 
 if TYPE_CHECKING:
     from traces.format.reader import Trace
 
 PREFILL, DECODE = "prefill", "decode"
+BLOCK_ROWS = 256
 
 
 class RequestInfo(NamedTuple):
@@ -29,81 +28,39 @@ class RequestInfo(NamedTuple):
     arrival_s: float | None
 
 
-class Range(NamedTuple):
+class Range:
     """Rows `[start_row, stop_row)` of one request in one iteration; `context` tokens precede them in the KV cache."""
 
-    request: RequestInfo
-    start_row: int
-    stop_row: int
-    phase: str
-    context: int
+    __slots__ = ("context", "phase", "request", "start_row", "stop_row")
 
+    def __init__(self, request: RequestInfo, start_row: int, stop_row: int, phase: str, context: int) -> None:
+        self.request = request
+        self.start_row = start_row
+        self.stop_row = stop_row
+        self.phase = phase
+        self.context = context
 
-class Scheduler:
-    """Continuous batching, first come first served: a free slot is filled by the next request's prefill, which runs
-    as an iteration of its own (prefill first, as vLLM does without chunked prefill); else all active requests decode.
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Range):
+            return NotImplemented
+        return self._fields() == other._fields()
 
-    Args:
-        requests: in order of arrival. batch: slots. open_loop: honour arrival times instead of starting at once.
-        split: shares a decode step out over passes that run one after the other (`Policy.split_step`).
-    """
+    def __hash__(self) -> int:
+        return hash(self._fields())
 
-    def __init__(
-        self, requests: Sequence[RequestInfo], batch: int, open_loop: bool = False,
-        split: Callable[[list[Range]], list[list[Range]]] | None = None,
-    ) -> None:  # fmt: skip
-        self._split = split
-        self._later: deque[list[Range]] = deque()  # passes of the step that runs
-        self._pending = deque(requests)
-        self._batch = batch
-        self._open_loop = open_loop
-        self._active: list[tuple[RequestInfo, int]] = []  # (request, decode rows already run)
+    def __repr__(self) -> str:
+        return "Range({!r}, {!r}, {!r}, {!r}, {!r})".format(*self._fields())
 
-    def next(self, now_s: float) -> list[Range] | float | None:
-        """The ranges of the next iteration, the time of the next arrival to wait for, or None at the end."""
-        if self._later:
-            return self._later.popleft()
-        if self._pending and len(self._active) < self._batch:
-            request = self._pending[0]
-            if not self._open_loop or request.arrival_s is None or request.arrival_s <= now_s:
-                self._pending.popleft()
-                if request.outputs > 1:
-                    self._active.append((request, 0))
-                stop = request.first_row + request.prompt_len
-                return [Range(request, request.first_row, stop, PREFILL, 0)]
-            if not self._active:
-                return request.arrival_s
-        if not self._active:
-            return None
-        ranges, still = [], []
-        for request, done in self._active:
-            row = request.first_row + request.prompt_len + done
-            ranges.append(Range(request, row, row + 1, DECODE, request.prompt_len + done))
-            if done + 2 < request.outputs:
-                still.append((request, done + 1))
-        self._active = still
-        if self._split is not None and len(ranges) > 1:
-            passes = self._split(ranges)
-            if not _shares_out(passes, ranges):
-                raise IllegalDecision(f"split_step, got {passes!r}: every token of a decode step runs in one pass")
-            self._later.extend([list(one) for one in passes])
-            return self._later.popleft()
-        return ranges
-
-
-def _shares_out(passes: list[list[Range]], ranges: list[Range]) -> bool:
-    """Whether passes hold every range of a step once."""
-    try:
-        return all(passes) and sorted([r for one in passes for r in one]) == sorted(ranges)
-    except (TypeError, ValueError):
-        return False
+    def _fields(self) -> tuple[RequestInfo, int, int, str, int]:
+        return self.request, self.start_row, self.stop_row, self.phase, self.context
 
 
 class Block:
-    """Decode rows of one request: expert ids [n, L, K], one after the other."""
+    """Decode rows of one request: expert ids [n, L, K], one after the other; its last of all is `last_row`."""
 
-    def __init__(self, first_row: int, ids: np.ndarray) -> None:
+    def __init__(self, first_row: int, last_row: int, ids: np.ndarray) -> None:
         self.first_row = first_row
+        self.last_row = last_row
         self.n_rows = len(ids)
         self.width = ids[0].size
         flat = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
@@ -126,6 +83,14 @@ class Row:
         return [self.block.ids[at + i] for i in range(self.top_k)]
 
 
+def tokens_of(ranges: list[Range]) -> int:
+    """Tokens of all ranges."""
+    n_tokens = 0
+    for r in ranges:
+        n_tokens += r.stop_row - r.start_row
+    return n_tokens
+
+
 class Iteration:
     """One forward pass: its ranges, and per MoE layer the experts its gates chose.
 
@@ -139,12 +104,8 @@ class Iteration:
     ) -> None:  # `row`: the single decode row, when there is just one token
         self.index = index
         self.ranges = ranges
-        first = ranges[0]
-        self.phase = first.phase
-        if len(ranges) == 1:
-            self.n_tokens = first.stop_row - first.start_row
-        else:
-            self.n_tokens = sum([r.stop_row - r.start_row for r in ranges])
+        self.phase = ranges[0].phase
+        self.n_tokens = tokens_of(ranges)
         self._trace = trace
         self.token = row
         self._rows: list[list[int]] | None = None
@@ -190,29 +151,29 @@ class Iteration:
 class Feed:
     """Decode rows of the trace, read a block at a time (a slice of a memory map costs microseconds)."""
 
-    BLOCK_ROWS = 256
-
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._top_k = trace.top_k
         self._blocks: dict[int, Block] = {}  # by request
 
-    def row(self, request: int, row: int, last_row: int) -> Row:
-        """Expert ids of one decode row."""
-        block = self._blocks.get(request)
+    def row(self, ranges: list[Range]) -> Row | None:
+        """The expert ids of an iteration that is a single decode token, else None."""
+        if len(ranges) > 1:
+            return None
+        only: Range = ranges[0]
+        if only.phase != DECODE:
+            return None
+        row = only.start_row
+        block: Block | None = self._blocks.get(only.request.index)
         if block is None or not block.first_row <= row < block.first_row + block.n_rows:
-            stop = min(row + self.BLOCK_ROWS, last_row)
-            block = self._blocks[request] = Block(row, self._trace.experts[row:stop])
-        if row == last_row - 1:
-            self._blocks.pop(request, None)
+            block = self._read(only)
+        if row == block.last_row:
+            del self._blocks[only.request.index]
         return Row(block, (row - block.first_row) * block.width, self._top_k)
 
-
-def decode_row(feed: Feed, ranges: list[Range]) -> Row | None:
-    """The feed's row when the iteration is a single decode token, else None."""
-    if len(ranges) == 1:
-        only = ranges[0]
-        if only.phase == DECODE:
-            request = only.request
-            return feed.row(request.index, only.start_row, request.first_row + request.prompt_len + request.outputs - 1)
-    return None
+    def _read(self, only: Range) -> Block:
+        request, row = only.request, only.start_row
+        end = request.first_row + request.prompt_len + request.outputs - 1
+        ids = self._trace.experts[row : min(row + BLOCK_ROWS, end)]
+        block = self._blocks[request.index] = Block(row, end - 1, ids)
+        return block

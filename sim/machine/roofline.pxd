@@ -1,0 +1,18 @@
+cimport cython
+from sim.machine.price cimport Price
+from sim.workload.iterations cimport Iteration, Range
+
+@cython.final
+cdef class Roofline:
+    cdef readonly double floor_s, bandwidth, flops
+    cdef readonly int q_floor, q_bandwidth, q_flops
+    @cython.locals(best_s=double, attributed_to=int)
+    cpdef Price price(self, double n_kernels, double n_bytes, double flops)
+
+@cython.final
+cdef class Attention:
+    cdef readonly Roofline roofline
+    cdef readonly double n_kernels, n_bytes, token_bytes, key_bytes, params, key_flops, most_context
+    cdef readonly object beyond
+    @cython.locals(n_bytes=double, flops=double, n_tokens=int, r=Range)
+    cpdef Price price(self, Iteration iteration)

@@ -1,0 +1,79 @@
+"""Prices on a GPU from its figures: max(kernels x floor, bytes / memory bandwidth, FLOPs / rate)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sim.machine.price import Price
+
+if TYPE_CHECKING:
+    from sim.workload.iterations import Iteration
+
+
+class Roofline:
+    """What bounds an operation on a GPU: its kernels, its bytes or its FLOPs, with the quantity behind each."""
+
+    __slots__ = ("bandwidth", "floor_s", "flops", "q_bandwidth", "q_floor", "q_flops")
+
+    def __init__(
+        self, floor_s: float, bandwidth: float, flops: float, q_floor: int, q_bandwidth: int, q_flops: int
+    ) -> None:
+        self.floor_s = floor_s
+        self.bandwidth = bandwidth
+        self.flops = flops
+        self.q_floor = q_floor
+        self.q_bandwidth = q_bandwidth
+        self.q_flops = q_flops
+
+    def price(self, n_kernels: float, n_bytes: float, flops: float) -> Price:
+        """The longest of the three."""
+        best_s = n_kernels * self.floor_s
+        attributed_to = self.q_floor
+        if n_bytes / self.bandwidth > best_s:
+            best_s = n_bytes / self.bandwidth
+            attributed_to = self.q_bandwidth
+        if flops / self.flops > best_s:
+            best_s = flops / self.flops
+            attributed_to = self.q_flops
+        return Price(best_s, attributed_to)
+
+
+class Attention:
+    """The price of one attention block: projections for all tokens, then each range against its own context.
+
+    Args:
+        n_bytes: of its weights. token_bytes: moved for each token besides. key_bytes: of one position of the KV cache.
+        params: multiplied with each token. key_flops: half of what one token against one position takes.
+        most_context: positions up to which the figures were measured. beyond: told of more than that.
+    """
+
+    __slots__ = ("beyond", "key_bytes", "key_flops", "most_context", "n_bytes", "n_kernels", "params", "roofline",
+                 "token_bytes")  # fmt: skip
+
+    def __init__(
+        self, roofline: Roofline, n_kernels: float, n_bytes: float, token_bytes: float, key_bytes: float, params: float,
+        key_flops: float, most_context: float, beyond: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self.roofline = roofline
+        self.n_kernels = n_kernels
+        self.n_bytes = n_bytes
+        self.token_bytes = token_bytes
+        self.key_bytes = key_bytes
+        self.params = params
+        self.key_flops = key_flops
+        self.most_context = most_context
+        self.beyond = beyond
+
+    def price(self, iteration: Iteration) -> Price:
+        """Of one layer."""
+        n_bytes = self.n_bytes + self.token_bytes * iteration.n_tokens
+        flops = 0.0
+        for r in iteration.ranges:
+            n_tokens = r.stop_row - r.start_row
+            n_bytes += self.key_bytes * (r.context + n_tokens)
+            # A prefill token sees on average the context before it plus half of its own prompt.
+            flops += 2 * n_tokens * (self.params + self.key_flops * (r.context + (n_tokens + 1) / 2.0))
+            if r.context + n_tokens > self.most_context:
+                self.beyond(r.context + n_tokens)
+        return self.roofline.price(self.n_kernels, n_bytes, flops)
