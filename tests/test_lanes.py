@@ -120,7 +120,7 @@ def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, S
             note(machine.copy(piece, DEMAND if demand else SPECULATIVE, ready_s, waits))
         elif op == "cpu":
             cost.cpu_launch_s, cost.down_s, cost.seconds, cost.up_s = rest
-            tickets.append(machine.cpu_expert(0, 0, 1))
+            tickets.append(machine.cpu_expert(0, 0, len(tickets) + 1))  # priced by its tokens, too
         elif op == "join":
             machine.join(tickets[rest[0]])
         elif op == "sync":

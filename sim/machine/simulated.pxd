@@ -23,7 +23,7 @@ cdef class SimulatedMachine(Machine):
     cdef public long long d2h_bytes, written_back_bytes, n_copy_launches, n_syncs
     cdef public double experts_launched
     cdef readonly list gpu_s, cpu_s, side_s, host_predict_s
-    cdef double _sync_s, _copy_launch_s, _cpu_launch_s
+    cdef double _sync_s, _copy_launch_s
     cdef Meter _prices
     cdef dict _experts, _grouped_experts, _on_cpu
     cdef list _copies, _places, _slacks, _groups, _blocks

@@ -69,7 +69,6 @@ class SimulatedMachine(Machine):
         self.host_predict_s = [0.0] * len(cost.attributed_to)
         self._sync_s = cost.sync_s
         self._copy_launch_s = cost.copy_launch_s
-        self._cpu_launch_s = cost.cpu_launch_s
         self._prices = Meter()  # operations of this iteration by price, added to `gpu_s` when it ends
         self._experts: dict[tuple[int, object, float, float, bool], Operation] = {}
         # In a group: what others left to fill (-1: the first), tokens, precision, share -> and what it leaves.
@@ -380,7 +379,7 @@ class SimulatedMachine(Machine):
             known = self._on_cpu[n_tokens] = self._cpu_work(n_tokens)
         n_bytes, there_s, back_s, length, duration_s, attributed_to = known
         host_s = self.now_s
-        self.now_s = host_s + self._cpu_launch_s
+        self.now_s = host_s + self.cost.cpu_launch_s
         self.n_copy_launches += 1
         self.experts_launched += 1.0
         if self.spans is not None:
