@@ -119,6 +119,8 @@ class DuoServe(Policy):
         self._grid = np.empty((view.n_layers, view.n_experts), dtype=object)
         self._grid[:] = self._pieces
         self._runs = [RunGpu(expert) for expert in range(view.n_experts)]
+        every = [piece for layer in self._pieces for piece in layer]
+        self._evicts, self._fetches = [Evict(piece) for piece in every], [Fetch(piece) for piece in every]
         self._prediction = Predict(self.mlp_s, "side", basis="measured")
         self._served = view.model_name
         # Per GPU what its slots hold, longest unused first: the first one that may be overwritten is clean first.
@@ -258,73 +260,78 @@ class DuoServe(Policy):
             yield Wait(tuple(self._coming))
             self._coming = []
         # What the gate chose is compared with what the slots hold, and what is missing is fetched (again).
-        pieces = self._pieces[gate.layer]
+        layer, all_slots, evicts = gate.layer, self._slots, self._evicts
+        pieces = self._pieces[layer]
         needed = [pieces[expert] for expert in gate.needs]
-        found = [piece for piece in needed if piece in self._slots[piece.gpu]]
+        order = [piece for piece in needed if piece in all_slots[piece.gpu]]
         later: list[Piece] = []
-        order = found
-        if len(found) < len(needed):
-            missing = [piece for piece in needed if piece not in found]
-            hold = found.copy()
+        if len(order) < len(needed):
+            n_found = len(order)
             tickets: list[Ticket] = []
-            for piece in missing:
-                slots = self._slots[piece.gpu]
-                at = free_slot(slots, hold)
+            for piece in [piece for piece in needed if piece not in order]:
+                slots = all_slots[piece.gpu]
+                at = free_slot(slots, order)
                 if at < 0:
                     later.append(piece)  # a batch may need more experts than there are slots
                     continue
                 old = slots.pop(at)
                 if old is not None:
-                    yield Evict(old)
+                    yield evicts[old.index]
                 slots.append(piece)
-                tickets.append((yield Fetch(piece)))
-                hold.append(piece)
-            if tickets and not (self.overlap_refetch and found):
+                tickets.append((yield self._fetches[piece.index]))
+                order.append(piece)
+            if tickets and not (self.overlap_refetch and n_found):
                 yield Wait(tuple(tickets))
-            order = [piece for piece in found + missing if piece in hold]
         if self.decode_order != "predicted":
             order = [piece for piece in needed if piece not in later]
-        yield from self._compute(gate.layer, order, later)
-
-    def _compute(self, layer: int, order: list[Piece], later: list[Piece]) -> Steps:
-        """Compute; a slot that is done with takes what this layer still lacks, then what the next one is to need."""
+        # Compute; a slot that is done with takes what this layer still lacks, then what the next one is to need.
         ahead: list[Piece] = []
         after: tuple[Ticket, ...] = ()
+        runs, coming = self._runs, self._coming
         if layer + 1 < len(self._pieces):  # as the expert phase begins, on the prediction stream
             after = ((yield self._prediction),)
             ahead = self._ahead[layer]
-        hold, all_slots = order.copy(), self._slots
-        for n_run, piece in enumerate(order):  # which grows by what came `later`
-            ticket = yield self._runs[piece.expert]
-            if not n_run:
+        hold, is_first = order.copy(), True
+        for piece in order:  # which grows by what came `later`
+            ticket = yield runs[piece.expert]
+            if is_first:
+                is_first = False
                 after = (ticket, *after)
             hold.remove(piece)
             slots = all_slots[piece.gpu]
             slots.remove(piece)
             slots.append(piece)
-            for following in list(later):
-                if free_slot(all_slots[following.gpu], hold) >= 0:
-                    yield from self._load(Fetch(following), hold)
-                    later.remove(following)
-                    order.append(following)
-                    hold.append(following)
+            if later:
+                for following in later.copy():
+                    if free_slot(all_slots[following.gpu], hold) >= 0:
+                        yield from self._load(Fetch(following), hold)
+                        later.remove(following)
+                        order.append(following)
+                        hold.append(following)
+            if not ahead:
+                continue
             # Synchronisation point 2: Expert 1 is computed and the next layer's experts are predicted.
             waiting: list[Piece] = []
             for following in ahead:
                 slots = all_slots[following.gpu]
-                at = free_slot(slots, hold)
-                if at < 0 or (later and any(p.gpu == following.gpu for p in later)):
+                for old in slots:
+                    if old is None or old not in hold:
+                        break
+                else:
+                    waiting.append(following)
+                    continue
+                if later and any(p.gpu == following.gpu for p in later):
                     waiting.append(following)
                     continue
                 if following in slots:
                     slots.remove(following)
                     slots.append(following)
                 else:
-                    old = slots.pop(at)
+                    slots.remove(old)
                     if old is not None:
-                        yield Evict(old)
+                        yield evicts[old.index]
                     slots.append(following)
-                    self._coming.append((yield Prefetch(following, 0.0, after)))
+                    coming.append((yield Prefetch(following, 0.0, after)))
                 hold.append(following)
             ahead = waiting
 
