@@ -13,8 +13,9 @@ cdef class PathSearch:
     cdef double[:, :, ::1] double
     cdef float[::1] products
     cdef double[::1] dots
-    cdef double[:, ::1] inverse_norms
-    @cython.locals(n_layers=int, n_stored=int, dots=double[::1], norms=double[:, ::1], square=double, best=int, i=int, layer=int, at=int)
+    cdef double[:, ::1] inverse_norms, alike
+    cdef object alike_array
+    @cython.locals(n_layers=int, n_stored=int, dots=double[::1], norms=double[:, ::1], alike=double[:, ::1], places=cython.longlong[::1], last=int, square=double, i=int, layer=int, at=int)
     cpdef bint along(self, const double[:, ::1] rows, int n, long long[::1] slots, double[::1] similarities, double[::1] whole, double[::1] own)
     @cython.locals(paths=float[:, :, ::1], dots=double[::1], v0=float, v1=float, v2=float, v3=float, v4=float, v5=float, v6=float, v7=float, low=float, top=float, i=int)
     cdef void _add_eight(self, int layer, const double[:, ::1] rows, int n) noexcept

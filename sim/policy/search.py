@@ -66,6 +66,8 @@ class PathSearch:
         self.double = none if self.is_single else paths
         self.products = np.zeros(n, dtype=np.float32)
         self.dots = np.zeros(n)
+        self.alike_array = np.zeros((self.n_layers if COMPILED else 1, n))
+        self.alike = self.alike_array  # the same memory
         self.arrays: Arrays | None = None  # where whole arrays are worked with, those to write over
 
     def along(self, rows: Floats, n: int, slots: NDArray[np.int64], similarities: Floats, whole: Floats,
@@ -90,6 +92,7 @@ class PathSearch:
             return False
         dots = self.dots
         norms = self.inverse_norms
+        alike = self.alike
         square = 0.0
         for i in range(n):
             dots[i] = 0.0
@@ -104,12 +107,14 @@ class PathSearch:
             else:
                 self._add_single(layer, rows, n)
             for i in range(n):
-                whole[i] = dots[i] * norms[layer, i]
-            best = largest(whole)
-            slots[layer] = best
-            similarities[layer] = whole[best] * own[layer]
+                alike[layer, i] = dots[i] * norms[layer, i]
+        places = self.alike_array[:, :n].argmax(axis=1)  # several numbers at a time, as the processor can
+        last = self.n_layers - 1
+        for layer in range(self.n_layers):
+            slots[layer] = places[layer]
+            similarities[layer] = alike[layer, slots[layer]] * own[layer]
         for i in range(n):
-            whole[i] = whole[i] * own[self.n_layers - 1]
+            whole[i] = alike[last, i] * own[last]
         return True
 
     def _largest(self, rows: Floats) -> float:
