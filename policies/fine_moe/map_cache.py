@@ -27,18 +27,16 @@ class MapCache(Policy):
         by_worth = self.evict == "fine_moe"
         bar = LAST if self.variant == "paper" else FREE
         self.outlook = Outlook(view.n_layers, view.n_experts, distance, self.order, bar, by_worth)
-        self._ranks: Any = None if by_worth else self.order.rank.data  # memory: single numbers in a quarter of the time
+        # None where the outlook ranks; else the same memory, for single numbers: a quarter of what numpy takes.
+        self.ranks: Any = None if by_worth else self.order.rank.data
         self._clock = 0
 
-    def visit(self, layer: int, needs: dict[int, int], view: View) -> None:
-        """A gate has asked: a visit, hit or miss; visits are never reset (release 2).
+    def rank_otherwise(self, layer: int, needs: dict[int, int], view: View) -> None:
+        """A gate has asked for these: their ranks by LRU or LFU, hit or miss; visits are never reset (release 2).
 
         None of these can leave before it has run, so its rank may change before it is fetched.
         """
-        self.outlook.visit(layer, needs)
-        if self._ranks is None:
-            return
-        base, ranks = layer * view.n_experts, self._ranks
+        base, ranks = layer * view.n_experts, self.ranks
         if self.evict == "lru":
             # Those that are there are used before those that are to come.
             for expert in sorted(needs, key=lambda expert: not view.resident(layer, expert)):

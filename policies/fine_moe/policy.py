@@ -146,30 +146,44 @@ class FineMoe(MapCache):
                 yield from self._load(range(n_foretold), view)
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
+        return self._beside(gate, view) if self.asynchronous else self._between(gate, view)
+
+    def _beside(self, gate: Gate, view: View) -> Steps:
+        """Section 4.3: search and prefetch while the layer computes."""
         layer, outlook = gate.layer, self.outlook
-        if self.asynchronous:
-            self.visit(layer, gate.needs, view)
-            yield SERVE
-        after: tuple[Ticket, ...] = ()
-        if self._step(gate, layer + self._d):
-            after = ((yield self._predicts[layer]),)
+        outlook.visit(layer, gate.needs)
+        if self.ranks is not None:
+            self.rank_otherwise(layer, gate.needs, view)
+        yield SERVE
+        # Of all layers at once, where that can be.
+        told: bool | None = None if self._maps is None else gate.at_once(self._foreseeing)
+        if told is None:
+            told = self._track.step(gate, layer + self._d)
+        if told:
+            ticket = yield self._predicts[layer]
             self._searches += 1
             outlook.believe(layer + self._d)
-        outlook.forget(layer)
-        if self.asynchronous:  # section 4.5: rewritten as the pass moves on; passed layers are dropped
-            yield outlook.ahead(layer, after)
+            outlook.forget(layer)
+            yield outlook.ahead(layer, (ticket,))  # section 4.5: rewritten as the pass moves on
         else:
-            yield from self._load([layer + self._d], view)
-            self.visit(layer, gate.needs, view)
-            yield SERVE
+            outlook.forget(layer)
+            yield outlook.ahead(layer, ())
 
-    def _step(self, gate: Gate, target: int) -> bool:
-        """Choose for the layer `target`, where something can be said of it: for all layers at once if that can be."""
-        if self._maps is not None:
-            known: bool | None = gate.at_once(self._foreseeing)
-            if known is not None:
-                return known
-        return self._track.step(gate, target)
+    def _between(self, gate: Gate, view: View) -> Steps:
+        """What others do: the layer waits until search and prefetch are finished."""
+        layer, outlook = gate.layer, self.outlook
+        target = layer + self._d
+        told: bool | None = None if self._maps is None else gate.at_once(self._foreseeing)
+        if self._track.step(gate, target) if told is None else told:
+            yield self._predicts[layer]
+            self._searches += 1
+            outlook.believe(target)
+        outlook.forget(layer)
+        yield from self._load([target], view)
+        outlook.visit(layer, gate.needs)
+        if self.ranks is not None:
+            self.rank_otherwise(layer, gate.needs, view)
+        yield SERVE
 
     def _foresee(self, scores: Floats) -> list[bool]:
         """By layer, whether its gate says something of the one `distance` ahead; scores of all of them [n, L, E]."""
