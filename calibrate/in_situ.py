@@ -192,7 +192,7 @@ def _collect(samples: Samples, done: Measured, case: str, number: int) -> None:
     kept = machine.ledger.kept
     copies = [(w.start_s, w.end_s) for w in kept if LANES[w.lane] == "h2d" and w.piece is not None]
     free_s = dict.fromkeys(LANES, 0.0)
-    skip_s = 0.05 * done.result["simulated_s"] if number == 0 else 0.0
+    skip_s = 0.05 * done.result.simulated_s if number == 0 else 0.0
     at_copy = 0
     for work in sorted(kept, key=lambda w: w.start_s):
         lane = LANES[work.lane]
@@ -225,7 +225,7 @@ def _policy_alone_s(spec: RunSpec) -> float:
 
     setup = prepare(spec)
     try:
-        return float(simulated(setup).result["policy_code_s"])
+        return simulated(setup).policy_code_s
     finally:
         setup.close()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import DoesNotFit, IllegalDecision
 from sim.base.units import show_bytes
-from sim.bounds.time_bound import compare
+from sim.bounds.time_bound import lower_bound
 from sim.engine.copies import Log
 from sim.engine.drive import Clockwork, drive
 from sim.engine.engine import Engine
@@ -30,15 +30,16 @@ from sim.workload.learn_split import StoreSplit
 if TYPE_CHECKING:
     from sim.engine.drive import Step
     from sim.machine.lanes import Spans
+    from sim.results.record import Result
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass
 class Outcome:
-    """A finished run: the JSON object, and what it was folded from."""
+    """A finished run: its record, and what it was folded from."""
 
-    result: dict[str, Any]
+    result: Result
     engine: Engine
     machine: SimulatedMachine
     clockwork: Clockwork
@@ -76,7 +77,7 @@ def _execute(
     clockwork = run_through(setup, engine, machine, on_step, progress)
     result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s)
     if bounds:
-        result["bound"] = compare(setup, result)
+        result.set_beside(lower_bound(setup))
     return Outcome(result, engine, machine, clockwork, setup)
 
 

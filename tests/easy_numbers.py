@@ -99,7 +99,7 @@ class Run:
     @property
     def end_s(self) -> float:
         """When the last token came out."""
-        return self.outcome.result["simulated_s"]
+        return self.outcome.result.simulated_s
 
     def lane(self, name: str, zero: bool = False) -> list[tuple[str, float, float]]:
         """(what, start, end) on one lane, in order of time; work of no duration is left out unless `zero`."""

@@ -35,6 +35,7 @@ from sim.policy.registry import policies
 from sim.profiles.curves import AGAINST, Curve, Curves
 from sim.profiles.models import Model, ModelGate
 from sim.profiles.stack import load_stack
+from sim.results.record import plain
 from sim.run import execute
 from sim.setup.memory import DenseParts, MemoryPlan
 from sim.setup.prepare import Setup
@@ -265,7 +266,7 @@ def run(of: World, loop: Callable[..., Any], watched: bool = True) -> Seen:
             return seen
         try:
             outcome = loop(setup, spans, log)
-            seen.result = dict(sorted(engine_keys(outcome.result).items()))
+            seen.result = dict(sorted(engine_keys(plain(outcome.result)).items()))
             seen.end = end_state(outcome)
         except Exception as error:
             seen.error = type(error).__name__

@@ -43,8 +43,8 @@ def test_attention_that_flattens_out(tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 2, 4, 2, n_requests=2, prompt=2, outputs=14, levels=set())) as trace:
         made = measured(setup(GpuOnly(), trace, 8), ATTENTION)
         result = execute(made).result
-        assert result["bound"]["above_frac"] == pytest.approx(0, abs=1e-9)
-        assert result["bound"]["tpot_s"] <= result["tpot_s"]["mean"]
+        assert result.bound.above_frac == pytest.approx(0, abs=1e-9)
+        assert result.bound.tpot_s <= result.tpot_s.mean
         # Positions 3..15: 5, 7, 9 and 11 s up to 6, then 1/14 s more for each: the first stretch, and the rest.
         (request,) = made.requests
         bound = Bounds(made, cpu=False)
@@ -52,7 +52,7 @@ def test_attention_that_flattens_out(tmp_path):
         assert [(a - request.first_row, b - request.first_row) for a, b in cuts] == [(2, 5), (5, 15)]
         attention_s = [5, 7, 9, *(11 + i / 14 for i in range(10))]
         others_s = 2 * 2 * 2.0 + 1  # two layers of two experts of 2 s, the head
-        assert result["tpot_s"]["mean"] == pytest.approx(2 * sum(attention_s) / 13 + others_s)
+        assert result.tpot_s.mean == pytest.approx(2 * sum(attention_s) / 13 + others_s)
 
 
 def test_experts_that_cost_less_for_more_tokens(tmp_path):
@@ -65,8 +65,8 @@ def test_experts_that_cost_less_for_more_tokens(tmp_path):
                     world = {"batch": 3, "copy_s": 0.5, "launch_s": 0.5, "cpu_s": 1.0}
                     made = measured(setup(kind(rng), trace, room, **world), operations, {"expert": 0.5})
                     result, bound = execute(made, bounds=False).result, lower_bound(made)
-                    assert bound["tpot_s"] <= result["tpot_s"]["mean"]
-                    assert bound["ttft_s"] <= result["ttft_s"]["mean"]
+                    assert bound.tpot_s <= result.tpot_s.mean
+                    assert bound.ttft_s <= result.ttft_s.mean
 
 
 class Ordered(Policy):
@@ -99,8 +99,8 @@ def test_the_best_order_is_the_bound(seconds, launch_s, tmp_path):
         launches, ends = {"expert": launch_s}, []
         for order in permutations(range(3)):
             made = measured(setup(Ordered(order), trace, 3), operations, launches)
-            ends.append(execute(made, bounds=False).result["ttft_s"]["mean"])
-        assert lower_bound(made, cpu=False)["ttft_s"] == pytest.approx(min(ends), rel=1e-9)
+            ends.append(execute(made, bounds=False).result.ttft_s.mean)
+        assert lower_bound(made, cpu=False).ttft_s == pytest.approx(min(ends), rel=1e-9)
 
 
 def test_what_the_dearest_expert_costs(tmp_path):
@@ -108,7 +108,7 @@ def test_what_the_dearest_expert_costs(tmp_path):
     with Trace(from_rows(tmp_path / "t", TWO, 2, [(3, 1)])) as trace:
         operations = {"expert": curve(_1=6.0, _2=2.0), "cpu_expert": curve(_1=1.0)}
         made = measured(setup(Ordered((0,), (1,)), trace, 2, copy_s=0.1), operations)
-        assert lower_bound(made)["ttft_s"] <= execute(made, bounds=False).result["ttft_s"]["mean"]
+        assert lower_bound(made).ttft_s <= execute(made, bounds=False).result.ttft_s.mean
 
 
 # -- by hand, where experts may run on the CPU -------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_what_the_cheapest_expert_costs_on_the_cpu(tmp_path):
     with Trace(from_rows(tmp_path / "t", rows, 7, [(13, 1)])) as trace:
         made = measured(setup(AllOnCpu(), trace, 1, copy_s=100.0), {"cpu_expert": curve(_1=200.0, _2=1.0)})
         made.hw = msgspec.structs.replace(made.hw, d2h=made.hw.p2p)
-        assert lower_bound(made)["ttft_s"] <= execute(made, bounds=False).result["ttft_s"]["mean"]
+        assert lower_bound(made).ttft_s <= execute(made, bounds=False).result.ttft_s.mean
 
 
 class OneOnCpu(AllOnCpu):
@@ -150,7 +150,7 @@ def test_what_is_there_stays_while_others_run_on_the_cpu(tmp_path):
         made.hw = msgspec.structs.replace(made.hw, d2h=made.hw.p2p)
         seen = execute_easy(made)
         assert seen.outcome.engine.tally.n_demand == 0
-        assert lower_bound(made)["tpot_s"] <= seen.result["tpot_s"]["mean"]
+        assert lower_bound(made).tpot_s <= seen.result.tpot_s.mean
 
 
 # Three tokens, experts 1, 2 and 3, room for one: one is there, two are copied (10 s), or run on the CPU for 1 s up the
@@ -176,7 +176,7 @@ def test_what_is_there_stays_while_others_run_on_the_cpu(tmp_path):
 ])  # fmt: skip
 def test_bounds_by_hand(world, cpu, least_s, tmp_path):
     with Trace(from_rows(tmp_path / "t", [[[e]] for e in range(4)], 4)) as trace:
-        assert lower_bound(setup(Lru(), trace, 1, **world), cpu)["tpot_s"] == pytest.approx(least_s / 3, rel=1e-9)
+        assert lower_bound(setup(Lru(), trace, 1, **world), cpu).tpot_s == pytest.approx(least_s / 3, rel=1e-9)
 
 
 def test_two_links_by_hand(tmp_path):
@@ -184,7 +184,7 @@ def test_two_links_by_hand(tmp_path):
     # than one part in 10,000 of an expert runs there: 1 + 10^6 x = 21 - 5 x.
     with Trace(from_rows(tmp_path / "t", [[[e]] for e in range(7)], 7)) as trace:
         bound = lower_bound(setup(Lru(), trace, 1, gpus=2, cpu_s=1e6), cpu=True)
-        assert bound["tpot_s"] == pytest.approx((1 + 1e6 * 20 / 1_000_005) / 6, rel=1e-9)
+        assert bound.tpot_s == pytest.approx((1 + 1e6 * 20 / 1_000_005) / 6, rel=1e-9)
 
 
 def test_handing_an_expert_to_the_cpu_may_be_cheaper_than_a_copy(tmp_path):
@@ -192,7 +192,7 @@ def test_handing_an_expert_to_the_cpu_may_be_cheaper_than_a_copy(tmp_path):
         made = setup(AllOnCpu(), trace, 1, copy_s=0.1, copy_launch_s=9.0, cpu_s=0.1)
         made = measured(made, {"cpu_expert": curve(_1=0.1)}, {"cpu_expert": 0.1})
         result = execute(made).result
-        assert result["bound"]["tpot_s"] <= result["tpot_s"]["mean"]
+        assert result.bound.tpot_s <= result.tpot_s.mean
 
 
 def test_a_part_of_a_measured_expert_is_launched_like_one(tmp_path):

@@ -139,8 +139,8 @@ def test_wild_machines(kind):
             for phase in clockwork.phases.values():  # where the time went: all of it, to the phase it belongs to
                 assert sum(phase.parts_s) == pytest.approx(phase.time_s, rel=1e-9, abs=1e-12)
             if "lossy" not in kind.traits:
-                assert bound["tpot_s"] <= result["tpot_s"]["mean"]
-                assert bound["ttft_s"] <= result["ttft_s"]["mean"]
+                assert bound.tpot_s <= result.tpot_s.mean
+                assert bound.ttft_s <= result.ttft_s.mean
     assert n_runs >= 5
 
 
@@ -254,5 +254,5 @@ def test_nobody_who_sees_all_beats_the_bound(data, tmp_path_factory):
             budgets = tuple(b + more for b in made.memory.expert_bytes)
             made.memory = replace(made.memory, expert_bytes=budgets)
             result, bound = execute(made, bounds=False).result, lower_bound(made)
-            assert bound["tpot_s"] <= result["tpot_s"]["mean"]
-            assert bound["ttft_s"] <= result["ttft_s"]["mean"]
+            assert bound.tpot_s <= result.tpot_s.mean
+            assert bound.ttft_s <= result.ttft_s.mean

@@ -45,7 +45,7 @@ def test_only_part_of_an_expert_follows_the_last_copy(tmp_path):
         # Then a copy of 8 s per layer: 26, 34, 42.
         (times,) = seen.outcome.clockwork.requests
         assert (times.first_token_s, times.last_token_s) == (18, 42)
-        assert lower_bound(made)["ttft_s"] == pytest.approx(2 * 8 + 1)
+        assert lower_bound(made).ttft_s == pytest.approx(2 * 8 + 1)
 
 
 class HalfKept(Policy):
@@ -74,10 +74,10 @@ def test_room_for_half_an_expert_counts(tmp_path):
         made.memory = replace(made.memory, expert_bytes=(EXPERT_BYTES + EXPERT_BYTES // 2,))
         result = execute_easy(made).result
         # Half a copy of 5 s for each token, once the expert before has left, then 2 s; head and attention meanwhile.
-        assert result["tpot_s"]["mean"] == 7
-        assert lower_bound(made)["tpot_s"] <= 7  # two whole ones fit, in favour of whoever holds parts
+        assert result.tpot_s.mean == 7
+        assert lower_bound(made).tpot_s <= 7  # two whole ones fit, in favour of whoever holds parts
         made.memory = replace(made.memory, expert_bytes=(EXPERT_BYTES,))
-        assert lower_bound(made)["tpot_s"] > 7  # with room for one, 7 copies of 10 s in 8 tokens
+        assert lower_bound(made).tpot_s > 7  # with room for one, 7 copies of 10 s in 8 tokens
 
 
 def chained(cost, launches):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cli_help import called
@@ -15,6 +16,7 @@ from sim.bounds.time_bound import lower_bound
 from sim.cli import main
 from sim.policy.registry import policies
 from sim.results.sampling import Sample
+from sim.results.schema import Statistic
 from sim.studies.compare import Candidate, none_ran
 from sim.studies.compare_text import verdict
 from sim.studies.ranking import Row, ranks_of
@@ -74,7 +76,9 @@ def test_the_verdict_names_the_fastest_system_not_a_bound(capsys, trace):
 
 def row(label: str, tpot_s: float, *labels: str, times: tuple[float, ...] = ()) -> Row:
     sample = Sample(dict(enumerate(times or (tpot_s, tpot_s))))
-    return Row(label, {"tpot_s": {"mean": tpot_s}, "labels": list(labels), "hw": "easy", "overrides": {}}, sample)
+    said = SimpleNamespace(tpot_s=Statistic(tpot_s, None, None, None, 2), labels=list(labels), hw="easy", overrides={})
+    said.time_s = lambda _: said.tpot_s
+    return Row(label, said, sample)
 
 
 ON = "per token on easy over 2 requests"

@@ -56,7 +56,7 @@ def simulate(tiny, policy: str, **rest: Any):
         pytest.skip(str(refusal))
     finally:
         made.close()
-    result = outcome.result
+    result = outcome.result.to_dict()
     del result["wall_s"]
     return result, log, sorted(spans)
 

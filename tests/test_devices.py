@@ -141,8 +141,8 @@ def test_a_device_of_the_protocol_alone_carries_out_a_run(tmp_path, policy):
     """Bytes are proved by `carried_out`; what is computed is what the resident model computes on the CPU backend."""
     resident = carried_out(tmp_path, "lru", ALL)
     done = carried_out(tmp_path, policy, 8, Lanes(PlainDevice(), pool_threads=1))
-    assert done.result["device"] == "Plain device"
-    assert done.result["h2d_bytes"] > 0
+    assert done.result.device == "Plain device"
+    assert done.result.h2d_bytes > 0
     for mine, theirs in zip(done.machine.output.hidden, resident.machine.output.hidden, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 

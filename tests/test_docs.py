@@ -201,8 +201,8 @@ def test_example_policies_run(path: Path, index: int, monkeypatch: pytest.Monkey
     setup = sim_run.prepare(RunSpec(policy=kind.name, hw="rtx3090", requests=1))
     result = sim_run.execute(setup).result
     setup.close()
-    assert result["policy"] == kind.name
-    assert (result["prefetch"]["issued"]["n"] > 0) == ("next_scores_1" in kind.needs)
+    assert result.policy == kind.name
+    assert (result.prefetch.issued.n > 0) == ("next_scores_1" in kind.needs)
 
 
 def test_every_verb_is_in_the_readme(capsys: pytest.CaptureFixture[str]) -> None:

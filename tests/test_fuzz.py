@@ -173,7 +173,6 @@ def _holds(node: dict[str, Any], wanted: Any) -> bool:
 def carry_out(bench: Bench, number: int) -> str:
     """Run one case; the outcome as a word, or the message. Raises whatever is neither."""
     from sim.base.errors import BadInput
-    from sim.base.json import to_json
     from sim.cli.spec_options import specify
     from sim.run import execute, prepare
 
@@ -189,7 +188,7 @@ def carry_out(bench: Bench, number: int) -> str:
             result = execute(setup, bounds=number % 4 == 0).result
         finally:
             setup.close()
-        json.loads(to_json(result))
+        json.loads(result.to_json())
         outcome = "ran"
     except BadInput as error:
         outcome = str(error)

@@ -39,7 +39,7 @@ def golden(kind: type[Policy]) -> dict[str, Any]:
             found[str(budget)] = {
                 "log_sha256": hashlib.sha256(text.encode()).hexdigest(),
                 "decisions": dict(sorted(Counter(kind for kind, _, _ in seen.log).items())),
-                "makespan": seen.result["simulated_s"].hex(),
+                "makespan": seen.result.simulated_s.hex(),
             }
     return found
 

@@ -52,7 +52,7 @@ def test_a_cache_per_layer(make, tmp_path):
     # layer 1 keeps one: 2 + 4 copies.
     rows = [[[0], [0]], [[1], [1]], [[0], [0]], [[1], [1]]]
     seen = run(make(scope="layer"), tmp_path, rows, room=3)
-    assert seen.result["demand_copies"]["n"] == 6
+    assert seen.result.demand_copies.n == 6
     assert {layer for kind, layer, _ in seen.log if kind == "evict"} == {1}
     with pytest.raises(DoesNotFit, match=f"policy {make.name}.*at least 2 whole experts"):
         run(make(scope="layer"), tmp_path, rows, room=1)
@@ -88,7 +88,7 @@ def test_on_demand_of_whole_layers_and_by_matrices(tmp_path):
         ("fetch", 0, 0), ("gpu", 0, 0), ("fetch", 0, 1), ("evict", 0, 0), ("fetch", 0, 2), ("evict", 0, 1),
         ("evict", 0, 2),
     ]  # fmt: skip
-    assert whole.result["demand_copies"]["n"] == 5 * 2 * 3
+    assert whole.result.demand_copies.n == 5 * 2 * 3
     # Two matrices of 5 s each, the first computed (1 s) while the second comes.
     halves = run(OnDemand(matrices=2), tmp_path, FIVE[:1], room=2, n_experts=3)
     assert halves.lane("h2d")[:2] == [("demand 0.0", 1, 6), ("demand 0.0", 6, 11)]

@@ -159,10 +159,10 @@ def test_gating_follows_the_sensitivities(tmp_path):
     ran = [(layer, expert) for kind, layer, expert in seen.log if kind == "gpu"]
     assert ran.count((0, 1)) == 3
     assert ran.count((1, 1)) == ran.count((31, 1)) == 1  # by the prompt alone
-    assert seen.result["dropped_rate"] == pytest.approx(31 / 64)
-    assert seen.result["gate_mass_kept"] == pytest.approx(1 - 62 * 0.012 / 96, abs=1e-3)
+    assert seen.result.dropped_rate == pytest.approx(31 / 64)
+    assert seen.result.gate_mass_kept == pytest.approx(1 - 62 * 0.012 / 96, abs=1e-3)
     assert seen.outcome.engine.policy.stats()["single_expert_frac"] == pytest.approx(31 / 32)
-    assert other.result["dropped_rate"] == 0.0
+    assert other.result.dropped_rate == 0.0
     assert other.outcome.engine.policy.stats()["gating"] == 0.0
     assert [len(g[0].main) for g in seen.outcome.engine.policy._groups] == SIZES[64, True]
 
@@ -172,7 +172,7 @@ def test_a_weight_at_the_threshold_stays(threshold, alone, tmp_path):
     rows, guesses = [[[0, 1], [2, 3]]] * 2, [[[0], [0]]] * 2
     with Trace(trace_of(tmp_path / "t", rows, guesses, [[[0.75, 0.25]] * 2] * 2)) as trace:
         seen = execute_easy(setup(AdapMoe(score_threshold=threshold), trace, room=10))
-    assert seen.result["policy_stats"]["single_expert_frac"] == alone
+    assert seen.result.policy_stats["single_expert_frac"] == alone
 
 
 def test_gating_is_for_one_token_at_a_time(tmp_path):
@@ -180,8 +180,8 @@ def test_gating_is_for_one_token_at_a_time(tmp_path):
     with Trace(path) as trace:
         one = execute_easy(setup(AdapMoe(buffers=2, score_threshold=1.0), trace, 9))
         two = execute_easy(setup(AdapMoe(buffers=2, score_threshold=1.0), trace, 9, batch=2))
-    assert one.result["dropped_rate"] == 0.5
-    assert two.result["dropped_rate"] == 0.0
+    assert one.result.dropped_rate == 0.5
+    assert two.result.dropped_rate == 0.0
 
 
 def test_accuracy_is_counted_on_the_store_split(tmp_path):

@@ -62,8 +62,8 @@ def test_five_steps(tmp_path):
         ("cpu", 0, 2), ("gpu", 1, 1),
     ]  # fmt: skip
     assert seen.classes("decode") == {"hit": 4, "cpu": 3, "substituted": 1}
-    assert seen.result["policy_stats"] == {"prediction_accuracy": 0.75, "swaps": 0}
-    assert seen.result["activations_changed_frac"] == 1 / 10
+    assert seen.result.policy_stats == {"prediction_accuracy": 0.75, "swaps": 0}
+    assert seen.result.activations_changed_frac == 1 / 10
 
 
 def test_before_the_first_predicted_layer_the_gate_is_followed(tmp_path):
@@ -72,7 +72,7 @@ def test_before_the_first_predicted_layer_the_gate_is_followed(tmp_path):
     assert ("cpu", 1, 0) in replay(Daop(first_predict_layer=1), path, 3).log
     seen = replay(Daop(), path, 3)
     assert seen.log == [("gpu", 0, 0), ("gpu", 1, 1)] * 2
-    assert seen.result["policy_stats"]["prediction_accuracy"] == 0.0  # none was executed
+    assert seen.result.policy_stats["prediction_accuracy"] == 0.0  # none was executed
 
 
 TWO = [[[0, 1], [0, 1]]] * 3  # a store in which 0 and 1 are used, in both layers: they are there with room for five
@@ -133,18 +133,18 @@ class TestSwaps:
         # 2 (3 tokens) for 0 (1, the lower id of equals), which is computed on the CPU meanwhile; 3 has no tokens.
         assert seen.log == [("cpu", 0, 0), ("evict", 0, 0), ("fetch", 0, 2), ("gpu", 0, 1), ("gpu", 0, 2)]
         assert resident(seen) == [(0, 1), (0, 2)]
-        assert seen.result["policy_stats"]["swaps"] == 1
+        assert seen.result.policy_stats["swaps"] == 1
         # Swaps come before everything on the GPU: attention 0..1, copy 1..11.
         assert seen.lane("gpu")[1] == ("expert 0.1", 11, 13)
 
     def test_the_ratio_must_be_exceeded(self, tmp_path):
-        assert self.run(tmp_path, policy=Daop(swap_ratio=3.0)).result["policy_stats"]["swaps"] == 0
-        assert self.run(tmp_path, policy=Daop(swap_ratio=2.9)).result["policy_stats"]["swaps"] == 1
-        assert self.run(tmp_path, policy=Daop(largest_num=0)).result["policy_stats"]["swaps"] == 0
+        assert self.run(tmp_path, policy=Daop(swap_ratio=3.0)).result.policy_stats["swaps"] == 0
+        assert self.run(tmp_path, policy=Daop(swap_ratio=2.9)).result.policy_stats["swaps"] == 1
+        assert self.run(tmp_path, policy=Daop(largest_num=0)).result.policy_stats["swaps"] == 0
 
     def test_the_code_s_lists_hold_experts_of_both_sides(self, tmp_path):
         # 3, on the CPU without a token, is the coldest of all; paired with it, 2 does not come.
-        assert self.run(tmp_path, policy=Daop(variant="code")).result["policy_stats"]["swaps"] == 0
+        assert self.run(tmp_path, policy=Daop(variant="code")).result.policy_stats["swaps"] == 0
         # With a token for 3 the lists are 2, 3, ... and 0, 1, ...: 2 comes for 0; 3 has no more tokens than 1.
         seen = self.run(tmp_path, ids=(2, 2, 2, 0, 1, 3), policy=Daop(variant="code"))
         assert resident(seen) == [(0, 1), (0, 2)]

@@ -106,9 +106,9 @@ def test_no_more_fetches_are_under_way_than_allowed(n, tmp_path):
 def test_small_tensors_stay(tmp_path):
     """A tensor has 40 elements: it stays below the threshold, not at it."""
     moved = run(policy(stage3_param_persistence_threshold=40), tmp_path, STEPS, room=4, n_experts=2)
-    assert moved.result["h2d_bytes"] > 0
+    assert moved.result.h2d_bytes > 0
     seen = run(policy(stage3_param_persistence_threshold=41), tmp_path, STEPS, room=4, n_experts=2)
-    assert seen.result["h2d_bytes"] == 0
+    assert seen.result.h2d_bytes == 0
     with pytest.raises(DoesNotFit, match="at least 4 whole"):
         run(policy(stage3_param_persistence_threshold=41), tmp_path, STEPS, room=3, n_experts=2)
 

@@ -190,7 +190,7 @@ def test_five_steps_of_decode(told, tmp_path):
     # Token 2 has nothing to replace: ten seconds less. Token 3 replaces two: ten more.
     ends = [end for what, _, end in seen.lane("gpu") if what == "head"]
     assert np.diff(ends).tolist() == [59, 49, 69, 49]
-    assert seen.result["policy_stats"] == {"predictions": 4, "top_k_frac": 0.5, "at_least_one_frac": 0.75,
+    assert seen.result.policy_stats == {"predictions": 4, "top_k_frac": 0.5, "at_least_one_frac": 0.75,
                                            "predicted_frac": 0.625}  # fmt: skip
 
 
@@ -241,11 +241,11 @@ def test_every_parameter_is_known_to_this_table():
 def test_no_knob_is_dead(knob, tmp_path):
     default, other = seen_with(tmp_path), seen_with(tmp_path, **{knob: KNOBS[knob]})
     assert (default.log, default.end_s) != (other.log, other.end_s) or knob == "mlp_bytes"
-    assert (default.result["memory"] != other.result["memory"]) == (knob in ("mlp_bytes", "slots"))
+    assert (default.result.memory != other.result.memory) == (knob in ("mlp_bytes", "slots"))
 
 
 def test_a_surrogate_is_labelled(tmp_path):
-    assert "surrogate" in seen_with(tmp_path).result["labels"]
+    assert "surrogate" in seen_with(tmp_path).result.labels
 
 
 @pytest.mark.parametrize(("model", "data", "shares"), [
@@ -283,8 +283,8 @@ def test_slots_suffice(settings, gpus, batch, tmp_path):
 
 def test_a_prediction_that_is_always_right_leaves_nothing_to_fetch_but_the_first_layer(tmp_path):
     seen = seen_with(tmp_path, predictor="surrogate:1")
-    assert seen.result["policy_stats"]["top_k_frac"] == 1.0
-    n_tokens = seen.result["decode_tokens"]
+    assert seen.result.policy_stats["top_k_frac"] == 1.0
+    n_tokens = seen.result.decode_tokens
     assert seen.classes("decode").get("miss") == 2 * n_tokens  # layer 0, never predicted
 
 
@@ -308,7 +308,7 @@ def test_table_2_by_simulation():
         spec = RunSpec(policy=policy, hw="a5000", precision="int4_g128", requests=1, set=settings)
         made = prepare(spec)
         try:
-            return execute(made, bounds=False).result["peak_vram_bytes"]
+            return execute(made, bounds=False).result.peak_vram_bytes
         finally:
             made.close()
 
@@ -349,9 +349,9 @@ def test_shipped_predictor_says_what_it_measured():
     made = prepare(RunSpec(policy="duoserve", hw="rtx3090", requests=2))
     seen = execute(made, bounds=False).result
     made.close()
-    assert seen["policy_stats"]["top_k_frac"] == got["top_k_frac"]
-    assert seen["policy_stats"]["at_least_one_frac"] == got["any_frac"]
-    assert "surrogate" not in seen["labels"]
+    assert seen.policy_stats["top_k_frac"] == got["top_k_frac"]
+    assert seen.policy_stats["at_least_one_frac"] == got["any_frac"]
+    assert "surrogate" not in seen.labels
 
 
 def test_no_predictor_for_a_trace_is_one_clear_line(tmp_path):
@@ -396,7 +396,7 @@ def test_training_on_the_command_line(tmp_path):
         facts = read(files[0], 3, 6, 1).facts
         assert facts["test"] == {"top_k_frac": 1.0, "any_frac": 1.0, "share_frac": 1.0, "n": 19 * 2}
         seen = execute_easy(setup(DuoServe(predictor=str(files[0]), mlp_bytes=0), opened, 2))
-    assert seen.result["policy_stats"]["predicted_frac"] == 1.0
+    assert seen.result.policy_stats["predicted_frac"] == 1.0
     assert not list(tmp_path.glob(".*"))
 
 

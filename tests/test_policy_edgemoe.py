@@ -35,7 +35,7 @@ def test_five_steps(tmp_path):
         ("evict", 1, 2), ("prefetch", 2, 1), ("gpu", 2, 1),
     ]  # fmt: skip
     assert resident(seen) == [(1, 1), (2, 1), (2, 2)]
-    assert seen.result["policy_stats"] == {"known_paths_frac": 8 / 10}
+    assert seen.result.policy_stats == {"known_paths_frac": 8 / 10}
 
 
 def test_tokens_of_a_prompt_guess_together(tmp_path):

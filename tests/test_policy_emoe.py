@@ -71,7 +71,7 @@ def test_five_steps(tmp_path):
     assert seen.end_s == 73 + 7 + 7
     loss = seen.outcome.engine.tally.loss
     assert (loss.changed, loss.dropped, loss.activations) == (2, 0, 10)
-    assert seen.result["gate_mass_kept"] == pytest.approx((8 * 2048 + 1024 + 640) / (10 * 2048))
+    assert seen.result.gate_mass_kept == pytest.approx((8 * 2048 + 1024 + 640) / (10 * 2048))
     # Most used: chat 0 and 0 (ties), as foretold; code 0 (a tie) and 3, foretold 3 and 3.
     assert seen.outcome.setup.policy.stats() == {
         "invocations": 0, "loaded_per_request": 3.0, "right_frac": 3 / 4, "tasks_right_frac": 1.0}  # fmt: skip
@@ -193,8 +193,8 @@ def test_a_surrogate_names_the_share_it_is_told(known):
     for share in (1, 0.5, 0):
         policy = Emoe(predictor=f"surrogate:{share}", p=1, experts_per_layer=2, predict_s=0.0)
         seen = execute_easy(setup(policy, known, room=13))
-        stats[share], mass[share] = seen.outcome.setup.policy.stats()["right_frac"], seen.result["gate_mass_kept"]
-        assert seen.result["labels"].count("surrogate") == 1
+        stats[share], mass[share] = seen.outcome.setup.policy.stats()["right_frac"], seen.result.gate_mass_kept
+        assert seen.result.labels.count("surrogate") == 1
     assert stats[1] == 1.0
     assert stats[0] == 0.0  # two of six: there are enough others
     assert 0.2 < stats[0.5] < 0.8

@@ -59,7 +59,7 @@ def test_room_for_four_needs_of_three_and_two(tmp_path):
         ("gpu", 1, 0), ("gpu", 1, 1),
     ]  # fmt: skip
     assert resident(seen) == [(0, 1), (0, 2), (1, 0), (1, 1)]
-    assert seen.result["policy_stats"] == {"foretold_frac": 1.0}
+    assert seen.result.policy_stats == {"foretold_frac": 1.0}
 
 
 def test_what_nobody_foretold_takes_the_slot_of_what_nobody_wanted(tmp_path):
@@ -71,7 +71,7 @@ def test_what_nobody_foretold_takes_the_slot_of_what_nobody_wanted(tmp_path):
     ]  # fmt: skip
     # At second 1 the copy of 0.0 is under way and cannot be stopped; 0.3 goes before 1.0, which was asked for first.
     assert seen.lane("h2d") == [("prefetch 0.0", 0, 10), ("demand 0.3", 10, 20), ("prefetch 1.0", 20, 30)]
-    assert seen.result["policy_stats"] == {"foretold_frac": 0.5}
+    assert seen.result.policy_stats == {"foretold_frac": 0.5}
 
 
 def test_slots_are_filled_again_in_order(tmp_path):
@@ -132,9 +132,9 @@ def test_a_surrogate_is_labelled_and_as_right_as_told(tmp_path):
     with seeded(tmp_path, outputs=40) as trace:
         right = replay(ExpertFlow(predictor="surrogate:1.0"), trace.path, 6)
         wrong = replay(ExpertFlow(predictor="surrogate:0.0"), trace.path, 6)
-    assert right.result["labels"] == ["surrogate", "synthetic"]
-    assert right.result["policy_stats"]["foretold_frac"] == 1.0
-    assert wrong.result["policy_stats"]["foretold_frac"] < 0.2
+    assert right.result.labels == ["surrogate", "synthetic"]
+    assert right.result.policy_stats["foretold_frac"] == 1.0
+    assert wrong.result.policy_stats["foretold_frac"] < 0.2
     assert right.end_s < wrong.end_s
 
 

@@ -26,7 +26,7 @@ def test_popular_experts_of_all_layers_stay_but_for_one_placeholder(tmp_path):
     for room, stays in ((1, []), (2, [(1, 1)]), (3, [(0, 0), (1, 1)]), (4, [(0, 0), (0, 2), (1, 1)])):
         seen = replay(Fiddler(), path, room)
         assert resident(seen) == stays
-        assert seen.result["policy_stats"]["experts_on_gpu"] == len(stays)
+        assert seen.result.policy_stats["experts_on_gpu"] == len(stays)
     assert len(resident(replay(Fiddler(), path, 6))) == 6  # with room for all, nothing needs a placeholder
 
 

@@ -103,13 +103,13 @@ def test_each_track_needs_no_more_than_it_reads(track, needs, kind):
     setup = prepare(RunSpec(policy="fine_moe", hw="rtx3090", requests=2, set={"track": track}))
     outcome = execute(setup, bounds=False)
     assert isinstance(setup.policy._track, kind)
-    assert outcome.result["policy_stats"]["predicted_frac"] > 0.25  # two of eight at random would be 0.25
+    assert outcome.result.policy_stats["predicted_frac"] > 0.25  # two of eight at random would be 0.25
 
 
 def test_hit_counts_run_on_a_trace_of_experts_alone(tmp_path):
     rows = [[[0], [1]], [[0], [1]], [[1], [0]], [[1], [0]]]
     seen = run(FineMoe(track="hit_count", mode="online"), tmp_path, rows, room=2, lengths=[(1, 2), (1, 2)])
-    assert seen.result["policy_stats"]["maps"] == 2
+    assert seen.result.policy_stats["maps"] == 2
 
 
 def test_gates_farther_ahead_than_recorded_are_refused():
@@ -129,8 +129,7 @@ def test_gates_that_speak_one_by_one_change_nothing(settings, world, tmp_path, m
             monkeypatch.setattr(Arrays, "at_once", lambda *_: None)
         log: list[tuple[str, int, int]] = []
         result = execute(prepare(spec), log=lambda *entry, log=log: log.append(entry), bounds=False).result
-        result.pop("wall_s")
-        seen.append((log, result))
+        seen.append((log, {**result.to_dict(), "wall_s": None}))
     assert seen[0] == seen[1]
     assert seen[0][1]["policy_stats"]["searches"] > 0
 
@@ -174,7 +173,7 @@ def test_five_steps_by_hand(tmp_path):
     ]  # fmt: skip
     assert seen.end_s == 27 + 7 + 27 + 16 + 16
     assert seen.prefetched() == {"issued": 3, "late": 2, "wasted": 1}
-    stats = seen.result["policy_stats"]
+    stats = seen.result.policy_stats
     assert (stats["predicted_frac"], stats["right_frac"], stats["maps"]) == (5 / 8, 5 / 8, 5)
 
 
@@ -253,7 +252,7 @@ def test_what_is_predicted_for_a_prompt(prefill, prefetched, classes, maps, tmp_
         seen = execute_easy(setup(FineMoe(distance=1, search_overhead_s=0.0, prefill=prefill), trace, room=4))
     assert [entry[1:] for entry in seen.log if entry[0] == "prefetch"] == prefetched
     assert seen.classes("prefill") == classes
-    assert seen.result["policy_stats"]["maps"] == maps
+    assert seen.result.policy_stats["maps"] == maps
 
 
 def test_a_prompt_is_predicted_as_release_1_does_and_not_at_all_in_release_2(tmp_path):
@@ -271,8 +270,8 @@ def test_a_stand_in_for_the_gates_is_right_as_often_as_told(tmp_path):
         for share, told in ((1.0, 1.0), (0.75, pytest.approx(0.75, abs=0.05))):
             policy = FineMoe(track="speculate", distance=2, predictor=f"surrogate:{share}")
             seen = execute_easy(setup(policy, trace, room=16))
-            assert seen.result["policy_stats"]["predicted_frac"] == told
-            assert "surrogate" in seen.result["labels"]
+            assert seen.result.policy_stats["predicted_frac"] == told
+            assert "surrogate" in seen.result.labels
     with pytest.raises(BadInput, match="with track=speculate; take one"):
         FineMoe(predictor="surrogate:0.85")
     with pytest.raises(BadInput, match="gate_reuse"):

@@ -40,8 +40,8 @@ def test_steps_by_hand(tmp_path):
         ("fetch", 0, 1), ("gpu", 0, 1), ("prefetch", 1, 2), ("gpu", 1, 2),
         ("gpu", 0, 1), ("prefetch", 1, 1), ("gpu", 1, 2),  # they stay; 1.1 was not wanted
     ]  # fmt: skip
-    assert seen.result["h2d_bytes"] == 5 * EXPERT_BYTES // 8
-    assert seen.result["policy_stats"] == {"predicted_right_frac": 0.5}
+    assert seen.result.h2d_bytes == 5 * EXPERT_BYTES // 8
+    assert seen.result.policy_stats == {"predicted_right_frac": 0.5}
     # A copy of 1.25 s. The prompt: attention, copy, expert, twice, head. Then 1.2 comes while 0.1 computes.
     assert seen.lane("h2d") == [
         ("demand 0.0", 1, 2.25), ("demand 1.0", 5.25, 6.5), ("demand 0.1", 10.5, 11.75), ("prefetch 1.2", 11.75, 13),
@@ -66,7 +66,7 @@ def test_five_steps(tmp_path):
         ("evict", 0, 1), ("fetch", 0, 0), ("gpu", 0, 0), ("evict", 1, 1), ("prefetch", 1, 3),
         ("evict", 0, 3), ("fetch", 1, 1), ("gpu", 1, 1),  # a copy in vain, and the one it had thrown out comes back
     ]  # fmt: skip
-    assert seen.result["policy_stats"] == {"predicted_right_frac": 0.5}
+    assert seen.result.policy_stats == {"predicted_right_frac": 0.5}
 
 
 def test_every_tokens_first_guess_goes_before_any_second(tmp_path):
@@ -87,8 +87,8 @@ def test_channels_of_a_token_are_copied_anew(tmp_path):
 
 def test_everything_runs_compressed_and_the_result_says_so(tmp_path):
     result = replay(Floe(), bench(tmp_path), 1).result
-    assert result["activations_changed_frac"] == 0
-    assert result["activations_lowered_frac"] == 1.0
+    assert result.activations_changed_frac == 0
+    assert result.activations_lowered_frac == 1.0
 
 
 def test_the_least_recently_used_leaves(tmp_path):
@@ -100,8 +100,8 @@ def test_the_least_recently_used_leaves(tmp_path):
 def test_predictors(tmp_path):
     with seeded(tmp_path, outputs=40, levels={"weights", "next_scores_1"}) as trace:
         drawn = replay(Floe(predictor="surrogate:0.88"), trace.path, 1)
-        assert drawn.result["labels"] == ["lossy", "surrogate", "synthetic"]
-        assert drawn.result["policy_stats"]["predicted_right_frac"] == pytest.approx(0.88, abs=0.05)
+        assert drawn.result.labels == ["lossy", "surrogate", "synthetic"]
+        assert drawn.result.policy_stats["predicted_right_frac"] == pytest.approx(0.88, abs=0.05)
         assert not replay(Floe(predictor="none"), trace.path, 1).prefetched()
     with pytest.raises(BadInput, match=r"floe\.predictor, got 'mlp': write gate_reuse"):
         Floe(predictor="mlp")

@@ -100,10 +100,10 @@ def test_five_steps(tmp_path):
     assert [end_s - start_s for _, start_s, end_s in seen.lane("h2d")] == [10, 10, 2.5, 10, 10]
     assert seen.end_s == 26 + 8.5 + 16 + 4 + 16
     assert seen.classes("decode") == {"hit": 4, "miss": 3, "dropped": 1}
-    assert seen.result["activations_lowered_frac"] == 2 / 9
-    assert seen.result["activations_changed_frac"] == 1 / 10
+    assert seen.result.activations_lowered_frac == 2 / 9
+    assert seen.result.activations_changed_frac == 1 / 10
     # Of seven experts run for generated tokens two were missing in bf16, and one in int4, a quarter of the bytes.
-    assert seen.result["policy_stats"] == {
+    assert seen.result.policy_stats == {
         "needed_high_frac": 0.5, "needed_low_frac": 0.25, "needed_skip_frac": 0.25, "miss_penalty": 2.25 / 7,
     }  # fmt: skip
 
@@ -249,7 +249,7 @@ def test_batches_and_gpus(tmp_path):
         for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
             for room in (2, 9):
                 seen = execute_easy(setup(Hobbit(), trace, room, **world))
-                assert seen.result["activations_lowered_frac"] > 0
+                assert seen.result.activations_lowered_frac > 0
         with pytest.raises(BadInput, match="at least 2 whole experts"):
             execute_easy(setup(Hobbit(), trace, 1))
 

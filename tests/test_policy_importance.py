@@ -20,6 +20,7 @@ from policies.importance.cache import ScoreWindow
 from policies.importance.policy import Importance
 from policies.importance.router import LoneToken, Thresholds, Token, route
 from sim.base.errors import BadInput
+from sim.results.schema import ServedRates
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import write_trace
@@ -336,7 +337,7 @@ def test_five_steps(tmp_path):
     loss = seen.outcome.engine.tally.loss
     assert (loss.changed, loss.activations) == (1, 10)
     kept = 1 - (1000 - 900) / (2700 + 2500 + 2600 + 2900 + 3000)
-    assert seen.result["gate_mass_kept"] == pytest.approx(kept)
+    assert seen.result.gate_mass_kept == pytest.approx(kept)
 
 
 @pytest.mark.parametrize(("barrier", "gpu"), [(0, [(17, 19), (27, 29)]), (1, [(27, 29), (29, 31)])])
@@ -443,7 +444,7 @@ def test_published_settings():
 def test_nothing_is_lost_while_everything_is_there(tiny):
     for variant in ("paper", "code"):
         seen = execute_easy(setup(Importance(variant=variant), tiny, room=24))
-        assert seen.result["gate_mass_kept"] == 1.0
+        assert seen.result.gate_mass_kept == 1.0
         assert not {entry[0] for entry in seen.log} - {"gpu"}
         assert seen.outcome.setup.policy.stats()["cache_ratio"] == 1.0
 
@@ -454,12 +455,12 @@ def test_the_cache_ratio_of_all_policies_is_the_one_of_the_public_code(tmp_path,
         seen = execute_easy(setup(Importance(prefetch="none"), trace, room=3))
     # The gate says of 2 that it is substituted; what served in its place is there.
     assert seen.classes("decode") == {"hit": 3, "miss": 3, "cpu": 1, "substituted": 1}
-    assert seen.result["served_hit_rates"] == {"hit": 4 / 8, "partial_hit": 0, "late_hit": 0, "miss": 4 / 8}
-    assert seen.result["cache_ratio"] == 4 / 8 == seen.outcome.setup.policy.stats()["cache_ratio"]
+    assert seen.result.served_hit_rates == ServedRates(hit=4 / 8, partial_hit=0, late_hit=0, miss=4 / 8)
+    assert seen.result.cache_ratio == 4 / 8 == seen.outcome.setup.policy.stats()["cache_ratio"]
     for variant in ("paper", "code"):  # against the policy's own count, with copies under way
         seen = execute_easy(setup(Importance(variant=variant, alpha=0.9), tiny, room=8, batch=2))
-        assert seen.result["substituted_rate"] > 0 and seen.result["late_hit_rate"] > 0
-        assert seen.result["cache_ratio"] == pytest.approx(seen.outcome.setup.policy.stats()["cache_ratio"], abs=1e-12)
+        assert seen.result.substituted_rate > 0 and seen.result.late_hit_rate > 0
+        assert seen.result.cache_ratio == pytest.approx(seen.outcome.setup.policy.stats()["cache_ratio"], abs=1e-12)
 
 
 @pytest.mark.parametrize("variant", ["paper", "code"])

@@ -79,7 +79,7 @@ class TestDeferral:
         # The last layer never defers: all three of 17..32 are waited for, the head runs 33..34.
         assert seen.lane("cpu")[3:] == [("expert 1.0", 17, 22), ("expert 1.1", 22, 27), ("expert 1.2", 27, 32)]
         assert seen.end_s == 34
-        assert seen.result["policy_stats"] == {"deferred_frac": 1 / 6}
+        assert seen.result.policy_stats == {"deferred_frac": 1 / 6}
         # Without deferral the CPU stands still during layer 1's attention: 18..19, down 19..20, CPU 20..35.
         on_time = none_there(path)
         assert ("attention 1", 18, 19) in on_time.lane("gpu")
@@ -92,7 +92,7 @@ class TestDeferral:
         seen = replay(policy, path, 2)  # all equally used: the lowest ids are there
         assert resident(seen) == [(0, 0), (0, 1)]
         assert seen.log[:4] == [("cpu", 0, 2), ("cpu", 0, 3), ("gpu", 0, 0), ("gpu", 0, 1)]
-        assert seen.result["policy_stats"] == {"deferred_frac": 1 / 8}
+        assert seen.result.policy_stats == {"deferred_frac": 1 / 8}
 
     def test_what_one_token_protects_is_on_time_for_all(self, tmp_path):
         # Alone, each token would defer its second expert. Together: 0 and 1 protect each other, 2 is nobody's first.
@@ -100,7 +100,7 @@ class TestDeferral:
         path = taught(tmp_path, [[[0, 1], [0, 1]]], rows, 4, prompt=2)
         seen = none_there(path, max_deferred=1)
         assert seen.log[:3] == [("cpu", 0, 0), ("cpu", 0, 1), ("cpu", 0, 2)]
-        assert seen.result["policy_stats"] == {"deferred_frac": 1 / 8}
+        assert seen.result.policy_stats == {"deferred_frac": 1 / 8}
 
     def test_immediate_ones_come_first_whatever_their_ids(self, tmp_path):
         # Two tokens: 3 is the heaviest of both and on time; 1 and 2 are late, and behind it on the CPU.
@@ -115,8 +115,8 @@ class TestDeferral:
 
     def test_only_deferral_is_lossy(self, tmp_path):
         path = taught(tmp_path, [[[0, 1, 2], [0, 1, 2]]], HEAVIEST_FIRST, 4)
-        assert "lossy" in none_there(path, max_deferred=1).result["labels"]
-        assert "lossy" not in none_there(path).result["labels"]
+        assert "lossy" in none_there(path, max_deferred=1).result.labels
+        assert "lossy" not in none_there(path).result.labels
         assert KTransformers.traits == {"cpu"}
 
 

@@ -51,10 +51,10 @@ def test_ngl_computes_the_first_layers_on_the_cpu_and_says_what_it_does_not(tmp_
     assert seen.log == [
         (place, layer, row[layer][0]) for row in ROWS for layer, place in ((0, "cpu"), (1, "cpu"), (2, "gpu"))
     ]
-    assert "dense layers on the GPU" in seen.result["labels"]
+    assert "dense layers on the GPU" in seen.result.labels
     whole = replay(LlamaCpp(placement="ngl", n_gpu_layers=4), traced(tmp_path), 9)
-    assert "dense layers on the GPU" not in whole.result["labels"]
-    assert "dense layers on the GPU" not in replay(LlamaCpp(), traced(tmp_path), 4).result["labels"]
+    assert "dense layers on the GPU" not in whole.result.labels
+    assert "dense layers on the GPU" not in replay(LlamaCpp(), traced(tmp_path), 4).result.labels
 
 
 def test_five_steps_in_turns(tmp_path):
@@ -68,7 +68,7 @@ def test_five_steps_in_turns(tmp_path):
     # They take turns: nothing on the GPU while the CPU computes.
     for _, start_s, end_s in seen.lane("cpu"):
         assert all(stop_s <= start_s or begin_s >= end_s for _, begin_s, stop_s in seen.lane("gpu"))
-    assert seen.result["h2d_bytes"] == seen.result["d2h_bytes"]  # hidden states alone
+    assert seen.result.h2d_bytes == seen.result.d2h_bytes  # hidden states alone
 
 
 def prompt_of(n_tokens, tmp_path):

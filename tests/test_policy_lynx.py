@@ -55,10 +55,10 @@ def test_the_smallest_set_keeps_everybodys_best(tmp_path):
     """0 and 3 have a score of at least 1 (2 + 0 and 1); 1: 3^-1; 2: 3^-1 + 3^-2. All go to 0 and 3."""
     ran, seen = decoded(Lynx(), bench(tmp_path))
     assert ran == [0, 3]
-    assert seen.result["policy_stats"] == {"run_frac": 2 / 4}
+    assert seen.result.policy_stats == {"run_frac": 2 / 4}
     assert seen.classes("decode") == {"hit": 2, "substituted": 2}
     # 3 of the 12 activations of prompts and tokens; prompts stay as they are.
-    assert seen.result["activations_changed_frac"] == 3 / 12
+    assert seen.result.activations_changed_frac == 3 / 12
 
 
 def test_at_least_as_many_are_kept_as_a_token_needs():
@@ -77,7 +77,7 @@ def test_a_bin_further_keeps_all(tmp_path):
 def test_one_token_alone_changes_nothing(tmp_path):
     with seeded(tmp_path, levels={"scores"}) as trace:
         seen = execute_easy(setup(Lynx(), trace, 5))
-    assert seen.result["activations_changed_frac"] == 0
+    assert seen.result.activations_changed_frac == 0
 
 
 def test_five_steps_aware_of_the_cache(tmp_path):

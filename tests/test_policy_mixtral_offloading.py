@@ -64,7 +64,7 @@ def test_five_steps_of_the_code(tmp_path):
     assert seen.lane("d2h") == [("write_back 0.2", 11, 21), ("write_back 0.3", 43, 53), ("write_back 0.0", 67, 77)]
     assert seen.lane("gpu")[:3] == [("attention 0", 0, 1), ("expert 0.0", 21, 23), ("head", 23, 24)]
     assert seen.end_s == 24 + 4 + 4 + 24 + 24
-    assert seen.result["d2h_bytes"] == seen.result["h2d_bytes"] == 3 * EXPERT_BYTES
+    assert seen.result.d2h_bytes == seen.result.h2d_bytes == 3 * EXPERT_BYTES
 
 
 def test_five_steps_of_the_paper_without_guesses(tmp_path):
@@ -75,7 +75,7 @@ def test_five_steps_of_the_paper_without_guesses(tmp_path):
     assert seen.end_s == 14 + 4 + 4 + 14 + 14
     once = run(MixtralOffloading(offload_per_layer=2, guesses=0, write_back=False), tmp_path, STEPS, 6, n_experts=4)
     assert once.end_s == seen.end_s
-    assert once.result["d2h_bytes"] == 0
+    assert once.result.d2h_bytes == 0
 
 
 def guessed(path, rows, guesses, n_experts=4):

@@ -57,8 +57,8 @@ def test_five_steps(tmp_path):
         ("expert 2.0", 13, 15), ("attention 3", 15, 16), ("expert 3.1", 23, 25), ("head", 25, 26),
     ]  # fmt: skip
     assert heads(seen) == [26, 66, 106, 146, 186]
-    assert seen.result["labels"][0] == "attention on the GPU"
-    assert seen.result["policy_stats"] == {"static_experts": 4, "pages_per_layer": 1}
+    assert seen.result.labels[0] == "attention on the GPU"
+    assert seen.result.policy_stats == {"static_experts": 4, "pages_per_layer": 1}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_the_budget_holds_stays(room, static, tmp_path):
     # Five layers of four. Room for 11: one of each layer stays (5), 2 x 3 stream. Nine: 0.0 stays, but two layers in a
     # row that keep nothing need 8.
     seen = run(MoeLightning(), tmp_path, [[[0]] * 5] * 2, room, n_experts=4)
-    assert seen.result["policy_stats"]["static_experts"] == static
+    assert seen.result.policy_stats["static_experts"] == static
     assert seen.outcome.engine.residency.peak_bytes[0] <= room * EXPERT_BYTES
 
 
@@ -107,7 +107,7 @@ def test_pages_are_staged_one_after_the_other(tmp_path):
     assert [end - start for _, start, end in whole.lane("predictor")[-2:]] == [40] * 2
     assert whole.lane("h2d")[-2][1] == whole.lane("predictor")[-1][2], "the link waits for all of a layer"
     assert whole.end_s > seen.end_s
-    assert seen.result["policy_stats"]["pages_per_layer"] > whole.result["policy_stats"]["pages_per_layer"] == 1
+    assert seen.result.policy_stats["pages_per_layer"] > whole.result.policy_stats["pages_per_layer"] == 1
 
 
 def test_pages_cover_a_layer_once(tmp_path):
@@ -116,7 +116,7 @@ def test_pages_cover_a_layer_once(tmp_path):
     plain = streamed(rows, tmp_path, room=8, n_experts=3, static_share=0.34)
     for batch, micro_batch in ((2, 1), (3, 1), (3, 2), (5, 1), (7, 2)):
         seen = streamed(rows, tmp_path, batch, room=8, n_experts=3, static_share=0.34, micro_batch=micro_batch)
-        per_pass = {r.result["h2d_bytes"] / sum(r.outcome.engine.tally.n_iterations.values()) for r in (plain, seen)}
+        per_pass = {r.result.h2d_bytes / sum(r.outcome.engine.tally.n_iterations.values()) for r in (plain, seen)}
         assert len(per_pass) == 1
 
 
@@ -134,8 +134,8 @@ def test_any_shape_streams_each_expert_once_a_pass(data, tmp_path_factory):
         policy = MoeLightning(micro_batch=micro_batch)
         seen = execute_easy(setup(policy, trace, room, gpus=gpus, batch=batch))
     passes = sum(seen.outcome.engine.tally.n_iterations.values())
-    n_streamed = n_layers * n_experts - seen.result["policy_stats"]["static_experts"]
-    assert seen.result["h2d_bytes"] == passes * n_streamed * EXPERT_BYTES
+    n_streamed = n_layers * n_experts - seen.result.policy_stats["static_experts"]
+    assert seen.result.h2d_bytes == passes * n_streamed * EXPERT_BYTES
     for layer, streamed in enumerate(policy._streamed):
         for n in (1, 2, 3, 7, 11):
             policy._micro_batches = n
@@ -173,7 +173,7 @@ def test_gpus_repeat_at_the_same_time():
 def test_prompts_come_in_whole_layers(tmp_path):
     seen = streamed([[[0], [1], [0], [1]]] * 4, tmp_path, prompt=4, micro_batch=1, room=4, static_share=0.0)
     assert {end - start for _, start, end in seen.lane("h2d")} == {10}
-    assert seen.result["policy_stats"]["pages_per_layer"] == 1
+    assert seen.result.policy_stats["pages_per_layer"] == 1
 
 
 def test_experts_on_the_cpu(tmp_path):
@@ -185,7 +185,7 @@ def test_experts_on_the_cpu(tmp_path):
 
 def test_two_layers_need_no_buffer(tmp_path):
     seen = run(MoeLightning(), tmp_path, [row[:2] for row in STEPS], room=4, n_experts=2)
-    assert seen.result["h2d_bytes"] == 0
+    assert seen.result.h2d_bytes == 0
     with pytest.raises(DoesNotFit, match="at least 4 whole experts"):
         run(MoeLightning(), tmp_path, [row[:2] for row in STEPS], room=3, n_experts=2)
 
@@ -211,7 +211,7 @@ def test_batches_and_gpus(tmp_path):
             view = execute_easy(setup(MoeLightning(), trace, 20, gpus=gpus)).outcome.engine.view
             need = MoeLightning().min_experts(view)
             seen = execute_easy(setup(MoeLightning(micro_batch=1), trace, need + 2, gpus=gpus, batch=batch))
-            assert seen.result["h2d_bytes"] > 0
+            assert seen.result.h2d_bytes > 0
             assert seen.classes("decode").keys() <= {"hit", "late"}
 
 

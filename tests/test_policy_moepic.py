@@ -165,7 +165,7 @@ def test_slices_are_computed_as_the_segment_they_make_up(tmp_path):
         timelines.append((seen.lane("gpu"), seen.end_s))
         assert [kind for kind, _, _ in seen.log if kind in ("part", "gpu")] == ["part", "part", "gpu", "gpu"]
         assert len(seen.lane("h2d")) == 2 * copies
-        assert seen.result["h2d_bytes"] == EXPERT_BYTES
+        assert seen.result.h2d_bytes == EXPERT_BYTES
     assert timelines[0] == timelines[1]
 
 
@@ -201,7 +201,7 @@ def test_theta_1_without_prefetch_is_a_plain_cache(tmp_path, seed):
         fewer = execute_easy(setup(Lcp(scope="layer"), trace, room=6))
     assert mine.log == plain.log != fewer.log
     assert mine.end_s == plain.end_s
-    assert mine.result["hit_rate"] == plain.result["hit_rate"]
+    assert mine.result.hit_rate == plain.result.hit_rate
     counts = [plain.classes(phase) for phase in ("prefill", "decode")]  # of a prompt of one token, and of the others
     hits, uses = sum(c.get("hit", 0) for c in counts), sum(sum(c.values()) for c in counts)
     assert mine.outcome.engine.policy.stats()["top_hit_rate"] == hits / uses
@@ -236,7 +236,7 @@ def test_table_1_random_row_is_the_share_cached(tmp_path, n_cached, published):
     ids = np.argsort(noise(n_cached, 1500, 1, 60), axis=2, kind="stable")[:, :, :4]
     with Trace(from_rows(tmp_path / "t", ids.tolist(), 60)) as trace:
         seen = execute_easy(setup(Random(scope="layer"), trace, room=n_cached))
-    assert seen.result["hit_rate"] == pytest.approx(published, abs=0.025)
+    assert seen.result.hit_rate == pytest.approx(published, abs=0.025)
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
@@ -259,10 +259,10 @@ def test_table_1_random_row_is_a_choice_and_no_replacement(tmp_path, scope):
             for one in asked:
                 if one not in stay and one != passing:
                     copies, passing = copies + 1, one
-            assert seen.result["demand_copies"]["n"] == copies
+            assert seen.result.demand_copies.n == copies
             shares.append(sum(one in stay for one in asked) / len(asked))
             if seed < 4:
-                replaced.append(execute_easy(setup(Random(scope=scope, seed=seed), trace, room=8)).result["hit_rate"])
+                replaced.append(execute_easy(setup(Random(scope=scope, seed=seed), trace, room=8)).result.hit_rate)
     assert np.mean(shares) == pytest.approx(0.2, abs=0.06)
     assert np.mean(replaced) > 0.35
 
@@ -270,7 +270,7 @@ def test_table_1_random_row_is_a_choice_and_no_replacement(tmp_path, scope):
 def test_with_room_for_all_the_static_choice_is_all(tmp_path):
     with Trace(from_rows(tmp_path / "t", [[[0, 1], [2, 3]]] * 3, 4)) as trace:
         seen = execute_easy(setup(Random(selection="static"), trace, room=8))
-        assert seen.result["hit_rate"] == 1.0
+        assert seen.result.hit_rate == 1.0
         with pytest.raises(DoesNotFit, match="at least 2 whole experts"):
             execute_easy(setup(Random(selection="static"), trace, room=1))
 
@@ -366,17 +366,17 @@ def test_no_request_pays_for_an_update(tmp_path):
     """The cache is updated between requests (section 3.4.2: on an idle device): the makespan grows, no TPOT does."""
     path = tiny_trace(tmp_path / "t", 4, 6, 2, n_requests=8, outputs=14, levels={"next_scores_1"})
     seen = replay(path, BASE | {"zeta": 0.05})
-    spent_s = sum(e["n"] * e["mean"] for e in (seen.result["e2e_s"],))
+    spent_s = sum(e.n * e.mean for e in (seen.result.e2e_s,))
     assert seen.end_s > spent_s + 1.0
     still = replay(path, BASE | {"configure": False})
-    assert still.end_s == pytest.approx(sum(e["n"] * e["mean"] for e in (still.result["e2e_s"],)))
+    assert still.end_s == pytest.approx(sum(e.n * e.mean for e in (still.result.e2e_s,)))
 
 
 def test_with_room_for_all_nothing_is_split_or_copied(tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 3, 4, 2, levels={"next_scores_1"})) as trace:
         seen = execute_easy(setup(Moepic(), trace, room=12))
-    assert seen.result["h2d_bytes"] == 0
-    assert seen.result["hit_rate"] == 1.0
+    assert seen.result.h2d_bytes == 0
+    assert seen.result.hit_rate == 1.0
 
 
 def test_plain_rows_can_be_replayed_without_predictions(tmp_path):

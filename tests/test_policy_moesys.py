@@ -61,7 +61,7 @@ def test_a_ring_of_one_layer_overlaps_attention_alone(tmp_path):
 
 def test_a_ring_of_all_layers_copies_nothing(tmp_path):
     seen = run(MoeSys(layers=7), tmp_path, STEPS, room=6, n_experts=2)
-    assert seen.result["h2d_bytes"] == 0
+    assert seen.result.h2d_bytes == 0
     assert ends(seen) == [10, 20, 30, 40, 50]
 
 

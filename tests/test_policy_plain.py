@@ -234,12 +234,12 @@ def test_random_hits_as_often_as_it_caches(uniform, room):
     """MoEpic Table 1, RND: 16.4, 33.0, 49.7, 67.4, 83.2 % at 10 to 50 of 60 experts: the share cached."""
     result = execute(setup(Random(), uniform, room)).result
     # Standard deviation of the share: below sqrt(p (1 - p) / 4000) < 0.008.
-    assert result["hit_rate"] == pytest.approx(room / 20, abs=0.025)
+    assert result.hit_rate == pytest.approx(room / 20, abs=0.025)
 
 
 def test_random_is_a_function_of_its_seed(tiny, tmp_path):
     first, again = (execute(setup(Random(seed=3), tiny, 5)) for _ in range(2))
-    assert first.result["tpot_s"] == again.result["tpot_s"]
+    assert first.result.tpot_s == again.result.tpot_s
     counts = {execute(setup(Random(seed=s), tiny, 5)).engine.tally.n_demand for s in range(8)}
     assert len(counts) > 1
 

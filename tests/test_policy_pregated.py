@@ -49,7 +49,7 @@ def test_five_steps(tmp_path):
         ("attention 0", 40, 41), ("expert 0.3", 51, 53), ("attention 1", 53, 54), ("expert 1.3", 61, 63),
         ("attention 2", 63, 64), ("expert 2.3", 71, 73), ("head", 73, 74)]  # fmt: skip
     assert list(seen.outcome.engine.residency.peak_bytes) == [2 * EXPERT_BYTES]
-    assert "fine-tuned" in seen.result["labels"]
+    assert "fine-tuned" in seen.result.labels
 
 
 @pytest.mark.parametrize(("copy_s", "kernel_s"), [(10.0, 1.0), (4.0, 1.0), (2.0, 1.0), (1.0, 1.0)])
@@ -119,7 +119,7 @@ def test_gate_reuse_fetches_what_it_missed(tmp_path):
     ]  # fmt: skip
     # Token 1: 1 + 10 (fetch) + 10 (prefetch) + 2 + 1; token 2: ten more.
     assert np.diff(ends(seen)).tolist() == [24, 34]
-    assert "fine-tuned" not in seen.result["labels"]
+    assert "fine-tuned" not in seen.result.labels
 
 
 def test_an_activation_level_of_two_looks_two_layers_ahead(tmp_path):
@@ -199,7 +199,7 @@ def test_cached_experts_are_not_fetched_again(tmp_path):
     assert copies[:3] == [(0, 0), (1, 1), (2, 2)]  # the prompt's
     assert copies[3:6] == [(0, 3), (1, 3), (2, 3)]  # each takes the oldest place: 0.0, 1.1, 2.2 leave
     assert seen.outcome.engine.residency.peak_bytes[0] <= 5 * EXPERT_BYTES
-    assert seen.result["h2d_bytes"] < run(PreGated(), tmp_path, STEPS, 8, n_experts=4).result["h2d_bytes"]
+    assert seen.result.h2d_bytes < run(PreGated(), tmp_path, STEPS, 8, n_experts=4).result.h2d_bytes
 
 
 # -- every parameter does something -----------------------------------------------------------------------------------

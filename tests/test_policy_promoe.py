@@ -76,7 +76,7 @@ def test_five_steps(tmp_path):
     # The prompt: three times 1 + 10 + 2, and the head. Token 1: 1 + 10 + 2, then 3 and 1; layer 2 waits for the second
     # predicted chunk until 61, 2 and the head: 64.
     assert [end for what, _, end in seen.lane("gpu") if what == "head"] == [40, 64, 88, 122, 146]
-    assert seen.result["policy_stats"]["predicted_frac"] == 0.5
+    assert seen.result.policy_stats["predicted_frac"] == 0.5
     assert list(seen.outcome.engine.residency.peak_bytes) == [3 * EXPERT_BYTES]
 
 
@@ -171,8 +171,8 @@ def test_any_room_suffices(settings, gpus, batch, tmp_path):
 def test_a_right_surrogate_leaves_only_the_first_layers_to_chance(tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 5, 6, 2, outputs=8, levels=())) as trace:
         seen = execute_easy(setup(ProMoe(**BASE | {"predictor": "surrogate:1", "depth": 64}), trace, 30))
-    assert seen.result["policy_stats"]["predicted_frac"] == 1.0
-    assert "surrogate" in seen.result["labels"]
+    assert seen.result.policy_stats["predicted_frac"] == 1.0
+    assert "surrogate" in seen.result.labels
 
 
 @pytest.mark.parametrize(("shape", "settings", "copy_s"), [

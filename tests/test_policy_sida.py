@@ -27,7 +27,7 @@ def test_the_paper_loads_ahead_and_each_layer_waits_for_its_own(tmp_path):
     # Copies 0 to 10 and 10 to 20, experts 10 to 12 and 20 to 22, head 23; then the same again.
     assert seen.end_s == 46
     assert seen.classes("decode") == {"late": 1, "substituted": 1}
-    assert seen.result["activations_changed_frac"] == 1 / 4
+    assert seen.result.activations_changed_frac == 1 / 4
 
 
 def test_short_of_memory_it_is_first_in_first_out(tmp_path):
@@ -90,8 +90,8 @@ def test_tables_of_prompts_are_ready_those_of_tokens_are_not(tmp_path):
 def test_selections_alone_take_a_surrogate(tmp_path):
     path = from_rows(tmp_path / "t", [[[0], [1]], [[1], [2]]], 3)
     seen = replay(Sida(predictor="surrogate:1.0"), path, 3)
-    assert "surrogate" in seen.result["labels"]
-    assert seen.result["activations_changed_frac"] == 0
+    assert "surrogate" in seen.result.labels
+    assert seen.result.activations_changed_frac == 0
     with pytest.raises(BadInput, match=r"split 'store' has no requests: sida learns there.*--store-frac 0\.7"):
         replay(Sida(), path, 3)
 

@@ -38,7 +38,7 @@ def test_five_requests_by_hand(tmp_path):
     assert seen.end_s == 5 * 4
     assert resident(seen) == [(0, 0), (0, 2)]
     assert seen.classes("prefill") == {"hit": 1, "substituted": 4}
-    assert seen.result["policy_stats"] == {"updates": 5, "swaps": 1}
+    assert seen.result.policy_stats == {"updates": 5, "swaps": 1}
 
 
 def test_of_equals_those_that_are_there_stay(tmp_path):
@@ -53,7 +53,7 @@ def test_of_equals_those_that_are_there_stay(tmp_path):
 @pytest.mark.parametrize(("frequency", "updates"), [(1, 5), (2, 2), (3, 1), (6, 0)])
 def test_updates_follow_every_so_many_samples(frequency, updates, tmp_path):
     seen = replay(SwapMoe(frequency=frequency), bench(tmp_path, [(2, 1)] * 5), 2)
-    assert seen.result["policy_stats"]["updates"] == updates
+    assert seen.result.policy_stats["updates"] == updates
 
 
 def test_without_a_store_split_it_begins_with_the_first_ids(tmp_path):

@@ -39,10 +39,10 @@ def test_predictor_time_rests_on_what_the_policy_says(lane, tmp_path):
     # attention 1 s, then 4 s of thinking while the host is blocked, expert 2 s, head 1 s
     policy = type("ThinksHere", (Thinks,), {"lane": lane, "name": f"thinks_{lane}"})()
     seen = run(policy, tmp_path, [[[0]]], room=1)
-    figures = {f["figure"]: f["share"] for f in seen.result["provenance"]["figures"]}
+    figures = {f.figure: f.share for f in seen.result.provenance.figures}
     assert seen.end_s == 8
     assert figures["predictor time (datasheet)"] == pytest.approx(4 / 8)
-    assert seen.result["provenance"]["datasheet"] >= 4 / 8
+    assert seen.result.provenance.datasheet >= 4 / 8
 
 
 class ThinksLater(Thinks):
@@ -80,10 +80,9 @@ def band_of(tmp_path: Path, **link: object) -> tuple[dict[str, float], dict[str,
             made.hw, h2d=msgspec.structs.replace(made.hw.h2d, bandwidth_bytes_per_s=bandwidth)
         )
         result = execute(made).result
-    assert result["ttft_s"]["mean"] == 14
-    origin = result["provenance"]
-    by_source = {source: origin[source] for source in ("measured", "datasheet", "assumed")}
-    return by_source, {f["figure"]: f["share"] for f in origin["figures"]}, result["uncertainty"]["ttft_s"]
+    assert result.ttft_s.mean == 14
+    origin = result.provenance
+    return origin.by_source(), {f.figure: f.share for f in origin.figures}, result.uncertainty.ttft_s
 
 
 @pytest.mark.parametrize("name", ["per_copy_s", "per_expert_s", "per_layer_s"])
@@ -93,8 +92,8 @@ def test_what_a_framework_costs_rests_on_its_stack(tmp_path, name):
         made = setup(Lru(), trace, 1, copy_s=0, copy_launch_s=1.0)
         made.stack = msgspec.structs.replace(made.stack, **{name: figure(3.0)})
         result = execute(made).result
-    assert result["ttft_s"]["mean"] == 8
-    assert {f["figure"]: f["share"] for f in result["provenance"]["figures"]} == pytest.approx(
+    assert result.ttft_s.mean == 8
+    assert {f.figure: f.share for f in result.provenance.figures} == pytest.approx(
         {"gpu.kernel_floor_s": 4 / 8, "host.copy_launch_s": 1 / 8, f"stack.{name}": 3 / 8}
     )
 
@@ -102,31 +101,31 @@ def test_what_a_framework_costs_rests_on_its_stack(tmp_path, name):
 def test_each_time_has_the_band_of_its_own_phase(tmp_path):
     # One expert, copied for the prompt (14 s, 10 of them on the link) and there for the next token (4 s of kernels).
     alone = run(Lru(), tmp_path, [[[0]]] * 2, room=1, lengths=[(1, 2)]).result
-    assert alone["tpot_s"]["mean"] == 4
-    assert alone["uncertainty"]["tpot_s"] == pytest.approx([4 * 0.7, 4 * 1.3])
-    assert alone["uncertainty"]["ttft_s"] == pytest.approx([2.8 + 10 / 1.3, 5.2 + 10 / 0.7])
+    assert alone.tpot_s.mean == 4
+    assert alone.uncertainty.tpot_s == pytest.approx([4 * 0.7, 4 * 1.3])
+    assert alone.uncertainty.ttft_s == pytest.approx([2.8 + 10 / 1.3, 5.2 + 10 / 0.7])
     factors = [(8 * 0.7 + 10 / 1.3) / 18, (8 * 1.3 + 10 / 0.7) / 18]
-    assert [alone["uncertainty"][f"{end}_factor"] for end in ("low", "high")] == pytest.approx(factors)
+    assert [getattr(alone.uncertainty, f"{end}_factor") for end in ("low", "high")] == pytest.approx(factors)
     # Two together: the first one's TPOT holds the prefill of the second, so both are of the whole run.
     pair = run(Lru(), tmp_path, [[[0]]] * 4, room=1, lengths=[(1, 2), (1, 2)], batch=2).result
-    factors = [pair["uncertainty"][f"{end}_factor"] for end in ("low", "high")]
-    assert pair["uncertainty"]["tpot_s"] == pytest.approx([pair["tpot_s"]["mean"] * factor for factor in factors])
-    assert pair["uncertainty"]["ttft_s"] != pytest.approx([pair["ttft_s"]["mean"] * factor for factor in factors])
+    factors = [getattr(pair.uncertainty, f"{end}_factor") for end in ("low", "high")]
+    assert pair.uncertainty.tpot_s == pytest.approx([pair.tpot_s.mean * factor for factor in factors])
+    assert pair.uncertainty.ttft_s != pytest.approx([pair.ttft_s.mean * factor for factor in factors])
 
 
 def test_the_band_holds_the_choice_of_requests(tmp_path):
     # Two prompts, one that waits for its expert's copy and one that finds it: 14 s and 4 s, so 9 s +- 12.7 x 5 s.
     outcome = run(Lru(), tmp_path, [[[0]]] * 2, room=1, lengths=[(1, 1), (1, 1)]).result
-    assert [outcome["ttft_s"]["mean"], outcome["requests"]] == [9, 2]
-    band = outcome["uncertainty"]
-    assert band["sampling"]["ttft_s"] == pytest.approx([0, 9 + 12.7062047 * 5])
-    assert (band["sampling"]["tpot_s"], band["sampling"]["tpot_n"], band["sampling"]["ttft_n"]) == (None, 0, 2)
-    assert band["ttft_s"] == pytest.approx([0.0, (9 + 12.7062047 * 5) * band["high_factor"]])  # no time is negative
+    assert [outcome.ttft_s.mean, outcome.n_requests] == [9, 2]
+    band = outcome.uncertainty
+    assert band.sampling.ttft_s == pytest.approx([0, 9 + 12.7062047 * 5])
+    assert (band.sampling.tpot_s, band.sampling.tpot_n, band.sampling.ttft_n) == (None, 0, 2)
+    assert band.ttft_s == pytest.approx([0.0, (9 + 12.7062047 * 5) * band.high_factor])  # no time is negative
     # One request says nothing of others, so its band is that of the figures alone.
     one = run(Lru(), tmp_path, [[[0]]], room=1, lengths=[(1, 1)]).result
-    assert one["uncertainty"]["sampling"]["ttft_s"] is None
-    factors = [one["uncertainty"][f"{end}_factor"] for end in ("low", "high")]
-    assert one["uncertainty"]["ttft_s"] == pytest.approx([14 * factor for factor in factors])
+    assert one.uncertainty.sampling.ttft_s is None
+    factors = [getattr(one.uncertainty, f"{end}_factor") for end in ("low", "high")]
+    assert one.uncertainty.ttft_s == pytest.approx([14 * factor for factor in factors])
 
 
 def test_shares_and_band_by_hand(tmp_path):

@@ -42,13 +42,13 @@ def resident(tmp_path_factory):
 @pytest.mark.parametrize("name", sorted(set(LOSSLESS) - TAUGHT))
 def test_lossless_policies_compute_what_the_resident_model_computes(tmp_path, name, resident):
     done = carried_out(tmp_path, name, WHOLE_LAYERS.get(name, 8))
-    assert done.result["real"] is True
+    assert done.result.real is True
     assert len(done.machine.output.hidden) == len(resident.machine.output.hidden) == 2 * 6
     for mine, theirs in zip(done.machine.output.hidden, resident.machine.output.hidden, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     if name not in LAST_BITS:
         assert done.machine.output.digest == resident.machine.output.digest, "the same sums, in order: the same bits"
-        assert done.result["measured"]["output_digest"] == resident.result["measured"]["output_digest"]
+        assert done.result.measured.output_digest == resident.result.measured.output_digest
 
 
 def in_parts(folder, cuts, order, lanes=None):
@@ -88,7 +88,7 @@ def test_slow_copies_down_are_waited_for(tmp_path, resident):
         call()
 
     done = carried_out(tmp_path, "mixtral_offloading", 8, Slow(CpuDevice(), pool_threads=1))
-    assert done.result["d2h_bytes"] > 0
+    assert done.result.d2h_bytes > 0
     assert done.machine.output.digest == resident.machine.output.digest
 
 
@@ -112,14 +112,14 @@ def test_lossless_policies_with_bundled_predictors_too(name):
             assert done.machine.broken_copies() == []
             digests.append(done.machine.output.digest)
         setup.close()
-    assert done.result["miss_rate"] > 0
+    assert done.result.miss_rate > 0
     assert digests[0] == digests[1]
 
 
 @pytest.mark.parametrize("name", ["llama_cpp", "ktransformers", "hybrimoe"])
 def test_experts_on_the_cpu_add_the_same(tmp_path, name, resident):
     done = carried_out(tmp_path, name, 8)
-    assert done.result["cpu_rate"] > 0 or done.result["prefill_hit_rates"]["cpu"] > 0
+    assert done.result.cpu_rate > 0 or done.result.prefill_hit_rates.cpu > 0
     if name != "ktransformers":  # its deferral adds results a layer late: not the same model
         for mine, theirs in zip(done.machine.output.hidden, resident.machine.output.hidden, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
@@ -136,14 +136,14 @@ def test_policies_without_timing_decide_alike_in_both_worlds(tmp_path, name):
     assert logs["real"] == logs["sim"]
     assert len(logs["real"]) > 40
     for key in ("h2d_bytes", "d2h_bytes", "demand_copies", "peak_expert_bytes", "miss_rate"):
-        assert real.result[key] == sim.result[key], key
+        assert getattr(real.result, key) == getattr(sim.result, key), key
     if name in ("lru", "lfu", "fiddler"):  # whether a prefetch has arrived is a matter of time
-        assert real.result["hit_rate"] == sim.result["hit_rate"]
+        assert real.result.hit_rate == sim.result.hit_rate
 
 
 def test_a_lossy_policy_really_computes_with_other_experts(tmp_path, resident):
     done = carried_out(tmp_path, "importance", 10)
-    assert done.result["activations_changed_frac"] > 0
+    assert done.result.activations_changed_frac > 0
     assert done.machine.output.digest != resident.machine.output.digest
 
 
@@ -168,7 +168,7 @@ def test_shared_experts_and_dense_layers_are_computed(tmp_path, shape):
     one = carried_out(tmp_path, "lru", ALL, **shape)
     two = carried_out(tmp_path, "lru", 5, **shape)
     assert one.machine.output.digest == two.machine.output.digest
-    ops = set(one.result["measured"]["operations"])
+    ops = set(one.result.measured.operations)
     assert ("gpu: shared_expert" in ops) == ("shared" in shape)
     assert ("gpu: dense_layer" in ops) == ("dense" in shape)
 
@@ -192,7 +192,7 @@ def test_spans_fit_together(tmp_path):
     for lane in ("gpu", "h2d"):  # one thing at a time
         assert all(a[1] <= b[0] for a, b in zip(by_lane[lane], by_lane[lane][1:], strict=False))
     copied = sum(n_bytes for lane, *_, n_bytes, _, _ in spans if lane == "h2d")
-    assert copied == done.result["h2d_bytes"]
+    assert copied == done.result.h2d_bytes
     first = {}
     for lane, _, layer, expert, _, _, start_s, end_s in sorted(spans, key=lambda span: span[-1]):
         if lane == "h2d":
@@ -202,7 +202,7 @@ def test_spans_fit_together(tmp_path):
     assert sum(done.machine.parts_s()) == pytest.approx(done.machine.ledger._free_s, rel=0.05)
     policy = [span for span in spans if span[0] == "host" and span[1].startswith("policy")]
     assert policy
-    assert done.result["measured"]["policy_code_s"] == pytest.approx(sum(s[-1] - s[-2] for s in policy))
+    assert done.result.measured.policy_code_s == pytest.approx(sum(s[-1] - s[-2] for s in policy))
 
 
 def test_kept_tables_and_timelines_take_measured_spans(tmp_path):
@@ -218,7 +218,7 @@ def test_kept_tables_and_timelines_take_measured_spans(tmp_path):
     setup.close()
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
     assert (tmp_path / "t.json").stat().st_size > 1000
-    assert done.result["engine"] == "real"
+    assert done.result.engine == "real"
 
 
 def test_a_demand_overtakes_queued_speculation_and_nothing_in_flight_is_aborted():
@@ -308,10 +308,10 @@ def test_an_interrupt_keeps_what_was_measured_and_frees_memory(tmp_path, raised,
         done = measure(setup, lanes, weights, on_step=stop)
     setup.close()
     assert done.fault == fault
-    assert done.result["requests"] == 2, "the second with the three tokens that it has put out"
+    assert done.result.n_requests == 2, "the second with the three tokens that it has put out"
     assert [times.request.outputs for times in done.clockwork.requests] == [6, 3]
-    assert done.result["tpot_s"]["n"] == 2
-    assert "stopped early, after 9 of 12 tokens" in done.result["labels"]
+    assert done.result.tpot_s.n == 2
+    assert "stopped early, after 9 of 12 tokens" in done.result.labels
     assert threading.active_count() == n_threads, "lanes are gone"
 
 
@@ -324,8 +324,8 @@ def test_experts_share_host_buffers_where_memory_is_short(tmp_path):
         size = setup.model.expert_bytes("fp32")
         weights = random_weights(setup.model, "fp32", lanes.device, 0, 5 * size)
         done = measure(setup, lanes, weights)
-        assert done.result["measured"]["distinct_host_experts"] == 5
-        assert "16 experts share 5 host buffers" in done.result["labels"]
+        assert done.result.measured.distinct_host_experts == 5
+        assert "16 experts share 5 host buffers" in done.result.labels
         with pytest.raises(DeviceFault, match="at least one layer's 4; take --model cpu-small"):
             random_weights(setup.model, "fp32", lanes.device, 0, 3 * size)
         with pytest.raises(BadInput, match=r"it needs .* on cpu, which has .* free"):

@@ -257,8 +257,8 @@ def test_the_whole_machine_computes_the_same_on_either_backend(tmp_path, name):
     device = FakeDevice()
     on_fake = carried_out(tmp_path, name, 8, lanes=lanes_on(device))
     assert on_fake.machine.output.digest == on_cpu.machine.output.digest
-    assert on_fake.result["device"] == "Fake GPU"
-    assert on_fake.result["decode_tokens"] == on_cpu.result["decode_tokens"]
+    assert on_fake.result.device == "Fake GPU"
+    assert on_fake.result.decode_tokens == on_cpu.result.decode_tokens
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -272,7 +272,7 @@ def test_experts_in_parts_compute_the_same_on_either_backend(tmp_path, late):
 def test_experts_on_the_cpu_come_back_to_the_stream(tmp_path):
     resident = carried_out(tmp_path, "lru", ALL)
     done = carried_out(tmp_path, "llama_cpp", 8, lanes=lanes_on(FakeDevice()))
-    assert done.result["cpu_rate"] > 0
+    assert done.result.cpu_rate > 0
     for mine, theirs in zip(done.machine.output.hidden, resident.machine.output.hidden, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 

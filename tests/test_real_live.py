@@ -108,7 +108,7 @@ def carried_out_with(checkpoint, policy="lru", experts=96):
     setup = prepare(spec(policy, experts))
     setup.requests = [request._replace(outputs=3) for request in setup.requests]
     try:
-        return execute_real(setup, "cpu", checkpoint=checkpoint).result["measured"]
+        return execute_real(setup, "cpu", checkpoint=checkpoint).result.measured
     finally:
         setup.close()
 

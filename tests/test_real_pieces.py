@@ -85,8 +85,8 @@ def test_compressed_experts_compute_what_they_hold(tmp_path, resident, policy, s
     """FloE runs every expert compressed: so does the resident model once its experts hold the unpacked values."""
     done = carried_out(tmp_path, policy, 2, set=settings)
     assert done.machine.output.digest != resident.machine.output.digest
-    assert done.result["h2d_bytes"] % done.setup.model.expert_bytes(low) == 0
-    assert done.result["activations_lowered_frac"] == 1.0
+    assert done.result.h2d_bytes % done.setup.model.expert_bytes(low) == 0
+    assert done.result.activations_lowered_frac == 1.0
     setup = tiny_setup(tmp_path, "lru", ALL)
     with lanes_and_weights(setup) as (lanes, weights):
         form = weights.form(low, lanes.device)
@@ -109,7 +109,7 @@ def test_hobbit_computes_in_both_precisions(tmp_path, resident):
     setup = tiny_setup(tmp_path, "hobbit", 6)
     sim = execute(setup).result
     setup.close()
-    assert sim["h2d_bytes"] == done.result["h2d_bytes"]
+    assert sim.h2d_bytes == done.result.h2d_bytes
 
 
 # -- parts ---------------------------------------------------------------------------------------------------------
@@ -174,8 +174,8 @@ def test_columns_and_matrices_of_one_expert_do_not_mix():
 @pytest.mark.parametrize(("policy", "settings"), [("deepspeed", {}), ("promoe", {}), ("promoe", {"chunks": 5})])
 def test_matrices_are_copied_and_computed_one_by_one(tmp_path, resident, policy, settings):
     done = carried_out(tmp_path, policy, ALL if policy == "deepspeed" else 8, set=settings)
-    ops = done.result["measured"]["operations"]
-    assert ops["gpu: expert"]["n"] > resident.result["measured"]["operations"]["gpu: expert"]["n"]
+    ops = done.result.measured.operations
+    assert ops["gpu: expert"].n > resident.result.measured.operations["gpu: expert"].n
     for mine, theirs in zip(done.machine.output.hidden, resident.machine.output.hidden, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     if not settings:  # whole matrices: the very same products
@@ -199,8 +199,8 @@ def test_two_gpus_compute_what_one_computes_and_decide_as_simulated(tmp_path, re
     setup.close()
     assert logs["real"] == logs["sim"]
     for key in ("h2d_bytes", "d2h_bytes", "peak_expert_bytes", "miss_rate"):
-        assert real.result[key] == sim[key], key
-    assert set(real.result["lane_utilisation"]) >= {"gpu0", "gpu1", "h2d0", "h2d1"}
+        assert getattr(real.result, key) == getattr(sim, key), key
+    assert set(real.result.lane_utilisation) >= {"gpu0", "gpu1", "h2d0", "h2d1"}
     homes = {piece.gpu for piece in real.machine.store.blocks}
     assert homes == {0, 1}
     first, second = (arena._buffer.data_ptr() for arena in real.machine.store.arenas)

@@ -104,7 +104,7 @@ def test_a_time_in_a_result_is_never_negative(monkeypatch: pytest.MonkeyPatch, t
     assert (far.interval() or (0, 0))[0] < -5
     monkeypatch.setattr("sim.results.metrics.samples", lambda *_: {"ttft_s": far, "tpot_s": far})
     setup = prepare(RunSpec(policy="lru", hw="rtx3090", trace=str(trace), experts=40))
-    band = execute(setup, bounds=False).result["uncertainty"]
+    band = execute(setup, bounds=False).result.uncertainty
     setup.close()
     low, high = band["sampling"][key]
     assert (low, high) == (0.0, pytest.approx(1 + 12.7062047 * 0.5))

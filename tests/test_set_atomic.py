@@ -82,20 +82,20 @@ def test_the_engine_serves_sets(kind: type, trace: str) -> None:
     assert max(len(wanted) for _, wanted in sets) <= SLOTS
     by_uses = kind is Lfu
     decode, prefill = sets_of(result, sets)
-    misses = result["demand_copies"]["n"]
+    misses = result.demand_copies.n
     assert misses == as_set(sets, by_uses)
     assert one_by_one(sets, by_uses) > 1.02 * misses
-    assert result["hit_rate"] + result["miss_rate"] == pytest.approx(1)
+    assert result.hit_rate + result.miss_rate == pytest.approx(1)
     # r_bar: the union over the slots, from the sets themselves
-    found = result["union_per_layer_step"]
-    assert found["slots"] == SLOTS
-    assert found["experts"] == pytest.approx(decode / (result["phases"]["decode"]["iterations"] * N_LAYERS), rel=1e-12)
-    assert found["over_slots"] == pytest.approx(found["experts"] / SLOTS)
+    found = result.union_per_layer_step
+    assert found.slots == SLOTS
+    assert found.experts == pytest.approx(decode / (result.phases.decode.iterations * N_LAYERS), rel=1e-12)
+    assert found.over_slots == pytest.approx(found.experts / SLOTS)
     assert prefill == 8 * N_LAYERS * TOP_K
 
 
 def sets_of(result: dict, sets: list[tuple[int, list[int]]]) -> tuple[int, int]:
     """Experts wanted in decode and in prefill: a prompt is one token, so its sets have k experts and come first."""
     total = sum(len(wanted) for _, wanted in sets)
-    prefill = result["phases"]["prefill"]["iterations"] * N_LAYERS * TOP_K
+    prefill = result.phases.prefill.iterations * N_LAYERS * TOP_K
     return total - prefill, prefill

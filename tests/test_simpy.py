@@ -107,7 +107,7 @@ def result_of(tiny: Path, engine: str | None, policy: str, **rest: Any) -> Any:
     spec = RunSpec(policy=policy, engine=engine, **rest)
     try:
         made = prepare(spec)
-        result = execute(made).result
+        result = execute(made).result.to_dict()
         made.close()
     except MoesimError as error:
         return str(error)
@@ -165,10 +165,10 @@ def test_the_lane_that_the_page_adds(capsys: pytest.CaptureFixture[str]) -> None
     scope: dict[str, Any] = {"__name__": "example"}
     exec(code, scope)
     result = scope["result"]
-    assert capsys.readouterr().out.split()[0] == result["engine"] == "FromDisk"
-    assert result["lane_utilisation"]["disk"] == max(result["lane_utilisation"].values()) > 0.5
+    assert capsys.readouterr().out.split()[0] == result.engine == "FromDisk"
+    assert result.lane_utilisation["disk"] == max(result.lane_utilisation.values()) > 0.5
     made = prepare(scope["setup"].spec)
     without = execute(made).result
     made.close()
-    assert result["tpot_s"]["mean"] > without["tpot_s"]["mean"]
-    assert result["h2d_bytes"] == without["h2d_bytes"]
+    assert result.tpot_s.mean > without.tpot_s.mean
+    assert result.h2d_bytes == without.h2d_bytes

@@ -115,13 +115,13 @@ def test_a_lower_precision_is_copied_kept_and_counted_as_such(tmp_path):
     assert seen.lane("h2d") == [("demand 0.0", 1, 11), ("demand 0.1", 11, 13.5), ("demand 0.1", 17.5, 27.5)]
     assert seen.classes("prefill") == {"miss": 2}
     assert seen.classes("decode") == {"miss": 1, "hit": 1}
-    assert seen.result["activations_lowered_frac"] == 0.25  # 1 of the 4 that were executed
-    assert seen.result["activations_changed_frac"] == 0.0
+    assert seen.result.activations_lowered_frac == 0.25  # 1 of the 4 that were executed
+    assert seen.result.activations_changed_frac == 0.0
 
     # The other way round nothing has to be copied: int4 was there for what may be int4.
     seen = run(Lowered(), tmp_path, [[[0, 1]], [[0, 1]]], room=3, lengths=[(1, 2)])
     assert seen.classes("decode") == {"hit": 2}
-    assert seen.result["activations_lowered_frac"] == 0.5
+    assert seen.result.activations_lowered_frac == 0.5
 
 
 def test_a_lower_precision_nobody_allowed_does_not_do(tmp_path):
@@ -152,8 +152,8 @@ def test_mass_nobody_recorded_is_not_invented(tmp_path):
             return Assignment(ids, ids) if gate.phase == PREFILL else None
 
     seen = run(Dropping(), tmp_path, [[[0, 1]], [[0, 1]]], room=2, lengths=[(1, 2)])
-    assert seen.result["gate_mass_kept"] is None
-    assert seen.result["activations_changed_frac"] == 0.25
+    assert seen.result.gate_mass_kept is None
+    assert seen.result.activations_changed_frac == 0.25
 
 
 def test_matrices_launch_their_share_and_columns_launch_everything(tmp_path):

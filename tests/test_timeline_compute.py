@@ -15,6 +15,7 @@ from policies.lru import Lru
 from policies.on_demand import OnDemand
 from sim.policy.api import Policy
 from sim.policy.decisions import Fetch, Predict, Prefetch, RunCpu, RunGpu, Serve
+from sim.results.schema import Statistic
 
 
 def test_prefill_runs_the_union_of_experts_with_their_tokens(tmp_path):
@@ -33,10 +34,10 @@ def test_prefill_runs_the_union_of_experts_with_their_tokens(tmp_path):
 
 def test_one_output_has_no_time_per_output_token(tmp_path):
     seen = run(Lru(), tmp_path, [[[0, 1]], [[1, 2]], [[1, 0]]], room=3, lengths=[(3, 1)])
-    assert seen.result["ttft_s"] == {"mean": 34, "p50": None, "p95": None, "p99": None, "n": 1}
-    assert seen.result["tpot_s"] == {"mean": None, "p50": None, "p95": None, "p99": None, "n": 0}
-    assert seen.result["throughput_tokens_per_s"] == pytest.approx(1 / 34)
-    assert seen.result["hit_rate"] is None  # no decode iteration, so nothing was asked for in decode
+    assert seen.result.ttft_s == Statistic(34, None, None, None, 1)
+    assert seen.result.tpot_s == Statistic(None, None, None, None, 0)
+    assert seen.result.throughput_tokens_per_s == pytest.approx(1 / 34)
+    assert seen.result.hit_rate is None  # no decode iteration, so nothing was asked for in decode
 
 
 def test_more_experts_than_room(tmp_path):
@@ -62,9 +63,9 @@ def test_batch_of_two(tmp_path):
         ("head", 7, 8), ("attention 0", 8, 9), ("expert 0.0", 9, 11), ("expert 0.1", 11, 13), ("head", 13, 14),
     ]  # fmt: skip
     # A: first token at 4, last at 14: TPOT 10. B starts at 4, first token at 8: TTFT 4, TPOT 6.
-    assert seen.result["ttft_s"]["mean"] == 4
-    assert seen.result["tpot_s"]["mean"] == 8
-    assert seen.result["throughput_tokens_per_s"] == pytest.approx(4 / 14)
+    assert seen.result.ttft_s.mean == 4
+    assert seen.result.tpot_s.mean == 8
+    assert seen.result.throughput_tokens_per_s == pytest.approx(4 / 14)
 
 
 def test_batch_shares_an_expert(tmp_path):
@@ -89,7 +90,7 @@ def test_host_bound(tmp_path):
     assert seen.end_s == 21
     # Kernels ran 1 + 1 + 2 + 1 = 5 s; the other 16 s are the host's.
     assert seen.outcome.machine.parts_s() == [5, 0, 16, 0, 0, 0]
-    assert seen.result["bound_by"]["resource"] == "host"
+    assert seen.result.bound_by.resource == "host"
 
 
 def test_a_read_waits_for_the_last_kernel_of_a_host_bound_operation(tmp_path):
@@ -155,7 +156,7 @@ def test_cpu_expert_joins_at_its_own_layer(tmp_path):
                                 ("expert 1.1", 11, 13), ("head", 13, 14)]  # fmt: skip
     assert seen.outcome.machine.parts_s() == [9, 0, 0, 5, 0, 0]  # waited 3..8 for the CPU
     assert seen.classes("prefill") == {"hit": 3, "cpu": 1}
-    assert seen.result["d2h_bytes"] == TOKEN_BYTES
+    assert seen.result.d2h_bytes == TOKEN_BYTES
 
 
 def test_cpu_expert_with_a_deferred_join(tmp_path):
@@ -215,7 +216,7 @@ def test_two_gpus_compute_side_by_side(tmp_path):
                                  ("expert 0.0", 7, 9), ("head", 11, 12)]  # fmt: skip
     assert seen.lane("gpu1") == [("expert 0.1", 2, 5), ("expert 0.1", 8, 11)]
     # Both GPUs' kernels take 2 + 8 + 2 s, the hidden states 4 s on the link between them.
-    shares = {figure["figure"]: figure["share"] for figure in seen.result["provenance"]["figures"]}
+    shares = {figure.figure: figure.share for figure in seen.result.provenance.figures}
     assert shares == {"gpu.kernel_floor_s": 12 / 16, "p2p.latency_s": 4 / 16}
 
 
@@ -284,7 +285,7 @@ def test_arrivals_are_waited_for(tmp_path):
         seen = execute_easy(setup(GpuOnly(), trace, 2))  # test split: requests 1 and 3, arrivals 0.5 and 1.5
     # 1: idle until 0.5, attention 1.5, expert 3.5, head 4.5: TTFT 4. 3: from 4.5 to 8.5, arrived 1.5: TTFT 7.
     assert [(t.start_s, t.first_token_s) for t in seen.outcome.clockwork.requests] == [(0.5, 4.5), (1.5, 8.5)]
-    assert seen.result["ttft_s"]["mean"] == 5.5
+    assert seen.result.ttft_s.mean == 5.5
     assert seen.outcome.machine.parts_s()[-1] == 0.5
 
 

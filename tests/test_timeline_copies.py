@@ -47,8 +47,8 @@ def test_a_copy_nobody_waits_for_goes_on_after_the_last_token(tmp_path):
     # Copies 0..10 and 10..20, expert 10..12, head 12..13: the link is busy for all of its own 20 s.
     seen = run(Placed(ahead=[(0, 0), (0, 1)]), tmp_path, [[[0]]], room=2, n_experts=2)
     assert seen.end_s == 13
-    assert seen.result["prefetch"]["wasted"]["n"] == 1
-    busy = seen.result["lane_utilisation"]
+    assert seen.result.prefetch.wasted.n == 1
+    busy = seen.result.lane_utilisation
     assert (busy["h2d"], busy["gpu"]) == (1, 4 / 13)
 
 
@@ -68,7 +68,7 @@ def test_two_layers_on_demand(tmp_path):
     assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 11, 13), ("attention 1", 13, 14),
                                 ("expert 1.1", 24, 26), ("head", 26, 27)]  # fmt: skip
     assert seen.outcome.machine.parts_s() == [7, 20, 0, 0, 0, 0]
-    assert seen.result["bound_by"]["resource"] == "copy link"
+    assert seen.result.bound_by.resource == "copy link"
 
 
 def test_a_copy_runs_beside_the_computation_of_a_hit(tmp_path):
@@ -147,7 +147,7 @@ def test_fetch_of_a_queued_prefetch_promotes_it(tmp_path):
     seen = run(Fetcher([(0, 0)], ahead=[(1, 0), (1, 1), (1, 2)]), tmp_path, [[[0], [2]]], room=4)
     assert seen.lane("h2d") == [("prefetch 1.0", 0, 10), ("prefetch 1.2", 10, 20), ("prefetch 1.1", 20, 30)]
     assert ("fetch", 1, 2) not in seen.log  # one copy, not two
-    assert seen.result["demand_copies"]["n"] == 0
+    assert seen.result.demand_copies.n == 0
 
 
 class Canceller(Placed):
@@ -169,7 +169,7 @@ def test_cancel_withdraws_what_is_queued_and_lets_finish_what_is_in_flight(tmp_p
     assert seen.prefetched() == {"issued": 2, "cancelled": 1, "wasted": 1}
     assert seen.classes("prefill") == {"hit": 1, "miss": 1}
     # Requested = copied + cancelled: 2 prefetches + 1 demand = 2 copies + 1 withdrawn.
-    assert seen.result["h2d_bytes"] == 2 * EXPERT_BYTES
+    assert seen.result.h2d_bytes == 2 * EXPERT_BYTES
     assert seen.outcome.engine.tally.prefetch.cancelled_bytes == EXPERT_BYTES
 
 
@@ -385,8 +385,8 @@ def test_lru_over_two_tokens(tmp_path):
     assert [entry for entry in seen.log if entry[0] == "evict"] == [("evict", 0, 1), ("evict", 0, 0)]
     assert seen.end_s == 60
     # First token at 14, four more by 60.
-    assert seen.result["ttft_s"]["mean"] == 14
-    assert seen.result["tpot_s"]["mean"] == pytest.approx(46 / 4)
+    assert seen.result.ttft_s.mean == 14
+    assert seen.result.tpot_s.mean == pytest.approx(46 / 4)
     assert seen.classes("decode") == {"hit": 1, "miss": 3}
 
 

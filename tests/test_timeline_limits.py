@@ -38,7 +38,7 @@ def test_copies_that_cost_nothing_leave_the_time_of_gpu_only(trace, make, host, 
     """Exactly: a copy of no length ends when its victim's computation does, which the next one follows anyhow."""
     floor = simulate(GpuOnly(), trace, LAYERS * EXPERTS, **host)
     seen = simulate(make(), trace, room, copy_s=0, **host)
-    assert seen.result["demand_copies"]["n"] > 0
+    assert seen.result.demand_copies.n > 0
     assert seen.end_s == floor.end_s
     assert [t.last_token_s for t in seen.outcome.clockwork.requests] == [
         t.last_token_s for t in floor.outcome.clockwork.requests
@@ -50,7 +50,7 @@ def test_what_is_left_of_free_copies_is_their_launches(trace, make):
     """With copy launches of c seconds the time lies between gpu_only's and gpu_only's + c for each copy."""
     floor = simulate(GpuOnly(), trace, LAYERS * EXPERTS, launch_s=0.75)
     seen = simulate(make(), trace, 4, copy_s=0, launch_s=0.75, copy_launch_s=0.125)
-    assert floor.end_s <= seen.end_s <= floor.end_s + 0.125 * seen.result["demand_copies"]["n"]
+    assert floor.end_s <= seen.end_s <= floor.end_s + 0.125 * seen.result.demand_copies.n
 
 
 @pytest.mark.parametrize("make", CACHES)
@@ -92,7 +92,7 @@ def test_on_demand_with_two_slots_hides_all_but_the_last_expert(trace):
     needs = list(iteration_needs(trace, made.requests))
     seen = execute_easy(made)
     assert seen.end_s == sum(1 + sum(1 + 10 * n + 2 for n in layers) for layers in needs)
-    assert seen.result["h2d_bytes"] == EXPERT_BYTES * sum(map(sum, needs))
+    assert seen.result.h2d_bytes == EXPERT_BYTES * sum(map(sum, needs))
 
 
 def test_gpu_only(trace):
@@ -101,4 +101,4 @@ def test_gpu_only(trace):
     needs = list(iteration_needs(trace, made.requests))
     seen = execute_easy(made)
     assert seen.end_s == sum(1 + sum(1 + 2 * n for n in layers) for layers in needs)
-    assert seen.result["h2d_bytes"] == 0
+    assert seen.result.h2d_bytes == 0

@@ -159,8 +159,8 @@ def test_an_expert_is_cached_only_if_no_part_of_it_came_ahead(tmp_path):
     seen = run(HalfAhead(), tmp_path, [[[0]], [[0]], [[1]]], room=2, lengths=[(1, 3)])
     tally = seen.outcome.engine.tally
     assert seen.classes("decode") == {"hit": 2}
-    assert hit_rates(tally, "gate")["hit_rate"] == hit_rates(tally, "room")["hit_rate"] == 1
-    assert (hit_rates(tally, "cached")["hit_rate"], hit_rates(tally, "cached")["miss_rate"]) == (0.5, 0.5)
+    assert hit_rates(tally, "gate").hit == hit_rates(tally, "room").hit == 1
+    assert (hit_rates(tally, "cached").hit, hit_rates(tally, "cached").miss) == (0.5, 0.5)
 
 
 class Shuffled(Policy):
@@ -248,7 +248,7 @@ def test_a_part_takes_its_share_of_what_the_framework_spends_on_a_copy(tmp_path,
         made.stack = msgspec.structs.replace(made.stack, per_copy_s=figure(2.0))
         seen = execute_easy(made)
     assert seen.end_s == 1 + 2 + 2 + 1
-    shares = {found["figure"]: found["share"] for found in seen.result["provenance"]["figures"]}
+    shares = {found.figure: found.share for found in seen.result.provenance.figures}
     assert shares == pytest.approx({"gpu.kernel_floor_s": 4 / 6, "stack.per_copy_s": 2 / 6})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
@@ -16,7 +17,7 @@ from real_world import lanes_and_weights, tiny_setup  # noqa: E402
 from calibrate import in_situ, in_situ_file, in_situ_fit, profile  # noqa: E402
 from calibrate.derive import Table  # noqa: E402
 from sim.profiles.hardware import load_hardware  # noqa: E402
-from sim.real.validate import Case, HostPays, World, compare, judge  # noqa: E402
+from sim.real.validate import Case, HostPays, compare, judge  # noqa: E402
 
 WIDE = """
 schema: 1
@@ -186,7 +187,7 @@ def simulated_truth(world, monkeypatch):
             found = validate.simulated(mine)
         finally:
             mine.close()
-        return World({**found.result, "device": "stand-in"}, found.log, found.busy_s, found.iterations_s)
+        return dataclasses.replace(found, result=msgspec.structs.replace(found.result, device="stand-in"))
 
     monkeypatch.setattr(validate, "carried_out", truth)
 

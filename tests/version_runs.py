@@ -39,7 +39,8 @@ def runs(trace: str) -> dict[str, Any]:
             except MoesimError as error:
                 found[f"{name} {batch} {gpus}"] = str(error)
             else:
-                found[f"{name} {batch} {gpus}"] = {key: value for key, value in result.items() if key != "wall_s"}
+                result.wall_s = 0.0
+                found[f"{name} {batch} {gpus}"] = result.to_dict()
     return dict(finite(found))
 
 

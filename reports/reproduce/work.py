@@ -88,7 +88,7 @@ def simulate(text: str) -> Result:
         return {"error": str(error)}
     except Exception as error:
         return {"error": f"{DEFECT} {type(error).__name__}: {error}"}
-    return {name: value for name, value in figures(result) if name not in NOT_KEPT}
+    return {name: value for name, value in figures(result.to_dict()) if name not in NOT_KEPT}
 
 
 def figure_of(result: Result, key: str) -> float | None:

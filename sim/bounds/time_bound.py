@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,8 +216,16 @@ def lowest(lines: list[Line], limit: float) -> float:
     return min(max(line.start_s + line.slope_s * x for line in lines) for x in at)
 
 
-def lower_bound(setup: Setup, cpu: bool | None = None) -> dict[str, Any] | None:
-    """The bound of a run that is set up: `tpot_s` and `ttft_s` (None where no request has them) and `lanes`.
+class LowerBound(NamedTuple):
+    """Mean times that no lossless policy can beat (None where no request has them) on these lanes."""
+
+    tpot_s: float | None
+    ttft_s: float | None
+    lanes: str
+
+
+def lower_bound(setup: Setup, cpu: bool | None = None) -> LowerBound | None:
+    """The bound of a run that is set up.
 
     Args:
         cpu: whether experts may be computed on the CPU; default: where the policy has the trait.
@@ -229,19 +237,4 @@ def lower_bound(setup: Setup, cpu: bool | None = None) -> dict[str, Any] | None:
         return None
     if cpu is None:
         cpu = "cpu" in setup.policy.traits
-    tpot_s, ttft_s = Bounds(setup, cpu).means()
-    return {"tpot_s": tpot_s, "ttft_s": ttft_s, "lanes": "copy + cpu" if cpu else "copy"}
-
-
-def compare(setup: Setup, result: dict[str, Any]) -> dict[str, Any] | None:
-    """The bound beside a result: `above_frac` is how far the mean TPOT lies above it."""
-    return beside(lower_bound(setup), result)
-
-
-def beside(bound: dict[str, Any] | None, result: dict[str, Any]) -> dict[str, Any] | None:
-    """A bound with `above_frac` of this result; the bound itself may serve several."""
-    if bound is None:
-        return None
-    measured_s, least_s = result["tpot_s"]["mean"], bound["tpot_s"]
-    above_frac = measured_s / least_s - 1 if measured_s is not None and least_s else None
-    return {**bound, "above_frac": above_frac}
+    return LowerBound(*Bounds(setup, cpu).means(), "copy + cpu" if cpu else "copy")

@@ -99,7 +99,7 @@ def _best(case: Case, folder: Path, repeat: int) -> tuple[float, int, float | No
     for _ in range(repeat):
         setup, clock = prepare(spec), _Clock(time.perf_counter)
         n_layers = setup.model.n_moe_layers
-        hit_rate = execute(setup, progress=clock.tick, bounds=False).result["hit_rate"]
+        hit_rate = execute(setup, progress=clock.tick, bounds=False).result.hit_rate
         setup.close()
         best = max(best, case.n_test / clock.elapsed_s)
     return best, n_layers, hit_rate

@@ -60,7 +60,7 @@ def replayed(spec: RunSpec) -> dict[str, Any]:
     for engine in ENGINES:
         setup = prepare(msgspec.structs.replace(spec, engine=engine))
         began_s = time.process_time()
-        results.append(execute(setup, bounds=False).result)
+        results.append(execute(setup, bounds=False).result.to_dict())
         tokens_per_s[engine] = results[-1]["decode_tokens"] / (time.process_time() - began_s)
         setup.close()
     arithmetic, simpy = results

@@ -58,7 +58,7 @@ def command(
         from sim.base.json import to_json
 
         not_run = [{"as": label, "reason": reason} for label, reason, _ in missing]
-        runs = [{"as": row.label, **row.result, **_standing(found.get(row.label))} for row in rows]
+        runs = [{"as": row.label, **row.result.to_dict(), **_standing(found.get(row.label))} for row in rows]
         click.echo(to_json({"schema": 1, "realism": realism[0], "runs": runs, "not_run": not_run}))
     else:
         from sim.studies.compare_text import served, table_of, verdict

@@ -18,6 +18,7 @@ from sim.results.expectations import judged, parsed
 from sim.results.keep import TIMELINE_ITERATIONS
 
 if TYPE_CHECKING:
+    from sim.results.record import Result
     from sim.run import Outcome
 
 
@@ -61,13 +62,13 @@ def command(**options: Any) -> int:
     except KeyboardInterrupt:
         raise click.Abort from None
     status = 0
-    for held, line in judged(expectations, result):
+    for held, line in judged(expectations, result.to_dict()):
         click.echo(line, err=True)
         status = status if held else 1
     return status
 
 
-def _run(request: RunRequest) -> dict[str, Any]:
+def _run(request: RunRequest) -> Result:
     spec, meant = specify(request.given, request.settings, request.config)
     from sim.run import execute, prepare
 
@@ -90,10 +91,8 @@ def _run(request: RunRequest) -> dict[str, Any]:
 
 
 def _print(outcome: Outcome, request: RunRequest) -> None:
-    from sim.base.json import to_json
-
     if request.as_json:
-        click.echo(to_json(outcome.result))
+        click.echo(outcome.result.to_json())
         return
     from sim.results.text import render, verdict
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,11 +14,10 @@ from sim.cli.say import say
 if TYPE_CHECKING:
     from sim.cli.run_request import RunRequest
     from sim.real.run import Measured
+    from sim.results.record import Result
     from sim.setup.prepare import Setup
     from sim.setup.spec import RunSpec
 
-PREDICTED = ("ttft_s", "tpot_s", "e2e_s", "throughput_tokens_per_s", "hit_rate", "late_hit_rate", "miss_rate",
-             "h2d_bytes", "d2h_bytes", "bound_by", "uncertainty", "lane_utilisation")  # fmt: skip
 
 
 def run_real(request: RunRequest) -> int:
@@ -46,7 +45,7 @@ def run_real(request: RunRequest) -> int:
                 done = recorded(lambda *a, **k: _with_prediction(run(*a, **k)), setup, bar.progress, request.keep)
             else:
                 done = run(setup, progress=bar.progress)
-        if "prediction" not in done.result:
+        if done.result.prediction is None:
             _with_prediction(done)
     finally:
         setup.close()
@@ -101,6 +100,7 @@ def _say_where(setup: Setup, place: str, request: RunRequest) -> None:
 
 def _with_prediction(done: Measured) -> Measured:
     """Put the simulation of the very same run into the result."""
+    from sim.results.schema import Prediction
     from sim.run import execute, prepare
 
     again = prepare(done.setup.spec)
@@ -111,22 +111,37 @@ def _with_prediction(done: Measured) -> Measured:
     label = None
     if done.setup.hw.name != done.machine.lanes.title:
         label = f"the profile {again.hw.id} describes another device than {done.machine.lanes.title}"
-    done.result["prediction"] = {"hw": again.hw.id, "label": label, **{key: result[key] for key in PREDICTED}}
+    done.result.prediction = Prediction(
+        hw=again.hw.id,
+        label=label,
+        ttft_s=result.ttft_s,
+        tpot_s=result.tpot_s,
+        e2e_s=result.e2e_s,
+        throughput_tokens_per_s=result.throughput_tokens_per_s,
+        hit_rate=result.hit_rate,
+        late_hit_rate=result.late_hit_rate,
+        miss_rate=result.miss_rate,
+        h2d_bytes=result.h2d_bytes,
+        d2h_bytes=result.d2h_bytes,
+        bound_by=result.bound_by,
+        uncertainty=result.uncertainty,
+        lane_utilisation=result.lane_utilisation,
+    )
     return done
 
 
 def _print(done: Measured, request: RunRequest) -> None:
-    from sim.base.json import to_json
+    import msgspec
 
     if request.as_json:
-        click.echo(to_json(done.result))
+        click.echo(done.result.to_json())
         return
     from sim.results.text import render, verdict
 
     # Times are the clock's: what was set of the profile and the stack shaped the prediction beside them.
-    of_clock = {key: value for key, value in done.result["overrides"].items()
+    of_clock = {key: value for key, value in done.result.overrides.items()
                 if key != "link" and not key.startswith(("hw.", "stack."))}  # fmt: skip
-    shown = {**done.result, "hw": done.result["device"], "overrides": of_clock}
+    shown = msgspec.structs.replace(done.result, hw=done.result.device or "", overrides=of_clock)
     say(f"measured: {verdict(shown)}", bold=True)
     say()
     say(beside(done.result))
@@ -137,25 +152,30 @@ def _print(done: Measured, request: RunRequest) -> None:
         say(f"\nwritten: {request.keep.timeline} (open it at ui.perfetto.dev)")
 
 
-def beside(result: dict[str, Any]) -> str:
+def beside(result: Result) -> str:
     """Measured and predicted, two lines of times and one of what the host spent on policy code."""
     from sim.base.tables import render, table
     from sim.base.units import show_bytes, show_seconds
 
-    predicted, measured = result["prediction"], result["measured"]
-    rows = table("", "measured", f"predicted for {predicted['hw']}", "ratio")
-    for title, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s")):
-        real_s, said_s = result[key]["mean"], predicted[key]["mean"]
+    predicted, measured = result.prediction, result.measured
+    assert predicted is not None
+    assert measured is not None
+    rows = table("", "measured", f"predicted for {predicted.hw}", "ratio")
+    for title, real, said in (
+        ("TTFT", result.ttft_s, predicted.ttft_s),
+        ("TPOT", result.tpot_s, predicted.tpot_s),
+    ):
+        real_s, said_s = real.mean, said.mean
         if real_s is None or said_s is None:
             continue
-        scatter = predicted["uncertainty"]["plus_minus_frac"]
+        scatter = predicted.uncertainty.plus_minus_frac
         spread = f" +- {show_seconds(said_s * scatter)}" if scatter else ""
         rows.add_row(title, show_seconds(real_s), f"{show_seconds(said_s)}{spread}", f"{said_s / real_s:.2f}")
-    rows.add_row("to the device", show_bytes(result["h2d_bytes"]), show_bytes(predicted["h2d_bytes"]), "")
-    each_s = measured["policy_code_per_iteration_s"]
+    rows.add_row("to the device", show_bytes(result.h2d_bytes), show_bytes(predicted.h2d_bytes), "")
+    each_s = measured.policy_code_per_iteration_s
     if each_s is not None:
         rows.add_row("policy code", f"{show_seconds(each_s)} an iteration", "not simulated", "")
     text = str(render(rows))
-    for label in result["labels"]:
+    for label in result.labels:
         text += f"note: {label}\n" if "host buffers" in label or label.startswith("stopped") else ""
-    return text + (f"note: {predicted['label']}\n" if predicted["label"] else "")
+    return text + (f"note: {predicted.label}\n" if predicted.label else "")

@@ -135,7 +135,7 @@ def check_copies_nothing_twice_when_everything_fits(world: World) -> None:
         raise Skip("its predictor leaves no room for every expert")
     seen = world.run(ALL)
     size = seen.engine.view.expert_bytes
-    copied = seen.result["h2d_bytes"] - up_again(seen)
+    copied = seen.result.h2d_bytes - up_again(seen)
     wanted = len({(e.layer, e.expert) for e in seen.events if e.kind in ("fetch", "prefetch")})
     require(copied <= wanted * size, f"copied {copied} bytes for {wanted} distinct experts of {size} bytes")
 
@@ -147,7 +147,7 @@ def check_bytes_add_up(world: World) -> None:
         asked = tally.demand_bytes + tally.prefetch.issued_bytes + up_again(seen)
         copied, cancelled = sum(up.copied_bytes for up in seen.machine.h2d), tally.prefetch.cancelled_bytes
         require(asked == copied + cancelled, f"asked for {asked}, copied {copied}, cancelled {cancelled}")
-        require(copied == seen.result["h2d_bytes"], "the result reports other bytes than the links carried")
+        require(copied == seen.result.h2d_bytes, "the result reports other bytes than the links carried")
         require(not any(up.queue for up in seen.machine.h2d), "copies are left in a queue")
 
 

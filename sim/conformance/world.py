@@ -22,6 +22,7 @@ from sim.policy.pieces import Piece, Pieces
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import Model, ModelGate
 from sim.profiles.stack import load_stack
+from sim.results.record import plain
 from sim.run import Setup, assemble, fold, run_through
 from sim.setup.memory import BudgetRule, Demand, plan
 from sim.setup.spec import RunSpec
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from sim.policy.api import ParamValue, Policy
     from sim.policy.tickets import Ticket
     from sim.profiles.hardware import Hardware
+    from sim.results.record import Result
 
 N_TOTAL = seeded.N_LAYERS * seeded.N_EXPERTS
 QUARTER, HALF, ALL = N_TOTAL // 4, N_TOTAL // 2, N_TOTAL
@@ -87,7 +89,7 @@ class Seen:
     engine: Engine
     machine: SimulatedMachine
     clockwork: Clockwork
-    result: dict[str, Any]
+    result: Result
     events: list[Event]
     needs: list[dict[int, dict[int, int]]]  # iteration -> layer -> expert -> tokens, from the trace itself
     initial: list[tuple[Any, ...]]  # (layer, expert, start, stop, precision, GPU) of what was there before the first
@@ -102,7 +104,7 @@ class Seen:
 
     def facts(self) -> dict[str, Any]:
         """The result without what no two runs share."""
-        return {key: value for key, value in self.result.items() if key not in ("wall_s", "run_id")}
+        return {key: value for key, value in plain(self.result).items() if key not in ("wall_s", "run_id")}
 
 
 def faster(hw: Hardware, factor: float) -> Hardware:

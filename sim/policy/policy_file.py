@@ -103,12 +103,6 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def told_of(kind: type[Policy]) -> dict[str, str] | None:
-    """What results say of the file; where it lies is no business of theirs."""
-    file = file_of(kind)
-    return None if file is None else {"name": file.path.name, "sha256": file.sha256}
-
-
 def load(name: str) -> type[Policy]:
     """The policy of a file.
 

@@ -22,6 +22,7 @@ from sim.workload.iterations import Iteration
 
 if TYPE_CHECKING:
     from sim.real.devices.lanes import Lanes
+    from sim.results.record import Result
     from sim.setup.prepare import Setup
     from sim.setup.spec import RunSpec
 
@@ -33,7 +34,7 @@ class Spoken:
     policy: str
     lossy: bool
     tokens: dict[int, list[int]]
-    result: dict[str, Any]
+    result: Result
     nll: list[float] = field(default_factory=list)
     experts: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0), dtype=np.int64))  # [rows, layers, k] taken
 
@@ -95,7 +96,7 @@ def open_checkpoint(spec: RunSpec, folder: Path, device: str) -> tuple[Lanes, We
     return open_weighed(setup, device, spec.seed, folder)
 
 
-def open_loop(spec: RunSpec) -> dict[str, Any]:
+def open_loop(spec: RunSpec) -> Result:
     """The replay's own account of a lossy policy: share of activations changed and of gate mass kept."""
     setup = prepare(spec)
     try:
@@ -124,9 +125,9 @@ def talk(specs: list[RunSpec], folder: Path, device: str, n_outputs: int) -> lis
                 "tokens_identical": text.tokens == base[0].tokens, "perplexity": forced.perplexity,
                 "perplexity_resident": base[1].perplexity, "scored_tokens": len(forced.nll),
                 "perplexity_change_frac": (forced.perplexity or math.nan) / (base[1].perplexity or math.nan) - 1.0,
-                "closed_loop_activations_changed_frac": forced.result["activations_changed_frac"],
-                "open_loop_activations_changed_frac": replay["activations_changed_frac"],
-                "open_loop_gate_mass_kept": replay["gate_mass_kept"], "hit_rate": text.result["hit_rate"],
+                "closed_loop_activations_changed_frac": forced.result.activations_changed_frac,
+                "open_loop_activations_changed_frac": replay.activations_changed_frac,
+                "open_loop_gate_mass_kept": replay.gate_mass_kept, "hit_rate": text.result.hit_rate,
                 "experts": spec.experts,
             })  # fmt: skip
     finally:

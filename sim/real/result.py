@@ -1,26 +1,28 @@
-"""The JSON object of a measured run: the keys of a simulated one, and what only a measurement has."""
+"""The record of a measured run: that of a simulated one, and what only a measurement has."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sim.results.fold import fold
+from sim.results.schema import Measurement, Spent
 
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork
     from sim.engine.engine import Engine
     from sim.real.machine.machine import RealMachine
+    from sim.results.record import Result
     from sim.setup.prepare import Setup
 
 
 def fold_real(
     setup: Setup, engine: Engine, machine: RealMachine, clockwork: Clockwork, wall_s: float, fault: str
-) -> dict[str, Any]:
+) -> Result:
     """Keys as in docs/output.md, and `real`, `device`, `measured` of docs/validate.md."""
     result = fold(setup, engine, machine, clockwork, wall_s)
     ledger, weights = machine.ledger, machine.weights
     n_all = setup.model.n_moe_layers * setup.model.n_experts
-    labels = result["labels"]
+    labels = result.labels
     if weights.distinct < n_all:
         labels.append(f"{n_all} experts share {weights.distinct} host buffers")
     if fault:
@@ -28,21 +30,16 @@ def fold_real(
                            ((times.request for times in clockwork.requests), setup.requests))  # fmt: skip
         labels.append(f"stopped early, after {n_out} of {n_wanted} tokens")
     n_tokens = sum(phase.n_iterations for phase in clockwork.phases.values())
-    result |= {
-        "engine": "real",
-        "real": True,
-        "device": machine.lanes.title,
-        "measured": {
-            "output_digest": f"{machine.output.digest:08x}",
-            "policy_code_s": ledger.policy_s,
-            "policy_code_per_iteration_s": ledger.policy_s / n_tokens if n_tokens else None,
-            "predictor_asked_s": ledger.predict_asked_s,
-            "distinct_host_experts": weights.distinct,
-            "spilt_arena_bytes": machine.store.spilt_bytes,
-            "operations": {f"{lane}: {op}": {"n": cost.n, "busy_s": cost.total_s}
-                           for (lane, op), cost in sorted(ledger.by_op.items())},
-            "host": {op: {"n": cost.n, "busy_s": cost.total_s} for op, cost in sorted(ledger.host_by.items())},
-            "fault": fault,
-        },
-    }  # fmt: skip
+    result.engine, result.real, result.device = "real", True, machine.lanes.title
+    result.measured = Measurement(
+        output_digest=f"{machine.output.digest:08x}",
+        policy_code_s=ledger.policy_s,
+        policy_code_per_iteration_s=ledger.policy_s / n_tokens if n_tokens else None,
+        predictor_asked_s=ledger.predict_asked_s,
+        distinct_host_experts=weights.distinct,
+        spilt_arena_bytes=machine.store.spilt_bytes,
+        operations={f"{lane}: {op}": Spent(cost.n, cost.total_s) for (lane, op), cost in sorted(ledger.by_op.items())},
+        host={op: Spent(cost.n, cost.total_s) for op, cost in sorted(ledger.host_by.items())},
+        fault=fault,
+    )
     return result

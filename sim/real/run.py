@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from sim.base.device_faults import DeviceFault, fault_of
 from sim.base.interrupts import heard, held
 from sim.engine.drive import Clockwork, RequestTimes, drive
@@ -34,15 +36,16 @@ if TYPE_CHECKING:
     from sim.engine.drive import Step
     from sim.machine.lanes import Spans
     from sim.real.devices.lanes import Lanes
+    from sim.results.record import Result
     from sim.run import Progress
     from sim.setup.prepare import Setup
 
 
 @dataclass
 class Measured:
-    """A run on real hardware: its JSON object, and what it was folded from. `fault` says why it stopped early."""
+    """A run on real hardware: its record, and what it was folded from. `fault` says why it stopped early."""
 
-    result: dict[str, Any]
+    result: Result
     engine: Engine
     machine: RealMachine
     clockwork: Clockwork
@@ -110,7 +113,9 @@ def execute_real(
     """
     with opened(setup, device, setup.spec.seed, checkpoint) as (lanes, weights):
         done = measure(setup, lanes, weights, spans, log, progress, on_step)
-    done.result["measured"]["weights"] = "random" if checkpoint is None else checkpoint.name
+    assert done.result.measured is not None
+    weighed = "random" if checkpoint is None else checkpoint.name
+    done.result.measured = msgspec.structs.replace(done.result.measured, weights=weighed)
     return done
 
 

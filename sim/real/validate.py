@@ -24,22 +24,23 @@ if TYPE_CHECKING:
     from sim.base.quantities import Source
     from sim.real.devices.lanes import Lanes
     from sim.real.weights.weights import Weights
+    from sim.results.record import Result
     from sim.setup.prepare import Setup
     from sim.setup.spec import RunSpec
 
 SCHEMA = 1
-CLASSES = ("hit_rate", "partial_hit_rate", "late_hit_rate", "miss_rate", "cpu_rate", "substituted_rate", "dropped_rate")
 LANES = (*ON_DEVICE, "host")
 Entry = tuple[str, int, int]
 
 
 @dataclass
 class World:
-    """One of the two: its result, its decisions, and busy seconds by (lane, operation)."""
+    """One of the two: its result, its decisions, busy seconds by (lane, operation), and seconds of policy code."""
 
-    result: dict[str, Any]
+    result: Result
     log: list[Entry]
     busy_s: dict[tuple[str, str], float]
+    policy_code_s: float
     iterations_s: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -86,11 +87,10 @@ def simulated(setup: Setup) -> World:
     steps: dict[str, list[float]] = {}
     clockwork = run_through(setup, engine, machine, _steps_into(steps), None)
     result = fold(setup, engine, machine, clockwork, 0.0)
-    result["policy_code_s"] = payer.total_s
     n_begun = sum(len(found) for found in steps.values())
     if machine.cost.begin_s:
         busy_s["host", "begin"] = n_begun * machine.cost.begin_s
-    return World(result, log, busy_s, steps)
+    return World(result, log, busy_s, payer.total_s, steps)
 
 
 def carried_out(setup: Setup, lanes: Lanes, weights: Weights) -> World:
@@ -108,7 +108,7 @@ def carried_out(setup: Setup, lanes: Lanes, weights: Weights) -> World:
         name = "sync" if op == "before sync" else op
         busy_s["host", name] = busy_s.get(("host", name), 0.0) + cost.total_s
     busy_s["host", "policy code"] = ledger.policy_s
-    return World({**done.result, "policy_code_s": ledger.policy_s}, log, busy_s, steps)
+    return World(done.result, log, busy_s, ledger.policy_s, steps)
 
 
 def _steps_into(steps: dict[str, list[float]]) -> Callable[[Any], None]:
@@ -169,32 +169,38 @@ def compared(case: Case) -> dict[str, Any]:
     real, part = reals[which], parted[which]
     asked = next((r for r in reals if _asked(r.result) != _asked(sim.result)), real)
     operations = _operations(sim, reals)
-    repeats = {key: [r.result[key]["mean"] for r in reals if r.result[key]["mean"] is not None]
-               for key in ("tpot_s", "ttft_s")}  # fmt: skip
+    repeats = {
+        "tpot_s": [s for r in reals if (s := r.result.tpot_s.mean) is not None],
+        "ttft_s": [s for r in reals if (s := r.result.ttft_s.mean) is not None],
+    }
     median = {key: quantile(sorted(found), 0.5) if found else None for key, found in repeats.items()}
     return {
-        "policy": sim.result["policy"], "params": sim.result["params"], "traits": case.traits, "hw": sim.result["hw"],
-        "model": sim.result["model"], "precision": sim.result["precision"], "device": real.result["device"],
-        "expert_budget_bytes": sum(sim.result["expert_budget_bytes"]), "experts": spec.experts,
-        "cache_frac": spec.cache_frac, "requests": real.result["requests"], "outputs": case.outputs,
-        "decode_tokens": real.result["decode_tokens"],
-        "ttft_s": _pair(sim.result["ttft_s"]["mean"], median["ttft_s"]),
-        "tpot_s": _pair(sim.result["tpot_s"]["mean"], median["tpot_s"]),
+        "policy": sim.result.policy, "params": sim.result.params, "traits": case.traits, "hw": sim.result.hw,
+        "model": sim.result.model, "precision": sim.result.precision, "device": real.result.device,
+        "expert_budget_bytes": sum(sim.result.expert_budget_bytes), "experts": spec.experts,
+        "cache_frac": spec.cache_frac, "requests": real.result.n_requests, "outputs": case.outputs,
+        "decode_tokens": real.result.decode_tokens,
+        "ttft_s": _pair(sim.result.ttft_s.mean, median["ttft_s"]),
+        "tpot_s": _pair(sim.result.tpot_s.mean, median["tpot_s"]),
         "repeats": repeats,
-        "plus_minus_frac": sim.result["uncertainty"]["plus_minus_frac"],
+        "plus_minus_frac": sim.result.uncertainty.plus_minus_frac,
         "decode_iqr_frac": _iqr_frac([s for r in reals for s in r.iterations_s.get("decode", [])]),
-        "classes": {name: _pair(sim.result[name], _mean([r.result[name] for r in reals])) for name in CLASSES},
-        "bytes": {**{name: _pair(sim.result[name], real.result[name]) for name in ("h2d_bytes", "d2h_bytes")},
+        "classes": {
+            f"{name}_rate": _pair(share, _mean([r.result.hit_rates.by_class()[name] for r in reals]))
+            for name, share in sim.result.hit_rates.by_class().items()
+        },
+        "bytes": {"h2d_bytes": _pair(sim.result.h2d_bytes, real.result.h2d_bytes),
+                  "d2h_bytes": _pair(sim.result.d2h_bytes, real.result.d2h_bytes),
                   "asked_bytes": _pair(_asked(sim.result), _asked(asked.result))},
-        "utilisation": {lane: _pair(sim.result["lane_utilisation"].get(lane),
-                                    _mean([r.result["lane_utilisation"].get(lane) for r in reals])) for lane in LANES},
+        "utilisation": {lane: _pair(sim.result.lane_utilisation.get(lane),
+                                    _mean([r.result.lane_utilisation.get(lane) for r in reals])) for lane in LANES},
         "operations": operations, "lanes": _lanes(operations), "worst_lane": _worst(_lanes(operations)),
         "worst_operation": _worst(operations),
-        "policy_code_s": _pair(sim.result["policy_code_s"], _mean([r.result["policy_code_s"] for r in reals])),
+        "policy_code_s": _pair(sim.policy_code_s, _mean([r.policy_code_s for r in reals])),
         "decisions": {"n": len(real.log), "identical": part is None, "part_at": part,
                       "predicted": None if part is None else list(sim.log[part : part + 1]),
                       "measured": None if part is None else list(real.log[part : part + 1])},
-        "labels": [label for label in sim.result["labels"] if label.startswith("beyond")],
+        "labels": [label for label in sim.result.labels if label.startswith("beyond")],
     }  # fmt: skip
 
 
@@ -216,9 +222,9 @@ def _pair(predicted: float | None, measured: float | None) -> dict[str, float | 
     return {"predicted": predicted, "measured": measured, "error_frac": error}
 
 
-def _asked(result: dict[str, Any]) -> int:
+def _asked(result: Result) -> int:
     """Bytes of every copy asked for. What was moved may be less by prefetches withdrawn in time, a matter of time."""
-    return int(result["demand_copies"]["bytes"] + result["prefetch"]["issued"]["bytes"])
+    return result.demand_copies.bytes + result.prefetch.issued.bytes
 
 
 def _iqr_frac(seconds: list[float]) -> float | None:
@@ -231,7 +237,7 @@ def _iqr_frac(seconds: list[float]) -> float | None:
 
 def _operations(sim: World, reals: list[World]) -> dict[str, dict[str, float]]:
     """Busy seconds per iteration by lane and operation; their difference is where the time went wrong."""
-    n_steps = max(1, sum(phase["iterations"] for phase in reals[0].result["phases"].values()))
+    n_steps = max(1, reals[0].result.phases.n_iterations)
     found = {}
     for lane, op in sorted({key for world in (sim, *reals) for key in world.busy_s}):
         predicted = sim.busy_s.get((lane, op), 0.0) / n_steps

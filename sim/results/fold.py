@@ -1,16 +1,19 @@
-"""The JSON object of a run, folded from what the engine counted and the machine spent."""
+"""The record of a run, folded from what the engine counted and the machine spent."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sim import __version__
 from sim.base.units import show_bytes
 from sim.policy.api import overrides
-from sim.policy.policy_file import told_of
+from sim.policy.policy_file import file_of
 from sim.results import metrics
+from sim.results.record import Result
+from sim.results.schema import Copies, HitRates, Memory, PolicyFile, ServedRates, Shape
 from sim.setup.memory import BudgetRule
 from sim.setup.naming import overrides_of, title_of
+from sim.workload.iterations import DECODE, PREFILL
 
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork
@@ -20,32 +23,34 @@ if TYPE_CHECKING:
     from sim.setup.prepare import Setup
 
 SCHEMA = 1
-FIXED = ("dense_bytes", "kv_cache_bytes", "activation_bytes", "reserve_bytes", "predictor_bytes")
 
 
-def memory_table(setup: Setup, engine: Engine) -> dict[str, int]:
-    """GPU 0's memory by item; what is not in `FIXED` is the expert part and the whole."""
+def memory_of(setup: Setup, engine: Engine) -> Memory:
+    """GPU 0's memory by item."""
     parts = setup.memory.parts
-    return {
-        "dense_bytes": parts.dense_bytes,
-        "kv_cache_bytes": parts.kv_cache_bytes,
-        "activation_bytes": parts.activation_bytes,
-        "reserve_bytes": parts.reserve_bytes,
-        "predictor_bytes": setup.memory.expert_bytes[0] - engine.residency.budget_bytes[0],
-        "expert_budget_bytes": engine.residency.budget_bytes[0],
-        "peak_expert_bytes": engine.residency.peak_bytes[0],
-        "vram_bytes": setup.memory.vram_bytes,
-    }
+    return Memory(
+        dense_bytes=parts.dense_bytes,
+        kv_cache_bytes=parts.kv_cache_bytes,
+        activation_bytes=parts.activation_bytes,
+        reserve_bytes=parts.reserve_bytes,
+        predictor_bytes=setup.memory.expert_bytes[0] - engine.residency.budget_bytes[0],
+        expert_budget_bytes=engine.residency.budget_bytes[0],
+        peak_expert_bytes=engine.residency.peak_bytes[0],
+        vram_bytes=setup.memory.vram_bytes,
+    )
 
 
 def fold(
     setup: Setup, engine: Engine, machine: SimulatedMachine | RealMachine, clockwork: Clockwork, wall_s: float
-) -> dict[str, Any]:
-    """The JSON object; keys are documented in docs/output.md and stable."""
+) -> Result:
+    """The record of a run; its keys as JSON are documented in docs/output.md and stable."""
     spec, policy, model, tally = setup.spec, setup.policy, setup.model, engine.tally
     timed = metrics.times(clockwork)
     makespan_s = max((t.last_token_s for t in clockwork.requests), default=0.0)
-    memory = memory_table(setup, engine)
+    memory = memory_of(setup, engine)
+    file = file_of(type(policy))
+    rates, served = metrics.hit_rates(tally, spec.hit_definition), ServedRates(**tally.hits[DECODE].served())
+    slots = sum(engine.residency.budget_bytes) / engine.view.expert_bytes / model.n_moe_layers
     labels: list[str] = [trait for trait in ("lossy", "oracle") if trait in policy.traits]
     labels += policy.labels
     labels += [label for label in setup.trace.header.labels if label not in labels]
@@ -57,56 +62,69 @@ def fold(
     if overrides(policy, "learn") and {r.index for r in setup.store} & {r.index for r in setup.requests}:
         labels.append("scored on requests it may have learned from")
     labels += sorted(f"beyond the calibrated range: {what}" for what in engine.cost.beyond)
-    result: dict[str, Any] = {
-        "schema": SCHEMA,
-        "run_id": setup.run_id,
-        "name": title_of(setup),
-        "policy": policy.name,
-        "policy_file": told_of(type(policy)),
-        "params": dict(policy.settings),
-        "hw": setup.hw.id,
-        "model": model.id,
-        "precision": spec.precision,
-        "stack": setup.stack.id,
-        "overrides": overrides_of(spec),
-        "shape": {"layers": model.n_moe_layers, "experts": model.n_experts, "top_k": model.top_k},
-        "trace": setup.trace.name,
-        "trace_sha256": setup.trace.sha256,
-        "split": spec.split,
-        "seed": spec.seed,
-        "gpus": spec.gpus,
-        "batch": spec.batch,
-        "arrivals": "trace" if setup.open_loop else "back to back",
-        **timed,
-        "lengths": metrics.lengths(clockwork),
-        "phases": metrics.phases(clockwork),
-        "hit_definition": spec.hit_definition,
-        **metrics.hit_rates(tally, spec.hit_definition),
-        "union_per_layer_step": metrics.union(
-            tally,
-            model.n_moe_layers,
-            sum(engine.residency.budget_bytes) / engine.view.expert_bytes / model.n_moe_layers,
-        ),
-        "prefetch": metrics.prefetching(tally),
-        "demand_copies": {"n": tally.n_demand, "bytes": tally.demand_bytes},
-        "h2d_bytes": machine.h2d_bytes,
-        "d2h_bytes": machine.d2h_bytes,
-        "peak_vram_bytes": sum(memory[item] for item in FIXED) + memory["peak_expert_bytes"],
-        "peak_host_bytes": setup.host_bytes,
-        "memory": memory,
-        "expert_bytes": engine.view.expert_bytes,
-        "expert_budget_bytes": list(engine.residency.budget_bytes),
-        "peak_expert_bytes": list(engine.residency.peak_bytes),
-        "bound": None,
-        "bound_by": metrics.bound_by(clockwork),
-        "provenance": metrics.provenance(machine, clockwork),
-        "uncertainty": metrics.uncertainty(machine, clockwork, timed, spec.batch, setup.open_loop),
-        "labels": labels,
-        "lane_utilisation": metrics.lane_utilisation(machine, makespan_s),
-        "policy_stats": policy.stats(),
-        "simulated_s": makespan_s,
-        "wall_s": wall_s,
-        "engine": setup.engine,
-        "version": __version__,
-    }
-    return result
+    return Result(
+        schema=SCHEMA,
+        run_id=setup.run_id,
+        name=title_of(setup),
+        policy=policy.name,
+        policy_file=None if file is None else PolicyFile(file.path.name, file.sha256),
+        params=dict(policy.settings),
+        hw=setup.hw.id,
+        model=model.id,
+        precision=spec.precision,
+        stack=setup.stack.id,
+        overrides=overrides_of(spec),
+        shape=Shape(model.n_moe_layers, model.n_experts, model.top_k),
+        trace=setup.trace.name,
+        trace_sha256=setup.trace.sha256,
+        split=spec.split,
+        seed=spec.seed,
+        gpus=spec.gpus,
+        batch=spec.batch,
+        arrivals="trace" if setup.open_loop else "back to back",
+        n_requests=len(clockwork.requests),
+        decode_tokens=clockwork.phases[DECODE].n_tokens,
+        ttft_s=timed.ttft_s,
+        tpot_s=timed.tpot_s,
+        e2e_s=timed.e2e_s,
+        throughput_tokens_per_s=timed.throughput_tokens_per_s,
+        lengths=metrics.lengths(clockwork),
+        phases=metrics.phases(clockwork),
+        hit_definition=spec.hit_definition,
+        hit_rate=rates.hit,
+        partial_hit_rate=rates.partial_hit,
+        late_hit_rate=rates.late_hit,
+        miss_rate=rates.miss,
+        cpu_rate=rates.cpu,
+        substituted_rate=rates.substituted,
+        dropped_rate=rates.dropped,
+        prefill_hit_rates=HitRates(**tally.hits[PREFILL].rates()),
+        token_hit_rates=HitRates(**tally.hits[DECODE].rates(tokens=True)),
+        served_hit_rates=served,
+        cache_ratio=metrics.cache_ratio(served),
+        gate_mass_kept=tally.loss.gate_mass_kept(),
+        activations_changed_frac=metrics.changed_frac(tally.loss),
+        activations_lowered_frac=tally.loss.lowered / tally.n_executed if tally.n_executed else 0.0,
+        union_per_layer_step=metrics.union(tally, model.n_moe_layers, slots),
+        prefetch=metrics.prefetching(tally),
+        demand_copies=Copies(tally.n_demand, tally.demand_bytes),
+        h2d_bytes=machine.h2d_bytes,
+        d2h_bytes=machine.d2h_bytes,
+        peak_vram_bytes=memory.peak_bytes,
+        peak_host_bytes=setup.host_bytes,
+        memory=memory,
+        expert_bytes=engine.view.expert_bytes,
+        expert_budget_bytes=list(engine.residency.budget_bytes),
+        peak_expert_bytes=list(engine.residency.peak_bytes),
+        bound=None,
+        bound_by=metrics.bound_by(clockwork),
+        provenance=metrics.provenance(machine, clockwork),
+        uncertainty=metrics.uncertainty(machine, clockwork, timed, spec.batch, setup.open_loop),
+        labels=labels,
+        lane_utilisation=metrics.lane_utilisation(machine, makespan_s),
+        policy_stats=policy.stats(),
+        simulated_s=makespan_s,
+        wall_s=wall_s,
+        engine=setup.engine,
+        version=__version__,
+    )

@@ -10,30 +10,47 @@ from sim.base.lanes import WAITED_FOR
 from sim.engine.counts import CLASSES
 from sim.machine.lanes import CPU, GPU, H2D, HOST, SIDE
 from sim.results.sampling import Interval, samples
+from sim.results.schema import (
+    BoundBy,
+    Composition,
+    Copies,
+    Ends,
+    Figure,
+    HitRates,
+    Length,
+    Lengths,
+    Phase,
+    Phases,
+    Prefetches,
+    Provenance,
+    Sampling,
+    ServedRates,
+    Share,
+    Statistic,
+    Uncertainty,
+    Union,
+)
 from sim.workload.iterations import DECODE, PREFILL
 
 if TYPE_CHECKING:
-    from sim.engine.counts import Tally
+    from sim.engine.counts import Loss, Tally
     from sim.engine.drive import Clockwork, RequestTimes
     from sim.machine.simulated import SimulatedMachine
     from sim.real.machine.machine import RealMachine
-
-# A percentile is given only when at least one observation is expected beyond it.
-_PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 # How far a figure may be off when its file gives no range of its own (assumed; see docs/provenance.md).
 SPREAD = {"measured": 0.05, "datasheet": 0.15, "assumed": 0.30}
 
 
-def statistic(values: Iterable[float]) -> dict[str, float | int | None]:
-    """{mean, p50, p95, p99, n}; a percentile without 1 / (1 - p) observations behind it is null."""
+def statistic(values: Iterable[float]) -> Statistic:
+    """Mean and percentiles; a percentile without 1 / (1 - p) observations behind it is None."""
     ordered = sorted(values)
     n = len(ordered)
-    result: dict[str, float | int | None] = {"mean": math.fsum(ordered) / n if n else None}
-    for name, p in _PERCENTILES.items():
-        result[name] = quantile(ordered, p) if n >= round(1 / (1 - p)) else None
-    result["n"] = n
-    return result
+
+    def percentile(p: float) -> float | None:
+        return quantile(ordered, p) if n >= round(1 / (1 - p)) else None
+
+    return Statistic(math.fsum(ordered) / n if n else None, percentile(0.50), percentile(0.95), percentile(0.99), n)
 
 
 def quantile(ordered: list[float], p: float) -> float:
@@ -44,7 +61,16 @@ def quantile(ordered: list[float], p: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def times(clockwork: Clockwork) -> dict[str, Any]:
+class Times(NamedTuple):
+    """Of the requests that were served."""
+
+    ttft_s: Statistic
+    tpot_s: Statistic
+    e2e_s: Statistic
+    throughput_tokens_per_s: float | None
+
+
+def times(clockwork: Clockwork) -> Times:
     """TTFT, TPOT, end-to-end time per request, throughput over the makespan."""
     done = clockwork.requests
     ttft = [t.first_token_s - t.start_s for t in done]
@@ -55,14 +81,12 @@ def times(clockwork: Clockwork) -> dict[str, Any]:
     first_s = min((t.start_s for t in done), default=0.0)
     last_s = max((t.last_token_s for t in done), default=0.0)
     span_s = last_s - first_s
-    return {
-        "requests": len(done),
-        "decode_tokens": clockwork.phases[DECODE].n_tokens,
-        "ttft_s": statistic(ttft),
-        "tpot_s": statistic(tpot),
-        "e2e_s": statistic(t.last_token_s - t.start_s for t in done),
-        "throughput_tokens_per_s": outputs / span_s if span_s > 0 else None,
-    }
+    return Times(
+        statistic(ttft),
+        statistic(tpot),
+        statistic(t.last_token_s - t.start_s for t in done),
+        outputs / span_s if span_s > 0 else None,
+    )
 
 
 def request_row(times: RequestTimes) -> tuple[Any, ...]:
@@ -76,49 +100,50 @@ def request_row(times: RequestTimes) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def lengths(clockwork: Clockwork) -> dict[str, Any]:
+def lengths(clockwork: Clockwork) -> Lengths:
     """Prompt and output tokens of the requests that were served, and the longest context among them."""
     done = [t.request for t in clockwork.requests]
-    columns = {"prompt_tokens": [r.prompt_len for r in done], "output_tokens": [r.outputs for r in done]}
-    result: dict[str, Any] = {
-        name: {"mean": sum(ns) / len(ns) if ns else None, "min": min(ns, default=None), "max": max(ns, default=None)}
-        for name, ns in columns.items()
-    }
-    result["longest_context_tokens"] = max((r.prompt_len + r.outputs for r in done), default=None)
-    return result
+
+    def length(ns: list[int]) -> Length:
+        return Length(sum(ns) / len(ns) if ns else None, min(ns, default=None), max(ns, default=None))
+
+    longest = max((r.prompt_len + r.outputs for r in done), default=None)
+    return Lengths(length([r.prompt_len for r in done]), length([r.outputs for r in done]), longest)
 
 
-def phases(clockwork: Clockwork) -> dict[str, dict[str, Any]]:
+def phases(clockwork: Clockwork) -> Phases:
     """Iterations, tokens and time of prefill and decode."""
-    return {
-        name: {"iterations": times_.n_iterations, "tokens": times_.n_tokens, "time_s": times_.time_s}
-        for name, times_ in clockwork.phases.items()
-    }
+
+    def phase(name: str) -> Phase:
+        found = clockwork.phases[name]
+        return Phase(found.n_iterations, found.n_tokens, found.time_s)
+
+    return Phases(phase(PREFILL), phase(DECODE))
 
 
-def hit_rates(tally: Tally, definition: str) -> dict[str, Any]:
-    """Decode rates by class under a definition; prefill and token-weighted rates beside them."""
-    decode, prefill = tally.hits[DECODE], tally.hits[PREFILL]
+def hit_rates(tally: Tally, definition: str) -> HitRates:
+    """Decode rates by class under a definition."""
+    decode = tally.hits[DECODE]
     counts = list(decode.tokens if definition == "token" else decode.experts)
     total = sum(counts)
     if definition == "room":
         counts[0], counts[2] = counts[0] + counts[2], 0
     elif definition == "cached":
         counts[0], counts[3] = counts[0] - decode.prefetched, counts[3] + decode.prefetched
-    shares = ((name, n / total if total else None) for name, n in zip(CLASSES, counts, strict=True))
-    rates: dict[str, Any] = {f"{name}_rate": share for name, share in shares}
-    rates["prefill_hit_rates"] = prefill.rates()
-    rates["token_hit_rates"] = decode.rates(tokens=True)
-    served = rates["served_hit_rates"] = decode.served()
-    rates["cache_ratio"] = None if served["hit"] is None else served["hit"] + (served["late_hit"] or 0.0)
-    rates["gate_mass_kept"] = tally.loss.gate_mass_kept()
-    loss = tally.loss
-    rates["activations_changed_frac"] = (loss.changed + loss.dropped) / loss.activations if loss.activations else 0.0
-    rates["activations_lowered_frac"] = loss.lowered / tally.n_executed if tally.n_executed else 0.0
-    return rates
+    return HitRates(**{name: n / total if total else None for name, n in zip(CLASSES, counts, strict=True)})
 
 
-def union(tally: Tally, n_layers: int, slots: float) -> dict[str, float | None]:
+def cache_ratio(served: ServedRates) -> Share:
+    """Share of the experts that served which were there, or on their way."""
+    return None if served.hit is None else served.hit + (served.late_hit or 0.0)
+
+
+def changed_frac(loss: Loss) -> float:
+    """Share of activations whose expert the policy changed or dropped."""
+    return (loss.changed + loss.dropped) / loss.activations if loss.activations else 0.0
+
+
+def union(tally: Tally, n_layers: int, slots: float) -> Union:
     """Different experts that one layer of a decode iteration asks for, a layer's share of all room, and their ratio.
 
     A batch's hit rates say little without them: where the union comes near the slots, every policy keeps the same.
@@ -126,32 +151,35 @@ def union(tally: Tally, n_layers: int, slots: float) -> dict[str, float | None]:
     n_steps = tally.n_iterations[DECODE] * n_layers
     experts = sum(tally.hits[DECODE].experts) / n_steps if n_steps else None
     over = None if experts is None or not slots else experts / slots
-    return {"experts": experts, "slots": slots, "over_slots": over}
+    return Union(experts, slots, over)
 
 
-def prefetching(tally: Tally) -> dict[str, dict[str, int]]:
+def prefetching(tally: Tally) -> Prefetches:
     """Useful, late, wasted, harmful, with counts and bytes; and what was issued, cancelled, dropped."""
     p = tally.prefetch
-    result = {kind: {"n": p.n[kind], "bytes": p.n_bytes[kind]} for kind in p.n}
-    result["issued"] = {"n": p.n_issued, "bytes": p.issued_bytes}
-    result["cancelled"] = {"n": p.n_cancelled, "bytes": p.cancelled_bytes}
-    result["refused"] = {"n": p.n_dropped, "bytes": 0}
-    return result
+    return Prefetches(
+        **{fate: Copies(p.n[fate], p.n_bytes[fate]) for fate in p.n},
+        issued=Copies(p.n_issued, p.issued_bytes),
+        cancelled=Copies(p.n_cancelled, p.cancelled_bytes),
+        refused=Copies(p.n_dropped, 0),
+    )
 
 
-def composition(clockwork: Clockwork, phase: str) -> dict[str, float | None]:
+def composition(clockwork: Clockwork, phase: str) -> Composition:
     """Share of the phase's time GPU 0 was busy, or waiting for copies, host, CPU, predictor; sums to 1."""
     times_ = clockwork.phases[phase]
     total = math.fsum(times_.parts_s)
-    return {share: (times_.parts_s[cause] / total if total else None) for cause, share in enumerate(WAITED_FOR)}
+    return Composition(
+        **{share: times_.parts_s[cause] / total if total else None for cause, share in enumerate(WAITED_FOR)}
+    )
 
 
-def bound_by(clockwork: Clockwork) -> dict[str, Any]:
+def bound_by(clockwork: Clockwork) -> BoundBy:
     """What bounds decode (prefill when nothing decodes), and how each phase's time is composed."""
-    shares = {phase: composition(clockwork, phase) for phase in (PREFILL, DECODE)}
-    main = shares[DECODE] if clockwork.phases[DECODE].n_iterations else shares[PREFILL]
-    known = {name: share for name, share in main.items() if share is not None}
-    return {"resource": WAITED_FOR[max(known, key=lambda k: known[k])].resource if known else None, **shares}
+    prefill, decode = composition(clockwork, PREFILL), composition(clockwork, DECODE)
+    main = decode if clockwork.phases[DECODE].n_iterations else prefill
+    known = {name: share for name, share in main.by_part().items() if share is not None}
+    return BoundBy(WAITED_FOR[max(known, key=lambda k: known[k])].resource if known else None, prefill, decode)
 
 
 class Attribution(NamedTuple):
@@ -224,26 +252,23 @@ def factors(name: str, quantity: Any) -> tuple[float, float]:
     return min(1.0, low / value), max(1.0, high / value)
 
 
-def provenance(machine: SimulatedMachine | RealMachine, clockwork: Clockwork) -> dict[str, Any]:
+def provenance(machine: SimulatedMachine | RealMachine, clockwork: Clockwork) -> Provenance:
     """Share of simulated time resting on measured, datasheet and assumed figures, and on which."""
     if machine.measured is True:
-        return {"measured": 1.0, "datasheet": 0.0, "assumed": 0.0, "figures": []}
+        return Provenance(1.0, 0.0, 0.0, [])
     rows = sorted(attributions(machine, clockwork), key=lambda row: -row.spent_s)
     total = math.fsum(row.spent_s for row in rows)
     shares = {
         source: (math.fsum(row.spent_s for row in rows if row.source == source) / total if total else None)
         for source in ("measured", "datasheet", "assumed")
     }
-    figures = [
-        {"figure": row.figure, "share": row.spent_s / total, "source": row.source, "value": row.value, "ref": row.ref}
-        for row in rows
-    ]
-    return {**shares, "figures": figures}
+    figures = [Figure(row.figure, row.spent_s / total, row.source, row.value, row.ref) for row in rows]
+    return Provenance(**shares, figures=figures)
 
 
 def uncertainty(
-    machine: SimulatedMachine | RealMachine, clockwork: Clockwork, result: dict[str, Any], batch: int, arrivals: bool
-) -> dict[str, Any]:
+    machine: SimulatedMachine | RealMachine, clockwork: Clockwork, timed: Times, batch: int, arrivals: bool
+) -> Uncertainty:
     """Band of the mean times when every figure moves to the end of its range at once (so it is wide), from the ends of
     what other requests of the kind may give (`sim.results.sampling`); with one request, which says nothing of others,
     from it.
@@ -255,31 +280,31 @@ def uncertainty(
     rows = [] if machine.measured is True else attributions(machine, clockwork)
     total = math.fsum(row.spent_s for row in rows)
     drawn = samples(clockwork, batch)
-    over = {key: _of_times(drawn[key].interval()) for key in ("tpot_s", "ttft_s")}
-    sampling: dict[str, Any] = dict(over)
-    sampling |= {"tpot_n": drawn["tpot_s"].n, "ttft_n": drawn["ttft_s"].n}
+    tpot, ttft = drawn["tpot_s"], drawn["ttft_s"]
+    sampling = Sampling(_of_times(tpot.interval()), _of_times(ttft.interval()), tpot.n, ttft.n)
     if not total:
-        return {"tpot_s": None, "ttft_s": None, "low_factor": None, "high_factor": None, "plus_minus_frac": None,
-                "sampling": sampling}  # fmt: skip
-    low, high = _ends(rows)
-    band: dict[str, Any] = {"low_factor": low, "high_factor": high}
-    band["plus_minus_frac"] = plus_minus(rows, total)
-    band["sampling"] = sampling
-    for key, phase, alone in (("ttft_s", PREFILL, not arrivals), ("tpot_s", DECODE, batch == 1)):
-        mean = result[key]["mean"]
+        return Uncertainty(None, None, None, sampling, None, None)
+
+    def band(mean: float | None, over: Ends, phase: str, alone: bool) -> Ends:
+        if mean is None:
+            return None
         own = attributions(machine, clockwork, (phase,)) if alone and machine.measured is False else []
         low, high = _ends(own or rows)
-        if mean is None:
-            band[key] = None
-        else:
-            least, most = over[key] or (mean, mean)
-            band[key] = [least * low, most * high]
-    return band
+        least, most = over or (mean, mean)
+        return least * low, most * high
+
+    return Uncertainty(
+        *_ends(rows),
+        plus_minus(rows, total),
+        sampling,
+        band(timed.ttft_s.mean, sampling.ttft_s, PREFILL, not arrivals),
+        band(timed.tpot_s.mean, sampling.tpot_s, DECODE, batch == 1),
+    )
 
 
-def _of_times(ends: Interval | None) -> list[float] | None:
+def _of_times(ends: Interval | None) -> Ends:
     """An interval of a mean time, which cannot be negative: few requests that differ much would have it so."""
-    return None if ends is None else [max(0.0, end) for end in ends]
+    return None if ends is None else (max(0.0, ends[0]), max(0.0, ends[1]))
 
 
 def _ends(rows: list[Attribution]) -> tuple[float, float]:

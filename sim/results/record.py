@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
 
@@ -13,20 +13,40 @@ from sim.results.schema import (
     Copies,
     HitRates,
     Lengths,
+    Measurement,
     Memory,
     Phases,
     PolicyFile,
+    Prediction,
     Prefetches,
     Provenance,
+    ServedRates,
     Shape,
     Share,
     Statistic,
+    Timed,
     Uncertainty,
     Union,
 )
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from sim.bounds.time_bound import LowerBound
+
+
+OF_REAL_RUNS = ("real", "device", "measured", "prediction", "weights")
+
+
+def plain(value: Any) -> Any:
+    """Records as dictionaries, in the order of their fields; everything else as it is."""
+    if isinstance(value, msgspec.Struct):
+        fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        pairs = ((key, getattr(value, name)) for key, name in fields if not name.startswith("_"))
+        return {key: plain(child) for key, child in pairs if child is not None or key not in OF_REAL_RUNS}
+    if isinstance(value, dict):
+        return {key: plain(child) for key, child in value.items()}
+    return [plain(child) for child in value] if isinstance(value, list | tuple) else value
 
 
 class Kept(Protocol):
@@ -80,7 +100,7 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     dropped_rate: Share
     prefill_hit_rates: HitRates
     token_hit_rates: HitRates
-    served_hit_rates: HitRates
+    served_hit_rates: ServedRates
     cache_ratio: Share
     gate_mass_kept: Share
     activations_changed_frac: float
@@ -107,24 +127,56 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     wall_s: float
     engine: str
     version: str
-    _facts: dict[str, Any] = {}  # the JSON object itself: what is added to it is in `to_dict` before it is here
-    _kept: Any = None  # a `Kept`
+    real: bool | None = None  # this and the next three are of real runs; the JSON of others has no such keys
+    device: str | None = None
+    measured: Measurement | None = None
+    prediction: Prediction | None = None
+    _kept: Any = None  # a `Kept`, once there are tables
 
-    @classmethod
-    def of(cls, facts: dict[str, Any], kept: Kept) -> Result:
-        """The record of a finished run's JSON object."""
-        plain = finite(facts)
-        result = msgspec.convert(plain, cls)
-        result._facts, result._kept = plain, kept
-        return result
+    def with_tables(self, kept: Kept) -> Self:
+        """The same, with somewhere to take its tables from."""
+        self._kept = kept
+        return self
+
+    def set_beside(self, least: LowerBound | None) -> None:
+        """Say what no lossless policy can beat, and how far this one lies above it."""
+        if least is None:
+            self.bound = None
+            return
+        measured_s, least_s = self.tpot_s.mean, least.tpot_s
+        above_frac = measured_s / least_s - 1 if measured_s is not None and least_s else None
+        self.bound = Bound(least.tpot_s, least.ttft_s, least.lanes, above_frac)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object as plain data."""
-        return dict(self._facts)
+        """The JSON object as plain data: the one place where a record becomes that."""
+        found: dict[str, Any] = finite(plain(self))
+        return found
 
     def to_json(self, indent: int | None = None) -> str:
         """The JSON object as text: what `simulate --json` prints."""
-        return to_json(self._facts, indent)
+        return to_json(self.to_dict(), indent)
+
+    @property
+    def hit_rates(self) -> HitRates:
+        """Of decode, under `hit_definition`."""
+        return HitRates(
+            self.hit_rate,
+            self.partial_hit_rate,
+            self.late_hit_rate,
+            self.miss_rate,
+            self.cpu_rate,
+            self.substituted_rate,
+            self.dropped_rate,
+        )
+
+    @property
+    def n_outputs(self) -> int:
+        """Tokens put out: the first of every request, and those that were decoded."""
+        return self.decode_tokens + self.n_requests
+
+    def time_s(self, time: Timed) -> Statistic:
+        """One of the times per token."""
+        return self.tpot_s if time == "tpot_s" else self.ttft_s
 
     @property
     def requests(self) -> DataFrame:
@@ -159,9 +211,9 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
         from sim.base.tables import fold
         from sim.results.text import render, verdict
 
-        return f"{fold(verdict(self._facts))}\n\n{render(self._facts)}"
+        return f"{fold(verdict(self))}\n\n{render(self)}"
 
     def __repr__(self) -> str:
         from sim.results.text import verdict
 
-        return f"<moesim.Result {self.run_id}: {verdict(self._facts)}>"
+        return f"<moesim.Result {self.run_id}: {verdict(self)}>"

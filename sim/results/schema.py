@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 Share = float | None
+Timed = Literal["tpot_s", "ttft_s"]
+Phased = Literal["prefill", "decode"]
 Ends = tuple[float, float] | None
 
 
@@ -56,6 +60,11 @@ class Phases(msgspec.Struct, frozen=True):
     prefill: Phase
     decode: Phase
 
+    @property
+    def n_iterations(self) -> int:
+        """Iterations of both."""
+        return self.prefill.iterations + self.decode.iterations
+
 
 class HitRates(msgspec.Struct, frozen=True):
     """How the gate found experts; shares sum to 1, None where nothing was asked for."""
@@ -64,9 +73,22 @@ class HitRates(msgspec.Struct, frozen=True):
     partial_hit: Share
     late_hit: Share
     miss: Share
-    cpu: Share = None  # None as well where only what served is counted
-    substituted: Share = None
-    dropped: Share = None
+    cpu: Share
+    substituted: Share
+    dropped: Share
+
+    def by_class(self) -> dict[str, Share]:
+        """Class -> share."""
+        return msgspec.structs.asdict(self)
+
+
+class ServedRates(msgspec.Struct, frozen=True):
+    """How the gate found the experts that served, however they were computed."""
+
+    hit: Share
+    partial_hit: Share
+    late_hit: Share
+    miss: Share
 
 
 class Union(msgspec.Struct, frozen=True):
@@ -95,6 +117,10 @@ class Prefetches(msgspec.Struct, frozen=True):
     cancelled: Copies
     refused: Copies
 
+    def by_fate(self) -> dict[str, Copies]:
+        """What became of them -> how many."""
+        return msgspec.structs.asdict(self)
+
 
 class Memory(msgspec.Struct, frozen=True):
     """GPU 0."""
@@ -107,6 +133,12 @@ class Memory(msgspec.Struct, frozen=True):
     expert_budget_bytes: int
     peak_expert_bytes: int
     vram_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """What was in use at most: all parts, and the most experts."""
+        parts = self.dense_bytes + self.kv_cache_bytes + self.activation_bytes + self.reserve_bytes
+        return parts + self.predictor_bytes + self.peak_expert_bytes
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -127,6 +159,10 @@ class Composition(msgspec.Struct, frozen=True):
     cpu: Share
     predictor: Share
 
+    def by_part(self) -> dict[str, Share]:
+        """What the time went to -> share."""
+        return msgspec.structs.asdict(self)
+
 
 class BoundBy(msgspec.Struct, frozen=True):
     """`resource`: gpu, copy link, host, cpu or predictor; what takes the largest share of decode."""
@@ -134,6 +170,10 @@ class BoundBy(msgspec.Struct, frozen=True):
     resource: str | None
     prefill: Composition
     decode: Composition
+
+    def of(self, phase: Phased) -> Composition:
+        """What a phase's time is composed of."""
+        return self.prefill if phase == "prefill" else self.decode
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -154,6 +194,10 @@ class Provenance(msgspec.Struct, frozen=True):
     assumed: Share
     figures: list[Figure]
 
+    def by_source(self) -> dict[str, Share]:
+        """Source -> share."""
+        return {"measured": self.measured, "datasheet": self.datasheet, "assumed": self.assumed}
+
 
 class Sampling(msgspec.Struct, frozen=True):
     """Of the uncertainty, what is for the choice of requests: 95 % over so many of them (batches of them)."""
@@ -163,16 +207,20 @@ class Sampling(msgspec.Struct, frozen=True):
     tpot_n: int
     ttft_n: int
 
+    def of(self, time: Timed) -> tuple[Ends, int]:
+        """The interval of a time, and how many (batches of) requests it is from."""
+        return (self.tpot_s, self.tpot_n) if time == "tpot_s" else (self.ttft_s, self.ttft_n)
+
 
 class Uncertainty(msgspec.Struct, frozen=True):
     """Bands [low, high] for figures and choice of requests together."""
 
-    tpot_s: Ends
-    ttft_s: Ends
     low_factor: float | None
     high_factor: float | None
     plus_minus_frac: float | None
     sampling: Sampling
+    ttft_s: Ends
+    tpot_s: Ends
 
 
 class PolicyFile(msgspec.Struct, frozen=True):
@@ -180,3 +228,44 @@ class PolicyFile(msgspec.Struct, frozen=True):
 
     name: str
     sha256: str
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """How often a real machine did something, and how long that took."""
+
+    n: int
+    busy_s: float
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """What only a real run has (docs/validate.md)."""
+
+    output_digest: str
+    policy_code_s: float
+    policy_code_per_iteration_s: float | None
+    predictor_asked_s: float
+    distinct_host_experts: int
+    spilt_arena_bytes: int
+    operations: dict[str, Spent]
+    host: dict[str, Spent]
+    fault: str
+    weights: str | None = None  # random, or of which checkpoint; not in the JSON where nobody said
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """Of a real run: what the simulation of the very same run says."""
+
+    hw: str
+    label: str | None
+    ttft_s: Statistic
+    tpot_s: Statistic
+    e2e_s: Statistic
+    throughput_tokens_per_s: float | None
+    hit_rate: Share
+    late_hit_rate: Share
+    miss_rate: Share
+    h2d_bytes: int
+    d2h_bytes: int
+    bound_by: BoundBy
+    uncertainty: Uncertainty
+    lane_utilisation: dict[str, Share]

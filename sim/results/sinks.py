@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput
 from sim.base.files import replacing
-from sim.base.json import to_json
 from sim.results.metrics import request_row
 from sim.results.run_folder import CONFIG, FILES, RESULT, check_apart, new_folder
 from sim.results.tables import TABLES, TableWriter, run_row
@@ -102,7 +101,7 @@ def recorded(run: Callable[..., Any], setup: Setup, progress: Progress | None, k
             if keeper is not None:
                 keeper.finish(outcome)
                 (folder / CONFIG).write_text(dump_spec(setup.explicit(), setup.resolved()), encoding="utf-8")
-                (folder / RESULT).write_text(to_json(outcome.result, indent=2) + "\n", encoding="utf-8")
+                (folder / RESULT).write_text(outcome.result.to_json(indent=2) + "\n", encoding="utf-8")
             return outcome  # whole files everywhere: what is left is to rename them
     except OSError as error:
         where = error.filename or out or timeline

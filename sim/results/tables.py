@@ -21,67 +21,127 @@ TABLES = ("runs", "requests", "iterations", "decisions", "spans")
 ROWS_PER_GROUP = 65_536
 
 _TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
-_STATISTICS = (("mean", _FLOAT), ("p50", _FLOAT), ("p95", _FLOAT), ("p99", _FLOAT), ("n", _INT))
 _FATES = ("useful", "late", "wasted", "harmful", "issued", "cancelled", "refused")
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Cell = Callable[[dict[str, Any]], Any]
+    from sim.results.record import Result
+    from sim.results.schema import HitRates, Length, Phase, Phased, Statistic
+
+Cell = Callable[["Result"], object]
+Column = tuple[str, pa.DataType, Cell]
+"""Its name, its type, and how it is read from the result."""
 
 
-def _at(*path: str) -> Cell:
-    def read(result: dict[str, Any]) -> Any:
-        for key in path:
-            result = result[key]
-        return result
-
-    return read
-
-
-def _json_at(key: str) -> Cell:
-    return lambda result: json.dumps(result[key], ensure_ascii=False, allow_nan=False)
+def _statistic(name: str, read: Callable[[Result], Statistic]) -> list[Column]:
+    return [
+        (f"{name}_mean_s", _FLOAT, lambda r: read(r).mean),
+        (f"{name}_p50_s", _FLOAT, lambda r: read(r).p50),
+        (f"{name}_p95_s", _FLOAT, lambda r: read(r).p95),
+        (f"{name}_p99_s", _FLOAT, lambda r: read(r).p99),
+        (f"{name}_n", _INT, lambda r: read(r).n),
+    ]
 
 
-def _run_columns() -> list[tuple[str, pa.DataType, Cell]]:
-    """(column, type, how it is read from the result) of `runs`."""
-    columns = [(name, _TEXT, _at(name)) for name in
-               ("run_id", "name", "engine", "version", "policy", "hw", "model", "precision", "stack", "trace",
-                "trace_sha256", "split", "hit_definition", "arrivals")]  # fmt: skip
-    columns += [(f"{key}_json", _TEXT, _json_at(key)) for key in ("params", "overrides", "labels")]
-    columns += [(name, _INT, _at(name)) for name in ("seed", "gpus", "batch", "requests", "decode_tokens")]
-    for key in ("prompt_tokens", "output_tokens"):
-        columns += [(f"{key}_{name}", _FLOAT if name == "mean" else _INT, _at("lengths", key, name))
-                    for name in ("mean", "min", "max")]  # fmt: skip
-    columns.append(("longest_context_tokens", _INT, _at("lengths", "longest_context_tokens")))
-    for key in ("ttft", "tpot", "e2e"):
-        for name, kind in _STATISTICS:
-            column = f"{key}_n" if name == "n" else f"{key}_{name}_s"
-            columns.append((column, kind, _at(f"{key}_s", name)))
-    columns.append(("throughput_tokens_per_s", _FLOAT, _at("throughput_tokens_per_s")))
-    columns += [(f"{name}_rate", _FLOAT, _at(f"{name}_rate")) for name in CLASSES]
-    columns += [(f"prefill_{name}_rate", _FLOAT, _at("prefill_hit_rates", name)) for name in CLASSES]
-    columns += [("gate_mass_kept_frac", _FLOAT, _at("gate_mass_kept")),
-                ("activations_changed_frac", _FLOAT, _at("activations_changed_frac")),
-                ("activations_lowered_frac", _FLOAT, _at("activations_lowered_frac"))]  # fmt: skip
+def _length(name: str, read: Callable[[Result], Length]) -> list[Column]:
+    return [
+        (f"{name}_mean", _FLOAT, lambda r: read(r).mean),
+        (f"{name}_min", _INT, lambda r: read(r).min),
+        (f"{name}_max", _INT, lambda r: read(r).max),
+    ]
+
+
+def _rates(prefix: str, read: Callable[[Result], HitRates]) -> list[Column]:
+    def column(name: str) -> Column:
+        return f"{prefix}{name}_rate", _FLOAT, lambda r: read(r).by_class()[name]
+
+    return [column(name) for name in CLASSES]
+
+
+def _copies(fate: str) -> list[Column]:
+    return [
+        (f"prefetch_{fate}_n", _INT, lambda r: r.prefetch.by_fate()[fate].n),
+        (f"prefetch_{fate}_bytes", _INT, lambda r: r.prefetch.by_fate()[fate].bytes),
+    ]
+
+
+def _phase(phase: Phased, read: Callable[[Result], Phase]) -> list[Column]:
+    def column(part: str) -> Column:
+        return f"{phase}_{part}_frac", _FLOAT, lambda r: r.bound_by.of(phase).by_part()[part]
+
+    return [(f"{phase}_time_s", _FLOAT, lambda r: read(r).time_s), *(column(part) for part in WAITED_FOR)]
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _run_columns() -> list[Column]:
+    columns: list[Column] = [
+        ("run_id", _TEXT, lambda r: r.run_id),
+        ("name", _TEXT, lambda r: r.name),
+        ("engine", _TEXT, lambda r: r.engine),
+        ("version", _TEXT, lambda r: r.version),
+        ("policy", _TEXT, lambda r: r.policy),
+        ("hw", _TEXT, lambda r: r.hw),
+        ("model", _TEXT, lambda r: r.model),
+        ("precision", _TEXT, lambda r: r.precision),
+        ("stack", _TEXT, lambda r: r.stack),
+        ("trace", _TEXT, lambda r: r.trace),
+        ("trace_sha256", _TEXT, lambda r: r.trace_sha256),
+        ("split", _TEXT, lambda r: r.split),
+        ("hit_definition", _TEXT, lambda r: r.hit_definition),
+        ("arrivals", _TEXT, lambda r: r.arrivals),
+        ("params_json", _TEXT, lambda r: _json(r.params)),
+        ("overrides_json", _TEXT, lambda r: _json(r.overrides)),
+        ("labels_json", _TEXT, lambda r: _json(r.labels)),
+        ("seed", _INT, lambda r: r.seed),
+        ("gpus", _INT, lambda r: r.gpus),
+        ("batch", _INT, lambda r: r.batch),
+        ("requests", _INT, lambda r: r.n_requests),
+        ("decode_tokens", _INT, lambda r: r.decode_tokens),
+    ]
+    columns += _length("prompt_tokens", lambda r: r.lengths.prompt_tokens)
+    columns += _length("output_tokens", lambda r: r.lengths.output_tokens)
+    columns += [("longest_context_tokens", _INT, lambda r: r.lengths.longest_context_tokens)]
+    columns += _statistic("ttft", lambda r: r.ttft_s)
+    columns += _statistic("tpot", lambda r: r.tpot_s)
+    columns += _statistic("e2e", lambda r: r.e2e_s)
+    columns += [("throughput_tokens_per_s", _FLOAT, lambda r: r.throughput_tokens_per_s)]
+    columns += _rates("", lambda r: r.hit_rates)
+    columns += _rates("prefill_", lambda r: r.prefill_hit_rates)
+    columns += [
+        ("gate_mass_kept_frac", _FLOAT, lambda r: r.gate_mass_kept),
+        ("activations_changed_frac", _FLOAT, lambda r: r.activations_changed_frac),
+        ("activations_lowered_frac", _FLOAT, lambda r: r.activations_lowered_frac),
+    ]
     for fate in _FATES:
-        columns += [(f"prefetch_{fate}_{what}", _INT, _at("prefetch", fate, what)) for what in ("n", "bytes")]
-    columns += [("demand_copies_n", _INT, _at("demand_copies", "n")),
-                ("demand_copies_bytes", _INT, _at("demand_copies", "bytes"))]  # fmt: skip
-    columns += [(name, _INT, _at(name)) for name in
-                ("h2d_bytes", "d2h_bytes", "peak_vram_bytes", "peak_host_bytes", "expert_bytes")]  # fmt: skip
-    columns += [("vram_bytes", _INT, _at("memory", "vram_bytes")),
-                ("expert_budget_bytes", _INT, lambda r: sum(r["expert_budget_bytes"])),
-                ("peak_expert_bytes", _INT, lambda r: sum(r["peak_expert_bytes"])),
-                ("bound_by", _TEXT, _at("bound_by", "resource"))]  # fmt: skip
-    for phase in ("prefill", "decode"):
-        columns.append((f"{phase}_time_s", _FLOAT, _at("phases", phase, "time_s")))
-        columns += [(f"{phase}_{part}_frac", _FLOAT, _at("bound_by", phase, part)) for part in WAITED_FOR]
-    columns += [(f"{source}_frac", _FLOAT, _at("provenance", source)) for source in
-                ("measured", "datasheet", "assumed")]  # fmt: skip
-    columns += [("uncertainty_low_factor", _FLOAT, _at("uncertainty", "low_factor")),
-                ("uncertainty_high_factor", _FLOAT, _at("uncertainty", "high_factor")),
-                ("simulated_s", _FLOAT, _at("simulated_s")), ("wall_s", _FLOAT, _at("wall_s"))]  # fmt: skip
+        columns += _copies(fate)
+    columns += [
+        ("demand_copies_n", _INT, lambda r: r.demand_copies.n),
+        ("demand_copies_bytes", _INT, lambda r: r.demand_copies.bytes),
+        ("h2d_bytes", _INT, lambda r: r.h2d_bytes),
+        ("d2h_bytes", _INT, lambda r: r.d2h_bytes),
+        ("peak_vram_bytes", _INT, lambda r: r.peak_vram_bytes),
+        ("peak_host_bytes", _INT, lambda r: r.peak_host_bytes),
+        ("expert_bytes", _INT, lambda r: r.expert_bytes),
+        ("vram_bytes", _INT, lambda r: r.memory.vram_bytes),
+        ("expert_budget_bytes", _INT, lambda r: sum(r.expert_budget_bytes)),
+        ("peak_expert_bytes", _INT, lambda r: sum(r.peak_expert_bytes)),
+        ("bound_by", _TEXT, lambda r: r.bound_by.resource),
+    ]
+    columns += _phase("prefill", lambda r: r.phases.prefill)
+    columns += _phase("decode", lambda r: r.phases.decode)
+    columns += [
+        ("measured_frac", _FLOAT, lambda r: r.provenance.measured),
+        ("datasheet_frac", _FLOAT, lambda r: r.provenance.datasheet),
+        ("assumed_frac", _FLOAT, lambda r: r.provenance.assumed),
+        ("uncertainty_low_factor", _FLOAT, lambda r: r.uncertainty.low_factor),
+        ("uncertainty_high_factor", _FLOAT, lambda r: r.uncertainty.high_factor),
+        ("simulated_s", _FLOAT, lambda r: r.simulated_s),
+        ("wall_s", _FLOAT, lambda r: r.wall_s),
+    ]
     return columns
 
 
@@ -109,8 +169,8 @@ SCHEMAS: dict[str, pa.Schema] = {
 }  # fmt: skip
 
 
-def run_row(result: dict[str, Any]) -> tuple[Any, ...]:
-    """The one row of `runs`, from the JSON object."""
+def run_row(result: Result) -> tuple[Any, ...]:
+    """The one row of `runs`."""
     return tuple(read(result) for _, _, read in RUN_COLUMNS)
 
 

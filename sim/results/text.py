@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sim.base.lanes import WAITED_FOR
 from sim.base.units import show_bytes, show_count, show_flops, show_frac, show_rate, show_seconds
 from sim.engine.counts import CLASSES
+from sim.results.schema import Copies
 from sim.setup.naming import machine_of, policy_of, words
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from sim.results.record import Result
+    from sim.results.schema import Lengths, Phased, Timed
+
 TOP_FIGURES = 3
 _LANE = {lane.resource: lane for lane in WAITED_FOR.values()}
-_MEMORY = (
-    ("experts", "peak_expert_bytes"), ("dense", "dense_bytes"), ("KV", "kv_cache_bytes"),
-    ("activations", "activation_bytes"), ("reserve", "reserve_bytes"), ("predictor", "predictor_bytes"),
-)  # fmt: skip
 # GPU 0's memory, or the host's, where a run does not fit (`DoesNotFit.sizes`).
 _SIZES = {
     "dense_bytes": "dense weights",
@@ -40,30 +40,34 @@ def memory_lines(sizes: Mapping[str, int]) -> list[str]:
     return [f"  {words.format(**sizes):<34}{show_bytes(n_bytes):>12}" for words, n_bytes in shown]
 
 
-def verdict(result: dict[str, Any]) -> str:
+def verdict(result: Result) -> str:
     """One sentence: how fast, and what bounds it."""
-    own = words(result["overrides"], "model")
-    model = f"{result['model']} {result['precision']}" + (f" with {own}" if own else "")
-    who = f"{policy_of(result)} on {machine_of(result)} ({model})"
-    tpot_s, bound = result["tpot_s"]["mean"], result["bound_by"]
+    own = words(result.overrides, "model")
+    model = f"{result.model} {result.precision}" + (f" with {own}" if own else "")
+    file = result.policy_file
+    policy = policy_of(result.policy, None if file is None else file.name, result.overrides)
+    who = f"{policy} on {machine_of(result.hw, result.overrides)} ({model})"
+    tpot_s, bound, throughput_per_s = result.tpot_s.mean, result.bound_by, result.throughput_tokens_per_s
+    phase: Phased = "prefill" if tpot_s is None else "decode"
     if tpot_s is None:
-        speed, phase = f"{show_seconds(result['ttft_s']['mean'])} to the first token", "prefill"
-    elif result["batch"] == 1:
-        speed, phase = f"{show_seconds(tpot_s)} per token ({_rate(1 / tpot_s)} tokens/s decoding)", "decode"
+        speed = f"{_seconds(result.ttft_s.mean)} to the first token"
+    elif result.batch == 1:
+        speed = f"{show_seconds(tpot_s)} per token ({_rate(1 / tpot_s)} tokens/s decoding)"
     else:
-        throughput = f"{_rate(result['throughput_tokens_per_s'])} tokens/s over all requests, prefill included"
-        speed, phase = f"{show_seconds(tpot_s)} per token at batch {result['batch']} ({throughput})", "decode"
+        throughput = "-" if throughput_per_s is None else _rate(throughput_per_s)
+        over = f"{throughput} tokens/s over all requests, prefill included"
+        speed = f"{show_seconds(tpot_s)} per token at batch {result.batch} ({over})"
     # What turns the figure into a bound rather than a forecast belongs into the same sentence.
-    catch = "".join(f"; {label}" for label in result["labels"]
+    catch = "".join(f"; {label}" for label in result.labels
                     if label in _CATCHES or label.startswith("does not fit") or "not applied" in label)  # fmt: skip
-    if bound["resource"] is None:
+    if bound.resource is None:
         return f"{who}: {speed}{catch}"
-    lane = _LANE[bound["resource"]]
-    share = bound[phase][lane.share]
-    return f"{who}: {speed}, bound by {lane.thing} ({100 * share:.0f} % of {phase} time {lane.doing}){catch}"
+    lane = _LANE[bound.resource]
+    share = bound.of(phase).by_part()[lane.share or ""]
+    return f"{who}: {speed}, bound by {lane.thing} ({100 * (share or 0.0):.0f} % of {phase} time {lane.doing}){catch}"
 
 
-def render(result: dict[str, Any], width: int | None = None) -> str:
+def render(result: Result, width: int | None = None) -> str:
     """Everything below the verdict, as wide as the terminal unless told."""
     from sim.base.tables import render as layout
 
@@ -80,143 +84,156 @@ def render(result: dict[str, Any], width: int | None = None) -> str:
     return "\n".join(layout(block, width) for block in blocks if block.row_count)
 
 
-def _facts(result: dict[str, Any]) -> Table:
-    shape = result["shape"]
-    settings = ", ".join(f"{key}={_plain(value)}" for key, value in result["params"].items())
+def _facts(result: Result) -> Table:
+    shape = result.shape
+    settings = ", ".join(f"{key}={_plain(value)}" for key, value in result.params.items())
     rows = _pairs()
-    file = result["policy_file"]
-    own = f" of {file['name']}, sha256 {file['sha256'][:12]}" if file else ""
-    rows.add_row("policy", result["policy"] + own + (f" ({settings})" if settings else ""))
-    gpus = f", {result['gpus']} GPUs" if result["gpus"] > 1 else ""
-    routing = f"{shape['layers']} layers x {shape['experts']} experts, k = {shape['top_k']}"
-    own = words(result["overrides"], "model")
-    rows.add_row("hardware", f"{machine_of(result)}{gpus}, stack {result['stack']}")
-    rows.add_row("model", f"{result['model']}{f' with {own}' if own else ''} in {result['precision']}, {routing}")
-    batch = f", batch {result['batch']}" if result["batch"] > 1 else ""
-    arrivals = ", at the trace's arrival times" if result["arrivals"] == "trace" else ""
-    counts = f"{show_count(result['requests'], 'request')}, {show_count(result['decode_tokens'], 'decode token')}"
+    file = result.policy_file
+    own = f" of {file.name}, sha256 {file.sha256[:12]}" if file else ""
+    rows.add_row("policy", result.policy + own + (f" ({settings})" if settings else ""))
+    gpus = f", {result.gpus} GPUs" if result.gpus > 1 else ""
+    routing = f"{shape.layers} layers x {shape.experts} experts, k = {shape.top_k}"
+    own = words(result.overrides, "model")
+    rows.add_row("hardware", f"{machine_of(result.hw, result.overrides)}{gpus}, stack {result.stack}")
+    rows.add_row("model", f"{result.model}{f' with {own}' if own else ''} in {result.precision}, {routing}")
+    batch = f", batch {result.batch}" if result.batch > 1 else ""
+    arrivals = ", at the trace's arrival times" if result.arrivals == "trace" else ""
+    counts = f"{show_count(result.n_requests, 'request')}, {show_count(result.decode_tokens, 'decode token')}"
     requests = f"{counts}{batch}{arrivals}"
-    rows.add_row("trace", f"{result['trace']}, split {result['split']}: {requests}")
-    rows.add_row("lengths", show_lengths(result["lengths"]))
-    if result["labels"]:
-        rows.add_row("labels", "; ".join(result["labels"]))
-    if "lossy" in result["labels"]:
-        changed, kept = show_frac(result["activations_changed_frac"]), show_frac(result["gate_mass_kept"])
-        lowered = result["activations_lowered_frac"]
+    rows.add_row("trace", f"{result.trace}, split {result.split}: {requests}")
+    rows.add_row("lengths", show_lengths(result.lengths))
+    if result.labels:
+        rows.add_row("labels", "; ".join(result.labels))
+    if "lossy" in result.labels:
+        changed, kept = show_frac(result.activations_changed_frac), show_frac(result.gate_mass_kept)
+        lowered = result.activations_lowered_frac
         lower = f", {show_frac(lowered)} in a lower precision" if lowered else ""
         rows.add_row("loss", f"{changed} of activations changed{lower}, {kept} of gate mass kept (open-loop replay)")
     return rows
 
 
-def _times(result: dict[str, Any]) -> Table:
+def _times(result: Result) -> Table:
     rows = _table("", "mean", "p50", "p95", "n", "", "gpu", "copies", "host", "cpu", "predictor")
-    for title, key, phase in (("TTFT", "ttft_s", "prefill"), ("TPOT", "tpot_s", "decode")):
-        stat, parts = result[key], result["bound_by"][phase]
-        cells = [_seconds(stat[name]) for name in ("mean", "p50", "p95")]
-        shares = [show_frac(parts[part]) for part in WAITED_FOR]
-        rows.add_row(title, *cells, str(stat["n"]), f"   {phase} time:", *shares)
+    bound = result.bound_by
+    for title, stat, phase, parts in (
+        ("TTFT", result.ttft_s, "prefill", bound.prefill),
+        ("TPOT", result.tpot_s, "decode", bound.decode),
+    ):
+        cells = [_seconds(value) for value in (stat.mean, stat.p50, stat.p95)]
+        shares = [show_frac(parts.by_part()[part]) for part in WAITED_FOR]
+        rows.add_row(title, *cells, str(stat.n), f"   {phase} time:", *shares)
     return rows
 
 
-def _rates(result: dict[str, Any]) -> Table:
+def _rates(result: Result) -> Table:
     """Output over the whole run, and how far the result lies above what no lossless policy can beat."""
-    rows, bound, throughput = _pairs(), result["bound"], result["throughput_tokens_per_s"]
+    rows, bound, throughput = _pairs(), result.bound, result.throughput_tokens_per_s
     if throughput is not None:
-        outputs = show_count(result["decode_tokens"] + result["requests"], "output token")
-        waits = " and waiting for arrivals" if result["arrivals"] == "trace" else ""
+        outputs = show_count(result.n_outputs, "output token")
+        waits = " and waiting for arrivals" if result.arrivals == "trace" else ""
         rows.add_row("throughput", f"{_rate(throughput)} tokens/s: {outputs} in the whole run, prefill{waits} included")
-    if bound is None or bound["above_frac"] is None:
+    if bound is None or bound.above_frac is None:
         return rows
-    above = bound["above_frac"]
+    above = bound.above_frac
     where = f"{100 * abs(above):.{0 if abs(above) >= 0.095 else 1}f} % {'above' if above >= 0 else 'below'}"
-    lanes = {"copy": "this link and room", "copy + cpu": "this link, CPU and room"}[bound["lanes"]]
+    lanes = {"copy": "this link and room", "copy + cpu": "this link, CPU and room"}[bound.lanes]
     rows.add_row(
-        "lower bound", f"TPOT {show_seconds(bound['tpot_s'])} for any lossless policy with {lanes}; this is {where} it"
+        "lower bound", f"TPOT {_seconds(bound.tpot_s)} for any lossless policy with {lanes}; this is {where} it"
     )
     return rows
 
 
-def _hits(result: dict[str, Any]) -> Table:
-    rates = {
-        "decode": [result[f"{name}_rate"] for name in CLASSES],
-        "prefill": [result["prefill_hit_rates"][name] for name in CLASSES],
-    }
+def _hits(result: Result) -> Table:
+    rates = {"decode": result.hit_rates.by_class(), "prefill": result.prefill_hit_rates.by_class()}
     # The three that every policy has, and whichever of the others occur.
-    shown = [i for i, name in enumerate(CLASSES) if name in ("hit", "late_hit", "miss")
-             or any(column[i] for column in rates.values())]  # fmt: skip
-    rows = _table("experts found", *(CLASSES[i].replace("_", " ") for i in shown), "")
-    note = f"   definition: {result['hit_definition']}"
-    for phase, column in rates.items():
-        rows.add_row(phase, *(show_frac(column[i]) for i in shown), note if phase == "decode" else "")
+    shown = [
+        name
+        for name in CLASSES
+        if name in ("hit", "late_hit", "miss") or any(shares[name] for shares in rates.values())
+    ]
+    rows = _table("experts found", *(name.replace("_", " ") for name in shown), "")
+    note = f"   definition: {result.hit_definition}"
+    for phase, shares in rates.items():
+        rows.add_row(phase, *(show_frac(shares[name]) for name in shown), note if phase == "decode" else "")
     return rows
 
 
-def _union(result: dict[str, Any]) -> Table:
+def _union(result: Result) -> Table:
     """Of batches: how many experts a layer of an iteration wants together, beside its share of the room."""
-    rows, found = _pairs(), result["union_per_layer_step"]
-    if result["batch"] > 1 and found["experts"] is not None and found["over_slots"] is not None:
-        experts, slots, over = (f"{found[name]:.3g}" for name in ("experts", "slots", "over_slots"))
+    rows, found = _pairs(), result.union_per_layer_step
+    if result.batch > 1 and found.experts is not None and found.over_slots is not None:
+        experts, slots, over = (f"{value:.3g}" for value in (found.experts, found.slots, found.over_slots))
         rows.add_row("wanted together", f"{experts} experts per layer and iteration, for {slots} slots: r_bar {over}")
     return rows
 
 
-def _copies(result: dict[str, Any]) -> Table:
-    rows, prefetch, demand = _pairs(), result["prefetch"], result["demand_copies"]
-    outputs = result["decode_tokens"] + result["requests"]
-    per_token = f", {show_bytes(result['h2d_bytes'] / outputs)} per output token" if outputs else ""
-    back = f"; {show_bytes(result['d2h_bytes'])} back" if result["d2h_bytes"] else ""
-    rows.add_row("PCIe traffic", f"{show_bytes(result['h2d_bytes'])} to the GPU{per_token}{back}")
-    rows.add_row("on demand", f"{demand['n']:,} copies, {show_bytes(demand['bytes'])}")
-    if prefetch["issued"]["n"]:
-        fates = ", ".join(f"{kind} {_count(prefetch[kind])}" for kind in ("useful", "late", "wasted"))
-        moved = {key: prefetch["issued"][key] - prefetch["cancelled"][key] for key in ("n", "bytes")}
-        rows.add_row("prefetched", f"{_count(moved)}: {fates}")
-        less = ", ".join(f"{kind} {prefetch[kind]['n']:,}" for kind in ("cancelled", "refused") if prefetch[kind]["n"])
-        harm = f"harmful {_count(prefetch['harmful'])}, counted among those above"
+def _copies(result: Result) -> Table:
+    rows, prefetch, demand = _pairs(), result.prefetch, result.demand_copies
+    outputs = result.n_outputs
+    per_token = f", {show_bytes(result.h2d_bytes / outputs)} per output token" if outputs else ""
+    back = f"; {show_bytes(result.d2h_bytes)} back" if result.d2h_bytes else ""
+    rows.add_row("PCIe traffic", f"{show_bytes(result.h2d_bytes)} to the GPU{per_token}{back}")
+    rows.add_row("on demand", f"{demand.n:,} copies, {show_bytes(demand.bytes)}")
+    issued, cancelled = prefetch.issued, prefetch.cancelled
+    if issued.n:
+        fates = f"useful {_count(prefetch.useful)}, late {_count(prefetch.late)}, wasted {_count(prefetch.wasted)}"
+        rows.add_row("prefetched", f"{_count(Copies(issued.n - cancelled.n, issued.bytes - cancelled.bytes))}: {fates}")
+        unmoved = (("cancelled", cancelled), ("refused", prefetch.refused))
+        less = ", ".join(f"{kind} {copies.n:,}" for kind, copies in unmoved if copies.n)
+        harm = f"harmful {_count(prefetch.harmful)}, counted among those above"
         rows.add_row("", harm + (f"; before moving a byte: {less}" if less else ""))
     else:
         rows.add_row("prefetched", "nothing")
     return rows
 
 
-def _memory(result: dict[str, Any]) -> Table:
-    memory, size, shape, rows = result["memory"], result["expert_bytes"], result["shape"], _pairs()
-    budget, peak = sum(result["expert_budget_bytes"]), sum(result["peak_expert_bytes"])
-    n_whole = sum(n_bytes // size for n_bytes in result["expert_budget_bytes"])
-    n_all = shape["layers"] * shape["experts"]
-    where = f" over {result['gpus']} GPUs" if result["gpus"] > 1 else ""
+def _memory(result: Result) -> Table:
+    memory, size, shape, rows = result.memory, result.expert_bytes, result.shape, _pairs()
+    budget, peak = sum(result.expert_budget_bytes), sum(result.peak_expert_bytes)
+    n_whole = sum(n_bytes // size for n_bytes in result.expert_budget_bytes)
+    n_all = shape.layers * shape.experts
+    where = f" over {result.gpus} GPUs" if result.gpus > 1 else ""
     rows.add_row("expert budget", f"{show_bytes(budget)}{where}: {n_whole:,} of {n_all:,} whole experts of "
                  f"{show_bytes(size)}; {show_bytes(budget - peak)} never used")  # fmt: skip
-    peak_vram = f"{show_bytes(result['peak_vram_bytes'])} of {show_bytes(memory['vram_bytes'])}"
-    parts = ", ".join(f"{name} {show_bytes(memory[key])}" for name, key in _MEMORY if memory[key])
-    rows.add_row("peak VRAM" + (" (GPU 0)" if result["gpus"] > 1 else ""), f"{peak_vram}: {parts}")
-    rows.add_row("host memory", f"{show_bytes(result['peak_host_bytes'])} of experts")
+    peak_vram = f"{show_bytes(result.peak_vram_bytes)} of {show_bytes(memory.vram_bytes)}"
+    items = (
+        ("experts", memory.peak_expert_bytes),
+        ("dense", memory.dense_bytes),
+        ("KV", memory.kv_cache_bytes),
+        ("activations", memory.activation_bytes),
+        ("reserve", memory.reserve_bytes),
+        ("predictor", memory.predictor_bytes),
+    )
+    parts = ", ".join(f"{name} {show_bytes(n_bytes)}" for name, n_bytes in items if n_bytes)
+    rows.add_row("peak VRAM" + (" (GPU 0)" if result.gpus > 1 else ""), f"{peak_vram}: {parts}")
+    rows.add_row("host memory", f"{show_bytes(result.peak_host_bytes)} of experts")
     return rows
 
 
-def _grounds(result: dict[str, Any]) -> Table:
-    rows, origin, band = _pairs(), result["provenance"], result["uncertainty"]
-    if not origin["figures"]:  # a real run rests on the clock
+def _grounds(result: Result) -> Table:
+    rows, origin, band = _pairs(), result.provenance, result.uncertainty
+    if not origin.figures:  # a real run rests on the clock
         return rows
-    shares = ", ".join(f"{show_frac(origin[source])} {source}" for source in ("measured", "datasheet", "assumed"))
+    shares = ", ".join(f"{show_frac(share)} {source}" for source, share in origin.by_source().items())
     rows.add_row("rests on", f"{shares} figures, by share of simulated time; the largest:")
-    for figure in origin["figures"][:TOP_FIGURES]:
-        value = "" if figure["value"] is None else f" = {show_figure(figure['figure'], figure['value'])}"
-        ref = f" [{figure['ref']}]" if figure["ref"] else ""
-        rows.add_row("", f"{show_frac(figure['share']):>7}  {figure['figure']}{value} ({figure['source']}){ref}")
-    key = "tpot_s" if band["tpot_s"] else "ttft_s"
-    if band[key]:
-        low, high = (show_seconds(bound) for bound in band[key])
-        title = "TPOT" if key == "tpot_s" else "TTFT"
+    for figure in origin.figures[:TOP_FIGURES]:
+        value = "" if figure.value is None else f" = {show_figure(figure.figure, figure.value)}"
+        ref = f" [{figure.ref}]" if figure.ref else ""
+        rows.add_row("", f"{show_frac(figure.share):>7}  {figure.figure}{value} ({figure.source}){ref}")
+    time: Timed = "tpot_s" if band.tpot_s else "ttft_s"
+    ends = band.tpot_s or band.ttft_s
+    if ends:
+        low, high = (show_seconds(end) for end in ends)
+        title = "TPOT" if time == "tpot_s" else "TTFT"
         rows.add_row("uncertainty", f"{title} {low} to {high}, were every figure off at once to the end of its range"
-                     + _sampled(result, key))  # fmt: skip
+                     + _sampled(result, time))  # fmt: skip
     return rows
 
 
-def _sampled(result: dict[str, Any], key: str) -> str:
+def _sampled(result: Result, time: Timed) -> str:
     """What the band holds for the choice of requests."""
-    sampling = result["uncertainty"]["sampling"]
-    over, n = sampling[key], show_units(result[key]["n"], sampling[f"{key.removesuffix('_s')}_n"])
+    over, n_units = result.uncertainty.sampling.of(time)
+    n = show_units(result.time_s(time).n, n_units)
     if over is None:
         return f"; n = {n}: no sampling error can be given"
     low, high = (show_seconds(end) for end in over)
@@ -228,15 +245,15 @@ def show_units(n_requests: int, n_units: int) -> str:
     return str(n_requests) if n_units == n_requests else f"{n_requests} in {n_units} batch{'es' * (n_units > 1)}"
 
 
-def show_lengths(lengths: dict[str, Any]) -> str:
+def show_lengths(lengths: Lengths) -> str:
     """Prompt and output tokens of what was served, and the longest context."""
     said = []
-    for key, what in (("prompt_tokens", "prompts"), ("output_tokens", "outputs")):
-        low, high, mean = (lengths[key][name] for name in ("min", "max", "mean"))
+    for length, what in ((lengths.prompt_tokens, "prompts"), (lengths.output_tokens, "outputs")):
+        low, high, mean = length.min, length.max, length.mean
         if mean is None:
             return "no request was served to its end"
         said.append(f"{what} of {low:,} tokens" if low == high else f"{what} of {low:,} to {high:,} (mean {mean:,.0f})")
-    return f"{said[0]}, {said[1]}; longest context {lengths['longest_context_tokens']:,} tokens"
+    return f"{said[0]}, {said[1]}; longest context {lengths.longest_context_tokens:,} tokens"
 
 
 def show_figure(name: str, value: float) -> str:
@@ -255,8 +272,8 @@ def _rate(per_s: float) -> str:
     return f"{per_s:.0f}" if per_s >= 99.95 else f"{per_s:.1f}" if per_s >= 9.995 else f"{per_s:.2f}"
 
 
-def _count(entry: dict[str, int]) -> str:
-    return f"{entry['n']:,} ({show_bytes(entry['bytes'])})"
+def _count(copies: Copies) -> str:
+    return f"{copies.n:,} ({show_bytes(copies.bytes)})"
 
 
 def _seconds(duration_s: float | None) -> str:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sim.base.units import show_count
-from sim.policy.policy_file import told_of
+from sim.policy.policy_file import file_of
 
 if TYPE_CHECKING:
     from sim.setup.prepare import Setup
     from sim.setup.spec import RunSpec
 
+Value = bool | int | float | str | None
+Overrides = Mapping[str, Value]
+"""What was set -> to what."""
+
 GROUPS = ("hw", "model", "stack")
 OPTIONS = ("link", "vram_bytes", "expert_cache_bytes", "experts", "cache_frac")  # of the machine and its expert part
 
 
-def overrides_of(spec: RunSpec) -> dict[str, bool | int | float | str | None]:
+def overrides_of(spec: RunSpec) -> dict[str, Value]:
     """All that was set on top of what the names stand for: options that replace figures, then `--set` as given."""
     options = {name: getattr(spec, name) for name in (*OPTIONS, "predictor") if getattr(spec, name) is not None}
     return {**options, **spec.set}
@@ -23,8 +28,8 @@ def overrides_of(spec: RunSpec) -> dict[str, bool | int | float | str | None]:
 
 def title_of(setup: Setup) -> str:
     """One line that tells this run from others: `lfu scope=layer on rtx3090 with experts=40 (mixtral-8x7b bf16, T)`."""
-    spec, own = setup.spec, overrides_of(setup.spec)
-    of = {"policy": setup.policy.name, "policy_file": told_of(type(setup.policy)), "hw": setup.hw.id, "overrides": own}
+    spec, own, file = setup.spec, overrides_of(setup.spec), file_of(type(setup.policy))
+    who = policy_of(setup.policy.name, None if file is None else file.path.name, own)
     model = f"{setup.model.id} {spec.precision}"
     if changed := words(own, "model"):
         model += f" with {changed}"
@@ -35,25 +40,23 @@ def title_of(setup: Setup) -> str:
     rest += [f"scheduler {spec.scheduler}"] * (spec.scheduler is not None)
     rest += [f"stack {setup.stack.id}"] * (setup.stack.id != "bare") + [f"seed {spec.seed}"] * (spec.seed != 0)
     rest += [f"hits by {spec.hit_definition}"] * (spec.hit_definition != "gate")
-    return f"{policy_of(of)} on {machine_of(of)} ({', '.join(rest)})"
+    return f"{who} on {machine_of(setup.hw.id, own)} ({', '.join(rest)})"
 
 
-def policy_of(result: dict[str, Any]) -> str:
+def policy_of(policy: str, file: str | None, overrides: Overrides) -> str:
     """The policy, the file it is in where that was named, and what was set of its parameters."""
-    file = result.get("policy_file")
-    of = [f"of {file['name']}"] if file else []
-    return " ".join([result["policy"], *of, *filter(None, [words(result["overrides"], "", " ")])])
+    of = [] if file is None else [f"of {file}"]
+    return " ".join([policy, *of, *filter(None, [words(overrides, "", " ")])])
 
 
-def machine_of(result: dict[str, Any]) -> str:
+def machine_of(hw: str, own: Overrides) -> str:
     """`rtx3090 with h2d.bandwidth_bytes_per_s=5e10, experts=40`: the profile, and what was set of it and around it."""
-    own = result["overrides"]
     stack = {key: value for key, value in own.items() if key.startswith("stack.")}
     said = [words(own, "options"), words(own, "hw"), ", ".join(f"{k}={show(k, v)}" for k, v in stack.items())]
-    return " with ".join([result["hw"], *filter(None, [", ".join(filter(None, said))])])
+    return " with ".join([hw, *filter(None, [", ".join(filter(None, said))])])
 
 
-def words(overrides: dict[str, Any], group: str, between: str = ", ") -> str:
+def words(overrides: Overrides, group: str, between: str = ", ") -> str:
     """`key=value, ...` of one group, without its prefix. "options": what options replaced; "": the policy's own."""
     chosen = {key.removeprefix(f"{group}."): value for key, value in overrides.items() if _group(key) == group}
     return between.join(f"{key.removesuffix('_bytes') if group == 'options' else key}={show(key, value)}"

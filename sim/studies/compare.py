@@ -61,7 +61,6 @@ def run_all(
     Raises:
         BadInput: a policy that was named cannot run, or none can.
     """
-    from sim.bounds.time_bound import beside
     from sim.studies.pool import answers, bound_of, n_cores, replay
 
     ready, failed, n_layers = checked(candidates, note, first)
@@ -90,7 +89,7 @@ def run_all(
     for index, candidate in enumerate(ready):
         if not isinstance(answer := found[index], MoesimError):
             result, sample = answer
-            result["bound"] = beside(bounds[candidate.bounded_by], result)
+            result.set_beside(bounds[candidate.bounded_by])
             rows.append(Row(candidate.label, result, sample[ranked(result)]))
     if not rows:
         none_ran(candidates, failed, note)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.results.text import show_lengths
@@ -12,6 +12,8 @@ from sim.studies.ranking import is_bound, speed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sim.results.record import Result
+    from sim.setup.naming import Overrides
     from sim.studies.ranking import Rank, Row
 
 MOST_TIED = 3  # named in the verdict; the table shows all
@@ -28,8 +30,8 @@ def verdict(rows: Sequence[Row], found: dict[str, Rank]) -> str:
     systems = [row for row in rows if not is_bound(row.result)]
     if not systems:
         return "only bounds were compared"
-    faithful = [row for row in systems if "lossy" not in row.result["labels"]]
-    text = _lead(faithful or systems, found, machine_of({"hw": rows[0].result["hw"], "overrides": _set_for_all(rows)}))
+    faithful = [row for row in systems if "lossy" not in row.result.labels]
+    text = _lead(faithful or systems, found, machine_of(rows[0].result.hw, _set_for_all(rows)))
     if faithful and systems[0] is not faithful[0]:
         text += f"; a lossy one, {systems[0].label}, takes {show_seconds(speed(systems[0].result))}"
     return text
@@ -38,20 +40,20 @@ def verdict(rows: Sequence[Row], found: dict[str, Rank]) -> str:
 def served(rows: Sequence[Row]) -> str:
     """The requests that every run served."""
     result = rows[0].result
-    what = f"{result['trace']}, split {result['split']}: {show_count(result['requests'], 'request')}"
-    return f"{what}; {show_lengths(result['lengths'])}"
+    what = f"{result.trace}, split {result.split}: {show_count(result.n_requests, 'request')}"
+    return f"{what}; {show_lengths(result.lengths)}"
 
 
-def _set_for_all(rows: Sequence[Row]) -> dict[str, Any]:
+def _set_for_all(rows: Sequence[Row]) -> Overrides:
     """What was set for every run alike; what was set for one stands in its label."""
-    first, *others = (row.result["overrides"] for row in rows)
+    first, *others = (row.result.overrides for row in rows)
     return {key: value for key, value in first.items() if all(key in own and own[key] == value for own in others)}
 
 
 def _lead(systems: Sequence[Row], found: dict[str, Rank], machine: str) -> str:
     first = systems[0]
     over = _over(first)
-    what = "per token" if first.result["tpot_s"]["mean"] is not None else "to the first token"
+    what = "per token" if first.result.tpot_s.mean is not None else "to the first token"
     text = f"{first.label}: {show_seconds(speed(first.result))} {what} on {machine} over {over}"
     if len(systems) > 1 and speed(first.result) > 0:
         second = systems[1]
@@ -87,14 +89,13 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
     prose(shown, -2, -1)
     common = _of_all(rows)
     for label, result, _ in rows:
-        outputs = result["decode_tokens"] + result["requests"]
-        notes = [note for note in result["labels"] if note != "oracle" and note not in common]
-        notes = ["oracle", *notes] if "oracle" in result["labels"] else notes
-        tpot_s = result["tpot_s"]["mean"]
+        notes = [note for note in result.labels if note != "oracle" and note not in common]
+        notes = ["oracle", *notes] if "oracle" in result.labels else notes
+        tpot_s = result.tpot_s.mean
         shown.add_row(
             label, _places(found.get(label)), "-" if tpot_s is None else show_seconds(tpot_s), _above(result),
-            show_seconds(result["ttft_s"]["mean"]), show_frac(result["hit_rate"]), show_frac(result["late_hit_rate"]),
-            show_bytes(result["h2d_bytes"] / outputs), str(result["bound_by"]["resource"]), ", ".join(notes),
+            show_seconds(result.ttft_s.mean or 0.0), show_frac(result.hit_rate), show_frac(result.late_hit_rate),
+            show_bytes(result.h2d_bytes / result.n_outputs), str(result.bound_by.resource), ", ".join(notes),
         )  # fmt: skip
     below = [*([f"all of them: {', '.join(common)}\n"] if common else []), *_bounds(rows)]
     return render(shown) + ("\n" if below else "") + "".join(below)
@@ -102,7 +103,7 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
 
 def _of_all(rows: Sequence[Row]) -> list[str]:
     """Labels that every run carries, so that they are the trace's, not a policy's; of one run, none."""
-    first, *others = (row.result["labels"] for row in rows)
+    first, *others = (row.result.labels for row in rows)
     return [note for note in first if others and all(note in labels for labels in others)]
 
 
@@ -110,22 +111,23 @@ def _places(rank: Rank | None) -> str:
     return "-" if rank is None else str(rank.best) if rank.best == rank.worst else f"{rank.best}-{rank.worst}"
 
 
-def _above(result: dict[str, Any]) -> str:
-    bound = result["bound"]
-    if bound is None or bound["above_frac"] is None:
+def _above(result: Result) -> str:
+    bound = result.bound
+    if bound is None or bound.above_frac is None:
         return "-"
-    return f"{100 * bound['above_frac']:.0f} %"
+    return f"{100 * bound.above_frac:.0f} %"
 
 
 def _bounds(rows: Sequence[Row]) -> list[str]:
     """The bounds of this card's memory; a run in memory it does not have is above one of its own. Where rows have
     bounds of their own, because a figure was set for them alone, each is named with what was set."""
-    common, found = _set_for_all(rows), {}
+    common = _set_for_all(rows)
+    found: dict[tuple[str, str], float] = {}
     for _, result, _ in rows:
-        bound = result["bound"]
-        if bound is not None and bound["tpot_s"] is not None and not any("does not fit" in x for x in result["labels"]):
-            own = ", ".join(f"{key}={show(key, value)}" for key, value in result["overrides"].items()
+        bound = result.bound
+        if bound is not None and bound.tpot_s is not None and not any("does not fit" in x for x in result.labels):
+            own = ", ".join(f"{key}={show(key, value)}" for key, value in result.overrides.items()
                             if key.startswith(("hw.", "model.", "stack.")) and key not in common)  # fmt: skip
-            found[bound["lanes"], own] = bound["tpot_s"]
+            found[bound.lanes, own] = bound.tpot_s
     return [f"lower bound: TPOT {show_seconds(tpot_s)} for any lossless policy {_LANES[lanes]}{own and f', {own}'}\n"
             for (lanes, own), tpot_s in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))]  # fmt: skip

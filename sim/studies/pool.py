@@ -18,6 +18,8 @@ from sim.base.errors import CheckFailed, MoesimError
 from sim.base.interrupts import POLL_S, heard, held
 
 if TYPE_CHECKING:
+    from sim.bounds.time_bound import LowerBound
+    from sim.results.record import Result
     from sim.results.sampling import Sample
     from sim.setup.spec import RunSpec
 
@@ -32,7 +34,7 @@ def n_cores() -> int:
     return os.cpu_count() or 1
 
 
-def replay(spec: RunSpec) -> tuple[dict[str, Any], dict[str, Sample]] | MoesimError:
+def replay(spec: RunSpec) -> tuple[Result, dict[str, Sample]] | MoesimError:
     """The result of one run without its bound, and its requests' times, or why they cannot be had."""
     from sim.results.sampling import samples
     from sim.run import execute, prepare
@@ -51,7 +53,7 @@ def replay(spec: RunSpec) -> tuple[dict[str, Any], dict[str, Sample]] | MoesimEr
         raise
 
 
-def bound_of(spec: RunSpec, cpu: bool) -> dict[str, Any] | None:
+def bound_of(spec: RunSpec, cpu: bool) -> LowerBound | None:
     """The lower bound of one run (`sim.bounds.time_bound.lower_bound`)."""
     from sim.bounds.time_bound import lower_bound
     from sim.run import prepare

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from sim.results.record import Result
 from sim.results.sampling import Sample, ranks
+from sim.results.schema import Timed
 
 
 class Row(NamedTuple):
     """A run of the comparison: what the user called it, its result, and what is ranked of every request."""
 
     label: str
-    result: dict[str, Any]
+    result: Result
     sample: Sample
 
 
@@ -24,20 +26,20 @@ class Rank(NamedTuple):
     tied: list[str]
 
 
-def speed(result: dict[str, Any]) -> float:
+def speed(result: Result) -> float:
     """What is ranked, in seconds: time per output token, or to the first where there is but one."""
-    return float(result[ranked(result)]["mean"])
+    return result.time_s(ranked(result)).mean or 0.0
 
 
-def ranked(result: dict[str, Any]) -> str:
+def ranked(result: Result) -> Timed:
     """The key of what is ranked."""
-    return "ttft_s" if result["tpot_s"]["mean"] is None else "tpot_s"
+    return "ttft_s" if result.tpot_s.mean is None else "tpot_s"
 
 
-def is_bound(result: dict[str, Any]) -> bool:
+def is_bound(result: Result) -> bool:
     """Whether the run is a bound rather than a system: it knows the future, or has memory the card has not."""
-    return "oracle" in result["labels"] or any(
-        label.startswith("does not fit") or "not applied" in label for label in result["labels"]
+    return "oracle" in result.labels or any(
+        label.startswith("does not fit") or "not applied" in label for label in result.labels
     )
 
 

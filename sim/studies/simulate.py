@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from sim.base.errors import BadInput, CheckFailed
 from sim.base.files import to_struct
-from sim.base.json import finite
 from sim.base.units import parse_bytes
 from sim.policy.registry import name_of
 from sim.results.metrics import request_row
@@ -79,7 +78,7 @@ def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) 
     finally:
         setup.close()
     rows = [request_row(times) for times in outcome.clockwork.requests]
-    return Result.of(outcome.result, Replay(spec, kind, outcome.result, rows))
+    return outcome.result.with_tables(Replay(spec, kind, outcome.result, rows))
 
 
 def _plain(key: str, value: Any) -> Any:
@@ -99,9 +98,10 @@ class Replay:
     """The tables of a run that is over: its requests, and all others by replaying it once more."""
 
     def __init__(
-        self, spec: RunSpec, kind: type[Policy] | None, facts: dict[str, Any], requests: list[tuple[Any, ...]]
+        self, spec: RunSpec, kind: type[Policy] | None, result: Result, requests: list[tuple[Any, ...]]
     ) -> None:
-        self._spec, self._kind, self._facts, self._requests = spec, kind, facts, requests
+        self._spec, self._kind, self._requests = spec, kind, requests
+        self._run_id, self._n_layers, self._facts = result.run_id, result.shape.layers, result.to_dict()
         self._frames: dict[str, DataFrame] = {}
 
     def table(self, name: str) -> DataFrame:
@@ -114,12 +114,12 @@ class Replay:
         from sim.results.tables import frame
 
         if name == "requests":
-            self._frames[name] = frame(name, self._facts["run_id"], self._requests)
+            self._frames[name] = frame(name, self._run_id, self._requests)
         elif name == "layers":
             from sim.results.by_layer import by_layer
 
             iterations, decisions = self.table("iterations"), self.table("decisions")
-            self._frames[name] = by_layer(iterations, decisions, self._facts["shape"]["layers"])
+            self._frames[name] = by_layer(iterations, decisions, self._n_layers)
         else:
             self._frames |= self._again(name)
 
@@ -138,16 +138,16 @@ class Replay:
         with tempfile.TemporaryDirectory(prefix="moesim-") as folder:
             setup = prepare(self._spec, self._kind)
             try:
-                if setup.run_id != self._facts["run_id"]:
+                if setup.run_id != self._run_id:
                     raise BadInput(
                         f"{name}, got inputs that have changed since the run (run_id {setup.run_id}, then "
-                        f"{self._facts['run_id']}): they are another run's; simulate again"
+                        f"{self._run_id}): they are another run's; simulate again"
                     )
                 out = Path(folder) / "run"
                 outcome = recorded(execute, setup, None, Keep(out, with_spans=name == "spans"))
             finally:
                 setup.close()
-            if finite({**outcome.result, "wall_s": None}) != finite({**self._facts, "wall_s": None}):
+            if {**outcome.result.to_dict(), "wall_s": None} != {**self._facts, "wall_s": None}:
                 raise CheckFailed(
                     f"{name}, got another result from a second replay: policy {setup.policy.name} decides by something "
                     "beside the trace; let it draw by a seed of its own"
