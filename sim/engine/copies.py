@@ -318,9 +318,10 @@ class Copies:
         self.prefetched.forget(piece)
         self.prefetched.issue(piece, gone)
         self.speculative[piece.gpu][piece] = ticket
-        quiet_s = machine.earliest_completion_s((ticket,))
-        if quiet_s < self.quiet_s:
-            self.quiet_s = quiet_s
+        if self.depth >= 0:
+            quiet_s = machine.earliest_completion_s((ticket,))
+            if quiet_s < self.quiet_s:
+                self.quiet_s = quiet_s
         if self.tells_placed:
             self.policy.placed(piece, self.view)
         if self.log is not None:

@@ -163,54 +163,58 @@ class Engine:
 
     def apply(self, decision: Any) -> Ticket | None:
         """Apply one decision. Raises IllegalDecision naming decision, rule and state."""
-        kind = type(decision)
+        kind = type(decision)  # fields are asked for by name: an index into a named tuple takes five times as long
         if kind is Serve:
             self.layer.serve()
             return None
         if kind is RunGpu:
-            return self.layer.run_gpu(decision[0], all_tickets(decision[1]), decision[2])
+            return self.layer.run_gpu(decision.expert, all_tickets(decision.after), decision.joined)
         if kind is Fetch:
-            return self.copies.fetch(self.residency.known(decision[0]), all_tickets(decision[1]))
+            return self.copies.fetch(self.residency.known(decision.piece), all_tickets(decision.after))
+        if kind is Evict:
+            self.copies.evict(self.residency.known(decision.piece))
+            return None
         if kind is Prefetch:
             return self.copies.prefetch(
-                self.residency.known(decision[0]), decision[1], all_tickets(decision[2])
+                self.residency.known(decision.piece), decision.priority, all_tickets(decision.after)
             )
+        if kind is RunPart:
+            return self.layer.run_part(
+                self.residency.known(decision.piece), all_tickets(decision.after), decision.slices
+            )
+        if kind is RunCpu:
+            return self.layer.run_cpu(decision.expert, decision.join_layer)
         if kind is Requeue:
-            self.copies.requeue(decision[0], decision[1])
+            self.copies.requeue(decision.wanted, decision.up_to_layer)
             return None
         if kind is RequeueFrom:
+            after = all_tickets(decision.after)
             self.copies.requeue_from(
-                decision[0], decision[1], decision[2], decision[3], all_tickets(decision[4]), decision[5], decision[6]
-            )
-            return None
-        if kind is Evict:
-            self.copies.evict(self.residency.known(decision[0]))
+                decision.wishes, decision.start, decision.stop, decision.fresh, after, decision.up_to_layer,
+                decision.most,
+            )  # fmt: skip
             return None
         if kind is Predict:
             return self._predict(decision)
-        if kind is RunCpu:
-            return self.layer.run_cpu(decision[0], decision[1])
-        if kind is RunPart:
-            return self.layer.run_part(self.residency.known(decision[0]), all_tickets(decision[1]), decision[2])
-        if kind is Wait:
-            for ticket in all_tickets(decision[0]):
-                self.machine.sync(ticket)
-            return None
         return self._apply_seldom(decision)
 
     def _apply_seldom(self, decision: Any) -> Ticket | None:
         kind = type(decision)
+        if kind is Wait:
+            for ticket in all_tickets(decision.tickets):
+                self.machine.sync(ticket)
+            return None
         if kind is WriteBack:
-            return self.copies.write_back(self.residency.known(decision[0]), all_tickets(decision[1]))
+            return self.copies.write_back(self.residency.known(decision.piece), all_tickets(decision.after))
         if kind is RunCpuAhead:
-            return self.layer.run_cpu_ahead(decision[0], decision[1], decision[2])
+            return self.layer.run_cpu_ahead(decision.layer, decision.expert, decision.n_tokens)
         if kind is Cancel:
             self.copies.needs_timing("Cancel")
-            self.copies.cancel(self.residency.known(decision[0]))
+            self.copies.cancel(self.residency.known(decision.piece))
             return None
         if kind is DropQueue:
             self.copies.needs_timing("DropQueue")
-            self.copies.drop_queue(decision[0])
+            self.copies.drop_queue(decision.up_to_layer)
             return None
         raise IllegalDecision(f"decision, got {decision!r}: not a decision; see sim.policy.decisions")
 

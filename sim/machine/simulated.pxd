@@ -25,7 +25,7 @@ cdef class SimulatedMachine(Machine):
     cdef readonly list gpu_s, cpu_s, side_s, host_predict_s
     cdef double _sync_s, _copy_launch_s
     cdef Meter _prices
-    cdef dict _experts, _grouped_experts, _on_cpu
+    cdef dict _experts, _grouped_experts, _on_cpu, _part_launches_s
     cdef list _copies, _places, _slacks, _groups, _blocks
     cdef Group _group
     cdef bint _grouped

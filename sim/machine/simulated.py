@@ -69,6 +69,7 @@ class SimulatedMachine(Machine):
         self.host_predict_s = [0.0] * len(cost.attributed_to)
         self._sync_s = cost.sync_s
         self._copy_launch_s = cost.copy_launch_s
+        self._part_launches_s: dict[float, float] = {1.0: cost.copy_launch_s}  # by the share of an expert
         self._prices = Meter()  # operations of this iteration by price, added to `gpu_s` when it ends
         self._experts: dict[tuple[int, object, float, float, bool], Operation] = {}
         # In a group: what others left to fill (-1: the first), tokens, precision, share -> and what it leaves.
@@ -415,7 +416,10 @@ class SimulatedMachine(Machine):
             self.experts_launched += 1.0
         else:
             frac = piece.stop_frac - piece.start_frac
-            self.now_s = begun_s + (self._copy_launch_s if frac == 1.0 else self.cost.part_launch_s(frac))
+            launch_s = self._part_launches_s.get(frac)
+            if launch_s is None:
+                launch_s = self._part_launches_s[frac] = self.cost.part_launch_s(frac)
+            self.now_s = begun_s + launch_s
             self.experts_launched += frac
         self.n_copy_launches += 1
         if self.spans is not None:
