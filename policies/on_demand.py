@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from sim.policy import Evict, Fetch, Gate, Param, Piece, Policy, RequestInfo, RunGpu, Steps, Ticket, View
+from sim.policy import Evict, Fetch, Gate, Insertion, Param, Piece, Policy, RequestInfo, RunGpu, Steps, Ticket, View
 
 
 class OnDemand(Policy):
@@ -42,23 +42,17 @@ class OnDemand(Policy):
     matrices: int
 
     def bind(self, view: View) -> None:
-        self._kept: dict[Piece, None] = {}  # keep=request: oldest first
         self._n_running = 0
+        if self.keep == "request":
+            self.order = Insertion()
 
     def request_start(self, request: RequestInfo, view: View) -> None:
         self._n_running += 1
 
     def request_end(self, request: RequestInfo, view: View) -> Steps:
         self._n_running -= 1
-        for piece in () if self._n_running else list(self._kept):
-            del self._kept[piece]
+        for piece in () if self._n_running else list(view.residents()):
             yield Evict(piece)
-
-    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        return next((kept for kept in self._kept if view.evictable(kept)), None)
-
-    def evicted(self, piece: Piece, view: View) -> None:
-        self._kept.pop(piece, None)
 
     def _run_kept(self, gate: Gate, view: View) -> Steps:
         """In ascending order, each once it is there; what is missing is loaded for as long as a request runs."""
@@ -66,7 +60,6 @@ class OnDemand(Policy):
             missing = [piece for piece in view.matrices(gate.layer, expert, self.matrices) if not view.holds(piece)]
             for piece in missing:
                 yield Fetch(piece)
-                self._kept[piece] = None
             yield RunGpu(expert)
 
     def min_experts(self, view: View) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from random import Random as Draws
 
 from policies.common.cache import ScopedCache
-from sim.policy import Param, Piece, View
+from sim.policy import NEVER, Param, Piece, Rank, View
 
 
 class Random(ScopedCache):
@@ -35,6 +35,7 @@ class Random(ScopedCache):
     )  # fmt: skip
     selection: str
     seed: int
+    _leaving: Rank
 
     def min_experts(self, view: View) -> int:
         return view.top_k if self.selection == "static" else super().min_experts(view)
@@ -48,7 +49,9 @@ class Random(ScopedCache):
         self._draw = Draws(self.seed).random  # noqa: S311 - a simulation, not a secret
         self._held: defaultdict[int, list[Piece]] = defaultdict(list)
         self._at: dict[Piece, int] = {}  # where each one stands in its list
-        self._passing: dict[Piece, None] = {}  # in the buffer, oldest first
+        self._n_passed = 0
+        if self.selection == "static":  # oldest first out of the buffer
+            self.order = self._leaving = Rank(view.n_layers * view.n_experts)
 
     def initial(self, view: View) -> Iterator[Piece]:
         """The static choice: of each GPU's experts, or of each layer's there."""
@@ -69,13 +72,16 @@ class Random(ScopedCache):
     def _chosen(self, pieces: list[Piece], n: int) -> Iterator[Piece]:
         """`n` of them, each with equal chance."""
         for left in range(len(pieces), max(0, len(pieces) - n), -1):
-            yield pieces.pop(int(self._draw() * left))
+            piece = pieces.pop(int(self._draw() * left))
+            self._leaving.bar[piece.index] = NEVER
+            yield piece
 
     def accessed(self, piece: Piece, hit: bool, view: View) -> None:
         if hit:
             return
         if self.selection == "static":
-            self._passing[piece] = None
+            self._n_passed += 1
+            self._leaving.rank[piece.index] = self._n_passed
             return
         held = self._held[self.group(piece)]
         self._at[piece] = len(held)
@@ -83,7 +89,6 @@ class Random(ScopedCache):
 
     def evicted(self, piece: Piece, view: View) -> None:
         if self.selection == "static":
-            del self._passing[piece]
             return
         held = self._held[self.group(piece)]
         last = held.pop()
@@ -92,9 +97,6 @@ class Random(ScopedCache):
             held[at], self._at[last] = last, at
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        if self.selection == "static":
-            leaving = (other for other in self._passing if other.gpu == piece.gpu and view.evictable(other))
-            return next(leaving, None)
         held = self._held[self.group(piece)]
         for left in range(len(held), 0, -1):  # what is drawn and cannot leave goes behind what can still be drawn
             at = int(self._draw() * left)

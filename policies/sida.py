@@ -76,7 +76,8 @@ class Sida(Forecasting):
 
     def _move(self, view: View) -> Steps:
         """`move_experts`: down first, "to avoid OOM", then up; both are done when the pass begins."""
-        down = [piece for order in self.turns for piece in order if piece not in self.ahead]
+        down = [piece for piece in view.residents() if piece not in self.ahead]
+        down.sort(key=lambda piece: piece.gpu)
         for piece in down:
             ticket = yield WriteBack(piece)
             yield Wait((ticket,))
@@ -84,7 +85,7 @@ class Sida(Forecasting):
         tickets: list[Ticket] = []
         for piece in self.fill(view):
             tickets.append((yield Fetch(piece)))
-            self.placed(piece, view)
+            self.loaded(piece)
         yield Wait(tuple(tickets))
 
     def assign(self, gate: Gate, view: View) -> Assignment:

@@ -28,6 +28,8 @@ from numpy.typing import NDArray
 
 from policies.common.masked_gate import masked_top_k
 from sim.policy import (
+    FREE,
+    NEVER,
     Assignment,
     BadInput,
     Gate,
@@ -36,6 +38,7 @@ from sim.policy import (
     Piece,
     Policy,
     Prefetch,
+    Rank,
     RequestInfo,
     Requeue,
     Serve,
@@ -103,6 +106,9 @@ class SwapMoe(Policy):
     def bind(self, view: View) -> None:
         self._room = [self._quotas(gpu, view) for gpu in range(view.n_gpus)]
         self._importance = np.zeros((view.n_layers, view.n_experts))
+        # Who makes room is one of the layer that is no Virtual Expert any more, the lowest first.
+        self.order = order = Rank(view.n_layers * view.n_experts, per_layer=True)
+        self._bars = order.bar.reshape(view.n_layers, view.n_experts)
         self._virtual: list[set[int]] = [set() for _ in range(view.n_layers)]  # as the last update wants them
         self._held: list[set[int]] = [set() for _ in range(view.n_layers)]  # there or on their way
         self._samples = self._updates = self._swaps = 0
@@ -147,6 +153,8 @@ class SwapMoe(Policy):
                     left[gpu] -= 1
                     chosen.add(expert)
             self._virtual[layer] = chosen
+            self._bars[layer] = FREE
+            self._bars[layer, list(chosen)] = NEVER
         self._importance[:] = 0
 
     # -- samples and exchanges --------------------------------------------------------------------------------------
@@ -174,11 +182,6 @@ class SwapMoe(Policy):
         if self._samples % self.frequency == 0:
             self._updates += 1
             self._choose(view)
-
-    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        """One of the layer that is no Virtual Expert any more."""
-        leaving = (view.piece(piece.layer, e) for e in sorted(self._held[piece.layer] - self._virtual[piece.layer]))
-        return next((old for old in leaving if old.gpu == piece.gpu and view.evictable(old)), None)
 
     def placed(self, piece: Piece, view: View) -> None:
         self._held[piece.layer].add(piece.expert)

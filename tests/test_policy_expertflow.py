@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from fractions import Fraction
 from itertools import combinations
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from policies.expertflow.policy import ExpertFlow
 from policies.expertflow.token_scheduler import as_bits, halves
 from sim.base.errors import BadInput, IllegalDecision
 from sim.conformance.world import iterations
+from sim.policy.order import FREE, LAST
 from sim.policy.pieces import Piece
 from sim.workload.iterations import Range, RequestInfo
 from sim.workload.learn_split import StoreSplit, requests_of
@@ -114,11 +114,16 @@ def test_where_all_is_foretold_the_last_of_the_forecast_leaves(tmp_path):
     assert seen.log[:3] == [("prefetch", 0, 0), ("prefetch", 1, 1), ("prefetch", 2, 2)]
     assert seen.log[3:5] == [("evict", 0, 0), ("fetch", 0, 3)]
     policy = ExpertFlow()
-    pieces = [Piece(layer, 0, 0.0, 1.0, "bf16", 0, 1, layer) for layer in (2, 1, 0)]
-    policy.turns, policy.ahead = [OrderedDict.fromkeys(pieces)], dict.fromkeys(reversed(pieces))
-    view = SimpleNamespace(evictable=lambda piece: piece is not pieces[0])
-    assert policy.victim(pieces[2], True, view) is None
-    assert policy.victim(pieces[2], False, view) is pieces[1]
+    policy.bind(SimpleNamespace(n_layers=3, n_experts=1, n_gpus=1))
+    pieces = [Piece(layer, 0, 0.0, 1.0, "bf16", 0, 1, layer) for layer in range(3)]
+    for piece in reversed(pieces):
+        policy.loaded(piece)
+    policy.plan(pieces)
+    assert policy.order.bar.tolist() == [LAST] * 3  # for no prefetch, and for a demand the last of the forecast
+    assert policy.order.rank.argmin() == 2
+    policy.passed(1)  # what is not foretold any more leaves first, the one loaded first before the other
+    assert policy.order.bar.tolist() == [FREE, FREE, LAST]
+    assert policy.order.rank[1] < policy.order.rank[0]
 
 
 def test_the_prediction_is_waited_for_unless_hidden(tmp_path):

@@ -8,14 +8,27 @@ knows the input alone, all layers at once; unlike them it knows nothing of the c
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.common.surrogate import PREFIX, Surrogate
-from sim.policy import BadInput, Iteration, Param, Piece, Policy, Prefetch, Steps, StoreSplit, View, no_store
+from sim.policy import (
+    FREE,
+    LAST,
+    BadInput,
+    Iteration,
+    Param,
+    Piece,
+    Policy,
+    Prefetch,
+    Rank,
+    Steps,
+    StoreSplit,
+    View,
+    no_store,
+)
 
 Ids = NDArray[np.int64]
 PRIOR = 2  # tokens of average routing added to each id's own: few enough that one sighting outweighs popularity
@@ -97,8 +110,8 @@ class Drawn:
 class Forecasting(Policy):
     """A policy with a forecast of the whole pass: its `ahead` are loaded in order, and leave last.
 
-    `order` holds what is resident on each GPU, the first to leave first. Whoever is needed by the layer that runs, or
-    foretold for one to come, stays while others can go; when nobody else can, the last of the forecast goes.
+    Who was loaded first leaves first. Whoever is needed by the layer that runs, or foretold for one to come, stays
+    while others can go; when nobody else can go for a demand, the last of the forecast does.
     """
 
     needs = frozenset({"experts", "token_ids"})
@@ -118,7 +131,11 @@ class Forecasting(Policy):
             raise BadInput(f"{self.name}.predictor, got {self.predictor!r}: write tokens, or surrogate:0.85")
 
     def bind(self, view: View) -> None:
-        self.turns: list[OrderedDict[Piece, None]] = [OrderedDict() for _ in range(view.n_gpus)]
+        n = view.n_layers * view.n_experts
+        self.order = order = Rank(n)
+        self._rank, self._bar = order.rank.data, order.bar.data
+        self._turns = [0] * n  # by `Piece.index`, numbered as they were loaded
+        self._n_loaded = 0
         self.ahead: dict[Piece, None] = {}
         self.ids = np.zeros((0, 0, 0), dtype=np.int64)  # foretold [n, L, K] for the iteration that runs
         self.scores = self.ids
@@ -155,12 +172,28 @@ class Forecasting(Policy):
 
     def plan(self, pieces: Iterable[Piece]) -> None:
         """What the pass will need, in the order it is to be loaded."""
+        for piece in self.ahead:
+            self._over(piece)
         self.ahead = dict.fromkeys(pieces)
+        for at, piece in enumerate(self.ahead):
+            self._rank[piece.index], self._bar[piece.index] = -at, LAST
 
     def passed(self, layer: int) -> None:
         """A layer's gate has spoken: its forecast has had its day."""
         for piece in [piece for piece in self.ahead if piece.layer <= layer]:
             del self.ahead[piece]
+            self._over(piece)
+
+    def _over(self, piece: Piece) -> None:
+        """It is not foretold any more."""
+        self._rank[piece.index], self._bar[piece.index] = self._turns[piece.index], FREE
+
+    def loaded(self, piece: Piece) -> None:
+        """To the end of the line of those who leave first."""
+        self._n_loaded += 1
+        self._turns[piece.index] = self._n_loaded
+        if piece not in self.ahead:
+            self._rank[piece.index] = self._n_loaded
 
     def fill(self, view: View) -> Iterator[Piece]:
         """Pieces of the forecast that can be loaded now, in order; a GPU without room waits until some is free."""
@@ -168,7 +201,7 @@ class Forecasting(Policy):
         for piece in list(self.ahead):
             if piece.gpu in full or view.holds(piece):
                 continue
-            if view.free_bytes(piece.gpu) < piece.n_bytes and self.victim(piece, True, view) is None:
+            if view.free_bytes(piece.gpu) < piece.n_bytes and not self._somebody_leaves(piece.gpu, view):
                 full.add(piece.gpu)
                 if len(full) == view.n_gpus:
                     return
@@ -180,21 +213,16 @@ class Forecasting(Policy):
         for piece in self.fill(view):
             yield Prefetch(piece)
 
+    def _somebody_leaves(self, gpu: int, view: View) -> bool:
+        """Whether anybody makes room for a forecast."""
+        return any(p.gpu == gpu and p not in self.ahead and view.evictable(p) for p in view.residents())
+
     def placed(self, piece: Piece, view: View) -> None:
-        self.turns[piece.gpu][piece] = None
+        self.loaded(piece)
 
     def accessed(self, piece: Piece, hit: bool, view: View) -> None:
-        self.turns[piece.gpu].setdefault(piece)
-
-    def evicted(self, piece: Piece, view: View) -> None:
-        del self.turns[piece.gpu][piece]
-
-    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        order, ahead = self.turns[piece.gpu], self.ahead
-        found = next((p for p in order if p not in ahead and view.evictable(p)), None)
-        if found is None and not speculative:
-            found = next((p for p in reversed(ahead) if p in order and view.evictable(p)), None)
-        return found
+        if not hit:
+            self.loaded(piece)
 
     def stats(self) -> dict[str, float]:
         """Share of the experts chosen by the gates that were foretold."""

@@ -87,5 +87,5 @@ class ExpertFlow(Forecasting):
     def _release(self, layer: int, expert: int, view: View) -> None:
         """To the end of the line of those who leave first."""
         piece = view.piece(layer, expert)
-        if piece in self.turns[piece.gpu]:
-            self.turns[piece.gpu].move_to_end(piece)
+        if view.holds(piece):
+            self.loaded(piece)

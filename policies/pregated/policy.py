@@ -23,6 +23,8 @@ import numpy as np
 
 from policies.pregated.cache import ExpertCache
 from sim.policy import (
+    FREE,
+    NEVER,
     PREFILL,
     Decision,
     Evict,
@@ -33,6 +35,7 @@ from sim.policy import (
     Piece,
     Policy,
     Prefetch,
+    Rank,
     RequestInfo,
     RunGpu,
     Steps,
@@ -101,8 +104,11 @@ class PreGated(Policy):
         # Experts per working buffer: an equal part of what the cache leaves (the largest active set is not known yet).
         self._size = [(view.capacity_of(g) - self._cached(view)) // (self._ahead + 1) for g in range(view.n_gpus)]
         self._phase = ""
-        self._kept: dict[Piece, None] = {}  # keep=request: outside the buffers, oldest first
-        self._n_running = 0
+        self._kept: dict[Piece, None] = {}  # keep=request: outside the buffers, oldest first; they alone make room
+        self._n_running = self._n_kept = 0
+        self._leaving = Rank(view.n_layers * view.n_experts)
+        self._leaving.bar[:] = NEVER
+        self.order = self._leaving if self.keep == "request" else None
 
     def request_start(self, request: RequestInfo, view: View) -> None:
         self._n_running += 1
@@ -115,14 +121,12 @@ class PreGated(Policy):
             yield from self._release(buffer, list(buffer))
         self._buffers = {}
         for piece in list(self._kept):
-            del self._kept[piece]
+            self._take(piece)
             yield Evict(piece)
 
-    def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        return next((kept for kept in self._kept if view.evictable(kept)), None)
-
     def evicted(self, piece: Piece, view: View) -> None:
-        self._kept.pop(piece, None)
+        if piece in self._kept:
+            self._take(piece)
 
     def iteration_start(self, iteration: Iteration, view: View) -> Steps:
         if self._phase == PREFILL != iteration.phase:
@@ -203,7 +207,7 @@ class PreGated(Policy):
     def _found(self, piece: Piece, buffer: Buffer) -> bool:
         """In the expert cache: copied from there into the buffer. What is kept only changes hands."""
         if piece in self._kept:
-            del self._kept[piece]
+            self._take(piece)
             buffer[piece] = None
             return True
         cache = self._caches[piece.gpu]
@@ -224,6 +228,17 @@ class PreGated(Policy):
             if piece in self._caches[piece.gpu]:
                 continue
             if self.keep == "request":
-                self._kept[piece] = None
+                self._keep(piece)
             else:
                 yield Evict(piece)
+
+    def _keep(self, piece: Piece) -> None:
+        """What leaves a buffer stays while there is room, and makes room for others, the oldest first."""
+        self._kept[piece] = None
+        self._n_kept += 1
+        self._leaving.rank[piece.index], self._leaving.bar[piece.index] = self._n_kept, FREE
+
+    def _take(self, piece: Piece) -> None:
+        """It is kept no longer."""
+        del self._kept[piece]
+        self._leaving.bar[piece.index] = NEVER

@@ -85,7 +85,7 @@ class Assignment:
     `precision` names experts that may run in less than the serving precision; they are counted as lowered when they do.
     """
 
-    ids: np.ndarray | list[list[int]]
+    ids: Any  # an array, or lists in a list
     weights: np.ndarray | None = None
     precision: dict[int, str] | None = None
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 NO_PRECISIONS: dict[int, str] = {}  # no expert may run in less than the serving precision; never written to
 SCORES = ("scores",)
-BLOCK_ROWS, MOST_BLOCKS = 32, 8
-"""Decode rows of a request read at once: a slice of a memory map costs microseconds."""
+MOST_ROWS, BLOCK_BYTES, MOST_BLOCKS = 256, 2**20, 8
+"""Decode rows of a request read at once, and their bytes as float64: a slice of a memory map costs microseconds."""
 
 
 class Gate:
@@ -115,6 +115,7 @@ class Arrays:
         self._lists: list[list[float]] | None = None  # scores of a single token by layer
         self.hides_later = False  # a check: whoever is asked for all layers at once sees noise where later ones are
         self.n_at_once = 0
+        self._block_rows = max(1, min(MOST_ROWS, BLOCK_BYTES // (8 * trace.n_layers * trace.n_experts)))
 
     def begin(self, iteration: Iteration) -> None:
         """Forget the previous iteration."""
@@ -154,7 +155,7 @@ class Arrays:
         row, request = only.start_row, only.request
         block = self._blocks.get((name, request.index))
         if block is None or not block[0] <= row < block[0] + len(block[1]):
-            stop = min(row + BLOCK_ROWS, request.first_row + request.prompt_len + request.outputs - 1)
+            stop = min(row + self._block_rows, request.first_row + request.prompt_len + request.outputs - 1)
             if len(self._blocks) >= MOST_BLOCKS:
                 self._blocks.clear()
             block = self._blocks[name, request.index] = (row, np.asarray(self._reader(name)(row, stop)))
