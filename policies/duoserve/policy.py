@@ -32,7 +32,6 @@ from sim.policy import (
     Gate,
     Iteration,
     Param,
-    Piece,
     Policy,
     Predict,
     Prefetch,
@@ -48,12 +47,15 @@ COUNTED_AT_ONCE = 256  # iterations
 Loading = Generator[Decision, Any, list[Ticket]]
 
 
-def free_slot(slots: list[Piece | None], hold: list[Piece]) -> int:
-    """The slot to overwrite: an empty one, or the one unused for longest that holds nothing of `hold`; -1: none."""
-    for at, piece in enumerate(slots):
-        if piece is None or piece not in hold:
-            return at
-    return -1
+EMPTY, FULL = -1, -2
+
+
+def overwritten(slots: list[int], hold: list[int]) -> int:
+    """What the slot to overwrite holds: `EMPTY`, or who is unused for longest and not of `hold`; `FULL`: none may."""
+    for piece in slots:
+        if piece not in hold:
+            return piece
+    return FULL
 
 
 class DuoServe(Policy):
@@ -115,18 +117,20 @@ class DuoServe(Policy):
 
     def bind(self, view: View) -> None:
         self._k = view.top_k
-        self._pieces = [[view.piece(layer, e) for e in range(view.n_experts)] for layer in range(view.n_layers)]
-        self._grid = np.empty((view.n_layers, view.n_experts), dtype=object)
-        self._grid[:] = self._pieces
+        # Experts are named by `Piece.index`; of each its GPU, and what is decided about it.
+        self._shape = (view.n_layers, view.n_experts)
+        pieces = [view.piece(layer, expert) for layer in range(view.n_layers) for expert in range(view.n_experts)]
+        self._gpu_of = [piece.gpu for piece in pieces]
+        self._evicts, self._fetches = [Evict(piece) for piece in pieces], [Fetch(piece) for piece in pieces]
+        self._pieces = pieces
         self._runs = [RunGpu(expert) for expert in range(view.n_experts)]
-        every = [piece for layer in self._pieces for piece in layer]
-        self._evicts, self._fetches = [Evict(piece) for piece in every], [Fetch(piece) for piece in every]
+        self._firsts = np.arange(1, view.n_layers)[:, None] * view.n_experts  # of the layers that are predicted
         self._prediction = Predict(self.mlp_s, "side", basis="measured")
         self._served = view.model_name
         # Per GPU what its slots hold, longest unused first: the first one that may be overwritten is clean first.
-        self._slots: list[list[Piece | None]] = [[None] * self._n_slots(view) for _ in range(view.n_gpus)]
+        self._slots: list[list[int]] = [[EMPTY] * self._n_slots(view) for _ in range(view.n_gpus)]
         self._coming: list[Ticket] = []  # copies that synchronisation point 1 waits for
-        self._ahead: list[list[Piece]] = []  # by layer but the first the experts predicted, best first
+        self._ahead: list[list[int]] = []  # by layer but the first the experts predicted, best first
         self._said: list[tuple[Ids, Ids]] = []  # what was named and chosen in iterations not counted yet
         self._n = self._right = self._every = self._some = 0
 
@@ -176,9 +180,10 @@ class DuoServe(Policy):
         if len(self._said) == COUNTED_AT_ONCE:
             self._count()
         if len(rows) == 1:
-            self._ahead = self._grid[np.arange(1, view.n_layers)[:, None], named[0]].tolist()
+            self._ahead = (named[0] + self._firsts).tolist()
         else:
-            self._ahead = [[self._pieces[at + 1][expert] for expert in self._voted(named[:, at])]
+            n_experts = view.n_experts
+            self._ahead = [[(at + 1) * n_experts + expert for expert in self._voted(named[:, at])]
                            for at in range(view.n_layers - 1)]  # fmt: skip
 
     def _drawn(self, rows: list[int], chosen: Ids) -> Ids:
@@ -211,11 +216,11 @@ class DuoServe(Policy):
     def _first_copies(self, layer: int, view: View) -> Steps:
         for gpu, slots in enumerate(self._slots):
             for at, left in enumerate(slots):
-                if left is not None and left.layer == layer:  # of an earlier pass: a prompt's experts are all copied
-                    yield Evict(left)
-                    slots[at] = None
+                if left != EMPTY and left // view.n_experts == layer:  # of an earlier pass: a prompt's are all copied
+                    yield self._evicts[left]
+                    slots[at] = EMPTY
             for piece in self._sequence(layer, gpu, {}, view)[:1]:
-                yield from self._load(Prefetch(piece), [])
+                self._coming += yield from self._load(piece, Prefetch(self._pieces[piece]), [])
 
     def gate_input(self, layer: int, view: View) -> tuple[Wait, ...] | None:
         """Before the MoE layer is entered the two streams are synchronised."""
@@ -224,17 +229,20 @@ class DuoServe(Policy):
         coming, self._coming = self._coming, []
         return (Wait(tuple(coming)),)
 
-    def _sequence(self, layer: int, gpu: int, needs: dict[int, int], view: View) -> list[Piece]:
+    def _sequence(self, layer: int, gpu: int, needs: dict[int, int], view: View) -> list[int]:
         """A GPU's experts in the order of their computation; the first does not depend on the gate."""
-        pieces = [piece for piece in (view.piece(layer, e) for e in range(view.n_experts)) if piece.gpu == gpu]
-        rest = [piece for piece in pieces[1:] if self.prefill_fetch_all or piece.expert in needs]
+        n_experts = view.n_experts
+        first = layer * n_experts
+        pieces = [piece for piece in range(first, first + n_experts) if self._gpu_of[piece] == gpu]
+        rest = [piece for piece in pieces[1:] if self.prefill_fetch_all or piece - first in needs]
         if self.expert_order == "tokens":
-            rest.sort(key=lambda piece: -needs.get(piece.expert, 0))
+            rest.sort(key=lambda piece: -needs.get(piece - first, 0))
         return pieces[:1] + rest
 
     def _prefill(self, gate: Gate, view: View) -> Steps:
         """Every expert passes through the slots once: while one is computed, the next is copied."""
         overlapped = self.prefill_fetch_gate == "slot_free"
+        first = gate.layer * view.n_experts
         for gpu, slots in enumerate(self._slots):
             sequence = self._sequence(gate.layer, gpu, gate.needs, view)
             ahead = len(slots) if overlapped else 1
@@ -242,10 +250,11 @@ class DuoServe(Policy):
             asked = 1
             for at, piece in enumerate(sequence):
                 while asked < min(at + ahead, len(sequence)):
-                    yield from self._load(Fetch(sequence[asked], before), sequence[at:asked])
+                    fetch = Fetch(self._pieces[sequence[asked]], before)
+                    yield from self._load(sequence[asked], fetch, sequence[at:asked])
                     asked += 1
-                if piece.expert in gate.needs:
-                    ticket = yield RunGpu(piece.expert)
+                if piece - first in gate.needs:
+                    ticket = yield self._runs[piece - first]
                     self._touch(piece)
                     before = () if overlapped else (ticket,)
         self._coming = []
@@ -260,104 +269,98 @@ class DuoServe(Policy):
             yield Wait(tuple(self._coming))
             self._coming = []
         # What the gate chose is compared with what the slots hold, and what is missing is fetched (again).
-        layer, all_slots, evicts = gate.layer, self._slots, self._evicts
-        pieces = self._pieces[layer]
-        needed = [pieces[expert] for expert in gate.needs]
-        order = [piece for piece in needed if piece in all_slots[piece.gpu]]
-        later: list[Piece] = []
-        if len(order) < len(needed):
-            n_found = len(order)
+        layer, all_slots, gpu_of, evicts = gate.layer, self._slots, self._gpu_of, self._evicts
+        first = layer * view.n_experts
+        order: list[int] = []  # of computation
+        missing: list[int] = []
+        for expert in gate.needs:
+            piece = first + expert
+            (order if piece in all_slots[gpu_of[piece]] else missing).append(piece)
+        later: list[int] = []
+        if missing:
+            overlaps = self.overlap_refetch and len(order) > 0
             tickets: list[Ticket] = []
-            for piece in [piece for piece in needed if piece not in order]:
-                slots = all_slots[piece.gpu]
-                at = free_slot(slots, order)
-                if at < 0:
+            for piece in missing:
+                slots = all_slots[gpu_of[piece]]
+                old = overwritten(slots, order)
+                if old == FULL:
                     later.append(piece)  # a batch may need more experts than there are slots
                     continue
-                old = slots.pop(at)
-                if old is not None:
-                    yield evicts[old.index]
+                slots.remove(old)
+                if old != EMPTY:
+                    yield evicts[old]
                 slots.append(piece)
-                tickets.append((yield self._fetches[piece.index]))
+                tickets.append((yield self._fetches[piece]))
                 order.append(piece)
-            if tickets and not (self.overlap_refetch and n_found):
+            if tickets and not overlaps:
                 yield Wait(tuple(tickets))
         if self.decode_order != "predicted":
-            order = [piece for piece in needed if piece not in later]
+            order = [first + expert for expert in gate.needs if first + expert not in later]
         # Compute; a slot that is done with takes what this layer still lacks, then what the next one is to need.
-        ahead: list[Piece] = []
+        ahead: list[int] = []
         after: tuple[Ticket, ...] = ()
-        runs, coming = self._runs, self._coming
-        if layer + 1 < len(self._pieces):  # as the expert phase begins, on the prediction stream
+        if layer + 1 < self._shape[0]:  # as the expert phase begins, on the prediction stream
             after = ((yield self._prediction),)
             ahead = self._ahead[layer]
         hold, is_first = order.copy(), True
         for piece in order:  # which grows by what came `later`
-            ticket = yield runs[piece.expert]
+            ticket = yield self._runs[piece - first]
             if is_first:
                 is_first = False
                 after = (ticket, *after)
             hold.remove(piece)
-            slots = all_slots[piece.gpu]
+            slots = all_slots[gpu_of[piece]]
             slots.remove(piece)
             slots.append(piece)
             if later:
                 for following in later.copy():
-                    if free_slot(all_slots[following.gpu], hold) >= 0:
-                        yield from self._load(Fetch(following), hold)
+                    if overwritten(all_slots[gpu_of[following]], hold) != FULL:
+                        yield from self._load(following, self._fetches[following], hold)
                         later.remove(following)
                         order.append(following)
                         hold.append(following)
-            if not ahead:
-                continue
             # Synchronisation point 2: Expert 1 is computed and the next layer's experts are predicted.
-            waiting: list[Piece] = []
+            waiting: list[int] = []
             for following in ahead:
-                slots = all_slots[following.gpu]
-                for old in slots:
-                    if old is None or old not in hold:
-                        break
-                else:
-                    waiting.append(following)
-                    continue
-                if later and any(p.gpu == following.gpu for p in later):
+                gpu = gpu_of[following]
+                slots = all_slots[gpu]
+                old = overwritten(slots, hold)
+                if old == FULL or (later and gpu in self._gpus(later)):
                     waiting.append(following)
                     continue
                 if following in slots:
                     slots.remove(following)
-                    slots.append(following)
                 else:
                     slots.remove(old)
-                    if old is not None:
-                        yield evicts[old.index]
-                    slots.append(following)
-                    coming.append((yield Prefetch(following, 0.0, after)))
+                    if old != EMPTY:
+                        yield evicts[old]
+                    self._coming.append((yield Prefetch(self._pieces[following], 0.0, after)))
+                slots.append(following)
                 hold.append(following)
             ahead = waiting
 
     # -- slots ------------------------------------------------------------------------------------------------------
 
-    def _load(self, copy: Fetch | Prefetch, hold: list[Piece]) -> Loading:
-        """Copy an expert into a slot; a prefetch joins those that the next synchronisation waits for."""
-        piece = copy.piece
-        slots = self._slots[piece.gpu]
+    def _gpus(self, pieces: list[int]) -> list[int]:
+        return [self._gpu_of[piece] for piece in pieces]
+
+    def _load(self, piece: int, copy: Fetch | Prefetch, hold: list[int]) -> Loading:
+        """Copy an expert into a slot, unless it has one; answers with its ticket."""
+        slots = self._slots[self._gpu_of[piece]]
         if piece in slots:
             self._touch(piece)
             return []
-        at = free_slot(slots, hold)
-        assert at >= 0
-        old = slots.pop(at)
-        if old is not None:
-            yield Evict(old)
+        old = overwritten(slots, hold)
+        assert old != FULL
+        slots.remove(old)
+        if old != EMPTY:
+            yield self._evicts[old]
         slots.append(piece)
-        tickets = [(yield copy)]
-        if isinstance(copy, Prefetch):
-            self._coming += tickets
-        return tickets
+        return [(yield copy)]
 
-    def _touch(self, piece: Piece) -> None:
+    def _touch(self, piece: int) -> None:
         """It has just been used: of all slots of its GPU its own is the last to be overwritten."""
-        slots = self._slots[piece.gpu]
+        slots = self._slots[self._gpu_of[piece]]
         slots.remove(piece)
         slots.append(piece)
 
