@@ -75,7 +75,7 @@ def run(
     from sim.real.devices.open import open_lanes
     from sim.real.machine.decoder import Decoder
     from sim.real.run import measure
-    from sim.real.weights.weights import random_weights
+    from sim.real.weights.random_weights import random_weights
     from sim.run import prepare
     from sim.setup.spec import RunSpec
 

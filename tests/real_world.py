@@ -13,7 +13,8 @@ from tiny_traces import tiny_trace
 from sim.real.devices.cpu import CpuDevice
 from sim.real.devices.lanes import Lanes
 from sim.real.run import Measured, measure
-from sim.real.weights.weights import Weights, random_weights
+from sim.real.weights.random_weights import random_weights
+from sim.real.weights.weights import Weights
 from sim.run import prepare
 from sim.setup.prepare import Setup
 from sim.setup.spec import RunSpec

@@ -262,7 +262,7 @@ def test_perfect_prefetching_on_more_gpus_than_experts(tmp_path):
         rows = [[[token % 2 if layer == 0 else 0] for layer in range(layers)] for token in range(5)]
         with Trace(from_rows(tmp_path / f"t{layers}", rows, 2)) as trace:
             result = execute(setup(PerfectPrefetch(), trace, 2, gpus=4)).result
-        assert (result["hit_rate"], result["h2d_bytes"]) == (1.0, 0)  # there is room for all on the GPUs they live on
+        assert (result.hit_rate, result.h2d_bytes) == (1.0, 0)  # there is room for all on the GPUs they live on
 
 
 class AnyCopies(Anything):

@@ -276,7 +276,7 @@ def test_no_operation_mixes_host_and_device(name, rows):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from sim.real.machine.decoder import Decoder, Span
-    from sim.real.weights.weights import random_weights
+    from sim.real.weights.random_weights import random_weights
 
     model = load_model(name)
     dense = tuple(i for i in model.dense_layers if i < 3)

@@ -316,7 +316,7 @@ def test_an_interrupt_keeps_what_was_measured_and_frees_memory(tmp_path, raised,
 
 
 def test_experts_share_host_buffers_where_memory_is_short(tmp_path):
-    from sim.real.weights.weights import random_weights
+    from sim.real.weights.random_weights import random_weights
 
     setup = tiny_setup(tmp_path, "lru", 8)
     lanes = Lanes(CpuDevice())

@@ -18,7 +18,7 @@ from sim.real.devices.lanes import Lanes  # noqa: E402
 from sim.real.devices.work import COMPUTE, D2H, H2D, Work  # noqa: E402
 from sim.real.machine.store import DeviceStore, copy_runs  # noqa: E402
 from sim.real.run import measure  # noqa: E402
-from sim.real.weights.weights import random_weights  # noqa: E402
+from sim.real.weights.random_weights import random_weights  # noqa: E402
 
 
 class ZeroedOnTheDefaultStream:

@@ -26,7 +26,9 @@ from sim.real.machine.machine import RealMachine
 from sim.real.machine.routing import Routing
 from sim.real.machine.warm_up import warm_up
 from sim.real.watch import watch
-from sim.real.weights.weights import Weights, checkpoint_weights, random_weights
+from sim.real.weights.checkpoint_weights import checkpoint_weights
+from sim.real.weights.random_weights import random_weights
+from sim.real.weights.weights import Weights
 from sim.run import engine_of
 
 if TYPE_CHECKING:
