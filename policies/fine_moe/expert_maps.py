@@ -17,7 +17,7 @@ from sim.policy import EXACT_IN_SINGLE, Likeness, PathSearch, inverse_norm, repl
 Floats = NDArray[np.float64]
 
 EMBEDDING_RANGE = 2047  # largest magnitude of a scaled embedding: 12 bits keep dot products exact up to h = 2**31
-BLOCK = 128  # maps added at once by `fill`: more cost more among themselves, fewer more in all
+BLOCK = 512  # maps added at once by `fill`
 
 
 def as_map(scores: Floats) -> Floats:
