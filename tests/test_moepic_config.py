@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from decimal import Decimal, localcontext
 from fractions import Fraction
 
 import numpy as np
@@ -104,6 +105,29 @@ def test_places_before_each_token(seed, n_earlier, n):
         for layer in range(3):
             assert [int(found[at, layer, e]) for e in p.ranking(layer)] == [0, 1, 2, 3, 4]
             p.observe(layer, [row[layer].tolist()])
+
+
+@given(st.integers(0, 10**6), st.integers(0, 12), st.integers(1, 9))
+@settings(max_examples=40, deadline=None)
+def test_tokens_observed_together_or_one_by_one(seed, n_earlier, n):
+    draw = np.random.default_rng(seed)
+    ids = np.stack([np.stack([draw.permutation(5)[:2] for _ in range(3)]) for _ in range(n_earlier + n)])
+    together, alone = Priorities(3, 5, 4, 0.5), Priorities(3, 5, 4, 0.5)
+    together.observe_all(ids[:n_earlier])
+    together.observe_all(ids[n_earlier:])
+    for layer in range(3):
+        alone.observe(layer, ids[:, layer].tolist())
+    assert (together.keys, together.uses, together.ranking(1)) == (alone.keys, alone.uses, alone.ranking(1))
+
+
+@pytest.mark.parametrize(("omega", "rho"), [(128, 0.25), (1, 0.9), (10**9, 1e-9), (10**9, 1 - 1e-9)])
+def test_keys_are_those_of_forty_digits(omega, rho):
+    p = Priorities(1, 1, omega, rho)
+    with localcontext() as context:
+        context.prec = 40
+        per_ln = Decimal(omega) / -Decimal(rho).ln() * 2**20
+        wanted = [int((per_ln * Decimal(n).ln()).to_integral_value()) for n in range(1, 400)]
+    assert [p.of_uses(n) for n in range(1, 400)] == wanted
 
 
 def odds_of(seed, n_layers, n_experts, top_k):

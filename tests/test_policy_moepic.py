@@ -15,6 +15,7 @@ from policies.lcp import Lcp
 from policies.moepic.policy import Moepic
 from policies.random import Random
 from sim.base.errors import BadInput, DoesNotFit
+from sim.policy.order import NEVER
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import write_trace
@@ -251,7 +252,7 @@ def test_table_1_random_row_is_a_choice_and_no_replacement(tmp_path, scope):
             made = setup(policy, trace, room=2 * layers + 1)  # and a buffer of K = 1
             seen = execute_easy(made)
             residents = seen.outcome.engine.residency.resident_pieces()
-            stay = {(p.layer, p.expert) for p in residents if p not in policy._passing}
+            stay = {(p.layer, p.expert) for p in residents if policy.order.bar[p.index] == NEVER}
             assert len(stay) == 2 * layers
             assert scope == "global" or {sum(at == layer for at, _ in stay) for layer in range(layers)} == {2}
             asked = [(layer, int(e)) for row in ids for layer, e in enumerate(row)]

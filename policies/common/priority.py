@@ -8,13 +8,16 @@ priorities stay equal, nothing underflows, and no machine's `pow` has a say.
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal, localcontext
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 UNIT_BITS = 20
 NEVER = -(2**62)  # the key of an expert that was never activated: P = 0
+LOG_ERROR = 1e-12  # any machine's logarithm and a product of it are nearer than this, as a share
 CHUNK_ROWS = 256  # tokens looked at together, to bound memory
 
 
@@ -36,12 +39,14 @@ class Priorities:
         with localcontext() as context:
             context.prec = 40
             self._per_ln = Decimal(omega) / -Decimal(rho).ln() * 2**UNIT_BITS
+        self._per_ln_float = float(self._per_ln)
         self._of_uses = [NEVER]
 
     def copy(self) -> Priorities:
         """The same state, to be compared with what comes after."""
         other = Priorities.__new__(Priorities)
-        other.n_experts, other._per_ln, other._of_uses = self.n_experts, self._per_ln, self._of_uses
+        other.n_experts, other._of_uses = self.n_experts, self._of_uses
+        other._per_ln, other._per_ln_float = self._per_ln, self._per_ln_float
         other.keys, other.uses = [list(row) for row in self.keys], [list(row) for row in self.uses]
         other._tokens = list(self._tokens)
         return other
@@ -50,6 +55,11 @@ class Priorities:
         """omega * ln(uses) / ln(1/rho) in units of a key."""
         table = self._of_uses
         while len(table) <= uses:
+            near = self._per_ln_float * math.log(len(table))
+            whole = round(near)
+            if abs(near - whole) + near * LOG_ERROR < 1 / 2:
+                table.append(whole)
+                continue
             with localcontext() as context:
                 context.prec = 40
                 table.append(int((self._per_ln * Decimal(len(table)).ln()).to_integral_value()))
@@ -66,6 +76,17 @@ class Priorities:
                 keys[expert] = (table[n] if n < len(table) else self.of_uses(n)) + (at << UNIT_BITS)
         self._tokens[layer] = at
 
+    def observe_all(self, ids: NDArray[np.int64]) -> None:
+        """Tokens pass all layers, one after the other: experts activated, [n, L, K]."""
+        chosen, last = _activations(ids, self.n_experts)
+        uses, latest = np.array(self.uses) + chosen.sum(axis=0), last.max(axis=0, initial=0)
+        self.of_uses(int(uses.max(initial=0)))
+        start = np.array(self._tokens)[:, None]
+        keys = np.array(self._of_uses)[uses] + ((start + latest) << UNIT_BITS)
+        self.keys = np.where(latest > 0, keys, np.array(self.keys)).tolist()
+        self.uses = uses.tolist()
+        self._tokens = [at + len(ids) for at in self._tokens]
+
     def ranking(self, layer: int) -> list[int]:
         """Experts of a layer from the highest priority down; ties to the lowest id."""
         keys = self.keys[layer]
@@ -81,19 +102,33 @@ def places_before(before: Priorities, ids: NDArray[np.int64]) -> NDArray[np.int6
     Returns:
         [n, L, E]. An expert is in a cache of C experts kept by priority when its place is below C.
     """
-    n, n_layers, _ = ids.shape
-    n_experts = before.n_experts
-    chosen = np.zeros((n, n_layers, n_experts), dtype=bool)
-    np.put_along_axis(chosen, ids, True, axis=2)
+    chosen, last = _activations(ids, before.n_experts)
     uses = np.array(before.uses, dtype=np.int64) + np.cumsum(chosen, axis=0) - chosen  # of earlier tokens
-    last = np.where(chosen, np.arange(1, n + 1)[:, None, None], 0)
     last = np.maximum.accumulate(last, axis=0)
     last = np.concatenate([np.zeros_like(last[:1]), last[:-1]])
     before.of_uses(int(uses.max(initial=0)))
     table = np.array(before._of_uses, dtype=np.int64)
     start = np.array(before._tokens, dtype=np.int64)[None, :, None]
     keys = np.where(last > 0, table[uses] + ((start + last) << UNIT_BITS), np.array(before.keys, dtype=np.int64))
-    order = np.argsort(-keys, axis=2, kind="stable")
-    places = np.empty_like(order)
-    np.put_along_axis(places, order, np.arange(n_experts)[None, None, :], axis=2)
-    return places
+    return places(keys)
+
+
+def _activations(ids: NDArray[np.int64], n_experts: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Which experts each token activates, and its number, from 1, where it does; [n, L, E] both."""
+    chosen = np.zeros((*ids.shape[:2], n_experts), dtype=bool)
+    np.put_along_axis(chosen, ids, True, axis=2)
+    return chosen, np.where(chosen, np.arange(1, len(ids) + 1)[:, None, None], 0)
+
+
+def places(keys: NDArray[Any]) -> NDArray[np.int64]:
+    """Where each of the last axis stands among all of it: 0 the largest; of equals the first.
+
+    Every pair is compared once, for all rows at a time: quicker than sorting as long as rows are short.
+    """
+    columns = np.ascontiguousarray(np.moveaxis(keys, -1, 0))
+    found = np.zeros(columns.shape, dtype=np.int32)
+    for at, one in enumerate(columns):
+        before = one >= columns[at + 1 :]
+        found[at + 1 :] += before
+        found[at] += (len(before) - before.sum(axis=0)).astype(np.int32)
+    return np.ascontiguousarray(np.moveaxis(found, 0, -1)).astype(np.int64)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.priority import CHUNK_ROWS, Priorities, places_before
+from policies.common.priority import CHUNK_ROWS, Priorities, places, places_before
 from sim.policy import Gate, Iteration, View
 
 FloatArray = NDArray[np.float64]
@@ -170,21 +170,18 @@ class Statistics:
             before: priorities before the first of them. ids: activated, [n, L, K].
             predicted: scores predicted for each layer, [n, L, E]; read where `known` [n, L].
         """
-        places = places_before(before, ids)
+        place = places_before(before, ids)
         n_layers, n_experts = self._hits.shape
-        layers = np.arange(n_layers)
-        np.add.at(self._hits, (layers[None, :, None], np.take_along_axis(places, ids, 2)), 1)
+        first = np.arange(n_layers)[None, :, None] * n_experts
+        self._hits += _counted(first + np.take_along_axis(place, ids, 2), self._hits)
         self.n_tokens += len(ids)
         if predicted is None or not known.any():
             return
-        ranked = np.argsort(-predicted, axis=2, kind="stable")
         chosen = np.zeros(predicted.shape, dtype=bool)
         np.put_along_axis(chosen, ids, True, axis=2)
-        self._active += (np.take_along_axis(chosen, ranked, 2) & known[:, :, None]).sum(axis=0)
-        token, layer = np.nonzero(known)
-        y = np.broadcast_to(np.arange(n_experts), (len(token), n_experts))
-        place = np.take_along_axis(places, ranked, 2)[token, layer]
-        np.add.at(self._cached, (layer[:, None], y, place), 1)
+        y = first + places(predicted)
+        self._active += _counted(y[chosen & known[:, :, None]], self._active)
+        self._cached += _counted((y * n_experts + place)[known], self._cached)
         self._n_predicted += known.sum(axis=0)
 
     def odds(self, prefetch: str, evict: str = "lcp") -> list[Odds]:
@@ -206,6 +203,11 @@ class Statistics:
         elif prefetch == "none":
             active = np.zeros_like(active)
         return [Odds(hit[layer], active[layer], cached[layer]) for layer in range(n_layers)]
+
+
+def _counted(at: IntArray, like: IntArray) -> IntArray:
+    """How often each place of an array is named, by its number from the first."""
+    return np.bincount(at.ravel(), minlength=like.size).reshape(like.shape)
 
 
 __all__ = ["CHUNK_ROWS", "LayerPlan", "Odds", "Statistics", "Times", "Windows", "allocate", "split_all",

@@ -72,8 +72,7 @@ class History:
             else:
                 self._record(self.priorities, ids)
             self.since += len(ids) if self._counts else 0
-            for layer in range(ids.shape[1]):
-                self.priorities.observe(layer, ids[:, layer].tolist())
+            self.priorities.observe_all(ids)
 
     # -- the run, an iteration at a time ----------------------------------------------------------------------------
 
