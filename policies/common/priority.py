@@ -126,9 +126,10 @@ def places(keys: NDArray[Any]) -> NDArray[np.int64]:
     Every pair is compared once, for all rows at a time: quicker than sorting as long as rows are short.
     """
     columns = np.ascontiguousarray(np.moveaxis(keys, -1, 0))
-    found = np.zeros(columns.shape, dtype=np.int32)
+    small = np.uint8 if len(columns) <= 256 else np.uint16
+    found = np.zeros(columns.shape, dtype=small)
     for at, one in enumerate(columns):
-        before = one >= columns[at + 1 :]
+        before = (one >= columns[at + 1 :]).view(np.uint8)
         found[at + 1 :] += before
-        found[at] += (len(before) - before.sum(axis=0)).astype(np.int32)
+        found[at] += len(before) - before.sum(axis=0, dtype=small)
     return np.ascontiguousarray(np.moveaxis(found, 0, -1)).astype(np.int64)

@@ -50,10 +50,16 @@ class ScoreWindow:
 
     def end(self) -> None:
         """All gates of the iteration have spoken."""
-        layers, rows = list(self._rows), np.array(list(self._rows.values()))
         oldest = self._ring[self._n_seen % self._n]
-        self._sum[layers] += rows - oldest[layers]
-        oldest[layers] = rows
+        if len(self._rows) == len(oldest):
+            rows = np.concatenate(list(self._rows.values())).reshape(oldest.shape)
+            self._sum += rows
+            self._sum -= oldest
+            oldest[:] = rows
+        else:
+            for layer, row in self._rows.items():
+                self._sum[layer] += row - oldest[layer]
+                oldest[layer] = row
         self._n_seen += 1
         self._rows.clear()
 
