@@ -59,8 +59,8 @@ class Knobs(SimpleNamespace):
 
 def knobs() -> Knobs:
     nothing = Launch(0, 0.0, 0.0)
-    return Knobs(attributed_to=[()], grouped=False, q_predictor={"assumed": 0}, sync_s=0.0, copy_launch_s=0.0,
-                 up_s=0.0, begin_s=0.0, has_shared=False, has_dense=False, n_dense_before=[0, 0],
+    return Knobs(attributed_to=[()], grouped=False, precision="bf16", q_predictor={"assumed": 0}, sync_s=0.0,
+                 copy_launch_s=0.0, up_s=0.0, begin_s=0.0, has_shared=False, has_dense=False, n_dense_before=[0, 0],
                  launch_gate=nothing)  # fmt: skip
 
 
@@ -226,13 +226,13 @@ def test_a_demand_that_nothing_can_overtake_ends_at_a_number():
     lane, piece = link(), Piece(0, 0, 0.0, 1.0, "bf16", 0, 10, 0)
     length = lane.seconds.meter.at(10.0)
     speculative = asked(lane, 10, SPECULATIVE, 0.0)
-    assert lane.demand("x", piece, 10.0, length, 0.0, 0.0, ()) is None
+    assert lane.demand(piece, 10.0, length, 0.0, 0.0, ()) is None
     assert lane.free_s == 10  # asked in the same moment, it goes first
-    assert lane.demand("x", piece, 10.0, length, 5.0, 8.0, ()) is None  # its room is ready before its turn
+    assert lane.demand(piece, 10.0, length, 5.0, 8.0, ()) is None  # its room is ready before its turn
     assert lane.free_s == 20
-    waits = lane.demand("x", piece, 10.0, length, 5.0, 25.0, ())  # not so: others may pass until 25
+    waits = lane.demand(piece, 10.0, length, 5.0, 25.0, ())  # not so: others may pass until 25
     assert waits.end_s == UNKNOWN_S
-    assert lane.demand("x", piece, 10.0, length, 6.0, 0.0, ()).end_s == 30
+    assert lane.demand(piece, 10.0, length, 6.0, 0.0, ()).end_s == 30
     assert waits.end_s == 40
     assert lane.settle_next()
     assert speculative.start_s == 40

@@ -33,6 +33,7 @@ from traces.format.reader import Trace
 
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork
+    from sim.machine.turn import Turn
     from sim.policy.api import ParamValue, Policy
     from sim.policy.tickets import Ticket
     from sim.profiles.hardware import Hardware
@@ -231,6 +232,15 @@ class Watched(SimulatedMachine):
         where = (len(self.steps), piece.layer, piece.expert, piece.start_frac, piece.stop_frac)
         self.computed.append(Computed(*where, n_tokens))
         return super().expert(piece, n_tokens, arrived_s, after, parts)
+
+    def run_turn(self, turn: Turn) -> bool:
+        if not super().run_turn(turn):
+            return False
+        for at in range(turn.n):
+            self.computed.append(
+                Computed(len(self.steps), turn.layer, turn.experts[at], 0.0, 1.0, turn.tokens[at])
+            )
+        return True
 
 
 def observe(setup: Setup, hw: Hardware, pace: float = 1.0, hides_later: bool = False) -> Seen:

@@ -10,6 +10,8 @@ from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport Ticket
 from sim.policy.wishes cimport Wishes
 
+cdef int _DEMAND, _SPECULATIVE, _DEMANDED, _PREFETCHED, _H2D
+
 @cython.final
 cdef class Copies:
     cdef readonly object policy
@@ -31,32 +33,38 @@ cdef class Copies:
     cpdef needs_timing(self, str what)
     cpdef evict(self, Piece piece)
     cdef _take_off(self, Piece piece)
-    @cython.locals(residency=Residency, index=int, arrival=Ticket, busy=Ticket, busy_s=double, readers=tuple)
-    cdef _left(self, Piece piece)
+    @cython.locals(index=int)
+    cdef _left(self, Piece piece, double now_s)
+    @cython.locals(arrival=Ticket)
+    cdef bint _never_came(self, Piece piece) except -1
+    @cython.locals(residency=Residency, index=int, busy=Ticket, copied=Ticket, busy_s=double, readers=tuple)
+    cdef _give_after(self, Piece piece, double now_s)
+    cdef Piece _checked(self, object named)
+    cdef _demand_after(self, Piece piece, tuple after)
     @cython.locals(residency=Residency, index=int, busy=Ticket, busy_s=double)
     cpdef Ticket write_back(self, Piece piece, tuple after=*)
     @cython.locals(ready_s=double, waits=tuple)
     cdef _withdrawn(self, Piece piece)
     @cython.locals(index=int, victim=Piece)
-    cdef bint _make_room(self, Piece piece, bint speculative, list gone) except -1
+    cdef bint _make_room(self, Piece piece, bint speculative, list gone, double now_s) except -1
     cdef _released(self, Piece piece, str why)
     cdef _needs_queue(self, str what)
     cdef _begin_anew(self, object up_to_layer)
     cpdef Ticket fetch(self, Piece piece, tuple after=*)
     @cython.locals(arrival=Ticket)
     cpdef promote(self, Piece piece)
-    @cython.locals(rooms=Rooms, machine=Machine, tally=Tally, ticket=Ticket, waits=tuple)
-    cpdef bint demand(self, Piece piece, tuple after=*)
+    @cython.locals(now_s=double)
+    cpdef bint demand(self, Piece piece, tuple after=*) except -1
     cpdef Ticket prefetch(self, Piece piece, double priority=*, tuple after=*)
     cpdef requeue(self, object wanted, object up_to_layer=*)
     cpdef requeue_from(self, Wishes wishes, int start, int stop, int fresh, tuple after, object up_to_layer, int most)
-    @cython.locals(rooms=Rooms, machine=Machine, ticket=Ticket, ready_s=double, room_waits=tuple, gone=list,
+    @cython.locals(rooms=Rooms, machine=Machine, ticket=Ticket, ready_s=double, room_waits=tuple, gone=list, now_s=double,
                    quiet_s=double)
     cdef Ticket _hand_over(self, Piece piece, tuple after)
     @cython.locals(flying=dict, full=bint, now_s=double, n_links=int, link=int, piece=Piece)
     cpdef pump(self)
     @cython.locals(arrival=Ticket)
-    cpdef bint arrived(self, Piece piece)
+    cpdef bint arrived(self, Piece piece) except -1
     cpdef poll(self)
     @cython.locals(machine=Machine, now_s=double, end_s=double, ticket=Ticket, flying=dict, piece=Piece)
     cdef _forget_ended(self)

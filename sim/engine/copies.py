@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from sim.policy.view import View
 
 Log = Callable[[str, int, int], None]
+# Machine integers where this is compiled.
+_DEMAND, _SPECULATIVE, _DEMANDED, _PREFETCHED, _H2D = DEMAND, SPECULATIVE, DEMANDED, PREFETCHED, H2D
 
 
 class Copies:
@@ -106,7 +108,7 @@ class Copies:
     def evict(self, piece: Piece) -> None:
         """Free a piece; its room can be overwritten once its last computation (or its own copy) is over."""
         self._take_off(piece)
-        self._left(piece)
+        self._left(piece, self.machine.now())
 
     def _take_off(self, piece: Piece) -> None:
         """Take a piece off what is resident. Raises IllegalDecision where it has to stay, or is not there."""
@@ -116,34 +118,47 @@ class Copies:
             )
         self.residency.remove(piece)
 
-    def _left(self, piece: Piece) -> None:
+    def _left(self, piece: Piece, now_s: float) -> None:
         """What follows from a piece's leaving, for its room and for those who are told."""
-        residency = self.residency
         index = piece.index
         self._released(piece, "evict")
         self.tally.n_evicted += 1
-        arrival: Ticket | None = residency.arrival[index]
-        if residency.origin[index] == 1 and not residency.used[index]:
-            if arrival is not None and self.machine.cancel(arrival):
-                self._withdrawn(piece)
+        if self.residency.origin[index] == 1 and not self.residency.used[index]:
+            if self._never_came(piece):
                 return
             self.prefetched.gone(piece)
-        busy = residency.busy(index)
-        readers = NO_TICKETS if busy is None else (busy,)
-        busy_s = residency.busy_until_s(index) if busy is None else 0.0
-        if residency.read_back:
-            copied = residency.read_back.pop(index, None)
-            if copied is not None:
-                readers = (*readers, copied)
-        self.rooms.give(piece.gpu, piece.n_bytes, busy_s, readers, self.machine.now())
+        if self.residency.busy[index] is None and not self.residency.read_back:
+            self.rooms.give(piece.gpu, piece.n_bytes, self.residency.busy_s[index], NO_TICKETS, now_s)
+        else:
+            self._give_after(piece, now_s)
         if self.tells_evicted:
             self.policy.evicted(piece, self.view)
+
+    def _never_came(self, piece: Piece) -> bool:
+        """Whether the copy of a prefetched piece could be withdrawn before it began."""
+        arrival: Ticket | None = self.residency.arrival[piece.index]
+        if arrival is None or not self.machine.cancel(arrival):
+            return False
+        self._withdrawn(piece)
+        return True
+
+    def _give_after(self, piece: Piece, now_s: float) -> None:
+        """Give a room back of which only tickets say until when it is read or written."""
+        residency, index = self.residency, piece.index
+        busy: Ticket | None = residency.busy[index]
+        readers = NO_TICKETS if busy is None else (busy,)
+        copied: Ticket | None = residency.read_back.pop(index, None)
+        if copied is not None:
+            readers = (*readers, copied)
+        busy_s = residency.busy_s[index] if busy is None else 0.0
+        self.rooms.give(piece.gpu, piece.n_bytes, busy_s, readers, now_s)
 
     def _released(self, piece: Piece, why: str) -> None:
         """Tell the order, the machine and the log that a piece is no longer resident."""
         if self.victims is not None:
             self.victims.left(piece.index)
-        self.machine.release(piece)
+        if self.machine.keeps_pieces:
+            self.machine.release(piece)
         if self.log is not None:
             self.log(why, piece.layer, piece.expert)
 
@@ -155,8 +170,8 @@ class Copies:
             if residency.holds(piece):
                 rule = "a policy with the trait 'cpu' uses that lane otherwise"
             raise IllegalDecision(f"WriteBack of {piece}: {rule}; leave it out")
-        busy = residency.busy(index)
-        busy_s = residency.busy_until_s(index) if busy is None else 0.0
+        busy: Ticket | None = residency.busy[index]
+        busy_s = residency.busy_s[index] if busy is None else 0.0
         ticket = self.machine.copy_back(piece, busy_s, after if busy is None else (busy, *after))
         residency.read_back[index] = ticket
         self.quiet_s = 0.0  # one link more to look at
@@ -173,31 +188,36 @@ class Copies:
         if self.tells_evicted:
             self.policy.evicted(piece, self.view)
 
-    def _make_room(self, piece: Piece, speculative: bool, gone: list[Piece] | None) -> bool:
+    def _make_room(self, piece: Piece, speculative: bool, gone: list[Piece] | None, now_s: float) -> bool:
         """Evict what the policy names until the piece fits, into `gone`; False when it refuses."""
-        while not self.residency.fits(piece):
+        while True:
             if self.victims is not None:
                 index = self.victims.victim(piece, speculative)
                 if index < 0:
                     return False
                 victim: Piece = self.residency.pieces.all[index]
-                self._take_off(victim)
+                self.residency.remove(victim)
             else:
                 named = self.policy.victim(piece, speculative, self.view)
                 if named is None:
                     return False
-                if not isinstance(named, Piece):
-                    raise self._answered("victim", named, "a resident Piece, or with None")
-                victim = named
-                try:
-                    self.residency.known(victim)
-                    self._take_off(victim)
-                except IllegalDecision as error:
-                    raise located(error, self.policy, "victim", self.owed.layer) from error
-            self._left(victim)
+                victim = self._checked(named)
+            self._left(victim, now_s)
             if gone is not None:
                 gone.append(victim)
-        return True
+            if self.residency.fits(piece):
+                return True
+
+    def _checked(self, named: Piece) -> Piece:
+        """Take off what the policy has named to leave."""
+        if not isinstance(named, Piece):
+            raise self._answered("victim", named, "a resident Piece, or with None")
+        try:
+            self.residency.known(named)
+            self._take_off(named)
+        except IllegalDecision as error:
+            raise located(error, self.policy, "victim", self.owed.layer) from error
+        return named
 
     def _answered(self, hook: str, got: object, rule: str) -> IllegalDecision:
         error = IllegalDecision(f"got {got!r}: it answers with {rule}")
@@ -233,24 +253,29 @@ class Copies:
 
     def demand(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> bool:
         """Make room for a piece and copy it; False when the policy refuses room."""
-        if not self.residency.fits(piece) and not self._make_room(piece, False, None):
+        now_s = self.machine.now()
+        if not self.residency.fits(piece) and not self._make_room(piece, False, None, now_s):
             return False
-        rooms, machine, tally = self.rooms, self.machine, self.tally
-        rooms.take(piece.gpu, piece.n_bytes, machine.now())
-        waits = rooms.waits
-        if after:
-            waits = (*waits, *after)
-        ticket = machine.copy(piece, DEMAND, rooms.ready_s, waits)
-        self.residency.add(piece, ticket, machine.ends_s if ticket is None else 0.0, DEMANDED)
+        self.rooms.take(piece.gpu, piece.n_bytes, now_s)
+        if not after and not self.rooms.waits and self.machine.demand(piece, self.rooms.ready_s):
+            self.residency.add(piece, None, self.machine.ends_s, _DEMANDED)
+        else:
+            self._demand_after(piece, after)
         if self.victims is not None:
             self.victims.placed(piece.index)
         if self.prefetched.n_issued:
             self.prefetched.forget(piece)
-        tally.n_demand += 1
-        tally.demand_bytes += piece.n_bytes
+        self.tally.n_demand += 1
+        self.tally.demand_bytes += piece.n_bytes
         if self.log is not None:
             self.log("fetch", piece.layer, piece.expert)
         return True
+
+    def _demand_after(self, piece: Piece, after: tuple[Ticket, ...]) -> None:
+        """Demand a copy of which nobody knows yet when it ends."""
+        rooms = self.rooms
+        ticket = self.machine.copy(piece, _DEMAND, rooms.ready_s, (*rooms.waits, *after))
+        self.residency.add(piece, ticket, self.machine.ends_s if ticket is None else 0.0, _DEMANDED)
 
     def prefetch(self, piece: Piece, priority: float = 0.0, after: tuple[Ticket, ...] = ()) -> Ticket | None:
         """Ask for a speculative copy; a piece already there or on its way is left alone."""
@@ -299,16 +324,17 @@ class Copies:
 
     def _hand_over(self, piece: Piece, after: tuple[Ticket, ...]) -> Ticket | None:
         gone: list[Piece] = []
-        if not self._make_room(piece, True, gone):
+        rooms, machine = self.rooms, self.machine
+        now_s = machine.now()
+        if not self.residency.fits(piece) and not self._make_room(piece, True, gone, now_s):
             self.prefetched.n_dropped += 1
             return None
-        rooms, machine = self.rooms, self.machine
-        rooms.take(piece.gpu, piece.n_bytes, machine.now())
+        rooms.take(piece.gpu, piece.n_bytes, now_s)
         ready_s, room_waits = rooms.ready_s, rooms.waits
-        ticket = machine.copy(piece, SPECULATIVE, ready_s, (*room_waits, *after) if after else room_waits)
+        ticket = machine.copy(piece, _SPECULATIVE, ready_s, (*room_waits, *after) if after else room_waits)
         if ticket is None:
-            ticket = Ticket(machine.ends_s, H2D)
-        self.residency.add(piece, ticket, 0.0, PREFETCHED)
+            ticket = Ticket(machine.ends_s, _H2D)
+        self.residency.add(piece, ticket, 0.0, _PREFETCHED)
         if ready_s > 0.0 or room_waits:
             self.residency.room_after[piece.index] = (ready_s, room_waits)
         elif self.residency.room_after:
@@ -390,7 +416,7 @@ class Copies:
         if self.queue.remove(piece):
             return
         residency, index = self.residency, piece.index
-        if not residency.holds(piece) or residency.origin[index] != PREFETCHED or residency.used[index]:
+        if not residency.holds(piece) or residency.origin[index] != _PREFETCHED or residency.used[index]:
             return
         arrival: Ticket | None = residency.arrival[index]
         if arrival is not None and self.machine.cancel(arrival):

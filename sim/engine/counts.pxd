@@ -5,7 +5,7 @@ from sim.policy.pieces cimport Piece
 cdef class HitCounts:
     cdef long long[::1] n_experts, n_tokens, n_aside
     cdef public long long prefetched
-    cpdef void count(self, int kind, int n_tokens)
+    cpdef void count(self, int kind, int n_tokens) noexcept
 
 @cython.final
 cdef class Prefetched:

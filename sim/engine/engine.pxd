@@ -8,7 +8,7 @@ from sim.machine.protocol cimport Machine
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket, all_tickets
 from sim.policy.view cimport View
-from sim.workload.iterations cimport Block, Iteration, Row
+from sim.workload.iterations cimport Iteration, Row
 
 @cython.final
 cdef class Engine:
@@ -35,8 +35,8 @@ cdef class Engine:
     cpdef run_layers(self, Iteration iteration)
     @cython.locals(view=View, machine=Machine, owed=Owed, copies=Copies)
     cdef run_layer(self, Iteration iteration, int layer)
-    @cython.locals(row=Row, block=Block, at=int, i=int)
-    cdef void _owe(self, Iteration iteration, int layer)
+    @cython.locals(row=Row)
+    cdef _owe(self, Iteration iteration, int layer)
     cdef _serve_chosen(self, Iteration iteration, int layer)
     @cython.locals(server=Layer, plain=bint)
     cdef _serve_gate(self, Iteration iteration, int layer)

@@ -36,7 +36,7 @@ from sim.policy.decisions import (
 from sim.policy.tickets import Ticket, all_tickets
 from sim.policy.view import View
 from sim.workload.gate import Gate
-from sim.workload.iterations import PREFILL, Block, Iteration, RequestInfo
+from sim.workload.iterations import PREFILL, Iteration, RequestInfo
 
 if TYPE_CHECKING:
     from sim.machine.cost import Cost
@@ -285,10 +285,7 @@ class Engine:
         """What the gate has chosen is owed."""
         row = iteration.token
         if row is not None:
-            block: Block = row.block
-            at = row.at + layer * row.top_k
-            for i in range(row.top_k):
-                self.owed.add(block.ids[at + i], 1)
+            self.owed.add_row(row.block, row.at + layer * row.top_k, row.top_k)
         else:
             for expert, n_tokens in iteration.chosen(layer).items():
                 self.owed.add(expert, n_tokens)
@@ -298,7 +295,6 @@ class Engine:
         self._owe(iteration, layer)
         self.layer.classify(layer, self.counts)
         self.layer.serve()
-        self.layer.count(self.counts)
         if self.layer.joins:
             self.layer.join(layer)
 
@@ -325,10 +321,8 @@ class Engine:
                 f"layer {layer} of {self.policy.name}: experts {sorted(self.owed.experts())} were not executed; "
                 "every needed expert must run once, on GPU or CPU"
             )
-        if plain:
-            server.count(self.counts)
-        else:
-            server.count_asked(gate.asked, self.counts)
+        if server.ran_on_cpu:
+            server.count_on_cpu(gate.asked, self.counts)
         server.join(layer)
 
     def end_request(self, request: RequestInfo) -> None:

@@ -5,10 +5,11 @@ from sim.engine.owed cimport Owed
 from sim.engine.residency cimport Residency
 from sim.engine.victims cimport Victims
 from sim.machine.protocol cimport Machine
+from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket
 
-cdef int _MISS
+cdef int _HIT, _MISS
 
 @cython.final
 cdef class Layer:
@@ -22,23 +23,27 @@ cdef class Layer:
     cdef readonly Tally tally
     cdef bint tells_accessed
     cdef int n_experts
-    cdef long long[::1] kinds, turn, missing
+    cdef long long[::1] kinds, missing
+    cdef readonly Turn turn
     cdef readonly list ran_on_cpu
     cdef readonly dict joins, ahead, begun
     cdef public dict lower
-    @cython.locals(residency=Residency, owed=Owed, first=int, at=int, expert=int, index=int)
+    @cython.locals(residency=Residency, owed=Owed, first=int, at=int, expert=int, index=int, kind=int, now_s=double,
+                   prefetched=bint)
     cpdef classify(self, int layer, HitCounts counts)
-    @cython.locals(residency=Residency, piece=Piece)
-    cdef int _arrived(self, int index, HitCounts counts)
-    @cython.locals(first=int, index=int, expert=int)
+    @cython.locals(residency=Residency, arrival=Ticket, there=bint)
+    cdef int _arrived(self, int index, HitCounts counts) except -1
+    @cython.locals(first=int, index=int, expert=int, kind=int, n_tokens=int)
     cpdef classify_asked(self, object gate, HitCounts counts)
     @cython.locals(piece=Piece)
-    cdef int _found(self, int index)
+    cdef int _found(self, int index) except -1
     @cython.locals(piece=Piece, residency=Residency, part=Piece, parts=list, enough=list, n_here=int)
-    cdef int _classify_parts(self, int index, HitCounts counts)
-    @cython.locals(residency=Residency, owed=Owed, copies=Copies, first=int, queued=bint, n_turn=int, n_missing=int,
+    cdef int _classify_parts(self, int index, HitCounts counts) except -1
+    @cython.locals(residency=Residency, owed=Owed, copies=Copies, first=int, queued=bint, turn=Turn, n_missing=int,
                    n_later=int, at=int, expert=int, index=int, piece=Piece)
     cpdef serve(self)
+    @cython.locals(turn=Turn, residency=Residency, owed=Owed, victims=Victims, at=int, expert=int, index=int, n_tokens=int)
+    cdef bint _run_turn(self, int first) except -1
     @cython.locals(piece=Piece, expert=int, n_tokens=int)
     cdef _run_whole(self, int index)
     @cython.locals(layer=int, owed=Owed, residency=Residency, n_tokens=int, index=int, piece=Piece, ticket=Ticket)
@@ -55,11 +60,9 @@ cdef class Layer:
     @cython.locals(one=Piece, residency=Residency, arrival=Ticket, arrived_s=double, ticket=Ticket)
     cdef Ticket _launch_joined(self, Piece piece, object slices, int n_tokens, tuple after)
     cdef _ran(self, int expert, int n_tokens, object parts)
+    cdef _done(self, int expert, int n_tokens)
     @cython.locals(layer=int, n_tokens=int)
     cpdef Ticket run_cpu(self, int expert, object join_layer=*)
-    @cython.locals(owed=Owed, at=int, kind=int)
-    cpdef count(self, HitCounts counts)
-    cpdef count_asked(self, dict asked, HitCounts counts)
-    @cython.locals(expert=int)
-    cdef _count_cpu(self, HitCounts counts, list asked)
+    @cython.locals(expert=int, kind=int, n_tokens=int)
+    cpdef count_on_cpu(self, dict asked, HitCounts counts)
     cpdef join(self, int layer)

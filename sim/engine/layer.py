@@ -12,6 +12,7 @@ from sim.engine.counts import HIT, LATE, MISS, ON_CPU, PARTIAL, HitCounts, Tally
 from sim.engine.owed import Owed
 from sim.engine.residency import PREFETCHED, Residency, side_by_side, tiling
 from sim.machine.protocol import NO_TICKETS, Machine
+from sim.machine.turn import Turn
 from sim.policy.api import overrides
 from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from sim.workload.gate import Gate
 
 WHOLE: tuple[Piece, ...] = ()
-_MISS = MISS  # a machine integer where this is compiled
+_HIT, _MISS = HIT, MISS  # machine integers where this is compiled
 
 
 class Layer:
@@ -52,7 +53,7 @@ class Layer:
         self.tells_accessed = False
         self.n_experts = pieces.n_experts
         self.kinds = ints(pieces.n_experts)  # how the gate found each expert it asked for
-        self.turn = ints(pieces.n_experts)  # experts in the order in which the default service runs them
+        self.turn = Turn(pieces.n_experts)  # what the default service runs
         self.missing = ints(pieces.n_experts)
         self.ran_on_cpu: list[int] = []
         self.joins: dict[int, list[Ticket]] = {}  # layer -> CPU results its stream must wait for
@@ -68,28 +69,36 @@ class Layer:
     # -- what the gate finds ----------------------------------------------------------------------------------------
 
     def classify(self, layer: int, counts: HitCounts) -> None:
-        """How the gate finds each expert that is owed, before the policy reacts."""
+        """How the gate finds each expert that is owed, before the policy reacts; counted as that, too."""
         residency, owed = self.residency, self.owed
         first = layer * self.n_experts
+        now_s = self.machine.now()
         for at in range(owed.n):
             expert = owed.order[at]
             index = first + expert
+            kind = _MISS
             if residency.here[index]:
-                self.kinds[expert] = self._arrived(index, counts)
+                kind = _HIT
+                prefetched = residency.origin[index] == 1
+                if prefetched or residency.arrived_s[index] > now_s or residency.arrival[index] is not None:
+                    kind = self._arrived(index, counts)
             elif residency.n_parts or self.tally.prefetch.n_issued:
-                self.kinds[expert] = self._classify_parts(index, counts)
-            else:
-                self.kinds[expert] = _MISS
+                kind = self._classify_parts(index, counts)
+            self.kinds[expert] = kind
+            counts.n_experts[kind] += 1
+            counts.n_tokens[kind] += owed.asked[at]
 
     def classify_asked(self, gate: Gate, counts: HitCounts) -> None:
         """The same where a lossy policy has changed the routing: of the gate's own choice, and what else will serve."""
         first = gate.layer * self.n_experts
-        for expert in gate.asked:
+        for expert, n_tokens in gate.asked.items():
             index = first + expert
             if self.residency.here[index]:
-                self.kinds[expert] = self._arrived(index, counts)
+                kind = self._arrived(index, counts)
             else:
-                self.kinds[expert] = self._classify_parts(index, counts)
+                kind = self._classify_parts(index, counts)
+            self.kinds[expert] = kind
+            counts.count(kind, n_tokens)
         for expert in gate.needs:
             if expert not in gate.asked:  # a lossy policy's substitutes: no gate asked for them
                 counts.n_aside[self._found(first + expert)] += 1
@@ -97,9 +106,13 @@ class Layer:
     def _arrived(self, index: int, counts: HitCounts) -> int:
         """The class of a resident expert."""
         residency = self.residency
-        piece: Piece = self.pieces.all[index]
-        if not self.copies.arrived(piece):
-            self.tally.prefetch.asked_while_late(piece)
+        arrival: Ticket | None = residency.arrival[index]
+        if arrival is None:
+            there = residency.arrived_s[index] <= self.machine.now()
+        else:
+            there = self.machine.ended(arrival)
+        if not there:
+            self.tally.prefetch.asked_while_late(self.pieces.all[index])
             return LATE
         if residency.origin[index] == 1 and not residency.used[index]:
             counts.prefetched += 1
@@ -154,7 +167,8 @@ class Layer:
         if self.lower or self.begun:
             self._serve_mixed()
             return
-        n_turn = 0
+        turn = self.turn
+        turn.begin(owed.layer)
         n_missing = 0
         for at in range(owed.n):
             expert = owed.order[at]
@@ -162,8 +176,8 @@ class Layer:
                 continue
             index = first + expert
             if residency.here[index]:
-                self.turn[n_turn] = expert
-                n_turn += 1
+                turn.experts[turn.n] = expert
+                turn.n += 1
                 if residency.arrival[index] is not None:
                     copies.promote(self.pieces.all[index])
                 if self.tells_accessed:
@@ -180,13 +194,14 @@ class Layer:
             if copies.demand(piece):
                 if self.tells_accessed:
                     self.policy.accessed(piece, False, self.view)
-                self.turn[n_turn] = expert
-                n_turn += 1
+                turn.experts[turn.n] = expert
+                turn.n += 1
             else:
                 self.missing[n_later] = expert
                 n_later += 1
-        for at in range(n_turn):
-            self._run_whole(first + self.turn[at])
+        if copies.polls or not self._run_turn(first):
+            for at in range(turn.n):
+                self._run_whole(first + turn.experts[at])
         for at in range(n_later):  # more experts than room: each waits until one before it has run
             expert = self.missing[at]
             piece = self.pieces.all[first + expert]
@@ -226,13 +241,45 @@ class Layer:
 
     # -- on the GPU -------------------------------------------------------------------------------------------------
 
+    def _run_turn(self, first: int) -> bool:
+        """Compute experts that are resident whole in one go; False where the machine cannot say now when each ends."""
+        turn, residency, owed, victims = self.turn, self.residency, self.owed, self.copies.victims
+        for at in range(turn.n):
+            expert = turn.experts[at]
+            index = first + expert
+            n_tokens = owed.tokens[expert]
+            turn.tokens[at] = n_tokens
+            if n_tokens != 1:
+                turn.all_single = False
+            turn.arrived_s[at] = residency.arrived_s[index]
+            if residency.arrival[index] is not None:
+                turn.all_known = False
+        if not self.machine.run_turn(turn):
+            return False
+        for at in range(turn.n):
+            index = first + turn.experts[at]
+            residency.busy_s[index] = turn.ends_s[at]
+            if residency.busy[index] is not None:
+                residency.busy[index] = None
+            if not residency.used[index]:
+                residency.used[index] = 1
+                if residency.origin[index] == 1:
+                    self.tally.prefetch.used(self.pieces.all[index])
+            owed.settle(turn.experts[at])
+            self.tally.n_executed += turn.tokens[at]
+            if self.log is not None:
+                self.log("gpu", turn.layer, turn.experts[at])
+        if victims is not None and victims.touches:
+            victims.all_touched(turn, first)
+        return True
+
     def _run_whole(self, index: int) -> None:
         """Compute an owed expert that is resident whole."""
         piece: Piece = self.pieces.all[index]
         expert = piece.expert
         n_tokens = self.owed.tokens[expert]
         self._launch(piece, n_tokens, NO_TICKETS)
-        self._ran(expert, n_tokens, WHOLE)
+        self._done(expert, n_tokens)
 
     def run_gpu(self, expert: int, after: tuple[Ticket, ...] = (), joined: bool = False) -> Ticket:
         """Compute an owed expert on the GPU, each of its pieces (or of those that are left) as it arrives."""
@@ -244,7 +291,7 @@ class Layer:
         piece: Piece = self.pieces.all[index]
         if residency.here[index] and (not self.begun or expert not in self.begun):
             ticket = self._settled(self._launch(piece, n_tokens, after))
-            self._ran(expert, n_tokens, WHOLE)
+            self._done(expert, n_tokens)
             return ticket
         return self._run_pieces(piece, n_tokens, after, joined)
 
@@ -331,9 +378,9 @@ class Layer:
     def _used(self, index: int, ticket: Ticket | None) -> None:
         """A resident piece takes part in a computation."""
         residency = self.residency
-        if ticket is not None or residency.last_use[index] is not None:
-            residency.last_use[index] = ticket
-        residency.last_used_s[index] = self.machine.ends_s
+        if ticket is not None or residency.busy[index] is not None:
+            residency.busy[index] = ticket
+        residency.busy_s[index] = self.machine.ends_s
         if not residency.used[index]:
             residency.used[index] = 1
             if residency.origin[index] == 1:
@@ -368,6 +415,10 @@ class Layer:
                 if part.precision != self.pieces.precision:
                     self.tally.loss.lowered += n_tokens
                     break
+        self._done(expert, n_tokens)
+
+    def _done(self, expert: int, n_tokens: int) -> None:
+        """Nothing of an expert is owed any more."""
         self.owed.settle(expert)
         self.tally.n_executed += n_tokens
         if self.log is not None:
@@ -420,27 +471,16 @@ class Layer:
 
     # -- the end of a layer -----------------------------------------------------------------------------------------
 
-    def count(self, counts: HitCounts) -> None:
-        """Count what the gate asked for by how it found it."""
-        owed = self.owed
-        if self.ran_on_cpu:
-            self._count_cpu(counts, [owed.order[at] for at in range(owed.n)])
-        for at in range(owed.n):
-            kind = self.kinds[owed.order[at]]
-            counts.n_experts[kind] += 1
-            counts.n_tokens[kind] += owed.asked[at]
-
-    def count_asked(self, asked: dict[int, int], counts: HitCounts) -> None:
-        """The same where a lossy policy has changed what serves."""
-        self._count_cpu(counts, list(asked))
-        for expert, n_tokens in asked.items():
-            counts.count(self.kinds[expert], n_tokens)
-
-    def _count_cpu(self, counts: HitCounts, asked: list[int]) -> None:
+    def count_on_cpu(self, asked: dict[int, int], counts: HitCounts) -> None:
+        """Count anew what the CPU has computed of the experts (with their tokens) that the gate asked for."""
         for expert in self.ran_on_cpu:
             if expert in asked:
-                counts.n_aside[self.kinds[expert]] += 1
-                self.kinds[expert] = ON_CPU
+                kind = self.kinds[expert]
+                n_tokens = asked[expert]
+                counts.n_aside[kind] += 1
+                counts.n_experts[kind] -= 1
+                counts.n_tokens[kind] -= n_tokens
+                counts.count(ON_CPU, n_tokens)
         self.ran_on_cpu.clear()
 
     def join(self, layer: int) -> None:

@@ -1,4 +1,6 @@
 cimport cython
+from sim.workload.iterations cimport Block
+
 @cython.final
 cdef class Owed:
     cdef public int layer
@@ -6,6 +8,9 @@ cdef class Owed:
     cdef readonly int n, n_left, n_experts
     cpdef void begin(self) noexcept
     cpdef void add(self, int expert, int n_tokens) noexcept
+    @cython.locals(i=int, expert=int)
+    cpdef void add_row(self, Block block, int at, int n) noexcept
     cpdef void settle(self, int expert) noexcept
+    cpdef object tokens_by_expert(self)
     cpdef list experts(self)
     cpdef long long owes(self, int layer, int expert) noexcept

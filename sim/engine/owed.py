@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sim.base.flat import ints
+from sim.workload.iterations import Block
 
 
 class Owed:
@@ -36,10 +39,24 @@ class Owed:
         self.n_left += 1
         self.tokens[expert] = n_tokens
 
+    def add_row(self, block: Block, at: int, n: int) -> None:
+        """The gate of one token asks for `n` experts, `block.ids[at:at + n]`."""
+        for i in range(n):
+            expert = block.ids[at + i]
+            self.order[i] = expert
+            self.asked[i] = 1
+            self.tokens[expert] = 1
+        self.n = n
+        self.n_left = n
+
     def settle(self, expert: int) -> None:
         """An expert has run."""
         self.tokens[expert] = 0
         self.n_left -= 1
+
+    def tokens_by_expert(self) -> Sequence[int]:
+        """`tokens`, to look at."""
+        return self.tokens
 
     def experts(self) -> list[int]:
         """Experts still owed, in the order of the gate."""

@@ -32,8 +32,8 @@ cdef class PrefetchQueue:
     cpdef Piece pop(self, int link=*)
     @cython.locals(link=int, found=int, first=int, index=int, line=list)
     cpdef int best(self, list links)
-    cpdef bint remove(self, Piece piece)
-    cdef bint _awaits(self, Piece piece)
+    cpdef bint remove(self, Piece piece) except -1
+    cdef bint _awaits(self, Piece piece) except -1
     @cython.locals(line=list)
     cdef _leave(self, Piece piece)
     @cython.locals(line=list, index=int)

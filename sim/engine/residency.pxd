@@ -11,8 +11,8 @@ cdef class Residency:
     cdef object _flags
     cdef unsigned char[::1] here
     cdef long long[::1] origin, used, next, prev
-    cdef double[::1] arrived_s, last_used_s
-    cdef readonly list arrival, last_use
+    cdef double[::1] arrived_s, busy_s
+    cdef readonly list arrival, busy
     cdef readonly dict read_back, room_after
     cdef dict _parts
     @cython.locals(one=Piece, index=int)
@@ -23,19 +23,17 @@ cdef class Residency:
     cpdef long long free_bytes(self, int gpu)
     cpdef list resident_pieces(self)
     cpdef Ticket arrival_of(self, int index)
-    cpdef Ticket busy(self, int index)
-    cpdef double busy_until_s(self, int index) noexcept
     @cython.locals(part=Piece, found=list)
     cpdef list parts(self, Piece whole, object precision=*)
     @cython.locals(parts=list)
     cpdef list sufficient(self, Piece whole, object precision=*, object done=*)
     @cython.locals(gpu=int, at=int)
     cpdef bint fits(self, Piece piece) noexcept
-    @cython.locals(index=int, gpu=int, last=int)
+    @cython.locals(index=int, gpu=int, last=int, used_bytes=cython.longlong)
     cpdef add(self, Piece piece, Ticket arrival, double arrived_s, int origin)
     @cython.locals(index=int, gpu=int, before=int, after=int)
     cpdef remove(self, Piece piece)
-    cdef void _grow(self)
+    cdef _grow(self)
 
 @cython.locals(at=double, part=Piece)
 cdef bint _in_a_row(list parts, Piece whole)

@@ -16,7 +16,6 @@ from sim.policy.tickets import Ticket
 
 DEMANDED, PREFETCHED, PLACED = 0, 1, 2  # why a piece came
 ORIGINS = ("demand", "prefetch", "initial")
-NEVER_S = -2.0  # a piece has not been computed with since it came
 
 
 class Residency:
@@ -26,7 +25,8 @@ class Residency:
 
     - `arrival` is the ticket of its copy, or None where that had ended, at `arrived_s` (0 for what was there from the
       start), when it was asked for;
-    - `last_use` is the ticket of its last computation, or None where that ended at `last_used_s`;
+    - `busy` is the ticket of what reads or writes its room last (its copy at first, then its last computation), or None
+      where that ends at `busy_s`;
     - `read_back`, by index, is the copy to the host that reads it, which a later computation does not wait for, but
       its room does;
     - `room_after`, by index, is what a prefetched piece's room had to wait for (a time, and tickets): a copy that is
@@ -51,9 +51,9 @@ class Residency:
         self.origin = ints(n)
         self.used = ints(n)
         self.arrived_s = floats(n)
-        self.last_used_s = floats(n, NEVER_S)
+        self.busy_s = floats(n)
         self.arrival: list[Ticket | None] = [None] * n
-        self.last_use: list[Ticket | None] = [None] * n
+        self.busy: list[Ticket | None] = [None] * n
         self.read_back: dict[int, Ticket] = {}
         self.room_after: dict[int, tuple[float, tuple[Ticket, ...]]] = {}
         self.n_parts = 0  # resident pieces that are no whole experts in the serving precision
@@ -105,17 +105,6 @@ class Residency:
         if ticket is None and self.origin[index] != 2:  # not placed
             return Ticket(self.arrived_s[index], H2D)
         return ticket
-
-    def busy(self, index: int) -> Ticket | None:
-        """Whoever reads or writes a resident piece's room last, where only a ticket says until when."""
-        ticket: Ticket | None = self.last_use[index]
-        if ticket is None and self.last_used_s[index] < 0.0:
-            return self.arrival[index]
-        return ticket
-
-    def busy_until_s(self, index: int) -> float:
-        """Until when that goes on, where `busy` is None."""
-        return self.last_used_s[index] if self.last_used_s[index] >= 0.0 else self.arrived_s[index]
 
     def parts(self, whole: Piece, precision: str | None = None) -> list[Piece]:
         """Resident pieces of `whole`'s expert, other than itself, in its precision or in `precision`."""
@@ -188,25 +177,26 @@ class Residency:
     def add(self, piece: Piece, arrival: Ticket | None, arrived_s: float, origin: int) -> None:
         """Take room for a piece. Raises IllegalDecision when it is there already or does not fit."""
         index = piece.index
+        gpu = piece.gpu
         if index >= self.n_known:
             self._grow()
-        if self.here[index] or not self.fits(piece):
+        used_bytes = self.used_bytes[gpu] + piece.n_bytes
+        if self.here[index] or used_bytes > self.budget_bytes[gpu] or (self.divided and not self.fits(piece)):
             self._refuse(piece, origin)
-        gpu = piece.gpu
         if self.divided:
             self.layer_used[gpu * self.pieces.n_layers + piece.layer] += piece.n_bytes
-        self.used_bytes[gpu] += piece.n_bytes
-        if self.used_bytes[gpu] > self.peak_bytes[gpu]:
-            self.peak_bytes[gpu] = self.used_bytes[gpu]
+        self.used_bytes[gpu] = used_bytes
+        if used_bytes > self.peak_bytes[gpu]:
+            self.peak_bytes[gpu] = used_bytes
         self.here[index] = 1
         self.origin[index] = origin
         self.used[index] = 0
         if arrival is not None or self.arrival[index] is not None:
             self.arrival[index] = arrival
+        if arrival is not None or self.busy[index] is not None:
+            self.busy[index] = arrival
         self.arrived_s[index] = arrived_s
-        if self.last_use[index] is not None:
-            self.last_use[index] = None
-        self.last_used_s[index] = -2.0
+        self.busy_s[index] = arrived_s
         last = self.prev[0]
         self.next[last] = index + 1
         self.prev[index + 1] = last
@@ -252,11 +242,11 @@ class Residency:
         self.origin = longer_ints(self.origin, n)
         self.used = longer_ints(self.used, n)
         self.arrived_s = longer_floats(self.arrived_s, n)
-        self.last_used_s = longer_floats(self.last_used_s, n, NEVER_S)
+        self.busy_s = longer_floats(self.busy_s, n)
         self.next = longer_ints(self.next, n + 1)
         self.prev = longer_ints(self.prev, n + 1)
         self.arrival.extend([None] * more)
-        self.last_use.extend([None] * more)
+        self.busy.extend([None] * more)
         self.n_known = n
 
 

@@ -2,14 +2,68 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
-from sim.base.flat import ints
+from sim.base.flat import floats, ints
 from sim.machine.protocol import NO_TICKETS
 from sim.policy.tickets import Ticket
 
-Freed = tuple[int, float, tuple[Ticket, ...]]  # bytes; clean no sooner than this time, nor than these have ended
+
+class Freed:
+    """Rooms of one GPU that something still reads, longest freed first.
+
+    A ring of `n` rooms from place `first` on: their bytes, and when they are clean: no sooner than `ready_s`, nor than
+    the tickets of `readers` (by place, only where there are any) have ended.
+    """
+
+    def __init__(self) -> None:
+        self.size = 16
+        self.first = 0
+        self.n = 0
+        self.n_bytes = ints(self.size)
+        self.ready_s = floats(self.size)
+        self.readers: dict[int, tuple[Ticket, ...]] = {}
+
+    def append(self, n_bytes: int, ready_s: float, readers: tuple[Ticket, ...]) -> None:
+        """One room more."""
+        if self.n == self.size:
+            self._grow()
+        at = (self.first + self.n) & (self.size - 1)
+        self.n_bytes[at] = n_bytes
+        self.ready_s[at] = ready_s
+        if readers:
+            self.readers[at] = readers
+        self.n += 1
+
+    def drop(self) -> None:
+        """The first room is taken, or clean."""
+        if self.readers:
+            self.readers.pop(self.first, None)
+        self.first = (self.first + 1) & (self.size - 1)
+        self.n -= 1
+
+    def over(self, now_s: float) -> bool:
+        """Whether nothing reads the first room any more."""
+        if self.ready_s[self.first] > now_s:
+            return False
+        if self.readers:
+            for reader in self.readers.get(self.first, NO_TICKETS):
+                if reader.end_s < 0.0 or reader.end_s > now_s:
+                    return False
+        return True
+
+    def _grow(self) -> None:
+        """Twice as many places, the rooms from place 0 on."""
+        n_bytes, ready_s, readers = ints(2 * self.size), floats(2 * self.size), {}
+        for i in range(self.n):
+            at = (self.first + i) & (self.size - 1)
+            n_bytes[i] = self.n_bytes[at]
+            ready_s[i] = self.ready_s[at]
+            if at in self.readers:
+                readers[i] = self.readers[at]
+        self.n_bytes, self.ready_s, self.readers = n_bytes, ready_s, readers
+        self.first = 0
+        self.size *= 2
 
 
 class Rooms:
@@ -23,61 +77,47 @@ class Rooms:
         self.clean_bytes = ints(len(budget_bytes))
         for gpu, n_bytes in enumerate(budget_bytes):
             self.clean_bytes[gpu] = n_bytes
-        self.freed: list[deque[Freed]] = [deque() for _ in budget_bytes]
-        self.n_freed = ints(len(budget_bytes))
+        self.freed = [Freed() for _ in budget_bytes]
         self.ready_s = 0.0
         self.waits: tuple[Ticket, ...] = NO_TICKETS
 
     def give(self, gpu: int, n_bytes: int, ready_s: float, readers: tuple[Ticket, ...], now_s: float) -> None:
         """Room is free again from `ready_s` on, and once its readers have ended."""
         waits = NO_TICKETS
-        for reader in readers:
-            if reader.end_s < 0.0:
-                waits = (*waits, reader)
-            elif reader.end_s > ready_s:
-                ready_s = reader.end_s
+        if readers:
+            for reader in readers:
+                if reader.end_s < 0.0:
+                    waits = (*waits, reader)
+                elif reader.end_s > ready_s:
+                    ready_s = reader.end_s
         if waits or ready_s > now_s:
-            self.freed[gpu].append((n_bytes, ready_s, waits))
-            self.n_freed[gpu] += 1
+            freed: Freed = self.freed[gpu]
+            freed.append(n_bytes, ready_s, waits)
         else:
             self.clean_bytes[gpu] += n_bytes
 
     def take(self, gpu: int, n_bytes: int, now_s: float) -> None:
         """Take so many bytes; `ready_s` and `waits` say what must be over before they can be overwritten."""
         self.ready_s = 0.0
-        self.waits = NO_TICKETS
-        if self.n_freed[gpu]:
-            self._take_freed(gpu, n_bytes, now_s)
-        self.clean_bytes[gpu] -= n_bytes
-
-    def _take_freed(self, gpu: int, n_bytes: int, now_s: float) -> None:
-        freed: deque[Freed] = self.freed[gpu]
-        clean_bytes = self.clean_bytes[gpu]
-        while freed and _over(freed[0], now_s):
-            clean_bytes += freed.popleft()[0]
+        if self.waits:
+            self.waits = NO_TICKETS
+        freed: Freed = self.freed[gpu]
+        while freed.n and freed.over(now_s):
+            self.clean_bytes[gpu] += freed.n_bytes[freed.first]
+            freed.drop()
         lacks_bytes = n_bytes
-        while clean_bytes < n_bytes and freed:
-            more_bytes, ready_s, readers = freed.popleft()
-            clean_bytes += more_bytes
-            if ready_s > self.ready_s:
-                self.ready_s = ready_s
-            self.waits = (*self.waits, *readers)
+        while self.clean_bytes[gpu] < n_bytes and freed.n:
+            more_bytes = freed.n_bytes[freed.first]
+            if freed.ready_s[freed.first] > self.ready_s:
+                self.ready_s = freed.ready_s[freed.first]
+            if freed.readers:
+                self.waits = (*self.waits, *freed.readers.get(freed.first, NO_TICKETS))
             if more_bytes > lacks_bytes:
                 # What a smaller piece leaves of a room that is still read: whoever takes it waits for the same.
-                freed.appendleft((more_bytes - lacks_bytes, ready_s, readers))
-                clean_bytes -= more_bytes - lacks_bytes
+                freed.n_bytes[freed.first] = more_bytes - lacks_bytes
+                more_bytes = lacks_bytes
             else:
+                freed.drop()
                 lacks_bytes -= more_bytes
-        self.clean_bytes[gpu] = clean_bytes
-        self.n_freed[gpu] = len(freed)
-
-
-def _over(room: Freed, now_s: float) -> bool:
-    """Whether nothing reads it any more."""
-    _, ready_s, readers = room
-    if ready_s > now_s:
-        return False
-    for reader in readers:  # noqa: SIM110 - a loop is what compiles well
-        if reader.end_s < 0.0 or reader.end_s > now_s:
-            return False
-    return True
+            self.clean_bytes[gpu] += more_bytes
+        self.clean_bytes[gpu] -= n_bytes

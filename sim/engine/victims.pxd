@@ -1,33 +1,45 @@
 cimport cython
 from sim.engine.owed cimport Owed
 from sim.engine.residency cimport Residency
+from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece
 
 cdef class Victims:
     cdef public bint touches
-    cpdef void placed(self, int index)
+    cpdef placed(self, int index)
     cpdef void touched(self, int index) noexcept
+    cpdef void all_touched(self, Turn turn, int first) noexcept
     cpdef void left(self, int index) noexcept
-    cpdef int victim(self, Piece piece, bint speculative)
+    cpdef int victim(self, Piece piece, bint speculative) except -2
+
+@cython.final
+cdef class Ring:
+    cdef int n_rings
+    cdef long long[::1] next, prev
+    cpdef grow(self, int n)
+    @cython.locals(at=int, last=int)
+    cdef void append(self, int index, int ring) noexcept
+    @cython.locals(at=int, before=int, after=int)
+    cdef void unlink(self, int index) noexcept
 
 cdef class InTurn(Victims):
     cdef Residency residency
     cdef Owed owed
     cdef bint per_layer
-    cdef int n_rings, n_known
-    cdef long long[::1] next, prev
-    cdef void _grow(self)
-    cdef int _ring(self, Piece piece) noexcept
+    cdef int n_known, n_whole, n_experts
+    cdef Ring ring
+    cdef _grow(self)
     @cython.locals(piece=Piece)
-    cpdef void placed(self, int index)
-    @cython.locals(piece=Piece)
+    cdef int _cache(self, int index) noexcept
+    cpdef placed(self, int index)
     cpdef void touched(self, int index) noexcept
-    @cython.locals(last=int)
-    cdef void _append(self, int at, int ring) noexcept
-    @cython.locals(at=int, before=int, after=int)
+    @cython.locals(at=int, index=int)
+    cpdef void all_touched(self, Turn turn, int first) noexcept
     cpdef void left(self, int index) noexcept
-    @cython.locals(at=int, index=int, candidate=Piece)
-    cpdef int victim(self, Piece piece, bint speculative)
+    @cython.locals(at=int, first=int, index=int, whole=int)
+    cpdef int victim(self, Piece piece, bint speculative) except -2
+    @cython.locals(piece=Piece)
+    cdef int _whole(self, int index) noexcept
 
 cdef class Ranked(Victims):
     cdef Residency residency
@@ -38,9 +50,9 @@ cdef class Ranked(Victims):
     cdef bint per_layer, by_expert, guarded, spares_unused
     cdef int n_whole
     @cython.locals(best=int)
-    cpdef int victim(self, Piece piece, bint speculative)
+    cpdef int victim(self, Piece piece, bint speculative) except -2
     @cython.locals(residency=Residency, n_experts=int, n_gpus=int, first=int, at=int, owed_from=int, best=int,
                    best_bar=int, best_rank=double, index=int, expert=int, bar=int, rank=double)
-    cdef int _find(self, Piece piece, bint speculative)
-    cdef bint _before(self, int index, int other)
-    cdef int _bar(self, int index)
+    cdef int _find(self, Piece piece, bint speculative) noexcept
+    cdef bint _before(self, int index, int other) noexcept
+    cdef int _bar(self, int index) noexcept

@@ -8,6 +8,7 @@ from sim.base.errors import IllegalDecision
 from sim.base.flat import COMPILED, ints, longer_ints
 from sim.engine.owed import Owed
 from sim.engine.residency import PREFETCHED, Residency
+from sim.machine.turn import Turn
 from sim.policy.order import EXPERT, FREE, LAST, NOT_FOR_PREFETCH, Order, Rank, Recency
 from sim.policy.pieces import Piece
 
@@ -26,6 +27,9 @@ class Victims:
     def touched(self, index: int) -> None:
         """A piece is computed with."""
 
+    def all_touched(self, turn: Turn, first: int) -> None:
+        """The experts of a turn are computed with; `first` is the index of their layer's first."""
+
     def left(self, index: int) -> None:
         """A piece has given its room up."""
 
@@ -34,8 +38,41 @@ class Victims:
         return -1
 
 
+class Ring:
+    """Pieces between their neighbours, in rings that each begin and end at a place of their own, before all pieces'."""
+
+    def __init__(self, n_rings: int) -> None:
+        self.n_rings = n_rings
+        self.next = ints(n_rings)
+        self.prev = ints(n_rings)
+        for ring in range(n_rings):
+            self.next[ring] = self.prev[ring] = ring
+
+    def grow(self, n: int) -> None:
+        """Make places for `n` pieces."""
+        self.next = longer_ints(self.next, self.n_rings + n)
+        self.prev = longer_ints(self.prev, self.n_rings + n)
+
+    def append(self, index: int, ring: int) -> None:
+        """A piece comes last."""
+        at = index + self.n_rings
+        last = self.prev[ring]
+        self.next[last] = at
+        self.prev[at] = last
+        self.next[at] = ring
+        self.prev[ring] = at
+
+    def unlink(self, index: int) -> None:
+        """A piece leaves its ring."""
+        at = index + self.n_rings
+        before = self.prev[at]
+        after = self.next[at]
+        self.next[before] = after
+        self.prev[after] = before
+
+
 class InTurn(Victims):
-    """Pieces in a ring of neighbours, by when they came or were used last: the first that may leave does."""
+    """Pieces in the order in which they came or were used last: the first that may leave does."""
 
     def __init__(self, residency: Residency, owed: Owed, per_layer: bool, touches: bool) -> None:
         self.residency = residency
@@ -43,60 +80,58 @@ class InTurn(Victims):
         self.per_layer = per_layer
         self.touches = touches
         pieces = residency.pieces
-        # One ring per cache: all of a GPU, or a layer of it. Its end is a place behind those of all pieces.
-        self.n_rings = pieces.n_gpus * (pieces.n_layers if per_layer else 1)
+        self.n_whole = pieces.n_layers * pieces.n_experts
+        self.n_experts = pieces.n_experts
+        self.ring = Ring(pieces.n_gpus * (pieces.n_layers if per_layer else 1))  # one per cache
         self.n_known = 0
-        self.next = ints(self.n_rings)
-        self.prev = ints(self.n_rings)
-        for ring in range(self.n_rings):
-            self.next[ring] = self.prev[ring] = ring
         self._grow()
 
     def _grow(self) -> None:
-        n = self.residency.n_known
-        self.next = longer_ints(self.next, self.n_rings + n)
-        self.prev = longer_ints(self.prev, self.n_rings + n)
-        self.n_known = n
+        self.n_known = self.residency.n_known
+        self.ring.grow(self.n_known)
 
-    def _ring(self, piece: Piece) -> int:
+    def _cache(self, index: int) -> int:
+        """The ring of a piece: all of its GPU, or its layer of it."""
+        if self.ring.n_rings == 1:
+            return 0
+        piece: Piece = self.residency.pieces.all[index]
         return piece.gpu * self.residency.pieces.n_layers + piece.layer if self.per_layer else piece.gpu
 
     def placed(self, index: int) -> None:
         if index >= self.n_known:
             self._grow()
-        piece: Piece = self.residency.pieces.all[index]
-        self._append(index + self.n_rings, self._ring(piece))
+        self.ring.append(index, self._cache(index))
 
     def touched(self, index: int) -> None:
-        self.left(index)
-        piece: Piece = self.residency.pieces.all[index]
-        self._append(index + self.n_rings, self._ring(piece))
+        self.ring.unlink(index)
+        self.ring.append(index, self._cache(index))
 
-    def _append(self, at: int, ring: int) -> None:
-        last = self.prev[ring]
-        self.next[last] = at
-        self.prev[at] = last
-        self.next[at] = ring
-        self.prev[ring] = at
+    def all_touched(self, turn: Turn, first: int) -> None:
+        for at in range(turn.n):
+            index = first + turn.experts[at]
+            self.ring.unlink(index)
+            self.ring.append(index, self._cache(index))
 
     def left(self, index: int) -> None:
-        at = index + self.n_rings
-        before = self.prev[at]
-        after = self.next[at]
-        self.next[before] = after
-        self.prev[after] = before
+        self.ring.unlink(index)
 
     def victim(self, piece: Piece, speculative: bool) -> int:
-        at = self.next[self._ring(piece)]
-        while at >= self.n_rings:
-            index = at - self.n_rings
+        at = self.ring.next[self._cache(piece.index)]
+        first = self.owed.layer * self.n_experts  # of the layer that owes experts
+        while at >= self.ring.n_rings:
+            index = at - self.ring.n_rings
             if not self.owed.n_left:
                 return index
-            candidate: Piece = self.residency.pieces.all[index]
-            if candidate.layer != self.owed.layer or not self.owed.tokens[candidate.expert]:
+            whole = index if index < self.n_whole else self._whole(index)
+            if not (first <= whole < first + self.n_experts and self.owed.tokens[whole - first]):
                 return index
-            at = self.next[at]
+            at = self.ring.next[at]
         return -1
+
+    def _whole(self, index: int) -> int:
+        """The index of the expert of which a piece is a part."""
+        piece: Piece = self.residency.pieces.all[index]
+        return piece.layer * self.n_experts + piece.expert
 
 
 class Ranked(Victims):

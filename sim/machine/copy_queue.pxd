@@ -14,7 +14,7 @@ cdef class Copy(Ticket):
     cdef public tuple after
     cdef public Piece piece
     @cython.locals(ready_s=double, ticket=Ticket)
-    cpdef double ready_s(self)
+    cpdef double ready_s(self) noexcept
 
 @cython.final
 cdef class CopyQueue:
@@ -35,23 +35,23 @@ cdef class CopyQueue:
     cdef readonly object finished
     cdef public object spans
     cdef public bint report
+    cpdef serve_now(self, Piece piece, double start_s, double duration_s, int length)
     @cython.locals(start_s=double, copy=Copy)
-    cpdef Copy demand(self, object op, Piece piece, double duration_s, int length, double now_s, double ready_s,
-                      tuple after)
+    cpdef Copy demand(self, Piece piece, double duration_s, int length, double now_s, double ready_s, tuple after)
     @cython.locals(ready_s=double)
-    cpdef void submit(self, Copy copy, double now_s)
-    cdef void _queue(self, Copy copy)
-    cdef void _unqueue(self, Copy copy)
+    cpdef submit(self, Copy copy, double now_s)
+    cdef _queue(self, Copy copy)
+    cdef _unqueue(self, Copy copy)
     @cython.locals(at_s=double, best=Copy, copy=Copy, ready_s=double)
-    cdef void _settle_demand(self, double now_s)
+    cdef _settle_demand(self, double now_s)
     @cython.locals(best=Copy)
-    cpdef void advance(self, double now_s)
+    cpdef advance(self, double now_s)
     @cython.locals(best=Copy)
-    cpdef bint settle_next(self)
-    cpdef double next_start_s(self)
+    cpdef bint settle_next(self) except -1
+    cpdef double next_start_s(self) except? -2.0
     @cython.locals(best=Copy, copy=Copy, ready_s=double, earliest_s=double, at_s=double)
     cdef Copy _next(self)
-    cdef void _serve(self, Copy copy, double start_s)
-    cpdef bint cancel(self, Copy copy, double now_s)
-    cpdef void promote(self, Copy copy, double now_s)
+    cdef _serve(self, Copy copy, double start_s)
+    cpdef bint cancel(self, Copy copy, double now_s) except -1
+    cpdef promote(self, Copy copy, double now_s)
     cpdef list completions(self, double now_s)

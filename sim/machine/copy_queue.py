@@ -111,10 +111,18 @@ class CopyQueue:
         """Seconds spent on copies."""
         return self.seconds.total_s()
 
+    def serve_now(self, piece: Piece, start_s: float, duration_s: float, length: int) -> None:
+        """Copy a demanded piece that nothing can overtake: it starts at `start_s`."""
+        self.free_s = start_s + duration_s
+        self.seconds.meter.add(length, 1)
+        self.n_copies += 1
+        self.copied_bytes += piece.n_bytes
+        if self.spans is not None:
+            self.spans(self.name, "demand", piece.layer, piece.expert, 0, piece.n_bytes, start_s, self.free_s)
+
     def demand(
-        self, op: str, piece: Piece, duration_s: float, length: int, now_s: float, ready_s: float,
-        after: tuple[Ticket, ...],
-    ) -> Copy | None:  # fmt: skip
+        self, piece: Piece, duration_s: float, length: int, now_s: float, ready_s: float, after: tuple[Ticket, ...]
+    ) -> Copy | None:
         """Take a copy that somebody waits for, at host time `now_s`.
 
         Args:
@@ -127,20 +135,14 @@ class CopyQueue:
         if ready_s < now_s:
             ready_s = now_s
         if not after and not self.n_demanded and not self.report and (ready_s <= now_s or ready_s <= self.free_s):
-            start_s = ready_s if ready_s > self.free_s else self.free_s
-            self.free_s = start_s + duration_s
-            self.seconds.meter.add(length, 1)
-            self.n_copies += 1
-            self.copied_bytes += piece.n_bytes
-            if self.spans is not None:
-                self.spans(self.name, op, piece.layer, piece.expert, 0, piece.n_bytes, start_s, self.free_s)
+            self.serve_now(piece, ready_s if ready_s > self.free_s else self.free_s, duration_s, length)
             if not self.alone:
                 progress(self.streams)
             elif self.stream.n_pending:
                 self.stream.progress()
             return None
         copy = Copy(
-            op, piece.layer, piece.expert, piece.n_bytes, duration_s, length, True, ready_s, after, piece, H2D
+            "demand", piece.layer, piece.expert, piece.n_bytes, duration_s, length, True, ready_s, after, piece, H2D
         )
         self.submit(copy, now_s)
         return copy

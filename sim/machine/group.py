@@ -7,20 +7,24 @@ launched. An expert that waits for its copy cannot be part of kernels that have 
 
 from __future__ import annotations
 
+from sim.machine.price import Operation
+
 
 class Group:
     """The group launched last on a GPU: `open` while others may join it.
 
-    `launched_s`: when the host launched it. `place`: how many of its experts went before the last, as long as each is
-    whole and serves one token; -1 once that no longer says all. `slack_s`: the floor left to fill, where it does not.
-    The first expert pays floor and launches; see `Cost.leader` and `Cost.member`.
+    `launched_s`: when the host launched it. `last`: the expert that joined last, as long as each is whole, in the
+    serving precision, and serves one token: it knows what the next one costs. None once that no longer says all;
+    `slack_s` is the floor left to fill. The first expert pays floor and launches; see `Cost.leader` and `Cost.member`.
     """
 
-    __slots__ = ("launched_s", "open", "place", "precision", "slack_s")
+    __slots__ = ("last", "launched_s", "open", "precision", "slack_s")
+
+    last: Operation | None
 
     def __init__(self) -> None:
         self.open = False
         self.launched_s = 0.0
         self.precision = ""
         self.slack_s = 0.0
-        self.place = -1
+        self.last = None

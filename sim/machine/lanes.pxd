@@ -25,13 +25,13 @@ cdef class Stream:
     cpdef Launched run(self, object op, int layer, int expert, int n_tokens, double first_s, double last_s,
                        double duration_s, int length, double arrived_s, tuple after)
     @cython.locals(free_s=double, gap_s=double, end_s=double)
-    cpdef void place(self, object op, int layer, int expert, int n_tokens, double start_s, int cause, double first_s,
+    cpdef place(self, object op, int layer, int expert, int n_tokens, double start_s, int cause, double first_s,
                      double last_s, double duration_s, int length, double arrived_s, tuple after)
     @cython.locals(ticket=Ticket, ready_s=double)
-    cdef double late_s(self, double start_s, int cause, double first_s, double arrived_s, tuple after)
+    cdef double late_s(self, double start_s, int cause, double first_s, double arrived_s, tuple after) noexcept
     @cython.locals(ticket=Ticket, work=Launched, start_s=double, cause=int)
-    cpdef bint progress(self)
-    cpdef void idle_until(self, double time_s, int cause)
+    cpdef bint progress(self) except -1
+    cpdef void idle_until(self, double time_s, int cause) noexcept
 
 @cython.final
 cdef class SerialLane:

@@ -15,4 +15,7 @@ cdef class Operation:
     cdef readonly Launch launch
     cdef readonly double all_s, duration_s, first_s, tail_s
     cdef readonly int length, priced
+    cdef public long long n
+    cdef public double slack_s
+    cdef public Operation next
     cdef void cost(self, double duration_s, int length, int priced) noexcept

@@ -46,10 +46,14 @@ class Launch:
 class Operation:
     """A price and its launch, with the sums that every use needs.
 
-    `length` and `priced` are the counters of its seconds on the stream and of its price (`sim.machine.meter`).
+    `length` and `priced` are the counters of its seconds on the stream and of its price (`sim.machine.meter`); `n` are
+    uses that have not been handed to them yet. `next` is what an expert costs that joins a group after this one, and
+    `slack_s` what this one leaves to fill of the group's floor; both for whole experts of one token.
     """
 
-    __slots__ = ("all_s", "duration_s", "first_s", "launch", "length", "priced", "tail_s")
+    __slots__ = ("all_s", "duration_s", "first_s", "launch", "length", "n", "next", "priced", "slack_s", "tail_s")
+
+    next: Operation | None
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
@@ -59,6 +63,9 @@ class Operation:
         self.tail_s = 0.0
         self.length = 0
         self.priced = 0
+        self.n = 0
+        self.next = None
+        self.slack_s = 0.0
 
     def cost(self, duration_s: float, length: int, priced: int) -> None:
         """From now on it takes this long."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from sim.base.quantities import Source
+    from sim.machine.turn import Turn
     from sim.policy.pieces import Piece
     from sim.workload.iterations import Iteration
 
@@ -24,14 +25,16 @@ class Machine:
 
     `expert` and `copy` may answer None: its end is settled already, and is `ends_s`, for the cause `cause`. Only
     arithmetic knows that. What such a machine has settled comes back as plain times (`arrived_s`, `ready_s`); they are
-    0 on a machine that always answers with tickets.
+    0 on a machine that always answers with tickets. One that `keeps_pieces` is told by `place` and `release` what lies
+    where.
     """
 
-    __slots__ = ("cause", "ends_s")
+    __slots__ = ("cause", "ends_s", "keeps_pieces")
 
     def __init__(self) -> None:
         self.ends_s = 0.0
         self.cause = 0
+        self.keeps_pieces = True
 
     def now(self) -> float:
         """The host's clock (simulated or measured)."""
@@ -80,6 +83,10 @@ class Machine:
         """
         raise NotImplementedError
 
+    def run_turn(self, turn: Turn) -> bool:
+        """Launch experts one after the other, all of whose times are known then; False where they are not, undone."""
+        return False
+
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
         """Send activations down, compute on the CPU, send the result up; the ticket is the result's arrival."""
         raise NotImplementedError
@@ -87,6 +94,13 @@ class Machine:
     def join(self, ticket: Ticket) -> None:
         """Make the compute stream wait for `ticket` before what is launched next."""
         raise NotImplementedError
+
+    def demand(self, piece: Piece, ready_s: float) -> bool:
+        """`copy` of a demanded piece, no sooner than `ready_s`, whose end is known then: `ends_s`.
+
+        False where it is not known, and nothing was done.
+        """
+        return False
 
     def copy(self, piece: Piece, priority: int, ready_s: float, after: tuple[Ticket, ...]) -> Ticket | None:
         """Queue a host-to-device copy; DEMAND overtakes every queued SPECULATIVE one, none in flight.

@@ -5,6 +5,7 @@ from sim.machine.lanes cimport SerialLane, Stream, Launched
 from sim.machine.meter cimport Meter
 from sim.machine.price cimport Launch, Operation, Price
 from sim.machine.protocol cimport Machine
+from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport Ticket
 from sim.workload.iterations cimport Iteration
@@ -19,6 +20,7 @@ cdef class SimulatedMachine(Machine):
     cdef readonly list streams, h2d, links
     cdef readonly Stream stream
     cdef readonly CopyQueue write_backs
+    cdef CopyQueue _link
     cdef readonly SerialLane d2h, cpu, side
     cdef public long long d2h_bytes, written_back_bytes, n_copy_launches, n_syncs
     cdef public double experts_launched
@@ -26,14 +28,16 @@ cdef class SimulatedMachine(Machine):
     cdef double _sync_s, _copy_launch_s
     cdef Meter _prices
     cdef dict _experts, _grouped_experts, _on_cpu, _part_launches_s
-    cdef list _copies, _places, _slacks, _groups, _blocks
+    cdef list _copies, _used, _groups, _blocks
+    cdef Operation _leader
     cdef Group _group
     cdef bint _grouped
+    cdef str _precision
     cdef tuple _waits
     cdef Ticket _gate
     cdef int _n_tokens, _n_ranges, _n_layers
     cdef Operation _attention, _gate_block, _shared, _dense
-    cdef void _forget(self)
+    cdef _forget(self)
     @cython.locals(n_tokens=int, price=Price)
     cpdef begin(self, Iteration iteration)
     @cython.locals(operation=Operation)
@@ -42,6 +46,9 @@ cdef class SimulatedMachine(Machine):
     cdef _reprice(self, Operation operation, Price price)
     @cython.locals(host_s=double, launched_s=double)
     cdef Ticket _launch(self, str op, int layer, Operation operation, tuple after=*)
+    cdef void _count_use(self, Operation operation) noexcept
+    @cython.locals(operation=Operation)
+    cdef void _count_uses(self) noexcept
     @cython.locals(group=Group)
     cdef void _close_groups(self) noexcept
     cdef Ticket _settled(self)
@@ -50,14 +57,18 @@ cdef class SimulatedMachine(Machine):
     cpdef to_gate(self, int layer)
     @cython.locals(host_s=double)
     cpdef sync(self, Ticket ticket)
+    @cython.locals(stream=Stream, group=Group, operation=Operation, last=Operation, now_s=double, free_s=double,
+                   launched_s=double, fits=bint, at=int, arrived_s=double, host_s=double, start_s=double, cause=int,
+                   last_s=double)
+    cpdef bint run_turn(self, Turn turn) except -1
     @cython.locals(operation=Operation, stream=Stream, host_s=double, launched_s=double, work=Launched)
     cpdef Ticket expert(self, Piece piece, int n_tokens, double arrived_s, tuple after, object parts)
     @cython.locals(stream=Stream, ticket=Ticket)
     cdef Ticket _elsewhere(self, Piece piece, int n_tokens, Operation operation, double host_s, double arrived_s,
                            tuple after)
     @cython.locals(operation=Operation)
-    cdef Operation _expert(self, Piece piece, int n_tokens)
-    @cython.locals(group=Group, joins=bint, plain=bint, ticket=Ticket, operation=Operation)
+    cdef Operation _alone(self, Piece piece, int n_tokens)
+    @cython.locals(group=Group, joins=bint, plain=bint, ticket=Ticket, last=Operation)
     cdef Operation _join_group(self, Piece piece, int n_tokens, double arrived_s, tuple after)
     @cython.locals(frac=double, found=tuple, joined=Operation)
     cdef Operation _in_group(self, Group group, double slack_s, Piece piece, int n_tokens)
@@ -65,19 +76,25 @@ cdef class SimulatedMachine(Machine):
                    attributed_to=int, host_s=double, arrived_s=double, queue=CopyQueue, back=Copy, done=Ticket)
     cpdef Ticket cpu_expert(self, int layer, int expert, int n_tokens)
     cdef tuple _cpu_work(self, int n_tokens)
+    cdef Operation _lead(self)
+    cdef Operation _member(self, Operation last)
+    @cython.locals(operation=Operation)
+    cdef Operation _place(self, Launch launch, object priced)
+    @cython.locals(queue=CopyQueue, now_s=double, start_s=double)
+    cpdef bint demand(self, Piece piece, double ready_s) except -1
     cdef double _enqueue(self, Piece piece)
     @cython.locals(now_s=double, queue=CopyQueue, duration_s=double, length=int, settled=Copy, copy=Copy, timed=tuple, known=dict)
     cpdef Ticket copy(self, Piece piece, int priority, double ready_s, tuple after)
     @cython.locals(queue=CopyQueue)
-    cpdef bint promote(self, Ticket ticket)
+    cpdef bint promote(self, Ticket ticket) except -1
     @cython.locals(queue=CopyQueue)
-    cpdef bint cancel(self, Ticket ticket)
+    cpdef bint cancel(self, Ticket ticket) except -1
     @cython.locals(queue=CopyQueue)
-    cpdef bint ended(self, Ticket ticket)
+    cpdef bint ended(self, Ticket ticket) except -1
     @cython.locals(queue=CopyQueue)
-    cdef void _advance(self)
+    cdef _advance(self)
     @cython.locals(queue=CopyQueue, found=CopyQueue, first_s=double, start_s=double)
     cdef CopyQueue _next_link(self)
     @cython.locals(queue=CopyQueue)
-    cdef bint _settle_next(self)
-    cdef void _settle(self, Ticket ticket)
+    cdef bint _settle_next(self) except -1
+    cdef _settle(self, Ticket ticket)

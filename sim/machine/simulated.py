@@ -12,6 +12,7 @@ from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE, SerialLane, Spans
 from sim.machine.meter import Meter
 from sim.machine.price import Launch, Operation, Price
 from sim.machine.protocol import DEMAND, NO_TICKETS, Machine
+from sim.machine.turn import Turn
 from sim.policy.tickets import Ticket
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class SimulatedMachine(Machine):
     def __init__(self, cost: Cost, n_gpus: int = 1, spans: Spans | None = None, report_copies: bool = False) -> None:
         self.ends_s = 0.0
         self.cause = 0
+        self.keeps_pieces = False
         self.cost = cost
         self.now_s = 0.0  # the host's clock
         self.spans = spans
@@ -47,6 +49,7 @@ class SimulatedMachine(Machine):
         self.streams = [Stream("gpu" if n_gpus == 1 else f"gpu{g}") for g in range(n_gpus)]
         self.stream = self.streams[0]
         self.h2d = [CopyQueue("h2d" if n_gpus == 1 else f"h2d{g}", self.streams) for g in range(n_gpus)]
+        self._link = self.h2d[0]
         self.write_backs = CopyQueue("d2h", self.streams)  # the same engine as `d2h`, never both in one run
         self.links = list(self.h2d)  # queues whose copies are settled together, in order of time
         self.n_links = n_gpus
@@ -78,11 +81,12 @@ class SimulatedMachine(Machine):
         self._on_cpu: dict[int, tuple[int, float, float, int, float, int]] = {}
         # By GPU: bytes of a copy -> its seconds, and their place in the link's counters.
         self._copies: list[dict[int, tuple[float, int]]] = [{} for _ in range(n_gpus)]
-        self._places: list[Operation] = []  # experts of one token by their place in a group, and what is left to fill
-        self._slacks: list[float] = []
+        self._leader: Operation | None = None  # a whole expert of one token, in the serving precision, begins a group
+        self._used: list[Operation] = []  # operations with uses that no counter knows of yet
         self._groups = [Group() for _ in range(n_gpus)]  # experts launched last, which others may still join
         self._group = self._groups[0]
         self._grouped = cost.grouped
+        self._precision = cost.precision
         self._waits: tuple[Ticket, ...] = NO_TICKETS  # what the next block of GPU 0 joins
         self._gate: Ticket | None = None
         self._n_tokens = 0
@@ -119,14 +123,14 @@ class SimulatedMachine(Machine):
 
     def _forget(self) -> None:
         """Begin the stream's counters anew, so that memory does not grow with the trace. All of them are read."""
+        self._count_uses()
         self.stream.seconds.total_s()
         self.stream.seconds.meter.forget()
         self._prices.forget()
         self._n_tokens = 0
         self._experts.clear()
         self._grouped_experts.clear()
-        self._places.clear()
-        self._slacks.clear()
+        self._leader = None
 
     def _operation(self, price: Price, launch: Launch) -> Operation:
         """A price with its launch, on GPU 0's stream."""
@@ -144,8 +148,7 @@ class SimulatedMachine(Machine):
         """Launch on GPU 0's stream, after what the stream must join first."""
         host_s = self.now_s
         self.now_s = launched_s = host_s + operation.all_s
-        operation.launch.n += 1
-        self._prices.add(operation.priced, 1)
+        self._count_use(operation)
         self._close_groups()
         if self._waits:
             after, self._waits = self._waits + after, NO_TICKETS
@@ -155,6 +158,22 @@ class SimulatedMachine(Machine):
             op, layer, -1, self._n_tokens, host_s + operation.first_s, launched_s + operation.tail_s,
             operation.duration_s, operation.length, 0.0, after,
         )  # fmt: skip
+
+    def _count_use(self, operation: Operation) -> None:
+        """Count an operation's price and launch; its stream counts its seconds once it is placed."""
+        if self._used:
+            self._count_uses()
+        operation.launch.n += 1
+        self._prices.add(operation.priced, 1)
+
+    def _count_uses(self) -> None:
+        """Hand uses over to the counters, in the order in which the operations were first met."""
+        for operation in self._used:
+            operation.launch.n += operation.n
+            self._prices.add(operation.priced, operation.n)
+            self.stream.seconds.meter.add(operation.length, operation.n)
+            operation.n = 0
+        self._used.clear()
 
     def _close_groups(self) -> None:
         self._group.open = False
@@ -196,11 +215,11 @@ class SimulatedMachine(Machine):
         free_s = stream.free_s
         gate_s = 0.0
         for operation in self._blocks:
+            if operation.n == 0:
+                self._used.append(operation)
+            operation.n += 1
             start_s = now_s + operation.first_s
             now_s += operation.all_s
-            operation.launch.n += 1
-            self._prices.add(operation.priced, 1)
-            stream.seconds.meter.add(operation.length, 1)
             if start_s > free_s:
                 stream.gaps_s[_HOST] += start_s - free_s
                 free_s = start_s
@@ -244,9 +263,60 @@ class SimulatedMachine(Machine):
         ticket = self._launch("head", -1, head)
         self.sync(self._settled() if ticket is None else ticket)
         self.stream.idle_until(self.now_s, _HOST)
+        self._count_uses()
         self._prices.spend(self.gpu_s)
 
     # -- experts ----------------------------------------------------------------------------------------------------
+
+    def run_turn(self, turn: Turn) -> bool:
+        group, stream, spans = self._group, self.stream, self.spans
+        last = group.last
+        if not self._grouped or self.n_gpus > 1 or stream.n_pending or not turn.all_known or not turn.all_single:
+            return False
+        if group.open and last is None:
+            return False
+        now_s, free_s, launched_s = self.now_s, stream.free_s, group.launched_s
+        fits = group.open
+        for at in range(turn.n):
+            arrived_s = turn.arrived_s[at]
+            if last is not None and fits and arrived_s <= launched_s:
+                operation = last.next if last.next is not None else self._member(last)
+            else:
+                operation = self._leader if self._leader is not None else self._lead()
+                launched_s = now_s
+                fits = True
+            last = operation
+            if operation.n == 0:
+                self._used.append(operation)
+            operation.n += 1
+            host_s = now_s
+            now_s += operation.all_s
+            start_s = host_s + operation.first_s
+            cause = _HOST
+            if arrived_s > start_s:
+                start_s = arrived_s
+                cause = _H2D
+            if start_s > free_s:
+                stream.gaps_s[cause] += start_s - free_s
+            else:
+                start_s = free_s
+            free_s = start_s + operation.duration_s
+            if spans is not None:
+                spans("host", "launch expert", turn.layer, turn.experts[at], 1, 0, host_s, now_s)
+                spans(stream.name, "expert", turn.layer, turn.experts[at], 1, 0, start_s, free_s)
+            last_s = now_s + operation.tail_s
+            if last_s > free_s:
+                # Kernels shorter than their launches: the stream starves between them.
+                stream.gaps_s[_HOST] += last_s - free_s
+                free_s = last_s
+            turn.ends_s[at] = free_s
+        group.open = fits
+        group.launched_s = launched_s
+        group.last = last
+        group.precision = self._precision
+        self.now_s = now_s
+        stream.free_s = free_s
+        return True
 
     def expert(
         self,
@@ -260,11 +330,10 @@ class SimulatedMachine(Machine):
             operation = self._join_group(piece, n_tokens, arrived_s, after)
         else:
             self._groups[piece.gpu].open = False
-            operation = self._expert(piece, n_tokens)
+            operation = self._alone(piece, n_tokens)
         host_s = self.now_s
         self.now_s = launched_s = host_s + operation.all_s
-        operation.launch.n += 1
-        self._prices.add(operation.priced, 1)
+        self._count_use(operation)
         if self.spans is not None:
             self.spans("host", "launch expert", piece.layer, piece.expert, n_tokens, 0, host_s, launched_s)
         if piece.gpu:
@@ -305,7 +374,7 @@ class SimulatedMachine(Machine):
         self._waits = (*self._waits, ticket)
         return ticket
 
-    def _expert(self, piece: Piece, n_tokens: int) -> Operation:
+    def _alone(self, piece: Piece, n_tokens: int) -> Operation:
         """What an expert (or a piece of one) takes that shares no kernels with others."""
         frac, first = piece.stop_frac - piece.start_frac, piece.start_frac == 0.0
         key = (n_tokens, piece.precision, frac, piece.kernels_frac, first)
@@ -321,7 +390,7 @@ class SimulatedMachine(Machine):
         self, piece: Piece, n_tokens: int, arrived_s: float, after: tuple[Ticket, ...]
     ) -> Operation:
         """What an expert (or a slice of its columns) adds to the group launched last, or to one that it begins."""
-        cost, group = self.cost, self._groups[piece.gpu]
+        group = self._groups[piece.gpu]
         joins = group.open and group.precision == piece.precision and arrived_s <= group.launched_s
         if joins and after:
             for ticket in after:
@@ -331,34 +400,41 @@ class SimulatedMachine(Machine):
                     joins = False
                     break
         plain = n_tokens == 1 and piece.serving  # of those, a place in the group says all
+        last = group.last
         if joins:
-            if plain and group.place >= 0:
-                group.place += 1
-            else:
-                slack_s = self._slacks[group.place] if group.place >= 0 else group.slack_s
-                return self._in_group(group, slack_s, piece, n_tokens)
-        else:
-            group.open = True
-            group.launched_s = self.now_s
-            group.precision = piece.precision
-            if not plain:
-                return self._in_group(group, -1.0, piece, n_tokens)
-            group.place = 0
-        if group.place == len(self._places):
-            if group.place == 0:
-                price, slack_s = cost.leader(1, piece.precision, 1.0)
-                self._places.append(self._operation(price, cost.launch_expert))
-            else:
-                price, slack_s = cost.member(self._slacks[group.place - 1], 1, piece.precision, 1.0)
-                self._places.append(self._operation(price, cost.launch_member))
-            self._slacks.append(slack_s)
-        operation: Operation = self._places[group.place]
+            if plain and last is not None:
+                group.last = last.next if last.next is not None else self._member(last)
+                return group.last
+            return self._in_group(group, group.slack_s if last is None else last.slack_s, piece, n_tokens)
+        group.open = True
+        group.launched_s = self.now_s
+        group.precision = piece.precision
+        if not plain:
+            return self._in_group(group, -1.0, piece, n_tokens)
+        group.last = self._leader if self._leader is not None else self._lead()
+        return group.last
+
+    def _lead(self) -> Operation:
+        """A whole expert of one token that begins a group."""
+        self._leader = self._place(self.cost.launch_expert, self.cost.leader(1, self._precision, 1.0))
+        return self._leader
+
+    def _member(self, last: Operation) -> Operation:
+        """One that joins after `last`."""
+        last.next = self._place(self.cost.launch_member, self.cost.member(last.slack_s, 1, self._precision, 1.0))
+        return last.next
+
+    def _place(self, launch: Launch, priced: tuple[Price, float]) -> Operation:
+        """A whole expert of one token by its place in a group: an operation of its own, which knows the next one."""
+        price, slack_s = priced
+        operation = self._operation(price, launch)
+        operation.slack_s = slack_s
         return operation
 
     def _in_group(self, group: Group, slack_s: float, piece: Piece, n_tokens: int) -> Operation:
         """An expert whose place in its group does not say all: after what the others left to fill; -1: the first."""
         frac = piece.stop_frac - piece.start_frac
-        group.place = -1
+        group.last = None
         key = (slack_s, n_tokens, piece.precision, frac)
         found = self._grouped_experts.get(key)
         if found is None:
@@ -426,6 +502,26 @@ class SimulatedMachine(Machine):
             self.spans("host", "launch copy", piece.layer, piece.expert, 0, piece.n_bytes, begun_s, self.now_s)
         return self.now_s
 
+    def demand(self, piece: Piece, ready_s: float) -> bool:
+        queue = self._link
+        now_s = self.now_s + self._copy_launch_s
+        if queue.n_queued or queue.report or self.n_links > 1 or self.stream.n_pending or not piece.serving:
+            return False
+        if piece.n_bytes != queue.last_bytes or (ready_s > now_s and ready_s > queue.free_s):
+            return False
+        if self.spans is not None:
+            self.spans("host", "launch copy", piece.layer, piece.expert, 0, piece.n_bytes, self.now_s, now_s)
+        self.now_s = now_s
+        self.experts_launched += 1.0
+        self.n_copy_launches += 1
+        if ready_s < now_s:
+            ready_s = now_s
+        start_s = ready_s if ready_s > queue.free_s else queue.free_s
+        queue.serve_now(piece, start_s, queue.last_s, queue.last_length)
+        self.ends_s = queue.free_s
+        self.cause = _H2D
+        return True
+
     def copy(self, piece: Piece, priority: int, ready_s: float, after: tuple[Ticket, ...]) -> Ticket | None:
         now_s = self._enqueue(piece)
         if self.n_links > 1:
@@ -443,7 +539,7 @@ class SimulatedMachine(Machine):
         duration_s = queue.last_s
         length = queue.last_length
         if priority == DEMAND:
-            settled = queue.demand("demand", piece, duration_s, length, now_s, ready_s, after)
+            settled = queue.demand(piece, duration_s, length, now_s, ready_s, after)
             self.ends_s = queue.free_s
             self.cause = _H2D
             return settled
@@ -583,6 +679,7 @@ class SimulatedMachine(Machine):
         elif lane == "gpu":
             self.now_s += self.cost.launch_s
             self.gpu_s[attributed_to] += duration_s
+            self._count_uses()
             length = self.stream.seconds.meter.at(duration_s)
             work = self.stream.run(
                 "predict", -1, -1, 0, self.now_s, self.now_s, duration_s, length, 0.0, NO_TICKETS
@@ -602,6 +699,7 @@ class SimulatedMachine(Machine):
             self.stream.idle_until(time_s, IDLE)
 
     def parts_s(self) -> list[float]:
+        self._count_uses()
         stream = self.stream
         if not stream.n_pending:
             stream.idle_until(self.now_s, _HOST)  # hooks after the last read may have kept the host busy
@@ -609,6 +707,7 @@ class SimulatedMachine(Machine):
 
     def host_shares(self) -> list[tuple[int, float]]:
         """The host's busy seconds by the quantity they rest on (an index into `cost.attributed_to`)."""
+        self._count_uses()
         cost = self.cost
         layers = (cost.launch_attention, cost.launch_dense)
         experts = (cost.launch_expert, cost.launch_member, *cost.launch_parts.values())
@@ -626,6 +725,7 @@ class SimulatedMachine(Machine):
 
     def lane_busy_s(self) -> dict[str, float]:
         """Busy seconds by lane."""
+        self._count_uses()
         lanes = {stream.name: stream.busy_s for stream in self.streams}
         lanes |= {queue.name: queue.busy_s for queue in self.h2d}
         lanes |= {lane.name: lane.busy_s for lane in (self.d2h, self.cpu, self.side)}

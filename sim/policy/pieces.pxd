@@ -3,7 +3,7 @@ cimport cython
 cdef class Piece:
     cdef readonly int layer, expert, gpu, index
     cdef readonly double start_frac, stop_frac, kernels_frac
-    cdef readonly object precision
+    cdef readonly str precision
     cdef readonly long long n_bytes
     cdef readonly bint serving
 

@@ -15,3 +15,6 @@ cdef class View:
     cdef public int layer
     cdef public object phase
     cdef bint _timing
+    cdef const long long[::1] _waiting
+    @cython.locals(one=Piece)
+    cpdef bint evictable(self, object piece) except -1

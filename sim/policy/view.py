@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.base.errors import IllegalDecision
+from sim.policy.pieces import Piece
 
 if TYPE_CHECKING:
     from sim.engine.copies import Copies
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from sim.machine.cost import Cost
     from sim.machine.protocol import Machine
     from sim.policy.api import Policy
-    from sim.policy.pieces import Piece
     from sim.workload.future import Future
     from sim.workload.gate import Arrays
 
@@ -121,6 +121,7 @@ class View:
         self.layer = 0
         self.phase = ""
         self._timing = "timing" in policy.traits
+        self._waiting = owed.tokens_by_expert()
 
     # -- pieces and residency ---------------------------------------------------------------------------------------
 
@@ -164,7 +165,10 @@ class View:
 
     def evictable(self, piece: Piece) -> bool:
         """False while the layer being served still needs the piece's expert."""
-        return not self._owed.owes(piece.layer, piece.expert)
+        if type(piece) is not Piece:
+            raise TypeError(f"evictable, got {piece!r}: a Piece")
+        one: Piece = piece
+        return one.layer != self.layer or not self._waiting[one.expert]
 
     def owed(self) -> list[int]:
         """Experts the layer being served still needs: the only ones `evictable` is False for."""
