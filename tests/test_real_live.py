@@ -115,8 +115,8 @@ def carried_out_with(checkpoint, policy="lru", experts=96):
 
 def test_a_run_may_compute_with_a_checkpoint():
     mine, other, drawn = carried_out_with(FOLDER), carried_out_with(FOLDER, "lfu", 64), carried_out_with(None)
-    assert (mine["weights"], drawn["weights"]) == ("mixtral-8x7b-small", "random")
-    assert mine["output_digest"] == other["output_digest"] != drawn["output_digest"]
+    assert (mine.weights, drawn.weights) == ("mixtral-8x7b-small", "random")
+    assert mine.output_digest == other.output_digest != drawn.output_digest
 
 
 def test_a_checkpoint_is_the_model_of_a_real_run(capsys, tmp_path):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from calibrate import duplex
 from sim.real.order import grouped, order, told
 from sim.real.validate import Case, World, compared, judge, parts_at, summary
+from sim.results.schema import Copies, HitRates, Statistic
 from sim.setup.spec import RunSpec
 
 
@@ -104,16 +107,15 @@ def test_where_logs_part():
 
 def test_of_several_runs_the_one_that_decides_otherwise_is_told():
     def world_of(log, tpot_s, n_bytes=6):
-        statistic = {"mean": tpot_s}
-        result = {"policy": "p", "params": {}, "hw": "h", "model": "m", "precision": "fp32", "device": "d",
-                  "requests": 1, "expert_budget_bytes": [4], "decode_tokens": 3, "ttft_s": statistic,
-                  "tpot_s": statistic,
-                  "uncertainty": {"plus_minus_frac": 0.1}, "h2d_bytes": n_bytes, "d2h_bytes": 0, "labels": [],
-                  "demand_copies": {"bytes": n_bytes}, "prefetch": {"issued": {"bytes": 0}}, "lane_utilisation": {},
-                  "policy_code_s": 0.0, "phases": {"decode": {"iterations": 2}},
-                  **dict.fromkeys(("hit_rate", "partial_hit_rate", "late_hit_rate", "miss_rate", "cpu_rate",
-                                   "substituted_rate", "dropped_rate"), tpot_s)}  # fmt: skip
-        return World(result, log, {("gpu", "expert"): tpot_s}, {"decode": [tpot_s] * 4})
+        statistic = Statistic(tpot_s, None, None, None, 1)
+        result = SimpleNamespace(
+            policy="p", params={}, hw="h", model="m", precision="fp32", device="d", n_requests=1,
+            expert_budget_bytes=[4], decode_tokens=3, ttft_s=statistic, tpot_s=statistic,
+            uncertainty=SimpleNamespace(plus_minus_frac=0.1), h2d_bytes=n_bytes, d2h_bytes=0, labels=[],
+            demand_copies=Copies(1, n_bytes), prefetch=SimpleNamespace(issued=Copies(0, 0)), lane_utilisation={},
+            phases=SimpleNamespace(n_iterations=2), hit_rates=HitRates(*[tpot_s] * 7),
+        )  # fmt: skip
+        return World(result, log, {("gpu", "expert"): tpot_s}, 0.0, {"decode": [tpot_s] * 4})
 
     same, other = [("fetch", 0, 1)], [("fetch", 0, 2)]
     case = Case(RunSpec(policy="p", hw="h"), sim=world_of(same, 1.0),

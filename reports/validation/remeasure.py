@@ -14,9 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from sim.real.comparison import Report
 
 HERE = Path(__file__).resolve().parent
 PROBES = ("host", "anchor", "copy", "expert", "copy_enqueue", "cpu_expert", "contention", "attention", "dense",
@@ -75,14 +78,15 @@ def moesim(words: Sequence[str]) -> int:
     return subprocess.run([sys.executable, "-m", "sim", *words], check=False).returncode  # noqa: S603
 
 
-def together(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def together(parts: Sequence[Report]) -> Report:
     """Comparisons of several models as one: cases in a row, errors and orders worked out anew."""
     from sim.real.order import order
     from sim.real.validate import summary
 
     # What was asked for serves --resume alone, and names files of the machine it ran on.
-    comparisons = [{key: value for key, value in case.items() if key != "case"}
-                   for part in parts for case in part["comparisons"]]  # fmt: skip
+    comparisons = [case.copy() for part in parts for case in part["comparisons"]]
+    for case in comparisons:
+        case.pop("case", None)
     names = list(dict.fromkeys(name for part in parts for name in part["profile"].split(", ")))
     loads = [part["load"] for part in parts]
     return {**parts[0], "profile": ", ".join(names), "comparisons": comparisons, "order": order(comparisons),
@@ -92,13 +96,13 @@ def together(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure(folder: Path, plans: Sequence[Measurement], run: Callable[[Sequence[str]], int] = moesim,
-            tell: Callable[[str], object] = click.echo) -> dict[str, Any]:  # fmt: skip
+            tell: Callable[[str], object] = click.echo) -> Report:  # fmt: skip
     """Calibrate and compare every plan, and keep all comparisons in `folder`. Raises ClickException when a step fails.
 
     A comparison beyond the tolerance of `validate` (exit 1) is a result, not a failure.
     """
     from sim.base.files import replacing
-    from sim.real.validate_text import read
+    from sim.real.validate_text import read_report
 
     began_s, parts = time.monotonic(), []
     for plan in plans:
@@ -107,7 +111,7 @@ def measure(folder: Path, plans: Sequence[Measurement], run: Callable[[Sequence[
             status = run(words)
             if status not in ((0, 1) if words[0] == "validate" else (0,)):
                 raise click.ClickException(f"moesim {words[0]} for {plan.model} ended with {status}")
-        parts.append(read(plan.kept(folder)))
+        parts.append(read_report(plan.kept(folder)))
         plan.kept(folder).unlink()
     data = together(parts)
     with replacing(folder / f"{NAME}.json") as part:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +13,10 @@ from sim.base.errors import BadInput
 from sim.base.tables import fold
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
-from sim.real.validate_text import kept_text, read, report, talk_report
+from sim.real.validate_text import kept_text, read, read_report, report, talk_report
+
+if TYPE_CHECKING:
+    from sim.real.comparison import Comparison, Report, Talk
 
 TALK_OUTPUTS = 32
 
@@ -72,17 +75,17 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
 
         must_be_writable(out)
     if checkpoint is not None:
-        data = _talk(checkpoint, policies, experts or (None,), hw, device, trace, requests, settings,
+        talked = _talk(checkpoint, policies, experts or (None,), hw, device, trace, requests, settings,
                      outputs or TALK_OUTPUTS)  # fmt: skip
-        _keep(data, out)
-        click.echo(json.dumps(data) if as_json else fold(talk_report(data)), nl=as_json)
-        return 1 if data["wrong"] else 0
+        _keep(talked, out)
+        click.echo(json.dumps(talked) if as_json else fold(talk_report(talked)), nl=as_json)
+        return 1 if talked["wrong"] else 0
     if resume and out is None:
         raise BadInput("--resume, got no --out: it continues the file that --out names; give both")
-    kept = read(out)["comparisons"] if resume and out is not None and out.is_file() else []
+    earlier = read_report(out)["comparisons"] if resume and out is not None and out.is_file() else []
     try:
         data = _measure(policies, experts or (None,), hw, device, model, trace, precision, requests, batch, settings,
-                        tolerance, as_json, outputs, repeat, kept, out)  # fmt: skip
+                        tolerance, as_json, outputs, repeat, earlier, out)  # fmt: skip
     except KeyboardInterrupt:
         raise click.Abort from None
     _keep(data, out)
@@ -98,8 +101,8 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
 
 def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str, device: str | None, model: str,
              trace: str | None, precision: str | None, requests: int, batch: int, settings: tuple[str, ...],
-             tolerance: float, quiet: bool, outputs: int | None, repeat: int, kept: list[dict[str, Any]],
-             out: Path | None) -> dict[str, Any]:  # fmt: skip
+             tolerance: float, quiet: bool, outputs: int | None, repeat: int, kept: list[Comparison],
+             out: Path | None) -> Report:  # fmt: skip
     """Every policy at every budget, on lanes and weights that are opened once. `kept`: comparisons made earlier."""
     import msgspec
 
@@ -132,15 +135,16 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
         if largest is None or sum(setup.memory.expert_bytes) > sum(largest.memory.expert_bytes):
             largest = setup
     runs, machine = [Case(spec, outputs) for spec in cases], environment.machine()
-    known: list[dict[str, Any] | None] = [None] * len(runs)
+    title, distinct = "", 0
+    known: list[Comparison | None] = [None] * len(runs)
     wanted = [{**msgspec.to_builtins(spec), "outputs": outputs} for spec in cases]
 
-    def so_far(interrupted: bool) -> dict[str, Any]:
-        comparisons = [earlier or {**compared(run), "case": case}
+    def so_far(interrupted: bool) -> Report:
+        comparisons: list[Comparison] = [earlier or {**compared(run), "case": case}
                        for run, case, earlier in zip(runs, wanted, known, strict=True) if earlier or run.reals]
         wrong = [f"{c['policy']}, {c['experts'] or 'default'} experts: {text}" for c in comparisons
                  for text in judge(c, tolerance)]  # fmt: skip
-        found: dict[str, Any] = finite({
+        found: Report = finite({
             "schema": SCHEMA, "device": title, "cores": cores(), "machine": machine, "distinct_host_experts": distinct,
             "profile": Path(hw).stem if hw.endswith((".yaml", ".yml")) else hw,
             "load": list(_load()), "date": time.strftime("%Y-%m-%d", time.gmtime()), "tolerance_frac": tolerance,
@@ -174,7 +178,7 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
     return so_far(False)
 
 
-def _keep(data: dict[str, Any], out: Path | None) -> None:
+def _keep(data: Report | Talk, out: Path | None) -> None:
     if out is not None:
         from sim.base.files import replacing
 
@@ -183,7 +187,7 @@ def _keep(data: dict[str, Any], out: Path | None) -> None:
 
 
 def _talk(checkpoint: str, policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str, device: str | None,
-          trace: str | None, requests: int, settings: tuple[str, ...], outputs: int) -> dict[str, Any]:  # fmt: skip
+          trace: str | None, requests: int, settings: tuple[str, ...], outputs: int) -> Talk:  # fmt: skip
     """The real small model under every policy; what a lossless one changes is wrong."""
     from sim.base.files import parse_yaml
     from sim.base.json import finite
@@ -210,7 +214,7 @@ def _talk(checkpoint: str, policies: tuple[str, ...], experts: tuple[int | None,
         row |= {"policy": name, "experts": spec.experts}
     wrong = [f"{row['policy']}: lossless, yet its tokens differ from the resident model's" for row in rows
              if not row["lossy"] and not row["tokens_identical"]]  # fmt: skip
-    found: dict[str, Any] = finite({"schema": 1, "checkpoint": folder.name, "policies": rows, "wrong": wrong})
+    found: Talk = finite({"schema": 1, "checkpoint": folder.name, "policies": rows, "wrong": wrong})
     return found
 
 

@@ -21,6 +21,7 @@ from sim.run import execute, prepare
 from sim.workload.iterations import Iteration
 
 if TYPE_CHECKING:
+    from sim.real.comparison import Talked
     from sim.real.devices.lanes import Lanes
     from sim.results.record import Result
     from sim.setup.prepare import Setup
@@ -105,12 +106,12 @@ def open_loop(spec: RunSpec) -> Result:
         setup.close()
 
 
-def talk(specs: list[RunSpec], folder: Path, device: str, n_outputs: int) -> list[dict[str, Any]]:
+def talk(specs: list[RunSpec], folder: Path, device: str, n_outputs: int) -> list[Talked]:
     """Every policy's tokens against the resident model's, and its perplexity against it; a row per policy."""
     import msgspec
 
     lanes, weights = open_checkpoint(specs[0], folder, device)
-    rows = []
+    rows: list[Talked] = []
     try:
         everything = msgspec.structs.replace(specs[0], policy="lru", set={}, experts=None, cache_frac=1.0)
         base = [speak(everything, lanes, weights, n_outputs, free=free) for free in (True, False)]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from statistics import variance
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sim.real.comparison import Comparison, Order
 
 APART = 2.0
 """Standard errors of a difference from which two policies count as different."""
@@ -21,9 +24,9 @@ def grouped(values: Sequence[float], noise: float) -> list[int]:
     return ranks
 
 
-def variance_of(found: dict[str, Any]) -> float | None:
+def variance_of(found: Comparison) -> float | None:
     """Variance of one comparison's measured TPOT, in s^2: from its repeats, else from the scatter of its iterations."""
-    repeats = found.get("repeats", {}).get("tpot_s", [])
+    repeats = found["repeats"]["tpot_s"] if "repeats" in found else []
     measured_s, iqr_frac = found["tpot_s"]["measured"], found.get("decode_iqr_frac")
     if len(repeats) > 1:
         # A median of three or more is a little less certain than a mean.
@@ -33,7 +36,7 @@ def variance_of(found: dict[str, Any]) -> float | None:
     return float((iqr_frac * measured_s / 1.349) ** 2 / found["decode_tokens"])
 
 
-def order(comparisons: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def order(comparisons: Iterable[Comparison]) -> dict[str, Order]:
     """Predicted against measured order of policies by TPOT, per model and budget of three or more policies.
 
     Times that differ by less than the noise are ties, in both worlds alike. `tau_b` is Kendall's, which takes ties
@@ -43,12 +46,12 @@ def order(comparisons: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """
     from scipy.stats import kendalltau
 
-    by_budget: dict[str, list[dict[str, Any]]] = {}
+    by_budget: dict[str, list[Comparison]] = {}
     for found in comparisons:
         if found["tpot_s"]["predicted"] is not None and found["tpot_s"]["measured"] is not None:
             where = f"{found.get('model', '')} at {found['expert_budget_bytes'] / 1e6:.0f} MB"
             by_budget.setdefault(where, []).append(found)
-    orders: dict[str, dict[str, Any]] = {}
+    orders: dict[str, Order] = {}
     for where, cases in by_budget.items():
         if len(cases) < 3:
             continue
@@ -58,7 +61,8 @@ def order(comparisons: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
                              "pairs_agree": 0}  # fmt: skip
             continue
         noise_s = APART * math.sqrt(2 * math.fsum(known) / len(known))
-        predicted, measured = ([case["tpot_s"][side] for case in cases] for side in ("predicted", "measured"))
+        predicted = [case["tpot_s"]["predicted"] or 0.0 for case in cases]
+        measured = [case["tpot_s"]["measured"] or 0.0 for case in cases]
         tau = float(kendalltau(grouped(predicted, noise_s), grouped(measured, noise_s), variant="b").statistic)
         pairs = [(predicted[i] - predicted[j], measured[i] - measured[j])
                  for i in range(len(cases)) for j in range(i)]  # fmt: skip
@@ -70,7 +74,7 @@ def order(comparisons: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return orders
 
 
-def told(where: str, row: dict[str, Any]) -> str:
+def told(where: str, row: Order) -> str:
     """One line about one order."""
     head = f"order of {row['policies']} policies, {where}"
     if row["noise_s"] is None:

@@ -22,6 +22,7 @@ from sim.run import assemble, prepare, run_through
 
 if TYPE_CHECKING:
     from sim.base.quantities import Source
+    from sim.real.comparison import Comparison, Errors, Off, Pair, Repeats
     from sim.real.devices.lanes import Lanes
     from sim.real.weights.weights import Weights
     from sim.results.record import Result
@@ -147,7 +148,7 @@ class Case:
         self.reals.append(self._run(lambda setup: carried_out(setup, lanes, weights)))
 
 
-def compare(spec: RunSpec, lanes: Lanes, weights: Weights, outputs: int | None = None) -> dict[str, Any]:
+def compare(spec: RunSpec, lanes: Lanes, weights: Weights, outputs: int | None = None) -> Comparison:
     """Simulate, really run once, and compare; see `compared`."""
     case = Case(spec, outputs)
     case.predict()
@@ -155,7 +156,7 @@ def compare(spec: RunSpec, lanes: Lanes, weights: Weights, outputs: int | None =
     return compared(case)
 
 
-def compared(case: Case) -> dict[str, Any]:
+def compared(case: Case) -> Comparison:
     """One comparison as plain data: predicted, measured and error of every figure, lane and operation.
 
     Of several real runs, times are the median (by operation the mean, which adds up), rates the mean; decisions and
@@ -169,19 +170,18 @@ def compared(case: Case) -> dict[str, Any]:
     real, part = reals[which], parted[which]
     asked = next((r for r in reals if _asked(r.result) != _asked(sim.result)), real)
     operations = _operations(sim, reals)
-    repeats = {
+    repeats: Repeats = {
         "tpot_s": [s for r in reals if (s := r.result.tpot_s.mean) is not None],
         "ttft_s": [s for r in reals if (s := r.result.ttft_s.mean) is not None],
     }
-    median = {key: quantile(sorted(found), 0.5) if found else None for key, found in repeats.items()}
     return {
         "policy": sim.result.policy, "params": sim.result.params, "traits": case.traits, "hw": sim.result.hw,
         "model": sim.result.model, "precision": sim.result.precision, "device": real.result.device,
         "expert_budget_bytes": sum(sim.result.expert_budget_bytes), "experts": spec.experts,
         "cache_frac": spec.cache_frac, "requests": real.result.n_requests, "outputs": case.outputs,
         "decode_tokens": real.result.decode_tokens,
-        "ttft_s": _pair(sim.result.ttft_s.mean, median["ttft_s"]),
-        "tpot_s": _pair(sim.result.tpot_s.mean, median["tpot_s"]),
+        "ttft_s": _pair(sim.result.ttft_s.mean, _median(repeats["ttft_s"])),
+        "tpot_s": _pair(sim.result.tpot_s.mean, _median(repeats["tpot_s"])),
         "repeats": repeats,
         "plus_minus_frac": sim.result.uncertainty.plus_minus_frac,
         "decode_iqr_frac": _iqr_frac([s for r in reals for s in r.iterations_s.get("decode", [])]),
@@ -210,12 +210,16 @@ def parts_at(one: list[Entry], other: list[Entry]) -> int | None:
     return min(len(one), len(other)) if part is None and len(one) != len(other) else part
 
 
+def _median(values: list[float]) -> float | None:
+    return quantile(sorted(values), 0.5) if values else None
+
+
 def _mean(values: list[Any]) -> float | None:
     found = [value for value in values if value is not None]
     return math.fsum(found) / len(found) if found else None
 
 
-def _pair(predicted: float | None, measured: float | None) -> dict[str, float | None]:
+def _pair(predicted: float | None, measured: float | None) -> Pair:
     error = None
     if predicted is not None and measured:
         error = predicted / measured - 1.0
@@ -235,10 +239,10 @@ def _iqr_frac(seconds: list[float]) -> float | None:
     return (quantile(ordered, 0.75) - quantile(ordered, 0.25)) / quantile(ordered, 0.5)
 
 
-def _operations(sim: World, reals: list[World]) -> dict[str, dict[str, float]]:
+def _operations(sim: World, reals: list[World]) -> dict[str, Off]:
     """Busy seconds per iteration by lane and operation; their difference is where the time went wrong."""
     n_steps = max(1, reals[0].result.phases.n_iterations)
-    found = {}
+    found: dict[str, Off] = {}
     for lane, op in sorted({key for world in (sim, *reals) for key in world.busy_s}):
         predicted = sim.busy_s.get((lane, op), 0.0) / n_steps
         measured = math.fsum(real.busy_s.get((lane, op), 0.0) for real in reals) / len(reals) / n_steps
@@ -246,24 +250,25 @@ def _operations(sim: World, reals: list[World]) -> dict[str, dict[str, float]]:
     return found
 
 
-def _lanes(operations: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    lanes: dict[str, dict[str, float]] = {}
+def _lanes(operations: dict[str, Off]) -> dict[str, Off]:
+    lanes: dict[str, Off] = {}
     for name, row in operations.items():
         lane = lanes.setdefault(name.partition(":")[0], {"predicted_s": 0.0, "measured_s": 0.0, "off_s": 0.0})
-        for key, value in row.items():
-            lane[key] += value
+        lane["predicted_s"] += row["predicted_s"]
+        lane["measured_s"] += row["measured_s"]
+        lane["off_s"] += row["off_s"]
     return lanes
 
 
-def _worst(rows: dict[str, dict[str, float]]) -> str:
+def _worst(rows: dict[str, Off]) -> str:
     return max(rows, key=lambda name: abs(rows[name]["off_s"]), default="")
 
 
-def judge(found: dict[str, Any], tolerance_frac: float) -> list[str]:
+def judge(found: Comparison, tolerance_frac: float) -> list[str]:
     """What is wrong with a comparison, in words; empty when nothing is."""
     wrong = []
-    for title, key in (("TPOT", "tpot_s"), ("TTFT", "ttft_s")):
-        error = found[key]["error_frac"]
+    for title, pair in (("TPOT", found["tpot_s"]), ("TTFT", found["ttft_s"])):
+        error = pair["error_frac"]
         if error is not None and abs(error) > tolerance_frac:
             row = found["operations"][found["worst_operation"]]
             wrong.append(
@@ -282,11 +287,16 @@ def judge(found: dict[str, Any], tolerance_frac: float) -> list[str]:
     return wrong
 
 
-def summary(comparisons: list[dict[str, Any]]) -> dict[str, float | None]:
+def summary(comparisons: list[Comparison]) -> Errors:
     """Median and largest absolute error of TPOT and TTFT over all comparisons."""
-    found: dict[str, float | None] = {}
-    for key in ("tpot_s", "ttft_s"):
-        errors = sorted(abs(c[key]["error_frac"]) for c in comparisons if c[key]["error_frac"] is not None)
-        found[f"{key}_median_error_frac"] = quantile(errors, 0.5) if errors else None
-        found[f"{key}_worst_error_frac"] = errors[-1] if errors else None
-    return found
+    tpot, ttft = _errors([c["tpot_s"] for c in comparisons]), _errors([c["ttft_s"] for c in comparisons])
+    return {
+        "tpot_s_median_error_frac": quantile(tpot, 0.5) if tpot else None,
+        "tpot_s_worst_error_frac": tpot[-1] if tpot else None,
+        "ttft_s_median_error_frac": quantile(ttft, 0.5) if ttft else None,
+        "ttft_s_worst_error_frac": ttft[-1] if ttft else None,
+    }
+
+
+def _errors(pairs: list[Pair]) -> list[float]:
+    return sorted(abs(pair["error_frac"]) for pair in pairs if pair["error_frac"] is not None)

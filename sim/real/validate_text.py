@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput
+
+if TYPE_CHECKING:
+    from sim.real.comparison import Comparison, Report, Talk
 
 MAX_BYTES = 64 * 1024 * 1024
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> Report | Talk:
     """Kept comparisons. Raises BadInput."""
     from sim.base.files import read_text
 
@@ -21,10 +25,19 @@ def read(path: Path) -> dict[str, Any]:
             raise KeyError("schema")
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path}: not comparisons of `moesim validate --out` ({error}); run that first") from None
-    return dict(data)
+    found: Report | Talk = data
+    return found
 
 
-def report(data: dict[str, Any]) -> str:
+def read_report(path: Path) -> Report:
+    """Kept comparisons of simulation and measurement. Raises BadInput."""
+    found = read(path)
+    if "policies" in found:
+        raise BadInput(f"{path}: what a checkpoint generated, not comparisons with a simulation; name another file")
+    return found
+
+
+def report(data: Report) -> str:
     """The verdict first, then a row per comparison, lanes of the worst one, and what is wrong."""
     from sim.base.tables import render, table
     from sim.base.units import show_count, show_seconds
@@ -53,17 +66,17 @@ def report(data: dict[str, Any]) -> str:
     most = sorted(furthest["operations"].items(), key=lambda item: -abs(item[1]["off_s"]))[:8]
     shown = {**furthest["lanes"], **dict(most)}
     for name, row in shown.items():
-        lanes.add_row(name, *(show_seconds(row[key]) for key in ("predicted_s", "measured_s")),
+        lanes.add_row(name, show_seconds(row["predicted_s"]), show_seconds(row["measured_s"]),
                       f"{1e3 * row['off_s']:+.3f} ms")  # fmt: skip
     text += f"lanes and operations of {furthest['policy']}, {_spec(furthest)} experts:\n{render(lanes)}\n"
-    for where, row in data["order"].items():
-        text += told(where, row) + "\n"
+    for where, ranked in data["order"].items():
+        text += told(where, ranked) + "\n"
     for label in sorted({label for c in data["comparisons"] for label in c["labels"]}):
         text += f"note: {label}\n"
     return text + "".join(f"wrong: {line}\n" for line in data["wrong"])
 
 
-def talk_report(data: dict[str, Any]) -> str:
+def talk_report(data: Talk) -> str:
     """A row per policy under which the model generated, and what is wrong."""
     from sim.base.tables import render, table
 
@@ -82,12 +95,12 @@ def talk_report(data: dict[str, Any]) -> str:
     return f"{head}\n\n{render(rows)}\n" + "".join(f"wrong: {line}\n" for line in data["wrong"])
 
 
-def kept_text(kept: list[dict[str, Any]], width: int | None = None) -> str:
+def kept_text(kept: Sequence[Report | Talk], width: int | None = None) -> str:
     """What files of comparisons hold: hardware, cores, noise, versions and date, then a row per comparison."""
     return "\n".join(_talked(data, width) if "policies" in data else _compared(data, width) for data in kept)
 
 
-def _compared(data: dict[str, Any], width: int | None) -> str:
+def _compared(data: Report, width: int | None) -> str:
     from sim.base.tables import fold
     from sim.real.order import order, told
 
@@ -105,7 +118,7 @@ def _compared(data: dict[str, Any], width: int | None) -> str:
     return f"{fold(head, width)}\n\n{rows}\n{fold(notes, width)}\n{fold(orders, width)}"
 
 
-def _rows_of(model: str, data: dict[str, Any], width: int | None) -> str:
+def _rows_of(model: str, data: Report, width: int | None) -> str:
     from sim.base.tables import render, table
 
     rows = table("policy", "experts", "ms per token", "measured", "off", "TTFT off", "IQR", "hits", "real", "decisions")
@@ -113,9 +126,9 @@ def _rows_of(model: str, data: dict[str, Any], width: int | None) -> str:
         if c["model"] != model:
             continue
         said_s, real_s, scatter = c["tpot_s"]["predicted"], c["tpot_s"]["measured"], c["plus_minus_frac"]
-        spread = f" ± {1e3 * said_s * scatter:.1f}" if scatter else ""
+        spread = f" ± {1e3 * said_s * scatter:.1f}" if scatter and said_s else ""
         rows.add_row(
-            c["policy"], _spec(c), f"{1e3 * said_s:.1f}{spread}", f"{1e3 * real_s:.1f}",
+            c["policy"], _spec(c), _ms(said_s) + spread, _ms(real_s),
             _percent(c["tpot_s"]["error_frac"]), _percent(c["ttft_s"]["error_frac"]),
             _percent(c["decode_iqr_frac"], sign=False), _percent(c["classes"]["hit_rate"]["predicted"], sign=False),
             _percent(c["classes"]["hit_rate"]["measured"], sign=False),
@@ -124,14 +137,14 @@ def _rows_of(model: str, data: dict[str, Any], width: int | None) -> str:
     return render(rows, width)
 
 
-def _talked(data: dict[str, Any], width: int | None) -> str:
+def _talked(data: Talk, width: int | None) -> str:
     """What `--checkpoint` kept, as rows."""
     from sim.base.tables import fold, render, table
 
     rows = table("policy", "lossy", "as resident", "perplexity", "resident", "change", "closed loop", "open loop",
                  "mass kept")  # fmt: skip
     for row in data["policies"]:
-        shares = (row[f"{loop}_loop_activations_changed_frac"] for loop in ("closed", "open"))
+        shares = row["closed_loop_activations_changed_frac"], row["open_loop_activations_changed_frac"]
         rows.add_row(
             row["policy"], "yes" if row["lossy"] else "no",
             f"{_percent(row['tokens_same_frac'], sign=False)} of {row['tokens']}",
@@ -143,8 +156,12 @@ def _talked(data: dict[str, Any], width: int | None) -> str:
     return f"{render(rows, width)}\n{fold(notes, width)}\n"
 
 
-def _spec(found: dict[str, Any]) -> str:
+def _spec(found: Comparison) -> str:
     return str(found["experts"]) if found["experts"] else f"{found['expert_budget_bytes'] / 1e6:.0f} MB"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.1f}"
 
 
 def _percent(value: float | None, sign: bool = True) -> str:
