@@ -105,6 +105,7 @@ class MoeInfinity(Policy):
         self._worths: dict[tuple[str, int], np.ndarray] = {}  # ranks, by phase and matrix matched
         self._orders_at = 0  # matrices replaced when they were worked out
         self._n_ordered = 0
+        self._ranked_for = (0, "", 0)  # matrices replaced, phase and matrix that ranks rest on now
         self._pieces = [view.piece(layer, expert) for layer in range(shape[0]) for expert in range(shape[1])]
         self._gpu = np.array([piece.gpu for piece in self._pieces])
         self._held = view.held
@@ -202,9 +203,11 @@ class MoeInfinity(Policy):
             needs = sorted(gate.needs)
             if self._ranked_by != "shares":
                 self._visit(first, needs)
-            order = [expert for expert in needs if held[first + expert]]
-            if len(order) < len(needs):
-                order += [expert for expert in needs if not held[first + expert]]
+            order: list[int] = []
+            absent: list[int] = []
+            for expert in needs:
+                (order if held[first + expert] else absent).append(expert)
+            order += absent
             for expert in order:
                 yield fetches[first + expert]  # one that is still queued goes first
             for expert in order:
@@ -307,7 +310,8 @@ class MoeInfinity(Policy):
         else:
             matched = self._likest(gate, collection)
         ordered = self._ordered(gate.phase, collection, matched, gate.layer, ahead)
-        if self._ranked_by == "shares":
+        if self._ranked_by == "shares" and self._ranked_for != (self._orders_at, gate.phase, matched):
+            self._ranked_for = (self._orders_at, gate.phase, matched)
             self._rank[:] = self._worth(gate.phase, collection, matched)
         self._n_asked += 1
         self._n_dry += gate.layer > 0 and not view.waiting
