@@ -40,3 +40,6 @@ LANES = (
 )
 WAITED_FOR = {lane.share: lane for lane in LANES if lane.share}  # in the order of `sim.machine.lanes.CAUSES`
 ON_DEVICE = tuple(lane.name for lane in LANES if lane.on_device)
+
+# Causes: what a waiting compute stream waits for. Indices into the parts of its time line.
+GPU, H2D, HOST, CPU, SIDE, IDLE = range(6)

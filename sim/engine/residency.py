@@ -10,7 +10,7 @@ from typing import Any
 
 from sim.base.errors import IllegalDecision
 from sim.base.flat import floats, ints, longer_floats, longer_ints
-from sim.machine.lanes import H2D
+from sim.base.lanes import H2D
 from sim.policy.pieces import Piece, Pieces
 from sim.policy.tickets import Ticket
 

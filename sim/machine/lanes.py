@@ -10,11 +10,15 @@ from collections import deque
 from collections.abc import Callable
 
 from sim.base.flat import floats
+from sim.base.lanes import CPU as CPU
+from sim.base.lanes import GPU as GPU
+from sim.base.lanes import H2D as H2D
+from sim.base.lanes import HOST as HOST
+from sim.base.lanes import IDLE as IDLE
+from sim.base.lanes import SIDE as SIDE
 from sim.machine.meter import Seconds
 from sim.policy.tickets import UNKNOWN_S, Ticket
 
-# Causes: what a waiting compute stream waits for. Indices into the parts of its time line.
-GPU, H2D, HOST, CPU, SIDE, IDLE = range(6)
 CAUSES = ("gpu", "h2d", "host", "cpu", "predictor", "idle")
 
 _H2D, _HOST = H2D, HOST  # machine integers where this is compiled
