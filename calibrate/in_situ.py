@@ -69,11 +69,11 @@ def run(
         BadInput: a geometry that does not fit or cannot be carried out.
     """
     from sim.profiles.models import load_model
-    from sim.real.admission import check, check_memory, free_bytes
     from sim.real.devices import environment
     from sim.real.devices.lanes import cores
     from sim.real.devices.open import open_lanes
     from sim.real.machine.decoder import Decoder
+    from sim.real.requirements import check, check_memory, free_bytes
     from sim.real.run import measure
     from sim.real.weights.random_weights import random_weights
     from sim.run import prepare
@@ -163,7 +163,7 @@ class TimeUp(DeviceFault):
 
 def room_for(lanes: Lanes, spec: RunSpec, n_all: int) -> tuple[dict[str, float], int]:
     """Settings that give the described GPU the memory of this device, and how many of the experts it holds."""
-    from sim.real.admission import SLACK_FRAC, free_bytes
+    from sim.real.requirements import SLACK_FRAC, free_bytes
     from sim.run import prepare
     from sim.setup.spec import RunSpec
 

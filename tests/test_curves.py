@@ -17,7 +17,8 @@ from sim.base.errors import BadInput
 from sim.machine.cost import Cost
 from sim.profiles.curves import Curve, Curves
 from sim.profiles.hardware import Ranges, load_hardware
-from sim.results.metrics import Attribution, plus_minus
+from sim.results.provenance import Attribution
+from sim.results.uncertainty import plus_minus
 from sim.run import execute, prepare
 from sim.setup.spec import RunSpec
 

@@ -22,7 +22,7 @@ from sim.policy.api import TRAITS, Policy
 from sim.policy.decisions import Decision
 from sim.profiles import geometry as model_bytes
 from sim.profiles import hardware, models, stack
-from sim.results.metrics import SPREAD
+from sim.results.provenance import SPREAD
 from sim.results.tables import SCHEMAS
 from sim.setup.spec import HIT_DEFINITIONS, RunSpec
 from traces.format.catalogue import DEFAULT, bundled_traces

@@ -17,12 +17,12 @@ from sim.base.device_faults import DeviceFault, fault_of  # noqa: E402
 from sim.base.errors import BadInput  # noqa: E402
 from sim.machine.protocol import DEMAND, SPECULATIVE  # noqa: E402
 from sim.policy.registry import policies  # noqa: E402
-from sim.real.admission import check_memory  # noqa: E402
 from sim.real.devices.cpu import CpuDevice  # noqa: E402
 from sim.real.devices.lanes import Lanes  # noqa: E402
 from sim.real.devices.open import usable_device  # noqa: E402
 from sim.real.devices.work import COMPUTE, H2D, Work  # noqa: E402
 from sim.real.machine.arena import Arena, aligned  # noqa: E402
+from sim.real.requirements import check_memory  # noqa: E402
 from sim.real.run import measure  # noqa: E402
 from sim.run import execute  # noqa: E402
 

@@ -73,7 +73,7 @@ def prepare_real(spec: RunSpec, place: str, precision_given: bool) -> Setup:
     """The setup of a real run: in the precision that the device computes in, unless another was asked for."""
     import msgspec
 
-    from sim.real.admission import check, serving_precision
+    from sim.real.requirements import check, serving_precision
     from sim.run import prepare
 
     setup = prepare(spec)

@@ -20,11 +20,11 @@ from sim.machine.cost import Cost
 from sim.policy.api import Policy
 from sim.policy.api import overrides as implements
 from sim.policy.blame import blamed
-from sim.real.admission import check, check_memory, free_bytes, lower_precisions
 from sim.real.devices.open import open_lanes
 from sim.real.machine.machine import RealMachine
 from sim.real.machine.routing import Routing
 from sim.real.machine.warm_up import warm_up
+from sim.real.requirements import check, check_memory, free_bytes, lower_precisions
 from sim.real.watch import watch
 from sim.real.weights.checkpoint_weights import checkpoint_weights
 from sim.real.weights.random_weights import random_weights

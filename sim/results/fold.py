@@ -9,8 +9,10 @@ from sim.base.units import show_bytes
 from sim.policy.api import overrides
 from sim.policy.policy_file import file_of
 from sim.results import metrics
+from sim.results.provenance import provenance
 from sim.results.record import Result
 from sim.results.schema import Copies, HitRates, Memory, PolicyFile, ServedRates, Shape
+from sim.results.uncertainty import uncertainty
 from sim.setup.memory import BudgetRule
 from sim.setup.naming import overrides_of, title_of
 from sim.workload.iterations import DECODE, PREFILL
@@ -118,8 +120,8 @@ def fold(
         peak_expert_bytes=list(engine.residency.peak_bytes),
         bound=None,
         bound_by=metrics.bound_by(clockwork),
-        provenance=metrics.provenance(machine, clockwork),
-        uncertainty=metrics.uncertainty(machine, clockwork, timed, spec.batch, setup.open_loop),
+        provenance=provenance(machine, clockwork),
+        uncertainty=uncertainty(machine, clockwork, timed, spec.batch, setup.open_loop),
         labels=labels,
         lane_utilisation=metrics.lane_utilisation(machine, makespan_s),
         policy_stats=policy.stats(),

@@ -1,0 +1,92 @@
+"""Which figures of hardware and stack simulated time rests on, and how good these are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sim.machine.lanes import CPU, GPU, H2D, HOST, SIDE
+from sim.results.schema import Figure, Provenance
+from sim.workload.iterations import DECODE, PREFILL
+
+if TYPE_CHECKING:
+    from sim.engine.drive import Clockwork
+    from sim.machine.simulated import SimulatedMachine
+    from sim.real.machine.machine import RealMachine
+
+# How far a figure may be off when its file gives no range of its own (assumed; see docs/provenance.md).
+SPREAD = {"measured": 0.05, "datasheet": 0.15, "assumed": 0.30}
+
+
+class Attribution(NamedTuple):
+    """Part of GPU 0's time that rests on one figure, and by which factors it changes over that figure's range."""
+
+    figure: str
+    source: str
+    spent_s: float
+    low_factor: float
+    high_factor: float
+    value: float | None
+    ref: str
+    noise_frac: float | None  # interquartile range of its samples over its value
+
+
+def attributions(
+    machine: SimulatedMachine, clockwork: Clockwork, phases: Iterable[str] = (PREFILL, DECODE)
+) -> list[Attribution]:
+    """Which figure each part of GPU 0's time in these phases rests on.
+
+    Busy and waiting parts are split by the quantities their lane spent its time on, over the whole run.
+    """
+    cost = machine.cost
+    chosen = (clockwork.phases[phase].parts_s for phase in phases)
+    parts_s = [math.fsum(column) for column in zip(*chosen, strict=True)]
+    seconds = [0.0] * len(cost.attributed_to)
+    _spread(seconds, parts_s[GPU], list(enumerate(machine.gpu_s)))
+    n_copies, busy_s = sum(up.n_copies for up in machine.h2d), math.fsum(up.busy_s for up in machine.h2d)
+    latency_s = n_copies * cost.h2d_latency_s
+    _spread(seconds, parts_s[H2D], [(cost.q_h2d_latency, latency_s), (cost.q_h2d_bandwidth, busy_s - latency_s)])
+    _spread(seconds, parts_s[CPU], list(enumerate(machine.cpu_s)))
+    _spread(seconds, parts_s[HOST], machine.host_shares())
+    _spread(seconds, parts_s[SIDE], list(enumerate(machine.side_s)))
+    rows: list[Attribution] = []
+    for (name, quantity), spent_s in zip(cost.attributed_to, seconds, strict=True):
+        if spent_s > 0:
+            low, high = factors(name, quantity)
+            noise = None if quantity.iqr is None or not quantity.value else quantity.iqr / quantity.value
+            rows.append(Attribution(name, quantity.source, spent_s, low, high, quantity.value, quantity.ref, noise))
+    return rows
+
+
+def _spread(seconds: list[float], total_s: float, shares: list[tuple[int, float]]) -> None:
+    whole = math.fsum(share for _, share in shares)
+    if whole > 0:
+        for index, share in shares:
+            seconds[index] += total_s * share / whole
+
+
+def factors(name: str, quantity: Any) -> tuple[float, float]:
+    """Smallest and largest factor by which time may change when the figure is off by its own range or the default."""
+    value, spread = quantity.value, SPREAD[quantity.source]
+    low = quantity.low if quantity.low is not None else value * (1 - spread)
+    high = quantity.high if quantity.high is not None else value * (1 + spread)
+    if value <= 0:
+        return 1.0, 1.0
+    if name.endswith("_per_s") or ".flops_per_s" in name:
+        return min(1.0, value / high), max(1.0, value / low)
+    return min(1.0, low / value), max(1.0, high / value)
+
+
+def provenance(machine: SimulatedMachine | RealMachine, clockwork: Clockwork) -> Provenance:
+    """Share of simulated time resting on measured, datasheet and assumed figures, and on which."""
+    if machine.measured is True:
+        return Provenance(1.0, 0.0, 0.0, [])
+    rows = sorted(attributions(machine, clockwork), key=lambda row: -row.spent_s)
+    total = math.fsum(row.spent_s for row in rows)
+    shares = {
+        source: (math.fsum(row.spent_s for row in rows if row.source == source) / total if total else None)
+        for source in ("measured", "datasheet", "assumed")
+    }
+    figures = [Figure(row.figure, row.spent_s / total, row.source, row.value, row.ref) for row in rows]
+    return Provenance(**shares, figures=figures)

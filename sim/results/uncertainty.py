@@ -1,0 +1,76 @@
+"""How far the mean times of a run may be off: by the figures they rest on, and by the choice of requests."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from sim.results.provenance import Attribution, attributions
+from sim.results.sampling import Interval, samples
+from sim.results.schema import Ends, Sampling, Uncertainty
+from sim.workload.iterations import DECODE, PREFILL
+
+if TYPE_CHECKING:
+    from sim.engine.drive import Clockwork
+    from sim.machine.simulated import SimulatedMachine
+    from sim.real.machine.machine import RealMachine
+    from sim.results.metrics import Times
+
+
+def uncertainty(
+    machine: SimulatedMachine | RealMachine, clockwork: Clockwork, timed: Times, batch: int, arrivals: bool
+) -> Uncertainty:
+    """Band of the mean times when every figure moves to the end of its range at once (so it is wide), from the ends of
+    what other requests of the kind may give (`sim.results.sampling`); with one request, which says nothing of others,
+    from it.
+
+    Factors are of the whole run's time. TTFT takes those of prefill, TPOT those of decode: a run that loads its experts
+    once rests on the link before the first token and on the GPU ever after. Where a TTFT holds waits (arrivals), or a
+    TPOT other requests' prefills (batches), they are of both phases.
+    """
+    rows = [] if machine.measured is True else attributions(machine, clockwork)
+    total = math.fsum(row.spent_s for row in rows)
+    drawn = samples(clockwork, batch)
+    tpot, ttft = drawn["tpot_s"], drawn["ttft_s"]
+    sampling = Sampling(_of_times(tpot.interval()), _of_times(ttft.interval()), tpot.n, ttft.n)
+    if not total:
+        return Uncertainty(None, None, None, sampling, None, None)
+
+    def band(mean: float | None, over: Ends, phase: str, alone: bool) -> Ends:
+        if mean is None:
+            return None
+        own = attributions(machine, clockwork, (phase,)) if alone and machine.measured is False else []
+        low, high = _ends(own or rows)
+        least, most = over or (mean, mean)
+        return least * low, most * high
+
+    return Uncertainty(
+        *_ends(rows),
+        plus_minus(rows, total),
+        sampling,
+        band(timed.ttft_s.mean, sampling.ttft_s, PREFILL, not arrivals),
+        band(timed.tpot_s.mean, sampling.tpot_s, DECODE, batch == 1),
+    )
+
+
+def _of_times(ends: Interval | None) -> Ends:
+    """An interval of a mean time, which cannot be negative: few requests that differ much would have it so."""
+    return None if ends is None else (max(0.0, ends[0]), max(0.0, ends[1]))
+
+
+def _ends(rows: list[Attribution]) -> tuple[float, float]:
+    """By which factors time changes when all its figures are at their best at once, and at their worst."""
+    total = math.fsum(row.spent_s for row in rows)
+    return (math.fsum(row.spent_s * row.low_factor for row in rows) / total,
+            math.fsum(row.spent_s * row.high_factor for row in rows) / total)  # fmt: skip
+
+
+def plus_minus(rows: list[Attribution], total_s: float) -> float | None:
+    """Share of the time by which calibration scatters: one standard deviation (IQR / 1.349) of each figure's samples,
+    added in quadrature by the time that rests on it. None where a tenth of the time or more rests on no samples.
+    """
+    sampled = [row for row in rows if row.noise_frac is not None]
+    if math.fsum(row.spent_s for row in sampled) < 0.9 * total_s:
+        return None
+    squares = ((row.spent_s * (row.noise_frac or 0.0) / total_s / 1.349) ** 2 for row in sampled)
+    return math.sqrt(math.fsum(squares))
