@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from reports.reproduce.answer import Spread
 from reports.reproduce.rows import TOLERANCE, Figure, Relation, Row
 
 BEST = "best baseline"
@@ -57,29 +58,32 @@ def ratio(published: Figure, simulated: Figure) -> float | None:
     return 1.0 if low <= simulated <= high else simulated / (low if simulated < low else high)
 
 
-# What is told of the factors by which magnitudes are off, and where it lies among them in order.
-FACTORS = {"least": 0.0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "greatest": 1.0}
-
-
 def factor(of: float) -> float:
     """By which factor a ratio is off, either way; infinite where the signs differ (a gain that is a loss)."""
     return max(of, 1 / of) if of > 0 else math.inf
 
 
-def spread(ratios: list[float]) -> dict[str, Any]:
+def spread(ratios: list[float]) -> Spread:
     """How far magnitudes are off: median, quartiles and greatest factor, and the median of simulated over published.
 
     A factor that is infinite, because the sign is the other one, is None.
     """
     factors = sorted(map(factor, ratios))
-    told: dict[str, Any] = {"n": len(ratios), "other_sign": sum(map(math.isinf, factors))}
+    told: Spread = {"n": len(ratios), "other_sign": sum(map(math.isinf, factors))}
     if ratios:
         told["within"] = sum(one <= FACTOR for one in factors)
         told["median_ratio"] = statistics.median(ratios)
-        for name, at in FACTORS.items():
-            found = _quantile(factors, at)
-            told[name] = found if math.isfinite(found) else None
+        told["least"] = _known(factors, 0.0)
+        told["lower_quartile"] = _known(factors, 0.25)
+        told["median"] = _known(factors, 0.5)
+        told["upper_quartile"] = _known(factors, 0.75)
+        told["greatest"] = _known(factors, 1.0)
     return told
+
+
+def _known(ordered: list[float], p: float) -> float | None:
+    found = _quantile(ordered, p)
+    return found if math.isfinite(found) else None
 
 
 def _quantile(ordered: list[float], p: float) -> float:

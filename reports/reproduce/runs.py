@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reports.reproduce import inputs, judge, work
+from reports.reproduce.answer import ToldTraces
 from reports.reproduce.closed_form import model_of
 from reports.reproduce.constants import Fitted
 from reports.reproduce.inputs import Drawn
@@ -66,11 +67,11 @@ def traces_of(
     return found
 
 
-def told_of(traces: Traces) -> dict[str, Any]:
+def told_of(traces: Traces) -> dict[TraceKind, ToldTraces]:
     """What every trace is, with its labels, for the reader of the table."""
     from traces.format.reader import Trace
 
-    told: dict[str, Any] = {}
+    told: dict[TraceKind, ToldTraces] = {}
     for kind, by_model in traces.items():
         told[kind] = {"is": inputs.TITLES[kind], "of": {}}
         for name, path in by_model.items():

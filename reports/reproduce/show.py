@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Literal
 
-from reports.reproduce.judge import FACTOR, FACTORS
+from reports.reproduce.answer import Answer, OnTrace, Orders, Reproduction, Spread
+from reports.reproduce.judge import FACTOR
 from reports.reproduce.rows import FLAGS, SCORED, TOLERANCE, Figure
 from reports.reproduce.table import RESTS
 from reports.reproduce.work import DEFECT
 from sim.base.tables import fold, render, table
 
+Said = Literal["unknown", "note", "reason"]
 FORMS = {"per_copy": "of software per expert copied", "per_layer": "of software per layer",
          "on_cpu": "per expert on the CPU", "on_gpu": "per expert on the GPU, which reads all weights at that rate",
          }  # fmt: skip
@@ -27,7 +29,7 @@ def figure(value: Figure | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def as_text(result: dict[str, Any], misses: bool = False) -> str:
+def as_text(result: Reproduction, misses: bool = False) -> str:
     """Everything, verdict first; with `misses` the verdict, and the rows that do not come out as published."""
     rows = result["rows"]
     parts = [verdict(result)]
@@ -59,13 +61,13 @@ def as_text(result: dict[str, Any], misses: bool = False) -> str:
     return "\n\n".join(part.rstrip("\n") for part in parts if part)
 
 
-def totals_of(result: dict[str, Any]) -> str:
+def totals_of(result: Reproduction) -> str:
     """The verdict, and the rows that do not come out as published by their ids."""
     ids = {status: [row["id"] for row in result["rows"] if row["status"] == status] for status in MISSES}
     return "\n".join([verdict(result), *(f"{status}: {', '.join(found)}" for status, found in ids.items() if found)])
 
 
-def _as_scored(row: dict[str, Any]) -> dict[str, Any]:
+def _as_scored(row: Answer) -> Answer:
     """A row with the one kind of trace that it is judged on."""
     if "traces" not in row:
         return row
@@ -73,7 +75,7 @@ def _as_scored(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "traces": {kind: on for kind, on in row["traces"].items() if kind == scored}}
 
 
-def verdict(result: dict[str, Any]) -> str:
+def verdict(result: Reproduction) -> str:
     """Counts, one line per flag; orders and magnitudes as scored, what they rest on, and per kind of trace."""
     lines = []
     for flag, count in result["totals"]["flags"].items():
@@ -103,12 +105,12 @@ def verdict(result: dict[str, Any]) -> str:
     return fold("\n".join(lines))
 
 
-def _share(order: dict[str, Any]) -> str:
+def _share(order: Orders) -> str:
     share = f" ({100 * order['right'] / order['pairs']:.0f} %)" if order["pairs"] else ""
     return f"{order['right']} of {order['pairs']}{share}"
 
 
-def _with_constants(name: str, order: dict[str, Any]) -> str:
+def _with_constants(name: str, order: Orders) -> str:
     return f", {order['right_fitted']} with them" if name == RESTS[-1] else ""
 
 
@@ -116,41 +118,51 @@ def _factor(value: float | None) -> str:
     return "the other sign" if value is None else f"{value:.2f}"
 
 
-def _magnitudes(of: dict[str, Any]) -> str:
+def _magnitudes(of: Spread) -> str:
     """How far sizes are off, in words."""
     if not of["n"]:
         return "none can be compared"
-    least, lower, median, upper, greatest = (_factor(of[name]) for name in FACTORS)
+    least, lower, median, upper, greatest = (
+        _factor(of[name]) for name in ("least", "lower_quartile", "median", "upper_quartile", "greatest")
+    )
     return (f"{of['within']} of {of['n']} are right within a factor of {FACTOR}; off by a factor of {median} in the "
             f"median (half of them by {lower} to {upper}, all by {least} to {greatest}; {of['other_sign']} have the "
             f"other sign); simulated / published is {of['median_ratio']:.2f} in the median")  # fmt: skip
 
 
-def _short(of: dict[str, Any]) -> str:
+def _short(of: Spread) -> str:
     return f"magnitudes off by {_factor(of['median'])} in the median of {of['n']}" if of["n"] else "no magnitudes"
 
 
-def _idle(row: dict[str, Any]) -> list[str]:
-    found = row["traces"].get(row.get("scored", SCORED), {}).get("did_not_run", {})
+def _idle(row: Answer) -> list[str]:
+    on = row["traces"].get(row.get("scored", SCORED))
+    found = {} if on is None else on.get("did_not_run", {})
     return [f"{row['id']}: {who}: its mechanism did not run: {why}" for who, why in found.items()]
 
 
-def _judged_ratios(result: dict[str, Any], flag: str) -> Iterator[float]:
+def _judged_ratios(result: Reproduction, flag: str) -> Iterator[float]:
     """Simulated over published of every figure that a row of this flag is judged by."""
     for row in result["rows"]:
         if row["flag"] == flag and row["check"] == "within":
-            on = row["traces"].get(row.get("scored", SCORED), {}) if "traces" in row else row
-            yield from (one for one in on.get("ratio", {}).values() if one is not None)
+            on = row["traces"].get(row.get("scored", SCORED)) if "traces" in row else row
+            yield from (one for one in (on or row).get("ratio", {}).values() if one is not None)
 
 
 STATUSES = ("missed", "not run", "order only", "reached", "shown", "fitted", "not applicable")
 MISSES = STATUSES[:3]
 
 
-def _figures(rows: list[dict[str, Any]]) -> str:
+def _by_trace(row: Answer, otherwise: OnTrace) -> list[tuple[str, OnTrace]]:
+    """What a row comes to on each kind of trace; of one that asks for none, this under a dash."""
+    found: list[tuple[str, OnTrace]] = list(row.get("traces", {}).items())
+    return found or [("-", otherwise)]
+
+
+def _figures(rows: list[Answer]) -> str:
     content = table("row", "F", "what", "published", "simulated", "ratio", "trace", "result", numbers=False)
     for row in rows:
-        for kind, on in (row.get("traces") or {"-": row}).items():
+        alone: OnTrace = {"simulated": row.get("simulated", {}), "ratio": row.get("ratio", {})}
+        for kind, on in _by_trace(row, alone):
             for label, printed in row["published"].items():
                 ratio = on.get("ratio", {}).get(label)
                 content.add_row(row["id"], row["flag"], _what(row, label), figure(printed),
@@ -159,17 +171,17 @@ def _figures(rows: list[dict[str, Any]]) -> str:
     return render(content)
 
 
-def _what(row: dict[str, Any], label: str) -> str:
+def _what(row: Answer, label: str) -> str:
     of = ", ".join(part for part in (row["model"], row["setting"]) if part)
     unit = f" ({row['unit']})" if row["unit"] not in ("", "1") else ""
     return f"{row['metric']}: {label}{unit}" + (f" [{of}]" if of else "")
 
 
-def _orders(rows: list[dict[str, Any]]) -> str:
+def _orders(rows: list[Answer]) -> str:
     titles = ("row", "F", "trace", "what", "system", "published", "simulated", "ratio", "pairs", "result", "wrong")
     content = table(*titles, numbers=False)
     for row in rows:
-        for kind, on in (row["traces"] or {"-": {"simulated": {}, "pairs": [], "counted": True}}).items():
+        for kind, on in _by_trace(row, {"simulated": {}, "pairs": [], "counted": True}):
             lead = [row["id"], row["flag"], kind + ("*" if row["constant"] else ""), _order_of(row)]
             right, wrong = _pairs(on)
             judged = row["status"] if kind in ("-", row.get("scored", SCORED)) else ""
@@ -185,7 +197,7 @@ def _orders(rows: list[dict[str, Any]]) -> str:
     return render(content)
 
 
-def _pairs(on: dict[str, Any]) -> tuple[str, str]:
+def _pairs(on: OnTrace) -> tuple[str, str]:
     """Right pairs of all, and the wrong ones as the paper has them, the better system first."""
     wrong = [f"{pair['better']} < {pair['worse']}" for pair in on["pairs"] if not pair["right"]]
     count = f"{len(on['pairs']) - len(wrong)}/{len(on['pairs'])}"
@@ -193,12 +205,12 @@ def _pairs(on: dict[str, Any]) -> tuple[str, str]:
     return count + apart, "; ".join(wrong)
 
 
-def _order_of(row: dict[str, Any]) -> str:
+def _order_of(row: Answer) -> str:
     unit = f" ({row['unit']})" if row["unit"] not in ("", "1") else ""
     return f"{row['metric']}{unit}"
 
 
-def _listed(rows: list[dict[str, Any]], field: str) -> str:
+def _listed(rows: list[Answer], field: Said) -> str:
     content = table("row", "F", "published", "why", numbers=False)
     for row in rows:
         printed = ", ".join(f"{label} {figure(value)}" for label, value in row["published"].items())
@@ -206,7 +218,7 @@ def _listed(rows: list[dict[str, Any]], field: str) -> str:
     return render(content)
 
 
-def _basis(result: dict[str, Any]) -> str:
+def _basis(result: Reproduction) -> str:
     """Constants, traces and what was left out."""
     lines = [f"* constant fitted for {one['testbed']}: {1e3 * one['seconds']:.4g} ms {FORMS[one['form']]}, "
              f"from row {one['row']} ({one['label']}), which is not scored" for one in result["constants"]]  # fmt: skip
@@ -223,7 +235,7 @@ def _basis(result: dict[str, Any]) -> str:
     return "\n".join(lines) + (f"\n\nSystems that could not run\n{left_out}" if left_out else "")
 
 
-def _left_out(result: dict[str, Any]) -> str:
+def _left_out(result: Reproduction) -> str:
     """Who could not run on which trace, by reason; the way out that an error names is left away."""
     by_reason: dict[tuple[str, str], dict[str, None]] = {}
     for row in result["rows"]:
@@ -234,6 +246,6 @@ def _left_out(result: dict[str, Any]) -> str:
     if not by_reason:
         return ""
     content = table("trace", "experiment: system, model", "why", numbers=False)
-    for (kind, why), told in sorted(by_reason.items()):
-        content.add_row(kind, "; ".join(told), why)
+    for (trace, why), told in sorted(by_reason.items()):
+        content.add_row(trace, "; ".join(told), why)
     return render(content)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.reproduce import inputs, judge, work
+from reports.reproduce.answer import Answer, OnTrace, Orders, Reproduction, ToldConstant, ToldTraces, Totals
 from reports.reproduce.closed_form import METHODS
 from reports.reproduce.constants import Fitted, NotFitted, fit, solve
 from reports.reproduce.rows import (
@@ -14,6 +15,7 @@ from reports.reproduce.rows import (
     Constant,
     Experiment,
     Figure,
+    Flag,
     Row,
     TraceKind,
     load_constants,
@@ -41,7 +43,7 @@ SCHEMA = "moesim.reproduce/1"
 def reproduce(
     chosen: list[Row], kinds: tuple[TraceKind, ...], folder: Path | None, workers: int, steps: Steps,
     stack: str = "bare",
-) -> dict[str, Any]:  # fmt: skip
+) -> Reproduction:  # fmt: skip
     """The table as one object: what was published, simulated and judged per row, constants, traces and totals.
 
     Args:
@@ -66,7 +68,7 @@ def reproduce(
                 fitted[one.id] = fit(one, rows)
             except NotFitted as error:
                 lost[one.id] = str(error)
-    told: dict[str, Any] = {}
+    told: dict[TraceKind, ToldTraces] = {}
     solved = [one for one in used if one.solved]
     if asked or solved:
         folder = folder or inputs.scratch()
@@ -118,13 +120,25 @@ def check_names(row: Row, experiments: dict[str, Experiment], constants: dict[st
 
 def answer_of(
     row: Row, fitted: dict[str, Fitted], on: dict[TraceKind, dict[str, Any]], experiments: dict[str, Experiment]
-) -> dict[str, Any]:
+) -> Answer:
     """One row of the result."""
-    told: dict[str, Any] = {
-        name: getattr(row, name) for name in ("id", "flag", "source", "where", "model", "testbed", "setting", "metric",
-                                              "unit", "published", "check", "note", "reason", "unknown", "constant")
-    }  # fmt: skip
-    told["constant"] = row.constant if row.constant in fitted else ""
+    told: Answer = {
+        "id": row.id,
+        "flag": row.flag,
+        "source": row.source,
+        "where": row.where,
+        "model": row.model,
+        "testbed": row.testbed,
+        "setting": row.setting,
+        "metric": row.metric,
+        "unit": row.unit,
+        "published": row.published,
+        "check": row.check,
+        "note": row.note,
+        "reason": row.reason,
+        "unknown": row.unknown,
+        "constant": row.constant if row.constant in fitted else "",
+    }
     if row.method:
         # A closed form with a constant is about the machine the constant was fitted on.
         found_on = fitted.get(row.constant)
@@ -146,15 +160,18 @@ def answer_of(
     return told
 
 
-def _judged(row: Row, kind: TraceKind, found: dict[str, Any], constants: dict[str, str]) -> dict[str, Any]:
+def _judged(row: Row, kind: TraceKind, found: dict[str, Any], constants: dict[str, str]) -> OnTrace:
     values: dict[str, Figure] = found["values"]
-    told: dict[str, Any] = {"simulated": {label: values[label] for label in row.published if label in values}}
+    told: OnTrace = {"simulated": {label: values[label] for label in row.published if label in values}}
     if not row.other_quantity:
         told["ratio"] = {label: judge.ratio(row.published[label], value) for label, value in told["simulated"].items()}
     if found["did_not_run"]:
         told["did_not_run"] = found["did_not_run"]
     if row.check == "order":
-        told["pairs"] = [pair._asdict() for pair in judge.pairs(row, found["cases"])]
+        told["pairs"] = [
+            {"better": pair.better, "worse": pair.worse, "right": pair.right}
+            for pair in judge.pairs(row, found["cases"])
+        ]
         told["counted"] = kind not in row.fitted_traces and not found["did_not_run"]
     if "fitted" in found and constants:
         with_it = found["fitted"]
@@ -164,7 +181,7 @@ def _judged(row: Row, kind: TraceKind, found: dict[str, Any], constants: dict[st
     return told
 
 
-def _status(row: Row, told: dict[str, Any]) -> str:
+def _status(row: Row, told: Answer) -> str:
     """reached, order only, missed, shown, fitted, not applicable or not run.
 
     An order is reached when all its pairs are right and its magnitudes are within `judge.FACTOR`; without these it is
@@ -189,7 +206,7 @@ def _status(row: Row, told: dict[str, Any]) -> str:
     return "reached" if judge.reached(row, on["simulated"]) else "missed"
 
 
-def magnitudes(row: dict[str, Any], on: dict[str, Any]) -> list[float]:
+def magnitudes(row: Answer, on: OnTrace) -> list[float]:
     """Ratios of an order on one kind of trace, of the systems that are judged."""
     left_away = row.get("not_sized", ())
     return [one for label, one in on.get("ratio", {}).items() if one is not None and label not in left_away]
@@ -203,11 +220,11 @@ def inputs_not_sized(row: Row) -> list[str]:
     return list(row.published)[:1] if row.relation == "ratio" else []
 
 
-def totals(answered: list[dict[str, Any]]) -> dict[str, Any]:
+def totals(answered: list[Answer]) -> Totals:
     """Counts per flag and status; right pairs of orders, and how far magnitudes are off, on the traces that are scored
     and per kind of trace; ids of the rows that rest on a constant, or whose mechanism did not run."""
-    flags = {flag: {"rows": 0} for flag in FLAGS}
-    counted: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {"scored": []}
+    flags: dict[Flag, dict[str, int]] = {flag: {"rows": 0} for flag in FLAGS}
+    counted: dict[str, list[tuple[Answer, OnTrace]]] = {"scored": []}
     idle: list[str] = []
     for row in answered:
         count = flags[row["flag"]]
@@ -234,7 +251,7 @@ RESTS = ("no constant", "a constant of its testbed", "a constant of its testbed,
          "a constant of a single system")  # fmt: skip
 
 
-def _rests_on(row: dict[str, Any]) -> str:
+def _rests_on(row: Answer) -> str:
     if row.get("constants"):
         return RESTS[3]
     return RESTS[1 + row.get("carried", False)] if row["constant"] else RESTS[0]
@@ -248,7 +265,7 @@ def is_carried(row: Row, constant: Constant, rows: dict[str, Row], experiments: 
     return not asked <= known
 
 
-def _orders(counted: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+def _orders(counted: list[tuple[Answer, OnTrace]]) -> Orders:
     """Pairs that are right, as judged and with the constants of single systems, and the spread of magnitudes."""
     right = [sum(pair["right"] for pair in on["pairs"]) for _, on in counted]
     fitted = [on["fitted"]["right"] if "fitted" in on else n for (_, on), n in zip(counted, right, strict=True)]
@@ -257,7 +274,7 @@ def _orders(counted: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, A
             "magnitudes": judge.spread(ratios)}  # fmt: skip
 
 
-def _told_constant(found: Fitted) -> dict[str, Any]:
+def _told_constant(found: Fitted) -> ToldConstant:
     constant = found.constant
     return {"id": constant.id, "testbed": constant.testbed, "seconds": found.value_s,
             "form": constant.form, "row": constant.row, "label": constant.label}  # fmt: skip

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sim.base.errors import BadInput
 from sim.base.tables import fold
 from sim.cli.unique_options import UniqueOptions
+
+if TYPE_CHECKING:
+    from reports.reproduce.answer import Reproduction
 
 KINDS = ("a", "b", "c")
 
@@ -56,7 +59,7 @@ def command(
 
 def _run(
     rows: list[Any], kinds: tuple[str, ...], stack: str, workers: int, out: Path | None, quiet: bool
-) -> dict[str, Any]:
+) -> Reproduction:
     from datetime import UTC, datetime
 
     from reports.reproduce.table import reproduce
@@ -76,12 +79,12 @@ def _run(
     return result
 
 
-def _last(ids: set[str]) -> dict[str, Any]:
+def _last(ids: set[str]) -> Reproduction:
     """The committed result, cut down to some rows, its counts with it."""
     from reports.reproduce.rows import HERE
     from reports.reproduce.table import totals
 
-    result: dict[str, Any] = json.loads((HERE / "last.json").read_text(encoding="utf-8"))
+    result: Reproduction = json.loads((HERE / "last.json").read_text(encoding="utf-8"))
     result["rows"] = [row for row in result["rows"] if row["id"] in ids]
     result["totals"] = totals(result["rows"])
     return result
