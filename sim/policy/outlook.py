@@ -7,6 +7,7 @@ over numbers; without a compiler numpy and Python give the same bits.
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -226,8 +227,8 @@ class Outlook:
         shares = self.shares[start:stop]
         self.believed_shares[start:stop] = shares
         if self.ranks:
-            for at, share in enumerate(shares, start):
-                self.rank[at] = share * self.visits[at]
+            visits = self.visits[start:stop]
+            self.rank[start:stop] = array("d", [share * n for share, n in zip(shares, visits, strict=True)])
         if self.bar:
             self.bar_of[start:stop] = bytes([self.bar if chosen else 0 for chosen in self.is_chosen[start:stop]])
 
@@ -236,7 +237,9 @@ class Outlook:
         base = self._base(layer)
         if self.believed[layer]:
             self.believed[layer] = 0
-            if self.bar:
+            if self.bar and not COMPILED:
+                self.bar_of[base : base + self.n_experts] = bytes(self.n_experts)
+            elif self.bar:
                 for at in range(base, base + self.n_experts):
                     self.bar_of[at] = 0
 
