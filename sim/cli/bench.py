@@ -20,6 +20,8 @@ from sim.cli.bench_starts import starts
 if TYPE_CHECKING:
     from simpy.events import Event
 
+    from sim.cli.bench_told import BenchTold, ReplayTold
+
 N_TIMEOUTS = 200_000
 
 
@@ -47,7 +49,7 @@ def command(repeat: int, check: bool, profiled: bool, as_json: bool) -> None:
         raise CheckFailed("bench: a ratio, a process's time or memory misses its bound, or engines differ; see above")
 
 
-def measure(repeat: int) -> dict[str, Any]:
+def measure(repeat: int) -> BenchTold:
     """All cases; bare timeouts are timed around them, and the best of all counts (the hardest comparison)."""
     bare_per_s = [bare_timeouts_per_s() for _ in range(repeat)]
     found = []
@@ -57,7 +59,7 @@ def measure(repeat: int) -> dict[str, Any]:
             bare_per_s.append(bare_timeouts_per_s())
         processes = starts(Path(folder))
     best_per_s = max(bare_per_s)
-    cases = []
+    cases: list[ReplayTold] = []
     for case, tokens_per_s, n_layers, hit_rate in found:
         ratio = tokens_per_s * n_layers / best_per_s
         cases.append({"title": case.title, "policy": case.policy, "model": case.model, "decode_tokens": case.n_test,
@@ -65,8 +67,14 @@ def measure(repeat: int) -> dict[str, Any]:
                       "ok": ratio >= case.floor})  # fmt: skip
     engines = bench_engines.measure()
     ok = all(one["ok"] for one in (*cases, *processes["processes"], *engines))
-    told = {"compiled": compiled(), "bare_timeouts_per_s": best_per_s}
-    return {**told, "cases": cases, **processes, "engines": engines, "ok": ok}
+    return {
+        "compiled": compiled(),
+        "bare_timeouts_per_s": best_per_s,
+        "cases": cases,
+        **processes,
+        "engines": engines,
+        "ok": ok,
+    }
 
 
 def compiled() -> bool:
@@ -120,7 +128,7 @@ class _Clock:
             self.elapsed_s = self._now() - self._first_s
 
 
-def _text(result: dict[str, Any]) -> str:
+def _text(result: BenchTold) -> str:
     from sim.base.tables import render, table
     from sim.base.units import show_bytes, show_frac, show_seconds
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sim.cli.bench_cases import synthetic_trace
 
 if TYPE_CHECKING:
+    from sim.cli.bench_told import PairTold
     from sim.setup.spec import RunSpec
 
 ENGINES = ("arithmetic", "simpy")
@@ -34,23 +35,23 @@ PAIRS = (
 )
 
 
-def measure() -> list[dict[str, Any]]:
+def measure() -> list[PairTold]:
     """Decode tokens per second of processor time of both, and the keys of their results that differ."""
     from sim.profiles.models import load_model
     from sim.setup.spec import RunSpec
 
     model = load_model("mixtral-8x7b")
-    found = []
+    found: list[PairTold] = []
     with tempfile.TemporaryDirectory(prefix="moesim-bench-") as folder:
         trace = Path(folder) / "engines.safetensors"
         synthetic_trace(trace, (model.n_moe_layers, model.n_experts, model.top_k), N_STORE, N_TEST)
         for pair in PAIRS:
             spec = RunSpec(policy=pair.policy, hw="rtx3090", model=model.id, trace=str(trace), **pair.rest)
-            found.append({"title": pair.title, **replayed(spec)})
+            found.append(replayed(pair.title, spec))
     return found
 
 
-def replayed(spec: RunSpec) -> dict[str, Any]:
+def replayed(title: str, spec: RunSpec) -> PairTold:
     """One run by both engines."""
     import msgspec
 
@@ -66,11 +67,17 @@ def replayed(spec: RunSpec) -> dict[str, Any]:
     arithmetic, simpy = results
     keys = [key for key in arithmetic.keys() | simpy.keys() if key not in DIFFERS]
     unequal = sorted(key for key in keys if arithmetic.get(key) != simpy.get(key))
-    facts = {"policy": spec.policy, "tokens_per_s": tokens_per_s, "keys": len(keys), "unequal": unequal}
-    return {**facts, "ok": not unequal}
+    return {
+        "title": title,
+        "policy": spec.policy,
+        "tokens_per_s": tokens_per_s,
+        "keys": len(keys),
+        "unequal": unequal,
+        "ok": not unequal,
+    }
 
 
-def told(found: list[dict[str, Any]]) -> tuple[str, str]:
+def told(found: list[PairTold]) -> tuple[str, str]:
     """The table, and a line on what it shows."""
     from sim.base.tables import render, table
 

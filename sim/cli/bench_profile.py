@@ -10,10 +10,13 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput
 from sim.cli.bench_cases import CASES, Case, written
+
+if TYPE_CHECKING:
+    from sim.cli.bench_told import ProfileTold
 
 EVERY_S = 0.001
 ENOUGH, MAX_RUNS = 1000, 10  # samples of a case, or replays
@@ -77,7 +80,7 @@ class Sampler:
         return {part: n / total for part, n in self.samples.most_common()} if total else {}
 
 
-def profile(case: Case, folder: Path) -> dict[str, Any]:
+def profile(case: Case, folder: Path) -> ProfileTold:
     """Replay a case under the sampler; learning is not counted."""
     from sim.run import execute, prepare
 
@@ -101,7 +104,7 @@ class _Begin:
             self._stack.enter_context(self._sampler)
 
 
-def profiles() -> list[dict[str, Any]]:
+def profiles() -> list[ProfileTold]:
     """Every case of the bench."""
     found = []
     for case in CASES:
@@ -110,7 +113,7 @@ def profiles() -> list[dict[str, Any]]:
     return found
 
 
-def text(found: list[dict[str, Any]]) -> str:
+def text(found: list[ProfileTold]) -> str:
     """A table: parts by cases."""
     from sim.base.tables import render, table
     from sim.base.units import show_frac

@@ -12,7 +12,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from sim.cli.bench_told import ProcessTold, StartsTold
 
 IMPORTS = "import pandas, scipy, plotly"
 IMPORTS_S = 0.5  # on the machine for which the floors in seconds were set
@@ -52,7 +55,7 @@ finally:
 """
 
 
-def starts(folder: Path) -> dict[str, Any]:
+def starts(folder: Path) -> StartsTold:
     """Every process of `PROCESSES`, and the imports beside which it is shown.
 
     Medians; they take turns, so that what else the machine does falls on all of them. The first start of each, which
@@ -92,7 +95,7 @@ def _environment(folder: Path) -> dict[str, str] | None:
     return {**kept, "PYTHONPYCACHEPREFIX": str(folder / "byte code")}
 
 
-def _row(process: Process, runs: list[Run], imports_s: float) -> dict[str, Any]:
+def _row(process: Process, runs: list[Run], imports_s: float) -> ProcessTold:
     """What is told of a process; null where a figure cannot be had."""
     wall_s, done = statistics.median(seconds for seconds, _ in runs), runs[-1][1]
     message, _, peak = done.stderr.rpartition("\npeak_bytes=")
