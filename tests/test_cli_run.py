@@ -210,8 +210,8 @@ class TestRefusals:
         assert f"did you mean {text.strip()}GB?" in run(option, text).error
 
     def test_a_shape_without_a_trace_has_a_way_out(self, capsys: pytest.CaptureFixture[str]) -> None:
-        error = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--model", "qwen3-30b-a3b").error
-        assert "moesim traces synth mixtral-8x7b-small --model qwen3-30b-a3b -o FILE" in error
+        error = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--model", "qwen3-235b-a22b").error
+        assert "moesim traces synth mixtral-8x7b-small --model qwen3-235b-a22b -o FILE" in error
 
     def test_missing_level_names_the_remedy(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         bare = mixtral_shaped(tmp_path, levels=())

@@ -182,7 +182,8 @@ def test_the_held_out_half_of_the_bundled_trace_agrees():
         found = compare(trace, seed=1)
     apart = found.differences()
     curves = [name for name in apart if name.startswith(("lru_", "lfu_"))]
-    assert len(curves) == 18
+    assert len(curves) == 9
+    assert found.worst_curve()[0] and found.out_of_order() == []
     for name in (*curves, "overlap_1", "overlap_8", "overlap_64", "overlap_same_task", "affinity", "predicted_1",
                  "predicted_2", "predicted_3", "predicted_shared"):  # fmt: skip
         assert abs(apart[name]) <= TOLERANCE, (name, apart[name])
@@ -243,7 +244,7 @@ def test_farther_predictions_follow_the_nearest():
 def test_published_curves_are_approached(monkeypatch, tmp_path):
     """Figures that the model can have, since they are its own: the search must find its way back to them."""
     monkeypatch.setattr(published, "_ROWS", 900)
-    monkeypatch.setattr(published, "_TRIES", 18)
+    monkeypatch.setattr(published, "_TRIES", 30)
     base = profile(n_layers=2, ahead={}, requests=[Lengths(4, 146, i % 2, True) for i in range(20)])
     true = published.bend(base, 3.0, 0.3, 0.5)
     figures = published.PublishedFigures(

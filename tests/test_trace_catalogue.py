@@ -30,7 +30,7 @@ def test_names_and_paths(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="did you mean 'mixtral-8x7b-small'"):
         open_trace("mixtral-8x7b-smal")
     monkeypatch.setattr(catalogue, "bundled_traces", dict)
-    with pytest.raises(BadInput, match="no traces are bundled; give the path of a file"):
+    with pytest.raises(BadInput, match="no bundled trace and no file of that name"):
         open_trace("x")
     with pytest.raises(BadInput, match="not a regular file"):
         open_trace(tmp_path)

@@ -153,7 +153,7 @@ class Setup:
             hw=_whole(spec.hw, GPUS),
             stack=_whole(spec.stack, STACKS),
             model=self.model.id if spec.model is None else _whole(spec.model, MODELS),
-            trace=trace.name if bundled_traces().get(trace.name) == trace.path else str(trace.path.resolve()),
+            trace=trace.name if _known(trace) else str(trace.path.resolve()),
         )
 
 
@@ -229,18 +229,25 @@ def prepare(spec: RunSpec, kind: type[Policy] | None = None) -> Setup:
 
 
 def _trace_for(model_name: str | None, overrides: Overrides) -> str:
-    """The default trace; with --model and no --trace, a bundled one of that model's shape."""
+    """The default trace; with --model and no --trace, a bundled one of its shape, else one drawn from a bundled fit."""
     if model_name is None:
         return DEFAULT
     model = load_model(model_name, overrides.model)
-    fitting = traces_that_fit(*shape_of(model))
+    fitting = traces_that_fit(*shape_of(model)) or fits_for(model.id, shape_of(model))
     if not fitting:
         raise BadInput(
-            f"--model {model_name}: no bundled trace has its routing shape "
+            f"--model {model_name}: no bundled trace or fit has its routing shape "
             f"({model.n_moe_layers}x{model.n_experts}, k={model.top_k}); give one with --trace FILE: `moesim record` a "
             f"model, convert a log, or draw one: moesim traces synth {DEFAULT} --model {model_name} -o FILE"
         )
     return DEFAULT if DEFAULT in fitting else fitting[0]
+
+
+def fits_for(model: str, shape: tuple[int, int, int]) -> list[str]:
+    """Ids of the bundled fits drawn in this shape, the model's own first."""
+    from traces.synth.fitted import of_shape  # slow to load, and mostly not needed
+
+    return sorted(of_shape(*shape), key=lambda name: name != model)
 
 
 def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace, overrides: Overrides) -> Setup:
@@ -292,6 +299,13 @@ def _whole(name: str, package: str) -> str:
     """A bundled name as it is, the path of an own file made absolute, so that it works from any folder."""
     path = Path(name)
     return str(path.resolve()) if name not in bundled(package, ".yaml") and path.exists() else name
+
+
+def _known(trace: Trace) -> bool:
+    """Whether the trace's name alone finds it again: a bundled one, or one drawn from a bundled fit."""
+    from traces.synth.fitted import drawn_path
+
+    return trace.path in (bundled_traces().get(trace.name), drawn_path(trace.name))
 
 
 def _digest(node: msgspec.Struct) -> str:

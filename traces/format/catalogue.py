@@ -24,7 +24,9 @@ def bundled_traces() -> dict[str, Path]:
 
 
 def resolve(name: str | Path) -> Path:
-    """Path of a bundled trace's name, or of a file. A name wins over a file in the current folder (`./name` does not).
+    """Path of a bundled trace's name, of a file, or of a trace drawn from the bundled fit of that name.
+
+    A bundled trace's name wins over a file in the current folder (`./name` does not).
 
     Raises:
         BadInput: neither; suggests the nearest name.
@@ -35,7 +37,11 @@ def resolve(name: str | Path) -> Path:
     path = Path(name)
     if mode_of(path):
         return path
-    hint = did_you_mean(str(name), known) if known else "no traces are bundled; give the path of a file"
+    from traces.synth.fitted import drawn, fitted
+
+    if str(name) in fitted():
+        return drawn(str(name))
+    hint = did_you_mean(str(name), {**known, **fitted()})
     raise BadInput(f"trace, got {str(name)!r}: no bundled trace and no file of that name; {hint}")
 
 

@@ -6,7 +6,7 @@ Everything is counted on the rows of some requests, so that one half of a trace 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from traces.format.requests import Request
 
 LAGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 MAX_ROWS = 60_000  # selections held in memory at once
+MIN_HALF = 48  # rows that half of a single request has to have
 MAX_SCORE_ROWS = 6_000
 AFFINITY_ROWS = 4_096
 _PAIRS = 40_000
@@ -73,7 +74,12 @@ def sample(trace: Trace, requests: Sequence[Request] | None = None, max_rows: in
 
 
 def halves(trace: Trace) -> tuple[list[Request], list[Request]]:
-    """Requests in two halves, task by task in turn, so that both hold the same kinds of text."""
+    """Requests in two halves, task by task in turn, so that both hold the same kinds of text; a long one is cut."""
+    if trace.n_requests == 1 and trace.n_tokens >= 2 * MIN_HALF:
+        (whole,) = trace.requests
+        half = whole.n_rows // 2
+        later = replace(whole, first_row=whole.first_row + half, n_rows=whole.n_rows - half, prompt_len=1)
+        return [replace(whole, n_rows=half, prompt_len=1)], [later]
     seen: dict[str, int] = {}
     parts: tuple[list[Request], list[Request]] = ([], [])
     for request in trace.requests:
@@ -134,6 +140,39 @@ def token_pairs(rows: Sample, rng: np.random.Generator) -> tuple[Ints, Ints]:
     one, two = order[:-1:2], order[1::2][: len(order[:-1:2])]
     fits = (rows.token_ids[one] == rows.token_ids[two]) & (rows.request[one] != rows.request[two])
     return one[fits], two[fits]
+
+
+def gram_pairs(rows: Sample, depth: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Random pairs of rows of different requests whose last `depth` token ids are the same, and not one more."""
+    if rows.token_ids is None:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    keys = grams(rows.token_ids, rows.position, depth + 1)
+    shuffled = rng.permutation(np.flatnonzero(rows.position >= depth - 1))
+    order = shuffled[np.argsort(keys[depth - 1][shuffled], kind="stable")]
+    one, two = order[:-1], order[1:]
+    fits = (keys[depth - 1][one] == keys[depth - 1][two]) & (rows.request[one] != rows.request[two])
+    fits &= keys[depth][one] != keys[depth][two]
+    return one[fits], two[fits]
+
+
+def grams(token_ids: Array, position: Ints, depth: int) -> list[Ints]:
+    """[d] -> (n,) a number for the last d + 1 token ids of each row; what stands before a request counts as one id."""
+    _, ids = np.unique(token_ids, return_inverse=True)
+    found = [ids.astype(np.int64)]
+    for back in range(1, depth):
+        earlier = np.where(position >= back, np.roll(ids, back), -1)
+        _, longer = np.unique(found[-1] * (len(ids) + 1) + earlier + 1, return_inverse=True)
+        found.append(longer.astype(np.int64))
+    return found
+
+
+def recurring(token_ids: Array, request: Ints, position: Ints, depth: int) -> float:
+    """Share of rows whose last `depth` token ids stand in another request, too."""
+    key = grams(token_ids, position, depth)[-1]
+    whole = position >= depth - 1
+    held = np.unique(np.stack([key, request])[:, whole], axis=1)
+    kinds, requests = np.unique(held[0], return_counts=True)
+    return float((requests[np.searchsorted(kinds, key[whole])] > 1).mean()) if whole.any() else 0.0
 
 
 def affinity(before: Ints, after: Ints, n_experts: int) -> float:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 from traces.format.reader import Trace
 from traces.stats import observe
-from traces.stats.curves import FRACS
 from traces.stats.summary import Summary, summarise
 from traces.synth.fit import fit
 from traces.synth.write import write
 
-TOLERANCE = 0.03  # of hit rates of plain caches: three points
+TOLERANCE = 0.02  # of hit rates of plain caches: two points
+ORDER_MARGIN = 0.01  # two hit rates that differ by less have no order
+POLICIES, PERCENT = ("lru", "lfu", "lcp", "belady"), (25, 50, 75)
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,23 @@ class Comparison:
         return {name: drawn - real for name, drawn, real in pairs if drawn is not None and real is not None}
 
     def worst_curve(self) -> tuple[str, float]:
-        """The LRU or LFU hit rate that differs most, and by how much."""
-        curves = {k: v for k, v in self.differences().items() if k.startswith(("lru_", "lfu_"))}
-        worst = max(curves, key=lambda name: abs(curves[name]), default="")
-        return worst, curves.get(worst, 0.0)
+        """The hit rate of LRU, LFU, LCP or Belady that differs most, and by how much."""
+        apart = self.differences()
+        names = [f"{policy}_{percent}" for percent in PERCENT for policy in POLICIES]
+        worst = max((name for name in names if name in apart), key=lambda name: abs(apart[name]), default="")
+        return worst, apart.get(worst, 0.0)
+
+    def out_of_order(self) -> list[str]:
+        """Pairs of plain caches that the held-out half tells apart and that rank the other way in what was drawn."""
+        found = []
+        for percent in PERCENT:
+            for one, other in combinations(POLICIES[:-1], 2):
+                keys = f"{one}_{percent}", f"{other}_{percent}"
+                sides = (self.heldout.figures, self.drawn.figures)
+                real, drawn = ((side.get(keys[0]) or 0.0) - (side.get(keys[1]) or 0.0) for side in sides)
+                if abs(real) > ORDER_MARGIN and real * drawn < 0:
+                    found.append(f"{one.upper()} and {other.upper()} at {percent} %")
+        return found
 
 
 def compare(trace: Trace, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Comparison:
@@ -60,6 +75,6 @@ def compare(trace: Trace, seed: int = 0, progress: Callable[[int, int], None] | 
         with Trace(path) as drawn:
             summaries = []
             for source, requests in ((trace, one), (trace, other), (drawn, None)):
-                summaries.append(summarise(source, requests, FRACS))
+                summaries.append(summarise(source, requests))
                 step()
     return Comparison(*summaries)

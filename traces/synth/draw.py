@@ -15,16 +15,18 @@ from scipy.signal import lfilter
 
 from traces.format.layout import DISTANCES, Array, Floats, Ints
 from traces.stats.observe import choose
-from traces.synth.fit import gate_scores
-from traces.synth.profile import FADES, Profile
+from traces.synth.latent import gate_scores
+from traces.synth.profile import FADES, GRAMS, Profile
+from traces.synth.text import CONTEXT_KINDS, Text, hashed
 
 _BLOCK_VALUES = 1 << 21  # scores of one block
 _GRAIN = 16  # embeddings are multiples of 1/16 and their weights of 1/256: products and sums of them are exact
 _WEIGHT_GRAIN = 256
+_CONTEXTS = 1 << 13  # vectors that pairs and triples of ids are hashed to
 _SETTLING, _SETTLING_ROUNDS = 4096, 10
 # Streams of random numbers. A new one goes to the end, so that the others keep what they draw.
 _STREAMS = ("table", "weights", "tasks", "requests", "tokens", "request", "fresh", *(f"fade{n}" for n in FADES),
-            *(f"ahead{d}" for d in DISTANCES), "shared")  # fmt: skip
+            *(f"ahead{d}" for d in DISTANCES), "shared", "contexts", "pair", "triple")  # fmt: skip
 
 
 def stream(seed: int, name: str, request: int = 0) -> np.random.Generator:
@@ -56,7 +58,7 @@ class Drawer:
 
     def __init__(self, profile: Profile, seed: int) -> None:
         self.profile, self.seed = profile, seed
-        shape = (profile.n_layers, profile.n_experts)
+        self.fields = (profile.n_layers + 1, profile.n_experts)  # the first is what all layers have in common
         self.bias = np.array(profile.bias, np.float32)
         self.depth = np.array(profile.depth)
         order = np.argsort(-self.bias, axis=-1, kind="stable")
@@ -64,22 +66,32 @@ class Drawer:
         self.loads = {name: np.sqrt(profile.share(name)).astype(np.float32)[:, None] for name in profile.shares}
         self.fresh = np.sqrt(profile.fresh_share()).astype(np.float32)[:, None]
         n_tasks = max(1, len(profile.tasks))
-        tasks = stream(seed, "tasks").standard_normal((n_tasks, *shape))
+        tasks = stream(seed, "tasks").standard_normal((n_tasks, *self.fields))
         if n_tasks > 1:  # popularity is the mean over tasks, so what is a task's own sums to nothing
             tasks = (tasks - tasks.mean(axis=0)) * np.sqrt(n_tasks / (n_tasks - 1))
         self.tasks = self.projected(tasks)
         self.table: Array | None = None
+        self.text: Text | None = None
         if profile.vocabulary is not None:
-            self.frequencies = profile.vocabulary.frequencies()
+            self.text = Text(profile.vocabulary, seed)
+            self.frequencies = self.text.frequencies
             width = max(1, profile.embedding_width)
             table = stream(seed, "table").standard_normal((len(self.frequencies), width))
             # Popularity is the mean over tokens, so the mean embedding is nothing, as far as frequent ids decide it.
             table -= (self.frequencies[:, None] * table).sum(axis=0)
             table /= np.sqrt(max(1e-3, 1 - (self.frequencies**2).sum()))
             self.table = np.rint(table * _GRAIN) / _GRAIN
-            weights = self.projected(stream(seed, "weights").standard_normal((width, *shape)) / np.sqrt(width))
-            self.weights = np.rint(weights.astype(np.float64) * _WEIGHT_GRAIN).reshape(width, -1) / _WEIGHT_GRAIN
+            self.weights = self._weights("weights", width)
+            self.contexts = np.rint(stream(seed, "contexts").standard_normal((_CONTEXTS, width)) * _GRAIN) / _GRAIN
+            used = [name for name in GRAMS[1:] if profile.share(name).any()]
+            self.context_weights = {name: self._weights(name, width) for name in used}
             self._settle()
+
+    def _weights(self, name: str, width: int) -> Array:
+        """(width, L * E) from vectors of ids, or of what stands before them, to a field."""
+        drawn = self.projected(stream(self.seed, name).standard_normal((width, *self.fields)) / np.sqrt(width))
+        found: Array = np.rint(drawn.astype(np.float64) * _WEIGHT_GRAIN).reshape(width, -1) / _WEIGHT_GRAIN
+        return found
 
     def _settle(self) -> None:
         """Correct the biases for the tasks and token ids drawn, so that popularity is what the profile says.
@@ -185,23 +197,25 @@ class Drawer:
         return gate_scores(sharp * logits + offset, profile.score)
 
     def projected(self, fields: Array) -> Array:
-        """Give independent fields (..., L, E) their correlation from layer to layer, in place of the last two axes."""
-        found = np.array(fields, np.float32)
+        """Fields (..., L, E) that correlate between layers, of independent ones (..., 1 + L, E)."""
+        found = np.array(fields[..., 1:, :], np.float32)
         for layer in range(1, found.shape[-2]):
             r = np.float32(self.depth[layer])
             found[..., layer, :] = r * found[..., layer - 1, :] + np.sqrt(1 - r * r) * found[..., layer, :]
+        core = np.float32(self.profile.core)
+        found *= np.sqrt(1 - core)
+        found += np.sqrt(core) * fields[..., :1, :].astype(np.float32)
         return found
 
     def _tokens(self, plan: RequestPlan) -> Ints | None:
-        """(n_rows + 1,) token ids: drawn from the frequencies, or one that the request already had."""
-        if self.profile.vocabulary is None:
-            return None
-        rng, n = stream(self.seed, "tokens", plan.index), plan.n_rows + 1
-        ids = np.searchsorted(np.cumsum(self.frequencies), rng.random(n) * (1 - 1e-12), side="right")
-        again, back = rng.random(n) < self.profile.vocabulary.reuse, rng.random(n)
-        for i in np.flatnonzero(again[1:]) + 1:  # in order: what is repeated may itself be a repetition
-            ids[i] = ids[int(back[i] * i)]
-        return np.minimum(ids, len(self.frequencies) - 1)
+        """(n_rows + 1,) token ids."""
+        return None if self.text is None else self.text.ids(plan.n_rows + 1, stream(self.seed, "tokens", plan.index))
+
+
+def selections(profile: Profile, seed: int, n_tokens: int) -> Array:
+    """(n_tokens, L, K) selections drawn from a profile."""
+    drawer = Drawer(profile, seed)
+    return np.concatenate([block["experts"] for plan in drawer.plans(None, n_tokens) for block in drawer.rows(plan)])
 
 
 def _odds(chosen: Ints, n_experts: int) -> Floats:
@@ -218,7 +232,7 @@ class _Scores:
         self._drawer, self._tokens, self._at = drawer, tokens, 0
         profile, seed = drawer.profile, drawer.seed
         self._shape = (profile.n_layers, profile.n_experts)
-        own = drawer.projected(stream(seed, "request", plan.index).standard_normal(self._shape))
+        own = drawer.projected(stream(seed, "request", plan.index).standard_normal(drawer.fields))
         self._constant = np.zeros(self._shape, np.float32)
         for name, field in (("task", drawer.tasks[plan.task]), ("request", own)):
             if name in drawer.loads:
@@ -226,6 +240,7 @@ class _Scores:
         self._fades = {n: f"fade{n}" for n in FADES if f"fade{n}" in drawer.loads and drawer.loads[f"fade{n}"].any()}
         names = ("fresh", *self._fades.values(), *(f"ahead{d}" for d in DISTANCES), "shared")
         self.noise = {name: stream(seed, name, plan.index) for name in names}
+        self._before: Array | None = None  # the last row's field of its token id
         self._memory: dict[str, Array | None] = dict.fromkeys(self._fades.values())
 
     def take(self, n: int) -> Array:
@@ -233,20 +248,41 @@ class _Scores:
         drawer = self._drawer
         total = np.broadcast_to(self._constant, (n, *self._shape)).copy()
         if drawer.fresh.any():
-            total += drawer.fresh * drawer.projected(self.noise["fresh"].standard_normal((n, *self._shape), np.float32))
+            drawn = self.noise["fresh"].standard_normal((n, *drawer.fields), np.float32)
+            total += drawer.fresh * drawer.projected(drawn)
         for fade, name in self._fades.items():
             total += drawer.loads[name] * self._fading(name, float(np.exp(-1 / fade)), n)
         if self._tokens is not None and "token" in drawer.loads:
             assert drawer.table is not None
             ids = self._tokens[self._at : self._at + n]
-            field = (drawer.table[ids] @ drawer.weights).reshape(n, *self._shape)
-            total += drawer.loads["token"] * field.astype(np.float32)
+            field = (drawer.table[ids] @ drawer.weights).reshape(n, *self._shape).astype(np.float32)
+            total += drawer.loads["token"] * field
+            if "carry" in drawer.loads and drawer.loads["carry"].any():
+                before = field[:1] * 0 if self._before is None else self._before
+                total += drawer.loads["carry"] * np.concatenate([before, field[:-1]])
+                self._before = field[-1:]
+            total += self._of_contexts(n)
         self._at += n
         return np.take_along_axis(total, np.broadcast_to(drawer.rank, total.shape), -1)
 
+    def _of_contexts(self, n: int) -> Array:
+        """Fields (n, L, E) of the last two and three ids: the same wherever these stand."""
+        drawer, found = self._drawer, np.zeros((n, *self._shape), np.float32)
+        assert self._tokens is not None
+        padded = np.concatenate([[-1, -1], self._tokens[: self._at + n]])[-(n + 2) :]
+        key = padded[2:]
+        for back, name in ((1, "pair"), (2, "triple")):
+            before = padded[2 - back : len(padded) - back]
+            kind = np.where(before < 0, -1, hashed(before, before, 0) % CONTEXT_KINDS)
+            key = hashed(kind, key, back)
+            if name in drawer.context_weights:
+                field = drawer.contexts[key % _CONTEXTS] @ drawer.context_weights[name]
+                found += drawer.loads[name] * field.reshape(n, *self._shape).astype(np.float32)
+        return found
+
     def _fading(self, name: str, keep: float, n: int) -> Array:
         """The next n rows of a field of which a row keeps `keep` of the row before; its variance is 1 throughout."""
-        fresh = self._drawer.projected(self.noise[name].standard_normal((n, *self._shape), np.float32))
+        fresh = self._drawer.projected(self.noise[name].standard_normal((n, *self._drawer.fields), np.float32))
         gain, state = np.sqrt(1 - keep * keep), self._memory[name]
         if state is None:
             state = np.zeros((1, *self._shape), np.float32)

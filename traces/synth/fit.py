@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import msgspec
 import numpy as np
 from scipy.optimize import nnls
 
-from traces.format.layout import Array, Floats, Ints
+from traces.format.layout import Floats, Ints
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.stats import observe
 from traces.stats.observe import LAGS, Sample, choose
-from traces.synth.latent import GRID, overlap_table, popularity_bias, to_correlation
-from traces.synth.profile import FADES, FIELDS, Lengths, Profile, Vocabulary
+from traces.synth.calibrate import calibrated
+from traces.synth.draw import selections
+from traces.synth.latent import GRID, gate_scores, overlap_table, popularity_bias, to_correlation
+from traces.synth.profile import FADES, FIELDS, GRAMS, Lengths, Profile, Vocabulary
+from traces.synth.text import CONTEXT_KINDS, Text
 
 _SEED = 20_509_834_2  # of the tables: fitting draws no luck
+_FEW_PAIRS = 40  # of rows with the same ids say nothing
+_POOL = 0.7  # how much all layers weigh in the shares of one
+_FAR = 3  # layers a third of the model apart tell how much all layers have in common
 _AFFINITY_GRID = GRID[[0, 2, 4, 6, 8, 10, 12, 15]]
 MAX_REQUESTS = 1024  # request lengths kept in a profile
 VOCABULARY_POINTS = 32
@@ -40,16 +49,22 @@ def fit(trace: Trace, requests: list[Request] | None = None) -> Profile:
     store = [Lengths(r.prompt_len, r.n_decode, tasks.index(r.task) if tasks else 0, r.split == "store")
              for r in rows.requests[:MAX_REQUESTS]]  # fmt: skip
     shares = _shares(rows, tables, rng)
-    return Profile(
+    near = _linked(rows, bias, shares, 1, rng)
+    core = _core(rows, bias, shares, near, rng)
+    depth = np.clip((near - core) / max(1e-6, 1 - core), 0.0, 1.0)
+    depth[0] = 0.0
+    found = Profile(
         source=trace.name, n_layers=trace.n_layers, n_experts=trace.n_experts, top_k=trace.top_k,
         score="sigmoid" if gate.score == "sigmoid" else "softmax", renormalised=gate.renormalised, scaling=gate.scaling,
         bias=[_rounded(b) for b in bias], shares={k: _rounded(v) for k, v in shares.items()},
-        depth=_rounded(_depth(rows, bias, shares, rng)), ahead=ahead, shared=shared,
+        core=round(core, 5), depth=_rounded(depth), ahead=ahead, shared=shared,
         sharpness=None if sharpness is None else _rounded(sharpness),
         offset=None if offset is None else _rounded(offset), vocabulary=_vocabulary(rows),
         embedding_width=WIDTH if rows.token_ids is not None else 0, tasks=tasks, requests=store,
         assumptions=assumptions,
     )  # fmt: skip
+    # Where ids are known they bring most of what caches feel, and leave no share to lend to anything else.
+    return found if rows.token_ids is not None else calibrated(found, rows, selections)
 
 
 def _rounded(values: Floats) -> list[float]:
@@ -68,32 +83,69 @@ def _shares(rows: Sample, tables: list[Floats], rng: np.random.Generator) -> dic
         return np.array([to_correlation(o, t) if o == o else 0.0 for o, t in zip(seen, tables, strict=True)])
 
     task = correlations(observe.far_pairs(rows, True, rng)) if rows.task.any() else np.zeros(len(tables))
-    same = observe.token_pairs(rows, rng)
-    of_one_task = float((rows.task[same[0]] == rows.task[same[1]]).mean()) if len(same[0]) else 0.0
-    token = np.clip(correlations(same) - of_one_task * task, 0.0, 1.0 - task)
+    grams = _of_grams(rows, tables, task, rng)
+    token = grams[0]
     pairs = {lag: observe.lag_pairs(rows, lag) for lag in LAGS}
     lags = [lag for lag in LAGS if len(pairs[lag][0])]
     seen = np.array([correlations(pairs[lag]) for lag in lags]).reshape(len(lags), len(tables))
     equal = np.array([_equal_ids(rows, *pairs[lag]) for lag in lags])
     basis = np.array([[1.0, *(np.exp(-lag / fade) for fade in FADES)] for lag in lags]).reshape(len(lags), -1)
+    if rows.token_ids is not None:
+        basis[:, -1] = [lag == 1 for lag in lags]  # what a token carries on of the one before, not a field that fades
+    n_lasting = 1 + len(FADES)
     shares = np.zeros((len(FIELDS), len(tables)))
-    shares[0], shares[-1] = task, token
-    for layer in range(len(tables) if lags else 0):
-        left = np.maximum(seen[:, layer] - task[layer] - token[layer] * equal, 0.0)
-        shares[1:-1, layer], _ = nnls(basis, left)
+    shares[0], shares[1 + n_lasting : -1] = task, grams
+    if lags:
+        left = np.maximum(seen - task - np.outer(equal, token), 0.0)
+        # Fading fields are hard to tell apart, and layers that split them differently would have little in common: each
+        # layer is drawn towards what all of them together say.
+        pooled, _ = nnls(basis, left.mean(axis=1))
+        both = np.vstack([basis, _POOL * np.eye(len(pooled))])
+        for layer in range(len(tables)):
+            shares[1 : 1 + n_lasting, layer], _ = nnls(both, np.concatenate([left[:, layer], _POOL * pooled]))
+    if rows.token_ids is not None:  # seen at lag 1 is sqrt(token * carry)
+        shares[-1] = np.clip(shares[n_lasting], 0.0, None) ** 2 / np.maximum(token, 0.05)
+        shares[n_lasting] = 0.0
     # Measured apart, they may pass 1 by a little; tokens with equal ids also share what stands before them, so that
-    # the token's share is the one that is too large.
-    shares[-1] = np.clip(shares[-1], 0.0, np.maximum(0.0, 1.0 - shares[:-1].sum(axis=0)))
+    # the shares of the ids are the ones that are too large, those of three of them first.
+    for i in reversed(range(1 + n_lasting, len(FIELDS) - 1)):
+        others = shares.sum(axis=0) - shares[i]
+        shares[i] = np.clip(shares[i], 0.0, np.maximum(0.0, 1.0 - others))
     shares /= np.maximum(shares.sum(axis=0), 1.0)
     return dict(zip(FIELDS, shares, strict=True))
+
+
+def _of_grams(rows: Sample, tables: list[Floats], task: Floats, rng: np.random.Generator) -> Floats:
+    """(3, L) shares of the last id, the last two and the last three: what each more id adds to the correlation."""
+    found = np.zeros((len(GRAMS), len(tables)))
+    reached = np.zeros(len(tables))
+    for i in range(len(GRAMS)):
+        one, two = observe.gram_pairs(rows, i + 1, rng)
+        if len(one) < _FEW_PAIRS:
+            break
+        seen = observe.overlap(rows, one, two)
+        of_one_task = float((rows.task[one] == rows.task[two]).mean())
+        whole = np.array([to_correlation(o, t) for o, t in zip(seen, tables, strict=True)]) - of_one_task * task
+        whole = np.clip(whole, reached, np.maximum(reached, 1.0 - task))
+        # Of two contexts that differ, one in so many is of the same kind all the same.
+        found[i] = whole - reached
+        if i:
+            found[i] = np.minimum(found[i] * CONTEXT_KINDS / (CONTEXT_KINDS - 1), found[i] + found[0])
+            found[0] -= found[i] - (whole - reached)
+        reached = whole
+    return found
 
 
 def _equal_ids(rows: Sample, one: Ints, two: Ints) -> float:
     return 0.0 if rows.token_ids is None else float((rows.token_ids[one] == rows.token_ids[two]).mean())
 
 
-def _depth(rows: Sample, bias: list[Floats], shares: dict[str, Floats], rng: np.random.Generator) -> Floats:
-    """(L,) correlation of fields with the layer before at which the affinity is the observed one.
+def _linked(
+    rows: Sample, bias: list[Floats], shares: dict[str, Floats], lag: int, rng: np.random.Generator, every: int = 1
+) -> Floats:
+    """(L,) correlation of a layer's fields with those `lag` layers before at which the affinity is the observed one.
+
+    nan where it was not looked for: in the first layers, and where `every` passes over.
 
     Fields link the experts of equal rank in popularity (see `Profile`). Where two layers give a field different shares,
     less of it is common to both, so that the fields have to correlate more.
@@ -101,19 +153,43 @@ def _depth(rows: Sample, bias: list[Floats], shares: dict[str, Floats], rng: np.
     n_experts, top_k = rows.trace.n_experts, rows.trace.top_k
     n = min(len(rows.experts), observe.AFFINITY_ROWS)
     one, fresh = rng.standard_normal((2, n, n_experts))
-    found = np.zeros(len(bias))
+    found = np.full(len(bias), np.nan)
     parts = np.array([*shares.values(), np.clip(1 - sum(shares.values(), np.zeros(len(bias))), 0, 1)])
     ranked = [np.sort(layer)[::-1] for layer in bias]
-    for layer in range(1, len(bias)):
-        before = choose(one + ranked[layer - 1], top_k)
+    for layer in range(lag, len(bias), every):
+        before = choose(one + ranked[layer - lag], top_k)
         table = [
             observe.affinity(before, choose(r * one + np.sqrt(1 - r * r) * fresh + ranked[layer], top_k), n_experts)
             for r in _AFFINITY_GRID
         ]
-        seen = observe.affinity(rows.experts[:, layer - 1], rows.experts[:, layer], n_experts)
-        common = np.sqrt(parts[:, layer] * parts[:, layer - 1]).sum()
+        seen = observe.affinity(rows.experts[:, layer - lag], rows.experts[:, layer], n_experts)
+        common = np.sqrt(parts[:, layer] * parts[:, layer - lag]).sum()
         found[layer] = min(1.0, np.interp(seen, np.maximum.accumulate(table), _AFFINITY_GRID) / max(common, 1e-3))
     return found
+
+
+def _core(rows: Sample, bias: list[Floats], shares: dict[str, Floats], near: Floats, rng: np.random.Generator) -> float:
+    """Share of the fields that all layers have in common, so that layers far apart tell as much of one another as seen.
+
+    Layers l and m correlate with core + (1 - core) * (the product of depths between them).
+    """
+    lag = max(2, len(bias) // _FAR)
+    if lag >= len(bias):
+        return 0.0
+    far = _linked(rows, bias, shares, lag, rng, every=max(1, (len(bias) - lag) // 6))
+    at = np.flatnonzero(~np.isnan(far))
+
+    def expected(core: float) -> float:
+        depth = np.clip((near - core) / (1 - core), 0.0, 1.0)
+        return float(np.mean([core + (1 - core) * np.prod(depth[layer - lag + 1 : layer + 1]) for layer in at]))
+
+    low, high = 0.0, 0.999
+    if expected(low) >= far[at].mean():
+        return 0.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected(middle) < far[at].mean() else (low, middle)
+    return low
 
 
 def _ahead(rows: Sample, level: str, distance: int, tables: list[Floats]) -> list[float | None]:
@@ -157,16 +233,6 @@ def _sigmoid_offset(logits: Floats, mean: float) -> float:
     return (low + high) / 2
 
 
-def gate_scores(logits: Array, score: str) -> Array:
-    """Gate scores of router logits (..., E): softmax over the experts, or the sigmoid of each."""
-    if score == "sigmoid":
-        found: Array = 1.0 / (1.0 + np.exp(-logits))
-        return found
-    raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    shares: Array = raised / raised.sum(axis=-1, keepdims=True)
-    return shares
-
-
 def _vocabulary(rows: Sample) -> Vocabulary | None:
     """How often ids occur, by rank at some ranks, and how much more often within a request than across requests."""
     if rows.token_ids is None:
@@ -179,7 +245,37 @@ def _vocabulary(rows: Sample) -> Vocabulary | None:
     new[:] = False
     new[np.unique(keys, return_index=True)[1]] = True
     reuse = _reuse(p, np.bincount(rows.request), float(new.sum()))
-    return Vocabulary([int(r) for r in ranks], [round(float(np.log(p[r - 1])), 5) for r in ranks], round(reuse, 5))
+    plain = Vocabulary([int(r) for r in ranks], [round(float(np.log(p[r - 1])), 5) for r in ranks], round(reuse, 5))
+    return _followed(plain, rows)
+
+
+def _followed(plain: Vocabulary, rows: Sample) -> Vocabulary:
+    """The vocabulary with as many pairs and triples of ids that come again in another request as the source has."""
+    assert rows.token_ids is not None
+    wanted = [observe.recurring(rows.token_ids, rows.request, rows.position, depth) for depth in (2, 3)]
+    lengths = np.bincount(rows.request)
+
+    def seen(follow: float, follow2: float, depth: int) -> float:
+        text = Text(msgspec.structs.replace(plain, follow=follow, follow2=follow2), 0)
+        ids = np.concatenate([text.ids(int(n), np.random.default_rng((_SEED, i))) for i, n in enumerate(lengths)])
+        return observe.recurring(ids, rows.request, rows.position, depth)
+
+    follow = follow2 = 0.0
+    for _ in range(2):  # either adds to what the other is measured by
+        follow = _least(lambda x: seen(x, follow2, 2) >= wanted[0], 1.0 - follow2)  # noqa: B023 - called at once
+        follow2 = _least(lambda x: seen(follow, x, 3) >= wanted[1], 1.0 - follow)  # noqa: B023
+    return msgspec.structs.replace(plain, follow=round(follow, 4), follow2=round(follow2, 4))
+
+
+def _least(enough: Callable[[float], bool], most: float) -> float:
+    """The least number up to `most` that is enough, to about a hundredth; 0 where that is."""
+    low, high = 0.0, most
+    if enough(low):
+        return 0.0
+    for _ in range(7):
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
 
 
 def _reuse(p: Floats, lengths: Ints, distinct: float) -> float:

@@ -70,3 +70,13 @@ def to_correlation(overlap: float, table: Floats) -> float:
 def to_overlap(correlation: float, table: Floats) -> float:
     """The overlap of a correlation in [0, 1]."""
     return float(np.interp(-np.arccos(correlation), -np.arccos(GRID), table))
+
+
+def gate_scores(logits: Array, score: str) -> Array:
+    """Gate scores of router logits (..., E): softmax over the experts, or the sigmoid of each."""
+    if score == "sigmoid":
+        found: Array = 1.0 / (1.0 + np.exp(-logits))
+        return found
+    raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares: Array = raised / raised.sum(axis=-1, keepdims=True)
+    return shares

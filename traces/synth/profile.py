@@ -1,9 +1,11 @@
 """What a fitted source is reduced to: a few numbers per layer, from which traces of any length are drawn.
 
 A token's score of an expert is b + g (see `latent`). g is a sum of independent standard normal fields, each with its
-share of the variance: the task's, the request's, fields that fade over 64, 16, 4 and 1 tokens, the token id's, and
-what is left over, new at every token. From one layer to the next a field keeps the layer's `depth` correlation, where
-the expert of one rank in popularity follows the expert of the same rank.
+share of the variance: the task's, the request's, fields that fade over 64, 16, 4 and 1 tokens, the token id's, those of
+the last two and three ids, what a token carries on of the id before (`carry`), and what is left over, new at every
+token. So a stretch of text that comes again is routed alike, in the measured degree. Part of every field (`core`) is
+the same in all layers; of the rest a layer keeps its `depth` correlation with the layer before. The expert of one rank
+in popularity follows the expert of the same rank.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from traces.format.header import GateRule
 from traces.format.layout import Floats
 
 FADES = (64, 16, 4, 1)  # tokens after which a fading field has decayed to 1/e
-FIELDS = ("task", "request", *(f"fade{n}" for n in FADES), "token")
+GRAMS = ("token", "pair", "triple")  # fields of the last one, two and three token ids
+FIELDS = ("task", "request", *(f"fade{n}" for n in FADES), *GRAMS, "carry")
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -28,11 +31,15 @@ class Vocabulary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     rank: increasing, from 1 to the number of ids; log_p: natural logarithm of the frequency at that rank.
     reuse: probability that a token repeats one drawn evenly from those before it in its request.
+    follow, follow2: probability that a token is one that often follows the token before, or the two before, in any
+        request: how often pairs and triples of ids come again.
     """
 
     rank: list[int]
     log_p: list[float]
     reuse: Share
+    follow: Share = 0.0
+    follow2: Share = 0.0
 
     def frequencies(self) -> Floats:
         """(V,) probabilities by rank, interpolated between the ranks kept."""
@@ -56,7 +63,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     bias: (L, E) popularity b of each expert.
     shares: field name -> (L,) share of the variance of g; what they leave of 1 is new at every token.
-    depth: (L,) correlation of a layer's fields with those of the layer before; the first entry is 0.
+    core: share of every field that all layers have in common. depth: (L,) correlation of the rest of a layer's fields
+        with those of the layer before; the first entry is 0.
     ahead: distance -> (L,) correlation of layer l's prediction with the g of layer l + distance; null without a target.
     shared: (L,) the same for scores predicted through the shared expert (L4s), or null when the source has none.
     sharpness, offset: (L,) a layer's gate is softmax(sharpness * score), or sigmoid(sharpness * score + offset).
@@ -73,6 +81,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     bias: list[list[float]]
     shares: dict[str, list[float]]
     depth: list[float]
+    core: Share = 0.0
     ahead: dict[str, list[float | None]]
     shared: list[float | None] | None
     sharpness: list[float] | None

@@ -17,17 +17,18 @@ from scipy.optimize import minimize
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.files import read_yaml, to_struct
-from traces.format.layout import Array, Floats, Ints
+from traces.format.layout import Array, Floats
 from traces.format.reader import Trace
 from traces.stats import observe
 from traces.stats.curves import CURVES
-from traces.synth.draw import Drawer
+from traces.synth.calibrate import some_layers
+from traces.synth.draw import selections
 from traces.synth.latent import overlap_table, to_correlation
 from traces.synth.profile import Profile
 from traces.synth.scale import scaled
 
 SCHEMA = "moesim.published-routing/1"
-LASTING, PASSING = ("task", "request", "fade64"), ("fade16", "fade4", "fade1", "token")
+LASTING, PASSING = ("task", "request", "fade64"), ("fade16", "fade4", "fade1", "token", "pair", "triple", "carry")
 _ROWS, _WARM_ROWS, _LAYERS, _TRIES = 4000, 400, 3, 48
 _COARSE = ((0.6, 1.0, 1.7), (0.05, 0.3, 1.5), (0.05, 1.0))
 Rate = Annotated[float, Meta(ge=0, le=1)]
@@ -128,7 +129,7 @@ def _fit_curves(
     profile: Profile, figures: PublishedFigures, seed: int, progress: Callable[[int, int], None] | None
 ) -> Profile:
     keep = np.unique(np.linspace(0, profile.n_layers - 1, _LAYERS).round().astype(int))
-    thin = _some_layers(profile, keep)
+    thin = some_layers(profile, keep)
     tried, total = 0, _TRIES + math.prod(len(steps) for steps in _COARSE)
 
     def error(logs: Floats) -> float:
@@ -147,19 +148,8 @@ def _fit_curves(
     return bend(profile, *np.exp(np.clip(best.x, -4, 4)))
 
 
-def _some_layers(profile: Profile, keep: Ints) -> Profile:
-    """A few layers of a profile, selections only: enough to judge caches, which every layer has for itself."""
-    return msgspec.structs.replace(
-        profile, n_layers=len(keep), bias=[profile.bias[i] for i in keep], depth=[0.0] * len(keep), ahead={},
-        shares={name: [values[i] for i in keep] for name, values in profile.shares.items()},
-        shared=None, sharpness=None, offset=None,
-    )  # fmt: skip
-
-
 def cache_rates(profile: Profile, figures: PublishedFigures, seed: int) -> dict[str, Floats]:
-    drawer = Drawer(profile, seed)
-    parts = [block["experts"] for plan in drawer.plans(None, _ROWS) for block in drawer.rows(plan)]
-    experts = np.concatenate(parts)
+    experts = selections(profile, seed, _ROWS)
     return {kind: _warm(kind, experts, profile.n_experts, curve.experts) for kind, curve in figures.curves.items()}
 
 

@@ -1,0 +1,198 @@
+"""Fits kept as files: what is written is read again, what is lent is said, and a model without a trace gets a draw."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from test_synth import profile
+from tiny_traces import tiny_trace
+
+from sim.base.errors import BadInput
+from sim.cli import main
+from sim.setup.prepare import _trace_for
+from traces.format.catalogue import open_trace
+from traces.format.check import check_trace
+from traces.format.reader import Trace
+from traces.stats import observe
+from traces.stats.realism import kind_of
+from traces.synth import calibrate, fitted
+from traces.synth.draw import Drawer, selections
+from traces.synth.fit import fit
+from traces.synth.profile import Lengths, Vocabulary
+from traces.synth.text import Text, hashed
+from traces.synth.write import write
+
+
+def one(**facts):
+    base = {"schema": "moesim.routing-profile/1", "id": "x", "source": "a log", "licence": "MIT", "shape": [4, 12, 3],
+            "check": fitted.Check(-1.5, "lru_25", True, 100), "profile": profile()}  # fmt: skip
+    return fitted.Fitted(**base | facts)
+
+
+def test_a_fit_is_read_as_it_was_written(tmp_path):
+    made = one()
+    fitted.save(tmp_path / "x.yaml", made)
+    found = fitted.load(tmp_path / "x.yaml")
+    assert msgspec.structs.replace(found, profile=made.profile) == made
+    np.testing.assert_allclose(found.profile.bias, made.profile.bias, atol=6e-4)
+    assert found.profile.requests == made.profile.requests
+    text = (tmp_path / "x.yaml").read_text(encoding="utf-8")
+    (tmp_path / "y.yaml").write_text(text.replace("n_layers: 4", "n_layers: 5"), encoding="utf-8")
+    with pytest.raises(BadInput, match=r"profile\.bias.*fit again"):
+        fitted.load(tmp_path / "y.yaml")
+
+
+def test_what_is_lent_is_said():
+    bare = profile(ahead={}, shared=None, sharpness=None, offset=None, vocabulary=None, tasks=[],
+                   requests=[Lengths(90, 0, 0, False)])  # fmt: skip
+    lender = profile(n_layers=8, source="lender", requests=[Lengths(5, 20, 1, i % 2 == 0) for i in range(30)])
+    found = fitted.completed(bare, lender)
+    assert (found.bias, found.shares, found.depth) == (bare.bias, bare.shares, bare.depth)
+    assert len(found.ahead["1"]) == 4 and found.sharpness and found.vocabulary
+    assert {request.decode for request in found.requests} == {20} and {r.task for r in found.requests} == {0}
+    (said,) = found.assumptions
+    assert all(word in said for word in ("predictions", "gate scores", "token ids", "lengths", "lender"))
+    own = profile(requests=[Lengths(3, 9, 0, True)] * 24)
+    assert fitted.completed(own, lender) == own, "nothing is lacking"
+
+
+def test_a_single_request_is_cut_in_two(tmp_path):
+    path = tiny_trace(tmp_path / "t.safetensors", 2, 8, 2, n_requests=1, prompt=3, outputs=120)
+    with Trace(path) as trace:
+        (first,), (second,) = observe.halves(trace)
+        assert (first.first_row, first.end_row) == (0, 61)
+        assert (second.first_row, second.end_row) == (61, trace.n_tokens)
+        rows = observe.sample(trace, [second])
+        np.testing.assert_array_equal(rows.experts, trace.experts[61:])
+
+
+def test_stretches_that_come_again():
+    ids = np.array([1, 2, 3, 9, 1, 2, 4, 1, 2, 3])
+    request = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2, 2])
+    position = np.array([0, 1, 2, 3, 0, 1, 2, 0, 1, 2])
+    assert observe.recurring(ids, request, position, 1) == pytest.approx(8 / 10), "all but 9 and 4"
+    assert observe.recurring(ids, request, position, 2) == pytest.approx(5 / 7), "1 2 three times, 2 3 twice"
+    assert observe.recurring(ids, request, position, 3) == pytest.approx(2 / 4), "1 2 3 twice"
+
+
+def test_text_follows_itself_as_much_as_it_is_told():
+    def seen(**facts):
+        text = Text(Vocabulary([1, 100, 2000], [-4.0, -7.0, -9.0], 0.0, **facts), 3)
+        parts = [text.ids(200, np.random.default_rng(i)) for i in range(20)]
+        assert all(part.min() >= 0 and part.max() < 2000 for part in parts)
+        request, position = np.repeat(np.arange(20), 200), np.tile(np.arange(200), 20)
+        return [observe.recurring(np.concatenate(parts), request, position, depth) for depth in (2, 3)]
+
+    plain, pairs, both = seen(), seen(follow=0.5), seen(follow=0.5, follow2=0.4)
+    assert plain[0] + 0.2 < pairs[0] < both[0] + 0.2
+    assert both[1] > 1.3 * pairs[1]
+    one, two = np.array([5, 5, -1]), np.array([6, 7, 6])
+    assert len(set(hashed(one, two, 0).tolist())) == 3
+    np.testing.assert_array_equal(hashed(one, two, 0), hashed(one, two, 0))
+    assert (hashed(one, two, 0) != hashed(one, two, 1)).all()
+
+
+def test_equal_stretches_are_routed_alike_in_other_requests():
+    """With everything in the last two ids, the same two give the same experts; an equal id alone does less."""
+    shares = {"token": [0.5] * 2, "pair": [0.5] * 2}
+    made = profile(n_layers=2, shares=shares, depth=[0.0, 0.5], ahead={}, shared=None, sharpness=None, offset=None,
+                   bias=np.zeros((2, 12)).tolist(), vocabulary=Vocabulary([1, 40], [-2.0, -4.0], 0.0),
+                   requests=[Lengths(1, 150, 0, True)] * 8)  # fmt: skip
+    drawer = Drawer(made, 1)
+    blocks = [b for plan in drawer.plans(8, None) for b in drawer.rows(plan)]
+    experts, ids = (np.concatenate([b[name] for b in blocks]) for name in ("experts", "token_ids"))
+    request, position = np.repeat(np.arange(8), 151), np.tile(np.arange(151), 8)
+    keys = observe.grams(ids, position, 2)
+    overlaps = []
+    for same, other in ((keys[1], None), (keys[0], keys[1])):
+        order = np.argsort(same, kind="stable")
+        a, b = order[:-1], order[1:]
+        fits = (same[a] == same[b]) & (request[a] != request[b]) & (position[a] > 0) & (position[b] > 0)
+        if other is not None:
+            fits &= other[a] != other[b]
+        shared = experts[a[fits]][..., :, None] == experts[b[fits]][..., None, :]
+        overlaps.append(shared.sum(axis=(-1, -2)).mean() / 3)
+    assert overlaps[0] > 0.99
+    assert overlaps[1] < 0.85
+
+
+def test_layers_far_apart_share_their_core():
+    shape = {"n_layers": 12, "n_experts": 12, "top_k": 3}
+    fields = np.random.default_rng(0).standard_normal((4000, 13, 12))
+
+    def apart(core):
+        made = profile(**shape, depth=[0.0] + [0.5] * 11, core=core, ahead={}, shared=None)
+        out = Drawer(made, 0).projected(fields)
+        assert out.std(axis=0).mean() == pytest.approx(1.0, abs=0.02)
+        return [float(np.corrcoef(out[:, 0].ravel(), out[:, lag].ravel())[0, 1]) for lag in (1, 9)]
+
+    assert apart(0.0) == pytest.approx([0.5, 0.5**9], abs=0.02)
+    assert apart(0.6) == pytest.approx([0.6 + 0.4 * 0.5, 0.6 + 0.4 * 0.5**9], abs=0.02)
+
+
+def test_calibrating_finds_the_way_back():
+    """A source whose fades are 1.3 times the fit's: the factor found brings them nearer."""
+    made = profile(n_layers=3, vocabulary=None, requests=[Lengths(1, 250, 0, True)] * 4, ahead={}, shared=None,
+                   sharpness=None, offset=None, shares={"fade16": [0.3] * 3, "fade4": [0.3] * 3})  # fmt: skip
+    true = calibrate.times(made, 1.3)
+
+    class Rows:
+        experts = selections(true, 99, 1000)
+
+    found = calibrate.calibrated(made, Rows, selections)
+    assert 1.05 < found.shares["fade4"][0] / made.shares["fade4"][0] <= 1.3 + 1e-9
+    assert calibrate.times(made, 2.0).share("fade4")[0] == pytest.approx(0.5), "shares do not pass 1"
+
+
+def test_bundled_fits_are_sound_sourced_and_checked():
+    found = {name: fitted.load(name) for name in fitted.fitted()}
+    assert {"deepseek-v2-lite", "deepseek-v2-lite-intent", "olmoe-1b-7b", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b",
+            "gemma-4-26b-a4b"} == set(found)  # fmt: skip
+    for name, fit_ in found.items():
+        assert fit_.id == name
+        assert fit_.source.startswith("github.com/") and fit_.licence in ("MIT", "Apache-2.0")
+        assert fit_.check is not None
+    for name in ("deepseek-v2-lite", "deepseek-v2-lite-intent"):
+        assert abs(found[name].check.worst_points) <= 2 and found[name].check.order
+
+
+def test_a_model_without_a_trace_gets_one_drawn_from_its_fit(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fitted.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(fitted, "DRAWN_REQUESTS", 3)
+    assert _trace_for("deepseek-v2-lite", type("O", (), {"model": {}})()) == "deepseek-v2-lite"
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", "--policy", "mixtral_offloading", "--hw", "rtx3090", "--model", "deepseek-v2-lite",
+              "--requests", "1"])  # fmt: skip
+    assert stopped.value.code in (0, None)
+    out = capsys.readouterr().out.replace("\n  ", " ")
+    assert "trace deepseek-v2-lite: synthetic, fitted to deepseek-v2-lite-law" in out
+    (path,) = tmp_path.rglob("deepseek-v2-lite.safetensors")
+    with open_trace("deepseek-v2-lite") as trace:
+        assert trace.path == path, "drawn once"
+        assert check_trace(trace) == []
+        assert "lent (an assumption)" in trace.header.notes
+        assert kind_of(trace.header).startswith("synthetic, fitted to deepseek-v2-lite")
+
+
+def test_fit_and_synth_on_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    source = write(tmp_path / "source.safetensors", profile(), n_requests=8)
+
+    def call(*args):
+        with pytest.raises(SystemExit) as stopped:
+            main(["traces", *map(str, args)])
+        return (stopped.value.code, *capsys.readouterr())
+
+    code, out, _ = call("fit", source, "-o", tmp_path / "mine.yaml", "--licence", "CC0")
+    assert code == 0 and "largest difference" in out
+    found = fitted.load(tmp_path / "mine.yaml")
+    assert (found.id, found.licence, found.shape) == ("mine", "CC0", [4, 12, 3])
+    assert call("fit", source, "-o", tmp_path / "mine.yaml")[0] == 2, "the file exists"
+    code, out, _ = call("synth", tmp_path / "mine.yaml", "-o", tmp_path / "drawn.safetensors", "--tokens", 200)
+    assert code == 0
+    with Trace(tmp_path / "drawn.safetensors") as trace, Trace(source) as real:
+        assert (trace.n_tokens, trace.header.shape) == (200, real.header.shape)
+        assert check_trace(trace) == []
+        assert fit(real).bias != []
+    assert call("synth", tmp_path / "mine.yaml", "--check")[0] == 2

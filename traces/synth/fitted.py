@@ -1,0 +1,161 @@
+"""Fits kept as files: the statistics of one real source with their origin, and how far draws from them are off.
+
+`traces/profiles` holds those that come with this installation, fitted to routing that others published; the routing
+itself is not part of this project. `moesim traces fit` writes more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+import yaml
+from msgspec import Meta
+
+from sim import __version__
+from sim.base.errors import BadInput
+from sim.base.files import read_yaml, to_struct
+from traces.format.layout import SUFFIX
+from traces.synth.profile import Profile
+from traces.synth.scale import scaled
+
+DRAWN_REQUESTS = 24  # of a trace that is drawn because a run asked for the model
+_DIGITS = 3
+
+
+class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How draws from the fit to one half differ from the other half, which was not fitted.
+
+    worst_points: of LRU, LFU, LCP and Belady at 25, 50 and 75 % cached, in points; `figure` is where. order: whether
+    plain caches that differ by more than a point rank the same way.
+    """
+
+    worst_points: float
+    figure: str
+    order: bool
+    rows: int
+
+
+class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A fit as a file.
+
+    shape: layers, experts and k to draw: of the model, where the source logged fewer layers or experts than it has.
+    check: None where the source could not be halved.
+    """
+
+    schema: Literal["moesim.routing-profile/1"]
+    id: str
+    source: str
+    licence: str
+    shape: Annotated[list[int], Meta(min_length=3, max_length=3)]
+    check: Check | None
+    profile: Profile
+
+
+def fitted() -> dict[str, Path]:
+    """Id -> path of the fits that come with this installation."""
+    folder = Path(str(resources.files("traces"))) / "profiles"
+    return {path.name.removesuffix(".yaml"): path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load(name: str | Path) -> Fitted:
+    """A bundled fit by id, or a YAML file that `moesim traces fit` wrote. Raises BadInput."""
+    path = fitted().get(str(name), Path(name))
+    found = to_struct(read_yaml(path), Fitted, str(path))
+    profile = found.profile
+    shape = (profile.n_layers, profile.n_experts)
+    if np.shape(profile.bias) != shape:
+        raise BadInput(f"{path}: profile.bias, got {np.shape(profile.bias)}: layers x experts, {shape}; fit again")
+    lists: dict[str, list[Any]] = {**profile.shares, "depth": profile.depth, **profile.ahead}
+    for key, values in lists.items():
+        if len(values) != profile.n_layers:
+            raise BadInput(f"{path}: profile.{key}, got {len(values)} values: one per layer ({shape[0]}); fit again")
+    return found
+
+
+def save(path: Path, found: Fitted) -> None:
+    """Write a fit as YAML, numbers to three digits behind the point and lists in a line each."""
+    data = _rounded(msgspec.to_builtins(found))
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def in_a_line(dumper: Any, values: list[Any]) -> Any:
+        flat = not any(isinstance(value, (list, dict)) for value in values)
+        return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=flat)
+
+    def facts(dumper: Any, value: dict[str, Any]) -> Any:
+        flat = not any(isinstance(item, (list, dict)) for item in value.values()) and "source" not in value
+        return dumper.represent_mapping("tag:yaml.org,2002:map", value.items(), flow_style=flat)
+
+    Dumper.add_representer(list, in_a_line)
+    Dumper.add_representer(dict, facts)
+    path.write_text(yaml.dump(data, Dumper=Dumper, sort_keys=False, width=118, allow_unicode=True), encoding="utf-8")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, _DIGITS)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def completed(profile: Profile, lender: Profile) -> Profile:
+    """A profile with what its source lacks: predictions, gate, token ids and lengths as another source has them.
+
+    What is lent is scaled to the shape, and every such thing is an assumption that travels with the trace.
+    """
+    like = scaled(lender, profile.n_layers, profile.n_experts, profile.top_k)
+    changes: dict[str, Any] = {}
+    if not profile.ahead:
+        changes |= {"ahead": like.ahead, "shared": like.shared}
+    if profile.sharpness is None:
+        changes |= {"sharpness": like.sharpness, "offset": like.offset}
+    if profile.vocabulary is None:
+        changes |= {"vocabulary": like.vocabulary, "embedding_width": like.embedding_width}
+    if not any(request.decode for request in profile.requests) or len(profile.requests) < DRAWN_REQUESTS:
+        lengths = [msgspec.structs.replace(request, task=0) for request in lender.requests]
+        changes |= {"requests": lengths, "tasks": []}
+    words = {"ahead": "predictions", "sharpness": "gate scores", "vocabulary": "token ids", "requests": "lengths"}
+    lent = [text for key, text in words.items() if key in changes]
+    text = f"lent (an assumption): {', '.join(lent)} are those of {lender.source}, not of the source"
+    return msgspec.structs.replace(profile, **changes, assumptions=[*profile.assumptions, *([text] if lent else [])])
+
+
+def drawn_path(name: str) -> Path | None:
+    """Where the trace drawn from this version of a bundled fit lies, or will; None for any other name."""
+    if (path := fitted().get(name)) is None:
+        return None
+    digest = hashlib.sha256(f"{__version__} {DRAWN_REQUESTS} ".encode() + path.read_bytes()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"moesim-{digest}" / f"{name}{SUFFIX}"
+
+
+def drawn(name: str) -> Path:
+    """The trace drawn from a bundled fit, in the shape that the fit says.
+
+    It is drawn once per version, into a folder for temporary files.
+    """
+    path = drawn_path(name)
+    assert path is not None
+    if not path.exists():
+        from traces.synth.write import write  # loads scipy
+
+        found = load(name)
+        profile = scaled(found.profile, *found.shape)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = path.with_name(f"{os.getpid()}{SUFFIX}")
+        write(own, profile, n_requests=DRAWN_REQUESTS, model=name)
+        own.replace(path)
+    return path
+
+
+def of_shape(n_layers: int, n_experts: int, top_k: int) -> list[str]:
+    """Ids of the bundled fits that are drawn in this shape."""
+    return [name for name in fitted() if load(name).shape == [n_layers, n_experts, top_k]]
