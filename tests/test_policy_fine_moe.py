@@ -7,7 +7,7 @@ import pytest
 from easy_numbers import execute_easy, run, setup
 from tiny_traces import ALL, tiny_header, tiny_trace
 
-from policies.fine_moe.maps import MapTrack
+from policies.fine_moe.map_track import MapTrack
 from policies.fine_moe.policy import FineMoe
 from policies.fine_moe.tracks import CountTrack, GateTrack
 from sim.base.errors import BadInput

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from policies.common.surrogate import PREFIX, Surrogate
-from policies.fine_moe.expert_maps import Floats
 from policies.fine_moe.map_cache import MapCache
-from policies.fine_moe.maps import MapTrack
+from policies.fine_moe.map_store import Floats
+from policies.fine_moe.map_track import MapTrack
 from policies.fine_moe.tracks import CountTrack, GateTrack, Track
 from sim.policy import (
     BadInput,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.common.surrogate import Surrogate
-from policies.fine_moe.expert_maps import one_inverse_norm
+from policies.fine_moe.map_store import one_inverse_norm
 from sim.policy import DECODE, PREFILL, Gate, Iteration, Outlook, RequestInfo, StoreSplit, View, inverse_norm
 
 Floats = NDArray[np.float64]

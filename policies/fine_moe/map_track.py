@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.fine_moe.expert_maps import MapStore, Passage, Trajectory, as_embedding, as_embeddings, as_map
+from policies.fine_moe.map_store import MapStore, Passage, Trajectory, as_embedding, as_embeddings, as_map
 from sim.policy import PREFILL, Gate, Iteration, Outlook, RequestInfo, StoreSplit, View
 
 Floats = NDArray[np.float64]

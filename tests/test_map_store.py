@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from policies.fine_moe.expert_maps import MapStore, Trajectory, as_embedding, as_embeddings, as_map
+from policies.fine_moe.map_store import MapStore, Trajectory, as_embedding, as_embeddings, as_map
 from sim.policy import Outlook, Rank
 
 
