@@ -212,7 +212,7 @@ class TestItsProgram:
             view.evictable("x")
             yield Serve()
 
-        with pytest.raises(AttributeError):
+        with pytest.raises(TypeError, match="evictable, got 'x': a Piece"):
             run(type("Broken", (Sound,), {"layer_enter": broken}))
 
 
