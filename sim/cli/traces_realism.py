@@ -33,12 +33,15 @@ SHORT = ("LRU", "LFU", "LCP", "random", "Belady", "top quarter", "shared")
 def command(sources: tuple[str, ...], as_json: bool) -> None:
     """Hold a trace against published routing of its shape: plain caches, skew, repetition, predictions; with a verdict.
 
-    Of one trace a page, of several one row each beside the published ones. `all` stands for the bundled traces.
+    Of one trace a page, of several one row each beside the published ones. `all` stands for the bundled traces, `fits`
+    for those drawn from the bundled fits.
     """
     from traces.format.catalogue import bundled_traces
     from traces.stats.realism import judge
+    from traces.synth.fitted import fitted
 
-    names = [name for source in sources for name in (bundled_traces() if source == "all" else (source,))]
+    groups = {"all": bundled_traces, "fits": fitted}
+    names = [name for source in sources for name in (groups[source]() if source in groups else (source,))]
     found = []
     with nullcontext() if as_json else bar("reading") as progress:
         for i, name in enumerate(names):
