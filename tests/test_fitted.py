@@ -15,7 +15,6 @@ from traces.format.catalogue import open_trace
 from traces.format.check import check_trace
 from traces.format.reader import Trace
 from traces.stats import observe
-from traces.stats.realism import kind_of
 from traces.synth import calibrate, fitted
 from traces.synth.draw import Drawer, selections
 from traces.synth.fit import fit
@@ -172,7 +171,7 @@ def test_a_model_without_a_trace_gets_one_drawn_from_its_fit(tmp_path, monkeypat
         assert trace.path == path, "drawn once"
         assert check_trace(trace) == []
         assert "lent (an assumption)" in trace.header.notes
-        assert kind_of(trace.header).startswith("synthetic, fitted to deepseek-v2-lite")
+        assert trace.header.kind.startswith("synthetic, fitted to deepseek-v2-lite")
 
 
 def test_fit_and_synth_on_the_command_line(tmp_path, capsys, monkeypatch):

@@ -115,7 +115,8 @@ def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, S
             tickets.append(stream.pending[-1] if stream.n_pending else Ticket(stream.free_s, stream.blame))
         elif op == "copy":
             gpu, cost.up_launch_s, seconds, demand, after = rest
-            piece = Piece(0, 0, 0.0, 0.5, "bf16", gpu, int(seconds), 0)
+            share = 1 / (len(tickets) + 2)  # never the same again: launching has a price of its own
+            piece = Piece(0, 0, 0.0, share, "bf16", gpu, int(seconds), 0)
             ready_s, waits = told(after, H2D, GPU, HOST)
             note(machine.copy(piece, DEMAND if demand else SPECULATIVE, ready_s, waits))
         elif op == "cpu":

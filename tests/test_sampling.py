@@ -102,13 +102,13 @@ def test_a_time_in_a_result_is_never_negative(monkeypatch: pytest.MonkeyPatch, t
     trace = mixtral_shaped(tmp_path, n_requests=2, outputs=3)
     far = sample([0.5, 1.5])
     assert (far.interval() or (0, 0))[0] < -5
-    monkeypatch.setattr("sim.results.metrics.samples", lambda *_: {"ttft_s": far, "tpot_s": far})
+    monkeypatch.setattr("sim.results.uncertainty.samples", lambda *_: {"ttft_s": far, "tpot_s": far})
     setup = prepare(RunSpec(policy="lru", hw="rtx3090", trace=str(trace), experts=40))
     band = execute(setup, bounds=False).result.uncertainty
     setup.close()
-    low, high = band["sampling"][key]
+    low, high = getattr(band.sampling, key)
     assert (low, high) == (0.0, pytest.approx(1 + 12.7062047 * 0.5))
-    assert band[key][0] == 0.0
+    assert getattr(band, key)[0] == 0.0
 
 
 def test_equal_times_differ_by_rounding_alone() -> None:

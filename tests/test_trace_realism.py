@@ -19,7 +19,7 @@ from traces.stats import observe, realism
 from traces.stats.curves import CURVES, belady_curve
 from traces.stats.cuts import cut_figures, union_by_chance, unions, windows
 from traces.stats.public import Printed, public
-from traces.stats.realism import judge, kind_of, nearest
+from traces.stats.realism import judge, nearest
 
 
 def fewest_misses(rows, n_experts, size):
@@ -166,11 +166,11 @@ def test_kinds_of_traces():
     def header(source="a model", labels=()):
         return Header("m", source, 1, 2, 1, gate=None, labels=labels, created_by="t")
 
-    assert kind_of(header()) == "recorded routing"
-    assert "small model" in kind_of(header("small mixtral model with the routing shape of x"))
-    assert "by others" in kind_of(header(labels=("converted",)))
-    assert kind_of(header(labels=("synthetic", "fitted-to-x"))) == "synthetic, fitted to x"
-    assert kind_of(header(labels=("synthetic", "fitted-to-x", "scaled-by-assumption"))).endswith("by assumption")
+    assert header().kind == "recorded routing"
+    assert "small model" in header("small mixtral model with the routing shape of x").kind
+    assert "by others" in header(labels=("converted",)).kind
+    assert header(labels=("synthetic", "fitted-to-x")).kind == "synthetic, fitted to x"
+    assert header(labels=("synthetic", "fitted-to-x", "scaled-by-assumption")).kind.endswith("by assumption")
 
 
 def test_what_is_printed_has_a_source_and_a_span():

@@ -71,7 +71,6 @@ def command(**options: Any) -> int:
 def _run(request: RunRequest) -> Result:
     spec, meant = specify(request.given, request.settings, request.config)
     from sim.run import execute, prepare
-    from traces.stats.realism import kind_of
 
     setup = prepare(spec)
     try:
@@ -87,18 +86,18 @@ def _run(request: RunRequest) -> Result:
                 outcome = execute(setup, progress=bar.progress)
     finally:
         setup.close()
-    _print(outcome, request, f"trace {setup.trace.name}: {kind_of(setup.trace.header)}")
+    _print(outcome, request)
     return outcome.result
 
 
-def _print(outcome: Outcome, request: RunRequest, trace: str) -> None:
+def _print(outcome: Outcome, request: RunRequest) -> None:
     if request.as_json:
         click.echo(outcome.result.to_json())
         return
     from sim.results.text import render, verdict
 
     say(verdict(outcome.result), bold=True)
-    say(trace)
+    say(outcome.result.trace_line)
     say()
     say(render(outcome.result), nl=False)
     keep = request.keep

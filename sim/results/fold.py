@@ -123,6 +123,7 @@ def fold(
         provenance=provenance(machine, clockwork),
         uncertainty=uncertainty(machine, clockwork, timed, spec.batch, setup.open_loop),
         labels=labels,
+        _trace_kind=setup.trace.header.kind,
         lane_utilisation=metrics.lane_utilisation(machine, makespan_s),
         policy_stats=policy.stats(),
         simulated_s=makespan_s,

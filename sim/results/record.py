@@ -131,6 +131,7 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     device: str | None = None
     measured: Measurement | None = None
     prediction: Prediction | None = None
+    _trace_kind: str = ""
     _kept: Any = None  # a `Kept`, once there are tables
 
     def with_tables(self, kept: Kept) -> Self:
@@ -174,6 +175,11 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
         """Tokens put out: the first of every request, and those that were decoded."""
         return self.decode_tokens + self.n_requests
 
+    @property
+    def trace_line(self) -> str:
+        """What the figures rest on: the trace and its kind, in a line."""
+        return f"trace {self.trace}: {self._trace_kind}"
+
     def time_s(self, time: Timed) -> Statistic:
         """One of the times per token."""
         return self.tpot_s if time == "tpot_s" else self.ttft_s
@@ -211,7 +217,7 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
         from sim.base.tables import fold
         from sim.results.text import render, verdict
 
-        return f"{fold(verdict(self))}\n\n{render(self)}"
+        return f"{fold(verdict(self))}\n{fold(self.trace_line)}\n\n{render(self)}"
 
     def __repr__(self) -> str:
         from sim.results.text import verdict

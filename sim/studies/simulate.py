@@ -49,6 +49,7 @@ class Options(TypedDict, total=False):
     hit_definition: str
     predictor: Name | None
     engine: str | None  # arithmetic or simpy
+    scheduler: str | None  # None: first come, first served
 
 
 def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) -> Result:

@@ -69,6 +69,18 @@ class Header:
         """Layers x experts, k: `32x8, k=2`."""
         return f"{self.n_layers}x{self.n_experts}, k={self.top_k}"
 
+    @property
+    def kind(self) -> str:
+        """What kind of trace it is, in words: recorded, drawn from a fit to a real model, or scaled to a shape."""
+        if "synthetic" in self.labels:
+            told = [label.removeprefix("fitted-to-") for label in self.labels if label.startswith("fitted-to-")]
+            scaled = ", scaled to this shape by assumption" if "scaled-by-assumption" in self.labels else ""
+            return f"synthetic, fitted to {(*told, 'a trace')[0]}{scaled}"
+        if "converted" in self.labels:
+            return "routing recorded by others and converted"
+        small = "small model" in self.model_source or self.model_source.startswith("small ")
+        return f"recorded routing{' of a small model of this shape, not of the published one' if small else ''}"
+
     def to_metadata(self) -> dict[str, str]:
         """The strings to store, without the per-tensor ones; empty optional facts are left out."""
         gate = self.gate

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sim.base.units import show_count
-from traces.format.header import Header
 from traces.format.reader import Trace
 from traces.stats import observe
 from traces.stats.curves import CURVES, capacities
@@ -25,20 +24,6 @@ HITS_MARGIN, SHARE_MARGIN, OVERLAP_MARGIN, ACCURACY_MARGIN = 0.03, 0.05, 0.04, 0
 FEW_TESTS, SHORT_PROMPT = 100, 100
 SHAPE_FACTOR = 1.5  # by how much experts, and the share of them chosen, may differ in "its shape"
 MAX_ROWS, MIX_ROWS = 12_000, 2_500
-KINDS = {"recorded": "recorded routing", "converted": "routing recorded by others and converted"}
-
-
-def kind_of(header: Header) -> str:
-    """What kind of trace it is, in words: recorded, drawn from a fit to a real model, or scaled to a shape."""
-    labels = set(header.labels)
-    if "synthetic" not in labels:
-        small = "small model" in header.model_source or header.model_source.startswith("small ")
-        if "converted" in labels:
-            return KINDS["converted"]
-        return f"{KINDS['recorded']}{' of a small model of this shape, not of the published one' if small else ''}"
-    source = next((label.removeprefix("fitted-to-") for label in header.labels if label.startswith("fitted-to-")), "")
-    scaled = "scaled-by-assumption" in labels
-    return f"synthetic, fitted to {source or 'a trace'}{', scaled to this shape by assumption' if scaled else ''}"
 
 
 @dataclass(frozen=True)
@@ -114,7 +99,7 @@ def judge(trace: Trace, quick: bool = False) -> Realism:
     references = tuple(reference for reference in like if cut in reference.cuts)
     figures = found.get(cut, {})
     together = {} if quick else unions(rows)
-    told = Realism(trace.name, trace.header.shape, trace.n_experts, trace.top_k, kind_of(trace.header), cut, references,
+    told = Realism(trace.name, trace.header.shape, trace.n_experts, trace.top_k, trace.header.kind, cut, references,
                    figures, together)  # fmt: skip
     if not quick:
         told.rows.extend(_rows(told))
