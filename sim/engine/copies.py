@@ -121,14 +121,20 @@ class Copies:
     def _left(self, piece: Piece, now_s: float) -> None:
         """What follows from a piece's leaving, for its room and for those who are told."""
         index = piece.index
-        self._released(piece, "evict")
+        if self.victims is not None:
+            self.victims.left(index)
+        if self.log is not None or self.machine.keeps_pieces:
+            self._tell_of(piece, "evict")
         self.tally.n_evicted += 1
         if self.residency.origin[index] == 1 and not self.residency.used[index]:
             if self._never_came(piece):
                 return
             self.prefetched.gone(piece)
         if self.residency.busy[index] is None and not self.residency.read_back:
-            self.rooms.give(piece.gpu, piece.n_bytes, self.residency.busy_s[index], NO_TICKETS, now_s)
+            if self.residency.busy_s[index] <= now_s:  # nothing reads it: nearly always so
+                self.rooms.clean_bytes[piece.gpu] += piece.n_bytes
+            else:
+                self.rooms.give(piece.gpu, piece.n_bytes, self.residency.busy_s[index], NO_TICKETS, now_s)
         else:
             self._give_after(piece, now_s)
         if self.tells_evicted:
@@ -153,10 +159,8 @@ class Copies:
         busy_s = residency.busy_s[index] if busy is None else 0.0
         self.rooms.give(piece.gpu, piece.n_bytes, busy_s, readers, now_s)
 
-    def _released(self, piece: Piece, why: str) -> None:
-        """Tell the order, the machine and the log that a piece is no longer resident."""
-        if self.victims is not None:
-            self.victims.left(piece.index)
+    def _tell_of(self, piece: Piece, why: str) -> None:
+        """Tell the machine and the log that a piece is no longer resident."""
         if self.machine.keeps_pieces:
             self.machine.release(piece)
         if self.log is not None:
@@ -421,7 +425,9 @@ class Copies:
         arrival: Ticket | None = residency.arrival[index]
         if arrival is not None and self.machine.cancel(arrival):
             residency.remove(piece)
-            self._released(piece, "cancel")
+            if self.victims is not None:
+                self.victims.left(index)
+            self._tell_of(piece, "cancel")
             self._withdrawn(piece)
 
     def drop_queue(self, up_to_layer: int | None) -> None:

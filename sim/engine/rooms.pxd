@@ -24,5 +24,7 @@ cdef class Rooms:
     cdef readonly tuple waits
     @cython.locals(reader=Ticket, waits=tuple, freed=Freed)
     cpdef give(self, int gpu, long long n_bytes, double ready_s, tuple readers, double now_s)
-    @cython.locals(freed=Freed, more_bytes=cython.longlong, lacks_bytes=cython.longlong)
+    cdef int n_freed
     cpdef take(self, int gpu, long long n_bytes, double now_s)
+    @cython.locals(freed=Freed, more_bytes=cython.longlong, lacks_bytes=cython.longlong, n_before=int)
+    cdef _take_freed(self, int gpu, long long n_bytes, double now_s)

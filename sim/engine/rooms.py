@@ -78,6 +78,7 @@ class Rooms:
         for gpu, n_bytes in enumerate(budget_bytes):
             self.clean_bytes[gpu] = n_bytes
         self.freed = [Freed() for _ in budget_bytes]
+        self.n_freed = 0  # rooms that something still reads, over all GPUs
         self.ready_s = 0.0
         self.waits: tuple[Ticket, ...] = NO_TICKETS
 
@@ -93,6 +94,7 @@ class Rooms:
         if waits or ready_s > now_s:
             freed: Freed = self.freed[gpu]
             freed.append(n_bytes, ready_s, waits)
+            self.n_freed += 1
         else:
             self.clean_bytes[gpu] += n_bytes
 
@@ -101,7 +103,13 @@ class Rooms:
         self.ready_s = 0.0
         if self.waits:
             self.waits = NO_TICKETS
+        if self.n_freed:
+            self._take_freed(gpu, n_bytes, now_s)
+        self.clean_bytes[gpu] -= n_bytes
+
+    def _take_freed(self, gpu: int, n_bytes: int, now_s: float) -> None:
         freed: Freed = self.freed[gpu]
+        n_before = freed.n
         while freed.n and freed.over(now_s):
             self.clean_bytes[gpu] += freed.n_bytes[freed.first]
             freed.drop()
@@ -120,4 +128,4 @@ class Rooms:
                 freed.drop()
                 lacks_bytes -= more_bytes
             self.clean_bytes[gpu] += more_bytes
-        self.clean_bytes[gpu] -= n_bytes
+        self.n_freed -= n_before - freed.n
