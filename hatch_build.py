@@ -26,9 +26,16 @@ except ImportError:  # in place only
 
 ROOT = Path(__file__).resolve().parent
 DIRECTIVES = {
-    "language_level": 3, "boundscheck": False, "wraparound": False, "cdivision": True, "initializedcheck": False,
-    "infer_types": True, "annotation_typing": False, "binding": True, "show_performance_hints": False,
-}  # fmt: skip
+    "language_level": 3,
+    "boundscheck": False,
+    "wraparound": False,
+    "cdivision": True,
+    "initializedcheck": False,
+    "infer_types": True,
+    "annotation_typing": False,
+    "binding": True,
+    "show_performance_hints": False,
+}
 # The same bits from every compiler, and as plain Python gives them: no fused multiply-add, no algebra on floats.
 FLAGS = ("-O2", "-ffp-contract=off", "-fno-fast-math", "-g0", "-w")
 FLAGS_MSVC = ("/O2", "/fp:precise")

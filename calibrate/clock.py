@@ -32,8 +32,9 @@ class Clock(Protocol):
 class HostClock:
     """The host's own time. `each` synchronises after every call (what a user waits for); without it only once."""
 
-    def __init__(self, settle: Call, *, name: str = "wall", each: bool = True,
-                 now: Callable[[], float] = time.perf_counter) -> None:  # fmt: skip
+    def __init__(
+        self, settle: Call, *, name: str = "wall", each: bool = True, now: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.name, self._settle, self._each, self._now = name, settle, each, now
 
     def total_s(self, call: Call, n: int) -> float:
@@ -105,8 +106,17 @@ class OverlapClock:
 
     name = "overlap"
 
-    def __init__(self, device: Device, lane: Stream, background: Call, background_lane: Stream, *,
-                 call_s: float, background_s: float, max_background: int = 96) -> None:  # fmt: skip
+    def __init__(
+        self,
+        device: Device,
+        lane: Stream,
+        background: Call,
+        background_lane: Stream,
+        *,
+        call_s: float,
+        background_s: float,
+        max_background: int = 96,
+    ) -> None:
         """`call_s`, `background_s`: seconds of one call of each, alone; they decide how many are enqueued."""
         self._device, self._lane = device, lane
         self._background, self._background_lane = background, background_lane
@@ -161,8 +171,16 @@ class BusyLaneClock:
 
     name = "busy_lane"
 
-    def __init__(self, device: Device, background: Call, lane: Stream, *, call_s: float, background_s: float,
-                 now: Callable[[], float] = time.perf_counter) -> None:  # fmt: skip
+    def __init__(
+        self,
+        device: Device,
+        background: Call,
+        lane: Stream,
+        *,
+        call_s: float,
+        background_s: float,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._device, self._background, self._lane, self._now = device, background, lane, now
         self._call_s, self._background_s = call_s, background_s
         self.covered: list[float] = []

@@ -52,8 +52,11 @@ class Table:
 
     def find(self, probe: str, **wanted: str | int) -> list[MeasuredPoint]:
         """Points of a probe whose key has all the given values."""
-        return [point for (name, _), point in self._points.items()
-                if name == probe and all(point.key.get(k) == v for k, v in wanted.items())]  # fmt: skip
+        return [
+            point
+            for (name, _), point in self._points.items()
+            if name == probe and all(point.key.get(k) == v for k, v in wanted.items())
+        ]
 
     def one(self, probe: str, **wanted: str | int) -> MeasuredPoint | None:
         found = self.find(probe, **wanted)

@@ -44,8 +44,11 @@ def alone(lanes: Lanes, weights: Weights, decoder: Decoder, rounds: int = ROUNDS
     def copies(lane: int, first: int) -> list[Work]:
         found = []
         for index in range(first, first + COPIES):
-            source, target = ((experts[index % len(experts)], slot(device, index)) if lane == H2D
-                              else (slot(device, index), slot(home, index)))  # fmt: skip
+            source, target = (
+                (experts[index % len(experts)], slot(device, index))
+                if lane == H2D
+                else (slot(device, index), slot(home, index))
+            )
             found.append(Work(lane, "duplex", partial(target.copy_, source, non_blocking=True)))
         return found
 
@@ -91,8 +94,14 @@ def slowdown(pairs: Pairs, alone_s: float) -> dict[str, Any] | None:
     value = MOST if done_s <= 0.0 else min(MOST, max(0.0, beside_s / done_s - 1.0))
     found = summarise([took for took, _ in pairs])
     note = f"in swaps; {beside_s / (beside_s + outside_s):.0%} of their time beside the other way"
-    return {"value": value, "source": "measured", "ref": "lanes", "iqr": found.noise_frac * (1.0 + value),
-            "n": found.n, "note": note}  # fmt: skip
+    return {
+        "value": value,
+        "source": "measured",
+        "ref": "lanes",
+        "iqr": found.noise_frac * (1.0 + value),
+        "n": found.n,
+        "note": note,
+    }
 
 
 def rate_down(samples: dict[str, list[float]], up: dict[str, Any]) -> dict[str, Any] | None:
@@ -102,5 +111,11 @@ def rate_down(samples: dict[str, list[float]], up: dict[str, Any]) -> dict[str, 
         return None
     found = summarise(samples["down"])
     value = up["value"] / ratio
-    return {"value": value, "source": "measured", "ref": "lanes", "iqr": value * found.noise_frac, "n": found.n,
-            "note": "that of copies to the device in runs, by the ratio of both alone"}  # fmt: skip
+    return {
+        "value": value,
+        "source": "measured",
+        "ref": "lanes",
+        "iqr": value * found.noise_frac,
+        "n": found.n,
+        "note": "that of copies to the device in runs, by the ratio of both alone",
+    }

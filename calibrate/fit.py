@@ -38,8 +38,7 @@ def fit_copy(n_bytes: Sequence[int], seconds: Sequence[float]) -> Fit:
     largest = int(np.argmax(sizes))
     bandwidth = sizes[largest] / measured[largest]
     latency_s = max(float(np.min(measured - sizes / bandwidth)), 1e-7, 0.2 * float(np.min(measured)))
-    return _fit({"latency_s": latency_s, "bandwidth_bytes_per_s": bandwidth}, measured,
-                lambda p: p[0] + sizes / p[1])  # fmt: skip
+    return _fit({"latency_s": latency_s, "bandwidth_bytes_per_s": bandwidth}, measured, lambda p: p[0] + sizes / p[1])
 
 
 def fit_line(x: Sequence[float], seconds: Sequence[float]) -> Fit:
@@ -86,7 +85,14 @@ def _fit(start: dict[str, float], measured: Array, model: Callable[[Array], Arra
     first = np.log(np.array([max(start[name], 1e-30) for name in names]))
     # soft_l1: one disturbed point must not bend the whole curve. Bounds: what the points do not determine stays near
     # its first guess instead of running to infinity.
-    solution = least_squares(residual, first, loss="soft_l1", f_scale=0.1, x_scale=1.0, max_nfev=2000,
-                             bounds=(first - np.log(1e4), first + np.log(30.0)))  # fmt: skip
+    solution = least_squares(
+        residual,
+        first,
+        loss="soft_l1",
+        f_scale=0.1,
+        x_scale=1.0,
+        max_nfev=2000,
+        bounds=(first - np.log(1e4), first + np.log(30.0)),
+    )
     found = np.exp(solution.x)
     return Fit(dict(zip(names, map(float, found), strict=True)), tuple(float(v) for v in residual(solution.x)))

@@ -49,17 +49,34 @@ def script(path: Path, model: Model, seed: int, prompts: Iterable[int] = PROMPTS
         made.append(Request(index, first, prompt, prompt + OUTPUTS - 1, "", None, "test"))
         first += prompt + OUTPUTS - 1
     experts = np.argsort(rng.random((first, model.n_moe_layers, model.n_experts)), axis=-1)[..., : model.top_k]
-    header = Header(n_layers=model.n_moe_layers, n_experts=model.n_experts, top_k=model.top_k, model=model.id,
-                    model_source="calibrate/in_situ.py", gate=GateRule(), labels=("synthetic",), created_by="calibrate",
-                    text_licence="none")  # fmt: skip
+    header = Header(
+        n_layers=model.n_moe_layers,
+        n_experts=model.n_experts,
+        top_k=model.top_k,
+        model=model.id,
+        model_source="calibrate/in_situ.py",
+        gate=GateRule(),
+        labels=("synthetic",),
+        created_by="calibrate",
+        text_licence="none",
+    )
     return write_trace(path, header, made, None, experts=experts)
 
 
 def run(
-    device: str, model_name: str, precision: str, folder: Path, *, rounds: int = 2, seed: int = 0,
-    tell: Callable[[str], object] = lambda _: None, prompts: Iterable[int] = PROMPTS,
-    cases: Iterable[tuple[str, float]] = CASES, lanes: Lanes | None = None, budget_s: float = math.inf,
-) -> Samples:  # fmt: skip
+    device: str,
+    model_name: str,
+    precision: str,
+    folder: Path,
+    *,
+    rounds: int = 2,
+    seed: int = 0,
+    tell: Callable[[str], object] = lambda _: None,
+    prompts: Iterable[int] = PROMPTS,
+    cases: Iterable[tuple[str, float]] = CASES,
+    lanes: Lanes | None = None,
+    budget_s: float = math.inf,
+) -> Samples:
     """Measure every case `rounds` times on one set of weights. `folder` takes the temporary trace.
 
     Args:
@@ -89,8 +106,11 @@ def run(
         path = script(folder / "in_situ.safetensors", model, seed, prompts)
         stack.callback(path.unlink, missing_ok=True)
         n_all = model.n_moe_layers * model.n_experts
-        device_of, most = room_for(lanes, RunSpec(policy="lru", hw="rtx3090", model=model_name, trace=str(path),
-                                               precision=precision, experts=1), n_all)  # fmt: skip
+        device_of, most = room_for(
+            lanes,
+            RunSpec(policy="lru", hw="rtx3090", model=model_name, trace=str(path), precision=precision, experts=1),
+            n_all,
+        )
         weights, timer = None, Timer(budget_s, rounds * len(cases))
         for number in range(rounds):
             for policy, frac in cases:
@@ -100,8 +120,15 @@ def run(
                 if least > most:
                     continue
                 resident = min(most, max(least, int(frac * n_all)))
-                spec = RunSpec(policy=policy, hw="rtx3090", model=model_name, trace=str(path), precision=precision,
-                               experts=resident, set={**device_of, **settings})  # fmt: skip
+                spec = RunSpec(
+                    policy=policy,
+                    hw="rtx3090",
+                    model=model_name,
+                    trace=str(path),
+                    precision=precision,
+                    experts=resident,
+                    set={**device_of, **settings},
+                )
                 setup = prepare(spec)
                 try:
                     if weights is None:
@@ -131,10 +158,15 @@ def run(
             for bits, seconds in unpack.measure(lanes, weights):
                 samples.add("unpack", bits, "alone", seconds)
         samples.environment = {
-            "device": lanes.title, "cores": cores(), "machine": environment.machine(), "load": _load(),
-            "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "rounds": rounds,
-            "model": model.id, "precision": precision,
-        }  # fmt: skip
+            "device": lanes.title,
+            "cores": cores(),
+            "machine": environment.machine(),
+            "load": _load(),
+            "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "rounds": rounds,
+            "model": model.id,
+            "precision": precision,
+        }
     return samples
 
 
@@ -238,8 +270,9 @@ def _collect_swaps(samples: Samples, done: Measured) -> None:
     for work in done.machine.ledger.kept:
         if work.op != "activations" and LANES[work.lane] in ("h2d", "d2h"):
             works["up" if LANES[work.lane] == "h2d" else "down"].append(work)
-    works["expert"] = [w for w in done.machine.ledger.kept if w.op == "expert" and LANES[w.lane] == "gpu"
-                       and w.n_tokens == 1]  # fmt: skip
+    works["expert"] = [
+        w for w in done.machine.ledger.kept if w.op == "expert" and LANES[w.lane] == "gpu" and w.n_tokens == 1
+    ]
     for way, other in (("up", "down"), ("down", "up"), ("expert", "down")):
         busy, first, free_s = [(w.start_s, w.end_s) for w in works[other]], 0, 0.0
         for work in works[way]:

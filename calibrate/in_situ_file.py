@@ -41,19 +41,25 @@ class Samples:
 
 def save(samples: Samples, path: Path) -> None:
     """Write the samples beside the profile, whole or not at all."""
-    rows = [{"op": op, "at": at, "case": case, "seconds": [round(s, 8) for s in seconds]}
-            for (op, at), cases in sorted(samples.operations.items()) for case, seconds in cases.items()]  # fmt: skip
+    rows = [
+        {"op": op, "at": at, "case": case, "seconds": [round(s, 8) for s in seconds]}
+        for (op, at), cases in sorted(samples.operations.items())
+        for case, seconds in cases.items()
+    ]
     plain = {
-        "format": FORMAT, "environment": samples.environment, "operations": rows,
+        "format": FORMAT,
+        "environment": samples.environment,
+        "operations": rows,
         "copies": {str(n): _rounded(s) for n, s in sorted(samples.copies.items())},
         "sends": {str(n): _rounded(s) for n, s in sorted(samples.sends.items())},
         "verbs": {verb: _rounded(s[:PER_POINT]) for verb, s in sorted(samples.verbs.items())},
         "overlap": {case: [[f, round(s, 8)] for f, s in pairs[:PER_POINT]] for case, pairs in samples.overlap.items()},
         "policy": [[round(a, 8), round(b, 8)] for a, b in samples.policy],
         "alone": {way: _rounded(s) for way, s in samples.alone.items()},
-        "swaps": {way: [[round(a, 8), round(b, 8)] for a, b in pairs[:PER_POINT]]
-                  for way, pairs in samples.swaps.items()},
-    }  # fmt: skip
+        "swaps": {
+            way: [[round(a, 8), round(b, 8)] for a, b in pairs[:PER_POINT]] for way, pairs in samples.swaps.items()
+        },
+    }
     with replacing(path) as part:
         part.write_bytes(gzip.compress(json.dumps(plain, separators=(",", ":")).encode(), 6, mtime=0))
 
@@ -74,11 +80,19 @@ def load(path: Path) -> Samples:
     try:
         plain = msgspec.json.decode(unpacked(path), type=_File)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: not the samples of a calibration on the real machine ({error}); calibrate again"
-                       ) from None  # fmt: skip
-    samples = Samples(environment=plain.environment, copies=plain.copies, sends=plain.sends, verbs=plain.verbs,
-                      overlap=plain.overlap, alone=plain.alone, swaps=plain.swaps,
-                      policy=plain.policy)  # fmt: skip
+        raise BadInput(
+            f"{path}: not the samples of a calibration on the real machine ({error}); calibrate again"
+        ) from None
+    samples = Samples(
+        environment=plain.environment,
+        copies=plain.copies,
+        sends=plain.sends,
+        verbs=plain.verbs,
+        overlap=plain.overlap,
+        alone=plain.alone,
+        swaps=plain.swaps,
+        policy=plain.policy,
+    )
     for row in plain.operations:
         samples.operations.setdefault((row.op, row.at), {})[row.case] = row.seconds
     return samples

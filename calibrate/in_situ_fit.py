@@ -26,8 +26,12 @@ def curve(samples: Samples, op: str) -> dict[str, Any] | None:
     found = [(at, typical(seconds), summarise(seconds)) for at, seconds in sorted(points.items()) if len(seconds) >= 3]
     if not found:
         return None
-    return {"at": [at for at, _, _ in found], "seconds": [value for _, value, _ in found],
-            "iqr_s": [s.iqr for _, _, s in found], "n": [s.n for _, _, s in found]}  # fmt: skip
+    return {
+        "at": [at for at, _, _ in found],
+        "seconds": [value for _, value, _ in found],
+        "iqr_s": [s.iqr for _, _, s in found],
+        "n": [s.n for _, _, s in found],
+    }
 
 
 def typical(seconds: list[float]) -> float:
@@ -57,8 +61,12 @@ def curves(samples: Samples) -> dict[str, Any]:
         name = verb.removeprefix("launch ")
         if verb != "sync" and verb != "before sync" and name != "copy":
             launches[name] = figure(seconds)
-    found = {"model": samples.environment["model"], "precision": samples.environment["precision"],
-             "operations": operations, "launches": launches}  # fmt: skip
+    found = {
+        "model": samples.environment["model"],
+        "precision": samples.environment["precision"],
+        "operations": operations,
+        "launches": launches,
+    }
     slowdown = policy_slowdown(samples)
     return found if slowdown is None else {**found, "policy_slowdown": slowdown}
 
@@ -70,15 +78,26 @@ def policy_slowdown(samples: Samples) -> dict[str, Any] | None:
         return None
     ratios = [run_s / alone for run_s, alone in samples.policy if alone > 0.0]
     value = min(10.0, max(0.0, math.fsum(run_s for run_s, _ in samples.policy) / alone_s - 1.0))
-    return {"value": value, "source": "measured", "ref": "lanes", "iqr": summarise(ratios).iqr, "n": len(ratios),
-            "note": "all cases together, against the same hooks in a simulation"}  # fmt: skip
+    return {
+        "value": value,
+        "source": "measured",
+        "ref": "lanes",
+        "iqr": summarise(ratios).iqr,
+        "n": len(ratios),
+        "note": "all cases together, against the same hooks in a simulation",
+    }
 
 
 def figure(seconds: list[float], note: str = "") -> dict[str, Any]:
     """A measured figure of a profile."""
     found = summarise(seconds)
-    plain: dict[str, Any] = {"value": typical(seconds), "source": "measured", "ref": "lanes", "iqr": found.iqr,
-                             "n": found.n}  # fmt: skip
+    plain: dict[str, Any] = {
+        "value": typical(seconds),
+        "source": "measured",
+        "ref": "lanes",
+        "iqr": found.iqr,
+        "n": found.n,
+    }
     return {**plain, "note": note} if note else plain
 
 
@@ -101,10 +120,23 @@ def link(by_bytes: Mapping[int, list[float]]) -> dict[str, Any] | None:
         note = f"not told apart from the time of {sizes[-1]} bytes; calibrate again on an idle machine"
     latency_s = max(0.0, large_s - sizes[-1] / rate)
     spread = large.noise_frac
-    return {"latency_s": {"value": latency_s, "source": "measured", "ref": "lanes", "iqr": small.iqr, "n": small.n,
-                          "note": note},
-            "bandwidth_bytes_per_s": {"value": rate, "source": "measured", "ref": "lanes", "iqr": rate * spread,
-                                      "n": large.n}}  # fmt: skip
+    return {
+        "latency_s": {
+            "value": latency_s,
+            "source": "measured",
+            "ref": "lanes",
+            "iqr": small.iqr,
+            "n": small.n,
+            "note": note,
+        },
+        "bandwidth_bytes_per_s": {
+            "value": rate,
+            "source": "measured",
+            "ref": "lanes",
+            "iqr": rate * spread,
+            "n": large.n,
+        },
+    }
 
 
 def _both_ways(samples: Samples) -> dict[str, Any]:
@@ -113,8 +145,10 @@ def _both_ways(samples: Samples) -> dict[str, Any]:
     if not sizes or ratio is None:
         return {}
     up_s = typical(samples.copies[max(sizes)])
-    found = {"h2d_slowdown_by_d2h": duplex.slowdown(samples.swaps.get("up", []), up_s),
-             "d2h_slowdown_by_h2d": duplex.slowdown(samples.swaps.get("down", []), ratio * up_s)}  # fmt: skip
+    found = {
+        "h2d_slowdown_by_d2h": duplex.slowdown(samples.swaps.get("up", []), up_s),
+        "d2h_slowdown_by_h2d": duplex.slowdown(samples.swaps.get("down", []), ratio * up_s),
+    }
     experts = [seconds for pairs in samples.overlap.values() for _, seconds in pairs]
     if experts:
         found["gpu_slowdown_by_d2h"] = duplex.slowdown(samples.swaps.get("expert", []), typical(experts))
@@ -139,8 +173,10 @@ def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Sa
         smallest = samples.sends[min(samples.sends)]
         rate = (up or data["d2h"])["bandwidth_bytes_per_s"]
         assumed = {"value": rate["value"], "source": "assumed", "note": "as to the device; only tokens came back"}
-        down = {"latency_s": figure(smallest),
-                "bandwidth_bytes_per_s": duplex.rate_down(samples.alone, rate) or assumed}  # fmt: skip
+        down = {
+            "latency_s": figure(smallest),
+            "bandwidth_bytes_per_s": duplex.rate_down(samples.alone, rate) or assumed,
+        }
     if down is not None:
         data |= {"d2h": down, "d2h_pageable": down} if on_cpu else {"d2h": down}
     syncs, before = samples.verbs["sync"], samples.verbs["before sync"]
@@ -151,12 +187,17 @@ def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Sa
     # Slow-downs by copies are inside the medians above; counting them again would bill them twice.
     none = {"value": 0.0, "source": "measured", "ref": "lanes", "note": "inside the curves, measured beside copies"}
     machine = samples.environment["machine"]
-    lanes = (f"{name}.lanes.json.gz ({machine['cpu']}, {samples.environment['cores']} cores, torch "
-             f"{machine['versions']['torch']}, {samples.environment['measured']}, load "
-             f"{', '.join(f'{x:.1f}' for x in samples.environment['load'])})")  # fmt: skip
+    lanes = (
+        f"{name}.lanes.json.gz ({machine['cpu']}, {samples.environment['cores']} cores, torch "
+        f"{machine['versions']['torch']}, {samples.environment['measured']}, load "
+        f"{', '.join(f'{x:.1f}' for x in samples.environment['load'])})"
+    )
     if on_cpu:
-        data["vram_bytes"] = {"value": float(machine["memory_bytes"]), "source": "measured", "ref": "lanes",
-                              "note": "the arena that stands for device memory lies in host memory"}  # fmt: skip
+        data["vram_bytes"] = {
+            "value": float(machine["memory_bytes"]),
+            "source": "measured",
+            "ref": "lanes",
+            "note": "the arena that stands for device memory lies in host memory",
+        }
     terms = {**dict.fromkeys(data["contention"], none), **_both_ways(samples)}
-    return {**data, "host": host, "contention": terms, "ranges": ranges,
-            "sources": {**data["sources"], "lanes": lanes}}  # fmt: skip
+    return {**data, "host": host, "contention": terms, "ranges": ranges, "sources": {**data["sources"], "lanes": lanes}}

@@ -98,9 +98,7 @@ class Int4Experts:
         return int4
 
 
-def gate_call(
-    device: Device, hidden: int, n_experts: int, top_k: int, n_tokens: int, dtype: str
-) -> Callable[[], Any]:
+def gate_call(device: Device, hidden: int, n_experts: int, top_k: int, n_tokens: int, dtype: str) -> Callable[[], Any]:
     """Norm, router, softmax, top-k and renormalisation of one layer."""
     torch = device.torch
     functional = torch.nn.functional
@@ -135,11 +133,17 @@ class Attention:
         q_width, kv_width = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
         n = rotations(shape.weight_bytes(BYTES[dtype]), device.facts.l2_bytes)
         self._weights = [
-            tuple(random_tensor(device, size, dtype) for size in
-                  ((q_width, shape.hidden), (kv_width, shape.hidden), (kv_width, shape.hidden),
-                   (shape.hidden, q_width)))
+            tuple(
+                random_tensor(device, size, dtype)
+                for size in (
+                    (q_width, shape.hidden),
+                    (kv_width, shape.hidden),
+                    (kv_width, shape.hidden),
+                    (shape.hidden, q_width),
+                )
+            )
             for _ in range(n)
-        ]  # fmt: skip
+        ]
         self._scale = random_tensor(device, (shape.hidden,), dtype)
 
     def kv_bytes(self, batch: int, context: int) -> int:

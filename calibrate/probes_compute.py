@@ -33,11 +33,19 @@ def experts(bench: Bench) -> Iterator[Point]:
         weights: list[Experts] = []
         for variant in ("plain", "fused", "loop"):
             for n_tokens in bench.tokens()[:: 2 if variant == "loop" else 1]:
-                key = {"hidden": shape.hidden, "intermediate": shape.intermediate, "variant": variant,
-                       "n_tokens": n_tokens}  # fmt: skip
+                key = {
+                    "hidden": shape.hidden,
+                    "intermediate": shape.intermediate,
+                    "variant": variant,
+                    "n_tokens": n_tokens,
+                }
 
-                def prepare(shape: ExpertShape = shape, variant: str = variant, n_tokens: int = n_tokens,
-                            weights: list[Experts] = weights) -> tuple[Call, Clock]:  # fmt: skip
+                def prepare(
+                    shape: ExpertShape = shape,
+                    variant: str = variant,
+                    n_tokens: int = n_tokens,
+                    weights: list[Experts] = weights,
+                ) -> tuple[Call, Clock]:
                     if not weights:
                         weights.append(_experts(bench, shape))
                     x = random_tensor(device, (n_tokens, shape.hidden), bench.dtype)
@@ -58,8 +66,9 @@ def _int4(bench: Bench) -> Iterator[Point]:
         for n_tokens in bench.tokens():
             key = {"hidden": shape.hidden, "intermediate": shape.intermediate, "variant": "int4", "n_tokens": n_tokens}
 
-            def prepare(shape: ExpertShape = shape, n_tokens: int = n_tokens,
-                        weights: list[Int4Experts] = weights) -> tuple[Call, Clock]:  # fmt: skip
+            def prepare(
+                shape: ExpertShape = shape, n_tokens: int = n_tokens, weights: list[Int4Experts] = weights
+            ) -> tuple[Call, Clock]:
                 if not weights:
                     n = rotations(shape.weight_bytes(0.5), device.facts.l2_bytes)
                     weights.append(Int4Experts(device.torch, shape, n, device.place))
@@ -78,21 +87,34 @@ def dense(bench: Bench) -> Iterator[Point]:
         weights = _experts(bench, shape)
         for n_tokens in few[::2]:
             x = random_tensor(device, (n_tokens, shape.hidden), bench.dtype)
-            key: Key = {"what": "shared", "hidden": shape.hidden, "intermediate": shape.intermediate,
-                        "n_tokens": n_tokens}  # fmt: skip
+            key: Key = {
+                "what": "shared",
+                "hidden": shape.hidden,
+                "intermediate": shape.intermediate,
+                "n_tokens": n_tokens,
+            }
             yield Point(key, lambda w=weights, x=x: _lane(bench, w.call(device.torch, x, "plain")))  # type: ignore[misc]
         del weights
         device.free()
     for hidden, n_experts, top_k in sorted({(g.expert.hidden, g.n_experts, g.top_k) for g in bench.geometries}):
         for n_tokens in few[::3]:
             key = {"what": "gate", "hidden": hidden, "n_experts": n_experts, "top_k": top_k, "n_tokens": n_tokens}
-            yield Point(key, lambda h=hidden, e=n_experts, k=top_k, n=n_tokens: _lane(  # type: ignore[misc]
-                bench, gate_call(device, h, e, k, n, bench.dtype)), Effort(max_calls=48))  # fmt: skip
+            yield Point(
+                key,
+                lambda h=hidden, e=n_experts, k=top_k, n=n_tokens: _lane(  # type: ignore[misc]
+                    bench, gate_call(device, h, e, k, n, bench.dtype)
+                ),
+                Effort(max_calls=48),
+            )
     for hidden, vocab in sorted({(g.expert.hidden, g.vocab) for g in bench.geometries}):
         for n_tokens in [n for n in (1, 4, 8, 32, 128) if n <= bench.max_tokens]:
             key = {"what": "head", "hidden": hidden, "vocab": vocab, "n_tokens": n_tokens}
-            yield Point(key, lambda h=hidden, v=vocab, n=n_tokens: _lane(  # type: ignore[misc]
-                bench, head_call(device, h, v, n, bench.dtype)))  # fmt: skip
+            yield Point(
+                key,
+                lambda h=hidden, v=vocab, n=n_tokens: _lane(  # type: ignore[misc]
+                    bench, head_call(device, h, v, n, bench.dtype)
+                ),
+            )
 
 
 def attention(bench: Bench) -> Iterator[Point]:
@@ -108,13 +130,24 @@ def attention(bench: Bench) -> Iterator[Point]:
         for phase, batch, n_new, context in grid:
             if 8 * batch * context * shape.kv_bytes_per_token(BYTES[bench.dtype]) > bench.device_bytes:
                 continue
-            key: Key = {"phase": phase, "hidden": shape.hidden, "n_heads": shape.n_heads,
-                        "n_kv_heads": shape.n_kv_heads, "head_dim": shape.head_dim, "batch": batch,
-                        "n_new": n_new, "context": context}  # fmt: skip
+            key: Key = {
+                "phase": phase,
+                "hidden": shape.hidden,
+                "n_heads": shape.n_heads,
+                "n_kv_heads": shape.n_kv_heads,
+                "head_dim": shape.head_dim,
+                "batch": batch,
+                "n_new": n_new,
+                "context": context,
+            }
 
-            def prepare(batch: int = batch, n_new: int = n_new, context: int = context,
-                        block: list[Attention] = block,
-                        shape: AttentionShape = shape) -> tuple[Call, Clock]:  # fmt: skip
+            def prepare(
+                batch: int = batch,
+                n_new: int = n_new,
+                context: int = context,
+                block: list[Attention] = block,
+                shape: AttentionShape = shape,
+            ) -> tuple[Call, Clock]:
                 if not block:
                     block.append(Attention(device, shape, bench.dtype))
                 return _lane(bench, block[0].call(batch, n_new, context))

@@ -23,8 +23,15 @@ def points(bench: Bench) -> Iterator[Point]:
     yield from _host(bench)
 
 
-def _pair(bench: Bench, key: dict[str, str | int], lane: Stream, call: Callable[[], Call], other_lane: Stream,
-          other: Callable[[], Call], effort: Effort = LONG) -> Iterator[Point]:  # fmt: skip
+def _pair(
+    bench: Bench,
+    key: dict[str, str | int],
+    lane: Stream,
+    call: Callable[[], Call],
+    other_lane: Stream,
+    other: Callable[[], Call],
+    effort: Effort = LONG,
+) -> Iterator[Point]:
     """`call` alone, then `call` while `other` runs on its own lane."""
     device = bench.device
     yield Point({**key, "state": "alone"}, lambda: (call(), LaneClock(device, lane)), effort)
@@ -56,21 +63,34 @@ def _device(bench: Bench) -> Iterator[Point]:
     for direction in ("h2d", "d2h"):
         for n_tokens in [n for n in (1, 64, 512) if n <= bench.max_tokens][: 3 if direction == "h2d" else 1]:
             yield from _pair(
-                bench, {"what": f"gpu_by_{direction}", "work": "expert", "n_tokens": n_tokens}, bench.compute,
-                lambda n=n_tokens: expert(n), bench.lane(direction),  # type: ignore[misc]
-                lambda way=direction: bench.copy_call(way, "pinned", n_bytes))  # type: ignore[misc]  # fmt: skip
+                bench,
+                {"what": f"gpu_by_{direction}", "work": "expert", "n_tokens": n_tokens},
+                bench.compute,
+                lambda n=n_tokens: expert(n),  # type: ignore[misc]
+                bench.lane(direction),
+                lambda way=direction: bench.copy_call(way, "pinned", n_bytes),  # type: ignore[misc]
+            )
     context = min(8192, bench.max_context)
     block = Attention(device, bench.geometries[0].attention, bench.dtype)
     yield from _pair(
-        bench, {"what": "gpu_by_h2d", "work": "attention", "n_tokens": 1}, bench.compute,
-        lambda: block.call(1, 1, context), bench.h2d, lambda: bench.copy_call("h2d", "pinned", n_bytes),
-        Effort(min_block_s=2e-3, max_calls=16))  # fmt: skip
+        bench,
+        {"what": "gpu_by_h2d", "work": "attention", "n_tokens": 1},
+        bench.compute,
+        lambda: block.call(1, 1, context),
+        bench.h2d,
+        lambda: bench.copy_call("h2d", "pinned", n_bytes),
+        Effort(min_block_s=2e-3, max_calls=16),
+    )
     for n_tokens in [n for n in (1, 512) if n <= bench.max_tokens]:
         yield from _pair(
-            bench, {"what": "h2d_by_gpu", "work": "expert", "n_tokens": n_tokens}, bench.h2d,
-            lambda: bench.copy_call("h2d", "pinned", n_bytes), bench.compute,
+            bench,
+            {"what": "h2d_by_gpu", "work": "expert", "n_tokens": n_tokens},
+            bench.h2d,
+            lambda: bench.copy_call("h2d", "pinned", n_bytes),
+            bench.compute,
             lambda n=n_tokens: expert(n),  # type: ignore[misc]
-            Effort(min_block_s=3e-3, max_calls=16))  # fmt: skip
+            Effort(min_block_s=3e-3, max_calls=16),
+        )
 
 
 def _host(bench: Bench) -> Iterator[Point]:
@@ -92,8 +112,9 @@ def _host(bench: Bench) -> Iterator[Point]:
 
                 clocks: list[BusyLaneClock] = []
 
-                def cpu_beside(alone: Callable[[], tuple[Call, Clock]] = alone,
-                               clocks: list[BusyLaneClock] = clocks) -> tuple[Call, Clock]:  # fmt: skip
+                def cpu_beside(
+                    alone: Callable[[], tuple[Call, Clock]] = alone, clocks: list[BusyLaneClock] = clocks
+                ) -> tuple[Call, Clock]:
                     call, by_host = alone()
                     by_host.total_s(call, 1)
                     call_s = by_host.total_s(call, 2) / 2
@@ -107,13 +128,22 @@ def _host(bench: Bench) -> Iterator[Point]:
                     return bench.copy_call("h2d", "pinned", n_bytes), BusyHostClock(device, bench.h2d, alone()[0])
 
                 yield Point({"what": "cpu_by_h2d", **key, "state": "alone"}, alone, effort)
-                yield Point({"what": "cpu_by_h2d", **key, "state": "both"}, cpu_beside, effort,
-                            lambda clocks=clocks: {"covered": clocks[-1].covered[-15:]})  # type: ignore[misc]  # fmt: skip
+                yield Point(
+                    {"what": "cpu_by_h2d", **key, "state": "both"},
+                    cpu_beside,
+                    effort,
+                    lambda clocks=clocks: {"covered": clocks[-1].covered[-15:]},  # type: ignore[misc]
+                )
                 # Long blocks: the CPU expert in flight when the last copy ends must be a small part of the overlap.
-                yield Point({"what": "h2d_by_cpu", **key, "state": "both"}, copy_beside,
-                            Effort(min_block_s=6e-2, max_s=1.2, n_samples=12, max_calls=256))  # fmt: skip
-        yield Point({"what": "h2d_by_cpu", "state": "alone"},
-                    lambda: (bench.copy_call("h2d", "pinned", n_bytes), LaneClock(device, bench.h2d)),
-                    Effort(min_block_s=2e-2, max_calls=256))  # fmt: skip
+                yield Point(
+                    {"what": "h2d_by_cpu", **key, "state": "both"},
+                    copy_beside,
+                    Effort(min_block_s=6e-2, max_s=1.2, n_samples=12, max_calls=256),
+                )
+        yield Point(
+            {"what": "h2d_by_cpu", "state": "alone"},
+            lambda: (bench.copy_call("h2d", "pinned", n_bytes), LaneClock(device, bench.h2d)),
+            Effort(min_block_s=2e-2, max_calls=256),
+        )
     finally:
         torch.set_num_threads(before)

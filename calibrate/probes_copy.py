@@ -44,16 +44,19 @@ def sizes(bench: Bench) -> Iterator[Point]:
     grid = [
         (memory, direction, n_bytes, pattern)
         for memory, patterns in (("pinned", ("queued", "single", "wall")), ("pageable", ("wall",)))
-        for direction in ("h2d", "d2h") for n_bytes in every for pattern in patterns
-    ]  # fmt: skip
+        for direction in ("h2d", "d2h")
+        for n_bytes in every
+        for pattern in patterns
+    ]
     bench.rng.shuffle(grid)
     # What the fits rest on comes first, the other ways of timing page-locked copies last; random within each.
     grid.sort(key=lambda g: (g[0] == "pinned" and g[3] != "queued", g[2] not in first))
     for memory, direction, n_bytes, pattern in grid:
         key: dict[str, str | int] = {"direction": direction, "memory": memory, "n_bytes": n_bytes, "pattern": pattern}
 
-        def prepare(direction: str = direction, memory: str = memory, n_bytes: int = n_bytes,
-                    pattern: str = pattern) -> tuple[Call, Clock]:  # fmt: skip
+        def prepare(
+            direction: str = direction, memory: str = memory, n_bytes: int = n_bytes, pattern: str = pattern
+        ) -> tuple[Call, Clock]:
             call, lane = bench.copy_call(direction, memory, n_bytes), bench.lane(direction)
             if pattern == "wall":
                 return lambda: lane.enqueue(call, 1), HostClock(device.settle, now=bench.now)
@@ -87,25 +90,40 @@ def shapes_of_copy(bench: Bench) -> Iterator[Point]:
 
             yield Point({"what": "chunks", "expert_bytes": whole, "chunk": name}, split, Effort(max_calls=8))
     for n_bytes in sorted({16 * MIB, *(g.expert.weight_bytes(2) for g in bench.geometries)}):
-        for what, direction, other in (("two_streams", "h2d", "h2d"), ("both_ways", "h2d", "d2h"),
-                                       ("both_ways", "d2h", "h2d")):  # fmt: skip
+        for what, direction, other in (
+            ("two_streams", "h2d", "h2d"),
+            ("both_ways", "h2d", "d2h"),
+            ("both_ways", "d2h", "h2d"),
+        ):
             if n_bytes * 2 > bench.max_copy_bytes:
                 continue
             clocks: list[OverlapClock] = []
 
-            def both(direction: str = direction, other: str = other, n_bytes: int = n_bytes,
-                     clocks: list[OverlapClock] = clocks) -> tuple[Call, Clock]:  # fmt: skip
+            def both(
+                direction: str = direction,
+                other: str = other,
+                n_bytes: int = n_bytes,
+                clocks: list[OverlapClock] = clocks,
+            ) -> tuple[Call, Clock]:
                 call, background = (bench.copy_call(way, "pinned", n_bytes) for way in (direction, other))
                 call_s = LaneClock(device, bench.lane(direction)).total_s(call, 4) / 4
-                clock = OverlapClock(device, bench.lane(direction), background,
-                                     bench.d2h if direction == "h2d" else bench.h2d,
-                                     call_s=call_s, background_s=call_s)  # fmt: skip
+                clock = OverlapClock(
+                    device,
+                    bench.lane(direction),
+                    background,
+                    bench.d2h if direction == "h2d" else bench.h2d,
+                    call_s=call_s,
+                    background_s=call_s,
+                )
                 clocks.append(clock)
                 return call, clock
 
-            yield Point({"what": what, "direction": direction, "n_bytes": n_bytes}, both,
-                        Effort(min_block_s=4e-3, max_calls=16),
-                        partial(_covered, clocks))  # fmt: skip
+            yield Point(
+                {"what": what, "direction": direction, "n_bytes": n_bytes},
+                both,
+                Effort(min_block_s=4e-3, max_calls=16),
+                partial(_covered, clocks),
+            )
 
 
 def _covered(clocks: list[OverlapClock]) -> dict[str, list[float]]:
@@ -122,5 +140,6 @@ def enqueue(bench: Bench) -> Iterator[Point]:
         def prepare(n_bytes: int = n_bytes) -> tuple[Call, Clock]:
             return bench.copy_call("h2d", "pinned", n_bytes), EnqueueClock(device, bench.h2d, now=bench.now)
 
-        yield Point({"what": "copy_enqueue", "n_bytes": n_bytes}, prepare,
-                    Effort(min_block_s=1e-4, max_calls=16, n_samples=30))  # fmt: skip
+        yield Point(
+            {"what": "copy_enqueue", "n_bytes": n_bytes}, prepare, Effort(min_block_s=1e-4, max_calls=16, n_samples=30)
+        )

@@ -60,12 +60,21 @@ def points(bench: Bench) -> Iterator[Point]:
                     grid += [(n, t) for t in reversed(bench.threads[:-1]) for n in tokens[::2]]
                 weights: list[Experts] = []
                 for n_tokens, n_threads in grid:
-                    key = {"hidden": shape.hidden, "intermediate": shape.intermediate, "dtype": dtype,
-                           "n_tokens": n_tokens, "threads": n_threads}  # fmt: skip
+                    key = {
+                        "hidden": shape.hidden,
+                        "intermediate": shape.intermediate,
+                        "dtype": dtype,
+                        "n_tokens": n_tokens,
+                        "threads": n_threads,
+                    }
 
-                    def prepare(shape: ExpertShape = shape, dtype: str = dtype, n_tokens: int = n_tokens,
-                                n_threads: int = n_threads,
-                                weights: list[Experts] = weights) -> tuple[Call, Clock]:  # fmt: skip
+                    def prepare(
+                        shape: ExpertShape = shape,
+                        dtype: str = dtype,
+                        n_tokens: int = n_tokens,
+                        n_threads: int = n_threads,
+                        weights: list[Experts] = weights,
+                    ) -> tuple[Call, Clock]:
                         if not weights:
                             weights.append(host_experts(bench, shape, dtype))
                         return host_call(bench, weights[0], n_tokens, n_threads)

@@ -40,11 +40,15 @@ def points(bench: Bench) -> Iterator[Point]:
         return inner
 
     yield Point({"what": "launch"}, lambda: enqueued(kernel), MANY)
-    yield Point({"what": "launch_sustained"},
-                lambda: on_host(lambda: lane.enqueue(kernel, 2000), settle=device.settle, each=True),
-                Effort(min_block_s=0.0, max_calls=1, n_samples=10), lambda: {"kernels": 2000})  # fmt: skip
-    yield Point({"what": "kernel_floor"}, lambda: (kernel, LaneClock(device, lane)),
-                Effort(min_block_s=1e-3, max_calls=256))  # fmt: skip
+    yield Point(
+        {"what": "launch_sustained"},
+        lambda: on_host(lambda: lane.enqueue(kernel, 2000), settle=device.settle, each=True),
+        Effort(min_block_s=0.0, max_calls=1, n_samples=10),
+        lambda: {"kernels": 2000},
+    )
+    yield Point(
+        {"what": "kernel_floor"}, lambda: (kernel, LaneClock(device, lane)), Effort(min_block_s=1e-3, max_calls=256)
+    )
     yield Point({"what": "lane_switch"}, lambda: on_host(lambda: lane.enqueue(lambda: None, 1)), MANY)
     yield Point({"what": "sync_idle"}, lambda: on_host(lane.synchronize), MANY)
     yield Point({"what": "sync_kernel"}, lambda: on_host(run(kernel)), EACH)
@@ -56,8 +60,12 @@ def points(bench: Bench) -> Iterator[Point]:
     yield Point({"what": "wait"}, lambda: on_host(lambda: lane.wait(mark)), MANY)
     yield Point({"what": "query"}, lambda: on_host(mark.query), MANY)
     if device.facts.kind == "cuda":  # on the CPU a lane's job cannot enqueue behind itself
-        yield Point({"what": "handoff"}, lambda: (_ping_pong(bench, kernel), LaneClock(device, lane)),
-                    Effort(max_calls=32), lambda: {"handoffs": 2, "kernels": 2})  # fmt: skip
+        yield Point(
+            {"what": "handoff"},
+            lambda: (_ping_pong(bench, kernel), LaneClock(device, lane)),
+            Effort(max_calls=32),
+            lambda: {"handoffs": 2, "kernels": 2},
+        )
 
 
 def _ping_pong(bench: Bench, kernel: Call) -> Call:

@@ -14,8 +14,14 @@ from calibrate.stats import Summary
 from sim.base.files import replacing
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_LANE_BYTES_PER_S = {1: 2.5e9 / 10, 2: 5e9 / 10, 3: 8e9 * 128 / 130 / 8, 4: 16e9 * 128 / 130 / 8,
-                     5: 32e9 * 128 / 130 / 8, 6: 64e9 / 8}  # fmt: skip
+_LANE_BYTES_PER_S = {
+    1: 2.5e9 / 10,
+    2: 5e9 / 10,
+    3: 8e9 * 128 / 130 / 8,
+    4: 16e9 * 128 / 130 / 8,
+    5: 32e9 * 128 / 130 / 8,
+    6: 64e9 / 8,
+}
 _NOT_MEASURED = "not measured in this run"
 
 Facts = Mapping[str, Any]
@@ -43,16 +49,22 @@ def build(table: Table, facts: Facts) -> dict[str, Any]:
         "cpu": _cpu(table, facts),
         "contention": _contention(table, facts["threads"][-1]),
         "ranges": _ranges(table),
-        "sources": {"samples": f"{facts['id']}.samples.jsonl.gz, {facts['id']}.environment.json "
-                               f"({machine['cpu']}, torch {machine['versions']['torch']})"},
-    }  # fmt: skip
+        "sources": {
+            "samples": f"{facts['id']}.samples.jsonl.gz, {facts['id']}.environment.json "
+            f"({machine['cpu']}, torch {machine['versions']['torch']})"
+        },
+    }
 
 
 def write(path: Path, data: Mapping[str, Any]) -> None:
     """Write YAML whose numbers every YAML 1.2 reader reads as numbers."""
     with replacing(path) as part:
-        part.write_text(yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, width=118, allow_unicode=True,
-                                  default_flow_style=None), encoding="utf-8")  # fmt: skip
+        part.write_text(
+            yaml.dump(
+                dict(data), Dumper=_Dumper, sort_keys=False, width=118, allow_unicode=True, default_flow_style=None
+            ),
+            encoding="utf-8",
+        )
 
 
 class _Dumper(yaml.SafeDumper):
@@ -96,8 +108,10 @@ def _link(found: LinkFit | None, fallback: dict[str, Any] | None = None) -> dict
     small, large = found.points[0].summary, found.points[-1].summary
     n = sum(point.summary.n for point in found.points)
     latency_s, rate = (found.fit.params[name] for name in ("latency_s", "bandwidth_bytes_per_s"))
-    note = (f"fit over {len(found.points)} sizes, off by {found.fit.median_frac:.1%} (median), "
-            f"{found.fit.worst_frac:.1%} (worst)")  # fmt: skip
+    note = (
+        f"fit over {len(found.points)} sizes, off by {found.fit.median_frac:.1%} (median), "
+        f"{found.fit.worst_frac:.1%} (worst)"
+    )
     return {
         "latency_s": _measured(latency_s, _spread(small, latency_s), n, note),
         "bandwidth_bytes_per_s": _measured(rate, _spread(large, rate), n),
@@ -127,8 +141,10 @@ def _gpu(table: Table, facts: Facts) -> dict[str, Any]:
     else:
         n = sum(point.summary.n for point in found.points)
         by_tokens = sorted(found.points, key=lambda p: int(p.key["n_tokens"]))
-        note = (f"fit over {len(found.points)} expert timings, off by {found.fit.median_frac:.1%} (median), "
-                f"{found.fit.worst_frac:.1%} (worst)")  # fmt: skip
+        note = (
+            f"fit over {len(found.points)} expert timings, off by {found.fit.median_frac:.1%} (median), "
+            f"{found.fit.worst_frac:.1%} (worst)"
+        )
         bytes_per_s, flops = (found.fit.params[key] for key in ("bandwidth_bytes_per_s", "flops_per_s"))
         bandwidth = _measured(bytes_per_s, _spread(by_tokens[0].summary, bytes_per_s), n, note)
         rate = _measured(flops, _spread(by_tokens[-1].summary, flops), n, note)
@@ -138,8 +154,13 @@ def _gpu(table: Table, facts: Facts) -> dict[str, Any]:
     bus = {}
     if facts["bus"] is not None:
         generation, lanes = facts["bus"]
-        bus = {"link": {"generation": generation, "lanes": lanes,
-                        "theoretical_bytes_per_s": lanes * _LANE_BYTES_PER_S.get(generation, 0.0)}}  # fmt: skip
+        bus = {
+            "link": {
+                "generation": generation,
+                "lanes": lanes,
+                "theoretical_bytes_per_s": lanes * _LANE_BYTES_PER_S.get(generation, 0.0),
+            }
+        }
     return {
         "memory_bandwidth_bytes_per_s": bandwidth,
         "flops_per_s": rates,
@@ -156,12 +177,19 @@ def _host(table: Table, kind: str) -> dict[str, Any]:
     if single:
         # A matmul's launch is dearer than an empty kernel's; what an expert really costs the thread is what counts.
         each = MeasuredPoint({}, [s / derive.EXPERT_KERNELS for p in single for s in p.enqueue_s])
-        launch = _point(each, 5e-6, f"host seconds of one expert by its {derive.EXPERT_KERNELS} launches; "
-                                    f"the smallest kernel alone: {launch['value'] * 1e6:.1f} us")  # fmt: skip
+        launch = _point(
+            each,
+            5e-6,
+            f"host seconds of one expert by its {derive.EXPERT_KERNELS} launches; "
+            f"the smallest kernel alone: {launch['value'] * 1e6:.1f} us",
+        )
     copies = table.find("copy_enqueue")
     middle = min(copies, key=lambda p: abs(int(p.key["n_bytes"]) - (16 << 20))) if copies else None
-    return {"launch_s": launch, "sync_s": _point(table.one("host", what="readback"), 2e-5),
-            "copy_launch_s": _point(middle, 5e-6)}  # fmt: skip
+    return {
+        "launch_s": launch,
+        "sync_s": _point(table.one("host", what="readback"), 2e-5),
+        "copy_launch_s": _point(middle, 5e-6),
+    }
 
 
 def _cpu(table: Table, facts: Facts) -> dict[str, Any]:
@@ -172,25 +200,34 @@ def _cpu(table: Table, facts: Facts) -> dict[str, Any]:
     else:
         spread = max(point.summary.noise_frac for point in found.points)
         n = sum(point.summary.n for point in found.points)
-        note = (f"{DTYPES[facts['cpu_dtype']]}, {threads} threads; fit over {len(found.points)} timings, off by "
-                f"{found.fit.median_frac:.1%} (median), {found.fit.worst_frac:.1%} (worst)")  # fmt: skip
+        note = (
+            f"{DTYPES[facts['cpu_dtype']]}, {threads} threads; fit over {len(found.points)} timings, off by "
+            f"{found.fit.median_frac:.1%} (median), {found.fit.worst_frac:.1%} (worst)"
+        )
         bandwidth, rate, overhead = (
             _measured(found.fit.params[key], found.fit.params[key] * spread, n, note)
             for key in ("bandwidth_bytes_per_s", "flops_per_s", "overhead_s")
         )
     return {
-        "id": "host", "name": machine["cpu"], "n_cores": machine["cores"]["physical"],
-        "memory_bandwidth_bytes_per_s": bandwidth, "flops_per_s": rate, "expert_overhead_s": overhead,
+        "id": "host",
+        "name": machine["cpu"],
+        "n_cores": machine["cores"]["physical"],
+        "memory_bandwidth_bytes_per_s": bandwidth,
+        "flops_per_s": rate,
+        "expert_overhead_s": overhead,
         "memory_bytes": {"value": float(machine["memory_bytes"]), "source": "measured", "ref": "samples"},
-    }  # fmt: skip
+    }
 
 
 def _ranges(table: Table) -> dict[str, list[float]]:
     """Least and largest of what each kind of fit rests on; kinds that were not measured are left out."""
     found = {}
-    for name, probe, key in (("copy_bytes", "copy", "n_bytes"), ("expert_tokens", "expert", "n_tokens"),
-                             ("cpu_expert_tokens", "cpu_expert", "n_tokens"),
-                             ("context_tokens", "attention", "context")):  # fmt: skip
+    for name, probe, key in (
+        ("copy_bytes", "copy", "n_bytes"),
+        ("expert_tokens", "expert", "n_tokens"),
+        ("cpu_expert_tokens", "cpu_expert", "n_tokens"),
+        ("context_tokens", "attention", "context"),
+    ):
         measured = [float(point.key[key]) for point in table.find(probe) if key in point.key]
         if measured:
             found[name] = [min(measured), max(measured)]

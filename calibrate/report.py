@@ -48,9 +48,12 @@ def _of_probes(table: Table, hw: Hardware) -> list[tuple[str, Any]]:
     """Copies by direction and memory, experts on the device and on the CPU, attention; with their fits."""
     figures = []
     series, lines = [], []
-    for name, memory, pattern, fitted in (("h2d", "pinned", "queued", hw.h2d), ("d2h", "pinned", "queued", hw.d2h),
-                                          ("h2d", "pageable", "wall", hw.h2d_pageable),
-                                          ("d2h", "pageable", "wall", hw.d2h_pageable)):  # fmt: skip
+    for name, memory, pattern, fitted in (
+        ("h2d", "pinned", "queued", hw.h2d),
+        ("d2h", "pinned", "queued", hw.d2h),
+        ("h2d", "pageable", "wall", hw.h2d_pageable),
+        ("d2h", "pageable", "wall", hw.d2h_pageable),
+    ):
         points = table.find("copy", direction=name, memory=memory, pattern=pattern)
         if points:
             series.append(_series(f"{name} {memory}", points, "n_bytes"))
@@ -62,8 +65,11 @@ def _of_probes(table: Table, hw: Hardware) -> list[tuple[str, Any]]:
             lines.append((f"{name} {memory}, fit", xs, [latency_s + x / rate for x in xs]))
     if series:
         figures.append(("Copies", _figure(series, lines, "bytes")))
-    for title, probe, key in (("Experts on the device", "expert", "n_tokens"), ("Experts on the CPU", "cpu_expert",
-                              "n_tokens"), ("Attention, decode", "attention", "context")):  # fmt: skip
+    for title, probe, key in (
+        ("Experts on the device", "expert", "n_tokens"),
+        ("Experts on the CPU", "cpu_expert", "n_tokens"),
+        ("Attention, decode", "attention", "context"),
+    ):
         groups: dict[str, list[MeasuredPoint]] = {}
         for point in table.find(probe):
             if probe == "attention" and point.key.get("phase") != "decode":
@@ -123,10 +129,16 @@ def _figure(series: Sequence[Series], lines: Sequence[tuple[str, list[float], li
     figure = go.Figure()
     for index, (name, xs, medians, lows, highs) in enumerate(series):
         above, below = ([abs(a - b) for a, b in zip(side, medians, strict=True)] for side in (highs, lows))
-        figure.add_trace(go.Scatter(
-            x=xs, y=medians, mode="markers", name=name, marker={"color": COLOURS[index % len(COLOURS)], "size": 6},
-            error_y={"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1},
-        ))  # fmt: skip
+        figure.add_trace(
+            go.Scatter(
+                x=xs,
+                y=medians,
+                mode="markers",
+                name=name,
+                marker={"color": COLOURS[index % len(COLOURS)], "size": 6},
+                error_y={"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1},
+            )
+        )
     for index, (name, xs, ys) in enumerate(lines):
         style = {"color": COLOURS[index % len(COLOURS)], "width": 1.5}
         figure.add_trace(go.Scatter(x=xs, y=ys, mode="lines", name=name, line=style))
@@ -140,9 +152,11 @@ def _page(hw: Hardware, figures: Sequence[tuple[str, Any]]) -> str:
     import plotly.io
 
     sources = "".join(f"<li>{html.escape(key)}: {html.escape(text)}</li>" for key, text in hw.sources.items())
-    parts = [f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(hw.id)}</title>",
-             "<style>body{font:15px/1.5 sans-serif;max-width:1100px;margin:2em auto;padding:0 1em}</style>",
-             f"<h1>{html.escape(hw.name)}</h1><p>{html.escape(hw.note)}</p><ul>{sources}</ul>"]  # fmt: skip
+    parts = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(hw.id)}</title>",
+        "<style>body{font:15px/1.5 sans-serif;max-width:1100px;margin:2em auto;padding:0 1em}</style>",
+        f"<h1>{html.escape(hw.name)}</h1><p>{html.escape(hw.note)}</p><ul>{sources}</ul>",
+    ]
     for index, (title, figure) in enumerate(figures):
         parts.append(f"<h2>{html.escape(title)}</h2>")
         parts.append(plotly.io.to_html(figure, full_html=False, include_plotlyjs=index == 0))

@@ -53,9 +53,17 @@ class Health:
             self.readings.append({"when": when, "error": _short(error)})
 
 
-def run(bench: Bench, store: Store, budget_s: float, health: Health, *, probes: Sequence[Probe] = PROBES,
-        max_rounds: int = 3, progress: Progress | None = None,
-        saved: Callable[[], None] = lambda: None) -> None:  # fmt: skip
+def run(
+    bench: Bench,
+    store: Store,
+    budget_s: float,
+    health: Health,
+    *,
+    probes: Sequence[Probe] = PROBES,
+    max_rounds: int = 3,
+    progress: Progress | None = None,
+    saved: Callable[[], None] = lambda: None,
+) -> None:
     """Measure all probes once, then again while the budget lasts: rounds apart in time show drift that blocks cannot.
 
     Args:
@@ -123,8 +131,9 @@ def _read_under_load(bench: Bench, health: Health) -> None:
         device.settle()
 
 
-def _run_probe(bench: Bench, store: Store, probe: Probe, n_round: int, deadline_s: float, haste: float,
-               tell: Callable[..., None]) -> None:  # fmt: skip
+def _run_probe(
+    bench: Bench, store: Store, probe: Probe, n_round: int, deadline_s: float, haste: float, tell: Callable[..., None]
+) -> None:
     points: Iterator[Point] = probe.points(bench)
     while True:
         try:

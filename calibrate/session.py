@@ -80,8 +80,10 @@ def geometry_of(model: Model) -> MeasuredGeometry:
         expert=ExpertShape(model.hidden_size, model.expert_intermediate_size),
         shared=ExpertShape(model.hidden_size, shared) if shared else None,
         attention=AttentionShape(model.hidden_size, model.n_heads, model.n_kv_heads, model.head_dim),
-        n_experts=model.n_experts, top_k=model.top_k, vocab=model.vocab_size,
-    )  # fmt: skip
+        n_experts=model.n_experts,
+        top_k=model.top_k,
+        vocab=model.vocab_size,
+    )
 
 
 def make_bench(device: Device, geometries: Sequence[MeasuredGeometry], now: Callable[[], float], bf16: str) -> Bench:
@@ -90,17 +92,29 @@ def make_bench(device: Device, geometries: Sequence[MeasuredGeometry], now: Call
     cores = environment.physical_cores()
     threads = sorted({n for n in (1, 2, 4, 8, 16, 32, 64) if n < cores} | {cores})
     return Bench(
-        device=device, geometries=geometries, dtype=device.facts.dtype,
-        cpu_dtypes=("bfloat16", "float32") if cuda and bf16 != "none" else ("float32",), threads=threads,
-        llc_bytes=environment.llc_bytes(), host_bytes=environment.host_memory_bytes(),
+        device=device,
+        geometries=geometries,
+        dtype=device.facts.dtype,
+        cpu_dtypes=("bfloat16", "float32") if cuda and bf16 != "none" else ("float32",),
+        threads=threads,
+        llc_bytes=environment.llc_bytes(),
+        host_bytes=environment.host_memory_bytes(),
         matmul_sizes=(8192, 4096) if cuda else (512,),
-        max_copy_bytes=1 << (30 if cuda else 26), device_bytes=int(0.9 * device.free_bytes()) if cuda else 1 << 30,
-        max_tokens=4096 if cuda else 256, max_context=32768 if cuda else 2048, now=now,
-    )  # fmt: skip
+        max_copy_bytes=1 << (30 if cuda else 26),
+        device_bytes=int(0.9 * device.free_bytes()) if cuda else 1 << 30,
+        max_tokens=4096 if cuda else 256,
+        max_context=32768 if cuda else 2048,
+        now=now,
+    )
 
 
-def calibrate(request: CalibrationRequest, *, device: Device | None = None, progress: Progress | None = None,
-              now: Callable[[], float] = time.perf_counter) -> Calibration:  # fmt: skip
+def calibrate(
+    request: CalibrationRequest,
+    *,
+    device: Device | None = None,
+    progress: Progress | None = None,
+    now: Callable[[], float] = time.perf_counter,
+) -> Calibration:
     """Measure, save after every probe, fit and write the profile. Ctrl-C keeps what was saved.
 
     Raises:
@@ -120,11 +134,18 @@ def calibrate(request: CalibrationRequest, *, device: Device | None = None, prog
         health = Health(nvml.now if nvml else dict, list(old.get("readings", [])))
         models = list(dict.fromkeys((*old.get("models", []), *request.models)))  # a model may be added to a profile
         state = {
-            "title": facts.title, "device": request.device, "models": models,
-            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "machine": environment.machine(),
-            "card": card, "total_bytes": facts.total_bytes, "n_sms": facts.n_sms, "l2_bytes": facts.l2_bytes,
-            "cuda": getattr(device.torch.version, "cuda", None), "earlier": old.get("started", ""),
-        }  # fmt: skip
+            "title": facts.title,
+            "device": request.device,
+            "models": models,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "machine": environment.machine(),
+            "card": card,
+            "total_bytes": facts.total_bytes,
+            "n_sms": facts.n_sms,
+            "l2_bytes": facts.l2_bytes,
+            "cuda": getattr(device.torch.version, "cuda", None),
+            "earlier": old.get("started", ""),
+        }
 
         def saved() -> None:
             state["warnings"] = environment.warnings(card, health.readings)
@@ -132,11 +153,24 @@ def calibrate(request: CalibrationRequest, *, device: Device | None = None, prog
 
         bf16 = environment.bf16_on_cpu() if facts.kind == "cuda" else "not tried"
         bench = make_bench(device, geometries, now, bf16)
-        state |= {"kind": facts.kind, "dtype": bench.dtype, "cpu_dtype": bench.cpu_dtypes[0],
-                  "threads": list(bench.threads), "bf16_on_cpu": bf16}  # fmt: skip
+        state |= {
+            "kind": facts.kind,
+            "dtype": bench.dtype,
+            "cpu_dtype": bench.cpu_dtypes[0],
+            "threads": list(bench.threads),
+            "bf16_on_cpu": bf16,
+        }
         saved()
-        run(bench, store, request.budget_s, health, probes=probes, max_rounds=request.max_rounds,
-            progress=progress, saved=saved)  # fmt: skip
+        run(
+            bench,
+            store,
+            request.budget_s,
+            health,
+            probes=probes,
+            max_rounds=request.max_rounds,
+            progress=progress,
+            saved=saved,
+        )
         if not request.samples_path.exists():
             store.save()
         if _wants_lanes(request) and (facts.kind == "cpu" or device.torch.cuda.is_available()):
@@ -176,8 +210,15 @@ def _measure_lanes(request: CalibrationRequest, dtype: str, progress: Progress |
         path = request.lanes_path(load_model(model).id)
         if path.is_file():
             continue
-        samples = in_situ.run(request.device, model, precision, request.folder, rounds=rounds, budget_s=budget_s,
-                              tell=lambda what, model=model: said(f"lanes, {model}: {what}", 0))  # type: ignore[misc]  # fmt: skip
+        samples = in_situ.run(
+            request.device,
+            model,
+            precision,
+            request.folder,
+            rounds=rounds,
+            budget_s=budget_s,
+            tell=lambda what, model=model: said(f"lanes, {model}: {what}", 0),  # type: ignore[misc]
+        )
         in_situ_file.save(samples, path)
 
 
@@ -192,10 +233,12 @@ def finish(request: CalibrationRequest) -> Calibration:
     models = " ".join(f"--model {name}" for name in state["models"])
     facts = {
         **{key: state[key] for key in ("kind", "dtype", "cpu_dtype", "threads", "n_sms", "l2_bytes", "machine")},
-        "id": request.name, "name": state["title"], "vram_bytes": state["total_bytes"],
+        "id": request.name,
+        "name": state["title"],
+        "vram_bytes": state["total_bytes"],
         "command": f"calibrate --device {state['device']} {models} --name {request.name}",
         "bus": (generation, lanes) if generation and lanes else None,
-    }  # fmt: skip
+    }
     data = profile.build(table, facts)
     paths = in_situ_file.beside(request.folder / request.name)
     if paths:

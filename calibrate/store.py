@@ -93,8 +93,10 @@ class Store:
         try:
             lines = unpacked(path).decode().splitlines()
             if json.loads(lines[0])["format"] != FORMAT:
-                raise BadInput(f"{path}, got format {json.loads(lines[0])['format']!r}: this version reads {FORMAT}; "
-                               "calibrate again")  # fmt: skip
+                raise BadInput(
+                    f"{path}, got format {json.loads(lines[0])['format']!r}: this version reads {FORMAT}; "
+                    "calibrate again"
+                )
             for line in lines[1:]:
                 number += 1
                 record = _record(json.loads(line))
@@ -141,8 +143,9 @@ def unpacked(path: Path) -> bytes:
                 blocks.append(block)
                 n_bytes += len(block)
                 if n_bytes > most_bytes:
-                    raise BadInput(f"{path}: unpacks to more than {most_bytes} bytes, which samples never do; "
-                                   "calibrate again")  # fmt: skip
+                    raise BadInput(
+                        f"{path}: unpacks to more than {most_bytes} bytes, which samples never do; calibrate again"
+                    )
     except (OSError, EOFError, zlib.error) as error:
         raise BadInput(f"{path}: cannot be read ({error}); check the path, or calibrate without --resume") from None
     return b"".join(blocks)

@@ -26,8 +26,10 @@ def measure(lanes: Lanes, weights: Weights) -> Iterator[tuple[int, float]]:
             continue
         form = pack(precision, buffers, weights.dtype, hidden, n_rows, lanes.device)
         packed = [raw.to(lanes.device.place) for raw in form.buffers]
-        works = [Work(COMPUTE, "unpack", partial(form.unpack, packed[i % len(packed)], i % len(packed), 0, n_rows))
-                 for i in range(TIMES)]  # fmt: skip
+        works = [
+            Work(COMPUTE, "unpack", partial(form.unpack, packed[i % len(packed)], i % len(packed), 0, n_rows))
+            for i in range(TIMES)
+        ]
         for work in works:
             lanes.submit(work)
         lanes.settle()

@@ -27,9 +27,7 @@ _displaced: dict[str, ModuleType] = {}  # a user's modules that had the names be
 class _Ours:
     """Finds the packages of `ROOT` first."""
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, [ROOT]) if name in NAMES else None
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _Loader(name, spec.loader.path)
@@ -55,9 +53,7 @@ class _Loader(SourceFileLoader):
 class _Theirs:
     """Finds last, in the user's folders, a submodule that our package of that name has not."""
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         top, *rest = name.split(".")
         if top not in NAMES or not rest:
             return None

@@ -56,23 +56,57 @@ class Daop(Policy):
     traits = frozenset({"cpu", "lossy"})
     needs = frozenset({"experts", "scores", "next_scores_1"})
     params = (
-        Param("variant", "paper", "decide prompts by this machine's latencies, or by the code's constants",
-              ("paper", "code")),
+        Param(
+            "variant",
+            "paper",
+            "decide prompts by this machine's latencies, or by the code's constants",
+            ("paper", "code"),
+        ),
         Param("cache_experts", 240, "experts on the GPU, at most (`designated_cache_size`)", low=0, high=10**6),
-        Param("swap_ratio", 1.05, "a CPU expert of a prompt replaces a GPU expert with fewer than 1/this of its tokens "
-              "(`swap_in_out`)", low=0.0, high=1e6),
+        Param(
+            "swap_ratio",
+            1.05,
+            "a CPU expert of a prompt replaces a GPU expert with fewer than 1/this of its tokens (`swap_in_out`)",
+            low=0.0,
+            high=1e6,
+        ),
         Param("largest_num", 8, "pairs of experts per layer that may be swapped (`largest_num`)", low=0, high=4096),
-        Param("first_predict_layer", 5, "first layer whose predicted experts are executed; earlier ones use their "
-              "gate (`first_predict_layer`)", low=1, high=4096),
-        Param("degrade", True, "of experts that are all on the CPU keep the best, and take the best of those on the "
-              "GPU for the others (graceful degradation)"),
-        Param("copy_down", "variant", "an expert that leaves is copied to the host, and waited for (`.to(\"cpu\")`); "
-              "variant: code does, paper does not", ("variant", "yes", "no")),
-        Param("cpu_cost_per_token", 3.5, "variant code: an expert on the CPU, per token (`latency_cpu`; the code lists "
-              "A100: Mixtral 5, Phi 2.5; A6000: 8.5, 3.5)", low=0.0, high=1e6),
-        Param("copy_cost", 30.0, "variant code: copying an expert (`latency_gpu`; A100: Mixtral 40, Phi 25; A6000: "
-              "210, 30)", low=0.0, high=1e6),
-    )  # fmt: skip
+        Param(
+            "first_predict_layer",
+            5,
+            "first layer whose predicted experts are executed; earlier ones use their gate (`first_predict_layer`)",
+            low=1,
+            high=4096,
+        ),
+        Param(
+            "degrade",
+            True,
+            "of experts that are all on the CPU keep the best, and take the best of those on the "
+            "GPU for the others (graceful degradation)",
+        ),
+        Param(
+            "copy_down",
+            "variant",
+            'an expert that leaves is copied to the host, and waited for (`.to("cpu")`); '
+            "variant: code does, paper does not",
+            ("variant", "yes", "no"),
+        ),
+        Param(
+            "cpu_cost_per_token",
+            3.5,
+            "variant code: an expert on the CPU, per token (`latency_cpu`; the code lists "
+            "A100: Mixtral 5, Phi 2.5; A6000: 8.5, 3.5)",
+            low=0.0,
+            high=1e6,
+        ),
+        Param(
+            "copy_cost",
+            30.0,
+            "variant code: copying an expert (`latency_gpu`; A100: Mixtral 40, Phi 25; A6000: 210, 30)",
+            low=0.0,
+            high=1e6,
+        ),
+    )
     variant: str
     cache_experts: int
     swap_ratio: float
@@ -164,9 +198,10 @@ class Daop(Policy):
             hot = sorted(pieces, key=lambda p: -(0 if p in held else tokens[p]))
             cold = sorted(pieces, key=lambda p: tokens[p] * (1 if p in held else length))
         return [
-            (comes, leaves) for comes, leaves in zip(hot[: self.largest_num], cold[: self.largest_num], strict=False)
+            (comes, leaves)
+            for comes, leaves in zip(hot[: self.largest_num], cold[: self.largest_num], strict=False)
             if tokens[comes] > self.swap_ratio * tokens[leaves] and comes not in held and leaves in held
-        ]  # fmt: skip
+        ]
 
     # -- tokens -----------------------------------------------------------------------------------------------------
 

@@ -53,21 +53,56 @@ class DeepSpeed(Policy):
     aliases = ("zero_inference",)
     traits = frozenset({"evicts_eagerly"})
     params = (
-        Param("granularity", "layer", "what is fetched at once: the experts of a layer (a ZeRO-3 leaf; so FineMoE runs "
-              "it), or each expert that runs (which MoE-Infinity's figures imply)", ("layer", "expert")),
-        Param("stage3_max_live_parameters", 1_000_000_000, "elements on the GPU beyond which nothing is prefetched "
-              "(zero/config.py)", low=0, high=10**15),
-        Param("stage3_prefetch_bucket_size", 50_000_000, "elements prefetched per sub-module; the tensor that reaches "
-              "it is still fetched (zero/config.py)", low=0, high=10**15),
-        Param("stage3_param_persistence_threshold", 100_000, "tensors of fewer elements never leave the GPU "
-              "(zero/config.py)", low=0, high=10**15),
-        Param("max_ongoing_fetches", 2, "fetches under way before the host waits for the oldest "
-              "(`__max_ongoing_fetch_events`)", low=1, high=1024),
-        Param("cache", "none", "experts that stay when their layer is done: none (DeepSpeed), or as many as there is "
-              "room for, least frequently used first to go (FineMoE's baseline, section 6.1 there)", ("none", "lfu")),
-        Param("tensors_per_expert", 3, "tensors an expert consists of: gate, up and down projection (Switch: 2)",
-              low=1, high=64),
-    )  # fmt: skip
+        Param(
+            "granularity",
+            "layer",
+            "what is fetched at once: the experts of a layer (a ZeRO-3 leaf; so FineMoE runs "
+            "it), or each expert that runs (which MoE-Infinity's figures imply)",
+            ("layer", "expert"),
+        ),
+        Param(
+            "stage3_max_live_parameters",
+            1_000_000_000,
+            "elements on the GPU beyond which nothing is prefetched (zero/config.py)",
+            low=0,
+            high=10**15,
+        ),
+        Param(
+            "stage3_prefetch_bucket_size",
+            50_000_000,
+            "elements prefetched per sub-module; the tensor that reaches it is still fetched (zero/config.py)",
+            low=0,
+            high=10**15,
+        ),
+        Param(
+            "stage3_param_persistence_threshold",
+            100_000,
+            "tensors of fewer elements never leave the GPU (zero/config.py)",
+            low=0,
+            high=10**15,
+        ),
+        Param(
+            "max_ongoing_fetches",
+            2,
+            "fetches under way before the host waits for the oldest (`__max_ongoing_fetch_events`)",
+            low=1,
+            high=1024,
+        ),
+        Param(
+            "cache",
+            "none",
+            "experts that stay when their layer is done: none (DeepSpeed), or as many as there is "
+            "room for, least frequently used first to go (FineMoE's baseline, section 6.1 there)",
+            ("none", "lfu"),
+        ),
+        Param(
+            "tensors_per_expert",
+            3,
+            "tensors an expert consists of: gate, up and down projection (Switch: 2)",
+            low=1,
+            high=64,
+        ),
+    )
     granularity: str
     stage3_max_live_parameters: int
     stage3_prefetch_bucket_size: int
@@ -193,9 +228,7 @@ class DeepSpeed(Policy):
 
     def _prefetch(self, view: View) -> Steps:
         """Following tensors until the bucket is full, as long as few enough are live."""
-        allowed = min(
-            self.stage3_max_live_parameters - self._live_elements(), self.stage3_prefetch_bucket_size
-        )
+        allowed = min(self.stage3_max_live_parameters - self._live_elements(), self.stage3_prefetch_bucket_size)
         asked: list[Piece] = []
         free_bytes = [view.free_bytes(gpu) for gpu in range(view.n_gpus)]
         while self._following and len(asked) * self._n_elements < allowed:

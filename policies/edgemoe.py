@@ -29,10 +29,15 @@ class EdgeMoe(Policy):
     title = "EdgeMoE: paths through two layers, frequency and distance"
     source = "arXiv 2308.14352 (IEEE TMC 2025), known from third-party notes"
     params = (
-        Param("preload", 1, "most likely experts of the next layer to preload (published: 1 to 3); 0 for none",
-              low=0, high=4096),
+        Param(
+            "preload",
+            1,
+            "most likely experts of the next layer to preload (published: 1 to 3); 0 for none",
+            low=0,
+            high=4096,
+        ),
         Param("path_layers", 2, "layers that make a path (published: the two before the one predicted)", low=1, high=8),
-    )  # fmt: skip
+    )
     preload: int
     path_layers: int
 

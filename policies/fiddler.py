@@ -30,15 +30,32 @@ class Fiddler(Policy):
     source = "arXiv 2402.07033; efeslab/fiddler@227715b src/fiddler/mixtral.py"
     traits = frozenset({"cpu"})
     params = (
-        Param("variant", "paper", "compare this machine's latencies (paper), or the code's constants (code)",
-              ("paper", "code")),
-        Param("cpu_cost_per_token", 7.0, "variant code: an expert on the CPU, per token (`latency_cpu`)",
-              low=0.0, high=1e6),
-        Param("copy_cost", 70.0, "variant code: copying an expert and running it on the GPU (`latency_gpu`)",
-              low=0.0, high=1e6),
-        Param("overlap", False, "CPU and GPU experts of a layer at the same time; the code runs the GPU's, then the "
-              "CPU's one by one"),
-    )  # fmt: skip
+        Param(
+            "variant",
+            "paper",
+            "compare this machine's latencies (paper), or the code's constants (code)",
+            ("paper", "code"),
+        ),
+        Param(
+            "cpu_cost_per_token",
+            7.0,
+            "variant code: an expert on the CPU, per token (`latency_cpu`)",
+            low=0.0,
+            high=1e6,
+        ),
+        Param(
+            "copy_cost",
+            70.0,
+            "variant code: copying an expert and running it on the GPU (`latency_gpu`)",
+            low=0.0,
+            high=1e6,
+        ),
+        Param(
+            "overlap",
+            False,
+            "CPU and GPU experts of a layer at the same time; the code runs the GPU's, then the CPU's one by one",
+        ),
+    )
     variant: str
     cpu_cost_per_token: float
     copy_cost: float

@@ -39,14 +39,28 @@ class Floe(Lru):
     traits = frozenset({"lossy"})
     needs = frozenset({"experts", "weights", "next_scores_1"})
     params: ClassVar[tuple[Param, ...]] = (
-        Param("compressed", "int2", "what stands for a compressed expert: int2 is 8 times smaller than 16 bits, the "
-              "nearest to the published 9.3; int4 4 times", ("int2", "int4")),
-        Param("channels", "kept", "whether the channels that came for one token serve later ones, or are copied anew "
-              "for every pass (the notes do not say)", ("kept", "token")),
-        Param("predictor", "gate_reuse", "the next gate on this layer's gate input (next_scores_1); none; or "
-              "surrogate:SHARE or surrogate:ALL/ANY, a labelled stand-in (published: 0.88)"),
+        Param(
+            "compressed",
+            "int2",
+            "what stands for a compressed expert: int2 is 8 times smaller than 16 bits, the "
+            "nearest to the published 9.3; int4 4 times",
+            ("int2", "int4"),
+        ),
+        Param(
+            "channels",
+            "kept",
+            "whether the channels that came for one token serve later ones, or are copied anew "
+            "for every pass (the notes do not say)",
+            ("kept", "token"),
+        ),
+        Param(
+            "predictor",
+            "gate_reuse",
+            "the next gate on this layer's gate input (next_scores_1); none; or "
+            "surrogate:SHARE or surrogate:ALL/ANY, a labelled stand-in (published: 0.88)",
+        ),
         Param("seed", 0, "for a surrogate's draws", low=0, high=2**63 - 1),
-    )  # fmt: skip
+    )
     compressed: str
     channels: str
     predictor: str
@@ -101,8 +115,7 @@ class Floe(Lru):
         else:
             rows = [row for r in gate.iteration.ranges for row in range(r.start_row, r.stop_row)]
             chosen = gate.iteration.ids(gate.layer + 1).tolist()
-            best = [self._surrogate.name(row, gate.layer + 1, ids)
-                    for row, ids in zip(rows, chosen, strict=True)]  # fmt: skip
+            best = [self._surrogate.name(row, gate.layer + 1, ids) for row, ids in zip(rows, chosen, strict=True)]
         return list(dict.fromkeys(expert for rank in zip(*best, strict=True) for expert in rank))
 
     def stats(self) -> dict[str, float]:

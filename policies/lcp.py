@@ -24,9 +24,14 @@ class Lcp(ScopedCache):
         *ScopedCache.params,
         Param("omega", 128, "observation window, tokens (section 3.3)", low=1, high=10**9),
         Param("rho", 0.25, "weight of activations against intervals (section 3.3)", low=1e-9, high=1 - 1e-9),
-        Param("counts", "tokens", "what mu and nu count: tokens (section 3.3), or iterations, a prompt or batch being "
-              "one, as `lfu` counts by default", choices=("tokens", "iterations")),
-    )  # fmt: skip
+        Param(
+            "counts",
+            "tokens",
+            "what mu and nu count: tokens (section 3.3), or iterations, a prompt or batch being "
+            "one, as `lfu` counts by default",
+            choices=("tokens", "iterations"),
+        ),
+    )
     omega: int
     rho: float
     counts: str

@@ -36,23 +36,57 @@ class LlamaCpp(Policy):
     aliases = ("llamacpp",)
     traits = frozenset({"cpu"})
     params = (
-        Param("placement", "fit", "fit: experts of the first layers on the GPU, as many layers as fit (automatic "
-              "placement); n_cpu_moe: of the last ones; cpu_moe: none; ngl: of the last n_gpu_layers - 1",
-              ("fit", "n_cpu_moe", "cpu_moe", "ngl")),
-        Param("n_gpu_layers", None, "placement ngl: layers on the GPU from the last one on, the output counted as one "
-              "(-ngl); without it all that fit", low=0, high=4096),
-        Param("n_cpu_moe", None, "placement n_cpu_moe: the first layers, this many, keep their experts on the CPU "
-              "(--n-cpu-moe); without it the fewest that leave the rest room", low=0, high=4096),
-        Param("op_offload", True, "large batches are computed on the GPU, experts copied for the occasion "
-              "(--no-op-offload switches it off)"),
-        Param("op_offload_min_batch", 32, "tokens from which a batch is large (GGML_OP_OFFLOAD_MIN_BATCH)",
-              low=0, high=10**9),
+        Param(
+            "placement",
+            "fit",
+            "fit: experts of the first layers on the GPU, as many layers as fit (automatic "
+            "placement); n_cpu_moe: of the last ones; cpu_moe: none; ngl: of the last n_gpu_layers - 1",
+            ("fit", "n_cpu_moe", "cpu_moe", "ngl"),
+        ),
+        Param(
+            "n_gpu_layers",
+            None,
+            "placement ngl: layers on the GPU from the last one on, the output counted as one "
+            "(-ngl); without it all that fit",
+            low=0,
+            high=4096,
+        ),
+        Param(
+            "n_cpu_moe",
+            None,
+            "placement n_cpu_moe: the first layers, this many, keep their experts on the CPU "
+            "(--n-cpu-moe); without it the fewest that leave the rest room",
+            low=0,
+            high=4096,
+        ),
+        Param(
+            "op_offload",
+            True,
+            "large batches are computed on the GPU, experts copied for the occasion (--no-op-offload switches it off)",
+        ),
+        Param(
+            "op_offload_min_batch",
+            32,
+            "tokens from which a batch is large (GGML_OP_OFFLOAD_MIN_BATCH)",
+            low=0,
+            high=10**9,
+        ),
         Param("copy_used_only", True, "copy the experts that a batch uses; older versions copied all of a layer"),
-        Param("ubatch", 512, "tokens of a prompt computed at a time (--ubatch-size); each time the experts are copied "
-              "again", low=1, high=10**9),
-        Param("matrices", 3, "weight matrices of an expert, each a tensor and a copy of its own (up, gate, down)",
-              low=1, high=16),
-    )  # fmt: skip
+        Param(
+            "ubatch",
+            512,
+            "tokens of a prompt computed at a time (--ubatch-size); each time the experts are copied again",
+            low=1,
+            high=10**9,
+        ),
+        Param(
+            "matrices",
+            3,
+            "weight matrices of an expert, each a tensor and a copy of its own (up, gate, down)",
+            low=1,
+            high=16,
+        ),
+    )
     placement: str
     n_gpu_layers: int | None
     n_cpu_moe: int | None

@@ -48,15 +48,21 @@ class Lynx(Lru):
     traits = frozenset({"lossy"})
     needs = frozenset({"experts", "scores"})
     params: ClassVar[tuple[Param, ...]] = (
-        Param("alpha", 1.0, "bins per unit of logit (assumed; published: from the model's sparsity)",
-              low=1e-3, high=1e3),
+        Param(
+            "alpha", 1.0, "bins per unit of logit (assumed; published: from the model's sparsity)", low=1e-3, high=1e3
+        ),
         Param("beta", 5, "the last bin (published for Qwen2-57B)", low=1, high=30),
-        Param("keep_bin", 0, "an expert is kept whose score reaches B to the minus this (the notes do not say)",
-              low=0, high=30),
+        Param(
+            "keep_bin",
+            0,
+            "an expert is kept whose score reaches B to the minus this (the notes do not say)",
+            low=0,
+            high=30,
+        ),
         Param("base", None, "B; published: the batch size", low=2, high=4096),
         Param("cache_aware", False, "residents are kept as well (not published)"),
         *ScopedCache.params,
-    )  # fmt: skip
+    )
     alpha: float
     beta: int
     keep_bin: int

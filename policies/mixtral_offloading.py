@@ -57,16 +57,32 @@ class MixtralOffloading(Policy):
     traits = frozenset({"evicts_eagerly"})  # its room is a fixed number of experts, whatever the budget
     needs = frozenset({"experts", "next_scores_1"})
     params = (
-        Param("variant", "paper", "the paper's asynchronous copies and guesses, or the public code, which has neither "
-              "(and needs no next_scores_1)", ("paper", "code")),
-        Param("offload_per_layer", PUBLISHED_OFFLOAD, "experts of a layer kept in host memory, as published for "
-              "Mixtral's 8; more where the budget is smaller", low=0, high=4096),
-        Param("buffer_size", 4, "spare expert buffers on the GPU, shared by all layers (code, `buffer_size`)",
-              low=2, high=64),
-        Param("guesses", 2, "experts loaded ahead for the next layer, 1 or 2 as published (section 3.2)",
-              low=0, high=64),
+        Param(
+            "variant",
+            "paper",
+            "the paper's asynchronous copies and guesses, or the public code, which has neither "
+            "(and needs no next_scores_1)",
+            ("paper", "code"),
+        ),
+        Param(
+            "offload_per_layer",
+            PUBLISHED_OFFLOAD,
+            "experts of a layer kept in host memory, as published for Mixtral's 8; more where the budget is smaller",
+            low=0,
+            high=4096,
+        ),
+        Param(
+            "buffer_size",
+            4,
+            "spare expert buffers on the GPU, shared by all layers (code, `buffer_size`)",
+            low=2,
+            high=64,
+        ),
+        Param(
+            "guesses", 2, "experts loaded ahead for the next layer, 1 or 2 as published (section 3.2)", low=0, high=64
+        ),
         Param("write_back", True, "send the expert that leaves back to the host, as the code's swap does"),
-    )  # fmt: skip
+    )
     variant: str
     offload_per_layer: int
     buffer_size: int

@@ -54,17 +54,38 @@ class MoeLightning(Policy):
     traits = frozenset({"evicts_eagerly"})  # it forgets a layer when it is done, whatever room there is
     labels = ("attention on the GPU",)
     params = (
-        Param("static_share", None, "r_w, share of the experts that stays on the GPU (published: chosen by the "
-              "performance model); left out: what the budget holds beside the double buffer", low=0.0, high=1.0),
-        Param("micro_batch", 36, "mu, tokens of a micro-batch; a layer has as many pages as a step has micro-batches "
-              "(published for a T4 and 128 tokens: 36)", low=1, high=10**6),
+        Param(
+            "static_share",
+            None,
+            "r_w, share of the experts that stays on the GPU (published: chosen by the "
+            "performance model); left out: what the budget holds beside the double buffer",
+            low=0.0,
+            high=1.0,
+        ),
+        Param(
+            "micro_batch",
+            36,
+            "mu, tokens of a micro-batch; a layer has as many pages as a step has micro-batches "
+            "(published for a T4 and 128 tokens: 36)",
+            low=1,
+            high=10**6,
+        ),
         Param("paged", True, "cut a layer into pages; false copies it when all of it is staged"),
-        Param("staging_traffic", 2.0, "bytes of host memory traffic per byte copied from pageable to pinned memory "
-              "(a read and a write: assumed); 0 leaves the stage out", low=0.0, high=16.0),
-        Param("repeat_reads", True, "every micro-batch reads the experts' weights anew; false as if the whole batch "
-              "were computed at once"),
+        Param(
+            "staging_traffic",
+            2.0,
+            "bytes of host memory traffic per byte copied from pageable to pinned memory "
+            "(a read and a write: assumed); 0 leaves the stage out",
+            low=0.0,
+            high=16.0,
+        ),
+        Param(
+            "repeat_reads",
+            True,
+            "every micro-batch reads the experts' weights anew; false as if the whole batch were computed at once",
+        ),
         Param("ffn_on_gpu", True, "F_g: experts on the GPU (the usual choice), or all on the CPU"),
-    )  # fmt: skip
+    )
     static_share: float | None
     micro_batch: int
     paged: bool

@@ -23,9 +23,15 @@ class MoeSys(Policy):
     aliases = ("se_moe",)
     traits = frozenset({"evicts_eagerly"})  # its room is K layers, whatever the budget
     params = (
-        Param("layers", 2, "K, layers whose experts the ring holds: one computes while the next is loaded (the "
-              "published K is a free choice; DuoServe's Table 2 fits K = 1)", low=1, high=1024),
-    )  # fmt: skip
+        Param(
+            "layers",
+            2,
+            "K, layers whose experts the ring holds: one computes while the next is loaded (the "
+            "published K is a free choice; DuoServe's Table 2 fits K = 1)",
+            low=1,
+            high=1024,
+        ),
+    )
     layers: int
 
     def _n_layers(self, view: View) -> int:

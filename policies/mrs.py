@@ -27,9 +27,13 @@ class Mrs(ScopedCache):
         *ScopedCache.params,
         Param("alpha", 0.5, "weight of the newest scores (code)", low=0.0, high=1.0),
         Param("top_p", None, "scores that count, the others decay; published: 2 x K (section IV-D)", low=1, high=10**6),
-        Param("tokens", "first", "which token's scores count where there are several: the first one's (code), or the "
-              "mean of all", ("first", "mean")),
-    )  # fmt: skip
+        Param(
+            "tokens",
+            "first",
+            "which token's scores count where there are several: the first one's (code), or the mean of all",
+            ("first", "mean"),
+        ),
+    )
     alpha: float
     top_p: int | None
     tokens: str

@@ -26,16 +26,32 @@ class OnDemand(Policy):
     aliases = ("accelerate",)
     traits = frozenset({"evicts_eagerly"})
     params = (
-        Param("slots", 2, "experts whose weights may be on the GPU at once; 1 copies only after the last one ran "
-              "(Accelerate), 2 overlaps a copy with the computation before it", low=1, high=64),
-        Param("granularity", "expert", "copy the experts that run, or all of the layer (Mixtral-Offloading's naive "
-              "baseline)", ("expert", "layer")),
-        Param("keep", "layer", "what was loaded is freed once its layer is over (Accelerate), or once no request runs, "
-              "the oldest before that when room is short (eMoE's section 2.1.1); not with granularity or "
-              "slots", ("layer", "request")),
-        Param("matrices", 1, "copies an expert comes in (Accelerate: its three matrices, each a module)",
-              low=1, high=16),
-    )  # fmt: skip
+        Param(
+            "slots",
+            2,
+            "experts whose weights may be on the GPU at once; 1 copies only after the last one ran "
+            "(Accelerate), 2 overlaps a copy with the computation before it",
+            low=1,
+            high=64,
+        ),
+        Param(
+            "granularity",
+            "expert",
+            "copy the experts that run, or all of the layer (Mixtral-Offloading's naive baseline)",
+            ("expert", "layer"),
+        ),
+        Param(
+            "keep",
+            "layer",
+            "what was loaded is freed once its layer is over (Accelerate), or once no request runs, "
+            "the oldest before that when room is short (eMoE's section 2.1.1); not with granularity or "
+            "slots",
+            ("layer", "request"),
+        ),
+        Param(
+            "matrices", 1, "copies an expert comes in (Accelerate: its three matrices, each a module)", low=1, high=16
+        ),
+    )
     slots: int
     granularity: str
     keep: str

@@ -57,20 +57,34 @@ class ProMoe(Policy):
     traits = frozenset({"timing"})
     needs = frozenset({"experts", "next_scores_2"})
     params = (
-        Param("predictor", "gate_reuse", "a later gate on this layer's gate input (next_scores of the trace); or "
-              "surrogate:SHARE or surrogate:ALL/ANY, a labelled stand-in"),
-        Param("stride", 2, "layers between a prediction and its target (published: one more than layer by layer)",
-              low=1, high=3),
+        Param(
+            "predictor",
+            "gate_reuse",
+            "a later gate on this layer's gate input (next_scores of the trace); or "
+            "surrogate:SHARE or surrogate:ALL/ANY, a labelled stand-in",
+        ),
+        Param(
+            "stride",
+            2,
+            "layers between a prediction and its target (published: one more than layer by layer)",
+            low=1,
+            high=3,
+        ),
         Param("predictor_s", 2e-4, "time of a prediction, on the CPU (published: about 200 us)", low=0.0, high=60.0),
         Param("chunks", 3, "transfers per expert (published: its three matrices)", low=1, high=64),
         Param("preempt", True, "withdraw a layer's low tasks at its gate (early preemption)"),
         Param("reorder", True, "compute what is ready first; false takes the gate's order"),
-        Param("depth", 2, "chunks handed to each GPU's copy engine at once. The worker takes one whenever it is free; "
-              "this engine only looks at polling points, so one more must be at hand (assumed). No more than that: a "
-              "chunk at hand has its room, and the published victim loses its place only as a copy starts", low=1,
-              high=1024),
+        Param(
+            "depth",
+            2,
+            "chunks handed to each GPU's copy engine at once. The worker takes one whenever it is free; "
+            "this engine only looks at polling points, so one more must be at hand (assumed). No more than that: a "
+            "chunk at hand has its room, and the published victim loses its place only as a copy starts",
+            low=1,
+            high=1024,
+        ),
         Param("seed", 0, "for a surrogate's draws", low=0, high=2**63 - 1),
-    )  # fmt: skip
+    )
     predictor: str
     stride: int
     predictor_s: float
@@ -109,9 +123,7 @@ class ProMoe(Policy):
         self._lru: list[list[dict[int, None]]] = [[{} for _ in range(n_layers)] for _ in gpus]
         self._parts: list[list[Chunks | None]] = [[None] * n_experts for _ in range(n_layers)]
         self._stale: list[Piece] = []  # chunks of experts whose place has been taken
-        self._surrogate = (
-            Surrogate(self.predictor, view.top_k, view.n_experts, self.seed) if self.labels else None
-        )
+        self._surrogate = Surrogate(self.predictor, view.top_k, view.n_experts, self.seed) if self.labels else None
         self._top_k = view.top_k
         self._runs = [RunGpu(expert) for expert in range(n_experts)]
         self._asked: set[Piece] = set()  # chunks that wait for room, to be copied early

@@ -28,11 +28,15 @@ class Random(ScopedCache):
     source = "arXiv 2509.08342 Table 1 (RND), section 4.4"
     params = (
         *ScopedCache.params,
-        Param("selection", "replaced", "replaced: a missing expert takes a random resident's place; static: a random "
-              "choice is cached for good, less K experts' room that all others pass through (RND of MoEpic's Table 1)",
-              choices=("replaced", "static")),
+        Param(
+            "selection",
+            "replaced",
+            "replaced: a missing expert takes a random resident's place; static: a random "
+            "choice is cached for good, less K experts' room that all others pass through (RND of MoEpic's Table 1)",
+            choices=("replaced", "static"),
+        ),
         Param("seed", 0, "seed of the draws; --seed sets it too", low=0, high=2**63 - 1),
-    )  # fmt: skip
+    )
     selection: str
     seed: int
     _leaving: Rank

@@ -51,11 +51,16 @@ class Sida(Forecasting):
     needs = frozenset({"experts", "token_ids", "weights"})
     params = (
         *Forecasting.predictor_params,
-        Param("variant", "paper", "the paper's cache, first in first out, or the public code's bulk moves, both ways, "
-              "that the host waits for", ("paper", "code")),
+        Param(
+            "variant",
+            "paper",
+            "the paper's cache, first in first out, or the public code's bulk moves, both ways, "
+            "that the host waits for",
+            ("paper", "code"),
+        ),
         Param("predict_s", 1e-3, "seconds per prediction (assumed)", low=0.0, high=60.0),
         Param("ahead", True, "tables of prompts are ready in the queue; false: they are waited for, too"),
-    )  # fmt: skip
+    )
     variant: str
     predict_s: float
 

@@ -63,15 +63,31 @@ class SwapMoe(Policy):
     needs = frozenset({"experts", "scores"})
     params = (
         Param("frequency", 1, "samples between updates (published: searched offline; 1 is assumed)", low=1, high=10**9),
-        Param("sample", "request", "what is counted as a sample: a request, or a forward pass (not published)",
-              ("request", "pass")),
-        Param("experts_per_layer", None, "n_l, Virtual Experts per layer (published: searched offline for each layer); "
-              "left out: what the budget holds", low=1, high=4096),
-        Param("input_norms", False, "weigh a token by the norm of its gate input, as published (needs "
-              "gate_input_norms)"),
-        Param("depth", 1, "copies of an exchange under way at once to each GPU (published: amortised; 1 is assumed)",
-              low=1, high=1024),
-    )  # fmt: skip
+        Param(
+            "sample",
+            "request",
+            "what is counted as a sample: a request, or a forward pass (not published)",
+            ("request", "pass"),
+        ),
+        Param(
+            "experts_per_layer",
+            None,
+            "n_l, Virtual Experts per layer (published: searched offline for each layer); "
+            "left out: what the budget holds",
+            low=1,
+            high=4096,
+        ),
+        Param(
+            "input_norms", False, "weigh a token by the norm of its gate input, as published (needs gate_input_norms)"
+        ),
+        Param(
+            "depth",
+            1,
+            "copies of an exchange under way at once to each GPU (published: amortised; 1 is assumed)",
+            low=1,
+            high=1024,
+        ),
+    )
     frequency: int
     sample: str
     experts_per_layer: int | None

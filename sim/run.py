@@ -54,9 +54,13 @@ def budgets(setup: Setup, policy_bytes: int) -> list[int]:
 
 
 def execute(
-    setup: Setup, spans: Spans | None = None, log: Log | None = None, progress: Progress | None = None,
-    on_step: Callable[[Step], None] | None = None, bounds: bool = True,
-) -> Outcome:  # fmt: skip
+    setup: Setup,
+    spans: Spans | None = None,
+    log: Log | None = None,
+    progress: Progress | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    bounds: bool = True,
+) -> Outcome:
     """Run it in simulation.
 
     Args:
@@ -69,9 +73,13 @@ def execute(
 
 
 def _execute(
-    setup: Setup, spans: Spans | None, log: Log | None, progress: Progress | None,
-    on_step: Callable[[Step], None] | None, bounds: bool,
-) -> Outcome:  # fmt: skip
+    setup: Setup,
+    spans: Spans | None,
+    log: Log | None,
+    progress: Progress | None,
+    on_step: Callable[[Step], None] | None,
+    bounds: bool,
+) -> Outcome:
     began_s = time.perf_counter()
     engine, machine = assemble(setup, spans, log)
     clockwork = run_through(setup, engine, machine, on_step, progress)

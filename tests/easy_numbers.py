@@ -38,50 +38,94 @@ def figure(value: float) -> Quantity:
 
 
 def hardware(
-    copy_s: float = 10.0, kernel_s: float = 1.0, launch_s: float = 0.0, sync_s: float = 0.0, copy_launch_s: float = 0.0,
-    cpu_s: float = 5.0, peer_s: float = 0.0,
-) -> Hardware:  # fmt: skip
+    copy_s: float = 10.0,
+    kernel_s: float = 1.0,
+    launch_s: float = 0.0,
+    sync_s: float = 0.0,
+    copy_launch_s: float = 0.0,
+    cpu_s: float = 5.0,
+    peer_s: float = 0.0,
+) -> Hardware:
     """Kernels of `kernel_s`, copies of `copy_s` per expert, everything else free."""
     rate = EXPERT_BYTES / copy_s if copy_s else math.inf
     link = Link(latency_s=figure(0.0), bandwidth_bytes_per_s=figure(rate))
     gpu = Gpu(
-        memory_bandwidth_bytes_per_s=figure(math.inf), flops_per_s={"bf16": figure(math.inf)},
-        kernel_floor_s=figure(kernel_s), n_sms=1, l2_bytes=1,
+        memory_bandwidth_bytes_per_s=figure(math.inf),
+        flops_per_s={"bf16": figure(math.inf)},
+        kernel_floor_s=figure(kernel_s),
+        n_sms=1,
+        l2_bytes=1,
         link=Bus(generation=1, lanes=1, theoretical_bytes_per_s=rate),
-    )  # fmt: skip
+    )
     cpu = Cpu(
-        id="easy", name="easy", n_cores=1, memory_bandwidth_bytes_per_s=figure(math.inf),
-        flops_per_s=figure(math.inf), expert_overhead_s=figure(cpu_s), memory_bytes=figure(1e12),
-    )  # fmt: skip
+        id="easy",
+        name="easy",
+        n_cores=1,
+        memory_bandwidth_bytes_per_s=figure(math.inf),
+        flops_per_s=figure(math.inf),
+        expert_overhead_s=figure(cpu_s),
+        memory_bytes=figure(1e12),
+    )
     none = figure(0.0)
     return Hardware(
-        schema=1, id="easy", name="easy numbers", vram_bytes=figure(1e9), h2d=link, d2h=link, h2d_pageable=link,
-        d2h_pageable=link, p2p=Link(latency_s=figure(peer_s), bandwidth_bytes_per_s=figure(math.inf)), gpu=gpu,
-        host=Host(launch_s=figure(launch_s), sync_s=figure(sync_s), copy_launch_s=figure(copy_launch_s)), cpu=cpu,
-        contention=Contention(gpu_slowdown_by_h2d=none, h2d_slowdown_by_gpu=none, cpu_slowdown_by_h2d=none,
-                              h2d_slowdown_by_cpu=none),
-    )  # fmt: skip
+        schema=1,
+        id="easy",
+        name="easy numbers",
+        vram_bytes=figure(1e9),
+        h2d=link,
+        d2h=link,
+        h2d_pageable=link,
+        d2h_pageable=link,
+        p2p=Link(latency_s=figure(peer_s), bandwidth_bytes_per_s=figure(math.inf)),
+        gpu=gpu,
+        host=Host(launch_s=figure(launch_s), sync_s=figure(sync_s), copy_launch_s=figure(copy_launch_s)),
+        cpu=cpu,
+        contention=Contention(
+            gpu_slowdown_by_h2d=none, h2d_slowdown_by_gpu=none, cpu_slowdown_by_h2d=none, h2d_slowdown_by_cpu=none
+        ),
+    )
 
 
 def stack(**kernels: int) -> Stack:
     none = figure(0.0)
     return Stack(
-        schema=1, id="easy", name="easy", pinned=True, copy_efficiency_frac=figure(1.0), per_layer_s=none,
-        per_expert_s=none, per_copy_s=none, per_iteration_s=none, kernels=Kernels(**KERNELS | kernels),
-    )  # fmt: skip
+        schema=1,
+        id="easy",
+        name="easy",
+        pinned=True,
+        copy_efficiency_frac=figure(1.0),
+        per_layer_s=none,
+        per_expert_s=none,
+        per_copy_s=none,
+        per_iteration_s=none,
+        kernels=Kernels(**KERNELS | kernels),
+    )
 
 
 def model(
     n_moe_layers: int, n_experts: int, top_k: int, dense_layers: tuple[int, ...] = (), shared: bool = False
 ) -> Model:
     return Model(
-        schema=1, id="easy", name="easy", source="tests", gate=ModelGate(score="softmax", renormalised=True),
+        schema=1,
+        id="easy",
+        name="easy",
+        source="tests",
+        gate=ModelGate(score="softmax", renormalised=True),
         hidden_size=8,
-        n_layers=n_moe_layers + len(dense_layers), dense_layers=dense_layers,
-        dense_intermediate_size=5 if dense_layers else 0, n_experts=n_experts, top_k=top_k, expert_intermediate_size=5,
-        matrices_per_expert=2, n_shared_experts=int(shared), shared_intermediate_size=5 if shared else 0, n_heads=1,
-        n_kv_heads=1, head_dim=1, vocab_size=16,
-    )  # fmt: skip
+        n_layers=n_moe_layers + len(dense_layers),
+        dense_layers=dense_layers,
+        dense_intermediate_size=5 if dense_layers else 0,
+        n_experts=n_experts,
+        top_k=top_k,
+        expert_intermediate_size=5,
+        matrices_per_expert=2,
+        n_shared_experts=int(shared),
+        shared_intermediate_size=5 if shared else 0,
+        n_heads=1,
+        n_kv_heads=1,
+        head_dim=1,
+        vocab_size=16,
+    )
 
 
 @dataclass
@@ -131,9 +175,17 @@ class Run:
 
 
 def setup(
-    policy: Policy, trace: Trace, room: int | Sequence[int], *, gpus: int = 1, batch: int = 1,
-    dense_layers: tuple[int, ...] = (), shared: bool = False, kernels: dict[str, int] | None = None, **machine: float,
-) -> Setup:  # fmt: skip
+    policy: Policy,
+    trace: Trace,
+    room: int | Sequence[int],
+    *,
+    gpus: int = 1,
+    batch: int = 1,
+    dense_layers: tuple[int, ...] = (),
+    shared: bool = False,
+    kernels: dict[str, int] | None = None,
+    **machine: float,
+) -> Setup:
     """A run of `policy` with `room` whole experts per GPU; `machine` are arguments of `hardware`."""
     geometry = model(trace.n_layers, trace.n_experts, trace.top_k, dense_layers, shared)
     rooms = [room] * gpus if isinstance(room, int) else list(room)
@@ -142,17 +194,31 @@ def setup(
     spec = RunSpec(policy=policy.name, hw="easy", gpus=gpus, batch=batch)
     requests: list[RequestInfo] = requests_of(trace, "test")
     return Setup(
-        spec=spec, policy=policy, hw=hardware(**machine), model=geometry, stack=stack(**kernels or {}), trace=trace,
-        requests=requests, store=requests_of(trace, "store"), memory=memory,
-        host_bytes=0, pieces=Pieces(trace.n_layers, trace.n_experts, "bf16", gpus, geometry.expert_bytes),
+        spec=spec,
+        policy=policy,
+        hw=hardware(**machine),
+        model=geometry,
+        stack=stack(**kernels or {}),
+        trace=trace,
+        requests=requests,
+        store=requests_of(trace, "store"),
+        memory=memory,
+        host_bytes=0,
+        pieces=Pieces(trace.n_layers, trace.n_experts, "bf16", gpus, geometry.expert_bytes),
         open_loop=any(r.arrival_s is not None for r in requests),
-    )  # fmt: skip
+    )
 
 
 def run(
-    policy: Policy, tmp_path: Path, rows: Sequence[Sequence[Sequence[int]]], room: int | Sequence[int], *,
-    n_experts: int | None = None, lengths: Sequence[tuple[int, int]] | None = None, **world: Any,
-) -> Run:  # fmt: skip
+    policy: Policy,
+    tmp_path: Path,
+    rows: Sequence[Sequence[Sequence[int]]],
+    room: int | Sequence[int],
+    *,
+    n_experts: int | None = None,
+    lengths: Sequence[tuple[int, int]] | None = None,
+    **world: Any,
+) -> Run:
     """Replay `rows[token][layer]` = expert ids (one request with a prompt of one token, unless `lengths`)."""
     with Trace(from_rows(tmp_path / "easy.safetensors", rows, n_experts, lengths)) as trace:
         return execute_easy(setup(policy, trace, room, **world))

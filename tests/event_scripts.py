@@ -56,8 +56,15 @@ def replay(script: list[tuple[Any, ...]], two: bool, terms: dict[str, float]) ->
             seen.spans.append((name, start, end))
 
     contention = SimpleNamespace(**{term: figure(terms.get(term, 0.0)) for term in (*TERMS, *WAYS)})
-    cost = Knobs(attributed_to=[()], grouped=False, q_predictor={"assumed": 0}, sync_s=0.0, copy_launch_s=0.0, up_s=0.0,
-                 hw=SimpleNamespace(contention=contention))  # fmt: skip
+    cost = Knobs(
+        attributed_to=[()],
+        grouped=False,
+        q_predictor={"assumed": 0},
+        sync_s=0.0,
+        copy_launch_s=0.0,
+        up_s=0.0,
+        hw=SimpleNamespace(contention=contention),
+    )
     machine = EventMachine(cost, 2 if two else 1, spans)  # type: ignore[arg-type]
     cost.seconds_of = []
     tickets: list[Ticket] = []

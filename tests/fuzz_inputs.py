@@ -18,11 +18,59 @@ from traces.format.layout import DTYPES
 Arrays = dict[str, Any]
 
 SCALARS: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 3, 7, 255, 10**6, 2**31, 2**63, -(2**63), 10**25, 0.0, -0.0, 0.5, 1.5, -1.5, 1e-320,
-    1e300, float("inf"), float("-inf"), float("nan"), "", " ", "x", "12 GB", "24GB", "1e3", "5 us", "yes", "~", "null",
-    "bf16", "rtx3090", "../../etc/passwd", "/", "a\nb", "\x1b[31mred", "é", "\u2028", "x" * 300, "y" * 5000, "{}",
-    "%s%n", "${HOME}", "nan", "inf", "0x10", "2026-01-01",
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    255,
+    10**6,
+    2**31,
+    2**63,
+    -(2**63),
+    10**25,
+    0.0,
+    -0.0,
+    0.5,
+    1.5,
+    -1.5,
+    1e-320,
+    1e300,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+    "",
+    " ",
+    "x",
+    "12 GB",
+    "24GB",
+    "1e3",
+    "5 us",
+    "yes",
+    "~",
+    "null",
+    "bf16",
+    "rtx3090",
+    "../../etc/passwd",
+    "/",
+    "a\nb",
+    "\x1b[31mred",
+    "é",
+    "\u2028",
+    "x" * 300,
+    "y" * 5000,
+    "{}",
+    "%s%n",
+    "${HOME}",
+    "nan",
+    "inf",
+    "0x10",
+    "2026-01-01",
+)
 SHAPES: tuple[Callable[[random.Random, Any], Any], ...] = (
     lambda rng, old: [],
     lambda rng, old: {},
@@ -37,12 +85,57 @@ SHAPES: tuple[Callable[[random.Random, Any], Any], ...] = (
 )
 UNITS = (1e-12, 1e-9, 1e-6, 1e-3, 1e3, 1e6, 1e9, 1e12, -1.0, 0.0)  # a wrong unit is a wrong power of ten
 BITS = (
-    b"", b":", b": ", b"- ", b"\t", b"\n", b"  ", b"[", b"]", b"{", b"}", b"[" * 60, b"{a: " * 60, b"'", b'"', b"#",
-    b"|", b">", b"!", b"!!python/object/apply:os.system ", b"!!binary ", b"!!set ", b"&a ", b"*a ", b"<<: *a", b"? ",
-    b"---\n", b"...\n", b"%YAML 9.9\n", b"\xff\xfe", b"\x00", b"\x85", b"\xc0", b"\xe2\x80\xa8", b"9" * 30,
-    b"9" * 5000, b".nan", b"-.inf", b"1e999",
-    b"1:30", b"0o17", b"0x", b"=", b"~", b"@", b"`", b"\xef\xbb\xbf", b"true", b"2026-01-01", b"\\ud800",
-)  # fmt: skip
+    b"",
+    b":",
+    b": ",
+    b"- ",
+    b"\t",
+    b"\n",
+    b"  ",
+    b"[",
+    b"]",
+    b"{",
+    b"}",
+    b"[" * 60,
+    b"{a: " * 60,
+    b"'",
+    b'"',
+    b"#",
+    b"|",
+    b">",
+    b"!",
+    b"!!python/object/apply:os.system ",
+    b"!!binary ",
+    b"!!set ",
+    b"&a ",
+    b"*a ",
+    b"<<: *a",
+    b"? ",
+    b"---\n",
+    b"...\n",
+    b"%YAML 9.9\n",
+    b"\xff\xfe",
+    b"\x00",
+    b"\x85",
+    b"\xc0",
+    b"\xe2\x80\xa8",
+    b"9" * 30,
+    b"9" * 5000,
+    b".nan",
+    b"-.inf",
+    b"1e999",
+    b"1:30",
+    b"0o17",
+    b"0x",
+    b"=",
+    b"~",
+    b"@",
+    b"`",
+    b"\xef\xbb\xbf",
+    b"true",
+    b"2026-01-01",
+    b"\\ud800",
+)
 BOMB = "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(f'*{chr(97 + i)}' for _ in range(9))}]\n" for i in range(20))
 
 
@@ -131,9 +224,27 @@ def spoil_document(data: dict[str, Any], rng: random.Random) -> bytes:
     """A YAML document that is not what it should be."""
     how = rng.randrange(20)
     if how == 0:
-        return rng.choice((b"", b"[]", b"3", b"null", b"a: b: c", b"- 1\n- 2\n", b"\xff\xfe\x00\x01", b"[" * 3000,
-                           b"{a: " * 3000, b"- " * 3000, b"? " * 500, BOMB.encode(), b"a: &a [1]\nb: *a\n",
-                           b"1: 2\n", b"{[1]: 2}\n", b"--- {}\n--- {}\n", b"!!map {}\n"))  # fmt: skip
+        return rng.choice(
+            (
+                b"",
+                b"[]",
+                b"3",
+                b"null",
+                b"a: b: c",
+                b"- 1\n- 2\n",
+                b"\xff\xfe\x00\x01",
+                b"[" * 3000,
+                b"{a: " * 3000,
+                b"- " * 3000,
+                b"? " * 500,
+                BOMB.encode(),
+                b"a: &a [1]\nb: *a\n",
+                b"1: 2\n",
+                b"{[1]: 2}\n",
+                b"--- {}\n--- {}\n",
+                b"!!map {}\n",
+            )
+        )
     if how < 12:
         return dump(spoil_data(data, rng))
     text = dump(data if how < 18 else spoil_data(data, rng))
@@ -143,8 +254,9 @@ def spoil_document(data: dict[str, Any], rng: random.Random) -> bytes:
 
 
 def dump(data: Any) -> bytes:
-    return yaml.dump(data, sort_keys=False, allow_unicode=True, default_flow_style=None, width=10_000,
-                     Dumper=_Flat).encode("utf-8", "surrogatepass")  # fmt: skip
+    return yaml.dump(
+        data, sort_keys=False, allow_unicode=True, default_flow_style=None, width=10_000, Dumper=_Flat
+    ).encode("utf-8", "surrogatepass")
 
 
 class _Flat(yaml.SafeDumper):
@@ -186,10 +298,39 @@ def spoil_facts(pairs: dict[str, str], arrays: Arrays, rng: random.Random) -> No
     elif how == 1:
         pairs[typo(key, rng)] = pairs.pop(key)
     elif how == 2:
-        pairs[key] = rng.choice(("", "0", "1", "2", "3", "4", "5", "1024", "4096", "99999999", "-1", "nan", "1e9",
-                                 "true", "false", "sigmoid", "raw", "other", "unranked", "decode", "u8_square",
-                                 "u6_square", "[]", '["a"]', "[" * 900, "a\nb", "\x1b", "é" * 70_000,
-                                 "sparsemixer"))  # fmt: skip
+        pairs[key] = rng.choice(
+            (
+                "",
+                "0",
+                "1",
+                "2",
+                "3",
+                "4",
+                "5",
+                "1024",
+                "4096",
+                "99999999",
+                "-1",
+                "nan",
+                "1e9",
+                "true",
+                "false",
+                "sigmoid",
+                "raw",
+                "other",
+                "unranked",
+                "decode",
+                "u8_square",
+                "u6_square",
+                "[]",
+                '["a"]',
+                "[" * 900,
+                "a\nb",
+                "\x1b",
+                "é" * 70_000,
+                "sparsemixer",
+            )
+        )
     else:
         pairs[rng.choice(("x.note", "notes", "tasks", "scores.rows", "weights.rows", "next_scores_1.rows", "zzz"))] = (
             rng.choice(("decode", "all", "[]", '["chat"]', "", "x" * 99))
@@ -271,8 +412,24 @@ def spoil_container(data: bytes, rng: random.Random) -> bytes:
     entry = header.setdefault(name, {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]})
     key = rng.choice(("dtype", "shape", "data_offsets"))
     if how == 4:
-        entry[key] = rng.choice((None, [], [0, 0], [0, 10**9], [10**18, 1], [-1, 4], "U5", "F64", [2**62, 4], [1] * 900,
-                                 {"a": 1}, [1.5], 3, True))  # fmt: skip
+        entry[key] = rng.choice(
+            (
+                None,
+                [],
+                [0, 0],
+                [0, 10**9],
+                [10**18, 1],
+                [-1, 4],
+                "U5",
+                "F64",
+                [2**62, 4],
+                [1] * 900,
+                {"a": 1},
+                [1.5],
+                3,
+                True,
+            )
+        )
     else:
         start, stop = entry["data_offsets"] if isinstance(entry["data_offsets"], list) else (0, 0)
         entry["data_offsets"] = [start + rng.choice((-8, 0, 8)), stop + rng.choice((-8, 0, 8, 2**40))]

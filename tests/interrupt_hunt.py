@@ -29,13 +29,39 @@ def command(what: str, folder: Path) -> list[str]:
 
         setup = tiny_setup(folder, "lru", 8, trace={"outputs": 200})
         setup.close()
-        return ["run", "--policy", "lru", "--hw", "rtx3090", "--real", "--device", "cpu", "--experts", "8", "--model",
-                setup.spec.model or "", "--trace", setup.spec.trace or "", "--json"]  # fmt: skip
+        return [
+            "run",
+            "--policy",
+            "lru",
+            "--hw",
+            "rtx3090",
+            "--real",
+            "--device",
+            "cpu",
+            "--experts",
+            "8",
+            "--model",
+            setup.spec.model or "",
+            "--trace",
+            setup.spec.trace or "",
+            "--json",
+        ]
     if what == "calibrate":
         return ["calibrate", "--device", "cpu", "--model", "cpu-small", "--out", str(folder), "--minutes", "0.05"]
     if what == "record":
-        return ["record", "mixtral-8x7b-small", "--out", str(folder / "t.safetensors"), "--prompt-tokens", "12",
-                "--output-tokens", "24", "--requests", "6", "--force"]  # fmt: skip
+        return [
+            "record",
+            "mixtral-8x7b-small",
+            "--out",
+            str(folder / "t.safetensors"),
+            "--prompt-tokens",
+            "12",
+            "--output-tokens",
+            "24",
+            "--requests",
+            "6",
+            "--force",
+        ]
     trace = str(mixtral_shaped(folder, n_requests=2, prompt=5, outputs=300))
     if what == "run":
         return ["run", "--policy", "lru", "--hw", "rtx3090", "--trace", trace, "--out", str(folder / "out"), "--force"]

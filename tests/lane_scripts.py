@@ -6,8 +6,18 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-OPS = (*["copy"] * 5, *["run"] * 3, *["block"] * 2, *["promote"] * 2, *["sync"] * 2, "cpu", "join", "cancel", "look",
-       "host")  # fmt: skip
+OPS = (
+    *["copy"] * 5,
+    *["run"] * 3,
+    *["block"] * 2,
+    *["promote"] * 2,
+    *["sync"] * 2,
+    "cpu",
+    "join",
+    "cancel",
+    "look",
+    "host",
+)
 
 
 @st.composite

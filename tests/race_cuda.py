@@ -191,8 +191,10 @@ class RaceDevice(OneCard):
         before = self.accesses[key]
         for (a, b, actor, wrote), (count, earlier) in before.items():
             if a < stop and start < b and (wrote or is_write) and actor != name and clock.get(actor, 0) < count:
-                self.fail(f"{what} on {name} {'writes' if is_write else 'reads'} what {earlier} on {actor} "
-                          f"{'writes' if wrote else 'reads'}; nothing orders them")  # fmt: skip
+                self.fail(
+                    f"{what} on {name} {'writes' if is_write else 'reads'} what {earlier} on {actor} "
+                    f"{'writes' if wrote else 'reads'}; nothing orders them"
+                )
         before[start, stop, name, is_write] = (clock[name], what)
 
 

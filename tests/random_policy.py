@@ -35,8 +35,20 @@ from sim.policy import (
 
 LANES, BASES = ("side", "gpu", "host"), ("measured", "datasheet", "assumed")
 CUTS = ((0.0, 1.0), (0.0, 0.5, 1.0), (0.0, 0.25, 0.75, 1.0), (0.0, 1 / 3, 1.0))
-OPTIONAL = ("request_start", "iteration_start", "layer_enter", "gate_input", "gate_done", "layer_done", "iteration_end",
-            "request_end", "idle", "accessed", "placed", "evicted")  # fmt: skip
+OPTIONAL = (
+    "request_start",
+    "iteration_start",
+    "layer_enter",
+    "gate_input",
+    "gate_done",
+    "layer_done",
+    "iteration_end",
+    "request_end",
+    "idle",
+    "accessed",
+    "placed",
+    "evicted",
+)
 
 
 def key(piece: Any) -> tuple[Any, ...]:
@@ -87,8 +99,11 @@ class Aimless:
 
     def candidates(self, view: Any, piece: Any) -> list[Any]:
         """What may leave for a piece."""
-        return [one for one in view.residents() if one.gpu == piece.gpu and view.evictable(one)
-                and (not self.options["divide"] or one.layer == piece.layer)]  # fmt: skip
+        return [
+            one
+            for one in view.residents()
+            if one.gpu == piece.gpu and view.evictable(one) and (not self.options["divide"] or one.layer == piece.layer)
+        ]
 
     def room_for(self, view: Any, piece: Any) -> bool:
         """Whether a demand of it can be met."""
@@ -110,17 +125,31 @@ class Aimless:
     def layer_budgets(self, view: Any) -> list[list[int]] | None:
         if not self.options["divide"]:
             return None
-        return [[view.capacity_of(gpu) * view.expert_bytes // view.n_layers] * view.n_layers
-                for gpu in range(view.n_gpus)]  # fmt: skip
+        return [
+            [view.capacity_of(gpu) * view.expert_bytes // view.n_layers] * view.n_layers for gpu in range(view.n_gpus)
+        ]
 
     def bind(self, view: Any) -> None:
         if self.options["order"]:
             self.order = native_order(self.options["order"], self.rng, view.n_layers * view.n_experts)
         prices = view.prices
-        self.saw("bind", view.capacity, view.expert_bytes, [view.capacity_of(g) for g in range(view.n_gpus)],
-                 prices.copy_s(), prices.copy_s(7), prices.load_s(), prices.load_s(view.expert_bytes // 2),
-                 prices.back_s(), prices.gpu_s(2), prices.cpu_s(3), prices.expert_s(), prices.attention_s(5),
-                 prices.shared_s(), prices.head_s())  # fmt: skip
+        self.saw(
+            "bind",
+            view.capacity,
+            view.expert_bytes,
+            [view.capacity_of(g) for g in range(view.n_gpus)],
+            prices.copy_s(),
+            prices.copy_s(7),
+            prices.load_s(),
+            prices.load_s(view.expert_bytes // 2),
+            prices.back_s(),
+            prices.gpu_s(2),
+            prices.cpu_s(3),
+            prices.expert_s(),
+            prices.attention_s(5),
+            prices.shared_s(),
+            prices.head_s(),
+        )
 
     def initial(self, view: Any) -> Iterator[Any]:
         free = [view.free_bytes(gpu) for gpu in range(view.n_gpus)]
@@ -141,8 +170,14 @@ class Aimless:
     def anything(self, view: Any, hook: str) -> Iterator[Any]:
         """A few decisions of any kind."""
         rng = self.rng
-        self.saw(hook, view.layer, view.phase, view.owed(), [view.free_bytes(g) for g in range(view.n_gpus)],
-                 [key(piece) for piece in view.residents()])  # fmt: skip
+        self.saw(
+            hook,
+            view.layer,
+            view.phase,
+            view.owed(),
+            [view.free_bytes(g) for g in range(view.n_gpus)],
+            [key(piece) for piece in view.residents()],
+        )
         ranks = getattr(self, "order", None)
         if ranks is not None and hasattr(ranks, "rank"):
             ranks.rank[rng.randrange(len(ranks.rank))] = rng.choice((0.0, 1.0, 2.0, 3.0, rng.random()))
@@ -272,8 +307,17 @@ class Aimless:
 
     def gate_done(self, gate: Any, view: Any) -> Iterator[Any]:
         rng, layer = self.rng, gate.layer
-        self.saw("gate_done", layer, gate.phase, dict(gate.needs), dict(gate.asked), dict(gate.precision),
-                 gate.ids.tolist(), float(gate.scores.sum()), float(gate.weights.sum()))  # fmt: skip
+        self.saw(
+            "gate_done",
+            layer,
+            gate.phase,
+            dict(gate.needs),
+            dict(gate.asked),
+            dict(gate.precision),
+            gate.ids.tolist(),
+            float(gate.scores.sum()),
+            float(gate.weights.sum()),
+        )
         owed = list(gate.needs)
         rng.shuffle(owed)
         for expert in owed:
@@ -334,13 +378,20 @@ def random_policy(rng: Random, unit_s: float, closed: bool, expert_bytes: int) -
     """A policy of a class of its own, with the hooks, traits and habits the generator draws."""
     chance = rng.random
     options: dict[str, Any] = {
-        "parts": chance() < 0.5, "divide": chance() < 0.15, "timing": chance() < 0.6, "cpu": chance() < 0.3,
-        "lossy": chance() < 0.35, "oracle": closed and chance() < 0.2, "split": chance() < 0.3,
-        "initial": rng.choice((0, 0, 2, 8)), "min_experts": rng.choice((0, 1, 1, 2)),
+        "parts": chance() < 0.5,
+        "divide": chance() < 0.15,
+        "timing": chance() < 0.6,
+        "cpu": chance() < 0.3,
+        "lossy": chance() < 0.35,
+        "oracle": closed and chance() < 0.2,
+        "split": chance() < 0.3,
+        "initial": rng.choice((0, 0, 2, 8)),
+        "min_experts": rng.choice((0, 1, 1, 2)),
         "predictor_bytes": rng.choice((0, 0, 0, expert_bytes // 3)),
-        "lower": rng.choice(("int4", "int2", "fp8")), "order": None,
+        "lower": rng.choice(("int4", "int2", "fp8")),
+        "order": None,
         "habits": [3 * rng.choice((1, 4)), *(rng.choice((0.2, 1, 1, 4)) for _ in range(9))],
-    }  # fmt: skip
+    }
     if chance() < 0.35:
         options["order"] = rng.choice(("Recency", "Insertion", "Rank"))
     share = rng.choice((0.2, 0.6, 1.0))

@@ -46,10 +46,34 @@ from traces.format.writer import write_trace
 
 TIMES_S = (0.0, 0.0, 0.5, 1.0, 1.0, 2.0, 3.0, 10.0, 0.1, 0.3)
 NAMES_SETUP_DECIDES = {
-    "schema", "run_id", "name", "policy", "policy_file", "params", "hw", "model", "precision", "stack", "overrides",
-    "shape", "trace", "trace_sha256", "split", "seed", "gpus", "batch", "arrivals", "hit_definition", "labels",
-    "peak_vram_bytes", "peak_host_bytes", "bound", "wall_s", "engine", "version",
-}  # fmt: skip
+    "schema",
+    "run_id",
+    "name",
+    "policy",
+    "policy_file",
+    "params",
+    "hw",
+    "model",
+    "precision",
+    "stack",
+    "overrides",
+    "shape",
+    "trace",
+    "trace_sha256",
+    "split",
+    "seed",
+    "gpus",
+    "batch",
+    "arrivals",
+    "hit_definition",
+    "labels",
+    "peak_vram_bytes",
+    "peak_host_bytes",
+    "bound",
+    "wall_s",
+    "engine",
+    "version",
+}
 """Keys of a result that no loop decides (labels but for the calibrated range, which `beyond` holds)."""
 
 
@@ -69,8 +93,10 @@ class World:
         shape = f"{model.n_moe_layers} x {model.n_experts}, k={model.top_k}, dense layers {model.dense_layers}"
         budgets = [round(n_bytes / model.expert_bytes(spec.precision), 2) for n_bytes in memory.expert_bytes]
         drawn = getattr(policy, "options", {}) | {"prefetch_depth": policy.prefetch_depth}
-        return (f"world {self.seed}: policy {policy.name} {drawn}\n  {shape}; experts' room {budgets}; open loop "
-                f"{self.facts['open_loop']}; grouped {stack.grouped}, graphs {stack.graphs}\n  {told}")  # fmt: skip
+        return (
+            f"world {self.seed}: policy {policy.name} {drawn}\n  {shape}; experts' room {budgets}; open loop "
+            f"{self.facts['open_loop']}; grouped {stack.grouped}, graphs {stack.graphs}\n  {told}"
+        )
 
 
 @dataclass
@@ -116,10 +142,23 @@ def world(seed: int, folder: Path, policy: str | None = None) -> World:
     name = rng.choice((*names, *["drawn"] * len(names))) if policy is None else policy
     open_loop = open_loop and name in (*names, "drawn")
     settings = {} if name == "drawn" else drawn_settings(rng, name)
-    spec = RunSpec(policy=name, hw=hw.id, gpus=gpus, batch=batch, precision=precision, set=settings,
-                   hit_definition=rng.choice(("gate", "room", "cached", "token")))  # fmt: skip
-    facts = {"spec": spec, "hw": hw, "model": model, "stack": drawn_stack(rng), "memory": planned(budgets),
-             "open_loop": open_loop}  # fmt: skip
+    spec = RunSpec(
+        policy=name,
+        hw=hw.id,
+        gpus=gpus,
+        batch=batch,
+        precision=precision,
+        set=settings,
+        hit_definition=rng.choice(("gate", "room", "cached", "token")),
+    )
+    facts = {
+        "spec": spec,
+        "hw": hw,
+        "model": model,
+        "stack": drawn_stack(rng),
+        "memory": planned(budgets),
+        "open_loop": open_loop,
+    }
     path = drawn_trace(rng, folder / f"{seed}.safetensors", n_layers, n_experts, top_k, open_loop, unit_s)
     policy_seed = rng.getrandbits(32)
 
@@ -157,8 +196,10 @@ def enough(of: World) -> list[int]:
 def drawn_hardware(rng: Random) -> tuple[Any, float]:
     """A machine and its unit of time: round numbers, or the scale of a real one."""
     unit_s = rng.choice((1.0, 1.0, 1e-4))
-    times = {name: rng.choice(TIMES_S) * unit_s for name in ("copy_s", "kernel_s", "launch_s", "sync_s",
-                                                             "copy_launch_s", "cpu_s", "peer_s")}  # fmt: skip
+    times = {
+        name: rng.choice(TIMES_S) * unit_s
+        for name in ("copy_s", "kernel_s", "launch_s", "sync_s", "copy_launch_s", "cpu_s", "peer_s")
+    }
     times["launch_s"] /= rng.choice((1.0, 8.0, 100.0))
     hw = hardware(**times)
     if rng.random() < 0.5:  # what depends on sizes, instead of floors alone
@@ -192,12 +233,26 @@ def drawn_curves(rng: Random, unit_s: float) -> Curves:
 def drawn_model(rng: Random, n_layers: int, n_experts: int, top_k: int, dense: tuple[int, ...]) -> Model:
     shared = rng.choice((0, 0, 1, 2))
     return Model(
-        schema=1, id="drawn", name="drawn", source="tests", gate=ModelGate(score="softmax", renormalised=True),
-        hidden_size=WIDTH, n_layers=n_layers + len(dense), dense_layers=dense,
-        dense_intermediate_size=5 if dense else 0, n_experts=n_experts, top_k=top_k, expert_intermediate_size=5,
-        matrices_per_expert=rng.choice((2, 3)), n_shared_experts=shared, shared_intermediate_size=5 if shared else 0,
-        n_heads=1, n_kv_heads=1, head_dim=1, vocab_size=16,
-    )  # fmt: skip
+        schema=1,
+        id="drawn",
+        name="drawn",
+        source="tests",
+        gate=ModelGate(score="softmax", renormalised=True),
+        hidden_size=WIDTH,
+        n_layers=n_layers + len(dense),
+        dense_layers=dense,
+        dense_intermediate_size=5 if dense else 0,
+        n_experts=n_experts,
+        top_k=top_k,
+        expert_intermediate_size=5,
+        matrices_per_expert=rng.choice((2, 3)),
+        n_shared_experts=shared,
+        shared_intermediate_size=5 if shared else 0,
+        n_heads=1,
+        n_kv_heads=1,
+        head_dim=1,
+        vocab_size=16,
+    )
 
 
 def drawn_stack(rng: Random) -> Any:
@@ -205,8 +260,10 @@ def drawn_stack(rng: Random) -> Any:
     if rng.random() < 0.2:
         return load_stack(rng.choice(("bare", "separate", "hf")))
     drawn = stack(gate=rng.choice((0, 1)), expert=rng.choice((1, 2, 4)), attention=rng.choice((1, 3)))
-    extra = {name: figure(rng.choice(TIMES_S) / 8) for name in ("per_layer_s", "per_expert_s", "per_copy_s",
-                                                                "per_iteration_s")}  # fmt: skip
+    extra = {
+        name: figure(rng.choice(TIMES_S) / 8)
+        for name in ("per_layer_s", "per_expert_s", "per_copy_s", "per_iteration_s")
+    }
     changes = {"grouped": rng.random() < 0.4, "graphs": rng.random() < 0.3, "pinned": rng.random() < 0.8}
     return msgspec.structs.replace(drawn, **changes, **(extra if rng.random() < 0.3 else {}))
 
@@ -248,9 +305,14 @@ def setup_of(of: World, trace: Trace) -> Setup:
     policy, model, spec = of.make_policy(), of.facts["model"], of.facts["spec"]
     trace.require_all(policy.needs, policy.name)
     return Setup(
-        **of.facts, policy=policy, trace=trace, requests=requests_of(trace, "test"), store=requests_of(trace, "store"),
-        host_bytes=0, pieces=Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes),
-    )  # fmt: skip
+        **of.facts,
+        policy=policy,
+        trace=trace,
+        requests=requests_of(trace, "test"),
+        store=requests_of(trace, "store"),
+        host_bytes=0,
+        pieces=Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes),
+    )
 
 
 def run(of: World, loop: Callable[..., Any], watched: bool = True) -> Seen:
@@ -392,8 +454,10 @@ def digests(n: int, seed: int) -> list[str]:
 
 def n_compiled() -> int:
     """Modules of `sim` that are in use as machine code."""
-    return sum(name.startswith("sim.") and not str(getattr(module, "__file__", None) or ".py").endswith(".py")
-               for name, module in sys.modules.items())  # fmt: skip
+    return sum(
+        name.startswith("sim.") and not str(getattr(module, "__file__", None) or ".py").endswith(".py")
+        for name, module in sys.modules.items()
+    )
 
 
 if __name__ == "__main__":

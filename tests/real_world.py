@@ -53,21 +53,51 @@ def tiny_model(folder: Path, shared: bool = False, dense: bool = False, latent: 
     """`latent`: rank of the queries of latent attention, -1 for none, 0 for plain attention."""
     attention = LATENT.replace("}", f", q_lora_rank: {latent}}}") if latent > 0 else LATENT if latent else ""
     path = folder / "tiny-real.yaml"
-    path.write_text(MODEL.format(layers=LAYERS + dense, dense="[0]" if dense else "[]", width=96 if dense else 0,
-                                 shared=int(shared), shared_width=96 if shared else 0,
-                                 attention=attention))  # fmt: skip
+    path.write_text(
+        MODEL.format(
+            layers=LAYERS + dense,
+            dense="[0]" if dense else "[]",
+            width=96 if dense else 0,
+            shared=int(shared),
+            shared_width=96 if shared else 0,
+            attention=attention,
+        )
+    )
     return path
 
 
-def tiny_setup(folder: Path, policy: str, experts: int | None = None, *, shared: bool = False, dense: bool = False,
-               latent: int = 0, trace: dict[str, Any] | None = None, **fields: Any) -> Setup:  # fmt: skip
+def tiny_setup(
+    folder: Path,
+    policy: str,
+    experts: int | None = None,
+    *,
+    shared: bool = False,
+    dense: bool = False,
+    latent: int = 0,
+    trace: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Setup:
     path = folder / "tiny.safetensors"
-    facts: dict[str, Any] = {"n_requests": 4, "prompt": 5, "outputs": 6, "n_layers": LAYERS, "n_experts": EXPERTS,
-                             "top_k": TOP_K, "levels": LEVELS - {"arrivals"}} | (trace or {})  # fmt: skip
+    facts: dict[str, Any] = {
+        "n_requests": 4,
+        "prompt": 5,
+        "outputs": 6,
+        "n_layers": LAYERS,
+        "n_experts": EXPERTS,
+        "top_k": TOP_K,
+        "levels": LEVELS - {"arrivals"},
+    } | (trace or {})
     if not path.exists():
         tiny_trace(path, **facts)
-    spec = RunSpec(policy=policy, hw=fields.pop("hw", "rtx3090"), model=str(tiny_model(folder, shared, dense, latent)),
-                   trace=str(path), precision="fp32", experts=experts, **fields)  # fmt: skip
+    spec = RunSpec(
+        policy=policy,
+        hw=fields.pop("hw", "rtx3090"),
+        model=str(tiny_model(folder, shared, dense, latent)),
+        trace=str(path),
+        precision="fp32",
+        experts=experts,
+        **fields,
+    )
     return prepare(spec)
 
 
@@ -80,9 +110,17 @@ def lanes_and_weights(setup: Setup, lanes: Any = None) -> Iterator[tuple[Any, We
         lanes.close()
 
 
-def carried_out(folder: Path, policy: str, experts: int | None = None, lanes: Any = None, spans: Any = None,
-                log: Any = None, prepared: Any = None, perturb: tuple[int, int] | None = None,
-                **fields: Any) -> Measured:  # fmt: skip
+def carried_out(
+    folder: Path,
+    policy: str,
+    experts: int | None = None,
+    lanes: Any = None,
+    spans: Any = None,
+    log: Any = None,
+    prepared: Any = None,
+    perturb: tuple[int, int] | None = None,
+    **fields: Any,
+) -> Measured:
     """A real run of a policy on the tiny model; every hidden row is kept, and every copy proved by its bytes."""
     setup = tiny_setup(folder, policy, experts, **fields)
     try:

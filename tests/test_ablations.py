@@ -167,7 +167,7 @@ def test_moepic_table_1():
 
 def test_fine_moe_figure_14():
     """Hit rates: counts are worst, every part of the map adds or leaves them; LRU keeps least, LFU as p x freq."""
-    (text,) = tables("fine_moe_parts.md", "track=map_t\"")
+    (text,) = tables("fine_moe_parts.md", 'track=map_t"')
     hit = compared(text, "hit")
     parts = [hit[f"fine_moe track={name}"] for name in ("hit_count", "map_t", "map_ts", "map_tsd")]
     assert falls([-share for share in parts], strictly=False)

@@ -21,10 +21,21 @@ from traces.format.reader import Trace
 from traces.format.writer import TraceWriter
 
 MODEL = {
-    "schema": 1, "id": "tiny", "name": "tiny", "source": "tests", "gate": {"score": "softmax", "renormalised": True},
-    "hidden_size": 64, "n_layers": 3, "n_experts": 4, "top_k": 2, "expert_intermediate_size": 64, "n_heads": 1,
-    "n_kv_heads": 1, "head_dim": 64, "vocab_size": 100,
-}  # fmt: skip
+    "schema": 1,
+    "id": "tiny",
+    "name": "tiny",
+    "source": "tests",
+    "gate": {"score": "softmax", "renormalised": True},
+    "hidden_size": 64,
+    "n_layers": 3,
+    "n_experts": 4,
+    "top_k": 2,
+    "expert_intermediate_size": 64,
+    "n_heads": 1,
+    "n_kv_heads": 1,
+    "head_dim": 64,
+    "vocab_size": 100,
+}
 CARD = bundled("hwprofiles.gpus", ".yaml")["rtx3090"]
 
 
@@ -97,71 +108,140 @@ CASES: dict[str, Case] = {
     "missing tensor": Case(HW, (TRACE, "'req_split' is missing", "; see traces/FORMAT.md"), without("req_split")),
     "unknown version": Case(HW, (TRACE, "version, got '9'", "versions 1 and 2", "; upgrade"), facts(version="9")),
     "unknown fact": Case(HW, (TRACE, "metadata gate_scor", "; did you mean 'gate_score'?"), facts(gate_scor="softmax")),
-    "requests beyond the rows": Case(HW, (TRACE, "req_offsets[6], got 99", "number of rows (42)", "; see"),
-                                     values("req_offsets", 6, 99)),
+    "requests beyond the rows": Case(
+        HW, (TRACE, "req_offsets[6], got 99", "number of rows (42)", "; see"), values("req_offsets", 6, 99)
+    ),
     # values that a run reads
-    "expert out of range": Case(HW, (TRACE, "experts, got an id of 4 or more", "; `moesim traces check`"),
-                                values("experts", (30, 1, 0), 9)),
-    "one expert twice": Case(HW, (TRACE, "experts, got one expert twice for a token", "; "),
-                             values("experts", (30, 1), 3)),
-    "NaN weight": Case((*HW, *HOBBIT), (TRACE, "weights[38, 1, 0], got nan: a finite number", "; correct"),
-                       values("weights", (38, 1, 0), np.nan)),
-    "NaN embedding": Case((*HW, "--policy", "fine_moe"), (TRACE, "embeddings[38, 1], got nan", "; correct the recor"),
-                          values("embeddings", (38, 1), np.nan)),
-    "scores as floats": Case((*HW, "--policy", "fine_moe"), (TRACE, "scores, got type F32: U16", "; see"),
-        lambda path: surgery(path, lambda pairs, arrays: arrays.update(scores=arrays["scores"] * np.float32("nan")))),
-    "scores beyond their code": Case((*HW, "--policy", "fine_moe"), (TRACE, "scores[38, 1, 2], got 65535", "; correct"),
-                                     values("scores", (38, 1, 2), 65535)),
-    "scores that sum to 2": Case((*HW, "--policy", "importance"), (TRACE, "scores[38, 0]", "sum to 1", "; correct"),
-                                 values("scores", (38, 0), 2047)),
-    "predicted scores": Case((*HW, "--policy", "mixtral_offloading"), (TRACE, "next_scores_1[38, 0, 1], got 4096",
-                             "; correct"),
-                             values("next_scores_1", (38, 0, 1), 4096)),
-    "missing level": Case((*HW, "--policy", "fine_moe"), (TRACE, "policy fine_moe needs scores", "; record it with"),
-                          without("scores")),
+    "expert out of range": Case(
+        HW, (TRACE, "experts, got an id of 4 or more", "; `moesim traces check`"), values("experts", (30, 1, 0), 9)
+    ),
+    "one expert twice": Case(
+        HW, (TRACE, "experts, got one expert twice for a token", "; "), values("experts", (30, 1), 3)
+    ),
+    "NaN weight": Case(
+        (*HW, *HOBBIT),
+        (TRACE, "weights[38, 1, 0], got nan: a finite number", "; correct"),
+        values("weights", (38, 1, 0), np.nan),
+    ),
+    "NaN embedding": Case(
+        (*HW, "--policy", "fine_moe"),
+        (TRACE, "embeddings[38, 1], got nan", "; correct the recor"),
+        values("embeddings", (38, 1), np.nan),
+    ),
+    "scores as floats": Case(
+        (*HW, "--policy", "fine_moe"),
+        (TRACE, "scores, got type F32: U16", "; see"),
+        lambda path: surgery(path, lambda pairs, arrays: arrays.update(scores=arrays["scores"] * np.float32("nan"))),
+    ),
+    "scores beyond their code": Case(
+        (*HW, "--policy", "fine_moe"),
+        (TRACE, "scores[38, 1, 2], got 65535", "; correct"),
+        values("scores", (38, 1, 2), 65535),
+    ),
+    "scores that sum to 2": Case(
+        (*HW, "--policy", "importance"),
+        (TRACE, "scores[38, 0]", "sum to 1", "; correct"),
+        values("scores", (38, 0), 2047),
+    ),
+    "predicted scores": Case(
+        (*HW, "--policy", "mixtral_offloading"),
+        (TRACE, "next_scores_1[38, 0, 1], got 4096", "; correct"),
+        values("next_scores_1", (38, 0, 1), 4096),
+    ),
+    "missing level": Case(
+        (*HW, "--policy", "fine_moe"), (TRACE, "policy fine_moe needs scores", "; record it with"), without("scores")
+    ),
     # trace, model and machine that do not go together
-    "shapes disagree": Case((*HW, "--model", "mixtral-8x7b"), ("--model mixtral-8x7b is 32x8, k=2", "3x4, k=2",
-                            "traces that fit: mixtral-8x7b-small")),
+    "shapes disagree": Case(
+        (*HW, "--model", "mixtral-8x7b"),
+        ("--model mixtral-8x7b is 32x8, k=2", "3x4, k=2", "traces that fit: mixtral-8x7b-small"),
+    ),
     "unknown shape": Case(HW, (TRACE, "shape of no model in the catalogue", "; name one with --model FILE")),
-    "budget below the policy's minimum": Case((*BAD_MODEL, *HW, "--experts", "1", "--policy", "duoserve"),
+    "budget below the policy's minimum": Case(
+        (*BAD_MODEL, *HW, "--experts", "1", "--policy", "duoserve"),
         ("policy duoserve, got an expert budget of", "it needs at least", "; raise the budget"),
-        files={"bad.yaml": model()}),
-    "budget below one expert": Case((*BAD_MODEL, *HW, "--expert-cache", "1kB"),
-        ("--expert-cache, got 1.00 kB: one expert takes", "; give at least"), files={"bad.yaml": model()}),
-    "model beyond the host": Case((*BAD_MODEL, *HW, "--set", "hw.cpu.memory_bytes=1000000000", "--experts", "1"),
+        files={"bad.yaml": model()},
+    ),
+    "budget below one expert": Case(
+        (*BAD_MODEL, *HW, "--expert-cache", "1kB"),
+        ("--expert-cache, got 1.00 kB: one expert takes", "; give at least"),
+        files={"bad.yaml": model()},
+    ),
+    "model beyond the host": Case(
+        (*BAD_MODEL, *HW, "--set", "hw.cpu.memory_bytes=1000000000", "--experts", "1"),
         ("tiny in bf16: its experts need", "host memory", "; use a lower --precision"),
-        files={"bad.yaml": model(expert_intermediate_size=1_000_000)}),
-    "model beyond the GPU": Case((*BAD_MODEL, *HW), ("tiny in bf16 on rtx3090: dense parts need", "; take a smaller"),
-                                 files={"bad.yaml": model(vocab_size=10**9)}),
+        files={"bad.yaml": model(expert_intermediate_size=1_000_000)},
+    ),
+    "model beyond the GPU": Case(
+        (*BAD_MODEL, *HW),
+        ("tiny in bf16 on rtx3090: dense parts need", "; take a smaller"),
+        files={"bad.yaml": model(vocab_size=10**9)},
+    ),
     # profiles
-    "YAML typo": Case(BAD_HW, ("bad.yaml", "line 3, column", "; fix the file"),
-                      files={"bad.yaml": lambda: "schema: 1\nid: [rtx\nname: x\n"}),
-    "misspelt field": Case(BAD_MODEL + HW, ("bad.yaml", "unknown field `top_q`", "; did you mean 'top_k'?"),
-                           files={"bad.yaml": model(top_q=2)}),
-    "missing field": Case(BAD_MODEL + HW, ("bad.yaml", "missing required field `hidden_size`", "; correct"),
-                          files={"bad.yaml": lambda: yaml.safe_dump({k: v for k, v in MODEL.items()
-                                                                     if k != "hidden_size"})}),
-    "wrong type": Case(BAD_MODEL + HW, ("bad.yaml", "n_experts", "Expected `int`, got `str`", "; correct the field"),
-                       files={"bad.yaml": model(n_experts="four")}),
-    "wrong unit": Case(BAD_HW, ("bad.yaml", "vram_bytes, got 24", "; did you write GB? the unit is bytes"),
-                       files={"bad.yaml": card(vram_bytes={"value": 24, "source": "datasheet"})}),
-    "number without its origin": Case(BAD_HW, ("bad.yaml", "vram_bytes", "; write {value: NUMBER, source:"),
-                                      files={"bad.yaml": card(vram_bytes=24e9)}),
+    "YAML typo": Case(
+        BAD_HW,
+        ("bad.yaml", "line 3, column", "; fix the file"),
+        files={"bad.yaml": lambda: "schema: 1\nid: [rtx\nname: x\n"},
+    ),
+    "misspelt field": Case(
+        BAD_MODEL + HW,
+        ("bad.yaml", "unknown field `top_q`", "; did you mean 'top_k'?"),
+        files={"bad.yaml": model(top_q=2)},
+    ),
+    "missing field": Case(
+        BAD_MODEL + HW,
+        ("bad.yaml", "missing required field `hidden_size`", "; correct"),
+        files={"bad.yaml": lambda: yaml.safe_dump({k: v for k, v in MODEL.items() if k != "hidden_size"})},
+    ),
+    "wrong type": Case(
+        BAD_MODEL + HW,
+        ("bad.yaml", "n_experts", "Expected `int`, got `str`", "; correct the field"),
+        files={"bad.yaml": model(n_experts="four")},
+    ),
+    "wrong unit": Case(
+        BAD_HW,
+        ("bad.yaml", "vram_bytes, got 24", "; did you write GB? the unit is bytes"),
+        files={"bad.yaml": card(vram_bytes={"value": 24, "source": "datasheet"})},
+    ),
+    "number without its origin": Case(
+        BAD_HW, ("bad.yaml", "vram_bytes", "; write {value: NUMBER, source:"), files={"bad.yaml": card(vram_bytes=24e9)}
+    ),
     "unknown CPU": Case(BAD_HW, ("bad.yaml: cpu, got 'i9'", "; known: core-i9"), files={"bad.yaml": card(cpu="i9")}),
-    "citation of nothing": Case(BAD_HW, ("bad.yaml", "vram_bytes.ref, got 'nowhere'", "; add the citation there"),
-        files={"bad.yaml": card(vram_bytes={"value": 24e9, "source": "datasheet", "ref": "nowhere"})}),
-    "not finite": Case(BAD_HW, ("bad.yaml", "vram_bytes.value, got nan", "; correct the number"),
-                       files={"bad.yaml": card(vram_bytes={"value": float("nan"), "source": "datasheet"})}),
-    "key twice": Case(BAD_HW, ("bad.yaml", "line 2", "key 'schema' appears twice", "; fix the file"),
-                      files={"bad.yaml": lambda: "schema: 1\nschema: 1\n"}),
-    "alias": Case(BAD_HW, ("bad.yaml", "line 2", "aliases are not accepted", "; fix the file"),
-                  files={"bad.yaml": lambda: "a: &a [1]\nb: [*a, *a]\n"}),
-    "a tag that would run code": Case(BAD_HW, ("bad.yaml", "could not determine a constructor", "; fix the file"),
-                                      files={"bad.yaml": lambda: "id: !!python/object/apply:os.getcwd []\n"}),
-    "not text": Case(BAD_HW, ("bad.yaml", "not UTF-8 text (byte 0)", "; is it the right file?"),
-                     files={"bad.yaml": lambda: b"\xff\xfe\x00"}),
-    "too large": Case(BAD_HW, ("bad.yaml", f"at most {MAX_YAML_BYTES} are read", "; is it the right file?"),
-                      files={"bad.yaml": lambda: "#" * (MAX_YAML_BYTES + 1)}),
+    "citation of nothing": Case(
+        BAD_HW,
+        ("bad.yaml", "vram_bytes.ref, got 'nowhere'", "; add the citation there"),
+        files={"bad.yaml": card(vram_bytes={"value": 24e9, "source": "datasheet", "ref": "nowhere"})},
+    ),
+    "not finite": Case(
+        BAD_HW,
+        ("bad.yaml", "vram_bytes.value, got nan", "; correct the number"),
+        files={"bad.yaml": card(vram_bytes={"value": float("nan"), "source": "datasheet"})},
+    ),
+    "key twice": Case(
+        BAD_HW,
+        ("bad.yaml", "line 2", "key 'schema' appears twice", "; fix the file"),
+        files={"bad.yaml": lambda: "schema: 1\nschema: 1\n"},
+    ),
+    "alias": Case(
+        BAD_HW,
+        ("bad.yaml", "line 2", "aliases are not accepted", "; fix the file"),
+        files={"bad.yaml": lambda: "a: &a [1]\nb: [*a, *a]\n"},
+    ),
+    "a tag that would run code": Case(
+        BAD_HW,
+        ("bad.yaml", "could not determine a constructor", "; fix the file"),
+        files={"bad.yaml": lambda: "id: !!python/object/apply:os.getcwd []\n"},
+    ),
+    "not text": Case(
+        BAD_HW,
+        ("bad.yaml", "not UTF-8 text (byte 0)", "; is it the right file?"),
+        files={"bad.yaml": lambda: b"\xff\xfe\x00"},
+    ),
+    "too large": Case(
+        BAD_HW,
+        ("bad.yaml", f"at most {MAX_YAML_BYTES} are read", "; is it the right file?"),
+        files={"bad.yaml": lambda: "#" * (MAX_YAML_BYTES + 1)},
+    ),
     # names and settings
     "unknown policy": Case((*HW, "--policy", "fine_mo"), ("policy, got 'fine_mo'", "; did you mean 'fine_moe'?")),
     "unknown GPU": Case(("--hw", "rtx309"), ("hardware profile, got 'rtx309'", "; did you mean 'rtx3090'?")),
@@ -169,20 +249,32 @@ CASES: dict[str, Case] = {
     "unknown stack": Case((*HW, "--stack", "hff"), ("stack, got 'hff'", "; did you mean 'hf'?")),
     "a name too long for a file": Case(("--hw", "x" * 5000), ("hardware profile, got 'xxx", " [...] ", "known: a100")),
     "unknown parameter": Case((*HW, "--set", "scop=layer"), ("parameter lru.scop", "; did you mean 'scope'?")),
-    "unknown field": Case((*BAD_MODEL, *HW, "--set", "hw.h2d.latency=1"), ("--set hw.h2d.latency,", "; did you mean"),
-                          files={"bad.yaml": model()}),
+    "unknown field": Case(
+        (*BAD_MODEL, *HW, "--set", "hw.h2d.latency=1"),
+        ("--set hw.h2d.latency,", "; did you mean"),
+        files={"bad.yaml": model()},
+    ),
     "unknown prefix": Case((*HW, "--set", "gpu.h2d=1"), ("--set gpu.h2d, got prefix 'gpu'", "; known: hw")),
     "setting in the wrong unit": Case((*HW, "--set", "hw.h2d.latency_s=10"), ("h2d.latency_s, got 10: from 0", "; ")),
     "setting without a value": Case((*HW, "--set", "scope"), ("--set, got 'scope': not key=value", "; write")),
     # a saved configuration
-    "unknown field of a configuration": Case(("--config", "FOLDER/bad.yaml"),
-        ("bad.yaml", "unknown field `polcy`", "; did you mean 'policy'?"), files={"bad.yaml": lambda: "polcy: lru\n"}),
-    "wrong type in a configuration": Case(("--config", "FOLDER/bad.yaml"), ("bad.yaml", "gpus", "; correct the field"),
-                                          files={"bad.yaml": lambda: "policy: lru\nhw: rtx3090\ngpus: two\n"}),
-    "a list for a configuration": Case(("--config", "FOLDER/bad.yaml"), ("bad.yaml, got list", "; save one with --out"),
-                                       files={"bad.yaml": lambda: "- policy: lru\n"}),
+    "unknown field of a configuration": Case(
+        ("--config", "FOLDER/bad.yaml"),
+        ("bad.yaml", "unknown field `polcy`", "; did you mean 'policy'?"),
+        files={"bad.yaml": lambda: "polcy: lru\n"},
+    ),
+    "wrong type in a configuration": Case(
+        ("--config", "FOLDER/bad.yaml"),
+        ("bad.yaml", "gpus", "; correct the field"),
+        files={"bad.yaml": lambda: "policy: lru\nhw: rtx3090\ngpus: two\n"},
+    ),
+    "a list for a configuration": Case(
+        ("--config", "FOLDER/bad.yaml"),
+        ("bad.yaml, got list", "; save one with --out"),
+        files={"bad.yaml": lambda: "- policy: lru\n"},
+    ),
     "no such configuration": Case(("--config", "FOLDER/none.yaml"), ("none.yaml: No such file", "; check the path")),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -229,8 +321,17 @@ def test_the_same_inputs_unspoilt_run(capsys: pytest.CaptureFixture[str], tmp_pa
     (tmp_path / "m.yaml").write_text(model()())
     (tmp_path / "hw.yaml").write_text(card()())
     for args in (HOBBIT, *(("--policy", name) for name in ("lru", "fine_moe", "importance", "mixtral_offloading"))):
-        said = simulated(capsys, *args, "--hw", tmp_path / "hw.yaml", "--model", tmp_path / "m.yaml",
-                         "--trace", tmp_path / TRACE, "--json")  # fmt: skip
+        said = simulated(
+            capsys,
+            *args,
+            "--hw",
+            tmp_path / "hw.yaml",
+            "--model",
+            tmp_path / "m.yaml",
+            "--trace",
+            tmp_path / TRACE,
+            "--json",
+        )
         assert said.json["policy"] == args[1]
 
 
@@ -249,10 +350,17 @@ class TestLines:
 
 
 class TestHostileYaml:
-    @pytest.mark.parametrize("text", [
-        "[" * 100_000, "{a: " * 50_000, "- " * 100_000, "a: &x [1]\n" + "b: [*x, *x]\n" * 1000,
-        "\n".join(" " * i + "a:" for i in range(500)),
-    ], ids=["flow", "maps", "dashes", "aliases", "indents"])  # fmt: skip
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "[" * 100_000,
+            "{a: " * 50_000,
+            "- " * 100_000,
+            "a: &x [1]\n" + "b: [*x, *x]\n" * 1000,
+            "\n".join(" " * i + "a:" for i in range(500)),
+        ],
+        ids=["flow", "maps", "dashes", "aliases", "indents"],
+    )
     def test_depth_is_refused_where_it_begins(self, text: str) -> None:
         began_s = time.process_time()
         with pytest.raises(BadInput, match=r"nested deeper than 32 levels|aliases are not accepted"):
@@ -263,12 +371,34 @@ class TestHostileYaml:
         with pytest.raises(BadInput, match=r"f\.yaml line 1, column 4: a number of 5000 characters: at most 100"):
             parse_yaml("a: " + "9" * 5000, "f.yaml")
 
-    @pytest.mark.parametrize("text", [
-        "a: *x", "a: &x 1\nb: [*x]", "[" * 33, "a: 1\na: 2", "a: !!int foo", "[1]: 2", "a:\tb\n\tc", "\0",
-        "- 1\n---\n- 2", "a: !!python/object:os.system {}", 'a: "x', "a: [1", "a: 1:2:3e5", "x: 5e10", "x: 017",
-        "x: 1:30", "x: 'a\n b'", "x: .5e3\ny: 1_000\nz: ~\nt: 2026-01-01\nb: yes", 'a: "\\ud800"', "é: ü", "",
-        "%YAML 1.1\n---\na: 1", "<<: {a: 1}",
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "a: *x",
+            "a: &x 1\nb: [*x]",
+            "[" * 33,
+            "a: 1\na: 2",
+            "a: !!int foo",
+            "[1]: 2",
+            "a:\tb\n\tc",
+            "\0",
+            "- 1\n---\n- 2",
+            "a: !!python/object:os.system {}",
+            'a: "x',
+            "a: [1",
+            "a: 1:2:3e5",
+            "x: 5e10",
+            "x: 017",
+            "x: 1:30",
+            "x: 'a\n b'",
+            "x: .5e3\ny: 1_000\nz: ~\nt: 2026-01-01\nb: yes",
+            'a: "\\ud800"',
+            "é: ü",
+            "",
+            "%YAML 1.1\n---\na: 1",
+            "<<: {a: 1}",
+        ],
+    )
     def test_both_scanners_read_the_same(self, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
         def told() -> object:
             try:
@@ -324,15 +454,19 @@ class TestJudgedWhenRead:
             assert judged[4:] == [("scores", 30)]
             assert trace.scores(5, 5).shape == (0, 3, 4)
 
-    @pytest.mark.parametrize(("tensor", "index", "value", "read"), [
-        ("token_ids", 41, -1, lambda t: t.token_ids),
-        ("iterations", 41, 3, lambda t: t.iterations),
-        ("weights", (41, 0, 0), np.inf, lambda t: t.weights(41, 42)),
-        ("weights", (41, 0), 0.125, lambda t: t.weights(41, 42)),
-        ("shared_scores", (41, 0, 0), 9999, lambda t: t.shared_scores(41, 42)),
-        ("gate_inputs", (41, 0, 0), np.nan, lambda t: t.gate_inputs(41, 42)),
-        ("gate_input_norms", (41, 0), -1.0, lambda t: t.gate_input_norms(41, 42)),
-    ], ids=lambda part: part if isinstance(part, str) else "")  # fmt: skip
+    @pytest.mark.parametrize(
+        ("tensor", "index", "value", "read"),
+        [
+            ("token_ids", 41, -1, lambda t: t.token_ids),
+            ("iterations", 41, 3, lambda t: t.iterations),
+            ("weights", (41, 0, 0), np.inf, lambda t: t.weights(41, 42)),
+            ("weights", (41, 0), 0.125, lambda t: t.weights(41, 42)),
+            ("shared_scores", (41, 0, 0), 9999, lambda t: t.shared_scores(41, 42)),
+            ("gate_inputs", (41, 0, 0), np.nan, lambda t: t.gate_inputs(41, 42)),
+            ("gate_input_norms", (41, 0), -1.0, lambda t: t.gate_input_norms(41, 42)),
+        ],
+        ids=lambda part: part if isinstance(part, str) else "",
+    )
     def test_every_level(self, tmp_path: Path, sound: bytes, tensor: str, index: Any, value: Any, read: Any) -> None:
         path = tmp_path / TRACE
         path.write_bytes(sound)
@@ -370,8 +504,13 @@ def test_scores_that_are_not_numbers_are_never_written(tmp_path: Path) -> None:
 
 
 def test_other_commands_refuse_in_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:
-    for args in (("hw", "rtx309"), ("models", "mixtral-8x7"), ("policies", "fine_mo"), ("traces", "check", "none"),
-                 ("compare", "--policies", "lru,fif", "--hw", "rtx3090")):  # fmt: skip
+    for args in (
+        ("hw", "rtx309"),
+        ("models", "mixtral-8x7"),
+        ("policies", "fine_mo"),
+        ("traces", "check", "none"),
+        ("compare", "--policies", "lru,fif", "--hw", "rtx3090"),
+    ):
         with pytest.raises(SystemExit) as stop:
             main(list(args))
         out, err = capsys.readouterr()

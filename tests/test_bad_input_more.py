@@ -61,20 +61,31 @@ def changed(dotted: str, value: Any) -> str:
     return yaml.safe_dump(data, sort_keys=False)
 
 
-@pytest.mark.parametrize("option", ["--gpus", "--batch", "--experts", "--requests", "--cache-frac", "--vram",
-                                    "--expert-cache"])  # fmt: skip
+@pytest.mark.parametrize(
+    "option", ["--gpus", "--batch", "--experts", "--requests", "--cache-frac", "--vram", "--expert-cache"]
+)
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "x", "", "1e400", "-inf"])
 def test_numbers(capsys: pytest.CaptureFixture[str], folder: Path, option: str, value: str) -> None:
     line = refused(capsys, folder, f"{option}={value}")
     assert option in line or "dense parts need" in line
 
 
-@pytest.mark.parametrize(("args", "says"), [
-    (("--seed", "1.5"), "--seed"), (("--seed", "-1"), "--seed"), (("--gpus", "1000000000"), "gpus"),
-    (("--cache-frac", "2"), "cache-frac"), (("--vram", "24apples"), "24apples"), (("--vram", "infGB"), "infGB"),
-    (("--split", "none"), "--split"), (("--precision", "int3"), "int3"), (("--hit-definition", "x"), "--hit-def"),
-    (("--predictor", "surrogate:0.5"), "predictor"), (("--stack", ""), "stack"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--seed", "1.5"), "--seed"),
+        (("--seed", "-1"), "--seed"),
+        (("--gpus", "1000000000"), "gpus"),
+        (("--cache-frac", "2"), "cache-frac"),
+        (("--vram", "24apples"), "24apples"),
+        (("--vram", "infGB"), "infGB"),
+        (("--split", "none"), "--split"),
+        (("--precision", "int3"), "int3"),
+        (("--hit-definition", "x"), "--hit-def"),
+        (("--predictor", "surrogate:0.5"), "predictor"),
+        (("--stack", ""), "stack"),
+    ],
+)
 def test_options(capsys: pytest.CaptureFixture[str], folder: Path, args: tuple[str, str], says: str) -> None:
     assert says in refused(capsys, folder, *args)
 
@@ -84,42 +95,100 @@ def test_empty_names(capsys: pytest.CaptureFixture[str], folder: Path, name: str
     assert {"hw": "hardware profile"}.get(name, name) in refused(capsys, folder, **{name: ""})
 
 
-@pytest.mark.parametrize("key", [
-    "=1", "hw.=1", ".x=1", "hw.h2d.latency_s=", "hw.h2d.latency_s=nan", "hw.h2d.latency_s=-1", "hw.h2d.latency_s=[1]",
-    "hw.h2d.latency_s=1e-5s", "hw.h2d={}", "hw.gpu.flops_per_s.bf16=0", "hw.h2d.bandwidth_bytes_per_s=1e-320",
-    "hw.cpu.n_cores=0", "hw.contention.gpu_slowdown_by_h2d=-0.5", "hw.contention.gpu_slowdown_by_h2d=1e308",
-    "model.n_experts=0", "model.n_experts=1e99", "model.id=", "stack.pinned=7", "stack.per_expert_s=-1",
-    "stack.kernels.expert=-4", "stack.kernels.expert=0.5", "lru.x.y=1", "fine_moe.distance=3", "scope=nan", "a\nb=1",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "key",
+    [
+        "=1",
+        "hw.=1",
+        ".x=1",
+        "hw.h2d.latency_s=",
+        "hw.h2d.latency_s=nan",
+        "hw.h2d.latency_s=-1",
+        "hw.h2d.latency_s=[1]",
+        "hw.h2d.latency_s=1e-5s",
+        "hw.h2d={}",
+        "hw.gpu.flops_per_s.bf16=0",
+        "hw.h2d.bandwidth_bytes_per_s=1e-320",
+        "hw.cpu.n_cores=0",
+        "hw.contention.gpu_slowdown_by_h2d=-0.5",
+        "hw.contention.gpu_slowdown_by_h2d=1e308",
+        "model.n_experts=0",
+        "model.n_experts=1e99",
+        "model.id=",
+        "stack.pinned=7",
+        "stack.per_expert_s=-1",
+        "stack.kernels.expert=-4",
+        "stack.kernels.expert=0.5",
+        "lru.x.y=1",
+        "fine_moe.distance=3",
+        "scope=nan",
+        "a\nb=1",
+    ],
+)
 def test_settings(capsys: pytest.CaptureFixture[str], folder: Path, key: str) -> None:
     refused(capsys, folder, "--set", key)
 
 
-@pytest.mark.parametrize(("dotted", "value"), [
-    ("gpu.memory_bandwidth_bytes_per_s", 0), ("gpu.kernel_floor_s", -1.0), ("h2d.bandwidth_bytes_per_s", -5.0),
-    ("h2d.latency_s", float("inf")), ("host.launch_s", 5), ("host.sync_s", "5us"), ("vram_bytes", 10**40),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dotted", "value"),
+    [
+        ("gpu.memory_bandwidth_bytes_per_s", 0),
+        ("gpu.kernel_floor_s", -1.0),
+        ("h2d.bandwidth_bytes_per_s", -5.0),
+        ("h2d.latency_s", float("inf")),
+        ("host.launch_s", 5),
+        ("host.sync_s", "5us"),
+        ("vram_bytes", 10**40),
+    ],
+)
 def test_figures(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, dotted: str, value: Any) -> None:
     (tmp_path / "hw.yaml").write_text(changed(dotted, value))
     assert dotted in refused(capsys, folder, hw=tmp_path / "hw.yaml")
 
 
-@pytest.mark.parametrize("change", [
-    {"n_experts": 0}, {"top_k": 9}, {"n_layers": -3}, {"hidden_size": 0}, {"schema": 99}, {"id": ""}, {"id": False},
-    {"vocab_size": 1.5}, {"dense_layers": [5]}, {"dense_layers": [-1]}, {"gate": "softmax"}, {"n_kv_heads": 0},
-    {"head_dim": 10**30}, {"expert_intermediate_size": 10**18}, {"n_heads": float("nan")},
-    {"n_layers": 5, "dense_layers": [1, 1], "dense_intermediate_size": 4},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n_experts": 0},
+        {"top_k": 9},
+        {"n_layers": -3},
+        {"hidden_size": 0},
+        {"schema": 99},
+        {"id": ""},
+        {"id": False},
+        {"vocab_size": 1.5},
+        {"dense_layers": [5]},
+        {"dense_layers": [-1]},
+        {"gate": "softmax"},
+        {"n_kv_heads": 0},
+        {"head_dim": 10**30},
+        {"expert_intermediate_size": 10**18},
+        {"n_heads": float("nan")},
+        {"n_layers": 5, "dense_layers": [1, 1], "dense_intermediate_size": 4},
+    ],
+    ids=str,
+)
 def test_models(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, change: dict[str, Any]) -> None:
     (tmp_path / "m.yaml").write_text(model(**change)())
     refused(capsys, folder, model=tmp_path / "m.yaml")
 
 
-@pytest.mark.parametrize("content", [
-    card()().encode("utf-16"), b"# \xe9\n" + card()().encode(), b"", b"# nothing\n", b"\x00" * 100, b"42\n",
-    card()().encode() * 2, (card()() + "\n---\n" + card()()).encode(), b"schema:\t1\n\tid: x\n",
-    b"a: &a {b: 1}\nc:\n  <<: *a\n",
-], ids=["utf16", "latin1", "empty", "comment", "NUL", "scalar", "twice", "documents", "tabs", "merge"])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        card()().encode("utf-16"),
+        b"# \xe9\n" + card()().encode(),
+        b"",
+        b"# nothing\n",
+        b"\x00" * 100,
+        b"42\n",
+        card()().encode() * 2,
+        (card()() + "\n---\n" + card()()).encode(),
+        b"schema:\t1\n\tid: x\n",
+        b"a: &a {b: 1}\nc:\n  <<: *a\n",
+    ],
+    ids=["utf16", "latin1", "empty", "comment", "NUL", "scalar", "twice", "documents", "tabs", "merge"],
+)
 def test_texts(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "hw.yaml").write_bytes(content)
     assert "hw.yaml" in refused(capsys, folder, hw=tmp_path / "hw.yaml")
@@ -130,17 +199,37 @@ def test_windows_editors_are_fine(
     capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, written: bytes
 ) -> None:
     (tmp_path / "hw.yaml").write_bytes(written)
-    said = moesim(capsys, "run", "--policy", "lru", "--hw", tmp_path / "hw.yaml", "--model", folder / "m.yaml",
-                  "--trace", folder / "t.safetensors", "--json")  # fmt: skip
+    said = moesim(
+        capsys,
+        "run",
+        "--policy",
+        "lru",
+        "--hw",
+        tmp_path / "hw.yaml",
+        "--model",
+        folder / "m.yaml",
+        "--trace",
+        folder / "t.safetensors",
+        "--json",
+    )
     assert said.json["hw"] == "rtx3090"
 
 
-@pytest.mark.parametrize("text", [
-    "policy: lru\nhw: [rtx3090]\n", "{}", "policy: lru\nhw: rtx3090\nset: 3\n", "policy: null\nhw: rtx3090\n",
-    "policy: lru\nhw: rtx3090\nset: {a: {b: 1}}\n", "policy: lru\nhw: rtx3090\nbatch: 0\n",
-    "policy: lru\nhw: rtx3090\ngpus: -2\n", "policy: lru\nhw: rtx3090\nseed: 1.5\n",
-    "policy: lru\nhw: rtx3090\ncache_frac: .nan\n", "policy: lru\nhw: rtx3090\nset: {hw.h2d.latency_s: .inf}\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "policy: lru\nhw: [rtx3090]\n",
+        "{}",
+        "policy: lru\nhw: rtx3090\nset: 3\n",
+        "policy: null\nhw: rtx3090\n",
+        "policy: lru\nhw: rtx3090\nset: {a: {b: 1}}\n",
+        "policy: lru\nhw: rtx3090\nbatch: 0\n",
+        "policy: lru\nhw: rtx3090\ngpus: -2\n",
+        "policy: lru\nhw: rtx3090\nseed: 1.5\n",
+        "policy: lru\nhw: rtx3090\ncache_frac: .nan\n",
+        "policy: lru\nhw: rtx3090\nset: {hw.h2d.latency_s: .inf}\n",
+    ],
+)
 def test_configurations(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "c.yaml").write_text(text)
     refused(capsys, folder, "--config", tmp_path / "c.yaml", policy=None, hw=None)
@@ -185,9 +274,7 @@ def test_odd_files(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: P
 @POSIX
 @pytest.mark.parametrize("option", ["--out", "--timeline"])
 @pytest.mark.usefixtures("hurry")
-def test_odd_places_to_write_to(
-    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, option: str
-) -> None:
+def test_odd_places_to_write_to(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, option: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine.txt").write_text("keep")
@@ -213,13 +300,28 @@ def test_no_device_is_replaced(tmp_path: Path) -> None:
 # -- other commands ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("args", [
-    ("compare", "--policy", "lru,,fif", "--hw", "rtx3090"), ("compare", "--policy", "", "--hw", "rtx3090"),
-    ("compare", "--policy", "lru", "--hw", "rtx3090", "--workers", "0"), ("bench", "--tokens", "-1"),
-    ("hw", "FOLDER/dir.yaml"), ("models", "FOLDER/dir.yaml"), ("report", "FOLDER"), ("report", "FOLDER/none.yaml"),
-    ("traces", "check", "FOLDER"), ("traces", "check", "FOLDER/m.yaml"), ("traces", "synth", "--requests", "-1"),
-    ("calibrate", "--device", "gpu7"), ("calibrate", "--device", "cpu", "--model", "nope"), ("conformance", "nope"),
-    ("train", "duoserve", "--trace", "nope", "--out", "x"), ("validate", "--policy", "nope"), ("nosuch",),
-], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("compare", "--policy", "lru,,fif", "--hw", "rtx3090"),
+        ("compare", "--policy", "", "--hw", "rtx3090"),
+        ("compare", "--policy", "lru", "--hw", "rtx3090", "--workers", "0"),
+        ("bench", "--tokens", "-1"),
+        ("hw", "FOLDER/dir.yaml"),
+        ("models", "FOLDER/dir.yaml"),
+        ("report", "FOLDER"),
+        ("report", "FOLDER/none.yaml"),
+        ("traces", "check", "FOLDER"),
+        ("traces", "check", "FOLDER/m.yaml"),
+        ("traces", "synth", "--requests", "-1"),
+        ("calibrate", "--device", "gpu7"),
+        ("calibrate", "--device", "cpu", "--model", "nope"),
+        ("conformance", "nope"),
+        ("train", "duoserve", "--trace", "nope", "--out", "x"),
+        ("validate", "--policy", "nope"),
+        ("nosuch",),
+    ],
+    ids=" ".join,
+)
 def test_commands(capsys: pytest.CaptureFixture[str], folder: Path, args: tuple[str, ...]) -> None:
     refusal(capsys, folder, sorted(folder.rglob("*")), *(arg.replace("FOLDER", str(folder)) for arg in args))

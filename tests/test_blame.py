@@ -79,19 +79,34 @@ def deciding(*decisions: Any, hook: str = "layer_enter", traits: frozenset[str] 
     return type("Deciding", (Sound,), {hook: say, "traits": traits})
 
 
-@pytest.mark.parametrize(("decision", "said"), [
-    (RunGpu(10**9), r"RunGpu.*1000000000"), (RunGpu("a"), "RunGpu.*a"),
-    (RunGpu([1]), r"RunGpu.*expert \[1\]"), (RunGpu(None), "RunGpu.*None"), (RunGpu(-1), "RunGpu.*-1"),
-    (Fetch(("a", 1)), r"Fetch, got piece \('a', 1\): must be a Piece"), (Fetch(7), "Fetch, got piece 7"),
-    (Fetch([1]), r"Fetch, got piece \[1\]"), (Prefetch(None), "Prefetch, got piece None: must be a Piece"),
-    (Prefetch({}), "Prefetch, got piece {}"), (Evict("lru"), "Evict, got piece 'lru'"),
-    (Wait((1,)), "Wait, got tickets"), (Wait(5), "Wait, got tickets 5"),
-    (RunPart(3), "RunPart, got piece 3"), (WriteBack("x"), "WriteBack, got piece 'x'"),
-    (Predict("long"), "Predict"), (Predict(-1.0), "Predict"), (Predict(float("nan")), "Predict"),
-    (Predict(1e-3, "gpu9"), "Predict.*'gpu9'"),
-    (7, "decision, got 7: not a decision"), ("Serve", "decision, got 'Serve': not"), (Fetch, "not a decision"),
-    ([1], r"decision, got \[1\]: not"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("decision", "said"),
+    [
+        (RunGpu(10**9), r"RunGpu.*1000000000"),
+        (RunGpu("a"), "RunGpu.*a"),
+        (RunGpu([1]), r"RunGpu.*expert \[1\]"),
+        (RunGpu(None), "RunGpu.*None"),
+        (RunGpu(-1), "RunGpu.*-1"),
+        (Fetch(("a", 1)), r"Fetch, got piece \('a', 1\): must be a Piece"),
+        (Fetch(7), "Fetch, got piece 7"),
+        (Fetch([1]), r"Fetch, got piece \[1\]"),
+        (Prefetch(None), "Prefetch, got piece None: must be a Piece"),
+        (Prefetch({}), "Prefetch, got piece {}"),
+        (Evict("lru"), "Evict, got piece 'lru'"),
+        (Wait((1,)), "Wait, got tickets"),
+        (Wait(5), "Wait, got tickets 5"),
+        (RunPart(3), "RunPart, got piece 3"),
+        (WriteBack("x"), "WriteBack, got piece 'x'"),
+        (Predict("long"), "Predict"),
+        (Predict(-1.0), "Predict"),
+        (Predict(float("nan")), "Predict"),
+        (Predict(1e-3, "gpu9"), "Predict.*'gpu9'"),
+        (7, "decision, got 7: not a decision"),
+        ("Serve", "decision, got 'Serve': not"),
+        (Fetch, "not a decision"),
+        ([1], r"decision, got \[1\]: not"),
+    ],
+)
 def test_what_is_no_decision(run: Run, decision: Any, said: str) -> None:
     with pytest.raises(IllegalDecision, match=rf"mine\.layer_enter at layer 3: .*{said}"):
         run(deciding(decision))
@@ -128,7 +143,8 @@ def answering(victim: Callable[..., Any], how: str) -> type[Policy]:
         hooks["gate_done"] = lambda self, gate, view: [Serve()]
     elif how != "default":
         hooks["layer_enter"] = lambda self, layer, view: [
-            Prefetch(view.piece(at, e)) for at in range(view.n_layers) for e in range(view.n_experts)]  # fmt: skip
+            Prefetch(view.piece(at, e)) for at in range(view.n_layers) for e in range(view.n_experts)
+        ]
     if how == "queue":
         hooks |= {"traits": frozenset({"timing"}), "prefetch_depth": 1}
     return type("Answering", (Sound,), hooks)
@@ -154,10 +170,14 @@ def test_a_victim_that_is_not_there(run: Run, how: str) -> None:
         run(kind)
 
 
-@pytest.mark.parametrize("endless", [
-    lambda: itertools.repeat(Wait(())), lambda: (Serve() for _ in itertools.count()),
-    lambda: (Predict(0.0) for _ in itertools.count()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "endless",
+    [
+        lambda: itertools.repeat(Wait(())),
+        lambda: (Serve() for _ in itertools.count()),
+        lambda: (Predict(0.0) for _ in itertools.count()),
+    ],
+)
 def test_what_never_ends(run: Run, endless: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MAX_DECISIONS", 5000)
     kind = type("Endless", (Sound,), {"layer_enter": lambda self, layer, view: endless() if layer == 1 else None})
@@ -223,10 +243,14 @@ def test_predictor_bytes(run: Run, n_bytes: Any) -> None:
         run(kind)
 
 
-@pytest.mark.parametrize(("traits", "said"), [
-    (frozenset({"timng"}), "got trait 'timng': no such trait; did you mean 'timing'"),
-    (frozenset({3}), "got trait 3: no such trait"), ("cpu", "got traits 'cpu': a set of words"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("traits", "said"),
+    [
+        (frozenset({"timng"}), "got trait 'timng': no such trait; did you mean 'timing'"),
+        (frozenset({3}), "got trait 3: no such trait"),
+        ("cpu", "got traits 'cpu': a set of words"),
+    ],
+)
 def test_traits(run: Run, traits: Any, said: str) -> None:
     with pytest.raises(BadInput, match=f"policy mine, {said}"):
         run(type("Misspelt", (Sound,), {"traits": traits}))
@@ -244,33 +268,42 @@ def another() -> Piece:
     return Pieces(9, 9, "bf16", 1, lambda _: 16).all[-1]
 
 
-@pytest.mark.parametrize(("decision", "said"), [
-    (Fetch(another()), "belongs to another run"), (Evict(another()), "belongs to another run"),
-    (Prefetch(Piece(0, 0, 0.0, 1.0, "bf16", 0, 16, -5)), "belongs to another run"),
-    (Prefetch(Piece(0, 0, 0.0, 1.0, "bf16", 7, 16, 10**6)), "belongs to another run"),
-    (Wait((None,)), "Wait, got tickets"),
-    (RunGpu(0, (None,)), "RunGpu, got after"), (RunGpu(0, 5), "RunGpu, got after"),
-    (WriteBack(None), "WriteBack, got piece None"), (RunPart(None), "RunPart, got piece None"),
-    (Evict(None), "Evict, got piece None"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("decision", "said"),
+    [
+        (Fetch(another()), "belongs to another run"),
+        (Evict(another()), "belongs to another run"),
+        (Prefetch(Piece(0, 0, 0.0, 1.0, "bf16", 0, 16, -5)), "belongs to another run"),
+        (Prefetch(Piece(0, 0, 0.0, 1.0, "bf16", 7, 16, 10**6)), "belongs to another run"),
+        (Wait((None,)), "Wait, got tickets"),
+        (RunGpu(0, (None,)), "RunGpu, got after"),
+        (RunGpu(0, 5), "RunGpu, got after"),
+        (WriteBack(None), "WriteBack, got piece None"),
+        (RunPart(None), "RunPart, got piece None"),
+        (Evict(None), "Evict, got piece None"),
+    ],
+)
 def test_what_nothing_looks_up_unseen(run: Run, decision: Any, said: str) -> None:
     """Compiled, an index that is none would be memory of others."""
     with pytest.raises(IllegalDecision, match=rf"mine\.layer_enter at layer 3: .*{said}"):
         run(deciding(decision))
 
 
-@pytest.mark.parametrize(("decision", "said"), [
-    (lambda piece: Prefetch(piece, float("nan")), "priority nan: must be a number"),
-    (lambda piece: Prefetch(piece, "first"), "Prefetch, got priority 'first': must be a number"),
-    (lambda piece: Requeue([(piece, 1.0, (None,))]), "Requeue, got wanted"),
-    (lambda piece: Requeue([(piece, float("nan"), ())]), "priority nan: must be a number"),
-    (lambda piece: Requeue([(another(), 1.0, ())]), "belongs to another run"),
-    (lambda piece: RequeueFrom(Wishes([0, 10**6], [1.0, 1.0]), 0, 2, 0), "got piece index 1000000"),
-    (lambda piece: RequeueFrom(Wishes([-1], [1.0]), 0, 1, 0), "got piece index -1"),
-    (lambda piece: RequeueFrom(Wishes([0], [1.0]), 0, 2, 0), "entries 0 to 2: there are 1"),
-    (lambda piece: RequeueFrom(None, 0, 0, 0), "RequeueFrom, got wishes None"),
-    (lambda piece: RequeueFrom(Wishes([0], [1.0]), 0, 1, 0, (None,)), "RequeueFrom, got after"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("decision", "said"),
+    [
+        (lambda piece: Prefetch(piece, float("nan")), "priority nan: must be a number"),
+        (lambda piece: Prefetch(piece, "first"), "Prefetch, got priority 'first': must be a number"),
+        (lambda piece: Requeue([(piece, 1.0, (None,))]), "Requeue, got wanted"),
+        (lambda piece: Requeue([(piece, float("nan"), ())]), "priority nan: must be a number"),
+        (lambda piece: Requeue([(another(), 1.0, ())]), "belongs to another run"),
+        (lambda piece: RequeueFrom(Wishes([0, 10**6], [1.0, 1.0]), 0, 2, 0), "got piece index 1000000"),
+        (lambda piece: RequeueFrom(Wishes([-1], [1.0]), 0, 1, 0), "got piece index -1"),
+        (lambda piece: RequeueFrom(Wishes([0], [1.0]), 0, 2, 0), "entries 0 to 2: there are 1"),
+        (lambda piece: RequeueFrom(None, 0, 0, 0), "RequeueFrom, got wishes None"),
+        (lambda piece: RequeueFrom(Wishes([0], [1.0]), 0, 1, 0, (None,)), "RequeueFrom, got after"),
+    ],
+)
 def test_what_a_queue_refuses(run: Run, decision: Callable[[Piece], Any], said: str) -> None:
     def layer_enter(self: Policy, layer: int, view: Any) -> list[Any]:
         return [decision(view.part(7, 0, 0.0, 0.5))] if layer == 3 else []

@@ -131,8 +131,12 @@ class Anything(Policy):
         self.first_s, self.unused = None, set()
 
     def initial(self, view):
-        used = [view.piece(at, e) for at in range(view.n_layers) for e in range(view.n_experts)
-                if view.future.uses(at, e)[0]]  # fmt: skip
+        used = [
+            view.piece(at, e)
+            for at in range(view.n_layers)
+            for e in range(view.n_experts)
+            if view.future.uses(at, e)[0]
+        ]
         return self.choices.choose(list(combinations(used, min(view.capacity, len(used)))))
 
     def iteration_start(self, iteration, view):
@@ -226,10 +230,15 @@ def shortest_decode(trace, room, kind, limit=30_000, **world):
 
 # (layers, experts, decode tokens, room, machine): copy 10 s, expert 2 s, attention 1 s unless told.
 SMALL = [
-    (2, 3, 2, 1, {}), (2, 3, 2, 2, {}), (2, 3, 2, 3, {}), (2, 3, 2, 2, {"copy_s": 3.0}), (2, 3, 2, 3, {"copy_s": 3.0}),
+    (2, 3, 2, 1, {}),
+    (2, 3, 2, 2, {}),
+    (2, 3, 2, 3, {}),
+    (2, 3, 2, 2, {"copy_s": 3.0}),
+    (2, 3, 2, 3, {"copy_s": 3.0}),
     (2, 3, 2, 2, {"copy_s": 2.0, "launch_s": 0.75, "sync_s": 0.25, "copy_launch_s": 0.125}),
-    (3, 3, 1, 1, {}), (1, 3, 4, 2, {"copy_s": 4.0}),
-]  # fmt: skip
+    (3, 3, 1, 1, {}),
+    (1, 3, 4, 2, {"copy_s": 4.0}),
+]
 
 
 @pytest.mark.parametrize("case", range(len(SMALL)))
@@ -333,10 +342,16 @@ HOSTS = [{}, {"launch_s": 0.75, "sync_s": 0.25}, {"launch_s": 2.0, "copy_launch_
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
-    seed=st.integers(0, 99), room=st.integers(1, 14), make=st.sampled_from([Lru, Belady, PerfectPrefetch]),
-    host=st.sampled_from(HOSTS), copy_s=st.sampled_from([0.5, 2.0, 10.0]), batch=st.sampled_from([1, 2, 3]),
-    dense=st.sampled_from([(), (0, 2, 4)]), shared=st.booleans(), gpus=st.sampled_from([1, 2]),
-)  # fmt: skip
+    seed=st.integers(0, 99),
+    room=st.integers(1, 14),
+    make=st.sampled_from([Lru, Belady, PerfectPrefetch]),
+    host=st.sampled_from(HOSTS),
+    copy_s=st.sampled_from([0.5, 2.0, 10.0]),
+    batch=st.sampled_from([1, 2, 3]),
+    dense=st.sampled_from([(), (0, 2, 4)]),
+    shared=st.booleans(),
+    gpus=st.sampled_from([1, 2]),
+)
 def test_any_machine(seed, room, make, host, copy_s, batch, dense, shared, gpus, tmp_path_factory):
     path = tiny_trace(tmp_path_factory.mktemp("any") / "t", 2, 5, 2, n_requests=4, levels=set(), seed=seed, outputs=4)
     with Trace(path) as trace:

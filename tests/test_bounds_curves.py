@@ -29,8 +29,12 @@ def curve(**points):
 
 def measured(made, operations, launches=None):
     """The setup with these curves for its model."""
-    curves = Curves(model=made.model.id, precision="bf16", operations=operations,
-                    launches={name: figure(s) for name, s in (launches or {}).items()})  # fmt: skip
+    curves = Curves(
+        model=made.model.id,
+        precision="bf16",
+        operations=operations,
+        launches={name: figure(s) for name, s in (launches or {}).items()},
+    )
     made.hw = msgspec.structs.replace(made.hw, curves=curves)
     return made
 
@@ -155,25 +159,28 @@ def test_what_is_there_stays_while_others_run_on_the_cpu(tmp_path):
 
 # Three tokens, experts 1, 2 and 3, room for one: one is there, two are copied (10 s), or run on the CPU for 1 s up the
 # link. A token computes for 4 s, 2 s of them the expert; after the last copy come a kernel of 1 s and the head (1 s).
-@pytest.mark.parametrize(("world", "cpu", "least_s"), [
-    ({}, False, 20 + 1 + 1),
-    # x on the CPU: 1 + 5 x there, 21 - 9 x on the link, 12 - 2 x computing. 1 + 5 x = 12 - 2 x at 11 / 7.
-    ({}, True, 1 + 5 * 11 / 7),
-    # Computing is free: x of results on the link, 20 - 9 x of both.
-    ({"kernel_s": 0.0, "cpu_s": 0.5}, True, 2),
-    ({"kernel_s": 0.0, "cpu_s": 5.0}, True, 5 * 20 / 14),
-    ({"cpu_s": 50.0}, True, 1 + 50 * 20 / 59),
-    # Two GPUs with room for one each: 1 and 3 share the second, so one of them is copied; the first computes for
-    # 2 + 4 + 2 s. 1 + 5 x = 8 - 2 x at 1.
-    ({"gpus": 2}, True, 6),
-    ({"gpus": 2}, False, 10 + 1 + 1),
-    # 4 s per launch of a kernel, 10 s of a copy or for the CPU: 4 x (1 + 2 + 1) x 3 + 2 x 10.
-    ({"launch_s": 4.0, "copy_launch_s": 10.0}, False, 48 + 20),
-    ({"launch_s": 4.0, "copy_launch_s": 10.0, "cpu_s": 1.0}, True, 48 + 20 - 3 * 8),
-    # Attention ends at 5, the expert's last kernel at 14, the head at 18; without an expert 5 and 10.
-    ({"launch_s": 4.0, "copy_launch_s": 1.0}, False, 3 * 18),
-    ({"launch_s": 4.0, "copy_launch_s": 1.0, "cpu_s": 1.0}, True, 3 * 10),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("world", "cpu", "least_s"),
+    [
+        ({}, False, 20 + 1 + 1),
+        # x on the CPU: 1 + 5 x there, 21 - 9 x on the link, 12 - 2 x computing. 1 + 5 x = 12 - 2 x at 11 / 7.
+        ({}, True, 1 + 5 * 11 / 7),
+        # Computing is free: x of results on the link, 20 - 9 x of both.
+        ({"kernel_s": 0.0, "cpu_s": 0.5}, True, 2),
+        ({"kernel_s": 0.0, "cpu_s": 5.0}, True, 5 * 20 / 14),
+        ({"cpu_s": 50.0}, True, 1 + 50 * 20 / 59),
+        # Two GPUs with room for one each: 1 and 3 share the second, so one of them is copied; the first computes for
+        # 2 + 4 + 2 s. 1 + 5 x = 8 - 2 x at 1.
+        ({"gpus": 2}, True, 6),
+        ({"gpus": 2}, False, 10 + 1 + 1),
+        # 4 s per launch of a kernel, 10 s of a copy or for the CPU: 4 x (1 + 2 + 1) x 3 + 2 x 10.
+        ({"launch_s": 4.0, "copy_launch_s": 10.0}, False, 48 + 20),
+        ({"launch_s": 4.0, "copy_launch_s": 10.0, "cpu_s": 1.0}, True, 48 + 20 - 3 * 8),
+        # Attention ends at 5, the expert's last kernel at 14, the head at 18; without an expert 5 and 10.
+        ({"launch_s": 4.0, "copy_launch_s": 1.0}, False, 3 * 18),
+        ({"launch_s": 4.0, "copy_launch_s": 1.0, "cpu_s": 1.0}, True, 3 * 10),
+    ],
+)
 def test_bounds_by_hand(world, cpu, least_s, tmp_path):
     with Trace(from_rows(tmp_path / "t", [[[e]] for e in range(4)], 4)) as trace:
         assert lower_bound(setup(Lru(), trace, 1, **world), cpu).tpot_s == pytest.approx(least_s / 3, rel=1e-9)

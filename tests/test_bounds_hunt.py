@@ -57,43 +57,65 @@ def wild_hardware(rng, hw):
     gpu, host, cpu = hw.gpu, hw.host, hw.cpu
     terms = {name: figure(rng.choice((0, 0.3, 1.0)) if rng.random() < 0.3 else 0) for name in TERMS}
     return msgspec.structs.replace(
-        hw, h2d=link(hw.h2d), d2h=link(hw.d2h), p2p=link(hw.p2p), contention=Contention(**terms),
+        hw,
+        h2d=link(hw.h2d),
+        d2h=link(hw.d2h),
+        p2p=link(hw.p2p),
+        contention=Contention(**terms),
         gpu=msgspec.structs.replace(
-            gpu, memory_bandwidth_bytes_per_s=rate(gpu.memory_bandwidth_bytes_per_s),
-            kernel_floor_s=seconds(gpu.kernel_floor_s), flops_per_s={k: rate(q) for k, q in gpu.flops_per_s.items()},
+            gpu,
+            memory_bandwidth_bytes_per_s=rate(gpu.memory_bandwidth_bytes_per_s),
+            kernel_floor_s=seconds(gpu.kernel_floor_s),
+            flops_per_s={k: rate(q) for k, q in gpu.flops_per_s.items()},
         ),
         host=msgspec.structs.replace(
-            host, launch_s=seconds(host.launch_s), sync_s=seconds(host.sync_s),
+            host,
+            launch_s=seconds(host.launch_s),
+            sync_s=seconds(host.sync_s),
             copy_launch_s=seconds(host.copy_launch_s),
         ),
         cpu=msgspec.structs.replace(
-            cpu, memory_bandwidth_bytes_per_s=rate(cpu.memory_bandwidth_bytes_per_s),
-            flops_per_s=rate(cpu.flops_per_s), expert_overhead_s=seconds(cpu.expert_overhead_s),
+            cpu,
+            memory_bandwidth_bytes_per_s=rate(cpu.memory_bandwidth_bytes_per_s),
+            flops_per_s=rate(cpu.flops_per_s),
+            expert_overhead_s=seconds(cpu.expert_overhead_s),
         ),
-    )  # fmt: skip
+    )
 
 
 def wild_stack(rng, stack):
     kernels = msgspec.structs.replace(
-        stack.kernels, attention=rng.choice((1, 7, 26)), gate=rng.choice((1, 3)), head=rng.choice((1, 3, 23)),
+        stack.kernels,
+        attention=rng.choice((1, 7, 26)),
+        gate=rng.choice((1, 3)),
+        head=rng.choice((1, 3, 23)),
         expert=rng.choice((1, 2, 3, 4, 5, 11)),
-    )  # fmt: skip
+    )
     return msgspec.structs.replace(
-        stack, kernels=kernels, per_layer_s=figure(rng.choice((0, 0, 1e-3))),
-        per_expert_s=figure(rng.choice((0, 0, 1.5e-4, 2e-3))), per_copy_s=figure(rng.choice((0, 0, 1e-4))),
-        per_iteration_s=figure(rng.choice((0, 1e-3))), grouped=rng.random() < 0.6, graphs=rng.random() < 0.5,
-    )  # fmt: skip
+        stack,
+        kernels=kernels,
+        per_layer_s=figure(rng.choice((0, 0, 1e-3))),
+        per_expert_s=figure(rng.choice((0, 0, 1.5e-4, 2e-3))),
+        per_copy_s=figure(rng.choice((0, 0, 1e-4))),
+        per_iteration_s=figure(rng.choice((0, 1e-3))),
+        grouped=rng.random() < 0.6,
+        graphs=rng.random() < 0.5,
+    )
 
 
 def wild_model(rng):
     dense = rng.choice(((), (), (0,), (2, 5)))
     shared = rng.random() < 0.3
     return msgspec.structs.replace(
-        MODEL, hidden_size=rng.choice((64, 1024, 4096)), expert_intermediate_size=rng.choice((64, 2048, 14336)),
-        n_layers=seeded.N_LAYERS + len(dense), dense_layers=dense,
-        dense_intermediate_size=rng.choice((64, 8192)) if dense else 0, n_shared_experts=int(shared),
+        MODEL,
+        hidden_size=rng.choice((64, 1024, 4096)),
+        expert_intermediate_size=rng.choice((64, 2048, 14336)),
+        n_layers=seeded.N_LAYERS + len(dense),
+        dense_layers=dense,
+        dense_intermediate_size=rng.choice((64, 8192)) if dense else 0,
+        n_shared_experts=int(shared),
         shared_intermediate_size=rng.choice((64, 4096)) if shared else 0,
-    )  # fmt: skip
+    )
 
 
 def wild_settings(rng, kind):
@@ -115,8 +137,16 @@ def wild_run(rng, kind, world):
         return None  # these settings do not go together
     made.hw, made.stack, made.model = wild_hardware(rng, world.hw), wild_stack(rng, world.stack), model
     room = int(experts * model.expert_bytes("bf16") * rng.choice((1, 1, 1.15)))
-    made.memory = plan(model, made.hw, "bf16", Demand(kv_tokens=64 * batch, iteration_tokens=64, batch=batch),
-                       BudgetRule(expert_cache_bytes=room), gpus, True, made.policy.keeps_all)  # fmt: skip
+    made.memory = plan(
+        model,
+        made.hw,
+        "bf16",
+        Demand(kv_tokens=64 * batch, iteration_tokens=64, batch=batch),
+        BudgetRule(expert_cache_bytes=room),
+        gpus,
+        True,
+        made.policy.keeps_all,
+    )
     made.pieces = Pieces(model.n_moe_layers, model.n_experts, "bf16", gpus, model.expert_bytes)
     try:
         outcome = execute(made, bounds=False)
@@ -237,12 +267,18 @@ def test_nobody_who_sees_all_beats_the_bound(data, tmp_path_factory):
     layers, experts, k = rng.choice(((2, 4, 1), (2, 5, 2), (3, 4, 2), (4, 3, 1)))
     room = rng.randint(k + 1, layers * experts)
     world = {
-        "gpus": gpus, "batch": batch, "copy_s": rng.choice((0.25, 1.0, 3.0, 9.0)), "peer_s": rng.choice((0.0, 0.5)),
-        "launch_s": rng.choice((0.0, 0.25, 1.0)), "sync_s": rng.choice((0.0, 0.5)), "shared": rng.random() < 0.3,
-        "copy_launch_s": rng.choice((0.0, 0.125)), "dense_layers": rng.choice(((), (0, 2))),
+        "gpus": gpus,
+        "batch": batch,
+        "copy_s": rng.choice((0.25, 1.0, 3.0, 9.0)),
+        "peer_s": rng.choice((0.0, 0.5)),
+        "launch_s": rng.choice((0.0, 0.25, 1.0)),
+        "sync_s": rng.choice((0.0, 0.5)),
+        "shared": rng.random() < 0.3,
+        "copy_launch_s": rng.choice((0.0, 0.125)),
+        "dense_layers": rng.choice(((), (0, 2))),
         "cpu_s": rng.choice((0.5, 3.0, 9.0)),
         "kernels": {"expert": rng.choice((1, 2, 3, 4)), "attention": rng.choice((0, 1))},
-    }  # fmt: skip
+    }
     path = tmp_path_factory.mktemp("player") / "t"
     tiny_trace(path, layers, experts, k, n_requests=4, prompt=2, outputs=4, levels=set(), seed=rng.randrange(99))
     kind = rng.choice((Player, CpuPlayer))

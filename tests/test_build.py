@@ -31,7 +31,7 @@ cdef class Lane:
     cdef public double free_s
     cpdef double use(self, double ready_s, double duration_s)
 """
-TOTAL = '''
+TOTAL = """
 from sim.lane import Lane
 
 
@@ -41,7 +41,7 @@ def total(n: int) -> float:
     for i in range(n):
         found = found + lane.use(i / 7.0, 1.0 / (i + 3.0))
     return found
-'''
+"""
 TOTAL_PXD = """
 cimport cython
 from sim.lane cimport Lane

@@ -29,8 +29,21 @@ def run(capsys, *args):
 
 def test_a_short_run_on_the_cpu_writes_a_profile_that_loads(tmp_path, capsys):
     # Two probes and a budget they cannot exhaust: what a loaded machine measures late must not be skipped.
-    args = ("--device", "cpu", "--model", "cpu-small", "--name", "ci", "--out", str(tmp_path), "--quiet",
-            "--probe", "host", "--probe", "copy")  # fmt: skip
+    args = (
+        "--device",
+        "cpu",
+        "--model",
+        "cpu-small",
+        "--name",
+        "ci",
+        "--out",
+        str(tmp_path),
+        "--quiet",
+        "--probe",
+        "host",
+        "--probe",
+        "copy",
+    )
     code, out = run(capsys, *args, "--minutes", "2", "--rounds", "1")
     assert code == 0, out.err
     assert "wrote " in out.out and "h2d" in out.out
@@ -70,9 +83,20 @@ def test_what_cannot_be_done_is_one_line_and_exit_2(args, message, capsys):
 
 
 def test_a_profile_without_any_sample_says_that_all_is_assumed_and_loads(tmp_path):
-    facts = {"id": "none", "name": "Nothing", "kind": "cuda", "dtype": "bfloat16", "cpu_dtype": "bfloat16",
-             "threads": [1], "vram_bytes": 80e9, "n_sms": 1, "l2_bytes": 1, "bus": (5, 16), "command": "calibrate",
-             "machine": environment.machine()}  # fmt: skip
+    facts = {
+        "id": "none",
+        "name": "Nothing",
+        "kind": "cuda",
+        "dtype": "bfloat16",
+        "cpu_dtype": "bfloat16",
+        "threads": [1],
+        "vram_bytes": 80e9,
+        "n_sms": 1,
+        "l2_bytes": 1,
+        "bus": (5, 16),
+        "command": "calibrate",
+        "machine": environment.machine(),
+    }
     write(tmp_path / "none.yaml", build(Table([]), facts))
     hardware = load_hardware(tmp_path / "none.yaml")
     assert hardware.h2d.latency_s.source == "assumed" and "not measured" in hardware.h2d.latency_s.note
@@ -80,9 +104,20 @@ def test_a_profile_without_any_sample_says_that_all_is_assumed_and_loads(tmp_pat
 
 
 def test_a_device_without_a_bus_gets_none(tmp_path, capsys):
-    facts = {"id": "none", "name": "Nothing", "kind": "cpu", "dtype": "float32", "cpu_dtype": "float32",
-             "threads": [1], "vram_bytes": 80e9, "n_sms": 1, "l2_bytes": 1, "bus": None, "command": "calibrate",
-             "machine": environment.machine()}  # fmt: skip
+    facts = {
+        "id": "none",
+        "name": "Nothing",
+        "kind": "cpu",
+        "dtype": "float32",
+        "cpu_dtype": "float32",
+        "threads": [1],
+        "vram_bytes": 80e9,
+        "n_sms": 1,
+        "l2_bytes": 1,
+        "bus": None,
+        "command": "calibrate",
+        "machine": environment.machine(),
+    }
     write(tmp_path / "none.yaml", build(Table([]), facts))
     assert load_hardware(tmp_path / "none.yaml").gpu.link is None
     page = moesim(capsys, "hw", tmp_path / "none.yaml").out.splitlines()[1]
@@ -121,9 +156,19 @@ def test_samples_of_another_device_are_not_continued(tmp_path):
 
     request = CalibrationRequest("cpu", ["cpu-small"], "x", tmp_path, 1.0, resume=True)
     Store(request.samples_path).save()
-    state = {"kind": "cuda", "device": "cuda:0", "models": [], "machine": environment.machine(), "card": {},
-             "threads": [1], "dtype": "bfloat16", "cpu_dtype": "float32", "n_sms": 82, "l2_bytes": 6 << 20,
-             "total_bytes": 24 << 30}  # fmt: skip
+    state = {
+        "kind": "cuda",
+        "device": "cuda:0",
+        "models": [],
+        "machine": environment.machine(),
+        "card": {},
+        "threads": [1],
+        "dtype": "bfloat16",
+        "cpu_dtype": "float32",
+        "n_sms": 82,
+        "l2_bytes": 6 << 20,
+        "total_bytes": 24 << 30,
+    }
     request.environment_path.write_text(json.dumps({**state, "title": "RTX 3090"}))
     with pytest.raises(BadInput, match="samples of 'RTX 3090': this device is 'CPU backend'"):
         calibrate(request)

@@ -65,7 +65,8 @@ def test_median_and_quartiles():
 def test_noise_is_flagged_above_a_tenth_with_what_to_do():
     assert advice("copy", summarise([1.0, 1.0, 1.05, 1.1, 1.1])) is None
     assert advice("copy", summarise([1.0, 1.0, 1.05, 1.2, 1.3])) == (
-        "copy: IQR is 19 % of the median over 5 blocks; give it more --minutes")  # fmt: skip
+        "copy: IQR is 19 % of the median over 5 blocks; give it more --minutes"
+    )
     assert "close other work" in str(advice("copy", summarise([1.0, 2.0] * 8)))
 
 
@@ -116,16 +117,25 @@ def record(probe, key, samples_s, n_round=0, **extra):
 
 def test_rounds_are_pooled_and_a_point_skipped_once_but_measured_later_is_measured():
     key = {"what": "launch"}
-    table = Table([record("host", key, [1.0, 2.0]), record("host", key, [3.0], 1),
-                   Record("host", key, 2, "skipped", why="late"),
-                   Record("host", {"what": "x"}, 0, "failed")])  # fmt: skip
+    table = Table(
+        [
+            record("host", key, [1.0, 2.0]),
+            record("host", key, [3.0], 1),
+            Record("host", key, 2, "skipped", why="late"),
+            Record("host", {"what": "x"}, 0, "failed"),
+        ]
+    )
     assert table.one("host", what="launch").summary.median == 2.0
     assert table.skipped == [] and [r.key for r in table.failed] == [{"what": "x"}]
 
 
 def test_a_link_needs_three_sizes():
-    points = [record("copy", {"direction": "h2d", "memory": "pinned", "pattern": "queued", "n_bytes": n},
-                     [1e-5 + n / 1e10] * 3) for n in (65536, 1 << 20, 1 << 24)]  # fmt: skip
+    points = [
+        record(
+            "copy", {"direction": "h2d", "memory": "pinned", "pattern": "queued", "n_bytes": n}, [1e-5 + n / 1e10] * 3
+        )
+        for n in (65536, 1 << 20, 1 << 24)
+    ]
     assert link(Table(points[:2]), "h2d", "pinned") is None
     assert link(Table(points), "h2d", "pinned").fit.params["bandwidth_bytes_per_s"] == pytest.approx(1e10, rel=1e-4)
 
@@ -167,13 +177,22 @@ def lane_samples(model: str, n_bytes: int, device: str = "Some GPU"):
     """What `in_situ.run` gives: one kind of operation, copies of one expert's size and of a row."""
     from calibrate.in_situ_file import Samples
 
-    found = Samples(copies={8192: [1e-5] * 5, n_bytes: [1e-5 + n_bytes / 50e9] * 5}, sends={8192: [2e-5] * 5},
-                    verbs={"sync": [1e-5] * 5, "before sync": [1e-6] * 5, "launch expert": [3e-5] * 5})  # fmt: skip
+    found = Samples(
+        copies={8192: [1e-5] * 5, n_bytes: [1e-5 + n_bytes / 50e9] * 5},
+        sends={8192: [2e-5] * 5},
+        verbs={"sync": [1e-5] * 5, "before sync": [1e-6] * 5, "launch expert": [3e-5] * 5},
+    )
     for _ in range(5):
         found.add("expert", 1.0, "lru@1", n_bytes / 3e12)
-    found.environment = {"model": model, "precision": "bf16", "device": device, "cores": 16, "load": [0.1],
-                         "machine": {"cpu": "Some CPU", "memory_bytes": 1 << 37, "versions": {"torch": "2.9"}},
-                         "measured": "2026-01-01T00:00:00Z"}  # fmt: skip
+    found.environment = {
+        "model": model,
+        "precision": "bf16",
+        "device": device,
+        "cores": 16,
+        "load": [0.1],
+        "machine": {"cpu": "Some CPU", "memory_bytes": 1 << 37, "versions": {"torch": "2.9"}},
+        "measured": "2026-01-01T00:00:00Z",
+    }
     return found
 
 
@@ -194,9 +213,18 @@ def test_one_profile_holds_curves_of_several_models(tmp_path):
     assert data["h2d"]["bandwidth_bytes_per_s"]["value"] == pytest.approx(50e9, rel=1e-3)
     assert data["h2d_pageable"] == plain["h2d_pageable"], "a GPU's pageable copies are not its page-locked ones"
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump({**plain, "id": "mine", "aliases": [], "curves": data["curves"],
-                                    "more_curves": data["more_curves"],
-                                    "sources": {**plain["sources"], "lanes": "x"}}))  # fmt: skip
+    path.write_text(
+        yaml.safe_dump(
+            {
+                **plain,
+                "id": "mine",
+                "aliases": [],
+                "curves": data["curves"],
+                "more_curves": data["more_curves"],
+                "sources": {**plain["sources"], "lanes": "x"},
+            }
+        )
+    )
     hw = load_hardware(path)
     for name, size in sizes.items():
         cost = Cost(hw, load_model(name), load_stack("bare"), "bf16")
@@ -210,8 +238,11 @@ def test_files_of_further_models_are_found_beside_the_first(tmp_path):
 
     for name in ("my.lanes.json.gz", "my@b.lanes.json.gz", "my@a.lanes.json.gz", "my.b.lanes.json.gz"):
         (tmp_path / name).touch()
-    assert [p.name for p in in_situ_file.beside(tmp_path / "my")] == ["my.lanes.json.gz", "my@a.lanes.json.gz",
-                                                                 "my@b.lanes.json.gz"]  # fmt: skip
+    assert [p.name for p in in_situ_file.beside(tmp_path / "my")] == [
+        "my.lanes.json.gz",
+        "my@a.lanes.json.gz",
+        "my@b.lanes.json.gz",
+    ]
 
 
 def test_each_case_has_an_equal_part_of_the_time_that_is_left():
@@ -249,5 +280,6 @@ def test_cases_fit_the_gpu_at_hand_not_the_one_in_the_specification(tmp_path, gi
     spec = RunSpec(policy="lru", hw="rtx3090", model="mixtral-8x7b", trace=str(path), experts=1)
     settings, found = in_situ.room_for(lanes, spec, 256)
     assert least <= found <= most
-    prepare(RunSpec(policy="lru", hw="rtx3090", model="mixtral-8x7b", trace=str(path), experts=found,
-                    set=settings)).close()  # fmt: skip
+    prepare(
+        RunSpec(policy="lru", hw="rtx3090", model="mixtral-8x7b", trace=str(path), experts=found, set=settings)
+    ).close()

@@ -82,11 +82,19 @@ class FakeCuda(OneCard):
 
 def fake_bench(**changes: Any) -> Bench:
     device = CudaDevice("cuda:0", cuda=FakeCuda(), place="cpu")
-    limits: dict[str, Any] = {"matmul_sizes": (64,), "max_tokens": 64, "max_context": 512, "threads": (1, 2),
-                              "llc_bytes": 1 << 16, "host_bytes": 1 << 28, "max_copy_bytes": 1 << 20,
-                              "device_bytes": int(0.9 * (1 << 28))}  # fmt: skip
-    return Bench(device=device, geometries=(TINY, SMALL), dtype="float32", cpu_dtypes=("float32",),
-                 **{**limits, **changes})  # fmt: skip
+    limits: dict[str, Any] = {
+        "matmul_sizes": (64,),
+        "max_tokens": 64,
+        "max_context": 512,
+        "threads": (1, 2),
+        "llc_bytes": 1 << 16,
+        "host_bytes": 1 << 28,
+        "max_copy_bytes": 1 << 20,
+        "device_bytes": int(0.9 * (1 << 28)),
+    }
+    return Bench(
+        device=device, geometries=(TINY, SMALL), dtype="float32", cpu_dtypes=("float32",), **{**limits, **changes}
+    )
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
@@ -103,7 +111,8 @@ def test_the_same_samples_come_back_from_disk(tmp_path):
     run(fake_bench(), store, 1.0, Health(dict), probes=PROBES[:1], max_rounds=1)
     again = Store.load(store.path)
     assert [(r.ident, r.status, len(r.samples_s)) for r in again] == [
-        (r.ident, r.status, len(r.samples_s)) for r in store]  # fmt: skip
+        (r.ident, r.status, len(r.samples_s)) for r in store
+    ]
 
 
 def test_a_failing_point_is_recorded_and_the_next_ones_still_run(tmp_path):

@@ -113,9 +113,17 @@ def test_processes_are_measured_from_outside(tmp_path: Path, monkeypatch: pytest
     assert "--policy" in failed["error"]
 
 
-@pytest.mark.parametrize(("wall_s", "imports_s", "ok"), [
-    (0.4, 0.5, True), (0.6, 0.5, False), (0.6, 0.7, True), (5.0, 10.0, True), (0.4, 0.1, True), (0.6, 0.59, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wall_s", "imports_s", "ok"),
+    [
+        (0.4, 0.5, True),
+        (0.6, 0.5, False),
+        (0.6, 0.7, True),
+        (5.0, 10.0, True),
+        (0.4, 0.1, True),
+        (0.6, 0.59, False),
+    ],
+)
 def test_a_slower_machine_takes_longer_for_both(wall_s: float, imports_s: float, ok: bool) -> None:
     done = subprocess.CompletedProcess([], 0, "", "\npeak_bytes=1000")
     row = bench_starts._row(bench_starts.Process("-", "simulate", 0.5, 3), [(wall_s, done)], imports_s)

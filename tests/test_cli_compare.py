@@ -38,9 +38,21 @@ def call(capsys, *args: str) -> tuple[int, str, str]:
 
 def test_it_ranks_systems_and_lists_bounds_beside_them(capsys, trace):
     code, out, _ = call(
-        capsys, "--hw", "rtx3090", "--trace", str(trace), "--policy", "lru", "--policy", "lru scope=layer", "--policy",
-        "belady", "--policy", "gpu_only", "--json",
-    )  # fmt: skip
+        capsys,
+        "--hw",
+        "rtx3090",
+        "--trace",
+        str(trace),
+        "--policy",
+        "lru",
+        "--policy",
+        "lru scope=layer",
+        "--policy",
+        "belady",
+        "--policy",
+        "gpu_only",
+        "--json",
+    )
     runs = json.loads(out)["runs"]
     assert code == 0
     assert sorted(run["as"] for run in runs) == ["belady", "gpu_only", "lru", "lru scope=layer"]
@@ -95,27 +107,37 @@ ON = "per token on easy over 2 requests"
         ([row("o", 0.5, "oracle"), row("a", 1.0)], f"a: 1.00 s {ON}"),
         ([row("g", 0.5, "does not fit: needs 2 GB")], "only bounds were compared"),
         ([row("g", 0.5, "--experts 2 not applied: every expert is kept")], "only bounds were compared"),
-        ([row("c", 0.5, "lossy"), row("a", 1.0), row("b", 2.0)],
-         f"a: 1.00 s {ON}, 2.00x faster than b; a lossy one, c, takes 500 ms"),
+        (
+            [row("c", 0.5, "lossy"), row("a", 1.0), row("b", 2.0)],
+            f"a: 1.00 s {ON}, 2.00x faster than b; a lossy one, c, takes 500 ms",
+        ),
         ([row("a", 1.0), row("c", 1.5, "lossy"), row("b", 2.0)], f"a: 1.00 s {ON}, 2.00x faster than b"),
         ([row("c", 0.5, "lossy"), row("d", 1.0, "lossy")], f"c: 500 ms {ON}, 2.00x faster than d"),
         # Paired: every request is faster by the same share, though requests differ more among themselves.
         ([row("a", 2.0, times=(1.0, 3.0)), row("b", 2.1, times=(1.1, 3.1))], f"a: 2.00 s {ON}, 1.05x faster than b"),
         # Two requests that disagree tell nothing, whatever their mean says.
-        ([row("a", 1.0, times=(1.0, 1.0)), row("b", 2.0, times=(0.9, 3.1)), row("c", 3.0, times=(3.0, 3.0))],
-         f"a: 1.00 s {ON}, 2.00x faster than b; not told apart from it"),
-        ([row("a", 1.0, times=(1.0,)), row("b", 2.0, times=(2.0,))],
-         "a: 1.00 s per token on easy over 1 request, 2.00x faster than b there; of n = 1 no sampling error can be "
-         "given, so this is no ranking"),
+        (
+            [row("a", 1.0, times=(1.0, 1.0)), row("b", 2.0, times=(0.9, 3.1)), row("c", 3.0, times=(3.0, 3.0))],
+            f"a: 1.00 s {ON}, 2.00x faster than b; not told apart from it",
+        ),
+        (
+            [row("a", 1.0, times=(1.0,)), row("b", 2.0, times=(2.0,))],
+            "a: 1.00 s per token on easy over 1 request, 2.00x faster than b there; of n = 1 no sampling error can be "
+            "given, so this is no ranking",
+        ),
     ],
-)  # fmt: skip
+)
 def test_verdicts(rows, said):
     assert verdict(rows, ranks_of(rows)) == said
 
 
 def test_ranks_leave_open_what_requests_do():
-    rows = [row("o", 0.5, "oracle"), row("a", 1.0, times=(1.0, 1.0)), row("b", 2.0, times=(0.9, 3.1)),
-            row("c", 3.0, times=(3.0, 3.0))]  # fmt: skip
+    rows = [
+        row("o", 0.5, "oracle"),
+        row("a", 1.0, times=(1.0, 1.0)),
+        row("b", 2.0, times=(0.9, 3.1)),
+        row("c", 3.0, times=(3.0, 3.0)),
+    ]
     found = ranks_of(rows)
     assert found == {"a": (1, 2, ["b"]), "b": (1, 3, ["a", "c"]), "c": (2, 3, ["b"])}
     assert ranks_of([row("a", 1.0, times=(1.0,)), row("b", 2.0, times=(2.0,))]) == {}
@@ -224,16 +246,32 @@ def test_the_bound_is_worked_out_once_for_each_room(capsys, trace, monkeypatch):
 
 def test_each_row_has_the_bound_of_its_own_inputs(capsys, trace):
     """One bound served two machines, so that a policy on the faster link beat what none can beat."""
-    own = ("lfu", "lfu hw.h2d.bandwidth_bytes_per_s=5e10", "lru", "lfu stack.per_layer_s=1e-2",
-           "lru model.norm_bias=true")  # fmt: skip
+    own = (
+        "lfu",
+        "lfu hw.h2d.bandwidth_bytes_per_s=5e10",
+        "lru",
+        "lfu stack.per_layer_s=1e-2",
+        "lru model.norm_bias=true",
+    )
     args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in own for word in ("--policy", name)))
     _, out, _ = call(capsys, *args, "--json")
     runs = {run["as"]: run for run in json.loads(out)["runs"]}
     for name in own:
         policy, *settings = name.split()
         with pytest.raises(SystemExit):
-            main(["run", "--policy", policy, "--hw", "rtx3090", "--trace", str(trace), "--json",
-                  *(word for pair in settings for word in ("--set", pair))])  # fmt: skip
+            main(
+                [
+                    "run",
+                    "--policy",
+                    policy,
+                    "--hw",
+                    "rtx3090",
+                    "--trace",
+                    str(trace),
+                    "--json",
+                    *(word for pair in settings for word in ("--set", pair)),
+                ]
+            )
         alone = json.loads(capsys.readouterr().out)
         assert runs[name]["bound"] == alone["bound"], name
         assert (runs[name]["name"], runs[name]["overrides"]) == (alone["name"], alone["overrides"])
@@ -255,8 +293,20 @@ def test_a_row_equals_the_run_alone(capsys, trace):
     _, out, _ = call(capsys, "--hw", "rtx3090", "--trace", str(trace), "--policy", "lfu reset_on_evict=true", "--json")
     both = json.loads(out)["runs"][0]
     with pytest.raises(SystemExit):
-        main(["run", "--policy", "lfu", "--set", "reset_on_evict=true", "--hw", "rtx3090", "--trace", str(trace),
-              "--json"])  # fmt: skip
+        main(
+            [
+                "run",
+                "--policy",
+                "lfu",
+                "--set",
+                "reset_on_evict=true",
+                "--hw",
+                "rtx3090",
+                "--trace",
+                str(trace),
+                "--json",
+            ]
+        )
     alone = json.loads(capsys.readouterr().out)
     assert both.pop("as") == "lfu reset_on_evict=true"
     assert (both.pop("rank"), both.pop("not_told_apart")) == ([1, 1], [])

@@ -40,9 +40,15 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 class TestOutput:
-    @pytest.mark.parametrize(("policy", "split", "said"), [
-        ("fiddler", "store", True), ("fiddler", "all", True), ("fiddler", "test", False), ("lru", "store", False),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("policy", "split", "said"),
+        [
+            ("fiddler", "store", True),
+            ("fiddler", "all", True),
+            ("fiddler", "test", False),
+            ("lru", "store", False),
+        ],
+    )
     def test_scoring_what_was_learned_is_labelled(self, run: Any, policy: str, split: str, said: bool) -> None:
         labels = run("--json", "--split", split, policy=policy).json["labels"]
         assert ("scored on requests it may have learned from" in labels) == said
@@ -55,8 +61,11 @@ class TestOutput:
 
     def test_verdict_comes_first_and_names_the_bound(self, run: Any) -> None:
         first = run().out.splitlines()[0]
-        assert re.match(r"lru on rtx3090 \(mixtral-8x7b bf16\): [\d.]+ m?s per token \([\d.]+ tokens/s decoding\), "
-                        r"bound by the copy link \(\d+ % of decode time waiting for copies\)$", first)  # fmt: skip
+        assert re.match(
+            r"lru on rtx3090 \(mixtral-8x7b bf16\): [\d.]+ m?s per token \([\d.]+ tokens/s decoding\), "
+            r"bound by the copy link \(\d+ % of decode time waiting for copies\)$",
+            first,
+        )
 
     def test_human_output_is_short_and_plain(self, run: Any) -> None:
         said = run()
@@ -91,8 +100,9 @@ class TestOutput:
         assert to_json(odd) == '{"a": null, "b": [null, 1.5], "c": true}'
 
     def test_rates_say_what_they_mean(self, run: Any) -> None:
-        assert re.search(r"per token at batch 2 \([\d.]+ tokens/s over all requests, prefill included\)",
-                         run("--batch", 2).out)  # fmt: skip
+        assert re.search(
+            r"per token at batch 2 \([\d.]+ tokens/s over all requests, prefill included\)", run("--batch", 2).out
+        )
         said, result = run().out, run("--json").json
         assert f"({1 / result['tpot_s']['mean']:.2f} tokens/s decoding)" in said
         rate = result["throughput_tokens_per_s"]
@@ -145,48 +155,57 @@ class TestRefusals:
         for word in ("--policy", "--hw", "lru", "rtx3090", "moesim hw"):
             assert word in error
 
-    @pytest.mark.parametrize(("args", "hint"), [
-        (("--policy", "lruu", "--hw", "rtx3090"), "did you mean 'lru'"),
-        (("--policy", "lru", "--hw", "rtx3091"), "did you mean 'rtx3090'"),
-        (("--policy", "lru", "--hw", "rtx3090", "--model", "mixtral-8x7c"), "did you mean 'mixtral-8x7b'"),
-        (("--policy", "lru", "--hw", "rtx3090", "--stack", "baer"), "did you mean 'bare'"),
-        (("--policy", "lru", "--hw", "rtx3090", "--trace", "nothing-like-it"), "no bundled trace and no file"),
-        (("--polcy", "lru"), "No such option"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("args", "hint"),
+        [
+            (("--policy", "lruu", "--hw", "rtx3090"), "did you mean 'lru'"),
+            (("--policy", "lru", "--hw", "rtx3091"), "did you mean 'rtx3090'"),
+            (("--policy", "lru", "--hw", "rtx3090", "--model", "mixtral-8x7c"), "did you mean 'mixtral-8x7b'"),
+            (("--policy", "lru", "--hw", "rtx3090", "--stack", "baer"), "did you mean 'bare'"),
+            (("--policy", "lru", "--hw", "rtx3090", "--trace", "nothing-like-it"), "no bundled trace and no file"),
+            (("--polcy", "lru"), "No such option"),
+        ],
+    )
     def test_unknown_names(self, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], hint: str) -> None:
         assert hint in simulated(capsys, *args).error
 
-    @pytest.mark.parametrize(("args", "hint"), [
-        (("--precision", "bf61"), "did you mean 'bf16'"),
-        (("--hit-definition", "gat"), "did you mean 'gate'"),
-        (("--split", "tset"), "did you mean 'test'"),
-        (("--set", "scop=layer"), "did you mean 'scope'"),
-        (("--set", "scope=laier"), "did you mean 'layer'"),
-        (("--set", "scope"), "not key=value"),
-        (("--set", "hw.h2d.bandwith_bytes_per_s=5e10"), "did you mean 'bandwidth_bytes_per_s'"),
-        (("--vram", "6 apples"), "not a size"),
-        (("--vram", "80GB"), "rtx3090 has 25.8 GB"),
-        (("--expert-cache", "1MB"), "one expert takes 352 MB"),
-        (("--experts", "0"), "give 1 to 256"),
-        (("--experts", "9", "--cache-frac", "0.5"), "one cap at a time"),
-        (("--cache-frac", "1.5"), "(0, 1]"),
-        (("--gpus", "0"), "--gpus, got 0: at least 1; leave it out"),
-        (("--batch", "-3"), "--batch, got -3: at least 1; leave it out"),
-        (("--policy", "lfu"), "--policy, got it twice: one run has one policy; keep one, or rank several with moesim"),
-        (("--hw", "a6000", "--hw", "a6000"), "--hw, got it 3 times: one value per option"),
-        (("--set", "hw.vram_bytes=8 apples"), "--set hw.vram_bytes, got '8 apples': not a size"),
-        (("--set", "hw.h2d.latency_s=nan"), "--set hw.h2d.latency_s, got nan: a figure is finite"),
-        (("--set", "hw.h2d.bandwith=1"), "did you mean 'bandwidth_bytes_per_s'?"),
-        (("--set", "model.foo=1"), " more"),
-        (("--seed", "-1"), "from 0"),
-        (("--gpus", "1000000000"), "at most 256"),
-        (("--vram", "1e400GB"), "beyond any memory"),
-        (("--cache-frac", "nan"), "(0, 1]"),
-        (("--requests", "0"), "at least 1"),
-        (("--gpus", "two"), "not a valid integer"),
-        (("--model", "qwen3-30b-a3b"), "routing shapes must agree"),
-        (("--timeline-iterations", "0"), "not in the range"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("args", "hint"),
+        [
+            (("--precision", "bf61"), "did you mean 'bf16'"),
+            (("--hit-definition", "gat"), "did you mean 'gate'"),
+            (("--split", "tset"), "did you mean 'test'"),
+            (("--set", "scop=layer"), "did you mean 'scope'"),
+            (("--set", "scope=laier"), "did you mean 'layer'"),
+            (("--set", "scope"), "not key=value"),
+            (("--set", "hw.h2d.bandwith_bytes_per_s=5e10"), "did you mean 'bandwidth_bytes_per_s'"),
+            (("--vram", "6 apples"), "not a size"),
+            (("--vram", "80GB"), "rtx3090 has 25.8 GB"),
+            (("--expert-cache", "1MB"), "one expert takes 352 MB"),
+            (("--experts", "0"), "give 1 to 256"),
+            (("--experts", "9", "--cache-frac", "0.5"), "one cap at a time"),
+            (("--cache-frac", "1.5"), "(0, 1]"),
+            (("--gpus", "0"), "--gpus, got 0: at least 1; leave it out"),
+            (("--batch", "-3"), "--batch, got -3: at least 1; leave it out"),
+            (
+                ("--policy", "lfu"),
+                "--policy, got it twice: one run has one policy; keep one, or rank several with moesim",
+            ),
+            (("--hw", "a6000", "--hw", "a6000"), "--hw, got it 3 times: one value per option"),
+            (("--set", "hw.vram_bytes=8 apples"), "--set hw.vram_bytes, got '8 apples': not a size"),
+            (("--set", "hw.h2d.latency_s=nan"), "--set hw.h2d.latency_s, got nan: a figure is finite"),
+            (("--set", "hw.h2d.bandwith=1"), "did you mean 'bandwidth_bytes_per_s'?"),
+            (("--set", "model.foo=1"), " more"),
+            (("--seed", "-1"), "from 0"),
+            (("--gpus", "1000000000"), "at most 256"),
+            (("--vram", "1e400GB"), "beyond any memory"),
+            (("--cache-frac", "nan"), "(0, 1]"),
+            (("--requests", "0"), "at least 1"),
+            (("--gpus", "two"), "not a valid integer"),
+            (("--model", "qwen3-30b-a3b"), "routing shapes must agree"),
+            (("--timeline-iterations", "0"), "not in the range"),
+        ],
+    )
     def test_bad_values(self, run: Any, args: tuple[str, ...], hint: str) -> None:
         assert hint in run(*args).error
 
@@ -252,8 +271,18 @@ class TestSizes:
 
 class TestConfig:
     def test_round_trip_is_bit_for_bit(self, run: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        args = ("--set", "scope=layer", "--set", "hw.h2d.latency_s=1e-7", "--experts", 40, "--batch", 2, "--spans",
-                "--json")  # fmt: skip
+        args = (
+            "--set",
+            "scope=layer",
+            "--set",
+            "hw.h2d.latency_s=1e-7",
+            "--experts",
+            40,
+            "--batch",
+            2,
+            "--spans",
+            "--json",
+        )
         first = run(*args, "--out", tmp_path / "a").json
         config = tmp_path / "a" / "config.yaml"
         again = simulated(capsys, "--config", config, "--out", tmp_path / "b", "--spans", "--json")
@@ -299,17 +328,18 @@ class TestConfig:
         assert said.json
         assert "trace mix has changed" in said.err
 
-    @pytest.mark.parametrize(("text", "hint"), [
-        ("policy: [lru", "not YAML|expected"),
-        ("- lru", "is a mapping"),
-        ("polcy: lru", "did you mean 'policy'"),
-        ("policy: lru\nhw: rtx3090\ngpus: two", "gpus"),
-        ("policy: lru\nhw: rtx3090\nset: {scope: [1]}", "set"),
-        ("hw: rtx3090", "--policy"),
-    ])  # fmt: skip
-    def test_bad_configurations(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, hint: str
-    ) -> None:
+    @pytest.mark.parametrize(
+        ("text", "hint"),
+        [
+            ("policy: [lru", "not YAML|expected"),
+            ("- lru", "is a mapping"),
+            ("polcy: lru", "did you mean 'policy'"),
+            ("policy: lru\nhw: rtx3090\ngpus: two", "gpus"),
+            ("policy: lru\nhw: rtx3090\nset: {scope: [1]}", "set"),
+            ("hw: rtx3090", "--policy"),
+        ],
+    )
+    def test_bad_configurations(self, capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, hint: str) -> None:
         path = tmp_path / "c.yaml"
         path.write_text(text)
         assert re.search(hint, simulated(capsys, "--config", path).error)
@@ -331,8 +361,20 @@ class TestInterruption:
     def test_ctrl_c_leaves_nothing_and_says_one_line(self, tmp_path: Path) -> None:
         trace = mixtral_shaped(tmp_path, n_requests=2, prompt=5, outputs=1500)
         out = tmp_path / "runs" / "a"
-        words = ["run", "--policy", "lru", "--hw", "rtx3090", "--trace", str(trace), "--out", str(out), "--spans",
-                 "--timeline", str(tmp_path / "runs" / "t.json")]  # fmt: skip
+        words = [
+            "run",
+            "--policy",
+            "lru",
+            "--hw",
+            "rtx3090",
+            "--trace",
+            str(trace),
+            "--out",
+            str(out),
+            "--spans",
+            "--timeline",
+            str(tmp_path / "runs" / "t.json"),
+        ]
         process = subprocess.Popen([sys.executable, "-m", "sim", *words], stdout=-1, stderr=-1)
         deadline = time.monotonic() + 30
         while not list(tmp_path.glob("runs/.a.*.part/spans.parquet")) and time.monotonic() < deadline:

@@ -40,8 +40,11 @@ def test_short_help_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_entry_point_knows_its_version(capsys: pytest.CaptureFixture[str]) -> None:
-    said = {moesim(capsys, "--version").out, simulated(capsys, "--version").out,
-            called(capsys, calibrate, "--version").out}  # fmt: skip
+    said = {
+        moesim(capsys, "--version").out,
+        simulated(capsys, "--version").out,
+        called(capsys, calibrate, "--version").out,
+    }
     assert len(said) == 1
     assert said.pop().startswith("moesim, version ")
 
@@ -90,11 +93,13 @@ class TestPlacesThatCannotBeWritten:
     @pytest.mark.parametrize(
         "words",
         [
-            ("traces", "synth", "SOURCE", "--out"), ("traces", "compose", "SOURCE", "--arrivals", "poisson:1", "--out"),
-            ("reproduce", "--rows", "FM-12", "--out"), ("train", "duoserve", "--trace", "SOURCE", "--out"),
+            ("traces", "synth", "SOURCE", "--out"),
+            ("traces", "compose", "SOURCE", "--arrivals", "poisson:1", "--out"),
+            ("reproduce", "--rows", "FM-12", "--out"),
+            ("train", "duoserve", "--trace", "SOURCE", "--out"),
             ("validate", "--policy", "lru", "--hw", "rtx3090", "--out"),
         ],
-    )  # fmt: skip
+    )
     def test_one_line(self, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...]) -> None:
         if words[0] == "train":
             pytest.importorskip("torch")
@@ -117,13 +122,16 @@ class TestPlacesThatCannotBeWritten:
 @pytest.mark.parametrize(
     "words",
     [
-        ("validate", "--policy", "lru", "--hw", "a", "--hw", "b"), ("calibrate", "--device", "cpu", "--device", "cpu"),
-        ("record", "m", "--out", "a", "--out", "b"), ("reproduce", "--rows", "FM-12", "--stack", "a", "--stack", "b"),
+        ("validate", "--policy", "lru", "--hw", "a", "--hw", "b"),
+        ("calibrate", "--device", "cpu", "--device", "cpu"),
+        ("record", "m", "--out", "a", "--out", "b"),
+        ("reproduce", "--rows", "FM-12", "--stack", "a", "--stack", "b"),
         ("train", "duoserve", "--trace", "a", "--trace", "b", "--out", "c"),
         ("train", "emoe", "--trace", "a", "--trace", "b", "--out", "c"),
-        ("traces", "synth", "a", "--seed", 1, "--seed", 2), ("traces", "convert", "a", "--out", "b", "--out", "c"),
+        ("traces", "synth", "a", "--seed", 1, "--seed", 2),
+        ("traces", "convert", "a", "--out", "b", "--out", "c"),
         ("traces", "compose", "a", "--out", "b", "--arrivals", "poisson:1", "--arrivals", "poisson:2"),
     ],
-)  # fmt: skip
+)
 def test_an_option_given_twice_is_refused(capsys: pytest.CaptureFixture[str], words: tuple[object, ...]) -> None:
     assert "got it twice: one value per option" in moesim(capsys, *words).error

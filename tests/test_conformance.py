@@ -274,14 +274,25 @@ class Twice(Mutant):
 
 
 BROKEN = {
-    "is_deterministic": Moody, "knows_no_future": Clairvoyant, "knows_no_clock": ClockReader,
-    "copies_nothing_twice_when_everything_fits": Forgetful, "needs_are_honoured": Sly,
-    "works_at_its_smallest_budget": Demanding, "never_exceeds_its_budget": Generous, "every_parameter_can_be_set": Odd,
-    "result_is_json": Nan, "rebuilds_from_its_settings": Amnesiac, "declares_itself": Nameless,
-    "bytes_add_up": DoubleBooker, "prefetches_add_up": Inflated, "hit_classes_add_up": Optimist,
-    "copies_no_less_than_belady": Cheat, "executes_each_needed_expert_once": Idle,
-    "computes_each_column_once": Twice, "imports_no_clock": Mutant,
-}  # fmt: skip
+    "is_deterministic": Moody,
+    "knows_no_future": Clairvoyant,
+    "knows_no_clock": ClockReader,
+    "copies_nothing_twice_when_everything_fits": Forgetful,
+    "needs_are_honoured": Sly,
+    "works_at_its_smallest_budget": Demanding,
+    "never_exceeds_its_budget": Generous,
+    "every_parameter_can_be_set": Odd,
+    "result_is_json": Nan,
+    "rebuilds_from_its_settings": Amnesiac,
+    "declares_itself": Nameless,
+    "bytes_add_up": DoubleBooker,
+    "prefetches_add_up": Inflated,
+    "hit_classes_add_up": Optimist,
+    "copies_no_less_than_belady": Cheat,
+    "executes_each_needed_expert_once": Idle,
+    "computes_each_column_once": Twice,
+    "imports_no_clock": Mutant,
+}
 CHECK = {name_of(check): check for check in CHECKS}
 
 
@@ -295,11 +306,14 @@ def test_rule_notices(rule):
     assert not verdict.reason.startswith(("AttributeError", "TypeError")), "the mutant itself is at fault"
 
 
-@pytest.mark.parametrize(("kind", "reason"), [
-    (Peeker, r"decision \d+ .* of the first 8 iterations and 2 layers differs"),
-    (type("Unlabelled", (Pregated,), {"labels": (), "__doc__": ""}), "without the label 'fine-tuned'"),
-    (Crammer, "learnt from the test split"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Peeker, r"decision \d+ .* of the first 8 iterations and 2 layers differs"),
+        (type("Unlabelled", (Pregated,), {"labels": (), "__doc__": ""}), "without the label 'fine-tuned'"),
+        (Crammer, "learnt from the test split"),
+    ],
+)
 def test_every_way_to_the_future_is_watched(kind, reason):
     with World(kind) as world:
         verdict = judge(CHECK["knows_no_future"], world)

@@ -41,8 +41,16 @@ def test_scripts_at_zero_equal_lanes_that_know_no_contention(case):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    return tiny_trace(tmp_path_factory.mktemp("t") / "t.safetensors", 32, 8, 2, n_requests=2, prompt=4, outputs=6,
-                      levels=ALL - {"arrivals"})  # fmt: skip
+    return tiny_trace(
+        tmp_path_factory.mktemp("t") / "t.safetensors",
+        32,
+        8,
+        2,
+        n_requests=2,
+        prompt=4,
+        outputs=6,
+        levels=ALL - {"arrivals"},
+    )
 
 
 def simulate(tiny, policy: str, **rest: Any):
@@ -212,8 +220,21 @@ def test_waiting_for_what_nothing_will_end_is_an_error():
 
 
 def test_from_the_command_line(tiny, capsys):
-    rest = ("--policy", "lru", "--hw", "rtx3090", "--trace", str(tiny), "--model", "mixtral-8x7b", "--split", "all",
-            "--json", "--set", "hw.h2d.bandwidth_bytes_per_s=2e11")  # fmt: skip
+    rest = (
+        "--policy",
+        "lru",
+        "--hw",
+        "rtx3090",
+        "--trace",
+        str(tiny),
+        "--model",
+        "mixtral-8x7b",
+        "--split",
+        "all",
+        "--json",
+        "--set",
+        "hw.h2d.bandwidth_bytes_per_s=2e11",
+    )
     alone = simulated(capsys, *rest).json
     active = [f"hw.contention.{term}=0.5" for term in (GPU_BY_H2D, H2D_BY_GPU)]
     beside = simulated(capsys, *rest, "--set", active[0], "--set", active[1]).json

@@ -38,8 +38,12 @@ def test_a_copy_beside_an_expert_slows_both(tmp_path):
     #   expert 1: 12.5..14.5, head 14.5..15.5
     seen = contended(Placed([(0, 0)]), tmp_path, [[[0, 1]]], 2, {GPU_BY_H2D: 0.5, H2D_BY_GPU: 1.0})
     assert seen.lane("h2d") == [("demand 0.1", 1, 12.5)]
-    assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 1, 4), ("expert 0.1", 12.5, 14.5),
-                                ("head", 14.5, 15.5)]  # fmt: skip
+    assert seen.lane("gpu") == [
+        ("attention 0", 0, 1),
+        ("expert 0.0", 1, 4),
+        ("expert 0.1", 12.5, 14.5),
+        ("head", 14.5, 15.5),
+    ]
     # Busy 1 + 3 + 2 + 1 s, waited 4..12.5 for the copy. 1 s of the busy time is contention's.
     machine = seen.outcome.machine
     assert machine.parts_s() == [7, 8.5, 0, 0, 0, 0]
@@ -66,11 +70,17 @@ def test_a_copy_that_starts_in_the_middle_of_a_computation(tmp_path):
     # Attention is 4 s of work. The copy runs 2..12 and is itself not slowed; computation beside it is at half rate.
     #   attention 0: 2 s by 2, the other 2 s take until 6; expert 0.0: 2 s of work, 6..10
     #   attention 1: 1 s of its 4 by 12, the other 3 s alone: 10..15; expert 1.0 is there: 15..17; head 17..18
-    seen = contended(Later([(0, 0)], [(1, 0)], [2.0]), tmp_path, [[[0], [0]]], 2, {GPU_BY_H2D: 1.0},
-                     kernels={"attention": 4})  # fmt: skip
+    seen = contended(
+        Later([(0, 0)], [(1, 0)], [2.0]), tmp_path, [[[0], [0]]], 2, {GPU_BY_H2D: 1.0}, kernels={"attention": 4}
+    )
     assert seen.lane("h2d") == [("prefetch 1.0", 2, 12)]
-    assert seen.lane("gpu") == [("attention 0", 0, 6), ("expert 0.0", 6, 10), ("attention 1", 10, 15),
-                                ("expert 1.0", 15, 17), ("head", 17, 18)]  # fmt: skip
+    assert seen.lane("gpu") == [
+        ("attention 0", 0, 6),
+        ("expert 0.0", 6, 10),
+        ("attention 1", 10, 15),
+        ("expert 1.0", 15, 17),
+        ("head", 17, 18),
+    ]
     assert seen.classes("prefill") == {"hit": 2}
 
 
@@ -78,11 +88,24 @@ def test_three_changes_of_rate_in_one_computation(tmp_path):
     # Copies of 4 s run 3..7 and 8..12 (searches of 3 s and 5 s). Expert 0.0 is 6 s of work and starts at 1:
     #   1..3 alone: 2 s; 3..7 at half rate: 2 s; 7..8 alone: 1 s; the last second at half rate: 8..10
     # Attention 1: 1 s at half rate: 10..12, as the copy ends; expert 1.0 (6 s): 12..18; head 18..19.
-    seen = contended(Later([(0, 0)], [(1, 0), (1, 1)], [3.0, 5.0]), tmp_path, [[[0], [0]]], 3, {GPU_BY_H2D: 1.0},
-                     n_experts=2, kernels={"expert": 6}, copy_s=4)  # fmt: skip
+    seen = contended(
+        Later([(0, 0)], [(1, 0), (1, 1)], [3.0, 5.0]),
+        tmp_path,
+        [[[0], [0]]],
+        3,
+        {GPU_BY_H2D: 1.0},
+        n_experts=2,
+        kernels={"expert": 6},
+        copy_s=4,
+    )
     assert seen.lane("h2d") == [("prefetch 1.0", 3, 7), ("prefetch 1.1", 8, 12)]
-    assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 1, 10), ("attention 1", 10, 12),
-                                ("expert 1.0", 12, 18), ("head", 18, 19)]  # fmt: skip
+    assert seen.lane("gpu") == [
+        ("attention 0", 0, 1),
+        ("expert 0.0", 1, 10),
+        ("attention 1", 10, 12),
+        ("expert 1.0", 12, 18),
+        ("head", 18, 19),
+    ]
 
 
 def test_a_cpu_expert_beside_two_copies_on_one_link(tmp_path):
@@ -95,8 +118,13 @@ def test_a_cpu_expert_beside_two_copies_on_one_link(tmp_path):
     seen = contended(OnCpu([(0, 0)]), tmp_path, [[[0, 1, 2, 3]]], 4, {CPU_BY_H2D: 0.25, H2D_BY_CPU: 1.0}, copy_s=2.5)
     assert seen.lane("cpu") == [("expert 0.1", 1.25, 7.5)]
     assert seen.lane("h2d") == [("demand 0.2", 1, 5.75), ("demand 0.3", 5.75, 9.125), ("activations 0.1", 9.125, 9.375)]
-    assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 1, 3), ("expert 0.2", 5.75, 7.75),
-                                ("expert 0.3", 9.125, 11.125), ("head", 11.125, 12.125)]  # fmt: skip
+    assert seen.lane("gpu") == [
+        ("attention 0", 0, 1),
+        ("expert 0.0", 1, 3),
+        ("expert 0.2", 5.75, 7.75),
+        ("expert 0.3", 9.125, 11.125),
+        ("head", 11.125, 12.125),
+    ]
     assert seen.outcome.machine.cpu_s[-2:] == [1.25, 0]
 
 
@@ -163,10 +191,13 @@ def test_each_direction_has_a_term_of_its_own(tmp_path, way):
     assert {lane: seen.lane(lane)[0][2] for lane in ends} == ends
 
 
-@pytest.mark.parametrize(("term", "order", "end_s"), [
-    (0.0, ["prefetch 1.0", "prefetch 1.1", "demand 0.0"], 47),
-    (0.5, ["prefetch 1.0", "demand 0.0", "prefetch 1.1"], 41),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("term", "order", "end_s"),
+    [
+        (0.0, ["prefetch 1.0", "prefetch 1.1", "demand 0.0"], 47),
+        (0.5, ["prefetch 1.0", "demand 0.0", "prefetch 1.1"], 41),
+    ],
+)
 def test_more_contention_may_end_sooner(tmp_path, term, order, end_s):
     # Attention 12 s; two prefetches at 0; layer 0 demands 0.0 at 12.
     #   Nothing contends: the second prefetch is in flight since 10, so the demand copies 20..30; expert 0.0 30..32,
@@ -174,7 +205,14 @@ def test_more_contention_may_end_sooner(tmp_path, term, order, end_s):
     #   Copies at 1 / 1.5 beside computation: the first does 8 of its 10 s by 12 and ends at 14. The second has not
     #   started when the demand is asked and is overtaken: demand 14..24. So 6 s sooner: expert 0.0 24..26, attention 1
     #   26..38, expert 1.0 38..40, head 40..41. Nobody waits for the second prefetch.
-    seen = contended(Placed(ahead=[(1, 0), (1, 1)]), tmp_path, [[[0], [0]]], 3, {H2D_BY_GPU: term}, n_experts=2,
-                     kernels={"attention": 12})  # fmt: skip
+    seen = contended(
+        Placed(ahead=[(1, 0), (1, 1)]),
+        tmp_path,
+        [[[0], [0]]],
+        3,
+        {H2D_BY_GPU: term},
+        n_experts=2,
+        kernels={"attention": 12},
+    )
     assert [what for what, _, _ in seen.lane("h2d")] == order
     assert seen.end_s == end_s

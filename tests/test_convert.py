@@ -81,7 +81,8 @@ class TestFacts:
         assert "--model, got none" in refused(tmp_path, path, Options(n_experts=4))
         assert "--n-experts, got none" in refused(tmp_path, path, Options(model="m"))
         assert "warp.jsonl:1: expert, got 3: ids are below the number of experts (3)" in refused(
-            tmp_path, path, Options(model="m", n_experts=3))  # fmt: skip
+            tmp_path, path, Options(model="m", n_experts=3)
+        )
         assert "--top-k, got none" in refused(tmp_path, SAMPLES["esft"][0](tmp_path), SHAPE)
         logits_path = SAMPLES["hf_npz"][0](tmp_path)
         assert "--renormalised or --no-renormalised" in refused(tmp_path, logits_path, replace(SHAPE, top_k=2))
@@ -93,10 +94,12 @@ class TestFacts:
     @pytest.mark.parametrize(
         ("name", "asked"),
         [
-            ("warp", ("--model", "--n-experts")), ("csv", ("--model", "--n-experts")),
-            ("esft", ("--model", "--n-experts", "--top-k")), ("hf_npz", ("--model", "--top-k", "--renormalised")),
+            ("warp", ("--model", "--n-experts")),
+            ("csv", ("--model", "--n-experts")),
+            ("esft", ("--model", "--n-experts", "--top-k")),
+            ("hf_npz", ("--model", "--top-k", "--renormalised")),
         ],
-    )  # fmt: skip
+    )
     def test_everything_that_is_missing_is_asked_for_at_once_and_before_work(self, tmp_path, name, asked, monkeypatch):
         path, source = SAMPLES[name][0](tmp_path), SAMPLES[name][2]
         monkeypatch.setattr(sources()[source], "read", lambda *_: pytest.fail("it was read"))
@@ -152,11 +155,21 @@ class TestFacts:
         assert drawn[1] != drawn[2]
 
     def test_tasks_arrivals_and_interleaved_requests(self, tmp_path):
-        rows = [{"request": "ab"[i % 2], "task": ("chat", "code")[i % 2], "arrival_s": (0.0, 1.5)[i % 2],
-                 "phase": "prefill" if i < 2 else "decode", "experts": [[i]]} for i in range(4)]  # fmt: skip
+        rows = [
+            {
+                "request": "ab"[i % 2],
+                "task": ("chat", "code")[i % 2],
+                "arrival_s": (0.0, 1.5)[i % 2],
+                "phase": "prefill" if i < 2 else "decode",
+                "experts": [[i]],
+            }
+            for i in range(4)
+        ]
         with converted(tmp_path, put(tmp_path / "t.jsonl", jsonl(*rows))) as trace:
             assert [(r.task, r.arrival_s, r.prompt_len, r.outputs) for r in trace.requests] == [
-                ("chat", 0.0, 1, 2), ("code", 1.5, 1, 2)]  # fmt: skip
+                ("chat", 0.0, 1, 2),
+                ("code", 1.5, 1, 2),
+            ]
             assert trace.experts.tolist() == [[[0]], [[2]], [[1]], [[3]]]
 
     def test_several_files_are_several_requests(self, tmp_path):
@@ -260,8 +273,15 @@ class TestPage:
         rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith(("| `", "| -"))]
         told = [set(re.findall(r"`(\w+)`", " ".join(column))) for column in zip(*rows, strict=True)]
         assert told == [jsonl_source.FIELDS, set(csv_long.COLUMNS)]
-        for fact in ("model", "model_source", "n_experts", "gate_score", "gate_renormalised", "weights_kind",
-                     "expert_order"):  # fmt: skip
+        for fact in (
+            "model",
+            "model_source",
+            "n_experts",
+            "gate_score",
+            "gate_renormalised",
+            "weights_kind",
+            "expert_order",
+        ):
             assert f"`{fact}`" in section
 
     def test_the_csv_of_the_page_is_its_jsonl(self, tmp_path):

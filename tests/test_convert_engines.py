@@ -36,16 +36,27 @@ class TestVllm:
         rows = []
         for forward, names in enumerate((["a", "a", "b"], ["a", "b"], ["a", "b"])):
             for layer in (0, 1):
-                rows += [{"type": "route", "req_id": name, "token_idx": i, "layer": layer,
-                          "topk_ids": [(forward + i + layer) % 4]} for i, name in enumerate(names)]  # fmt: skip
+                rows += [
+                    {
+                        "type": "route",
+                        "req_id": name,
+                        "token_idx": i,
+                        "layer": layer,
+                        "topk_ids": [(forward + i + layer) % 4],
+                    }
+                    for i, name in enumerate(names)
+                ]
         path = put(tmp_path / "named.jsonl", jsonl(*rows))
         with converted(tmp_path, path) as trace:
             assert [(r.prompt_len, r.n_rows) for r in trace.requests] == [(2, 4), (1, 3)]
             assert trace.experts[:, 0, 0].tolist() == [0, 1, 1, 2, 2, 2, 3]
 
     def test_unnamed_batches_are_refused_or_one_stream(self, tmp_path):
-        rows = [{"type": "route", "req_id": "r0", "token_idx": i, "layer": 0, "topk_ids": [(f + i) % 4]}
-                for f in range(4) for i in range(3)]  # fmt: skip
+        rows = [
+            {"type": "route", "req_id": "r0", "token_idx": i, "layer": 0, "topk_ids": [(f + i) % 4]}
+            for f in range(4)
+            for i in range(3)
+        ]
         path = put(tmp_path / "batch.jsonl", jsonl(*rows))
         message = refused(tmp_path, path)
         assert "batch.jsonl:7: req_id" in message
@@ -59,9 +70,13 @@ class TestVllm:
         lines = self.records(tmp_path)
         with converted(tmp_path, put(tmp_path / "whole.jsonl", jsonl(*lines)), Options()) as trace:
             whole = (trace.experts.tolist(), trace.weights(0, trace.n_tokens).tolist(), list(trace.requests))
-        files = [put(tmp_path / f"layer{layer}.jsonl",
-                     jsonl(*(line for line in lines if line["type"] == "meta" or line["layer"] == layer)))
-                 for layer in sorted({line["layer"] for line in lines if line["type"] == "route"})]  # fmt: skip
+        files = [
+            put(
+                tmp_path / f"layer{layer}.jsonl",
+                jsonl(*(line for line in lines if line["type"] == "meta" or line["layer"] == layer)),
+            )
+            for layer in sorted({line["layer"] for line in lines if line["type"] == "route"})
+        ]
         assert len(files) > 1
         with converted(tmp_path, files, Options()) as trace:
             assert (trace.experts.tolist(), trace.weights(0, trace.n_tokens).tolist(), list(trace.requests)) == whole
@@ -107,14 +122,17 @@ class TestSglang:
         with converted(tmp_path, put(tmp_path / "t.jsonl", jsonl(*lines))) as trace:
             assert [(r.prompt_len, r.n_rows) for r in trace.requests] == [(4, 5)]
 
-    @pytest.mark.parametrize(("lines", "said"), [
-        ([([0, 1, 0, 1], 1, [2, 2]), ([2], 2)], "different requests of one length"),
-        ([([5, 6], 1, [2])], "--disable-radix-cache"),
-        ([([4], 2)], "continues no running request"),
-        ([([0, 1], 3)], "forward_mode, got 3"),
-        ([([0, 2], 1, [2])], "gaps within a sequence"),
-        ([([0, 1], 1, [3])], "sum of 3"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("lines", "said"),
+        [
+            ([([0, 1, 0, 1], 1, [2, 2]), ([2], 2)], "different requests of one length"),
+            ([([5, 6], 1, [2])], "--disable-radix-cache"),
+            ([([4], 2)], "continues no running request"),
+            ([([0, 1], 3)], "forward_mode, got 3"),
+            ([([0, 2], 1, [2])], "gaps within a sequence"),
+            ([([0, 1], 1, [3])], "sum of 3"),
+        ],
+    )
     def test_refused(self, tmp_path, lines, said):
         path = put(tmp_path / "t.jsonl", jsonl(*(self.record(*line) for line in lines)))
         assert said in refused(tmp_path, path)
@@ -176,15 +194,21 @@ class TestHf:
             assert "a pickle" in message
             assert "docs/convert.md" in message
 
-    @pytest.mark.parametrize(("arrays", "said"), [
-        ({"x": np.zeros(3)}, "one array router_logits"),
-        ({"router_logits": np.zeros((3, 4))}, "[T, L, E]"),
-        ({"router_logits": np.zeros((2, 3, 4)), "input_ids": np.zeros((1, 3), int)}, "stack the layers on dimension 1"),
-        ({"router_logits": np.full((1, 1, 4), np.nan)}, "row 0: router_logits, got NaN"),
-        ({"router_logits": np.zeros((2, 1, 4)), "prompt_len": np.array([3])}, "prompt_len, got 3"),
-        ({"router_logits": np.array([["a"]])}, "got type <U1"),
-        ({"router_logits": np.asfortranarray(np.ones((2, 3, 4)))}, "Fortran"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("arrays", "said"),
+        [
+            ({"x": np.zeros(3)}, "one array router_logits"),
+            ({"router_logits": np.zeros((3, 4))}, "[T, L, E]"),
+            (
+                {"router_logits": np.zeros((2, 3, 4)), "input_ids": np.zeros((1, 3), int)},
+                "stack the layers on dimension 1",
+            ),
+            ({"router_logits": np.full((1, 1, 4), np.nan)}, "row 0: router_logits, got NaN"),
+            ({"router_logits": np.zeros((2, 1, 4)), "prompt_len": np.array([3])}, "prompt_len, got 3"),
+            ({"router_logits": np.array([["a"]])}, "got type <U1"),
+            ({"router_logits": np.asfortranarray(np.ones((2, 3, 4)))}, "Fortran"),
+        ],
+    )
     def test_refused(self, tmp_path, arrays, said):
         path = tmp_path / "x.npz"
         np.savez(path, **arrays)

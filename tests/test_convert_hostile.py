@@ -13,26 +13,29 @@ from traces.convert import Options, convert
 
 
 class TestHostile:
-    @pytest.mark.parametrize(("name", "number", "edit", "said"), [
-        ("warp", 2, lambda line: line.replace("[1, 0]", "[1, 1]"), "one expert twice"),
-        ("warp", 2, lambda line: line.replace("[1, 0]", "[1, -1]"), "layers[0], got -1"),
-        ("warp", 2, lambda line: line.replace("[1, 0]", "[1, true]"), "layers[0], got True"),
-        ("warp", 2, lambda line: line.replace("[1, 0]", "[1]"), "got 1 ids: 2 before"),
-        ("warp", 3, lambda line: line[: len(line) // 2], "not a line of JSON"),
-        ("warp", 1, lambda line: line.replace('"tok": 1', '"tok": "1e9"'), "tok, got '1e9'"),
-        ("warp", 4, lambda line: '{"tok": 9}', "layers, got no such field"),
-        ("jsonl", 3, lambda line: line.replace("0.625", "-0.625"), "weights[0], got -0.625"),
-        ("jsonl", 3, lambda line: line.replace("0.625", "1e999"), "Number out of range"),
-        ("jsonl", 3, lambda line: line.replace("experts", "expert"), "no such field"),
-        ("jsonl", 2, lambda line: line.replace("prefill", "later"), "phase, got 'later'"),
-        ("csv", 5, lambda line: line + ",9", "got 8 columns: the header has 7"),
-        ("csv", 5, lambda line: line.replace("a,", "a\x01,"), "request, got"),
-        ("csv", 6, lambda line: line.replace(",1,0,0,", ",1,0,7,"), "rank, got '7': 0 is next"),
-        ("bigmoe", 9, lambda line: line.replace("0,0,0,1,0", "0,0,0,1,5"), "slot, got '5': 0 is next"),
-        ("bigmoe", 9, lambda line: line.replace("0,0,0", "0,0,-1"), "step, got '-1'"),
-        ("vllm", 2, lambda line: line.replace('"layer": 0', '"layer": 3.5'), "layer, got 3.5"),
-        ("sglang", 2, lambda line: line.replace("[[-1, -1, -1]]", "[[-1, -1]]"), "lists of different lengths"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("name", "number", "edit", "said"),
+        [
+            ("warp", 2, lambda line: line.replace("[1, 0]", "[1, 1]"), "one expert twice"),
+            ("warp", 2, lambda line: line.replace("[1, 0]", "[1, -1]"), "layers[0], got -1"),
+            ("warp", 2, lambda line: line.replace("[1, 0]", "[1, true]"), "layers[0], got True"),
+            ("warp", 2, lambda line: line.replace("[1, 0]", "[1]"), "got 1 ids: 2 before"),
+            ("warp", 3, lambda line: line[: len(line) // 2], "not a line of JSON"),
+            ("warp", 1, lambda line: line.replace('"tok": 1', '"tok": "1e9"'), "tok, got '1e9'"),
+            ("warp", 4, lambda line: '{"tok": 9}', "layers, got no such field"),
+            ("jsonl", 3, lambda line: line.replace("0.625", "-0.625"), "weights[0], got -0.625"),
+            ("jsonl", 3, lambda line: line.replace("0.625", "1e999"), "Number out of range"),
+            ("jsonl", 3, lambda line: line.replace("experts", "expert"), "no such field"),
+            ("jsonl", 2, lambda line: line.replace("prefill", "later"), "phase, got 'later'"),
+            ("csv", 5, lambda line: line + ",9", "got 8 columns: the header has 7"),
+            ("csv", 5, lambda line: line.replace("a,", "a\x01,"), "request, got"),
+            ("csv", 6, lambda line: line.replace(",1,0,0,", ",1,0,7,"), "rank, got '7': 0 is next"),
+            ("bigmoe", 9, lambda line: line.replace("0,0,0,1,0", "0,0,0,1,5"), "slot, got '5': 0 is next"),
+            ("bigmoe", 9, lambda line: line.replace("0,0,0", "0,0,-1"), "step, got '-1'"),
+            ("vllm", 2, lambda line: line.replace('"layer": 0', '"layer": 3.5'), "layer, got 3.5"),
+            ("sglang", 2, lambda line: line.replace("[[-1, -1, -1]]", "[[-1, -1]]"), "lists of different lengths"),
+        ],
+    )
     def test_a_broken_line_is_named(self, tmp_path, name, number, edit, said):
         write, options, source = SAMPLES[name]
         path = write(tmp_path)
@@ -118,8 +121,14 @@ class TestMoreMemoryThanText:
 
     def document(self, tmp_path, n_names, name="t.json"):
         junk = {f"name{i}": [[]] * 2000 for i in range(n_names)}
-        routes = [{"token_pos": t, "phase": "decode" if t else "prefill",
-                   "layers": {"0": {"experts": [t % 4, 5], "weights": [0.6, 0.4]}}} for t in range(4)]  # fmt: skip
+        routes = [
+            {
+                "token_pos": t,
+                "phase": "decode" if t else "prefill",
+                "layers": {"0": {"experts": [t % 4, 5], "weights": [0.6, 0.4]}},
+            }
+            for t in range(4)
+        ]
         meta = {"num_moe_layers": 1, "num_experts": 8, "model_id": "m"}
         return put(tmp_path / name, json.dumps({"meta": meta, **junk, "routes": routes}).encode())
 
@@ -140,14 +149,22 @@ class TestMoreMemoryThanText:
         path = put(tmp_path / "t.json", b'{"meta": {"num_experts": 8}, "other": [' + other + b'0], "routes": []}')
         assert "one value of more than 4194304 characters" in refused(tmp_path, path, source="moe_ocs")
 
-    @pytest.mark.parametrize(("text", "said"), [
-        (b'{"experts": [' + b"[]," * 1_100_000 + b"[0]]}", "lists, objects and names in one record: at most 1000000"),
-        (b'{"experts": [[' + b"0," * 8_100_000 + b"0]]}", "values in one record: at most 8000000"),
-        (b'{"experts": ' + b"[" * 40 + b"]" * 40 + b"}", "nested deeper than 32 levels"),
-        (b'{"experts": [[0]], "task": "' + b"[" * 50 + b'", "iteration": ' + b"[" * 40 + b"]" * 40 + b"}",
-         "nested deeper than 32 levels"),
-        (b'{"experts": [[0]], "task": "' + b"x" * 34_000_000 + b'"}', "a line of more than 33554432 bytes"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            (
+                b'{"experts": [' + b"[]," * 1_100_000 + b"[0]]}",
+                "lists, objects and names in one record: at most 1000000",
+            ),
+            (b'{"experts": [[' + b"0," * 8_100_000 + b"0]]}", "values in one record: at most 8000000"),
+            (b'{"experts": ' + b"[" * 40 + b"]" * 40 + b"}", "nested deeper than 32 levels"),
+            (
+                b'{"experts": [[0]], "task": "' + b"[" * 50 + b'", "iteration": ' + b"[" * 40 + b"]" * 40 + b"}",
+                "nested deeper than 32 levels",
+            ),
+            (b'{"experts": [[0]], "task": "' + b"x" * 34_000_000 + b'"}', "a line of more than 33554432 bytes"),
+        ],
+    )
     def test_one_record(self, tmp_path, text, said):
         message = refused(tmp_path, put(tmp_path / "t.jsonl", text + b"\n"), source="jsonl")
         assert said in message

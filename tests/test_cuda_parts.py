@@ -180,15 +180,18 @@ def test_refused_page_locked_memory_says_so_whatever_the_driver_says():
 # -- faults
 
 
-@pytest.mark.parametrize(("text", "kind"), [
-    ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB", "out of memory"),
-    ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out of memory"),
-    ("CUDA error: an illegal memory access was encountered", "the device was lost"),
-    ("CUDA error: unspecified launch failure", "the device was lost"),
-    ("CUDA error: uncorrectable ECC error encountered", "the device was lost"),
-    ("CUDA driver error: device not ready", "the device was lost"),
-    ("Cannot pin memory: pin_memory refused", "page-locked memory was refused"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB", "out of memory"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out of memory"),
+        ("CUDA error: an illegal memory access was encountered", "the device was lost"),
+        ("CUDA error: unspecified launch failure", "the device was lost"),
+        ("CUDA error: uncorrectable ECC error encountered", "the device was lost"),
+        ("CUDA driver error: device not ready", "the device was lost"),
+        ("Cannot pin memory: pin_memory refused", "page-locked memory was refused"),
+    ],
+)
 def test_faults_by_what_torch_says(text, kind):
     found = fault_of(RuntimeError(text), "launching expert")
     assert isinstance(found, DeviceFault) and str(found).startswith(kind)
@@ -233,6 +236,7 @@ def test_a_prefetch_does_not_wait_for_an_expert_on_the_cpu():
 def test_an_expert_on_the_cpu_that_fails_blocks_nobody():
     lanes = lanes_on(FakeDevice())
     try:
+
         def broken() -> None:
             raise RuntimeError("CUDA error: unspecified launch failure")
 
@@ -243,6 +247,7 @@ def test_an_expert_on_the_cpu_that_fails_blocks_nobody():
             lanes.wait(pool)
     finally:
         lanes.close()
+
 
 # -- devices of tensors
 
@@ -310,12 +315,17 @@ def test_no_operation_mixes_host_and_device(name, rows):
             decoder.ffn(decoder.normed, matrices)
 
 
-@pytest.mark.parametrize(("error", "text"), [
-    (RuntimeError("CUDA error: an illegal memory access was encountered"),
-     r"the device was lost while recording .* --resume keeps finished requests"),
-    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "memory, ran out while recording"),
-    (RuntimeError("size mismatch"), "^size mismatch$"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            RuntimeError("CUDA error: an illegal memory access was encountered"),
+            r"the device was lost while recording .* --resume keeps finished requests",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "memory, ran out while recording"),
+        (RuntimeError("size mismatch"), "^size mismatch$"),
+    ],
+)
 def test_a_gpu_that_is_lost_while_recording_is_one_line(error, text):
     from sim.base.errors import BadInput
     from traces.record.load import memory_errors

@@ -45,14 +45,22 @@ def priced(**operations):
 
 
 def test_prices_come_from_curves_for_their_own_model_alone():
-    hw = priced(expert=made((1.0, 3.0), (4.0, 8.0)), gate=made((1.0,), (1.0,)), head=made((1.0,), (7.0,)),
-                cpu_expert=made((1.0,), (9.0,)))  # fmt: skip
+    hw = priced(
+        expert=made((1.0, 3.0), (4.0, 8.0)),
+        gate=made((1.0,), (1.0,)),
+        head=made((1.0,), (7.0,)),
+        cpu_expert=made((1.0,), (9.0,)),
+    )
     cost = Cost(hw, model(2, 4, 1), stack(), "bf16")
     assert cost.expert(2, "bf16").duration_s == 6.0
     assert cost.expert(1, "bf16", 0.5).duration_s == 2.5, "1 for handing over, and half of the other 3"
     assert (cost.head(1).duration_s, cost.expert_cpu(1).duration_s) == (7.0, 9.0)
     assert (cost.launch_expert.all_s, cost.launch_attention.all_s, cost.begin_s, cost.cpu_launch_s) == (
-        0.5, 0.25, 0.125, 3.0)  # fmt: skip
+        0.5,
+        0.25,
+        0.125,
+        3.0,
+    )
     assert cost.attributed_to[cost.expert(2, "bf16").attributed_to][0] == "curves.expert"
     assert not cost.beyond
     cost.expert(5, "bf16")
@@ -74,8 +82,9 @@ def test_unpacking_is_priced_where_it_was_measured():
 
 
 def test_fits_asked_for_more_than_they_rest_on_say_so():
-    ranges = Ranges(copy_bytes=(10.0, 200.0), expert_tokens=(1.0, 4.0), cpu_expert_tokens=(1.0, 2.0),
-                    context_tokens=(8.0, 16.0))  # fmt: skip
+    ranges = Ranges(
+        copy_bytes=(10.0, 200.0), expert_tokens=(1.0, 4.0), cpu_expert_tokens=(1.0, 2.0), context_tokens=(8.0, 16.0)
+    )
     cost = Cost(msgspec.structs.replace(hardware(), ranges=ranges), model(2, 4, 1), stack(), "bf16")
     cost.copy_s(200), cost.back_s(5), cost.expert(4, "bf16"), cost.expert_cpu(2)
     assert not cost.beyond
@@ -84,8 +93,11 @@ def test_fits_asked_for_more_than_they_rest_on_say_so():
     long.copy_s(12_582_912)
     assert not long.beyond, "six digits of the very size that was measured"
     cost.copy_s(300), cost.expert(5, "bf16"), cost.expert_cpu(3)
-    assert cost.beyond == {"copy at 300 bytes (measured: 10 to 200)", "expert at 5 tokens (measured: 1 to 4)",
-                           "cpu_expert at 3 tokens (measured: 1 to 2)"}  # fmt: skip
+    assert cost.beyond == {
+        "copy at 300 bytes (measured: 10 to 200)",
+        "expert at 5 tokens (measured: 1 to 4)",
+        "cpu_expert at 3 tokens (measured: 1 to 2)",
+    }
 
 
 def test_a_context_beyond_the_calibration_is_labelled(tmp_path):
@@ -143,8 +155,9 @@ def test_a_broken_curve_is_refused(tmp_path):
     good = {"at": [1.0, 2.0], "seconds": [1e-3, 2e-3], "iqr_s": [0.0, 0.0], "n": [1, 1]}
     for change in ({"at": [2.0, 1.0]}, {"seconds": [1e-3]}, {"seconds": [1e-3, -1.0]}):
         operations = {"expert": {**good, **change}}
-        path.write_text(msgspec.yaml.encode(hw | {"curves": {"model": "m", "precision": "fp32",
-                                                             "operations": operations}}).decode())  # fmt: skip
+        path.write_text(
+            msgspec.yaml.encode(hw | {"curves": {"model": "m", "precision": "fp32", "operations": operations}}).decode()
+        )
         with pytest.raises(BadInput, match=r"curves\.operations\.expert"):
             load_hardware(path)
 
@@ -152,8 +165,10 @@ def test_a_broken_curve_is_refused(tmp_path):
 def test_results_say_what_lies_beyond_the_measured_range(tmp_path):
     hw = msgspec.to_builtins(load_hardware("rtx3090"))
     quantity = {"value": 1e-5, "source": "measured", "iqr": 1e-6, "n": 9}
-    operations = {name: {"at": [1.0], "seconds": [1e-3], "iqr_s": [1e-4], "n": [50]}
-                  for name in ("attention", "attention_decode", "gate", "expert", "head")}  # fmt: skip
+    operations = {
+        name: {"at": [1.0], "seconds": [1e-3], "iqr_s": [1e-4], "n": [50]}
+        for name in ("attention", "attention_decode", "gate", "expert", "head")
+    }
     curves = {"model": "cpu-small", "precision": "fp32", "operations": operations, "launches": {"expert": quantity}}
     path = tmp_path / "x.yaml"
     path.write_text(msgspec.yaml.encode(hw | {"curves": curves}).decode())

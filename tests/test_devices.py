@@ -121,8 +121,11 @@ class PlainDevice:
 
 @pytest.fixture(params=["cpu", "cuda", "plain"])
 def device(request):
-    made = {"cpu": CpuDevice, "plain": PlainDevice,
-            "cuda": lambda: CudaDevice("cuda:0", cuda=FakeDevice(), place="cpu")}[request.param]()  # fmt: skip
+    made = {
+        "cpu": CpuDevice,
+        "plain": PlainDevice,
+        "cuda": lambda: CudaDevice("cuda:0", cuda=FakeDevice(), place="cpu"),
+    }[request.param]()
     yield made
     made.close()
 
@@ -191,6 +194,7 @@ def test_what_a_call_raises_is_raised_once_when_the_device_settles():
 def test_lanes_take_a_device_s_faults(device):
     lanes = Lanes(device)
     try:
+
         def fail():
             raise RuntimeError("CUDA error: out of memory")
 

@@ -185,7 +185,9 @@ def test_every_decision_is_documented_and_how_many_a_hook_may_make() -> None:
 
 
 EXAMPLES = [  # those without a class are run by tests/test_python_face.py, the lane of docs/simpy.md by test_simpy.py
-    (path, index) for path in PAGES for index, text in enumerate(blocks(path, "python"))
+    (path, index)
+    for path in PAGES
+    for index, text in enumerate(blocks(path, "python"))
     if "class " in text and path.name != "simpy.md"
 ]
 
@@ -218,9 +220,23 @@ def test_the_page_of_profiles_names_every_field() -> None:
     page = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")
     named = {part for name in re.findall(r"`([\w.]+)`", page) for part in name.split(".")}
     optional = {name.rsplit(".", 1)[-1] for name in re.findall(r"\*`([\w.]+)`\*", page)}
-    kinds = (hardware.Hardware, hardware.Link, hardware.Gpu, hardware.Bus, hardware.Host, hardware.Cpu,
-             hardware.Contention, hardware.Quantity, models.Model, models.ModelGate, models.Published, model_bytes.Mla,
-             model_bytes.Encoder, stack.Stack, stack.Kernels)  # fmt: skip
+    kinds = (
+        hardware.Hardware,
+        hardware.Link,
+        hardware.Gpu,
+        hardware.Bus,
+        hardware.Host,
+        hardware.Cpu,
+        hardware.Contention,
+        hardware.Quantity,
+        models.Model,
+        models.ModelGate,
+        models.Published,
+        model_bytes.Mla,
+        model_bytes.Encoder,
+        stack.Stack,
+        stack.Kernels,
+    )
     shared = {"aliases", "note", "sources", "source", "ref", "low", "high", "iqr", "n", "dense_layers", "attention"}
     for kind in kinds:
         for field in msgspec.structs.fields(kind):

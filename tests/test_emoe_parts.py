@@ -59,8 +59,11 @@ def test_equation_3():
     short, middle, long = asked(50, 10, elapsed_s=1.0), asked(50, 40, elapsed_s=5.0), asked(50, 90)
     running = [short, middle, long]
     # dE + (W + n x G) x c + r: two end after the short one, one after the middle one, none after the long one.
-    for request, expected in ((short, 3 + (200 + 2 * 10) * 0.01 + 1), (middle, 3 + (200 + 1 * 40) * 0.01 + 5),
-                              (long, 3 + 200 * 0.01)):  # fmt: skip
+    for request, expected in (
+        (short, 3 + (200 + 2 * 10) * 0.01 + 1),
+        (middle, 3 + (200 + 1 * 40) * 0.01 + 5),
+        (long, 3 + 200 * 0.01),
+    ):
         assert expected_latency_s(request, running, 200, 3.0, 0.01) == pytest.approx(expected)
 
 
@@ -176,8 +179,9 @@ def test_both_forms_put_out_shares(small):
 
 def test_predictions_are_the_same_everywhere(small):
     """Golden: whole numbers, whatever library multiplies matrices here."""
-    found = np.concatenate([small.predict(form, past(seed), task).ravel()
-                            for form in ("A", "L") for seed in range(3) for task in range(2)])  # fmt: skip
+    found = np.concatenate(
+        [small.predict(form, past(seed), task).ravel() for form in ("A", "L") for seed in range(3) for task in range(2)]
+    )
     assert hashlib.sha256(found.astype("<i8").tobytes()).hexdigest()[:16] == GOLDEN
 
 
@@ -224,9 +228,12 @@ def test_files_that_are_no_predictor(tmp_path, small):
     with pytest.raises(BadInput, match="no task 'law'"):
         read(path, *shape, ("chat", "law"))
     for name, wrong in {
-        "A.words": tensors["A.words"][:-1], "A.0.q": tensors["A.0.q"].astype(np.int32), "L.bias": np.zeros(3, np.int16),
-        "L.0.layer_1": tensors["L.0.layer_1"][:, :-1], "similarity": np.zeros((1, 1), np.int16),
-    }.items():  # fmt: skip
+        "A.words": tensors["A.words"][:-1],
+        "A.0.q": tensors["A.0.q"].astype(np.int32),
+        "L.bias": np.zeros(3, np.int16),
+        "L.0.layer_1": tensors["L.0.layer_1"][:, :-1],
+        "similarity": np.zeros((1, 1), np.int16),
+    }.items():
         save(tmp_path / "wrong", {**tensors, name: wrong}, facts)
         with pytest.raises(BadInput, match=name.split(".", 1)[-1]):
             read(tmp_path / "wrong", *shape, seeded.TASKS)

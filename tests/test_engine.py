@@ -50,50 +50,93 @@ def begun():
     return [lambda v: Fetch(left(v)), lambda v: RunPart(left(v))]
 
 
-@pytest.mark.parametrize(("policy", "message"), [
-    (deciding(lambda v: RunPart(v.piece(0, 3))), "RunPart of .*: layer 0 does not owe it; run each part once"),
-    (deciding(lambda v: RunPart(v.piece(1, 0))), "layer 0 does not owe it"),
-    (deciding(RunGpu(0), lambda v: RunPart(v.piece(0, 0))), "layer 0 does not owe it"),
-    (deciding(lambda v: RunPart(left(v))), "not on the GPU, or not in a precision that serves; Fetch it"),
-    (deciding(*begun(), RunGpu(1)), r"layer 0 of says: experts \[0\] were not executed"),
-    (deciding(*begun(), lambda v: RunPart(left(v))), "have run; run no column twice"),
-    (deciding(*(lambda v, i=i: Fetch(v.matrices(0, 0, 3)[i]) for i in range(3)),
-              lambda v: RunPart(v.matrices(0, 0, 3)[1])), "a matrix needs what those before it come to"),
-    (deciding(*begun(), lambda v: RunPart(v.piece(0, 0))), "have run; run no column twice"),
-    (deciding(*begun(), lambda v: RunPart(v.part(0, 0, 0.5, 1.0), (), quarters(v))),
-     "not on the GPU, or not in a precision that serves; Fetch it"),
-    (deciding(*begun(), lambda v: Fetch(quarters(v)[0]), lambda v: Fetch(quarters(v)[1]),
-              lambda v: RunPart(v.piece(0, 0), (), quarters(v))),
-     "are not all of it in columns; name those that are"),
-    (deciding(lambda v: Fetch(v.matrices(0, 0, 2)[0]), lambda v: Fetch(v.matrices(0, 0, 2)[1]),
-              lambda v: RunPart(v.piece(0, 0), (), tuple(v.matrices(0, 0, 2)))), "are not all of it in columns"),
-    (deciding(*begun()[:1], lambda v: RunPart(v.matrices(0, 0, 2)[0], (), (left(v),))), "are not all of it in columns"),
-    (deciding(*begun(), RunGpu(0)), r"RunGpu\(0\): layer 0's expert is not on the GPU"),
-    (deciding(*begun(), lambda v: Evict(left(v))), "layer 0 still needs it"),
-    (deciding(*begun(), RunCpu(0), traits={"cpu"}), r"RunCpu\(0\): a part of it has run on the GPU"),
-    (deciding(lambda v: Fetch(v.part(0, 0, 0.0, 0.5, "int4")), lambda v: RunPart(v.part(0, 0, 0.0, 0.5, "int4"))),
-     "not in a precision that serves"),
-    (deciding(*begun(), lambda v: Fetch(v.part(0, 0, 0.5, 0.75)), lambda v: Fetch(v.part(0, 0, 0.75, 1.0)),
-              RunGpu(0, joined=True)), "not all of the expert in columns"),
-    (deciding(*(lambda v, at=at: Fetch(v.matrices(0, 0, 3)[at]) for at in range(3)), RunGpu(0, joined=True), there=()),
-     "not all of the expert in columns of the serving precision; leave `joined` out"),
-    (deciding(RunGpu(0)), r"layer 0 of says: experts \[1\] were not executed"),
-    (deciding(RunGpu(0), RunGpu(0)), r"RunGpu\(0\): layer 0 does not owe it"),
-    (deciding(RunGpu(3)), "does not owe it"),
-    (deciding(RunGpu(1), there=()), "is not on the GPU; Fetch it first"),
-    (deciding(lambda v: Evict(v.piece(0, 1))), "layer 0 still needs it"),
-    (deciding(lambda v: Evict(v.piece(0, 3))), "it is not resident"),
-    (deciding(RunCpu(0)), "needs the trait 'cpu'"),
-    (deciding(RunCpu(2), traits={"cpu"}), "does not owe it"),
-    (deciding(RunCpu(0, join_layer=2), traits={"cpu"}), "join at this layer or a later one"),
-    (deciding(lambda v: Fetch(v.piece(1, 2)), lambda v: Fetch(v.piece(1, 3))), "no room and says.victim named nothing"),
-    (deciding(lambda v: Cancel(v.piece(1, 0))), "Cancel of says: it depends on time"),
-    (deciding(DropQueue()), "DropQueue of says: it depends on time"),
-    (deciding("fetch"), "not a decision"),
-    (deciding(lambda v: v.future), "view.future of says: needs the trait 'oracle'"),
-    (deciding(lambda v: v.arrived(v.piece(0, 0))), "view.arrived of says: needs the trait 'timing'"),
-    (deciding(lambda v: v.queued()), "view.queued of says: needs the trait 'timing'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (deciding(lambda v: RunPart(v.piece(0, 3))), "RunPart of .*: layer 0 does not owe it; run each part once"),
+        (deciding(lambda v: RunPart(v.piece(1, 0))), "layer 0 does not owe it"),
+        (deciding(RunGpu(0), lambda v: RunPart(v.piece(0, 0))), "layer 0 does not owe it"),
+        (deciding(lambda v: RunPart(left(v))), "not on the GPU, or not in a precision that serves; Fetch it"),
+        (deciding(*begun(), RunGpu(1)), r"layer 0 of says: experts \[0\] were not executed"),
+        (deciding(*begun(), lambda v: RunPart(left(v))), "have run; run no column twice"),
+        (
+            deciding(
+                *(lambda v, i=i: Fetch(v.matrices(0, 0, 3)[i]) for i in range(3)),
+                lambda v: RunPart(v.matrices(0, 0, 3)[1]),
+            ),
+            "a matrix needs what those before it come to",
+        ),
+        (deciding(*begun(), lambda v: RunPart(v.piece(0, 0))), "have run; run no column twice"),
+        (
+            deciding(*begun(), lambda v: RunPart(v.part(0, 0, 0.5, 1.0), (), quarters(v))),
+            "not on the GPU, or not in a precision that serves; Fetch it",
+        ),
+        (
+            deciding(
+                *begun(),
+                lambda v: Fetch(quarters(v)[0]),
+                lambda v: Fetch(quarters(v)[1]),
+                lambda v: RunPart(v.piece(0, 0), (), quarters(v)),
+            ),
+            "are not all of it in columns; name those that are",
+        ),
+        (
+            deciding(
+                lambda v: Fetch(v.matrices(0, 0, 2)[0]),
+                lambda v: Fetch(v.matrices(0, 0, 2)[1]),
+                lambda v: RunPart(v.piece(0, 0), (), tuple(v.matrices(0, 0, 2))),
+            ),
+            "are not all of it in columns",
+        ),
+        (
+            deciding(*begun()[:1], lambda v: RunPart(v.matrices(0, 0, 2)[0], (), (left(v),))),
+            "are not all of it in columns",
+        ),
+        (deciding(*begun(), RunGpu(0)), r"RunGpu\(0\): layer 0's expert is not on the GPU"),
+        (deciding(*begun(), lambda v: Evict(left(v))), "layer 0 still needs it"),
+        (deciding(*begun(), RunCpu(0), traits={"cpu"}), r"RunCpu\(0\): a part of it has run on the GPU"),
+        (
+            deciding(
+                lambda v: Fetch(v.part(0, 0, 0.0, 0.5, "int4")), lambda v: RunPart(v.part(0, 0, 0.0, 0.5, "int4"))
+            ),
+            "not in a precision that serves",
+        ),
+        (
+            deciding(
+                *begun(),
+                lambda v: Fetch(v.part(0, 0, 0.5, 0.75)),
+                lambda v: Fetch(v.part(0, 0, 0.75, 1.0)),
+                RunGpu(0, joined=True),
+            ),
+            "not all of the expert in columns",
+        ),
+        (
+            deciding(
+                *(lambda v, at=at: Fetch(v.matrices(0, 0, 3)[at]) for at in range(3)), RunGpu(0, joined=True), there=()
+            ),
+            "not all of the expert in columns of the serving precision; leave `joined` out",
+        ),
+        (deciding(RunGpu(0)), r"layer 0 of says: experts \[1\] were not executed"),
+        (deciding(RunGpu(0), RunGpu(0)), r"RunGpu\(0\): layer 0 does not owe it"),
+        (deciding(RunGpu(3)), "does not owe it"),
+        (deciding(RunGpu(1), there=()), "is not on the GPU; Fetch it first"),
+        (deciding(lambda v: Evict(v.piece(0, 1))), "layer 0 still needs it"),
+        (deciding(lambda v: Evict(v.piece(0, 3))), "it is not resident"),
+        (deciding(RunCpu(0)), "needs the trait 'cpu'"),
+        (deciding(RunCpu(2), traits={"cpu"}), "does not owe it"),
+        (deciding(RunCpu(0, join_layer=2), traits={"cpu"}), "join at this layer or a later one"),
+        (
+            deciding(lambda v: Fetch(v.piece(1, 2)), lambda v: Fetch(v.piece(1, 3))),
+            "no room and says.victim named nothing",
+        ),
+        (deciding(lambda v: Cancel(v.piece(1, 0))), "Cancel of says: it depends on time"),
+        (deciding(DropQueue()), "DropQueue of says: it depends on time"),
+        (deciding("fetch"), "not a decision"),
+        (deciding(lambda v: v.future), "view.future of says: needs the trait 'oracle'"),
+        (deciding(lambda v: v.arrived(v.piece(0, 0))), "view.arrived of says: needs the trait 'timing'"),
+        (deciding(lambda v: v.queued()), "view.queued of says: needs the trait 'timing'"),
+    ],
+)
 def test_illegal_decisions_are_refused(policy, message, tmp_path):
     with pytest.raises(IllegalDecision, match=message):
         run(policy, tmp_path, ROWS, room=5, n_experts=4)
@@ -282,10 +325,13 @@ class Queuer(Placed):
         return [Requeue(tuple(Prefetch(view.piece(1, expert), -at) for at, expert in enumerate(self.experts)))]
 
 
-@pytest.mark.parametrize(("depth", "first", "second"), [
-    (1, [("2", 0, 10)], [("1", 0, 10)]),
-    (2, [("2", 0, 10), ("4", 10, 20)], [("1", 0, 10)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("depth", "first", "second"),
+    [
+        (1, [("2", 0, 10)], [("1", 0, 10)]),
+        (2, [("2", 0, 10), ("4", 10, 20)], [("1", 0, 10)]),
+    ],
+)
 def test_a_depth_counts_per_link_and_a_full_one_holds_up_no_other(depth, first, second, tmp_path):
     """Experts 2, 4, 6 of layer 1 come over link 0, expert 1 over link 1; a copy takes 10 s, the pass 7.
 

@@ -11,8 +11,16 @@ from cli_help import mixtral_shaped, simulated
 from sim.base.errors import BadInput
 from sim.results.expectations import judged, parsed
 
-RESULT = {"hit_rate": 0.25, "h2d_bytes": 4_000_000, "tpot_s": {"mean": 0.5, "p95": None}, "labels": ["lossy"],
-          "prefetch": {"useful": {"n": 3}}, "real": True, "policy": "lru", "bound": None}  # fmt: skip
+RESULT = {
+    "hit_rate": 0.25,
+    "h2d_bytes": 4_000_000,
+    "tpot_s": {"mean": 0.5, "p95": None},
+    "labels": ["lossy"],
+    "prefetch": {"useful": {"n": 3}},
+    "real": True,
+    "policy": "lru",
+    "bound": None,
+}
 
 
 def verdict(text: str) -> tuple[bool, str]:
@@ -23,12 +31,23 @@ def verdict(text: str) -> tuple[bool, str]:
 @pytest.mark.parametrize(
     ("text", "held"),
     [
-        ("hit_rate >= 0.25", True), ("hit_rate>0.25", False), ("hit_rate <= 0.25", True), ("hit_rate<0.25", False),
-        ("hit_rate==0.25", True), ("hit_rate == 0.26", False), (" tpot_s.mean < 6e-1 ", True), ("tpot_s.mean>1", False),
-        ("h2d_bytes <= 4MB", True), ("h2d_bytes < 4MB", False), ("h2d_bytes > 3 MiB", True),
-        ("prefetch.useful.n >= 3", True), ("tpot_s.p95 < 1e9", False), ("bound > -1", False), ("hit_rate > -1", True),
+        ("hit_rate >= 0.25", True),
+        ("hit_rate>0.25", False),
+        ("hit_rate <= 0.25", True),
+        ("hit_rate<0.25", False),
+        ("hit_rate==0.25", True),
+        ("hit_rate == 0.26", False),
+        (" tpot_s.mean < 6e-1 ", True),
+        ("tpot_s.mean>1", False),
+        ("h2d_bytes <= 4MB", True),
+        ("h2d_bytes < 4MB", False),
+        ("h2d_bytes > 3 MiB", True),
+        ("prefetch.useful.n >= 3", True),
+        ("tpot_s.p95 < 1e9", False),
+        ("bound > -1", False),
+        ("hit_rate > -1", True),
     ],
-)  # fmt: skip
+)
 def test_comparisons(text: str, held: bool) -> None:
     assert verdict(text)[0] is held
 
@@ -41,9 +60,20 @@ def test_the_line_says_what_it_was() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "hit_rate", "hit_rate => 1", "hit_rate >", "> 1", "hit_rate > x", "hit_rate > nan", "hit_rate > 1 > 2",
-     "hit_rate >= inf", "tpot_s.mean < 5MB", "h2d_bytes < 5MX"],
-)  # fmt: skip
+    [
+        "",
+        "hit_rate",
+        "hit_rate => 1",
+        "hit_rate >",
+        "> 1",
+        "hit_rate > x",
+        "hit_rate > nan",
+        "hit_rate > 1 > 2",
+        "hit_rate >= inf",
+        "tpot_s.mean < 5MB",
+        "h2d_bytes < 5MX",
+    ],
+)
 def test_what_is_no_comparison_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match=r"--expect, got"):
         parsed((text,))
@@ -51,9 +81,14 @@ def test_what_is_no_comparison_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("key", "way_out"),
-    [("hitrate", "'hit_rate'"), ("tpot_s", "one of tpot_s.mean, tpot_s.p95"), ("labels", "known: "),
-     ("policy", "known: "), ("real", "known: ")],
-)  # fmt: skip
+    [
+        ("hitrate", "'hit_rate'"),
+        ("tpot_s", "one of tpot_s.mean, tpot_s.p95"),
+        ("labels", "known: "),
+        ("policy", "known: "),
+        ("real", "known: "),
+    ],
+)
 def test_only_figures_can_be_expected(key: str, way_out: str) -> None:
     with pytest.raises(BadInput) as refused:
         verdict(f"{key} > 0")

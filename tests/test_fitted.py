@@ -24,8 +24,15 @@ from traces.synth.write import write
 
 
 def one(**facts):
-    base = {"schema": "moesim.routing-profile/1", "id": "x", "source": "a log", "licence": "MIT", "shape": [4, 12, 3],
-            "check": fitted.Check(-1.5, "lru_25", True, 100), "profile": profile()}  # fmt: skip
+    base = {
+        "schema": "moesim.routing-profile/1",
+        "id": "x",
+        "source": "a log",
+        "licence": "MIT",
+        "shape": [4, 12, 3],
+        "check": fitted.Check(-1.5, "lru_25", True, 100),
+        "profile": profile(),
+    }
     return fitted.Fitted(**base | facts)
 
 
@@ -43,8 +50,15 @@ def test_a_fit_is_read_as_it_was_written(tmp_path):
 
 
 def test_what_is_lent_is_said():
-    bare = profile(ahead={}, shared=None, sharpness=None, offset=None, vocabulary=None, tasks=[],
-                   requests=[Lengths(90, 0, 0, False)])  # fmt: skip
+    bare = profile(
+        ahead={},
+        shared=None,
+        sharpness=None,
+        offset=None,
+        vocabulary=None,
+        tasks=[],
+        requests=[Lengths(90, 0, 0, False)],
+    )
     lender = profile(n_layers=8, source="lender", requests=[Lengths(5, 20, 1, i % 2 == 0) for i in range(30)])
     found = fitted.completed(bare, lender)
     assert (found.bias, found.shares, found.depth) == (bare.bias, bare.shares, bare.depth)
@@ -95,9 +109,18 @@ def test_text_follows_itself_as_much_as_it_is_told():
 def test_equal_stretches_are_routed_alike_in_other_requests():
     """With everything in the last two ids, the same two give the same experts; an equal id alone does less."""
     shares = {"token": [0.5] * 2, "pair": [0.5] * 2}
-    made = profile(n_layers=2, shares=shares, depth=[0.0, 0.5], ahead={}, shared=None, sharpness=None, offset=None,
-                   bias=np.zeros((2, 12)).tolist(), vocabulary=Vocabulary([1, 40], [-2.0, -4.0], 0.0),
-                   requests=[Lengths(1, 150, 0, True)] * 8)  # fmt: skip
+    made = profile(
+        n_layers=2,
+        shares=shares,
+        depth=[0.0, 0.5],
+        ahead={},
+        shared=None,
+        sharpness=None,
+        offset=None,
+        bias=np.zeros((2, 12)).tolist(),
+        vocabulary=Vocabulary([1, 40], [-2.0, -4.0], 0.0),
+        requests=[Lengths(1, 150, 0, True)] * 8,
+    )
     drawer = Drawer(made, 1)
     blocks = [b for plan in drawer.plans(8, None) for b in drawer.rows(plan)]
     experts, ids = (np.concatenate([b[name] for b in blocks]) for name in ("experts", "token_ids"))
@@ -132,8 +155,16 @@ def test_layers_far_apart_share_their_core():
 
 def test_calibrating_finds_the_way_back():
     """A source whose fades are 1.3 times the fit's: the factor found brings them nearer."""
-    made = profile(n_layers=3, vocabulary=None, requests=[Lengths(1, 250, 0, True)] * 4, ahead={}, shared=None,
-                   sharpness=None, offset=None, shares={"fade16": [0.3] * 3, "fade4": [0.3] * 3})  # fmt: skip
+    made = profile(
+        n_layers=3,
+        vocabulary=None,
+        requests=[Lengths(1, 250, 0, True)] * 4,
+        ahead={},
+        shared=None,
+        sharpness=None,
+        offset=None,
+        shares={"fade16": [0.3] * 3, "fade4": [0.3] * 3},
+    )
     true = calibrate.times(made, 1.3)
 
     class Rows:
@@ -146,8 +177,14 @@ def test_calibrating_finds_the_way_back():
 
 def test_bundled_fits_are_sound_sourced_and_checked():
     found = {name: fitted.load(name) for name in fitted.fitted()}
-    assert {"deepseek-v2-lite", "deepseek-v2-lite-intent", "olmoe-1b-7b", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b",
-            "gemma-4-26b-a4b"} == set(found)  # fmt: skip
+    assert {
+        "deepseek-v2-lite",
+        "deepseek-v2-lite-intent",
+        "olmoe-1b-7b",
+        "qwen1.5-moe-a2.7b",
+        "qwen3-30b-a3b",
+        "gemma-4-26b-a4b",
+    } == set(found)
     for name, fit_ in found.items():
         assert fit_.id == name
         assert fit_.source.startswith("github.com/") and fit_.licence in ("MIT", "Apache-2.0")
@@ -161,8 +198,19 @@ def test_a_model_without_a_trace_gets_one_drawn_from_its_fit(tmp_path, monkeypat
     monkeypatch.setattr(fitted, "DRAWN_REQUESTS", 3)
     assert _trace_for("deepseek-v2-lite", type("O", (), {"model": {}})()) == "deepseek-v2-lite"
     with pytest.raises(SystemExit) as stopped:
-        main(["run", "--policy", "mixtral_offloading", "--hw", "rtx3090", "--model", "deepseek-v2-lite",
-              "--requests", "1"])  # fmt: skip
+        main(
+            [
+                "run",
+                "--policy",
+                "mixtral_offloading",
+                "--hw",
+                "rtx3090",
+                "--model",
+                "deepseek-v2-lite",
+                "--requests",
+                "1",
+            ]
+        )
     assert stopped.value.code in (0, None)
     out = capsys.readouterr().out.replace("\n  ", " ")
     assert "trace deepseek-v2-lite: synthetic, fitted to deepseek-v2-lite-law" in out

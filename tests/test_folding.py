@@ -129,9 +129,27 @@ def test_what_is_folded_is_all_there(capsys: pytest.CaptureFixture[str], monkeyp
         assert seen[0] == seen[1] != set()
 
 
-VERBS = ["bench", "calibrate", "compare", "conformance", "hw", "models", "policies", "record", "report", "reproduce",
-         "run", "traces", "traces stats", "traces synth", "traces convert", "traces compose", "train", "validate",
-         ""]  # fmt: skip
+VERBS = [
+    "bench",
+    "calibrate",
+    "compare",
+    "conformance",
+    "hw",
+    "models",
+    "policies",
+    "record",
+    "report",
+    "reproduce",
+    "run",
+    "traces",
+    "traces stats",
+    "traces synth",
+    "traces convert",
+    "traces compose",
+    "train",
+    "validate",
+    "",
+]
 
 
 @pytest.mark.parametrize("width", [80, 100])

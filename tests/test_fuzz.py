@@ -35,14 +35,30 @@ SLOWEST_S = 20.0  # no case takes longer, on however busy a machine
 BATCH_S = 600
 
 MODEL: dict[str, Any] = {
-    "schema": 1, "id": "tiny", "name": "tiny", "source": "tests", "gate": {"score": "softmax", "renormalised": True},
-    "hidden_size": 8, "n_layers": 3, "n_experts": 4, "top_k": 2, "expert_intermediate_size": 5,
-    "n_heads": 1, "n_kv_heads": 1, "head_dim": 8, "vocab_size": 100, "n_shared_experts": 1,
+    "schema": 1,
+    "id": "tiny",
+    "name": "tiny",
+    "source": "tests",
+    "gate": {"score": "softmax", "renormalised": True},
+    "hidden_size": 8,
+    "n_layers": 3,
+    "n_experts": 4,
+    "top_k": 2,
+    "expert_intermediate_size": 5,
+    "n_heads": 1,
+    "n_kv_heads": 1,
+    "head_dim": 8,
+    "vocab_size": 100,
+    "n_shared_experts": 1,
     "shared_intermediate_size": 5,
-}  # fmt: skip
+}
 BUDGETS: tuple[dict[str, Any], ...] = (
-    {}, {"experts": 3}, {"experts": 6}, {"cache_frac": 0.5}, {"expert_cache_bytes": 2000},
-)  # fmt: skip
+    {},
+    {"experts": 3},
+    {"experts": 6},
+    {"cache_frac": 0.5},
+    {"expert_cache_bytes": 2000},
+)
 
 
 NUMBERS = (0, 1, 2, 3, 5, 16, 100, 1000, 10**6, 10**9, 10**12, 2**62, 0.01, 0.1, 0.5, 0.9, 1.0, 2.5, 1e-6, 1e9)
@@ -70,11 +86,17 @@ class Bench:
         for name, levels, store in (
             ("all", "all", None),
             ("no_arrivals", ALL - {"arrivals", "iterations"}, None),
-            ("packed", ALL - {"arrivals"}, Layout(
-                codes={"scores": "u6_square", "next_scores_1": "u8_square"}, sparse={"shared_scores": 2},
-                decode_only=frozenset({"next_scores_1", "next_scores_2"}))),
+            (
+                "packed",
+                ALL - {"arrivals"},
+                Layout(
+                    codes={"scores": "u6_square", "next_scores_1": "u8_square"},
+                    sparse={"shared_scores": 2},
+                    decode_only=frozenset({"next_scores_1", "next_scores_2"}),
+                ),
+            ),
             ("experts", (), None),
-        ):  # fmt: skip
+        ):
             path = tiny_trace(self.sound / f"{name}.safetensors", levels=levels, store=store, n_requests=6, outputs=4)
             with Trace(path) as trace:
                 arrays = {tensor: trace.stored(tensor).copy() for tensor in trace.entries}
@@ -101,9 +123,22 @@ def case(bench: Bench, number: int) -> tuple[dict[str, Any], tuple[str, ...], by
     from fuzz_inputs import SCALARS, spoil_document, spoil_trace, typo
 
     rng = random.Random(f"case {number}")
-    broken = set(rng.choices((("trace",), ("hw",), ("model",), ("stack",), ("run",), ("config",), ("set",),
-                              ("trace", "run"), ("trace", "hw", "model", "stack", "run", "set")),
-                             (36, 6, 8, 6, 12, 6, 14, 6, 6))[0])  # fmt: skip
+    broken = set(
+        rng.choices(
+            (
+                ("trace",),
+                ("hw",),
+                ("model",),
+                ("stack",),
+                ("run",),
+                ("config",),
+                ("set",),
+                ("trace", "run"),
+                ("trace", "hw", "model", "stack", "run", "set"),
+            ),
+            (36, 6, 8, 6, 12, 6, 14, 6, 6),
+        )[0]
+    )
     path, pairs, arrays = rng.choices(bench.traces, (5, 3, 3, 1))[0]
     if "trace" in broken:
         (bench.work / "broken.safetensors").write_bytes(spoil_trace(pairs, arrays, rng))
@@ -125,9 +160,27 @@ def case(bench: Bench, number: int) -> tuple[dict[str, Any], tuple[str, ...], by
         settings = [_setting(bench, options["policy"], rng) for _ in range(rng.choice((1, 1, 2, 4)))]
     if "run" in broken:
         for _ in range(rng.choice((1, 1, 2))):
-            key = rng.choice(("policy", "hw", "model", "trace", "precision", "stack", "gpus", "batch", "split",
-                              "requests", "seed", "vram_bytes", "expert_cache_bytes", "experts", "cache_frac",
-                              "hit_definition", "predictor"))  # fmt: skip
+            key = rng.choice(
+                (
+                    "policy",
+                    "hw",
+                    "model",
+                    "trace",
+                    "precision",
+                    "stack",
+                    "gpus",
+                    "batch",
+                    "split",
+                    "requests",
+                    "seed",
+                    "vram_bytes",
+                    "expert_cache_bytes",
+                    "experts",
+                    "cache_frac",
+                    "hit_definition",
+                    "predictor",
+                )
+            )
             old = options.get(key)
             options[key] = typo(old, rng) if isinstance(old, str) and rng.random() < 0.3 else rng.choice(SCALARS)
     config = None
@@ -145,8 +198,12 @@ def _setting(bench: Bench, policy: str, rng: random.Random) -> str:
     if group == "policy":
         params = bench.policies[rng.choice((policy, policy, "fine_moe"))]
         key = rng.choice([param.name for param in params] or ["distance"])
-        values = [value for param in params if param.name == key
-                  for value in (*param.choices, param.low, param.high, param.default)]  # fmt: skip
+        values = [
+            value
+            for param in params
+            if param.name == key
+            for value in (*param.choices, param.low, param.high, param.default)
+        ]
         value = rng.choice((rng.choice((*values, 0)), rng.choice(NUMBERS), rng.choice(SCALARS)))
     else:
         inside, last = rng.choice([spot for spot in spots(bench.data[group]) if isinstance(spot[0], dict)])
@@ -260,9 +317,13 @@ def test_any_input_runs_or_is_refused(tmp_path: Path, first: int) -> None:
     stop = min(CASES, first + BATCH)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     done = subprocess.run(
-        [sys.executable, __file__, str(first), str(stop), str(tmp_path)], capture_output=True, text=True,
-        timeout=BATCH_S, env=environment, cwd=Path(__file__).parents[1],
-    )  # fmt: skip
+        [sys.executable, __file__, str(first), str(stop), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=BATCH_S,
+        env=environment,
+        cwd=Path(__file__).parents[1],
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     counts = json.loads(done.stdout)
     assert counts["ran"] + counts["refused"] == stop - first

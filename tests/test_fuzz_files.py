@@ -87,8 +87,9 @@ def test_predictors(tmp_path: Path, policy: str) -> None:
                     rng.choice((spoil_shape, spoil_values, spoil_values))({}, changed, rng)
                 if rng.random() < 0.5:
                     said = spoil_data(facts, rng)
-            data = save({name: np.ascontiguousarray(array) for name, array in changed.items()},
-                        {"facts": json.dumps(said)})  # fmt: skip
+            data = save(
+                {name: np.ascontiguousarray(array) for name, array in changed.items()}, {"facts": json.dumps(said)}
+            )
             path.write_bytes(spoil_container(data, rng) if rng.random() < 0.3 else data)
             ran += judged(path, lambda n=number: world.run(room, {"predictor": str(path)}, again=n))
             world._runs.clear()
@@ -97,22 +98,65 @@ def test_predictors(tmp_path: Path, policy: str) -> None:
 
 # -- config.json ------------------------------------------------------------------------------------------------------
 
-SMALL = {"hidden_size": 96, "num_attention_heads": 6, "vocab_size": 101, "num_key_value_heads": 6,
-         "torch_dtype": "bfloat16", "num_hidden_layers": 4, "num_experts_per_tok": 2, "intermediate_size": 88,
-         "moe_intermediate_size": 40}
+SMALL = {
+    "hidden_size": 96,
+    "num_attention_heads": 6,
+    "vocab_size": 101,
+    "num_key_value_heads": 6,
+    "torch_dtype": "bfloat16",
+    "num_hidden_layers": 4,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 88,
+    "moe_intermediate_size": 40,
+}
 CONFIGS: tuple[dict[str, Any], ...] = (
     {**SMALL, "model_type": "mixtral", "num_local_experts": 9},
-    {**SMALL, "model_type": "qwen2_moe", "num_experts": 9, "shared_expert_intermediate_size": 56,
-     "decoder_sparse_step": 2, "mlp_only_layers": [1]},
-    {**SMALL, "model_type": "deepseek_v2", "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
-     "v_head_dim": 16, "n_routed_experts": 9, "first_k_dense_replace": 2, "n_shared_experts": 2, "q_lora_rank": None,
-     "quantization_config": {"quant_method": "fp8"}},
-    {"model_type": "llama4", "text_config": {**SMALL, "model_type": "llama4_text", "num_local_experts": 9,
-     "intermediate_size_mlp": 88, "interleave_moe_layer_step": 2, "head_dim": 16}},
-    {"model_type": "switch_transformers", "d_model": 96, "d_kv": 16, "d_ff": 40, "num_layers": 4,
-     "num_decoder_layers": 6, "num_heads": 6, "num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 2,
-     "num_experts": 9, "vocab_size": 101},
-)  # fmt: skip
+    {
+        **SMALL,
+        "model_type": "qwen2_moe",
+        "num_experts": 9,
+        "shared_expert_intermediate_size": 56,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [1],
+    },
+    {
+        **SMALL,
+        "model_type": "deepseek_v2",
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": 9,
+        "first_k_dense_replace": 2,
+        "n_shared_experts": 2,
+        "q_lora_rank": None,
+        "quantization_config": {"quant_method": "fp8"},
+    },
+    {
+        "model_type": "llama4",
+        "text_config": {
+            **SMALL,
+            "model_type": "llama4_text",
+            "num_local_experts": 9,
+            "intermediate_size_mlp": 88,
+            "interleave_moe_layer_step": 2,
+            "head_dim": 16,
+        },
+    },
+    {
+        "model_type": "switch_transformers",
+        "d_model": 96,
+        "d_kv": 16,
+        "d_ff": 40,
+        "num_layers": 4,
+        "num_decoder_layers": 6,
+        "num_heads": 6,
+        "num_sparse_encoder_layers": 2,
+        "num_sparse_decoder_layers": 2,
+        "num_experts": 9,
+        "vocab_size": 101,
+    },
+)
 
 
 def test_configs(tmp_path: Path) -> None:
@@ -138,8 +182,10 @@ def test_configs(tmp_path: Path) -> None:
 
 def records() -> list[Record]:
     """Copies of three sizes each way, and what the host pays."""
-    found = [Record("host", {"what": what}, 0, "ok", "wall", 10, (1e-6, 1.1e-6, 1.2e-6), {"enqueue_s": [1e-7]})
-             for what in ("kernel_floor", "launch", "readback")]  # fmt: skip
+    found = [
+        Record("host", {"what": what}, 0, "ok", "wall", 10, (1e-6, 1.1e-6, 1.2e-6), {"enqueue_s": [1e-7]})
+        for what in ("kernel_floor", "launch", "readback")
+    ]
     for way in ("h2d", "d2h"):
         for memory, pattern in (("pinned", "queued"), ("pageable", "wall")):
             for n_bytes in (4096, 1 << 20, 1 << 26):
@@ -150,12 +196,21 @@ def records() -> list[Record]:
 
 
 ENVIRONMENT = {
-    "title": "A card", "kind": "cuda", "device": "cuda:0", "models": ["mixtral-8x7b"], "card": {"pcie_gen_max": 4},
+    "title": "A card",
+    "kind": "cuda",
+    "device": "cuda:0",
+    "models": ["mixtral-8x7b"],
+    "card": {"pcie_gen_max": 4},
     "machine": {"cpu": "a CPU", "cores": {"physical": 4}, "memory_bytes": 64e9, "versions": {"torch": "2"}},
     "threads": [1, 4],
-    "dtype": "bfloat16", "cpu_dtype": "float32", "n_sms": 10, "l2_bytes": 1000, "total_bytes": 24e9,
-    "readings": [{"when": "copying", "pcie_gen": 4, "pcie_width": 16}], "warnings": [],
-}  # fmt: skip
+    "dtype": "bfloat16",
+    "cpu_dtype": "float32",
+    "n_sms": 10,
+    "l2_bytes": 1000,
+    "total_bytes": 24e9,
+    "readings": [{"when": "copying", "pcie_gen": 4, "pcie_width": 16}],
+    "warnings": [],
+}
 
 
 def test_samples(tmp_path: Path) -> None:
@@ -191,13 +246,21 @@ def test_samples(tmp_path: Path) -> None:
 
 LANES = {
     "format": 1,
-    "environment": {"model": "mixtral-8x7b", "precision": "bf16", "cores": 4, "measured": "2026-01-01", "load": [0.1],
-                    "device": "CPU backend", "machine": ENVIRONMENT["machine"]},
+    "environment": {
+        "model": "mixtral-8x7b",
+        "precision": "bf16",
+        "cores": 4,
+        "measured": "2026-01-01",
+        "load": [0.1],
+        "device": "CPU backend",
+        "machine": ENVIRONMENT["machine"],
+    },
     "operations": [{"op": "expert", "at": 1.0, "case": "lru 1", "seconds": [1e-4, 2e-4, 3e-4]}],
-    "copies": {"4096": [1e-5] * 3, "100000000": [1e-2] * 3}, "sends": {"4096": [1e-5] * 3},
+    "copies": {"4096": [1e-5] * 3, "100000000": [1e-2] * 3},
+    "sends": {"4096": [1e-5] * 3},
     "verbs": {"sync": [1e-5] * 3, "before sync": [1e-6] * 3, "launch expert": [1e-6] * 3, "launch copy": [1e-6] * 3},
     "overlap": {"lru": [[0.5, 1e-3]]},
-}  # fmt: skip
+}
 
 
 def test_lanes(tmp_path: Path) -> None:

@@ -18,19 +18,25 @@ from traces.format.reader import Trace
 
 def spoken(scores, weights, gate):
     trace = SimpleNamespace(header=SimpleNamespace(gate=gate), score_scale=10)
-    arrays = SimpleNamespace(trace=trace, scores=lambda: np.array([[row] for row in scores], dtype=float),
-                             weights=lambda: np.array([[row] for row in weights], dtype=float))  # fmt: skip
+    arrays = SimpleNamespace(
+        trace=trace,
+        scores=lambda: np.array([[row] for row in scores], dtype=float),
+        weights=lambda: np.array([[row] for row in weights], dtype=float),
+    )
     return Spoken(0, SimpleNamespace(phase="decode"), {}, arrays)
 
 
-@pytest.mark.parametrize(("gate", "expected"), [
-    (GateRule(renormalised=True), [[2 / 3, 1 / 3], [1.0, 0.0], [0.0, 0.0]]),
-    (GateRule(renormalised=True, scaling=2.5), [[5 / 3, 2.5 / 3], [2.5, 0.0], [0.0, 0.0]]),
-    (GateRule(renormalised=False), [[0.2, 0.1], [0.1, 0.0], [0.0, 0.0]]),
-    (GateRule(renormalised=False, scaling=16.0), [[3.2, 1.6], [1.6, 0.0], [0.0, 0.0]]),
-    (GateRule(score="sigmoid", renormalised=True), [[2 / 3, 1 / 3], [1.0, 0.0], [0.0, 0.0]]),
-    (GateRule(score="sparsemixer", renormalised=False), [[0.9, 0.4], [0.9, 0.0], [0.0, 0.0]]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gate", "expected"),
+    [
+        (GateRule(renormalised=True), [[2 / 3, 1 / 3], [1.0, 0.0], [0.0, 0.0]]),
+        (GateRule(renormalised=True, scaling=2.5), [[5 / 3, 2.5 / 3], [2.5, 0.0], [0.0, 0.0]]),
+        (GateRule(renormalised=False), [[0.2, 0.1], [0.1, 0.0], [0.0, 0.0]]),
+        (GateRule(renormalised=False, scaling=16.0), [[3.2, 1.6], [1.6, 0.0], [0.0, 0.0]]),
+        (GateRule(score="sigmoid", renormalised=True), [[2 / 3, 1 / 3], [1.0, 0.0], [0.0, 0.0]]),
+        (GateRule(score="sparsemixer", renormalised=False), [[0.9, 0.4], [0.9, 0.0], [0.0, 0.0]]),
+    ],
+)
 def test_by_hand(gate, expected):
     """Scores of ten: the gate chose 0 and 1; who serves is 1 and 2, then 2 alone, then nobody."""
     one = spoken([[6, 2, 1, 1]] * 3, [[0.9, 0.4]] * 3, gate)

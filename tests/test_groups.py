@@ -104,8 +104,9 @@ def test_without_floors_and_launches_groups_change_nothing(tmp_path) -> None:
     for policy in ("gpu_only", "lru"):
         tpot_s = []
         for stack in ("bare", "separate"):
-            spec = RunSpec(policy=policy, hw="h200-sxm", trace=trace, model="qwen1.5-moe-a2.7b", stack=stack,
-                           split="all", set=free)  # fmt: skip
+            spec = RunSpec(
+                policy=policy, hw="h200-sxm", trace=trace, model="qwen1.5-moe-a2.7b", stack=stack, split="all", set=free
+            )
             tpot_s.append(execute(prepare(spec)).result.tpot_s.mean)
         assert tpot_s[0] == pytest.approx(tpot_s[1], rel=1e-9)
 
@@ -126,8 +127,9 @@ def test_a_resident_qwen3_30b_comes_near_the_measured_speed(tmp_path) -> None:
     trace = str(tiny_trace(tmp_path / "t", 48, 128, 8, n_requests=1, prompt=8, outputs=4))
     per_s = {}
     for stack in ("bare", "separate"):
-        spec = RunSpec(policy="gpu_only", hw="rtx5090", trace=trace, model="qwen3-30b", precision="q4_k", stack=stack,
-                       split="all")  # fmt: skip
+        spec = RunSpec(
+            policy="gpu_only", hw="rtx5090", trace=trace, model="qwen3-30b", precision="q4_k", stack=stack, split="all"
+        )
         per_s[stack] = 1 / execute(prepare(spec)).result.tpot_s.mean
     assert per_s["separate"] < 0.35 * 311
     assert 0.65 * 311 < per_s["bare"] < 311

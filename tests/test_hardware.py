@@ -43,10 +43,26 @@ def write(tmp_path: Path, change: Any = None) -> Path:
 
 def test_every_gpu_is_there() -> None:
     assert set(IDS) == {
-        "rtx3090", "rtx4090", "rtx5090", "rtx3080ti", "rtx4060ti", "rtx5060ti", "a5000", "a6000", "quadro-rtx-6000",
-        "a100-40g-pcie", "a100-80g-pcie", "a100-40g-sxm", "a100-80g-sxm", "h100-pcie", "h100-sxm", "h200-sxm", "l4",
-        "l40s", "t4",
-    }  # fmt: skip
+        "rtx3090",
+        "rtx4090",
+        "rtx5090",
+        "rtx3080ti",
+        "rtx4060ti",
+        "rtx5060ti",
+        "a5000",
+        "a6000",
+        "quadro-rtx-6000",
+        "a100-40g-pcie",
+        "a100-80g-pcie",
+        "a100-40g-sxm",
+        "a100-80g-sxm",
+        "h100-pcie",
+        "h100-sxm",
+        "h200-sxm",
+        "l4",
+        "l40s",
+        "t4",
+    }
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -84,15 +100,21 @@ def test_no_source_is_listed_without_use() -> None:
         used = {key for _, figure in quantities(hw) for key in figure.refs}
         assert set(hw.sources) - used <= {"tpu"} | {
             # Citations of a CPU file whose figure the GPU file replaced.
-            key for key in hw.sources if key in ("boa", "p620")
+            key
+            for key in hw.sources
+            if key in ("boa", "p620")
         }
 
 
 @pytest.mark.parametrize(
     ("gpu", "cpu", "memory_gib", "source"),
-    [("rtx3090", "tr-pro-3955wx", 480, "datasheet"), ("a5000", "tr-pro-3945wx", 128, "datasheet"),
-     ("a6000", "xeon-8358p", 512, "datasheet"), ("rtx4090", "core-i9-13900k", 128, "assumed")],
-)  # fmt: skip
+    [
+        ("rtx3090", "tr-pro-3955wx", 480, "datasheet"),
+        ("a5000", "tr-pro-3945wx", 128, "datasheet"),
+        ("a6000", "xeon-8358p", 512, "datasheet"),
+        ("rtx4090", "core-i9-13900k", 128, "assumed"),
+    ],
+)
 def test_paper_machines(gpu: str, cpu: str, memory_gib: int, source: str) -> None:
     hw = load_hardware(gpu)
     assert hw.cpu.id == cpu
@@ -125,8 +147,10 @@ def test_citation(rtx3090: Hardware) -> None:
     text = rtx3090.citation(rtx3090.gpu.memory_bandwidth_bytes_per_s)
     assert "device-benchmarks" in text
     assert "ninfer" in text
-    assert load_hardware("rtx3090", {H2D: 5e10}).citation(load_hardware("rtx3090", {H2D: 5e10}).h2d
-                                                          .bandwidth_bytes_per_s) == USER_REF  # fmt: skip
+    assert (
+        load_hardware("rtx3090", {H2D: 5e10}).citation(load_hardware("rtx3090", {H2D: 5e10}).h2d.bandwidth_bytes_per_s)
+        == USER_REF
+    )
 
 
 @pytest.mark.parametrize("value", [5.0e10, 50_000_000_000, {"value": 5e10}])
@@ -284,10 +308,17 @@ def test_cli_bad_input_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]
         assert message in text.err
 
 
-@pytest.mark.parametrize(("hw", "precision", "kind"), [
-    ("t4", "int4", "fp16"), ("t4", "hqq2", "fp16"), ("quadro-rtx-6000", "int8", "fp16"),  # bf16 is emulated there
-    ("t4", "bf16", "bf16"), ("rtx3090", "int4", "bf16"), ("h200-sxm", "int4_g128", "bf16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hw", "precision", "kind"),
+    [
+        ("t4", "int4", "fp16"),
+        ("t4", "hqq2", "fp16"),
+        ("quadro-rtx-6000", "int8", "fp16"),  # bf16 is emulated there
+        ("t4", "bf16", "bf16"),
+        ("rtx3090", "int4", "bf16"),
+        ("h200-sxm", "int4_g128", "bf16"),
+    ],
+)
 def test_unpacked_weights_are_multiplied_in_a_type_that_the_gpu_has(hw, precision, kind):
     """Their profiles say so: "no bf16 tensor cores: emulated. Use fp16". What is asked for in bf16 runs in bf16."""
     machine = load_hardware(hw)

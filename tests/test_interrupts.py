@@ -73,8 +73,14 @@ main({args!r})
 def ran(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "script.py"  # a file: processes of a pool import what started them
     script.write_text(code)
-    return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=tmp_path,
-                          env={**os.environ, "PYTHONPATH": str(TESTS.parent)})  # fmt: skip
+    return subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(TESTS.parent)},
+    )
 
 
 def interrupted(said: subprocess.CompletedProcess[str]) -> bool:
@@ -90,8 +96,22 @@ def test_in_the_lock_of_a_real_runs_lane(tmp_path: Path) -> None:
 
     setup = tiny_setup(tmp_path, "lru", 8, trace={"outputs": 40})
     setup.close()
-    args = ["run", "--policy", "lru", "--hw", "rtx3090", "--real", "--device", "cpu", "--experts", "8", "--model",
-            setup.spec.model, "--trace", setup.spec.trace]  # fmt: skip
+    args = [
+        "run",
+        "--policy",
+        "lru",
+        "--hw",
+        "rtx3090",
+        "--real",
+        "--device",
+        "cpu",
+        "--experts",
+        "8",
+        "--model",
+        setup.spec.model,
+        "--trace",
+        setup.spec.trace,
+    ]
     said = ran(IN_THE_LOCK.format(at=30, waiter="sync", module="torch", args=args), tmp_path)
     assert "Traceback" not in said.stderr, said.stderr
     assert said.stderr.strip().splitlines()[-1] == "error: interrupted; what was measured until then is above"

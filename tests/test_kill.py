@@ -123,8 +123,12 @@ def test_a_killed_run_with_tables_and_timeline(tmp_path: Path) -> None:
 
     code = SIMULATE.format(trace=str(trace), out=["--out", str(out), "--spans", "--timeline", str(timeline)])
     kill_often(code, folder, 3, 0.6, whole)
-    assert subprocess.run([sys.executable, "-c", code.replace("10_000", "1")], cwd=TESTS.parent,
-                          capture_output=True).returncode == 0  # fmt: skip
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code.replace("10_000", "1")], cwd=TESTS.parent, capture_output=True
+        ).returncode
+        == 0
+    )
     assert whole()
     assert hidden(folder) == []
 

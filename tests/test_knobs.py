@@ -23,22 +23,37 @@ PLAIN: dict[str, dict[str, tuple[dict[str, Any], Any, int]]] = {
     "lru": {"scope": ({}, "layer", 20)},
     "lfu": {"scope": ({}, "layer", 20), "reset_on_evict": ({}, True, 20), "counts": ({}, "tokens", 20)},
     "random": {"scope": ({}, "layer", 20), "seed": ({}, 1, 20), "selection": ({}, "static", 20)},
-    "on_demand": {"slots": ({}, 3, 20), "granularity": ({}, "layer", 20), "keep": ({}, "request", 20),
-                  "matrices": ({}, 3, 20)},
+    "on_demand": {
+        "slots": ({}, 3, 20),
+        "granularity": ({}, "layer", 20),
+        "keep": ({}, "request", 20),
+        "matrices": ({}, 3, 20),
+    },
     "mixtral_offloading": {
-        "variant": ({}, "code", 24), "offload_per_layer": ({}, 6, 40), "buffer_size": ({}, 2, 24),
-        "guesses": ({}, 1, 24), "write_back": ({}, False, 24),
+        "variant": ({}, "code", 24),
+        "offload_per_layer": ({}, 6, 40),
+        "buffer_size": ({}, 2, 24),
+        "guesses": ({}, 1, 24),
+        "write_back": ({}, False, 24),
     },
     "fine_moe": {
-        "variant": ({}, "code", 20), "distance": ({}, 1, 20), "capacity": ({}, 2, 20), "mode": ({}, "online", 20),
-        "track": ({}, "map_t", 20), "evict": ({}, "lru", 20), "asynchronous": ({}, False, 20),
-        "search_overhead_s": ({}, 5e-2, 20), "depth": ({}, 8, 20), "prefill": ({}, "mean", 20),
+        "variant": ({}, "code", 20),
+        "distance": ({}, 1, 20),
+        "capacity": ({}, 2, 20),
+        "mode": ({}, "online", 20),
+        "track": ({}, "map_t", 20),
+        "evict": ({}, "lru", 20),
+        "asynchronous": ({}, False, 20),
+        "search_overhead_s": ({}, 5e-2, 20),
+        "depth": ({}, 8, 20),
+        "prefill": ({}, "mean", 20),
         "predictor": ({"track": "speculate"}, "surrogate:0.5", 20),
     },
-}  # fmt: skip
+}
 TABLES = {  # policy -> module that holds its table, where the name does not say it
-    "lcp": "test_policy_lcp_mrs", "mrs": "test_policy_lcp_mrs",
-}  # fmt: skip
+    "lcp": "test_policy_lcp_mrs",
+    "mrs": "test_policy_lcp_mrs",
+}
 N_KNOBS = 222  # raise it with every parameter that is added
 
 

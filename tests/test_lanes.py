@@ -59,9 +59,20 @@ class Knobs(SimpleNamespace):
 
 def knobs() -> Knobs:
     nothing = Launch(0, 0.0, 0.0)
-    return Knobs(attributed_to=[()], grouped=False, precision="bf16", q_predictor={"assumed": 0}, sync_s=0.0,
-                 copy_launch_s=0.0, up_s=0.0, begin_s=0.0, has_shared=False, has_dense=False, n_dense_before=[0, 0],
-                 launch_gate=nothing)  # fmt: skip
+    return Knobs(
+        attributed_to=[()],
+        grouped=False,
+        precision="bf16",
+        q_predictor={"assumed": 0},
+        sync_s=0.0,
+        copy_launch_s=0.0,
+        up_s=0.0,
+        begin_s=0.0,
+        has_shared=False,
+        has_dense=False,
+        n_dense_before=[0, 0],
+        launch_gate=nothing,
+    )
 
 
 def launch(first: float, whole: float) -> Launch:
@@ -274,8 +285,9 @@ def test_serial_lane():
     assert lane.busy_s == 4
 
 
-def placed(stream: Stream, first_s: float, last_s: float, seconds: float, after: tuple[Ticket, ...] = (),
-           numbers: bool = False) -> tuple[float, int]:  # fmt: skip
+def placed(
+    stream: Stream, first_s: float, last_s: float, seconds: float, after: tuple[Ticket, ...] = (), numbers: bool = False
+) -> tuple[float, int]:
     """End and blame of work whose start is known at once; `numbers`: ends of copies are told as one."""
     arrived_s = 0.0
     if numbers:
@@ -361,33 +373,57 @@ def test_tickets_do_not_chain_through_the_run(tmp_path):
 
 def test_a_demand_keeps_its_place_while_another_link_decides_when_it_is_ready():
     # Link 0 is busy 0..20. The demand of ticket 4 waits for a block that waits for GPU 1 and its prefetch: ready at 8.
-    script = [("copy", 0, 0.0, 20.0, True, []), ("copy", 1, 0.0, 5.0, False, []), ("run", 1, 0.0, 0.0, 1.0, [1]),
-              ("block", 0.0, 0.0, 2.0), ("copy", 0, 0.0, 3.0, True, [3]), ("copy", 0, 0.0, 3.0, True, [])]  # fmt: skip
+    script = [
+        ("copy", 0, 0.0, 20.0, True, []),
+        ("copy", 1, 0.0, 5.0, False, []),
+        ("run", 1, 0.0, 0.0, 1.0, [1]),
+        ("block", 0.0, 0.0, 2.0),
+        ("copy", 0, 0.0, 3.0, True, [3]),
+        ("copy", 0, 0.0, 3.0, True, []),
+    ]
     agree(script, two=True)
     assert replay(script)[0].ends == [20, 5, 6, 8, 23, 26]
 
 
 def test_waiting_for_one_link_settles_nothing_that_starts_later_on_another():
     # The host waits for GPU 1 until 4; ticket 1 would start at 5 on link 0, and is overtaken by the demand asked at 4.
-    script = [("copy", 0, 0.0, 5.0, False, []), ("copy", 0, 0.0, 5.0, False, []), ("copy", 1, 0.0, 3.0, False, []),
-              ("run", 1, 0.0, 0.0, 1.0, [2]), ("sync", 3), ("copy", 0, 0.0, 2.0, True, [])]  # fmt: skip
+    script = [
+        ("copy", 0, 0.0, 5.0, False, []),
+        ("copy", 0, 0.0, 5.0, False, []),
+        ("copy", 1, 0.0, 3.0, False, []),
+        ("run", 1, 0.0, 0.0, 1.0, [2]),
+        ("sync", 3),
+        ("copy", 0, 0.0, 2.0, True, []),
+    ]
     agree(script, two=True)
     assert replay(script)[0].ends == [5, 12, 3, 4, 7]
 
 
 def test_work_on_one_gpu_may_wait_for_work_on_another_and_that_for_the_first():
     # 0: copy 0..1. 1: GPU 0 1..2. 2: GPU 1 waits for it: 2..3. 3: GPU 0 for that: 3..4; 4: GPU 1: 4..5, and a copy.
-    script = [("copy", 0, 0.0, 1.0, False, []), ("run", 0, 0.0, 0.0, 1.0, [0]), ("run", 1, 0.0, 0.0, 1.0, [1]),
-              ("run", 0, 0.0, 0.0, 1.0, [2]), ("run", 1, 0.0, 0.0, 1.0, [3]), ("copy", 1, 0.0, 1.0, True, [4]),
-              ("sync", 5)]  # fmt: skip
+    script = [
+        ("copy", 0, 0.0, 1.0, False, []),
+        ("run", 0, 0.0, 0.0, 1.0, [0]),
+        ("run", 1, 0.0, 0.0, 1.0, [1]),
+        ("run", 0, 0.0, 0.0, 1.0, [2]),
+        ("run", 1, 0.0, 0.0, 1.0, [3]),
+        ("copy", 1, 0.0, 1.0, True, [4]),
+        ("sync", 5),
+    ]
     agree(script, two=True)
     assert replay(script)[0].ends == [1, 2, 3, 4, 5, 6]
 
 
 def test_who_waits_for_a_copy_that_is_withdrawn_goes_on():
     # The second copy would start at 5; withdrawn at 2, it lets the computation begin there.
-    script = [("copy", 0, 0.0, 5.0, True, []), ("copy", 0, 0.0, 5.0, False, []), ("run", 0, 0.0, 0.0, 1.0, [1]),
-              ("host", 2.0), ("cancel", 1), ("sync", 2)]  # fmt: skip
+    script = [
+        ("copy", 0, 0.0, 5.0, True, []),
+        ("copy", 0, 0.0, 5.0, False, []),
+        ("run", 0, 0.0, 0.0, 1.0, [1]),
+        ("host", 2.0),
+        ("cancel", 1),
+        ("sync", 2),
+    ]
     for two in (False, True):
         agree(script, two)
         assert replay(script, two)[0].ends == [5, None, 3]
@@ -395,8 +431,15 @@ def test_who_waits_for_a_copy_that_is_withdrawn_goes_on():
 
 def test_a_demand_that_takes_no_time_is_over_at_the_instant_it_starts():
     # Its computation ends at 4; the host looks at 4. Speculation that would start at 4 can still be overtaken.
-    script = [("run", 0, 0.0, 0.0, 4.0, []), ("copy", 0, 0.0, 9.0, False, [0]), ("copy", 1, 0.0, 0.0, True, [0]),
-              ("host", 4.0), ("look", 2), ("look", 1), ("copy", 0, 0.0, 5.0, True, [])]  # fmt: skip
+    script = [
+        ("run", 0, 0.0, 0.0, 4.0, []),
+        ("copy", 0, 0.0, 9.0, False, [0]),
+        ("copy", 1, 0.0, 0.0, True, [0]),
+        ("host", 4.0),
+        ("look", 2),
+        ("look", 1),
+        ("copy", 0, 0.0, 5.0, True, []),
+    ]
     agree(script, two=True)
     assert replay(script)[0].answers == [("look", True), ("look", False)]
     assert replay(script)[0].ends == [4, 18, 4, 9]

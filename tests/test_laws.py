@@ -141,13 +141,16 @@ def test_belady_makes_the_fewest_copies_there_are(case, folder):
     assert simulate(Belady(), folder, case).result.demand_copies.n == expected
 
 
-@pytest.mark.parametrize(("rows", "room"), [
-    # Two experts with the same next use: which one to keep is decided by the use after it (an odd number of swaps).
-    ([[[1, 2]], [[1, 2]], [[1, 3]]], 1),
-    ([[[0, 1]], [[0, 1]], [[0, 1]], [[1, 2]]], 1),
-    # Evicting what has just run: keep 0 and 1, pass 2 and 3 through one room.
-    ([[[0, 1]], [[2, 3]], [[0, 1]], [[2, 3]]], 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "room"),
+    [
+        # Two experts with the same next use: which one to keep is decided by the use after it (an odd number of swaps).
+        ([[[1, 2]], [[1, 2]], [[1, 3]]], 1),
+        ([[[0, 1]], [[0, 1]], [[0, 1]], [[1, 2]]], 1),
+        # Evicting what has just run: keep 0 and 1, pass 2 and 3 through one room.
+        ([[[0, 1]], [[2, 3]], [[0, 1]], [[2, 3]]], 3),
+    ],
+)
 def test_belady_by_hand(rows, room, folder):
     case = (rows, 4, 1, room)
     assert simulate(Belady(), folder, case).result.demand_copies.n == fewest(layers_of(case), room)
@@ -223,8 +226,12 @@ def test_more_memory_never_slows(case, make, host, folder):
 
 
 @FEW
-@given(case=cases(longest=8), make=st.sampled_from([Lru, Belady, OnDemand]), host=st.sampled_from([{}, BUSY_HOST]),
-       copy_s=st.sampled_from([1, 2, 5, 9]))  # fmt: skip
+@given(
+    case=cases(longest=8),
+    make=st.sampled_from([Lru, Belady, OnDemand]),
+    host=st.sampled_from([{}, BUSY_HOST]),
+    copy_s=st.sampled_from([1, 2, 5, 9]),
+)
 def test_more_bandwidth_never_slows(case, make, host, copy_s, folder):
     room = max(case[3], 2)
     slow = simulate(make(), folder, case, room=room, **host)
@@ -250,17 +257,24 @@ def test_more_of_either_in_any_world(seed, make, folder):
     for _ in range(rng.choice((1, 1, 2, 4))):
         prompt, outputs = rng.randint(1, 3), rng.randint(1, 6)
         hot = [rng.sample(range(experts), k) for _ in range(3)]
-        mine = [[rng.choice(hot) if rng.random() < 0.5 else rng.sample(range(experts), k) for _ in range(layers)]
-                for _ in range(prompt + outputs - 1)]  # fmt: skip
+        mine = [
+            [rng.choice(hot) if rng.random() < 0.5 else rng.sample(range(experts), k) for _ in range(layers)]
+            for _ in range(prompt + outputs - 1)
+        ]
         most = max(most, *(len({e for row in mine[:prompt] for e in row[layer]}) for layer in range(layers)))
         lengths.append((prompt, outputs))
         rows += mine
     room, copy_s = rng.randint(1, layers * experts), rng.choice((0.5, 1.0, 2.0, 7.0))
     world = {
-        "batch": batch, "gpus": gpus, "launch_s": rng.choice((0.0, 0.25, 1.5)), "sync_s": rng.choice((0.0, 0.5)),
-        "copy_launch_s": rng.choice((0.0, 0.25, 2.0)), "shared": rng.random() < 0.3,
-        "dense_layers": rng.choice(((), (0,))), "peer_s": rng.choice((0.0, 0.5)),
-    }  # fmt: skip
+        "batch": batch,
+        "gpus": gpus,
+        "launch_s": rng.choice((0.0, 0.25, 1.5)),
+        "sync_s": rng.choice((0.0, 0.5)),
+        "copy_launch_s": rng.choice((0.0, 0.25, 2.0)),
+        "shared": rng.random() < 0.3,
+        "dense_layers": rng.choice(((), (0,))),
+        "peer_s": rng.choice((0.0, 0.5)),
+    }
     with Trace(from_rows(folder / "world.safetensors", rows, experts, lengths)) as trace:
 
         def replayed(room: int, copy_s: float) -> tuple[float, int]:
@@ -277,7 +291,8 @@ def test_more_of_either_in_any_world(seed, make, folder):
             if faster_s > time_s + 1e-9:
                 assert make is Belady
                 assert order_of_copies(make(), trace, room, copy_s, world) != order_of_copies(
-                    make(), trace, room, factor * copy_s, world)  # fmt: skip
+                    make(), trace, room, factor * copy_s, world
+                )
 
 
 def order_of_copies(policy, trace, room: int, copy_s: float, world) -> list[list[str]]:
@@ -317,10 +332,14 @@ def test_two_processes_agree_to_the_last_bit():
     root = Path(__file__).parents[1]
     digests = {
         subprocess.run(
-            [sys.executable, "-c", DIGEST], env={**os.environ, "PYTHONHASHSEED": seed}, cwd=root, check=True,
-            capture_output=True, text=True,
+            [sys.executable, "-c", DIGEST],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=root,
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout
         for seed in ("0", "1234")
-    }  # fmt: skip
+    }
     assert len(digests) == 1
     assert len(digests.pop().strip()) == 64

@@ -99,8 +99,12 @@ def test_twice_as_many_maps_as_numbers_leave_none_less_than_three_quarters_alike
     worst = 1.0
     for step in range(91):
         path = Trajectory(store)
-        path.observe(np.array([round(4095 * math.cos(math.radians(step))), round(4095 * math.sin(math.radians(step)))],
-                              dtype=np.float64))  # fmt: skip
+        path.observe(
+            np.array(
+                [round(4095 * math.cos(math.radians(step))), round(4095 * math.sin(math.radians(step)))],
+                dtype=np.float64,
+            )
+        )
         worst = min(worst, path.nearest()[1])
     assert worst == pytest.approx(math.cos(math.pi / 12), abs=1e-3)
     assert worst > 0.75
@@ -132,8 +136,9 @@ def test_all_layers_at_once_are_the_trajectory_layer_by_layer(top: int) -> None:
                 assert (passage.slots[layer], passage.similarities[layer]) == (slot, similarity)
             assert np.array_equal(passage.whole, path.similarities())
         exact = rows.reshape(-1) @ np.array([m.reshape(-1) for m in np.moveaxis(store.maps, 2, 0)], dtype=float).T
-        assert [sum(store.products(layer, row)[slot] for layer, row in enumerate(rows))
-                for slot in range(store.n_maps)] == exact[: store.n_maps].tolist()  # fmt: skip
+        assert [
+            sum(store.products(layer, row)[slot] for layer, row in enumerate(rows)) for slot in range(store.n_maps)
+        ] == exact[: store.n_maps].tolist()
         store.add(rows, rng.integers(-9, 10, 3).astype(float))
     assert store.maps.dtype == (np.float32 if top == 40 else np.float64)
 

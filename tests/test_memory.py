@@ -50,15 +50,18 @@ def test_kv_of_the_longest_requests_counts():
     assert made.parts.all_bytes + made.expert_bytes[0] == made.vram_bytes == gpu(1000).vram_bytes.value
 
 
-@pytest.mark.parametrize(("rule", "message"), [
-    (BudgetRule(n_experts=13), "the model has 12 experts; give 1 to 12"),
-    (BudgetRule(n_experts=0), "give 1 to 12"),
-    (BudgetRule(cache_frac=0.0), r"a share of all experts in \(0, 1\]"),
-    (BudgetRule(cache_frac=1.5), r"in \(0, 1\]"),
-    (BudgetRule(expert_cache_bytes=100), "one expert takes 160 B"),
-    (BudgetRule(expert_cache_bytes=1000, n_experts=2), "one cap at a time"),
-    (BudgetRule(vram_bytes=10**15), "--vram, got 1000 TB: easy has"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (BudgetRule(n_experts=13), "the model has 12 experts; give 1 to 12"),
+        (BudgetRule(n_experts=0), "give 1 to 12"),
+        (BudgetRule(cache_frac=0.0), r"a share of all experts in \(0, 1\]"),
+        (BudgetRule(cache_frac=1.5), r"in \(0, 1\]"),
+        (BudgetRule(expert_cache_bytes=100), "one expert takes 160 B"),
+        (BudgetRule(expert_cache_bytes=1000, n_experts=2), "one cap at a time"),
+        (BudgetRule(vram_bytes=10**15), "--vram, got 1000 TB: easy has"),
+    ],
+)
 def test_caps_that_make_no_sense(rule, message):
     with pytest.raises(BadInput, match=message):
         divide(10**9, rule)

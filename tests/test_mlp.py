@@ -77,14 +77,17 @@ def test_files_round_trip_and_are_the_same_bytes(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"weight.0": np.ones((2, 4), np.int16)}, "3 inputs"),
-    ({"weight.0": np.ones((2, 3), np.int32)}, "int32"),
-    ({"weight.0": np.full((2, 3), -128, np.int8)}, "values lie in"),
-    ({"scale.0": np.ones(3)}, "scale and a bias"),
-    ({"scale.0": np.array([1.0, np.nan])}, "not finite"),
-    ({"weight.0": np.ones((5, 3), np.int16), "scale.0": np.ones(5), "bias.0": np.ones(5)}, "5 outputs"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"weight.0": np.ones((2, 4), np.int16)}, "3 inputs"),
+        ({"weight.0": np.ones((2, 3), np.int32)}, "int32"),
+        ({"weight.0": np.full((2, 3), -128, np.int8)}, "values lie in"),
+        ({"scale.0": np.ones(3)}, "scale and a bias"),
+        ({"scale.0": np.array([1.0, np.nan])}, "not finite"),
+        ({"weight.0": np.ones((5, 3), np.int16), "scale.0": np.ones(5), "bias.0": np.ones(5)}, "5 outputs"),
+    ],
+)
 def test_tensors_that_do_not_fit_are_refused(change, said, tmp_path):
     with pytest.raises(BadInput, match=said):
         mlp_of(whole() | change, 3, 2, tmp_path)

@@ -185,9 +185,18 @@ def test_cpu_small_fits_anywhere() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "bits"),
-    [("fp32", 32), ("bf16", 16), ("fp8", 8), ("int4", 4), ("int4_g128", 4 + 20 / 128), ("mxfp4", 4 + 8 / 32),
-     ("q4_k", 144 * 8 / 256), ("nvfp4", 4 + 8 / 16), ("hqq2", 2 + 16 / 16 + 128 / 2048)],
-)  # fmt: skip
+    [
+        ("fp32", 32),
+        ("bf16", 16),
+        ("fp8", 8),
+        ("int4", 4),
+        ("int4_g128", 4 + 20 / 128),
+        ("mxfp4", 4 + 8 / 32),
+        ("q4_k", 144 * 8 / 256),
+        ("nvfp4", 4 + 8 / 16),
+        ("hqq2", 2 + 16 / 16 + 128 / 2048),
+    ],
+)
 def test_precisions(precision: str, bits: float) -> None:
     assert BITS_PER_PARAM[precision] == bits
 
@@ -268,10 +277,18 @@ def test_a_file_by_another_ending_is_not_called_unknown(tmp_path: Path) -> None:
 # Hugging Face config.json --------------------------------------------------------------------------------------------
 
 MIXTRAL_JSON = {
-    "model_type": "mixtral", "_name_or_path": "mistralai/Mixtral-8x7B-v0.1", "hidden_size": 4096,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8,
-    "num_experts_per_tok": 2, "intermediate_size": 14336, "vocab_size": 32000, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "mixtral",
+    "_name_or_path": "mistralai/Mixtral-8x7B-v0.1",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 14336,
+    "vocab_size": 32000,
+    "torch_dtype": "bfloat16",
+}
 
 
 def test_hf_config_gives_the_catalogue_geometry(tmp_path: Path, mixtral: Model) -> None:
@@ -302,8 +319,10 @@ def test_json_is_read_as_json(tmp_path: Path) -> None:
         ({"num_local_experts": -1}, r"num_local_experts, got -1: a whole number of at least 0"),
         ({"hidden_size": "4096"}, r"hidden_size, got '4096': a whole number"),
         ({"tie_word_embeddings": "no"}, r"tie_word_embeddings, got 'no': true or false"),
-        ({"model_type": "deepseek", "n_routed_experts": 8, "moe_intermediate_size": 8, "routed_scaling_factor": "x"},
-         r"routed_scaling_factor, got 'x': a number"),
+        (
+            {"model_type": "deepseek", "n_routed_experts": 8, "moe_intermediate_size": 8, "routed_scaling_factor": "x"},
+            r"routed_scaling_factor, got 'x': a number",
+        ),
         ({"model_type": "llama4", "text_config": 3}, r"model_type, got 'llama4': not an MoE architecture known here"),
         ({"num_experts_per_tok": 9}, r"top_k, got 9: a token cannot use more than the 8 experts"),
     ],
@@ -318,38 +337,151 @@ def test_hf_config_is_refused(tmp_path: Path, changes: dict[str, Any], message: 
 SMALL = {"hidden_size": 96, "num_attention_heads": 6, "vocab_size": 101}
 MLA = {"kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 16}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
-    "mixtral": ("Mixtral", {**SMALL, "num_hidden_layers": 3, "num_key_value_heads": 2, "num_local_experts": 9,
-                            "intermediate_size": 40}, (0, 1, 2)),
-    "phimoe": ("Phimoe", {**SMALL, "num_hidden_layers": 2, "num_key_value_heads": 2, "num_local_experts": 9,
-                          "intermediate_size": 40, "attention_bias": True, "lm_head_bias": True}, (0, 1)),
-    "qwen2_moe": ("Qwen2Moe", {**SMALL, "num_hidden_layers": 6, "num_key_value_heads": 2, "num_experts": 9,
-                               "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56,
-                               "intermediate_size": 88, "decoder_sparse_step": 2, "mlp_only_layers": [1]}, (3, 5)),
-    "qwen3_moe": ("Qwen3Moe", {**SMALL, "num_hidden_layers": 4, "num_key_value_heads": 2, "num_experts": 9,
-                               "moe_intermediate_size": 40, "intermediate_size": 88, "mlp_only_layers": [0],
-                               "head_dim": 32, "attention_bias": True}, (1, 2, 3)),
-    "olmoe": ("Olmoe", {**SMALL, "num_hidden_layers": 2, "num_key_value_heads": 3, "num_experts": 9,
-                        "intermediate_size": 40}, (0, 1)),
-    "gpt_oss": ("GptOss", {**SMALL, "num_hidden_layers": 2, "num_key_value_heads": 2, "num_local_experts": 9,
-                           "intermediate_size": 40, "head_dim": 16}, (0, 1)),
-    "deepseek_v2": ("DeepseekV2", {**SMALL, **MLA, "num_hidden_layers": 4, "num_key_value_heads": 6,
-                                   "num_experts_per_tok": 2, "n_routed_experts": 9, "moe_intermediate_size": 40,
-                                   "intermediate_size": 88, "first_k_dense_replace": 2, "n_shared_experts": 2,
-                                   "q_lora_rank": None}, (2, 3)),
-    "deepseek_v3": ("DeepseekV3", {**SMALL, **MLA, "num_hidden_layers": 4, "num_key_value_heads": 6,
-                                   "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 40,
-                                   "intermediate_size": 88, "first_k_dense_replace": 1, "q_lora_rank": 20}, (1, 2, 3)),
-    "glm4_moe": ("Glm4Moe", {**SMALL, "num_hidden_layers": 3, "num_key_value_heads": 2, "n_routed_experts": 8,
-                             "moe_intermediate_size": 40, "intermediate_size": 88, "use_qk_norm": True,
-                             "attention_bias": True, "head_dim": 16}, (1, 2)),
-    "llama4_text": ("Llama4", {**SMALL, "num_hidden_layers": 4, "num_key_value_heads": 2, "num_local_experts": 9,
-                               "intermediate_size": 40, "intermediate_size_mlp": 88, "interleave_moe_layer_step": 2,
-                               "head_dim": 16}, (1, 3)),
-    "switch_transformers": ("SwitchTransformers", {
-        "d_model": 96, "d_kv": 16, "d_ff": 40, "num_layers": 4, "num_decoder_layers": 6, "num_heads": 6,
-        "num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 2, "num_experts": 9, "vocab_size": 101,
-    }, (1, 4)),
-}  # fmt: skip
+    "mixtral": (
+        "Mixtral",
+        {**SMALL, "num_hidden_layers": 3, "num_key_value_heads": 2, "num_local_experts": 9, "intermediate_size": 40},
+        (0, 1, 2),
+    ),
+    "phimoe": (
+        "Phimoe",
+        {
+            **SMALL,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 2,
+            "num_local_experts": 9,
+            "intermediate_size": 40,
+            "attention_bias": True,
+            "lm_head_bias": True,
+        },
+        (0, 1),
+    ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            **SMALL,
+            "num_hidden_layers": 6,
+            "num_key_value_heads": 2,
+            "num_experts": 9,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 56,
+            "intermediate_size": 88,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+        },
+        (3, 5),
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            **SMALL,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 2,
+            "num_experts": 9,
+            "moe_intermediate_size": 40,
+            "intermediate_size": 88,
+            "mlp_only_layers": [0],
+            "head_dim": 32,
+            "attention_bias": True,
+        },
+        (1, 2, 3),
+    ),
+    "olmoe": (
+        "Olmoe",
+        {**SMALL, "num_hidden_layers": 2, "num_key_value_heads": 3, "num_experts": 9, "intermediate_size": 40},
+        (0, 1),
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **SMALL,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 2,
+            "num_local_experts": 9,
+            "intermediate_size": 40,
+            "head_dim": 16,
+        },
+        (0, 1),
+    ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            **SMALL,
+            **MLA,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 6,
+            "num_experts_per_tok": 2,
+            "n_routed_experts": 9,
+            "moe_intermediate_size": 40,
+            "intermediate_size": 88,
+            "first_k_dense_replace": 2,
+            "n_shared_experts": 2,
+            "q_lora_rank": None,
+        },
+        (2, 3),
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            **SMALL,
+            **MLA,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 6,
+            "n_routed_experts": 8,
+            "n_group": 2,
+            "topk_group": 1,
+            "moe_intermediate_size": 40,
+            "intermediate_size": 88,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 20,
+        },
+        (1, 2, 3),
+    ),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            **SMALL,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "n_routed_experts": 8,
+            "moe_intermediate_size": 40,
+            "intermediate_size": 88,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "head_dim": 16,
+        },
+        (1, 2),
+    ),
+    "llama4_text": (
+        "Llama4",
+        {
+            **SMALL,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 2,
+            "num_local_experts": 9,
+            "intermediate_size": 40,
+            "intermediate_size_mlp": 88,
+            "interleave_moe_layer_step": 2,
+            "head_dim": 16,
+        },
+        (1, 3),
+    ),
+    "switch_transformers": (
+        "SwitchTransformers",
+        {
+            "d_model": 96,
+            "d_kv": 16,
+            "d_ff": 40,
+            "num_layers": 4,
+            "num_decoder_layers": 6,
+            "num_heads": 6,
+            "num_sparse_encoder_layers": 2,
+            "num_sparse_decoder_layers": 2,
+            "num_experts": 9,
+            "vocab_size": 101,
+        },
+        (1, 4),
+    ),
+}
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers warns about special tokens outside the small vocabulary
@@ -410,8 +542,15 @@ def test_a_page_of_a_small_model_shows_a_dense_ffn_only_where_a_layer_has_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], dense: list[int]
 ) -> None:
     """Qwen3's config.json gives the width of a dense FFN although none of its layers has one."""
-    config = {"model_type": "qwen3_moe", **ARCHITECTURES["qwen3_moe"][1], "mlp_only_layers": dense, "vocab_size": 64,
-              "num_experts_per_tok": 2, "norm_topk_prob": True, "tie_word_embeddings": False}  # fmt: skip
+    config = {
+        "model_type": "qwen3_moe",
+        **ARCHITECTURES["qwen3_moe"][1],
+        "mlp_only_layers": dense,
+        "vocab_size": 64,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "tie_word_embeddings": False,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     said = moesim(capsys, "models", tmp_path)
     assert said.code == 0, said.err

@@ -73,9 +73,10 @@ class TestEquationsByHand:
 
 
 @given(
-    st.lists(st.sampled_from([0, 1, 2, 3]), min_size=1, max_size=60), st.sampled_from([1, 16, 128]),
+    st.lists(st.sampled_from([0, 1, 2, 3]), min_size=1, max_size=60),
+    st.sampled_from([1, 16, 128]),
     st.sampled_from([0.01, 0.25, 0.9]),
-)  # fmt: skip
+)
 @settings(max_examples=60, deadline=None)
 def test_keys_order_experts_as_equation_4_does(tokens, omega, rho):
     p = Priorities(1, 4, omega, rho)

@@ -22,10 +22,17 @@ OPTIONS = Options(top_k=2, model="m", renormalised=True)
 POSIX = pytest.mark.skipif(os.name != "posix", reason="streams and limits as POSIX has them")
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("!!bool x", "'x' is no !!bool"), ("!!int ''", "not a value of !!int"), ("!!float ''", "not a value of !!float"),
-    ("!!int _", "'_' is no !!int"), ("!!timestamp x", "'x' is no !!timestamp"), ("!!map [a]", "not a value of !!map"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("!!bool x", "'x' is no !!bool"),
+        ("!!int ''", "not a value of !!int"),
+        ("!!float ''", "not a value of !!float"),
+        ("!!int _", "'_' is no !!int"),
+        ("!!timestamp x", "'x' is no !!timestamp"),
+        ("!!map [a]", "not a value of !!map"),
+    ],
+)
 def test_a_tag_on_a_value_that_it_does_not_fit(text: str, said: str) -> None:
     with pytest.raises(BadInput, match=r"c\.yaml line 2, column 4: ") as refused:
         parse_yaml(f"x: 1\na: {text}\n", "c.yaml")
@@ -47,14 +54,19 @@ def npz(path: Path, header: bytes) -> Path:
     return path
 
 
-@pytest.mark.parametrize("header", [
-    b"{'descr': '<f4', 'fortran_order': False, 'shape': (True, 2, 4)}",
-    b"{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2, 4",
-    b"{'descr': '<f4', 'fortran_order': False, 'shape': (1L, 2, '''",
-    b"{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"-" * 9000 + b"1, 2, 4)}",
-    b"{'descr': 7, 'fortran_order': False, 'shape': (1, 2, 4)}",
-    b"\\", b"  1\n 2\n", b"",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (True, 2, 4)}",
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2, 4",
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (1L, 2, '''",
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"-" * 9000 + b"1, 2, 4)}",
+        b"{'descr': 7, 'fortran_order': False, 'shape': (1, 2, 4)}",
+        b"\\",
+        b"  1\n 2\n",
+        b"",
+    ],
+)
 def test_a_damaged_header_of_an_array(tmp_path: Path, header: bytes) -> None:
     path = npz(tmp_path / "t.npz", header)
     with pytest.raises(BadInput, match="router_logits: not a plain NumPy array; save it with"):

@@ -19,10 +19,16 @@ from sim.setup.spec import RunSpec
 
 
 def test_keys_find_their_group() -> None:
-    found = parse_set([
-        "hw.h2d.bandwidth_bytes_per_s=5e10", "model.top_k=2", "stack.per_layer_s=1e-3", "distance=3",
-        "fine_moe.distance=4", "fine_moe.store.size=9",
-    ])  # fmt: skip
+    found = parse_set(
+        [
+            "hw.h2d.bandwidth_bytes_per_s=5e10",
+            "model.top_k=2",
+            "stack.per_layer_s=1e-3",
+            "distance=3",
+            "fine_moe.distance=4",
+            "fine_moe.store.size=9",
+        ]
+    )
     assert found == Overrides(
         hw={"h2d.bandwidth_bytes_per_s": 5e10},
         model={"top_k": 2},
@@ -34,10 +40,21 @@ def test_keys_find_their_group() -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("3", 3), ("5e10", 5e10), ("5.0e10", 5e10), ("50e9", 5e10), ("true", True), ("paper", "paper"), ("[1, 2]", [1, 2]),
-     ("{value: 5e10, source: measured}", {"value": 5e10, "source": "measured"}), ("", None), ("a=b", "a=b"),
-     ("'3'", "3"), ("1e-5", 1e-5)],
-)  # fmt: skip
+    [
+        ("3", 3),
+        ("5e10", 5e10),
+        ("5.0e10", 5e10),
+        ("50e9", 5e10),
+        ("true", True),
+        ("paper", "paper"),
+        ("[1, 2]", [1, 2]),
+        ("{value: 5e10, source: measured}", {"value": 5e10, "source": "measured"}),
+        ("", None),
+        ("a=b", "a=b"),
+        ("'3'", "3"),
+        ("1e-5", 1e-5),
+    ],
+)
 def test_values_are_yaml(text: str, value: object) -> None:
     parsed = parse_set([f"key={text}"]).policy["key"]
     assert parsed == value
@@ -88,28 +105,41 @@ def test_a_bundled_file_is_named_from_its_folder_on() -> None:
         load_hardware("rtx3090", setting)
 
 
-@pytest.mark.parametrize(("path", "text", "n"), [
-    ("vram_bytes", "8GB", 8_000_000_000), ("vram_bytes", "8GiB", 8 * 2**30), ("vram_bytes.value", "8GB", 8_000_000_000),
-    ("h2d.bandwidth_bytes_per_s", "25GB/s", 25_000_000_000), ("vram_bytes", "{value: 8GB}", 8_000_000_000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "text", "n"),
+    [
+        ("vram_bytes", "8GB", 8_000_000_000),
+        ("vram_bytes", "8GiB", 8 * 2**30),
+        ("vram_bytes.value", "8GB", 8_000_000_000),
+        ("h2d.bandwidth_bytes_per_s", "25GB/s", 25_000_000_000),
+        ("vram_bytes", "{value: 8GB}", 8_000_000_000),
+    ],
+)
 def test_figures_in_bytes_take_the_units_of_sizes(path: str, text: str, n: int) -> None:
     hw = load_hardware("rtx3090", parse_set([f"hw.{path}={text}"]).hw)
     figure = hw.vram_bytes if "vram" in path else hw.h2d.bandwidth_bytes_per_s
     assert (figure.value, figure.source, figure.ref) == (n, "assumed", USER_REF)
 
 
-@pytest.mark.parametrize(("setting", "way_out"), [
-    ("hw.gpu.link.generation=5", "set hw.h2d.bandwidth_bytes_per_s (and hw.d2h.bandwidth_bytes_per_s), or name a link: "
-     "--link pcie5x16"),
-    ("hw.gpu.link.theoretical_bytes_per_s=6e10", "set hw.h2d.bandwidth_bytes_per_s"),
-    ("hw.gpu.n_sms=1", "set hw.gpu.flops_per_s.bf16"),
-    ("hw.gpu.l2_bytes=6e6", "set hw.gpu.memory_bandwidth_bytes_per_s"),
-    ("hw.cpu.n_cores=64", "set hw.cpu.memory_bandwidth_bytes_per_s and hw.cpu.flops_per_s"),
-    ("hw.cpu.name=x", "set hw.cpu=ID"), ("hw.name=x", "what was set is in every result"),
-    ("hw.id=x", "a file of your own"),
-    ("stack.note=x", "file of your own"), ("model.published.total_params=1e9", "sizes follow from the geometry"),
-    ("model.activation=relu", "model.matrices_per_expert"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("setting", "way_out"),
+    [
+        (
+            "hw.gpu.link.generation=5",
+            "set hw.h2d.bandwidth_bytes_per_s (and hw.d2h.bandwidth_bytes_per_s), or name a link: --link pcie5x16",
+        ),
+        ("hw.gpu.link.theoretical_bytes_per_s=6e10", "set hw.h2d.bandwidth_bytes_per_s"),
+        ("hw.gpu.n_sms=1", "set hw.gpu.flops_per_s.bf16"),
+        ("hw.gpu.l2_bytes=6e6", "set hw.gpu.memory_bandwidth_bytes_per_s"),
+        ("hw.cpu.n_cores=64", "set hw.cpu.memory_bandwidth_bytes_per_s and hw.cpu.flops_per_s"),
+        ("hw.cpu.name=x", "set hw.cpu=ID"),
+        ("hw.name=x", "what was set is in every result"),
+        ("hw.id=x", "a file of your own"),
+        ("stack.note=x", "file of your own"),
+        ("model.published.total_params=1e9", "sizes follow from the geometry"),
+        ("model.activation=relu", "model.matrices_per_expert"),
+    ],
+)
 def test_what_is_only_shown_cannot_be_set(setting: str, way_out: str) -> None:
     """It changed nothing and said nothing: a faster link by its label copied no faster."""
     with pytest.raises(BadInput) as error:
@@ -127,8 +157,14 @@ def test_every_label_is_a_field() -> None:
             for name in path.split("."):
                 fields = {field.name: field.type for field in msgspec.structs.fields(node)}
                 assert name in fields, f"{group}.{path}"
-                node = next((part for part in (fields[name], *get_args(fields[name]))
-                             if isinstance(part, type) and issubclass(part, msgspec.Struct)), None)  # fmt: skip
+                node = next(
+                    (
+                        part
+                        for part in (fields[name], *get_args(fields[name]))
+                        if isinstance(part, type) and issubclass(part, msgspec.Struct)
+                    ),
+                    None,
+                )
 
 
 def test_apply_creates_missing_parents_and_orders_by_depth() -> None:

@@ -25,9 +25,15 @@ def imported_by(*statements: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("entry", [
-    "simulate(['--help'])", "main(['--help'])", "main(['run', '--help'])", "simulate([])",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "simulate(['--help'])",
+        "main(['--help'])",
+        "main(['run', '--help'])",
+        "simulate([])",
+    ],
+)
 def test_help_imports_nothing_heavy(entry: str) -> None:
     allowed = {"numpy"} if entry == "simulate([])" else set()  # listing the policies imports them
     found = imported_by("from sim.cli import main, simulate", "try:", f"    {entry}", "except SystemExit:", "    pass")
@@ -86,8 +92,13 @@ def test_what_needs_torch_says_so_without_it(args: str, tmp_path: Path) -> None:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     folder = tmp_path_factory.mktemp("wheel")
     plain = {**os.environ, "MOESIM_PURE": "1"}  # tests/test_build.py is about what is compiled
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=ROOT, check=True,
-                   capture_output=True, env=plain)  # fmt: skip
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        env=plain,
+    )
     (path,) = folder.glob("*.whl")
     assert path.stat().st_size < 90_000_000
     with zipfile.ZipFile(path) as archive:
@@ -95,9 +106,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 
 def test_wheel_carries_data(wheel: set[str]) -> None:
-    patterns = ("hwprofiles/gpus/*.yaml", "hwprofiles/cpus/*.yaml", "hwprofiles/models/*.yaml",
-                "hwprofiles/stacks/*.yaml", "traces/FORMAT.md", "traces/data/*.safetensors", "sim/DESIGN.md",
-                "policies/data/*.safetensors")  # fmt: skip
+    patterns = (
+        "hwprofiles/gpus/*.yaml",
+        "hwprofiles/cpus/*.yaml",
+        "hwprofiles/models/*.yaml",
+        "hwprofiles/stacks/*.yaml",
+        "traces/FORMAT.md",
+        "traces/data/*.safetensors",
+        "sim/DESIGN.md",
+        "policies/data/*.safetensors",
+    )
     for pattern in patterns:
         files = {path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)}
         assert files <= wheel, f"missing of {pattern}: {sorted(files - wheel)}"

@@ -46,7 +46,8 @@ def test_figures_are_below_theory_in_order_and_in_their_range(up: bool) -> None:
         assert set(figure.refs) <= set(SOURCES)
     for generation in "3456":
         assert [of[f"pcie{generation}x{lanes}"].value for lanes in (4, 8, 16)] == sorted(
-            of[f"pcie{generation}x{lanes}"].value for lanes in (4, 8, 16))  # fmt: skip
+            of[f"pcie{generation}x{lanes}"].value for lanes in (4, 8, 16)
+        )
     for lanes in (4, 8, 16):
         values = [of[f"pcie{generation}x{lanes}"].value for generation in "3456"]
         assert values == sorted(values)
@@ -54,8 +55,14 @@ def test_figures_are_below_theory_in_order_and_in_their_range(up: bool) -> None:
 
 def test_measured_ones_are_those_of_bundled_cards() -> None:
     """A word and the profile of a card that was measured on such a link do not contradict one another."""
-    for card, word in (("rtx5090", "pcie5x16"), ("rtx5060ti", "pcie5x8"), ("rtx4090", "pcie4x16"),
-                       ("rtx4060ti", "pcie4x8"), ("t4", "pcie3x16"), ("a100-80g-sxm", "pcie4x16")):  # fmt: skip
+    for card, word in (
+        ("rtx5090", "pcie5x16"),
+        ("rtx5060ti", "pcie5x8"),
+        ("rtx4090", "pcie4x16"),
+        ("rtx4060ti", "pcie4x8"),
+        ("t4", "pcie3x16"),
+        ("a100-80g-sxm", "pcie4x16"),
+    ):
         hw = load_hardware(card)
         assert bandwidth(bus_of(word), True).value == hw.h2d.bandwidth_bytes_per_s.value
         assert {key: SOURCES[key] for key in set(SOURCES) & set(hw.sources)}.items() <= hw.sources.items()

@@ -85,9 +85,14 @@ def test_one_slot_copies_only_after_the_last_one_ran(slots, starts, tmp_path):
 def test_on_demand_of_whole_layers_and_by_matrices(tmp_path):
     whole = run(OnDemand(granularity="layer"), tmp_path, FIVE, room=2, n_experts=3)
     assert whole.log[:7] == [
-        ("fetch", 0, 0), ("gpu", 0, 0), ("fetch", 0, 1), ("evict", 0, 0), ("fetch", 0, 2), ("evict", 0, 1),
+        ("fetch", 0, 0),
+        ("gpu", 0, 0),
+        ("fetch", 0, 1),
+        ("evict", 0, 0),
+        ("fetch", 0, 2),
+        ("evict", 0, 1),
         ("evict", 0, 2),
-    ]  # fmt: skip
+    ]
     assert whole.result.demand_copies.n == 5 * 2 * 3
     # Two matrices of 5 s each, the first computed (1 s) while the second comes.
     halves = run(OnDemand(matrices=2), tmp_path, FIVE[:1], room=2, n_experts=3)
@@ -100,16 +105,19 @@ def test_on_demand_needs_its_slots(tmp_path):
         run(OnDemand(slots=3), tmp_path, [[[0, 1]]], room=2)
 
 
-@pytest.mark.parametrize(("kind", "settings", "message"), [
-    (Lru, {"scope": "layers"}, "parameter lru.scope, got 'layers': not a choice; did you mean 'layer'"),
-    (Lru, {"windo": 3}, "parameter lru.windo: no such parameter"),
-    (GpuOnly, {"x": 1}, "no such parameter; it has none"),
-    (Lfu, {"reset_on_evict": 1}, "must be true or false"),
-    (OnDemand, {"slots": 0}, r"must lie in \[1, 64\]"),
-    (OnDemand, {"slots": 1.5}, "must be a whole number"),
-    (OnDemand, {"slots": "two"}, "must be a finite number"),
-    (OnDemand, {"slots": True}, "must be a finite number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (Lru, {"scope": "layers"}, "parameter lru.scope, got 'layers': not a choice; did you mean 'layer'"),
+        (Lru, {"windo": 3}, "parameter lru.windo: no such parameter"),
+        (GpuOnly, {"x": 1}, "no such parameter; it has none"),
+        (Lfu, {"reset_on_evict": 1}, "must be true or false"),
+        (OnDemand, {"slots": 0}, r"must lie in \[1, 64\]"),
+        (OnDemand, {"slots": 1.5}, "must be a whole number"),
+        (OnDemand, {"slots": "two"}, "must be a finite number"),
+        (OnDemand, {"slots": True}, "must be a finite number"),
+    ],
+)
 def test_settings_are_checked(kind, settings, message):
     with pytest.raises(BadInput, match=message):
         kind(**settings)

@@ -60,8 +60,11 @@ def test_the_program_finds_the_least():
         draw = np.random.default_rng(seed)
         a, r = ([Fraction(int(x), 100) for x in draw.integers(0, 100, 3)] for _ in range(2))
         n, total = [4, 5, 4], int(draw.integers(3, 13))
-        cost = {v: sum(expected_loads(t, m, 2, x, y) for t, m, x, y in zip(v, n, a, r, strict=True))
-                for v in itertools.product(range(1, 5), range(1, 6), range(1, 5)) if sum(v) == total}  # fmt: skip
+        cost = {
+            v: sum(expected_loads(t, m, 2, x, y) for t, m, x, y in zip(v, n, a, r, strict=True))
+            for v in itertools.product(range(1, 5), range(1, 6), range(1, 5))
+            if sum(v) == total
+        }
         assert float(cost[tuple(cache_sizes(total, n, 2, a, r))]) == pytest.approx(float(min(cost.values())))
     # Of equally good sizes a layer takes the smaller one: the last layer is asked first.
     assert cache_sizes(3, [8, 8], 2, [Fraction(1, 2)] * 2, [Fraction(0)] * 2) == [2, 1]
@@ -99,16 +102,30 @@ def test_five_steps(tmp_path):
         seen = execute_easy(setup(policy, trace, room=6))
     assert seen.log == [
         # The prompt hits 3 and 2, and guesses nothing. Order of use: 2 3 | 3 2.
-        ("gpu", 0, 3), ("gpu", 1, 2),
+        ("gpu", 0, 3),
+        ("gpu", 1, 2),
         # 1: guesses 0 for layer 1. Right: it takes the place of 3, the least recently used there: 2 0.
-        ("prefetch", 1, 0), ("gpu", 0, 3), ("evict", 1, 3), ("gpu", 1, 0),
+        ("prefetch", 1, 0),
+        ("gpu", 0, 3),
+        ("evict", 1, 3),
+        ("gpu", 1, 0),
         # 2: layer 0 loads 0 for 2, matrix by matrix: 3 0. Guesses 1. Wrong: 3 is loaded for 2: 0 3; 1 is let go next.
-        *swap(0, 0, 2), ("prefetch", 1, 1), ("gpu", 0, 0), *swap(1, 3, 2), ("gpu", 1, 3),
+        *swap(0, 0, 2),
+        ("prefetch", 1, 1),
+        ("gpu", 0, 0),
+        *swap(1, 3, 2),
+        ("gpu", 1, 3),
         # 3: 1's buffer is free again; 2 for 3: 0 2. Guess 3 is there: nothing. 1 for 0, whose copy was whole: 3 1.
-        ("evict", 1, 1), *swap(0, 2, 3), ("gpu", 0, 2), *swap(1, 1, 0), ("gpu", 1, 1),
+        ("evict", 1, 1),
+        *swap(0, 2, 3),
+        ("gpu", 0, 2),
+        *swap(1, 1, 0),
+        ("gpu", 1, 1),
         # 4: guesses 2; wrong; 3 is there, in three matrices.
-        ("prefetch", 1, 2), ("gpu", 0, 2), ("gpu", 1, 3),
-    ]  # fmt: skip
+        ("prefetch", 1, 2),
+        ("gpu", 0, 2),
+        ("gpu", 1, 3),
+    ]
     # Token 2 starts at 27: attention 27..28, w1 of 0 28..31.33, computed 2 s as each of the three arrives.
     lane = [row for row in seen.lane("gpu") if row[0] == "expert 0.0"]
     copies = [row for row in seen.lane("h2d") if row[0] == "demand 0.0"]
@@ -220,9 +237,16 @@ def test_two_buffers_suffice(tmp_path, world, variant):
 
 
 KNOBS = {
-    "variant": "paper", "buffers": 2, "gating": False, "tolerance": 0.5, "score_threshold": 0.5, "tables": "store",
-    "sizes": "equal", "prefetch": False, "chunks": 1,
-}  # fmt: skip
+    "variant": "paper",
+    "buffers": 2,
+    "gating": False,
+    "tolerance": 0.5,
+    "score_threshold": 0.5,
+    "tables": "store",
+    "sizes": "equal",
+    "prefetch": False,
+    "chunks": 1,
+}
 
 
 @pytest.mark.parametrize("knob", KNOBS)

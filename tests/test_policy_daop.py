@@ -34,13 +34,16 @@ def traced(tmp_path, store, rows, n_experts, prompt=1, guesses=None):
 STORE = [[[2], [0]], [[0], [1]], [[0], [1]], [[0], [2]], [[1], [1]], [[0], [2]]]
 
 
-@pytest.mark.parametrize(("room", "most", "there"), [
-    (3, 240, [(0, 0), (1, 1)]),  # one room is the placeholder's; one expert per layer
-    (4, 240, [(0, 0), (1, 1), (1, 2)]),  # what is left over goes by popularity over all layers
-    (5, 240, [(0, 0), (0, 1), (1, 1), (1, 2)]),
-    (2, 240, [(0, 0)]),
-    (5, 3, [(0, 0), (1, 1), (1, 2)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("room", "most", "there"),
+    [
+        (3, 240, [(0, 0), (1, 1)]),  # one room is the placeholder's; one expert per layer
+        (4, 240, [(0, 0), (1, 1), (1, 2)]),  # what is left over goes by popularity over all layers
+        (5, 240, [(0, 0), (0, 1), (1, 1), (1, 2)]),
+        (2, 240, [(0, 0)]),
+        (5, 3, [(0, 0), (1, 1), (1, 2)]),
+    ],
+)
 def test_equally_many_of_each_layer_then_by_popularity(room, most, there, tmp_path):
     path = traced(tmp_path, STORE, [[[0], [1]]], 3)
     assert resident(replay(Daop(cache_experts=most), path, room)) == there
@@ -55,12 +58,19 @@ def test_five_steps(tmp_path):
     guesses = {token: {0: one_hot(expert)} for token, expert in ((1, 1), (2, 2), (3, 2), (4, 1))}
     seen = replay(Daop(first_predict_layer=1), traced(tmp_path, STORE, rows, 3, guesses=guesses), 3)
     assert seen.log == [
-        ("gpu", 0, 0), ("gpu", 1, 1),  # the prompt wants what is there
-        ("gpu", 0, 0), ("gpu", 1, 1),
-        ("cpu_ahead", 1, 2), ("cpu", 0, 1), ("cpu", 1, 2),
-        ("cpu_ahead", 1, 2), ("gpu", 0, 0), ("cpu", 1, 2),  # predicted wrongly, and executed all the same
-        ("cpu", 0, 2), ("gpu", 1, 1),
-    ]  # fmt: skip
+        ("gpu", 0, 0),
+        ("gpu", 1, 1),  # the prompt wants what is there
+        ("gpu", 0, 0),
+        ("gpu", 1, 1),
+        ("cpu_ahead", 1, 2),
+        ("cpu", 0, 1),
+        ("cpu", 1, 2),
+        ("cpu_ahead", 1, 2),
+        ("gpu", 0, 0),
+        ("cpu", 1, 2),  # predicted wrongly, and executed all the same
+        ("cpu", 0, 2),
+        ("gpu", 1, 1),
+    ]
     assert seen.classes("decode") == {"hit": 4, "cpu": 3, "substituted": 1}
     assert seen.result.policy_stats == {"prediction_accuracy": 0.75, "swaps": 0}
     assert seen.result.activations_changed_frac == 1 / 10
@@ -91,12 +101,15 @@ def test_what_is_predicted_for_the_cpu_is_ready_when_its_layer_comes(tmp_path):
     assert late.lane("gpu")[-2:] == [("expert 1.0", 24, 26), ("head", 26, 27)]
 
 
-@pytest.mark.parametrize(("scores", "degrade", "ids", "weights"), [
-    ([600, 195, 2100, 1200], True, [2, 0], [2100 / 2700, 600 / 2700]),  # all on the CPU: 2 stays, 0 for 3
-    ([195, 600, 1200, 2100], True, [3, 1], [2100 / 2700, 600 / 2700]),
-    ([600, 195, 2100, 1200], False, [2, 3], [2100 / 3300, 1200 / 3300]),
-    ([1200, 195, 2100, 600], True, [2, 0], [2100 / 3300, 1200 / 3300]),  # one is on the GPU: nothing to mend
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("scores", "degrade", "ids", "weights"),
+    [
+        ([600, 195, 2100, 1200], True, [2, 0], [2100 / 2700, 600 / 2700]),  # all on the CPU: 2 stays, 0 for 3
+        ([195, 600, 1200, 2100], True, [3, 1], [2100 / 2700, 600 / 2700]),
+        ([600, 195, 2100, 1200], False, [2, 3], [2100 / 3300, 1200 / 3300]),
+        ([1200, 195, 2100, 600], True, [2, 0], [2100 / 3300, 1200 / 3300]),  # one is on the GPU: nothing to mend
+    ],
+)
 def test_graceful_degradation(scores, degrade, ids, weights, tmp_path):
     path = traced(tmp_path, TWO, [[[0, 1], [0, 1]], [[0, 1], [2, 3]]], 4, guesses={1: {0: scores}})
     policy = Daop(first_predict_layer=1, degrade=degrade)
@@ -174,8 +187,13 @@ class TestSwaps:
         ids = (2, 2, 2, 0, 1, 3)
         seen = self.run(tmp_path, ids, policy=Daop(variant="code"))
         assert seen.log == [
-            ("cpu", 0, 0), ("cpu", 0, 3), ("evict", 0, 0), ("fetch", 0, 2), ("gpu", 0, 1), ("gpu", 0, 2),
-        ]  # fmt: skip
+            ("cpu", 0, 0),
+            ("cpu", 0, 3),
+            ("evict", 0, 0),
+            ("fetch", 0, 2),
+            ("gpu", 0, 1),
+            ("gpu", 0, 2),
+        ]
         assert seen.lane("h2d")[0] == ("demand 0.2", 11, 21)
         assert seen.lane("gpu")[1] == ("expert 0.1", 21, 23)
         assert seen.lane("cpu") == [("expert 0.0", 12, 17), ("expert 0.3", 17, 22)]

@@ -14,9 +14,15 @@ from sim.base.errors import DoesNotFit
 from traces.format.reader import Trace
 
 BASE = {"stage3_param_persistence_threshold": 0, "tensors_per_expert": 2, "stage3_prefetch_bucket_size": 40}
-KNOBS = {"granularity": "expert", "stage3_max_live_parameters": 0, "stage3_prefetch_bucket_size": 0,
-         "stage3_param_persistence_threshold": 41, "max_ongoing_fetches": 1, "cache": "lfu",
-         "tensors_per_expert": 1}  # fmt: skip
+KNOBS = {
+    "granularity": "expert",
+    "stage3_max_live_parameters": 0,
+    "stage3_prefetch_bucket_size": 0,
+    "stage3_param_persistence_threshold": 41,
+    "max_ongoing_fetches": 1,
+    "cache": "lfu",
+    "tensors_per_expert": 1,
+}
 STEPS = [[[0], [1]], [[1], [0]], [[0], [0]], [[1], [1]], [[0], [1]]]
 
 
@@ -30,33 +36,62 @@ def ends(seen):
 
 def test_published_defaults():
     assert DeepSpeed().settings == {
-        "granularity": "layer", "stage3_max_live_parameters": 10**9, "stage3_prefetch_bucket_size": 5 * 10**7,
-        "stage3_param_persistence_threshold": 10**5, "max_ongoing_fetches": 2, "cache": "none", "tensors_per_expert": 3,
-    }  # fmt: skip
+        "granularity": "layer",
+        "stage3_max_live_parameters": 10**9,
+        "stage3_prefetch_bucket_size": 5 * 10**7,
+        "stage3_param_persistence_threshold": 10**5,
+        "max_ongoing_fetches": 2,
+        "cache": "none",
+        "tensors_per_expert": 3,
+    }
 
 
 def test_five_steps_by_layer(tmp_path):
     seen = run(policy(), tmp_path, STEPS, room=4, n_experts=2)
     # The first pass records: 1 + 20 + 2, twice, and the head. All experts of a layer come, one of them computes.
     assert seen.log[:10] == [
-        ("fetch", 0, 0), ("fetch", 0, 1), ("gpu", 0, 0), ("evict", 0, 0), ("evict", 0, 1),
-        ("fetch", 1, 0), ("fetch", 1, 1), ("gpu", 1, 1), ("evict", 1, 0), ("evict", 1, 1),
-    ]  # fmt: skip
-    assert seen.lane("gpu")[:5] == [("attention 0", 0, 1), ("expert 0.0", 21, 23), ("attention 1", 23, 24),
-                                    ("expert 1.1", 44, 46), ("head", 46, 47)]  # fmt: skip
+        ("fetch", 0, 0),
+        ("fetch", 0, 1),
+        ("gpu", 0, 0),
+        ("evict", 0, 0),
+        ("evict", 0, 1),
+        ("fetch", 1, 0),
+        ("fetch", 1, 1),
+        ("gpu", 1, 1),
+        ("evict", 1, 0),
+        ("evict", 1, 1),
+    ]
+    assert seen.lane("gpu")[:5] == [
+        ("attention 0", 0, 1),
+        ("expert 0.0", 21, 23),
+        ("attention 1", 23, 24),
+        ("expert 1.1", 44, 46),
+        ("head", 46, 47),
+    ]
     # Then attention, gate and experts each prefetch a tensor (a bucket of 40 elements) of what the record says is next.
     second = [entry for entry in seen.log[10:] if entry[0] != "evict"][:10]
     assert second == [
-        ("prefetch", 0, 0), ("prefetch", 0, 0),  # attention, gate
-        ("fetch", 0, 1), ("prefetch", 1, 0), ("gpu", 0, 1),  # the missing expert at once; the next layer begins
-        ("prefetch", 1, 0), ("prefetch", 1, 1), ("fetch", 1, 1), ("gpu", 1, 0),
         ("prefetch", 0, 0),
-    ]  # fmt: skip
+        ("prefetch", 0, 0),  # attention, gate
+        ("fetch", 0, 1),
+        ("prefetch", 1, 0),
+        ("gpu", 0, 1),  # the missing expert at once; the next layer begins
+        ("prefetch", 1, 0),
+        ("prefetch", 1, 1),
+        ("fetch", 1, 1),
+        ("gpu", 1, 0),
+        ("prefetch", 0, 0),
+    ]
     copies = [span for span in seen.lane("h2d") if span[1] >= 47][:7]
     assert copies == [
-        ("prefetch 0.0", 47, 52), ("prefetch 0.0", 52, 57), ("demand 0.1", 57, 67), ("prefetch 1.0", 67, 72),
-        ("prefetch 1.0", 72, 77), ("prefetch 1.1", 77, 82), ("demand 1.1", 82, 87),
-    ]  # fmt: skip
+        ("prefetch 0.0", 47, 52),
+        ("prefetch 0.0", 52, 57),
+        ("demand 0.1", 57, 67),
+        ("prefetch 1.0", 67, 72),
+        ("prefetch 1.0", 72, 77),
+        ("prefetch 1.1", 77, 82),
+        ("demand 1.1", 82, 87),
+    ]
     # 40 s of copies, the last expert (in two tensors of one kernel each) and the head.
     assert ends(seen) == [47, 90, 133, 176, 219]
     assert seen.outcome.engine.residency.peak_bytes[0] == 2.5 * EXPERT_BYTES
@@ -130,11 +165,20 @@ def test_two_steps_with_a_cache(tmp_path):
     """Room for three of the four experts: what a layer leaves stays, and whoever was computed least goes first."""
     seen = run(policy(cache="lfu", stage3_prefetch_bucket_size=0), tmp_path, STEPS[:2], room=3, n_experts=2)
     assert seen.log == [
-        ("fetch", 0, 0), ("fetch", 0, 1), ("gpu", 0, 0),
-        ("evict", 0, 1), ("fetch", 1, 0), ("fetch", 1, 1), ("gpu", 1, 1),  # 0.1 was never computed, 0.0 once
-        ("evict", 1, 0), ("fetch", 0, 1), ("gpu", 0, 1),  # likewise 1.0; 0.0 is there
-        ("evict", 0, 0), ("fetch", 1, 0), ("gpu", 1, 0),  # both of layer 0 once: the one that came first
-    ]  # fmt: skip
+        ("fetch", 0, 0),
+        ("fetch", 0, 1),
+        ("gpu", 0, 0),
+        ("evict", 0, 1),
+        ("fetch", 1, 0),
+        ("fetch", 1, 1),
+        ("gpu", 1, 1),  # 0.1 was never computed, 0.0 once
+        ("evict", 1, 0),
+        ("fetch", 0, 1),
+        ("gpu", 0, 1),  # likewise 1.0; 0.0 is there
+        ("evict", 0, 0),
+        ("fetch", 1, 0),
+        ("gpu", 1, 0),  # both of layer 0 once: the one that came first
+    ]
     # 1 + 20 + 2 twice and the head; then one expert a layer: 1 + 10 + 2 twice and the head.
     assert ends(seen) == [47, 47 + 27]
     assert list(seen.outcome.engine.residency.peak_bytes) == [3 * EXPERT_BYTES]
@@ -147,8 +191,9 @@ def test_two_steps_with_a_cache(tmp_path):
 def test_room_for_a_layer_or_an_expert_suffices(cache, granularity, tensors, gpus, batch, tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 3, 8, 2, n_requests=6, levels=())) as trace:
         for bucket in (0, 50, 10**6):
-            made = policy(granularity=granularity, tensors_per_expert=tensors, stage3_prefetch_bucket_size=bucket,
-                          cache=cache)  # fmt: skip
+            made = policy(
+                granularity=granularity, tensors_per_expert=tensors, stage3_prefetch_bucket_size=bucket, cache=cache
+            )
             need = -(-8 // gpus) if granularity == "layer" else 1
             for room in (need, need + 1, 24):
                 execute_easy(setup(type(made)(**made.settings), trace, room, gpus=gpus, batch=batch))

@@ -130,23 +130,52 @@ def test_prefill_pipelines_all_experts_through_two_slots(told, tmp_path):
         *((f"{'demand' if e else 'prefetch'} 0.{e}", 10 * e, 10 * e + 10) for e in range(4)),
         *((f"{'demand' if e else 'prefetch'} 1.{e}", 40 + 10 * e, 50 + 10 * e) for e in range(4)),
     ]
-    assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 10, 12), ("expert 0.1", 20, 22),
-                                ("attention 1", 22, 23), ("expert 1.2", 70, 72), ("expert 1.3", 80, 82),
-                                ("head", 82, 83)]  # fmt: skip
+    assert seen.lane("gpu") == [
+        ("attention 0", 0, 1),
+        ("expert 0.0", 10, 12),
+        ("expert 0.1", 20, 22),
+        ("attention 1", 22, 23),
+        ("expert 1.2", 70, 72),
+        ("expert 1.3", 80, 82),
+        ("head", 82, 83),
+    ]
     assert seen.log == [
-        ("prefetch", 0, 0), ("fetch", 0, 1), ("gpu", 0, 0), ("evict", 0, 0), ("fetch", 0, 2), ("gpu", 0, 1),
-        ("evict", 0, 1), ("fetch", 0, 3),
-        ("evict", 0, 2), ("prefetch", 1, 0), ("evict", 0, 3), ("fetch", 1, 1), ("evict", 1, 0), ("fetch", 1, 2),
-        ("evict", 1, 1), ("fetch", 1, 3), ("gpu", 1, 2), ("gpu", 1, 3),
-    ]  # fmt: skip
+        ("prefetch", 0, 0),
+        ("fetch", 0, 1),
+        ("gpu", 0, 0),
+        ("evict", 0, 0),
+        ("fetch", 0, 2),
+        ("gpu", 0, 1),
+        ("evict", 0, 1),
+        ("fetch", 0, 3),
+        ("evict", 0, 2),
+        ("prefetch", 1, 0),
+        ("evict", 0, 3),
+        ("fetch", 1, 1),
+        ("evict", 1, 0),
+        ("fetch", 1, 2),
+        ("evict", 1, 1),
+        ("fetch", 1, 3),
+        ("gpu", 1, 2),
+        ("gpu", 1, 3),
+    ]
 
 
 def test_prefill_to_the_letter_copies_after_the_computation_before(told, tmp_path):
-    """"starts fetching the next expert ... once the first expert ... has completed the computation"."""
-    seen = run(told([], prefill_fetch_gate="after_prev_compute", prefill_fetch_all=False), tmp_path, [[[0, 1], [0, 1]]],
-               room=2, n_experts=4)  # fmt: skip
-    assert seen.lane("h2d") == [("prefetch 0.0", 0, 10), ("demand 0.1", 12, 22), ("prefetch 1.0", 22, 32),
-                                ("demand 1.1", 34, 44)]  # fmt: skip
+    """ "starts fetching the next expert ... once the first expert ... has completed the computation"."""
+    seen = run(
+        told([], prefill_fetch_gate="after_prev_compute", prefill_fetch_all=False),
+        tmp_path,
+        [[[0, 1], [0, 1]]],
+        room=2,
+        n_experts=4,
+    )
+    assert seen.lane("h2d") == [
+        ("prefetch 0.0", 0, 10),
+        ("demand 0.1", 12, 22),
+        ("prefetch 1.0", 22, 32),
+        ("demand 1.1", 34, 44),
+    ]
     assert seen.end_s == 47
 
 
@@ -162,36 +191,74 @@ def test_five_steps_of_decode(told, tmp_path):
     first_layer = lambda a, b: [("fetch", 0, a), ("fetch", 0, b)]  # noqa: E731
     assert [entry for entry in decode if entry[0] != "evict"] == [
         # One of two right: the wrong one is replaced, then both compute.
-        *first_layer(0, 1), ("gpu", 0, 0), ("prefetch", 1, 0), ("gpu", 0, 1), ("prefetch", 1, 1),
-        ("fetch", 1, 2), ("gpu", 1, 0), ("gpu", 1, 2),
+        *first_layer(0, 1),
+        ("gpu", 0, 0),
+        ("prefetch", 1, 0),
+        ("gpu", 0, 1),
+        ("prefetch", 1, 1),
+        ("fetch", 1, 2),
+        ("gpu", 1, 0),
+        ("gpu", 1, 2),
         # Both right: nothing is fetched.
-        *first_layer(0, 1), ("gpu", 0, 0), ("prefetch", 1, 1), ("gpu", 0, 1), ("prefetch", 1, 3),
-        ("gpu", 1, 1), ("gpu", 1, 3),
+        *first_layer(0, 1),
+        ("gpu", 0, 0),
+        ("prefetch", 1, 1),
+        ("gpu", 0, 1),
+        ("prefetch", 1, 3),
+        ("gpu", 1, 1),
+        ("gpu", 1, 3),
         # Both wrong.
-        *first_layer(2, 3), ("gpu", 0, 2), ("prefetch", 1, 1), ("gpu", 0, 3), ("prefetch", 1, 2),
-        ("fetch", 1, 3), ("fetch", 1, 0), ("gpu", 1, 3), ("gpu", 1, 0),
+        *first_layer(2, 3),
+        ("gpu", 0, 2),
+        ("prefetch", 1, 1),
+        ("gpu", 0, 3),
+        ("prefetch", 1, 2),
+        ("fetch", 1, 3),
+        ("fetch", 1, 0),
+        ("gpu", 1, 3),
+        ("gpu", 1, 0),
         # Both right, in another order: the gate's order decides which is computed first.
-        *first_layer(0, 1), ("gpu", 0, 0), ("prefetch", 1, 3), ("gpu", 0, 1), ("prefetch", 1, 2),
-        ("gpu", 1, 2), ("gpu", 1, 3),
-    ]  # fmt: skip
+        *first_layer(0, 1),
+        ("gpu", 0, 0),
+        ("prefetch", 1, 3),
+        ("gpu", 0, 1),
+        ("prefetch", 1, 2),
+        ("gpu", 1, 2),
+        ("gpu", 1, 3),
+    ]
     assert all(entry[0] == "evict" for entry in decode[:1])
     assert list(seen.outcome.engine.residency.peak_bytes) == [2 * EXPERT_BYTES]
     # Token 1, from 83: attention 83..84, both copies to 104; predictor 104..107, Expert 1 104..106: the first prefetch
     # starts when both are over (synchronisation point 2), the second behind it. The gate of layer 1 asks at 109; the
     # prefetches end at 127 (synchronisation point 1), the wrong one is replaced 127..137, then both compute.
     copies = [span for span in seen.lane("h2d") if span[1] >= PREFILL_END_S]
-    assert copies[:5] == [("demand 0.0", 84, 94), ("demand 0.1", 94, 104), ("prefetch 1.0", 107, 117),
-                          ("prefetch 1.1", 117, 127), ("demand 1.2", 127, 137)]  # fmt: skip
+    assert copies[:5] == [
+        ("demand 0.0", 84, 94),
+        ("demand 0.1", 94, 104),
+        ("prefetch 1.0", 107, 117),
+        ("prefetch 1.1", 117, 127),
+        ("demand 1.2", 127, 137),
+    ]
     computed = [span for span in seen.lane("gpu") if span[1] >= PREFILL_END_S]
-    assert computed[:7] == [("attention 0", 83, 84), ("expert 0.0", 104, 106), ("expert 0.1", 106, 108),
-                            ("attention 1", 108, 109), ("expert 1.0", 137, 139), ("expert 1.2", 139, 141),
-                            ("head", 141, 142)]  # fmt: skip
+    assert computed[:7] == [
+        ("attention 0", 83, 84),
+        ("expert 0.0", 104, 106),
+        ("expert 0.1", 106, 108),
+        ("attention 1", 108, 109),
+        ("expert 1.0", 137, 139),
+        ("expert 1.2", 139, 141),
+        ("head", 141, 142),
+    ]
     assert ("predict", 104, 107) in seen.lane("predictor")
     # Token 2 has nothing to replace: ten seconds less. Token 3 replaces two: ten more.
     ends = [end for what, _, end in seen.lane("gpu") if what == "head"]
     assert np.diff(ends).tolist() == [59, 49, 69, 49]
-    assert seen.result.policy_stats == {"predictions": 4, "top_k_frac": 0.5, "at_least_one_frac": 0.75,
-                                           "predicted_frac": 0.625}  # fmt: skip
+    assert seen.result.policy_stats == {
+        "predictions": 4,
+        "top_k_frac": 0.5,
+        "at_least_one_frac": 0.75,
+        "predicted_frac": 0.625,
+    }
 
 
 def test_synchronisation_point_2_waits_for_expert_1_where_the_predictor_is_faster(told, tmp_path):
@@ -205,8 +272,11 @@ def test_the_second_prefetch_waits_for_the_second_slot(told, tmp_path):
     seen = run(told(PREDICTED, mlp_s=0.0), tmp_path, STEPS[:2], room=2, n_experts=4, copy_s=1.0)
     start = [begin for what, begin, _ in seen.lane("gpu") if what == "attention 0"][1]
     assert [(what, at - start, end - start) for what, at, end in seen.lane("h2d") if at >= start][:4] == [
-        ("demand 0.0", 1, 2), ("demand 0.1", 2, 3), ("prefetch 1.0", 5, 6), ("prefetch 1.1", 7, 8),
-    ]  # fmt: skip
+        ("demand 0.0", 1, 2),
+        ("demand 0.1", 2, 3),
+        ("prefetch 1.0", 5, 6),
+        ("prefetch 1.1", 7, 8),
+    ]
 
 
 def test_refetching_beside_the_computation(told, tmp_path):
@@ -219,10 +289,17 @@ def test_refetching_beside_the_computation(told, tmp_path):
 
 BASE = {"predictor": "surrogate:0.5", "mlp_bytes": 0, "mlp_s": 3.0}
 KNOBS = {
-    "predictor": "surrogate:1", "slots": 3, "mlp_s": 9.0, "mlp_bytes": EXPERT_BYTES,
-    "prefill_fetch_gate": "after_prev_compute", "prefill_fetch_all": False, "expert_order": "tokens",
-    "decode_order": "gate", "overlap_refetch": True, "seed": 1,
-}  # fmt: skip
+    "predictor": "surrogate:1",
+    "slots": 3,
+    "mlp_s": 9.0,
+    "mlp_bytes": EXPERT_BYTES,
+    "prefill_fetch_gate": "after_prev_compute",
+    "prefill_fetch_all": False,
+    "expert_order": "tokens",
+    "decode_order": "gate",
+    "overlap_refetch": True,
+    "seed": 1,
+}
 
 
 def seen_with(tmp_path, room=6, **settings):
@@ -248,10 +325,15 @@ def test_a_surrogate_is_labelled(tmp_path):
     assert "surrogate" in seen_with(tmp_path).result.labels
 
 
-@pytest.mark.parametrize(("model", "data", "shares"), [
-    ("mixtral-8x7b", "orca", (0.6685, 0.9545)), ("mixtral-8x7b", "squad", (0.6023, 0.9231)),
-    ("mixtral-8x22b", "orca", (0.5621, 0.9045)), ("mixtral-8x22b", "squad", (0.5416, 0.9031)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "data", "shares"),
+    [
+        ("mixtral-8x7b", "orca", (0.6685, 0.9545)),
+        ("mixtral-8x7b", "squad", (0.6023, 0.9231)),
+        ("mixtral-8x22b", "orca", (0.5621, 0.9045)),
+        ("mixtral-8x22b", "squad", (0.5416, 0.9031)),
+    ],
+)
 def test_a_stand_in_is_as_right_as_table_3_says_of_the_served_model_and_its_texts(tmp_path, model, data, shares):
     """All four cells of Table 3: not the best of them for every model and data set."""
     with Trace(tiny_trace(tmp_path / "t", 3, 8, 2, outputs=200, n_requests=4, levels=())) as trace:
@@ -270,8 +352,9 @@ def test_a_stand_in_of_a_model_that_table_3_does_not_have(tmp_path):
         seen_with(tmp_path, predictor="surrogate:orca")
 
 
-@pytest.mark.parametrize("settings", [{}, {"overlap_refetch": True}, {"decode_order": "gate"}, {"slots": 1},
-                                      {"slots": 5}])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings", [{}, {"overlap_refetch": True}, {"decode_order": "gate"}, {"slots": 1}, {"slots": 5}]
+)
 @pytest.mark.parametrize(("gpus", "batch"), [(1, 1), (2, 1), (1, 3), (3, 2)])
 def test_slots_suffice(settings, gpus, batch, tmp_path):
     """No more than the slots are ever taken, on several GPUs and with more experts needed than slots."""
@@ -464,8 +547,20 @@ def test_predictor_option(tmp_path):
     with pytest.raises(BadInput, match="lru has no predictor"):
         prepare(RunSpec(policy="lru", hw="rtx3090", predictor="surrogate:0.9"))
     if DEFAULT in bundled_traces():
-        done = CliRunner().invoke(command, ["--policy", "duoserve", "--hw", "rtx3090", "--requests", "1", "--predictor",
-                                            "surrogate:0.8/0.9", "--json"])  # fmt: skip
+        done = CliRunner().invoke(
+            command,
+            [
+                "--policy",
+                "duoserve",
+                "--hw",
+                "rtx3090",
+                "--requests",
+                "1",
+                "--predictor",
+                "surrogate:0.8/0.9",
+                "--json",
+            ],
+        )
         told = json.loads(done.output)
         assert told["labels"] == ["surrogate"]
         assert told["params"]["predictor"] == "surrogate:0.8/0.9"

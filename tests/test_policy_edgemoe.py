@@ -19,21 +19,49 @@ def test_five_steps(tmp_path):
     seen = replay(EdgeMoe(), taught(tmp_path, STORE, rows, 3), 3)
     assert seen.log == [
         # After 0 comes 1 (two of three); after 0, 1 comes 2.
-        ("fetch", 0, 0), ("gpu", 0, 0), ("prefetch", 1, 1), ("gpu", 1, 1), ("prefetch", 2, 2), ("gpu", 2, 2),
+        ("fetch", 0, 0),
+        ("gpu", 0, 0),
+        ("prefetch", 1, 1),
+        ("gpu", 1, 1),
+        ("prefetch", 2, 2),
+        ("gpu", 2, 2),
         # 1.2 is missing. 0.0: 5 uses, wanted after 2 layers: 2.5; 1.1: 4 / 3; 2.2: 3 / 1. Then 0 follows 0, 2: of 0.0
         # (2.5), 1.2 (2 / 3) and 2.2 (3), 1.2 leaves once it has run.
-        ("gpu", 0, 0), ("evict", 1, 1), ("fetch", 1, 2), ("gpu", 1, 2), ("evict", 1, 2), ("prefetch", 2, 0),
+        ("gpu", 0, 0),
+        ("evict", 1, 1),
+        ("fetch", 1, 2),
+        ("gpu", 1, 2),
+        ("evict", 1, 2),
+        ("prefetch", 2, 0),
         ("gpu", 2, 0),
         # A path never seen says nothing. 0.0: 5 / 3, 2.2: 3 / 2, 2.0: 2 / 2; then 0.0: 5 / 2, 2.2: 3, 0.2: 1 / 2.
-        ("evict", 2, 0), ("fetch", 0, 2), ("gpu", 0, 2), ("evict", 0, 2), ("fetch", 1, 2), ("gpu", 1, 2), ("gpu", 2, 2),
+        ("evict", 2, 0),
+        ("fetch", 0, 2),
+        ("gpu", 0, 2),
+        ("evict", 0, 2),
+        ("fetch", 1, 2),
+        ("gpu", 1, 2),
+        ("gpu", 2, 2),
         # 1.1 is foretold in vain: 0.0, used 6 / 3, and 2.2, 4 / 2, are equal, and the lower leaves. Then for 2.0: 1.1
         # and 1.2, 4 / 3 each, 2.2 4 / 1.
-        ("gpu", 0, 0), ("evict", 0, 0), ("prefetch", 1, 1), ("gpu", 1, 2), ("evict", 1, 1), ("prefetch", 2, 0),
+        ("gpu", 0, 0),
+        ("evict", 0, 0),
+        ("prefetch", 1, 1),
+        ("gpu", 1, 2),
+        ("evict", 1, 1),
+        ("prefetch", 2, 0),
         ("gpu", 2, 0),
         # 2.0: 3 / 2, 2.2: 4 / 2, 1.2: 4 / 1; then 0.1 itself, run: 2 / 3; then 1.2: 4 / 3, 1.1: 5 / 3, 2.2: 4 / 1.
-        ("evict", 2, 0), ("fetch", 0, 1), ("gpu", 0, 1), ("evict", 0, 1), ("prefetch", 1, 1), ("gpu", 1, 1),
-        ("evict", 1, 2), ("prefetch", 2, 1), ("gpu", 2, 1),
-    ]  # fmt: skip
+        ("evict", 2, 0),
+        ("fetch", 0, 1),
+        ("gpu", 0, 1),
+        ("evict", 0, 1),
+        ("prefetch", 1, 1),
+        ("gpu", 1, 1),
+        ("evict", 1, 2),
+        ("prefetch", 2, 1),
+        ("gpu", 2, 1),
+    ]
     assert resident(seen) == [(1, 1), (2, 1), (2, 2)]
     assert seen.result.policy_stats == {"known_paths_frac": 8 / 10}
 

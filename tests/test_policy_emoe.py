@@ -52,29 +52,51 @@ def test_five_steps(tmp_path):
         seen = execute_easy(setup(Emoe(predictor="frequency", reload="request"), trace, room=4))
     assert seen.log == [
         # chat: 0 and 1 in every layer
-        ("evict", 0, 3), ("prefetch", 0, 1), ("evict", 1, 3), ("prefetch", 1, 1),
-        ("gpu", 0, 0), ("gpu", 1, 1),
-        ("gpu", 0, 0), ("gpu", 1, 0),  # 3 is not there, next in its ranking is 0
+        ("evict", 0, 3),
+        ("prefetch", 0, 1),
+        ("evict", 1, 3),
+        ("prefetch", 1, 1),
+        ("gpu", 0, 0),
+        ("gpu", 1, 1),
+        ("gpu", 0, 0),
+        ("gpu", 1, 0),  # 3 is not there, next in its ranking is 0
         # code: 3, then 2
-        ("evict", 0, 0), ("evict", 0, 1), ("prefetch", 0, 3), ("prefetch", 0, 2),
-        ("evict", 1, 0), ("evict", 1, 1), ("prefetch", 1, 3), ("prefetch", 1, 2),
-        ("gpu", 0, 3), ("gpu", 1, 2),
-        ("gpu", 0, 2), ("gpu", 1, 3),
-        ("gpu", 0, 2), ("gpu", 1, 3),  # 0 is not there: 1 is not, 2 is
-    ]  # fmt: skip
+        ("evict", 0, 0),
+        ("evict", 0, 1),
+        ("prefetch", 0, 3),
+        ("prefetch", 0, 2),
+        ("evict", 1, 0),
+        ("evict", 1, 1),
+        ("prefetch", 1, 3),
+        ("prefetch", 1, 2),
+        ("gpu", 0, 3),
+        ("gpu", 1, 2),
+        ("gpu", 0, 2),
+        ("gpu", 1, 3),
+        ("gpu", 0, 2),
+        ("gpu", 1, 3),  # 0 is not there: 1 is not, 2 is
+    ]
     # Copies 0..10 and 10..20; layer 0 waits for its own: 10..12, attention 12..13, layer 1 20..22, head 23. One more
     # token 23..30. Four copies for code, 30..70: layer 0 at 50..52, layer 1 at 70..72, head 73.
     assert seen.lane("h2d") == [
-        ("prefetch 0.1", 0, 10), ("prefetch 1.1", 10, 20), ("prefetch 0.3", 30, 40), ("prefetch 0.2", 40, 50),
-        ("prefetch 1.3", 50, 60), ("prefetch 1.2", 60, 70),
-    ]  # fmt: skip
+        ("prefetch 0.1", 0, 10),
+        ("prefetch 1.1", 10, 20),
+        ("prefetch 0.3", 30, 40),
+        ("prefetch 0.2", 40, 50),
+        ("prefetch 1.3", 50, 60),
+        ("prefetch 1.2", 60, 70),
+    ]
     assert seen.end_s == 73 + 7 + 7
     loss = seen.outcome.engine.tally.loss
     assert (loss.changed, loss.dropped, loss.activations) == (2, 0, 10)
     assert seen.result.gate_mass_kept == pytest.approx((8 * 2048 + 1024 + 640) / (10 * 2048))
     # Most used: chat 0 and 0 (ties), as foretold; code 0 (a tie) and 3, foretold 3 and 3.
     assert seen.outcome.setup.policy.stats() == {
-        "invocations": 0, "loaded_per_request": 3.0, "right_frac": 3 / 4, "tasks_right_frac": 1.0}  # fmt: skip
+        "invocations": 0,
+        "loaded_per_request": 3.0,
+        "right_frac": 3 / 4,
+        "tasks_right_frac": 1.0,
+    }
 
 
 def test_nothing_is_loaded_between_two_invocations(tmp_path):
@@ -86,7 +108,11 @@ def test_nothing_is_loaded_between_two_invocations(tmp_path):
         every = execute_easy(setup(Emoe(predictor="frequency", p=2, reload="request"), trace, room=4))
     # Layer 1: chat was foretold 0 and 1; chat's own first prompt used 1 and 0, which changes nothing.
     assert [what for what in seen.log if what[0] in ("evict", "prefetch")] == [
-        ("evict", 0, 3), ("prefetch", 0, 1), ("evict", 1, 3), ("prefetch", 1, 1)]  # fmt: skip
+        ("evict", 0, 3),
+        ("prefetch", 0, 1),
+        ("evict", 1, 3),
+        ("prefetch", 1, 1),
+    ]
     stats = seen.outcome.setup.policy.stats()
     assert (stats["invocations"], stats["loaded_per_request"]) == (1, 2 / 4)
     assert every.outcome.setup.policy.stats()["loaded_per_request"] == (2 + 4 + 4 + 4) / 4
@@ -100,8 +126,12 @@ def test_copies_of_a_layer_wait_for_those_of_the_layer_before(tmp_path):
     with Trace(written(tmp_path / "t", store + steps)) as trace:
         policy = Emoe(predictor="frequency", reload="request", experts_per_layer=1)
         seen = execute_easy(setup(policy, trace, room=[2, 2], gpus=2))
-    copies = sorted((start, end, what) for _, op, layer, expert, _, _, start, end in seen.spans
-                    if op == "prefetch" for what in [(layer, expert)])  # fmt: skip
+    copies = sorted(
+        (start, end, what)
+        for _, op, layer, expert, _, _, start, end in seen.spans
+        if op == "prefetch"
+        for what in [(layer, expert)]
+    )
     for start, _, (layer, _) in copies:
         assert all(end <= start for _, end, (other, _) in copies if other < layer)
 
@@ -109,8 +139,9 @@ def test_copies_of_a_layer_wait_for_those_of_the_layer_before(tmp_path):
 def test_the_predictor_is_invoked_every_p_prompts(tmp_path):
     requests = STORE + STEPS * 3
     with Trace(written(tmp_path / "t", requests)) as trace:
-        runs = {p: execute_easy(setup(Emoe(predictor="frequency", p=p, predict_s=100.0), trace, room=8))
-                for p in (1, 2, 40)}  # fmt: skip
+        runs = {
+            p: execute_easy(setup(Emoe(predictor="frequency", p=p, predict_s=100.0), trace, room=8)) for p in (1, 2, 40)
+        }
     assert {p: run.outcome.setup.policy.stats()["invocations"] for p, run in runs.items()} == {1: 5, 2: 2, 40: 0}
     # Everything is on the GPU, so that only the prediction's time differs, and the prompt waits for it.
     assert runs[1].end_s - runs[40].end_s == 500
@@ -285,8 +316,10 @@ def test_training(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     trace, out = tmp_path / "tiny.safetensors", tmp_path / "p.safetensors"
     tiny_trace(trace, 2, 4, 2, n_requests=4, levels={"scores", "tasks"})
-    moesim.main(["train", "emoe", "--trace", str(trace), "--out", str(out), "--steps", "2", "--width", "16",
-                 "--layers", "1"], standalone_mode=False)  # fmt: skip
+    moesim.main(
+        ["train", "emoe", "--trace", str(trace), "--out", str(out), "--steps", "2", "--width", "16", "--layers", "1"],
+        standalone_mode=False,
+    )
     assert "trained on 2 requests" in capsys.readouterr().out
     with Trace(trace) as opened:
         found = read(out, 2, 4, 2, opened.header.tasks)

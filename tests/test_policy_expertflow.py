@@ -54,10 +54,18 @@ def test_room_for_four_needs_of_three_and_two(tmp_path):
     seen = replay(ExpertFlow(), trace_of(tmp_path, [10, 11, 12], 3), 4)
     assert seen.log == [
         # Layer 1: expert 0 is foretold by two tokens, 2 x (4 + 3), expert 1 by one.
-        ("prefetch", 0, 0), ("prefetch", 0, 1), ("prefetch", 0, 2), ("prefetch", 1, 0),
-        ("gpu", 0, 0), ("gpu", 0, 1), ("gpu", 0, 2), ("evict", 0, 0), ("prefetch", 1, 1),
-        ("gpu", 1, 0), ("gpu", 1, 1),
-    ]  # fmt: skip
+        ("prefetch", 0, 0),
+        ("prefetch", 0, 1),
+        ("prefetch", 0, 2),
+        ("prefetch", 1, 0),
+        ("gpu", 0, 0),
+        ("gpu", 0, 1),
+        ("gpu", 0, 2),
+        ("evict", 0, 0),
+        ("prefetch", 1, 1),
+        ("gpu", 1, 0),
+        ("gpu", 1, 1),
+    ]
     assert resident(seen) == [(0, 1), (0, 2), (1, 0), (1, 1)]
     assert seen.result.policy_stats == {"foretold_frac": 1.0}
 
@@ -67,8 +75,13 @@ def test_what_nobody_foretold_takes_the_slot_of_what_nobody_wanted(tmp_path):
     # Room for both layers: 0.0 was foretold and not chosen, and leaves for 0.3.
     seen = replay(ExpertFlow(predict_s=0.0), path, 2)
     assert seen.log == [
-        ("prefetch", 0, 0), ("prefetch", 1, 0), ("evict", 0, 0), ("fetch", 0, 3), ("gpu", 0, 3), ("gpu", 1, 0),
-    ]  # fmt: skip
+        ("prefetch", 0, 0),
+        ("prefetch", 1, 0),
+        ("evict", 0, 0),
+        ("fetch", 0, 3),
+        ("gpu", 0, 3),
+        ("gpu", 1, 0),
+    ]
     # At second 1 the copy of 0.0 is under way and cannot be stopped; 0.3 goes before 1.0, which was asked for first.
     assert seen.lane("h2d") == [("prefetch 0.0", 0, 10), ("demand 0.3", 10, 20), ("prefetch 1.0", 20, 30)]
     assert seen.result.policy_stats == {"foretold_frac": 0.5}
@@ -77,9 +90,18 @@ def test_what_nobody_foretold_takes_the_slot_of_what_nobody_wanted(tmp_path):
 def test_slots_are_filled_again_in_order(tmp_path):
     seen = replay(ExpertFlow(), trace_of(tmp_path, [10, 12], 1), 1)
     assert seen.log == [
-        ("prefetch", 0, 0), ("gpu", 0, 0), ("evict", 0, 0), ("prefetch", 1, 0), ("gpu", 1, 0),
-        ("evict", 1, 0), ("prefetch", 0, 2), ("gpu", 0, 2), ("evict", 0, 2), ("prefetch", 1, 1), ("gpu", 1, 1),
-    ]  # fmt: skip
+        ("prefetch", 0, 0),
+        ("gpu", 0, 0),
+        ("evict", 0, 0),
+        ("prefetch", 1, 0),
+        ("gpu", 1, 0),
+        ("evict", 1, 0),
+        ("prefetch", 0, 2),
+        ("gpu", 0, 2),
+        ("evict", 0, 2),
+        ("prefetch", 1, 1),
+        ("gpu", 1, 1),
+    ]
 
 
 def test_five_steps(tmp_path):
@@ -87,22 +109,47 @@ def test_five_steps(tmp_path):
     routes = [ROUTES[10], [[1], [3]], ROUTES[12], ROUTES[10], ROUTES[10]]
     seen = replay(ExpertFlow(), trace_of(tmp_path, [10, 11, 12, 10, 10], 1, routes), 2)
     assert seen.log == [
-        ("prefetch", 0, 0), ("prefetch", 1, 0), ("gpu", 0, 0), ("gpu", 1, 0),
-        ("evict", 0, 0), ("prefetch", 0, 1), ("gpu", 0, 1),
-        ("evict", 0, 1), ("fetch", 1, 3), ("gpu", 1, 3),  # 0.1 became free before 1.0 was found to be unwanted
-        ("evict", 1, 0), ("prefetch", 0, 2), ("evict", 1, 3), ("prefetch", 1, 1), ("gpu", 0, 2), ("gpu", 1, 1),
-        ("evict", 0, 2), ("prefetch", 0, 0), ("evict", 1, 1), ("prefetch", 1, 0), ("gpu", 0, 0), ("gpu", 1, 0),
-        ("gpu", 0, 0), ("gpu", 1, 0),
-    ]  # fmt: skip
+        ("prefetch", 0, 0),
+        ("prefetch", 1, 0),
+        ("gpu", 0, 0),
+        ("gpu", 1, 0),
+        ("evict", 0, 0),
+        ("prefetch", 0, 1),
+        ("gpu", 0, 1),
+        ("evict", 0, 1),
+        ("fetch", 1, 3),
+        ("gpu", 1, 3),  # 0.1 became free before 1.0 was found to be unwanted
+        ("evict", 1, 0),
+        ("prefetch", 0, 2),
+        ("evict", 1, 3),
+        ("prefetch", 1, 1),
+        ("gpu", 0, 2),
+        ("gpu", 1, 1),
+        ("evict", 0, 2),
+        ("prefetch", 0, 0),
+        ("evict", 1, 1),
+        ("prefetch", 1, 0),
+        ("gpu", 0, 0),
+        ("gpu", 1, 0),
+        ("gpu", 0, 0),
+        ("gpu", 1, 0),
+    ]
 
 
 def test_slots_leave_in_the_order_they_became_free(tmp_path):
     # 0.2 is foretold by two tokens and loaded before 0.0; 0.0 runs first (lowest id), and is the first to be free.
     seen = replay(ExpertFlow(), trace_of(tmp_path, [10, 12, 12], 3), 3)
     assert seen.log == [
-        ("prefetch", 0, 2), ("prefetch", 0, 0), ("prefetch", 1, 1), ("gpu", 0, 0), ("gpu", 0, 2),
-        ("evict", 0, 0), ("prefetch", 1, 0), ("gpu", 1, 0), ("gpu", 1, 1),
-    ]  # fmt: skip
+        ("prefetch", 0, 2),
+        ("prefetch", 0, 0),
+        ("prefetch", 1, 1),
+        ("gpu", 0, 0),
+        ("gpu", 0, 2),
+        ("evict", 0, 0),
+        ("prefetch", 1, 0),
+        ("gpu", 1, 0),
+        ("gpu", 1, 1),
+    ]
 
 
 def test_where_all_is_foretold_the_last_of_the_forecast_leaves(tmp_path):
@@ -195,8 +242,10 @@ class TestTokenScheduler:
                     break
                 first = now
                 parts = first, [t for t in range(n) if t not in first]
-                means = [[sum(column) / len(part) for column in zip(*(tokens[t] for t in part), strict=True)]
-                         for part in parts]  # fmt: skip
+                means = [
+                    [sum(column) / len(part) for column in zip(*(tokens[t] for t in part), strict=True)]
+                    for part in parts
+                ]
             assert halves(bits)[0] == first
 
     def test_a_step_runs_in_two_passes(self, tmp_path):
@@ -230,9 +279,13 @@ class TestTokenScheduler:
 
 
 KNOBS = {
-    "predictor": ({}, "surrogate:0.9"), "seed": ({"predictor": "surrogate:0.5"}, 1), "predict_s": ({}, 3.0),
-    "hidden": ({"predict_s": 3.0}, True), "grouping": ({}, "order"), "regroup_s": ({"grouping": "paths"}, 3.0),
-}  # fmt: skip
+    "predictor": ({}, "surrogate:0.9"),
+    "seed": ({"predictor": "surrogate:0.5"}, 1),
+    "predict_s": ({}, 3.0),
+    "hidden": ({"predict_s": 3.0}, True),
+    "grouping": ({}, "order"),
+    "regroup_s": ({"grouping": "paths"}, 3.0),
+}
 
 
 def test_every_parameter_matters(tmp_path):

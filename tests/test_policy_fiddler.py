@@ -66,12 +66,17 @@ def test_five_steps(tmp_path):
     # Room for 3: 1.1 and 0.0 stay. Token by token: both there; 0.1 on the CPU; 1.2 on the CPU; 0.2 and 1.0 on the CPU.
     seen = replay(Fiddler(), taught(tmp_path, STORE, ROWS, 3), 3)
     assert seen.log == [
-        ("gpu", 0, 0), ("gpu", 1, 1),
-        ("cpu", 0, 1), ("gpu", 1, 1),
-        ("gpu", 0, 0), ("cpu", 1, 2),
-        ("cpu", 0, 2), ("cpu", 1, 0),
-        ("gpu", 0, 0), ("gpu", 1, 1),
-    ]  # fmt: skip
+        ("gpu", 0, 0),
+        ("gpu", 1, 1),
+        ("cpu", 0, 1),
+        ("gpu", 1, 1),
+        ("gpu", 0, 0),
+        ("cpu", 1, 2),
+        ("cpu", 0, 2),
+        ("cpu", 1, 0),
+        ("gpu", 0, 0),
+        ("gpu", 1, 1),
+    ]
     # All there: 1 + 2 + 1 + 2 + 1 s. An expert on the CPU: 1 s down, 5 s, 1 s up instead of 2 s: 5 s more.
     assert seen.end_s == 5 * 7 + 4 * 5
     assert seen.classes("decode") == {"hit": 4, "cpu": 4}

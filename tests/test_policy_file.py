@@ -67,10 +67,13 @@ class Other(Mine):
     """Another one."""
 
     name = "other"
-'''.replace("    exchange = None  # the long way, as `victim` is asked there\n", """\
+'''.replace(
+    "    exchange = None  # the long way, as `victim` is asked there\n",
+    """\
     def exchange(self, wanted, room, view):
         return None  # the long way, where `victim` is asked
-""")
+""",
+)
 
 
 @pytest.fixture
@@ -121,8 +124,23 @@ def test_equal_ids_mean_equal_code(capsys, tmp_path, mine):
 def test_a_saved_configuration_finds_it_from_anywhere(capsys, tmp_path, monkeypatch, mine):
     trace = mixtral_shaped(tmp_path)
     monkeypatch.chdir(tmp_path)
-    simulated(capsys, "--policy", "./my policy.py:Mine", "--hw", "rtx3090", "--trace", trace, "--requests", 1,
-              "--experts", 60, "--set", "rank=2", "--out", "run")  # fmt: skip
+    simulated(
+        capsys,
+        "--policy",
+        "./my policy.py:Mine",
+        "--hw",
+        "rtx3090",
+        "--trace",
+        trace,
+        "--requests",
+        1,
+        "--experts",
+        60,
+        "--set",
+        "rank=2",
+        "--out",
+        "run",
+    )
     monkeypatch.chdir("/")
     config = tmp_path / "run" / "config.yaml"
     again = simulated(capsys, "--config", config, "--json")
@@ -136,8 +154,25 @@ def test_a_saved_configuration_finds_it_from_anywhere(capsys, tmp_path, monkeypa
 
 def test_compare_takes_files_in_processes_of_its_own(capsys, tmp_path, mine):
     trace = mixtral_shaped(tmp_path)
-    told = moesim(capsys, "compare", "--policy", f"{mine}:Mine rank=2", "--policy", "lru", "--hw", "rtx3090", "--trace",
-                  trace, "--requests", 1, "--experts", 60, "--workers", 2, "--json")  # fmt: skip
+    told = moesim(
+        capsys,
+        "compare",
+        "--policy",
+        f"{mine}:Mine rank=2",
+        "--policy",
+        "lru",
+        "--hw",
+        "rtx3090",
+        "--trace",
+        trace,
+        "--requests",
+        1,
+        "--experts",
+        60,
+        "--workers",
+        2,
+        "--json",
+    )
     assert told.code == 0, told.err
     runs = {run["policy"]: run for run in json.loads(told.out)["runs"]}
     assert set(runs) == {"mine", "lru"}
@@ -145,15 +180,18 @@ def test_compare_takes_files_in_processes_of_its_own(capsys, tmp_path, mine):
     assert runs["mine"]["policy_file"]["sha256"] == policy_file.file_of(find(f"{mine}:Mine")).sha256
 
 
-@pytest.mark.parametrize(("name", "text", "why"), [
-    ("no_such.py", None, r"policy, got '.*no_such\.py': No such file or directory; check the path \(--policy "),
-    ("wrong.py", "\ndef f(:\n", r"wrong\.py:2: SyntaxError: invalid syntax; correct the file"),
-    ("wrong.py", "import json\n\njson.loads('x')\n", r": JSONDecodeError: Expecting value.*; correct the file"),
-    ("wrong.py", "\n\nraise SystemExit(3)\n", r"wrong\.py:3: SystemExit: 3; correct the file"),
-    ("wrong.py", "x = 1\n", r"a policy is a class derived from sim\.policy\.Policy with a `name`"),
-    ("wrong.py", MINE, r"it holds 2 policies; name one, .*wrong\.py:Mine"),
-    ("wrong.py:Mina", MINE, r"no policy of that class in the file; did you mean 'Mine'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("no_such.py", None, r"policy, got '.*no_such\.py': No such file or directory; check the path \(--policy "),
+        ("wrong.py", "\ndef f(:\n", r"wrong\.py:2: SyntaxError: invalid syntax; correct the file"),
+        ("wrong.py", "import json\n\njson.loads('x')\n", r": JSONDecodeError: Expecting value.*; correct the file"),
+        ("wrong.py", "\n\nraise SystemExit(3)\n", r"wrong\.py:3: SystemExit: 3; correct the file"),
+        ("wrong.py", "x = 1\n", r"a policy is a class derived from sim\.policy\.Policy with a `name`"),
+        ("wrong.py", MINE, r"it holds 2 policies; name one, .*wrong\.py:Mine"),
+        ("wrong.py:Mina", MINE, r"no policy of that class in the file; did you mean 'Mine'"),
+    ],
+)
 @pytest.mark.parametrize("verb", ["simulate", "policies", "conformance", "compare"])
 def test_what_is_wrong_with_a_file_is_one_line(capsys, tmp_path, verb, name, text, why):
     if text is not None:
@@ -186,8 +224,9 @@ def test_a_folder_is_no_policy(capsys, tmp_path):
     for name in (".", "..", tmp_path, f"{tmp_path}/"):
         told = moesim(capsys, "run", "--hw", "rtx3090", "--policy", name)
         assert told.code == 2
-        assert told.err == (f"error: policy, got {str(name)!r}: a folder; "
-                            "name the file in it, as in --policy ./mine.py\n")  # fmt: skip
+        assert told.err == (
+            f"error: policy, got {str(name)!r}: a folder; name the file in it, as in --policy ./mine.py\n"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -204,8 +243,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def beside(broken: Path, *words: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": f"{broken}{os.pathsep}{ROOT}"}
     code = f"import sys; sys.path.insert(0, {str(broken)!r}); from sim.cli import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *words], env=env, cwd=broken, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], env=env, cwd=broken, capture_output=True, text=True, check=False
+    )
 
 
 def test_a_broken_file_takes_its_own_policy_away(broken):
@@ -225,14 +265,17 @@ def test_a_broken_file_takes_its_own_policy_away(broken):
 def test_conformance_says_where_and_when(tmp_path):
     """Scenario, hook, file and line: `IndexError in the policy` told none of them."""
     path = tmp_path / "faulty.py"
-    path.write_text(MINE.split("\n    def victim")[0] + """
+    path.write_text(
+        MINE.split("\n    def victim")[0]
+        + """
 
     def victim(self, piece, speculative, view):
         return self.pick([p for p in view.residents() if view.evictable(p)])
 
     def pick(self, free):
         return free[99]
-""")
+"""
+    )
     line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "free[99]" in text)
     failed = [verdict for verdict in conform(find(str(path))) if verdict.verdict == FAIL]
     assert failed

@@ -93,10 +93,14 @@ def test_speculation_asks_the_gate_ahead_while_generating(monkeypatch):
     assert len(told.calls) == 1
 
 
-@pytest.mark.parametrize(("track", "needs", "kind"), [
-    ("speculate", {"experts", "next_scores_3"}, GateTrack), ("hit_count", {"experts"}, CountTrack),
-    ("map_t", {"experts", "scores", "embeddings"}, MapTrack),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("track", "needs", "kind"),
+    [
+        ("speculate", {"experts", "next_scores_3"}, GateTrack),
+        ("hit_count", {"experts"}, CountTrack),
+        ("map_t", {"experts", "scores", "embeddings"}, MapTrack),
+    ],
+)
 def test_each_track_needs_no_more_than_it_reads(track, needs, kind):
     policy = FineMoe(track=track)
     assert policy.needs == needs
@@ -144,33 +148,61 @@ def test_five_steps_by_hand(tmp_path):
     experts = np.array(FIVE)
     scores = np.eye(4)[experts[:, :, 0]]
     request = Request(0, 0, 1, 5, "", None, "test")
-    path = write_trace(tmp_path / "t", tiny_header(2, 4, 1), [request], None, experts=experts, scores=scores,
-                       embeddings=np.eye(4)[MEANING])  # fmt: skip
+    path = write_trace(
+        tmp_path / "t",
+        tiny_header(2, 4, 1),
+        [request],
+        None,
+        experts=experts,
+        scores=scores,
+        embeddings=np.eye(4)[MEANING],
+    )
     policy = FineMoe(mode="online", distance=1, search_overhead_s=0.0, capacity=8)
     with Trace(path) as trace:
         seen = execute_easy(setup(policy, trace, room=3))
     assert seen.log == [
         # The prompt's token: nothing stored, both fetched on demand. Its map joins the store.
-        ("fetch", 0, 0), ("gpu", 0, 0), ("fetch", 1, 1), ("gpu", 1, 1),
+        ("fetch", 0, 0),
+        ("gpu", 0, 0),
+        ("fetch", 1, 1),
+        ("gpu", 1, 1),
         # Alike in meaning and in trajectory: 0 and 1 are predicted, and there.
-        ("gpu", 0, 0), ("gpu", 1, 1),
+        ("gpu", 0, 0),
+        ("gpu", 1, 1),
         # Another meaning: no map is alike (similarity 0, delta 1), the first one says 0 and 1, wrongly. Expert 2 takes
         # the free room. For 3 somebody goes: 1 is predicted for this very layer, 0 has p x freq = 1 x 2, and 2, which
         # the map found gives nothing, 0 x 1.
-        ("fetch", 0, 2), ("gpu", 0, 2), ("evict", 0, 2), ("fetch", 1, 3), ("gpu", 1, 3),
+        ("fetch", 0, 2),
+        ("gpu", 0, 2),
+        ("evict", 0, 2),
+        ("fetch", 1, 3),
+        ("gpu", 1, 3),
         # The meaning just stored: 2 is prefetched before layer 0. Of 0 and 3 of layer 1, both at p x freq = 0 now, the
         # lower one goes. Asked while it is on its way. Layer 1: the trajectory says 3, which is there.
-        ("evict", 0, 0), ("prefetch", 0, 2), ("gpu", 0, 2), ("gpu", 1, 3),
+        ("evict", 0, 0),
+        ("prefetch", 0, 2),
+        ("gpu", 0, 2),
+        ("gpu", 1, 3),
         # The first meaning: 0 is prefetched; 1 (0 x 2) goes before 2 (0 x 2), having the lower id. Layer 0 went as with
         # the first map, so layer 1 is told 1, wrongly: 2 (0) goes before 3 (0). Its copy is under way at the end.
-        ("evict", 1, 1), ("prefetch", 0, 0), ("gpu", 0, 0), ("evict", 0, 2), ("prefetch", 1, 1), ("gpu", 1, 3),
-    ]  # fmt: skip
+        ("evict", 1, 1),
+        ("prefetch", 0, 0),
+        ("gpu", 0, 0),
+        ("evict", 0, 2),
+        ("prefetch", 1, 1),
+        ("gpu", 1, 3),
+    ]
     # Misses take 10 + 2 s a layer, hits 2, attention and head 1 each: 27, 7 and 27 s. Then two prefetches that start
     # with the iteration: asked a second later, 9 s are left: 16 s each.
     assert seen.lane("h2d") == [
-        ("demand 0.0", 1, 11), ("demand 1.1", 14, 24), ("demand 0.2", 35, 45), ("demand 1.3", 48, 58),
-        ("prefetch 0.2", 61, 71), ("prefetch 0.0", 77, 87), ("prefetch 1.1", 87, 97),
-    ]  # fmt: skip
+        ("demand 0.0", 1, 11),
+        ("demand 1.1", 14, 24),
+        ("demand 0.2", 35, 45),
+        ("demand 1.3", 48, 58),
+        ("prefetch 0.2", 61, 71),
+        ("prefetch 0.0", 77, 87),
+        ("prefetch 1.1", 87, 97),
+    ]
     assert seen.end_s == 27 + 7 + 27 + 16 + 16
     assert seen.prefetched() == {"issued": 3, "late": 2, "wasted": 1}
     stats = seen.result.policy_stats
@@ -189,8 +221,14 @@ def test_what_others_do_waits_for_prediction_and_prefetching(tmp_path):
     scores = np.zeros((2, 3, 4))
     scores[:, :, 0] = 1.0
     scores[1, 0], scores[1, 1] = [0, 1, 0, 0], [0, 0, 1, 0]
-    path = write_trace(tmp_path / "t", tiny_header(3, 4, 1), [Request(0, 0, 1, 2, "", None, "test")], None,
-                       experts=experts, next_scores_1=scores)  # fmt: skip
+    path = write_trace(
+        tmp_path / "t",
+        tiny_header(3, 4, 1),
+        [Request(0, 0, 1, 2, "", None, "test")],
+        None,
+        experts=experts,
+        next_scores_1=scores,
+    )
     seen = {}
     for asynchronous in (True, False):
         policy = FineMoe(track="speculate", distance=1, search_overhead_s=0.0, asynchronous=asynchronous)
@@ -198,12 +236,21 @@ def test_what_others_do_waits_for_prediction_and_prefetching(tmp_path):
             seen[asynchronous] = execute_easy(setup(policy, trace, room=6))
     beside, waiting = seen[True], seen[False]
     assert [span for span in beside.lane("h2d") if span[1] >= 40] == [
-        ("prefetch 1.1", 41, 51), ("prefetch 2.2", 51, 61), ("demand 2.1", 61, 71)]  # fmt: skip
+        ("prefetch 1.1", 41, 51),
+        ("prefetch 2.2", 51, 61),
+        ("demand 2.1", 61, 71),
+    ]
     assert beside.end_s == 74
     assert [span for span in waiting.lane("h2d") if span[1] >= 40] == [
-        ("prefetch 1.1", 41, 51), ("prefetch 2.2", 54, 64), ("demand 2.1", 67, 77)]  # fmt: skip
+        ("prefetch 1.1", 41, 51),
+        ("prefetch 2.2", 54, 64),
+        ("demand 2.1", 67, 77),
+    ]
     assert [span for span in waiting.lane("gpu") if span[0].startswith("expert") and span[1] >= 40] == [
-        ("expert 0.0", 51, 53), ("expert 1.1", 64, 66), ("expert 2.1", 77, 79)]  # fmt: skip
+        ("expert 0.0", 51, 53),
+        ("expert 1.1", 64, 66),
+        ("expert 2.1", 77, 79),
+    ]
     assert waiting.end_s == 80
     assert beside.classes("decode") == {"hit": 1, "late": 1, "miss": 1}
     assert waiting.classes("decode") == {"hit": 2, "miss": 1}  # no copy is late that is waited for
@@ -221,8 +268,14 @@ def test_a_wrong_prefetch_goes_first_once_its_layer_has_passed(tmp_path):
     scores = np.zeros((3, 3, 4))
     scores[:, :, 0] = 1.0
     scores[1, 0] = [0.25, 0, 0, 0.75]
-    path = write_trace(tmp_path / "t", tiny_header(3, 4, 1), [Request(0, 0, 1, 3, "", None, "test")], None,
-                       experts=experts, next_scores_1=scores)  # fmt: skip
+    path = write_trace(
+        tmp_path / "t",
+        tiny_header(3, 4, 1),
+        [Request(0, 0, 1, 3, "", None, "test")],
+        None,
+        experts=experts,
+        next_scores_1=scores,
+    )
     for variant in ("paper", "code"):
         policy = FineMoe(track="speculate", distance=1, search_overhead_s=0.0, variant=variant)
         with Trace(path) as trace:
@@ -233,12 +286,15 @@ def test_a_wrong_prefetch_goes_first_once_its_layer_has_passed(tmp_path):
         assert policy.stats()["unasked_experts"] == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize(("prefill", "prefetched", "classes", "maps"), [
-    # The mean gives experts 0 and 2 of layer 0 the same, 1 and 3 of layer 1 too: the lower one is named.
-    ("mean", [(0, 0), (1, 1)], {"late": 2, "miss": 2}, 2),
-    ("union", [(0, 0), (0, 2), (1, 1), (1, 3)], {"late": 4}, 4),
-    ("none", [], {"miss": 4}, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("prefill", "prefetched", "classes", "maps"),
+    [
+        # The mean gives experts 0 and 2 of layer 0 the same, 1 and 3 of layer 1 too: the lower one is named.
+        ("mean", [(0, 0), (1, 1)], {"late": 2, "miss": 2}, 2),
+        ("union", [(0, 0), (0, 2), (1, 1), (1, 3)], {"late": 4}, 4),
+        ("none", [], {"miss": 4}, 2),
+    ],
+)
 def test_what_is_predicted_for_a_prompt(prefill, prefetched, classes, maps, tmp_path):
     """Two prompts of the same two tokens, the first in the store: one goes through 0.0 and 1.1, the other 0.2 and 1.3.
 
@@ -246,8 +302,15 @@ def test_what_is_predicted_for_a_prompt(prefill, prefetched, classes, maps, tmp_
     """
     experts = np.array([[[0], [1]], [[2], [3]]] * 2)
     requests = [Request(0, 0, 2, 2, "", None, "store"), Request(1, 2, 2, 2, "", None, "test")]
-    path = write_trace(tmp_path / "t", tiny_header(2, 4, 1), requests, None, experts=experts,
-                       scores=np.eye(4)[experts[:, :, 0]], embeddings=np.eye(4)[[0, 1, 0, 1]])  # fmt: skip
+    path = write_trace(
+        tmp_path / "t",
+        tiny_header(2, 4, 1),
+        requests,
+        None,
+        experts=experts,
+        scores=np.eye(4)[experts[:, :, 0]],
+        embeddings=np.eye(4)[[0, 1, 0, 1]],
+    )
     with Trace(path) as trace:
         seen = execute_easy(setup(FineMoe(distance=1, search_overhead_s=0.0, prefill=prefill), trace, room=4))
     assert [entry[1:] for entry in seen.log if entry[0] == "prefetch"] == prefetched

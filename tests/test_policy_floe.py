@@ -36,17 +36,28 @@ def test_published_factor_and_the_one_that_stands_in():
 def test_steps_by_hand(tmp_path):
     seen = replay(Floe(), bench(tmp_path), 1)  # room for eight compressed experts
     assert seen.log == [
-        ("fetch", 0, 0), ("gpu", 0, 0), ("fetch", 1, 0), ("gpu", 1, 0),  # of prompts nothing is predicted
-        ("fetch", 0, 1), ("gpu", 0, 1), ("prefetch", 1, 2), ("gpu", 1, 2),
-        ("gpu", 0, 1), ("prefetch", 1, 1), ("gpu", 1, 2),  # they stay; 1.1 was not wanted
-    ]  # fmt: skip
+        ("fetch", 0, 0),
+        ("gpu", 0, 0),
+        ("fetch", 1, 0),
+        ("gpu", 1, 0),  # of prompts nothing is predicted
+        ("fetch", 0, 1),
+        ("gpu", 0, 1),
+        ("prefetch", 1, 2),
+        ("gpu", 1, 2),
+        ("gpu", 0, 1),
+        ("prefetch", 1, 1),
+        ("gpu", 1, 2),  # they stay; 1.1 was not wanted
+    ]
     assert seen.result.h2d_bytes == 5 * EXPERT_BYTES // 8
     assert seen.result.policy_stats == {"predicted_right_frac": 0.5}
     # A copy of 1.25 s. The prompt: attention, copy, expert, twice, head. Then 1.2 comes while 0.1 computes.
     assert seen.lane("h2d") == [
-        ("demand 0.0", 1, 2.25), ("demand 1.0", 5.25, 6.5), ("demand 0.1", 10.5, 11.75), ("prefetch 1.2", 11.75, 13),
+        ("demand 0.0", 1, 2.25),
+        ("demand 1.0", 5.25, 6.5),
+        ("demand 0.1", 10.5, 11.75),
+        ("prefetch 1.2", 11.75, 13),
         ("prefetch 1.1", 18.75, 20),
-    ]  # fmt: skip
+    ]
     assert seen.end_s == (2 * (1 + 1.25 + 2) + 1) + (1 + 1.25 + 2 + 1 + 2 + 1) + 2 * (1 + 2) + 1
     assert seen.classes("decode") == {"miss": 1, "hit": 3}
 
@@ -59,13 +70,31 @@ def test_five_steps(tmp_path):
     path = written(tmp_path / "t.safetensors", [(1, 5, "test")], rows, 4, **facts)
     seen = replay(Floe(compressed="int4"), path, 1)
     assert seen.log == [
-        ("fetch", 0, 0), ("gpu", 0, 0), ("fetch", 1, 0), ("gpu", 1, 0),
-        ("fetch", 0, 1), ("gpu", 0, 1), ("prefetch", 1, 2), ("gpu", 1, 2),
-        ("gpu", 0, 1), ("evict", 0, 0), ("prefetch", 1, 1), ("gpu", 1, 2),  # 0.0 has not been used for longest
-        ("evict", 1, 0), ("fetch", 0, 3), ("gpu", 0, 3), ("gpu", 1, 2),
-        ("evict", 0, 1), ("fetch", 0, 0), ("gpu", 0, 0), ("evict", 1, 1), ("prefetch", 1, 3),
-        ("evict", 0, 3), ("fetch", 1, 1), ("gpu", 1, 1),  # a copy in vain, and the one it had thrown out comes back
-    ]  # fmt: skip
+        ("fetch", 0, 0),
+        ("gpu", 0, 0),
+        ("fetch", 1, 0),
+        ("gpu", 1, 0),
+        ("fetch", 0, 1),
+        ("gpu", 0, 1),
+        ("prefetch", 1, 2),
+        ("gpu", 1, 2),
+        ("gpu", 0, 1),
+        ("evict", 0, 0),
+        ("prefetch", 1, 1),
+        ("gpu", 1, 2),  # 0.0 has not been used for longest
+        ("evict", 1, 0),
+        ("fetch", 0, 3),
+        ("gpu", 0, 3),
+        ("gpu", 1, 2),
+        ("evict", 0, 1),
+        ("fetch", 0, 0),
+        ("gpu", 0, 0),
+        ("evict", 1, 1),
+        ("prefetch", 1, 3),
+        ("evict", 0, 3),
+        ("fetch", 1, 1),
+        ("gpu", 1, 1),  # a copy in vain, and the one it had thrown out comes back
+    ]
     assert seen.result.policy_stats == {"predicted_right_frac": 0.5}
 
 
@@ -79,10 +108,21 @@ def test_every_tokens_first_guess_goes_before_any_second(tmp_path):
 def test_channels_of_a_token_are_copied_anew(tmp_path):
     seen = replay(Floe(channels="token"), bench(tmp_path), 1)
     assert [entry for entry in seen.log if entry[0] != "gpu"] == [
-        ("fetch", 0, 0), ("evict", 0, 0), ("fetch", 1, 0), ("evict", 1, 0),
-        ("fetch", 0, 1), ("evict", 0, 1), ("prefetch", 1, 2), ("evict", 1, 2),
-        ("fetch", 0, 1), ("evict", 0, 1), ("prefetch", 1, 1), ("fetch", 1, 2), ("evict", 1, 1), ("evict", 1, 2),
-    ]  # fmt: skip
+        ("fetch", 0, 0),
+        ("evict", 0, 0),
+        ("fetch", 1, 0),
+        ("evict", 1, 0),
+        ("fetch", 0, 1),
+        ("evict", 0, 1),
+        ("prefetch", 1, 2),
+        ("evict", 1, 2),
+        ("fetch", 0, 1),
+        ("evict", 0, 1),
+        ("prefetch", 1, 1),
+        ("fetch", 1, 2),
+        ("evict", 1, 1),
+        ("evict", 1, 2),
+    ]
 
 
 def test_everything_runs_compressed_and_the_result_says_so(tmp_path):
@@ -108,9 +148,11 @@ def test_predictors(tmp_path):
 
 
 KNOBS = {
-    "compressed": ({}, "int4"), "channels": ({}, "token"), "predictor": ({}, "none"),
+    "compressed": ({}, "int4"),
+    "channels": ({}, "token"),
+    "predictor": ({}, "none"),
     "seed": ({"predictor": "surrogate:0.5"}, 1),
-}  # fmt: skip
+}
 
 
 def test_every_parameter_matters(tmp_path):

@@ -14,12 +14,20 @@ from sim.policy.pieces import Piece
 
 
 class TestClasses:
-    @pytest.mark.parametrize(("weights", "classes"), [
-        ([1, 1], [HIGH, HIGH]), ([3, 2], [HIGH, HIGH]),  # the first's share is T1 itself
-        ([62, 38], [HIGH, LOW]), ([9, 1], [HIGH, LOW]), ([91, 9], [HIGH, SKIP]),
-        ([4, 3, 2, 1], [HIGH, HIGH, LOW, LOW]), ([8, 1, 1], [HIGH, LOW, LOW]), ([19, 1, 0], [HIGH, SKIP, SKIP]),
-        ([0, 0], [HIGH, HIGH]),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("weights", "classes"),
+        [
+            ([1, 1], [HIGH, HIGH]),
+            ([3, 2], [HIGH, HIGH]),  # the first's share is T1 itself
+            ([62, 38], [HIGH, LOW]),
+            ([9, 1], [HIGH, LOW]),
+            ([91, 9], [HIGH, SKIP]),
+            ([4, 3, 2, 1], [HIGH, HIGH, LOW, LOW]),
+            ([8, 1, 1], [HIGH, LOW, LOW]),
+            ([19, 1, 0], [HIGH, SKIP, SKIP]),
+            ([0, 0], [HIGH, HIGH]),
+        ],
+    )
     def test_by_the_weight_before(self, weights, classes):
         one = np.array([weights], dtype=np.float64)
         assert classes_of_token(weights, 0.6, 0.9) == classes
@@ -90,12 +98,23 @@ def test_five_steps(tmp_path):
     path = weighed(tmp_path, ROWS, WEIGHTS, 4)
     seen = replay(Hobbit(lookahead=0, low_frac=0.25), path, 3)
     assert seen.log == [
-        ("fetch", 0, 0), ("fetch", 0, 1), ("gpu", 0, 0), ("gpu", 0, 1),  # both needed high
-        ("fetch", 0, 2), ("gpu", 0, 0), ("gpu", 0, 2),  # 2 comes in int4
-        ("evict", 0, 1), ("fetch", 0, 3), ("gpu", 0, 2), ("gpu", 0, 3),  # 2 would be skipped, but is there
+        ("fetch", 0, 0),
+        ("fetch", 0, 1),
+        ("gpu", 0, 0),
+        ("gpu", 0, 1),  # both needed high
+        ("fetch", 0, 2),
+        ("gpu", 0, 0),
+        ("gpu", 0, 2),  # 2 comes in int4
+        ("evict", 0, 1),
+        ("fetch", 0, 3),
+        ("gpu", 0, 2),
+        ("gpu", 0, 3),  # 2 would be skipped, but is there
         ("gpu", 0, 0),  # 1 is skipped
-        ("evict", 0, 3), ("fetch", 0, 1), ("gpu", 0, 0), ("gpu", 0, 1),  # int4 would do for 0, but bf16 is there
-    ]  # fmt: skip
+        ("evict", 0, 3),
+        ("fetch", 0, 1),
+        ("gpu", 0, 0),
+        ("gpu", 0, 1),  # int4 would do for 0, but bf16 is there
+    ]
     # 160 bytes in 10 s, 40 in 2.5 s. A token: attention 1, loads, 2 s for each expert, head 1.
     assert [end_s - start_s for _, start_s, end_s in seen.lane("h2d")] == [10, 10, 2.5, 10, 10]
     assert seen.end_s == 26 + 8.5 + 16 + 4 + 16
@@ -104,8 +123,11 @@ def test_five_steps(tmp_path):
     assert seen.result.activations_changed_frac == 1 / 10
     # Of seven experts run for generated tokens two were missing in bf16, and one in int4, a quarter of the bytes.
     assert seen.result.policy_stats == {
-        "needed_high_frac": 0.5, "needed_low_frac": 0.25, "needed_skip_frac": 0.25, "miss_penalty": 2.25 / 7,
-    }  # fmt: skip
+        "needed_high_frac": 0.5,
+        "needed_low_frac": 0.25,
+        "needed_skip_frac": 0.25,
+        "miss_penalty": 2.25 / 7,
+    }
 
 
 def test_the_main_thread_waits_for_all_loads_of_the_layer(tmp_path):
@@ -127,9 +149,17 @@ def test_more_than_room_is_served_in_turns(tmp_path):
     path = weighed(tmp_path, [[[0, 1]], [[2, 3]]], [[0.5, 0.5]] * 2, 4, [(2, 1)])
     seen = replay(Hobbit(lookahead=0, low_frac=0.25), path, 3)
     assert seen.log == [
-        ("fetch", 0, 0), ("fetch", 0, 1), ("gpu", 0, 0), ("gpu", 0, 1),
-        ("evict", 0, 0), ("fetch", 0, 2), ("evict", 0, 1), ("fetch", 0, 3), ("gpu", 0, 2), ("gpu", 0, 3),
-    ]  # fmt: skip
+        ("fetch", 0, 0),
+        ("fetch", 0, 1),
+        ("gpu", 0, 0),
+        ("gpu", 0, 1),
+        ("evict", 0, 0),
+        ("fetch", 0, 2),
+        ("evict", 0, 1),
+        ("fetch", 0, 3),
+        ("gpu", 0, 2),
+        ("gpu", 0, 3),
+    ]
 
 
 def named(experts, n_experts=4):
@@ -144,15 +174,30 @@ def test_gates_are_stacked_until_one_misses_something(tmp_path):
     path = weighed(tmp_path, [[[0]] * 3, [[1], [0], [0]]], [[1.0], [1.0]], 4, **levels)
     seen = replay(Hobbit(lookahead=2, low_frac=0.0), path, 4)
     prompt = [
-        ("fetch", 0, 0), ("prefetch", 1, 0), ("prefetch", 1, 1), ("prefetch", 1, 2), ("gpu", 0, 0),
+        ("fetch", 0, 0),
+        ("prefetch", 1, 0),
+        ("prefetch", 1, 1),
+        ("prefetch", 1, 2),
+        ("gpu", 0, 0),
         # Least score first: 1.1 and 1.2 were not used (0.25 for their layer); 0.0 was (0.75, and 0.17).
-        ("evict", 1, 1), ("prefetch", 2, 0), ("evict", 1, 2), ("prefetch", 2, 1), ("evict", 0, 0), ("prefetch", 2, 2),
-        ("gpu", 1, 0), ("gpu", 2, 0),
-    ]  # fmt: skip
-    token = [
-        ("evict", 2, 1), ("fetch", 0, 1), ("evict", 2, 2), ("prefetch", 2, 3), ("gpu", 0, 1), ("gpu", 1, 0),
+        ("evict", 1, 1),
+        ("prefetch", 2, 0),
+        ("evict", 1, 2),
+        ("prefetch", 2, 1),
+        ("evict", 0, 0),
+        ("prefetch", 2, 2),
+        ("gpu", 1, 0),
         ("gpu", 2, 0),
-    ]  # fmt: skip
+    ]
+    token = [
+        ("evict", 2, 1),
+        ("fetch", 0, 1),
+        ("evict", 2, 2),
+        ("prefetch", 2, 3),
+        ("gpu", 0, 1),
+        ("gpu", 1, 0),
+        ("gpu", 2, 0),
+    ]
     assert seen.log == prompt + token
     assert resident(seen) == [(0, 1), (1, 0), (2, 0), (2, 3)]
     # With one layer in the stack nothing is missing there, and nothing prefetched.
@@ -194,10 +239,14 @@ def test_misses_on_the_cpu(tmp_path):
     seen = replay(Hobbit(lookahead=0, cpu_misses=True, low_frac=0.0), path, 3)
     # What the CPU computes is loaded behind while there is room, and hit from then on.
     assert [step for step in seen.log if step[0] != "gpu"] == [
-        ("cpu", 0, 0), ("cpu", 0, 1), ("prefetch", 0, 0), ("prefetch", 0, 1),
-        ("cpu", 0, 2), ("prefetch", 0, 2),
+        ("cpu", 0, 0),
+        ("cpu", 0, 1),
+        ("prefetch", 0, 0),
+        ("prefetch", 0, 1),
+        ("cpu", 0, 2),
+        ("prefetch", 0, 2),
         ("cpu", 0, 3),
-    ]  # fmt: skip
+    ]
     assert not seen.outcome.engine.tally.n_demand
     assert Hobbit(cpu_misses=True).traits == {"lossy", "cpu"}
     assert Hobbit.traits == {"lossy"}

@@ -139,15 +139,41 @@ def test_five_steps_of_the_code(tmp_path):
     rows = [[[0, 1], [2, 3]], [[0, 1], [0, 1]], [[2, 1], [1, 2]], [[2, 0], [0, 1]], [[0, 3], [3, 2]]]
     seen = replay(whole(variant="code", cpu_time_per_token=0.2), scored(tmp_path / "t", rows, 4), 6)
     assert seen.log == [
-        ("fetch", 0, 1), ("gpu", 0, 0), ("gpu", 0, 1), ("evict", 0, 1),  # a prompt: all on the GPU, nothing stays
-        ("fetch", 1, 2), ("fetch", 1, 3), ("gpu", 1, 2), ("evict", 1, 2), ("gpu", 1, 3), ("evict", 1, 3),
-        ("cpu", 0, 1), ("gpu", 0, 0), ("cpu", 1, 1), ("gpu", 1, 0),
-        ("cpu", 0, 1), ("evict", 0, 0), ("fetch", 0, 2), ("gpu", 0, 2),
-        ("cpu", 1, 2), ("evict", 1, 0), ("fetch", 1, 1), ("gpu", 1, 1),
-        ("cpu", 0, 0), ("gpu", 0, 2), ("cpu", 1, 0), ("gpu", 1, 1),
-        ("cpu", 0, 3), ("evict", 0, 2), ("fetch", 0, 0), ("gpu", 0, 0),
-        ("cpu", 1, 2), ("evict", 1, 1), ("fetch", 1, 3), ("gpu", 1, 3),
-    ]  # fmt: skip
+        ("fetch", 0, 1),
+        ("gpu", 0, 0),
+        ("gpu", 0, 1),
+        ("evict", 0, 1),  # a prompt: all on the GPU, nothing stays
+        ("fetch", 1, 2),
+        ("fetch", 1, 3),
+        ("gpu", 1, 2),
+        ("evict", 1, 2),
+        ("gpu", 1, 3),
+        ("evict", 1, 3),
+        ("cpu", 0, 1),
+        ("gpu", 0, 0),
+        ("cpu", 1, 1),
+        ("gpu", 1, 0),
+        ("cpu", 0, 1),
+        ("evict", 0, 0),
+        ("fetch", 0, 2),
+        ("gpu", 0, 2),
+        ("cpu", 1, 2),
+        ("evict", 1, 0),
+        ("fetch", 1, 1),
+        ("gpu", 1, 1),
+        ("cpu", 0, 0),
+        ("gpu", 0, 2),
+        ("cpu", 1, 0),
+        ("gpu", 1, 1),
+        ("cpu", 0, 3),
+        ("evict", 0, 2),
+        ("fetch", 0, 0),
+        ("gpu", 0, 0),
+        ("cpu", 1, 2),
+        ("evict", 1, 1),
+        ("fetch", 1, 3),
+        ("gpu", 1, 3),
+    ]
     assert resident(seen) == [(0, 0), (1, 3)]
 
 
@@ -156,9 +182,14 @@ def test_two_moved_experts_share_a_cache_of_one(tmp_path):
     rows = [[[0, 1], [0, 1]], [[2, 3], [0, 1]]]
     seen = replay(whole(variant="code"), scored(tmp_path / "t", rows, 4), 6)
     assert seen.log[8:15] == [
-        ("evict", 0, 0), ("fetch", 0, 2), ("gpu", 0, 2), ("evict", 0, 2), ("fetch", 0, 3), ("gpu", 0, 3),
+        ("evict", 0, 0),
+        ("fetch", 0, 2),
+        ("gpu", 0, 2),
+        ("evict", 0, 2),
+        ("fetch", 0, 3),
+        ("gpu", 0, 3),
         ("gpu", 1, 0),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(("evict", "leaves"), [("mrs", 0), ("lru", 1)])
@@ -181,8 +212,9 @@ def prompt_then(tmp_path, token, guesses):
     start = replay(policy, scored(tmp_path / "start", [[[0]] * 4], 4, guesses=[[[0, 0, 0]] * 4]), 8)
     there = [expert for _, expert in resident(start)]
     rows = [[[e] for e in there], [[(e + by) % 4] for e, by in zip(there, token, strict=True)]]
-    named = [[(there[min(3, layer + d)] + by) % 4 for d, by in enumerate(ahead, 1)] for layer, ahead in
-             enumerate(guesses)]  # fmt: skip
+    named = [
+        [(there[min(3, layer + d)] + by) % 4 for d, by in enumerate(ahead, 1)] for layer, ahead in enumerate(guesses)
+    ]
     path = scored(tmp_path / "t", rows, 4, guesses=[named, named])
     return replay(whole(lookahead=2), path, 8), there
 
@@ -207,9 +239,14 @@ def foreseeing(held, n_gpus=1):
     """A policy of three layers of four experts whose caches hold `held`, by layer."""
     policy = whole(lookahead=2)
     view = SimpleNamespace(
-        n_layers=3, n_experts=4, top_k=2, n_gpus=n_gpus, layer=0, arrived=lambda _: True,
+        n_layers=3,
+        n_experts=4,
+        top_k=2,
+        n_gpus=n_gpus,
+        layer=0,
+        arrived=lambda _: True,
         piece=lambda layer, e: Piece(layer, e, 0.0, 1.0, "bf16", e % n_gpus, 1, layer * 4 + e, serving=True),
-    )  # fmt: skip
+    )
     policy._caches = LayerCaches(MrsScores(3, 4, 0.5, 2), view)
     for layer, experts in held.items():
         for expert in experts:

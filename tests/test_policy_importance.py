@@ -147,8 +147,11 @@ def naive_text(rows, chosen, there, alpha):
         low = set(ids) - top
         stay = {e for e in low if e in there or e in top_score_set}
         absent = sorted(low - stay, key=lambda e: (row[e], -ids.index(e)))  # lowest first
-        a = [e for e in range(len(row)) if e not in ids and (1 - alpha) * beta <= row[e] <= beta
-             and (e in there or e in top_score_set)]  # fmt: skip
+        a = [
+            e
+            for e in range(len(row))
+            if e not in ids and (1 - alpha) * beta <= row[e] <= beta and (e in there or e in top_score_set)
+        ]
         a.sort(key=lambda e: (-sum(e in other for other in chosen), -row[e], e))
         n = min(len(a), len(absent))
         out.append(top | stay | set(absent[n:]) | set(a[:n]))
@@ -156,8 +159,15 @@ def naive_text(rows, chosen, there, alpha):
     for row, ids, beta, now in zip(rows, chosen, betas, out, strict=True):
         for leaving in [e for e in reversed(ids) if e in now and e not in there and e not in top_score_set]:
             size = {e: sum(e in other for other in out) for e in range(len(row))}
-            larger = [e for e in range(len(row)) if e not in now and e not in ids and size[e] >= size[leaving]
-                      and size[e] and (1 - alpha) * beta <= row[e] <= beta]  # fmt: skip
+            larger = [
+                e
+                for e in range(len(row))
+                if e not in now
+                and e not in ids
+                and size[e] >= size[leaving]
+                and size[e]
+                and (1 - alpha) * beta <= row[e] <= beta
+            ]
             if larger:
                 now.remove(leaving)
                 now.add(max(larger, key=lambda e: (size[e], row[e], -e)))
@@ -182,7 +192,8 @@ def test_the_text_rule_against_a_naive_one(data):
             assert [e for e in before if e in top] == [e for e in after if e in top]
         gathered = {e for ids in routed(rows, chosen, there, rule, alpha) for e in ids}
         assert gathered <= {e for ids in routed(rows, chosen, there, rule, alpha, by_batch=False) for e in ids} | (
-            there if rule != "code" else set())  # fmt: skip
+            there if rule != "code" else set()
+        )
 
 
 # -- the balancer (section 5.4, Algorithm 2) -------------------------------------------------------------------------
@@ -321,15 +332,26 @@ def test_five_steps(tmp_path):
     with Trace(written(tmp_path / "t", FIVE_STEPS, 2)) as trace:
         seen = execute_easy(setup(Importance(prefetch="none"), trace, room=3))
     assert seen.log == [
-        ("gpu", 0, 0), ("gpu", 0, 1),
+        ("gpu", 0, 0),
+        ("gpu", 0, 1),
         # 1: 750, 2: 700; 0 is shielded
-        ("evict", 0, 2), ("fetch", 0, 3), ("gpu", 0, 0), ("gpu", 0, 3),
+        ("evict", 0, 2),
+        ("fetch", 0, 3),
+        ("gpu", 0, 0),
+        ("gpu", 0, 3),
         # 0: 900, 3: 831.7; 1 is shielded
-        ("evict", 0, 3), ("fetch", 0, 4), ("gpu", 0, 1), ("gpu", 0, 4),
+        ("evict", 0, 3),
+        ("fetch", 0, 4),
+        ("gpu", 0, 1),
+        ("gpu", 0, 4),
         # 0: 800, 1: 698.8, 4: 647.5. Algorithm 2: 2 is loaded, 3 goes to the CPU
-        ("evict", 0, 4), ("fetch", 0, 2), ("cpu", 0, 3), ("gpu", 0, 2),
-        ("gpu", 0, 0), ("gpu", 0, 1),
-    ]  # fmt: skip
+        ("evict", 0, 4),
+        ("fetch", 0, 2),
+        ("cpu", 0, 3),
+        ("gpu", 0, 2),
+        ("gpu", 0, 0),
+        ("gpu", 0, 1),
+    ]
     assert seen.classes("decode") == {"hit": 3, "miss": 3, "cpu": 1, "substituted": 1}
     # Prompt 1 + 2 + 2 + 1. A load: 1 + 10 + 2 + 1, hits run meanwhile. The CPU's result (1 s down, 5 s, 1 s back) waits
     # for the link until 45 and comes before expert 2 is done at 47. The last token as the prompt.
@@ -364,10 +386,17 @@ def test_prefetching(tmp_path):
     with Trace(written(tmp_path / "t", rows, 2, FORESEEN)) as trace:
         seen = execute_easy(setup(policy, trace, room=6))  # at the start 0.0 to 0.3, 1.0 and 1.1
     assert seen.log == [
-        ("gpu", 0, 2), ("gpu", 0, 3), ("gpu", 1, 0), ("gpu", 1, 1),
-        ("gpu", 0, 0), ("gpu", 0, 1), ("evict", 0, 2), ("prefetch", 1, 3),
-        ("gpu", 1, 1), ("gpu", 1, 3),  # what is there runs first, then what is under way
-    ]  # fmt: skip
+        ("gpu", 0, 2),
+        ("gpu", 0, 3),
+        ("gpu", 1, 0),
+        ("gpu", 1, 1),
+        ("gpu", 0, 0),
+        ("gpu", 0, 1),
+        ("evict", 0, 2),
+        ("prefetch", 1, 3),
+        ("gpu", 1, 1),
+        ("gpu", 1, 3),  # what is there runs first, then what is under way
+    ]
     # Prompt: 1 + 4 + 1 + 4 + 1 = 11. Attention 12, experts to 16, prediction to 17, copy 17 to 27; gate at 18: late.
     assert seen.lane("h2d") == [("prefetch 1.3", 17, 27)]
     assert seen.prefetched() == {"issued": 1, "late": 1}

@@ -19,11 +19,17 @@ def none_there(path, **settings):
     return replay(KTransformers(gpu_experts_per_layer=0, **settings), path, 4)
 
 
-@pytest.mark.parametrize(("strategy", "there"), [
-    ("uniform", [(0, 0), (0, 1), (1, 0)]),  # three rooms beside a layer of four: what is left over to the first layer
-    ("front_loading", [(0, 0), (0, 1), (0, 2)]),
-    ("frequency", [(0, 0), (1, 2), (1, 3)]),  # 0.0 and 1.3 three times, 1.2 twice
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("strategy", "there"),
+    [
+        (
+            "uniform",
+            [(0, 0), (0, 1), (1, 0)],
+        ),  # three rooms beside a layer of four: what is left over to the first layer
+        ("front_loading", [(0, 0), (0, 1), (0, 2)]),
+        ("frequency", [(0, 0), (1, 2), (1, 3)]),  # 0.0 and 1.3 three times, 1.2 twice
+    ],
+)
 def test_masks(strategy, there, tmp_path):
     path = taught(tmp_path, STORE, [[[0, 1], [0, 1]]], 4)
     assert resident(replay(KTransformers(strategy=strategy), path, 7)) == there
@@ -52,12 +58,27 @@ def test_five_steps(tmp_path):
     rows = [[[0, 1], [1, 0]], [[1, 2], [0, 3]], [[0, 3], [2, 3]], [[3, 0], [0, 1]], [[1, 0], [3, 2]]]
     seen = replay(KTransformers(), taught(tmp_path, STORE, rows, 4), 6)
     assert seen.log == [
-        ("cpu", 0, 1), ("gpu", 0, 0), ("cpu", 1, 1), ("gpu", 1, 0),
-        ("cpu", 0, 1), ("cpu", 0, 2), ("cpu", 1, 3), ("gpu", 1, 0),
-        ("cpu", 0, 3), ("gpu", 0, 0), ("cpu", 1, 2), ("cpu", 1, 3),
-        ("cpu", 0, 3), ("gpu", 0, 0), ("cpu", 1, 1), ("gpu", 1, 0),
-        ("cpu", 0, 1), ("gpu", 0, 0), ("cpu", 1, 3), ("cpu", 1, 2),
-    ]  # fmt: skip
+        ("cpu", 0, 1),
+        ("gpu", 0, 0),
+        ("cpu", 1, 1),
+        ("gpu", 1, 0),
+        ("cpu", 0, 1),
+        ("cpu", 0, 2),
+        ("cpu", 1, 3),
+        ("gpu", 1, 0),
+        ("cpu", 0, 3),
+        ("gpu", 0, 0),
+        ("cpu", 1, 2),
+        ("cpu", 1, 3),
+        ("cpu", 0, 3),
+        ("gpu", 0, 0),
+        ("cpu", 1, 1),
+        ("gpu", 1, 0),
+        ("cpu", 0, 1),
+        ("gpu", 0, 0),
+        ("cpu", 1, 3),
+        ("cpu", 1, 2),
+    ]
     # First token: attention 0..1; down 1..2, CPU 2..7, up 7..8, the GPU's expert 1..3 beside it; the same again.
     assert seen.lane("gpu")[:3] == [("attention 0", 0, 1), ("expert 0.0", 1, 3), ("attention 1", 8, 9)]
     assert seen.lane("cpu")[0] == ("expert 0.1", 2, 7)
@@ -129,10 +150,15 @@ class TestLongPrompts:
         path = taught(tmp_path, [[[0, 1], [0, 1]]], LONG, 4, prompt=3)
         seen = replay(KTransformers(gpu_prefill_threshold=3), path, 6)
         assert seen.log[:8] == [
-            ("fetch", 0, 1), ("fetch", 0, 2), ("fetch", 0, 3),  # all that is missing, wanted or not
-            ("gpu", 0, 1), ("gpu", 0, 2), ("gpu", 0, 3),
-            ("evict", 0, 1), ("evict", 0, 2),
-        ]  # fmt: skip
+            ("fetch", 0, 1),
+            ("fetch", 0, 2),
+            ("fetch", 0, 3),  # all that is missing, wanted or not
+            ("gpu", 0, 1),
+            ("gpu", 0, 2),
+            ("gpu", 0, 3),
+            ("evict", 0, 1),
+            ("evict", 0, 2),
+        ]
         # Nothing runs before the layer is complete: attention 0..1, copies 1..31, experts from 31.
         assert seen.lane("gpu")[:2] == [("attention 0", 0, 1), ("expert 0.1", 31, 33)]
         assert resident(seen) == [(0, 0), (1, 0)]
@@ -153,10 +179,16 @@ class TestLongPrompts:
         policy = KTransformers(gpu_prefill_threshold=2, dynamic_update=True, strategy="front_loading")
         assert resident(replay(policy, path, 8)) == [(0, 0), (0, 2), (0, 3)]
 
-    @pytest.mark.parametrize(("threshold", "rule", "through_gpu"), [
-        (3, "at_least", True), (3, "more_than", False), (2, "more_than", True), (4, "at_least", False),
-        (0, "at_least", False),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("threshold", "rule", "through_gpu"),
+        [
+            (3, "at_least", True),
+            (3, "more_than", False),
+            (2, "more_than", True),
+            (4, "at_least", False),
+            (0, "at_least", False),
+        ],
+    )
     def test_the_threshold(self, threshold, rule, through_gpu, tmp_path):
         path = taught(tmp_path, [[[0, 1], [0, 1]]], LONG, 4, prompt=3)
         seen = replay(KTransformers(gpu_prefill_threshold=threshold, threshold_rule=rule), path, 6)

@@ -20,11 +20,22 @@ def test_lcp_five_steps(tmp_path):
     """One layer, room for 2, rho 1/4, omega 1: P = uses x 4 ** -(tokens since). After 0 0 0 1 comes 2: 3/16 and 1/4."""
     rows = [[[0]], [[0]], [[0]], [[1]], [[2]]]
     assert run(Lcp(omega=1), tmp_path, rows, room=2, n_experts=3).log[-3:] == [
-        ("evict", 0, 0), ("fetch", 0, 2), ("gpu", 0, 2)]  # fmt: skip
+        ("evict", 0, 0),
+        ("fetch", 0, 2),
+        ("gpu", 0, 2),
+    ]
     # With the published window of 128 tokens uses decide: 3 x .98 against 1 x .99.
     assert run(Lcp(), tmp_path, rows, room=2, n_experts=3).log == [
-        ("fetch", 0, 0), ("gpu", 0, 0), ("gpu", 0, 0), ("gpu", 0, 0), ("fetch", 0, 1), ("gpu", 0, 1), ("evict", 0, 1),
-        ("fetch", 0, 2), ("gpu", 0, 2)]  # fmt: skip
+        ("fetch", 0, 0),
+        ("gpu", 0, 0),
+        ("gpu", 0, 0),
+        ("gpu", 0, 0),
+        ("fetch", 0, 1),
+        ("gpu", 0, 1),
+        ("evict", 0, 1),
+        ("fetch", 0, 2),
+        ("gpu", 0, 2),
+    ]
 
 
 def test_lcp_remembers_what_has_left(tmp_path):
@@ -36,10 +47,15 @@ def test_lcp_remembers_what_has_left(tmp_path):
     assert [e for e in seen.log if e[0] == "evict"] == [("evict", 0, 1), ("evict", 0, 0), ("evict", 0, 2)]
 
 
-@pytest.mark.parametrize(("policy", "counts", "leaves"), [
-    (Lcp(counts="iterations"), "iterations", 0), (Lfu(), "iterations", 0), (Lcp(), "tokens", 1),
-    (Lfu(counts="tokens"), "tokens", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("policy", "counts", "leaves"),
+    [
+        (Lcp(counts="iterations"), "iterations", 0),
+        (Lfu(), "iterations", 0),
+        (Lcp(), "tokens", 1),
+        (Lfu(counts="tokens"), "tokens", 1),
+    ],
+)
 def test_a_prompt_is_one_use_or_as_many_as_its_tokens(tmp_path, policy, counts, leaves):
     """A prompt asks for 0 three times and for 1 once; 1 is asked for again, then 2 comes: 1 has been used twice, 0 once
     or three times."""
@@ -79,9 +95,20 @@ def test_mrs_five_steps(tmp_path):
     scores = [*SCORES, [0.7, 0.1, 0.2], [0.1, 0.8, 0.1]]
     path = written(tmp_path / "t", [(1, 5, "test")], [[[e]] for e in (0, 1, 2, 0, 1)], 3, scores=[[s] for s in scores])
     assert replay(Mrs(), path, 2).log == [
-        ("fetch", 0, 0), ("gpu", 0, 0), ("fetch", 0, 1), ("gpu", 0, 1), ("evict", 0, 0), ("fetch", 0, 2), ("gpu", 0, 2),
-        ("evict", 0, 1), ("fetch", 0, 0), ("gpu", 0, 0), ("evict", 0, 2), ("fetch", 0, 1), ("gpu", 0, 1),
-    ]  # fmt: skip
+        ("fetch", 0, 0),
+        ("gpu", 0, 0),
+        ("fetch", 0, 1),
+        ("gpu", 0, 1),
+        ("evict", 0, 0),
+        ("fetch", 0, 2),
+        ("gpu", 0, 2),
+        ("evict", 0, 1),
+        ("fetch", 0, 0),
+        ("gpu", 0, 0),
+        ("evict", 0, 2),
+        ("fetch", 0, 1),
+        ("gpu", 0, 1),
+    ]
 
 
 def tokens_of(trace, n_prompt):
@@ -168,8 +195,9 @@ def test_against_plain_lines(tmp_path, scope, seed):
         for room in (4, 5):
             whole = room * (3 if scope == "layer" else 1)
             for policy, ranks in (
-                (Lcp(scope=scope, omega=8), lcp_ranks(8, 0.25)), (Mrs(scope=scope), mrs_ranks(0.5, 4, 6)),
-            ):  # fmt: skip
+                (Lcp(scope=scope, omega=8), lcp_ranks(8, 0.25)),
+                (Mrs(scope=scope), mrs_ranks(0.5, 4, 6)),
+            ):
                 seen = execute_easy(setup(policy, t, whole))
                 copies = sum(entry[0] == "fetch" for entry in seen.log)
                 assert copies == naive_misses(t, 2, room, scope == "layer", *ranks), (policy.name, room)

@@ -23,16 +23,27 @@ def layers(seen, n_experts=3):
     return [layer for layer, expert in held if expert == 0]
 
 
-@pytest.mark.parametrize(("settings", "room", "on_gpu"), [
-    ({}, 8, [0, 1]), ({}, 7, [0, 1]), ({}, 6, [0]), ({}, 3, []), ({}, 9, [0, 1, 2]),  # one room is kept for copies
-    ({"op_offload": False}, 6, [0, 1]),
-    ({"placement": "n_cpu_moe"}, 7, [1, 2]), ({"placement": "n_cpu_moe", "n_cpu_moe": 2}, 7, [2]),
-    ({"placement": "n_cpu_moe", "n_cpu_moe": 9}, 7, []), ({"placement": "n_cpu_moe", "n_cpu_moe": 0}, 9, [0, 1, 2]),
-    ({"placement": "cpu_moe"}, 9, []),
-    ({"placement": "ngl"}, 7, [1, 2]), ({"placement": "ngl", "n_gpu_layers": 2}, 7, [2]),  # the output is one of them
-    ({"placement": "ngl", "n_gpu_layers": 1}, 7, []), ({"placement": "ngl", "n_gpu_layers": 0}, 7, []),
-    ({"placement": "ngl", "n_gpu_layers": 99}, 9, [0, 1, 2]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "room", "on_gpu"),
+    [
+        ({}, 8, [0, 1]),
+        ({}, 7, [0, 1]),
+        ({}, 6, [0]),
+        ({}, 3, []),
+        ({}, 9, [0, 1, 2]),  # one room is kept for copies
+        ({"op_offload": False}, 6, [0, 1]),
+        ({"placement": "n_cpu_moe"}, 7, [1, 2]),
+        ({"placement": "n_cpu_moe", "n_cpu_moe": 2}, 7, [2]),
+        ({"placement": "n_cpu_moe", "n_cpu_moe": 9}, 7, []),
+        ({"placement": "n_cpu_moe", "n_cpu_moe": 0}, 9, [0, 1, 2]),
+        ({"placement": "cpu_moe"}, 9, []),
+        ({"placement": "ngl"}, 7, [1, 2]),
+        ({"placement": "ngl", "n_gpu_layers": 2}, 7, [2]),  # the output is one of them
+        ({"placement": "ngl", "n_gpu_layers": 1}, 7, []),
+        ({"placement": "ngl", "n_gpu_layers": 0}, 7, []),
+        ({"placement": "ngl", "n_gpu_layers": 99}, 9, [0, 1, 2]),
+    ],
+)
 def test_early_layers_fit_first_and_n_cpu_moe_keeps_the_late_ones(settings, room, on_gpu, tmp_path):
     assert layers(replay(LlamaCpp(**settings), traced(tmp_path), room)) == on_gpu
 
@@ -40,7 +51,6 @@ def test_early_layers_fit_first_and_n_cpu_moe_keeps_the_late_ones(settings, room
 def test_more_than_fits_is_refused(tmp_path):
     with pytest.raises(DoesNotFit, match=r"n_cpu_moe, got 0: it leaves 3 layers on the GPU, and 2 fit; set it to 1"):
         replay(LlamaCpp(placement="n_cpu_moe", n_cpu_moe=0), traced(tmp_path), 7)
-
 
     with pytest.raises(DoesNotFit, match=r"n_gpu_layers, got 4: it leaves 3 layers .* and 2 fit; set it to 3 or"):
         replay(LlamaCpp(placement="ngl", n_gpu_layers=4), traced(tmp_path), 7)

@@ -83,16 +83,34 @@ def test_one_token_alone_changes_nothing(tmp_path):
 def test_five_steps_aware_of_the_cache(tmp_path):
     """Room for two; a choice is kept that is its token's best or is there."""
     rows = [[[0, 1]], [[2, 3]], [[2, 0]], [[1, 3]], [[0, 1]]]
-    scores = [[0.5, 0.3, 0.1, 0.1], [0.05, 0.1, 0.55, 0.3], [0.3, 0.1, 0.35, 0.25], [0.05, 0.45, 0.05, 0.45],
-              [0.4, 0.3, 0.2, 0.1]]  # fmt: skip
+    scores = [
+        [0.5, 0.3, 0.1, 0.1],
+        [0.05, 0.1, 0.55, 0.3],
+        [0.3, 0.1, 0.35, 0.25],
+        [0.05, 0.45, 0.05, 0.45],
+        [0.4, 0.3, 0.2, 0.1],
+    ]
     path = written(tmp_path / "t.safetensors", [(1, 5, "test")], rows, 4, scores=[[row] for row in scores])
     assert replay(Lynx(cache_aware=True, base=2), path, 2).log == [
-        ("fetch", 0, 0), ("fetch", 0, 1), ("gpu", 0, 0), ("gpu", 0, 1),  # a prompt is left alone
-        ("evict", 0, 0), ("fetch", 0, 2), ("gpu", 0, 1), ("gpu", 0, 2),  # 3 is unsure: of 0 and 1, 1 scores higher
-        ("gpu", 0, 2), ("gpu", 0, 1),  # 0 is unsure and not there: 1 for it
-        ("evict", 0, 2), ("fetch", 0, 3), ("gpu", 0, 1), ("gpu", 0, 3),  # both are the best
-        ("evict", 0, 3), ("fetch", 0, 0), ("gpu", 0, 1), ("gpu", 0, 0),  # 1 is unsure, and there
-    ]  # fmt: skip
+        ("fetch", 0, 0),
+        ("fetch", 0, 1),
+        ("gpu", 0, 0),
+        ("gpu", 0, 1),  # a prompt is left alone
+        ("evict", 0, 0),
+        ("fetch", 0, 2),
+        ("gpu", 0, 1),
+        ("gpu", 0, 2),  # 3 is unsure: of 0 and 1, 1 scores higher
+        ("gpu", 0, 2),
+        ("gpu", 0, 1),  # 0 is unsure and not there: 1 for it
+        ("evict", 0, 2),
+        ("fetch", 0, 3),
+        ("gpu", 0, 1),
+        ("gpu", 0, 3),  # both are the best
+        ("evict", 0, 3),
+        ("fetch", 0, 0),
+        ("gpu", 0, 1),
+        ("gpu", 0, 0),  # 1 is unsure, and there
+    ]
 
 
 def test_aware_of_the_cache_it_prefers_who_is_there(tmp_path):
@@ -102,17 +120,27 @@ def test_aware_of_the_cache_it_prefers_who_is_there(tmp_path):
     aware = replay(Lynx(cache_aware=True, base=2), path, 2)
     # 2 comes (for 0, the least recently used of those the token does not need); 3 is replaced by 1, which is there.
     assert aware.log == [
-        ("fetch", 0, 0), ("fetch", 0, 1), ("gpu", 0, 0), ("gpu", 0, 1),
-        ("evict", 0, 0), ("fetch", 0, 2), ("gpu", 0, 1), ("gpu", 0, 2),
-    ]  # fmt: skip
+        ("fetch", 0, 0),
+        ("fetch", 0, 1),
+        ("gpu", 0, 0),
+        ("gpu", 0, 1),
+        ("evict", 0, 0),
+        ("fetch", 0, 2),
+        ("gpu", 0, 1),
+        ("gpu", 0, 2),
+    ]
     assert resident(aware) == [(0, 1), (0, 2)]
     assert [e for kind, _, e in replay(Lynx(), path, 2).log if kind == "fetch"] == [0, 1, 2, 3]
 
 
 KNOBS = {
-    "alpha": ({"keep_bin": 2}, 2.0), "beta": ({"keep_bin": 1, "alpha": 4.0}, 1), "keep_bin": ({}, 1), "base": ({}, 6),
-    "cache_aware": ({}, True), "scope": ({}, "layer"),
-}  # fmt: skip
+    "alpha": ({"keep_bin": 2}, 2.0),
+    "beta": ({"keep_bin": 1, "alpha": 4.0}, 1),
+    "keep_bin": ({}, 1),
+    "base": ({}, 6),
+    "cache_aware": ({}, True),
+    "scope": ({}, "layer"),
+}
 
 
 def test_every_parameter_matters(tmp_path):

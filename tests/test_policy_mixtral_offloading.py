@@ -37,11 +37,27 @@ def test_a_prompt_that_needs_all_eight_flips_the_layer(tmp_path):
     # `load_experts`: three swaps ahead (buffers less one) with the oldest residents; then residents, which stay valid
     # in their buffers until they have run, then what was loaded; the last swap once expert 0 has been consumed.
     assert seen.log == [
-        ("fetch", 0, 0), ("write_back", 0, 4), ("fetch", 0, 1), ("write_back", 0, 5), ("fetch", 0, 2),
-        ("write_back", 0, 6), ("gpu", 0, 4), ("evict", 0, 4), ("gpu", 0, 5), ("evict", 0, 5), ("gpu", 0, 6),
-        ("evict", 0, 6), ("gpu", 0, 7), ("gpu", 0, 0), ("fetch", 0, 3), ("write_back", 0, 7), ("evict", 0, 7),
-        ("gpu", 0, 1), ("gpu", 0, 2), ("gpu", 0, 3),
-    ]  # fmt: skip
+        ("fetch", 0, 0),
+        ("write_back", 0, 4),
+        ("fetch", 0, 1),
+        ("write_back", 0, 5),
+        ("fetch", 0, 2),
+        ("write_back", 0, 6),
+        ("gpu", 0, 4),
+        ("evict", 0, 4),
+        ("gpu", 0, 5),
+        ("evict", 0, 5),
+        ("gpu", 0, 6),
+        ("evict", 0, 6),
+        ("gpu", 0, 7),
+        ("gpu", 0, 0),
+        ("fetch", 0, 3),
+        ("write_back", 0, 7),
+        ("evict", 0, 7),
+        ("gpu", 0, 1),
+        ("gpu", 0, 2),
+        ("gpu", 0, 3),
+    ]
 
 
 # One layer of 4 experts, 2 offloaded: residents 2, 3 (oldest first). k = 1, five tokens.
@@ -52,12 +68,21 @@ def test_five_steps_of_the_code(tmp_path):
     # 0: swap 0 for 2 -> 3 0;  3: hit -> 0 3;  0: hit -> 3 0;  1: swap for 3 -> 0 1;  2: swap for 0 -> 1 2
     seen = run(code(offload_per_layer=2), tmp_path, STEPS, room=6, n_experts=4)
     assert seen.log == [
-        ("fetch", 0, 0), ("write_back", 0, 2), ("evict", 0, 2), ("gpu", 0, 0),
+        ("fetch", 0, 0),
+        ("write_back", 0, 2),
+        ("evict", 0, 2),
+        ("gpu", 0, 0),
         ("gpu", 0, 3),
         ("gpu", 0, 0),
-        ("fetch", 0, 1), ("write_back", 0, 3), ("evict", 0, 3), ("gpu", 0, 1),
-        ("fetch", 0, 2), ("write_back", 0, 0), ("evict", 0, 0), ("gpu", 0, 2),
-    ]  # fmt: skip
+        ("fetch", 0, 1),
+        ("write_back", 0, 3),
+        ("evict", 0, 3),
+        ("gpu", 0, 1),
+        ("fetch", 0, 2),
+        ("write_back", 0, 0),
+        ("evict", 0, 0),
+        ("gpu", 0, 2),
+    ]
     assert resident(seen) == [(0, 1), (0, 2)]
     # One stream: attention 0..1, up 1..11, down 11..21, expert 21..23, head 24. Hits take 4 s, misses 24 s.
     assert seen.lane("h2d") == [("demand 0.0", 1, 11), ("demand 0.1", 33, 43), ("demand 0.2", 57, 67)]
@@ -105,11 +130,25 @@ def test_guesses(tmp_path):
     with Trace(guessed(tmp_path / "t", rows, guesses)) as trace:
         seen = execute_easy(setup(MixtralOffloading(offload_per_layer=2), trace, room=8))
     assert seen.log == [
-        ("gpu", 0, 2), ("gpu", 1, 3),
-        ("prefetch", 1, 0), ("gpu", 0, 2), ("write_back", 1, 2), ("evict", 1, 2), ("gpu", 1, 0),
-        ("prefetch", 1, 1), ("prefetch", 1, 2), ("gpu", 0, 2), ("evict", 1, 1), ("evict", 1, 2), ("gpu", 1, 3),
-        ("gpu", 0, 2), ("fetch", 1, 1), ("write_back", 1, 0), ("evict", 1, 0), ("gpu", 1, 1),
-    ]  # fmt: skip
+        ("gpu", 0, 2),
+        ("gpu", 1, 3),
+        ("prefetch", 1, 0),
+        ("gpu", 0, 2),
+        ("write_back", 1, 2),
+        ("evict", 1, 2),
+        ("gpu", 1, 0),
+        ("prefetch", 1, 1),
+        ("prefetch", 1, 2),
+        ("gpu", 0, 2),
+        ("evict", 1, 1),
+        ("evict", 1, 2),
+        ("gpu", 1, 3),
+        ("gpu", 0, 2),
+        ("fetch", 1, 1),
+        ("write_back", 1, 0),
+        ("evict", 1, 0),
+        ("gpu", 1, 1),
+    ]
     assert resident(seen) == [(0, 2), (0, 3), (1, 1), (1, 3)]
     # Token 0: attention 7..8, guess 8..18 beside expert 8..10 and attention 10..11; asked at 11: late; 18..20, head 21.
     # Token 1: asked 1 and 2 at 22 (22..32, 2 queued); at 25 wrong: 1 is in flight, 2 is withdrawn.
@@ -125,7 +164,12 @@ def test_only_the_paper_needs_predictions():
 
 def test_published_defaults():
     assert MixtralOffloading().settings == {
-        "variant": "paper", "offload_per_layer": 4, "buffer_size": 4, "guesses": 2, "write_back": True}  # fmt: skip
+        "variant": "paper",
+        "offload_per_layer": 4,
+        "buffer_size": 4,
+        "guesses": 2,
+        "write_back": True,
+    }
     with pytest.raises(BadInput, match="buffer_size"):
         MixtralOffloading(buffer_size=1)  # `load_experts` of the code fails with one buffer
 

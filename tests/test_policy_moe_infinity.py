@@ -73,19 +73,42 @@ def test_five_steps_of_the_paper(tmp_path):
     assert seen.log == [
         # Prompt: layer 0 misses 0. Both past prompts are 0 0 0: shares 1 for expert 0 of layers 1 (closeness 2/3) and
         # 2 (1/3): asked for in that order, one at a time, each used late.
-        ("fetch", 0, 0), ("gpu", 0, 0), ("prefetch", 1, 0), ("gpu", 1, 0), ("prefetch", 2, 0), ("gpu", 2, 0),
+        ("fetch", 0, 0),
+        ("gpu", 0, 0),
+        ("prefetch", 1, 0),
+        ("gpu", 1, 0),
+        ("prefetch", 2, 0),
+        ("gpu", 2, 0),
         # 3 misses; the second request is likest: 3 of layer 1, then of layer 2.
-        ("fetch", 0, 3), ("gpu", 0, 3), ("prefetch", 1, 3), ("gpu", 1, 3), ("prefetch", 2, 3), ("gpu", 2, 3),
+        ("fetch", 0, 3),
+        ("gpu", 0, 3),
+        ("prefetch", 1, 3),
+        ("gpu", 1, 3),
+        ("prefetch", 2, 3),
+        ("gpu", 2, 3),
         # 0 is there; the first request is likest: 1 of layer 1. Full: scores (share + eps)(1 - l / 3) of what is there:
         # 0.0 alone has a share; the rest eps: layer 2 goes first, its lowest expert: 2.0; then 2.3 for 2.2.
-        ("gpu", 0, 0), ("evict", 2, 0), ("prefetch", 1, 1), ("gpu", 1, 1), ("evict", 2, 3), ("prefetch", 2, 2),
+        ("gpu", 0, 0),
+        ("evict", 2, 0),
+        ("prefetch", 1, 1),
+        ("gpu", 1, 1),
+        ("evict", 2, 3),
+        ("prefetch", 2, 2),
         ("gpu", 2, 2),
         # All there but 2.3: it takes the place of what scores least: 1.0, eps x 2/3.
-        ("gpu", 0, 0), ("gpu", 1, 1), ("evict", 1, 0), ("fetch", 2, 3), ("gpu", 2, 3),
+        ("gpu", 0, 0),
+        ("gpu", 1, 1),
+        ("evict", 1, 0),
+        ("fetch", 2, 3),
+        ("gpu", 2, 3),
         # The second request is likest, and all of it there. Every other expert is queued too, for its eps: 1.0, eps x
         # 2/3 in either order, takes the place of 2.2, eps x 1/3.
-        ("gpu", 0, 3), ("evict", 2, 2), ("prefetch", 1, 0), ("gpu", 1, 3), ("gpu", 2, 3),
-    ]  # fmt: skip
+        ("gpu", 0, 3),
+        ("evict", 2, 2),
+        ("prefetch", 1, 0),
+        ("gpu", 1, 3),
+        ("gpu", 2, 3),
+    ]
 
 
 def test_five_steps_of_the_code_of_2024(tmp_path):
@@ -96,17 +119,31 @@ def test_five_steps_of_the_code_of_2024(tmp_path):
     assert seen.log[:19] == [
         # Predicted before anything is demanded, this layer included: 0.0 (3), 1.1 (2 x 3/4), 2.2 (2 x 2/4), 1.0, 2.0
         # ...
-        ("prefetch", 0, 0), ("gpu", 0, 0), ("prefetch", 1, 1), ("gpu", 1, 1), ("prefetch", 2, 2), ("gpu", 2, 2),
+        ("prefetch", 0, 0),
+        ("gpu", 0, 0),
+        ("prefetch", 1, 1),
+        ("gpu", 1, 1),
+        ("prefetch", 2, 2),
+        ("gpu", 2, 2),
         # In layer 2 layers 0 and 1 have run: the most visited (both once: the lower layer) makes way for 2.0 (1).
-        ("evict", 0, 0), ("prefetch", 2, 0),
+        ("evict", 0, 0),
+        ("prefetch", 2, 0),
         # Token 1 wants 0.0 back. Nothing has run yet, so the most visited of all: 1.1 (2.2 as often, 2.0 never).
-        ("evict", 1, 1), ("fetch", 0, 0), ("gpu", 0, 0),
+        ("evict", 1, 1),
+        ("fetch", 0, 0),
+        ("gpu", 0, 0),
         # The queue was made when 1.1 was still there: 1.0 is next, and once layer 1 is entered 0.0 may go for it.
         # Then 1.1 is missing; of 1.0, 2.0 and 2.2 the last has been visited most.
-        ("evict", 0, 0), ("prefetch", 1, 0), ("evict", 2, 2), ("fetch", 1, 1), ("gpu", 1, 1),
+        ("evict", 0, 0),
+        ("prefetch", 1, 0),
+        ("evict", 2, 2),
+        ("fetch", 1, 1),
+        ("gpu", 1, 1),
         # Layer 2 misses 2.2: of layers that have run, 1.1 (whose count began anew) has more visits than 1.0.
-        ("evict", 1, 1), ("fetch", 2, 2), ("gpu", 2, 2),
-    ]  # fmt: skip
+        ("evict", 1, 1),
+        ("fetch", 2, 2),
+        ("gpu", 2, 2),
+    ]
     # A prefetch in flight is not aborted: 2.0 34..44 holds up the demand of 0.0.
     assert ("prefetch 2.0", 34, 44) in seen.lane("h2d")
     assert ("demand 0.0", 44, 54) in seen.lane("h2d")
@@ -164,8 +201,15 @@ def test_phantom_slots(tmp_path):
     rows = [[[0]], [[0]], [[1]], [[0]], [[2]], [[3]], [[2]]]
     seen = run(MoeInfinity(variant="code_head", phantom_slots=True), tmp_path, rows, room=4, n_experts=4)
     assert [e for e in seen.log if e[0] != "gpu"] == [
-        ("fetch", 0, 0), ("fetch", 0, 1), ("evict", 0, 1), ("fetch", 0, 2), ("evict", 0, 2), ("fetch", 0, 3),
-        ("evict", 0, 3), ("fetch", 0, 2)]  # fmt: skip
+        ("fetch", 0, 0),
+        ("fetch", 0, 1),
+        ("evict", 0, 1),
+        ("fetch", 0, 2),
+        ("evict", 0, 2),
+        ("fetch", 0, 3),
+        ("evict", 0, 3),
+        ("fetch", 0, 2),
+    ]
     assert len(seen.outcome.engine.residency.resident_pieces()) == 2  # capacity less hits before exhaustion
     assert sum(e[0] == "evict" for e in run(MoeInfinity(variant="code_head"), tmp_path, rows, 4, n_experts=4).log) == 0
 
@@ -173,13 +217,17 @@ def test_phantom_slots(tmp_path):
 def test_simulator_caches(tmp_path):
     """Two layers, room 3: LRU takes the oldest use; sparing what comes leaves 0.0 and 0.1: the same."""
     rows = [[[0], [0]], [[0], [0]], [[1], [0]], [[0], [2]]]
-    last = {evict: run(MoeInfinity(variant="code_head", evict=evict), tmp_path, rows, 3, n_experts=4).log[-3]
-            for evict in ("lru", "lfu", "lru_ds")}  # fmt: skip
+    last = {
+        evict: run(MoeInfinity(variant="code_head", evict=evict), tmp_path, rows, 3, n_experts=4).log[-3]
+        for evict in ("lru", "lfu", "lru_ds")
+    }
     assert last == {"lru": ("evict", 0, 1), "lfu": ("evict", 0, 1), "lru_ds": ("evict", 0, 1)}
     # At layer 0 of the fifth token 0 1 2 3 of three layers are there: LRU takes 0.1; sparing layers 0..2 of four, 3.0.
     rows = [[[0], [0], [0], [0]], [[1], [0], [0], [0]], [[2], [0], [0], [0]]]
-    seen = {evict: run(MoeInfinity(variant="code_head", evict=evict), tmp_path, rows, 5, n_experts=4).log
-            for evict in ("lru", "lru_ds")}  # fmt: skip
+    seen = {
+        evict: run(MoeInfinity(variant="code_head", evict=evict), tmp_path, rows, 5, n_experts=4).log
+        for evict in ("lru", "lru_ds")
+    }
     assert ("evict", 0, 0) in seen["lru"]
     assert ("evict", 3, 0) in seen["lru_ds"]
 
@@ -207,9 +255,16 @@ def test_any_room_will_do(tmp_path, variant, world):
 
 
 KNOBS = {
-    "variant": "code2024", "capacity": 1, "epsilon": 0.5, "lookup_s": 0.5, "guarded": False, "phantom_slots": True,
-    "evict": "lru", "queue": 1, "mode": "online",
-}  # fmt: skip
+    "variant": "code2024",
+    "capacity": 1,
+    "epsilon": 0.5,
+    "lookup_s": 0.5,
+    "guarded": False,
+    "phantom_slots": True,
+    "evict": "lru",
+    "queue": 1,
+    "mode": "online",
+}
 
 
 @pytest.mark.parametrize("knob", KNOBS)
@@ -217,8 +272,10 @@ def test_every_parameter_changes_decisions_or_times(tmp_path, knob):
     base = {"phantom_slots": {"variant": "code_head"}, "lookup_s": {"variant": "code2024"}}.get(knob, {})
     prompt = 1 if knob == "phantom_slots" else 3
     with Trace(tiny_trace(tmp_path / "t", 4, 6, 2, n_requests=8, prompt=prompt, outputs=20, levels=())) as trace:
-        runs = [execute_easy(setup(MoeInfinity(**base, **other), trace, 11, copy_s=0.5))
-                for other in ({}, {knob: KNOBS[knob]})]  # fmt: skip
+        runs = [
+            execute_easy(setup(MoeInfinity(**base, **other), trace, 11, copy_s=0.5))
+            for other in ({}, {knob: KNOBS[knob]})
+        ]
     assert runs[0].log != runs[1].log or (knob == "lookup_s" and runs[0].end_s != runs[1].end_s)
 
 

@@ -42,20 +42,37 @@ def streamed(rows, tmp_path, batch=1, prompt=1, cpu_bytes_per_s=math.inf, room=6
 def test_five_steps(tmp_path):
     seen = run(MoeLightning(**UNSTAGED), tmp_path, STEPS, room=6, n_experts=2)
     # Room for six: one of every layer, and the other one of two layers. Layer l + 2 comes when layer l is done.
-    turn = [("evict", 0, 1), ("prefetch", 2, 1), ("evict", 1, 1), ("prefetch", 3, 1), ("evict", 2, 1),
-            ("prefetch", 0, 1), ("evict", 3, 1), ("prefetch", 1, 1)]  # fmt: skip
+    turn = [
+        ("evict", 0, 1),
+        ("prefetch", 2, 1),
+        ("evict", 1, 1),
+        ("prefetch", 3, 1),
+        ("evict", 2, 1),
+        ("prefetch", 0, 1),
+        ("evict", 3, 1),
+        ("prefetch", 1, 1),
+    ]
     expected = [
-        entry for row in STEPS for layer in range(4)
+        entry
+        for row in STEPS
+        for layer in range(4)
         for entry in (("gpu", layer, row[layer][0]), *turn[2 * layer : 2 * layer + 2])
-    ]  # fmt: skip
+    ]
     assert seen.log == expected
     # Layers 0 and 1 are there: attention 0..1, expert 1..3, 3..4, 4..6. Layer 2's page comes 3..13; its layer waits for
     # it though the gate chose the expert that stays: 13..15. Layer 3's page comes 13..23. Then the link never rests.
     assert seen.lane("h2d")[:3] == [("prefetch 2.1", 3, 13), ("prefetch 3.1", 13, 23), ("prefetch 0.1", 23, 33)]
     assert seen.lane("gpu")[:9] == [
-        ("attention 0", 0, 1), ("expert 0.0", 1, 3), ("attention 1", 3, 4), ("expert 1.1", 4, 6), ("attention 2", 6, 7),
-        ("expert 2.0", 13, 15), ("attention 3", 15, 16), ("expert 3.1", 23, 25), ("head", 25, 26),
-    ]  # fmt: skip
+        ("attention 0", 0, 1),
+        ("expert 0.0", 1, 3),
+        ("attention 1", 3, 4),
+        ("expert 1.1", 4, 6),
+        ("attention 2", 6, 7),
+        ("expert 2.0", 13, 15),
+        ("attention 3", 15, 16),
+        ("expert 3.1", 23, 25),
+        ("head", 25, 26),
+    ]
     assert heads(seen) == [26, 66, 106, 146, 186]
     assert seen.result.labels[0] == "attention on the GPU"
     assert seen.result.policy_stats == {"static_experts": 4, "pages_per_layer": 1}

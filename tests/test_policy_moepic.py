@@ -58,35 +58,92 @@ def test_five_steps(tmp_path):
         # 0, the prompt. Layer 0 wants 0: 2 leaves (no activations, lowest id), top and bottom come, the bottom goes
         # after use. Of a prompt nothing is predicted: layer 1 by priority, so 0, whole, fills the buffer. Wrong:
         # dropped; 1 only lacks its bottom, so its top goes ahead.
-        ("evict", 0, 2), ("fetch", 0, 0), ("fetch", 0, 0), ("part", 0, 0), ("gpu", 0, 0), ("evict", 0, 0),
-        ("prefetch", 1, 0), ("prefetch", 1, 0),
-        ("evict", 1, 0), ("evict", 1, 0), ("fetch", 1, 1), ("part", 1, 1), ("gpu", 1, 1), ("evict", 1, 1),
+        ("evict", 0, 2),
+        ("fetch", 0, 0),
+        ("fetch", 0, 0),
+        ("part", 0, 0),
+        ("gpu", 0, 0),
+        ("evict", 0, 0),
+        ("prefetch", 1, 0),
+        ("prefetch", 1, 0),
+        ("evict", 1, 0),
+        ("evict", 1, 0),
+        ("fetch", 1, 1),
+        ("part", 1, 1),
+        ("gpu", 1, 1),
+        ("evict", 1, 1),
         # 1. For layer 0 by priority still: the bottom of 0; 1, whole, does not fit behind it. Right, and on its way
         # when the gate asks: the top goes ahead. Layer 1: predicted 1 (its bottom), then 0 (does not fit). Right.
-        ("prefetch", 0, 0), ("part", 0, 0), ("gpu", 0, 0), ("evict", 0, 0),
-        ("prefetch", 1, 1), ("part", 1, 1), ("gpu", 1, 1), ("evict", 1, 1),
+        ("prefetch", 0, 0),
+        ("part", 0, 0),
+        ("gpu", 0, 0),
+        ("evict", 0, 0),
+        ("prefetch", 1, 1),
+        ("part", 1, 1),
+        ("gpu", 1, 1),
+        ("evict", 1, 1),
         # 2. The wrap-around predicts 2: whole, fills the buffer. Right: its top takes the place of 3's. Layer 1:
         # bottoms of 1 and 2; the gate wants 1.
-        ("prefetch", 0, 2), ("prefetch", 0, 2), ("evict", 0, 3), ("part", 0, 2), ("gpu", 0, 2), ("evict", 0, 2),
-        ("prefetch", 1, 1), ("prefetch", 1, 2), ("evict", 1, 2), ("part", 1, 1), ("gpu", 1, 1), ("evict", 1, 1),
+        ("prefetch", 0, 2),
+        ("prefetch", 0, 2),
+        ("evict", 0, 3),
+        ("part", 0, 2),
+        ("gpu", 0, 2),
+        ("evict", 0, 2),
+        ("prefetch", 1, 1),
+        ("prefetch", 1, 2),
+        ("evict", 1, 2),
+        ("part", 1, 1),
+        ("gpu", 1, 1),
+        ("evict", 1, 1),
         # 3. Bottom of 0: right. Layer 1: the bottom of 2 comes in vain; 3 is missing and takes the place of 2.
-        ("prefetch", 0, 0), ("part", 0, 0), ("gpu", 0, 0), ("evict", 0, 0),
-        ("prefetch", 1, 2), ("evict", 1, 2), ("evict", 1, 2), ("fetch", 1, 3), ("fetch", 1, 3),
-        ("part", 1, 3), ("gpu", 1, 3), ("evict", 1, 3),
+        ("prefetch", 0, 0),
+        ("part", 0, 0),
+        ("gpu", 0, 0),
+        ("evict", 0, 0),
+        ("prefetch", 1, 2),
+        ("evict", 1, 2),
+        ("evict", 1, 2),
+        ("fetch", 1, 3),
+        ("fetch", 1, 3),
+        ("part", 1, 3),
+        ("gpu", 1, 3),
+        ("evict", 1, 3),
         # 4. 1, whole: right, but its top is still in flight, so each half runs when it comes; of 0 (used thrice) and 2
         # (once) the latter leaves. Layer 1: 0, whole; 3 leaves, not 1.
-        ("prefetch", 0, 1), ("prefetch", 0, 1), ("evict", 0, 2), ("part", 0, 1), ("gpu", 0, 1), ("evict", 0, 1),
-        ("prefetch", 1, 0), ("prefetch", 1, 0), ("evict", 1, 3), ("part", 1, 0), ("gpu", 1, 0), ("evict", 1, 0),
-        ("prefetch", 0, 0), ("prefetch", 0, 1),
-    ]  # fmt: skip
+        ("prefetch", 0, 1),
+        ("prefetch", 0, 1),
+        ("evict", 0, 2),
+        ("part", 0, 1),
+        ("gpu", 0, 1),
+        ("evict", 0, 1),
+        ("prefetch", 1, 0),
+        ("prefetch", 1, 0),
+        ("evict", 1, 3),
+        ("part", 1, 0),
+        ("gpu", 1, 0),
+        ("evict", 1, 0),
+        ("prefetch", 0, 0),
+        ("prefetch", 0, 1),
+    ]
     assert cached(policy) == [[0, 1], [1, 0]]
     # Token 0: attention 0..1; top of 0 1..6, computed 6..8; bottom 6..11, computed 11..13. The guess's top is in flight
     # 11..16 when the gate speaks at 14 (its bottom is withdrawn): 1's top is computed 14..16, its bottom 16..21..23.
     assert seen.lane("h2d")[:4] == [
-        ("demand 0.0", 1, 6), ("demand 0.0", 6, 11), ("prefetch 1.0", 11, 16), ("demand 1.1", 16, 21)]  # fmt: skip
+        ("demand 0.0", 1, 6),
+        ("demand 0.0", 6, 11),
+        ("prefetch 1.0", 11, 16),
+        ("demand 1.1", 16, 21),
+    ]
     assert seen.lane("gpu")[:7] == [
-        ("attention 0", 0, 1), ("expert 0.0", 6, 8), ("expert 0.0", 11, 13), ("attention 1", 13, 14),
-        ("expert 1.1", 14, 16), ("expert 1.1", 21, 23), ("head", 23, 24)]  # fmt: skip
+        ("attention 0", 0, 1),
+        ("expert 0.0", 6, 8),
+        ("expert 0.0", 11, 13),
+        ("attention 1", 13, 14),
+        ("expert 1.1", 14, 16),
+        ("expert 1.1", 21, 23),
+        ("head", 23, 24),
+    ]
     # Token 1: the bottom of 0 comes 21..26 while the head runs; the top is computed 25..27 meanwhile, the bottom
     # 27..29.
     assert seen.lane("gpu")[7:10] == [("attention 0", 24, 25), ("expert 0.0", 25, 27), ("expert 0.0", 27, 29)]
@@ -95,12 +152,15 @@ def test_five_steps(tmp_path):
 
 # One layer of 8 experts, K = 2; room for 6: a buffer of 2, V = 4, theta 1/2, so all 8 tops are there. Copying a bottom
 # takes 5 s, computing a segment 4 s, attention and head 2 s.
-@pytest.mark.parametrize(("compute", "gpu", "end_s"), [
-    # Both tops run first; bottoms are there at 7 and 12, the second one while the first is computed.
-    ("segments", [(2, 6), (6, 10), (10, 14), (14, 18)], 20),
-    # 1's bottom is waited for before 3's top, which has been there all along.
-    ("experts", [(2, 6), (7, 11), (11, 15), (15, 19)], 21),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("compute", "gpu", "end_s"),
+    [
+        # Both tops run first; bottoms are there at 7 and 12, the second one while the first is computed.
+        ("segments", [(2, 6), (6, 10), (10, 14), (14, 18)], 20),
+        # 1's bottom is waited for before 3's top, which has been there all along.
+        ("experts", [(2, 6), (7, 11), (11, 15), (15, 19)], 21),
+    ],
+)
 def test_tops_are_computed_before_any_bottom(tmp_path, compute, gpu, end_s):
     """Section 2.3: top segments "can be processed first, even before their bottom segments are loaded"."""
     policy = Moepic(compute=compute, prefetch="none", **PLAIN)
@@ -117,9 +177,13 @@ def test_tops_are_computed_before_any_bottom(tmp_path, compute, gpu, end_s):
 
 # One layer, room for 3: a buffer of 1, V = 2, theta 1/2. Every token wants 1, whose top is there; its bottom takes 2 s.
 # Token 0: top 1..3, bottom 3..5. It is foretold from then on, and its bottom there when the gates speak.
-@pytest.mark.parametrize(("concatenate", "gpu"), [
-    (True, [(1, 3), (3, 5), (7, 9), (11, 13)]), (False, [(1, 3), (3, 5), (7, 9), (9, 11), (13, 15), (15, 17)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("concatenate", "gpu"),
+    [
+        (True, [(1, 3), (3, 5), (7, 9), (11, 13)]),
+        (False, [(1, 3), (3, 5), (7, 9), (9, 11), (13, 15), (15, 17)]),
+    ],
+)
 def test_what_is_all_there_is_computed_as_one(tmp_path, concatenate, gpu):
     """Section 3.1: "the cached top segment and the buffered bottom segment are concatenated"."""
 
@@ -139,9 +203,13 @@ def test_what_is_all_there_is_computed_as_one(tmp_path, concatenate, gpu):
 # to 11 s, computed until 13 s. From then on there is room for what is guessed for layer 1, of a prompt expert 0. Its
 # gate asks for 1 at 14 s: a copy under way ends, at 23 s or, being a fifth, at 15 s; what is queued behind it does not
 # start.
-@pytest.mark.parametrize(("copies", "guessed", "asked", "end_s"), [
-    (1, [(13, 23)], [(23, 33)], 36), (5, [(13, 15)], [(15 + 2 * i, 17 + 2 * i) for i in range(5)], 28),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("copies", "guessed", "asked", "end_s"),
+    [
+        (1, [(13, 23)], [(23, 33)], 36),
+        (5, [(13, 15)], [(15 + 2 * i, 17 + 2 * i) for i in range(5)], 28),
+    ],
+)
 def test_prefetching_is_terminated_between_two_copies(tmp_path, copies, guessed, asked, end_s):
     """Section 3.2: "upon obtaining the results from the router network, MoEpic terminates the prefetch operation"."""
     policy = Moepic(**PLAIN | {"copies": copies})
@@ -150,7 +218,9 @@ def test_prefetching_is_terminated_between_two_copies(tmp_path, copies, guessed,
     lanes = {what: [(a, b) for w, a, b in seen.lane("h2d") if w == what] for what in ("prefetch 1.0", "demand 1.1")}
     assert lanes == {"prefetch 1.0": guessed, "demand 1.1": asked}
     assert [span for span in seen.lane("gpu") if span[0].startswith("expert")] == [
-        ("expert 0.0", 11, 13), ("expert 1.1", end_s - 3, end_s - 1)]  # fmt: skip
+        ("expert 0.0", 11, 13),
+        ("expert 1.1", end_s - 3, end_s - 1),
+    ]
     assert seen.end_s == end_s
     assert seen.prefetched().get("cancelled", 0) >= copies - 1
 
@@ -283,9 +353,23 @@ def test_only_guessing_needs_predictions():
 
 def test_published_defaults():
     assert Moepic().settings == {
-        "omega": 128, "rho": 0.25, "tau": 5000, "zeta": 0.01, "split": 0.5, "buffer": None, "prefetch": "speculative",
-        "evict": "lcp", "configure": True, "admission": "always", "compute": "segments", "concatenate": True,
-        "loading": "bottoms", "copies": 3, "history": "store", "seed": 0}  # fmt: skip
+        "omega": 128,
+        "rho": 0.25,
+        "tau": 5000,
+        "zeta": 0.01,
+        "split": 0.5,
+        "buffer": None,
+        "prefetch": "speculative",
+        "evict": "lcp",
+        "configure": True,
+        "admission": "always",
+        "compute": "segments",
+        "concatenate": True,
+        "loading": "bottoms",
+        "copies": 3,
+        "history": "store",
+        "seed": 0,
+    }
     with pytest.raises(BadInput, match="rho"):
         Moepic(rho=1.0)
 
@@ -294,10 +378,23 @@ def test_published_defaults():
 # windows.
 BASE = {"tau": 12}
 KNOBS = {
-    "omega": 1, "rho": 0.9, "tau": 10**6, "zeta": 0.2, "split": 0.9, "buffer": 4, "prefetch": "none", "evict": "random",
-    "configure": False, "admission": "priority", "compute": "experts", "concatenate": False, "loading": "gate",
-    "copies": 1, "history": "none", "seed": 1,
-}  # fmt: skip
+    "omega": 1,
+    "rho": 0.9,
+    "tau": 10**6,
+    "zeta": 0.2,
+    "split": 0.9,
+    "buffer": 4,
+    "prefetch": "none",
+    "evict": "random",
+    "configure": False,
+    "admission": "priority",
+    "compute": "experts",
+    "concatenate": False,
+    "loading": "gate",
+    "copies": 1,
+    "history": "none",
+    "seed": 1,
+}
 
 
 def replay(path, settings, room=8, **world):
@@ -351,9 +448,7 @@ def test_budgets_hold_through_reconfiguration(tmp_path, world, copies):
                 assert len(tops.cached) <= tops.n_cached
                 assert all(view.holds(piece) for e in tops.cached for piece in tops.top_slices(e))
             for gpu in range(view.n_gpus):
-                taken = sum(
-                    piece.n_bytes for g in self._tops for e in g[gpu].cached for piece in g[gpu].top_slices(e)
-                )
+                taken = sum(piece.n_bytes for g in self._tops for e in g[gpu].cached for piece in g[gpu].top_slices(e))
                 assert taken <= (view.capacity_of(gpu) - 2 * (not self._fits)) * view.expert_bytes
 
     path = tiny_trace(tmp_path / "t", 4, 6, 2, n_requests=8, outputs=14, levels={"next_scores_1"})

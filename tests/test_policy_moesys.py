@@ -23,20 +23,44 @@ def ends(seen):
 
 def test_five_steps(tmp_path):
     seen = run(MoeSys(), tmp_path, STEPS, room=4, n_experts=2)
-    one = [("gpu", 0, 0), ("evict", 0, 0), ("evict", 0, 1), ("prefetch", 2, 0), ("prefetch", 2, 1),
-           ("gpu", 1, 1), ("evict", 1, 0), ("evict", 1, 1), ("prefetch", 0, 0), ("prefetch", 0, 1),
-           ("gpu", 2, 0), ("evict", 2, 0), ("evict", 2, 1), ("prefetch", 1, 0), ("prefetch", 1, 1)]  # fmt: skip
+    one = [
+        ("gpu", 0, 0),
+        ("evict", 0, 0),
+        ("evict", 0, 1),
+        ("prefetch", 2, 0),
+        ("prefetch", 2, 1),
+        ("gpu", 1, 1),
+        ("evict", 1, 0),
+        ("evict", 1, 1),
+        ("prefetch", 0, 0),
+        ("prefetch", 0, 1),
+        ("gpu", 2, 0),
+        ("evict", 2, 0),
+        ("evict", 2, 1),
+        ("prefetch", 1, 0),
+        ("prefetch", 1, 1),
+    ]
     assert seen.log[:15] == one
     # Whatever the gates choose, the ring turns in the same way.
     turns = [entry for entry in seen.log if entry[0] != "gpu"]
     assert turns == [entry for entry in one if entry[0] != "gpu"] * 5
     # Layers 0 and 1 are there: attention 0..1, expert 1..3, 3..4, 4..6. Layer 2 is loaded from 3, when layer 0 is done,
     # to 23, and waits for both its experts: 23..25, head 26. From then on the link never rests: 20 s per layer.
-    assert seen.lane("h2d")[:4] == [("prefetch 2.0", 3, 13), ("prefetch 2.1", 13, 23), ("prefetch 0.0", 23, 33),
-                                    ("prefetch 0.1", 33, 43)]  # fmt: skip
-    assert seen.lane("gpu")[:7] == [("attention 0", 0, 1), ("expert 0.0", 1, 3), ("attention 1", 3, 4),
-                                    ("expert 1.1", 4, 6), ("attention 2", 6, 7), ("expert 2.0", 23, 25),
-                                    ("head", 25, 26)]  # fmt: skip
+    assert seen.lane("h2d")[:4] == [
+        ("prefetch 2.0", 3, 13),
+        ("prefetch 2.1", 13, 23),
+        ("prefetch 0.0", 23, 33),
+        ("prefetch 0.1", 33, 43),
+    ]
+    assert seen.lane("gpu")[:7] == [
+        ("attention 0", 0, 1),
+        ("expert 0.0", 1, 3),
+        ("attention 1", 3, 4),
+        ("expert 1.1", 4, 6),
+        ("attention 2", 6, 7),
+        ("expert 2.0", 23, 25),
+        ("head", 25, 26),
+    ]
     assert ends(seen) == [26, 86, 146, 206, 266]
 
 

@@ -179,11 +179,14 @@ def test_counts_on_the_bundled_trace(make):
 
 # README of the public traces: LRU hit share at 25 % and 50 % cached, one access at a time.
 PUBLIC = {
-    "esft_dsv2lite_intent": (64, 0.473, 0.727), "esft_dsv2lite_law": (64, 0.473, 0.718),
-    "bigmoe_qwen": (128, 0.775, 0.906), "bigmoe_gemma": (128, 0.769, 0.905),
-    "ocs_qwen15moe_cooking_1": (60, 0.367, 0.670), "ocs_qwen15moe_history_1": (60, 0.383, 0.611),
+    "esft_dsv2lite_intent": (64, 0.473, 0.727),
+    "esft_dsv2lite_law": (64, 0.473, 0.718),
+    "bigmoe_qwen": (128, 0.775, 0.906),
+    "bigmoe_gemma": (128, 0.769, 0.905),
+    "ocs_qwen15moe_cooking_1": (60, 0.367, 0.670),
+    "ocs_qwen15moe_history_1": (60, 0.383, 0.611),
     "warp_olmoe_299": (64, 0.571, 0.781),
-}  # fmt: skip
+}
 
 
 def public(name):

@@ -21,8 +21,15 @@ from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import write_trace
 
-KNOBS = {"variant": "gate_reuse", "mode": "on_demand", "activation_level": 2, "prefill": "as_decode",
-         "cache_ratio": 0.25, "keep": "request", "cache_policy": "lifo"}  # fmt: skip
+KNOBS = {
+    "variant": "gate_reuse",
+    "mode": "on_demand",
+    "activation_level": 2,
+    "prefill": "as_decode",
+    "cache_ratio": 0.25,
+    "keep": "request",
+    "cache_policy": "lifo",
+}
 # Three layers of four experts, k = 1; a prompt token, then four.
 STEPS = [[[0], [1], [2]], [[3], [3], [3]], [[0], [1], [0]], [[0], [1], [2]], [[2], [0], [3]]]
 
@@ -36,18 +43,38 @@ def test_five_steps(tmp_path):
     # The prompt is served on demand: 3 x (1 + 10 + 2) + 1. Decoding: the first layer fetches its own expert, every
     # other one is fetched while the layer before computes.
     assert ends(seen) == [40, 74, 108, 142, 176]
-    assert seen.log[:8] == [("fetch", 0, 0), ("gpu", 0, 0), ("evict", 0, 0), ("fetch", 1, 1), ("gpu", 1, 1),
-                            ("evict", 1, 1), ("fetch", 2, 2), ("gpu", 2, 2)]  # fmt: skip
+    assert seen.log[:8] == [
+        ("fetch", 0, 0),
+        ("gpu", 0, 0),
+        ("evict", 0, 0),
+        ("fetch", 1, 1),
+        ("gpu", 1, 1),
+        ("evict", 1, 1),
+        ("fetch", 2, 2),
+        ("gpu", 2, 2),
+    ]
     decode = [entry for entry in seen.log[8:] if entry[0] != "evict"]
     assert decode == [
         entry
         for token in STEPS[1:]
-        for entry in [("fetch", 0, token[0][0]), ("prefetch", 1, token[1][0]), ("gpu", 0, token[0][0]),
-                      ("prefetch", 2, token[2][0]), ("gpu", 1, token[1][0]), ("gpu", 2, token[2][0])]
-    ]  # fmt: skip
+        for entry in [
+            ("fetch", 0, token[0][0]),
+            ("prefetch", 1, token[1][0]),
+            ("gpu", 0, token[0][0]),
+            ("prefetch", 2, token[2][0]),
+            ("gpu", 1, token[1][0]),
+            ("gpu", 2, token[2][0]),
+        ]
+    ]
     assert [span for span in seen.lane("gpu") if 40 <= span[1] < 74] == [
-        ("attention 0", 40, 41), ("expert 0.3", 51, 53), ("attention 1", 53, 54), ("expert 1.3", 61, 63),
-        ("attention 2", 63, 64), ("expert 2.3", 71, 73), ("head", 73, 74)]  # fmt: skip
+        ("attention 0", 40, 41),
+        ("expert 0.3", 51, 53),
+        ("attention 1", 53, 54),
+        ("expert 1.3", 61, 63),
+        ("attention 2", 63, 64),
+        ("expert 2.3", 71, 73),
+        ("head", 73, 74),
+    ]
     assert list(seen.outcome.engine.residency.peak_bytes) == [2 * EXPERT_BYTES]
     assert "fine-tuned" in seen.result.labels
 
@@ -102,8 +129,14 @@ def guessed(path, rows, guesses, distance=1):
             scores[token, layer, expert] = 1.0
     scores[scores.sum(axis=-1) == 0] = [1.0, 0, 0, 0]
     header = tiny_header(n_layers, 4, k)
-    return write_trace(path, header, [Request(0, 0, 1, n, "", None, "test")], None, experts=experts,
-                       **{f"next_scores_{distance}": scores})  # fmt: skip
+    return write_trace(
+        path,
+        header,
+        [Request(0, 0, 1, n, "", None, "test")],
+        None,
+        experts=experts,
+        **{f"next_scores_{distance}": scores},
+    )
 
 
 def test_gate_reuse_fetches_what_it_missed(tmp_path):
@@ -113,10 +146,20 @@ def test_gate_reuse_fetches_what_it_missed(tmp_path):
         seen = execute_easy(setup(PreGated(variant="gate_reuse"), trace, 8))
     assert seen.log[5:] == [
         ("evict", 1, 0),
-        ("fetch", 0, 0), ("prefetch", 1, 1), ("gpu", 0, 0), ("evict", 0, 0), ("gpu", 1, 1), ("evict", 1, 1),
-        ("fetch", 0, 0), ("prefetch", 1, 2), ("gpu", 0, 0), ("evict", 0, 0), ("evict", 1, 2), ("fetch", 1, 3),
+        ("fetch", 0, 0),
+        ("prefetch", 1, 1),
+        ("gpu", 0, 0),
+        ("evict", 0, 0),
+        ("gpu", 1, 1),
+        ("evict", 1, 1),
+        ("fetch", 0, 0),
+        ("prefetch", 1, 2),
+        ("gpu", 0, 0),
+        ("evict", 0, 0),
+        ("evict", 1, 2),
+        ("fetch", 1, 3),
         ("gpu", 1, 3),
-    ]  # fmt: skip
+    ]
     # Token 1: 1 + 10 (fetch) + 10 (prefetch) + 2 + 1; token 2: ten more.
     assert np.diff(ends(seen)).tolist() == [24, 34]
     assert "fine-tuned" not in seen.result.labels
@@ -137,11 +180,14 @@ def test_needs_follow_the_parameters():
 # -- the expert cache -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rule", "left"), [
-    ("lfu", ["b", "c"]),  # a is used twice; b goes; then c and d count 1 each: c came first
-    ("lru", ["b", "c"]),  # a was used last but for what is inserted
-    ("lifo", ["c", "d"]),  # the newest goes
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "left"),
+    [
+        ("lfu", ["b", "c"]),  # a is used twice; b goes; then c and d count 1 each: c came first
+        ("lru", ["b", "c"]),  # a was used last but for what is inserted
+        ("lifo", ["c", "d"]),  # the newest goes
+    ],
+)
 def test_cache_rules(rule, left):
     cache = ExpertCache(3, rule)
     for piece in "abc":
@@ -182,8 +228,10 @@ def test_frequencies_start_anew_in_the_decoder():
     assert cache.insert("d", lambda _: True) == "b"  # a new entry counts 1, too
 
 
-@pytest.mark.parametrize(("before", "now", "anew"), [("prefill", "decode", 1), ("decode", "decode", 0),
-                                                     ("decode", "prefill", 0), ("prefill", "prefill", 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("before", "now", "anew"),
+    [("prefill", "decode", 1), ("decode", "decode", 0), ("decode", "prefill", 0), ("prefill", "prefill", 0)],
+)
 def test_they_do_so_when_a_prompt_is_over(before, now, anew):
     policy, told = PreGated(cache_ratio=0.25), []
     policy._phase, policy._buffers = before, {}
@@ -217,11 +265,19 @@ def test_no_knob_is_dead(knob, tmp_path):
     assert one.log != other.log
 
 
-@pytest.mark.parametrize("settings", [
-    {}, {"mode": "on_demand"}, {"mode": "prefetch_all"}, {"prefill": "as_decode"}, {"activation_level": 3},
-    {"cache_ratio": 0.3}, {"cache_ratio": 0.3, "cache_policy": "lifo", "mode": "prefetch_all"},
-    {"variant": "gate_reuse", "cache_ratio": 0.2, "cache_policy": "lru", "prefill": "as_decode"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"mode": "on_demand"},
+        {"mode": "prefetch_all"},
+        {"prefill": "as_decode"},
+        {"activation_level": 3},
+        {"cache_ratio": 0.3},
+        {"cache_ratio": 0.3, "cache_policy": "lifo", "mode": "prefetch_all"},
+        {"variant": "gate_reuse", "cache_ratio": 0.2, "cache_policy": "lru", "prefill": "as_decode"},
+    ],
+)
 @pytest.mark.parametrize(("gpus", "batch"), [(1, 1), (2, 3), (3, 1)])
 def test_buffers_suffice(settings, gpus, batch, tmp_path):
     levels = {"next_scores_1", "next_scores_2", "next_scores_3"}
@@ -234,10 +290,17 @@ def test_buffers_suffice(settings, gpus, batch, tmp_path):
             execute_easy(setup(PreGated(**settings), trace, need - 1, gpus=gpus))
 
 
-@pytest.mark.parametrize(("settings", "need"), [
-    ({}, 6), ({"mode": "on_demand"}, 3), ({"activation_level": 3}, 12), ({"mode": "prefetch_all"}, 16),
-    ({"cache_ratio": 0.25}, 6 + 8), ({"cache_ratio": 0.25, "mode": "on_demand"}, 3 + 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "need"),
+    [
+        ({}, 6),
+        ({"mode": "on_demand"}, 3),
+        ({"activation_level": 3}, 12),
+        ({"mode": "prefetch_all"}, 16),
+        ({"cache_ratio": 0.25}, 6 + 8),
+        ({"cache_ratio": 0.25, "mode": "on_demand"}, 3 + 8),
+    ],
+)
 def test_room_is_the_active_experts_of_consecutive_blocks(settings, need):
     """Three active experts a block: two blocks of them; one on demand; all of two blocks as SE-MoE; plus the cache."""
     assert PreGated(**settings).min_experts(_Shape(1)) == need

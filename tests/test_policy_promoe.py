@@ -17,8 +17,16 @@ from traces.format.requests import Request
 from traces.format.writer import write_trace
 
 BASE = {"chunks": 2, "predictor_s": 0.0}
-KNOBS = {"predictor": "surrogate:0.9", "stride": 1, "predictor_s": 30.0, "chunks": 1, "preempt": False,
-         "reorder": False, "depth": 1, "seed": 1}  # fmt: skip
+KNOBS = {
+    "predictor": "surrogate:0.9",
+    "stride": 1,
+    "predictor_s": 30.0,
+    "chunks": 1,
+    "preempt": False,
+    "reorder": False,
+    "depth": 1,
+    "seed": 1,
+}
 
 
 def guessed(path, rows, guesses, n_experts=4):
@@ -54,25 +62,66 @@ def test_five_steps(tmp_path):
     seen = told(tmp_path)
     assert seen.log == [
         # The prompt: nothing is predicted, everything is missing.
-        *both("fetch", 0, 0), ("gpu", 0, 0), *both("fetch", 1, 0), ("gpu", 1, 0), *both("fetch", 2, 0), ("gpu", 2, 0),
+        *both("fetch", 0, 0),
+        ("gpu", 0, 0),
+        *both("fetch", 1, 0),
+        ("gpu", 1, 0),
+        *both("fetch", 2, 0),
+        ("gpu", 2, 0),
         # 1 takes the place of 0; 2 is predicted for layer 2, right; its first chunk takes the place of the LRU expert.
-        *both("evict", 0, 0), *both("fetch", 0, 1), ("evict", 2, 0), ("prefetch", 2, 2), ("evict", 2, 0),
-        ("prefetch", 2, 2), ("gpu", 0, 1), ("gpu", 1, 0), ("gpu", 2, 2),
+        *both("evict", 0, 0),
+        *both("fetch", 0, 1),
+        ("evict", 2, 0),
+        ("prefetch", 2, 2),
+        ("evict", 2, 0),
+        ("prefetch", 2, 2),
+        ("gpu", 0, 1),
+        ("gpu", 1, 0),
+        ("gpu", 2, 2),
         # Layer 2 is told 1, and asks for 2, which has lost its place to it.
-        ("evict", 2, 2), ("prefetch", 2, 1), ("evict", 2, 2), ("prefetch", 2, 1), ("gpu", 0, 1), ("gpu", 1, 0),
-        *both("evict", 2, 1), *both("fetch", 2, 2), ("gpu", 2, 2),
+        ("evict", 2, 2),
+        ("prefetch", 2, 1),
+        ("evict", 2, 2),
+        ("prefetch", 2, 1),
+        ("gpu", 0, 1),
+        ("gpu", 1, 0),
+        *both("evict", 2, 1),
+        *both("fetch", 2, 2),
+        ("gpu", 2, 2),
         # Right again, though layer 1 misses in between.
-        *both("evict", 0, 1), *both("fetch", 0, 0), ("evict", 2, 2), ("prefetch", 2, 1), ("evict", 2, 2),
-        ("prefetch", 2, 1), ("gpu", 0, 0), *both("evict", 1, 0), *both("fetch", 1, 1), ("gpu", 1, 1), ("gpu", 2, 1),
+        *both("evict", 0, 1),
+        *both("fetch", 0, 0),
+        ("evict", 2, 2),
+        ("prefetch", 2, 1),
+        ("evict", 2, 2),
+        ("prefetch", 2, 1),
+        ("gpu", 0, 0),
+        *both("evict", 1, 0),
+        *both("fetch", 1, 1),
+        ("gpu", 1, 1),
+        ("gpu", 2, 1),
         # And wrong once more.
-        ("evict", 2, 1), ("prefetch", 2, 0), ("evict", 2, 1), ("prefetch", 2, 0), ("gpu", 0, 0), ("gpu", 1, 1),
-        *both("evict", 2, 0), *both("fetch", 2, 1), ("gpu", 2, 1),
-    ]  # fmt: skip
+        ("evict", 2, 1),
+        ("prefetch", 2, 0),
+        ("evict", 2, 1),
+        ("prefetch", 2, 0),
+        ("gpu", 0, 0),
+        ("gpu", 1, 1),
+        *both("evict", 2, 0),
+        *both("fetch", 2, 1),
+        ("gpu", 2, 1),
+    ]
     # Token 3, from 88: its miss of layer 0 at 89..99, then the first predicted chunk 99..104. At 102 layer 1 misses:
     # its chunks overtake the second predicted one, having waited for no more than the chunk in flight.
     copies = [span for span in seen.lane("h2d") if span[1] >= 88][:6]
-    assert copies == [("demand 0.0", 89, 94), ("demand 0.0", 94, 99), ("prefetch 2.1", 99, 104),
-                      ("demand 1.1", 104, 109), ("demand 1.1", 109, 114), ("prefetch 2.1", 114, 119)]  # fmt: skip
+    assert copies == [
+        ("demand 0.0", 89, 94),
+        ("demand 0.0", 94, 99),
+        ("prefetch 2.1", 99, 104),
+        ("demand 1.1", 104, 109),
+        ("demand 1.1", 109, 114),
+        ("prefetch 2.1", 114, 119),
+    ]
     # The prompt: three times 1 + 10 + 2, and the head. Token 1: 1 + 10 + 2, then 3 and 1; layer 2 waits for the second
     # predicted chunk until 61, 2 and the head: 64.
     assert [end for what, _, end in seen.lane("gpu") if what == "head"] == [40, 64, 88, 122, 146]
@@ -134,8 +183,16 @@ def test_needs_and_labels_follow_the_parameters():
 
 
 def test_published_defaults():
-    assert ProMoe().settings == {"predictor": "gate_reuse", "stride": 2, "predictor_s": 2e-4, "chunks": 3,
-                                 "preempt": True, "reorder": True, "depth": 2, "seed": 0}  # fmt: skip
+    assert ProMoe().settings == {
+        "predictor": "gate_reuse",
+        "stride": 2,
+        "predictor_s": 2e-4,
+        "chunks": 3,
+        "preempt": True,
+        "reorder": True,
+        "depth": 2,
+        "seed": 0,
+    }
 
 
 def test_every_parameter_is_known_to_this_table():
@@ -153,10 +210,19 @@ def test_no_knob_is_dead(knob, tmp_path):
     assert (one.log, one.end_s) != (other.log, other.end_s)
 
 
-@pytest.mark.parametrize("settings", [
-    {}, {"preempt": False}, {"reorder": False}, {"depth": 1}, {"depth": 64}, {"chunks": 3}, {"chunks": 1},
-    {"predictor": "surrogate:0.3", "preempt": False, "reorder": False},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"preempt": False},
+        {"reorder": False},
+        {"depth": 1},
+        {"depth": 64},
+        {"chunks": 3},
+        {"chunks": 1},
+        {"predictor": "surrogate:0.3", "preempt": False, "reorder": False},
+    ],
+)
 @pytest.mark.parametrize(("gpus", "batch"), [(1, 1), (2, 3)])
 def test_any_room_suffices(settings, gpus, batch, tmp_path):
     levels = {"next_scores_2"}
@@ -175,19 +241,25 @@ def test_a_right_surrogate_leaves_only_the_first_layers_to_chance(tmp_path):
     assert "surrogate" in seen.result.labels
 
 
-@pytest.mark.parametrize(("shape", "settings", "copy_s"), [
-    ((3, 6, 2), {"chunks": 3, "predictor": "surrogate:0.6", "reorder": False}, 1.0),
-    ((4, 6, 2), {"chunks": 2, "predictor": "surrogate:0.6", "reorder": False}, 10.0),
-    ((4, 8, 3), {"chunks": 3, "predictor": "gate_reuse", "reorder": False}, 1.0),
-    ((4, 8, 3), {"chunks": 3, "predictor": "gate_reuse"}, 3.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "settings", "copy_s"),
+    [
+        ((3, 6, 2), {"chunks": 3, "predictor": "surrogate:0.6", "reorder": False}, 1.0),
+        ((4, 6, 2), {"chunks": 2, "predictor": "surrogate:0.6", "reorder": False}, 10.0),
+        ((4, 8, 3), {"chunks": 3, "predictor": "gate_reuse", "reorder": False}, 1.0),
+        ((4, 8, 3), {"chunks": 3, "predictor": "gate_reuse"}, 3.0),
+    ],
+)
 def test_a_low_task_takes_no_room_of_an_expert_still_to_be_completed(shape, settings, copy_s, tmp_path):
     """Its chunk came while the gate spoke, into bytes that an expert with a place had not filled yet: no room was left.
 
     Found by trying 3,456 combinations of shape, room, speed and parameters; these four ended with an error.
     """
-    with Trace(tiny_trace(tmp_path / "t", *shape, n_requests=3, prompt=3, outputs=12,
-                          levels={"next_scores_1", "next_scores_2"})) as trace:  # fmt: skip
+    with Trace(
+        tiny_trace(
+            tmp_path / "t", *shape, n_requests=3, prompt=3, outputs=12, levels={"next_scores_1", "next_scores_2"}
+        )
+    ) as trace:
         policy = ProMoe(**BASE | settings | {"preempt": False, "depth": 1})
         seen = execute_easy(setup(policy, trace, 2 * shape[0], copy_s=copy_s))
     assert list(seen.outcome.engine.residency.peak_bytes) == [2 * shape[0] * EXPERT_BYTES]

@@ -51,9 +51,11 @@ def test_shapes_that_do_not_fit_are_refused():
     search = PathSearch(np.ones((2, 3, 4), dtype=np.float32), np.ones((2, 4)))
     two, four, slots = np.zeros(2), np.zeros(4), np.zeros(2, dtype=np.int64)
     for rows, n, whole in (
-        (np.ones((2, 3)), 5, np.zeros(5)), (np.ones((3, 3)), 4, four), (np.ones((2, 2)), 4, four),
+        (np.ones((2, 3)), 5, np.zeros(5)),
+        (np.ones((3, 3)), 4, four),
+        (np.ones((2, 2)), 4, four),
         (np.ones((2, 3)), 4, two),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match="along, got"):
             search.along(rows, n, slots, two, whole, two)
     with pytest.raises(ValueError, match="got room for 1 slots"):
@@ -83,10 +85,14 @@ def test_newcomers_take_slots_as_if_they_came_one_by_one():
         held = [rng.integers(0, 3, (n, width)).astype(float) for width in (2, 3)]
         new = [rng.integers(0, 3, (m, width)).astype(float) for width in (2, 3)]
         given = [
-            Likeness(rows @ have.T, inverse_norm((have * have).sum(axis=1)), rows @ rows.T,
-                     inverse_norm((rows * rows).sum(axis=1)))
+            Likeness(
+                rows @ have.T,
+                inverse_norm((have * have).sum(axis=1)),
+                rows @ rows.T,
+                inverse_norm((rows * rows).sum(axis=1)),
+            )
             for have, rows in zip(held, new, strict=True)
-        ]  # fmt: skip
+        ]
         expected = []
         for i in range(m):
             alike = np.zeros(n)

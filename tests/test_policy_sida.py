@@ -21,9 +21,15 @@ def test_the_paper_loads_ahead_and_each_layer_waits_for_its_own(tmp_path):
     """A prompt of token 10 (0.0 and 1.0), then token 12 (0.2 and 1.1), which the gate sends elsewhere."""
     seen = replay(Sida(predict_s=0.0), bench(tmp_path, [10, 12], [[[0], [0]], [[3], [1]]]), 4)
     assert seen.log == [
-        ("prefetch", 0, 0), ("prefetch", 1, 0), ("gpu", 0, 0), ("gpu", 1, 0),
-        ("prefetch", 0, 2), ("prefetch", 1, 1), ("gpu", 0, 2), ("gpu", 1, 1),
-    ]  # fmt: skip
+        ("prefetch", 0, 0),
+        ("prefetch", 1, 0),
+        ("gpu", 0, 0),
+        ("gpu", 1, 0),
+        ("prefetch", 0, 2),
+        ("prefetch", 1, 1),
+        ("gpu", 0, 2),
+        ("gpu", 1, 1),
+    ]
     # Copies 0 to 10 and 10 to 20, experts 10 to 12 and 20 to 22, head 23; then the same again.
     assert seen.end_s == 46
     assert seen.classes("decode") == {"late": 1, "substituted": 1}
@@ -33,23 +39,45 @@ def test_the_paper_loads_ahead_and_each_layer_waits_for_its_own(tmp_path):
 def test_short_of_memory_it_is_first_in_first_out(tmp_path):
     seen = replay(Sida(), bench(tmp_path, [10, 12]), 3)
     assert seen.log[4:] == [
-        ("prefetch", 0, 2), ("evict", 0, 0), ("prefetch", 1, 1), ("gpu", 0, 2), ("gpu", 1, 1),
-    ]  # fmt: skip
+        ("prefetch", 0, 2),
+        ("evict", 0, 0),
+        ("prefetch", 1, 1),
+        ("gpu", 0, 2),
+        ("gpu", 1, 1),
+    ]
     # Room for one: what does not fit before the pass follows.
     seen = replay(Sida(), bench(tmp_path, [10, 12]), 1)
     assert seen.log == [
-        ("prefetch", 0, 0), ("gpu", 0, 0), ("evict", 0, 0), ("prefetch", 1, 0), ("gpu", 1, 0),
-        ("evict", 1, 0), ("prefetch", 0, 2), ("gpu", 0, 2), ("evict", 0, 2), ("prefetch", 1, 1), ("gpu", 1, 1),
-    ]  # fmt: skip
+        ("prefetch", 0, 0),
+        ("gpu", 0, 0),
+        ("evict", 0, 0),
+        ("prefetch", 1, 0),
+        ("gpu", 1, 0),
+        ("evict", 1, 0),
+        ("prefetch", 0, 2),
+        ("gpu", 0, 2),
+        ("evict", 0, 2),
+        ("prefetch", 1, 1),
+        ("gpu", 1, 1),
+    ]
 
 
 def test_the_code_moves_in_bulk_and_waits(tmp_path):
     seen = replay(Sida(variant="code", predict_s=0.0), bench(tmp_path, [10, 12]), 4)
     assert seen.log == [
-        ("fetch", 0, 0), ("fetch", 1, 0), ("gpu", 0, 0), ("gpu", 1, 0),
-        ("write_back", 0, 0), ("evict", 0, 0), ("write_back", 1, 0), ("evict", 1, 0),
-        ("fetch", 0, 2), ("fetch", 1, 1), ("gpu", 0, 2), ("gpu", 1, 1),
-    ]  # fmt: skip
+        ("fetch", 0, 0),
+        ("fetch", 1, 0),
+        ("gpu", 0, 0),
+        ("gpu", 1, 0),
+        ("write_back", 0, 0),
+        ("evict", 0, 0),
+        ("write_back", 1, 0),
+        ("evict", 1, 0),
+        ("fetch", 0, 2),
+        ("fetch", 1, 1),
+        ("gpu", 0, 2),
+        ("gpu", 1, 1),
+    ]
     # Two copies up, two layers of 3, head; two down, two up, the same again.
     assert seen.end_s == (20 + 6 + 1) + (20 + 20 + 6 + 1)
     assert resident(seen) == [(0, 2), (1, 1)]
@@ -72,12 +100,26 @@ def test_five_steps(tmp_path):
     routes = [[[3], [3]]] * 5
     seen = replay(Sida(predict_s=0.0), bench(tmp_path, [10, 11, 10, 12, 11], routes), 3)
     assert seen.log == [
-        ("prefetch", 0, 0), ("prefetch", 1, 0), ("gpu", 0, 0), ("gpu", 1, 0),
-        ("prefetch", 0, 1), ("gpu", 0, 1), ("gpu", 1, 0),  # 1.0 is there still
-        ("gpu", 0, 0), ("gpu", 1, 0),  # all of it is
-        ("evict", 0, 0), ("prefetch", 0, 2), ("evict", 1, 0), ("prefetch", 1, 1), ("gpu", 0, 2), ("gpu", 1, 1),
-        ("evict", 0, 2), ("prefetch", 1, 0), ("gpu", 0, 1), ("gpu", 1, 0),  # first in, first out: 0.1 is foretold
-    ]  # fmt: skip
+        ("prefetch", 0, 0),
+        ("prefetch", 1, 0),
+        ("gpu", 0, 0),
+        ("gpu", 1, 0),
+        ("prefetch", 0, 1),
+        ("gpu", 0, 1),
+        ("gpu", 1, 0),  # 1.0 is there still
+        ("gpu", 0, 0),
+        ("gpu", 1, 0),  # all of it is
+        ("evict", 0, 0),
+        ("prefetch", 0, 2),
+        ("evict", 1, 0),
+        ("prefetch", 1, 1),
+        ("gpu", 0, 2),
+        ("gpu", 1, 1),
+        ("evict", 0, 2),
+        ("prefetch", 1, 0),
+        ("gpu", 0, 1),
+        ("gpu", 1, 0),  # first in, first out: 0.1 is foretold
+    ]
     assert seen.classes("decode") == {"substituted": 8}
 
 
@@ -97,9 +139,12 @@ def test_selections_alone_take_a_surrogate(tmp_path):
 
 
 KNOBS = {
-    "predictor": ({}, "surrogate:0.9"), "seed": ({"predictor": "surrogate:0.5"}, 1), "variant": ({}, "code"),
-    "predict_s": ({}, 3.0), "ahead": ({}, False),
-}  # fmt: skip
+    "predictor": ({}, "surrogate:0.9"),
+    "seed": ({"predictor": "surrogate:0.5"}, 1),
+    "variant": ({}, "code"),
+    "predict_s": ({}, 3.0),
+    "ahead": ({}, False),
+}
 
 
 def test_every_parameter_matters(tmp_path):

@@ -31,10 +31,13 @@ def test_five_requests_by_hand(tmp_path):
     assert seen.log == [
         ("gpu", 0, 1),  # masked: of 0 and 1, 1 has the higher score
         # 2 is important now, 0 and 1 equally unimportant: 0 stays, 2 takes the place of 1 as its copy begins.
-        ("evict", 0, 1), ("prefetch", 0, 2),
-        ("gpu", 0, 0), ("gpu", 0, 0), ("gpu", 0, 0),  # on its way from second 4 to 14: nobody waits
+        ("evict", 0, 1),
+        ("prefetch", 0, 2),
+        ("gpu", 0, 0),
+        ("gpu", 0, 0),
+        ("gpu", 0, 0),  # on its way from second 4 to 14: nobody waits
         ("gpu", 0, 2),  # there at second 17
-    ]  # fmt: skip
+    ]
     assert seen.end_s == 5 * 4
     assert resident(seen) == [(0, 0), (0, 2)]
     assert seen.classes("prefill") == {"hit": 1, "substituted": 4}
@@ -108,9 +111,12 @@ def test_a_biased_routers_choice_stays():
 
 
 KNOBS = {
-    "frequency": ({}, 3), "sample": ({}, "pass"), "experts_per_layer": ({}, 1), "input_norms": ({}, True),
+    "frequency": ({}, 3),
+    "sample": ({}, "pass"),
+    "experts_per_layer": ({}, 1),
+    "input_norms": ({}, True),
     "depth": ({"sample": "pass"}, 4),
-}  # fmt: skip
+}
 
 
 def test_every_parameter_matters(tmp_path):

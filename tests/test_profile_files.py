@@ -24,10 +24,17 @@ LOADERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "stack": (load_stack, "hf"),
 }
 JUNK = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=5),
-    st.lists(st.integers(-2, 99), max_size=3), st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
-    st.just({"from": "xeon-8358p"}), st.just({"from": None}), st.just({"value": 1.0}),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.integers(-2, 99), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    st.just({"from": "xeon-8358p"}),
+    st.just({"from": None}),
+    st.just({"value": 1.0}),
+)
 
 
 def _paths(node: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

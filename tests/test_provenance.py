@@ -67,8 +67,13 @@ def test_thinking_after_the_last_read_is_part_of_the_iteration(tmp_path):
     for phase in seen.outcome.clockwork.phases.values():
         assert phase.time_s == 14
         assert dict(zip(CAUSES, phase.parts_s, strict=True)) == {
-            "gpu": 8, "h2d": 0, "host": 6, "cpu": 0, "predictor": 0, "idle": 0,
-        }  # fmt: skip
+            "gpu": 8,
+            "h2d": 0,
+            "host": 6,
+            "cpu": 0,
+            "predictor": 0,
+            "idle": 0,
+        }
 
 
 def band_of(tmp_path: Path, **link: object) -> tuple[dict[str, float], dict[str, float], list[float]]:

@@ -234,18 +234,21 @@ class TestPoliciesOfOnesOwn:
 
 
 class TestMistakes:
-    @pytest.mark.parametrize(("options", "kind", "says"), [
-        ({"request": 4}, BadInput, r"unknown field `request`; did you mean 'requests'\?"),
-        ({"requests": "4"}, BadInput, r"requests: Expected `int \| null`, got `str`"),
-        ({"requests": 0}, BadInput, r"--requests, got 0: at least 1; leave it out for all of the split"),
-        ({"policy": "lfo"}, BadInput, r"policy, got 'lfo': no such policy; did you mean 'lfu'\?"),
-        ({"policy": object}, BadInput, r"policy, got <class 'object'>: a policy is a class derived from"),
-        ({"policy": 7}, BadInput, r"policy, got 7: a policy is a class derived from"),
-        ({"set": {"scop": "layer"}}, BadInput, r"parameter lru.scop: no such parameter; did you mean 'scope'\?"),
-        ({"trace": "nowhere"}, BadInput, r"trace, got 'nowhere': no bundled trace and no file of that name"),
-        ({"expert_cache_bytes": "6 furlongs"}, BadInput, r"expert_cache_bytes, got '6 furlongs': not a size"),
-        ({"vram_bytes": "3GB"}, DoesNotFit, r"dense parts need .* of 3.00 GB"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("options", "kind", "says"),
+        [
+            ({"request": 4}, BadInput, r"unknown field `request`; did you mean 'requests'\?"),
+            ({"requests": "4"}, BadInput, r"requests: Expected `int \| null`, got `str`"),
+            ({"requests": 0}, BadInput, r"--requests, got 0: at least 1; leave it out for all of the split"),
+            ({"policy": "lfo"}, BadInput, r"policy, got 'lfo': no such policy; did you mean 'lfu'\?"),
+            ({"policy": object}, BadInput, r"policy, got <class 'object'>: a policy is a class derived from"),
+            ({"policy": 7}, BadInput, r"policy, got 7: a policy is a class derived from"),
+            ({"set": {"scop": "layer"}}, BadInput, r"parameter lru.scop: no such parameter; did you mean 'scope'\?"),
+            ({"trace": "nowhere"}, BadInput, r"trace, got 'nowhere': no bundled trace and no file of that name"),
+            ({"expert_cache_bytes": "6 furlongs"}, BadInput, r"expert_cache_bytes, got '6 furlongs': not a size"),
+            ({"vram_bytes": "3GB"}, DoesNotFit, r"dense parts need .* of 3.00 GB"),
+        ],
+    )
     def test_one_line_and_no_exit(
         self, trace: Path, options: Any, kind: type[Exception], says: str, capsys: Any
     ) -> None:

@@ -53,22 +53,33 @@ def said(
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("script", [
-    f"import moesim\n{RUN}",
-    f"import sim, traces, policies.lru\nimport moesim\n{RUN}assert sim.double(2) == 4 and policies.lru.THEIRS",
-    f"import moesim\n{RUN}import sim\nfrom sim import double\nassert sim.double(2) == double(2) == 4",
-    f"import sim\nPoint = sim.Point\nimport moesim\n{RUN}import sim\nassert sim.Point is Point and sim.double(1) == 2",
-    f"import sim\nimport moesim\n{RUN}import pickle\np = sim.Point\nassert pickle.loads(pickle.dumps(p)) is p",
-    f"import moesim\n{RUN}import traces.walk\nassert traces.walk.COLOUR == traces.COLOUR == 'red'",
-    f"from traces.walk import COLOUR\nimport moesim\n{RUN}import traces.walk\nassert traces.walk.COLOUR is COLOUR",
-], ids=["beside", "first", "after", "first and again", "pickle", "package after", "package first"])  # fmt: skip
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"import moesim\n{RUN}",
+        f"import sim, traces, policies.lru\nimport moesim\n{RUN}assert sim.double(2) == 4 and policies.lru.THEIRS",
+        f"import moesim\n{RUN}import sim\nfrom sim import double\nassert sim.double(2) == double(2) == 4",
+        f"import sim\nPoint = sim.Point\nimport moesim\n{RUN}import sim\n"
+        "assert sim.Point is Point and sim.double(1) == 2",
+        f"import sim\nimport moesim\n{RUN}import pickle\np = sim.Point\nassert pickle.loads(pickle.dumps(p)) is p",
+        f"import moesim\n{RUN}import traces.walk\nassert traces.walk.COLOUR == traces.COLOUR == 'red'",
+        f"from traces.walk import COLOUR\nimport moesim\n{RUN}import traces.walk\nassert traces.walk.COLOUR is COLOUR",
+    ],
+    ids=["beside", "first", "after", "first and again", "pickle", "package after", "package first"],
+)
 def test_both_work(tmp_path: Path, script: str) -> None:
     done = said(tmp_path, script)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("first", ["import moesim\nfrom policies.mine import Mine", "from policies.mine import Mine",
-                                   "import policies\nfrom policies.mine import Mine"])  # fmt: skip
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import moesim\nfrom policies.mine import Mine",
+        "from policies.mine import Mine",
+        "import policies\nfrom policies.mine import Mine",
+    ],
+)
 def test_a_policy_in_a_folder_of_that_name(tmp_path: Path, first: str) -> None:
     """The folder's own module imports moesim while it is being imported itself."""
     script = f"{first}\nimport moesim\nassert moesim.simulate(policy=Mine, hw='rtx3090', requests=1).policy == 'mine'\n"
@@ -108,9 +119,13 @@ except AttributeError as error:
     assert done.stdout == "module 'sim' has no attribute 'nothing'\nmodule 'sim' has no attribute '__wrapped__'\n"
 
 
-@pytest.mark.parametrize("interpreter", [
-    ("-m", "moesim", "run"), ("-c", "from moesim.commands import simulate; simulate()"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "interpreter",
+    [
+        ("-m", "moesim", "run"),
+        ("-c", "from moesim.commands import simulate; simulate()"),
+    ],
+)
 def test_commands_run_beside_them(tmp_path: Path, interpreter: tuple[str, ...]) -> None:
     done = said(tmp_path, "", *interpreter, "--policy", "lru", "--hw", "rtx3090", "--requests", "1")
     assert done.returncode == 0, done.stderr
@@ -132,6 +147,6 @@ def test_mypy_sees_both(tmp_path: Path) -> None:
     said(tmp_path, script)
     words = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), "script.py"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "script.py:3: note: Revealed type is \"def (x: Any) -> Any\"" in done.stdout, done.stdout + done.stderr
-    assert "script.py:4: note: Revealed type is \"float | None\"" in done.stdout
-    assert "script.py:5: error: Unexpected keyword argument \"request\" for \"simulate\"; did you mean" in done.stdout
+    assert 'script.py:3: note: Revealed type is "def (x: Any) -> Any"' in done.stdout, done.stdout + done.stderr
+    assert 'script.py:4: note: Revealed type is "float | None"' in done.stdout
+    assert 'script.py:5: error: Unexpected keyword argument "request" for "simulate"; did you mean' in done.stdout

@@ -58,8 +58,14 @@ def in_parts(folder, cuts, order, lanes=None):
     policy.cuts, policy.turns = cuts, order
     log = []
     with lanes_and_weights(setup, lanes) as (own, weights):
-        done = measure(setup, own, weights, None, lambda kind, *_: log.append(kind),
-                       prepared=lambda machine: setattr(machine.output, "keep_hidden", True))  # fmt: skip
+        done = measure(
+            setup,
+            own,
+            weights,
+            None,
+            lambda kind, *_: log.append(kind),
+            prepared=lambda machine: setattr(machine.output, "keep_hidden", True),
+        )
     setup.close()
     return done.machine, log
 
@@ -104,8 +110,18 @@ def test_lossless_policies_with_bundled_predictors_too(name):
     small = {"model.hidden_size": 64, "model.expert_intermediate_size": 256, "model.vocab_size": 512}
     digests = []
     for policy, experts in (("lru", 256), (name, 200)):
-        setup = prepare(RunSpec(policy=policy, hw="rtx3090", model="cpu-small", trace=DEFAULT, precision="fp32",
-                                experts=experts, requests=1, set=small))  # fmt: skip
+        setup = prepare(
+            RunSpec(
+                policy=policy,
+                hw="rtx3090",
+                model="cpu-small",
+                trace=DEFAULT,
+                precision="fp32",
+                experts=experts,
+                requests=1,
+                set=small,
+            )
+        )
         setup.requests = [request._replace(outputs=4) for request in setup.requests]
         with lanes_and_weights(setup) as (lanes, weights):
             done = measure(setup, lanes, weights)
@@ -224,6 +240,7 @@ def test_kept_tables_and_timelines_take_measured_spans(tmp_path):
 def test_a_demand_overtakes_queued_speculation_and_nothing_in_flight_is_aborted():
     lanes, ran, gate = Lanes(CpuDevice()), [], threading.Event()
     try:
+
         def work(name, priority, after=(), wait=False):
             made = Work(H2D, name, lambda: (gate.wait() if wait else None, ran.append(name)), after, priority=priority)
             lanes.submit(made)
@@ -281,11 +298,14 @@ def test_faults_on_a_lane_reach_the_host():
         lanes.close()
 
 
-@pytest.mark.parametrize(("error", "said"), [
-    (RuntimeError("CUDA error: unspecified launch failure"), "device was lost"),
-    (RuntimeError("cannot pin memory: cudaHostAlloc failed"), "page-locked memory was refused"),
-    (MemoryError(), "out of memory"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("CUDA error: unspecified launch failure"), "device was lost"),
+        (RuntimeError("cannot pin memory: cudaHostAlloc failed"), "page-locked memory was refused"),
+        (MemoryError(), "out of memory"),
+    ],
+)
 def test_faults_say_what_to_do(error, said):
     assert said in str(fault_of(error, "testing"))
     assert isinstance(fault_of(error, "testing"), BadInput)
@@ -301,6 +321,7 @@ def test_an_interrupt_keeps_what_was_measured_and_frees_memory(tmp_path, raised,
     setup = tiny_setup(tmp_path, "lru", 8)
     n_threads = threading.active_count()
     with lanes_and_weights(setup) as (lanes, weights):
+
         def stop(step):
             if step.iteration.index == 8:  # the second request's second token
                 raise raised
@@ -363,4 +384,3 @@ def test_devices_are_named():
         assert usable_device(None) == "cpu"
         with pytest.raises(BadInput, match="torch sees no CUDA device here; give --device cpu"):
             usable_device("cuda:0")
-

@@ -208,6 +208,7 @@ def test_a_demand_overtakes_speculation_that_is_not_on_the_stream():
     device = FakeDevice(late=True)
     lanes, ran = lanes_on(device), []
     try:
+
         def copy(name, priority):
             work = Work(H2D, name, lambda: device.current[-1].give(lambda: ran.append(name)), priority=priority)
             lanes.submit(work)
@@ -236,12 +237,15 @@ def test_compute_waits_on_the_device_for_a_copy_that_was_still_queued():
     lanes, ran = lanes_on(device), []
     try:
         device.frozen = True
-        first, second = (Work(H2D, name, lambda name=name: device.current[-1].give(lambda: ran.append(name)),
-                              priority=SPECULATIVE) for name in ("first", "second"))  # fmt: skip
+        first, second = (
+            Work(H2D, name, lambda name=name: device.current[-1].give(lambda: ran.append(name)), priority=SPECULATIVE)
+            for name in ("first", "second")
+        )
         lanes.submit(first)
         lanes.submit(second)
-        lanes.submit(expert := Work(COMPUTE, "expert", lambda: device.current[-1].give(
-            lambda: ran.append("expert")), (second,)))  # fmt: skip
+        lanes.submit(
+            expert := Work(COMPUTE, "expert", lambda: device.current[-1].give(lambda: ran.append("expert")), (second,))
+        )
         assert second.issued, "an event must be recorded before anything can wait for it"
         assert lanes.over(expert) is False
         device.frozen = False
@@ -293,6 +297,7 @@ def test_a_lost_device_is_a_fault_and_closing_survives_it():
 def test_a_refused_launch_is_a_fault():
     lanes = lanes_on(FakeDevice())
     try:
+
         def refuse():
             raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
 

@@ -66,10 +66,16 @@ def lost():
     raise RuntimeError("CUDA error: unspecified launch failure")
 
 
-@pytest.mark.parametrize(("fail", "said"), [
-    (lambda: torch.empty(1 << 60), "out of memory while running on the CPU backend"),  # the allocator really refuses
-    (lost, "the device was lost while running on the CPU backend"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fail", "said"),
+    [
+        (
+            lambda: torch.empty(1 << 60),
+            "out of memory while running on the CPU backend",
+        ),  # the allocator really refuses
+        (lost, "the device was lost while running on the CPU backend"),
+    ],
+)
 def test_a_fault_under_way_keeps_what_was_measured(tmp_path, buffers, fail, said):
     from real_world import lanes_and_weights
 
@@ -105,8 +111,24 @@ def test_on_the_command_line_a_fault_is_one_line_and_exit_1(tmp_path, capsys, mo
     monkeypatch.setattr(run, "run_real", broken)
     setup = tiny_setup(tmp_path, "lru", 8)
     setup.close()
-    said = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--real", "--device", "cpu", "--experts", 8,
-                     "--model", setup.spec.model, "--trace", setup.spec.trace, "--out", tmp_path / "out")  # fmt: skip
+    said = simulated(
+        capsys,
+        "--policy",
+        "lru",
+        "--hw",
+        "rtx3090",
+        "--real",
+        "--device",
+        "cpu",
+        "--experts",
+        8,
+        "--model",
+        setup.spec.model,
+        "--trace",
+        setup.spec.trace,
+        "--out",
+        tmp_path / "out",
+    )
     assert said.code == 1
     assert said.err.startswith("error: the device was lost while running on the CPU backend (CUDA error: ")
     assert said.err.endswith("what was measured until then is above\n")
@@ -119,6 +141,7 @@ def test_on_the_command_line_a_fault_is_one_line_and_exit_1(tmp_path, capsys, mo
 @pytest.mark.parametrize("text", ["CUDA error: cudaHostAlloc refused", "cannot pin memory"])
 def test_refused_page_locked_memory_frees_the_rest(tmp_path, buffers, monkeypatch, text):
     """Host memory for experts is asked for after the arena would be: lanes are closed, nothing is left."""
+
     def refuses(self, n, each_bytes):
         raise fault_of(RuntimeError(text), f"page-locking {n * each_bytes} bytes of host memory")
 
@@ -184,16 +207,38 @@ simulate(["--policy", "lru", "--hw", "rtx3090", "--real", "--model", "cpu-small"
 
 
 def started(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=TESTS.parent,
-                          env={**os.environ, "PYTHONPATH": str(TESTS.parent)})  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=TESTS.parent,
+        env={**os.environ, "PYTHONPATH": str(TESTS.parent)},
+    )
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGINT")
 def test_ctrl_c_keeps_what_was_measured(tmp_path):
     setup = tiny_setup(tmp_path, "lru", 8, trace={"outputs": 200})
     setup.close()
-    args = ["--policy", "lru", "--hw", "rtx3090", "--real", "--device", "cpu", "--experts", "8", "--json", "--model",
-            setup.spec.model, "--trace", setup.spec.trace, "--out", str(tmp_path / "out")]  # fmt: skip
+    args = [
+        "--policy",
+        "lru",
+        "--hw",
+        "rtx3090",
+        "--real",
+        "--device",
+        "cpu",
+        "--experts",
+        "8",
+        "--json",
+        "--model",
+        setup.spec.model,
+        "--trace",
+        setup.spec.trace,
+        "--out",
+        str(tmp_path / "out"),
+    ]
     said = started(INTERRUPTED.format(at=9, args=args))
     assert said.returncode == 130, said.stderr
     result = json.loads(said.stdout)
@@ -210,8 +255,22 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path):
 def test_ctrl_c_before_the_first_token_is_just_that(tmp_path):
     setup = tiny_setup(tmp_path, "lru", 8)
     setup.close()
-    code = INTERRUPTED.format(at=-1, args=["--policy", "lru", "--hw", "rtx3090", "--real", "--device", "cpu", "--model",
-                                           setup.spec.model, "--trace", setup.spec.trace])  # fmt: skip
+    code = INTERRUPTED.format(
+        at=-1,
+        args=[
+            "--policy",
+            "lru",
+            "--hw",
+            "rtx3090",
+            "--real",
+            "--device",
+            "cpu",
+            "--model",
+            setup.spec.model,
+            "--trace",
+            setup.spec.trace,
+        ],
+    )
     at_once = "begin = RealMachine.begin\n"
     at_once += "RealMachine.begin = lambda *a: (os.kill(os.getpid(), signal.SIGINT), begin(*a))"
     code = code.replace("RealMachine.end = counted", at_once)

@@ -28,8 +28,9 @@ N = 6
 
 
 def spec(policy, experts=96):
-    return RunSpec(policy=policy, hw="rtx3090", model=str(FOLDER), trace=DEFAULT, precision="fp32", requests=1,
-                   experts=experts)  # fmt: skip
+    return RunSpec(
+        policy=policy, hw="rtx3090", model=str(FOLDER), trace=DEFAULT, precision="fp32", requests=1, experts=experts
+    )
 
 
 def test_it_says_what_transformers_says():
@@ -58,8 +59,9 @@ def test_it_says_what_transformers_says():
 
 
 def test_lossless_policies_say_the_same_and_lossy_ones_have_a_price():
-    rows = {row["policy"]: row for row in talk([spec(p) for p in ("fine_moe", "on_demand", "importance")], FOLDER,
-                                               "cpu", N)}  # fmt: skip
+    rows = {
+        row["policy"]: row for row in talk([spec(p) for p in ("fine_moe", "on_demand", "importance")], FOLDER, "cpu", N)
+    }
     for name in ("fine_moe", "on_demand"):
         assert rows[name]["tokens_identical"]
         assert rows[name]["perplexity_change_frac"] == 0
@@ -84,15 +86,46 @@ def test_emoe_with_all_experts_changes_nothing_and_with_fewer_it_does():
 
 
 def test_the_command_line_tells(capsys, tmp_path):
-    said = moesim(capsys, "validate", "--checkpoint", "mixtral-8x7b-small", "--policy", "lru", "--experts", 64, "--hw",
-                  "rtx3090", "--outputs", 3, "--device", "cpu", "--out", tmp_path / "t.json")  # fmt: skip
+    said = moesim(
+        capsys,
+        "validate",
+        "--checkpoint",
+        "mixtral-8x7b-small",
+        "--policy",
+        "lru",
+        "--experts",
+        64,
+        "--hw",
+        "rtx3090",
+        "--outputs",
+        3,
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "t.json",
+    )
     assert said.code == 0, said.err
     assert "generates under 1 policies" in said.out
     assert (tmp_path / "t.json").is_file()
     missing = moesim(capsys, "validate", "--checkpoint", tmp_path, "--policy", "lru", "--hw", "l4").error
     assert "no config.json" in missing
-    oracle = moesim(capsys, "validate", "--checkpoint", "mixtral-8x7b-small", "--policy", "belady", "--hw", "l4",
-                    "--outputs", 2, "--experts", 96, "--device", "cpu", "--json")  # fmt: skip
+    oracle = moesim(
+        capsys,
+        "validate",
+        "--checkpoint",
+        "mixtral-8x7b-small",
+        "--policy",
+        "belady",
+        "--hw",
+        "l4",
+        "--outputs",
+        2,
+        "--experts",
+        96,
+        "--device",
+        "cpu",
+        "--json",
+    )
     (row,) = oracle.json["policies"]
     assert row["tokens_identical"]
     assert row["perplexity_change_frac"] == 0

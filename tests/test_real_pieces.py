@@ -78,9 +78,13 @@ def test_precisions_that_are_not_packed_are_refused(tmp_path):
         check_form("int2", 63)
 
 
-@pytest.mark.parametrize(("policy", "settings", "low"), [
-    ("floe", {}, "int2"), ("floe", {"compressed": "int4", "channels": "token"}, "int4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("policy", "settings", "low"),
+    [
+        ("floe", {}, "int2"),
+        ("floe", {"compressed": "int4", "channels": "token"}, "int4"),
+    ],
+)
 def test_compressed_experts_compute_what_they_hold(tmp_path, resident, policy, settings, low):
     """FloE runs every expert compressed: so does the resident model once its experts hold the unpacked values."""
     done = carried_out(tmp_path, policy, 2, set=settings)
@@ -145,20 +149,29 @@ class Reads:
         partial, results = Partial(0, 0, 8, (None, None)), []
         for start, stop in bounds:
             part = extent(pieces().part(0, 0, start, stop, matrices=matrices), 8)
-            flat = self.matrices.view(24, 4)[part.start : part.stop] if part.by_matrix else (
-                self.matrices[:, part.start : part.stop].reshape(-1, 4))  # fmt: skip
+            flat = (
+                self.matrices.view(24, 4)[part.start : part.stop]
+                if part.by_matrix
+                else (self.matrices[:, part.start : part.stop].reshape(-1, 4))
+            )
             new, call = partial.add(part, lambda flat=flat: flat, self, lambda _: self.x)
             call()
             results += new
         return sum(result.out for result in results)
 
 
-@pytest.mark.parametrize(("bounds", "matrices"), [
-    ([(0, 0.25), (0.25, 1)], False), ([(0, 0.5), (0.25, 0.75), (0.5, 1)], False),
-    ([(0, 1 / 3), (1 / 3, 2 / 3), (2 / 3, 1)], True), ([(i / 6, (i + 1) / 6) for i in range(6)], True),
-    ([(i / 8, (i + 1) / 8) for i in range(8)], True), ([(0, 0.5), (0.5, 1)], True),
-    ([(0, 0.5), (1 / 3, 1)], True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("bounds", "matrices"),
+    [
+        ([(0, 0.25), (0.25, 1)], False),
+        ([(0, 0.5), (0.25, 0.75), (0.5, 1)], False),
+        ([(0, 1 / 3), (1 / 3, 2 / 3), (2 / 3, 1)], True),
+        ([(i / 6, (i + 1) / 6) for i in range(6)], True),
+        ([(i / 8, (i + 1) / 8) for i in range(8)], True),
+        ([(0, 0.5), (0.5, 1)], True),
+        ([(0, 0.5), (1 / 3, 1)], True),
+    ],
+)
 def test_parts_add_up_to_the_expert(bounds, matrices):
     reads = Reads()
     torch.testing.assert_close(reads.total(bounds, matrices), reads.ffn(reads.x, reads.matrices))
@@ -288,8 +301,10 @@ def test_geometries_that_are_not_carried_out_are_refused_in_one_line(tmp_path):
     import msgspec
 
     setup = tiny_setup(tmp_path, "lru", 8)
-    for change, said in (({"matrices_per_expert": 2}, "experts of 2 matrices"),
-                         ({"encoder": {"n_layers": 2}}, "an encoder is not carried out")):  # fmt: skip
+    for change, said in (
+        ({"matrices_per_expert": 2}, "experts of 2 matrices"),
+        ({"encoder": {"n_layers": 2}}, "an encoder is not carried out"),
+    ):
         plain = {**msgspec.to_builtins(setup.model), **change}
         setup.model = msgspec.convert(plain, type(setup.model))
         with pytest.raises(BadInput, match=said):

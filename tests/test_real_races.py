@@ -86,8 +86,23 @@ def raced(monkeypatch, tmp_path, policy, experts=8, device=None, **fields):
     return device, done
 
 
-POLICIES = ["lru", "belady", "perfect_prefetch", "fine_moe", "moe_infinity", "pregated", "moepic", "mixtral_offloading",
-            "promoe", "llama_cpp", "hobbit", "fiddler", "hybrimoe", "ktransformers", "daop"]  # fmt: skip
+POLICIES = [
+    "lru",
+    "belady",
+    "perfect_prefetch",
+    "fine_moe",
+    "moe_infinity",
+    "pregated",
+    "moepic",
+    "mixtral_offloading",
+    "promoe",
+    "llama_cpp",
+    "hobbit",
+    "fiddler",
+    "hybrimoe",
+    "ktransformers",
+    "daop",
+]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -130,8 +145,9 @@ def test_the_detector_sees_an_expert_on_the_cpu_start_before_its_rows(monkeypatc
 
 def test_the_detector_sees_memory_that_nobody_kept(monkeypatch, tmp_path):
     keep = RaceDevice.keep
-    monkeypatch.setattr(RaceDevice, "keep", lambda self, tensor, stream: (
-        None if stream.name == "down" else keep(self, tensor, stream)))  # fmt: skip
+    monkeypatch.setattr(
+        RaceDevice, "keep", lambda self, tensor, stream: None if stream.name == "down" else keep(self, tensor, stream)
+    )
     with pytest.raises(Race, match="memory of compute's that was not kept for down"):
         raced(monkeypatch, tmp_path, "llama_cpp")
 
@@ -163,10 +179,13 @@ def test_the_detector_sees_room_that_is_still_being_zeroed(monkeypatch, tmp_path
             lanes.close()
 
 
-@pytest.mark.parametrize(("make", "what"), [
-    (lambda n: torch.empty(n, dtype=torch.int32), "pageable"),
-    (lambda n: None, "two types"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda n: torch.empty(n, dtype=torch.int32), "pageable"),
+        (lambda n: None, "two types"),
+    ],
+)
 def test_the_detector_sees_copies_that_block(make, what):
     device = RaceDevice()
     device.strict = True

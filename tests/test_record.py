@@ -46,9 +46,15 @@ def recorded(capsys, model, out, *args):
 def test_own_checkpoint_from_text_to_simulation(tmp_path, capsys):
     """The project's own model with its tokenizer, JSON lines with tasks, two at a time."""
     prompts = tmp_path / "prompts.jsonl"
-    lines = [{"prompt": text, "task": task} for text, task in (
-        ("The package manager installs", "admin"), ("A module is loaded when the kernel", "kernel"),
-        ("To configure a printer, first", "admin"), ("The scheduler decides", "kernel"))]  # fmt: skip
+    lines = [
+        {"prompt": text, "task": task}
+        for text, task in (
+            ("The package manager installs", "admin"),
+            ("A module is loaded when the kernel", "kernel"),
+            ("To configure a printer, first", "admin"),
+            ("The scheduler decides", "kernel"),
+        )
+    ]
     prompts.write_text("\n".join(map(json.dumps, lines)))
     out = tmp_path / "mine.safetensors"
     said = recorded(
@@ -203,22 +209,29 @@ def test_embeddings_may_be_projected(model, tmp_path, capsys):
         assert 0.8 < np.square(y).sum() / np.square(x).sum() < 1.2
 
 
-@pytest.mark.parametrize(("args", "message"), [
-    ((), "got both or neither of --prompts FILE and --prompt-tokens"),
-    (("--prompt-tokens", "4", "--dtype", "float12"), "'float12' is not one of 'auto', 'bfloat16', 'float16'"),
-    (("--prompt-tokens", "4", "--device", "toaster"), "--device, got 'toaster': not usable here"),
-    (("--prompt-tokens", "4", "--embeddings", "some"), "--embeddings, got 'some': full, none, or a number"),
-    (("--prompt-tokens", "four"), "lengths, got 'four'"),
-    (("--prompt-tokens", "250", "--output-tokens", "8"), "the model has 256 positions; lower"),
-    (("--prompts", "EMPTY"), "empty.txt: no prompt in it"),
-    (("--prompts", "TEXT"), "the model has no tokenizer"),
-    (("--prompts", "IDS"), "got token id 64: the model's vocabulary has 64"),
-    (("--prompts", "FEW", "--requests", 2), "--requests, got 2: few.jsonl has 1 prompts"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "got both or neither of --prompts FILE and --prompt-tokens"),
+        (("--prompt-tokens", "4", "--dtype", "float12"), "'float12' is not one of 'auto', 'bfloat16', 'float16'"),
+        (("--prompt-tokens", "4", "--device", "toaster"), "--device, got 'toaster': not usable here"),
+        (("--prompt-tokens", "4", "--embeddings", "some"), "--embeddings, got 'some': full, none, or a number"),
+        (("--prompt-tokens", "four"), "lengths, got 'four'"),
+        (("--prompt-tokens", "250", "--output-tokens", "8"), "the model has 256 positions; lower"),
+        (("--prompts", "EMPTY"), "empty.txt: no prompt in it"),
+        (("--prompts", "TEXT"), "the model has no tokenizer"),
+        (("--prompts", "IDS"), "got token id 64: the model's vocabulary has 64"),
+        (("--prompts", "FEW", "--requests", 2), "--requests, got 2: few.jsonl has 1 prompts"),
+    ],
+)
 def test_refusals(args, message, model, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    texts = {"EMPTY": ("empty.txt", "\n"), "TEXT": ("text.txt", "hello"), "IDS": ("ids.jsonl", '{"token_ids": [64]}'),
-             "FEW": ("few.jsonl", '{"token_ids": [6]}')}  # fmt: skip
+    texts = {
+        "EMPTY": ("empty.txt", "\n"),
+        "TEXT": ("text.txt", "hello"),
+        "IDS": ("ids.jsonl", '{"token_ids": [64]}'),
+        "FEW": ("few.jsonl", '{"token_ids": [6]}'),
+    }
     for name, text in texts.values():
         (tmp_path / name).write_text(text)
     said = moesim(capsys, "record", model, "--out", "t.safetensors", *(texts.get(arg, (arg,))[0] for arg in args))

@@ -103,8 +103,9 @@ def test_recorded_choice_is_what_the_experts_were_given_bit_for_bit(named):
         assert len(rows["experts"]) == n_prompt + prompt.max_outputs - 1
         for at, seen in enumerate(given):
             mine = slice((i + 1) * width - n_prompt, (i + 1) * width)
-            ids, weights = (torch.cat([seen[0][j][mine], *(s[j][i][None] for s in seen[1 : prompt.max_outputs])])
-                            for j in (0, 1))  # fmt: skip
+            ids, weights = (
+                torch.cat([seen[0][j][mine], *(s[j][i][None] for s in seen[1 : prompt.max_outputs])]) for j in (0, 1)
+            )
             if not FAMILIES[model.config.model_type].ranked:  # the class leaves its choice unsorted
                 order = weights.argsort(dim=-1, descending=True, stable=True)
                 ids, weights = ids.gather(-1, order), weights.gather(-1, order)
@@ -165,8 +166,10 @@ def direct(model, tokens):
     blocks = [layer for layer in model.model.layers if hasattr(layer.mlp, "experts")]
     inputs, residuals = [], []
     handles = [block.mlp.register_forward_pre_hook(lambda _m, args: inputs.append(args[0][0])) for block in blocks]
-    handles += [block.post_attention_layernorm.register_forward_pre_hook(lambda _m, args: residuals.append(args[0][0]))
-                for block in blocks]  # fmt: skip
+    handles += [
+        block.post_attention_layernorm.register_forward_pre_hook(lambda _m, args: residuals.append(args[0][0]))
+        for block in blocks
+    ]
     with torch.no_grad():
         model(input_ids=torch.tensor([tokens]), use_cache=False)
         for handle in handles:
@@ -238,14 +241,31 @@ def test_the_whole_path(named, tmp_path, capsys):
     """Record a checkpoint, check the trace, and simulate it with the geometry of its own configuration."""
     name, _ = named
     folder = saved_moe(name, tmp_path / "mine")
-    settings = Settings(Source(str(folder)), tmp_path / "t.safetensors", prompt_tokens="3-9", output_tokens="2-5",
-                        n_requests=5, batch=3, hidden=True)  # fmt: skip
+    settings = Settings(
+        Source(str(folder)),
+        tmp_path / "t.safetensors",
+        prompt_tokens="3-9",
+        output_tokens="2-5",
+        n_requests=5,
+        batch=3,
+        hidden=True,
+    )
     done = record(settings)
     with Trace(done.path) as trace:
         assert check_trace(trace) == []
         assert trace.levels == {
-            "experts", "weights", "scores", "next_scores_1", "next_scores_2", "next_scores_3", "shared_scores",
-            "embeddings", "token_ids", "gate_inputs", "gate_input_norms"}  # fmt: skip
+            "experts",
+            "weights",
+            "scores",
+            "next_scores_1",
+            "next_scores_2",
+            "next_scores_3",
+            "shared_scores",
+            "embeddings",
+            "token_ids",
+            "gate_inputs",
+            "gate_input_norms",
+        }
         model = load_model(done.config)
         assert (trace.n_layers, trace.n_experts, trace.top_k) == (model.n_moe_layers, model.n_experts, model.top_k)
         gate = trace.header.gate
@@ -278,10 +298,14 @@ def test_a_block_that_does_not_call_its_router_is_caught():
         rows_of(model, PROMPTS)
 
 
-@pytest.mark.parametrize(("wrong", "message"), [
-    (GateRule("softmax", False), "weights do not follow"), (GateRule("sigmoid", True), "weights do not follow"),
-    (GateRule("softmax", True, scaling=2.0), "weights do not follow"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (GateRule("softmax", False), "weights do not follow"),
+        (GateRule("sigmoid", True), "weights do not follow"),
+        (GateRule("softmax", True, scaling=2.0), "weights do not follow"),
+    ],
+)
 def test_a_gate_that_is_told_wrongly_is_caught(wrong, message):
     model = tiny_moe("mixtral")
     probe = RoutingProbe(moe_layers(model, "model"), wrong, ranked=True)
@@ -331,8 +355,15 @@ def test_few_layers_have_fewer_predictions(name, tmp_path):
     facts = {**COMMON, **facts, "num_hidden_layers": 2 if name == "mixtral" else 3}
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**facts)).eval()
     model.save_pretrained(tmp_path / "m")
-    settings = Settings(Source(str(tmp_path / "m")), tmp_path / "t.safetensors", prompt_tokens="4", output_tokens="3",
-                        n_requests=2, compact=True, embedding_width=0)  # fmt: skip
+    settings = Settings(
+        Source(str(tmp_path / "m")),
+        tmp_path / "t.safetensors",
+        prompt_tokens="4",
+        output_tokens="3",
+        n_requests=2,
+        compact=True,
+        embedding_width=0,
+    )
     with Trace(record(settings).path) as trace:
         assert check_trace(trace) == []
         assert {level for level in trace.levels if "scores" in level} == {"scores", "next_scores_1", "shared_scores"}

@@ -35,7 +35,10 @@ def test_json_lines_carry_labels_and_lengths(tmp_path):
     ]
     path = written(tmp_path, "p.jsonl", "\n".join(map(json.dumps, lines)))
     assert read_prompts(path, encode, 9) == [
-        Prompt((3, 3), 9, "chat", "store"), Prompt((5,), 3, "code"), Prompt((4, 0), 9, "chat")]  # fmt: skip
+        Prompt((3, 3), 9, "chat", "store"),
+        Prompt((5,), 3, "code"),
+        Prompt((4, 0), 9, "chat"),
+    ]
 
 
 def test_token_ids_need_no_tokenizer(tmp_path):
@@ -43,20 +46,23 @@ def test_token_ids_need_no_tokenizer(tmp_path):
     assert read_prompts(path, None, 1) == [Prompt((1, 2), 1)]
 
 
-@pytest.mark.parametrize(("name", "text", "message"), [
-    ("p.txt", "\n \n", r"p.txt: no prompt in it: one per line"),
-    ("p.jsonl", "", r"p.jsonl: no prompt in it"),
-    ("p.jsonl", "[1]", r"p.jsonl line 1, got '\[1\]': not a JSON object"),
-    ("p.jsonl", "{", r"line 1, got '{': not a JSON object"),
-    ("p.jsonl", "\n" + "[" * 100_000, r"line 2, got '\[+': not a JSON object"),
-    ("p.jsonl", '{"task": "x"}', r"line 1: prompt, got None: text"),
-    ("p.jsonl", '{"prompt": ""}', r"line 1, got no token"),
-    ("p.jsonl", '{"token_ids": [1, -2]}', r"line 1: token_ids, got something else"),
-    ("p.jsonl", '{"token_ids": [1, true]}', r"line 1: token_ids, got something else"),
-    ("p.jsonl", '{"prompt": "a", "max_new_tokens": 0}', r"max_new_tokens, got 0: a whole number of at least 1"),
-    ("p.jsonl", '{"prompt": "a", "split": "train"}', r"got task '', split 'train': a task is text"),
-    ("p.jsonl", '{"prompt": "a", "task": "x"}\n{"prompt": "b"}', r"some prompts have a task and some have none"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("p.txt", "\n \n", r"p.txt: no prompt in it: one per line"),
+        ("p.jsonl", "", r"p.jsonl: no prompt in it"),
+        ("p.jsonl", "[1]", r"p.jsonl line 1, got '\[1\]': not a JSON object"),
+        ("p.jsonl", "{", r"line 1, got '{': not a JSON object"),
+        ("p.jsonl", "\n" + "[" * 100_000, r"line 2, got '\[+': not a JSON object"),
+        ("p.jsonl", '{"task": "x"}', r"line 1: prompt, got None: text"),
+        ("p.jsonl", '{"prompt": ""}', r"line 1, got no token"),
+        ("p.jsonl", '{"token_ids": [1, -2]}', r"line 1: token_ids, got something else"),
+        ("p.jsonl", '{"token_ids": [1, true]}', r"line 1: token_ids, got something else"),
+        ("p.jsonl", '{"prompt": "a", "max_new_tokens": 0}', r"max_new_tokens, got 0: a whole number of at least 1"),
+        ("p.jsonl", '{"prompt": "a", "split": "train"}', r"got task '', split 'train': a task is text"),
+        ("p.jsonl", '{"prompt": "a", "task": "x"}\n{"prompt": "b"}', r"some prompts have a task and some have none"),
+    ],
+)
 def test_bad_files_are_told_by_line(tmp_path, name, text, message):
     with pytest.raises(BadInput, match=message):
         read_prompts(written(tmp_path, name, text), encode, 5)

@@ -43,19 +43,23 @@ def test_others_go_on() -> None:
 
 
 @pytest.mark.usefixtures("theirs")
-@pytest.mark.parametrize(("name", "why"), [
-    ("broken", r"no_such_package_of_theirs:Policy', got ModuleNotFoundError .*: repair or uninstall that package"),
-    ("number", r"number = math:pi: must name a sim.policy.Policy with a name"),
-    ("twin", r"'lru', got it from policies.lru and again from clash_of_names: names are unique; rename the latter"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("broken", r"no_such_package_of_theirs:Policy', got ModuleNotFoundError .*: repair or uninstall that package"),
+        ("number", r"number = math:pi: must name a sim.policy.Policy with a name"),
+        ("twin", r"'lru', got it from policies.lru and again from clash_of_names: names are unique; rename the latter"),
+    ],
+)
 def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[Any], tmp_path: Path, name: str, why: str) -> None:
     trace = mixtral_shaped(tmp_path)
     assert re.search(why, simulated(capsys, "--policy", name, "--hw", "rtx3090").error)
     listed = moesim(capsys, "policies")
     assert listed.code == 0
     assert re.search(why, listed.err)
-    several = moesim(capsys, "compare", "--policy", "all", "--hw", "rtx3090", "--trace", trace, "--requests",
-                     1, "--experts", 100)
+    several = moesim(
+        capsys, "compare", "--policy", "all", "--hw", "rtx3090", "--trace", trace, "--requests", 1, "--experts", 100
+    )
     assert several.code == 0
     assert name in several.out
     ran = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--trace", trace, "--requests", 1)

@@ -32,9 +32,15 @@ def quiet(_title: str) -> Any:
 def row(**changes: Any) -> Row:
     """An order row of three systems, unless told otherwise."""
     facts: dict[str, Any] = {
-        "id": "X-1", "flag": "T", "where": "Table 1", "metric": "TPOT", "check": "order", "experiment": "mine",
-        "value": "tpot_s", "published": {"lru": 2.0, "on_demand": 4.0},
-    }  # fmt: skip
+        "id": "X-1",
+        "flag": "T",
+        "where": "Table 1",
+        "metric": "TPOT",
+        "check": "order",
+        "experiment": "mine",
+        "value": "tpot_s",
+        "published": {"lru": 2.0, "on_demand": 4.0},
+    }
     return msgspec.convert({**facts, **changes}, Row)
 
 
@@ -65,8 +71,11 @@ class TestData:
         # One testbed rests on one constant, whichever row it is, and a system's own one belongs to it alone.
         for one in ROWS.values():
             if one.constant and one.testbed:
-                others = {other.constant for other in ROWS.values()
-                          if (other.id[:2], other.testbed) == (one.id[:2], one.testbed) and other.constant}  # fmt: skip
+                others = {
+                    other.constant
+                    for other in ROWS.values()
+                    if (other.id[:2], other.testbed) == (one.id[:2], one.testbed) and other.constant
+                }
                 assert others == {one.constant}
                 assert not (one.experiment and EXPERIMENTS[one.experiment].constants)
         for experiment in EXPERIMENTS.values():
@@ -97,9 +106,12 @@ class TestData:
         for constant in CONSTANTS.values():
             source = ROWS[constant.row]
             for one in ROWS.values():
-                if one.check in ("order", "within") and (one.experiment, one.value, one.own, one.cases) == (
-                    source.experiment, source.value, source.own, source.cases
-                ) and one.experiment:  # fmt: skip
+                if (
+                    one.check in ("order", "within")
+                    and (one.experiment, one.value, one.own, one.cases)
+                    == (source.experiment, source.value, source.own, source.cases)
+                    and one.experiment
+                ):
                     judged = one.published if not one.pairs_of else (one.pairs_of, one.own)
                     assert constant.label not in judged, one.id
 
@@ -119,8 +131,9 @@ class TestData:
                     spec = work.spec_of(experiment, case, system, Path("t"), {})
                     own = {key: value for key, value in spec.set.items() if "." not in key}
                     find(spec.policy)(**own), name
-            assert set(experiment.systems) & {s for r in ROWS.values() if r.experiment == name
-                                              for s in runs.systems_of(r, experiment)}, name  # fmt: skip
+            assert set(experiment.systems) & {
+                s for r in ROWS.values() if r.experiment == name for s in runs.systems_of(r, experiment)
+            }, name
 
     @pytest.mark.parametrize(
         ("changes", "rule"),
@@ -193,14 +206,22 @@ class TestClosed:
 
     def test_adapmoe_sizes_are_whole_and_of_the_right_total(self) -> None:
         assert {label: sum(map(int, text)) for label, text in ADAPMOE_SIZES.items()} == {
-            "64": 64, "64 gated": 64, "128": 128, "128 gated": 128}  # fmt: skip
+            "64": 64,
+            "64 gated": 64,
+            "128": 128,
+            "128 gated": 128,
+        }
         assert set(METHODS["adapmoe_sizes"](ROWS["AD-4"], {}).values()) == {32.0}
 
     def test_switch_models_round_to_the_printed_parameters_with_three_embedding_tables(self) -> None:
         assert model_of("switch-large-128").expert_params() == 8_388_608
         found = METHODS["switch_weights"](ROWS["PG-1"], {})
-        for label, hidden, billions in (("base-8", 768, 0.7), ("base-64", 768, 3.8), ("base-128", 768, 7.5),
-                                        ("large-128", 1024, 26.4)):  # fmt: skip
+        for label, hidden, billions in (
+            ("base-8", 768, 0.7),
+            ("base-64", 768, 3.8),
+            ("base-128", 768, 7.5),
+            ("large-128", 1024, 26.4),
+        ):
             tied, gb = model_of(f"switch-{label}").total_params(), found[label]
             assert gb == pytest.approx(4 * (tied + 2 * 32128 * hidden) / 1e9)
             assert isinstance(gb, float)
@@ -212,8 +233,10 @@ class TestClosed:
         expert = 3 * 4096 * 14336 * 2
         dense = 46_702_792_704 * 2 - 256 * expert
         rotary = 32 * 2 * 32768 * 128 * 2  # layers, cosine and sine, positions, width, bytes
-        by_hand = {label: (0.95 * gib * 1024**3 - dense - expert - rotary) // expert
-                   for label, gib in (("24 GB", 23.65), ("48 GB", 47.5))}  # fmt: skip
+        by_hand = {
+            label: (0.95 * gib * 1024**3 - dense - expert - rotary) // expert
+            for label, gib in (("24 GB", 23.65), ("48 GB", 47.5))
+        }
         assert METHODS["fiddler_experts"](ROWS["FD-1"], {}) == by_hand == {"24 GB": 56.0, "48 GB": 125.0}
 
     def test_pregated_moe_holds_two_experts_of_the_decoder(self) -> None:
@@ -253,8 +276,7 @@ class TestConstants:
             settings = fitted.settings("a100-40g-pcie", model, "bf16")
             loads[model] = METHODS["emoe_load"](row(model=model), settings)["load"]
         assert loads["mixtral-8x7b"] == pytest.approx(12.744)
-        assert loads["openmoe-8b"] == pytest.approx(
-            0.67 * 128 * (12.744 / 199.68 - (352_321_536 - 134_217_728) / 25e9))  # fmt: skip
+        assert loads["openmoe-8b"] == pytest.approx(0.67 * 128 * (12.744 / 199.68 - (352_321_536 - 134_217_728) / 25e9))
 
     def test_an_experts_time_on_the_cpu_is_the_printed_share_of_its_copy(self) -> None:
         fitted = fit(CONSTANTS["importance-a6000"], ROWS)
@@ -281,7 +303,8 @@ class TestConstants:
         assert steps[0] == {"pregated-a100": 0.0, "duoserve-acc": 0.0}
         assert len(steps) <= 5
         assert found["pregated-a100"].settings("a100-80g-pcie", "switch-base-8", "fp32") == {
-            "stack.per_layer_s": found["pregated-a100"].value_s}  # fmt: skip
+            "stack.per_layer_s": found["pregated-a100"].value_s
+        }
         assert solve([], ROWS, figures) == ({}, {})
         of_a_range = msgspec.structs.replace(ROWS["DS-17"], published={"ACC": [1.47, 1.52]})
         assert published(CONSTANTS["duoserve-acc"], {"DS-17": of_a_range}) == 1.495  # the middle
@@ -289,8 +312,14 @@ class TestConstants:
     def test_a_constant_that_does_nothing_or_has_no_room_is_lost_and_the_others_are_found(self) -> None:
         asked = [CONSTANTS["pregated-a100"], CONSTANTS["duoserve-acc"]]
         for speed_up, why in ((1.6, "slower than DS-17"), (1.1, "not found in 8 steps")):
-            found, lost = solve(asked, ROWS, lambda values, speed_up=speed_up: {
-                "pregated-a100": 1 / (0.0005 + 12 * values["pregated-a100"]), "duoserve-acc": speed_up})  # fmt: skip
+            found, lost = solve(
+                asked,
+                ROWS,
+                lambda values, speed_up=speed_up: {
+                    "pregated-a100": 1 / (0.0005 + 12 * values["pregated-a100"]),
+                    "duoserve-acc": speed_up,
+                },
+            )
             assert list(found) == ["pregated-a100"]
             assert found["pregated-a100"].value_s == pytest.approx((1 / 137 - 0.0005) / 12, rel=2e-3)
             assert list(lost) == ["duoserve-acc"]
@@ -302,7 +331,8 @@ class TestConstants:
         for pinned, link in ((True, "h2d"), (False, "h2d_pageable")):
             plain = getattr(load_hardware("a5000"), link).bandwidth_bytes_per_s.value
             assert found.settings("a5000", "mixtral-8x7b", "bf16", pinned) == {
-                f"hw.{link}.bandwidth_bytes_per_s": pytest.approx(n_bytes / (n_bytes / plain + 5e-3))}  # fmt: skip
+                f"hw.{link}.bandwidth_bytes_per_s": pytest.approx(n_bytes / (n_bytes / plain + 5e-3))
+            }
 
     def test_an_experts_seconds_on_the_gpu_are_the_rate_of_its_memory(self) -> None:
         found = Fitted(CONSTANTS["offloading-a100"], 5e-3).settings("a100-80g-sxm", "mixtral-8x7b", "hqq2")
@@ -351,12 +381,19 @@ class TestJudge:
     @pytest.mark.parametrize(
         ("relation", "own", "other", "form"),
         [
-            ("value", 1.0, 3.0, 3.0), ("milli", 1.0, 3.0, 3000.0), ("percent", 1.0, 0.3, 30.0),
-            ("rate", 1.0, 4.0, 0.25), ("speedup", 2.0, 3.0, 1.5), ("slowdown", 3.0, 2.0, 1.5),
-            ("reduction", 3.0, 4.0, 25.0), ("improvement", 0.6, 0.5, 20.0), ("hideable", 1.0, 5.0, 25.0),
-            ("improvement", 0.6, 0.0, math.inf), ("hideable", 5.0, 5.0, math.inf),
+            ("value", 1.0, 3.0, 3.0),
+            ("milli", 1.0, 3.0, 3000.0),
+            ("percent", 1.0, 0.3, 30.0),
+            ("rate", 1.0, 4.0, 0.25),
+            ("speedup", 2.0, 3.0, 1.5),
+            ("slowdown", 3.0, 2.0, 1.5),
+            ("reduction", 3.0, 4.0, 25.0),
+            ("improvement", 0.6, 0.5, 20.0),
+            ("hideable", 1.0, 5.0, 25.0),
+            ("improvement", 0.6, 0.0, math.inf),
+            ("hideable", 5.0, 5.0, math.inf),
         ],
-    )  # fmt: skip
+    )
     def test_forms(self, relation: Any, own: float, other: float, form: float) -> None:
         assert judge.related(relation, own, other) == pytest.approx(form)
 
@@ -398,35 +435,59 @@ class TestJudge:
     @pytest.mark.parametrize(
         ("published", "simulated", "ratio"),
         [
-            (14.0, 1.4, 0.1), (2.0, 3.0, 1.5), ([2.0, 3.0], 2.5, 1.0), ([2.0, 3.0], 1.0, 0.5), ([2.0, 3.0], 6.0, 2.0),
-            ([0.0, 100.0], 5.0, None), (0.0, 5.0, None), (14.0, -7.0, -0.5), (14.0, math.inf, None),
+            (14.0, 1.4, 0.1),
+            (2.0, 3.0, 1.5),
+            ([2.0, 3.0], 2.5, 1.0),
+            ([2.0, 3.0], 1.0, 0.5),
+            ([2.0, 3.0], 6.0, 2.0),
+            ([0.0, 100.0], 5.0, None),
+            (0.0, 5.0, None),
+            (14.0, -7.0, -0.5),
+            (14.0, math.inf, None),
         ],
-    )  # fmt: skip
+    )
     def test_ratios_of_magnitudes(self, published: Any, simulated: float, ratio: float | None) -> None:
         assert judge.ratio(published, simulated) == (None if ratio is None else pytest.approx(ratio))
 
     def test_the_spread_of_magnitudes_by_hand(self) -> None:
         """Factors 1, 2, 2, 4 and the other sign: a fifth of what was a gain is a loss."""
         told = judge.spread([1.0, 0.5, 2.0, 0.25, -3.0])
-        assert told == {"n": 5, "other_sign": 1, "within": 1, "median_ratio": 0.5, "least": 1.0, "lower_quartile": 2.0,
-                        "median": 2.0, "upper_quartile": 4.0, "greatest": None}  # fmt: skip
+        assert told == {
+            "n": 5,
+            "other_sign": 1,
+            "within": 1,
+            "median_ratio": 0.5,
+            "least": 1.0,
+            "lower_quartile": 2.0,
+            "median": 2.0,
+            "upper_quartile": 4.0,
+            "greatest": None,
+        }
         assert judge.spread([1.0, 4.0])["median"] == pytest.approx(2.0)  # the middle of two factors
         assert judge.spread([]) == {"n": 0, "other_sign": 0}
 
     @pytest.mark.parametrize(
         ("simulated", "changes", "status"),
         [
-            (14.0, {}, "reached"), (1.0, {}, "order only"), (22.0, {}, "order only"), (-1.0, {}, "missed"),
-            (14.0, {"other_quantity": True}, "order only"), (14.0, {"fitted_traces": ["b"]}, "shown"),
+            (14.0, {}, "reached"),
+            (1.0, {}, "order only"),
+            (22.0, {}, "order only"),
+            (-1.0, {}, "missed"),
+            (14.0, {"other_quantity": True}, "order only"),
+            (14.0, {"fitted_traces": ["b"]}, "shown"),
         ],
-    )  # fmt: skip
+    )
     def test_an_order_is_reached_only_with_its_magnitude(
         self, simulated: float, changes: dict[str, Any], status: str
     ) -> None:
         one = row(relation="reduction", own="lru", published={"on_demand": 14.0}, **changes)
         experiment = Experiment(why="", cases=[], systems={"lru": "lru", "on_demand": "on_demand"})
-        found = {"values": {"on_demand": simulated}, "cases": [{"on_demand": simulated}], "left_out": {},
-                 "did_not_run": {}}  # fmt: skip
+        found = {
+            "values": {"on_demand": simulated},
+            "cases": [{"on_demand": simulated}],
+            "left_out": {},
+            "did_not_run": {},
+        }
         told = table.answer_of(one, {}, {"b": found}, {"mine": experiment})
         assert told["status"] == status
 
@@ -470,8 +531,10 @@ class TestTable:
         (told,) = result["rows"]
         ratios = []
         for words in (("--hw", "rtx3090"), ("--hw", "a6000", "--experts", "64")):
-            runs = [moesim(capsys, "run", "--policy", *policy, *words, "--trace", mine, "--json").json
-                    for policy in (("on_demand",), ("lru", "--set", "scope=layer"))]  # fmt: skip
+            runs = [
+                moesim(capsys, "run", "--policy", *policy, *words, "--trace", mine, "--json").json
+                for policy in (("on_demand",), ("lru", "--set", "scope=layer"))
+            ]
             ratios.append(runs[0]["tpot_s"]["mean"] / runs[1]["tpot_s"]["mean"])
         for kind in "ab":
             assert told["traces"][kind]["simulated"] == {"on_demand": sum(ratios) / 2}
@@ -480,7 +543,11 @@ class TestTable:
         assert sum(ratios) / 2 > 1
         assert told["status"] == ("reached" if sum(ratios) / 2 <= 1.5 * 4.0 else "order only")
         assert {**result["totals"]["orders"]["b"], "magnitudes": {}} == {
-            "right": 1, "right_fitted": 1, "pairs": 1, "magnitudes": {}}  # fmt: skip
+            "right": 1,
+            "right_fitted": 1,
+            "pairs": 1,
+            "magnitudes": {},
+        }
         assert result["traces"]["b"]["of"]["mixtral-8x7b"]["labels"] == ["synthetic"]
 
     def test_requests_arrive_when_the_experiment_says(
@@ -516,8 +583,15 @@ class TestTable:
         plain = table.load_experiments()["mine"]
         own = msgspec.structs.replace(plain, constants={"on_demand": "mine"}, could_not={"sure": ["mixtral-8x7b"]})
         constant = Constant(id="mine", testbed="here", row="X-0", label="on_demand", form="per_copy")
-        fit_row = row(id="X-0", check="fit", reason="fitted", cases=[0], relation="speedup", own="lru",
-                      published={"on_demand": 2.0})  # fmt: skip
+        fit_row = row(
+            id="X-0",
+            check="fit",
+            reason="fitted",
+            cases=[0],
+            relation="speedup",
+            own="lru",
+            published={"on_demand": 2.0},
+        )
         one = row(cases=[0], published={"lru": 2.0, "on_demand": 4.0, "sure": 5.0})
         monkeypatch.setattr(table, "load_experiments", lambda: {"mine": own})
         monkeypatch.setattr(table, "load_rows", lambda: {"X-0": fit_row})
@@ -608,8 +682,9 @@ class TestTable:
 
     def test_another_constant_is_another_run(self, mine: Path, tmp_path: Path) -> None:
         experiment = table.load_experiments()["mine"]
-        plain, slower = (work.spec_of(experiment, 0, "on_demand", mine, constant)
-                         for constant in ({}, {"hw.h2d.latency_s": 1e-3}))  # fmt: skip
+        plain, slower = (
+            work.spec_of(experiment, 0, "on_demand", mine, constant) for constant in ({}, {"hw.h2d.latency_s": 1e-3})
+        )
         assert work.key_of(plain) != work.key_of(slower)
         times = [result["tpot_s.mean"] for result in work.run_all([plain, slower], tmp_path, None, lambda _d, _t: None)]
         assert times[1] - times[0] == pytest.approx(64 * (1e-3 - 1e-5), rel=0.02)  # 64 copies a token
@@ -622,15 +697,17 @@ class TestTable:
             assert executor is not None
             assert work.run_all(specs, tmp_path / "b", executor, lambda _d, _t: None) == alone
 
-
     def test_a_row_whose_mechanism_did_not_run_is_neither_judged_nor_counted(
         self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         plain = table.load_experiments()["mine"]
         rows_asked = [row(cases=[0]), row(id="X-2", cases=[0], published={"on_demand": 4.0, "sure": 2.0})]
         for condition, ran in (("hit_rate > 0", True), ("hit_rate > 1", False), ("policy_stats.nothing > 0", False)):
-            monkeypatch.setattr(table, "load_experiments", lambda condition=condition: {
-                "mine": msgspec.structs.replace(plain, mechanism={"lru": condition})})  # fmt: skip
+            monkeypatch.setattr(
+                table,
+                "load_experiments",
+                lambda condition=condition: {"mine": msgspec.structs.replace(plain, mechanism={"lru": condition})},
+            )
             result = table.reproduce(rows_asked, ("b",), tmp_path / "out", 1, quiet)
             first, second = result["rows"]
             assert (first["status"] != "not run") == ran
@@ -647,8 +724,9 @@ class TestTable:
         monkeypatch.setattr(inputs, "bundled_for", lambda _model: other)
         told = {}
         for kind in ("a", "b"):
-            monkeypatch.setattr(table, "load_experiments", lambda kind=kind: {
-                "mine": msgspec.structs.replace(plain, scored=kind)})  # fmt: skip
+            monkeypatch.setattr(
+                table, "load_experiments", lambda kind=kind: {"mine": msgspec.structs.replace(plain, scored=kind)}
+            )
             result = table.reproduce([row(cases=[0])], ("a", "b"), tmp_path / "out", 1, quiet)
             told[kind] = result["totals"]["scored"]
             assert told[kind] == result["totals"]["orders"][kind]
@@ -697,8 +775,13 @@ class TestTable:
         assert "IndexError: off the end" in text
         assert result["totals"]["scored"]["pairs"] == 1
         monkeypatch.undo()
-        spec = work.spec_of(Experiment(why="", cases=[{"model": "mixtral-8x7b", "hw": "rtx3090"}],
-                                       systems={"on_demand": "on_demand"}), 0, "on_demand", mine, {})  # fmt: skip
+        spec = work.spec_of(
+            Experiment(why="", cases=[{"model": "mixtral-8x7b", "hw": "rtx3090"}], systems={"on_demand": "on_demand"}),
+            0,
+            "on_demand",
+            mine,
+            {},
+        )
         (found,) = work.run_all([spec], tmp_path / "out", None, lambda _done, _total: None)
         assert "error" not in found
 
@@ -709,17 +792,21 @@ class TestTable:
 
     def test_a_gain_over_nothing_is_left_out_and_the_result_stays_json(self, mine: Path, tmp_path: Path) -> None:
         """Loading on demand hits nothing, so hits are improved infinitely."""
-        one = row(value="hit_rate", relation="improvement", own="lru", better="high", cases=[0],
-                  published={"on_demand": 66.0, "sure": 10.0})  # fmt: skip
+        one = row(
+            value="hit_rate",
+            relation="improvement",
+            own="lru",
+            better="high",
+            cases=[0],
+            published={"on_demand": 66.0, "sure": 10.0},
+        )
         result = table.reproduce([one], ("b",), tmp_path / "out", 1, quiet)
         assert "Infinity" not in json.dumps(result, allow_nan=False)
         (told,) = result["rows"]
         assert list(told["traces"]["b"]["simulated"]) == ["sure"]
         assert "over nothing" in told["left_out"]["b"]["on_demand, mixtral-8x7b"]
 
-    def test_the_longest_runs_start_first(
-        self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_longest_runs_start_first(self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         started: list[int] = []
         monkeypatch.setattr(work, "simulate", lambda text: started.append(json.loads(text)["requests"]) or {})
         plain = table.load_experiments()["mine"]
@@ -732,8 +819,16 @@ class TestInputs:
     def test_a_synthetic_trace_has_the_models_shape_and_says_so(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        source = tiny_trace(tmp_path / "s.safetensors", n_layers=6, n_experts=8, top_k=2, n_requests=6, prompt=8,
-                            outputs=12, levels=ALL - {"arrivals", "iterations"})  # fmt: skip
+        source = tiny_trace(
+            tmp_path / "s.safetensors",
+            n_layers=6,
+            n_experts=8,
+            top_k=2,
+            n_requests=6,
+            prompt=8,
+            outputs=12,
+            levels=ALL - {"arrivals", "iterations"},
+        )
         monkeypatch.setattr(inputs, "DEFAULT", str(source))
         asked = inputs.Drawn("openmoe-8b", 3)
         path = Path(inputs.synthesise(asked, str(tmp_path / "out")))
@@ -745,8 +840,16 @@ class TestInputs:
         assert path.stat().st_mtime_ns == before
 
     def test_prompts_are_as_long_as_an_experiment_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        source = tiny_trace(tmp_path / "s.safetensors", n_layers=6, n_experts=8, top_k=2, n_requests=6, prompt=8,
-                            outputs=12, levels=ALL - {"arrivals", "iterations"})  # fmt: skip
+        source = tiny_trace(
+            tmp_path / "s.safetensors",
+            n_layers=6,
+            n_experts=8,
+            top_k=2,
+            n_requests=6,
+            prompt=8,
+            outputs=12,
+            levels=ALL - {"arrivals", "iterations"},
+        )
         monkeypatch.setattr(inputs, "DEFAULT", str(source))
         plain, longer, more, answers = (
             Path(inputs.synthesise(inputs.Drawn("openmoe-8b", *asked), str(tmp_path / "out")))

@@ -92,9 +92,16 @@ def test_what_comes_beside_a_run_while_it_is_replaced_stays(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("no_work")
 class TestKnownBefore:
-    @pytest.mark.parametrize(("out", "timeline"), [
-        ("tl", "tl/t.json"), ("tl", "tl/a/../t.json"), ("tl", "tl"), ("t.json/a", "t.json"), ("tl", "tl/result.json"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("out", "timeline"),
+        [
+            ("tl", "tl/t.json"),
+            ("tl", "tl/a/../t.json"),
+            ("tl", "tl"),
+            ("t.json/a", "t.json"),
+            ("tl", "tl/result.json"),
+        ],
+    )
     def test_one_in_the_other(self, simulate: Any, tmp_path: Path, out: str, timeline: str) -> None:
         line = refused(simulate("--out", tmp_path / out, "--timeline", tmp_path / timeline))
         assert "lie in one another" in line

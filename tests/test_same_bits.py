@@ -52,8 +52,9 @@ def said(how: str, *words: str, hash_seed: str = "0") -> str:
 
 def test_sums_and_hashes_move_nothing(tmp_path: Path) -> None:
     # Qwen1.5-MoE's shape: four experts per token, so that sums over them have enough terms to differ.
-    trace = tiny_trace(tmp_path / "t.safetensors", 24, 60, 4, n_requests=2, prompt=3, outputs=4,
-                       levels=ALL - {"arrivals"})  # fmt: skip
+    trace = tiny_trace(
+        tmp_path / "t.safetensors", 24, 60, 4, n_requests=2, prompt=3, outputs=4, levels=ALL - {"arrivals"}
+    )
     one = json.loads(said("one_by_one", str(trace), hash_seed="1"))
     two = json.loads(said("exactly", str(trace), hash_seed="2"))
     assert list(one) == list(two)

@@ -41,10 +41,13 @@ def test_more_are_resampled_as_scipy_does(n: int) -> None:
     """The same interval up to the scatter of resampling, at the level that is widened for few."""
     values, other = np.array(drawn(n)), np.array(drawn(n, 1)) * 1.02
     level = 1 - 2 * stats.norm.cdf(-np.sqrt(n / (n - 1)) * stats.t.ppf((1 + LEVEL) / 2, n - 1))
-    for mine, theirs in ((sample(values.tolist()).interval(), values),
-                         (sample(values.tolist()).minus(sample(other.tolist())), values - other)):  # fmt: skip
-        found = stats.bootstrap((theirs,), np.mean, n_resamples=RESAMPLES, confidence_level=level, method="percentile",
-                                random_state=1).confidence_interval  # fmt: skip
+    for mine, theirs in (
+        (sample(values.tolist()).interval(), values),
+        (sample(values.tolist()).minus(sample(other.tolist())), values - other),
+    ):
+        found = stats.bootstrap(
+            (theirs,), np.mean, n_resamples=RESAMPLES, confidence_level=level, method="percentile", random_state=1
+        ).confidence_interval
         assert mine is not None
         assert mine == pytest.approx((found.low, found.high), abs=0.08 * (found.high - found.low))
 

@@ -39,8 +39,10 @@ def said(scheduler: Scheduler, times_s: list[float]) -> list[object]:
 
 
 def test_first_come_by_hand() -> None:
-    requests = [RequestInfo(i, 10 * i, 3, outputs, "", arrival_s) for i, outputs, arrival_s in
-                ((0, 3, 0.0), (1, 1, 0.0), (2, 2, 9.0))]  # fmt: skip
+    requests = [
+        RequestInfo(i, 10 * i, 3, outputs, "", arrival_s)
+        for i, outputs, arrival_s in ((0, 3, 0.0), (1, 1, 0.0), (2, 2, 9.0))
+    ]
     first = schedulers.find("fcfs")(requests, 2, open_loop=True)
     assert said(first, [0.0, 1.0, 2.0, 3.0, 4.0, 9.0, 10.0, 11.0]) == [
         [(0, 0, "prefill")],

@@ -60,8 +60,18 @@ def one_by_one(sets: list[tuple[int, list[int]]], by_uses: bool) -> int:
 def watched(kind: type, trace: str) -> tuple[dict, list[tuple[int, list[int]]]]:
     """Result of a run and the sets that its gates asked for, in turn."""
     seen: list[tuple[int, list[int]]] = []
-    setup = prepare(RunSpec(policy=kind.name, hw="h200-sxm", trace=trace, model="qwen1.5-moe-a2.7b", split="all",
-                            batch=BATCH, experts=SLOTS * N_LAYERS, set={"scope": "layer"}))  # fmt: skip
+    setup = prepare(
+        RunSpec(
+            policy=kind.name,
+            hw="h200-sxm",
+            trace=trace,
+            model="qwen1.5-moe-a2.7b",
+            split="all",
+            batch=BATCH,
+            experts=SLOTS * N_LAYERS,
+            set={"scope": "layer"},
+        )
+    )
     policy = setup.policy
     inner = policy.assign
 

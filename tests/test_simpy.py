@@ -96,8 +96,16 @@ def test_every_policy_in_worlds_of_its_own(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_trace(tmp_path_factory.mktemp("t") / "t.safetensors", 32, 8, 2, n_requests=2, prompt=4, outputs=6,
-                      levels=ALL - {"arrivals"})  # fmt: skip
+    return tiny_trace(
+        tmp_path_factory.mktemp("t") / "t.safetensors",
+        32,
+        8,
+        2,
+        n_requests=2,
+        prompt=4,
+        outputs=6,
+        levels=ALL - {"arrivals"},
+    )
 
 
 def result_of(tiny: Path, engine: str | None, policy: str, **rest: Any) -> Any:

@@ -33,10 +33,19 @@ def read(folder: Path) -> dict[str, pd.DataFrame]:
     return {name: pd.read_parquet(folder / f"{name}.parquet") for name in TABLES}
 
 
-@pytest.mark.parametrize("args", [
-    ("lru",), ("fine_moe",), ("on_demand",), ("lfu", "--batch", 3), ("lru", "--gpus", 2, "--experts", 40),
-    ("gpu_only",), ("promoe",),
-], ids=lambda args: "-".join(map(str, args)))  # fmt: skip
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("lru",),
+        ("fine_moe",),
+        ("on_demand",),
+        ("lfu", "--batch", 3),
+        ("lru", "--gpus", 2, "--experts", 40),
+        ("gpu_only",),
+        ("promoe",),
+    ],
+    ids=lambda args: "-".join(map(str, args)),
+)
 def test_kept_tables_give_the_folded_metrics(run: Any, tmp_path: Path, args: tuple[object, ...]) -> None:
     policy, *options = args
     result = run(*options, "--out", tmp_path / "a", "--spans", "--json", policy=policy).json
@@ -103,17 +112,34 @@ def test_the_id_tells_inputs_apart_and_nothing_else(run: Any, tmp_path: Path) ->
     assert run("--json", "--model", "mixtral-8x7b", "--out", tmp_path / "a").json["run_id"] == plain
 
 
-OVERRIDES = ("--set", "hw.h2d.bandwidth_bytes_per_s=5e10", "--set", "stack.per_layer_s=1e-4", "--vram", "20GB",
-             "--set", "model.norm_bias=true", "--set", "scope=layer")  # fmt: skip
+OVERRIDES = (
+    "--set",
+    "hw.h2d.bandwidth_bytes_per_s=5e10",
+    "--set",
+    "stack.per_layer_s=1e-4",
+    "--vram",
+    "20GB",
+    "--set",
+    "model.norm_bias=true",
+    "--set",
+    "scope=layer",
+)
 
 
 def test_what_was_set_is_in_everything_that_is_kept(run: Any, tmp_path: Path) -> None:
     result = run(*OVERRIDES, "--out", tmp_path / "a", "--json").json
-    expected = {"vram_bytes": 20_000_000_000, "hw.h2d.bandwidth_bytes_per_s": 5e10, "stack.per_layer_s": 1e-4,
-                "model.norm_bias": True, "scope": "layer"}  # fmt: skip
+    expected = {
+        "vram_bytes": 20_000_000_000,
+        "hw.h2d.bandwidth_bytes_per_s": 5e10,
+        "stack.per_layer_s": 1e-4,
+        "model.norm_bias": True,
+        "scope": "layer",
+    }
     assert result["overrides"] == expected
-    name = ("lru scope=layer on rtx3090 with vram=20GB, h2d.bandwidth_bytes_per_s=5e10, stack.per_layer_s=0.0001 "
-            "(mixtral-8x7b bf16 with norm_bias=true, mix)")  # fmt: skip
+    name = (
+        "lru scope=layer on rtx3090 with vram=20GB, h2d.bandwidth_bytes_per_s=5e10, stack.per_layer_s=0.0001 "
+        "(mixtral-8x7b bf16 with norm_bias=true, mix)"
+    )
     assert result["name"] == name
     row = pd.read_parquet(tmp_path / "a" / "runs.parquet").iloc[0]
     assert (json.loads(row.overrides_json), row["name"], row.vram_bytes) == (expected, name, 20_000_000_000)
@@ -135,10 +161,23 @@ def test_what_was_set_stands_in_the_first_line_and_the_header(run: Any) -> None:
 def test_names_differ_where_figures_do(run: Any) -> None:
     values = ("5e10", "5.0000001e10", "50GB/s", "50000000001")
     ways = [("--set", f"hw.h2d.bandwidth_bytes_per_s={value}") for value in values]
-    ways += [(), ("--seed", 1), ("--requests", 2), ("--split", "all"), ("--batch", 2), ("--experts", 40), ("--gpus", 2),
-             ("--stack", "hf"), ("--precision", "int8"), ("--hit-definition", "room"), ("--cache-frac", "0.2"),
-             ("--link", "pcie5x16"), ("--expert-cache", "20GB"), ("--vram", "20GB"),
-             ("--set", "scope=layer")]  # fmt: skip
+    ways += [
+        (),
+        ("--seed", 1),
+        ("--requests", 2),
+        ("--split", "all"),
+        ("--batch", 2),
+        ("--experts", 40),
+        ("--gpus", 2),
+        ("--stack", "hf"),
+        ("--precision", "int8"),
+        ("--hit-definition", "room"),
+        ("--cache-frac", "0.2"),
+        ("--link", "pcie5x16"),
+        ("--expert-cache", "20GB"),
+        ("--vram", "20GB"),
+        ("--set", "scope=layer"),
+    ]
     names = {run(*way, "--json").json["name"] for way in ways}
     assert len(names) == len(ways)
     guessed = run("--predictor", "surrogate:0.85", "--json", policy="promoe").json
@@ -212,9 +251,7 @@ class TestFolder:
         assert "it is a file" in run("--out", tmp_path / "a").error
         assert f"{tmp_path / 'a'}: " in run("--out", tmp_path / "a" / "b").error
 
-    def test_a_failing_run_leaves_nothing(
-        self, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_failing_run_leaves_nothing(self, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 

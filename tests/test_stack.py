@@ -31,7 +31,10 @@ def test_bare_is_free_of_host_time() -> None:
 def test_what_the_stacks_group_and_replay() -> None:
     """`bare` does what engines do by default; `separate` is what it was in version 0.1, with the same kernels."""
     assert [(name, load_stack(name).grouped, load_stack(name).graphs) for name in stack_names()] == [
-        ("bare", True, True), ("hf", False, False), ("separate", False, False)]  # fmt: skip
+        ("bare", True, True),
+        ("hf", False, False),
+        ("separate", False, False),
+    ]
     assert load_stack("bare").kernels == load_stack("separate").kernels
 
 

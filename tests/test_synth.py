@@ -41,16 +41,31 @@ def profile(n_layers=4, n_experts=12, top_k=3, **facts):
     """A made-up source: one share of every kind."""
     rng = np.random.default_rng(5)
     base = {
-        "source": "made-up", "n_layers": n_layers, "n_experts": n_experts, "top_k": top_k, "score": "softmax",
-        "renormalised": True, "scaling": 1.0, "bias": rng.normal(0, 0.3, (n_layers, n_experts)).round(4).tolist(),
-        "shares": {"task": [0.1] * n_layers, "request": [0.1] * n_layers, "fade64": [0.1] * n_layers,
-                   "fade4": [0.2] * n_layers, "token": [0.3] * n_layers},
+        "source": "made-up",
+        "n_layers": n_layers,
+        "n_experts": n_experts,
+        "top_k": top_k,
+        "score": "softmax",
+        "renormalised": True,
+        "scaling": 1.0,
+        "bias": rng.normal(0, 0.3, (n_layers, n_experts)).round(4).tolist(),
+        "shares": {
+            "task": [0.1] * n_layers,
+            "request": [0.1] * n_layers,
+            "fade64": [0.1] * n_layers,
+            "fade4": [0.2] * n_layers,
+            "token": [0.3] * n_layers,
+        },
         "depth": [0.0] + [0.5] * (n_layers - 1),
         "ahead": {"1": [0.9] * n_layers, "2": [0.8] * (n_layers - 2) + [None] * 2},
-        "shared": [0.95] * (n_layers - 1) + [None], "sharpness": [1.5] * n_layers, "offset": [0.0] * n_layers,
-        "vocabulary": Vocabulary([1, 10, 200], [-3.0, -5.0, -7.0], 0.2), "embedding_width": 8, "tasks": ["a", "b"],
+        "shared": [0.95] * (n_layers - 1) + [None],
+        "sharpness": [1.5] * n_layers,
+        "offset": [0.0] * n_layers,
+        "vocabulary": Vocabulary([1, 10, 200], [-3.0, -5.0, -7.0], 0.2),
+        "embedding_width": 8,
+        "tasks": ["a", "b"],
         "requests": [Lengths(7, 30, i % 2, i % 3 > 0) for i in range(12)],
-    } | facts  # fmt: skip
+    } | facts
     return Profile(**base)
 
 
@@ -113,8 +128,16 @@ def test_every_level_is_sound_and_labelled(tmp_path, score, renormalised):
         assert check_trace(trace) == []
         assert trace.n_tokens == 300
         assert trace.header.labels == ("synthetic", "fitted-to-made-up")
-        assert {"weights", "scores", "next_scores_1", "next_scores_2", "shared_scores", "token_ids", "embeddings",
-                "tasks"} <= trace.levels  # fmt: skip
+        assert {
+            "weights",
+            "scores",
+            "next_scores_1",
+            "next_scores_2",
+            "shared_scores",
+            "token_ids",
+            "embeddings",
+            "tasks",
+        } <= trace.levels
         assert from_json(trace.header.extra["profile"], "header") == made
         assert {r.split for r in trace.requests} == {"store", "test"}
 
@@ -127,10 +150,13 @@ def test_a_bad_profile_is_refused():
 def test_what_is_drawn_is_fitted_again(tmp_path):
     """Shares, depth and prediction correlations come back from the trace that was drawn with them."""
     made = profile(
-        n_layers=3, requests=[Lengths(4, 196, i % 6, True) for i in range(60)], tasks=list("abcdef"),
+        n_layers=3,
+        requests=[Lengths(4, 196, i % 6, True) for i in range(60)],
+        tasks=list("abcdef"),
         embedding_width=64,
-        ahead={"1": [0.9, 0.7, 0.5], "2": [0.8, None, None]}, shared=[0.95, 0.6, None],
-    )  # fmt: skip
+        ahead={"1": [0.9, 0.7, 0.5], "2": [0.8, None, None]},
+        shared=[0.95, 0.6, None],
+    )
     with Trace(write(tmp_path / "t.safetensors", made, n_requests=60)) as trace:
         found = fit(trace)
     assert np.corrcoef(np.ravel(found.bias), np.ravel(made.bias))[0, 1] > 0.95
@@ -184,8 +210,18 @@ def test_the_held_out_half_of_the_bundled_trace_agrees():
     curves = [name for name in apart if name.startswith(("lru_", "lfu_"))]
     assert len(curves) == 9
     assert found.worst_curve()[0] and found.out_of_order() == []
-    for name in (*curves, "overlap_1", "overlap_8", "overlap_64", "overlap_same_task", "affinity", "predicted_1",
-                 "predicted_2", "predicted_3", "predicted_shared"):  # fmt: skip
+    for name in (
+        *curves,
+        "overlap_1",
+        "overlap_8",
+        "overlap_64",
+        "overlap_same_task",
+        "affinity",
+        "predicted_1",
+        "predicted_2",
+        "predicted_3",
+        "predicted_shared",
+    ):
         assert abs(apart[name]) <= TOLERANCE, (name, apart[name])
     assert found.heldout.figures["lru_25"] > 0.33  # far from the 25 % of chance, so the agreement means something
 
@@ -197,8 +233,12 @@ def test_published_figures_are_read_and_refused(tmp_path):
     with pytest.raises(BadInput, match="did you mean 'moepic-table1'"):
         published.load("moepic-table")
     text = published.published()["moepic-table1"].read_text(encoding="utf-8")
-    for old, new, rule in (("0.1911, ", "", "as many of one as of the other"), ("top_k: 4", "top_k: 0", "top_k"),
-                           ("lru:", "arc:", "arc"), ("[10, 20", "[2, 20", "sizes from top_k")):  # fmt: skip
+    for old, new, rule in (
+        ("0.1911, ", "", "as many of one as of the other"),
+        ("top_k: 4", "top_k: 0", "top_k"),
+        ("lru:", "arc:", "arc"),
+        ("[10, 20", "[2, 20", "sizes from top_k"),
+    ):
         path = tmp_path / "x.yaml"
         path.write_text(text.replace(old, new), encoding="utf-8")
         with pytest.raises(BadInput, match=rule):
@@ -207,9 +247,17 @@ def test_published_figures_are_read_and_refused(tmp_path):
 
 def test_published_accuracy_is_met(tmp_path):
     figures = published.PublishedFigures(
-        schema=published.SCHEMA, id="x", source="a paper", model="m", n_layers=4, n_experts=12, top_k=3, curves={},
-        accuracy={1: [None, 0.6, 0.8, 0.95]}, readings=[],
-    )  # fmt: skip
+        schema=published.SCHEMA,
+        id="x",
+        source="a paper",
+        model="m",
+        n_layers=4,
+        n_experts=12,
+        top_k=3,
+        curves={},
+        accuracy={1: [None, 0.6, 0.8, 0.95]},
+        readings=[],
+    )
     bent = published.fit_to(profile(requests=[Lengths(4, 146, 0, True)] * 20), figures)
     assert bent.ahead["1"][3] == 0.9  # the wrap-around is the source's
     with Trace(write(tmp_path / "t.safetensors", bent)) as trace:
@@ -231,9 +279,17 @@ def test_farther_predictions_follow_the_nearest():
     assert bent.ahead["2"][:2] == pytest.approx([0.8 * 0.6 / 0.9, 0.8 * 0.95 / 0.9], abs=1e-5)
     assert set(bent.ahead) == {"1", "2"}  # the source has no distance 3
     figures = published.PublishedFigures(
-        schema=published.SCHEMA, id="x", source="a paper", model="m", n_layers=4, n_experts=12, top_k=3, curves={},
-        accuracy={1: [None, 0.6, 0.5, 0.4], 2: [None, None, 0.9, 0.9]}, readings=[],
-    )  # fmt: skip
+        schema=published.SCHEMA,
+        id="x",
+        source="a paper",
+        model="m",
+        n_layers=4,
+        n_experts=12,
+        top_k=3,
+        curves={},
+        accuracy={1: [None, 0.6, 0.5, 0.4], 2: [None, None, 0.9, 0.9]},
+        readings=[],
+    )
     both = published.fit_to(base, figures).ahead  # a printed distance is met, whatever the nearest says
     printed = published.fit_accuracy(base, 2, [None, None, 0.9, 0.9]).ahead
     assert both["2"] == printed["2"]
@@ -248,9 +304,17 @@ def test_published_curves_are_approached(monkeypatch, tmp_path):
     base = profile(n_layers=2, ahead={}, requests=[Lengths(4, 146, i % 2, True) for i in range(20)])
     true = published.bend(base, 3.0, 0.3, 0.5)
     figures = published.PublishedFigures(
-        schema=published.SCHEMA, id="x", source="p", model="m", n_layers=2, n_experts=12, top_k=3, accuracy={},
-        curves={k: published.HitCurve([3, 6, 9], [0, 0, 0]) for k in ("lru", "lfu")}, readings=[],
-    )  # fmt: skip
+        schema=published.SCHEMA,
+        id="x",
+        source="p",
+        model="m",
+        n_layers=2,
+        n_experts=12,
+        top_k=3,
+        accuracy={},
+        curves={k: published.HitCurve([3, 6, 9], [0, 0, 0]) for k in ("lru", "lfu")},
+        readings=[],
+    )
     rates = published.cache_rates(true, figures, 0)
     curves = {k: published.HitCurve([3, 6, 9], v.tolist()) for k, v in rates.items()}
     figures = msgspec.structs.replace(figures, curves=curves)
@@ -281,8 +345,16 @@ def test_summary_of_a_trace_worked_by_hand(tmp_path):
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 9])
 def test_curves_are_the_policies(kind, curve, size, tmp_path):
     """The engine with one cache per layer copies exactly what the curve misses; prompts are one token long."""
-    made = profile(n_layers=3, n_experts=10, top_k=2, ahead={}, shared=None, sharpness=None, offset=None,
-                   requests=[Lengths(1, 60, 0, False)] * 4)  # fmt: skip
+    made = profile(
+        n_layers=3,
+        n_experts=10,
+        top_k=2,
+        ahead={},
+        shared=None,
+        sharpness=None,
+        offset=None,
+        requests=[Lengths(1, 60, 0, False)] * 4,
+    )
     with Trace(write(tmp_path / "t.safetensors", made, seed=4, levels="experts")) as trace:
         misses = execute(setup(kind(scope="layer"), trace, 3 * size)).engine.tally.n_demand
         experts = np.array(trace.experts)
@@ -325,13 +397,15 @@ def test_memory_does_not_grow_with_the_trace(tmp_path):
     (tmp_path / "profile.json").write_text(to_json(profile(16, 16, 2)), encoding="utf-8")
     verbs = {
         "draw": "from traces.synth.profile import from_json\nfrom traces.synth.write import write\n"
-                "write(path, from_json(open(sys.argv[2]).read(), ''), n_tokens=int(sys.argv[3]))",
+        "write(path, from_json(open(sys.argv[2]).read(), ''), n_tokens=int(sys.argv[3]))",
         "show": "from sim.cli import traces\ntraces.command(['show', str(path), '--json'], standalone_mode=False)",
-    }  # fmt: skip
+    }
 
     def peak_bytes(n_tokens, verb):
-        code = (f"import resource, sys\nfrom pathlib import Path\npath = Path(sys.argv[1])\n{verbs[verb]}\n"
-                "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")  # fmt: skip
+        code = (
+            f"import resource, sys\nfrom pathlib import Path\npath = Path(sys.argv[1])\n{verbs[verb]}\n"
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        )
         args = [tmp_path / f"{n_tokens}.safetensors", tmp_path / "profile.json", n_tokens]
         done = subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, check=True)
         return int(done.stdout.splitlines()[-1]) * (1 if sys.platform == "darwin" else 1024)

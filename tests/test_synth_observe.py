@@ -39,8 +39,10 @@ def test_popularity_and_overlaps_are_those_of_stats(trace):
 def test_overlap_is_a_count_of_shared_experts(trace):
     rows = observe.sample(trace)
     one, two = np.array([0, 5, 90]), np.array([7, 5, 12])
-    plain = [[len(set(rows.experts[a, layer]) & set(rows.experts[b, layer])) / 2 for layer in range(3)]
-             for a, b in zip(one, two, strict=True)]  # fmt: skip
+    plain = [
+        [len(set(rows.experts[a, layer]) & set(rows.experts[b, layer])) / 2 for layer in range(3)]
+        for a, b in zip(one, two, strict=True)
+    ]
     np.testing.assert_allclose(observe.overlap(rows, one, two), np.mean(plain, axis=0))
 
 
@@ -113,8 +115,9 @@ def test_figures_of_published_traces_are_recomputed(public, tmp_path):
     with Trace(tmp_path / "t.safetensors") as trace:
         found = measured(trace)
     for part in ("figures", "unions", *public.cuts):
-        mine, known = (found[part], getattr(public, part)) if isinstance(part, str) else (found["cuts"][part],
-                                                                                        public.cuts[part])  # fmt: skip
+        mine, known = (
+            (found[part], getattr(public, part)) if isinstance(part, str) else (found["cuts"][part], public.cuts[part])
+        )
         assert mine == pytest.approx(known, abs=2e-4), part
     assert {name: getattr(public, name) for name in ("shape", "rows", "requests", "curve_rows")} == {
         name: found[name] for name in ("shape", "rows", "requests", "curve_rows")

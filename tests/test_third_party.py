@@ -52,8 +52,20 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (project / "my_package" / "second.py").write_text(block("python"), encoding="utf-8")
     (project / "pyproject.toml").write_text(PYPROJECT + block("toml"), encoding="utf-8")
     target = tmp_path_factory.mktemp("installed")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation",
-           "--disable-pip-version-check", "--target", str(target), str(project)]  # fmt: skip
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--disable-pip-version-check",
+        "--target",
+        str(target),
+        str(project),
+    ]
     done = subprocess.run(pip, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return target
@@ -72,7 +84,6 @@ def test_it_runs_and_keeps_every_rule(installed: Path) -> None:
 
 
 def test_without_it_nobody_knows_it() -> None:
-    done = subprocess.run([*MOESIM, "policies", "second_example"], capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    done = subprocess.run([*MOESIM, "policies", "second_example"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "second_example" in done.stderr

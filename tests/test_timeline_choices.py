@@ -79,9 +79,15 @@ def test_a_result_computed_ahead_is_ready_when_asked_for(tmp_path):
     assert [what for what, _, _ in seen.lane("cpu")] == ["expert 1.0", "expert 1.0"]
 
 
-@pytest.mark.parametrize(("layer", "expert", "n", "rule"), [
-    (0, 0, 1, "a later layer"), (2, 0, 1, "a later layer"), (1, 9, 1, "a later layer"), (1, 0, 0, "one token"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("layer", "expert", "n", "rule"),
+    [
+        (0, 0, 1, "a later layer"),
+        (2, 0, 1, "a later layer"),
+        (1, 9, 1, "a later layer"),
+        (1, 0, 0, "one token"),
+    ],
+)
 def test_what_cannot_be_computed_ahead(tmp_path, layer, expert, n, rule):
     class Wrong(Ahead):
         def gate_done(self, gate, view):

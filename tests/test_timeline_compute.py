@@ -22,10 +22,21 @@ def test_prefill_runs_the_union_of_experts_with_their_tokens(tmp_path):
     # Three prompt tokens choose 0 1, 1 2 and 1 0: expert 0 serves 2 tokens, 1 serves 3, 2 serves 1.
     # attention 0..1; copies 1..11, 11..21, 21..31 in ascending order; experts 11..13, 21..23, 31..33; head 33..34.
     seen = run(Lru(), tmp_path, [[[0, 1]], [[1, 2]], [[1, 0]]], room=3, lengths=[(3, 1)])
-    assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 11, 13), ("expert 0.1", 21, 23),
-                                ("expert 0.2", 31, 33), ("head", 33, 34)]  # fmt: skip
-    assert seen.tokens("gpu") == [("attention 0", 3), ("gate 0", 3), ("expert 0.0", 2), ("expert 0.1", 3),
-                                  ("expert 0.2", 1), ("head", 3)]  # fmt: skip
+    assert seen.lane("gpu") == [
+        ("attention 0", 0, 1),
+        ("expert 0.0", 11, 13),
+        ("expert 0.1", 21, 23),
+        ("expert 0.2", 31, 33),
+        ("head", 33, 34),
+    ]
+    assert seen.tokens("gpu") == [
+        ("attention 0", 3),
+        ("gate 0", 3),
+        ("expert 0.0", 2),
+        ("expert 0.1", 3),
+        ("expert 0.2", 1),
+        ("head", 3),
+    ]
     # Three unique experts missed; the six (token, expert) pairs beside them.
     tally = seen.outcome.engine.tally
     assert seen.classes("prefill") == {"miss": 3}
@@ -59,9 +70,17 @@ def test_batch_of_two(tmp_path):
     rows = [[[0]], [[0]], [[1]], [[1]]]
     seen = run(GpuOnly(), tmp_path, rows, room=2, lengths=[(1, 2), (1, 2)], batch=2)
     assert seen.lane("gpu") == [
-        ("attention 0", 0, 1), ("expert 0.0", 1, 3), ("head", 3, 4), ("attention 0", 4, 5), ("expert 0.1", 5, 7),
-        ("head", 7, 8), ("attention 0", 8, 9), ("expert 0.0", 9, 11), ("expert 0.1", 11, 13), ("head", 13, 14),
-    ]  # fmt: skip
+        ("attention 0", 0, 1),
+        ("expert 0.0", 1, 3),
+        ("head", 3, 4),
+        ("attention 0", 4, 5),
+        ("expert 0.1", 5, 7),
+        ("head", 7, 8),
+        ("attention 0", 8, 9),
+        ("expert 0.0", 9, 11),
+        ("expert 0.1", 11, 13),
+        ("head", 13, 14),
+    ]
     # A: first token at 4, last at 14: TPOT 10. B starts at 4, first token at 8: TTFT 4, TPOT 6.
     assert seen.result.ttft_s.mean == 4
     assert seen.result.tpot_s.mean == 8
@@ -83,10 +102,20 @@ def test_host_bound(tmp_path):
     #   expert of two kernels: launched 9..12 and 12..15; the first runs 12..13, the second 15..16
     #   head: launched 15..18, runs 18..19, read 19..21
     seen = run(GpuOnly(), tmp_path, [[[0]]], room=1, kernels={"gate": 1}, launch_s=3, sync_s=2)
-    assert seen.lane("host") == [("launch attention 0", 0, 3), ("launch gate 0", 3, 6), ("sync", 7, 9),
-                                 ("launch expert 0.0", 9, 15), ("launch head", 15, 18), ("sync", 19, 21)]  # fmt: skip
+    assert seen.lane("host") == [
+        ("launch attention 0", 0, 3),
+        ("launch gate 0", 3, 6),
+        ("sync", 7, 9),
+        ("launch expert 0.0", 9, 15),
+        ("launch head", 15, 18),
+        ("sync", 19, 21),
+    ]
     assert [(what, start) for what, start, _ in seen.lane("gpu")] == [
-        ("attention 0", 3), ("gate 0", 6), ("expert 0.0", 12), ("head", 18)]  # fmt: skip
+        ("attention 0", 3),
+        ("gate 0", 6),
+        ("expert 0.0", 12),
+        ("head", 18),
+    ]
     assert seen.end_s == 21
     # Kernels ran 1 + 1 + 2 + 1 = 5 s; the other 16 s are the host's.
     assert seen.outcome.machine.parts_s() == [5, 0, 16, 0, 0, 0]
@@ -127,9 +156,15 @@ def test_dense_layers_before_between_and_after(tmp_path):
     # dense 0..2, attention 3, expert 5, dense 7, attention 8, expert 10, dense 12, head 13.
     seen = run(GpuOnly(), tmp_path, [[[0], [0]]], room=2, n_experts=1, dense_layers=(0, 2, 4))
     assert seen.lane("gpu") == [
-        ("dense_layer 0", 0, 2), ("attention 0", 2, 3), ("expert 0.0", 3, 5), ("dense_layer 1", 5, 7),
-        ("attention 1", 7, 8), ("expert 1.0", 8, 10), ("dense_layer", 10, 12), ("head", 12, 13),
-    ]  # fmt: skip
+        ("dense_layer 0", 0, 2),
+        ("attention 0", 2, 3),
+        ("expert 0.0", 3, 5),
+        ("dense_layer 1", 5, 7),
+        ("attention 1", 7, 8),
+        ("expert 1.0", 8, 10),
+        ("dense_layer", 10, 12),
+        ("head", 12, 13),
+    ]
 
 
 class OnCpu(Placed):
@@ -151,9 +186,14 @@ def test_cpu_expert_joins_at_its_own_layer(tmp_path):
     assert seen.lane("d2h") == [("activations 0.1", 1, 2)]
     assert seen.lane("cpu") == [("expert 0.1", 2, 7)]
     assert seen.lane("h2d") == [("activations 0.1", 7, 8)]
-    assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 1, 3), ("attention 1", 8, 9),
-                                ("expert 1.0", 9, 11),
-                                ("expert 1.1", 11, 13), ("head", 13, 14)]  # fmt: skip
+    assert seen.lane("gpu") == [
+        ("attention 0", 0, 1),
+        ("expert 0.0", 1, 3),
+        ("attention 1", 8, 9),
+        ("expert 1.0", 9, 11),
+        ("expert 1.1", 11, 13),
+        ("head", 13, 14),
+    ]
     assert seen.outcome.machine.parts_s() == [9, 0, 0, 5, 0, 0]  # waited 3..8 for the CPU
     assert seen.classes("prefill") == {"hit": 3, "cpu": 1}
     assert seen.result.d2h_bytes == TOKEN_BYTES
@@ -166,9 +206,14 @@ def test_cpu_expert_with_a_deferred_join(tmp_path):
 
     seen = run(Deferred([(0, 0), (1, 0), (1, 1)]), tmp_path, [[[0, 1], [0, 1]]], room=4, cpu_s=8)
     # CPU of 8 s: down 1..2, CPU 2..10, up 10..11: the head waits until 11.
-    assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 1, 3), ("attention 1", 3, 4),
-                                ("expert 1.0", 4, 6),
-                                ("expert 1.1", 6, 8), ("head", 11, 12)]  # fmt: skip
+    assert seen.lane("gpu") == [
+        ("attention 0", 0, 1),
+        ("expert 0.0", 1, 3),
+        ("attention 1", 3, 4),
+        ("expert 1.0", 4, 6),
+        ("expert 1.1", 6, 8),
+        ("head", 11, 12),
+    ]
     assert seen.outcome.machine.parts_s() == [9, 0, 0, 3, 0, 0]
 
 
@@ -200,9 +245,13 @@ def test_predictor_on_the_side_and_in_the_way(tmp_path):
     assert seen.end_s == 16
     # attention 3..4, expert 4..6, attention 6..7, copy 3..13, expert 13..15, head 16
     seen = run(Blocking([(0, 0)]), tmp_path, [[[0], [0]]], room=2)
-    assert seen.lane("gpu") == [("attention 0", 3, 4), ("expert 0.0", 4, 6), ("attention 1", 6, 7),
-                                ("expert 1.0", 13, 15),
-                                ("head", 15, 16)]  # fmt: skip
+    assert seen.lane("gpu") == [
+        ("attention 0", 3, 4),
+        ("expert 0.0", 4, 6),
+        ("attention 1", 6, 7),
+        ("expert 1.0", 13, 15),
+        ("head", 15, 16),
+    ]
 
 
 def test_two_gpus_compute_side_by_side(tmp_path):
@@ -212,8 +261,14 @@ def test_two_gpus_compute_side_by_side(tmp_path):
     # A decode token in the other router order: launched on GPU 1 first, but the streams do not wait for each other:
     # attention 6..7, expert 1: 8..11 on GPU 1, expert 0: 7..9 on GPU 0, head 11..12.
     seen = run(Placed([(0, 0), (0, 1)]), tmp_path, [[[0, 1]], [[1, 0]]], room=1, gpus=2, peer_s=1)
-    assert seen.lane("gpu0") == [("attention 0", 0, 1), ("expert 0.0", 1, 3), ("head", 5, 6), ("attention 0", 6, 7),
-                                 ("expert 0.0", 7, 9), ("head", 11, 12)]  # fmt: skip
+    assert seen.lane("gpu0") == [
+        ("attention 0", 0, 1),
+        ("expert 0.0", 1, 3),
+        ("head", 5, 6),
+        ("attention 0", 6, 7),
+        ("expert 0.0", 7, 9),
+        ("head", 11, 12),
+    ]
     assert seen.lane("gpu1") == [("expert 0.1", 2, 5), ("expert 0.1", 8, 11)]
     # Both GPUs' kernels take 2 + 8 + 2 s, the hidden states 4 s on the link between them.
     shares = {figure.figure: figure.share for figure in seen.result.provenance.figures}
@@ -255,8 +310,13 @@ def test_two_gpus_wait_for_a_queued_prefetch_on_the_second(tmp_path):
     seen = run(Patient([(0, 0), (2, 0)], ahead=[(3, 1), (1, 1)]), tmp_path, [[[0], [1], [0], [1]]], room=2, gpus=2)
     assert seen.lane("h2d1") == [("prefetch 3.1", 0, 10), ("prefetch 1.1", 10, 20)]
     assert seen.lane("gpu1") == [("expert 1.1", 20, 22), ("expert 3.1", 26, 28)]
-    assert seen.lane("gpu0")[2:] == [("attention 1", 3, 4), ("attention 2", 22, 23), ("expert 2.0", 23, 25),
-                                     ("attention 3", 25, 26), ("head", 28, 29)]  # fmt: skip
+    assert seen.lane("gpu0")[2:] == [
+        ("attention 1", 3, 4),
+        ("attention 2", 22, 23),
+        ("expert 2.0", 23, 25),
+        ("attention 3", 25, 26),
+        ("head", 28, 29),
+    ]
 
 
 def test_a_demand_waits_for_room_that_another_gpus_link_decides(tmp_path):

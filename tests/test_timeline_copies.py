@@ -39,8 +39,14 @@ def test_on_demand_with_two_slots(tmp_path):
     assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 11, 13), ("expert 0.1", 21, 23), ("head", 23, 24)]
     assert seen.end_s == 24
     assert seen.classes("prefill") == {"miss": 2}
-    assert seen.log == [("fetch", 0, 0), ("gpu", 0, 0), ("fetch", 0, 1), ("gpu", 0, 1), ("evict", 0, 0),
-                        ("evict", 0, 1)]  # fmt: skip
+    assert seen.log == [
+        ("fetch", 0, 0),
+        ("gpu", 0, 0),
+        ("fetch", 0, 1),
+        ("gpu", 0, 1),
+        ("evict", 0, 0),
+        ("evict", 0, 1),
+    ]
 
 
 def test_a_copy_nobody_waits_for_goes_on_after_the_last_token(tmp_path):
@@ -65,8 +71,13 @@ def test_two_layers_on_demand(tmp_path):
     # The compute stream was busy 1 + 2 + 1 + 2 + 1 = 7 s and waited 20 s for copies.
     seen = run(OnDemand(), tmp_path, [[[0], [1]]], room=2, n_experts=2)
     assert seen.lane("h2d") == [("demand 0.0", 1, 11), ("demand 1.1", 14, 24)]
-    assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 11, 13), ("attention 1", 13, 14),
-                                ("expert 1.1", 24, 26), ("head", 26, 27)]  # fmt: skip
+    assert seen.lane("gpu") == [
+        ("attention 0", 0, 1),
+        ("expert 0.0", 11, 13),
+        ("attention 1", 13, 14),
+        ("expert 1.1", 24, 26),
+        ("head", 26, 27),
+    ]
     assert seen.outcome.machine.parts_s() == [7, 20, 0, 0, 0, 0]
     assert seen.result.bound_by.resource == "copy link"
 
@@ -85,8 +96,13 @@ def test_late_hit(tmp_path):
     # Layer 1: attention 3..4; its gate asks at 4, 6 s too early: late. Expert 10..12, head 12..13.
     seen = run(Placed([(0, 0)], ahead=[(1, 0)]), tmp_path, [[[0], [0]]], room=2)
     assert seen.lane("h2d") == [("prefetch 1.0", 0, 10)]
-    assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 1, 3), ("attention 1", 3, 4),
-                                ("expert 1.0", 10, 12), ("head", 12, 13)]  # fmt: skip
+    assert seen.lane("gpu") == [
+        ("attention 0", 0, 1),
+        ("expert 0.0", 1, 3),
+        ("attention 1", 3, 4),
+        ("expert 1.0", 10, 12),
+        ("head", 12, 13),
+    ]
     assert seen.classes("prefill") == {"hit": 1, "late": 1}
     assert seen.prefetched() == {"issued": 1, "late": 1}
 
@@ -107,8 +123,13 @@ def test_demand_overtakes_what_is_queued_but_not_what_is_in_flight(tmp_path):
     # The second prefetch is never used, and ends after the last token.
     seen = run(Placed(ahead=[(1, 0), (1, 1)]), tmp_path, [[[0], [0]]], room=3, n_experts=2)
     assert seen.lane("h2d") == [("prefetch 1.0", 0, 10), ("demand 0.0", 10, 20), ("prefetch 1.1", 20, 30)]
-    assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 20, 22), ("attention 1", 22, 23),
-                                ("expert 1.0", 23, 25), ("head", 25, 26)]  # fmt: skip
+    assert seen.lane("gpu") == [
+        ("attention 0", 0, 1),
+        ("expert 0.0", 20, 22),
+        ("attention 1", 22, 23),
+        ("expert 1.0", 23, 25),
+        ("head", 25, 26),
+    ]
     assert seen.prefetched() == {"issued": 2, "useful": 1, "wasted": 1}
 
 
@@ -264,8 +285,13 @@ def test_a_cancelled_copy_gives_its_room_back_with_what_the_room_still_waits_for
     # the demand that takes the room instead must wait for 21 as well: copy 21..31, attention 21..22, expert 31..51.
     seen = run(Swapper([(0, 0)]), tmp_path, [[[0], [1]]], room=1, kernels={"expert": 20})
     assert seen.lane("h2d") == [("demand 1.1", 21, 31)]
-    assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 1, 21), ("attention 1", 21, 22),
-                                ("expert 1.1", 31, 51), ("head", 51, 52)]  # fmt: skip
+    assert seen.lane("gpu") == [
+        ("attention 0", 0, 1),
+        ("expert 0.0", 1, 21),
+        ("attention 1", 21, 22),
+        ("expert 1.1", 31, 51),
+        ("head", 51, 52),
+    ]
 
 
 class EvictInFlight(Placed):

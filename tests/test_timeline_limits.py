@@ -21,8 +21,9 @@ LAYERS, EXPERTS, K = 3, 5, 2
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
-    path = tiny_trace(tmp_path_factory.mktemp("limits") / "t", LAYERS, EXPERTS, K, prompt=4, outputs=7,
-                      levels={"weights"})  # fmt: skip
+    path = tiny_trace(
+        tmp_path_factory.mktemp("limits") / "t", LAYERS, EXPERTS, K, prompt=4, outputs=7, levels={"weights"}
+    )
     with Trace(path) as opened:
         yield opened
 

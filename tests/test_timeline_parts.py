@@ -41,24 +41,35 @@ class Halves(Policy):
 
 def there_first():
     return (
-        lambda v: RunPart(v.part(0, 0, 0.0, 0.5)), lambda v: RunPart(v.part(0, 1, 0.5, 1.0)),
-        lambda v: RunGpu(0), lambda v: RunGpu(1),
-    )  # fmt: skip
+        lambda v: RunPart(v.part(0, 0, 0.0, 0.5)),
+        lambda v: RunPart(v.part(0, 1, 0.5, 1.0)),
+        lambda v: RunGpu(0),
+        lambda v: RunGpu(1),
+    )
 
 
 # Attention 0..1; copies 1..6 and 6..11.
-@pytest.mark.parametrize(("script", "parts", "log"), [
-    # What is there at 1 and 3, the rest as it arrives.
-    (there_first(), [(1, 3), (3, 5), (6, 8), (11, 13)], ["part 0", "part 1", "gpu 0", "gpu 1"]),
-    # The last part completes its expert, in whichever order.
-    ((lambda v: RunPart(v.part(0, 1, 0.5, 1.0)), lambda v: RunPart(v.part(0, 1, 0.0, 0.5)), lambda v: RunGpu(0)),
-     [(1, 3), (11, 13), (13, 15), (15, 17)], ["part 1", "gpu 1", "gpu 0"]),
-    # Side by side, once the last of them is there: one expert of 2 s.
-    ((lambda v: RunGpu(0, joined=True), lambda v: RunPart(v.part(0, 1, 0.5, 1.0)), lambda v: RunGpu(1)),
-     [(6, 8), (8, 10), (11, 13)], ["gpu 0", "part 1", "gpu 1"]),
-    # Expert by expert, in order of columns: 0's left half, its right half; 1's left half is there last.
-    ((lambda v: RunGpu(0), lambda v: RunGpu(1)), [(1, 3), (6, 8), (11, 13), (13, 15)], ["gpu 0", "gpu 1"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("script", "parts", "log"),
+    [
+        # What is there at 1 and 3, the rest as it arrives.
+        (there_first(), [(1, 3), (3, 5), (6, 8), (11, 13)], ["part 0", "part 1", "gpu 0", "gpu 1"]),
+        # The last part completes its expert, in whichever order.
+        (
+            (lambda v: RunPart(v.part(0, 1, 0.5, 1.0)), lambda v: RunPart(v.part(0, 1, 0.0, 0.5)), lambda v: RunGpu(0)),
+            [(1, 3), (11, 13), (13, 15), (15, 17)],
+            ["part 1", "gpu 1", "gpu 0"],
+        ),
+        # Side by side, once the last of them is there: one expert of 2 s.
+        (
+            (lambda v: RunGpu(0, joined=True), lambda v: RunPart(v.part(0, 1, 0.5, 1.0)), lambda v: RunGpu(1)),
+            [(6, 8), (8, 10), (11, 13)],
+            ["gpu 0", "part 1", "gpu 1"],
+        ),
+        # Expert by expert, in order of columns: 0's left half, its right half; 1's left half is there last.
+        ((lambda v: RunGpu(0), lambda v: RunGpu(1)), [(1, 3), (6, 8), (11, 13), (13, 15)], ["gpu 0", "gpu 1"]),
+    ],
+)
 def test_parts_by_hand(tmp_path, script, parts, log):
     policy = Halves()
     policy.script = script
@@ -203,8 +214,12 @@ class Shuffled(Policy):
 def test_any_parts_in_any_order_keep_the_rules(seed):
     kind = type("Shuffled", (Shuffled,), {"cuts": seed, "turns": seed, "__doc__": Shuffled.__doc__})
     with World(kind) as world:
-        for check in (safety.check_computes_each_column_once, safety.check_executes_each_needed_expert_once,
-                      safety.check_bytes_add_up, safety.check_hit_classes_add_up):  # fmt: skip
+        for check in (
+            safety.check_computes_each_column_once,
+            safety.check_executes_each_needed_expert_once,
+            safety.check_bytes_add_up,
+            safety.check_hit_classes_add_up,
+        ):
             check(world)
         launched = [len(seen.computed) - sum(e.kind == "gpu" for e in seen.events) for seen in safety.runs(world)]
     assert min(launched) > 20

@@ -97,10 +97,15 @@ def test_sizes():
                     assert trace.entries[f"{name}.ids"].shape[-1] == 2 * trace.top_k
 
 
-@pytest.mark.parametrize("model, name", [
-    ("mixtral-8x7b", "mixtral-8x7b-small"), ("qwen1.5-moe-a2.7b", "qwen1.5-moe-small"),
-    ("phi-3.5-moe", "phi-3.5-moe-small"), ("deepseek-moe-16b", "deepseek-moe-16b-small"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "model, name",
+    [
+        ("mixtral-8x7b", "mixtral-8x7b-small"),
+        ("qwen1.5-moe-a2.7b", "qwen1.5-moe-small"),
+        ("phi-3.5-moe", "phi-3.5-moe-small"),
+        ("deepseek-moe-16b", "deepseek-moe-16b-small"),
+    ],
+)
 def test_a_model_runs_on_the_trace_of_its_shape_and_back(model, name):
     shape = shape_of(load_model(model))
     assert traces_that_fit(*shape) == [name]

@@ -25,9 +25,14 @@ pytestmark = pytest.mark.skipif(
 )
 # Share of a token's experts that the token before used, over decode rows where the file has any, else over all.
 SHARES = {
-    "esft_dsv2lite_intent": 0.262, "esft_dsv2lite_law": 0.290, "bigmoe_qwen": 0.383, "bigmoe_gemma": 0.357,
-    "ocs_qwen15moe_cooking_1": 0.188, "ocs_qwen15moe_history_1": 0.166, "warp_olmoe_299": 0.435,
-}  # fmt: skip
+    "esft_dsv2lite_intent": 0.262,
+    "esft_dsv2lite_law": 0.290,
+    "bigmoe_qwen": 0.383,
+    "bigmoe_gemma": 0.357,
+    "ocs_qwen15moe_cooking_1": 0.188,
+    "ocs_qwen15moe_history_1": 0.166,
+    "warp_olmoe_299": 0.435,
+}
 
 
 @pytest.mark.parametrize("name", SHARES)
@@ -40,10 +45,17 @@ def test_overlap_of_a_public_trace(tmp_path, name):
         for i, (a, b) in enumerate(pairwise(starts))
     ]
     header = Header(
-        facts["model"], facts["source"], experts.shape[1], facts["num_experts"], experts.shape[2],
-        gate=GateRule(renormalised=False), weights_kind="raw", labels=("converted",), created_by="tests",
+        facts["model"],
+        facts["source"],
+        experts.shape[1],
+        facts["num_experts"],
+        experts.shape[2],
+        gate=GateRule(renormalised=False),
+        weights_kind="raw",
+        labels=("converted",),
+        created_by="tests",
         expert_order="router" if "weights" in source else "unranked",
-    )  # fmt: skip
+    )
     rows = {"weights": source["weights"]} if "weights" in source else {}
     path = write_trace(tmp_path / f"{name}.safetensors", header, requests, experts=experts, **rows)
     with Trace(path) as trace:

@@ -102,8 +102,11 @@ BREACHES = [
     ("M7", swap("experts", lambda a: a[:0]), r"experts, got shape \(0, 4, 2\): at least one row"),
     ("M7", swap("req_prompt_len", lambda a: np.ones(29, "<i8")), r"req_prompt_len, got 29 requests for 28 rows"),
     ("M7", swap("next_scores_3.ids", lambda a: a[:, :, :1]), r"next_scores_3, got shape \(28, 1, 2\): axis 2 is M = 1"),
-    ("M7", both(swap("next_scores_3.ids", lambda a: np.tile(a, 3)), swap("next_scores_3", lambda a: np.tile(a, 3))),
-     r"next_scores_3.*, got shape \(28, 1, 6\): axis 2 is M"),
+    (
+        "M7",
+        both(swap("next_scores_3.ids", lambda a: np.tile(a, 3)), swap("next_scores_3", lambda a: np.tile(a, 3))),
+        r"next_scores_3.*, got shape \(28, 1, 6\): axis 2 is M",
+    ),
     ("M8", meta(scores__code=None), r"metadata scores.code, got '': one of u16_linear, u8_square"),
     ("M8", meta(scores__code="u4"), r"metadata scores.code, got 'u4': one of u16_linear, u8_square"),
     ("M8", meta(scores__code="u8_square"), r"scores, got type U16: U8"),
@@ -112,8 +115,11 @@ BREACHES = [
     ("M10", both(drop("next_scores_3"), meta(next_scores_3__code=None)), r"next_scores_3.ids without next_scores_3"),
     ("M10", meta(tasks=None), r"req_task and metadata tasks, got one of them"),
     ("M10", add("embedding_table", np.zeros((100, 8), "<f2")), r"embeddings and embedding_table, got both"),
-    ("M10", both(drop("token_ids", "embeddings"), add("embedding_table", np.zeros((100, 8), "<f2"))),
-     r"embedding_table without token_ids"),
+    (
+        "M10",
+        both(drop("token_ids", "embeddings"), add("embedding_table", np.zeros((100, 8), "<f2"))),
+        r"embedding_table without token_ids",
+    ),
     ("M11", put("req_offsets", 0, 1), r"req_offsets\[0\], got 1: offsets start at 0 and end at .* \(28\)"),
     ("M11", put("req_offsets", 4, 27), r"req_offsets\[4\], got 27: offsets start at 0 and end at"),
     ("M11", put("req_offsets", 2, 7), r"req_offsets\[2\], got 7: offsets increase"),
@@ -136,22 +142,36 @@ BREACHES = [
     ("M18", put("scores", (6, 1, 1), 4096), r"scores\[6, 1, 1\], got 4096: a u16_linear code is at most 4095"),
     ("M18", put("scores", (6, 1), 2000), r"scores\[6, 1\], got 1.953\d*: softmax scores over all experts sum to 1"),
     ("M18", put("shared_scores", (6, 1, 1), 4096), r"shared_scores\[6, 1, 1\], got 4096"),
-    ("M19", both(drop("weights"), put("experts", (0, 0), [2, 3])),
-     r"scores\[0, 0\], got \d+: the chosen experts have the highest scores"),
-    ("M19", both(drop("weights"), swap("experts", lambda a: a[..., ::-1].copy())),
-     r"scores\[0, 0\], got \d+: experts are in router order, highest score first"),
+    (
+        "M19",
+        both(drop("weights"), put("experts", (0, 0), [2, 3])),
+        r"scores\[0, 0\], got \d+: the chosen experts have the highest scores",
+    ),
+    (
+        "M19",
+        both(drop("weights"), swap("experts", lambda a: a[..., ::-1].copy())),
+        r"scores\[0, 0\], got \d+: experts are in router order, highest score first",
+    ),
     ("M20", put("weights", (3, 0), [0.5, 0.5]), r"weights\[3, 0, 0\], got 0.5: weights follow from the scores"),
     ("M20", meta(weights_kind="raw"), r"weights\[0, 0, 0\], got .*: weights follow from the scores"),
     ("M21", put("embeddings", (3, 0), np.inf), r"embeddings\[3, 0\], got inf: a finite number"),
     ("M21", put("gate_inputs", (3, 0, 1), np.nan), r"gate_inputs\[3, 0, 1\], got nan: a finite number"),
     ("M21", put("gate_input_norms", (3, 0), -1.0), r"gate_input_norms\[3, 0\], got -1.0: a norm is not negative"),
     ("M22", put("token_ids", 3, -1), r"token_ids\[3\], got -1: a token id is not negative"),
-    ("M22", both(drop("embeddings"), add("embedding_table", np.zeros((50, 8), "<f2")), put("token_ids", slice(None), 7),
-                 put("token_ids", 20, 50)), r"token_ids\[20\], got 50: embedding_table has 50 rows"),
+    (
+        "M22",
+        both(
+            drop("embeddings"),
+            add("embedding_table", np.zeros((50, 8), "<f2")),
+            put("token_ids", slice(None), 7),
+            put("token_ids", 20, 50),
+        ),
+        r"token_ids\[20\], got 50: embedding_table has 50 rows",
+    ),
     ("M22", put("iterations", 0, -1), r"iterations\[0\], got -1: an iteration is not negative"),
     ("M22", put("iterations", 5, 4), r"iterations\[5\], got 4: iterations of a request never go back"),
     ("M22", put("iterations", 2, 0), r"iterations\[2\], got 0: iterations of a request never go back"),
-]  # fmt: skip
+]
 AT_OPENING = {f"M{n}" for n in range(1, 15)}
 
 
@@ -241,7 +261,7 @@ WRITER = [
     ({"experts": GOOD, "req_split": np.array([1])}, r"rows of 'req_split': no such tensor of rows"),
     ({"experts": np.array([[[0, 1], [0, 1]]])}, r"experts, got shape \(1, 2, 2\)"),
     ({"token_ids": np.array([1])}, r"every chunk brings the same tensors, experts among them"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("rows", "message"), WRITER)

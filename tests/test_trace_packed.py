@@ -75,8 +75,10 @@ def test_versions_are_as_low_as_they_can_be(packed, tmp_path):
     assert version(tiny_trace(tmp_path / "b", levels={"shared_scores"}, store=sparse)) == "2"
 
 
-@pytest.mark.parametrize("levels, store", [({"scores"}, Layout({"scores": "u6_square"})),
-                                           ({"shared_scores"}, Layout(sparse={"shared_scores": 2}))])  # fmt: skip
+@pytest.mark.parametrize(
+    "levels, store",
+    [({"scores"}, Layout({"scores": "u6_square"})), ({"shared_scores"}, Layout(sparse={"shared_scores": 2}))],
+)
 def test_version_1_cannot_have_it(tmp_path, levels, store):
     path = surgery(tiny_trace(tmp_path / "t", levels=levels, store=store), lambda meta, _: meta.update(version="1"))
     with pytest.raises(BadInput, match="in a file of version 1: it came with version 2"):

@@ -142,8 +142,12 @@ def test_a_verdict_follows_the_figures(tmp_path, monkeypatch):
 
 def in_turn(path, n_tasks):
     """Four requests of tasks in turn. A task wants its own two experts twice, then two of four that all share."""
-    rows = [[[v]] for i in range(4) for j in range(161)
-            for v in [(2 * (i % n_tasks) + j % 2) if j % 6 < 4 else 4 + (j // 3 + j) % 4]]  # fmt: skip
+    rows = [
+        [[v]]
+        for i in range(4)
+        for j in range(161)
+        for v in [(2 * (i % n_tasks) + j % 2) if j % 6 < 4 else 4 + (j // 3 + j) % 4]
+    ]
     requests = [Request(i, 161 * i, 1, 161, f"task{i % n_tasks}") for i in range(4)]
     header = tiny_header(1, 8, 1, tasks=tuple(f"task{i}" for i in range(n_tasks)))
     return write_trace(path, header, requests, experts=np.array(rows))

@@ -33,14 +33,21 @@ def use(path):
         n = trace.n_tokens
         list(trace.requests)
         asked = [
-            lambda: trace.weights(0, n), lambda: trace.raw_weights(0, n), lambda: trace.scores(0, n),
-            lambda: trace.shared_scores(0, n), lambda: trace.embeddings(0, n), lambda: trace.gate_inputs(0, n),
-            lambda: trace.gate_input_norms(0, n), lambda: trace.token_ids, lambda: trace.iterations,
+            lambda: trace.weights(0, n),
+            lambda: trace.raw_weights(0, n),
+            lambda: trace.scores(0, n),
+            lambda: trace.shared_scores(0, n),
+            lambda: trace.embeddings(0, n),
+            lambda: trace.gate_inputs(0, n),
+            lambda: trace.gate_input_norms(0, n),
+            lambda: trace.token_ids,
+            lambda: trace.iterations,
             *(lambda d=d: trace.next_scores(d, 0, n) for d in (1, 2, 3)),
             *(lambda d=d: stats.prediction_accuracy(trace, d) for d in (1, 2, 3)),
             *(lambda lag=lag: stats.next_token_overlap(trace, lag) for lag in stats.LAGS),
-            lambda: stats.normalised_entropy(stats.popularity(trace)), lambda: stats.lengths(trace),
-        ]  # fmt: skip
+            lambda: stats.normalised_entropy(stats.popularity(trace)),
+            lambda: stats.lengths(trace),
+        ]
         for ask in asked:
             try:
                 ask()
@@ -109,13 +116,18 @@ HOSTILE = {
     "shape overflow": raw({"experts": {"dtype": "U8", "shape": [2**62, 2**62, 1], "data_offsets": [0, 1]}}, b"\0"),
     "negative": raw({"experts": {"dtype": "U8", "shape": [-1], "data_offsets": [0, 1]}}, b"\0"),
     "hole": raw({"experts": {"dtype": "U8", "shape": [1, 1, 1], "data_offsets": [1, 2]}}, b"\0\0"),
-    "overlap": raw({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
-                    "b": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, b"\0"),
+    "overlap": raw(
+        {
+            "a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+            "b": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+        },
+        b"\0",
+    ),
     "unknown type": raw({"experts": {"dtype": "U5", "shape": [1], "data_offsets": [0, 1]}}, b"\0"),
     "unused type": raw({"experts": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}, b"\0\0"),
     "nan": raw(b'{"experts":{"dtype":"U8","shape":[NaN],"data_offsets":[0,1]}}', b"\0"),
     "big integer": raw(b'{"experts":{"dtype":"U8","shape":[1e400],"data_offsets":[0,1]}}', b"\0"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

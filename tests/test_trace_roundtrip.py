@@ -95,11 +95,22 @@ def test_request_table(full):
 
 def test_header_comes_back_whole(tmp_path):
     header = Header(
-        model="m", model_source="s", n_layers=2, n_experts=300, top_k=1, created_by="c",
-        gate=GateRule("sigmoid", renormalised=False, selection="other", scaling=2.5), expert_order="unranked",
-        tokenizer="bpe", text_source="books", text_licence="CC0-1.0", labels=("synthetic", "spliced"),
-        tasks=("größer", "b"), notes="two\nlines", extra={"seed": "7"},
-    )  # fmt: skip
+        model="m",
+        model_source="s",
+        n_layers=2,
+        n_experts=300,
+        top_k=1,
+        created_by="c",
+        gate=GateRule("sigmoid", renormalised=False, selection="other", scaling=2.5),
+        expert_order="unranked",
+        tokenizer="bpe",
+        text_source="books",
+        text_licence="CC0-1.0",
+        labels=("synthetic", "spliced"),
+        tasks=("größer", "b"),
+        notes="two\nlines",
+        extra={"seed": "7"},
+    )
     experts = np.arange(6).reshape(3, 2, 1) * 50
     path = write_trace(tmp_path / "t.safetensors", header, [Request(0, 0, 1, 3, "b")], experts=experts)
     with Trace(path) as trace:

@@ -135,8 +135,9 @@ def test_some_requests_are_judged_as_if_they_were_the_trace(tmp_path, decode_onl
         with TraceWriter(tmp_path / "b", trace.header, store) as writer:
             for i, request in enumerate(again):
                 n = 5 if decode_only else 8
-                writer.add_request(3, split=request.split, experts=experts[8 * i : 8 * i + 8],
-                                   next_scores_1=scores[n * i : n * i + n])  # fmt: skip
+                writer.add_request(
+                    3, split=request.split, experts=experts[8 * i : 8 * i + 8], next_scores_1=scores[n * i : n * i + n]
+                )
         with Trace(tmp_path / "b") as part:
             for split in (None, "store", "test"):
                 np.testing.assert_array_equal(stats.popularity(trace, split, kept), stats.popularity(part, split))

@@ -46,12 +46,30 @@ def world(tmp_path_factory):
     setup = tiny_setup(folder, "lru", 4)
     setup.close()
     (folder / "wide.yaml").write_text(WIDE)
-    samples = in_situ.run("cpu", str(folder / "wide.yaml"), "fp32", folder, rounds=1, prompts=(1, 4, 16),
-                          cases=(("lru", 1.0), ("lru", 0.25), ("llama_cpp", 0.5), (in_situ.SWAPS, 0.25)))  # fmt: skip
+    samples = in_situ.run(
+        "cpu",
+        str(folder / "wide.yaml"),
+        "fp32",
+        folder,
+        rounds=1,
+        prompts=(1, 4, 16),
+        cases=(("lru", 1.0), ("lru", 0.25), ("llama_cpp", 0.5), (in_situ.SWAPS, 0.25)),
+    )
     in_situ_file.save(samples, folder / "me.lanes.json.gz")
-    facts = {"id": "me", "name": "CPU backend", "kind": "cpu", "dtype": "float32", "cpu_dtype": "float32",
-             "threads": [1], "vram_bytes": 1 << 34, "n_sms": 1, "l2_bytes": 1 << 20, "bus": (4, 16), "command": "test",
-             "machine": samples.environment["machine"]}  # fmt: skip
+    facts = {
+        "id": "me",
+        "name": "CPU backend",
+        "kind": "cpu",
+        "dtype": "float32",
+        "cpu_dtype": "float32",
+        "threads": [1],
+        "vram_bytes": 1 << 34,
+        "n_sms": 1,
+        "l2_bytes": 1 << 20,
+        "bus": (4, 16),
+        "command": "test",
+        "machine": samples.environment["machine"],
+    }
     data = in_situ_fit.apply(profile.build(Table([]), facts), in_situ_file.load(folder / "me.lanes.json.gz"), "me")
     profile.write(folder / "me.yaml", data)
     mine = load_hardware(folder / "me.yaml")
@@ -85,8 +103,16 @@ def test_a_comparison_has_everything(world):
     assert found["bytes"]["h2d_bytes"]["error_frac"] == found["bytes"]["asked_bytes"]["error_frac"] == 0
     assert found["classes"]["miss_rate"]["error_frac"] == 0
     assert {"gpu", "h2d", "host"} <= set(found["lanes"])
-    assert {"gpu: expert", "gpu: attention", "gpu: gate", "gpu: head", "h2d: demand", "host: launch expert",
-            "host: sync", "host: policy code"} <= set(found["operations"])  # fmt: skip
+    assert {
+        "gpu: expert",
+        "gpu: attention",
+        "gpu: gate",
+        "gpu: head",
+        "h2d: demand",
+        "host: launch expert",
+        "host: sync",
+        "host: policy code",
+    } <= set(found["operations"])
     for row in found["operations"].values():
         assert row["off_s"] == pytest.approx(row["predicted_s"] - row["measured_s"])
     assert found["plus_minus_frac"] > 0
@@ -155,8 +181,22 @@ def test_half_the_bandwidth_is_found_out_and_the_copy_lane_named(world):
 
 def test_a_grossly_wrong_profile_fails_on_the_command_line(world, capsys):
     (world / "v.json").unlink(missing_ok=True)
-    args = ("validate", "--policy", "lru", "--experts", 2, "--model", world / "wide.yaml", "--trace",
-            world / "tiny.safetensors", "--precision", "fp32", "--device", "cpu", "--hw")  # fmt: skip
+    args = (
+        "validate",
+        "--policy",
+        "lru",
+        "--experts",
+        2,
+        "--model",
+        world / "wide.yaml",
+        "--trace",
+        world / "tiny.safetensors",
+        "--precision",
+        "fp32",
+        "--device",
+        "cpu",
+        "--hw",
+    )
     said = moesim(capsys, *args, world / "hundredth.yaml", "--out", world / "v.json")
     assert said.code == 1
     assert "TPOT is off by +" in said.out
@@ -193,8 +233,24 @@ def simulated_truth(world, monkeypatch):
 
 
 def test_half_the_bandwidth_fails_on_the_command_line_and_names_the_copy_lane(world, capsys, simulated_truth):
-    args = ("validate", "--policy", "lru", "--experts", 2, "--model", world / "wide.yaml", "--trace",
-            world / "tiny.safetensors", "--precision", "fp32", "--device", "cpu", "--repeat", 2, "--hw")  # fmt: skip
+    args = (
+        "validate",
+        "--policy",
+        "lru",
+        "--experts",
+        2,
+        "--model",
+        world / "wide.yaml",
+        "--trace",
+        world / "tiny.safetensors",
+        "--precision",
+        "fp32",
+        "--device",
+        "cpu",
+        "--repeat",
+        2,
+        "--hw",
+    )
     right = moesim(capsys, *args, world / "plain.yaml", "--tolerance", 0.2)
     assert right.code == 0, right.out
     wrong = moesim(capsys, *args, world / "half.yaml", "--tolerance", 0.2)
@@ -206,9 +262,31 @@ def test_half_the_bandwidth_fails_on_the_command_line_and_names_the_copy_lane(wo
 def test_repeats_outputs_and_an_interrupt(world, capsys, monkeypatch):
     from sim.real import validate
 
-    args = ("validate", "--policy", "lru", "--policy", "lfu", "--policy", "on_demand", "--experts", 4, "--model",
-            world / "wide.yaml", "--trace", world / "tiny.safetensors", "--precision", "fp32", "--device", "cpu",
-            "--tolerance", 100, "--outputs", 3, "--hw", world / "me.yaml")  # fmt: skip
+    args = (
+        "validate",
+        "--policy",
+        "lru",
+        "--policy",
+        "lfu",
+        "--policy",
+        "on_demand",
+        "--experts",
+        4,
+        "--model",
+        world / "wide.yaml",
+        "--trace",
+        world / "tiny.safetensors",
+        "--precision",
+        "fp32",
+        "--device",
+        "cpu",
+        "--tolerance",
+        100,
+        "--outputs",
+        3,
+        "--hw",
+        world / "me.yaml",
+    )
     data = moesim(capsys, *args, "--repeat", 3, "--json").json
     assert [len(c["repeats"]["tpot_s"]) for c in data["comparisons"]] == [3, 3, 3]
     assert data["comparisons"][0]["decode_tokens"] == 2
@@ -261,8 +339,23 @@ def test_what_is_missing_is_named(world, capsys):
 
 
 def test_simulate_real_as_it_is_written(tmp_path, capsys, world):
-    args = ("--policy", "lru", "--hw", "rtx3090", "--real", "--model", world / "wide.yaml", "--trace",
-            world / "tiny.safetensors", "--precision", "fp32", "--device", "cpu", "--experts", 4)  # fmt: skip
+    args = (
+        "--policy",
+        "lru",
+        "--hw",
+        "rtx3090",
+        "--real",
+        "--model",
+        world / "wide.yaml",
+        "--trace",
+        world / "tiny.safetensors",
+        "--precision",
+        "fp32",
+        "--device",
+        "cpu",
+        "--experts",
+        4,
+    )
     result = simulated(capsys, *args, "--json").json
     assert result["real"] is True
     assert result["device"] == "CPU backend"
@@ -276,21 +369,46 @@ def test_simulate_real_as_it_is_written(tmp_path, capsys, world):
     assert "predicted for rtx3090" in said.out
     assert "rests on" not in said.out  # but on the clock
     assert "add --real" in simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--device", "cpu").error
-    refused = simulated(capsys, "--policy", "lru", "--hw", "h200-sxm", "--real", "--model", "mixtral-8x7b",
-                        "--device", "cpu", "--expert-cache", "100GB", "--requests", 1)  # fmt: skip
+    refused = simulated(
+        capsys,
+        "--policy",
+        "lru",
+        "--hw",
+        "h200-sxm",
+        "--real",
+        "--model",
+        "mixtral-8x7b",
+        "--device",
+        "cpu",
+        "--expert-cache",
+        "100GB",
+        "--requests",
+        1,
+    )
     assert refused.code == 2
     assert "--model cpu-small" in refused.err
 
 
 def test_a_case_that_is_cut_short_keeps_what_it_measured(tmp_path):
     """The lanes are used again by the next case: nothing of the one cut short may still be queued."""
-    samples = in_situ.run("cpu", "cpu-small", "fp32", tmp_path, rounds=1, prompts=(2, 8), budget_s=1.0,
-                          cases=(("perfect_prefetch", 0.25), ("lru", 0.25)))  # fmt: skip
+    samples = in_situ.run(
+        "cpu",
+        "cpu-small",
+        "fp32",
+        tmp_path,
+        rounds=1,
+        prompts=(2, 8),
+        budget_s=1.0,
+        cases=(("perfect_prefetch", 0.25), ("lru", 0.25)),
+    )
     cases = {case for found in samples.operations.values() for case in found}
     assert cases == {"perfect_prefetch@0.25", "lru@0.25", "alone"}  # unpacking is timed on idle lanes
     whole = (8 + 2 * in_situ.OUTPUTS) * 32
-    n = sum(len(found["lru@0.25"]) for (op, _), found in samples.operations.items()
-            if op.startswith("attention") and "lru@0.25" in found)  # fmt: skip
+    n = sum(
+        len(found["lru@0.25"])
+        for (op, _), found in samples.operations.items()
+        if op.startswith("attention") and "lru@0.25" in found
+    )
     assert 0 < n < whole
 
 
@@ -298,9 +416,31 @@ def test_a_validation_that_was_cut_off_goes_on(world, capsys, monkeypatch):
     """Each run is on disk before the next begins; --resume measures what is missing, and no more."""
 
     (world / "r.json").unlink(missing_ok=True)
-    args = ("validate", "--model", world / "wide.yaml", "--trace", world / "tiny.safetensors", "--precision", "fp32",
-            "--device", "cpu", "--hw", world / "me.yaml", "--tolerance", 1000, "--experts", 4, "--policy", "lru",
-            "--policy", "lfu", "--outputs", 2, "--out", world / "r.json")  # fmt: skip
+    args = (
+        "validate",
+        "--model",
+        world / "wide.yaml",
+        "--trace",
+        world / "tiny.safetensors",
+        "--precision",
+        "fp32",
+        "--device",
+        "cpu",
+        "--hw",
+        world / "me.yaml",
+        "--tolerance",
+        1000,
+        "--experts",
+        4,
+        "--policy",
+        "lru",
+        "--policy",
+        "lfu",
+        "--outputs",
+        2,
+        "--out",
+        world / "r.json",
+    )
     carry_out, ran = Case.carry_out, []
 
     def cut_off(self, *given):
@@ -343,8 +483,9 @@ def test_no_arena_outlives_its_run(world, monkeypatch, tmp_path):
             super().__init__(*args, **kwargs)
 
     monkeypatch.setattr(real_run, "RealMachine", Counted)
-    in_situ.run("cpu", str(world / "wide.yaml"), "fp32", tmp_path, rounds=2, prompts=(1, 4),
-                cases=(("lru", 1.0), ("lru", 0.25)))  # fmt: skip
+    in_situ.run(
+        "cpu", str(world / "wide.yaml"), "fp32", tmp_path, rounds=2, prompts=(1, 4), cases=(("lru", 1.0), ("lru", 0.25))
+    )
     assert alive == [0, 0, 0, 0]
     made.clear()
     alive.clear()

@@ -44,11 +44,16 @@ def test_the_target_is_covered():
 
 def stand_in(folder, model, said):
     """A `moesim` that writes what a comparison would have kept."""
+
     def run(words):
         said.append(words[0])
         if words[0] == "validate":
-            part = {**KEPT, "profile": Path(words[words.index("--hw") + 1]).stem, "load": [1.0, 2.0, 3.0],
-                    "wrong": [f"wrong {len(said)}"]}  # fmt: skip
+            part = {
+                **KEPT,
+                "profile": Path(words[words.index("--hw") + 1]).stem,
+                "load": [1.0, 2.0, 3.0],
+                "wrong": [f"wrong {len(said)}"],
+            }
             Path(words[words.index("--out") + 1]).write_text(json.dumps(part))
         return 1 if words[0] == "validate" else 0
 

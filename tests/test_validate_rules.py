@@ -58,10 +58,19 @@ def test_times_within_the_noise_are_ties():
 
 def ordered(*times, sd=0.0, **more):
     """Comparisons of policies with (predicted, measured) times, each measured twice, `sd` apart in the deviation."""
-    return [{"policy": str(i), "model": "m", "expert_budget_bytes": 2_000_000, "decode_iqr_frac": 0.1,
-             "tpot_s": {"predicted": a, "measured": b}, "decode_tokens": 100,
-             "repeats": {"tpot_s": [b - sd / 2**0.5, b + sd / 2**0.5]}, **more}
-            for i, (a, b) in enumerate(times)]  # fmt: skip
+    return [
+        {
+            "policy": str(i),
+            "model": "m",
+            "expert_budget_bytes": 2_000_000,
+            "decode_iqr_frac": 0.1,
+            "tpot_s": {"predicted": a, "measured": b},
+            "decode_tokens": 100,
+            "repeats": {"tpot_s": [b - sd / 2**0.5, b + sd / 2**0.5]},
+            **more,
+        }
+        for i, (a, b) in enumerate(times)
+    ]
 
 
 def test_the_order_of_policies_counts_only_where_it_can_be_told():
@@ -109,17 +118,35 @@ def test_of_several_runs_the_one_that_decides_otherwise_is_told():
     def world_of(log, tpot_s, n_bytes=6):
         statistic = Statistic(tpot_s, None, None, None, 1)
         result = SimpleNamespace(
-            policy="p", params={}, hw="h", model="m", precision="fp32", device="d", n_requests=1,
-            expert_budget_bytes=[4], decode_tokens=3, ttft_s=statistic, tpot_s=statistic,
-            uncertainty=SimpleNamespace(plus_minus_frac=0.1), h2d_bytes=n_bytes, d2h_bytes=0, labels=[],
-            demand_copies=Copies(1, n_bytes), prefetch=SimpleNamespace(issued=Copies(0, 0)), lane_utilisation={},
-            phases=SimpleNamespace(n_iterations=2), hit_rates=HitRates(*[tpot_s] * 7),
-        )  # fmt: skip
+            policy="p",
+            params={},
+            hw="h",
+            model="m",
+            precision="fp32",
+            device="d",
+            n_requests=1,
+            expert_budget_bytes=[4],
+            decode_tokens=3,
+            ttft_s=statistic,
+            tpot_s=statistic,
+            uncertainty=SimpleNamespace(plus_minus_frac=0.1),
+            h2d_bytes=n_bytes,
+            d2h_bytes=0,
+            labels=[],
+            demand_copies=Copies(1, n_bytes),
+            prefetch=SimpleNamespace(issued=Copies(0, 0)),
+            lane_utilisation={},
+            phases=SimpleNamespace(n_iterations=2),
+            hit_rates=HitRates(*[tpot_s] * 7),
+        )
         return World(result, log, {("gpu", "expert"): tpot_s}, 0.0, {"decode": [tpot_s] * 4})
 
     same, other = [("fetch", 0, 1)], [("fetch", 0, 2)]
-    case = Case(RunSpec(policy="p", hw="h"), sim=world_of(same, 1.0),
-                reals=[world_of(same, 1.0), world_of(other, 4.0, 7), world_of(same, 2.5)])  # fmt: skip
+    case = Case(
+        RunSpec(policy="p", hw="h"),
+        sim=world_of(same, 1.0),
+        reals=[world_of(same, 1.0), world_of(other, 4.0, 7), world_of(same, 2.5)],
+    )
     found = compared(case)
     assert found["tpot_s"]["measured"] == 2.5, "the median"
     assert found["classes"]["hit_rate"]["measured"] == 2.5, "the mean"

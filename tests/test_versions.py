@@ -61,6 +61,8 @@ def test_every_interpreter_gives_the_same_bits(python: str, trace: Path, mine: d
 @pytest.mark.skipif(not PYTHONS, reason="MOESIM_PYTHONS names no other interpreter")
 def test_they_are_other_interpreters() -> None:
     words = "import sys; print(sys.version_info[:2])"
-    found = [subprocess.run([python, "-c", words], capture_output=True, text=True, check=True).stdout
-             for python in (sys.executable, *PYTHONS)]  # fmt: skip
+    found = [
+        subprocess.run([python, "-c", words], capture_output=True, text=True, check=True).stdout
+        for python in (sys.executable, *PYTHONS)
+    ]
     assert len(set(found)) == len(found), found

@@ -19,8 +19,23 @@ from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import Layout, write_trace
 
-ALL = frozenset({"weights", "scores", "next_scores_1", "next_scores_2", "next_scores_3", "shared_scores", "token_ids",
-                 "embeddings", "gate_inputs", "gate_input_norms", "tasks", "arrivals", "iterations"})  # fmt: skip
+ALL = frozenset(
+    {
+        "weights",
+        "scores",
+        "next_scores_1",
+        "next_scores_2",
+        "next_scores_3",
+        "shared_scores",
+        "token_ids",
+        "embeddings",
+        "gate_inputs",
+        "gate_input_norms",
+        "tasks",
+        "arrivals",
+        "iterations",
+    }
+)
 TASKS = ("chat", "code")
 WIDTH = 8  # of embeddings and gate inputs
 
@@ -55,15 +70,30 @@ def requests_of(lengths: Iterable[tuple[int, int]], with_tasks: bool, with_arriv
     found: list[Request] = []
     for i, (prompt, outputs) in enumerate(lengths):
         first = found[-1].end_row if found else 0
-        found.append(Request(i, first, prompt, prompt + outputs - 1, TASKS[i % 2] if with_tasks else "",
-                             i / 2 if with_arrivals else None, "store" if i % 2 == 0 else "test"))  # fmt: skip
+        found.append(
+            Request(
+                i,
+                first,
+                prompt,
+                prompt + outputs - 1,
+                TASKS[i % 2] if with_tasks else "",
+                i / 2 if with_arrivals else None,
+                "store" if i % 2 == 0 else "test",
+            )
+        )
     return found
 
 
 def tiny_header(n_layers: int, n_experts: int, top_k: int, **facts: Any) -> Header:
     """A header whose gate is softmax, renormalised."""
-    facts = {"model": "tiny", "model_source": "tests/tiny_traces.py", "gate": GateRule(), "labels": ("synthetic",),
-             "created_by": "tests", "text_licence": "CC0-1.0"} | facts  # fmt: skip
+    facts = {
+        "model": "tiny",
+        "model_source": "tests/tiny_traces.py",
+        "gate": GateRule(),
+        "labels": ("synthetic",),
+        "created_by": "tests",
+        "text_licence": "CC0-1.0",
+    } | facts
     return Header(n_layers=n_layers, n_experts=n_experts, top_k=top_k, **facts)
 
 
@@ -77,13 +107,15 @@ def tiny_arrays(n_rows: int, n_layers: int, n_experts: int, top_k: int, seed: in
     chosen = np.rint(np.take_along_axis(scores, experts, -1) * 4095)  # whole, so that their sum is exact
     target = np.concatenate([logits, np.roll(logits[:, :1], -1, axis=0)], axis=1)  # layer L is the next row's layer 0
     arrays: dict[str, Any] = {
-        "experts": experts, "weights": chosen / chosen.sum(-1, keepdims=True), "scores": scores,
+        "experts": experts,
+        "weights": chosen / chosen.sum(-1, keepdims=True),
+        "scores": scores,
         "gate_inputs": noise(seed + 7, n_rows, n_layers, WIDTH) / 65536.0,
         "gate_input_norms": 1.0 + noise(seed + 8, n_rows, n_layers) / 65536.0,
         "embeddings": noise(seed + 9, n_rows, WIDTH) / 65536.0,
         "token_ids": noise(seed + 10, n_rows) % 100,
         "iterations": np.arange(n_rows),
-    }  # fmt: skip
+    }
     for d in DISTANCES:
         seen = target[:, d : n_layers + (d == 1)]
         if seen.shape[1]:

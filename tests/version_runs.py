@@ -29,8 +29,9 @@ def runs(trace: str) -> dict[str, Any]:
     for name in policies():
         for batch, gpus in SHAPES:
             # A card with room for half of the experts, so that there is something to decide.
-            spec = RunSpec(policy=name, hw="a6000", trace=trace, model=model, batch=batch, gpus=gpus,
-                           set=UNTAUGHT.get(name, {}))  # fmt: skip
+            spec = RunSpec(
+                policy=name, hw="a6000", trace=trace, model=model, batch=batch, gpus=gpus, set=UNTAUGHT.get(name, {})
+            )
             try:
                 setup = prepare(spec)
                 model = setup.model.id

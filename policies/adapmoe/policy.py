@@ -70,16 +70,32 @@ class AdapMoe(Policy):
         Param("variant", "code", "the published code, or the paper's text where it differs", ("paper", "code")),
         Param("buffers", 6, "spare expert buffers beside the cache (code)", low=2, high=10_000),
         Param("gating", True, "drop later choices of little weight; published sensitivities are Mixtral-8x7B's"),
-        Param("tolerance", 0.005, "a choice is dropped when its normalised weight is below sqrt(tolerance / "
-              "sensitivity) (code)", low=0.0, high=1.0),
-        Param("score_threshold", None, "in place of sensitivities: drop below this normalised weight in every layer; "
-              "without it, models other than Mixtral-8x7B drop nothing", low=0.0, high=1.0),
-        Param("tables", "auto", "where a_l and r_l come from: published (Mixtral-8x7B), counted on the store split, or "
-              "published where they are", ("auto", "published", "store")),
+        Param(
+            "tolerance",
+            0.005,
+            "a choice is dropped when its normalised weight is below sqrt(tolerance / sensitivity) (code)",
+            low=0.0,
+            high=1.0,
+        ),
+        Param(
+            "score_threshold",
+            None,
+            "in place of sensitivities: drop below this normalised weight in every layer; "
+            "without it, models other than Mixtral-8x7B drop nothing",
+            low=0.0,
+            high=1.0,
+        ),
+        Param(
+            "tables",
+            "auto",
+            "where a_l and r_l come from: published (Mixtral-8x7B), counted on the store split, or "
+            "published where they are",
+            ("auto", "published", "store"),
+        ),
         Param("sizes", "dp", "cache sizes: the dynamic program's, or equal ones", ("dp", "equal")),
         Param("prefetch", True, "guess one expert of the next layer"),
         Param("chunks", 3, "copies per expert: 3 matrices, computed as they arrive (code), or 1", low=1, high=3),
-    )  # fmt: skip
+    )
     variant: str
     buffers: int
     gating: bool

@@ -14,9 +14,13 @@ class ScopedCache(Policy):
     """
 
     params: ClassVar[tuple[Param, ...]] = (
-        Param("scope", "global", "one cache over all layers, or one per layer (Mixtral-Offloading section 3.1)",
-              choices=("global", "layer")),
-    )  # fmt: skip
+        Param(
+            "scope",
+            "global",
+            "one cache over all layers, or one per layer (Mixtral-Offloading section 3.1)",
+            choices=("global", "layer"),
+        ),
+    )
     scope: str
 
     def min_experts(self, view: View) -> int:

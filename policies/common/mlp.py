@@ -114,8 +114,10 @@ def mlp_of(tensors: Mapping[str, NDArray[Any]], n_in: int, n_out: int, path: Pat
         scale, bias = (tensors.get(f"{name}.{at}", np.zeros(0)) for name in ("scale", "bias"))
         fits = weight.ndim == 2 and weight.shape[1] == width and width <= 2**16
         if str(weight.dtype) not in LIMITS or not fits or scale.shape != bias.shape or scale.shape != weight.shape[:1]:
-            raise BadInput(f"{path}: weight.{at}, got {weight.dtype} {weight.shape}: int8 or int16 of {width} inputs, "
-                           "with a scale and a bias per output; train it again")  # fmt: skip
+            raise BadInput(
+                f"{path}: weight.{at}, got {weight.dtype} {weight.shape}: int8 or int16 of {width} inputs, "
+                "with a scale and a bias per output; train it again"
+            )
         if not (np.isfinite(scale).all() and np.isfinite(bias).all()):
             raise BadInput(f"{path}: scale.{at} or bias.{at}: not finite; train it again")
         kind = str(weight.dtype)
@@ -123,12 +125,20 @@ def mlp_of(tensors: Mapping[str, NDArray[Any]], n_in: int, n_out: int, path: Pat
         # The most negative int8 and int16 would break the bounds that exactness rests on.
         if int(np.abs(weight.astype(np.int32)).max(initial=0)) > LIMITS[kind]:
             raise BadInput(f"{path}: weight.{at}: values lie in [-{LIMITS[kind]}, {LIMITS[kind]}]; train it again")
-        layers.append(Dense(np.ascontiguousarray(weight.T.astype(exact)), scale.astype(np.float64),
-                            bias.astype(np.float64), LIMITS[kind]))  # fmt: skip
+        layers.append(
+            Dense(
+                np.ascontiguousarray(weight.T.astype(exact)),
+                scale.astype(np.float64),
+                bias.astype(np.float64),
+                LIMITS[kind],
+            )
+        )
         width = weight.shape[0]
     if not layers or width != n_out:
-        raise BadInput(f"{path}: its {len(layers)} layers end in {width} outputs, the model has {n_out} experts; "
-                       "train one for this model")  # fmt: skip
+        raise BadInput(
+            f"{path}: its {len(layers)} layers end in {width} outputs, the model has {n_out} experts; "
+            "train one for this model"
+        )
     return IntMlp(layers)
 
 

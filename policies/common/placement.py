@@ -18,8 +18,9 @@ def uses(store: StoreSplit, policy: str, prompts: bool = True) -> NDArray[np.int
     """
     trace = store.trace
     if not store:
-        raise no_store(trace, f"{policy} places experts by how often they were used there",
-                       ", or a policy that learns nothing")  # fmt: skip
+        raise no_store(
+            trace, f"{policy} places experts by how often they were used there", ", or a policy that learns nothing"
+        )
     counts = np.zeros((trace.n_layers, trace.n_experts), dtype=np.int64)
     layers = np.arange(trace.n_layers)[None, :, None]
     for request in store.requests:

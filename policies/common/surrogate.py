@@ -56,8 +56,10 @@ def outcomes(text: str, top_k: int) -> list[float]:
     except ValueError:
         shares = []
     if head != PREFIX or len(shares) not in (1, 2) or not all(0 <= share <= 1 for share in shares):
-        raise BadInput(f"predictor, got {text!r}: write surrogate:0.85, the share of chosen experts it names, or "
-                       "surrogate:0.6685/0.9545, the shares of predictions with all and with at least one")  # fmt: skip
+        raise BadInput(
+            f"predictor, got {text!r}: write surrogate:0.85, the share of chosen experts it names, or "
+            "surrogate:0.6685/0.9545, the shares of predictions with all and with at least one"
+        )
     if len(shares) == 1:
         p = shares[0]
         return [math.comb(top_k, m) * p**m * (1 - p) ** (top_k - m) for m in range(top_k + 1)]

@@ -44,8 +44,11 @@ class TokenPaths:
     def __init__(self, store: StoreSplit, policy: str) -> None:
         trace = store.trace
         if not store:
-            raise no_store(trace, f"{policy} learns there where tokens of each id are routed",
-                           ", or a surrogate (--predictor surrogate:0.85)")  # fmt: skip
+            raise no_store(
+                trace,
+                f"{policy} learns there where tokens of each id are routed",
+                ", or a surrogate (--predictor surrogate:0.85)",
+            )
         self._tokens, self._top_k = trace.token_ids, trace.top_k
         self._known: dict[int, Ids] = {}
         self._named: dict[int, tuple[Ids, Ids]] = {}
@@ -101,10 +104,13 @@ class Drawn:
         return self._drawn(rows, [self._experts[row].tolist() for row in rows])
 
     def _drawn(self, rows: list[int], chosen: list[list[list[int]]]) -> Ids:
-        return np.array([
-            [self._surrogate.name(row, layer, own) for layer, own in enumerate(token)]
-            for row, token in zip(rows, chosen, strict=True)
-        ], dtype=np.int64)  # fmt: skip
+        return np.array(
+            [
+                [self._surrogate.name(row, layer, own) for layer, own in enumerate(token)]
+                for row, token in zip(rows, chosen, strict=True)
+            ],
+            dtype=np.int64,
+        )
 
 
 class Forecasting(Policy):
@@ -118,10 +124,14 @@ class Forecasting(Policy):
     predictor: str
     seed: int
     predictor_params = (
-        Param("predictor", "tokens", "tokens: where tokens of the same id were routed on the store split; or "
-              "surrogate:SHARE or surrogate:ALL/ANY, a labelled stand-in"),
+        Param(
+            "predictor",
+            "tokens",
+            "tokens: where tokens of the same id were routed on the store split; or "
+            "surrogate:SHARE or surrogate:ALL/ANY, a labelled stand-in",
+        ),
         Param("seed", 0, "for a surrogate's draws", low=0, high=2**63 - 1),
-    )  # fmt: skip
+    )
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
@@ -158,8 +168,9 @@ class Forecasting(Policy):
         if len(self.ids) == 1:
             return [int(expert) for expert in self.ids[0, layer]]
         total: dict[int, int] = {}
-        for expert, score in zip(self.ids[:, layer].ravel().tolist(), self.scores[:, layer].ravel().tolist(),
-                                 strict=True):  # fmt: skip
+        for expert, score in zip(
+            self.ids[:, layer].ravel().tolist(), self.scores[:, layer].ravel().tolist(), strict=True
+        ):
             total[expert] = total.get(expert, 0) + score
         return sorted(total, key=lambda e: (-total[e], e))
 

@@ -67,27 +67,59 @@ class DuoServe(Policy):
     aliases = ("duoserve_moe",)
     traits = frozenset({"evicts_eagerly"})
     params = (
-        Param("predictor", "trained", "trained: the bundled ExpertMLP (section 4.2) of the traced model; a file that "
-              "`moesim train duoserve` wrote; or a labelled stand-in: surrogate:SHARE, surrogate:ALL/ANY, or "
-              "surrogate:orca or surrogate:squad, right as often as Table 3 says of the served model"),
-        Param("slots", None, "expert slots per GPU; published: k, the experts a token needs (section 5.1)",
-              low=1, high=65536),
+        Param(
+            "predictor",
+            "trained",
+            "trained: the bundled ExpertMLP (section 4.2) of the traced model; a file that "
+            "`moesim train duoserve` wrote; or a labelled stand-in: surrogate:SHARE, surrogate:ALL/ANY, or "
+            "surrogate:orca or surrogate:squad, right as often as Table 3 says of the served model",
+        ),
+        Param(
+            "slots",
+            None,
+            "expert slots per GPU; published: k, the experts a token needs (section 5.1)",
+            low=1,
+            high=65536,
+        ),
         Param("mlp_s", 6e-4, "time of a prediction, on a stream of its own (section 6.4)", low=0.0, high=60.0),
-        Param("mlp_bytes", None, "GPU memory of the predictor (published: 300 MB for Mixtral-8x7B, section 6.4, where "
-              "one network of section 4.2 is 12 MB in fp32 and one per layer 371 MB; other models: the networks' "
-              "weights in fp32, one unless the predictor's file has one per layer)", low=0, high=2**40),
-        Param("prefill_fetch_gate", "slot_free", "when a prompt's next expert is copied: once a slot is free (Figure "
-              "4, 'without having to wait'), or once the expert before it is computed (section 5.2, to the letter)",
-              ("slot_free", "after_prev_compute")),
+        Param(
+            "mlp_bytes",
+            None,
+            "GPU memory of the predictor (published: 300 MB for Mixtral-8x7B, section 6.4, where "
+            "one network of section 4.2 is 12 MB in fp32 and one per layer 371 MB; other models: the networks' "
+            "weights in fp32, one unless the predictor's file has one per layer)",
+            low=0,
+            high=2**40,
+        ),
+        Param(
+            "prefill_fetch_gate",
+            "slot_free",
+            "when a prompt's next expert is copied: once a slot is free (Figure "
+            "4, 'without having to wait'), or once the expert before it is computed (section 5.2, to the letter)",
+            ("slot_free", "after_prev_compute"),
+        ),
         Param("prefill_fetch_all", True, "copy experts that no prompt token chose, too (section 5.2: all are active)"),
-        Param("expert_order", "id", "order of a prompt's experts after the first, which is copied before the gate: "
-              "ascending ids, or most tokens first (not published)", ("id", "tokens")),
-        Param("decode_order", "predicted", "which is Expert 1 of section 5.3: correctly prefetched experts first, or "
-              "the gate's order (not published)", ("predicted", "gate")),
-        Param("overlap_refetch", False, "compute what was predicted while the rest is fetched again; the text "
-              "compares, fetches, then computes (section 5.3)"),
+        Param(
+            "expert_order",
+            "id",
+            "order of a prompt's experts after the first, which is copied before the gate: "
+            "ascending ids, or most tokens first (not published)",
+            ("id", "tokens"),
+        ),
+        Param(
+            "decode_order",
+            "predicted",
+            "which is Expert 1 of section 5.3: correctly prefetched experts first, or the gate's order (not published)",
+            ("predicted", "gate"),
+        ),
+        Param(
+            "overlap_refetch",
+            False,
+            "compute what was predicted while the rest is fetched again; the text "
+            "compares, fetches, then computes (section 5.3)",
+        ),
         Param("seed", 0, "for a surrogate's draws", low=0, high=2**63 - 1),
-    )  # fmt: skip
+    )
     predictor: str
     slots: int | None
     mlp_s: float
@@ -152,8 +184,10 @@ class DuoServe(Policy):
         self._outputs = self._mlp.outputs if self._mlp.facts.get("outputs_of") == trace.sha256 else None
         n_rows = trace.requests.n_decode_rows
         if self._outputs is not None and len(self._outputs) != n_rows:
-            raise BadInput(f"{path}: outputs, got {len(self._outputs)} rows for a trace of {n_rows} decode rows: one "
-                           "each; train it again")  # fmt: skip
+            raise BadInput(
+                f"{path}: outputs, got {len(self._outputs)} rows for a trace of {n_rows} decode rows: one "
+                "each; train it again"
+            )
         self._position = decode_positions(trace)
 
     # -- predicting (sections 4.2 and 5.3) --------------------------------------------------------------------------
@@ -183,12 +217,16 @@ class DuoServe(Policy):
             self._ahead = (named[0] + self._firsts).tolist()
         else:
             n_experts = view.n_experts
-            self._ahead = [[(at + 1) * n_experts + expert for expert in self._voted(named[:, at])]
-                           for at in range(view.n_layers - 1)]  # fmt: skip
+            self._ahead = [
+                [(at + 1) * n_experts + expert for expert in self._voted(named[:, at])]
+                for at in range(view.n_layers - 1)
+            ]
 
     def _drawn(self, rows: list[int], chosen: Ids) -> Ids:
-        named = [[self._surrogate.name(row, layer, ids) for layer, ids in enumerate(token) if layer]
-                 for row, token in zip(rows, chosen.tolist(), strict=True)]  # fmt: skip
+        named = [
+            [self._surrogate.name(row, layer, ids) for layer, ids in enumerate(token) if layer]
+            for row, token in zip(rows, chosen.tolist(), strict=True)
+        ]
         return np.array(named, dtype=np.int64).reshape(len(rows), chosen.shape[1] - 1, self._k)
 
     def _count(self) -> None:

@@ -197,8 +197,10 @@ def stand_in(predictor: str, model: str) -> str:
     if by_model is None:
         return predictor
     if model not in by_model:
-        raise BadInput(f"predictor, got {predictor!r} and model {model}: Table 3 has {' and '.join(by_model)}; write "
-                       f"{PREFIX}:SHARE or {PREFIX}:ALL/ANY")  # fmt: skip
+        raise BadInput(
+            f"predictor, got {predictor!r} and model {model}: Table 3 has {' and '.join(by_model)}; write "
+            f"{PREFIX}:SHARE or {PREFIX}:ALL/ANY"
+        )
     return f"{PREFIX}:{by_model[model]}"
 
 
@@ -213,8 +215,10 @@ def read(path: Path, n_layers: int, n_experts: int, top_k: int) -> Predictor:
     if facts.get("format") != FORMAT or facts.get("affinity") not in ("rows", "full"):
         raise BadInput(f"{path}: not a predictor of duoserve in format {FORMAT}; train it with `moesim train duoserve`")
     if shape != (n_layers, n_experts, top_k):
-        raise BadInput(f"{path}, got a predictor for {shape[0]}x{shape[1]}, k={shape[2]}: the trace is "
-                       f"{n_layers}x{n_experts}, k={top_k}; train one with `moesim train duoserve`")  # fmt: skip
+        raise BadInput(
+            f"{path}, got a predictor for {shape[0]}x{shape[1]}, k={shape[2]}: the trace is "
+            f"{n_layers}x{n_experts}, k={top_k}; train one with `moesim train duoserve`"
+        )
     single, joint = (tensors.get(name, np.zeros(0)) for name in ("popularity_counts", "affinity_counts"))
     if single.shape != (n_layers, n_experts) or joint.shape != (n_layers - 1, n_experts, n_experts):
         raise BadInput(f"{path}: popularity or affinity counts of another shape; train it again")
@@ -223,8 +227,15 @@ def read(path: Path, n_layers: int, n_experts: int, top_k: int) -> Predictor:
     one_each = facts.get("nets") == "per_layer"
     prefixes = [net_prefix(at) for at in range(n_layers - 1)] if one_each else [net_prefix(None)]
     width = width_of(n_layers, n_experts, top_k, rows)
-    nets = [mlp_of({name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)},
-                   width, n_experts, path) for prefix in prefixes]  # fmt: skip
+    nets = [
+        mlp_of(
+            {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)},
+            width,
+            n_experts,
+            path,
+        )
+        for prefix in prefixes
+    ]
     outputs = tensors.get("outputs")
     fits = outputs is None or (outputs.dtype.kind in "ui" and outputs.shape[1:] == (n_layers - 1, top_k))
     if not fits or (outputs is not None and not 0 <= outputs.min(initial=0) <= outputs.max(initial=0) < n_experts):

@@ -77,8 +77,10 @@ def train(trace: Trace, out: Path, plan: TrainingPlan, told: Told | None = None)
     width = width_of(*shape, plan.affinity == "rows")
     need_bytes = len(ids) * (trace.n_layers - 1) * (width + trace.n_experts) * 4
     if trace.n_layers < 2 or need_bytes > MAX_STATE_BYTES:
-        raise BadInput(f"{trace.path}: {len(ids)} tokens of {trace.n_layers} layers make {need_bytes} bytes of states: "
-                       f"two layers at least, {MAX_STATE_BYTES} bytes at most; take a shorter trace")  # fmt: skip
+        raise BadInput(
+            f"{trace.path}: {len(ids)} tokens of {trace.n_layers} layers make {need_bytes} bytes of states: "
+            f"two layers at least, {MAX_STATE_BYTES} bytes at most; take a shorter trace"
+        )
     states = States(single, joint, trace.top_k, plan.affinity == "rows")
     inputs = np.concatenate([states.of(block).astype(np.float32) / UNIT for block in _split(ids)])
     targets = _targets(ids, trace.n_experts)
@@ -91,12 +93,22 @@ def train(trace: Trace, out: Path, plan: TrainingPlan, told: Told | None = None)
         prefix = net_prefix(at if plan.nets == "per_layer" else None)
         tensors |= {prefix + name: array for name, array in in_integers(layers, _some(x, plan.seed)).items()}
     facts: dict[str, Any] = {
-        "format": FORMAT, "model": trace.header.model, "n_layers": shape[0], "n_experts": shape[1], "top_k": shape[2],
-        "affinity": plan.affinity, "nets": plan.nets, "widths": list(plan.widths), "epochs": plan.epochs,
+        "format": FORMAT,
+        "model": trace.header.model,
+        "n_layers": shape[0],
+        "n_experts": shape[1],
+        "top_k": shape[2],
+        "affinity": plan.affinity,
+        "nets": plan.nets,
+        "widths": list(plan.widths),
+        "epochs": plan.epochs,
         "batch_size": plan.batch_size,
-        "learning_rate": plan.learning_rate, "dropout_frac": plan.dropout_frac, "seed": plan.seed, "tokens": len(ids),
+        "learning_rate": plan.learning_rate,
+        "dropout_frac": plan.dropout_frac,
+        "seed": plan.seed,
+        "tokens": len(ids),
         "trained_on": f"store split of {trace.name}",
-    }  # fmt: skip
+    }
     save(out, tensors, facts)  # first without a verdict, so that what is judged is what was written
     return judge(trace, out)
 

@@ -134,8 +134,10 @@ def read(path: Path, n_layers: int, n_experts: int, top_k: int, tasks: Sequence[
     if facts.get("format") != FORMAT or not told:
         raise BadInput(f"{path}: not a predictor of emoe in format {FORMAT}; train it with `moesim train emoe`")
     if shape != (n_layers, n_experts, top_k):
-        raise BadInput(f"{path}, got a predictor for {shape[0]}x{shape[1]}, k={shape[2]}: the trace is "
-                       f"{n_layers}x{n_experts}, k={top_k}; train one with `moesim train emoe`")  # fmt: skip
+        raise BadInput(
+            f"{path}, got a predictor for {shape[0]}x{shape[1]}, k={shape[2]}: the trace is "
+            f"{n_layers}x{n_experts}, k={top_k}; train one with `moesim train emoe`"
+        )
     unknown = sorted(set(tasks) - set(map(str, known or ())))
     if unknown:
         raise BadInput(f"{path}: it knows no task {unknown[0]!r} of this trace; train one with `moesim train emoe`")

@@ -60,8 +60,10 @@ def profile(
         lead = share[best] - math.fsum(value for task, value in share.items() if task != best)
         if lead > 0:
             found[best].append((lead, word))
-    return {task: frozenset(word for _, word in sorted(words, key=lambda item: -item[0])[:n])
-            for task, words in found.items()}  # fmt: skip
+    return {
+        task: frozenset(word for _, word in sorted(words, key=lambda item: -item[0])[:n])
+        for task, words in found.items()
+    }
 
 
 class Recogniser:

@@ -56,9 +56,16 @@ class Net(nn.Module):
         from transformers import XLNetConfig, XLNetModel
 
         config = XLNetConfig(
-            vocab_size=vocabulary, d_model=plan.width, n_layer=plan.layers, n_head=plan.n_heads, d_inner=plan.inner,
-            ff_activation="relu", dropout=0.1, layer_norm_eps=EPSILON, initializer_range=0.1,
-        )  # fmt: skip
+            vocab_size=vocabulary,
+            d_model=plan.width,
+            n_layer=plan.layers,
+            n_head=plan.n_heads,
+            d_inner=plan.inner,
+            ff_activation="relu",
+            dropout=0.1,
+            layer_norm_eps=EPSILON,
+            initializer_range=0.1,
+        )
         self.encoder = XLNetModel(config)
         self.bias = nn.Parameter(torch.zeros(n_words))
 
@@ -163,16 +170,22 @@ def in_whole_numbers(net: Net, length: int) -> dict[str, NDArray[np.int16]]:
     for name, tensor in found.items():
         values = np.rint(tensor.detach().double().numpy() * ONE)
         if np.abs(values).max(initial=0) > 32767:
-            raise BadInput(f"trained weight {name}, got {np.abs(values).max() / ONE:.1f}: int16 holds up to 8; train "
-                           "with a lower learning rate")  # fmt: skip
+            raise BadInput(
+                f"trained weight {name}, got {np.abs(values).max() / ONE:.1f}: int16 holds up to 8; train "
+                "with a lower learning rate"
+            )
         whole[name] = values.astype(np.int16)
     return whole
 
 
 def train(
-    trace: Trace, out: Path, plan: TrainingPlan, told: Told | None = None,
-    similarity: NDArray[np.float64] | None = None, similarity_facts: dict[str, Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    trace: Trace,
+    out: Path,
+    plan: TrainingPlan,
+    told: Told | None = None,
+    similarity: NDArray[np.float64] | None = None,
+    similarity_facts: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """Train both forms, write the file, and return its facts with the accuracy on the test split.
 
     Args:
@@ -187,11 +200,19 @@ def train(
         raise no_store(trace, "eMoE's predictor is trained there")
     tasks = tuple(trace.header.tasks)
     facts: dict[str, Any] = {
-        "format": FORMAT, "model": trace.header.model, "trace_sha256": trace.sha256, "n_layers": trace.n_layers,
-        "n_experts": trace.n_experts, "top_k": trace.top_k, "tasks": list(tasks), "n_heads": plan.n_heads,
-        "plan": asdict(plan), "store_requests": len(store), "torch": torch.__version__,
+        "format": FORMAT,
+        "model": trace.header.model,
+        "trace_sha256": trace.sha256,
+        "n_layers": trace.n_layers,
+        "n_experts": trace.n_experts,
+        "top_k": trace.top_k,
+        "tasks": list(tasks),
+        "n_heads": plan.n_heads,
+        "plan": asdict(plan),
+        "store_requests": len(store),
+        "torch": torch.__version__,
         "similarity": similarity_facts or {},
-    }  # fmt: skip
+    }
     tensors: dict[str, NDArray[Any]] = {}
     for form in FORMS:
         net = fit(form, Examples(trace, store, tasks, plan.seed), trace, len(tasks), plan, told)

@@ -26,8 +26,16 @@ LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
 # 1/n!, highest first: e**x for 0 <= x < ln 2 to 1e-9
 TAYLOR = [1 / 3628800, 1 / 362880, 1 / 40320, 1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0]
 MATRICES = ("q", "k", "v", "o", "layer_1", "layer_2")
-VECTORS = ("r_w_bias", "r_r_bias", "norm_1.weight", "norm_1.bias", "layer_1.bias", "layer_2.bias", "norm_2.weight",
-           "norm_2.bias")  # fmt: skip
+VECTORS = (
+    "r_w_bias",
+    "r_r_bias",
+    "norm_1.weight",
+    "norm_1.bias",
+    "layer_1.bias",
+    "layer_2.bias",
+    "norm_2.weight",
+    "norm_2.bias",
+)
 MAX_WIDTH = 4096  # products of two int16 summed over so many stay far below 2**53
 
 
@@ -72,8 +80,10 @@ class Xlnet:
         width = self.words.shape[1] if self.words.ndim == 2 else 0
         head = width // n_heads if n_heads > 0 else 0
         if self.words.shape != (vocabulary, width) or head not in (4, 16, 64) or head * n_heads != width:
-            raise BadInput(f"{path}: words, got {self.words.shape} and {n_heads} heads: [{vocabulary}, heads x 4, 16 "
-                           "or 64] is needed; train it again with `moesim train emoe`")  # fmt: skip
+            raise BadInput(
+                f"{path}: words, got {self.words.shape} and {n_heads} heads: [{vocabulary}, heads x 4, 16 "
+                "or 64] is needed; train it again with `moesim train emoe`"
+            )
         self._root = float(np.sqrt(head))
         self._layers: list[dict[str, Floats]] = []
         while f"{len(self._layers)}.q" in tensors:
@@ -81,8 +91,12 @@ class Xlnet:
             layer = {name: _whole(tensors, f"{at}.{name}", path) for name in (*MATRICES, *VECTORS, "positions")}
             inner = layer["layer_1"].shape[0]
             need = dict.fromkeys(("q", "k", "v", "o"), (width, width)) | dict.fromkeys(VECTORS, (width,))
-            need |= {"layer_1": (inner, width), "layer_2": (width, inner), "layer_1.bias": (inner,),
-                     "positions": (2 * length, width)}  # fmt: skip
+            need |= {
+                "layer_1": (inner, width),
+                "layer_2": (width, inner),
+                "layer_1.bias": (inner,),
+                "positions": (2 * length, width),
+            }
             for name, shape in need.items():
                 if layer[name].shape != shape or max(shape) > MAX_WIDTH:
                     raise BadInput(f"{path}: {at}.{name}, got {layer[name].shape}: {shape} is needed; train it again")

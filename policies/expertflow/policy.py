@@ -38,11 +38,20 @@ class ExpertFlow(Forecasting):
         *Forecasting.predictor_params,
         Param("predict_s", 1e-3, "seconds per prediction (assumed)", low=0.0, high=60.0),
         Param("hidden", False, "the prediction costs no time, as if the pipeline of two batches hid it (published)"),
-        Param("grouping", "off", "a decode step's tokens in one pass; or in two, in order or with like paths "
-              "together (published)", ("off", "order", "paths")),
-        Param("regroup_s", 0.01, "seconds for regrouping a step's tokens on the CPU (published: below 10 ms)",
-              low=0.0, high=60.0),
-    )  # fmt: skip
+        Param(
+            "grouping",
+            "off",
+            "a decode step's tokens in one pass; or in two, in order or with like paths together (published)",
+            ("off", "order", "paths"),
+        ),
+        Param(
+            "regroup_s",
+            0.01,
+            "seconds for regrouping a step's tokens on the CPU (published: below 10 ms)",
+            low=0.0,
+            high=60.0,
+        ),
+    )
     predict_s: float
     hidden: bool
     grouping: str

@@ -159,9 +159,13 @@ class MapStore:
         return share * semantic + (1.0 - share) * trajectory
 
     def add(
-        self, new_map: Floats, embedding: Floats, trajectory: Floats | None = None, semantic: Floats | None = None,
+        self,
+        new_map: Floats,
+        embedding: Floats,
+        trajectory: Floats | None = None,
+        semantic: Floats | None = None,
         inverse_norms: Floats | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Store a map [L, E] with its embedding [h]; returns the slot it took.
 
         Args:

@@ -143,8 +143,9 @@ class MapTrack:
         if self._paths:
             passed = [(np.stack(path.rows), path.similarities(), None) for path in self._paths]
         else:
-            passed = [(own, passage and passage.whole, passage and passage.inverse_norms)
-                      for own, passage in self._passages]  # fmt: skip
+            passed = [
+                (own, passage and passage.whole, passage and passage.inverse_norms) for own, passage in self._passages
+            ]
         if len(passed) > 1:  # the first newcomer may change the store the others were compared with: compare again
             self.store.fill(np.stack([own for own, _, _ in passed]), np.stack(self._embeddings))
             return

@@ -50,29 +50,71 @@ class FineMoe(MapCache):
     needs = frozenset({"experts", "scores", "embeddings"})
     params = (
         Param("variant", "paper", "the paper's text, or release 2 of the code where it differs", ("paper", "code")),
-        Param("distance", None, "layers between a prediction and its target; published: Mixtral 3, Qwen1.5-MoE 6, "
-              "Phi-3.5-MoE 4 (section 6.7), 3 for any other model", low=1, high=64),
-        Param("prefill", None, "what is predicted for a prompt, of which the text says nothing: the union of what "
-              "searches for each of its tokens name, each stored as a map (union: release 1; the paper's TTFT rests on "
-              "it); what one map names, the tokens' mean (mean); nothing (none: release 2). Left out: union for paper, "
-              "none for code", ("union", "mean", "none")),
+        Param(
+            "distance",
+            None,
+            "layers between a prediction and its target; published: Mixtral 3, Qwen1.5-MoE 6, "
+            "Phi-3.5-MoE 4 (section 6.7), 3 for any other model",
+            low=1,
+            high=64,
+        ),
+        Param(
+            "prefill",
+            None,
+            "what is predicted for a prompt, of which the text says nothing: the union of what "
+            "searches for each of its tokens name, each stored as a map (union: release 1; the paper's TTFT rests on "
+            "it); what one map names, the tokens' mean (mean); nothing (none: release 2). Left out: union for paper, "
+            "none for code",
+            ("union", "mean", "none"),
+        ),
         Param("capacity", 1000, "maps in the store (section 6.7: knee at 1K)", low=1, high=100_000),
-        Param("mode", "offline", "offline: the store split fills the store (section 6.1); online: it starts empty "
-              "(section 6.3)", ("offline", "online")),
-        Param("track", "map_tsd", "what predicts (Figure 14a): the next gates on this gate's input, request-level hit "
-              "counts, or maps by trajectory, with semantic search, with the delta threshold",
-              ("speculate", "hit_count", "map_t", "map_ts", "map_tsd")),
-        Param("predictor", "gate_reuse", "what track=speculate asks: a later gate on this layer's gate input "
-              "(next_scores of the trace); or surrogate:SHARE, a labelled stand-in that is right for so many"),
-        Param("evict", "fine_moe", "what is evicted (Figure 14b): least p x freq (section 4.5), LRU or LFU",
-              ("fine_moe", "lru", "lfu")),
-        Param("asynchronous", True, "search and prefetch beside the forward pass (section 4.3); false: a layer waits "
-              "until both are finished"),
-        Param("search_overhead_s", 2e-4, "fixed cost of a search, a few tensor operations in Python (assumed; "
-              "section 6.8 bounds all of FineMoE's overhead by 50 ms per iteration)", low=0.0, high=1.0),
-        Param("depth", 2, "speculative copies handed to each GPU's copy engine at once: one in flight, one behind it "
-              "(release 2 keeps 1 in flight)", low=1, high=64),
-    )  # fmt: skip
+        Param(
+            "mode",
+            "offline",
+            "offline: the store split fills the store (section 6.1); online: it starts empty (section 6.3)",
+            ("offline", "online"),
+        ),
+        Param(
+            "track",
+            "map_tsd",
+            "what predicts (Figure 14a): the next gates on this gate's input, request-level hit "
+            "counts, or maps by trajectory, with semantic search, with the delta threshold",
+            ("speculate", "hit_count", "map_t", "map_ts", "map_tsd"),
+        ),
+        Param(
+            "predictor",
+            "gate_reuse",
+            "what track=speculate asks: a later gate on this layer's gate input "
+            "(next_scores of the trace); or surrogate:SHARE, a labelled stand-in that is right for so many",
+        ),
+        Param(
+            "evict",
+            "fine_moe",
+            "what is evicted (Figure 14b): least p x freq (section 4.5), LRU or LFU",
+            ("fine_moe", "lru", "lfu"),
+        ),
+        Param(
+            "asynchronous",
+            True,
+            "search and prefetch beside the forward pass (section 4.3); false: a layer waits until both are finished",
+        ),
+        Param(
+            "search_overhead_s",
+            2e-4,
+            "fixed cost of a search, a few tensor operations in Python (assumed; "
+            "section 6.8 bounds all of FineMoE's overhead by 50 ms per iteration)",
+            low=0.0,
+            high=1.0,
+        ),
+        Param(
+            "depth",
+            2,
+            "speculative copies handed to each GPU's copy engine at once: one in flight, one behind it "
+            "(release 2 keeps 1 in flight)",
+            low=1,
+            high=64,
+        ),
+    )
     variant: str
     distance: int | None
     prefill: str | None
@@ -93,13 +135,17 @@ class FineMoe(MapCache):
             self.needs, self.labels = frozenset({"experts"}), (PREFIX,)
         elif self.track == "speculate":
             if (self.distance or 0) > MAX_GATE_DISTANCE:
-                raise BadInput(f"parameter fine_moe.distance, got {self.distance} with track=speculate: traces record "
-                               f"the gates of {MAX_GATE_DISTANCE} layers ahead at most; lower it")  # fmt: skip
+                raise BadInput(
+                    f"parameter fine_moe.distance, got {self.distance} with track=speculate: traces record "
+                    f"the gates of {MAX_GATE_DISTANCE} layers ahead at most; lower it"
+                )
             self.distance = self.settings["distance"] = self.distance or MAX_GATE_DISTANCE
             self.needs = frozenset({"experts", f"next_scores_{self.distance}"})
         if self.predictor != "gate_reuse" and not self.labels:
-            raise BadInput(f"parameter fine_moe.predictor, got {self.predictor!r} with track={self.track}: gate_reuse, "
-                           "or surrogate:0.85 with track=speculate; take one of them")  # fmt: skip
+            raise BadInput(
+                f"parameter fine_moe.predictor, got {self.predictor!r} with track={self.track}: gate_reuse, "
+                "or surrogate:0.85 with track=speculate; take one of them"
+            )
 
     def bind(self, view: View) -> None:
         self.prefetch_depth = self.depth if self.asynchronous else None

@@ -65,34 +65,93 @@ class Importance(Policy):
     needs = frozenset({"experts", "scores", "shared_scores"})
     params = (
         Param("variant", "paper", "the paper's text, or the public code where they differ", ("paper", "code")),
-        Param("alpha", None, "width of the low-score band (section 5.1); published: DeepSeekMoE-16B 0.35, XVERSE 0.30, "
-              "Qwen2-57B 0.25 (section 6.2); 0.25 for any other model and in the code", low=0.0, high=1.0),
-        Param("low_score_rule", None, "who is replaced: section 5.1 (paper), Algorithm 1, the code's first found "
-              "(code), or nobody (the ablation of Figure 16)", ("text", "alg1", "code", "none")),
+        Param(
+            "alpha",
+            None,
+            "width of the low-score band (section 5.1); published: DeepSeekMoE-16B 0.35, XVERSE 0.30, "
+            "Qwen2-57B 0.25 (section 6.2); 0.25 for any other model and in the code",
+            low=0.0,
+            high=1.0,
+        ),
+        Param(
+            "low_score_rule",
+            None,
+            "who is replaced: section 5.1 (paper), Algorithm 1, the code's first found "
+            "(code), or nobody (the ablation of Figure 16)",
+            ("text", "alg1", "code", "none"),
+        ),
         Param("couple", True, "the top-score set C is that of the whole batch (section 5.1); false: of each token"),
-        Param("prefer_batch", None, "prefer alternatives that more tokens of the batch use, and gather at them what "
-              "else would be loaded or left to the CPU (section 5.4: 1); the code has no such rule: 0", low=0, high=1),
-        Param("prefetch", None, "predicted top-score experts, best first (paper: abstract, sections 5.2, 6.3); the "
-              "predicted top k (section 5.2, to the letter); at most one, after a layer with a miss (code); none",
-              ("top_score", "top_k", "one", "none")),
-        Param("prefill_prefetch", None, "while a prompt is computed, copy the next layer's experts (section 4.1: 1); "
-              "the code predicts while decoding only: 0", low=0, high=1),
-        Param("depth", 1, "speculative copies handed to each GPU's copy engine at once: one loading thread, one copy "
-              "(sections 4.2, 5.2)", low=1, high=64),
-        Param("prediction_s", None, "GPU seconds of a prediction; left out: weights of attention (paper only) and gate "
-              "at memory bandwidth (derived)", low=0.0, high=1.0),
-        Param("evict", None, "least mean score over the window (section 5.3), oldest load (code as shipped), least "
-              "recently used (code as meant), the code's rule with a window",
-              ("score", "fifo", "lru", "score_position")),
+        Param(
+            "prefer_batch",
+            None,
+            "prefer alternatives that more tokens of the batch use, and gather at them what "
+            "else would be loaded or left to the CPU (section 5.4: 1); the code has no such rule: 0",
+            low=0,
+            high=1,
+        ),
+        Param(
+            "prefetch",
+            None,
+            "predicted top-score experts, best first (paper: abstract, sections 5.2, 6.3); the "
+            "predicted top k (section 5.2, to the letter); at most one, after a layer with a miss (code); none",
+            ("top_score", "top_k", "one", "none"),
+        ),
+        Param(
+            "prefill_prefetch",
+            None,
+            "while a prompt is computed, copy the next layer's experts (section 4.1: 1); "
+            "the code predicts while decoding only: 0",
+            low=0,
+            high=1,
+        ),
+        Param(
+            "depth",
+            1,
+            "speculative copies handed to each GPU's copy engine at once: one loading thread, one copy "
+            "(sections 4.2, 5.2)",
+            low=1,
+            high=64,
+        ),
+        Param(
+            "prediction_s",
+            None,
+            "GPU seconds of a prediction; left out: weights of attention (paper only) and gate "
+            "at memory bandwidth (derived)",
+            low=0.0,
+            high=1.0,
+        ),
+        Param(
+            "evict",
+            None,
+            "least mean score over the window (section 5.3), oldest load (code as shipped), least "
+            "recently used (code as meant), the code's rule with a window",
+            ("score", "fifo", "lru", "score_position"),
+        ),
         Param("score_window", 16, "iterations n of section 5.3, never given (assumed)", low=1, high=100_000),
         Param("shield", True, "what the running layer selected is not evicted (section 5.3)"),
-        Param("balance", None, "Algorithm 2 (paper), the code's one pass, or everything loaded, or everything on the "
-              "CPU (ablations of Figure 16)", ("alg2", "code", "load", "cpu")),
-        Param("prefill_cpu", None, "the balancer also serves prompts (code: 1); the paper loads all they need (0)",
-              low=0, high=1),
-        Param("barrier", None, "1: loaded experts are computed when all loads of the layer are complete, and the host "
-              "waits for the layer's end before it prefetches (code); 0: each as it arrives (paper)", low=0, high=1),
-    )  # fmt: skip
+        Param(
+            "balance",
+            None,
+            "Algorithm 2 (paper), the code's one pass, or everything loaded, or everything on the "
+            "CPU (ablations of Figure 16)",
+            ("alg2", "code", "load", "cpu"),
+        ),
+        Param(
+            "prefill_cpu",
+            None,
+            "the balancer also serves prompts (code: 1); the paper loads all they need (0)",
+            low=0,
+            high=1,
+        ),
+        Param(
+            "barrier",
+            None,
+            "1: loaded experts are computed when all loads of the layer are complete, and the host "
+            "waits for the layer's end before it prefetches (code); 0: each as it arrives (paper)",
+            low=0,
+            high=1,
+        ),
+    )
     variant: str
     alpha: float | None
     low_score_rule: str | None

@@ -129,9 +129,13 @@ def best_first(row: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def route(
-    tokens: Sequence[Token], thresholds: Thresholds, rule: str, on_gpu: Callable[[int], bool],
-    couple: bool = True, by_batch: bool = True,
-) -> list[list[int]]:  # fmt: skip
+    tokens: Sequence[Token],
+    thresholds: Thresholds,
+    rule: str,
+    on_gpu: Callable[[int], bool],
+    couple: bool = True,
+    by_batch: bool = True,
+) -> list[list[int]]:
     """Algorithm 1 for the tokens of a batch: the experts each is served by, replaced ones in the place they had.
 
     Args:
@@ -157,8 +161,11 @@ def route(
             routed.append(list(token.chosen))  # nobody has to go
             continue
         chosen = set(token.chosen)
-        near = [e for e in range(len(token.scores)) if e not in chosen
-                and thresholds.is_alternative(token.scores[e], token.beta)]  # fmt: skip
+        near = [
+            e
+            for e in range(len(token.scores))
+            if e not in chosen and thresholds.is_alternative(token.scores[e], token.beta)
+        ]
         if rule == "code":
             swaps = replace_code(low, near, certain, on_gpu)
         else:
@@ -195,8 +202,14 @@ def merge(
             leaving = ids[at]
             if free(leaving):
                 continue
-            near = [e for e, n in batch.items() if n + 1 > batch[leaving] and e not in ids and e not in token.chosen
-                    and thresholds.is_alternative(token.scores[e], token.beta)]  # fmt: skip
+            near = [
+                e
+                for e, n in batch.items()
+                if n + 1 > batch[leaving]
+                and e not in ids
+                and e not in token.chosen
+                and thresholds.is_alternative(token.scores[e], token.beta)
+            ]
             if near:
                 e = ids[at] = min(near, key=lambda e: (-batch[e], -token.scores[e], e))
                 batch[e] += 1

@@ -60,23 +60,46 @@ class MoeInfinity(Policy):
     source = "arXiv 2401.14361 v3; EfficientMoE/MoE-Infinity@350f0dd and @d617801"
     traits = frozenset({"timing"})
     params = (
-        Param("variant", "paper", "the paper (v3), the code of August 2024, or that of March 2026",
-              ("paper", "code2024", "code_head")),
-        Param("capacity", None, "matrices in the collection; published: 120 (paper), 1000 (code2024)", low=1,
-              high=100_000),
-        Param("mode", "offline", "offline: the store split fills the collection; online: it starts empty (as FineMoE's "
-              "section 6.3 runs it)", ("offline", "online")),
-        Param("epsilon", 1e-8, "added to shares and counts, so that every expert has an order (code)", low=0.0,
-              high=1.0),
-        Param("lookup_s", 2.1e-8, "time of a lookup per matrix in the collection (paper: 21 us at 1,000)", low=0.0,
-              high=1.0),
-        Param("guarded", True, "paper: a prefetch evicts only what scores less than itself (assumed); false: whatever "
-              "scores least"),
+        Param(
+            "variant",
+            "paper",
+            "the paper (v3), the code of August 2024, or that of March 2026",
+            ("paper", "code2024", "code_head"),
+        ),
+        Param(
+            "capacity", None, "matrices in the collection; published: 120 (paper), 1000 (code2024)", low=1, high=100_000
+        ),
+        Param(
+            "mode",
+            "offline",
+            "offline: the store split fills the collection; online: it starts empty (as FineMoE's section 6.3 runs it)",
+            ("offline", "online"),
+        ),
+        Param(
+            "epsilon", 1e-8, "added to shares and counts, so that every expert has an order (code)", low=0.0, high=1.0
+        ),
+        Param(
+            "lookup_s",
+            2.1e-8,
+            "time of a lookup per matrix in the collection (paper: 21 us at 1,000)",
+            low=0.0,
+            high=1.0,
+        ),
+        Param(
+            "guarded",
+            True,
+            "paper: a prefetch evicts only what scores less than itself (assumed); false: whatever scores least",
+        ),
         Param("phantom_slots", False, "code_head: hits use up free room, as the code's counter has it"),
-        Param("evict", "variant", "the variant's own rule, or one of the repository's simulator: LRU, LRU that spares "
-              "this layer and the next two, LFU", ("variant", "lru", "lru_ds", "lfu")),
+        Param(
+            "evict",
+            "variant",
+            "the variant's own rule, or one of the repository's simulator: LRU, LRU that spares "
+            "this layer and the next two, LFU",
+            ("variant", "lru", "lru_ds", "lfu"),
+        ),
         Param("queue", 16, "prefetches queued at a time; the queue is replaced at every layer", low=1, high=100_000),
-    )  # fmt: skip
+    )
     variant: str
     capacity: int | None
     mode: str

@@ -210,5 +210,4 @@ def _counted(at: IntArray, like: IntArray) -> IntArray:
     return np.bincount(at.ravel(), minlength=like.size).reshape(like.shape)
 
 
-__all__ = ["CHUNK_ROWS", "LayerPlan", "Odds", "Statistics", "Times", "Windows", "allocate", "split_all",
-           "split_layer"]  # fmt: skip
+__all__ = ["CHUNK_ROWS", "LayerPlan", "Odds", "Statistics", "Times", "Windows", "allocate", "split_all", "split_layer"]

@@ -57,20 +57,49 @@ class PreGated(Policy):
     aliases = ("pre_gated",)
     traits = frozenset({"evicts_eagerly"})
     params = (
-        Param("variant", "oracle", "the pre-gate is the router, as in the fine-tuned models; or this layer's gate "
-              "input through a later gate", ("oracle", "gate_reuse")),
-        Param("mode", "pregated", "Pre-gated MoE, or the artifact's baselines: experts fetched after their gate, all "
-              "experts of the next layer fetched ahead (as SE-MoE)", ("pregated", "on_demand", "prefetch_all")),
-        Param("activation_level", 1, "layers between a pre-gate and the experts it chooses (section 4.1; more than 1 "
-              "costs accuracy)", low=1, high=3),
-        Param("prefill", "on_demand", "a prompt is served as the artifact serves T5's encoder, on demand, or as "
-              "decoding is", ("on_demand", "as_decode")),
-        Param("cache_ratio", 0.0, "share of all experts that an expert cache keeps beside the buffers (artifact: 0.01 "
-              "to 0.8, off by default)", low=0.0, high=0.8),
-        Param("keep", "layer", "what was fetched is freed after its layer (artifact), or once no request runs, the "
-              "oldest before that when room is short (as eMoE's section 2.1.1 loads)", ("layer", "request")),
+        Param(
+            "variant",
+            "oracle",
+            "the pre-gate is the router, as in the fine-tuned models; or this layer's gate input through a later gate",
+            ("oracle", "gate_reuse"),
+        ),
+        Param(
+            "mode",
+            "pregated",
+            "Pre-gated MoE, or the artifact's baselines: experts fetched after their gate, all "
+            "experts of the next layer fetched ahead (as SE-MoE)",
+            ("pregated", "on_demand", "prefetch_all"),
+        ),
+        Param(
+            "activation_level",
+            1,
+            "layers between a pre-gate and the experts it chooses (section 4.1; more than 1 costs accuracy)",
+            low=1,
+            high=3,
+        ),
+        Param(
+            "prefill",
+            "on_demand",
+            "a prompt is served as the artifact serves T5's encoder, on demand, or as decoding is",
+            ("on_demand", "as_decode"),
+        ),
+        Param(
+            "cache_ratio",
+            0.0,
+            "share of all experts that an expert cache keeps beside the buffers (artifact: 0.01 "
+            "to 0.8, off by default)",
+            low=0.0,
+            high=0.8,
+        ),
+        Param(
+            "keep",
+            "layer",
+            "what was fetched is freed after its layer (artifact), or once no request runs, the "
+            "oldest before that when room is short (as eMoE's section 2.1.1 loads)",
+            ("layer", "request"),
+        ),
         Param("cache_policy", "lfu", "what that cache evicts (artifact: LFU)", ("lfu", "lru", "lifo")),
-    )  # fmt: skip
+    )
     variant: str
     mode: str
     activation_level: int

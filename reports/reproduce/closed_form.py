@@ -81,9 +81,12 @@ def duoserve_peaks(row: Row, _: Settings) -> dict[str, Figure]:
     dense, expert = awq_dense_bytes(model), model.expert_bytes("int4_g128")
     acc, moesys = dense + model.top_k * expert, dense + model.n_experts * expert
     found: dict[str, Figure] = {
-        "ACC": acc / GB, "MoESys": moesys / GB, "DuoServe": (acc + PREDICTOR_BYTES) / GB,
-        "MoESys - ACC": (moesys - acc) / GB, "DuoServe - ACC": PREDICTOR_BYTES / GB,
-    }  # fmt: skip
+        "ACC": acc / GB,
+        "MoESys": moesys / GB,
+        "DuoServe": (acc + PREDICTOR_BYTES) / GB,
+        "MoESys - ACC": (moesys - acc) / GB,
+        "DuoServe - ACC": PREDICTOR_BYTES / GB,
+    }
     return {label: found[label] for label in row.published}
 
 

@@ -104,8 +104,11 @@ def solve(
     target = {one.id: standing(rows[one.row].relation, published(one, rows)) for one in constants}
     before = dict.fromkeys(target, 0.0)
     at_before = stands(before)
-    lost = {one.id: f"the hardware alone is slower than {one.row} ({one.label})" for one in constants
-            if at_before[one.id] >= target[one.id]}  # fmt: skip
+    lost = {
+        one.id: f"the hardware alone is slower than {one.row} ({one.label})"
+        for one in constants
+        if at_before[one.id] >= target[one.id]
+    }
     sought = [name for name in target if name not in lost]
     values = {name: 0.0 if name in lost else FIRST_GUESS_S for name in target}
     far = sought

@@ -98,8 +98,10 @@ def _quantile(ordered: list[float], p: float) -> float:
 def reached(row: Row, simulated: dict[str, Figure]) -> bool:
     """Whether every figure of a `within` or `inside` row agrees."""
     tolerance = TOLERANCE.get(row.flag, 0.0)
-    return all(label in simulated and agrees(figure, simulated[label], tolerance, row.step)
-               for label, figure in row.published.items())  # fmt: skip
+    return all(
+        label in simulated and agrees(figure, simulated[label], tolerance, row.step)
+        for label, figure in row.published.items()
+    )
 
 
 def related(relation: Relation, own: float, other: float) -> float:

@@ -17,8 +17,9 @@ HERE = Path(str(resources.files("reports"))) / "reproduce"
 
 Flag = Literal["G", "G+", "T", "T!", "S", "Q", "X"]
 Check = Literal["within", "inside", "shown", "order", "fit", "none"]
-Relation = Literal["value", "milli", "percent", "rate", "ratio", "reduction", "speedup", "slowdown", "improvement",
-                   "hideable"]  # fmt: skip
+Relation = Literal[
+    "value", "milli", "percent", "rate", "ratio", "reduction", "speedup", "slowdown", "improvement", "hideable"
+]
 TraceKind = Literal["a", "b", "c"]
 Scored = Literal["a", "b"]
 Figure = float | Annotated[list[float], Meta(min_length=2, max_length=2)]
@@ -158,8 +159,10 @@ def load_experiments() -> dict[str, Experiment]:
     for name, experiment in found.items():
         for system, text in experiment.mechanism.items():
             if system not in experiment.systems:
-                raise BadInput(f"experiment {name}, got a mechanism of {system!r}: "
-                               f"{did_you_mean(system, experiment.systems)}; correct the file")  # fmt: skip
+                raise BadInput(
+                    f"experiment {name}, got a mechanism of {system!r}: "
+                    f"{did_you_mean(system, experiment.systems)}; correct the file"
+                )
             parsed((text,))
     return found
 

@@ -45,9 +45,7 @@ def drawn(experiment: Experiment, model: str) -> Drawn:
     return Drawn(model, experiment.synth_requests, experiment.prompt_tokens, experiment.output_tokens)
 
 
-def traces_of(
-    wanted: list[Drawn], kinds: tuple[TraceKind, ...], folder: Path, executor: Any, steps: Steps
-) -> Traces:
+def traces_of(wanted: list[Drawn], kinds: tuple[TraceKind, ...], folder: Path, executor: Any, steps: Steps) -> Traces:
     """Kind -> title -> trace, of the models that have one; a synthetic one is called by all it was asked for.
 
     (a) and (b) are always there: constants may need them.
@@ -77,9 +75,12 @@ def told_of(traces: Traces) -> dict[TraceKind, ToldTraces]:
         for name, path in by_model.items():
             with Trace(path) as trace:
                 told[kind]["of"][name] = {
-                    "trace": path.name, "recorded_model": trace.header.model, "requests": trace.n_requests,
-                    "tokens": trace.n_tokens, "labels": list(trace.header.labels),
-                }  # fmt: skip
+                    "trace": path.name,
+                    "recorded_model": trace.header.model,
+                    "requests": trace.n_requests,
+                    "tokens": trace.n_tokens,
+                    "labels": list(trace.header.labels),
+                }
     return told
 
 

@@ -13,9 +13,12 @@ from reports.reproduce.work import DEFECT
 from sim.base.tables import fold, render, table
 
 Said = Literal["unknown", "note", "reason"]
-FORMS = {"per_copy": "of software per expert copied", "per_layer": "of software per layer",
-         "on_cpu": "per expert on the CPU", "on_gpu": "per expert on the GPU, which reads all weights at that rate",
-         }  # fmt: skip
+FORMS = {
+    "per_copy": "of software per expert copied",
+    "per_layer": "of software per layer",
+    "on_cpu": "per expert on the CPU",
+    "on_gpu": "per expert on the GPU, which reads all weights at that rate",
+}
 
 
 def figure(value: Figure | None) -> str:
@@ -46,8 +49,10 @@ def as_text(result: Reproduction, misses: bool = False) -> str:
         if unknown:
             parts.append("Shown, not judged, for a term that is unknown\n" + _listed(unknown, "unknown"))
     if orders:
-        parts.append("Orders of systems, without constants of single systems (with: figures in brackets; a range has "
-                     "the ratio to its nearer end)\n" + _orders(orders))  # fmt: skip
+        parts.append(
+            "Orders of systems, without constants of single systems (with: figures in brackets; a range has "
+            "the ratio to its nearer end)\n" + _orders(orders)
+        )
         idle = [line for row in orders for line in _idle(row)]
         if idle:
             parts.append("Not judged, since a mechanism they compare did not run\n" + "\n".join(idle))
@@ -91,12 +96,21 @@ def verdict(result: Reproduction) -> str:
     if scored["pairs"]:
         lines.append(f"orders: {_share(scored)} pairs of systems are right")
         lines.append(f"magnitudes of these: {_magnitudes(scored['magnitudes'])}")
-        lines += [f"- rest on {name}: {_share(of)}{_with_constants(name, of)}; {_short(of['magnitudes'])}; "
-                  f"{', '.join(of['ids'])}" for name, of in totals["apart"].items()]  # fmt: skip
+        lines += [
+            f"- rest on {name}: {_share(of)}{_with_constants(name, of)}; {_short(of['magnitudes'])}; "
+            f"{', '.join(of['ids'])}"
+            for name, of in totals["apart"].items()
+        ]
     if totals["did_not_run"]:
         lines.append(f"not judged, their mechanism did not run: {', '.join(totals['did_not_run'])}")
-    broken = sorted({row["id"] for row in result["rows"] for left in row.get("left_out", {}).values()
-                     if any(why.startswith(DEFECT) for why in left.values())})  # fmt: skip
+    broken = sorted(
+        {
+            row["id"]
+            for row in result["rows"]
+            for left in row.get("left_out", {}).values()
+            if any(why.startswith(DEFECT) for why in left.values())
+        }
+    )
     if broken:
         lines.append(f"runs ended by a defect of the program, see below: {', '.join(broken)}")
     for kind, order in totals["orders"].items():
@@ -125,9 +139,11 @@ def _magnitudes(of: Spread) -> str:
     least, lower, median, upper, greatest = (
         _factor(of[name]) for name in ("least", "lower_quartile", "median", "upper_quartile", "greatest")
     )
-    return (f"{of['within']} of {of['n']} are right within a factor of {FACTOR}; off by a factor of {median} in the "
-            f"median (half of them by {lower} to {upper}, all by {least} to {greatest}; {of['other_sign']} have the "
-            f"other sign); simulated / published is {of['median_ratio']:.2f} in the median")  # fmt: skip
+    return (
+        f"{of['within']} of {of['n']} are right within a factor of {FACTOR}; off by a factor of {median} in the "
+        f"median (half of them by {lower} to {upper}, all by {least} to {greatest}; {of['other_sign']} have the "
+        f"other sign); simulated / published is {of['median_ratio']:.2f} in the median"
+    )
 
 
 def _short(of: Spread) -> str:
@@ -165,9 +181,16 @@ def _figures(rows: list[Answer]) -> str:
         for kind, on in _by_trace(row, alone):
             for label, printed in row["published"].items():
                 ratio = on.get("ratio", {}).get(label)
-                content.add_row(row["id"], row["flag"], _what(row, label), figure(printed),
-                                figure(on.get("simulated", {}).get(label)), "-" if ratio is None else f"{ratio:.3f}",
-                                kind + ("*" if row["constant"] else ""), row["status"])  # fmt: skip
+                content.add_row(
+                    row["id"],
+                    row["flag"],
+                    _what(row, label),
+                    figure(printed),
+                    figure(on.get("simulated", {}).get(label)),
+                    "-" if ratio is None else f"{ratio:.3f}",
+                    kind + ("*" if row["constant"] else ""),
+                    row["status"],
+                )
     return render(content)
 
 
@@ -190,9 +213,14 @@ def _orders(rows: list[Answer]) -> str:
                 ratio = on.get("ratio", {}).get(label)
                 own = "*" if label in row.get("constants", {}) else ""
                 with_it = on.get("fitted", {}).get("simulated", {}).get(label)
-                content.add_row(*lead, label + own, figure(printed),
-                                figure(on["simulated"].get(label)) + (f" ({figure(with_it)})" if with_it else ""),
-                                "-" if ratio is None else f"{ratio:.2f}", *verdict_)  # fmt: skip
+                content.add_row(
+                    *lead,
+                    label + own,
+                    figure(printed),
+                    figure(on["simulated"].get(label)) + (f" ({figure(with_it)})" if with_it else ""),
+                    "-" if ratio is None else f"{ratio:.2f}",
+                    *verdict_,
+                )
                 lead, verdict_ = [""] * len(lead), [""] * len(verdict_)
     return render(content)
 
@@ -220,15 +248,20 @@ def _listed(rows: list[Answer], field: Said) -> str:
 
 def _basis(result: Reproduction) -> str:
     """Constants, traces and what was left out."""
-    lines = [f"* constant fitted for {one['testbed']}: {1e3 * one['seconds']:.4g} ms {FORMS[one['form']]}, "
-             f"from row {one['row']} ({one['label']}), which is not scored" for one in result["constants"]]  # fmt: skip
+    lines = [
+        f"* constant fitted for {one['testbed']}: {1e3 * one['seconds']:.4g} ms {FORMS[one['form']]}, "
+        f"from row {one['row']} ({one['label']}), which is not scored"
+        for one in result["constants"]
+    ]
     lines += [f"no constant {name}: {why}; rows are told without" for name, why in result.get("not_fitted", {}).items()]
     for kind, told in result["traces"].items():
         if told["of"]:
             lines.append(f"trace ({kind}): {told['is']}")
         for model, one in told["of"].items():
-            lines.append(f"  {model}: {one['trace']}, {one['requests']:,} requests, {one['tokens']:,} tokens, of "
-                         f"{one['recorded_model']}; labels {', '.join(one['labels']) or 'none'}")  # fmt: skip
+            lines.append(
+                f"  {model}: {one['trace']}, {one['requests']:,} requests, {one['tokens']:,} tokens, of "
+                f"{one['recorded_model']}; labels {', '.join(one['labels']) or 'none'}"
+            )
     if "date" in result:
         lines.append(f"run on {result['date']} with version {result['version']}, stack {result['stack']}")
     left_out = _left_out(result)

@@ -41,9 +41,13 @@ SCHEMA = "moesim.reproduce/1"
 
 
 def reproduce(
-    chosen: list[Row], kinds: tuple[TraceKind, ...], folder: Path | None, workers: int, steps: Steps,
+    chosen: list[Row],
+    kinds: tuple[TraceKind, ...],
+    folder: Path | None,
+    workers: int,
+    steps: Steps,
     stack: str = "bare",
-) -> Reproduction:  # fmt: skip
+) -> Reproduction:
     """The table as one object: what was published, simulated and judged per row, constants, traces and totals.
 
     Args:
@@ -74,8 +78,11 @@ def reproduce(
         folder = folder or inputs.scratch()
         rest = [rows[one.row] for one in solved]
         with work.pool(workers) as executor:
-            wanted = {drawn(experiments[row.experiment], str(case["model"]))
-                      for row in (*asked, *rest) for case in cases_of(row, experiments)}  # fmt: skip
+            wanted = {
+                drawn(experiments[row.experiment], str(case["model"]))
+                for row in (*asked, *rest)
+                for case in cases_of(row, experiments)
+            }
             longest_first = sorted(wanted, key=lambda one: (-one.n_requests, -one.prompt_tokens, one))
             traces = traces_of(longest_first, kinds, folder, executor, steps)
             told = told_of(traces)
@@ -90,22 +97,35 @@ def reproduce(
     for row, answer in zip(chosen, answered, strict=True):
         if answer["constant"]:
             answer["carried"] = is_carried(row, constants[row.constant], rows, experiments)
-    return {"schema": SCHEMA, "version": __version__, "stack": stack, "traces": told,
-            "constants": [_told_constant(fitted[one.id]) for one in used if one.id in fitted], "not_fitted": lost,
-            "rows": answered, "totals": totals(answered)}  # fmt: skip
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "stack": stack,
+        "traces": told,
+        "constants": [_told_constant(fitted[one.id]) for one in used if one.id in fitted],
+        "not_fitted": lost,
+        "rows": answered,
+        "totals": totals(answered),
+    }
 
 
 def _names(chosen: list[Row], experiments: dict[str, Experiment]) -> set[str]:
     """Ids of the constants that rows rest on: their own, and those of the systems they compare."""
     judged = [row for row in chosen if row.experiment and row.check != "fit"]
-    of_systems = {experiments[row.experiment].constants.get(system)
-                  for row in judged for system in systems_of(row, experiments[row.experiment])}  # fmt: skip
+    of_systems = {
+        experiments[row.experiment].constants.get(system)
+        for row in judged
+        for system in systems_of(row, experiments[row.experiment])
+    }
     return {row.constant for row in chosen if row.constant} | {name for name in of_systems if name}
 
 
 def check_names(row: Row, experiments: dict[str, Experiment], constants: dict[str, Constant]) -> None:
-    for name, known, what in ((row.method, METHODS, "method"), (row.experiment, experiments, "experiment"),
-                              (row.constant, constants, "constant")):  # fmt: skip
+    for name, known, what in (
+        (row.method, METHODS, "method"),
+        (row.experiment, experiments, "experiment"),
+        (row.constant, constants, "constant"),
+    ):
         if name and name not in known:
             raise BadInput(f"row {row.id}, got {what} {name!r}: there is none of that name; correct the row")
     of_systems = set(experiments[row.experiment].constants.values()) if row.experiment else set()
@@ -153,8 +173,9 @@ def answer_of(
         told["not_sized"] = inputs_not_sized(row)
         own = own_constants(row, experiment)
         told["constants"] = {system: name for system, name in own.items() if name in fitted}
-        told["traces"] = {kind: _judged(row, kind, found, told["constants"])
-                          for kind, found in on.items() if found["values"]}  # fmt: skip
+        told["traces"] = {
+            kind: _judged(row, kind, found, told["constants"]) for kind, found in on.items() if found["values"]
+        }
         told["left_out"] = {kind: found["left_out"] for kind, found in on.items() if found["left_out"]}
     told["status"] = _status(row, told)
     return told
@@ -175,8 +196,10 @@ def _judged(row: Row, kind: TraceKind, found: dict[str, Any], constants: dict[st
         told["counted"] = kind not in row.fitted_traces and not found["did_not_run"]
     if "fitted" in found and constants:
         with_it = found["fitted"]
-        told["fitted"] = {"simulated": with_it["values"],
-                          "right": sum(pair.right for pair in judge.pairs(row, with_it["cases"]))}  # fmt: skip
+        told["fitted"] = {
+            "simulated": with_it["values"],
+            "right": sum(pair.right for pair in judge.pairs(row, with_it["cases"])),
+        }
     told["cases"] = {label: sum(label in case for case in found["cases"]) for label in told["simulated"]}
     return told
 
@@ -247,8 +270,12 @@ def totals(answered: list[Answer]) -> Totals:
     }
 
 
-RESTS = ("no constant", "a constant of its testbed", "a constant of its testbed, fitted to another model",
-         "a constant of a single system")  # fmt: skip
+RESTS = (
+    "no constant",
+    "a constant of its testbed",
+    "a constant of its testbed, fitted to another model",
+    "a constant of a single system",
+)
 
 
 def _rests_on(row: Answer) -> str:
@@ -270,11 +297,21 @@ def _orders(counted: list[tuple[Answer, OnTrace]]) -> Orders:
     right = [sum(pair["right"] for pair in on["pairs"]) for _, on in counted]
     fitted = [on["fitted"]["right"] if "fitted" in on else n for (_, on), n in zip(counted, right, strict=True)]
     ratios = [one for row, on in counted for one in magnitudes(row, on)]
-    return {"right": sum(right), "right_fitted": sum(fitted), "pairs": sum(len(on["pairs"]) for _, on in counted),
-            "magnitudes": judge.spread(ratios)}  # fmt: skip
+    return {
+        "right": sum(right),
+        "right_fitted": sum(fitted),
+        "pairs": sum(len(on["pairs"]) for _, on in counted),
+        "magnitudes": judge.spread(ratios),
+    }
 
 
 def _told_constant(found: Fitted) -> ToldConstant:
     constant = found.constant
-    return {"id": constant.id, "testbed": constant.testbed, "seconds": found.value_s,
-            "form": constant.form, "row": constant.row, "label": constant.label}  # fmt: skip
+    return {
+        "id": constant.id,
+        "testbed": constant.testbed,
+        "seconds": found.value_s,
+        "form": constant.form,
+        "row": constant.row,
+        "label": constant.label,
+    }

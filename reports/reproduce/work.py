@@ -42,9 +42,18 @@ def spec_of(
     model = str(fields.pop("model"))
     own = HERE / "models" / f"{model}.yaml"
     return msgspec.convert(
-        {"policy": policy, "model": str(own) if own.exists() else model, "trace": str(trace), "set": settings,
-         "requests": experiment.requests or None, "seed": SEED, "stack": stack, **fields}, RunSpec,
-    )  # fmt: skip
+        {
+            "policy": policy,
+            "model": str(own) if own.exists() else model,
+            "trace": str(trace),
+            "set": settings,
+            "requests": experiment.requests or None,
+            "seed": SEED,
+            "stack": stack,
+            **fields,
+        },
+        RunSpec,
+    )
 
 
 @lru_cache(maxsize=1)
@@ -142,8 +151,10 @@ def each(executor: Executor | None, job: Callable[..., Any], items: list[tuple[A
             future.result()  # a failure is told when it comes, not after everything else
             done(i + 1, len(items))
     except BrokenExecutor as error:
-        raise BadInput("--workers, got a process that was ended from outside (too little memory?): runs that are done "
-                       "are kept in --out; go on with fewer workers") from error  # fmt: skip
+        raise BadInput(
+            "--workers, got a process that was ended from outside (too little memory?): runs that are done "
+            "are kept in --out; go on with fewer workers"
+        ) from error
     return [future.result() for future in futures]
 
 

@@ -22,8 +22,19 @@ if TYPE_CHECKING:
     from sim.real.comparison import Report
 
 HERE = Path(__file__).resolve().parent
-PROBES = ("host", "anchor", "copy", "expert", "copy_enqueue", "cpu_expert", "contention", "attention", "dense",
-          "copy_shape", "lanes")  # fmt: skip
+PROBES = (
+    "host",
+    "anchor",
+    "copy",
+    "expert",
+    "copy_enqueue",
+    "cpu_expert",
+    "contention",
+    "attention",
+    "dense",
+    "copy_shape",
+    "lanes",
+)
 NAME = "cpu-backend"
 
 
@@ -44,16 +55,47 @@ class Measurement:
     def calibrate(self, folder: Path) -> list[str]:
         """Arguments of `moesim`."""
         chosen = [word for probe in self.probes for word in ("--probe", probe)]
-        return ["calibrate", "--device", "cpu", "--model", self.model, "--name", self.profile, "--out", str(folder),
-                "--minutes", str(self.minutes), "--rounds", "1", *chosen]  # fmt: skip
+        return [
+            "calibrate",
+            "--device",
+            "cpu",
+            "--model",
+            self.model,
+            "--name",
+            self.profile,
+            "--out",
+            str(folder),
+            "--minutes",
+            str(self.minutes),
+            "--rounds",
+            "1",
+            *chosen,
+        ]
 
     def validate(self, folder: Path, tolerance: float) -> list[str]:
         """Arguments of `moesim`; `--repeat` takes all cases in turn."""
         cases = [word for policy in self.policies for word in ("--policy", policy)]
         cases += [word for n in self.experts for word in ("--experts", str(n))]
-        return ["validate", *cases, "--model", self.model, "--device", "cpu", "--requests", str(self.requests),
-                "--outputs", str(self.outputs), "--repeat", str(self.repeat), "--tolerance", str(tolerance),
-                "--hw", str(folder / f"{self.profile}.yaml"), "--out", str(self.kept(folder))]  # fmt: skip
+        return [
+            "validate",
+            *cases,
+            "--model",
+            self.model,
+            "--device",
+            "cpu",
+            "--requests",
+            str(self.requests),
+            "--outputs",
+            str(self.outputs),
+            "--repeat",
+            str(self.repeat),
+            "--tolerance",
+            str(tolerance),
+            "--hw",
+            str(folder / f"{self.profile}.yaml"),
+            "--out",
+            str(self.kept(folder)),
+        ]
 
     def kept(self, folder: Path) -> Path:
         """Where the comparisons of this model alone are kept until they are put together."""
@@ -61,16 +103,34 @@ class Measurement:
 
 
 PLANS = (
-    Measurement("cpu-small", NAME, PROBES, ("lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady"),
-         (64, 96, 128), requests=2, outputs=24, repeat=2, minutes=1.0),
-    Measurement("cpu-medium", f"{NAME}-medium", ("lanes",),
-         ("on_demand", "lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady"), (64, 128),
-         requests=1, outputs=32, repeat=2, minutes=2.0),
-)  # fmt: skip
+    Measurement(
+        "cpu-small",
+        NAME,
+        PROBES,
+        ("lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady"),
+        (64, 96, 128),
+        requests=2,
+        outputs=24,
+        repeat=2,
+        minutes=1.0,
+    ),
+    Measurement(
+        "cpu-medium",
+        f"{NAME}-medium",
+        ("lanes",),
+        ("on_demand", "lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady"),
+        (64, 128),
+        requests=1,
+        outputs=32,
+        repeat=2,
+        minutes=2.0,
+    ),
+)
 QUICK = (
-    Measurement("cpu-small", NAME, ("lanes",), ("lru", "lfu", "on_demand"), (64,),
-         requests=1, outputs=3, repeat=2, minutes=0.7),
-)  # fmt: skip
+    Measurement(
+        "cpu-small", NAME, ("lanes",), ("lru", "lfu", "on_demand"), (64,), requests=1, outputs=3, repeat=2, minutes=0.7
+    ),
+)
 
 
 def moesim(words: Sequence[str]) -> int:
@@ -89,14 +149,24 @@ def together(parts: Sequence[Report]) -> Report:
         case.pop("case", None)
     names = list(dict.fromkeys(name for part in parts for name in part["profile"].split(", ")))
     loads = [part["load"] for part in parts]
-    return {**parts[0], "profile": ", ".join(names), "comparisons": comparisons, "order": order(comparisons),
-            "load": [max(column) for column in zip(*loads, strict=True)], **summary(comparisons),
-            "distinct_host_experts": min(part["distinct_host_experts"] for part in parts),
-            "wrong": [line for part in parts for line in part["wrong"]]}  # fmt: skip
+    return {
+        **parts[0],
+        "profile": ", ".join(names),
+        "comparisons": comparisons,
+        "order": order(comparisons),
+        "load": [max(column) for column in zip(*loads, strict=True)],
+        **summary(comparisons),
+        "distinct_host_experts": min(part["distinct_host_experts"] for part in parts),
+        "wrong": [line for part in parts for line in part["wrong"]],
+    }
 
 
-def measure(folder: Path, plans: Sequence[Measurement], run: Callable[[Sequence[str]], int] = moesim,
-            tell: Callable[[str], object] = click.echo) -> Report:  # fmt: skip
+def measure(
+    folder: Path,
+    plans: Sequence[Measurement],
+    run: Callable[[Sequence[str]], int] = moesim,
+    tell: Callable[[str], object] = click.echo,
+) -> Report:
     """Calibrate and compare every plan, and keep all comparisons in `folder`. Raises ClickException when a step fails.
 
     A comparison beyond the tolerance of `validate` (exit 1) is a result, not a failure.
@@ -135,8 +205,14 @@ def refresh(page: Path, table: str, name: str = NAME) -> None:
 
 
 @click.command(help=__doc__)
-@click.option("--out", "folder", type=click.Path(file_okay=False, path_type=Path), default=HERE, show_default=False,
-              help="Where profiles and comparisons go; default: this package, and docs/validate.md is printed anew.")
+@click.option(
+    "--out",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=HERE,
+    show_default=False,
+    help="Where profiles and comparisons go; default: this package, and docs/validate.md is printed anew.",
+)
 @click.option("--quick", is_flag=True, help="Three cases of a few tokens: does it work here at all?")
 def command(folder: Path, quick: bool) -> None:
     """Calibrate, compare, keep, print."""

@@ -47,8 +47,11 @@ def command() -> None:
         else:
             raise click.ClickException(f"{name} does not fit, however much room it has")
     rows = talk(specs, folder, "cpu", OUTPUTS)
-    wrong = [f"{row['policy']}: lossless, yet its tokens differ from the resident model's" for row in rows
-             if not row["lossy"] and not row["tokens_identical"]]  # fmt: skip
+    wrong = [
+        f"{row['policy']}: lossless, yet its tokens differ from the resident model's"
+        for row in rows
+        if not row["lossy"] and not row["tokens_identical"]
+    ]
     data = finite({"schema": 1, "checkpoint": CHECKPOINT, "policies": rows, "wrong": wrong})
     with replacing(here / f"{CHECKPOINT}.json") as part:
         part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -22,12 +22,17 @@ def fault_of(error: BaseException, doing: str) -> BaseException:
     text = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     lower = text.lower()
     if any(word in lower for word in REFUSED):
-        return DeviceFault(f"page-locked memory was refused while {doing} ({text}): raise `ulimit -l`, free host "
-                           "memory, or take a smaller --model")  # fmt: skip
+        return DeviceFault(
+            f"page-locked memory was refused while {doing} ({text}): raise `ulimit -l`, free host "
+            "memory, or take a smaller --model"
+        )
     if isinstance(error, MemoryError) or any(word in lower for word in TOO_LITTLE):
-        return DeviceFault(f"out of memory while {doing} ({text}): lower --experts, --cache-frac or --batch, or take "
-                           "--model cpu-small")  # fmt: skip
+        return DeviceFault(
+            f"out of memory while {doing} ({text}): lower --experts, --cache-frac or --batch, or take --model cpu-small"
+        )
     if isinstance(error, RuntimeError) and any(word in lower for word in LOST):
-        return DeviceFault(f"the device was lost while {doing} ({text}): results so far are kept; check the driver's "
-                           "log (dmesg, nvidia-smi) and run again")  # fmt: skip
+        return DeviceFault(
+            f"the device was lost while {doing} ({text}): results so far are kept; check the driver's "
+            "log (dmesg, nvidia-smi) and run again"
+        )
     return error

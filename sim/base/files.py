@@ -138,8 +138,9 @@ def read_text(path: Path, max_bytes: int) -> str:
             size_bytes = os.fstat(file.fileno()).st_size
             data = file.read(max_bytes + 1) if size_bytes <= max_bytes else b""  # a pipe or device has no size
         if max(size_bytes, len(data)) > max_bytes:
-            raise BadInput(f"{path}, got {size_bytes or 'more'} bytes: at most {max_bytes} are read; "
-                           "is it the right file?")  # fmt: skip
+            raise BadInput(
+                f"{path}, got {size_bytes or 'more'} bytes: at most {max_bytes} are read; is it the right file?"
+            )
         return data.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: not UTF-8 text (byte {error.start}); is it the right file?") from None
@@ -171,8 +172,13 @@ def _fields_at(kind: Any, path: str) -> list[str]:
             return []
         match = [field.type for field in info.fields if field.encode_name == part.split("[")[0]]
         nested = [t for t in match if isinstance(t, msgspec.inspect.StructType)]
-        nested += [t for m in match if isinstance(m, msgspec.inspect.UnionType) for t in m.types
-                   if isinstance(t, msgspec.inspect.StructType)]  # fmt: skip
+        nested += [
+            t
+            for m in match
+            if isinstance(m, msgspec.inspect.UnionType)
+            for t in m.types
+            if isinstance(t, msgspec.inspect.StructType)
+        ]
         if not nested:
             return []
         kind = nested[0].cls
@@ -184,8 +190,11 @@ def bundled(package: str, suffix: str) -> dict[str, Path]:
     """Map the stem of every `*suffix` file in a data package (`hwprofiles.gpus`) to its path, sorted by name."""
     top, *rest = package.split(".")
     folder = resources.files(top).joinpath(*rest)
-    found = {Path(str(entry)).name.removesuffix(suffix): Path(str(entry))
-             for entry in folder.iterdir() if entry.name.endswith(suffix)}  # fmt: skip
+    found = {
+        Path(str(entry)).name.removesuffix(suffix): Path(str(entry))
+        for entry in folder.iterdir()
+        if entry.name.endswith(suffix)
+    }
     return dict(sorted(found.items()))
 
 
@@ -283,8 +292,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         part.replace(path)
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or error}; what was written lies in {str(set_aside(part, path))!r}"
-                       ) from None  # fmt: skip
+        raise BadInput(
+            f"{path}: {error.strerror or error}; what was written lies in {str(set_aside(part, path))!r}"
+        ) from None
 
 
 def set_aside(part: Path, path: Path) -> Path:

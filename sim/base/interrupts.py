@@ -87,8 +87,10 @@ def _lost_here(frame: FrameType | None) -> bool:
 
 def _ours_to_handle() -> bool:
     """Whether Ctrl-C means what it does by default: nobody ignores it or handles it otherwise."""
-    return (threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _came))  # fmt: skip
+    return threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) in (
+        signal.default_int_handler,
+        _came,
+    )
 
 
 class held:  # noqa: N801 - used as a function

@@ -122,8 +122,12 @@ def _number(value: Any, name: str, what: str) -> float | int:
 
 def _in_unit(name: str) -> str:
     """How a figure of this name is written, by its ending."""
-    units = {"_bytes_per_s": " in bytes per second, or e.g. 25GB/s", "_s": " in seconds, e.g. 1e-5",
-             "_bytes": " in bytes, or e.g. 8GB", "_frac": " from 0 to 1"}  # fmt: skip
+    units = {
+        "_bytes_per_s": " in bytes per second, or e.g. 25GB/s",
+        "_s": " in seconds, e.g. 1e-5",
+        "_bytes": " in bytes, or e.g. 8GB",
+        "_frac": " from 0 to 1",
+    }
     return next((text for ending, text in units.items() if name.endswith(ending)), "")
 
 

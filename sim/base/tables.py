@@ -35,8 +35,14 @@ def _folded(line: str, width: int) -> str:
     found = _LEAD.match(line)
     lead = found[0] if found is not None and len(found[0]) <= _MOST_LEAD else ""
     indent = " " * max(2, len(lead))
-    rest = textwrap.wrap(line[len(lead) :], width, initial_indent=indent if lead else "", subsequent_indent=indent,
-                         break_long_words=False, break_on_hyphens=False)  # fmt: skip
+    rest = textwrap.wrap(
+        line[len(lead) :],
+        width,
+        initial_indent=indent if lead else "",
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     return "\n".join([lead + rest[0].removeprefix(indent if lead else ""), *rest[1:]]) if rest else line.rstrip()
 
 
@@ -138,8 +144,9 @@ def _of(content: Table, indices: Sequence[int], widths: Sequence[int], further: 
     """Some columns of a table, each of the width it was given; `further`: not its first part."""
     from rich.table import Table
 
-    result = Table(box=content.box, pad_edge=False, show_edge=False, padding=content.padding,
-                   show_header=content.show_header)  # fmt: skip
+    result = Table(
+        box=content.box, pad_edge=False, show_edge=False, padding=content.padding, show_header=content.show_header
+    )
     for index, width in zip(indices, widths, strict=True):
         old = content.columns[index]
         result.add_column(old.header, justify=old.justify, overflow="fold", width=width)

@@ -58,8 +58,10 @@ def path_of(cost: Cost, iteration: Iteration, experts: Sequence[Sequence[int]], 
         experts: per layer, the tokens of each expert on the first GPU. elsewhere: per layer, how many
             experts other GPUs compute; they cost this one's host their launches.
     """
-    prices = [(cost.launch_attention, cost.attention(iteration).duration_s),
-              (cost.launch_gate, cost.gate(iteration.n_tokens).duration_s)]  # fmt: skip
+    prices = [
+        (cost.launch_attention, cost.attention(iteration).duration_s),
+        (cost.launch_gate, cost.gate(iteration.n_tokens).duration_s),
+    ]
     shared = (cost.launch_shared, cost.shared(iteration.n_tokens).duration_s) if cost.has_shared else None
     dense = (cost.launch_dense, cost.dense_layer(iteration).duration_s) if cost.has_dense else None
     head = (cost.launch_head, cost.head(len(iteration.ranges)).duration_s)

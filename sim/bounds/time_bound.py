@@ -139,8 +139,10 @@ class Bounds:
             mine = home == gpu
             found.append(ids[mine])
             stops.append(sorted(set(np.cumsum(mine)[ends - 1].tolist()) - {0}))
-        here = [[n for n, at in zip(row, np.split(home, ends[:-1])[layer].tolist(), strict=True) if at == 0]
-                for layer, row in enumerate(counts)]  # fmt: skip
+        here = [
+            [n for n, at in zip(row, np.split(home, ends[:-1])[layer].tolist(), strict=True) if at == 0]
+            for layer, row in enumerate(counts)
+        ]
         elsewhere = [len(row) - len(mine) for row, mine in zip(counts, here, strict=True)]
         path = path_of(self.cost, iteration, [sorted(row, reverse=True) for row in here], elsewhere)
         return Pass(iteration.index, path, found, stops, tokens)

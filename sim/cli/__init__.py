@@ -66,8 +66,11 @@ def _command(call: Callable[[], None], process: bool) -> None:
     try:
         run_command(call, process)
     except (MemoryError, ImportError, OSError, SystemError) as error:
-        if not (isinstance(error, MemoryError) or any(text in str(error).lower() for text in TOO_LITTLE)
-                or (isinstance(error, SystemError) and _limit_bytes() < float("inf"))):  # fmt: skip
+        if not (
+            isinstance(error, MemoryError)
+            or any(text in str(error).lower() for text in TOO_LITTLE)
+            or (isinstance(error, SystemError) and _limit_bytes() < float("inf"))
+        ):
             raise
         _out_of_memory()
 
@@ -84,8 +87,10 @@ def _limit_bytes() -> float:
 
 def _out_of_memory() -> NoReturn:
     if sys.stderr is not None:
-        sys.stderr.write("error: out of memory: this process may use too little of it; raise `ulimit -v` (or the "
-                         "container's limit), or take a smaller model or fewer requests\n")  # fmt: skip
+        sys.stderr.write(
+            "error: out of memory: this process may use too little of it; raise `ulimit -v` (or the "
+            "container's limit), or take a smaller model or fewer requests\n"
+        )
     raise SystemExit(2) from None
 
 

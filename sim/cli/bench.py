@@ -62,9 +62,19 @@ def measure(repeat: int) -> BenchTold:
     cases: list[ReplayTold] = []
     for case, tokens_per_s, n_layers, hit_rate in found:
         ratio = tokens_per_s * n_layers / best_per_s
-        cases.append({"title": case.title, "policy": case.policy, "model": case.model, "decode_tokens": case.n_test,
-                      "hit_rate": hit_rate, "tokens_per_s": tokens_per_s, "ratio": ratio, "floor": case.floor,
-                      "ok": ratio >= case.floor})  # fmt: skip
+        cases.append(
+            {
+                "title": case.title,
+                "policy": case.policy,
+                "model": case.model,
+                "decode_tokens": case.n_test,
+                "hit_rate": hit_rate,
+                "tokens_per_s": tokens_per_s,
+                "ratio": ratio,
+                "floor": case.floor,
+                "ok": ratio >= case.floor,
+            }
+        )
     engines = bench_engines.measure()
     ok = all(one["ok"] for one in (*cases, *processes["processes"], *engines))
     return {

@@ -31,21 +31,53 @@ if TYPE_CHECKING:
 )
 @click.version_option(__version__, prog_name="moesim")
 @click.option("--device", default=None, help="cuda:0, cuda:1 .., or cpu (a stand-in device in host memory).")
-@click.option("--model", "models", multiple=True, default=("mixtral-8x7b",), show_default=True,
-              help="Model whose shapes are measured; repeat for several.")  # fmt: skip
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    default=("mixtral-8x7b",),
+    show_default=True,
+    help="Model whose shapes are measured; repeat for several.",
+)
 @click.option("--name", default=None, help="Id of the profile; default: made from the device's name.")
-@click.option("--out", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path(), show_default=True,
-              help="Folder for NAME.yaml, NAME.samples.jsonl.gz and NAME.environment.json.")  # fmt: skip
-@click.option("--minutes", type=click.FloatRange(0.01, 600), default=5.0, show_default=True,
-              help="Time budget; points over it are skipped and marked.")  # fmt: skip
-@click.option("--rounds", type=click.IntRange(1, 20), default=3, show_default=True,
-              help="Repeat everything up to this often while time lasts.")  # fmt: skip
+@click.option(
+    "--out",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    show_default=True,
+    help="Folder for NAME.yaml, NAME.samples.jsonl.gz and NAME.environment.json.",
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0.01, 600),
+    default=5.0,
+    show_default=True,
+    help="Time budget; points over it are skipped and marked.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 20),
+    default=3,
+    show_default=True,
+    help="Repeat everything up to this often while time lasts.",
+)
 @click.option("--probe", "probes", multiple=True, help="Only this probe; repeat for several.")
 @click.option("--resume", is_flag=True, help="Keep the samples of an interrupted run and measure what is missing.")
 @click.option("--fit-only", is_flag=True, help="Measure nothing: fit the samples of NAME in --out again.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
-def command(device: str | None, models: tuple[str, ...], name: str | None, folder: Path, minutes: float, rounds: int,
-            probes: tuple[str, ...], resume: bool, fit_only: bool, quiet: bool) -> None:  # fmt: skip
+def command(
+    device: str | None,
+    models: tuple[str, ...],
+    name: str | None,
+    folder: Path,
+    minutes: float,
+    rounds: int,
+    probes: tuple[str, ...],
+    resume: bool,
+    fit_only: bool,
+    quiet: bool,
+) -> None:
     """Measure copies, experts, attention and host costs of this machine, and write a profile that --hw accepts."""
     from calibrate.runner import PROBES
     from calibrate.session import LANES, CalibrationRequest, calibrate, finish

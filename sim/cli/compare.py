@@ -24,11 +24,20 @@ if TYPE_CHECKING:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim compare --hw rtx3090 --policy lru --policy 'lfu scope=layer' --policy fine_moe",
 )
-@click.option("--policy", "policies", multiple=True, metavar="'NAME KEY=VALUE ...'",
-              help="A policy, with parameters of its own after its name; repeat it, or `all`.")  # fmt: skip
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="'NAME KEY=VALUE ...'",
+    help="A policy, with parameters of its own after its name; repeat it, or `all`.",
+)
 @spec_options
-@click.option("--workers", type=click.IntRange(min=1), metavar="N",
-              help="Policies replayed at the same time; default: the cores. The output is the same.")  # fmt: skip
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Policies replayed at the same time; default: the cores. The output is the same.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
     policies: tuple[str, ...], settings: tuple[str, ...], workers: int | None, as_json: bool, **given: Any
@@ -81,8 +90,10 @@ def _note(text: str) -> None:
 
 
 def _standing(rank: Rank | None) -> dict[str, Any]:
-    return {"rank": None if rank is None else [rank.best, rank.worst],
-            "not_told_apart": None if rank is None else rank.tied}  # fmt: skip
+    return {
+        "rank": None if rank is None else [rank.best, rank.worst],
+        "not_told_apart": None if rank is None else rank.tied,
+    }
 
 
 def expanded(policies: tuple[str, ...]) -> list[tuple[str, bool]]:

@@ -28,8 +28,10 @@ def command(name: str, as_json: bool) -> int:
         from sim.base.tables import render, table
 
         verdict = "keeps every rule that applies" if not counts[FAIL] else f"breaks {counts[FAIL]} of its rules"
-        say(f"{kind.name} {verdict}: {counts[PASS]} pass, {counts[FAIL]} fail, "
-                   f"{counts['not applicable']} not applicable\n")  # fmt: skip
+        say(
+            f"{kind.name} {verdict}: {counts[PASS]} pass, {counts[FAIL]} fail, "
+            f"{counts['not applicable']} not applicable\n"
+        )
         rows = table("rule", "verdict", "why", numbers=False)
         for v in verdicts:
             rows.add_row(v.check, v.verdict, v.reason if v.verdict != PASS else "")

@@ -25,8 +25,9 @@ from sim.profiles.overrides import parse_set
 @click.option("--links", is_flag=True, help="List the words of --link: what copies reach, and who measured it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print NAME's file as it is: a start for one of your own.")
-def command(name: str | None, settings: tuple[str, ...], link: str | None, links: bool, as_json: bool,
-            as_yaml: bool) -> None:  # fmt: skip
+def command(
+    name: str | None, settings: tuple[str, ...], link: str | None, links: bool, as_json: bool, as_yaml: bool
+) -> None:
     """List hardware profiles, or show one: an id, an alias, or a profile file."""
     if links:
         if name is not None or settings or link is not None or as_json or as_yaml:

@@ -146,9 +146,12 @@ def _page(model: Model) -> str:
     published = model.published
     for label, ours, theirs in (
         ("total", model.total_params(), published.total_params),
-        (f"active ({_COUNTS[published.active_counts]})", model.active_params(published.active_counts),
-         published.active_params),
-    ):  # fmt: skip
+        (
+            f"active ({_COUNTS[published.active_counts]})",
+            model.active_params(published.active_counts),
+            published.active_params,
+        ),
+    ):
         gap = _error(ours, theirs)
         checks.add_row(
             label,

@@ -87,6 +87,7 @@ def _told(head: str, doc: str | None) -> str:
     width = columns()
     lines = textwrap.wrap(head, width, subsequent_indent="        ")
     for paragraph in re.split(r"\n\s*\n", doc or ""):
-        lines += textwrap.wrap(" ".join(paragraph.split()), width, initial_indent="    ", subsequent_indent="    ",
-                               break_on_hyphens=False)  # fmt: skip
+        lines += textwrap.wrap(
+            " ".join(paragraph.split()), width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
+        )
     return "\n".join([*lines, ""])

@@ -111,5 +111,7 @@ def _said(path: Path, config: Path) -> str:
     with Trace(path) as trace:
         shape, n_requests, n_tokens = trace.header.shape, trace.n_requests, trace.n_tokens
         n_test = len(trace.requests.in_split("test"))
-    return (f"{path}: {shape}, {n_requests:,} requests ({n_test:,} to score), {n_tokens:,} rows, "
-            f"{show_bytes(path.stat().st_size)}; its model: {config}")  # fmt: skip
+    return (
+        f"{path}: {shape}, {n_requests:,} requests ({n_test:,} to score), {n_tokens:,} rows, "
+        f"{show_bytes(path.stat().st_size)}; its model: {config}"
+    )

@@ -20,29 +20,64 @@ KINDS = ("a", "b", "c")
 
 
 @click.command(
-    "reproduce", cls=UniqueOptions, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    "reproduce",
+    cls=UniqueOptions,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim reproduce --rows geometry. docs/reproduce.md has the rules, the misses and their causes.",
-)  # fmt: skip
-@click.option("--rows", "wanted", multiple=True, metavar="ID,...",
-              help="Rows by id (ME-12), system (ME), flag (G), geometry, experiments. Default: all.")  # fmt: skip
-@click.option("--trace", "kinds", multiple=True, type=click.Choice([*KINDS, "scored", "all"]), default=("all",),
-              show_default=True,
-              help="a: bundled, b: synthetic, c: public, where MOESIM_EXTRA_TRACES is set; scored: the one of "
-                   "these that an experiment is judged on, in half the time.")  # fmt: skip
-@click.option("--stack", default="bare", show_default=True, metavar="NAME|FILE",
-              help="Serving stack of experiments without a fitted constant.")  # fmt: skip
-@click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N",
-              help="Processes that run experiments.")  # fmt: skip
-@click.option("--out", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
-              help="Keep traces, single runs and the result here; what is there is not run again.")  # fmt: skip
+)
+@click.option(
+    "--rows",
+    "wanted",
+    multiple=True,
+    metavar="ID,...",
+    help="Rows by id (ME-12), system (ME), flag (G), geometry, experiments. Default: all.",
+)
+@click.option(
+    "--trace",
+    "kinds",
+    multiple=True,
+    type=click.Choice([*KINDS, "scored", "all"]),
+    default=("all",),
+    show_default=True,
+    help="a: bundled, b: synthetic, c: public, where MOESIM_EXTRA_TRACES is set; scored: the one of "
+    "these that an experiment is judged on, in half the time.",
+)
+@click.option(
+    "--stack",
+    default="bare",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Serving stack of experiments without a fitted constant.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Processes that run experiments.",
+)
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep traces, single runs and the result here; what is there is not run again.",
+)
 @click.option("--last", is_flag=True, help="Print the last full run that comes with this installation; run nothing.")
 @click.option("--misses", is_flag=True, help="Print the totals and the rows that do not come out as published.")
 @click.option("--totals", is_flag=True, help="Print the totals alone, and which rows do not come out as published.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
-    wanted: tuple[str, ...], kinds: tuple[str, ...], stack: str, workers: int, out: Path | None, last: bool,
-    misses: bool, totals: bool, as_json: bool,
-) -> None:  # fmt: skip
+    wanted: tuple[str, ...],
+    kinds: tuple[str, ...],
+    stack: str,
+    workers: int,
+    out: Path | None,
+    last: bool,
+    misses: bool,
+    totals: bool,
+    as_json: bool,
+) -> None:
     """Work out what papers print, and print totals and then row by row published, simulated and ratio, misses first.
 
     Geometry takes a second; experiments replay traces under every system of a row and take minutes (all of them: an

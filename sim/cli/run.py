@@ -29,25 +29,51 @@ if TYPE_CHECKING:
     "1000) or KiB, MiB, GiB. Names: moesim policies, moesim hw, moesim models, moesim traces.",
 )
 @click.version_option(__version__, prog_name="moesim")
-@click.option("--policy", metavar="NAME|FILE.py",
-              help="What decides: see `moesim policies`; or a file of yours, ./mine.py[:Class].")  # fmt: skip
+@click.option(
+    "--policy",
+    metavar="NAME|FILE.py",
+    help="What decides: see `moesim policies`; or a file of yours, ./mine.py[:Class].",
+)
 @spec_options
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Start from a saved configuration.")
-@click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
-              help="Write configuration, result and tables; missing folders are made.")  # fmt: skip
-@click.option("--spans", "with_spans", is_flag=True,
-              help="With --out: write what every lane did, too; some hundred rows a token.")
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Write configuration, result and tables; missing folders are made.",
+)
+@click.option(
+    "--spans", "with_spans", is_flag=True, help="With --out: write what every lane did, too; some hundred rows a token."
+)
 @click.option("--force", is_flag=True, help="Replace the run that --out DIR holds, and the file of --timeline.")
-@click.option("--timeline", metavar="FILE", type=click.Path(path_type=Path),
-              help="Write the lanes as trace events for Perfetto; missing folders are made.")  # fmt: skip
-@click.option("--timeline-iterations", type=click.IntRange(min=1), default=TIMELINE_ITERATIONS, show_default=True,
-              metavar="N", help="How many iterations the timeline covers.")  # fmt: skip
+@click.option(
+    "--timeline",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the lanes as trace events for Perfetto; missing folders are made.",
+)
+@click.option(
+    "--timeline-iterations",
+    type=click.IntRange(min=1),
+    default=TIMELINE_ITERATIONS,
+    show_default=True,
+    metavar="N",
+    help="How many iterations the timeline covers.",
+)
 @click.option("--real", is_flag=True, help="Carry it out on this machine, with the prediction for --hw beside it.")
 @click.option("--device", metavar="cpu|cuda:N", help="Where --real runs; default: a GPU if there is one, else the CPU.")
-@click.option("--checkpoint", metavar="NAME|FOLDER",
-              help="With --real: weights and geometry of this model in place of random ones.")
-@click.option("--expect", "expected", multiple=True, metavar="'KEY >= N'",
-              help="Exit 1 unless this figure of the result keeps to it: 'hit_rate >= 0.3'; repeat it.")
+@click.option(
+    "--checkpoint",
+    metavar="NAME|FOLDER",
+    help="With --real: weights and geometry of this model in place of random ones.",
+)
+@click.option(
+    "--expect",
+    "expected",
+    multiple=True,
+    metavar="'KEY >= N'",
+    help="Exit 1 unless this figure of the result keeps to it: 'hit_rate >= 0.3'; repeat it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(**options: Any) -> int:
     """Replay a routing trace under a policy on a described GPU: time, hits, PCIe traffic, memory, what bounds it."""

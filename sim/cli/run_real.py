@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sim.setup.spec import RunSpec
 
 
-
 def run_real(request: RunRequest) -> int:
     """Measure, predict, print. Returns the exit status: 0, 1 after a fault of the device, 130 after an interrupt."""
     from sim.cli.progress import RunBar
@@ -139,8 +138,11 @@ def _print(done: Measured, request: RunRequest) -> None:
     from sim.results.text import render, verdict
 
     # Times are the clock's: what was set of the profile and the stack shaped the prediction beside them.
-    of_clock = {key: value for key, value in done.result.overrides.items()
-                if key != "link" and not key.startswith(("hw.", "stack."))}  # fmt: skip
+    of_clock = {
+        key: value
+        for key, value in done.result.overrides.items()
+        if key != "link" and not key.startswith(("hw.", "stack."))
+    }
     shown = msgspec.structs.replace(done.result, hw=done.result.device or "", overrides=of_clock)
     say(f"measured: {verdict(shown)}", bold=True)
     say()

@@ -43,21 +43,32 @@ SPEC_OPTIONS = (
     click.option("--expert-cache", "expert_cache_bytes", type=Size(), help="Cap the expert part, in bytes."),
     click.option("--experts", type=int, metavar="N", help="Cap the expert part, in whole experts over all GPUs."),
     click.option("--cache-frac", type=float, metavar="F", help="Cap the expert part, as a share of all experts."),
-    click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
-                  help="A parameter of the policy, or hw.*, model.*, stack.*; repeat it."),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="A parameter of the policy, or hw.*, model.*, stack.*; repeat it.",
+    ),
     click.option("--stack", metavar="NAME|FILE", help="Serving framework and what it costs; default: bare."),
     click.option("--gpus", type=int, metavar="N", help="GPUs that hold experts; default: 1."),
     click.option("--batch", type=int, metavar="N", help="Requests decoded together; default: 1."),
     click.option("--scheduler", metavar="NAME", help="Who runs next; default: fcfs, first come, first served."),
     click.option("--split", metavar="NAME", help="Requests to score: test (default), store or all."),
     click.option("--requests", type=int, metavar="N", help="Only the first N requests of the split."),
-    click.option("--predictor", metavar="P",
-                 help="What a policy predicts with: trained (default), a file, or surrogate:0.85 (labelled)."),
-    click.option("--engine", metavar="NAME",
-                 help="arithmetic (default) or simpy: the same figures by SimPy events, and the one for contention."),
+    click.option(
+        "--predictor",
+        metavar="P",
+        help="What a policy predicts with: trained (default), a file, or surrogate:0.85 (labelled).",
+    ),
+    click.option(
+        "--engine",
+        metavar="NAME",
+        help="arithmetic (default) or simpy: the same figures by SimPy events, and the one for contention.",
+    ),
     click.option("--hit-definition", metavar="NAME", help="What is a hit: gate (default), room, cached or token."),
     click.option("--seed", type=int, metavar="N", help="For policies that draw at random; default: 0."),
-)  # fmt: skip
+)
 
 
 def spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,9 +78,7 @@ def spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def specify(
-    given: dict[str, Any], settings: tuple[str, ...], config: Path | None
-) -> tuple[RunSpec, dict[str, Any]]:
+def specify(given: dict[str, Any], settings: tuple[str, ...], config: Path | None) -> tuple[RunSpec, dict[str, Any]]:
     """The run the command line asks for, over a saved configuration where one is named.
 
     Returns:
@@ -118,5 +127,6 @@ def warn_if_changed(setup: Setup, meant: dict[str, Any], config: Path | None) ->
     for what in ("policy", "trace", "hw", "model", "stack"):
         key = f"{what}_sha256"
         if meant.get(what) == now[what] and meant.get(key) != now.get(key):
-            click.echo(f"note: {config}: {what} {now[what]} has changed since this was saved; figures may differ",
-                       err=True)  # fmt: skip
+            click.echo(
+                f"note: {config}: {what} {now[what]} has changed since this was saved; figures may differ", err=True
+            )

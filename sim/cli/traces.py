@@ -88,8 +88,14 @@ def _list() -> None:
     prose(table, 1, 4, 5)
     for name in names:
         with open_trace(name) as trace:
-            table.add_row(name + (" (default)" if name == DEFAULT else ""), trace.header.shape, f"{trace.n_requests:,}",
-                          f"{trace.n_tokens:,}", _levels(trace), ", ".join(trace.header.labels) or "-")  # fmt: skip
+            table.add_row(
+                name + (" (default)" if name == DEFAULT else ""),
+                trace.header.shape,
+                f"{trace.n_requests:,}",
+                f"{trace.n_tokens:,}",
+                _levels(trace),
+                ", ".join(trace.header.labels) or "-",
+            )
     say(render(table), nl=False)
 
 
@@ -165,16 +171,34 @@ def _facts(trace: Trace, progress: Progress, every: bool) -> dict[str, Any]:
     n_bytes = trace.path.stat().st_size
     whole = every or n_bytes <= HASH_BYTES
     return {
-        "schema": "moesim.trace/1", "path": str(trace.path), "sha256": trace.sha256 if whole else None,
-        "bytes": n_bytes, "model": header.model, "model_source": header.model_source,
-        "n_layers": trace.n_layers, "n_experts": trace.n_experts, "top_k": trace.top_k,
-        "gate": {"score": gate.score, "renormalised": gate.renormalised, "selection": gate.selection,
-                 "scaling": gate.scaling},
-        "expert_order": header.expert_order, "tokenizer": header.tokenizer or None,
-        "text_source": header.text_source or None, "text_licence": header.text_licence or None,
-        "labels": list(header.labels), "created_by": header.created_by, "notes": header.notes or None,
-        "extra": dict(header.extra), "levels": sorted(trace.levels), "levels_prefill": sorted(trace.levels_prefill),
-        "score_scale": trace.score_scale, "n_tokens": trace.n_tokens, "n_decode_rows": trace.requests.n_decode_rows,
+        "schema": "moesim.trace/1",
+        "path": str(trace.path),
+        "sha256": trace.sha256 if whole else None,
+        "bytes": n_bytes,
+        "model": header.model,
+        "model_source": header.model_source,
+        "n_layers": trace.n_layers,
+        "n_experts": trace.n_experts,
+        "top_k": trace.top_k,
+        "gate": {
+            "score": gate.score,
+            "renormalised": gate.renormalised,
+            "selection": gate.selection,
+            "scaling": gate.scaling,
+        },
+        "expert_order": header.expert_order,
+        "tokenizer": header.tokenizer or None,
+        "text_source": header.text_source or None,
+        "text_licence": header.text_licence or None,
+        "labels": list(header.labels),
+        "created_by": header.created_by,
+        "notes": header.notes or None,
+        "extra": dict(header.extra),
+        "levels": sorted(trace.levels),
+        "levels_prefill": sorted(trace.levels_prefill),
+        "score_scale": trace.score_scale,
+        "n_tokens": trace.n_tokens,
+        "n_decode_rows": trace.requests.n_decode_rows,
         "n_requests": trace.n_requests,
         "statistics_of_tokens": trace.n_tokens if sample is None else sum(request.n_rows for request in sample),
         "splits": {split: len(trace.requests.in_split(split)) for split in ("store", "test")},
@@ -183,7 +207,7 @@ def _facts(trace: Trace, progress: Progress, every: bool) -> dict[str, Any]:
         "dead_experts": stats.dead_experts(counts),
         "next_token_overlap": {"rows": "decode" if decode else "all", "by_lag": overlap},
         "prediction_accuracy": accuracy,
-    }  # fmt: skip
+    }
 
 
 def _show(facts: dict[str, Any]) -> None:
@@ -217,10 +241,12 @@ def _show(facts: dict[str, Any]) -> None:
         shown = value if len(value) <= SHOW_CHARACTERS else f"{value[:SHOW_CHARACTERS]} ... (--json has all of it)"
         row(name, shown + (f" ({MEANINGS[name]})" if name in MEANINGS else ""))
     for task in facts["lengths"]:
-        row(f"lengths {task['task']}".strip(),
+        row(
+            f"lengths {task['task']}".strip(),
             f"{show_count(task['n_requests'], 'request')}, "
             f"prompt {task['prompt_mean']:.1f} (max {task['prompt_max']}), "
-            f"outputs {task['outputs_mean']:.1f} (max {task['outputs_max']})")  # fmt: skip
+            f"outputs {task['outputs_mean']:.1f} (max {task['outputs_max']})",
+        )
     if facts["statistics_of_tokens"] < facts["n_tokens"]:
         row("statistics", f"of {facts['statistics_of_tokens']:,} tokens, whole requests; --all takes every one")
     row("popularity entropy", f"{min(entropy):.3f} to {max(entropy):.3f} of even, by layer")

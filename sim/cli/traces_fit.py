@@ -70,8 +70,18 @@ def command(
         with open_trace(lend) as lender:
             profile = completed(profile, fit(lender))
     name = name or out.stem
-    save(out, Fitted(schema="moesim.routing-profile/1", id=name, source=origin, licence=licence, shape=shape,
-                     check=check, profile=profile))  # fmt: skip
+    save(
+        out,
+        Fitted(
+            schema="moesim.routing-profile/1",
+            id=name,
+            source=origin,
+            licence=licence,
+            shape=shape,
+            check=check,
+            profile=profile,
+        ),
+    )
     for text in profile.assumptions:
         say(f"assumed: {text}")
     say(f"{out}: fitted to {source}; draw with moesim traces synth {out} -o FILE")
@@ -95,11 +105,17 @@ def _checked(trace: Trace) -> Check | None:
     for percent in PERCENT:
         for policy in POLICIES:
             if (key := f"{policy}_{percent}") in apart:
-                table.add_row(title(key), show_frac(found.heldout.figures[key]), show_frac(found.drawn.figures[key]),
-                              f"{100 * apart[key]:+.1f}")  # fmt: skip
+                table.add_row(
+                    title(key),
+                    show_frac(found.heldout.figures[key]),
+                    show_frac(found.drawn.figures[key]),
+                    f"{100 * apart[key]:+.1f}",
+                )
     say(render(table), nl=False)
     figure, worst = found.worst_curve()
     turned = found.out_of_order()
-    say(f"largest difference {100 * worst:+.1f} points; order "
-        f"{'as in the held-out half' if not turned else 'turned for ' + ', '.join(turned)}")  # fmt: skip
+    say(
+        f"largest difference {100 * worst:+.1f} points; order "
+        f"{'as in the held-out half' if not turned else 'turned for ' + ', '.join(turned)}"
+    )
     return Check(round(100 * worst, 2), figure, not turned, found.heldout.rows)

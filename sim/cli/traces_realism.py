@@ -100,9 +100,10 @@ def _beside(told: Realism) -> list[str]:
     n_experts, top_k = told.n_experts, told.top_k
     known = public()
     lists: tuple[tuple[str, list[Printed]], ...] = (
-        ("predicted one layer ahead", known.accuracies), ("asked for by a batch", known.unions),
+        ("predicted one layer ahead", known.accuracies),
+        ("asked for by a batch", known.unions),
         ("shared with the token before", known.reuse),
-    )  # fmt: skip
+    )
     found = []
     for what, rows in lists:
         for row in printed(rows, n_experts, top_k):

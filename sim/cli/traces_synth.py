@@ -39,8 +39,13 @@ _EPILOG = (
 @click.option("--targets", metavar="NAME|FILE", help="Bend the fit to figures that a paper prints; `list` lists them.")
 @click.option("--requests", "n_requests", type=click.IntRange(min=1), metavar="N", help="Default: the source's.")
 @click.option("--tokens", "n_tokens", type=click.IntRange(min=1), metavar="N", help="Requests that hold N tokens.")
-@click.option("--levels", type=click.Choice(["all", "scores", "experts"]), default="all", show_default=True,
-              help="What to write: all levels, without predictions and embeddings, or selections only.")  # fmt: skip
+@click.option(
+    "--levels",
+    type=click.Choice(["all", "scores", "experts"]),
+    default="all",
+    show_default=True,
+    help="What to write: all levels, without predictions and embeddings, or selections only.",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of all draws.")
 @click.option("--check", is_flag=True, help="Fit one half and compare with the other; exit 1 beyond 2 points.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
@@ -143,8 +148,10 @@ def _describe(profile: Profile) -> None:
     """What was fitted, in a few lines; assumptions are always among them."""
     from traces.synth.profile import FIELDS
 
-    say(f"fitted to {profile.source}: {profile.n_layers}x{profile.n_experts}, k={profile.top_k}, "
-               f"{len(profile.requests)} requests, {max(1, len(profile.tasks))} tasks")  # fmt: skip
+    say(
+        f"fitted to {profile.source}: {profile.n_layers}x{profile.n_experts}, k={profile.top_k}, "
+        f"{len(profile.requests)} requests, {max(1, len(profile.tasks))} tasks"
+    )
     shares = ", ".join(f"{name} {show_frac(float(profile.share(name).mean()))}" for name in FIELDS)
     fresh = show_frac(float(profile.fresh_share().mean()))
     say(f"what a token's scores vary with: {shares}, new each time {fresh}")
@@ -168,16 +175,28 @@ def _draw(
     from traces.synth.write import write
 
     with bar(f"drawing {out.name}") as progress:
-        write(out, profile, seed=seed, n_requests=n_requests, n_tokens=n_tokens, model=model, levels=levels,
-              progress=progress)  # fmt: skip
+        write(
+            out,
+            profile,
+            seed=seed,
+            n_requests=n_requests,
+            n_tokens=n_tokens,
+            model=model,
+            levels=levels,
+            progress=progress,
+        )
     with Trace(out) as trace:
         if keep:
-            say(f"{out}: {trace.header.shape}, {trace.n_requests:,} requests, {trace.n_tokens:,} tokens, "
-                       f"{show_bytes(out.stat().st_size)}; labels {', '.join(trace.header.labels)}")  # fmt: skip
+            say(
+                f"{out}: {trace.header.shape}, {trace.n_requests:,} requests, {trace.n_tokens:,} tokens, "
+                f"{show_bytes(out.stat().st_size)}; labels {', '.join(trace.header.labels)}"
+            )
         if figures is None:
             return
-        rows = [(row.what, show_frac(row.target), show_frac(row.reached), _points(row.reached - row.target))
-                for row in reached(figures, trace)]  # fmt: skip
+        rows = [
+            (row.what, show_frac(row.target), show_frac(row.reached), _points(row.reached - row.target))
+            for row in reached(figures, trace)
+        ]
     _put(("published figure", "target", "reached", "difference"), rows)
 
 
@@ -189,8 +208,14 @@ def _check(trace: Any, seed: int) -> None:
     with bar(f"checking against {trace.name}") as progress:
         found = compare(trace, seed, progress)
     apart = found.differences()
-    rows = [(title(name), *(show_frac(s.figures.get(name)) for s in (found.fitted, found.heldout, found.drawn)),
-             _points(apart[name]) if name in apart else "-") for name in found.heldout.figures]  # fmt: skip
+    rows = [
+        (
+            title(name),
+            *(show_frac(s.figures.get(name)) for s in (found.fitted, found.heldout, found.drawn)),
+            _points(apart[name]) if name in apart else "-",
+        )
+        for name in found.heldout.figures
+    ]
     _put(("mean over layers", "fitted half", "held-out half", "synthetic", "difference"), rows)
     name, worst = found.worst_curve()
     turned = found.out_of_order()
@@ -210,8 +235,13 @@ def _check(trace: Any, seed: int) -> None:
     epilog="Example: moesim traces stats mixtral-8x7b-small. docs/traces.md says what each means.",
 )
 @click.argument("sources", metavar="TRACE...", nargs=-1)
-@click.option("--requests", "n_requests", type=click.IntRange(min=1), metavar="N",
-              help="Judge the first N requests only, to compare with traces of a single prompt.")  # fmt: skip
+@click.option(
+    "--requests",
+    "n_requests",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Judge the first N requests only, to compare with traces of a single prompt.",
+)
 @click.option("--public", metavar="NAME,...", help="Add figures of published traces of large models; `all`, or names.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def stats_command(sources: tuple[str, ...], n_requests: int | None, public: str | None, as_json: bool) -> None:
@@ -229,14 +259,27 @@ def stats_command(sources: tuple[str, ...], n_requests: int | None, public: str 
             if progress is not None:
                 progress(i + 1, len(sources))
     if as_json:
-        runs = [{"name": s.name, "shape": s.shape, "rows": s.rows, "requests": s.requests, "curve_rows": s.curve_rows,
-                 "curve_phase": s.curve_phase, "figures": s.figures} for s in found]  # fmt: skip
+        runs = [
+            {
+                "name": s.name,
+                "shape": s.shape,
+                "rows": s.rows,
+                "requests": s.requests,
+                "curve_rows": s.curve_rows,
+                "curve_phase": s.curve_phase,
+                "figures": s.figures,
+            }
+            for s in found
+        ]
         click.echo(json.dumps({"schema": "moesim.trace-stats/1", "traces": runs}, allow_nan=False))
         return
     names = dict.fromkeys(name for summary in found for name in summary.figures)
-    rows = [("shape", *(s.shape for s in found)), ("requests", *(f"{s.requests:,}" for s in found)),
-            ("tokens judged", *(f"{s.rows:,}" for s in found)),
-            ("tokens through caches", *(f"{s.curve_rows:,} {s.curve_phase}" for s in found))]  # fmt: skip
+    rows = [
+        ("shape", *(s.shape for s in found)),
+        ("requests", *(f"{s.requests:,}" for s in found)),
+        ("tokens judged", *(f"{s.rows:,}" for s in found)),
+        ("tokens through caches", *(f"{s.curve_rows:,} {s.curve_phase}" for s in found)),
+    ]
     rows += [(title(name), *(show_frac(s.figures.get(name)) for s in found)) for name in names]
     _put(("mean over layers", *(s.name for s in found)), rows)
 

@@ -26,37 +26,94 @@ TALK_OUTPUTS = 32
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim validate --policy lru --policy fine_moe --experts 64 --experts 128 --hw my-cpu.yaml",
 )
-@click.option("--policy", "policies", multiple=True, metavar="NAME|FILE.py", help="What decides; repeat it. With "
-              "--checkpoint parameters may follow the name: 'emoe p=1'.")  # fmt: skip
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME|FILE.py",
+    help="What decides; repeat it. With --checkpoint parameters may follow the name: 'emoe p=1'.",
+)
 @click.option("--experts", multiple=True, type=int, metavar="N", help="Budget in whole experts; repeat it.")
 @click.option("--hw", metavar="NAME|FILE", help="Profile of this device: `calibrate` writes one.")
 @click.option("--device", metavar="cpu|cuda:N", help="Where to run; default: a GPU if there is one, else the CPU.")
 @click.option("--model", metavar="NAME|FILE", default="cpu-small", show_default=True, help="Geometry.")
 @click.option("--trace", metavar="NAME|FILE", help="Routing trace; default: a bundled one of the model's shape.")
 @click.option("--precision", metavar="TYPE", help="Type of the weights; default: what the device computes in.")
-@click.option("--requests", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
-              help="First N requests of the test split.")  # fmt: skip
-@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
-              help="Requests decoded together.")  # fmt: skip
+@click.option(
+    "--requests",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="First N requests of the test split.",
+)
+@click.option(
+    "--batch", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Requests decoded together."
+)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="hw.*, model.*, stack.* or POLICY.*")
-@click.option("--checkpoint", metavar="NAME|FOLDER", help="Let this model generate under each policy, routing itself: "
-              "tokens and perplexity against the resident model's.")  # fmt: skip
-@click.option("--outputs", type=click.IntRange(min=2), metavar="N",
-              help="At most N tokens a request; default: all of the trace's, with --checkpoint 32.")  # fmt: skip
-@click.option("--repeat", type=click.IntRange(min=1, max=100), default=1, show_default=True, metavar="N",
-              help="Real runs of each case, all cases in turn; times are medians.")  # fmt: skip
-@click.option("--tolerance", type=click.FloatRange(min=0.0), default=0.25, show_default=True, metavar="F",
-              help="Largest relative error of TPOT and TTFT.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Keep every comparison as JSON, "
-              "written anew after each run.")  # fmt: skip
+@click.option(
+    "--checkpoint",
+    metavar="NAME|FOLDER",
+    help="Let this model generate under each policy, routing itself: "
+    "tokens and perplexity against the resident model's.",
+)
+@click.option(
+    "--outputs",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="At most N tokens a request; default: all of the trace's, with --checkpoint 32.",
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=1, max=100),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Real runs of each case, all cases in turn; times are medians.",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0.0),
+    default=0.25,
+    show_default=True,
+    metavar="F",
+    help="Largest relative error of TPOT and TTFT.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Keep every comparison as JSON, written anew after each run.",
+)
 @click.option("--resume", is_flag=True, help="Leave out what --out holds already, measured on this device as often.")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparisons as one JSON object and nothing else.")
-@click.option("--table", "tables", multiple=True, metavar="NAME|FILE",
-              help="Run nothing: print the accuracy table of kept comparisons as Markdown; cpu-backend is bundled.")
-def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None, device: str | None, model: str,
-            trace: str | None, precision: str | None, requests: int, batch: int, settings: tuple[str, ...],
-            checkpoint: str | None, outputs: int | None, repeat: int, tolerance: float, out: Path | None, resume: bool,
-            as_json: bool, tables: tuple[str, ...]) -> int:  # fmt: skip
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="Run nothing: print the accuracy table of kept comparisons as Markdown; cpu-backend is bundled.",
+)
+def command(
+    policies: tuple[str, ...],
+    experts: tuple[int, ...],
+    hw: str | None,
+    device: str | None,
+    model: str,
+    trace: str | None,
+    precision: str | None,
+    requests: int,
+    batch: int,
+    settings: tuple[str, ...],
+    checkpoint: str | None,
+    outputs: int | None,
+    repeat: int,
+    tolerance: float,
+    out: Path | None,
+    resume: bool,
+    as_json: bool,
+    tables: tuple[str, ...],
+) -> int:
     """Simulate and really run: predicted, measured and error of TTFT, TPOT, hits, bytes and lanes; exit 1 beyond F."""
     if tables:
         from sim.base.files import bundled
@@ -75,8 +132,9 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
 
         must_be_writable(out)
     if checkpoint is not None:
-        talked = _talk(checkpoint, policies, experts or (None,), hw, device, trace, requests, settings,
-                     outputs or TALK_OUTPUTS)  # fmt: skip
+        talked = _talk(
+            checkpoint, policies, experts or (None,), hw, device, trace, requests, settings, outputs or TALK_OUTPUTS
+        )
         _keep(talked, out)
         click.echo(json.dumps(talked) if as_json else fold(talk_report(talked)), nl=as_json)
         return 1 if talked["wrong"] else 0
@@ -84,8 +142,24 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
         raise BadInput("--resume, got no --out: it continues the file that --out names; give both")
     earlier = read_report(out)["comparisons"] if resume and out is not None and out.is_file() else []
     try:
-        data = _measure(policies, experts or (None,), hw, device, model, trace, precision, requests, batch, settings,
-                        tolerance, as_json, outputs, repeat, earlier, out)  # fmt: skip
+        data = _measure(
+            policies,
+            experts or (None,),
+            hw,
+            device,
+            model,
+            trace,
+            precision,
+            requests,
+            batch,
+            settings,
+            tolerance,
+            as_json,
+            outputs,
+            repeat,
+            earlier,
+            out,
+        )
     except KeyboardInterrupt:
         raise click.Abort from None
     _keep(data, out)
@@ -99,10 +173,24 @@ def command(policies: tuple[str, ...], experts: tuple[int, ...], hw: str | None,
     return 1 if data["wrong"] else 0
 
 
-def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str, device: str | None, model: str,
-             trace: str | None, precision: str | None, requests: int, batch: int, settings: tuple[str, ...],
-             tolerance: float, quiet: bool, outputs: int | None, repeat: int, kept: list[Comparison],
-             out: Path | None) -> Report:  # fmt: skip
+def _measure(
+    policies: tuple[str, ...],
+    experts: tuple[int | None, ...],
+    hw: str,
+    device: str | None,
+    model: str,
+    trace: str | None,
+    precision: str | None,
+    requests: int,
+    batch: int,
+    settings: tuple[str, ...],
+    tolerance: float,
+    quiet: bool,
+    outputs: int | None,
+    repeat: int,
+    kept: list[Comparison],
+    out: Path | None,
+) -> Report:
     """Every policy at every budget, on lanes and weights that are opened once. `kept`: comparisons made earlier."""
     import msgspec
 
@@ -122,8 +210,21 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
     parse_set(settings)
     pairs = ((key.strip(), text) for key, _, text in (item.partition("=") for item in settings))
     changes = {key: parse_yaml(text, f"--set {key}") for key, text in pairs}
-    cases = [RunSpec(policy=policy, hw=hw, model=model, trace=trace, precision=precision or "bf16", requests=requests,
-                     batch=batch, experts=n, set=changes) for n in experts for policy in policies]  # fmt: skip
+    cases = [
+        RunSpec(
+            policy=policy,
+            hw=hw,
+            model=model,
+            trace=trace,
+            precision=precision or "bf16",
+            requests=requests,
+            batch=batch,
+            experts=n,
+            set=changes,
+        )
+        for n in experts
+        for policy in policies
+    ]
     largest: Any = None
     for number, spec in enumerate(cases):  # everything that may be refused is refused before anything runs
         setup = prepare_real(spec, place, precision is not None)
@@ -140,26 +241,56 @@ def _measure(policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str
     wanted = [{**msgspec.to_builtins(spec), "outputs": outputs} for spec in cases]
 
     def so_far(interrupted: bool) -> Report:
-        comparisons: list[Comparison] = [earlier or {**compared(run), "case": case}
-                       for run, case, earlier in zip(runs, wanted, known, strict=True) if earlier or run.reals]
-        wrong = [f"{c['policy']}, {c['experts'] or 'default'} experts: {text}" for c in comparisons
-                 for text in judge(c, tolerance)]  # fmt: skip
-        found: Report = finite({
-            "schema": SCHEMA, "device": title, "cores": cores(), "machine": machine, "distinct_host_experts": distinct,
-            "profile": Path(hw).stem if hw.endswith((".yaml", ".yml")) else hw,
-            "load": list(_load()), "date": time.strftime("%Y-%m-%d", time.gmtime()), "tolerance_frac": tolerance,
-            "comparisons": comparisons, "order": order(comparisons), **summary(comparisons), "repeats": repeat,
-            "interrupted": interrupted, "wrong": wrong,
-        })  # fmt: skip
+        comparisons: list[Comparison] = [
+            earlier or {**compared(run), "case": case}
+            for run, case, earlier in zip(runs, wanted, known, strict=True)
+            if earlier or run.reals
+        ]
+        wrong = [
+            f"{c['policy']}, {c['experts'] or 'default'} experts: {text}"
+            for c in comparisons
+            for text in judge(c, tolerance)
+        ]
+        found: Report = finite(
+            {
+                "schema": SCHEMA,
+                "device": title,
+                "cores": cores(),
+                "machine": machine,
+                "distinct_host_experts": distinct,
+                "profile": Path(hw).stem if hw.endswith((".yaml", ".yml")) else hw,
+                "load": list(_load()),
+                "date": time.strftime("%Y-%m-%d", time.gmtime()),
+                "tolerance_frac": tolerance,
+                "comparisons": comparisons,
+                "order": order(comparisons),
+                **summary(comparisons),
+                "repeats": repeat,
+                "interrupted": interrupted,
+                "wrong": wrong,
+            }
+        )
         return found
 
     with opened(largest, place, largest.spec.seed) as (lanes, weights):
         if largest.hw.name != lanes.title:
-            click.echo(f"note: the profile {largest.hw.id} describes another device than {lanes.title}, so errors are "
-                       "not the simulator's; `calibrate` writes one of this device", err=True)  # fmt: skip
+            click.echo(
+                f"note: the profile {largest.hw.id} describes another device than {lanes.title}, so errors are "
+                "not the simulator's; `calibrate` writes one of this device",
+                err=True,
+            )
         title, distinct = lanes.title, weights.distinct
-        known = [next((c for c in kept if c.get("case") == case and c["device"] == title
-                       and len(c["repeats"]["ttft_s"]) >= repeat), None) for case in wanted]  # fmt: skip
+        known = [
+            next(
+                (
+                    c
+                    for c in kept
+                    if c.get("case") == case and c["device"] == title and len(c["repeats"]["ttft_s"]) >= repeat
+                ),
+                None,
+            )
+            for case in wanted
+        ]
         todo = [run for run, earlier in zip(runs, known, strict=True) if earlier is None]
         try:
             for run in todo:
@@ -186,8 +317,17 @@ def _keep(data: Report | Talk, out: Path | None) -> None:
             part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
-def _talk(checkpoint: str, policies: tuple[str, ...], experts: tuple[int | None, ...], hw: str, device: str | None,
-          trace: str | None, requests: int, settings: tuple[str, ...], outputs: int) -> Talk:  # fmt: skip
+def _talk(
+    checkpoint: str,
+    policies: tuple[str, ...],
+    experts: tuple[int | None, ...],
+    hw: str,
+    device: str | None,
+    trace: str | None,
+    requests: int,
+    settings: tuple[str, ...],
+    outputs: int,
+) -> Talk:
     """The real small model under every policy; what a lossless one changes is wrong."""
     from sim.base.files import parse_yaml
     from sim.base.json import finite
@@ -206,14 +346,27 @@ def _talk(checkpoint: str, policies: tuple[str, ...], experts: tuple[int | None,
             parse_set((*settings, *own))
             pairs = ((key.strip(), text) for key, _, text in (part.partition("=") for part in (*settings, *own)))
             changes = {key: parse_yaml(text, f"--set {key}") for key, text in pairs}
-            specs.append(RunSpec(policy=policy, hw=hw, model=str(folder), trace=trace, precision="fp32",
-                                 requests=requests, experts=n, set=changes))  # fmt: skip
+            specs.append(
+                RunSpec(
+                    policy=policy,
+                    hw=hw,
+                    model=str(folder),
+                    trace=trace,
+                    precision="fp32",
+                    requests=requests,
+                    experts=n,
+                    set=changes,
+                )
+            )
             named_so.append(" ".join((policy, *own)))
     rows = talk(specs, folder, usable_device(device), outputs)
     for row, name, spec in zip(rows, named_so, specs, strict=True):
         row |= {"policy": name, "experts": spec.experts}
-    wrong = [f"{row['policy']}: lossless, yet its tokens differ from the resident model's" for row in rows
-             if not row["lossy"] and not row["tokens_identical"]]  # fmt: skip
+    wrong = [
+        f"{row['policy']}: lossless, yet its tokens differ from the resident model's"
+        for row in rows
+        if not row["lossy"] and not row["tokens_identical"]
+    ]
     found: Talk = finite({"schema": 1, "checkpoint": folder.name, "policies": rows, "wrong": wrong})
     return found
 

@@ -18,10 +18,25 @@ if TYPE_CHECKING:
     pass
 
 # No clock, no simulation kernel, no tensors, no threads, no unseeded chance, no files, no network.
-FORBIDDEN = frozenset({"time", "simpy", "torch", "datetime", "threading", "asyncio", "multiprocessing", "secrets",
-                       "socket", "subprocess", "sim.machine.simulated",
-                       "sim.engine.engine", "sim.engine.copies", "sim.engine.drive",
-                       "sim.run"})  # fmt: skip
+FORBIDDEN = frozenset(
+    {
+        "time",
+        "simpy",
+        "torch",
+        "datetime",
+        "threading",
+        "asyncio",
+        "multiprocessing",
+        "secrets",
+        "socket",
+        "subprocess",
+        "sim.machine.simulated",
+        "sim.engine.engine",
+        "sim.engine.copies",
+        "sim.engine.drive",
+        "sim.run",
+    }
+)
 
 
 def check_declares_itself(world: World) -> None:

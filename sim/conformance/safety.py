@@ -192,8 +192,10 @@ def check_copies_no_less_than_belady(world: World) -> None:
             least = other.run(mine.engine.view.capacity)
         tally = mine.engine.tally
         copied = tally.n_demand + tally.prefetch.n_issued - tally.prefetch.n_cancelled
-        require(copied + len(mine.initial) >= least.engine.tally.n_demand,
-                f"{copied} copies with room for {experts}, belady makes {least.engine.tally.n_demand}")  # fmt: skip
+        require(
+            copied + len(mine.initial) >= least.engine.tally.n_demand,
+            f"{copied} copies with room for {experts}, belady makes {least.engine.tally.n_demand}",
+        )
 
 
 CHECKS = (

@@ -52,13 +52,15 @@ def arrays(n_rows: int, seed: int) -> dict[str, Any]:
     chosen = np.rint(np.take_along_axis(scores, experts, -1) * 4095)
     target = np.concatenate([logits, np.roll(logits[:, :1], -1, axis=0)], axis=1)  # layer L: the next row's layer 0
     found: dict[str, Any] = {
-        "experts": experts, "weights": chosen / chosen.sum(-1, keepdims=True), "scores": scores,
+        "experts": experts,
+        "weights": chosen / chosen.sum(-1, keepdims=True),
+        "scores": scores,
         "gate_inputs": noise(seed + 7, n_rows, N_LAYERS, WIDTH) / 65536.0,
         "gate_input_norms": 1.0 + noise(seed + 8, n_rows, N_LAYERS) / 65536.0,
         "embeddings": noise(seed + 9, n_rows, WIDTH) / 65536.0,
         "token_ids": noise(seed + 10, n_rows) % 100,
         "iterations": np.arange(n_rows),
-    }  # fmt: skip
+    }
     for d in DISTANCES:
         seen = target[:, d : N_LAYERS + (d == 1)]
         found[f"next_scores_{d}"] = scores_of((seen * (4 - d) + noise(seed + d, *seen.shape) * d) // 4)
@@ -76,8 +78,10 @@ def write(path: Path, levels: Iterable[str], changed: bool = False, from_layer: 
             what is known before any) stay.
     """
     wanted = frozenset(levels) | {"experts"}
-    plan = [(p + (changed and at > CHANGED_AT[0]), n + 2 * (changed and at == CHANGED_AT[0]), split)
-            for at, (p, n, split) in enumerate(REQUESTS)]  # fmt: skip
+    plan = [
+        (p + (changed and at > CHANGED_AT[0]), n + 2 * (changed and at == CHANGED_AT[0]), split)
+        for at, (p, n, split) in enumerate(REQUESTS)
+    ]
     requests = _requests(plan, "tasks" in wanted, "arrivals" in wanted, CHANGED_AT[0] if changed else len(plan))
     n_rows = requests[-1].end_row
     rows = arrays(n_rows + 2, seed=1)
@@ -89,11 +93,17 @@ def write(path: Path, levels: Iterable[str], changed: bool = False, from_layer: 
             if from_layer and array.ndim > 1 and name != "embeddings":
                 array[at, from_layer:] = other[name][at, from_layer:]
     header = Header(
-        model="seeded", model_source="sim/conformance/seeded.py", gate=GateRule(), labels=("synthetic",),
+        model="seeded",
+        model_source="sim/conformance/seeded.py",
+        gate=GateRule(),
+        labels=("synthetic",),
         text_licence="CC0-1.0",
-        created_by="moesim conformance", n_layers=N_LAYERS, n_experts=N_EXPERTS, top_k=TOP_K,
+        created_by="moesim conformance",
+        n_layers=N_LAYERS,
+        n_experts=N_EXPERTS,
+        top_k=TOP_K,
         tasks=TASKS if "tasks" in wanted else (),
-    )  # fmt: skip
+    )
     return write_trace(path, header, requests, None, **{k: a[:n_rows] for k, a in rows.items() if k in wanted})
 
 

@@ -42,10 +42,21 @@ if TYPE_CHECKING:
 N_TOTAL = seeded.N_LAYERS * seeded.N_EXPERTS
 QUARTER, HALF, ALL = N_TOTAL // 4, N_TOTAL // 2, N_TOTAL
 MODEL = Model(
-    schema=1, id="seeded", name="seeded", source="sim/conformance", gate=ModelGate(score="softmax", renormalised=True),
-    hidden_size=1024, n_layers=seeded.N_LAYERS, n_experts=seeded.N_EXPERTS, top_k=seeded.TOP_K,
-    expert_intermediate_size=2048, n_heads=8, n_kv_heads=8, head_dim=128, vocab_size=4096,
-)  # fmt: skip
+    schema=1,
+    id="seeded",
+    name="seeded",
+    source="sim/conformance",
+    gate=ModelGate(score="softmax", renormalised=True),
+    hidden_size=1024,
+    n_layers=seeded.N_LAYERS,
+    n_experts=seeded.N_EXPERTS,
+    top_k=seeded.TOP_K,
+    expert_intermediate_size=2048,
+    n_heads=8,
+    n_kv_heads=8,
+    head_dim=128,
+    vocab_size=4096,
+)
 
 
 class Skip(Exception):
@@ -153,9 +164,13 @@ class World:
         return self._traces[key]
 
     def setup(
-        self, experts: int, settings: dict[str, ParamValue] | None = None, gpus: int = 1, batch: int = 1,
+        self,
+        experts: int,
+        settings: dict[str, ParamValue] | None = None,
+        gpus: int = 1,
+        batch: int = 1,
         trace: Trace | None = None,
-    ) -> Setup:  # fmt: skip
+    ) -> Setup:
         """What `sim.setup.prepare` would make of it, for a class that need not be registered."""
         policy = self.kind(**(settings or {}))
         trace = trace or self.trace(self.kind.needs | policy.needs)
@@ -165,12 +180,19 @@ class World:
         bound = "bound" in policy.traits
         memory = plan(MODEL, self.hw, "bf16", demand, BudgetRule(n_experts=experts), gpus, bound, policy.keeps_all)
         return Setup(
-            spec=RunSpec(policy=policy.name, hw=self.hw.id, gpus=gpus, batch=batch, experts=experts), policy=policy,
-            hw=self.hw, model=MODEL, stack=self.stack, trace=trace, requests=requests,
-            store=requests_of(trace, "store"), memory=memory, host_bytes=0,
+            spec=RunSpec(policy=policy.name, hw=self.hw.id, gpus=gpus, batch=batch, experts=experts),
+            policy=policy,
+            hw=self.hw,
+            model=MODEL,
+            stack=self.stack,
+            trace=trace,
+            requests=requests,
+            store=requests_of(trace, "store"),
+            memory=memory,
+            host_bytes=0,
             pieces=Pieces(MODEL.n_moe_layers, MODEL.n_experts, "bf16", gpus, MODEL.expert_bytes),
             open_loop=any(r.arrival_s is not None for r in requests),
-        )  # fmt: skip
+        )
 
     def smallest(self, gpus: int = 1, settings: dict[str, ParamValue] | None = None) -> int:
         """Whole experts over all GPUs of the smallest budget the policy accepts, its predictor included."""
@@ -190,9 +212,16 @@ class World:
         return max(experts, self.smallest(gpus, settings))
 
     def run(
-        self, experts: int, settings: dict[str, ParamValue] | None = None, gpus: int = 1, batch: int = 1,
-        trace: Trace | None = None, pace: float = 1.0, again: int = 0, hides_later: bool = False,
-    ) -> Seen:  # fmt: skip
+        self,
+        experts: int,
+        settings: dict[str, ParamValue] | None = None,
+        gpus: int = 1,
+        batch: int = 1,
+        trace: Trace | None = None,
+        pace: float = 1.0,
+        again: int = 0,
+        hides_later: bool = False,
+    ) -> Seen:
         """Run it.
 
         Args:
@@ -237,9 +266,7 @@ class Watched(SimulatedMachine):
         if not super().run_turn(turn):
             return False
         for at in range(turn.n):
-            self.computed.append(
-                Computed(len(self.steps), turn.layer, turn.experts[at], 0.0, 1.0, turn.tokens[at])
-            )
+            self.computed.append(Computed(len(self.steps), turn.layer, turn.experts[at], 0.0, 1.0, turn.tokens[at]))
         return True
 
 
@@ -274,8 +301,7 @@ def observe(setup: Setup, hw: Hardware, pace: float = 1.0, hides_later: bool = F
     budgets = list(setup.memory.expert_bytes)
     budgets[0] -= setup.policy.predictor_bytes(engine.view)
     result = fold(setup, engine, machine, clockwork, 0.0)
-    return Seen(setup.policy, engine, machine, clockwork, result, events, needs, initial, budgets, steps,
-                computed)  # fmt: skip
+    return Seen(setup.policy, engine, machine, clockwork, result, events, needs, initial, budgets, steps, computed)
 
 
 def iterations(setup: Setup) -> list[Iteration]:

@@ -63,9 +63,7 @@ class Copies:
         self.tells_copied = False
         self.polls = False
 
-    def start(
-        self, view: View, victims: Victims | None, obey: Callable[[Decisions, str], None]
-    ) -> None:
+    def start(self, view: View, victims: Victims | None, obey: Callable[[Decisions, str], None]) -> None:
         """Take over what binding the policy has settled: budgets, how deep it queues, who leaves.
 
         Args:
@@ -113,9 +111,7 @@ class Copies:
     def _take_off(self, piece: Piece) -> None:
         """Take a piece off what is resident. Raises IllegalDecision where it has to stay, or is not there."""
         if self.owed.owes(piece.layer, piece.expert):
-            raise IllegalDecision(
-                f"Evict of {piece}: layer {self.owed.layer} still needs it; evict it after it ran"
-            )
+            raise IllegalDecision(f"Evict of {piece}: layer {self.owed.layer} still needs it; evict it after it ran")
         self.residency.remove(piece)
 
     def _left(self, piece: Piece, now_s: float) -> None:

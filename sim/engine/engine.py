@@ -190,9 +190,14 @@ class Engine:
         if kind is RequeueFrom:
             after = all_tickets(decision.after)
             self.copies.requeue_from(
-                decision.wishes, decision.start, decision.stop, decision.fresh, after, decision.up_to_layer,
+                decision.wishes,
+                decision.start,
+                decision.stop,
+                decision.fresh,
+                after,
+                decision.up_to_layer,
                 decision.most,
-            )  # fmt: skip
+            )
             return None
         if kind is Predict:
             return self._predict(decision)

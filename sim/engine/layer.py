@@ -389,9 +389,7 @@ class Layer:
         if victims is not None and victims.touches:
             victims.touched(index)
 
-    def _launch_joined(
-        self, piece: Piece, slices: Sequence[Piece], n_tokens: int, after: tuple[Ticket, ...]
-    ) -> Ticket:
+    def _launch_joined(self, piece: Piece, slices: Sequence[Piece], n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
         """Compute a piece from slices of columns side by side, once the last of them has arrived."""
         residency, arrived_s = self.residency, 0.0
         arrivals = NO_TICKETS

@@ -55,9 +55,7 @@ class PrefetchQueue:
                 self._join(piece, priority, after)
         self._sort()
 
-    def take(
-        self, wishes: Wishes, start: int, stop: int, fresh: int, after: tuple[Ticket, ...], most: int
-    ) -> None:
+    def take(self, wishes: Wishes, start: int, stop: int, fresh: int, after: tuple[Ticket, ...], most: int) -> None:
         """The same with wishes `start` to `stop`, at most so many; from `fresh` on they wait for `after`."""
         self.clear()
         n_pieces = len(self.residency.pieces.all)
@@ -137,9 +135,11 @@ class PrefetchQueue:
             line: list[int] = self.lines[link]
             if line:
                 index: int = line[len(line) - 1]
-                if first < 0 or self.priority[index] > self.priority[first] or (
-                    self.priority[index] == self.priority[first] and self.asked[index] < self.asked[first]
-                ):  # fmt: skip
+                if (
+                    first < 0
+                    or self.priority[index] > self.priority[first]
+                    or (self.priority[index] == self.priority[first] and self.asked[index] < self.asked[first])
+                ):
                     found = link
                     first = index
         return found

@@ -116,9 +116,7 @@ class Residency:
                 found.append(part)  # noqa: PERF401 - a loop is what compiles well
         return found
 
-    def sufficient(
-        self, whole: Piece, precision: str | None = None, done: Sequence[Piece] = ()
-    ) -> list[Piece] | None:
+    def sufficient(self, whole: Piece, precision: str | None = None, done: Sequence[Piece] = ()) -> list[Piece] | None:
         """Pieces that together let the expert be computed (the whole, or parts that make it up); None if none do.
 
         Parts in the serving precision always count; those in another one only when `precision` names it. No column
@@ -134,8 +132,9 @@ class Residency:
             return None
         if not done and _in_a_row(parts, whole):
             return parts
-        ordered = [(part.start_frac, part.precision != whole.precision, -part.stop_frac, at)
-                   for at, part in enumerate(parts)]  # fmt: skip
+        ordered = [
+            (part.start_frac, part.precision != whole.precision, -part.stop_frac, at) for at, part in enumerate(parts)
+        ]
         ordered.sort()
         return tiling([parts[one[3]] for one in ordered], done)
 
@@ -149,9 +148,7 @@ class Residency:
         """
         n_layers = self.pieces.n_layers
         if [len(layers) for layers in layer_budget_bytes] != [n_layers] * self.n_gpus:
-            raise IllegalDecision(
-                f"layer_budgets, got {layer_budget_bytes!r}: it answers with bytes by GPU and layer"
-            )
+            raise IllegalDecision(f"layer_budgets, got {layer_budget_bytes!r}: it answers with bytes by GPU and layer")
         for gpu, layers in enumerate(layer_budget_bytes):
             if sum(layers) > self.budget_bytes[gpu]:
                 raise IllegalDecision(

@@ -248,4 +248,3 @@ def victims_of(order: Order, residency: Residency, owed: Owed) -> Victims:
                 )
         return Ranked(residency, owed, order)
     return InTurn(residency, owed, order.per_layer, isinstance(order, Recency))
-

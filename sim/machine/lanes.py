@@ -170,9 +170,7 @@ class Stream:
             end_s = last_s
         self.free_s = end_s
 
-    def late_s(
-        self, start_s: float, cause: int, first_s: float, arrived_s: float, after: tuple[Ticket, ...]
-    ) -> float:
+    def late_s(self, start_s: float, cause: int, first_s: float, arrived_s: float, after: tuple[Ticket, ...]) -> float:
         """How much later work starts than had what it waited for last, the `cause`, not been in its way."""
         ready_s = self.free_s
         if cause != _H2D and arrived_s > ready_s:

@@ -73,8 +73,11 @@ class Rates:
         if curves is not None:
             self._take_curves(curves)
         elif hw.curves is not None:
-            self._beyond["model"] = (1.0, f"{model.id} in {precision}, for which fits stand in (curves measured: "
-                                          f"{hw.curves.model} in {hw.curves.precision})")  # fmt: skip
+            self._beyond["model"] = (
+                1.0,
+                f"{model.id} in {precision}, for which fits stand in (curves measured: "
+                f"{hw.curves.model} in {hw.curves.precision})",
+            )
 
     def _rest(self, name: str, quantity: Quantity) -> int:
         self.attributed_to.append((name, quantity))
@@ -167,8 +170,12 @@ class Rates:
         for name, curve in curves.operations.items():
             self._curves[name] = (curve, self._rest(f"curves.{name}", curve.figure()))
         stack, launches = self.stack, curves.launches
-        extras = {"attention": stack.per_layer_s.value, "dense_layer": stack.per_layer_s.value,
-                  "expert": stack.per_expert_s.value, "head": stack.per_iteration_s.value}  # fmt: skip
+        extras = {
+            "attention": stack.per_layer_s.value,
+            "dense_layer": stack.per_layer_s.value,
+            "expert": stack.per_expert_s.value,
+            "head": stack.per_iteration_s.value,
+        }
         made = {name: Launch(1, figure.value, extras.get(name, 0.0)) for name, figure in launches.items()}
         self.launch_attention = made.get("attention", self.launch_attention)
         self.launch_dense = made.get("dense_layer", self.launch_dense)

@@ -48,13 +48,30 @@ class Attention:
         most_context: positions up to which the figures were measured. beyond: told of more than that.
     """
 
-    __slots__ = ("beyond", "key_bytes", "key_flops", "most_context", "n_bytes", "n_kernels", "params", "roofline",
-                 "token_bytes")  # fmt: skip
+    __slots__ = (
+        "beyond",
+        "key_bytes",
+        "key_flops",
+        "most_context",
+        "n_bytes",
+        "n_kernels",
+        "params",
+        "roofline",
+        "token_bytes",
+    )
 
     def __init__(
-        self, roofline: Roofline, n_kernels: float, n_bytes: float, token_bytes: float, key_bytes: float, params: float,
-        key_flops: float, most_context: float, beyond: Callable[[int], None],
-    ) -> None:  # fmt: skip
+        self,
+        roofline: Roofline,
+        n_kernels: float,
+        n_bytes: float,
+        token_bytes: float,
+        key_bytes: float,
+        params: float,
+        key_flops: float,
+        most_context: float,
+        beyond: Callable[[int], None],
+    ) -> None:
         self.roofline = roofline
         self.n_kernels = n_kernels
         self.n_bytes = n_bytes

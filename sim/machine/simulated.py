@@ -155,9 +155,17 @@ class SimulatedMachine(Machine):
         if self.spans is not None:
             self.spans("host", f"launch {op}", layer, -1, self._n_tokens, 0, host_s, launched_s)
         return self.stream.run(
-            op, layer, -1, self._n_tokens, host_s + operation.first_s, launched_s + operation.tail_s,
-            operation.duration_s, operation.length, 0.0, after,
-        )  # fmt: skip
+            op,
+            layer,
+            -1,
+            self._n_tokens,
+            host_s + operation.first_s,
+            launched_s + operation.tail_s,
+            operation.duration_s,
+            operation.length,
+            0.0,
+            after,
+        )
 
     def _count_use(self, operation: Operation) -> None:
         """Count an operation's price and launch; its stream counts its seconds once it is placed."""
@@ -341,17 +349,30 @@ class SimulatedMachine(Machine):
         # What the next block joins, an expert here does not wait for.
         stream = self.stream
         work = stream.run(
-            "expert", piece.layer, piece.expert, n_tokens, host_s + operation.first_s, launched_s + operation.tail_s,
-            operation.duration_s, operation.length, arrived_s, after,
-        )  # fmt: skip
+            "expert",
+            piece.layer,
+            piece.expert,
+            n_tokens,
+            host_s + operation.first_s,
+            launched_s + operation.tail_s,
+            operation.duration_s,
+            operation.length,
+            arrived_s,
+            after,
+        )
         self.ends_s = stream.free_s
         self.cause = stream.blame
         return work
 
     def _elsewhere(
-        self, piece: Piece, n_tokens: int, operation: Operation, host_s: float, arrived_s: float,
+        self,
+        piece: Piece,
+        n_tokens: int,
+        operation: Operation,
+        host_s: float,
+        arrived_s: float,
         after: tuple[Ticket, ...],
-    ) -> Ticket:  # fmt: skip
+    ) -> Ticket:
         """On another GPU: hidden states cross to it and back; the peer link is not a bottleneck at these sizes."""
         cost, stream = self.cost, self.streams[piece.gpu]
         first_s, last_s = host_s + operation.first_s, self.now_s + operation.tail_s
@@ -386,9 +407,7 @@ class SimulatedMachine(Machine):
             operation = self._experts[key] = self._operation(price, launch)
         return operation
 
-    def _join_group(
-        self, piece: Piece, n_tokens: int, arrived_s: float, after: tuple[Ticket, ...]
-    ) -> Operation:
+    def _join_group(self, piece: Piece, n_tokens: int, arrived_s: float, after: tuple[Ticket, ...]) -> Operation:
         """What an expert (or a slice of its columns) adds to the group launched last, or to one that it begins."""
         group = self._groups[piece.gpu]
         joins = group.open and group.precision == piece.precision and arrived_s <= group.launched_s
@@ -681,9 +700,7 @@ class SimulatedMachine(Machine):
             self.gpu_s[attributed_to] += duration_s
             self._count_uses()
             length = self.stream.seconds.meter.at(duration_s)
-            work = self.stream.run(
-                "predict", -1, -1, 0, self.now_s, self.now_s, duration_s, length, 0.0, NO_TICKETS
-            )
+            work = self.stream.run("predict", -1, -1, 0, self.now_s, self.now_s, duration_s, length, 0.0, NO_TICKETS)
             ticket = self._settled() if work is None else work
         else:
             # A blocked host launches nothing: its waiting is then what the stream waits for.

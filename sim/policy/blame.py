@@ -107,14 +107,22 @@ def _rule(field: str, value: Any, n_experts: int) -> str | None:
     if field == "duration_s":
         return None if seconds(value) else "must be seconds, finite and not negative"
     if field == "wanted":
-        return None if isinstance(value, Sequence) and all(map(_wanted, value)) else (
-            "must be a sequence of (piece, priority, tickets)")  # fmt: skip
+        return (
+            None
+            if isinstance(value, Sequence) and all(map(_wanted, value))
+            else ("must be a sequence of (piece, priority, tickets)")
+        )
     return None
 
 
 def _wanted(one: Any) -> bool:
-    return (isinstance(one, tuple) and len(one) == 3 and isinstance(one[0], Piece) and isinstance(one[1], Real)
-            and _rule("after", one[2], 1) is None)  # fmt: skip
+    return (
+        isinstance(one, tuple)
+        and len(one) == 3
+        and isinstance(one[0], Piece)
+        and isinstance(one[1], Real)
+        and _rule("after", one[2], 1) is None
+    )
 
 
 def seconds(value: Any) -> bool:

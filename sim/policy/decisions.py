@@ -162,6 +162,19 @@ class Predict(NamedTuple):
 
 
 Decision = (
-    Fetch | Prefetch | Requeue | RequeueFrom | Cancel | DropQueue | RunGpu | RunPart | RunCpu | RunCpuAhead | Serve
-    | Evict | WriteBack | Wait | Predict
-)  # fmt: skip
+    Fetch
+    | Prefetch
+    | Requeue
+    | RequeueFrom
+    | Cancel
+    | DropQueue
+    | RunGpu
+    | RunPart
+    | RunCpu
+    | RunCpuAhead
+    | Serve
+    | Evict
+    | WriteBack
+    | Wait
+    | Predict
+)

@@ -36,8 +36,9 @@ class Outlook:
         needed, named, right: of the layers that something was expected of the experts asked for, chosen, and both.
     """
 
-    def __init__(self, n_layers: int, n_experts: int, distance: int, order: Rank, bar: int = 0,
-                 ranks: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self, n_layers: int, n_experts: int, distance: int, order: Rank, bar: int = 0, ranks: bool = True
+    ) -> None:
         n = n_layers * n_experts
         self.n_layers = n_layers
         self.n_experts = n_experts
@@ -67,8 +68,9 @@ class Outlook:
 
     # -- choosing ---------------------------------------------------------------------------------------------------
 
-    def choose(self, first: int, rows: Floats, similarities: Floats, least: int, threshold: bool,
-               joins: bool = False) -> None:  # fmt: skip
+    def choose(
+        self, first: int, rows: Floats, similarities: Floats, least: int, threshold: bool, joins: bool = False
+    ) -> None:
         """Choose experts of the layers from `first` on by rows of scores [m, E], most probable first.
 
         The smallest set whose share of the row reaches clip(1 - similarity, 0, 1), at least so many experts; without
@@ -88,8 +90,9 @@ class Outlook:
         for i in range(m):
             self._choose_row(first + i, rows, i, similarities[i], least, threshold, joins)
 
-    def _choose_row(self, layer: int, rows: Floats, i: int, similarity: float, least: int, threshold: bool,
-                    joins: bool) -> None:  # fmt: skip
+    def _choose_row(
+        self, layer: int, rows: Floats, i: int, similarity: float, least: int, threshold: bool, joins: bool
+    ) -> None:
         n_experts, base, heap, shares = self.n_experts, layer * self.n_experts, self.heap, self.shares
         total = 0.0
         for expert in range(n_experts):
@@ -154,8 +157,9 @@ class Outlook:
             at = below
         heap[at] = expert
 
-    def _choose_plain(self, first: int, rows: Floats, similarities: Floats, least: int, threshold: bool,
-                      joins: bool) -> None:  # fmt: skip
+    def _choose_plain(
+        self, first: int, rows: Floats, similarities: Floats, least: int, threshold: bool, joins: bool
+    ) -> None:
         """The same with whole arrays at a time."""
         n_experts = self.n_experts
         order, counts = select_many(rows, similarities, least, threshold)

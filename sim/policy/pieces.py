@@ -16,13 +16,32 @@ class Piece:
     slice of whole matrices only its own.
     """
 
-    __slots__ = ("expert", "gpu", "index", "kernels_frac", "layer", "n_bytes", "precision", "serving", "start_frac",
-                 "stop_frac")  # fmt: skip
+    __slots__ = (
+        "expert",
+        "gpu",
+        "index",
+        "kernels_frac",
+        "layer",
+        "n_bytes",
+        "precision",
+        "serving",
+        "start_frac",
+        "stop_frac",
+    )
 
     def __init__(
-        self, layer: int, expert: int, start_frac: float, stop_frac: float, precision: str, gpu: int, n_bytes: int,
-        index: int, serving: bool = False, kernels_frac: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        layer: int,
+        expert: int,
+        start_frac: float,
+        stop_frac: float,
+        precision: str,
+        gpu: int,
+        n_bytes: int,
+        index: int,
+        serving: bool = False,
+        kernels_frac: float = 1.0,
+    ) -> None:
         self.layer = layer
         self.expert = expert
         self.start_frac = start_frac
@@ -64,8 +83,9 @@ class Pieces:
         size = expert_bytes(precision)
         self.whole: list[list[Piece]] = [
             [
-                Piece(layer, expert, 0.0, 1.0, precision, self.home(layer, expert), size, layer * n_experts + expert,
-                      True)
+                Piece(
+                    layer, expert, 0.0, 1.0, precision, self.home(layer, expert), size, layer * n_experts + expert, True
+                )
                 for expert in range(n_experts)
             ]
             for layer in range(n_layers)
@@ -83,9 +103,15 @@ class Pieces:
         return (layer * self.n_experts + expert) % self.n_gpus
 
     def part(
-        self, layer: int, expert: int, start_frac: float, stop_frac: float, precision: str | None = None,
-        gpu: int | None = None, matrices: bool = False,
-    ) -> Piece:  # fmt: skip
+        self,
+        layer: int,
+        expert: int,
+        start_frac: float,
+        stop_frac: float,
+        precision: str | None = None,
+        gpu: int | None = None,
+        matrices: bool = False,
+    ) -> Piece:
         """The piece with these bounds; its bytes are `round(stop * size) - round(start * size)`, so parts add up.
 
         Args:

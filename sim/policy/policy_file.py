@@ -117,14 +117,17 @@ def load(name: str) -> type[Policy]:
         text = read_text(path, MAX_BYTES)
     except BadInput as error:
         told = str(error).removeprefix(str(path)).lstrip(":, ")
-        raise BadInput(f"policy, got {name!r}: {told} (--policy takes a file, or a name that "
-                       "`moesim policies` lists)") from None  # fmt: skip
+        raise BadInput(
+            f"policy, got {name!r}: {told} (--policy takes a file, or a name that `moesim policies` lists)"
+        ) from None
     module = _module(path.resolve(), _digest(text))
     kinds = policies_in(module)
     if found["kind"] is not None:
         if found["kind"] not in kinds:
-            raise BadInput(f"policy, got {name!r}: no policy of that class in the file; "
-                           f"{did_you_mean(found['kind'], kinds) if kinds else NO_POLICY}")  # fmt: skip
+            raise BadInput(
+                f"policy, got {name!r}: no policy of that class in the file; "
+                f"{did_you_mean(found['kind'], kinds) if kinds else NO_POLICY}"
+            )
         return kinds[found["kind"]]
     if len(kinds) != 1:
         rule = f"it holds {len(kinds)} policies; name one, {path}:{next(iter(kinds))}" if kinds else NO_POLICY

@@ -82,8 +82,10 @@ def _scan() -> tuple[dict[str, type[Policy]], dict[str, str]]:
 
 
 def _twice(first: type[Policy], second: type[Policy]) -> str:
-    return (f"policy name {first.name!r}, got it from {first.__module__} and again from {second.__module__}: names are "
-            "unique; rename the latter")  # fmt: skip
+    return (
+        f"policy name {first.name!r}, got it from {first.__module__} and again from {second.__module__}: names are "
+        "unique; rename the latter"
+    )
 
 
 def find(name: str) -> type[Policy]:
@@ -120,9 +122,7 @@ def name_of(kind: object) -> str:
         BadInput: no class of a policy.
     """
     if isinstance(kind, Policy):
-        raise BadInput(
-            f"policy, got an instance of {type(kind).__name__}: give the class, and its parameters by set"
-        )
+        raise BadInput(f"policy, got an instance of {type(kind).__name__}: give the class, and its parameters by set")
     if not (inspect.isclass(kind) and issubclass(kind, Policy) and isinstance(kind.name, str) and kind.name):
         raise BadInput(f"policy, got {kind!r}: {NO_POLICY}")
     from importlib.metadata import entry_points

@@ -70,8 +70,9 @@ class PathSearch:
         self.alike = self.alike_array  # the same memory
         self.arrays: Arrays | None = None  # where whole arrays are worked with, those to write over
 
-    def along(self, rows: Floats, n: int, slots: NDArray[np.int64], similarities: Floats, whole: Floats,
-              own: Floats) -> bool:  # fmt: skip
+    def along(
+        self, rows: Floats, n: int, slots: NDArray[np.int64], similarities: Floats, whole: Floats, own: Floats
+    ) -> bool:
         """Search the first `n` stored paths with each beginning of `rows` [L, E].
 
         Fills for every layer the `slots` of the path most alike (ties go to the lowest) and the `similarities` of
@@ -244,9 +245,20 @@ def replaced_in_turn(one: Likeness, other: Likeness, share: float) -> NDArray[np
     slots = np.zeros(m, dtype=np.int64)
     if COMPILED and n:
         _in_turn(
-            one.products, one.norms, one.among, one.own, other.products, other.norms, other.among, other.own, share,
-            slots, np.zeros(n), np.zeros(m, dtype=np.int64), np.full(n, -1),
-        )  # fmt: skip
+            one.products,
+            one.norms,
+            one.among,
+            one.own,
+            other.products,
+            other.norms,
+            other.among,
+            other.own,
+            share,
+            slots,
+            np.zeros(n),
+            np.zeros(m, dtype=np.int64),
+            np.full(n, -1),
+        )
         return slots
     scores = share * _cosines(one.products, one.norms, one.own)
     scores += (1.0 - share) * _cosines(other.products, other.norms, other.own)
@@ -261,9 +273,21 @@ def _cosines(products: Floats, norms: Floats, own: Floats) -> Floats:
     return products * norms[None] * own[:, None]
 
 
-def _in_turn(products: Floats, norms: Floats, among: Floats, own: Floats, products2: Floats, norms2: Floats,
-             among2: Floats, own2: Floats, share: float, slots: NDArray[np.int64], score: Floats,
-             taken: NDArray[np.int64], holder: NDArray[np.int64]) -> None:  # fmt: skip
+def _in_turn(
+    products: Floats,
+    norms: Floats,
+    among: Floats,
+    own: Floats,
+    products2: Floats,
+    norms2: Floats,
+    among2: Floats,
+    own2: Floats,
+    share: float,
+    slots: NDArray[np.int64],
+    score: Floats,
+    taken: NDArray[np.int64],
+    holder: NDArray[np.int64],
+) -> None:
     """One newcomer after the other.
 
     Args:

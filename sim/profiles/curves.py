@@ -13,10 +13,16 @@ from sim.base.quantities import Quantity
 Rising = Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
 
 AGAINST = {
-    "attention": "tokens of a prompt", "attention_decode": "positions attended to", "gate": "tokens",
-    "expert": "tokens", "shared_expert": "tokens", "head": "requests", "dense_layer": "tokens",
-    "cpu_expert": "tokens", "unpack": "bits of an expert's values",
-}  # fmt: skip
+    "attention": "tokens of a prompt",
+    "attention_decode": "positions attended to",
+    "gate": "tokens",
+    "expert": "tokens",
+    "shared_expert": "tokens",
+    "head": "requests",
+    "dense_layer": "tokens",
+    "cpu_expert": "tokens",
+    "unpack": "bits of an expert's values",
+}
 """Operations that a profile may have a curve of, and what each is measured against."""
 
 
@@ -64,8 +70,13 @@ class Curves(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name, curve in self.operations.items():
             columns = (curve.seconds, curve.iqr_s, curve.n)
             rising = all(a < b for a, b in zip(curve.at, curve.at[1:], strict=False))
-            if name not in AGAINST or any(len(column) != len(curve.at) for column in columns) or not rising or not all(
-                0 < s < 3600 for s in curve.seconds
+            if (
+                name not in AGAINST
+                or any(len(column) != len(curve.at) for column in columns)
+                or not rising
+                or not all(0 < s < 3600 for s in curve.seconds)
             ):
-                raise BadInput(f"{where}: curves.operations.{name}: a known operation with columns at, seconds, iqr_s "
-                               "and n of one length, `at` rising and seconds positive; calibrate again")  # fmt: skip
+                raise BadInput(
+                    f"{where}: curves.operations.{name}: a known operation with columns at, seconds, iqr_s "
+                    "and n of one length, `at` rising and seconds positive; calibrate again"
+                )

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 from sim.base.errors import BadInput
 
-_NAMES = dict.fromkeys(("id", "name", "aliases", "note", "sources", "schema"),
-                       "what was set is in every result; a file of your own has its own, see docs/profiles.md")
+_NAMES = dict.fromkeys(
+    ("id", "name", "aliases", "note", "sources", "schema"),
+    "what was set is in every result; a file of your own has its own, see docs/profiles.md",
+)
 _CPU = "set hw.cpu.memory_bandwidth_bytes_per_s and hw.cpu.flops_per_s, which are of all cores"
 _LINK = "set hw.h2d.bandwidth_bytes_per_s (and hw.d2h.bandwidth_bytes_per_s), or name a link: --link pcie5x16"
 
@@ -28,7 +30,7 @@ ONLY_SHOWN: dict[str, dict[str, str]] = {
         "activation": "set model.matrices_per_expert, which decides an expert's size",
         "gate.order": "set model.gate.score and model.gate.renormalised",
     },
-}  # fmt: skip
+}
 """Group -> path (whatever lies under it too) -> the figure that matters."""
 
 

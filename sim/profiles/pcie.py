@@ -65,8 +65,9 @@ def bus_of(word: str) -> Bus:
     """`pcie5x16`, `PCIe 4.0 x8` -> generation, lanes, theoretical rate. Raises BadInput for any other."""
     plain = re.sub(r"[\s_-]", "", word.lower()).replace(".0", "")
     if plain not in LINKS:
-        raise BadInput(f"--link, got {word!r}: no such link; {did_you_mean(plain, LINKS)} "
-                       "(`moesim hw --links` lists them)")  # fmt: skip
+        raise BadInput(
+            f"--link, got {word!r}: no such link; {did_you_mean(plain, LINKS)} (`moesim hw --links` lists them)"
+        )
     generation, lanes = (int(number) for number in re.findall(r"\d+", plain))
     return Bus(generation=generation, lanes=lanes, theoretical_bytes_per_s=LANE_BYTES_PER_S[generation] * lanes)
 
@@ -75,19 +76,27 @@ def bandwidth(bus: Bus, up: bool) -> Quantity:
     """What large pinned copies reach on a link: measured elsewhere, or a measured share of its theoretical rate."""
     table, key = _UP if up else _DOWN, (bus.generation, bus.lanes)
     if (known := table.get(key)) is not None:
-        return Quantity(value=known.value, source="assumed", ref=known.ref, low=known.low, high=known.high,
-                        note=f"gen{bus.generation} x{bus.lanes} class, measured on {known.who}")  # fmt: skip
+        return Quantity(
+            value=known.value,
+            source="assumed",
+            ref=known.ref,
+            low=known.low,
+            high=known.high,
+            note=f"gen{bus.generation} x{bus.lanes} class, measured on {known.who}",
+        )
     near = min(bus.generation, 5)
     whole = table[near, 16]
-    peers = [(LANE_BYTES_PER_S[g] * lanes, row) for (g, lanes), row in table.items()
-             if g == near or bus.generation == 6]  # fmt: skip
+    peers = [
+        (LANE_BYTES_PER_S[g] * lanes, row) for (g, lanes), row in table.items() if g == near or bus.generation == 6
+    ]
     share = whole.value / (LANE_BYTES_PER_S[near] * 16)
     least, most = min(row.low / rate for rate, row in peers), max(row.high / rate for rate, row in peers)
     of = f"derived: {share:.3f} of {bus.theoretical_bytes_per_s / 1e9:.1f} GB/s, as {whole.who} reach on gen{near} x16"
     rest = "; none measured" if bus.generation == 6 else ""
     theory = bus.theoretical_bytes_per_s
-    return Quantity(value=share * theory, source="assumed", ref=whole.ref, low=least * theory, high=most * theory,
-                    note=of + rest)  # fmt: skip
+    return Quantity(
+        value=share * theory, source="assumed", ref=whole.ref, low=least * theory, high=most * theory, note=of + rest
+    )
 
 
 def relinked(hw: Hardware, word: str, given: set[str]) -> Hardware:
@@ -117,8 +126,9 @@ def relinked(hw: Hardware, word: str, given: set[str]) -> Hardware:
         ratio = new["h2d"].bandwidth_bytes_per_s.value / hw.h2d.bandwidth_bytes_per_s.value
         scaled = Quantity(value=peer.value * ratio, source="assumed", note="in proportion to host to device")
         new["p2p"] = _with(hw, "p2p", scaled, given)
-    return msgspec.structs.replace(hw, **new, gpu=msgspec.structs.replace(hw.gpu, link=bus),
-                                   sources={**SOURCES, **hw.sources})  # fmt: skip
+    return msgspec.structs.replace(
+        hw, **new, gpu=msgspec.structs.replace(hw.gpu, link=bus), sources={**SOURCES, **hw.sources}
+    )
 
 
 def _with(hw: Hardware, name: str, figure: Quantity, given: set[str]) -> Link:
@@ -134,5 +144,10 @@ def _no_faster_than_host(figure: Quantity, hw: Hardware) -> Quantity:
     host = hw.cpu.memory_bandwidth_bytes_per_s.value
     if figure.value <= host:
         return figure
-    return msgspec.structs.replace(figure, value=host, low=min(figure.low or host, host), high=None,
-                                   note=f"no faster than the host's memory; else {figure.note}")  # fmt: skip
+    return msgspec.structs.replace(
+        figure,
+        value=host,
+        low=min(figure.low or host, host),
+        high=None,
+        note=f"no faster than the host's memory; else {figure.note}",
+    )

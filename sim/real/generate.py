@@ -45,8 +45,9 @@ class Spoken:
         return math.exp(math.fsum(self.nll) / len(self.nll)) if self.nll else None
 
 
-def speak(spec: RunSpec, lanes: Lanes, weights: Weights, n_outputs: int, *, free: bool,
-          foretold: np.ndarray | None = None) -> Spoken:  # fmt: skip
+def speak(
+    spec: RunSpec, lanes: Lanes, weights: Weights, n_outputs: int, *, free: bool, foretold: np.ndarray | None = None
+) -> Spoken:
     """Let the model run under a policy. `free`: it reads its own tokens; else the trace's text, which is then scored.
 
     Args:
@@ -60,8 +61,9 @@ def speak(spec: RunSpec, lanes: Lanes, weights: Weights, n_outputs: int, *, free
     try:
         oracle = "oracle" in setup.policy.traits
         if oracle and (foretold is None or "lossy" in setup.policy.traits):
-            raise BadInput(f"policy {setup.policy.name}: it reads the future of a trace, a live model has none; leave "
-                           "it out")  # fmt: skip
+            raise BadInput(
+                f"policy {setup.policy.name}: it reads the future of a trace, a live model has none; leave it out"
+            )
         if spec.batch != 1:
             raise BadInput(f"--batch, got {spec.batch}: a live model runs one request at a time")
         setup.trace.require("token_ids", "a live model")
@@ -84,8 +86,7 @@ def speak(spec: RunSpec, lanes: Lanes, weights: Weights, n_outputs: int, *, free
         if not free:
             machine.output.on_logits = score
         done = run_real(setup, engine, machine, None, None, 0.0, compose=LiveIteration)
-        return Spoken(setup.policy.name, "lossy" in setup.policy.traits, routing.text, done.result, nll,
-                      live.experts)  # fmt: skip
+        return Spoken(setup.policy.name, "lossy" in setup.policy.traits, routing.text, done.result, nll, live.experts)
     finally:
         setup.close()
 
@@ -116,21 +117,30 @@ def talk(specs: list[RunSpec], folder: Path, device: str, n_outputs: int) -> lis
         everything = msgspec.structs.replace(specs[0], policy="lru", set={}, experts=None, cache_frac=1.0)
         base = [speak(everything, lanes, weights, n_outputs, free=free) for free in (True, False)]
         for spec in specs:
-            text, forced = (speak(spec, lanes, weights, n_outputs, free=free, foretold=base[not free].experts)
-                            for free in (True, False))  # fmt: skip
+            text, forced = (
+                speak(spec, lanes, weights, n_outputs, free=free, foretold=base[not free].experts)
+                for free in (True, False)
+            )
             same = [a == b for r in base[0].tokens for a, b in zip(base[0].tokens[r], text.tokens[r], strict=True)]
             replay = open_loop(spec)
-            rows.append({
-                "policy": text.policy, "lossy": text.lossy, "tokens": len(same),
-                "tokens_same_frac": float(np.mean(same)),
-                "tokens_identical": text.tokens == base[0].tokens, "perplexity": forced.perplexity,
-                "perplexity_resident": base[1].perplexity, "scored_tokens": len(forced.nll),
-                "perplexity_change_frac": (forced.perplexity or math.nan) / (base[1].perplexity or math.nan) - 1.0,
-                "closed_loop_activations_changed_frac": forced.result.activations_changed_frac,
-                "open_loop_activations_changed_frac": replay.activations_changed_frac,
-                "open_loop_gate_mass_kept": replay.gate_mass_kept, "hit_rate": text.result.hit_rate,
-                "experts": spec.experts,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "policy": text.policy,
+                    "lossy": text.lossy,
+                    "tokens": len(same),
+                    "tokens_same_frac": float(np.mean(same)),
+                    "tokens_identical": text.tokens == base[0].tokens,
+                    "perplexity": forced.perplexity,
+                    "perplexity_resident": base[1].perplexity,
+                    "scored_tokens": len(forced.nll),
+                    "perplexity_change_frac": (forced.perplexity or math.nan) / (base[1].perplexity or math.nan) - 1.0,
+                    "closed_loop_activations_changed_frac": forced.result.activations_changed_frac,
+                    "open_loop_activations_changed_frac": replay.activations_changed_frac,
+                    "open_loop_gate_mass_kept": replay.gate_mass_kept,
+                    "hit_rate": text.result.hit_rate,
+                    "experts": spec.experts,
+                }
+            )
     finally:
         lanes.close()
     return rows

@@ -34,8 +34,10 @@ class LiveTrace:
         base = self._base
         shape = (stop - start, base.n_layers, base.n_experts)
         self.rows = (start, stop)
-        self.live = {name: np.zeros(shape) for name in
-                     ("scores", "next_scores_1", "next_scores_2", "next_scores_3", "shared_scores")}  # fmt: skip
+        self.live = {
+            name: np.zeros(shape)
+            for name in ("scores", "next_scores_1", "next_scores_2", "next_scores_3", "shared_scores")
+        }
         self.live["weights"] = np.zeros((*shape[:2], base.top_k))
 
     def _of(self, name: str, a: int, b: int) -> np.ndarray | None:

@@ -57,20 +57,29 @@ def order(comparisons: Iterable[Comparison]) -> dict[str, Order]:
             continue
         known = [v for v in map(variance_of, cases) if v is not None]
         if not known:
-            orders[where] = {"policies": len(cases), "noise_s": None, "tau_b": None, "pairs": 0, "pairs_apart": 0,
-                             "pairs_agree": 0}  # fmt: skip
+            orders[where] = {
+                "policies": len(cases),
+                "noise_s": None,
+                "tau_b": None,
+                "pairs": 0,
+                "pairs_apart": 0,
+                "pairs_agree": 0,
+            }
             continue
         noise_s = APART * math.sqrt(2 * math.fsum(known) / len(known))
         predicted = [case["tpot_s"]["predicted"] or 0.0 for case in cases]
         measured = [case["tpot_s"]["measured"] or 0.0 for case in cases]
         tau = float(kendalltau(grouped(predicted, noise_s), grouped(measured, noise_s), variant="b").statistic)
-        pairs = [(predicted[i] - predicted[j], measured[i] - measured[j])
-                 for i in range(len(cases)) for j in range(i)]  # fmt: skip
+        pairs = [(predicted[i] - predicted[j], measured[i] - measured[j]) for i in range(len(cases)) for j in range(i)]
         apart = [(a, b) for a, b in pairs if min(abs(a), abs(b)) > noise_s]
         orders[where] = {
-            "policies": len(cases), "noise_s": noise_s, "tau_b": None if math.isnan(tau) else tau,
-            "pairs": len(pairs), "pairs_apart": len(apart), "pairs_agree": sum(a * b > 0 for a, b in apart),
-        }  # fmt: skip
+            "policies": len(cases),
+            "noise_s": noise_s,
+            "tau_b": None if math.isnan(tau) else tau,
+            "pairs": len(pairs),
+            "pairs_apart": len(apart),
+            "pairs_agree": sum(a * b > 0 for a, b in apart),
+        }
     return orders
 
 
@@ -82,6 +91,8 @@ def told(where: str, row: Order) -> str:
     noise = f"{1e3 * row['noise_s']:.1f} ms"
     if row["tau_b"] is None:
         return f"{head}: no two of them differ by more than the noise ({noise})"
-    return (f"{head}: Kendall's tau-b {row['tau_b']:.2f}, differences within the noise ({noise}) taken as ties; "
-            f"{row['pairs_apart']} of {row['pairs']} pairs are further apart in both worlds, {row['pairs_agree']} of "
-            "these in the predicted order")  # fmt: skip
+    return (
+        f"{head}: Kendall's tau-b {row['tau_b']:.2f}, differences within the noise ({noise}) taken as ties; "
+        f"{row['pairs_apart']} of {row['pairs']} pairs are further apart in both worlds, {row['pairs_agree']} of "
+        "these in the predicted order"
+    )

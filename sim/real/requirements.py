@@ -59,16 +59,20 @@ def check_memory(setup: Setup, device: Device, free: tuple[int, int]) -> int:
     need = setup.memory.parts.held_bytes + sum(setup.memory.expert_bytes)
     smaller = "lower --experts or --cache-frac" if model.id == SMALL else f"take --model {SMALL}, or fewer --experts"
     if need > on_device:
-        raise BadInput(f"--real, got --model {model.id}: it needs {show_bytes(need)} on {device.place}, which "
-                       f"has {show_bytes(on_device)} free; {smaller}")  # fmt: skip
+        raise BadInput(
+            f"--real, got --model {model.id}: it needs {show_bytes(need)} on {device.place}, which "
+            f"has {show_bytes(on_device)} free; {smaller}"
+        )
     left = on_host - need if device.place == "cpu" else on_host
     # Lower precisions lie beside the serving one, each a share of it.
     beside = sum(model.expert_bytes(lower) for lower in lower_precisions(setup)) / model.expert_bytes(precision)
     left = int(left / (1.0 + beside))
     layer_bytes = model.n_experts * model.expert_bytes(precision)
     if left < layer_bytes:
-        raise BadInput(f"--real, got --model {model.id}: one layer's experts take {show_bytes(layer_bytes)} of host "
-                       f"memory, {show_bytes(max(0, left))} are free; {smaller}")  # fmt: skip
+        raise BadInput(
+            f"--real, got --model {model.id}: one layer's experts take {show_bytes(layer_bytes)} of host "
+            f"memory, {show_bytes(max(0, left))} are free; {smaller}"
+        )
     return left
 
 

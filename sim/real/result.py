@@ -26,8 +26,10 @@ def fold_real(
     if weights.distinct < n_all:
         labels.append(f"{n_all} experts share {weights.distinct} host buffers")
     if fault:
-        n_out, n_wanted = (sum(r.outputs for r in requests) for requests in
-                           ((times.request for times in clockwork.requests), setup.requests))  # fmt: skip
+        n_out, n_wanted = (
+            sum(r.outputs for r in requests)
+            for requests in ((times.request for times in clockwork.requests), setup.requests)
+        )
         labels.append(f"stopped early, after {n_out} of {n_wanted} tokens")
     n_tokens = sum(phase.n_iterations for phase in clockwork.phases.values())
     result.engine, result.real, result.device = "real", True, machine.lanes.title

@@ -56,9 +56,14 @@ class Measured:
 
 
 def assemble_real(
-    setup: Setup, lanes: Lanes, weights: Weights, spans: Spans | None = None, log: Log | None = None,
-    keep: bool = False, routing: Routing | None = None,
-) -> tuple[Engine, RealMachine]:  # fmt: skip
+    setup: Setup,
+    lanes: Lanes,
+    weights: Weights,
+    spans: Spans | None = None,
+    log: Log | None = None,
+    keep: bool = False,
+    routing: Routing | None = None,
+) -> tuple[Engine, RealMachine]:
     """Engine and real machine of a run, the policy bound, taught and watched."""
     gc.collect()  # an earlier run's arena hangs in cycles of machine, cache and engine, and may be most of the device
     policy, trace, spec, model = setup.policy, setup.trace, setup.spec, setup.model
@@ -67,8 +72,18 @@ def assemble_real(
     widest = max(spec.batch, *(r.prompt_len for r in setup.requests))
     for precision in lower_precisions(setup):
         weights.form(precision, lanes.device)
-    machine = RealMachine(lanes, model, weights, setup.memory.expert_bytes, routing, longest, widest, spans,
-                          report_copies=implements(policy, "copy_done"), keep=keep)  # fmt: skip
+    machine = RealMachine(
+        lanes,
+        model,
+        weights,
+        setup.memory.expert_bytes,
+        routing,
+        longest,
+        widest,
+        spans,
+        report_copies=implements(policy, "copy_done"),
+        keep=keep,
+    )
     cost = Cost(setup.hw, model, setup.stack, spec.precision)  # prices that a policy may ask for
     engine = engine_of(setup, machine, cost, log)
     watch(policy, machine.ledger, lanes.now_s)
@@ -93,9 +108,7 @@ def open_weighed(setup: Setup, device: str, seed: int, checkpoint: Path | None =
 
 
 @contextmanager
-def opened(
-    setup: Setup, device: str, seed: int, checkpoint: Path | None = None
-) -> Iterator[tuple[Lanes, Weights]]:
+def opened(setup: Setup, device: str, seed: int, checkpoint: Path | None = None) -> Iterator[tuple[Lanes, Weights]]:
     """`open_weighed`; memory and threads are given back whatever happens."""
     lanes, weights = open_weighed(setup, device, seed, checkpoint)
     try:
@@ -105,9 +118,14 @@ def opened(
 
 
 def execute_real(
-    setup: Setup, device: str, spans: Spans | None = None, log: Log | None = None, progress: Progress | None = None,
-    on_step: Callable[[Step], None] | None = None, checkpoint: Path | None = None,
-) -> Measured:  # fmt: skip
+    setup: Setup,
+    device: str,
+    spans: Spans | None = None,
+    log: Log | None = None,
+    progress: Progress | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    checkpoint: Path | None = None,
+) -> Measured:
     """Run it on real hardware. Arguments as for `sim.run.execute`; `checkpoint`: a folder of weights to compute with.
 
     Raises:
@@ -122,10 +140,16 @@ def execute_real(
 
 
 def measure(
-    setup: Setup, lanes: Lanes, weights: Weights, spans: Spans | None = None, log: Log | None = None,
-    progress: Progress | None = None, on_step: Callable[[Step], None] | None = None, keep: bool = False,
+    setup: Setup,
+    lanes: Lanes,
+    weights: Weights,
+    spans: Spans | None = None,
+    log: Log | None = None,
+    progress: Progress | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    keep: bool = False,
     prepared: Callable[[RealMachine], None] | None = None,
-) -> Measured:  # fmt: skip
+) -> Measured:
     """Run it on open lanes. An interrupt or a fault ends it early; what was measured until then is folded."""
     began_s = time.perf_counter()
     with blamed(setup.policy):
@@ -142,18 +166,28 @@ def cut(times: RequestTimes, n_tokens: int) -> RequestTimes:
 
 
 def run_real(
-    setup: Setup, engine: Engine, machine: RealMachine, progress: Progress | None,
-    on_step: Callable[[Step], None] | None, began_s: float, **loop: Any,
-) -> Measured:  # fmt: skip
+    setup: Setup,
+    engine: Engine,
+    machine: RealMachine,
+    progress: Progress | None,
+    on_step: Callable[[Step], None] | None,
+    began_s: float,
+    **loop: Any,
+) -> Measured:
     """Drive every iteration; see `measure`. Ctrl-C is heard where the host waits for the device, and after a step."""
     with held():
         return _run_real(setup, engine, machine, progress, on_step, began_s, **loop)
 
 
 def _run_real(
-    setup: Setup, engine: Engine, machine: RealMachine, progress: Progress | None,
-    on_step: Callable[[Step], None] | None, began_s: float, **loop: Any,
-) -> Measured:  # fmt: skip
+    setup: Setup,
+    engine: Engine,
+    machine: RealMachine,
+    progress: Progress | None,
+    on_step: Callable[[Step], None] | None,
+    began_s: float,
+    **loop: Any,
+) -> Measured:
     from sim.real.result import fold_real
 
     clockwork, fault, n_steps = Clockwork(), "", 0
@@ -185,8 +219,9 @@ def _run_real(
             raise found from error
         fault = str(found)
     if fault:  # a request that was under way counts with the tokens it has put out
-        clockwork.requests[:] = [cut(times, put_out[times.request.index]) for times in clockwork.requests
-                                 if put_out[times.request.index]]  # fmt: skip
+        clockwork.requests[:] = [
+            cut(times, put_out[times.request.index]) for times in clockwork.requests if put_out[times.request.index]
+        ]
     result = fold_real(setup, engine, machine, clockwork, time.perf_counter() - began_s, fault)
     return Measured(result, engine, machine, clockwork, setup, fault)
 

@@ -74,8 +74,9 @@ def simulated(setup: Setup) -> World:
     busy_s: dict[tuple[str, str], float] = {}
     log: list[Entry] = []
 
-    def span(lane: str, op: str, _layer: int, _expert: int, _tokens: int, _bytes: int, start_s: float, end_s: float
-             ) -> None:  # fmt: skip
+    def span(
+        lane: str, op: str, _layer: int, _expert: int, _tokens: int, _bytes: int, start_s: float, end_s: float
+    ) -> None:
         busy_s[lane, op] = busy_s.get((lane, op), 0.0) + end_s - start_s
 
     cost = Cost(setup.hw, setup.model, setup.stack, setup.spec.precision)
@@ -175,10 +176,18 @@ def compared(case: Case) -> Comparison:
         "ttft_s": [s for r in reals if (s := r.result.ttft_s.mean) is not None],
     }
     return {
-        "policy": sim.result.policy, "params": sim.result.params, "traits": case.traits, "hw": sim.result.hw,
-        "model": sim.result.model, "precision": sim.result.precision, "device": real.result.device,
-        "expert_budget_bytes": sum(sim.result.expert_budget_bytes), "experts": spec.experts,
-        "cache_frac": spec.cache_frac, "requests": real.result.n_requests, "outputs": case.outputs,
+        "policy": sim.result.policy,
+        "params": sim.result.params,
+        "traits": case.traits,
+        "hw": sim.result.hw,
+        "model": sim.result.model,
+        "precision": sim.result.precision,
+        "device": real.result.device,
+        "expert_budget_bytes": sum(sim.result.expert_budget_bytes),
+        "experts": spec.experts,
+        "cache_frac": spec.cache_frac,
+        "requests": real.result.n_requests,
+        "outputs": case.outputs,
         "decode_tokens": real.result.decode_tokens,
         "ttft_s": _pair(sim.result.ttft_s.mean, _median(repeats["ttft_s"])),
         "tpot_s": _pair(sim.result.tpot_s.mean, _median(repeats["tpot_s"])),
@@ -189,19 +198,31 @@ def compared(case: Case) -> Comparison:
             f"{name}_rate": _pair(share, _mean([r.result.hit_rates.by_class()[name] for r in reals]))
             for name, share in sim.result.hit_rates.by_class().items()
         },
-        "bytes": {"h2d_bytes": _pair(sim.result.h2d_bytes, real.result.h2d_bytes),
-                  "d2h_bytes": _pair(sim.result.d2h_bytes, real.result.d2h_bytes),
-                  "asked_bytes": _pair(_asked(sim.result), _asked(asked.result))},
-        "utilisation": {lane: _pair(sim.result.lane_utilisation.get(lane),
-                                    _mean([r.result.lane_utilisation.get(lane) for r in reals])) for lane in LANES},
-        "operations": operations, "lanes": _lanes(operations), "worst_lane": _worst(_lanes(operations)),
+        "bytes": {
+            "h2d_bytes": _pair(sim.result.h2d_bytes, real.result.h2d_bytes),
+            "d2h_bytes": _pair(sim.result.d2h_bytes, real.result.d2h_bytes),
+            "asked_bytes": _pair(_asked(sim.result), _asked(asked.result)),
+        },
+        "utilisation": {
+            lane: _pair(
+                sim.result.lane_utilisation.get(lane), _mean([r.result.lane_utilisation.get(lane) for r in reals])
+            )
+            for lane in LANES
+        },
+        "operations": operations,
+        "lanes": _lanes(operations),
+        "worst_lane": _worst(_lanes(operations)),
         "worst_operation": _worst(operations),
         "policy_code_s": _pair(sim.policy_code_s, _mean([r.policy_code_s for r in reals])),
-        "decisions": {"n": len(real.log), "identical": part is None, "part_at": part,
-                      "predicted": None if part is None else list(sim.log[part : part + 1]),
-                      "measured": None if part is None else list(real.log[part : part + 1])},
+        "decisions": {
+            "n": len(real.log),
+            "identical": part is None,
+            "part_at": part,
+            "predicted": None if part is None else list(sim.log[part : part + 1]),
+            "measured": None if part is None else list(real.log[part : part + 1]),
+        },
         "labels": [label for label in sim.result.labels if label.startswith("beyond")],
-    }  # fmt: skip
+    }
 
 
 def parts_at(one: list[Entry], other: list[Entry]) -> int | None:
@@ -279,8 +300,10 @@ def judge(found: Comparison, tolerance_frac: float) -> list[str]:
     if "timing" not in found["traits"]:
         if not found["decisions"]["identical"]:
             at = found["decisions"]
-            wrong.append(f"decisions part at entry {at['part_at']}: predicted {at['predicted']}, measured "
-                         f"{at['measured']}; a policy without the trait timing must decide alike in both worlds")
+            wrong.append(
+                f"decisions part at entry {at['part_at']}: predicted {at['predicted']}, measured "
+                f"{at['measured']}; a policy without the trait timing must decide alike in both worlds"
+            )
         pair = found["bytes"]["asked_bytes"]
         if pair["predicted"] != pair["measured"]:
             wrong.append(f"bytes asked for: {pair['predicted']} predicted, {pair['measured']} measured")

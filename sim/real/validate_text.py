@@ -47,27 +47,44 @@ def report(data: Report) -> str:
     head = f"{show_count(len(data['comparisons']), 'comparison')} on {data['device']}"
     if median is not None:
         head += f": TPOT off by {median:.1%} (median), {worst:.1%} (worst)"
-    rows = table("policy", "experts", "TPOT predicted", "measured", "error", "TTFT error", "hits predicted", "measured",
-                 "bytes", "decisions", "worst lane")  # fmt: skip
+    rows = table(
+        "policy",
+        "experts",
+        "TPOT predicted",
+        "measured",
+        "error",
+        "TTFT error",
+        "hits predicted",
+        "measured",
+        "bytes",
+        "decisions",
+        "worst lane",
+    )
     for c in data["comparisons"]:
         scatter, said_s = c["plus_minus_frac"], c["tpot_s"]["predicted"]
         spread = f" +- {show_seconds(scatter * said_s)}" if scatter and said_s else ""
         rows.add_row(
-            c["policy"], _spec(c), "-" if said_s is None else show_seconds(said_s) + spread,
+            c["policy"],
+            _spec(c),
+            "-" if said_s is None else show_seconds(said_s) + spread,
             "-" if c["tpot_s"]["measured"] is None else show_seconds(c["tpot_s"]["measured"]),
-            _percent(c["tpot_s"]["error_frac"]), _percent(c["ttft_s"]["error_frac"]),
+            _percent(c["tpot_s"]["error_frac"]),
+            _percent(c["ttft_s"]["error_frac"]),
             _percent(c["classes"]["hit_rate"]["predicted"], sign=False),
-            _percent(c["classes"]["hit_rate"]["measured"], sign=False), _percent(c["bytes"]["h2d_bytes"]["error_frac"]),
-            "identical" if c["decisions"]["identical"] else "differ", c["worst_lane"],
-        )  # fmt: skip
+            _percent(c["classes"]["hit_rate"]["measured"], sign=False),
+            _percent(c["bytes"]["h2d_bytes"]["error_frac"]),
+            "identical" if c["decisions"]["identical"] else "differ",
+            c["worst_lane"],
+        )
     text = f"{head}\n\n{render(rows)}\n"
     furthest = max(data["comparisons"], key=lambda c: abs(c["tpot_s"]["error_frac"] or 0.0))
     lanes = table("per iteration", "predicted", "measured", "off")
     most = sorted(furthest["operations"].items(), key=lambda item: -abs(item[1]["off_s"]))[:8]
     shown = {**furthest["lanes"], **dict(most)}
     for name, row in shown.items():
-        lanes.add_row(name, show_seconds(row["predicted_s"]), show_seconds(row["measured_s"]),
-                      f"{1e3 * row['off_s']:+.3f} ms")  # fmt: skip
+        lanes.add_row(
+            name, show_seconds(row["predicted_s"]), show_seconds(row["measured_s"]), f"{1e3 * row['off_s']:+.3f} ms"
+        )
     text += f"lanes and operations of {furthest['policy']}, {_spec(furthest)} experts:\n{render(lanes)}\n"
     for where, ranked in data["order"].items():
         text += told(where, ranked) + "\n"
@@ -80,17 +97,31 @@ def talk_report(data: Talk) -> str:
     """A row per policy under which the model generated, and what is wrong."""
     from sim.base.tables import render, table
 
-    rows = table("policy", "lossy", "tokens", "as resident", "perplexity", "resident", "change", "changed, closed loop",
-                 "open loop", "gate mass kept, open loop")  # fmt: skip
+    rows = table(
+        "policy",
+        "lossy",
+        "tokens",
+        "as resident",
+        "perplexity",
+        "resident",
+        "change",
+        "changed, closed loop",
+        "open loop",
+        "gate mass kept, open loop",
+    )
     for row in data["policies"]:
         rows.add_row(
-            row["policy"], "yes" if row["lossy"] else "no", str(row["tokens"]),
-            _percent(row["tokens_same_frac"], sign=False), f"{row['perplexity']:.3f}",
-            f"{row['perplexity_resident']:.3f}", _percent(row["perplexity_change_frac"]),
+            row["policy"],
+            "yes" if row["lossy"] else "no",
+            str(row["tokens"]),
+            _percent(row["tokens_same_frac"], sign=False),
+            f"{row['perplexity']:.3f}",
+            f"{row['perplexity_resident']:.3f}",
+            _percent(row["perplexity_change_frac"]),
             _percent(row["closed_loop_activations_changed_frac"], sign=False),
             _percent(row["open_loop_activations_changed_frac"], sign=False),
             _percent(row["open_loop_gate_mass_kept"], sign=False),
-        )  # fmt: skip
+        )
     head = f"{data['checkpoint']} generates under {len(data['policies'])} policies, routing itself"
     return f"{head}\n\n{render(rows)}\n" + "".join(f"wrong: {line}\n" for line in data["wrong"])
 
@@ -128,12 +159,17 @@ def _rows_of(model: str, data: Report, width: int | None) -> str:
         said_s, real_s, scatter = c["tpot_s"]["predicted"], c["tpot_s"]["measured"], c["plus_minus_frac"]
         spread = f" ± {1e3 * said_s * scatter:.1f}" if scatter and said_s else ""
         rows.add_row(
-            c["policy"], _spec(c), _ms(said_s) + spread, _ms(real_s),
-            _percent(c["tpot_s"]["error_frac"]), _percent(c["ttft_s"]["error_frac"]),
-            _percent(c["decode_iqr_frac"], sign=False), _percent(c["classes"]["hit_rate"]["predicted"], sign=False),
+            c["policy"],
+            _spec(c),
+            _ms(said_s) + spread,
+            _ms(real_s),
+            _percent(c["tpot_s"]["error_frac"]),
+            _percent(c["ttft_s"]["error_frac"]),
+            _percent(c["decode_iqr_frac"], sign=False),
+            _percent(c["classes"]["hit_rate"]["predicted"], sign=False),
             _percent(c["classes"]["hit_rate"]["measured"], sign=False),
             "identical" if c["decisions"]["identical"] else "differ",
-        )  # fmt: skip
+        )
     return render(rows, width)
 
 
@@ -141,18 +177,24 @@ def _talked(data: Talk, width: int | None) -> str:
     """What `--checkpoint` kept, as rows."""
     from sim.base.tables import fold, render, table
 
-    rows = table("policy", "lossy", "as resident", "perplexity", "resident", "change", "closed loop", "open loop",
-                 "mass kept")  # fmt: skip
+    rows = table(
+        "policy", "lossy", "as resident", "perplexity", "resident", "change", "closed loop", "open loop", "mass kept"
+    )
     for row in data["policies"]:
         shares = row["closed_loop_activations_changed_frac"], row["open_loop_activations_changed_frac"]
         rows.add_row(
-            row["policy"], "yes" if row["lossy"] else "no",
+            row["policy"],
+            "yes" if row["lossy"] else "no",
             f"{_percent(row['tokens_same_frac'], sign=False)} of {row['tokens']}",
-            f"{row['perplexity']:.2f}", f"{row['perplexity_resident']:.2f}", _percent(row["perplexity_change_frac"]),
+            f"{row['perplexity']:.2f}",
+            f"{row['perplexity_resident']:.2f}",
+            _percent(row["perplexity_change_frac"]),
             *(_percent(share, sign=False) for share in (*shares, row["open_loop_gate_mass_kept"])),
-        )  # fmt: skip
-    notes = ("as resident: tokens that the resident model generates too. closed, open loop: activations changed where "
-             "the model routes itself, and in replay. mass kept: of the gate, in replay.")  # fmt: skip
+        )
+    notes = (
+        "as resident: tokens that the resident model generates too. closed, open loop: activations changed where "
+        "the model routes itself, and in replay. mass kept: of the gate, in replay."
+    )
     return f"{render(rows, width)}\n{fold(notes, width)}\n"
 
 

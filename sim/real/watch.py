@@ -11,9 +11,23 @@ from sim.policy.api import overrides
 if TYPE_CHECKING:
     from sim.policy.api import Policy
 
-HOOKS = ("request_start", "iteration_start", "layer_enter", "gate_input", "assign", "gate_done",
-         "copy_done", "layer_done", "iteration_end", "request_end", "idle", "accessed", "placed", "evicted",
-         "victim")  # fmt: skip
+HOOKS = (
+    "request_start",
+    "iteration_start",
+    "layer_enter",
+    "gate_input",
+    "assign",
+    "gate_done",
+    "copy_done",
+    "layer_done",
+    "iteration_end",
+    "request_end",
+    "idle",
+    "accessed",
+    "placed",
+    "evicted",
+    "victim",
+)
 
 
 class Payer(Protocol):

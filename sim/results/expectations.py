@@ -13,8 +13,12 @@ from sim.base.units import parse_bytes
 
 _FORM = re.compile(r"\s*(?P<key>[A-Za-z0-9_.]+)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<bound>[^\s<>=][^<>=]*)")
 _HOLDS: dict[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt, "<": operator.lt,
-}  # fmt: skip
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 _WAY_OUT = "write e.g. 'hit_rate >= 0.3', 'tpot_s.mean < 0.7' or 'h2d_bytes <= 40TB'"
 
 

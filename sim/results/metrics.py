@@ -85,9 +85,17 @@ def request_row(times: RequestTimes) -> tuple[Any, ...]:
     further = request.outputs - 1
     tpot_s = (times.last_token_s - times.first_token_s) / further if further else None
     return (
-        request.index, request.task, request.prompt_len, request.outputs, request.arrival_s, times.start_s,
-        times.first_token_s, times.last_token_s, times.first_token_s - times.start_s, tpot_s,
-    )  # fmt: skip
+        request.index,
+        request.task,
+        request.prompt_len,
+        request.outputs,
+        request.arrival_s,
+        times.start_s,
+        times.first_token_s,
+        times.last_token_s,
+        times.first_token_s - times.start_s,
+        tpot_s,
+    )
 
 
 def lengths(clockwork: Clockwork) -> Lengths:

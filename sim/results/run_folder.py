@@ -90,8 +90,10 @@ def check_apart(out: Path, timeline: Path) -> None:
     with suppress(OSError, RuntimeError):
         folder, file = folder.resolve(), file.parent.resolve() / file.name
     if file.is_relative_to(folder) or folder.is_relative_to(file):
-        raise BadInput(f"--timeline, got {str(timeline)!r}: it and --out {str(out)!r} lie in one another, and the "
-                       "folder is put in place as a whole; name a file beside it")  # fmt: skip
+        raise BadInput(
+            f"--timeline, got {str(timeline)!r}: it and --out {str(out)!r} lie in one another, and the "
+            "folder is put in place as a whole; name a file beside it"
+        )
 
 
 def _behind_links(out: Path) -> Path:
@@ -113,14 +115,18 @@ def _check(out: Path, target: Path, force: bool) -> bool:
     present = {path.name: path for path in target.iterdir()}
     if not present:
         return False
-    foreign = sorted(name for name, path in present.items()
-                     if name not in FILES or path.is_symlink() or not path.is_file())  # fmt: skip
+    foreign = sorted(
+        name for name, path in present.items() if name not in FILES or path.is_symlink() or not path.is_file()
+    )
     if foreign:
-        raise BadInput(f"--out, got {str(out)!r}: it holds {foreign[0]!r}, which is no part of a run; "
-                       "name a new folder")  # fmt: skip
+        raise BadInput(
+            f"--out, got {str(out)!r}: it holds {foreign[0]!r}, which is no part of a run; name a new folder"
+        )
     if not _is_result(target / RESULT):
-        raise BadInput(f"--out, got {str(out)!r}: it holds {min(present)!r} and no result of a run ({RESULT} with its "
-                       "run_id); name a new folder")  # fmt: skip
+        raise BadInput(
+            f"--out, got {str(out)!r}: it holds {min(present)!r} and no result of a run ({RESULT} with its "
+            "run_id); name a new folder"
+        )
     if not force:
         raise BadInput(f"--out, got {str(out)!r}: it holds a run; add --force to replace it, or name a new folder")
     return True

@@ -28,8 +28,18 @@ SEED = 0  # the same requests give the same interval, bit for bit
 NO_DIFFERENCE = 1e-9  # of a mean: smaller ones are rounding
 
 _Z = 1.959963984540054  # of the normal distribution, 2.5 % above
-_T = (12.7062047361747, 4.3026527297495, 3.1824463052837, 2.7764451051978, 2.5705818356363, 2.446911851145,
-      2.3646242515928, 2.3060041352042, 2.2621571627982, 2.2281388519863)  # fmt: skip
+_T = (
+    12.7062047361747,
+    4.3026527297495,
+    3.1824463052837,
+    2.7764451051978,
+    2.5705818356363,
+    2.446911851145,
+    2.3646242515928,
+    2.3060041352042,
+    2.2621571627982,
+    2.2281388519863,
+)
 """Of Student's t with 1 to 10 degrees of freedom."""
 
 Interval = tuple[float, float]
@@ -122,8 +132,11 @@ def samples(clockwork: Clockwork, batch: int) -> dict[str, Sample]:
     """TTFT, and TPOT where a request has one, of every request that was served."""
     done = clockwork.requests
     ttft = {t.request.index: t.first_token_s - t.start_s for t in done}
-    tpot = {t.request.index: (t.last_token_s - t.first_token_s) / (t.request.outputs - 1)
-            for t in done if t.request.outputs > 1}  # fmt: skip
+    tpot = {
+        t.request.index: (t.last_token_s - t.first_token_s) / (t.request.outputs - 1)
+        for t in done
+        if t.request.outputs > 1
+    }
     return {"ttft_s": Sample(ttft, batch), "tpot_s": Sample(tpot, batch)}
 
 

@@ -90,8 +90,9 @@ def recorded(run: Callable[..., Any], setup: Setup, progress: Progress | None, k
                 if timeline.is_dir():
                     raise BadInput(f"--timeline, got {str(timeline)!r}: it is a folder; name a file in it")
                 if timeline.exists() and not keep.force:
-                    raise BadInput(f"--timeline, got {str(timeline)!r}: it exists; replace it with --force, or name "
-                                   "another file")  # fmt: skip
+                    raise BadInput(
+                        f"--timeline, got {str(timeline)!r}: it exists; replace it with --force, or name another file"
+                    )
                 part = stack.enter_context(replacing(timeline))
                 title = title_of(setup)
                 events = stack.enter_context(Timeline(part, title, keep.timeline_iterations))
@@ -108,9 +109,7 @@ def recorded(run: Callable[..., Any], setup: Setup, progress: Progress | None, k
         raise BadInput(f"{where}: {error.strerror or error}; choose another place") from None
 
 
-def _execute(
-    setup: Setup, progress: Progress | None, sinks: list[Keeper | Timeline], run: Callable[..., Any]
-) -> Any:
+def _execute(setup: Setup, progress: Progress | None, sinks: list[Keeper | Timeline], run: Callable[..., Any]) -> Any:
     step, log = [s.step for s in sinks], [s.log for s in sinks if isinstance(s, Keeper)]
     span = [s.span for s in sinks if not isinstance(s, Keeper) or s.with_spans]
 

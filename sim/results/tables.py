@@ -149,24 +149,56 @@ RUN_COLUMNS = _run_columns()
 
 SCHEMAS: dict[str, pa.Schema] = {
     "runs": pa.schema([(name, kind) for name, kind, _ in RUN_COLUMNS]),
-    "requests": pa.schema([
-        ("run_id", _TEXT), ("request", _INT), ("task", _TEXT), ("prompt_tokens", _INT), ("output_tokens", _INT),
-        ("arrival_s", _FLOAT), ("start_s", _FLOAT), ("first_token_s", _FLOAT), ("last_token_s", _FLOAT),
-        ("ttft_s", _FLOAT), ("tpot_s", _FLOAT),
-    ]),
-    "iterations": pa.schema([
-        ("run_id", _TEXT), ("iteration", _INT), ("phase", _TEXT), ("n_requests", _INT), ("n_tokens", _INT),
-        ("start_s", _FLOAT), ("end_s", _FLOAT),
-    ]),
-    "decisions": pa.schema([
-        ("run_id", _TEXT), ("decision", _INT), ("iteration", _INT), ("layer", pa.int32()), ("expert", pa.int32()),
-        ("kind", _TEXT),
-    ]),
-    "spans": pa.schema([
-        ("run_id", _TEXT), ("lane", _TEXT), ("op", _TEXT), ("layer", pa.int32()), ("expert", pa.int32()),
-        ("n_tokens", pa.int32()), ("n_bytes", _INT), ("start_s", _FLOAT), ("end_s", _FLOAT),
-    ]),
-}  # fmt: skip
+    "requests": pa.schema(
+        [
+            ("run_id", _TEXT),
+            ("request", _INT),
+            ("task", _TEXT),
+            ("prompt_tokens", _INT),
+            ("output_tokens", _INT),
+            ("arrival_s", _FLOAT),
+            ("start_s", _FLOAT),
+            ("first_token_s", _FLOAT),
+            ("last_token_s", _FLOAT),
+            ("ttft_s", _FLOAT),
+            ("tpot_s", _FLOAT),
+        ]
+    ),
+    "iterations": pa.schema(
+        [
+            ("run_id", _TEXT),
+            ("iteration", _INT),
+            ("phase", _TEXT),
+            ("n_requests", _INT),
+            ("n_tokens", _INT),
+            ("start_s", _FLOAT),
+            ("end_s", _FLOAT),
+        ]
+    ),
+    "decisions": pa.schema(
+        [
+            ("run_id", _TEXT),
+            ("decision", _INT),
+            ("iteration", _INT),
+            ("layer", pa.int32()),
+            ("expert", pa.int32()),
+            ("kind", _TEXT),
+        ]
+    ),
+    "spans": pa.schema(
+        [
+            ("run_id", _TEXT),
+            ("lane", _TEXT),
+            ("op", _TEXT),
+            ("layer", pa.int32()),
+            ("expert", pa.int32()),
+            ("n_tokens", pa.int32()),
+            ("n_bytes", _INT),
+            ("start_s", _FLOAT),
+            ("end_s", _FLOAT),
+        ]
+    ),
+}
 
 
 def run_row(result: Result) -> tuple[Any, ...]:

@@ -58,8 +58,11 @@ def verdict(result: Result) -> str:
         over = f"{throughput} tokens/s over all requests, prefill included"
         speed = f"{show_seconds(tpot_s)} per token at batch {result.batch} ({over})"
     # What turns the figure into a bound rather than a forecast belongs into the same sentence.
-    catch = "".join(f"; {label}" for label in result.labels
-                    if label in _CATCHES or label.startswith("does not fit") or "not applied" in label)  # fmt: skip
+    catch = "".join(
+        f"; {label}"
+        for label in result.labels
+        if label in _CATCHES or label.startswith("does not fit") or "not applied" in label
+    )
     if bound.resource is None:
         return f"{who}: {speed}{catch}"
     lane = _LANE[bound.resource]
@@ -193,8 +196,11 @@ def _memory(result: Result) -> Table:
     n_whole = sum(n_bytes // size for n_bytes in result.expert_budget_bytes)
     n_all = shape.layers * shape.experts
     where = f" over {result.gpus} GPUs" if result.gpus > 1 else ""
-    rows.add_row("expert budget", f"{show_bytes(budget)}{where}: {n_whole:,} of {n_all:,} whole experts of "
-                 f"{show_bytes(size)}; {show_bytes(budget - peak)} never used")  # fmt: skip
+    rows.add_row(
+        "expert budget",
+        f"{show_bytes(budget)}{where}: {n_whole:,} of {n_all:,} whole experts of "
+        f"{show_bytes(size)}; {show_bytes(budget - peak)} never used",
+    )
     peak_vram = f"{show_bytes(result.peak_vram_bytes)} of {show_bytes(memory.vram_bytes)}"
     items = (
         ("experts", memory.peak_expert_bytes),
@@ -225,8 +231,10 @@ def _grounds(result: Result) -> Table:
     if ends:
         low, high = (show_seconds(end) for end in ends)
         title = "TPOT" if time == "tpot_s" else "TTFT"
-        rows.add_row("uncertainty", f"{title} {low} to {high}, were every figure off at once to the end of its range"
-                     + _sampled(result, time))  # fmt: skip
+        rows.add_row(
+            "uncertainty",
+            f"{title} {low} to {high}, were every figure off at once to the end of its range" + _sampled(result, time),
+        )
     return rows
 
 

@@ -64,8 +64,18 @@ class Timeline:
             self._end_s = step.end_s
 
     def _complete(self, lane: str, name: str, kind: str, start_s: float, end_s: float, facts: dict[str, Any]) -> None:
-        self._event({"ph": "X", "pid": 1, "tid": self._thread(lane), "name": name, "cat": kind,
-                     "ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6, "args": facts})  # fmt: skip
+        self._event(
+            {
+                "ph": "X",
+                "pid": 1,
+                "tid": self._thread(lane),
+                "name": name,
+                "cat": kind,
+                "ts": start_s * 1e6,
+                "dur": (end_s - start_s) * 1e6,
+                "args": facts,
+            }
+        )
 
     def _thread(self, lane: str) -> int:
         """The lane's thread, named and put in order when it first appears."""

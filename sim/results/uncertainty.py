@@ -61,8 +61,10 @@ def _of_times(ends: Interval | None) -> Ends:
 def _ends(rows: list[Attribution]) -> tuple[float, float]:
     """By which factors time changes when all its figures are at their best at once, and at their worst."""
     total = math.fsum(row.spent_s for row in rows)
-    return (math.fsum(row.spent_s * row.low_factor for row in rows) / total,
-            math.fsum(row.spent_s * row.high_factor for row in rows) / total)  # fmt: skip
+    return (
+        math.fsum(row.spent_s * row.low_factor for row in rows) / total,
+        math.fsum(row.spent_s * row.high_factor for row in rows) / total,
+    )
 
 
 def plus_minus(rows: list[Attribution], total_s: float) -> float | None:

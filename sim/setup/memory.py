@@ -89,9 +89,15 @@ def activation_bytes(model: Model, n_tokens: int, batch: int, precision: str) ->
 
 
 def plan(
-    model: Model, hw: Hardware, precision: str, demand: Demand, rule: BudgetRule, n_gpus: int, hypothetical: bool,
+    model: Model,
+    hw: Hardware,
+    precision: str,
+    demand: Demand,
+    rule: BudgetRule,
+    n_gpus: int,
+    hypothetical: bool,
     whole_model: bool,
-) -> MemoryPlan:  # fmt: skip
+) -> MemoryPlan:
     """Divide VRAM.
 
     Args:
@@ -151,8 +157,15 @@ def _share(n_experts: int, n_gpus: int, size: int) -> list[int]:
 
 
 def _wanted(rule: BudgetRule, size: int, n_total: int, n_gpus: int) -> list[int] | None:
-    given = [name for name, value in (("--expert-cache", rule.expert_cache_bytes), ("--experts", rule.n_experts),
-                                      ("--cache-frac", rule.cache_frac)) if value is not None]  # fmt: skip
+    given = [
+        name
+        for name, value in (
+            ("--expert-cache", rule.expert_cache_bytes),
+            ("--experts", rule.n_experts),
+            ("--cache-frac", rule.cache_frac),
+        )
+        if value is not None
+    ]
     if len(given) > 1:
         raise BadInput(f"expert budget, got {' and '.join(given)}: one cap at a time; keep one of them")
     if rule.cache_frac is not None:

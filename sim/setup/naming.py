@@ -59,8 +59,10 @@ def machine_of(hw: str, own: Overrides) -> str:
 def words(overrides: Overrides, group: str, between: str = ", ") -> str:
     """`key=value, ...` of one group, without its prefix. "options": what options replaced; "": the policy's own."""
     chosen = {key.removeprefix(f"{group}."): value for key, value in overrides.items() if _group(key) == group}
-    return between.join(f"{key.removesuffix('_bytes') if group == 'options' else key}={show(key, value)}"
-                        for key, value in chosen.items())  # fmt: skip
+    return between.join(
+        f"{key.removesuffix('_bytes') if group == 'options' else key}={show(key, value)}"
+        for key, value in chosen.items()
+    )
 
 
 def _group(key: str) -> str:

@@ -93,8 +93,9 @@ def run_all(
             rows.append(Row(candidate.label, result, sample[ranked(result)]))
     if not rows:
         none_ran(candidates, failed, note)
-    missing = [Missing(c.label, str(failed[c.label]), failed[c.label].exit_code)
-               for c in candidates if c.label in failed]  # fmt: skip
+    missing = [
+        Missing(c.label, str(failed[c.label]), failed[c.label].exit_code) for c in candidates if c.label in failed
+    ]
     return rows, missing
 
 

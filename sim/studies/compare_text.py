@@ -84,8 +84,17 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
     from sim.base.tables import prose, render, table
 
     shown = table(
-        "policy", "rank", "TPOT", "above bound", "TTFT", "hit", "late hit", "to the GPU per token", "bound by", "note",
-    )  # fmt: skip
+        "policy",
+        "rank",
+        "TPOT",
+        "above bound",
+        "TTFT",
+        "hit",
+        "late hit",
+        "to the GPU per token",
+        "bound by",
+        "note",
+    )
     prose(shown, -2, -1)
     common = _of_all(rows)
     for label, result, _ in rows:
@@ -93,10 +102,17 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
         notes = ["oracle", *notes] if "oracle" in result.labels else notes
         tpot_s = result.tpot_s.mean
         shown.add_row(
-            label, _places(found.get(label)), "-" if tpot_s is None else show_seconds(tpot_s), _above(result),
-            show_seconds(result.ttft_s.mean or 0.0), show_frac(result.hit_rate), show_frac(result.late_hit_rate),
-            show_bytes(result.h2d_bytes / result.n_outputs), str(result.bound_by.resource), ", ".join(notes),
-        )  # fmt: skip
+            label,
+            _places(found.get(label)),
+            "-" if tpot_s is None else show_seconds(tpot_s),
+            _above(result),
+            show_seconds(result.ttft_s.mean or 0.0),
+            show_frac(result.hit_rate),
+            show_frac(result.late_hit_rate),
+            show_bytes(result.h2d_bytes / result.n_outputs),
+            str(result.bound_by.resource),
+            ", ".join(notes),
+        )
     below = [*([f"all of them: {', '.join(common)}\n"] if common else []), *_bounds(rows)]
     return render(shown) + ("\n" if below else "") + "".join(below)
 
@@ -126,8 +142,13 @@ def _bounds(rows: Sequence[Row]) -> list[str]:
     for _, result, _ in rows:
         bound = result.bound
         if bound is not None and bound.tpot_s is not None and not any("does not fit" in x for x in result.labels):
-            own = ", ".join(f"{key}={show(key, value)}" for key, value in result.overrides.items()
-                            if key.startswith(("hw.", "model.", "stack.")) and key not in common)  # fmt: skip
+            own = ", ".join(
+                f"{key}={show(key, value)}"
+                for key, value in result.overrides.items()
+                if key.startswith(("hw.", "model.", "stack.")) and key not in common
+            )
             found[bound.lanes, own] = bound.tpot_s
-    return [f"lower bound: TPOT {show_seconds(tpot_s)} for any lossless policy {_LANES[lanes]}{own and f', {own}'}\n"
-            for (lanes, own), tpot_s in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))]  # fmt: skip
+    return [
+        f"lower bound: TPOT {show_seconds(tpot_s)} for any lossless policy {_LANES[lanes]}{own and f', {own}'}\n"
+        for (lanes, own), tpot_s in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))
+    ]

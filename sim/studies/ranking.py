@@ -48,5 +48,7 @@ def ranks_of(rows: Sequence[Row]) -> dict[str, Rank]:
     batch) was all there is, from which no sampling error can be had, and bounds have none."""
     systems = [row for row in rows if not is_bound(row.result)]
     found = ranks([row.sample for row in systems]) or ()
-    return {row.label: Rank(*places, [systems[i].label for i in tied])
-            for row, (places, tied) in zip(systems, found, strict=False)}  # fmt: skip
+    return {
+        row.label: Rank(*places, [systems[i].label for i in tied])
+        for row, (places, tied) in zip(systems, found, strict=False)
+    }

@@ -21,8 +21,9 @@ def no_store(trace: Trace, who: str, rest: str = "") -> BadInput:
     Args:
         who: who learns what there. rest: another way out, after a comma.
     """
-    return BadInput(f"{trace.path}: split 'store' has no requests: {who}; take a trace with a store split, {MAKE_ONE}"
-                    f"{rest}")  # fmt: skip
+    return BadInput(
+        f"{trace.path}: split 'store' has no requests: {who}; take a trace with a store split, {MAKE_ONE}{rest}"
+    )
 
 
 class StoreSplit:

@@ -21,13 +21,31 @@ if TYPE_CHECKING:
 class Copy(Ticket):
     """A copy on a lane: what it moves and when it may start."""
 
-    __slots__ = ("after", "cancelled", "duration_s", "expert", "layer", "n_bytes", "op", "piece", "priority",
-                 "start_s", "submit_s")  # fmt: skip
+    __slots__ = (
+        "after",
+        "cancelled",
+        "duration_s",
+        "expert",
+        "layer",
+        "n_bytes",
+        "op",
+        "piece",
+        "priority",
+        "start_s",
+        "submit_s",
+    )
 
     def __init__(
-        self, op: str, layer: int, expert: int, n_bytes: int, duration_s: float, priority: int, submit_s: float,
+        self,
+        op: str,
+        layer: int,
+        expert: int,
+        n_bytes: int,
+        duration_s: float,
+        priority: int,
+        submit_s: float,
         after: tuple[Ticket, ...],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.end_s = UNKNOWN_S
         self.cause = H2D
         self.op = op

@@ -95,8 +95,17 @@ class Hooks:
     """Which hooks a policy implements; the others cost nothing."""
 
     def __init__(self, policy: Policy) -> None:
-        for hook in ("request_start", "iteration_start", "layer_enter", "gate_input", "assign", "layer_done",
-                     "iteration_end", "request_end", "idle"):  # fmt: skip
+        for hook in (
+            "request_start",
+            "iteration_start",
+            "layer_enter",
+            "gate_input",
+            "assign",
+            "layer_done",
+            "iteration_end",
+            "request_end",
+            "idle",
+        ):
             setattr(self, hook, overrides(policy, hook))
 
     request_start: bool
@@ -111,9 +120,14 @@ class Hooks:
 
 
 def drive(
-    engine: Engine, machine: Machine, scheduler: Scheduler, trace: Trace, clockwork: Clockwork,
-    open_loop: bool = False, compose: Callable[..., Iteration] = Iteration,
-) -> Iterator[Step]:  # fmt: skip
+    engine: Engine,
+    machine: Machine,
+    scheduler: Scheduler,
+    trace: Trace,
+    clockwork: Clockwork,
+    open_loop: bool = False,
+    compose: Callable[..., Iteration] = Iteration,
+) -> Iterator[Step]:
     """Run every iteration the scheduler composes; yields after each, so that callers can report or stop."""
     policy, view, feed, hooks, index = engine.policy, engine.view, Feed(trace), Hooks(engine.policy), 0
     while (ranges := scheduler.next(machine.now_s)) is not None:

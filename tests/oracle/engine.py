@@ -55,9 +55,17 @@ class Engine(Execution):
     """
 
     def __init__(
-        self, policy: Policy, machine: Machine, cache: Cache, pieces: Pieces, cost: Cost, arrays: Arrays,
-        top_k: int, future: Future | None = None, log: Log | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        policy: Policy,
+        machine: Machine,
+        cache: Cache,
+        pieces: Pieces,
+        cost: Cost,
+        arrays: Arrays,
+        top_k: int,
+        future: Future | None = None,
+        log: Log | None = None,
+    ) -> None:
         super().__init__(policy, machine, cache, pieces, log)
         self.cost = cost
         self.arrays = arrays
@@ -93,8 +101,10 @@ class Engine(Execution):
                     self.apply(decision)
                 if next(several, END) is END:
                     return
-            raise IllegalDecision(f"more than {MAX_DECISIONS} decisions, the last of them {decision!r}: it never ends; "
-                                  "a hook decides about one moment and returns")  # fmt: skip
+            raise IllegalDecision(
+                f"more than {MAX_DECISIONS} decisions, the last of them {decision!r}: it never ends; "
+                "a hook decides about one moment and returns"
+            )
         except IllegalDecision as error:
             raise IllegalDecision(f"{self.policy.name}.{hook} at layer {self.layer}: {error}") from error
 

@@ -49,8 +49,10 @@ class Execution(Transfers):
         if joined and len(enough) > 1:
             lying = [used.piece for used in enough]
             if begun or not side_by_side(lying, whole):
-                raise IllegalDecision(f"RunGpu({expert}, joined=True): {lying} are not all of the expert in columns "
-                                      "of the serving precision; leave `joined` out")  # fmt: skip
+                raise IllegalDecision(
+                    f"RunGpu({expert}, joined=True): {lying} are not all of the expert in columns "
+                    "of the serving precision; leave `joined` out"
+                )
             ticket = self._launch_joined(whole, enough, n_tokens, after)
         else:
             for used in enough:
@@ -101,9 +103,7 @@ class Execution(Transfers):
             self.tally.used(entry)
         return ticket
 
-    def _launch_joined(
-        self, piece: Piece, slices: Sequence[Entry], n_tokens: int, after: tuple[Ticket, ...]
-    ) -> Ticket:
+    def _launch_joined(self, piece: Piece, slices: Sequence[Entry], n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
         """Compute a piece from slices of columns side by side, once the last of them has arrived."""
         arrivals = tuple(entry.arrival for entry in slices if entry.arrival is not None)
         ticket = self.machine.expert(piece, n_tokens, (*arrivals, *after), [entry.piece for entry in slices])
@@ -156,8 +156,10 @@ class Execution(Transfers):
         """Compute an expert of a later layer on the CPU now; `run_cpu` at that layer takes the result."""
         where = f"RunCpuAhead({layer}, {expert}, {n_tokens})"
         if "cpu" not in self.policy.traits or "lossy" not in self.policy.traits:
-            raise IllegalDecision(f"{where} of {self.policy.name}: needs the traits 'cpu' and 'lossy' (its input is an "
-                                  "earlier layer's); declare them")  # fmt: skip
+            raise IllegalDecision(
+                f"{where} of {self.policy.name}: needs the traits 'cpu' and 'lossy' (its input is an "
+                "earlier layer's); declare them"
+            )
         if not self.layer < layer < self.pieces.n_layers or not 0 <= expert < self.pieces.n_experts or n_tokens < 1:
             raise IllegalDecision(f"{where}: must name an expert of a later layer and at least one token")
         if (layer, expert) in self._ahead:

@@ -49,9 +49,12 @@ class Scheduler:
     """
 
     def __init__(
-        self, requests: Sequence[RequestInfo], batch: int, open_loop: bool = False,
+        self,
+        requests: Sequence[RequestInfo],
+        batch: int,
+        open_loop: bool = False,
         split: Callable[[list[Range]], list[list[Range]]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._split = split
         self._later: deque[list[Range]] = deque()  # passes of the step that runs
         self._pending = deque(requests)
@@ -84,8 +87,9 @@ class Scheduler:
         self._active = still
         if self._split is not None and len(ranges) > 1:
             passes = self._split(ranges)
-            if len(passes) > 1 and (sorted(r for ranges in passes for r in ranges) != sorted(ranges)
-                                    or not all(passes)):  # fmt: skip
+            if len(passes) > 1 and (
+                sorted(r for ranges in passes for r in ranges) != sorted(ranges) or not all(passes)
+            ):
                 raise IllegalDecision(f"split_step, got {passes!r}: every token of a decode step runs in one pass")
             self._later.extend(passes)
             return self._later.popleft()

@@ -31,9 +31,16 @@ class Launched(Ticket):
     __slots__ = ("after", "duration_s", "expert", "first_s", "last_s", "layer", "n_tokens", "op")
 
     def __init__(
-        self, op: str, layer: int, expert: int, n_tokens: int, first_s: float, last_s: float, duration_s: float,
+        self,
+        op: str,
+        layer: int,
+        expert: int,
+        n_tokens: int,
+        first_s: float,
+        last_s: float,
+        duration_s: float,
         after: tuple[Ticket, ...],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(UNKNOWN_S, GPU)
         self.op = op
         self.layer = layer
@@ -83,9 +90,16 @@ class Stream:
         return parts_s
 
     def run(
-        self, op: str, layer: int, expert: int, n_tokens: int, first_s: float, last_s: float, duration_s: float,
+        self,
+        op: str,
+        layer: int,
+        expert: int,
+        n_tokens: int,
+        first_s: float,
+        last_s: float,
+        duration_s: float,
         after: tuple[Ticket, ...],
-    ) -> Ticket:  # fmt: skip
+    ) -> Ticket:
         """Launch work whose first kernel reaches the GPU at `first_s` and whose last one ends at `last_s` at best."""
         if not self.pending:
             start_s, cause = first_s, HOST
@@ -105,9 +119,17 @@ class Stream:
         return work
 
     def _place(
-        self, op: str, layer: int, expert: int, n_tokens: int, start_s: float, cause: int, last_s: float,
-        duration_s: float, late_s: float,
-    ) -> float:  # fmt: skip
+        self,
+        op: str,
+        layer: int,
+        expert: int,
+        n_tokens: int,
+        start_s: float,
+        cause: int,
+        last_s: float,
+        duration_s: float,
+        late_s: float,
+    ) -> float:
         free_s = self.free_s
         self.blame = GPU
         if start_s > free_s:

@@ -165,9 +165,7 @@ class Resting(NamedTuple):
     noise_frac: float | None  # interquartile range of its samples over its value
 
 
-def resting_s(
-    machine: SimMachine, clockwork: Clockwork, phases: Iterable[str] = (PREFILL, DECODE)
-) -> list[Resting]:
+def resting_s(machine: SimMachine, clockwork: Clockwork, phases: Iterable[str] = (PREFILL, DECODE)) -> list[Resting]:
     """Which figure each part of GPU 0's time in these phases rests on.
 
     Busy and waiting parts are split by the quantities their lane spent its time on, over the whole run.
@@ -255,8 +253,14 @@ def uncertainty(
     sampling: dict[str, Any] = dict(over)
     sampling |= {"tpot_n": drawn["tpot_s"].n, "ttft_n": drawn["ttft_s"].n}
     if not total:
-        return {"tpot_s": None, "ttft_s": None, "low_factor": None, "high_factor": None, "plus_minus_frac": None,
-                "sampling": sampling}  # fmt: skip
+        return {
+            "tpot_s": None,
+            "ttft_s": None,
+            "low_factor": None,
+            "high_factor": None,
+            "plus_minus_frac": None,
+            "sampling": sampling,
+        }
     low, high = _ends(rows)
     band: dict[str, Any] = {"low_factor": low, "high_factor": high}
     band["plus_minus_frac"] = plus_minus(rows, total)
@@ -281,8 +285,10 @@ def _of_times(ends: Interval | None) -> list[float] | None:
 def _ends(rows: list[Resting]) -> tuple[float, float]:
     """By which factors time changes when all its figures are at their best at once, and at their worst."""
     total = math.fsum(row.spent_s for row in rows)
-    return (math.fsum(row.spent_s * row.low_factor for row in rows) / total,
-            math.fsum(row.spent_s * row.high_factor for row in rows) / total)  # fmt: skip
+    return (
+        math.fsum(row.spent_s * row.low_factor for row in rows) / total,
+        math.fsum(row.spent_s * row.high_factor for row in rows) / total,
+    )
 
 
 def lane_utilisation(machine: SimMachine, makespan_s: float) -> dict[str, float | None]:

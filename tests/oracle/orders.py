@@ -33,8 +33,11 @@ def victim(engine: Engine, piece: Piece, speculative: bool) -> Any:
     kind = type(order).__name__
     if kind not in ("Recency", "Insertion", "Rank"):
         return engine.policy.victim(piece, speculative, engine.view)
-    able = [entry for one, entry in engine.cache.entries.items() if one.gpu == piece.gpu and engine.view.evictable(one)
-            and (one.layer == piece.layer or not order.per_layer)]  # fmt: skip
+    able = [
+        entry
+        for one, entry in engine.cache.entries.items()
+        if one.gpu == piece.gpu and engine.view.evictable(one) and (one.layer == piece.layer or not order.per_layer)
+    ]
     if kind == "Rank":
         return least(order, able, piece, speculative)
     if not able:

@@ -55,9 +55,7 @@ class Machine(Protocol):
     def to_gate(self, layer: int) -> None:
         """`attention`, `gate` and `shared`, then `sync` with the gate."""
 
-    def expert(
-        self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...], parts: Sequence[Piece] = ()
-    ) -> Ticket:
+    def expert(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...], parts: Sequence[Piece] = ()) -> Ticket:
         """Launch the expert of `piece` for `n_tokens` on the piece's GPU.
 
         Args:

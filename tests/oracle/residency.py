@@ -125,9 +125,7 @@ class Cache:
         parts = self._parts.get((whole.layer, whole.expert), ())
         return [part for part in parts if part.precision in (whole.precision, precision)]
 
-    def sufficient(
-        self, whole: Piece, precision: str | None = None, done: Sequence[Piece] = ()
-    ) -> list[Entry] | None:
+    def sufficient(self, whole: Piece, precision: str | None = None, done: Sequence[Piece] = ()) -> list[Entry] | None:
         """Entries that together let the expert be computed (the whole, or parts that make it up); None if none do.
 
         Parts in the serving precision always count; those in another one only when `precision` names it. No column

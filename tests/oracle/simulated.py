@@ -86,9 +86,15 @@ class SimMachine(SimLinks):
         if self.spans is not None:
             self.spans("host", f"launch {op}", layer, -1, self._n_tokens, 0, host_s, launched_s)
         return self.streams[0].run(
-            op, layer, -1, self._n_tokens, host_s + launch.first_s,
-            launched_s + launch.tail_frac * price.duration_s, price.duration_s, after,
-        )  # fmt: skip
+            op,
+            layer,
+            -1,
+            self._n_tokens,
+            host_s + launch.first_s,
+            launched_s + launch.tail_frac * price.duration_s,
+            price.duration_s,
+            after,
+        )
 
     def attention(self, layer: int) -> None:
         cost = self.cost
@@ -169,9 +175,7 @@ class SimMachine(SimLinks):
 
     # -- experts ----------------------------------------------------------------------------------------------------
 
-    def expert(
-        self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...], parts: Sequence[Piece] = ()
-    ) -> Ticket:
+    def expert(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...], parts: Sequence[Piece] = ()) -> Ticket:
         cost = self.cost
         kernels_frac = piece.kernels_frac
         if cost.grouped and kernels_frac == 1.0:

@@ -191,8 +191,10 @@ class Transfers:
     def _way_to_room(self) -> str:
         if self.policy.layer_budgets(self.view) is not None:
             return "name an expert of the layer's own that `view.evictable` allows, or give it a larger budget"
-        return ("name a piece on that GPU that `view.evictable` allows, whatever its layer; a cache per layer says so "
-                "by `layer_budgets`, or one layer's experts take the room of all (docs/policies.md)")  # fmt: skip
+        return (
+            "name a piece on that GPU that `view.evictable` allows, whatever its layer; a cache per layer says so "
+            "by `layer_budgets`, or one layer's experts take the room of all (docs/policies.md)"
+        )
 
     def _promote(self, entry: Entry) -> None:
         """What is needed now goes first, and is no longer among the prefetches that `DropQueue` withdraws."""
@@ -291,8 +293,11 @@ class Transfers:
         now_s = machine.now_s
         left: list[Ticket] = []
         for flying in self._speculative:
-            over = [piece for piece, ticket in flying.items()
-                    if UNKNOWN_S < ticket.end_s <= now_s or (ticket.end_s == UNKNOWN_S and machine.ended(ticket))]
+            over = [
+                piece
+                for piece, ticket in flying.items()
+                if UNKNOWN_S < ticket.end_s <= now_s or (ticket.end_s == UNKNOWN_S and machine.ended(ticket))
+            ]
             for piece in over:
                 del flying[piece]
             left += flying.values()
@@ -318,8 +323,12 @@ class Transfers:
 
     def _withdraw(self, up_to_layer: int | None) -> None:
         """Take back what has been handed over and has not started."""
-        aimed = [piece for flying in self._speculative for piece in flying
-                 if up_to_layer is None or piece.layer <= up_to_layer]
+        aimed = [
+            piece
+            for flying in self._speculative
+            for piece in flying
+            if up_to_layer is None or piece.layer <= up_to_layer
+        ]
         if aimed:
             self._forget_ended()
             for piece in aimed:

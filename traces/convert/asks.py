@@ -22,11 +22,17 @@ _FIRST_LINE = {
     "vllm": {"model": "model_id", "n_experts": "num_experts"},
 }
 _PHASED = ("bigmoe", "warp", "vllm", "sglang")  # sources that mark, or settle, what is prefill and what decode
-_WORDS = {"model": "--model NAME", "n_experts": "--n-experts N", "top_k": "--top-k K",
-          "renormalised": "--renormalised or --no-renormalised"}  # fmt: skip
-_HINTS = {"esft": " (ESFT's own logs: --top-k 6 --n-experts 64)",
-          "hf": " (whether the model divides the chosen scores by their sum, norm_topk_prob: Mixtral does, Qwen1.5-MoE "
-                "does not)"}  # fmt: skip
+_WORDS = {
+    "model": "--model NAME",
+    "n_experts": "--n-experts N",
+    "top_k": "--top-k K",
+    "renormalised": "--renormalised or --no-renormalised",
+}
+_HINTS = {
+    "esft": " (ESFT's own logs: --top-k 6 --n-experts 64)",
+    "hf": " (whether the model divides the chosen scores by their sum, norm_topk_prob: Mixtral does, Qwen1.5-MoE "
+    "does not)",
+}
 
 
 def check(source: str, path: Path, head: bytes, options: Options) -> None:

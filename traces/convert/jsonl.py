@@ -39,9 +39,7 @@ def read(path: Path, spool: Spool, options: Options) -> Facts:
             facts = facts_of(where, data["meta"])
             continue
         if unknown := sorted(set(data) - FIELDS):
-            raise BadInput(
-                f"{where}: {shown(unknown[0])}: no such field; {', '.join(sorted(FIELDS))}; mend the record"
-            )
+            raise BadInput(f"{where}: {shown(unknown[0])}: no such field; {', '.join(sorted(FIELDS))}; mend the record")
         ids, weights = token_layers(where, "experts", field(where, data, "experts"), data.get("weights"))
         arrival_s = None if data.get("arrival_s") is None else finite(where, "arrival_s", data["arrival_s"])
         request = spool.request(

@@ -192,8 +192,11 @@ def _write(
     except OSError as error:
         raise BadInput(f"{out}: {error.strerror or 'cannot be written'}; choose another path") from None
     if not n_decode:
-        way = "" if options.one_stream else (
-            "; where its sequences hold answers too, --prompt-len N takes the rows behind the first N as decoded")
+        way = (
+            ""
+            if options.one_stream
+            else ("; where its sequences hold answers too, --prompt-len N takes the rows behind the first N as decoded")
+        )
         notes.append(f"No decode rows: runs on this trace have a TTFT and no time per further token (TPOT){way}.")
     n_store = splits.count("store")
     return Converted(out, source, header, len(splits), n_store, len(requests.order), n_decode, levels, tuple(notes))
@@ -265,8 +268,9 @@ def _header(
     model = options.model or facts.model
     told = {"model": model, "n_experts": facts.n_experts or options.n_experts}
     at_least = f" (its largest id is {spool.largest_id}, so at least {spool.largest_id + 1} experts)"
-    asks.refuse_missing([name for name, value in told.items() if not value], str(inputs[0]),
-                        "" if told["n_experts"] else at_least)  # fmt: skip
+    asks.refuse_missing(
+        [name for name, value in told.items() if not value], str(inputs[0]), "" if told["n_experts"] else at_least
+    )
     if len(grid.layers) > MAX_LAYERS:
         raise BadInput(f"{inputs[0]}, got {len(grid.layers)} layers: at most {MAX_LAYERS}; is it the right file?")
     kind = options.weights_kind or facts.weights_kind

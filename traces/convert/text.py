@@ -145,8 +145,10 @@ def _check_sizes(where: str, text: str) -> None:
         ("lists, objects and names", text.count("[") + text.count("{") + text.count(":"), MAX_LISTS),
     ):
         if n > most:
-            raise BadInput(f"{where}, got about {n} {what} in one record: at most {most}; give a token or a forward "
-                           "pass a line of its own")  # fmt: skip
+            raise BadInput(
+                f"{where}, got about {n} {what} in one record: at most {most}; give a token or a forward "
+                "pass a line of its own"
+            )
     if deeper(text, MAX_DEPTH):
         raise BadInput(f"{where}: nested deeper than {MAX_DEPTH} levels; is it the right file?")
 

@@ -98,5 +98,9 @@ def _iteration_order(trace: StoredTrace, chunk: Array, start: int, rows: Ints) -
     before = np.concatenate([tensor[max(0, start - 1) : start] if start else chunk[:1], chunk[:-1]])
     bad = ~first & ((chunk < before) | (decode & (chunk == before)))
     for i in np.flatnonzero(bad):
-        yield Fault("iterations", (int(i),), str(chunk[i]),
-                    "iterations of a request never go back, and every decode row has a later one")  # fmt: skip
+        yield Fault(
+            "iterations",
+            (int(i),),
+            str(chunk[i]),
+            "iterations of a request never go back, and every decode row has a later one",
+        )

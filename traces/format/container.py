@@ -61,11 +61,13 @@ def _header_text(file: BinaryIO, path: Path) -> bytes:
     n_file, prefix = os.fstat(file.fileno()).st_size, file.read(8)
     n_header = int.from_bytes(prefix, "little") if len(prefix) == 8 else 0
     if n_header < 2 or n_header > n_file - 8:
-        raise BadInput(f"{path}, got {n_file} bytes: too short for its header, or not a safetensors file; "
-                       f"copy or record it again")  # fmt: skip
+        raise BadInput(
+            f"{path}, got {n_file} bytes: too short for its header, or not a safetensors file; copy or record it again"
+        )
     if n_header > MAX_HEADER_BYTES:
-        raise BadInput(f"{path}, got a header of {n_header} bytes: at most {MAX_HEADER_BYTES} are read; "
-                       f"is it a routing trace?")  # fmt: skip
+        raise BadInput(
+            f"{path}, got a header of {n_header} bytes: at most {MAX_HEADER_BYTES} are read; is it a routing trace?"
+        )
     return file.read(n_header)
 
 
@@ -76,8 +78,10 @@ def _entries(header: dict[str, Any], base: int, path: Path) -> tuple[dict[str, s
         begin, end = fact["data_offsets"]
         entries[name] = Entry(fact["dtype"], tuple(fact["shape"]), base + begin, base + end)
         if fact["dtype"] not in DTYPES:
-            raise BadInput(f"{path}: {name[:60]!r}, got type {fact['dtype']}: a trace uses {', '.join(DTYPES)}; "
-                           f"is it a routing trace?")  # fmt: skip
+            raise BadInput(
+                f"{path}: {name[:60]!r}, got type {fact['dtype']}: a trace uses {', '.join(DTYPES)}; "
+                f"is it a routing trace?"
+            )
     return metadata, entries
 
 

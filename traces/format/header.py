@@ -13,10 +13,30 @@ from traces.format.layout import CODES, FORMAT, MAX_EXPERTS, MAX_LAYERS, MAX_TEX
 _WORD = re.compile(r"^[a-z0-9][a-z0-9_-]{0,63}$")
 _NUMBER = re.compile(r"^(?:0|[1-9][0-9]{0,8})$")
 _DECIMAL = re.compile(r"^(?:0|[1-9][0-9]{0,5})(?:\.[0-9]{1,12})?$")
-REQUIRED = ("format", "version", "model", "model_source", "n_layers", "n_experts", "top_k", "gate_score",
-            "gate_renormalised", "created_by")  # fmt: skip
-OPTIONAL = ("gate_selection", "gate_scaling", "weights_kind", "expert_order", "tokenizer", "text_source",
-            "text_licence", "labels", "tasks", "notes")  # fmt: skip
+REQUIRED = (
+    "format",
+    "version",
+    "model",
+    "model_source",
+    "n_layers",
+    "n_experts",
+    "top_k",
+    "gate_score",
+    "gate_renormalised",
+    "created_by",
+)
+OPTIONAL = (
+    "gate_selection",
+    "gate_scaling",
+    "weights_kind",
+    "expert_order",
+    "tokenizer",
+    "text_source",
+    "text_licence",
+    "labels",
+    "tasks",
+    "notes",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +105,27 @@ class Header:
         """The strings to store, without the per-tensor ones; empty optional facts are left out."""
         gate = self.gate
         pairs = {
-            "format": FORMAT, "version": VERSION, "model": self.model, "model_source": self.model_source,
-            "n_layers": str(self.n_layers), "n_experts": str(self.n_experts), "top_k": str(self.top_k),
-            "gate_score": gate.score, "gate_renormalised": "true" if gate.renormalised else "false",
-            "gate_selection": gate.selection, "gate_scaling": f"{gate.scaling:.12g}", "created_by": self.created_by,
-            "weights_kind": self.weights_kind, "expert_order": self.expert_order, "tokenizer": self.tokenizer,
-            "text_source": self.text_source, "text_licence": self.text_licence,
+            "format": FORMAT,
+            "version": VERSION,
+            "model": self.model,
+            "model_source": self.model_source,
+            "n_layers": str(self.n_layers),
+            "n_experts": str(self.n_experts),
+            "top_k": str(self.top_k),
+            "gate_score": gate.score,
+            "gate_renormalised": "true" if gate.renormalised else "false",
+            "gate_selection": gate.selection,
+            "gate_scaling": f"{gate.scaling:.12g}",
+            "created_by": self.created_by,
+            "weights_kind": self.weights_kind,
+            "expert_order": self.expert_order,
+            "tokenizer": self.tokenizer,
+            "text_source": self.text_source,
+            "text_licence": self.text_licence,
             "labels": json.dumps(list(self.labels), ensure_ascii=False) if self.labels else "",
-            "tasks": json.dumps(list(self.tasks), ensure_ascii=False) if self.tasks else "", "notes": self.notes,
-        }  # fmt: skip
+            "tasks": json.dumps(list(self.tasks), ensure_ascii=False) if self.tasks else "",
+            "notes": self.notes,
+        }
         pairs.update({f"x.{name}": text for name, text in self.extra.items()})
         return {key: text for key, text in pairs.items() if text or key in REQUIRED}
 
@@ -120,13 +152,23 @@ def parse_header(pairs: Mapping[str, str], where: str) -> Header:
     if bad := [word for word in labels if not _WORD.match(word)]:
         raise get.breach("labels", bad[0], "a label is lower-case letters, digits, - and _")
     return Header(
-        model=pairs["model"], model_source=pairs["model_source"], n_layers=n_layers, n_experts=n_experts, top_k=top_k,
-        gate=gate, created_by=pairs["created_by"], weights_kind=get.choice("weights_kind", ("applied", "raw")),
-        expert_order=get.choice("expert_order", ("router", "unranked")), tokenizer=pairs.get("tokenizer", ""),
-        text_source=pairs.get("text_source", ""), text_licence=pairs.get("text_licence", ""), labels=labels,
-        tasks=get.words("tasks"), notes=pairs.get("notes", ""),
+        model=pairs["model"],
+        model_source=pairs["model_source"],
+        n_layers=n_layers,
+        n_experts=n_experts,
+        top_k=top_k,
+        gate=gate,
+        created_by=pairs["created_by"],
+        weights_kind=get.choice("weights_kind", ("applied", "raw")),
+        expert_order=get.choice("expert_order", ("router", "unranked")),
+        tokenizer=pairs.get("tokenizer", ""),
+        text_source=pairs.get("text_source", ""),
+        text_licence=pairs.get("text_licence", ""),
+        labels=labels,
+        tasks=get.words("tasks"),
+        notes=pairs.get("notes", ""),
         extra={key[2:]: text for key, text in pairs.items() if key.startswith("x.")},
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +185,15 @@ class _Facts:
     def identity(self) -> None:
         """Format, version, known keys, required keys, harmless text."""
         if self.pairs.get("format") != FORMAT:
-            raise BadInput(f"{self.where}: metadata format, got {self.pairs.get('format', '')[:40]!r}: a routing trace "
-                           f"says {FORMAT!r}; convert or record it first")  # fmt: skip
+            raise BadInput(
+                f"{self.where}: metadata format, got {self.pairs.get('format', '')[:40]!r}: a routing trace "
+                f"says {FORMAT!r}; convert or record it first"
+            )
         if self.pairs.get("version") not in VERSIONS:
-            raise BadInput(f"{self.where}: metadata version, got {self.pairs.get('version', '')[:40]!r}: this release "
-                           f"reads versions {' and '.join(VERSIONS)}; upgrade it, or write it again")  # fmt: skip
+            raise BadInput(
+                f"{self.where}: metadata version, got {self.pairs.get('version', '')[:40]!r}: this release "
+                f"reads versions {' and '.join(VERSIONS)}; upgrade it, or write it again"
+            )
         for key in REQUIRED:
             if not self.pairs.get(key):
                 raise self.breach(key, "", "it is required and not empty")

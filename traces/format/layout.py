@@ -28,9 +28,16 @@ DISTANCES: Final = (1, 2, 3)
 
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     name: np.dtype(code)
-    for name, code in
-    {"U8": "u1", "U16": "<u2", "I32": "<i4", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8"}.items()
-}  # fmt: skip
+    for name, code in {
+        "U8": "u1",
+        "U16": "<u2",
+        "I32": "<i4",
+        "I64": "<i8",
+        "F16": "<f2",
+        "F32": "<f4",
+        "F64": "<f8",
+    }.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +169,26 @@ SPARSE: Final = ("next_scores_2", "next_scores_3", "shared_scores")
 
 # Level name, as `Trace.levels` and a policy's needs speak of it -> the alternative sets of tensors that provide it.
 LEVELS: Final[dict[str, tuple[frozenset[str], ...]]] = {
-    **{name: (frozenset({name}),) for name in
-       ("experts", "weights", "scores", "next_scores_1", "next_scores_2", "next_scores_3", "shared_scores",
-        "gate_inputs", "gate_input_norms", "token_ids", "iterations")},
+    **{
+        name: (frozenset({name}),)
+        for name in (
+            "experts",
+            "weights",
+            "scores",
+            "next_scores_1",
+            "next_scores_2",
+            "next_scores_3",
+            "shared_scores",
+            "gate_inputs",
+            "gate_input_norms",
+            "token_ids",
+            "iterations",
+        )
+    },
     "embeddings": (frozenset({"embeddings"}), frozenset({"embedding_table", "token_ids"})),
     "tasks": (frozenset({"req_task"}),),
     "arrivals": (frozenset({"req_arrival_s"}),),
-}  # fmt: skip
+}
 
 
 def expert_dtype(n_experts: int) -> str:

@@ -57,11 +57,15 @@ class Trace(StoredTrace):
             chunk = ids[at : at + _CHUNK_ROWS]
             self._let_go("experts", at)
             if _repeats(chunk):
-                raise BadInput(f"{self.path}: experts, got one expert twice for a token: a token's experts are "
-                               f"distinct; `moesim traces check` shows where, record the trace again")  # fmt: skip
+                raise BadInput(
+                    f"{self.path}: experts, got one expert twice for a token: a token's experts are "
+                    f"distinct; `moesim traces check` shows where, record the trace again"
+                )
             if int(chunk.max()) >= self.n_experts:
-                raise BadInput(f"{self.path}: experts, got an id of {self.n_experts} or more: ids are below n_experts; "
-                               f"`moesim traces check` shows where, record the trace again")  # fmt: skip
+                raise BadInput(
+                    f"{self.path}: experts, got an id of {self.n_experts} or more: ids are below n_experts; "
+                    f"`moesim traces check` shows where, record the trace again"
+                )
         return ids
 
     @property
@@ -127,8 +131,10 @@ class Trace(StoredTrace):
         table = self.stored("embedding_table")
         rows: NDArray[np.float32] = table[self._rows("token_ids", a, b)].astype(np.float32)
         if not np.isfinite(rows).all():
-            raise BadInput(f"{self.path}: embedding_table, got {rows[~np.isfinite(rows)][0]}: a finite number; `moesim "
-                           f"traces check` shows where, record the trace again")  # fmt: skip
+            raise BadInput(
+                f"{self.path}: embedding_table, got {rows[~np.isfinite(rows)][0]}: a finite number; `moesim "
+                f"traces check` shows where, record the trace again"
+            )
         return rows
 
     def gate_inputs(self, a: int, b: int) -> NDArray[np.float32]:
@@ -161,8 +167,10 @@ class Trace(StoredTrace):
         told = "record it with `moesim record`, or take a bundled trace that has {} (`moesim traces`)"
         told = told.format("it" if len(missing) == 1 else "them")
         how = dict.fromkeys(HOW_TO_GET.get(level, told) for level in missing)
-        raise BadInput(f"{self.path}: {who} needs {', '.join(missing)}, got {', '.join(sorted(self.levels))}: not "
-                       f"recorded; {'; '.join(how)}")  # fmt: skip
+        raise BadInput(
+            f"{self.path}: {who} needs {', '.join(missing)}, got {', '.join(sorted(self.levels))}: not "
+            f"recorded; {'; '.join(how)}"
+        )
 
     def _rows(self, tensor: str, a: int, b: int) -> Array:
         """Rows [a, b) of a stored tensor; refuses prefill rows of one that has decode rows only."""
@@ -174,8 +182,10 @@ class Trace(StoredTrace):
             return self._sound(tensor, a, b)
         at = 0 if a == b else self.requests.decode_position(a, b)
         if at is None:
-            raise BadInput(f"{self.path}: {level}, got rows {a} to {b}: this trace stores it for the decode rows of a "
-                           f"request only; ask within those, or record it with prefill rows")  # fmt: skip
+            raise BadInput(
+                f"{self.path}: {level}, got rows {a} to {b}: this trace stores it for the decode rows of a "
+                f"request only; ask within those, or record it with prefill rows"
+            )
         return self._sound(tensor, at, at + b - a)
 
     def _whole(self, tensor: str) -> Array:

@@ -77,10 +77,14 @@ class RequestTable:
         i = range(len(self))[index]  # negative indices and IndexError as for a list
         arrival = math.nan if self.arrival_s is None else float(self.arrival_s[i])
         return Request(
-            index=i, first_row=int(self.first_row[i]), prompt_len=int(self.prompt_len[i]), n_rows=int(self.n_rows[i]),
+            index=i,
+            first_row=int(self.first_row[i]),
+            prompt_len=int(self.prompt_len[i]),
+            n_rows=int(self.n_rows[i]),
             task="" if self.task is None else self.tasks[int(self.task[i])],
-            arrival_s=None if math.isnan(arrival) else arrival, split=SPLITS[int(self.split[i])],
-        )  # fmt: skip
+            arrival_s=None if math.isnan(arrival) else arrival,
+            split=SPLITS[int(self.split[i])],
+        )
 
     def __iter__(self) -> Iterator[Request]:
         return (self[i] for i in range(len(self)))

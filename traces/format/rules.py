@@ -97,8 +97,12 @@ def _weights(stored: Array, header: Header) -> Iterator[Fault]:
 def _scores(codes: Array, experts: Array, header: Header, code: Code) -> Iterator[Fault]:
     if header.gate.score in ("softmax", "sparsemixer"):
         total = code.decode(codes, code.scale).sum(axis=-1) / code.scale
-        yield from _where("scores", total, np.abs(total - 1.0) > sum_tolerance(code, header.n_experts),
-                          "softmax scores over all experts sum to 1")  # fmt: skip
+        yield from _where(
+            "scores",
+            total,
+            np.abs(total - 1.0) > sum_tolerance(code, header.n_experts),
+            "softmax scores over all experts sum to 1",
+        )
     if header.gate.selection != "topk" or int(experts.max(initial=0)) >= header.n_experts:
         return
     values = codes.astype(np.int64)

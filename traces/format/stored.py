@@ -55,8 +55,9 @@ class StoredTrace:
         def column(name: str) -> Array | None:
             return np.array(self.stored(name)) if name in self._entries else None
 
-        columns = {name: column(name) for name in
-                   ("req_offsets", "req_prompt_len", "req_split", "req_task", "req_arrival_s")}  # fmt: skip
+        columns = {
+            name: column(name) for name in ("req_offsets", "req_prompt_len", "req_split", "req_task", "req_arrival_s")
+        }
         return check_requests(self.header, columns, self._entries, self._decode_only, where)
 
     def __enter__(self) -> Self:
@@ -99,8 +100,9 @@ class StoredTrace:
         """A tensor exactly as stored (codes, decode rows only, ...), as a read-only view of the mapped file."""
         entry = self._entries[tensor]
         if entry.stop > self._bytes.size:
-            raise BadInput(f"{self.path}: {tensor} cannot be read: the trace was closed, or the file became shorter; "
-                           f"open it again")  # fmt: skip
+            raise BadInput(
+                f"{self.path}: {tensor} cannot be read: the trace was closed, or the file became shorter; open it again"
+            )
         return self._bytes[entry.start : entry.stop].view(DTYPES[entry.dtype]).reshape(entry.shape)
 
     def code(self, tensor: str) -> Code:

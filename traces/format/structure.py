@@ -39,8 +39,9 @@ def check_shapes(header: Header, pairs: Mapping[str, str], entries: Mapping[str,
     sizes["N"] = _first(entries["req_prompt_len"], where, "req_prompt_len")
     sizes["T"] = _first(entries["experts"], where, "experts")
     if sizes["N"] > sizes["T"]:
-        raise BadInput(f"{where}: req_prompt_len, got {sizes['N']} requests for {sizes['T']} rows: each has one; "
-                       f"{REMEDY}")  # fmt: skip
+        raise BadInput(
+            f"{where}: req_prompt_len, got {sizes['N']} requests for {sizes['T']} rows: each has one; {REMEDY}"
+        )
     decode_only = set()
     for name in (name for name in TENSORS if name in entries):  # experts first, whatever the order in the file
         entry = entries[name]
@@ -111,8 +112,10 @@ def _check_one(
             continue  # free dimensions: widths, the vocabulary, and decode rows, which the request table settles
         if want is None or got != want or want < (0 if dim == "R" else 1):
             rule = f"{dim} = {want}" if want is not None else f"{dim} at least 1, and at most one entry per expert"
-            raise BadInput(f"{where}: {name}, got shape {_show(entry.shape)}: axis {axis} is {rule} in "
-                           f"({', '.join(dims)}); {REMEDY}")  # fmt: skip
+            raise BadInput(
+                f"{where}: {name}, got shape {_show(entry.shape)}: axis {axis} is {rule} in "
+                f"({', '.join(dims)}); {REMEDY}"
+            )
 
 
 def _size(dim: str, sizes: Mapping[str, int]) -> int | None:
@@ -167,6 +170,8 @@ def check_requests(
     table = RequestTable(offsets, prompt_len, split, task, header.tasks, arrival_s)
     for name, entry in entries.items():
         if name.removesuffix(".ids") in decode_only and entry.shape[0] != table.n_decode_rows:
-            raise BadInput(f"{where}: {name}, got {entry.shape[0]} rows: rows = decode means {table.n_decode_rows}, "
-                           f"one for each decode row; {REMEDY}")  # fmt: skip
+            raise BadInput(
+                f"{where}: {name}, got {entry.shape[0]} rows: rows = decode means {table.n_decode_rows}, "
+                f"one for each decode row; {REMEDY}"
+            )
     return table

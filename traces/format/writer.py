@@ -135,8 +135,10 @@ class TraceWriter:
         if self._given is None:
             self._given = frozenset(rows)
         if frozenset(rows) != self._given or "experts" not in rows:
-            raise BadInput(f"{self.path}: rows with {', '.join(sorted(rows))}, after {', '.join(sorted(self._given))}: "
-                           f"every chunk brings the same tensors, experts among them")  # fmt: skip
+            raise BadInput(
+                f"{self.path}: rows with {', '.join(sorted(rows))}, after {', '.join(sorted(self._given))}: "
+                f"every chunk brings the same tensors, experts among them"
+            )
         experts = np.asarray(rows["experts"])
         n_prefill = min(max(0, self._offsets[-1] + self._requests[-1][0] - self._n_rows), len(experts))
         for name, values in rows.items():
@@ -186,8 +188,10 @@ class TraceWriter:
         index, prompt_len = len(self._requests) - 1, self._requests[-1][0]
         if len(self._offsets) <= index + 1:
             if not 1 <= prompt_len <= self._n_rows - self._offsets[-1]:
-                raise BadInput(f"{self.path}: request {index} prompt_len, got {prompt_len}: at least 1 and at most its "
-                               f"{self._n_rows - self._offsets[-1]} rows")  # fmt: skip
+                raise BadInput(
+                    f"{self.path}: request {index} prompt_len, got {prompt_len}: at least 1 and at most its "
+                    f"{self._n_rows - self._offsets[-1]} rows"
+                )
             self._offsets.append(self._n_rows)
 
     def close(self) -> Path:
@@ -253,8 +257,13 @@ def write_trace(
     with TraceWriter(path, header, store, embedding_table) as writer:
         for request in requests:
             own = slice(request.first_row, request.end_row)
-            writer.add_request(request.prompt_len, task=request.task, split=request.split, arrival_s=request.arrival_s,
-                               **{name: values[own] for name, values in rows.items()})  # fmt: skip
+            writer.add_request(
+                request.prompt_len,
+                task=request.task,
+                split=request.split,
+                arrival_s=request.arrival_s,
+                **{name: values[own] for name, values in rows.items()},
+            )
     return Path(path)
 
 

@@ -28,16 +28,29 @@ def plan_of(settings: Settings, config: Any, prompts: list[Prompt], device: str)
     text = json.dumps([[p.token_ids, p.max_outputs, p.task, p.split, p.fixed_length] for p in prompts])
     facts = json.dumps(config.to_dict(), sort_keys=True, default=str)
     return {
-        "version": __version__, "torch": torch.__version__, "transformers": transformers.__version__,
+        "version": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
         "model": settings.source.name,
-        "commit": getattr(config, "_commit_hash", None), "revision": settings.source.revision,
-        "config": hashlib.sha256(facts.encode()).hexdigest(), "weights": _weights(settings.source.name),
-        "prompts": hashlib.sha256(text.encode()).hexdigest(), "requests": len(prompts),
-        "name": name_of(settings), "text": _text_source(settings), "text_licence": settings.text_licence,
-        "batch": settings.batch, "device": device.split(":")[0], "dtype": settings.dtype,
-        "temperature": settings.temperature, "seed": settings.seed, "store_frac": settings.store_frac,
-        "hidden": settings.hidden, "compact": settings.compact, "embedding_width": settings.embedding_width,
-    }  # fmt: skip
+        "commit": getattr(config, "_commit_hash", None),
+        "revision": settings.source.revision,
+        "config": hashlib.sha256(facts.encode()).hexdigest(),
+        "weights": _weights(settings.source.name),
+        "prompts": hashlib.sha256(text.encode()).hexdigest(),
+        "requests": len(prompts),
+        "name": name_of(settings),
+        "text": _text_source(settings),
+        "text_licence": settings.text_licence,
+        "batch": settings.batch,
+        "device": device.split(":")[0],
+        "dtype": settings.dtype,
+        "temperature": settings.temperature,
+        "seed": settings.seed,
+        "store_frac": settings.store_frac,
+        "hidden": settings.hidden,
+        "compact": settings.compact,
+        "embedding_width": settings.embedding_width,
+    }
 
 
 def _weights(name: str) -> dict[str, int]:
@@ -50,8 +63,10 @@ def layout_of(settings: Settings, n_layers: int) -> Layout:
     """How scores are coded, and which tensors keep decode rows only."""
     code = U8_SQUARE if settings.compact else U16_LINEAR
     predictions = {name for name in PREDICTIONS if n_layers >= _LAYERS_NEEDED[name]}
-    return Layout(codes=dict.fromkeys(("scores", *PREDICTIONS), code.name),
-                  decode_only=frozenset(predictions) if settings.compact else frozenset())  # fmt: skip
+    return Layout(
+        codes=dict.fromkeys(("scores", *PREDICTIONS), code.name),
+        decode_only=frozenset(predictions) if settings.compact else frozenset(),
+    )
 
 
 def name_of(settings: Settings) -> str:
@@ -82,8 +97,10 @@ def header_of(
     place = Path(source.name).name if Path(source.name).is_dir() else f"huggingface.co/{source.name}"
     at = f" at {revision}" if (revision := plan["commit"] or source.revision) else ""
     drawn = "greedily" if settings.temperature == 0 else f"at temperature {settings.temperature:g}"
-    notes = [f"Run in {str(model.dtype).removeprefix('torch.')} on {plan['device']} in batches of {settings.batch}, "
-             f"outputs taken {drawn}, seed {settings.seed}."]  # fmt: skip
+    notes = [
+        f"Run in {str(model.dtype).removeprefix('torch.')} on {plan['device']} in batches of {settings.batch}, "
+        f"outputs taken {drawn}, seed {settings.seed}."
+    ]
     if prompts[0].fixed_length:
         notes.append("Output lengths were drawn; the end of text was never taken.")
     if settings.embedding_width:
@@ -97,13 +114,17 @@ def header_of(
     return Header(
         model=name_of(settings),
         model_source=f"{place}{at}, {type(model).__name__} of "
-                     f"transformers {plan['transformers']}, torch {plan['torch']}",
-        n_layers=len(layers), n_experts=int(layers[0].router.weight.shape[0]), top_k=int(config.num_experts_per_tok),
+        f"transformers {plan['transformers']}, torch {plan['torch']}",
+        n_layers=len(layers),
+        n_experts=int(layers[0].router.weight.shape[0]),
+        top_k=int(config.num_experts_per_tok),
         gate=gate,
         created_by=f"moesim record {__version__}",
         tokenizer="" if tokenizer is None else f"{type(tokenizer).__name__} of {name_of(settings)}",
-        text_source=_text_source(settings), text_licence=settings.text_licence,
+        text_source=_text_source(settings),
+        text_licence=settings.text_licence,
         labels=(RANDOM_LABEL,) if settings.prompts is None else (),
         tasks=tuple(sorted({prompt.task for prompt in prompts if prompt.task})),
-        notes=" ".join(notes), extra={DIGEST: digest_of(plan)},
-    )  # fmt: skip
+        notes=" ".join(notes),
+        extra={DIGEST: digest_of(plan)},
+    )

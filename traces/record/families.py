@@ -108,10 +108,13 @@ def _routes(layer: Any, family: Family) -> bool:
 def _moe_layer(layer: Any, family: Family) -> MoeLayer:
     mlp = layer.mlp
     return MoeLayer(
-        router=getattr(mlp, family.router), experts=mlp.experts, input_norm=layer.input_layernorm,
-        post_norm=layer.post_attention_layernorm, shared=getattr(mlp, family.shared, None) if family.shared else None,
+        router=getattr(mlp, family.router),
+        experts=mlp.experts,
+        input_norm=layer.input_layernorm,
+        post_norm=layer.post_attention_layernorm,
+        shared=getattr(mlp, family.shared, None) if family.shared else None,
         shared_gate=getattr(mlp, family.shared_gate, None) if family.shared_gate else None,
-    )  # fmt: skip
+    )
 
 
 def gate_of(model: Any, layers: list[MoeLayer]) -> GateRule:
@@ -125,9 +128,11 @@ def gate_of(model: Any, layers: list[MoeLayer]) -> GateRule:
     biases = (getattr(layer.router, "e_score_correction_bias", None) for layer in layers)
     biased = any(bias is not None and bool(bias.any()) for bias in biases)
     return GateRule(
-        score=family.score, renormalised=renormalised, selection="other" if grouped or biased else "topk",
+        score=family.score,
+        renormalised=renormalised,
+        selection="other" if grouped or biased else "topk",
         scaling=float(getattr(router, "routed_scaling_factor", 1.0)),
-    )  # fmt: skip
+    )
 
 
 def gate_scores(logits: torch.Tensor, score: str) -> torch.Tensor:

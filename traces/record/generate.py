@@ -85,9 +85,9 @@ def run_batch(
     lengths = torch.tensor([len(prompt.token_ids) for prompt in prompts])
     width = int(lengths.max())
     padded = bool((lengths < width).any())
-    ids = torch.stack([
-        torch.tensor([0] * (width - len(prompt.token_ids)) + list(prompt.token_ids)) for prompt in prompts
-    ])  # fmt: skip
+    ids = torch.stack(
+        [torch.tensor([0] * (width - len(prompt.token_ids)) + list(prompt.token_ids)) for prompt in prompts]
+    )
     starts = width - lengths  # first position of each sequence that is not padding
     cache = None
     for a in range(0, width, max_forward_tokens):

@@ -27,8 +27,11 @@ class Source:
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments that every `from_pretrained` takes."""
-        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code,
-                "local_files_only": self.offline or Path(self.name).is_dir()}  # fmt: skip
+        return {
+            "revision": self.revision,
+            "trust_remote_code": self.trust_remote_code,
+            "local_files_only": self.offline or Path(self.name).is_dir(),
+        }
 
 
 def named(name: str) -> str:
@@ -150,6 +153,7 @@ def _transformers() -> Any:
         import torch  # noqa: F401 - transformers imports without it, and fails later
         import transformers
     except ImportError as error:
-        raise BadInput(f"torch and transformers, got {error}: recording needs both; "
-                       f"pip install 'moe-offload-sim[torch]'") from None  # fmt: skip
+        raise BadInput(
+            f"torch and transformers, got {error}: recording needs both; pip install 'moe-offload-sim[torch]'"
+        ) from None
     return transformers

@@ -104,8 +104,10 @@ class RoutingProbe:
         if index != len(self._routed):
             raise self._elsewhere()
         if len(output) != 3:
-            raise BadInput(f"router, got {len(output)} outputs: logits, weights and ids are recorded, as transformers "
-                           f"{TESTED_WITH} has them; pip install 'transformers>={TESTED_WITH}'")  # fmt: skip
+            raise BadInput(
+                f"router, got {len(output)} outputs: logits, weights and ids are recorded, as transformers "
+                f"{TESTED_WITH} has them; pip install 'transformers>={TESTED_WITH}'"
+            )
         logits, weights, ids = output
         here = _flat(gate_input)
         self._logits.append(logits)
@@ -172,8 +174,12 @@ class RoutingProbe:
         if not self.ranked:
             order = weights.argsort(dim=-1, descending=True, stable=True)
             ids, weights = ids.gather(-1, order), weights.gather(-1, order)
-        found = {"experts": ids, "weights": weights.float(), "scores": scores,
-                 "gate_input_norms": _stacked(self._norms)}  # fmt: skip
+        found = {
+            "experts": ids,
+            "weights": weights.float(),
+            "scores": scores,
+            "gate_input_norms": _stacked(self._norms),
+        }
         for name, logits in self._ahead.items():
             found[name] = gate_scores(_stacked(logits), self.gate.score)
         if self.keep_inputs:

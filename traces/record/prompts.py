@@ -99,8 +99,10 @@ def read_prompts(
 
 def _from_text(line: str, encode: Any, where: str) -> tuple[list[int], dict[str, Any]]:
     if encode is None:
-        raise BadInput(f"{where}: text, but the model has no tokenizer; give .jsonl lines with token_ids, or draw "
-                       f"random prompts with --prompt-tokens")  # fmt: skip
+        raise BadInput(
+            f"{where}: text, but the model has no tokenizer; give .jsonl lines with token_ids, or draw "
+            f"random prompts with --prompt-tokens"
+        )
     return [int(token) for token in encode(line)], {}
 
 

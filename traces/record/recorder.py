@@ -89,20 +89,25 @@ def _prompts(settings: Settings, config: Any, tokenizer: Any) -> list[Prompt]:
         encode = None if tokenizer is None else partial(_encode, tokenizer, settings.chat)
         found = read_prompts(settings.prompts, encode, settings.max_new_tokens, settings.max_prompt_tokens)
         if settings.n_requests is not None and settings.n_requests > len(found):
-            raise BadInput(f"--requests, got {settings.n_requests}: {settings.prompts} has {len(found)} prompts; "
-                           f"lower it")  # fmt: skip
+            raise BadInput(
+                f"--requests, got {settings.n_requests}: {settings.prompts} has {len(found)} prompts; lower it"
+            )
         found = found[: settings.n_requests]
         if settings.output_tokens is not None:
             found = with_output_lengths(found, Lengths(settings.output_tokens), settings.seed)
     limit = getattr(config, "max_position_embeddings", None) or math.inf
     for i, prompt in enumerate(found):
         if max(prompt.token_ids) >= config.vocab_size:
-            raise BadInput(f"request {i}, got token id {max(prompt.token_ids)}: the model's vocabulary has "
-                           f"{config.vocab_size}; is it the right tokenizer?")  # fmt: skip
+            raise BadInput(
+                f"request {i}, got token id {max(prompt.token_ids)}: the model's vocabulary has "
+                f"{config.vocab_size}; is it the right tokenizer?"
+            )
         if len(prompt.token_ids) + prompt.max_outputs - 1 > limit:
-            raise BadInput(f"request {i}, got {len(prompt.token_ids)} prompt tokens and up to {prompt.max_outputs} "
-                           f"outputs: the model has {limit} positions; lower --max-prompt-tokens, --max-new-tokens or "
-                           f"the drawn lengths")  # fmt: skip
+            raise BadInput(
+                f"request {i}, got {len(prompt.token_ids)} prompt tokens and up to {prompt.max_outputs} "
+                f"outputs: the model has {limit} positions; lower --max-prompt-tokens, --max-new-tokens or "
+                f"the drawn lengths"
+            )
     return found
 
 
@@ -110,8 +115,9 @@ def _encode(tokenizer: Any, chat: bool, text: str) -> list[int]:
     if not chat:
         return list(tokenizer(text)["input_ids"])
     try:
-        filled = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False,
-                                               add_generation_prompt=True)  # fmt: skip
+        filled = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+        )
     except ValueError:
         raise BadInput("--chat: the tokenizer has no chat template; leave the flag out") from None
     return list(tokenizer(filled, add_special_tokens=False)["input_ids"])
@@ -126,9 +132,14 @@ def _end_ids(config: Any, model: Any = None) -> tuple[int, ...]:
 
 
 def _run(
-    settings: Settings, session: Session, config: Any, tokenizer: Any, prompts: list[Prompt], device: str,
+    settings: Settings,
+    session: Session,
+    config: Any,
+    tokenizer: Any,
+    prompts: list[Prompt],
+    device: str,
     on_progress: OnProgress,
-) -> None:  # fmt: skip
+) -> None:
     from traces.record.families import FAMILIES, gate_of, moe_layers
     from traces.record.generate import Sampling
     from traces.record.probe import RoutingProbe
@@ -167,8 +178,10 @@ def _record_batches(
         own = prompts[first : first + settings.batch]
         if session.finished(first, first + len(own)):
             continue
-        requests = [Request(i, 0, len(p.token_ids), len(p.token_ids), p.task, None, chosen[first + i])
-                    for i, p in enumerate(own)]  # fmt: skip
+        requests = [
+            Request(i, 0, len(p.token_ids), len(p.token_ids), p.task, None, chosen[first + i])
+            for i, p in enumerate(own)
+        ]
         doing, way_out = (
             f"recording requests {first} to {first + len(own) - 1} in batches of {settings.batch}",
             ("a smaller --batch or --dtype and --force, or shorter prompts"),

@@ -59,8 +59,10 @@ class Session:
             return False
         elif (self.folder / "plan.json").exists():
             if not resume:
-                raise BadInput(f"{self.folder}: a recording was begun and not finished; give --resume to continue it, "
-                               f"or --force to begin anew")  # fmt: skip
+                raise BadInput(
+                    f"{self.folder}: a recording was begun and not finished; give --resume to continue it, "
+                    f"or --force to begin anew"
+                )
             self._require_same_plan()
         self.folder.mkdir(parents=True, exist_ok=True)
         for entry in self.folder.iterdir():  # what was being written when it was cut off
@@ -82,8 +84,10 @@ class Session:
             raise BadInput(f"{path}: not readable; give --force to begin anew") from None
         for key in sorted({*begun, *self.plan}):
             if begun.get(key) != self.plan.get(key):
-                raise BadInput(f"--resume, got {key} {self.plan.get(key)!r}: the recording was begun with "
-                               f"{begun.get(key)!r}; repeat that, or give --force to begin anew")  # fmt: skip
+                raise BadInput(
+                    f"--resume, got {key} {self.plan.get(key)!r}: the recording was begun with "
+                    f"{begun.get(key)!r}; repeat that, or give --force to begin anew"
+                )
 
     def part(self, index: int) -> Path:
         """Where the trace of one request lies once it is finished."""

@@ -62,8 +62,9 @@ def cut_figures(rows: Sample, n: int, policies: tuple[str, ...] = PLAIN) -> dict
         for frac, hit in zip(sizes.values(), CURVES[name](side_by_side, n_experts, list(sizes), None), strict=True):
             found[f"{name}_{100 * frac:g}"] = float(hit.mean())
     quarter = max(1, round(n_experts / 4))
-    counted = np.apply_along_axis(np.bincount, 0, np.moveaxis(side_by_side, 2, 1).reshape(n * top_k, -1),
-                                  minlength=n_experts)  # fmt: skip
+    counted = np.apply_along_axis(
+        np.bincount, 0, np.moveaxis(side_by_side, 2, 1).reshape(n * top_k, -1), minlength=n_experts
+    )
     found["top_quarter"] = float(np.sort(counted, axis=0)[-quarter:].sum(axis=0).mean() / (n * top_k))
     for lag in LAGS:
         same = rows.request[at[:, lag:]] == rows.request[at[:, :-lag]]
@@ -88,8 +89,12 @@ def unions(rows: Sample) -> dict[int, float]:
     for batch in BATCHES:
         if batch > len(of_request):
             break
-        at = np.array([[of_request[i][rng.integers(len(of_request[i]))]
-                        for i in rng.permutation(len(of_request))[:batch]] for _ in range(_STEPS)])  # fmt: skip
+        at = np.array(
+            [
+                [of_request[i][rng.integers(len(of_request[i]))] for i in rng.permutation(len(of_request))[:batch]]
+                for _ in range(_STEPS)
+            ]
+        )
         asked = np.zeros((_STEPS, rows.experts.shape[1], rows.trace.n_experts), bool)
         np.put_along_axis(asked, np.moveaxis(rows.experts[at], 1, 2).reshape(*asked.shape[:2], -1), True, axis=-1)
         found[batch] = float(asked.sum(axis=-1).mean())

@@ -155,8 +155,17 @@ def lengths(trace: Trace) -> list[TaskLengths]:
     for name, mask in groups:
         if mask.any():
             prompt, outputs = table.prompt_len[mask], table.n_decode[mask] + 1
-            found.append(TaskLengths(name, int(mask.sum()), int(table.n_rows[mask].sum()), float(prompt.mean()),
-                                     int(prompt.max()), float(outputs.mean()), int(outputs.max())))  # fmt: skip
+            found.append(
+                TaskLengths(
+                    name,
+                    int(mask.sum()),
+                    int(table.n_rows[mask].sum()),
+                    float(prompt.mean()),
+                    int(prompt.max()),
+                    float(outputs.mean()),
+                    int(outputs.max()),
+                )
+            )
     return found
 
 

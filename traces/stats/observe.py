@@ -69,8 +69,15 @@ def sample(trace: Trace, requests: Sequence[Request] | None = None, max_rows: in
         position.append(np.arange(request.n_rows))
         if "token_ids" in trace.levels:
             tokens.append(trace.token_ids[rows])
-    return Sample(trace, wanted, np.concatenate(experts), np.concatenate(owner), np.concatenate(task),
-                  np.concatenate(position), np.concatenate(tokens) if tokens else None)  # fmt: skip
+    return Sample(
+        trace,
+        wanted,
+        np.concatenate(experts),
+        np.concatenate(owner),
+        np.concatenate(task),
+        np.concatenate(position),
+        np.concatenate(tokens) if tokens else None,
+    )
 
 
 def halves(trace: Trace) -> tuple[list[Request], list[Request]]:

@@ -99,8 +99,17 @@ def judge(trace: Trace, quick: bool = False) -> Realism:
     references = tuple(reference for reference in like if cut in reference.cuts)
     figures = found.get(cut, {})
     together = {} if quick else unions(rows)
-    told = Realism(trace.name, trace.header.shape, trace.n_experts, trace.top_k, trace.header.kind, cut, references,
-                   figures, together)  # fmt: skip
+    told = Realism(
+        trace.name,
+        trace.header.shape,
+        trace.n_experts,
+        trace.top_k,
+        trace.header.kind,
+        cut,
+        references,
+        figures,
+        together,
+    )
     if not quick:
         told.rows.extend(_rows(told))
     told.findings.extend(_findings(told, trace, rows))
@@ -146,8 +155,14 @@ def _findings(told: Realism, trace: Trace, rows: Sample) -> list[Finding]:
     tests = trace.requests.in_split("test") or list(trace.requests)
     prompt = sum(request.prompt_len for request in tests) / len(tests)
     if len(tests) < FEW_TESTS or prompt < SHORT_PROMPT:
-        found.append(Finding("load and long prompts", False, f"{show_count(len(tests), 'request')} to score, prompts "
-                             f"of {prompt:.0f} tokens: nothing on load, p95, KV memory or long prompts"))  # fmt: skip
+        found.append(
+            Finding(
+                "load and long prompts",
+                False,
+                f"{show_count(len(tests), 'request')} to score, prompts "
+                f"of {prompt:.0f} tokens: nothing on load, p95, KV memory or long prompts",
+            )
+        )
     return found
 
 
@@ -156,8 +171,11 @@ def _order(told: Realism) -> Finding:
     turned: list[str] = []
     kept: list[str] = []
     for one, other in (("lfu", "lru"), ("lcp", "lru"), ("lcp", "lfu")):
-        real = [t.cuts[told.cut][f"{one}_25"] - t.cuts[told.cut][f"{other}_25"] for t in told.references
-                if f"{one}_25" in t.cuts[told.cut]]  # fmt: skip
+        real = [
+            t.cuts[told.cut][f"{one}_25"] - t.cuts[told.cut][f"{other}_25"]
+            for t in told.references
+            if f"{one}_25" in t.cuts[told.cut]
+        ]
         if f"{one}_25" not in told.figures or not real:
             continue
         sure = all(abs(value) > ORDER_MARGIN for value in real) and len({value > 0 for value in real}) == 1
@@ -167,8 +185,12 @@ def _order(told: Realism) -> Finding:
             right = here * real[0] > 0
             (kept if right else turned).append(f"{first.upper()} before {second.upper()}")
     if turned:
-        return Finding("order of plain caches", False, f"plain caches rank otherwise there ({', '.join(turned)}): no "
-                       "ranking of caches by recency against popularity")  # fmt: skip
+        return Finding(
+            "order of plain caches",
+            False,
+            f"plain caches rank otherwise there ({', '.join(turned)}): no "
+            "ranking of caches by recency against popularity",
+        )
     return Finding("order of plain caches", True, ", ".join(kept) or "published traces do not tell them apart")
 
 
@@ -184,8 +206,14 @@ def _mix(told: Realism, trace: Trace) -> list[Finding]:
     if (lfu - lru) * apart > 0 or abs(lfu - lru) < 100 * ORDER_MARGIN:
         return []
     first, second = ("LRU", "LFU") if lru > lfu else ("LFU", "LRU")
-    return [Finding("one task at a time", False, f"run as it is, tasks in turn, {first} leads {second} by "
-                    f"{abs(lfu - lru):.0f} points, of one task {second} leads by {abs(apart):.0f}")]  # fmt: skip
+    return [
+        Finding(
+            "one task at a time",
+            False,
+            f"run as it is, tasks in turn, {first} leads {second} by "
+            f"{abs(lfu - lru):.0f} points, of one task {second} leads by {abs(apart):.0f}",
+        )
+    ]
 
 
 def _hits(told: Realism) -> Finding:
@@ -199,8 +227,10 @@ def _hits(told: Realism) -> Finding:
             if abs(apart) > abs(worst):
                 worst, name = apart, key
     policy, _, frac = name.partition("_")
-    says = f"hit rates up to {100 * abs(worst):.0f} points {'above' if worst > 0 else 'below'} ({policy.upper()}, " \
-           f"{frac} % cached)"  # fmt: skip
+    says = (
+        f"hit rates up to {100 * abs(worst):.0f} points {'above' if worst > 0 else 'below'} ({policy.upper()}, "
+        f"{frac} % cached)"
+    )
     return Finding("hit rates", abs(worst) <= HITS_MARGIN, says if name else "hit rates inside the published range")
 
 

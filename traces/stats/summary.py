@@ -64,8 +64,9 @@ def summarise(trace: Trace, requests: Sequence[Request] | None = None, fracs: Se
     many = len(rows.requests) > 1
     figures["overlap_same_task"] = _mean(observe.overlap(rows, *observe.far_pairs(rows, True, rng))) if many else None
     figures["overlap_other_task"] = _mean(observe.overlap(rows, *observe.far_pairs(rows, False, rng))) if many else None
-    affinities = [observe.affinity(rows.experts[:, i - 1], rows.experts[:, i], trace.n_experts)
-                  for i in range(1, trace.n_layers)]  # fmt: skip
+    affinities = [
+        observe.affinity(rows.experts[:, i - 1], rows.experts[:, i], trace.n_experts) for i in range(1, trace.n_layers)
+    ]
     figures["affinity"] = _mean(np.array(affinities)) if affinities and len(rows.experts) > 1 else None
     for d in observe.distances(trace):
         figures[f"predicted_{d}"] = _mean(observe.prediction_overlap(rows, f"next_scores_{d}", d))

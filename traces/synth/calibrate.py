@@ -60,10 +60,16 @@ def times(profile: Profile, factor: float) -> Profile:
 def some_layers(profile: Profile, keep: Ints) -> Profile:
     """A few layers of a profile, selections only: enough to judge caches, which every layer has for itself."""
     return msgspec.structs.replace(
-        profile, n_layers=len(keep), bias=[profile.bias[i] for i in keep], depth=[0.0] * len(keep), ahead={},
+        profile,
+        n_layers=len(keep),
+        bias=[profile.bias[i] for i in keep],
+        depth=[0.0] * len(keep),
+        ahead={},
         shares={name: [values[i] for i in keep] for name, values in profile.shares.items()},
-        shared=None, sharpness=None, offset=None,
-    )  # fmt: skip
+        shared=None,
+        sharpness=None,
+        offset=None,
+    )
 
 
 def _rates(experts: Array, n_experts: int, sizes: list[int]) -> Floats:

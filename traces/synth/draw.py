@@ -25,8 +25,21 @@ _WEIGHT_GRAIN = 256
 _CONTEXTS = 1 << 13  # vectors that pairs and triples of ids are hashed to
 _SETTLING, _SETTLING_ROUNDS = 4096, 10
 # Streams of random numbers. A new one goes to the end, so that the others keep what they draw.
-_STREAMS = ("table", "weights", "tasks", "requests", "tokens", "request", "fresh", *(f"fade{n}" for n in FADES),
-            *(f"ahead{d}" for d in DISTANCES), "shared", "contexts", "pair", "triple")  # fmt: skip
+_STREAMS = (
+    "table",
+    "weights",
+    "tasks",
+    "requests",
+    "tokens",
+    "request",
+    "fresh",
+    *(f"fade{n}" for n in FADES),
+    *(f"ahead{d}" for d in DISTANCES),
+    "shared",
+    "contexts",
+    "pair",
+    "triple",
+)
 
 
 def stream(seed: int, name: str, request: int = 0) -> np.random.Generator:

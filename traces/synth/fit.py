@@ -46,23 +46,37 @@ def fit(trace: Trace, requests: list[Request] | None = None) -> Profile:
     sharpness, offset = _gate(rows, bias, rng) if "scores" in trace.levels else (None, None)
     ahead = {str(d): _ahead(rows, f"next_scores_{d}", d, tables) for d in observe.distances(trace)}
     shared = _ahead(rows, "shared_scores", 1, tables) if "shared_scores" in trace.levels else None
-    store = [Lengths(r.prompt_len, r.n_decode, tasks.index(r.task) if tasks else 0, r.split == "store")
-             for r in rows.requests[:MAX_REQUESTS]]  # fmt: skip
+    store = [
+        Lengths(r.prompt_len, r.n_decode, tasks.index(r.task) if tasks else 0, r.split == "store")
+        for r in rows.requests[:MAX_REQUESTS]
+    ]
     shares = _shares(rows, tables, rng)
     near = _linked(rows, bias, shares, 1, rng)
     core = _core(rows, bias, shares, near, rng)
     depth = np.clip((near - core) / max(1e-6, 1 - core), 0.0, 1.0)
     depth[0] = 0.0
     found = Profile(
-        source=trace.name, n_layers=trace.n_layers, n_experts=trace.n_experts, top_k=trace.top_k,
-        score="sigmoid" if gate.score == "sigmoid" else "softmax", renormalised=gate.renormalised, scaling=gate.scaling,
-        bias=[_rounded(b) for b in bias], shares={k: _rounded(v) for k, v in shares.items()},
-        core=round(core, 5), depth=_rounded(depth), ahead=ahead, shared=shared,
+        source=trace.name,
+        n_layers=trace.n_layers,
+        n_experts=trace.n_experts,
+        top_k=trace.top_k,
+        score="sigmoid" if gate.score == "sigmoid" else "softmax",
+        renormalised=gate.renormalised,
+        scaling=gate.scaling,
+        bias=[_rounded(b) for b in bias],
+        shares={k: _rounded(v) for k, v in shares.items()},
+        core=round(core, 5),
+        depth=_rounded(depth),
+        ahead=ahead,
+        shared=shared,
         sharpness=None if sharpness is None else _rounded(sharpness),
-        offset=None if offset is None else _rounded(offset), vocabulary=_vocabulary(rows),
-        embedding_width=WIDTH if rows.token_ids is not None else 0, tasks=tasks, requests=store,
+        offset=None if offset is None else _rounded(offset),
+        vocabulary=_vocabulary(rows),
+        embedding_width=WIDTH if rows.token_ids is not None else 0,
+        tasks=tasks,
+        requests=store,
         assumptions=assumptions,
-    )  # fmt: skip
+    )
     # Where ids are known they bring most of what caches feel, and leave no share to lend to anything else.
     return found if rows.token_ids is not None else calibrated(found, rows, selections)
 

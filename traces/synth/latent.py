@@ -53,9 +53,7 @@ def overlap_table(bias: Floats, k: int, rng: np.random.Generator, other: Floats 
     one, fresh = rng.standard_normal((2, n, n_experts))
     first = chosen_mask(one + bias, k)
     second = bias if other is None else other
-    shares = [
-        (first & chosen_mask(r * one + np.sqrt(1 - r * r) * fresh + second, k)).sum() / (n * k) for r in GRID
-    ]  # fmt: skip
+    shares = [(first & chosen_mask(r * one + np.sqrt(1 - r * r) * fresh + second, k)).sum() / (n * k) for r in GRID]
     return np.maximum.accumulate(np.array(shares))  # noise must not make the map fold back
 
 

@@ -82,12 +82,16 @@ def load(name: str | Path) -> PublishedFigures:
     for kind, curve in found.curves.items():
         sizes = curve.experts
         if len(sizes) != len(curve.hits) or min(sizes, default=0) < found.top_k or max(sizes) > found.n_experts:
-            raise BadInput(f"{path}: curves.{kind}, got {len(sizes)} sizes and {len(curve.hits)} hit rates: as many of "
-                           f"one as of the other, sizes from top_k to n_experts; correct the file")  # fmt: skip
+            raise BadInput(
+                f"{path}: curves.{kind}, got {len(sizes)} sizes and {len(curve.hits)} hit rates: as many of "
+                f"one as of the other, sizes from top_k to n_experts; correct the file"
+            )
     for distance, values in found.accuracy.items():
         if len(values) != found.n_layers:
-            raise BadInput(f"{path}: accuracy.{distance}, got {len(values)} values: one per layer ({found.n_layers}); "
-                           f"write null where it is unknown")  # fmt: skip
+            raise BadInput(
+                f"{path}: accuracy.{distance}, got {len(values)} values: one per layer ({found.n_layers}); "
+                f"write null where it is unknown"
+            )
     if found.top_k > found.n_experts:
         raise BadInput(f"{path}: top_k, got {found.top_k}: at most n_experts ({found.n_experts}); correct the file")
     return found
@@ -116,13 +120,16 @@ def fit_to(
 
 def bend(profile: Profile, spread: float, lasting: float, passing: float) -> Profile:
     """Biases and shares times three factors; shares that would pass 1 are brought back to it."""
-    shares = {name: profile.share(name) * (lasting if name in LASTING else passing if name in PASSING else 1.0)
-              for name in profile.shares}  # fmt: skip
+    shares = {
+        name: profile.share(name) * (lasting if name in LASTING else passing if name in PASSING else 1.0)
+        for name in profile.shares
+    }
     total = np.maximum(sum(shares.values(), np.zeros(profile.n_layers)), 1.0)
     return msgspec.structs.replace(
-        profile, bias=(np.array(profile.bias) * spread).round(5).tolist(),
+        profile,
+        bias=(np.array(profile.bias) * spread).round(5).tolist(),
         shares={name: (values / total).round(5).tolist() for name, values in shares.items()},
-    )  # fmt: skip
+    )
 
 
 def _fit_curves(
@@ -173,8 +180,10 @@ def fit_accuracy(profile: Profile, distance: int, accuracy: list[float | None]) 
         known[-1] = 0.0  # the wrap-around is part of the level: nobody measured it, so it knows nothing
     inner = known[: profile.n_layers - distance] if distance > 1 else known
     if any(value is None for value in inner):
-        raise BadInput(f"accuracy.{distance}: unknown for some layers, and the source trace has no predictions to take "
-                       f"them from; give every layer, or fit to a trace with next_scores_{distance}")  # fmt: skip
+        raise BadInput(
+            f"accuracy.{distance}: unknown for some layers, and the source trace has no predictions to take "
+            f"them from; give every layer, or fit to a trace with next_scores_{distance}"
+        )
     return msgspec.structs.replace(profile, ahead={**profile.ahead, str(distance): known})
 
 
@@ -208,8 +217,10 @@ def reached(figures: PublishedFigures, trace: Trace) -> list[Reached]:
     found = []
     for kind, curve in figures.curves.items():
         rates = _warm(kind, rows.experts, trace.n_experts, curve.experts)
-        found += [Reached(f"{kind.upper()} hits, {size} of {trace.n_experts} experts", target, float(rate))
-                  for size, target, rate in zip(curve.experts, curve.hits, rates, strict=True)]  # fmt: skip
+        found += [
+            Reached(f"{kind.upper()} hits, {size} of {trace.n_experts} experts", target, float(rate))
+            for size, target, rate in zip(curve.experts, curve.hits, rates, strict=True)
+        ]
     for distance, accuracy in figures.accuracy.items():
         seen = observe.prediction_overlap(rows, f"next_scores_{distance}", distance)
         for target, wanted in enumerate(accuracy):

@@ -23,7 +23,10 @@ def scaled(profile: Profile, n_layers: int, n_experts: int, top_k: int) -> Profi
     at = _Depths(profile.n_layers, n_layers)
     source = f"{profile.n_layers}x{profile.n_experts}, k={profile.top_k}"
     return msgspec.structs.replace(
-        profile, n_layers=n_layers, n_experts=n_experts, top_k=top_k,
+        profile,
+        n_layers=n_layers,
+        n_experts=n_experts,
+        top_k=top_k,
         bias=_popularity(np.array(profile.bias), at, n_experts).tolist(),
         shares={name: at.line(values) for name, values in profile.shares.items()},
         depth=[0.0, *at.line([*(profile.depth[1:2] or [0.0]), *profile.depth[1:]])[1:]],
@@ -32,7 +35,7 @@ def scaled(profile: Profile, n_layers: int, n_experts: int, top_k: int) -> Profi
         sharpness=None if profile.sharpness is None else at.line(profile.sharpness),
         offset=None if profile.offset is None else at.line(profile.offset),
         assumptions=[*profile.assumptions, f"{RULE}; source shape {source}"],
-    )  # fmt: skip
+    )
 
 
 class _Depths:

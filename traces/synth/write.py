@@ -51,8 +51,10 @@ def both_splits(drawer: Drawer, n_requests: int | None, n_tokens: int | None) ->
     (missing,) = wanted - found
     few = next(plan.index + 1 for plan in drawer.plans(None, None) if plan.split == missing)
     asked = f"--requests, got {n_requests}" if n_tokens is None else f"--tokens, got {n_tokens}"
-    raise BadInput(f"{asked}: too few for a request to learn from (split store) and one to score (test), as the source "
-                   f"has; draw {few} requests at least: --requests {few}")  # fmt: skip
+    raise BadInput(
+        f"{asked}: too few for a request to learn from (split store) and one to score (test), as the source "
+        f"has; draw {few} requests at least: --requests {few}"
+    )
 
 
 def header(profile: Profile, model: str, seed: int) -> Header:
@@ -63,12 +65,19 @@ def header(profile: Profile, model: str, seed: int) -> Header:
     if len(text) <= MAX_TEXT:
         extra["profile"] = text
     return Header(
-        model=model, model_source=f"drawn by moesim traces synth {__version__} from statistics of {profile.source}",
-        n_layers=profile.n_layers, n_experts=profile.n_experts, top_k=profile.top_k, gate=profile.gate,
-        created_by=f"moesim {__version__}", tokenizer="none: ids are ranks of frequency" if profile.vocabulary else "",
-        labels=labels(profile), tasks=tuple(profile.tasks), extra=extra,
+        model=model,
+        model_source=f"drawn by moesim traces synth {__version__} from statistics of {profile.source}",
+        n_layers=profile.n_layers,
+        n_experts=profile.n_experts,
+        top_k=profile.top_k,
+        gate=profile.gate,
+        created_by=f"moesim {__version__}",
+        tokenizer="none: ids are ranks of frequency" if profile.vocabulary else "",
+        labels=labels(profile),
+        tasks=tuple(profile.tasks),
+        extra=extra,
         notes="\n".join(["Synthetic: no model and no text; see docs/traces.md.", *profile.assumptions]),
-    )  # fmt: skip
+    )
 
 
 def write(

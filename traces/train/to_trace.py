@@ -114,10 +114,16 @@ def convert(
     end = requests[-1].end_row
     layout = layout_of(meta["top_k"], compact)
     return write_trace(
-        out, header_of(recording, meta, log, facts, out.name.removesuffix(".safetensors")), requests, layout,
-        recording.embedding, experts=recording.ids[:end], weights=recording.weights[:end],
-        token_ids=recording.tokens[:end], **{name: values[:end] for name, values in scores.items()},
-    )  # fmt: skip
+        out,
+        header_of(recording, meta, log, facts, out.name.removesuffix(".safetensors")),
+        requests,
+        layout,
+        recording.embedding,
+        experts=recording.ids[:end],
+        weights=recording.weights[:end],
+        token_ids=recording.tokens[:end],
+        **{name: values[:end] for name, values in scores.items()},
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

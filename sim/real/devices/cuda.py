@@ -77,8 +77,10 @@ class CudaDevice:
             raise BadInput(f"--device, got {device!r}: torch sees no CUDA device; give --device cpu, or another torch")
         self._index, count = int(device.partition(":")[2] or 0), self._cuda.device_count()
         if self._index >= count:
-            raise BadInput(f"--device, got {device!r}: torch sees no such CUDA device, {count} are here; give --device "
-                           f"cpu, or cuda:0 to cuda:{count - 1}")  # fmt: skip
+            raise BadInput(
+                f"--device, got {device!r}: torch sees no such CUDA device, {count} are here; give --device "
+                f"cpu, or cuda:0 to cuda:{count - 1}"
+            )
         self.bind_thread()
         self.place = place or f"cuda:{self._index}"
         self.facts = self._facts(real=place is None)
@@ -93,11 +95,15 @@ class CudaDevice:
         found = self._cuda.get_device_properties(self._index)
         ampere = int(getattr(found, "major", 8)) >= 8  # older ones emulate bf16, slowly
         return Facts(
-            "cuda", str(found.name), int(getattr(found, "total_memory", 0)),
-            int(getattr(found, "L2_cache_size", 0)) or L2_BYTES, int(getattr(found, "multi_processor_count", 1)),
+            "cuda",
+            str(found.name),
+            int(getattr(found, "total_memory", 0)),
+            int(getattr(found, "L2_cache_size", 0)) or L2_BYTES,
+            int(getattr(found, "multi_processor_count", 1)),
             "bfloat16" if ampere else "float16",
-            real and ampere and hasattr(self.torch.ops.aten, "_weight_int4pack_mm"), str(getattr(found, "uuid", "")),
-        )  # fmt: skip
+            real and ampere and hasattr(self.torch.ops.aten, "_weight_int4pack_mm"),
+            str(getattr(found, "uuid", "")),
+        )
 
     def stream(self, lane: int, gpu: int = 0) -> CudaStream:
         return self._streams[lane]

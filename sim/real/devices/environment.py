@@ -16,8 +16,13 @@ from pathlib import Path
 from typing import Any
 
 # NVML clocksEventReasons bits that mean "slower than this card can be"; idle and application clocks are not among them.
-THROTTLE_BITS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "thermal (software)", 0x40: "thermal (hardware)",
-                 0x80: "power brake"}  # fmt: skip
+THROTTLE_BITS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "thermal (software)",
+    0x40: "thermal (hardware)",
+    0x80: "power brake",
+}
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile")
 
 
@@ -34,10 +39,13 @@ def machine() -> dict[str, Any]:
         "memory_bytes": host_memory_bytes(),
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip() or "unknown",
-        "os": platform.system(), "kernel": platform.release(), "arch": platform.machine(),
-        "python": platform.python_version(), "load_1min": _load(),
+        "os": platform.system(),
+        "kernel": platform.release(),
+        "arch": platform.machine(),
+        "python": platform.python_version(),
+        "load_1min": _load(),
         "versions": {name: _version(name) for name in ("torch", "numpy", "scipy")},
-    }  # fmt: skip
+    }
 
 
 def usable_cores() -> list[int]:
@@ -114,34 +122,38 @@ class Nvml:
     def card(self) -> dict[str, Any]:
         """What does not change: name, driver, memory, greatest link and clocks, power limit."""
         api, h = self._api, self._handle
-        return _collect({
-            "name": lambda: _text(api.nvmlDeviceGetName(h)),
-            "driver": lambda: _text(api.nvmlSystemGetDriverVersion()),
-            "memory_bytes": lambda: int(api.nvmlDeviceGetMemoryInfo(h).total),
-            "pcie_gen_max": lambda: api.nvmlDeviceGetMaxPcieLinkGeneration(h),
-            "pcie_width_max": lambda: api.nvmlDeviceGetMaxPcieLinkWidth(h),
-            "sm_mhz_max": lambda: api.nvmlDeviceGetMaxClockInfo(h, api.NVML_CLOCK_SM),
-            "memory_mhz_max": lambda: api.nvmlDeviceGetMaxClockInfo(h, api.NVML_CLOCK_MEM),
-            "power_limit_w": lambda: api.nvmlDeviceGetPowerManagementLimit(h) / 1000,
-            "ecc": lambda: bool(api.nvmlDeviceGetEccMode(h)[0]),
-        })  # fmt: skip
+        return _collect(
+            {
+                "name": lambda: _text(api.nvmlDeviceGetName(h)),
+                "driver": lambda: _text(api.nvmlSystemGetDriverVersion()),
+                "memory_bytes": lambda: int(api.nvmlDeviceGetMemoryInfo(h).total),
+                "pcie_gen_max": lambda: api.nvmlDeviceGetMaxPcieLinkGeneration(h),
+                "pcie_width_max": lambda: api.nvmlDeviceGetMaxPcieLinkWidth(h),
+                "sm_mhz_max": lambda: api.nvmlDeviceGetMaxClockInfo(h, api.NVML_CLOCK_SM),
+                "memory_mhz_max": lambda: api.nvmlDeviceGetMaxClockInfo(h, api.NVML_CLOCK_MEM),
+                "power_limit_w": lambda: api.nvmlDeviceGetPowerManagementLimit(h) / 1000,
+                "ecc": lambda: bool(api.nvmlDeviceGetEccMode(h)[0]),
+            }
+        )
 
     def now(self) -> dict[str, Any]:
         """What changes: clocks, link, temperature, power, throttle reasons, other processes on the card."""
         api, h = self._api, self._handle
-        return _collect({
-            "sm_mhz": lambda: api.nvmlDeviceGetClockInfo(h, api.NVML_CLOCK_SM),
-            "memory_mhz": lambda: api.nvmlDeviceGetClockInfo(h, api.NVML_CLOCK_MEM),
-            "pcie_gen": lambda: api.nvmlDeviceGetCurrPcieLinkGeneration(h),
-            "pcie_width": lambda: api.nvmlDeviceGetCurrPcieLinkWidth(h),
-            "temperature_c": lambda: api.nvmlDeviceGetTemperature(h, api.NVML_TEMPERATURE_GPU),
-            "power_w": lambda: api.nvmlDeviceGetPowerUsage(h) / 1000,
-            "throttle": lambda: throttle_reasons(int(_throttle_query(api)(h))),
-            # One of them is this process, whose number a container translates: compare counts, not numbers.
-            "other_processes": lambda: max(0, len(api.nvmlDeviceGetComputeRunningProcesses(h)) - 1),
-            "utilisation_percent": lambda: int(api.nvmlDeviceGetUtilizationRates(h).gpu),
-            "memory_used_bytes": lambda: int(api.nvmlDeviceGetMemoryInfo(h).used),
-        })  # fmt: skip
+        return _collect(
+            {
+                "sm_mhz": lambda: api.nvmlDeviceGetClockInfo(h, api.NVML_CLOCK_SM),
+                "memory_mhz": lambda: api.nvmlDeviceGetClockInfo(h, api.NVML_CLOCK_MEM),
+                "pcie_gen": lambda: api.nvmlDeviceGetCurrPcieLinkGeneration(h),
+                "pcie_width": lambda: api.nvmlDeviceGetCurrPcieLinkWidth(h),
+                "temperature_c": lambda: api.nvmlDeviceGetTemperature(h, api.NVML_TEMPERATURE_GPU),
+                "power_w": lambda: api.nvmlDeviceGetPowerUsage(h) / 1000,
+                "throttle": lambda: throttle_reasons(int(_throttle_query(api)(h))),
+                # One of them is this process, whose number a container translates: compare counts, not numbers.
+                "other_processes": lambda: max(0, len(api.nvmlDeviceGetComputeRunningProcesses(h)) - 1),
+                "utilisation_percent": lambda: int(api.nvmlDeviceGetUtilizationRates(h).gpu),
+                "memory_used_bytes": lambda: int(api.nvmlDeviceGetMemoryInfo(h).used),
+            }
+        )
 
 
 def throttle_reasons(bits: int) -> list[str]:
@@ -154,17 +166,24 @@ def warnings(card: Mapping[str, Any], readings: Iterable[Mapping[str, Any]]) -> 
     found: dict[str, str] = {}
     for reading in readings:
         for reason in reading.get("throttle") or []:
-            found.setdefault(reason, f"throttled ({reason}), first seen {reading['when']}: cool the card or raise its "
-                                     "power limit, then repeat")  # fmt: skip
+            found.setdefault(
+                reason,
+                f"throttled ({reason}), first seen {reading['when']}: cool the card or raise its "
+                "power limit, then repeat",
+            )
         if (others := reading.get("other_processes") or 0) > 0:
-            found.setdefault("busy", f"{others} other processes on the card, first seen {reading['when']}: "
-                                     "close them, then repeat")  # fmt: skip
+            found.setdefault(
+                "busy", f"{others} other processes on the card, first seen {reading['when']}: close them, then repeat"
+            )
         if reading.get("when") == "copying":
             for part in ("gen", "width"):
                 got, most = reading.get(f"pcie_{part}"), card.get(f"pcie_{part}_max")
                 if isinstance(got, int) and isinstance(most, int) and got < most:
-                    found.setdefault(part, f"PCIe {part} {got} of {most} under load: the slot or platform limits the "
-                                           "link; figures hold for this machine only")  # fmt: skip
+                    found.setdefault(
+                        part,
+                        f"PCIe {part} {got} of {most} under load: the slot or platform limits the "
+                        "link; figures hold for this machine only",
+                    )
     return list(found.values())
 
 

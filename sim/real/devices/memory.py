@@ -60,8 +60,10 @@ class CudaMemory:
             return self._torch.empty(n_bytes, dtype=self._torch.uint8, pin_memory=self._pin)
         except (RuntimeError, MemoryError) as error:
             why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise DeviceFault(f"page-locked memory was refused: {n_bytes} bytes ({why}); free host memory, raise a "
-                              "container's limit, or take a smaller --model") from None  # fmt: skip
+            raise DeviceFault(
+                f"page-locked memory was refused: {n_bytes} bytes ({why}); free host memory, raise a "
+                "container's limit, or take a smaller --model"
+            ) from None
 
     def host_buffers(self, n: int, each_bytes: int) -> list[Any]:
         """`n` page-locked buffers of one size, uint8."""
@@ -87,8 +89,10 @@ class CudaMemory:
     def give_back(self) -> None:
         """Return what the allocators keep for reuse to the system; page-locked memory where this torch can."""
         self._cuda.empty_cache()
-        for owner, name in ((getattr(self._torch, "accelerator", None), "empty_host_cache"),
-                            (self._torch._C, "_host_emptyCache")):  # fmt: skip
+        for owner, name in (
+            (getattr(self._torch, "accelerator", None), "empty_host_cache"),
+            (self._torch._C, "_host_emptyCache"),
+        ):
             if (empty := getattr(owner, name, None)) is not None and self._pin:
                 empty()
                 return

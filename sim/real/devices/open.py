@@ -40,8 +40,10 @@ def open_device(name: str, n_gpus: int = 1) -> Device:
 
         return CpuDevice(n_gpus)
     if n_gpus != 1:
-        raise BadInput(f"--real, got --gpus {n_gpus} on {name}: real runs use one CUDA GPU; leave --gpus out, or "
-                       "give --device cpu, where several are carried out")  # fmt: skip
+        raise BadInput(
+            f"--real, got --gpus {n_gpus} on {name}: real runs use one CUDA GPU; leave --gpus out, or "
+            "give --device cpu, where several are carried out"
+        )
     from sim.real.devices.cuda import CudaDevice
 
     return CudaDevice(name)

@@ -111,9 +111,7 @@ class _Block:
 
     __slots__ = ("_begun", "_call", "_ended", "_failed", "_n")
 
-    def __init__(
-        self, call: Call, n: int, begun: Any, ended: Any, failed: Callable[[BaseException], None]
-    ) -> None:
+    def __init__(self, call: Call, n: int, begun: Any, ended: Any, failed: Callable[[BaseException], None]) -> None:
         self._call, self._n, self._begun, self._ended, self._failed = call, n, begun, ended, failed
 
     def __call__(self) -> None:

@@ -26,14 +26,42 @@ class Work(Ticket):
     issued, and on a stream that is a thread as soon as it is submitted.
     """
 
-    __slots__ = ("after", "begun", "call", "cancelled", "context", "expert", "gpu", "issued", "lane",
-                 "layer", "mark", "n_bytes", "n_tokens", "op", "piece", "priority", "ready_s", "start_s", "submit_s",
-                 "waited_for")  # fmt: skip
+    __slots__ = (
+        "after",
+        "begun",
+        "call",
+        "cancelled",
+        "context",
+        "expert",
+        "gpu",
+        "issued",
+        "lane",
+        "layer",
+        "mark",
+        "n_bytes",
+        "n_tokens",
+        "op",
+        "piece",
+        "priority",
+        "ready_s",
+        "start_s",
+        "submit_s",
+        "waited_for",
+    )
 
     def __init__(
-        self, lane: int, op: str, call: Call, after: tuple[Work, ...] = (), *, layer: int = -1, expert: int = -1,
-        n_tokens: int = 0, n_bytes: int = 0, priority: int = DEMAND,
-    ) -> None:  # fmt: skip
+        self,
+        lane: int,
+        op: str,
+        call: Call,
+        after: tuple[Work, ...] = (),
+        *,
+        layer: int = -1,
+        expert: int = -1,
+        n_tokens: int = 0,
+        n_bytes: int = 0,
+        priority: int = DEMAND,
+    ) -> None:
         super().__init__(UNKNOWN_S, CAUSE_OF[lane])
         self.lane = lane
         self.op = op

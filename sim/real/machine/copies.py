@@ -32,8 +32,16 @@ class Copies:
         store = self._store
         block = store.room(piece)
         op, waits = "demand" if priority == DEMAND else "prefetch", (*after, *store.hazards(piece, block))
-        work = Work(H2D, op, partial(copy_runs, store.ends(piece, block)), waits, layer=piece.layer,
-                    expert=piece.expert, n_bytes=piece.n_bytes, priority=priority)  # fmt: skip
+        work = Work(
+            H2D,
+            op,
+            partial(copy_runs, store.ends(piece, block)),
+            waits,
+            layer=piece.layer,
+            expert=piece.expert,
+            n_bytes=piece.n_bytes,
+            priority=priority,
+        )
         work.piece, work.gpu = piece, piece.gpu
         store.blocks[piece] = (block, work)
         self.h2d_bytes += piece.n_bytes
@@ -44,8 +52,15 @@ class Copies:
         """Queue a copy of a piece on the device over the one on the host."""
         block, _ = self._store.blocks[piece]
         ends = [(place, home) for home, place in self._store.ends(piece, block)]
-        work = Work(D2H, "write_back", partial(copy_runs, ends), after, layer=piece.layer, expert=piece.expert,
-                    n_bytes=piece.n_bytes)  # fmt: skip
+        work = Work(
+            D2H,
+            "write_back",
+            partial(copy_runs, ends),
+            after,
+            layer=piece.layer,
+            expert=piece.expert,
+            n_bytes=piece.n_bytes,
+        )
         self.d2h_bytes += piece.n_bytes
         self.written_back_bytes += piece.n_bytes
         self._store.copying_down(piece, work)

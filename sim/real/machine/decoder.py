@@ -77,15 +77,20 @@ class Decoder:
         for span in self.spans:
             rows = slice(span.start, span.start + span.n_tokens)
             stop = span.context + span.n_tokens
-            q, k, v = (part[rows].view(span.n_tokens, -1, model.head_dim).transpose(0, 1)
-                       for part in (query, key, value))  # fmt: skip
+            q, k, v = (
+                part[rows].view(span.n_tokens, -1, model.head_dim).transpose(0, 1) for part in (query, key, value)
+            )
             keys, values = span.keys[number], span.values[number]
             keys[:, span.context : stop] = self._rope(k, span.context)
             values[:, span.context : stop] = v
             # A prompt is whole in its iteration, so its own tokens are all it attends to.
             seen = functional.scaled_dot_product_attention(
-                self._rope(q, span.context)[None], keys[None, :, :stop], values[None, :, :stop],
-                is_causal=span.n_tokens > 1, **grouped)[0]  # fmt: skip
+                self._rope(q, span.context)[None],
+                keys[None, :, :stop],
+                values[None, :, :stop],
+                is_causal=span.n_tokens > 1,
+                **grouped,
+            )[0]
             mixed.append(seen.transpose(0, 1).reshape(span.n_tokens, -1))
         self._add_attention(mixed, layer)
 

@@ -62,9 +62,7 @@ class Ledger:
 
     # -- the host ---------------------------------------------------------------------------------------------------
 
-    def host(
-        self, op: str, layer: int, expert: int, n_tokens: int, n_bytes: int, began_s: float, end_s: float
-    ) -> None:
+    def host(self, op: str, layer: int, expert: int, n_tokens: int, n_bytes: int, began_s: float, end_s: float) -> None:
         """A verb has returned."""
         self._spend(op, end_s)
         if self.spans is not None:
@@ -115,8 +113,9 @@ class Ledger:
             cost.total_s += work.end_s - max(work.ready_s, self._lane_free_s[lane])
             self._lane_free_s[lane] = work.end_s
             if self.spans is not None:
-                self.spans(lane, work.op, work.layer, work.expert, work.n_tokens, work.n_bytes, work.start_s,
-                           work.end_s)  # fmt: skip
+                self.spans(
+                    lane, work.op, work.layer, work.expert, work.n_tokens, work.n_bytes, work.start_s, work.end_s
+                )
             if work.lane == COMPUTE and work.gpu == 0:
                 self.idle_until(work.start_s, work.waited_for)
                 self.parts_s[GPU] += spent_s

@@ -47,10 +47,18 @@ class RealMachine(Machine):
     measured: Literal[True] = True
 
     def __init__(
-        self, lanes: Lanes, model: Model, weights: Weights, arena_bytes: Sequence[int], routing: Routing,
-        max_positions: int, max_tokens: int, spans: Spans | None = None, report_copies: bool = False,
+        self,
+        lanes: Lanes,
+        model: Model,
+        weights: Weights,
+        arena_bytes: Sequence[int],
+        routing: Routing,
+        max_positions: int,
+        max_tokens: int,
+        spans: Spans | None = None,
+        report_copies: bool = False,
         keep: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.lanes, self.model, self.weights, self.routing = lanes, model, weights, routing
         self.ledger = Ledger(spans, report_copies, keep, len(arena_bytes))

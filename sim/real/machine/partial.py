@@ -43,16 +43,19 @@ class Partial:
         self._gated: Any = None
         self._result: Result | None = None
 
-    def add(self, part: Extent, values: Callable[[], Any], decoder: Decoder, read: Callable[[Result], Any]
-            ) -> tuple[list[Result], Callable[[], None]]:  # fmt: skip
+    def add(
+        self, part: Extent, values: Callable[[], Any], decoder: Decoder, read: Callable[[Result], Any]
+    ) -> tuple[list[Result], Callable[[], None]]:
         """One more piece: results that are new with it, and the call that computes it on its lane.
 
         Args:
             values: the piece's rows. read: the rows of the iteration that a result is about.
         """
         if self._by_matrix not in (None, part.by_matrix):
-            raise BadInput(f"--real, got expert {self.expert} of layer {self.layer} in columns and in matrices: a real "
-                           "run computes one kind at a time; take one")  # fmt: skip
+            raise BadInput(
+                f"--real, got expert {self.expert} of layer {self.layer} in columns and in matrices: a real "
+                "run computes one kind at a time; take one"
+            )
         self._by_matrix = part.by_matrix
         todo = self._uncovered(part.start, part.stop)
         self._covered += todo
@@ -78,8 +81,9 @@ class Partial:
             left = [(low, high) for x, y in left for low, high in ((x, min(y, a)), (max(x, b), y)) if low < high]
         return left
 
-    def _add_matrices(self, part: Extent, skip: int, values: Callable[[], Any], decoder: Decoder,
-                      read: Callable[[Result], Any]) -> tuple[list[Result], Callable[[], None]]:  # fmt: skip
+    def _add_matrices(
+        self, part: Extent, skip: int, values: Callable[[], Any], decoder: Decoder, read: Callable[[Result], Any]
+    ) -> tuple[list[Result], Callable[[], None]]:
         new = []
         if self._result is None:
             self._result = Result((self.layer, self.expert, 0.0), *self._routed)

@@ -120,20 +120,29 @@ class DeviceStore:
         n = part.stop - part.start
         cuts = [(matrix * n * form.row_bytes, matrix * weights.rows + part.start) for matrix in range(3)]
         torch = self.lanes.torch
-        return lambda: torch.cat([form.unpack(raw[at : at + n * form.row_bytes], index, first, first + n)
-                                  for at, first in cuts])  # fmt: skip
+        return lambda: torch.cat(
+            [form.unpack(raw[at : at + n * form.row_bytes], index, first, first + n) for at, first in cuts]
+        )
 
     def side_by_side(self, parts: Sequence[Piece]) -> Callable[[], Any]:
         """Call it on the lane that computes: slices of columns in their order, as if they lay there as one."""
         found = [(self.values(piece), extent(piece, self.weights.rows)) for piece in parts]
         cat = self.lanes.torch.cat
-        return lambda: cat([rows.view(3, part.stop - part.start, rows.shape[-1])
-                            for rows, part in ((values(), part) for values, part in found)], 1)  # fmt: skip
+        return lambda: cat(
+            [
+                rows.view(3, part.stop - part.start, rows.shape[-1])
+                for rows, part in ((values(), part) for values, part in found)
+            ],
+            1,
+        )
 
     def broken(self) -> list[Piece]:
         """Pieces whose bytes on the device differ from those on the host; every lane must be idle."""
-        return [piece for piece, (block, _) in self.blocks.items()
-                if any(_crc(source) != _crc(target) for source, target in self.ends(piece, block))]  # fmt: skip
+        return [
+            piece
+            for piece, (block, _) in self.blocks.items()
+            if any(_crc(source) != _crc(target) for source, target in self.ends(piece, block))
+        ]
 
 
 def _crc(raw: Any) -> int:

@@ -32,11 +32,17 @@ def checkpoint_weights(folder: Path, model: Model, precision: str, device: Devic
     buffers, experts, layers = iter(device.host_buffers(n_all, size)), [], []
     for layer in net.model.layers:
         attention, mlp, row = layer.self_attn, layer.mlp, []
-        layers.append(DenseLayer(
-            place(layer.input_layernorm.weight), place(attention.q_proj.weight), place(attention.k_proj.weight),
-            place(attention.v_proj.weight), place(attention.o_proj.weight),
-            place(layer.post_attention_layernorm.weight), place(mlp.gate.weight),
-        ))  # fmt: skip
+        layers.append(
+            DenseLayer(
+                place(layer.input_layernorm.weight),
+                place(attention.q_proj.weight),
+                place(attention.k_proj.weight),
+                place(attention.v_proj.weight),
+                place(attention.o_proj.weight),
+                place(layer.post_attention_layernorm.weight),
+                place(mlp.gate.weight),
+            )
+        )
         for expert in range(model.n_experts):
             gate, up = mlp.experts.gate_up_proj[expert].detach().chunk(2, 0)
             down = mlp.experts.down_proj[expert].detach()
@@ -46,5 +52,17 @@ def checkpoint_weights(folder: Path, model: Model, precision: str, device: Devic
     theta = float(config.rope_parameters["rope_theta"])
     embedding = place(net.model.embed_tokens.weight)
     head = embedding if config.tie_word_embeddings else place(net.lm_head.weight)
-    return Weights(dtype, dtype.itemsize, embedding, head, place(net.model.norm.weight), layers, experts,
-                   model.expert_intermediate_size, n_all, float(config.rms_norm_eps), theta, precision)  # fmt: skip
+    return Weights(
+        dtype,
+        dtype.itemsize,
+        embedding,
+        head,
+        place(net.model.norm.weight),
+        layers,
+        experts,
+        model.expert_intermediate_size,
+        n_all,
+        float(config.rms_norm_eps),
+        theta,
+        precision,
+    )

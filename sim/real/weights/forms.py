@@ -26,11 +26,15 @@ def check_form(precision: str, hidden_size: int) -> None:
     """Raises BadInput for a precision that no expert can be had in here."""
     known = (*BITS, *CASTS)
     if precision not in known:
-        raise BadInput(f"--real, got experts in {precision}: real runs pack {', '.join(known)} and no other block "
-                       "format; choose one of these for the policy's low precision")  # fmt: skip
+        raise BadInput(
+            f"--real, got experts in {precision}: real runs pack {', '.join(known)} and no other block "
+            "format; choose one of these for the policy's low precision"
+        )
     if precision in BITS and hidden_size * BITS[precision] % 8:
-        raise BadInput(f"--real, got experts in {precision} of {hidden_size} columns: rows fill whole bytes; take "
-                       "another precision or model")  # fmt: skip
+        raise BadInput(
+            f"--real, got experts in {precision} of {hidden_size} columns: rows fill whole bytes; take "
+            "another precision or model"
+        )
 
 
 @dataclass

@@ -26,15 +26,20 @@ class LatentLayer:
     value_up: Any  # [heads, value, latent]
 
 
-def latent_layer(mla: Mla, hidden: int, heads: int, make: Callable[..., Any], ones: Callable[[int], Any]
-                 ) -> LatentLayer:  # fmt: skip
+def latent_layer(
+    mla: Mla, hidden: int, heads: int, make: Callable[..., Any], ones: Callable[[int], Any]
+) -> LatentLayer:
     """Weights of one layer: `make(*shape)` values, `ones(n)` for norms."""
     rank, width = mla.q_lora_rank, heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
     return LatentLayer(
-        make(width, rank or hidden), make(rank, hidden) if rank else None, ones(rank) if rank else None,
-        make(mla.kv_lora_rank + mla.qk_rope_head_dim, hidden), ones(mla.kv_lora_rank),
-        make(heads, mla.qk_nope_head_dim, mla.kv_lora_rank), make(heads, mla.v_head_dim, mla.kv_lora_rank),
-    )  # fmt: skip
+        make(width, rank or hidden),
+        make(rank, hidden) if rank else None,
+        ones(rank) if rank else None,
+        make(mla.kv_lora_rank + mla.qk_rope_head_dim, hidden),
+        ones(mla.kv_lora_rank),
+        make(heads, mla.qk_nope_head_dim, mla.kv_lora_rank),
+        make(heads, mla.v_head_dim, mla.kv_lora_rank),
+    )
 
 
 def queries(y: Any, layer: LatentLayer, norm: Callable[[Any, Any], Any], torch: Any) -> Any:
@@ -56,6 +61,10 @@ def attend(query: Any, cache: Any, layer: LatentLayer, mla: Mla, causal: bool, t
     lifted = torch.cat((query[..., :nope] @ layer.key_up, query[..., nope:]), -1)  # [heads, tokens, latent + rope]
     keys = cache.expand(len(lifted), *cache.shape)
     seen = torch.nn.functional.scaled_dot_product_attention(
-        lifted[None], keys[None], keys[None, ..., :latent], is_causal=causal,
-        scale=(nope + mla.qk_rope_head_dim) ** -0.5)[0]  # fmt: skip
+        lifted[None],
+        keys[None],
+        keys[None, ..., :latent],
+        is_causal=causal,
+        scale=(nope + mla.qk_rope_head_dim) ** -0.5,
+    )[0]
     return (seen @ layer.value_up.transpose(1, 2)).transpose(0, 1).reshape(query.shape[1], -1)

@@ -44,8 +44,10 @@ def random_weights(model: Model, precision: str, device: Device, seed: int, host
     for index, buffer in enumerate(buffers):
         heard()
         _fill(buffer.view(dtype), tile, index * SHIFT)
-    experts = [[buffers[(layer * model.n_experts + expert) % distinct] for expert in range(model.n_experts)]
-               for layer in range(model.n_moe_layers)]  # fmt: skip
+    experts = [
+        [buffers[(layer * model.n_experts + expert) % distinct] for expert in range(model.n_experts)]
+        for layer in range(model.n_moe_layers)
+    ]
     used = 0
 
     def make(*shape: int) -> Any:
@@ -72,8 +74,18 @@ def random_weights(model: Model, precision: str, device: Device, seed: int, host
         layers.append(dense)
     embedding = make(model.vocab_size, hidden)
     head = embedding if model.tied_embeddings else make(model.vocab_size, hidden)
-    return Weights(dtype, dtype.itemsize, embedding, head, ones(), layers, experts, model.expert_intermediate_size,
-                   distinct, precision=precision)  # fmt: skip
+    return Weights(
+        dtype,
+        dtype.itemsize,
+        embedding,
+        head,
+        ones(),
+        layers,
+        experts,
+        model.expert_intermediate_size,
+        distinct,
+        precision=precision,
+    )
 
 
 def _attention_of(model: Model, make: Callable[..., Any], ones: Callable[..., Any]) -> DenseLayer:

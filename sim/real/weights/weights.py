@@ -29,8 +29,10 @@ def check_supported(model: Model, precision: str) -> None:
     if model.encoder is not None:
         raise BadInput(f"--real, got --model {model.id}: an encoder is not carried out, only decoders are{out}")
     if model.matrices_per_expert != 3:
-        raise BadInput(f"--real, got --model {model.id}: experts of {model.matrices_per_expert} matrices are not "
-                       f"carried out, only gated ones (3) are{out}")  # fmt: skip
+        raise BadInput(
+            f"--real, got --model {model.id}: experts of {model.matrices_per_expert} matrices are not "
+            f"carried out, only gated ones (3) are{out}"
+        )
 
 
 @dataclass
