@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 import numpy as np
 import pytest
@@ -220,6 +222,14 @@ def test_a_model_without_a_trace_gets_one_drawn_from_its_fit(tmp_path, monkeypat
         assert check_trace(trace) == []
         assert "lent (an assumption)" in trace.header.notes
         assert trace.header.kind.startswith("synthetic, fitted to deepseek-v2-lite")
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders have no owner here")
+def test_a_trace_in_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(fitted.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: -1)
+    with pytest.raises(BadInput, match="got a folder of another user"):
+        fitted.drawn("deepseek-v2-lite")
 
 
 def test_fit_and_synth_on_the_command_line(tmp_path, capsys, monkeypatch):

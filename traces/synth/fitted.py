@@ -144,12 +144,14 @@ def drawn(name: str) -> Path:
     """
     path = drawn_path(name)
     assert path is not None
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if hasattr(os, "getuid") and path.parent.stat().st_uid != os.getuid():
+        raise BadInput(f"{path.parent}, got a folder of another user: traces are kept there; remove it, or set TMPDIR")
     if not path.exists():
         from traces.synth.write import write  # loads scipy
 
         found = load(name)
         profile = scaled(found.profile, *found.shape)
-        path.parent.mkdir(parents=True, exist_ok=True)
         own = path.with_name(f"{os.getpid()}{SUFFIX}")
         write(own, profile, n_requests=DRAWN_REQUESTS, model=name)
         own.replace(path)
