@@ -281,7 +281,7 @@ def test_three_lines_are_enough(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     block = re.search(r"```python\n(import moesim\n.*?)```", text, re.DOTALL)
     assert block is not None
-    lines = block[1].strip().splitlines()
+    lines = list(filter(None, block[1].splitlines()))
     assert len(lines) == 3
     done = subprocess.run([sys.executable, "-c", block[1]], capture_output=True, text=True, check=True)
     result = moesim.simulate(policy="lfu", hw="rtx3090", requests=4)
