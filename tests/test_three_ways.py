@@ -35,6 +35,11 @@ def test_the_engine_is_the_oracle(at: int, tmp_path: Path) -> None:
     assert not disagreements(at * n, n, tmp_path)
 
 
+@pytest.mark.parametrize("seed", [1058])  # nothing takes any time: shares of it are null, and told all the same
+def test_worlds_that_once_differed(seed: int, tmp_path: Path) -> None:
+    assert not disagreements(seed, 1, tmp_path)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("at", range(SLICES))
 def test_the_engine_is_the_oracle_in_thousands_of_worlds(at: int, tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
         pairs = ((key, getattr(value, name)) for key, name in fields if not name.startswith("_"))
-        return {key: plain(child) for key, child in pairs if child is not None or key not in OF_REAL_RUNS}
+        left_out = OF_REAL_RUNS if isinstance(value, Result) else ()
+        return {key: plain(child) for key, child in pairs if child is not None or key not in left_out}
     if isinstance(value, dict):
         return {key: plain(child) for key, child in value.items()}
     return [plain(child) for child in value] if isinstance(value, list | tuple) else value
