@@ -266,7 +266,7 @@ class Watched(SimulatedMachine):
         if not super().run_turn(turn):
             return False
         for at in range(turn.n):
-            self.computed.append(Computed(len(self.steps), turn.layer, turn.experts[at], 0.0, 1.0, turn.tokens[at]))
+            self.computed.append(Computed(len(self.steps), turn.layer, turn.experts[at], 0.0, 1.0, 1))
         return True
 
 

@@ -42,7 +42,7 @@ cdef class Layer:
     @cython.locals(residency=Residency, owed=Owed, copies=Copies, first=int, queued=bint, turn=Turn, n_missing=int,
                    n_later=int, at=int, expert=int, index=int, piece=Piece)
     cpdef serve(self)
-    @cython.locals(turn=Turn, residency=Residency, owed=Owed, victims=Victims, at=int, expert=int, index=int, n_tokens=int)
+    @cython.locals(turn=Turn, residency=Residency, owed=Owed, at=int, expert=int, index=int)
     cdef bint _run_turn(self, int first) except -1
     @cython.locals(piece=Piece, expert=int, n_tokens=int)
     cdef _run_whole(self, int index)
@@ -56,7 +56,7 @@ cdef class Layer:
     @cython.locals(residency=Residency, index=int, arrival=Ticket, ticket=Ticket)
     cdef Ticket _launch(self, Piece piece, int n_tokens, tuple after)
     @cython.locals(residency=Residency, victims=Victims)
-    cdef _used(self, int index, Ticket ticket)
+    cdef _used(self, int index, Ticket ticket, double ends_s)
     @cython.locals(one=Piece, residency=Residency, arrival=Ticket, arrived_s=double, ticket=Ticket)
     cdef Ticket _launch_joined(self, Piece piece, object slices, int n_tokens, tuple after)
     cdef _ran(self, int expert, int n_tokens, object parts)

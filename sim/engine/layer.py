@@ -243,34 +243,19 @@ class Layer:
 
     def _run_turn(self, first: int) -> bool:
         """Compute experts that are resident whole in one go; False where the machine cannot say now when each ends."""
-        turn, residency, owed, victims = self.turn, self.residency, self.owed, self.copies.victims
+        turn, residency, owed = self.turn, self.residency, self.owed
         for at in range(turn.n):
             expert = turn.experts[at]
             index = first + expert
-            n_tokens = owed.tokens[expert]
-            turn.tokens[at] = n_tokens
-            if n_tokens != 1:
-                turn.all_single = False
+            if owed.tokens[expert] != 1 or residency.arrival[index] is not None:
+                return False
             turn.arrived_s[at] = residency.arrived_s[index]
-            if residency.arrival[index] is not None:
-                turn.all_known = False
         if not self.machine.run_turn(turn):
             return False
         for at in range(turn.n):
-            index = first + turn.experts[at]
-            residency.busy_s[index] = turn.ends_s[at]
-            if residency.busy[index] is not None:
-                residency.busy[index] = None
-            if not residency.used[index]:
-                residency.used[index] = 1
-                if residency.origin[index] == 1:
-                    self.tally.prefetch.used(self.pieces.all[index])
-            owed.settle(turn.experts[at])
-            self.tally.n_executed += turn.tokens[at]
-            if self.log is not None:
-                self.log("gpu", turn.layer, turn.experts[at])
-        if victims is not None and victims.touches:
-            victims.all_touched(turn, first)
+            expert = turn.experts[at]
+            self._used(first + expert, None, turn.ends_s[at])
+            self._done(expert, 1)
         return True
 
     def _run_whole(self, index: int) -> None:
@@ -372,15 +357,15 @@ class Layer:
         if arrival is not None:
             after = (arrival, *after) if after else (arrival,)
         ticket = self.machine.expert(piece, n_tokens, residency.arrived_s[index], after, WHOLE)
-        self._used(index, ticket)
+        self._used(index, ticket, self.machine.ends_s)
         return ticket
 
-    def _used(self, index: int, ticket: Ticket | None) -> None:
-        """A resident piece takes part in a computation."""
+    def _used(self, index: int, ticket: Ticket | None, ends_s: float) -> None:
+        """A resident piece takes part in a computation, which ends with the ticket; without one at `ends_s`."""
         residency = self.residency
         if ticket is not None or residency.busy[index] is not None:
             residency.busy[index] = ticket
-        residency.busy_s[index] = self.machine.ends_s
+        residency.busy_s[index] = ends_s
         if not residency.used[index]:
             residency.used[index] = 1
             if residency.origin[index] == 1:
@@ -402,7 +387,7 @@ class Layer:
                     arrived_s = residency.arrived_s[one.index]
         ticket = self._settled(self.machine.expert(piece, n_tokens, arrived_s, (*arrivals, *after), slices))
         for one in slices:
-            self._used(one.index, ticket)
+            self._used(one.index, ticket, self.machine.ends_s)
         return ticket
 
     def _ran(self, expert: int, n_tokens: int, parts: Sequence[Piece]) -> None:

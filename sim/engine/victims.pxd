@@ -1,14 +1,12 @@
 cimport cython
 from sim.engine.owed cimport Owed
 from sim.engine.residency cimport Residency
-from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece
 
 cdef class Victims:
     cdef public bint touches
     cpdef placed(self, int index)
     cpdef void touched(self, int index) noexcept
-    cpdef void all_touched(self, Turn turn, int first) noexcept
     cpdef void left(self, int index) noexcept
     cpdef int victim(self, Piece piece, bint speculative) except -2
 
@@ -33,8 +31,6 @@ cdef class InTurn(Victims):
     cdef int _cache(self, int index) noexcept
     cpdef placed(self, int index)
     cpdef void touched(self, int index) noexcept
-    @cython.locals(at=int, index=int)
-    cpdef void all_touched(self, Turn turn, int first) noexcept
     cpdef void left(self, int index) noexcept
     @cython.locals(at=int, first=int, index=int, whole=int)
     cpdef int victim(self, Piece piece, bint speculative) except -2

@@ -8,7 +8,6 @@ from sim.base.errors import IllegalDecision
 from sim.base.flat import COMPILED, ints, longer_ints
 from sim.engine.owed import Owed
 from sim.engine.residency import PREFETCHED, Residency
-from sim.machine.turn import Turn
 from sim.policy.order import EXPERT, FREE, LAST, NOT_FOR_PREFETCH, Order, Rank, Recency
 from sim.policy.pieces import Piece
 
@@ -26,9 +25,6 @@ class Victims:
 
     def touched(self, index: int) -> None:
         """A piece is computed with."""
-
-    def all_touched(self, turn: Turn, first: int) -> None:
-        """The experts of a turn are computed with; `first` is the index of their layer's first."""
 
     def left(self, index: int) -> None:
         """A piece has given its room up."""
@@ -105,12 +101,6 @@ class InTurn(Victims):
     def touched(self, index: int) -> None:
         self.ring.unlink(index)
         self.ring.append(index, self._cache(index))
-
-    def all_touched(self, turn: Turn, first: int) -> None:
-        for at in range(turn.n):
-            index = first + turn.experts[at]
-            self.ring.unlink(index)
-            self.ring.append(index, self._cache(index))
 
     def left(self, index: int) -> None:
         self.ring.unlink(index)

@@ -279,7 +279,7 @@ class SimulatedMachine(Machine):
     def run_turn(self, turn: Turn) -> bool:
         group, stream, spans = self._group, self.stream, self.spans
         last = group.last
-        if not self._grouped or self.n_gpus > 1 or stream.n_pending or not turn.all_known or not turn.all_single:
+        if not self._grouped or self.n_gpus > 1 or stream.n_pending:
             return False
         if group.open and last is None:
             return False

@@ -6,19 +6,15 @@ from sim.base.flat import floats, ints
 
 
 class Turn:
-    """Whole experts of one layer, in the serving precision, in the order in which they run.
+    """Whole experts of one layer, in the serving precision and for one token each, in the order in which they run.
 
-    `tokens`: how many each runs for, one each if `all_single`. `arrived_s`: when its copy had ended, if `all_known`.
-    The machine answers with `ends_s`.
+    `arrived_s`: when the copy of each had ended. The machine answers with `ends_s`.
     """
 
     def __init__(self, n_experts: int) -> None:
         self.layer = -1
         self.n = 0
-        self.all_known = True
-        self.all_single = True
         self.experts = ints(n_experts)
-        self.tokens = ints(n_experts)
         self.arrived_s = floats(n_experts)
         self.ends_s = floats(n_experts)
 
@@ -26,5 +22,3 @@ class Turn:
         """Nobody runs yet."""
         self.layer = layer
         self.n = 0
-        self.all_known = True
-        self.all_single = True
