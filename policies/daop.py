@@ -171,7 +171,7 @@ class Daop(Policy):
             yield Evict(cold)
             copies.append((yield Fetch(hot)))
         last = tuple(copies)
-        for expert in view.owed():
+        for expert in view.pending_experts():
             piece = view.piece(layer, expert)
             passing = not view.holds(piece)
             if passing:

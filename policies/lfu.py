@@ -40,7 +40,7 @@ class Lfu(ScopedCache):
         self._uses: Any = memoryview(rank)  # single numbers are read and written faster so
 
     def accessed(self, piece: Piece, hit: bool, view: View) -> None:
-        self._uses[piece.index] += view.owes(piece) if self.counts == "tokens" else 1.0
+        self._uses[piece.index] += view.pending_tokens(piece) if self.counts == "tokens" else 1.0
 
     def evicted(self, piece: Piece, view: View) -> None:
         if self.reset_on_evict:

@@ -130,25 +130,25 @@ class MixtralOffloading(Policy):
         for piece in here:
             group.touch(piece)
         window = min(self.buffer_size - 1, len(group.main), len(to_load))
-        unrun = dict.fromkeys(here + to_load)
+        pending = dict.fromkeys(here + to_load)
         kept: list[Piece] = []  # swapped out already, but this very layer still has to run them
         for piece in to_load[:window]:
-            yield from self._swap(group, piece, unrun, kept)
+            yield from self._swap(group, piece, pending, kept)
         if window == len(to_load):
             yield from self._guess(gate, kept, group, view)
         for at, piece in enumerate(here + to_load):
             self._note(piece, (yield RunGpu(piece.expert, self._stream(piece))))
-            del unrun[piece]
+            del pending[piece]
             if piece in kept:
                 kept.remove(piece)
                 yield Evict(piece)
             ahead = at - len(here) + window
             if at >= len(here) and ahead < len(to_load):
-                yield from self._swap(group, to_load[ahead], unrun, kept)
+                yield from self._swap(group, to_load[ahead], pending, kept)
                 if ahead == len(to_load) - 1:
                     yield from self._guess(gate, kept, group, view)
 
-    def _swap(self, group: Group, piece: Piece, unrun: dict[Piece, None], kept: list[Piece]) -> Steps:
+    def _swap(self, group: Group, piece: Piece, pending: dict[Piece, None], kept: list[Piece]) -> Steps:
         """`_swap`: the new expert into a free buffer, then the least recently used one to the host."""
         victim = next(iter(group.main))
         self._note(piece, (yield Fetch(piece, self._stream(piece))))
@@ -156,7 +156,7 @@ class MixtralOffloading(Policy):
             self._note(victim, (yield WriteBack(victim, self._stream(victim))))
         del group.main[victim]
         group.touch(piece)
-        if victim in unrun:
+        if victim in pending:
             kept.append(victim)
         else:
             yield Evict(victim)

@@ -257,9 +257,9 @@ class ProMoe(Policy):
 
     def _leaves(self, held: dict[int, None], layer: int, newcomer: int, view: View) -> int | None:
         """The least recently accessed expert of a layer that may go."""
-        owed = view.owed() if layer == view.layer else ()
+        pending = view.pending_experts() if layer == view.layer else ()
         for expert in held:
-            if expert != newcomer and expert not in owed:
+            if expert != newcomer and expert not in pending:
                 return expert
         return None
 

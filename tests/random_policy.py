@@ -174,7 +174,7 @@ class Aimless:
             hook,
             view.layer,
             view.phase,
-            view.owed(),
+            view.pending_experts(),
             [view.free_bytes(g) for g in range(view.n_gpus)],
             [key(piece) for piece in view.residents()],
         )
@@ -266,7 +266,7 @@ class Aimless:
     # -- questions --------------------------------------------------------------------------------------------------
 
     def accessed(self, piece: Any, hit: bool, view: Any) -> None:
-        self.saw("accessed", key(piece), hit, view.owes(piece), view.layer)
+        self.saw("accessed", key(piece), hit, view.pending_tokens(piece), view.layer)
 
     def placed(self, piece: Any, view: Any) -> None:
         self.saw("placed", key(piece))
@@ -318,9 +318,9 @@ class Aimless:
             float(gate.scores.sum()),
             float(gate.weights.sum()),
         )
-        owed = list(gate.needs)
-        rng.shuffle(owed)
-        for expert in owed:
+        pending = list(gate.needs)
+        rng.shuffle(pending)
+        for expert in pending:
             yield from self.anything(view, f"before {expert}")
             way = rng.random()
             if way < 0.1:

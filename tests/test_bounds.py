@@ -155,11 +155,11 @@ class Anything(Policy):
                 raise Worse
 
     def gate_done(self, gate, view):
-        owed = sorted(gate.needs)
-        while owed:
-            ways = [(e, False) for e in owed] + [(e, True) for e in owed if self.on_cpu]
+        pending = sorted(gate.needs)
+        while pending:
+            ways = [(e, False) for e in pending] + [(e, True) for e in pending if self.on_cpu]
             expert, cpu = self.choices.choose(ways)
-            owed.remove(expert)
+            pending.remove(expert)
             if cpu:
                 yield RunCpu(expert)
             else:

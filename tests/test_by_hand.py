@@ -44,10 +44,10 @@ def replayed(trace: dict[str, np.ndarray], rooms: list[int], frequency: bool) ->
     hits: Counter[str] = Counter()
     misses: Counter[str] = Counter()
 
-    def make_room(cache: OrderedDict[Expert, None], room: int, owed: set[Expert]) -> bool:
+    def make_room(cache: OrderedDict[Expert, None], room: int, pending: set[Expert]) -> bool:
         if len(cache) < room:
             return True
-        free = [expert for expert in cache if expert not in owed]  # least recently used first
+        free = [expert for expert in cache if expert not in pending]  # least recently used first
         if not free:
             return False
         del cache[min(free, key=lambda expert: (uses[expert], expert[1], expert[0])) if frequency else free[0]]
@@ -65,20 +65,20 @@ def replayed(trace: dict[str, np.ndarray], rooms: list[int], frequency: bool) ->
             found, missing = [e for e in wanted if e in cache], [e for e in wanted if e not in cache]
             hits[phase] += len(found)
             misses[phase] += len(missing)
-            owed = set(wanted)
+            pending = set(wanted)
             for expert in found:
                 use(cache, expert)
             waiting = []
             for expert in missing:
-                if make_room(cache, room, owed):
+                if make_room(cache, room, pending):
                     use(cache, expert)
                 else:
                     waiting.append(expert)
-            owed = set(waiting)  # what is there runs, and may leave for what is not
+            pending = set(waiting)  # what is there runs, and may leave for what is not
             for expert in waiting:
-                assert make_room(cache, room, owed)
+                assert make_room(cache, room, pending)
                 use(cache, expert)
-                owed.discard(expert)
+                pending.discard(expert)
     return hits, misses
 
 

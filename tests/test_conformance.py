@@ -260,7 +260,7 @@ class Idle(Mutant):
     """Pretends an expert has run."""
 
     def gate_done(self, gate, view):
-        view._owed.settle(view.owed()[-1])
+        view._pending.settle(view.pending_experts()[-1])
         yield Serve()
 
 

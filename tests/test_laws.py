@@ -71,12 +71,12 @@ def misses(needs: list[list[tuple[int, int]]], room: int, worst) -> int:
     for need in needs:
         absent = [x for x in need if x not in cache]
         queue = [x for x in need if x in cache] + absent
-        owed = set(need)
+        pending = set(need)
         waiting = []
         for x in queue:
             if x in absent:
                 if len(cache) == room:
-                    free = cache - owed
+                    free = cache - pending
                     if not free:
                         waiting.append(x)
                         continue

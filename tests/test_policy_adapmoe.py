@@ -233,7 +233,7 @@ def test_two_buffers_suffice(tmp_path, world, variant):
     with Trace(tiny_trace(tmp_path / "t", 5, 6, 3, n_requests=4, levels=levels)) as trace:
         for room in range(7, 20, 3):
             seen = execute_easy(setup(AdapMoe(buffers=2, variant=variant), trace, room, **world))
-            assert not seen.outcome.engine.owed.experts()
+            assert not seen.outcome.engine.pending.experts()
 
 
 KNOBS = {

@@ -158,16 +158,16 @@ def naive_misses(trace, n_prompt, room, per_layer, see, rank, now):
             ids = trace.experts[rows, layer].astype(int).tolist()
             see(layer, ids, scores[:, layer].tolist())
             needed = ids[0] if len(ids) == 1 else sorted({e for row in ids for e in row})
-            owed = {(layer, e) for e in needed}
+            pending = {(layer, e) for e in needed}
             missing = [(layer, e) for e in needed if (layer, e) not in there]
             misses += len(missing)
             left = list(missing)
 
-            def make_room(x, owed=owed, layer=layer):
+            def make_room(x, pending=pending, layer=layer):
                 mine = [y for y in there if not per_layer or y[0] == layer]
                 if len(mine) < room:
                     return True
-                free = [y for y in mine if y not in owed]
+                free = [y for y in mine if y not in pending]
                 if not free:
                     return False
                 there.remove(min(free, key=rank))
@@ -175,13 +175,13 @@ def naive_misses(trace, n_prompt, room, per_layer, see, rank, now):
 
             while left and make_room(left[0]):
                 there.add(left.pop(0))
-            ran = [x for x in owed if x in there and x not in missing]
+            ran = [x for x in pending if x in there and x not in missing]
             for x in ran:
-                owed.discard(x)
+                pending.discard(x)
             for x in missing:
                 while left and make_room(left[0]):
                     there.add(left.pop(0))
-                owed.discard(x)
+                pending.discard(x)
         now[0] += rows.stop - rows.start
     return misses
 

@@ -50,7 +50,7 @@ def misses_layer_by_layer(steps, room, rank):
     """Copies of a cache that evicts the least `rank(expert, state)`; state keeps arrival, last use and uses."""
     there, state, clock, misses = {}, {}, 0, 0
     for layer, experts in steps:
-        owed = {(layer, e) for e in experts}
+        pending = {(layer, e) for e in experts}
         here = [(layer, e) for e in experts if (layer, e) in there]
         missing = [(layer, e) for e in experts if (layer, e) not in there]
         later, ran = [], []
@@ -66,7 +66,7 @@ def misses_layer_by_layer(steps, room, rank):
             use(x, True)
         for at, x in enumerate(missing):
             if len(there) == room:
-                free = [y for y in there if y not in owed]
+                free = [y for y in there if y not in pending]
                 if not free:
                     later = missing[at:]
                     break

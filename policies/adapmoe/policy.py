@@ -242,23 +242,23 @@ class AdapMoe(Policy):
         self._n_hits += len(here)
         for expert in here:
             group.touch(expert)
-        owed, kept, unsent, asked = set(needed), set[int](), deque(to_load), False
+        pending, kept, unsent, asked = set(needed), set[int](), deque(to_load), False
         for expert in here + to_load:
             must = bool(unsent) and expert == unsent[0]
             while unsent and (must or unsent[0] == guessed or view.free_bytes(group.gpu) >= view.expert_bytes):
-                yield from self._swap(layer, group, unsent.popleft(), guessed, owed, kept, view)
+                yield from self._swap(layer, group, unsent.popleft(), guessed, pending, kept, view)
                 must = False
             if not unsent and not asked:
                 asked = True
                 yield from self._guess(gate, group, view)
             yield RunGpu(expert, waits)
-            owed.discard(expert)
+            pending.discard(expert)
             if expert in kept:
                 kept.discard(expert)
                 yield from self._drop(layer, expert)
 
     def _swap(
-        self, layer: int, group: Group, expert: int, guessed: int, owed: set[int], kept: set[int], view: View
+        self, layer: int, group: Group, expert: int, guessed: int, pending: set[int], kept: set[int], view: View
     ) -> Steps:
         """A new expert in a free buffer; the buffer of the least recently used one is free once that has run."""
         if expert != guessed:
@@ -269,7 +269,7 @@ class AdapMoe(Policy):
         victim = next(iter(group.main))
         del group.main[victim]
         group.touch(expert)
-        if victim in owed:
+        if victim in pending:
             kept.add(victim)
         else:
             yield from self._drop(layer, victim)

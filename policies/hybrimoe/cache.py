@@ -131,10 +131,10 @@ class LayerCaches:
             self._losers[layer][gpu] = found
         return found
 
-    def loser(self, at: int, owed: Collection[int]) -> int:
+    def loser(self, at: int, pending: Collection[int]) -> int:
         """Who leaves for an expert of the layer that runs: none of those still to run; -1 when nobody can."""
         layer, gpu = at // self._n_experts, self.gpu[at]
         rank = self.mrs.now(layer) + self._absent[gpu, layer]
-        rank[list(owed)] = math.inf
+        rank[list(pending)] = math.inf
         expert = int(rank.argmin())
         return layer * self._n_experts + expert if rank[expert] < math.inf else -1

@@ -266,35 +266,35 @@ class HybriMoe(Policy):
             )
         order += missing
         said: list[Decision] = [self._run_cpu[order[place]] for place in on_cpu]
-        owed = [order[place] for place in on_gpu]
+        pending = [order[place] for place in on_gpu]
         moved = [order[place] for place in on_gpu if place >= n_there]
         if moved:
-            self._move(base, owed, moved, said)
+            self._move(base, pending, moved, said)
         else:
-            for expert in owed:
+            for expert in pending:
                 if base + expert in asked:  # what a prefetch has still to bring goes ahead of all others
                     said += asked[base + expert].fetch
                 said.append(self._run_gpu[expert])
         return said
 
-    def _move(self, base: int, owed: list[int], moved: list[int], said: list[Decision]) -> None:
-        """Compute `owed` on the GPU, of which `moved` have to be copied first, each in the place of another; where the
+    def _move(self, base: int, pending: list[int], moved: list[int], said: list[Decision]) -> None:
+        """Compute `pending` on the GPU, of which `moved` are copied first, each in the place of another; where the
         layer has no place on its GPU, through the buffer of prompts."""
         caches, asked = self._caches, self._asked
         while moved:
             at = base + moved[0]
-            loser = caches.loser(at, owed)
+            loser = caches.loser(at, pending)
             if loser < 0:
                 break  # all of its layer is still to run: it waits for one of them
             said += self._admit(at, loser)
             said += asked[at].fetch
             del moved[0]
-        while owed:
-            expert = owed[0]
+        while pending:
+            expert = pending[0]
             at = base + expert
             passes: Copies | None = None
             if expert in moved:
-                loser = caches.loser(at, owed)
+                loser = caches.loser(at, pending)
                 if loser >= 0:
                     said += self._admit(at, loser)
                 else:
@@ -302,7 +302,7 @@ class HybriMoe(Policy):
                     said += passes.fetch
             if at in asked:
                 said += asked[at].fetch
-            del owed[0]
+            del pending[0]
             said.append(self._run_gpu[expert])
             if passes is not None:
                 said += passes.evict

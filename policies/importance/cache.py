@@ -141,7 +141,7 @@ class Leaving:
         """Whether there is room for a piece that is demanded next, or somebody who can go."""
         if self._roomy:
             return True
-        here = [view.piece(view.layer, expert) for expert in view.owed()]
+        here = [view.piece(view.layer, expert) for expert in view.pending_experts()]
         stay = [one for one in here if one.gpu == piece.gpu and view.holds(one)]
         return len(stay) < self._capacities[piece.gpu]
 

@@ -302,13 +302,13 @@ class MoeInfinity(Policy):
 
     def _somebody_leaves(self, piece: Piece, view: View) -> bool:
         """Whether a full GPU holds an expert that the layer does not need."""
-        owed = view.owed()
-        return self._capacity_of[piece.gpu] > len(owed) or bool(self._dispensable(piece, view).any())
+        pending = view.pending_experts()
+        return self._capacity_of[piece.gpu] > len(pending) or bool(self._dispensable(piece, view).any())
 
     def _dispensable(self, piece: Piece, view: View) -> NDArray[np.bool_]:
         """Experts on the piece's GPU that the layer does not need."""
         there: NDArray[np.bool_] = (self._held != 0) & (self._gpu == piece.gpu)
-        for expert in view.owed():
+        for expert in view.pending_experts():
             there[view.layer * self._shape[1] + expert] = False
         return there
 

@@ -128,9 +128,9 @@ class Tops:
         """The C experts of largest key, ties to the lowest id."""
         return sorted(self.experts, key=lambda e: (-key(e), e))[: self.n_cached]
 
-    def replaceable(self, owed: Collection[int]) -> list[int]:
+    def replaceable(self, pending: Collection[int]) -> list[int]:
         """Cached experts that may leave."""
-        return [e for e in self.cached if e not in owed]
+        return [e for e in self.cached if e not in pending]
 
 
 class Division:

@@ -227,8 +227,8 @@ class Moepic(Policy):
     def _serve(self, gate: Gate, serving: Serving, view: View) -> None:
         """Missing segments are loaded while what is there is computed: whole experts, then tops (or bottoms) that lack
         the rest, then the rest as it arrives; experts that lack only their bottom are loaded before misses."""
-        groups, owed, said = self._tops[gate.layer], dict(gate.needs), serving.said
-        home = {expert: groups[self._gpu_of[gate.layer][expert]] for expert in owed}
+        groups, pending, said = self._tops[gate.layer], dict(gate.needs), serving.said
+        home = {expert: groups[self._gpu_of[gate.layer][expert]] for expert in pending}
         ready: set[Segment] = set()  # all there when the gate has spoken ("checks whether all ... fully loaded")
         coming: dict[int, list[Fetch]] = {}  # held, but not there
         order: list[tuple[int, int, int]] = []
@@ -249,7 +249,7 @@ class Moepic(Policy):
         unsent: list[deque[int]] = [deque() for _ in groups]
         whole: list[int] = []
         for readiness, _, expert in order:
-            tops, n_tokens = home[expert], owed[expert]
+            tops, n_tokens = home[expert], pending[expert]
             self._n_activated += n_tokens
             if expert in tops.cached:
                 self._n_hits += n_tokens
@@ -260,25 +260,25 @@ class Moepic(Policy):
             if not readiness:
                 whole.append(expert)
             if expert not in tops.cached:
-                serving.admit(self._replacement, tops, expert, owed)
+                serving.admit(self._replacement, tops, expert, pending)
         for tops in groups:
             if unsent[tops.gpu]:
-                serving.send(self._replacement, tops, unsent[tops.gpu], owed)
+                serving.send(self._replacement, tops, unsent[tops.gpu], pending)
         begun: set[Segment] = set()
         if self.compute == "segments":
             for expert in whole:
-                self._run(home[expert], expert, True, begun, unsent, owed, serving)
-            for expert in owed:
+                self._run(home[expert], expert, True, begun, unsent, pending, serving)
+            for expert in pending:
                 for segment in home[expert].segments[expert]:
                     if segment in ready:
                         begun.add(segment)
                         said.append(segment.run)
         for _, _, expert in order:
-            if expert in owed:
+            if expert in pending:
                 tops = home[expert]
                 if expert in unsent[tops.gpu]:  # all before it have run and left the buffer
-                    serving.send(self._replacement, tops, unsent[tops.gpu], owed, at_least=1)
-                self._run(tops, expert, expert in whole, begun, unsent, owed, serving)
+                    serving.send(self._replacement, tops, unsent[tops.gpu], pending, at_least=1)
+                self._run(tops, expert, expert in whole, begun, unsent, pending, serving)
 
     def _run(
         self,
@@ -287,7 +287,7 @@ class Moepic(Policy):
         whole: bool,
         begun: set[Segment],
         unsent: list[deque[int]],
-        owed: dict[int, int],
+        pending: dict[int, int],
         serving: Serving,
     ) -> None:
         """Compute an expert, or what is left of it; its buffered segments make room for missing ones."""
@@ -295,14 +295,14 @@ class Moepic(Policy):
             serving.said.append((self._run_joined if tops.n_slices > 1 else self._run_whole)[expert])
         else:
             serving.said += [segment.run for segment in tops.segments[expert] if segment not in begun]
-        del owed[expert]
+        del pending[expert]
         bottom, top = tops.bottom(expert), tops.top(expert)
         if bottom is not None:
             serving.leave(bottom)
         if top is not None and expert not in tops.cached:
             serving.leave(top)
         if unsent[tops.gpu]:
-            serving.send(self._replacement, tops, unsent[tops.gpu], owed)
+            serving.send(self._replacement, tops, unsent[tops.gpu], pending)
 
     def _readiness(self, tops: Tops, expert: int, n_held: int, n_absent: int) -> int:
         """The order of loading (and, of what is not there yet, of computing); equals in the gate's order."""

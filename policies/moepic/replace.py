@@ -25,14 +25,14 @@ class Replacement:
         self._draw = draw
         self.n_admitted = 0
 
-    def admit(self, tops: Tops, expert: int, owed: Collection[int]) -> Segment | None:
+    def admit(self, tops: Tops, expert: int, pending: Collection[int]) -> Segment | None:
         """A missed expert's top takes the place of the one of lowest priority. Where every cached expert
         is still to run (prompts, batches), it passes through the buffer instead. Returns the top that leaves."""
         if expert in tops.cached or not tops.n_cached:
             return None
         leaving = None
         if len(tops.cached) >= tops.n_cached:
-            candidates = tops.replaceable(owed)
+            candidates = tops.replaceable(pending)
             if not candidates:
                 return None
             keys = self._priorities.keys[tops.layer]

@@ -33,20 +33,20 @@ class Serving:
             segment.held = True
             self.room[gpu] -= segment.n_bytes
 
-    def admit(self, replacement: Replacement, tops: Tops, expert: int, owed: dict[int, int]) -> None:
+    def admit(self, replacement: Replacement, tops: Tops, expert: int, pending: dict[int, int]) -> None:
         """Cache a missed expert's top, in the place of another."""
-        leaving = replacement.admit(tops, expert, owed)
+        leaving = replacement.admit(tops, expert, pending)
         if leaving is not None:
             self.leave(leaving)
 
     def send(
-        self, replacement: Replacement, tops: Tops, unsent: deque[int], owed: dict[int, int], at_least: int = 0
+        self, replacement: Replacement, tops: Tops, unsent: deque[int], pending: dict[int, int], at_least: int = 0
     ) -> None:
         """Load missing segments on demand, as far as there is room."""
         while unsent:
             expert = unsent[0]
             if expert not in tops.cached:
-                self.admit(replacement, tops, expert, owed)
+                self.admit(replacement, tops, expert, pending)
             missing = [segment for segment in tops.segments[expert] if not segment.held]
             if at_least <= 0 and sum([segment.n_bytes for segment in missing]) > self.room[tops.gpu]:
                 return

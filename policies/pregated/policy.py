@@ -184,7 +184,7 @@ class PreGated(Policy):
             if not later:
                 yield from self._issue(gate, view)
             for piece in list(buffer):
-                if piece.expert in view.owed():
+                if piece.expert in view.pending_experts():
                     yield RunGpu(piece.expert)
             if not later:
                 return

@@ -99,8 +99,8 @@ def check_never_evicts_what_the_layer_needs(world: World) -> None:
         for event in seen.events:
             leaves = event.kind in ("evict", "cancel") and event.layer == event.at_layer
             require(
-                not (leaves and event.expert in event.owed),
-                f"{event.kind} of {event.layer}.{event.expert} while layer {event.at_layer} owes {event.owed}",
+                not (leaves and event.expert in event.pending),
+                f"{event.kind} of {event.layer}.{event.expert} while layer {event.at_layer} waits for {event.pending}",
             )
 
 

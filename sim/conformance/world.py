@@ -71,14 +71,14 @@ def require(holds: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class Event:
-    """One decision as it was applied: where the pass stood, what the layer still owed, bytes taken per GPU."""
+    """One decision as it was applied: where the pass stood, which experts were pending, bytes taken per GPU."""
 
     kind: str
     layer: int
     expert: int
     iteration: int
     at_layer: int
-    owed: tuple[int, ...]
+    pending: tuple[int, ...]
     used_bytes: tuple[int, ...]
 
 
@@ -281,8 +281,8 @@ def observe(setup: Setup, hw: Hardware, pace: float = 1.0, hides_later: bool = F
                 layer,
                 expert,
                 len(steps),
-                engine.owed.layer,
-                tuple(engine.owed.experts()),
+                engine.pending.layer,
+                tuple(engine.pending.experts()),
                 tuple(engine.residency.used_bytes),
             )
         )

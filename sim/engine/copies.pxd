@@ -1,6 +1,6 @@
 cimport cython
 from sim.engine.counts cimport PrefetchTally, Tally
-from sim.engine.owed cimport Owed
+from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.prefetch_queue cimport PrefetchQueue
 from sim.engine.residency cimport Residency
 from sim.engine.rooms cimport Rooms
@@ -19,7 +19,7 @@ cdef class Copies:
     cdef public object view
     cdef readonly Machine machine
     cdef readonly Residency residency
-    cdef readonly Owed owed
+    cdef readonly PendingExperts pending
     cdef readonly Tally tally
     cdef PrefetchTally prefetched
     cdef readonly PrefetchQueue queue

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.base.errors import IllegalDecision
 from sim.engine.counts import Tally
-from sim.engine.owed import Owed
+from sim.engine.pending_experts import PendingExperts
 from sim.engine.prefetch_queue import PrefetchQueue
 from sim.engine.residency import DEMANDED, PLACED, PREFETCHED, Residency
 from sim.engine.rooms import Rooms
@@ -40,12 +40,18 @@ class Copies:
     view: View
 
     def __init__(
-        self, policy: Policy, machine: Machine, residency: Residency, owed: Owed, tally: Tally, log: Log | None
+        self,
+        policy: Policy,
+        machine: Machine,
+        residency: Residency,
+        pending: PendingExperts,
+        tally: Tally,
+        log: Log | None,
     ) -> None:
         self.policy = policy
         self.machine = machine
         self.residency = residency
-        self.owed = owed
+        self.pending = pending
         self.tally = tally
         self.prefetched = tally.prefetch
         self.log = log
@@ -110,8 +116,8 @@ class Copies:
 
     def _take_off(self, piece: Piece) -> None:
         """Take a piece off what is resident. Raises IllegalDecision where it has to stay, or is not there."""
-        if self.owed.owes(piece.layer, piece.expert):
-            raise IllegalDecision(f"Evict of {piece}: layer {self.owed.layer} still needs it; evict it after it ran")
+        if self.pending.tokens_of(piece.layer, piece.expert):
+            raise IllegalDecision(f"Evict of {piece}: layer {self.pending.layer} still needs it; evict it after it ran")
         self.residency.remove(piece)
 
     def _left(self, piece: Piece, now_s: float) -> None:
@@ -216,12 +222,12 @@ class Copies:
             self.residency.known(named)
             self._take_off(named)
         except IllegalDecision as error:
-            raise located(error, self.policy, "victim", self.owed.layer) from error
+            raise located(error, self.policy, "victim", self.pending.layer) from error
         return named
 
     def _answered(self, hook: str, got: object, rule: str) -> IllegalDecision:
         error = IllegalDecision(f"got {got!r}: it answers with {rule}")
-        return located(error, self.policy, hook, self.owed.layer)
+        return located(error, self.policy, hook, self.pending.layer)
 
     # -- copies -----------------------------------------------------------------------------------------------------
 

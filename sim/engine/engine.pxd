@@ -2,7 +2,7 @@ cimport cython
 from sim.engine.copies cimport Copies
 from sim.engine.counts cimport HitCounts, Tally
 from sim.engine.layer cimport Layer
-from sim.engine.owed cimport Owed
+from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.residency cimport Residency
 from sim.machine.protocol cimport Machine
 from sim.policy.pieces cimport Piece, Pieces
@@ -17,7 +17,7 @@ cdef class Engine:
     cdef readonly Residency residency
     cdef readonly Pieces pieces
     cdef readonly Tally tally
-    cdef readonly Owed owed
+    cdef readonly PendingExperts pending
     cdef readonly Copies copies
     cdef readonly Layer layer
     cdef readonly View view
@@ -33,7 +33,7 @@ cdef class Engine:
     cpdef begin(self, Iteration iteration)
     @cython.locals(layer=int)
     cpdef run_layers(self, Iteration iteration)
-    @cython.locals(view=View, machine=Machine, owed=Owed, copies=Copies)
+    @cython.locals(view=View, machine=Machine, pending=PendingExperts, copies=Copies)
     cdef run_layer(self, Iteration iteration, int layer)
     @cython.locals(row=Row)
     cdef _owe(self, Iteration iteration, int layer)

@@ -9,7 +9,7 @@ from sim.base.errors import IllegalDecision
 from sim.engine.copies import Copies, Log
 from sim.engine.counts import Tally
 from sim.engine.layer import Layer
-from sim.engine.owed import Owed
+from sim.engine.pending_experts import PendingExperts
 from sim.engine.reassign import reassign
 from sim.engine.residency import Residency
 from sim.engine.victims import victims_of
@@ -75,11 +75,11 @@ class Engine:
         self.arrays = arrays
         self.future = future
         self.tally = Tally()
-        self.owed = Owed(pieces.n_experts)
-        self.copies = Copies(policy, machine, residency, self.owed, self.tally, log)
-        self.layer = Layer(policy, machine, residency, self.owed, self.copies, self.tally, log)
+        self.pending = PendingExperts(pieces.n_experts)
+        self.copies = Copies(policy, machine, residency, self.pending, self.tally, log)
+        self.layer = Layer(policy, machine, residency, self.pending, self.copies, self.tally, log)
         self.view = View(
-            policy, residency, self.owed, self.copies, machine, cost, arrays, top_k, cost.model.hidden_size, future
+            policy, residency, self.pending, self.copies, machine, cost, arrays, top_k, cost.model.hidden_size, future
         )
         self.counts = self.tally.hits[PREFILL]
 
@@ -92,7 +92,7 @@ class Engine:
                 f"victim of {policy.name}: the `bind` it inherits names a native order, which decides instead; "
                 "set self.order = None in a `bind` of its own"
             )
-        victims = None if order is None else victims_of(order, self.residency, self.owed)
+        victims = None if order is None else victims_of(order, self.residency, self.pending)
         self.copies.start(self.view, victims, self.obey)
         self.layer.start(self.view)
         # Hooks that a policy does not implement cost nothing.
@@ -143,12 +143,12 @@ class Engine:
                     "a hook decides about one moment and returns"
                 )
         except IllegalDecision as error:
-            raise located(error, self.policy, hook, self.owed.layer) from error.__cause__
+            raise located(error, self.policy, hook, self.pending.layer) from error.__cause__
         except PUZZLED as error:
             found = None if decision is None else wrong(decision, self.pieces.n_experts)
             if found is None:
                 raise
-            raise located(IllegalDecision(found), self.policy, hook, self.owed.layer) from error
+            raise located(IllegalDecision(found), self.policy, hook, self.pending.layer) from error
 
     def _several(self, decisions: Any) -> Any:
         """What a hook has returned, as something to go through."""
@@ -248,7 +248,7 @@ class Engine:
         """All layers of an iteration, then the output head."""
         for layer in range(self.pieces.n_layers):
             self.run_layer(iteration, layer)
-        self.owed.layer = -1
+        self.pending.layer = -1
         self.machine.end()
         if self.copies.polls:
             self.copies.poll()
@@ -257,9 +257,9 @@ class Engine:
 
     def run_layer(self, iteration: Iteration, layer: int) -> None:
         """Attention, gate, the policy's answer, the experts. The host blocks once: to read the gate's choice."""
-        policy, view, machine, owed, copies = self.policy, self.view, self.machine, self.owed, self.copies
-        owed.begin()
-        owed.layer = layer
+        policy, view, machine, pending, copies = self.policy, self.view, self.machine, self.pending, self.copies
+        pending.begin()
+        pending.layer = layer
         view.layer = layer
         if self.future is not None:
             self.future.advance(iteration.index, layer)
@@ -287,13 +287,13 @@ class Engine:
             copies.poll()
 
     def _owe(self, iteration: Iteration, layer: int) -> None:
-        """What the gate has chosen is owed."""
+        """What the gate has chosen is pending."""
         row = iteration.token
         if row is not None:
-            self.owed.add_row(row.block, row.at + layer * row.top_k, row.top_k)
+            self.pending.add_row(row.block, row.at + layer * row.top_k, row.top_k)
         else:
             for expert, n_tokens in iteration.chosen(layer).items():
-                self.owed.add(expert, n_tokens)
+                self.pending.add(expert, n_tokens)
 
     def _serve_chosen(self, iteration: Iteration, layer: int) -> None:
         """Serve a layer for a policy that leaves it to the engine."""
@@ -304,13 +304,13 @@ class Engine:
             self.layer.join(layer)
 
     def _serve_gate(self, iteration: Iteration, layer: int) -> None:
-        """Serve a layer: classify, let the policy decide, check that nothing is owed."""
+        """Serve a layer: classify, let the policy decide, check that no expert is left pending."""
         gate = Gate(layer, iteration, iteration.chosen(layer), self.arrays)
         server = self.layer
         if self.on_assign:
             gate = reassign(self, gate)
         for expert, n_tokens in gate.needs.items():
-            self.owed.add(expert, n_tokens)
+            self.pending.add(expert, n_tokens)
         plain = gate.asked is gate.needs
         server.lower = gate.precision
         if plain:
@@ -321,9 +321,9 @@ class Engine:
             self.obey(self.policy.gate_done(gate, self.view), "gate_done")
         else:
             server.serve()
-        if self.owed.n_left:
+        if self.pending.n_left:
             raise IllegalDecision(
-                f"layer {layer} of {self.policy.name}: experts {sorted(self.owed.experts())} were not executed; "
+                f"layer {layer} of {self.policy.name}: experts {sorted(self.pending.experts())} were not executed; "
                 "every needed expert must run once, on GPU or CPU"
             )
         if server.ran_on_cpu:

@@ -1,7 +1,7 @@
 cimport cython
 from sim.engine.copies cimport Copies
 from sim.engine.counts cimport HitCounts, Tally
-from sim.engine.owed cimport Owed
+from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.residency cimport Residency
 from sim.engine.victims cimport Victims
 from sim.machine.protocol cimport Machine
@@ -18,7 +18,7 @@ cdef class Layer:
     cdef readonly Machine machine
     cdef readonly Pieces pieces
     cdef readonly Residency residency
-    cdef readonly Owed owed
+    cdef readonly PendingExperts pending
     cdef readonly Copies copies
     cdef readonly Tally tally
     cdef bint tells_accessed
@@ -28,7 +28,7 @@ cdef class Layer:
     cdef readonly list ran_on_cpu
     cdef readonly dict joins, ahead, begun
     cdef public dict lower
-    @cython.locals(residency=Residency, owed=Owed, first=int, at=int, expert=int, index=int, kind=int, now_s=double,
+    @cython.locals(residency=Residency, pending=PendingExperts, first=int, at=int, expert=int, index=int, kind=int, now_s=double,
                    prefetched=bint)
     cpdef classify(self, int layer, HitCounts counts)
     @cython.locals(residency=Residency, arrival=Ticket, there=bint)
@@ -39,14 +39,14 @@ cdef class Layer:
     cdef int _found(self, int index) except -1
     @cython.locals(piece=Piece, residency=Residency, part=Piece, parts=list, enough=list, n_here=int)
     cdef int _classify_parts(self, int index, HitCounts counts) except -1
-    @cython.locals(residency=Residency, owed=Owed, copies=Copies, first=int, queued=bint, turn=Turn, n_missing=int,
+    @cython.locals(residency=Residency, pending=PendingExperts, copies=Copies, first=int, queued=bint, turn=Turn, n_missing=int,
                    n_later=int, at=int, expert=int, index=int, piece=Piece)
     cpdef serve(self)
-    @cython.locals(turn=Turn, residency=Residency, owed=Owed, at=int, expert=int, index=int)
+    @cython.locals(turn=Turn, residency=Residency, pending=PendingExperts, at=int, expert=int, index=int)
     cdef bint _run_turn(self, int first) except -1
     @cython.locals(piece=Piece, expert=int, n_tokens=int)
     cdef _run_whole(self, int index)
-    @cython.locals(layer=int, owed=Owed, residency=Residency, n_tokens=int, index=int, piece=Piece, ticket=Ticket)
+    @cython.locals(layer=int, pending=PendingExperts, residency=Residency, n_tokens=int, index=int, piece=Piece, ticket=Ticket)
     cpdef Ticket run_gpu(self, int expert, tuple after=*, bint joined=*)
     cdef Ticket _run_pieces(self, Piece whole, int n_tokens, tuple after, bint joined)
     cdef Ticket _settled(self, Ticket ticket)

@@ -1,4 +1,4 @@
-"""What is computed: experts that a layer owes, whole or in parts, on the GPU or on the CPU."""
+"""What is computed: pending experts of a layer, whole or in parts, on the GPU or on the CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sim.base.errors import IllegalDecision
 from sim.base.flat import ints
 from sim.engine.copies import Copies, Log
 from sim.engine.counts import HIT, LATE, MISS, ON_CPU, PARTIAL, HitCounts, Tally
-from sim.engine.owed import Owed
+from sim.engine.pending_experts import PendingExperts
 from sim.engine.residency import PREFETCHED, Residency, side_by_side, tiling
 from sim.machine.protocol import NO_TICKETS, Machine
 from sim.machine.turn import Turn
@@ -36,7 +36,7 @@ class Layer:
         policy: Policy,
         machine: Machine,
         residency: Residency,
-        owed: Owed,
+        pending: PendingExperts,
         copies: Copies,
         tally: Tally,
         log: Log | None,
@@ -46,7 +46,7 @@ class Layer:
         self.machine = machine
         self.pieces = pieces
         self.residency = residency
-        self.owed = owed
+        self.pending = pending
         self.copies = copies
         self.tally = tally
         self.log = log
@@ -58,7 +58,7 @@ class Layer:
         self.ran_on_cpu: list[int] = []
         self.joins: dict[int, list[Ticket]] = {}  # layer -> CPU results its stream must wait for
         self.ahead: dict[tuple[int, int], Ticket] = {}  # (layer, expert) -> CPU result computed ahead
-        self.begun: dict[int, list[Piece]] = {}  # owed experts of which these pieces have run
+        self.begun: dict[int, list[Piece]] = {}  # pending experts of which these pieces have run
         self.lower: dict[int, str] = {}  # experts of the layer that may run in a lower precision
 
     def start(self, view: View) -> None:
@@ -69,12 +69,12 @@ class Layer:
     # -- what the gate finds ----------------------------------------------------------------------------------------
 
     def classify(self, layer: int, counts: HitCounts) -> None:
-        """How the gate finds each expert that is owed, before the policy reacts; counted as that, too."""
-        residency, owed = self.residency, self.owed
+        """How the gate finds each expert that it asks for, before the policy reacts; counted as that, too."""
+        residency, pending = self.residency, self.pending
         first = layer * self.n_experts
         now_s = self.machine.now()
-        for at in range(owed.n):
-            expert = owed.order[at]
+        for at in range(pending.n):
+            expert = pending.order[at]
             index = first + expert
             kind = _MISS
             if residency.here[index]:
@@ -86,7 +86,7 @@ class Layer:
                 kind = self._classify_parts(index, counts)
             self.kinds[expert] = kind
             counts.n_experts[kind] += 1
-            counts.n_tokens[kind] += owed.asked[at]
+            counts.n_tokens[kind] += pending.asked[at]
 
     def classify_asked(self, gate: Gate, counts: HitCounts) -> None:
         """The same where a lossy policy has changed the routing: of the gate's own choice, and what else will serve."""
@@ -161,18 +161,18 @@ class Layer:
 
     def serve(self) -> None:
         """Fetch what is missing, run residents meanwhile, then what arrives, in the order of the gate."""
-        residency, owed, copies = self.residency, self.owed, self.copies
-        first = owed.layer * self.n_experts
+        residency, pending, copies = self.residency, self.pending, self.copies
+        first = pending.layer * self.n_experts
         queued = copies.queue.n_waiting > 0
         if self.lower or self.begun:
             self._serve_mixed()
             return
         turn = self.turn
-        turn.begin(owed.layer)
+        turn.begin(pending.layer)
         n_missing = 0
-        for at in range(owed.n):
-            expert = owed.order[at]
-            if not owed.tokens[expert]:
+        for at in range(pending.n):
+            expert = pending.order[at]
+            if not pending.tokens[expert]:
                 continue
             index = first + expert
             if residency.here[index]:
@@ -212,9 +212,9 @@ class Layer:
 
     def _serve_mixed(self) -> None:
         """`serve` where experts may run in a lower precision, or have been begun."""
-        policy, view, residency, copies, layer = self.policy, self.view, self.residency, self.copies, self.owed.layer
+        policy, view, residency, copies, layer = self.policy, self.view, self.residency, self.copies, self.pending.layer
         there, missing = [], []
-        for expert in self.owed.experts():
+        for expert in self.pending.experts():
             piece = self.pieces.whole[layer][expert]
             if not residency.holds(piece) and expert in self.lower:
                 piece = self.pieces.part(layer, expert, 0.0, 1.0, self.lower[expert])
@@ -243,11 +243,11 @@ class Layer:
 
     def _run_turn(self, first: int) -> bool:
         """Compute experts that are resident whole in one go; False where the machine cannot say now when each ends."""
-        turn, residency, owed = self.turn, self.residency, self.owed
+        turn, residency, pending = self.turn, self.residency, self.pending
         for at in range(turn.n):
             expert = turn.experts[at]
             index = first + expert
-            if owed.tokens[expert] != 1 or residency.arrival[index] is not None:
+            if pending.tokens[expert] != 1 or residency.arrival[index] is not None:
                 return False
             turn.arrived_s[at] = residency.arrived_s[index]
         if not self.machine.run_turn(turn):
@@ -259,17 +259,17 @@ class Layer:
         return True
 
     def _run_whole(self, index: int) -> None:
-        """Compute an owed expert that is resident whole."""
+        """Compute a pending expert that is resident whole."""
         piece: Piece = self.pieces.all[index]
         expert = piece.expert
-        n_tokens = self.owed.tokens[expert]
+        n_tokens = self.pending.tokens[expert]
         self._launch(piece, n_tokens, NO_TICKETS)
         self._done(expert, n_tokens)
 
     def run_gpu(self, expert: int, after: tuple[Ticket, ...] = (), joined: bool = False) -> Ticket:
-        """Compute an owed expert on the GPU, each of its pieces (or of those that are left) as it arrives."""
-        layer, owed, residency = self.owed.layer, self.owed, self.residency
-        n_tokens = owed.owes(layer, expert)
+        """Compute a pending expert on the GPU, each of its pieces (or of those that are left) as it arrives."""
+        layer, pending, residency = self.pending.layer, self.pending, self.residency
+        n_tokens = pending.tokens_of(layer, expert)
         if not n_tokens:
             raise IllegalDecision(f"RunGpu({expert}): layer {layer} does not owe it; run each needed expert once")
         index = layer * self.n_experts + expert
@@ -281,13 +281,13 @@ class Layer:
         return self._run_pieces(piece, n_tokens, after, joined)
 
     def _run_pieces(self, whole: Piece, n_tokens: int, after: tuple[Ticket, ...], joined: bool) -> Ticket:
-        """Compute an owed expert from parts, or what is left of it."""
+        """Compute a pending expert from parts, or what is left of it."""
         expert = whole.expert
         begun: Sequence[Piece] = self.begun.get(expert, ())
         enough = self.residency.sufficient(whole, self.lower.get(expert), begun)
         if enough is None:
             raise IllegalDecision(
-                f"RunGpu({expert}): layer {self.owed.layer}'s expert is not on the GPU; Fetch it first"
+                f"RunGpu({expert}): layer {self.pending.layer}'s expert is not on the GPU; Fetch it first"
             )
         if joined and len(enough) > 1:
             if begun or not side_by_side(enough, whole):
@@ -307,9 +307,9 @@ class Layer:
         return Ticket(self.machine.ends_s, self.machine.cause) if ticket is None else ticket
 
     def run_part(self, piece: Piece, after: tuple[Ticket, ...] = (), slices: Sequence[Piece] = ()) -> Ticket:
-        """Compute a piece of an owed expert, resident as it is or in slices; the last of them completes the expert."""
-        expert, layer = piece.expert, self.owed.layer
-        n_tokens = self.owed.owes(piece.layer, expert)
+        """Compute a piece of a pending expert, as it is or in slices; the last of them completes the expert."""
+        expert, layer = piece.expert, self.pending.layer
+        n_tokens = self.pending.tokens_of(piece.layer, expert)
         if not n_tokens:
             raise IllegalDecision(f"RunPart of {piece}: layer {layer} does not owe it; run each part once")
         begun = self.begun.get(expert, [])
@@ -391,7 +391,7 @@ class Layer:
         return ticket
 
     def _ran(self, expert: int, n_tokens: int, parts: Sequence[Piece]) -> None:
-        """An owed expert has been launched for good, whole or in these parts."""
+        """A pending expert has been launched for good, whole or in these parts."""
         if parts:
             self.begun.pop(expert, None)
             for part in parts:
@@ -401,25 +401,25 @@ class Layer:
         self._done(expert, n_tokens)
 
     def _done(self, expert: int, n_tokens: int) -> None:
-        """Nothing of an expert is owed any more."""
-        self.owed.settle(expert)
+        """An expert has run: it is pending no more."""
+        self.pending.settle(expert)
         self.tally.n_executed += n_tokens
         if self.log is not None:
-            self.log("gpu", self.owed.layer, expert)
+            self.log("gpu", self.pending.layer, expert)
         if self.copies.polls:
             self.copies.poll()
 
     # -- on the CPU -------------------------------------------------------------------------------------------------
 
     def run_cpu(self, expert: int, join_layer: int | None = None) -> Ticket:
-        """Compute an owed expert on the CPU; its result joins the stream at the end of `join_layer`."""
-        layer = self.owed.layer
+        """Compute a pending expert on the CPU; its result joins the stream at the end of `join_layer`."""
+        layer = self.pending.layer
         if expert in self.begun:
             raise IllegalDecision(f"RunCpu({expert}): a part of it has run on the GPU; run the rest there")
-        n_tokens = self.owed.owes(layer, expert)
+        n_tokens = self.pending.tokens_of(layer, expert)
         if not n_tokens:
             raise IllegalDecision(f"RunCpu({expert}): layer {layer} does not owe it; run each needed expert once")
-        self.owed.settle(expert)
+        self.pending.settle(expert)
         if "cpu" not in self.policy.traits:
             raise IllegalDecision(f"RunCpu({expert}) of {self.policy.name}: needs the trait 'cpu'; declare it")
         join_layer = layer if join_layer is None else join_layer
@@ -443,7 +443,7 @@ class Layer:
                 f"{where} of {self.policy.name}: needs the traits 'cpu' and 'lossy' (its input is an "
                 "earlier layer's); declare them"
             )
-        if not self.owed.layer < layer < self.pieces.n_layers or not 0 <= expert < self.n_experts or n_tokens < 1:
+        if not self.pending.layer < layer < self.pieces.n_layers or not 0 <= expert < self.n_experts or n_tokens < 1:
             raise IllegalDecision(f"{where}: must name an expert of a later layer and at least one token")
         if (layer, expert) in self.ahead:
             raise IllegalDecision(f"{where}: computed already; ask once")

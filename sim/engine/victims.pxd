@@ -1,5 +1,5 @@
 cimport cython
-from sim.engine.owed cimport Owed
+from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.residency cimport Residency
 from sim.policy.pieces cimport Piece
 
@@ -22,7 +22,7 @@ cdef class Ring:
 
 cdef class InTurn(Victims):
     cdef Residency residency
-    cdef Owed owed
+    cdef PendingExperts pending
     cdef bint per_layer
     cdef int n_known, n_whole, n_experts
     cdef Ring ring
@@ -39,7 +39,7 @@ cdef class InTurn(Victims):
 
 cdef class Ranked(Victims):
     cdef Residency residency
-    cdef Owed owed
+    cdef PendingExperts pending
     cdef object order
     cdef double[::1] ranks
     cdef unsigned char[::1] bars
@@ -47,7 +47,7 @@ cdef class Ranked(Victims):
     cdef int n_whole
     @cython.locals(best=int)
     cpdef int victim(self, Piece piece, bint speculative) except -2
-    @cython.locals(residency=Residency, n_experts=int, n_gpus=int, first=int, at=int, owed_from=int, best=int,
+    @cython.locals(residency=Residency, n_experts=int, n_gpus=int, first=int, at=int, pending_from=int, best=int,
                    best_bar=int, best_rank=double, index=int, expert=int, bar=int, rank=double)
     cdef int _find(self, Piece piece, bint speculative) noexcept
     cdef bint _before(self, int index, int other) noexcept

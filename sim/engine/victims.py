@@ -6,7 +6,7 @@ import numpy as np
 
 from sim.base.errors import IllegalDecision
 from sim.base.flat import COMPILED, ints, longer_ints
-from sim.engine.owed import Owed
+from sim.engine.pending_experts import PendingExperts
 from sim.engine.residency import PREFETCHED, Residency
 from sim.policy.order import EXPERT, FREE, LAST, NOT_FOR_PREFETCH, Order, Rank, Recency
 from sim.policy.pieces import Piece
@@ -70,9 +70,9 @@ class Ring:
 class InTurn(Victims):
     """Pieces in the order in which they came or were used last: the first that may leave does."""
 
-    def __init__(self, residency: Residency, owed: Owed, per_layer: bool, touches: bool) -> None:
+    def __init__(self, residency: Residency, pending: PendingExperts, per_layer: bool, touches: bool) -> None:
         self.residency = residency
-        self.owed = owed
+        self.pending = pending
         self.per_layer = per_layer
         self.touches = touches
         pieces = residency.pieces
@@ -107,13 +107,13 @@ class InTurn(Victims):
 
     def victim(self, piece: Piece, speculative: bool) -> int:
         at = self.ring.next[self._cache(piece.index)]
-        first = self.owed.layer * self.n_experts  # of the layer that owes experts
+        first = self.pending.layer * self.n_experts  # of the layer whose experts are pending
         while at >= self.ring.n_rings:
             index = at - self.ring.n_rings
-            if not self.owed.n_left:
+            if not self.pending.n_left:
                 return index
             whole = index if index < self.n_whole else self._whole(index)
-            if not (first <= whole < first + self.n_experts and self.owed.tokens[whole - first]):
+            if not (first <= whole < first + self.n_experts and self.pending.tokens[whole - first]):
                 return index
             at = self.ring.next[at]
         return -1
@@ -127,9 +127,9 @@ class InTurn(Victims):
 class Ranked(Victims):
     """The least rank leaves: looked for among all whole experts each time, since a policy may write at any time."""
 
-    def __init__(self, residency: Residency, owed: Owed, order: Rank) -> None:
+    def __init__(self, residency: Residency, pending: PendingExperts, order: Rank) -> None:
         self.residency = residency
-        self.owed = owed
+        self.pending = pending
         self.order = order
         self.ranks = order.rank
         self.bars = order.bar
@@ -154,7 +154,7 @@ class Ranked(Victims):
         n_gpus = residency.pieces.n_gpus
         first = piece.layer * n_experts
         at = first + 1 if self.per_layer else residency.next[0]
-        owed_from = self.owed.layer * n_experts if self.owed.n_left else -n_experts * 2
+        pending_from = self.pending.layer * n_experts if self.pending.n_left else -n_experts * 2
         best = -1
         best_bar = 0
         best_rank = 0.0
@@ -166,8 +166,8 @@ class Ranked(Victims):
                 at = residency.next[at]
             if index >= self.n_whole or not residency.here[index] or (n_gpus > 1 and index % n_gpus != piece.gpu):
                 continue
-            expert = index - owed_from
-            if 0 <= expert < n_experts and self.owed.tokens[expert]:
+            expert = index - pending_from
+            if 0 <= expert < n_experts and self.pending.tokens[expert]:
                 continue
             bar = self._bar(index)
             if bar == 1 and not speculative:
@@ -209,8 +209,8 @@ class Ranked(Victims):
             there &= inside
         if n_gpus > 1:
             there &= np.arange(self.n_whole) % n_gpus == piece.gpu
-        if self.owed.n_left:
-            there[[self.owed.layer * n_experts + expert for expert in self.owed.experts()]] = False
+        if self.pending.n_left:
+            there[[self.pending.layer * n_experts + expert for expert in self.pending.experts()]] = False
         found = np.flatnonzero(there)
         bars = np.asarray(self.bars)[found]
         if self.spares_unused:
@@ -225,7 +225,7 @@ class Ranked(Victims):
         return -1
 
 
-def victims_of(order: Order, residency: Residency, owed: Owed) -> Victims:
+def victims_of(order: Order, residency: Residency, pending: PendingExperts) -> Victims:
     """The engine's side of a policy's order. Raises IllegalDecision for what is none."""
     if not isinstance(order, Order):
         raise IllegalDecision(f"order, got {order!r}: must be a Recency, Insertion or Rank of sim.policy, or None")
@@ -236,5 +236,5 @@ def victims_of(order: Order, residency: Residency, owed: Owed) -> Victims:
                 raise IllegalDecision(
                     f"order, got another {what} than {n} of {kind.__name__}: make a Rank({n}), write into its arrays"
                 )
-        return Ranked(residency, owed, order)
-    return InTurn(residency, owed, order.per_layer, isinstance(order, Recency))
+        return Ranked(residency, pending, order)
+    return InTurn(residency, pending, order.per_layer, isinstance(order, Recency))

@@ -71,7 +71,7 @@ def _where(policy: Policy | type[Policy], error: BaseException) -> str:
         if not hook and frame.f_code.co_name in hooks and isinstance(told.get("self"), Policy):
             hook = frame.f_code.co_name
         if layer < 0:
-            layer = getattr(getattr(told.get("engine"), "owed", None), "layer", -1)
+            layer = getattr(getattr(told.get("engine"), "pending", None), "layer", -1)
     return _place(policy, hook, layer)
 
 

@@ -86,7 +86,7 @@ class RunGpu(NamedTuple):
 
 
 class RunPart(NamedTuple):
-    """Compute one resident piece of an expert that the layer owes, for all its tokens, once the piece has arrived.
+    """Compute one resident piece of a pending expert, for all its tokens, once the piece has arrived.
 
     The rest may follow after other experts: the partial results add up (MoEpic's tops before any bottom). Parts must
     not overlap and must make the expert up by the end of the layer; `RunGpu` computes all that is left. Whole matrices
@@ -123,7 +123,7 @@ class RunCpuAhead(NamedTuple):
 
 
 class Serve(NamedTuple):
-    """Let the engine serve every expert the layer still owes: residents run while what is missing is fetched."""
+    """Let the engine serve every pending expert: residents run while what is missing is fetched."""
 
 
 class Evict(NamedTuple):

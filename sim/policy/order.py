@@ -1,6 +1,6 @@
 """Native eviction orders: a policy names one instead of answering `victim`, and the engine finds who leaves.
 
-Set `self.order` in `bind`. In every order a piece whose expert the running layer still owes is passed over, and only
+Set `self.order` in `bind`. In every order a piece whose expert is pending in the running layer is passed over, and only
 pieces on the newcomer's GPU can leave; with `per_layer` only those of its layer.
 """
 

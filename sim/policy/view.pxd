@@ -1,5 +1,5 @@
 cimport cython
-from sim.engine.owed cimport Owed
+from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.residency cimport Residency
 from sim.policy.pieces cimport Piece, Pieces
 
@@ -7,7 +7,7 @@ from sim.policy.pieces cimport Piece, Pieces
 cdef class View:
     cdef readonly object _policy, _copies, _machine, _arrays, _future
     cdef readonly Residency _residency
-    cdef readonly Owed _owed
+    cdef readonly PendingExperts _pending
     cdef readonly Pieces _pieces
     cdef readonly object model_name, prices
     cdef readonly int n_layers, n_experts, n_gpus, top_k, hidden_size

@@ -13,7 +13,7 @@ from sim.policy.pieces import Piece
 
 if TYPE_CHECKING:
     from sim.engine.copies import Copies
-    from sim.engine.owed import Owed
+    from sim.engine.pending_experts import PendingExperts
     from sim.engine.residency import Residency
     from sim.machine.cost import Cost
     from sim.machine.protocol import Machine
@@ -92,7 +92,7 @@ class View:
         self,
         policy: Policy,
         residency: Residency,
-        owed: Owed,
+        pending: PendingExperts,
         copies: Copies,
         machine: Machine,
         cost: Cost,
@@ -105,7 +105,7 @@ class View:
         self._policy = policy
         self._pieces = pieces
         self._residency = residency
-        self._owed = owed
+        self._pending = pending
         self._copies = copies
         self._machine = machine
         self._arrays = arrays
@@ -121,7 +121,7 @@ class View:
         self.layer = 0
         self.phase = ""
         self._timing = "timing" in policy.traits
-        self._waiting = owed.tokens_by_expert()
+        self._waiting = pending.tokens_by_expert()
 
     # -- pieces and residency ---------------------------------------------------------------------------------------
 
@@ -170,13 +170,13 @@ class View:
         one: Piece = piece
         return one.layer != self.layer or not self._waiting[one.expert]
 
-    def owed(self) -> list[int]:
-        """Experts the layer being served still needs: the only ones `evictable` is False for."""
-        return self._owed.experts()
+    def pending_experts(self) -> list[int]:
+        """Experts that the running layer has asked for and not computed yet: `evictable` is False for them alone."""
+        return self._pending.experts()
 
-    def owes(self, piece: Piece) -> int:
-        """Tokens that the layer being served still owes the piece's expert; 0 where it owes none."""
-        return self._owed.owes(piece.layer, piece.expert)
+    def pending_tokens(self, piece: Piece) -> int:
+        """Tokens that the running layer has still to compute the piece's expert for; 0 where it is not pending."""
+        return self._pending.tokens_of(piece.layer, piece.expert)
 
     @property
     def capacity(self) -> int:

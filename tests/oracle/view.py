@@ -144,11 +144,11 @@ class View:
         """False while the layer being served still needs the piece's expert."""
         return not (piece.layer == self._engine.layer and piece.expert in self._engine.unrun)
 
-    def owed(self) -> list[int]:
+    def pending_experts(self) -> list[int]:
         """Experts the layer being served still needs: the only ones `evictable` is False for."""
         return list(self._engine.unrun)
 
-    def owes(self, piece: Piece) -> int:
+    def pending_tokens(self, piece: Piece) -> int:
         """Tokens that the layer being served still owes the piece's expert; 0 where it owes none."""
         return self._engine.unrun.get(piece.expert, 0) if piece.layer == self._engine.layer else 0
 

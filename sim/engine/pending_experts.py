@@ -1,4 +1,4 @@
-"""What the layer being served still owes: experts its gate has asked for that have not been computed."""
+"""Pending experts: what the gate of the layer being served has asked for and what is not computed yet."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from sim.base.flat import ints
 from sim.workload.iterations import Block
 
 
-class Owed:
+class PendingExperts:
     """Experts of one layer with their tokens, in the order of the gate.
 
-    `layer`: the layer being served, -1 between iterations. `tokens`: by expert, 0 where nothing is owed. `order` and
+    `layer`: the layer being served, -1 between iterations. `tokens`: by expert, 0 where it is not pending. `order` and
     `asked`: experts and their tokens as the gate asked for them.
     """
 
@@ -59,9 +59,9 @@ class Owed:
         return self.tokens
 
     def experts(self) -> list[int]:
-        """Experts still owed, in the order of the gate."""
+        """Experts still pending, in the order of the gate."""
         return [self.order[at] for at in range(self.n) if self.tokens[self.order[at]]]
 
-    def owes(self, layer: int, expert: int) -> int:
-        """Tokens that an expert is still owed for; 0 where it is none of the layer's, or has run."""
+    def tokens_of(self, layer: int, expert: int) -> int:
+        """Tokens that an expert is pending for; 0 where it is none of the layer's, or has run."""
         return self.tokens[expert] if layer == self.layer and layer >= 0 and 0 <= expert < self.n_experts else 0

@@ -2,7 +2,7 @@ cimport cython
 from sim.workload.iterations cimport Block
 
 @cython.final
-cdef class Owed:
+cdef class PendingExperts:
     cdef public int layer
     cdef long long[::1] tokens, order, asked
     cdef readonly int n, n_left, n_experts
@@ -13,4 +13,4 @@ cdef class Owed:
     cpdef void settle(self, int expert) noexcept
     cpdef object tokens_by_expert(self)
     cpdef list experts(self)
-    cpdef long long owes(self, int layer, int expert) noexcept
+    cpdef long long tokens_of(self, int layer, int expert) noexcept
