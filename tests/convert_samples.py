@@ -211,6 +211,43 @@ def hf_jsonl(folder: Path) -> Path:
     return put(folder / "router_logits.jsonl", jsonl(*rows))
 
 
+def llama_csv(folder: Path) -> Path:
+    """A third layer ran for the last prompt token only; layout of thecodacus/llama.cpp, tools/moe-trace."""
+    rows = [f"{t - 2},{layer},{_ids(t, layer, ',')}" for layer in range(2) for t in range(2)]
+    rows.append(f"-1,2,{_ids(1, 0, ',')}")
+    rows += [f"{t - 2},{layer},{_ids(t, layer % 2, ',')}" for t in (2, 3) for layer in range(3)]
+    return put(folder / "moe-trace.csv", "\n".join(rows).encode() + b"\n")
+
+
+def llama_text(folder: Path) -> Path:
+    """As `llama_csv`, with scores; layout of tools/moe-trace/moe-trace.cpp, sangharshadhyeta/solid.cpp."""
+
+    def pairs(t: int, layer: int) -> str:
+        both = zip(EXPERTS[t][layer], WEIGHTS[t][layer], strict=True)
+        return " ".join(f"{expert}:{weight:.6g}" for expert, weight in both)
+
+    rows = [f"{layer} {t} {pairs(t, layer)}" for layer in range(2) for t in range(2)] + [f"2 0 {pairs(1, 0)}"]
+    rows += [f"{layer} 0 {pairs(t, layer % 2)}" for t in (2, 3) for layer in range(3)]
+    return put(folder / "moe-trace.txt", "\n".join(rows).encode() + b"\n")
+
+
+def ggml_log(folder: Path) -> Path:
+    """A prompt of two tokens, computed on the CPU; layout as read by thejustinwalsh/yamadori, bench/moe_hit_sim.py."""
+    cells = [(t, layer) for layer in range(2) for t in range(2)] + [(t, layer) for t in (2, 3) for layer in range(2)]
+    rows = [f"blk.{layer}.ffn_gate_exps.weight {_ids(t, layer, ' ')}" for t, layer in cells]
+    return put(folder / "moe.log", "\n".join(rows).encode() + b"\n")
+
+
+def imp(folder: Path) -> Path:
+    """Layout as tools/analysis/expert_cache_sim.py of kekzl/imp reads it."""
+    records = [[layer, *EXPERTS[t][layer]] for t in range(4) for layer in range(2)]
+    return put(folder / "trace.json", json.dumps({"top_k": 2, "trace": records}).encode())
+
+
+def _ids(t: int, layer: int, between: str) -> str:
+    return between.join(map(str, EXPERTS[t][layer]))
+
+
 def put(path: Path, data: bytes) -> Path:
     path.write_bytes(data)
     return path
@@ -229,6 +266,10 @@ SAMPLES: dict[str, tuple[Callable[[Path], Path], Options, str]] = {
     "strata": (strata, Options(prompt_len=2), "strata"),
     "vllm": (vllm, Options(), "vllm"),
     "sglang": (sglang, SHAPE, "sglang"),
+    "llama_csv": (llama_csv, SHAPE, "llama_csv"),
+    "llama_text": (llama_text, SHAPE, "llama_text"),
+    "ggml_log": (ggml_log, SHAPE, "ggml_log"),
+    "imp": (imp, SHAPE, "imp"),
     "hf_npz": (hf_npz, HF, "hf"),
     "hf_safetensors": (hf_safetensors, HF, "hf"),
     "hf_jsonl": (hf_jsonl, HF, "hf"),

@@ -19,8 +19,9 @@ from traces.convert import Options, convert, csv_long, detect, sources
 from traces.convert import jsonl as jsonl_source
 from traces.format.check import check_trace
 
-WEIGHTED = {"jsonl", "csv", "bigmoe", "esft", "moe_ocs", "vllm", "hf_npz", "hf_safetensors", "hf_jsonl"}
-DECODE = {"warp": 3, "esft": 0}
+WEIGHTED = {"jsonl", "csv", "bigmoe", "esft", "moe_ocs", "vllm", "llama_text"}
+WEIGHTED |= {"hf_npz", "hf_safetensors", "hf_jsonl"}
+DECODE = {"warp": 3, "esft": 0, "imp": 3}
 
 
 class TestEverySource:

@@ -12,6 +12,10 @@ from traces.convert.options import Options
 _SILENT: dict[str, tuple[str, ...]] = {
     "csv": ("model", "n_experts"),
     "warp": ("model", "n_experts"),
+    "ggml_log": ("model", "n_experts"),
+    "imp": ("model", "n_experts"),
+    "llama_csv": ("model", "n_experts"),
+    "llama_text": ("model", "n_experts"),
     "sglang": ("model",),
     "esft": ("model", "n_experts", "top_k"),
     "hf": ("model", "top_k", "renormalised"),
@@ -21,7 +25,16 @@ _FIRST_LINE = {
     "jsonl": {"model": "model", "n_experts": "n_experts"},
     "vllm": {"model": "model_id", "n_experts": "num_experts"},
 }
-_PHASED = ("bigmoe", "warp", "vllm", "sglang")  # sources that mark, or settle, what is prefill and what decode
+_PHASED = (
+    "bigmoe",
+    "warp",
+    "vllm",
+    "sglang",
+    "ggml_log",
+    "imp",
+    "llama_csv",
+    "llama_text",
+)  # sources that mark, or settle, what is prefill and what decode
 _WORDS = {
     "model": "--model NAME",
     "n_experts": "--n-experts N",

@@ -13,7 +13,23 @@ import numpy as np
 
 from sim import __version__
 from sim.base.errors import BadInput, did_you_mean
-from traces.convert import asks, bigmoe, csv_long, esft, hf, jsonl, moe_ocs, sglang, strata, vllm, warp
+from traces.convert import (
+    asks,
+    bigmoe,
+    csv_long,
+    esft,
+    ggml_log,
+    hf,
+    imp,
+    jsonl,
+    llama_csv,
+    llama_text,
+    moe_ocs,
+    sglang,
+    strata,
+    vllm,
+    warp,
+)
 from traces.convert.arrays import PICKLED
 from traces.convert.grid import Grid, finish
 from traces.convert.options import Facts, Options
@@ -27,7 +43,10 @@ from traces.format.writer import TraceWriter
 
 Progress = Callable[[int, int], None]
 # The first whose `sniff` says yes is it: the ones with the most telling marks come first.
-_SOURCES = (bigmoe, esft, hf, sglang, vllm, moe_ocs, strata, warp, jsonl, csv_long)
+_SOURCES = (
+    *(bigmoe, esft, hf, sglang, vllm, moe_ocs, strata, warp),
+    *(ggml_log, llama_csv, llama_text, imp, jsonl, csv_long),
+)
 _CHUNK_VALUES = 1 << 20
 _SUM_SLACK = 0.008  # tighter than the format's 1 %, so that rounding to float16 never passes that
 

@@ -173,11 +173,12 @@ def deeper(text: str, most: int) -> bool:
 class Document:
     """One JSON object whose large array is handed out element by element; of the rest, `rest` keeps what is asked for.
 
-    Positions are characters, for `path: character N` in messages.
+    bare: whether the array may stand alone, without an object around it. Positions are characters, for
+    `path: character N` in messages.
     """
 
-    def __init__(self, path: Path, array: str, keep: Container[str]) -> None:
-        self.path, self._array, self._keep = path, array, keep
+    def __init__(self, path: Path, array: str, keep: Container[str], bare: bool = False) -> None:
+        self.path, self._array, self._keep, self._bare = path, array, keep, bare
         self.rest: dict[str, Any] = {}
         self._decoder = json.JSONDecoder(parse_constant=self._no_constant)
         self._text, self._at, self._before = "", 0, 0
@@ -187,23 +188,26 @@ class Document:
         """(position, element) of the array; `rest` is complete afterwards."""
         with open_bytes(self.path) as file:
             self._file = io.TextIOWrapper(file, encoding="utf-8", errors="strict")
-            self._expect("{")
-            while not self._is("}"):
-                key = self._value()
-                if not isinstance(key, str):
-                    raise self._bad("a name is a string")
-                self._expect(":")
-                if key == self._array and self._is("["):
-                    yield from self._elements()
-                else:
-                    value = self._value()
-                    if key in self._keep:
-                        self.rest[key] = value
-                if not self._is(","):
-                    self._expect("}")
-                    break
+            yield from self._elements() if self._bare and self._is("[") else self._fields()
             if self._next():
-                raise self._bad("one JSON object is expected, there is more behind it")
+                raise self._bad("one JSON value is expected, there is more behind it")
+
+    def _fields(self) -> Iterator[tuple[int, Any]]:
+        self._expect("{")
+        while not self._is("}"):
+            key = self._value()
+            if not isinstance(key, str):
+                raise self._bad("a name is a string")
+            self._expect(":")
+            if key == self._array and self._is("["):
+                yield from self._elements()
+            else:
+                value = self._value()
+                if key in self._keep:
+                    self.rest[key] = value
+            if not self._is(","):
+                self._expect("}")
+                break
 
     def _elements(self) -> Iterator[tuple[int, Any]]:
         if self._is("]"):
