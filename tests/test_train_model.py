@@ -14,9 +14,12 @@ pytest.importorskip("transformers", reason="needs transformers (pip install 'moe
 pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transformers)")
 
 from traces.train import model as models  # noqa: E402
-from traces.train.fast import FastModel, dense_experts, losses, sorted_experts  # noqa: E402
+from traces.train.balance import SelectionBias  # noqa: E402
+from traces.train.fast import FastModel, dense_experts, losses, route, sorted_experts  # noqa: E402
+from traces.train.grow import grow  # noqa: E402
+from traces.train.schedule import learning_rate, rate_of_step  # noqa: E402
 from traces.train.tokens import save_tokens  # noqa: E402
-from traces.train.trainer import Settings, Trainer, learning_rate  # noqa: E402
+from traces.train.trainer import Settings, Trainer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -134,3 +137,98 @@ def test_checkpoint_splits_into_shards_and_names_what_is_missing(tmp_path, monke
         models.load(tmp_path / "run")
     with pytest.raises(BadInput, match="did you mean 'mixtral-8x7b'"):
         models.get_shape("mixtral-8x7")
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen1.5-moe-a2.7b", "phi-3.5-moe", "deepseek-moe-16b"])
+def test_a_grown_model_is_twice_as_wide_and_computes_the_same(name):
+    shape = tiny(name)
+    small = models.build(shape, 64, seed=3).eval()
+    wide = models.build(dataclasses.replace(shape, hidden=64, heads=4), 64, seed=4).eval()
+    with torch.no_grad():
+        small.model.norm.weight.mul_(1.5)
+        grow(small, wide, seed=5)
+        ids = torch.randint(0, 64, (3, 11), generator=torch.Generator().manual_seed(1))
+        expected, got = small(ids, output_router_logits=True), wide(ids, output_router_logits=True)
+    assert torch.allclose(got.logits, expected.logits, atol=2e-5)
+    for own, theirs in zip(got.router_logits, expected.router_logits, strict=True):
+        assert torch.allclose(own, theirs, atol=2e-5)
+    read = wide.model.layers[-1].self_attn.q_proj.weight
+    assert not torch.allclose(read[:, :32], read[:, 32:], atol=1e-3)  # halves that were alike would stay alike
+
+
+class Killed(Exception):
+    """Stands for a signal that leaves no time to save."""
+
+
+@pytest.mark.parametrize("died_in", [6, 12])  # in the constant part and in the decay, between two saves
+def test_a_killed_run_goes_on_to_the_bits_of_one_that_was_not(data, tmp_path, monkeypatch, died_in):
+    settings = run_settings(
+        minutes=0,
+        steps=14,
+        decay_steps=6,
+        long_length=64,
+        long_every=3,
+        balance="bias",
+        bias_step=0.01,
+        save_every_s=-1,
+    )
+    whole = Trainer(settings, data, tmp_path / "whole")
+    whole.run()
+    assert (tmp_path / "whole" / "resume" / "before_decay.bin").exists()
+
+    out = tmp_path / "killed"
+    first = Trainer(settings, data, out)
+    step = first.train_step
+
+    def train_step(rate: float):
+        if first.step == died_in:
+            raise Killed
+        first.settings.save_every_s = -1 if first.step % 3 == 0 else 1e9
+        return step(rate)
+
+    monkeypatch.setattr(first, "train_step", train_step)
+    with pytest.raises(Killed):
+        first.run()
+    torch.manual_seed(99)  # a new process begins elsewhere
+    again = Trainer(dataclasses.replace(settings, save_every_s=-1), data, out)
+    assert again.restore()
+    assert 0 < again.step < died_in
+    again.run()
+    assert again.step == whole.step == 14
+    for (name, old), new in zip(whole.model.named_parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(old, new), name
+    assert torch.equal(whole.bias.values, again.bias.values)
+    curves = [[{k: v for k, v in entry.items() if k != "seconds"} for entry in t.entries] for t in (whole, again)]
+    assert curves[0] == curves[1]
+
+
+def test_a_bias_lifts_what_is_chosen_too_rarely_and_leaves_weights_to_the_scores():
+    layer = models.moe_layers(models.build(tiny("mixtral-8x7b"), 64, seed=3))[0]
+    rows = torch.randn(40, 32, generator=torch.Generator().manual_seed(2))
+    logits, weights, ids = route(layer, rows, None)
+    shares = logits.softmax(-1)
+    for got, expected in zip(route(layer, rows, torch.zeros(8)), (logits, weights, ids), strict=True):
+        assert torch.allclose(got, expected)
+    bias = torch.zeros(8)
+    bias[5] = 2.0  # above any share
+    _, weights, ids = route(layer, rows, bias)
+    assert (ids[:, 0] == 5).all()
+    both = shares.gather(1, ids)
+    assert torch.allclose(weights, both / both.sum(-1, keepdim=True))
+
+    balance = SelectionBias(1, 4, 0.01, "cpu")
+    balance.update(torch.tensor([[0.7, 0.1, 0.2, 0.0]]))
+    balance.update(torch.tensor([[0.2, 0.4, 0.2, 0.2]]))
+    assert torch.allclose(balance.values, torch.tensor([[0.0, 0.0, 0.02, 0.02]]), atol=1e-7)
+    assert torch.equal(balance.applied(0.25), balance.values / 2)
+    assert not balance.applied(0.5).any()
+
+
+def test_the_rate_of_a_step_depends_on_no_clock():
+    rates = [rate_of_step(step, 1000, 200, 1.0) for step in range(1000)]
+    assert rates[0] == 0.02
+    assert rates[49] == rates[800] == 1.0
+    assert rates[900] == pytest.approx(0.525)
+    assert rates[999] == pytest.approx(0.05, abs=0.005)
+    longer = [rate_of_step(step, 3000, 200, 1.0) for step in range(800)]
+    assert longer == rates[:800]  # a longer run is the same run until the shorter one settles

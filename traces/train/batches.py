@@ -18,20 +18,21 @@ class WindowSampler:
     def __init__(self, tokens: dict[str, Tokens], length: int, seed: int, device: str) -> None:
         self.length = length
         sizes = np.array([len(ids) for ids in tokens.values()], np.int64)
-        self.usable = torch.from_numpy(sizes - length)
+        self.sizes = torch.from_numpy(sizes)
         self.starts = torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)[:-1]]))
         self.share = torch.from_numpy(np.sqrt(sizes / sizes.sum()))
         joined = np.concatenate(list(tokens.values())).astype(np.int32)
         self.data = torch.from_numpy(joined).to(device)
-        self.span = torch.arange(length + 1, device=device)
         self.generator = torch.Generator().manual_seed(seed)  # on the CPU: the same windows on every device
 
-    def draw(self, windows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids, next ids), both [windows, length] int64."""
+    def draw(self, windows: int, length: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids, next ids), both [windows, length] int64; another length than usual may be asked for."""
+        length = length or self.length
         task = torch.multinomial(self.share, windows, replacement=True, generator=self.generator)
-        offset = (torch.rand(windows, generator=self.generator, dtype=torch.float64) * self.usable[task]).long()
+        usable = (self.sizes - length)[task]
+        offset = (torch.rand(windows, generator=self.generator, dtype=torch.float64) * usable).long()
         start = (self.starts[task] + offset).to(self.data.device, non_blocking=True)
-        block = self.data[start[:, None] + self.span].long()
+        block = self.data[start[:, None] + torch.arange(length + 1, device=self.data.device)].long()
         return block[:, :-1], block[:, 1:]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 
-from traces.train.model import moe_layers, router_of, shared_output
+from traces.train.model import renormalises, router_of, shared_output
 
 
 def dense_experts(experts: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -52,8 +52,25 @@ Experts = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
 LayerFn = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 
+def route(layer: Any, flat: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(logits, weights, expert ids) of gate inputs [N,h]; a bias [E] is added to the scores for the choice alone."""
+    logits, weights, ids = router_of(layer)(flat)
+    if bias is None:
+        return logits, weights, ids
+    scores = logits.float().softmax(-1)
+    biased = (scores.detach() + bias).topk(ids.shape[1], dim=-1).indices
+    chosen = scores.gather(1, biased)
+    if renormalises(layer):
+        chosen = chosen / chosen.sum(dim=-1, keepdim=True)
+    return logits, chosen.to(weights.dtype), biased
+
+
 def layer_forward(
-    layer: Any, hidden: torch.Tensor, position: tuple[torch.Tensor, torch.Tensor], experts: Experts
+    layer: Any,
+    hidden: torch.Tensor,
+    position: tuple[torch.Tensor, torch.Tensor],
+    experts: Experts,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """One decoder layer on [B,S,h]; returns its output and the router logits [B*S,E] (None for a dense layer)."""
     attended, _ = layer.self_attn(
@@ -64,7 +81,7 @@ def layer_forward(
     if not hasattr(layer.mlp, "experts"):
         return hidden + layer.mlp(gate_input), None
     flat = gate_input.reshape(-1, gate_input.shape[-1])
-    logits, weights, ids = router_of(layer)(flat)
+    logits, weights, ids = route(layer, flat, bias)
     out = experts(layer.mlp.experts, flat, ids, weights)
     shared = shared_output(layer, flat)
     if shared is not None:
@@ -80,16 +97,19 @@ class FastModel:
         self.experts = experts
         self.run_layer: LayerFn = torch.compile(layer_forward, dynamic=False) if compiled else layer_forward
         self.loss = torch.compile(losses, dynamic=False) if compiled else losses
-        self.shape = (len(moe_layers(model)), model.config.num_experts_per_tok)
+        self.top_k = int(model.config.num_experts_per_tok)
+        self.bias: torch.Tensor | None = None  # [L,E], while a run balances by it
 
     def hidden(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Final normalised hidden states and the router logits of each MoE layer."""
         body = self.model.model
         hidden = body.embed_tokens(ids)
         position = body.rotary_emb(hidden, position_ids=torch.arange(ids.shape[1], device=ids.device)[None])
-        logits = []
+        logits: list[torch.Tensor] = []
         for layer in body.layers:
-            hidden, router_logits = self.run_layer(layer, hidden, position, self.experts)
+            routes = hasattr(layer.mlp, "experts")
+            bias = self.bias[len(logits)] if self.bias is not None and routes else None
+            hidden, router_logits = self.run_layer(layer, hidden, position, self.experts, bias)
             if router_logits is not None:
                 logits.append(router_logits)
         return body.norm(hidden), logits
@@ -98,25 +118,27 @@ class FastModel:
         """(cross entropy in nats per token, balance loss, load [L,E] as shares of 1) for ids and next ids [B,S]."""
         hidden, router_logits = self.hidden(ids)
         head = self.model.lm_head
-        return self.loss(head.weight, head.bias, hidden, labels, torch.stack(router_logits), self.shape[1])
+        return self.loss(head.weight, head.bias, hidden, labels, torch.stack(router_logits), self.top_k, self.bias)
 
 
 def losses(
     head: torch.Tensor,
-    bias: torch.Tensor | None,
+    head_bias: torch.Tensor | None,
     hidden: torch.Tensor,
     labels: torch.Tensor,
     router_logits: torch.Tensor,
     top_k: int,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Cross entropy, balance loss and load from final hidden states [B,S,h] and router logits [L,N,E].
+    """Cross entropy, balance loss and load from final hidden states [B,S,h], router logits [L,N,E] and a bias [L,E].
 
     The balance loss is Switch Transformer's, per layer and averaged (1 = balanced). transformers' own averages the
     loads over layers first, so that an expert dead in one layer can hide behind a busy one in another.
     """
-    entropy = F.cross_entropy(F.linear(hidden, head, bias).float().flatten(0, 1), labels.flatten())
+    entropy = F.cross_entropy(F.linear(hidden, head, head_bias).float().flatten(0, 1), labels.flatten())
     shares = router_logits.float().softmax(-1)
-    bar = router_logits.detach().topk(top_k, dim=-1).values[..., -1:]
-    load = (router_logits.detach() >= bar).float().mean(dim=1) / top_k
+    judged = router_logits.detach() if bias is None else shares.detach() + bias[:, None]
+    bar = judged.topk(top_k, dim=-1).values[..., -1:]
+    load = (judged >= bar).float().mean(dim=1) / top_k
     balance = (load * shares.mean(dim=1)).sum(-1).mean() * router_logits.shape[-1]
     return entropy, balance, load

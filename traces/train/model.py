@@ -19,7 +19,7 @@ DeepSeekMoE adds it as it is.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from torch import nn
 from sim.base.errors import BadInput, did_you_mean
 
 SHARD_BYTES = 15_000_000
-MAX_POSITIONS = 1024
+MAX_POSITIONS = 4096
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,16 @@ SHAPES: dict[str, Shape] = {  # widths that train on a CPU within two hours
 }
 
 
-def get_shape(name: str) -> Shape:
-    """Look a shape up. Raises BadInput with a near name."""
+def get_shape(name: str, hidden: int = 0) -> Shape:
+    """Look a shape up; another hidden size keeps the width of a head. Raises BadInput with a near name."""
     if name not in SHAPES:
         raise BadInput(f"shape {name!r}: unknown; {did_you_mean(name, SHAPES)}")
-    return SHAPES[name]
+    shape = SHAPES[name]
+    if hidden in (0, shape.hidden):
+        return shape
+    if hidden % (shape.hidden // shape.heads):
+        raise BadInput(f"hidden size, got {hidden}: a multiple of a head's {shape.hidden // shape.heads}")
+    return replace(shape, hidden=hidden, heads=hidden * shape.heads // shape.hidden)
 
 
 def make_config(shape: Shape, vocab: int) -> Any:
@@ -148,6 +153,13 @@ def moe_layers(model: Any) -> list[Any]:
 def router_of(layer: Any) -> Any:
     """The router module of a decoder layer; its forward returns (logits, weights, expert ids)."""
     return layer.mlp.router if hasattr(layer.mlp, "router") else layer.mlp.gate
+
+
+def renormalises(layer: Any) -> bool:
+    """Whether the weights of a layer's chosen experts are divided by their sum. Raises BadInput for SparseMixer."""
+    if hasattr(layer.mlp, "router"):
+        raise BadInput("balance 'bias': PhiMoE's router takes the scores close to the highest; use 'aux' for it")
+    return bool(getattr(router_of(layer), "norm_topk_prob", True))
 
 
 def shared_output(layer: Any, gate_input: torch.Tensor) -> torch.Tensor | None:

@@ -111,11 +111,17 @@ def _tokenizer_sample(corpus: Path, tasks: list[str]) -> Iterator[str]:
 @click.option("--corpus", type=click.Path(path_type=Path, exists=True), required=True, help="folder of corpus.py")
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--cap", default=6_500_000, show_default=True, help="training tokens per task")
-def main(corpus: Path, out: Path, cap: int) -> None:
+@click.option(
+    "--tokenizer",
+    "trained",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="tokenizer.json of a checkpoint, in place of a new one: for a model that is trained further",
+)
+def main(corpus: Path, out: Path, cap: int, trained: Path | None) -> None:
     """Train the tokenizer on the training split and encode both splits."""
     tasks = sorted(path.name.split(".")[0] for path in corpus.glob("*.train.jsonl"))
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(_tokenizer_sample(corpus, tasks))
+    tokenizer = Tokenizer.from_file(str(trained)) if trained else train_tokenizer(_tokenizer_sample(corpus, tasks))
     tokenizer.save(str(out / "tokenizer.json"))
     counts: dict[str, Any] = {"schema": "moe-train-tokens/1", "vocab": tokenizer.get_vocab_size(), "tasks": {}}
     for task in tasks:

@@ -33,12 +33,18 @@ def work(rank: int, settings: Settings, data: Path, out: Path, resume: bool, ren
 @click.option("--shape", required=True, help="mixtral-8x7b, qwen1.5-moe-a2.7b, phi-3.5-moe or deepseek-moe-16b")
 @click.option("--data", type=click.Path(path_type=Path, exists=True), required=True, help="folder of tokens.py")
 @click.option("--out", type=click.Path(path_type=Path), required=True)
-@click.option(
-    "--minutes", type=float, required=True, help="training time, earlier runs that --resume continues included"
-)
+@click.option("--minutes", type=float, default=0.0, help="training time, earlier runs that --resume continues included")
+@click.option("--steps", default=0, help="train for so many steps in place of --minutes: resumes exactly")
+@click.option("--decay-steps", default=0, help="the last of --steps, over which the rate falls to 5 %")
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
 @click.option("--batch-tokens", default=32_768, show_default=True)
 @click.option("--lr", default=2e-3, show_default=True)
+@click.option("--length", default=256, show_default=True, help="tokens per window")
+@click.option("--long-length", default=0, help="tokens per window in every eighth step (0: as ever)")
+@click.option("--hidden", default=0, help="hidden size (0: the shape's own)")
+@click.option("--balance", type=click.Choice(["aux", "bias"]), default="aux", show_default=True, help="loss or bias")
+@click.option("--begin-from", default="", help="checkpoint to begin from: of this hidden size, or of half of it")
+@click.option("--threads", default=0, help="threads of one process (0: torch's choice)")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--max-steps", default=1_000_000_000)
 @click.option("--experts", default="", help="dense or sorted (default: dense on a GPU, sorted on a CPU)")
@@ -53,6 +59,14 @@ def main(
     device: str,
     batch_tokens: int,
     lr: float,
+    steps: int,
+    decay_steps: int,
+    length: int,
+    long_length: int,
+    hidden: int,
+    balance: str,
+    begin_from: str,
+    threads: int,
     seed: int,
     max_steps: int,
     experts: str,
@@ -61,6 +75,10 @@ def main(
     resume: bool,
 ) -> None:
     """Train one model of a published routing shape."""
+    if (minutes > 0) == (steps > 0):
+        raise click.UsageError("give --minutes or --steps, one of the two")
+    if threads:
+        torch.set_num_threads(threads)
     settings = Settings(
         shape,
         minutes,
@@ -72,6 +90,13 @@ def main(
         max_steps=max_steps,
         experts=experts,
         workers=workers,
+        steps=steps,
+        decay_steps=decay_steps,
+        length=length,
+        long_length=long_length,
+        hidden=hidden,
+        balance=balance,
+        begin_from=begin_from,
     )
     if workers > 1:
         out.mkdir(parents=True, exist_ok=True)

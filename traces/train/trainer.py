@@ -1,13 +1,13 @@
 """One training run: model, optimizer, data and log, from its settings to a checkpoint that can be resumed.
 
-The learning rate follows the clock, not a step count: warm-up over the first 2 %, then a cosine to 5 % of the peak
-when the minutes are over, so a run always ends annealed. Several workers share each batch and meet at every step.
+The learning rate follows the clock or the steps (`schedule.py`), experts are kept in use by a loss or by a bias
+(`balance.py`), and a run may begin from a narrower model (`grow.py`). Several workers share each batch and meet at
+every step.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import platform
 import shutil
 import time
@@ -17,22 +17,27 @@ from typing import Any
 
 import click
 import torch
-from safetensors.torch import load_file, save_file
 
-from sim.base.files import replacing, write_json
+from sim.base.errors import BadInput
+from sim.base.files import write_json
 from traces.train import model as models
+from traces.train.balance import SelectionBias
 from traces.train.batches import WindowSampler, heldout_windows
 from traces.train.fast import FastModel, dense_experts, sorted_experts
+from traces.train.grow import grow
+from traces.train.schedule import learning_rate, rate_of_step, settled_frac
+from traces.train.state import load_state, save_state
 from traces.train.tokens import load_split
 
-FINAL_LR_SHARE = 0.05
-WARMUP_SHARE = 0.02
 HELDOUT_TOKENS_PER_TASK = 4_096  # while training; evaluate.py judges on more
 
 
 @dataclass
 class Settings:
-    """One training run; times are wall-clock minutes and seconds, `peak_lr` is AdamW's."""
+    """One training run; times are wall-clock minutes and seconds, `peak_lr` is AdamW's.
+
+    `steps` above 0 ends the run by steps in place of `minutes`, and makes it one that resumes exactly.
+    """
 
     shape: str
     minutes: float
@@ -48,6 +53,14 @@ class Settings:
     save_every_s: float = 300.0
     experts: str = ""  # dense or sorted; default: dense on a GPU, sorted on a CPU
     workers: int = 1  # processes that share each batch (CPU); small matrices leave threads little to do
+    steps: int = 0
+    decay_steps: int = 0  # the last of `steps`, over which the rate falls
+    long_length: int = 0  # windows of every `long_every`-th step, for positions that short windows never reach
+    long_every: int = 8
+    hidden: int = 0  # default: the shape's
+    balance: str = "aux"  # or bias
+    bias_step: float = 1e-3
+    begin_from: str = ""  # checkpoint of half the hidden size, or of this one
 
 
 def hardware(device: str) -> str:
@@ -57,24 +70,24 @@ def hardware(device: str) -> str:
     return f"CPU {platform.machine()}, {torch.get_num_threads()} threads"
 
 
-def learning_rate(progress: float, peak: float) -> float:
-    """Rate at a share of the budget in [0, 1]."""
-    if progress < WARMUP_SHARE:
-        return peak * max(progress / WARMUP_SHARE, 0.01)
-    turn = math.pi * min(1.0, (progress - WARMUP_SHARE) / (1 - WARMUP_SHARE))
-    return peak * (FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(turn)))
-
-
 class Trainer:
     """Model, optimizer, data and log of one run."""
 
     def __init__(self, settings: Settings, data: Path, out: Path, rank: int = 0) -> None:
         self.settings, self.data, self.out, self.rank = settings, data, out, rank
         out.mkdir(parents=True, exist_ok=True)
-        shape = models.get_shape(settings.shape)
+        shape = models.get_shape(settings.shape, settings.hidden)
         vocab = int(json.loads((data / "tokens.json").read_text(encoding="utf-8"))["vocab"])
-        self.model = models.build(shape, vocab, settings.seed).to(settings.device).train()
-        self.aux_coef = shape.aux_coef
+        self.model = models.build(shape, vocab, settings.seed)
+        if settings.begin_from:
+            grow(models.load(Path(settings.begin_from)), self.model, settings.seed)
+        self.model = self.model.to(settings.device).train()
+        if settings.balance not in ("aux", "bias"):
+            raise BadInput(f"balance, got {settings.balance!r}: aux or bias")
+        by_bias = settings.balance == "bias"
+        self.aux_coef = 0.0 if by_bias else shape.aux_coef
+        size = (shape.moe_layers, shape.experts)
+        self.bias = SelectionBias(*size, settings.bias_step, settings.device) if by_bias else None
         on_gpu = settings.device.startswith("cuda")
         dense = settings.experts == "dense" or (on_gpu and settings.experts != "sorted")
         experts = dense_experts if dense else sorted_experts
@@ -104,14 +117,37 @@ class Trainer:
         self.model.train()
         return result
 
+    def rate(self, progress: float) -> float:
+        """Learning rate of the next step."""
+        cfg = self.settings
+        if cfg.steps:
+            return rate_of_step(self.step, cfg.steps, cfg.decay_steps, cfg.peak_lr)
+        return learning_rate(progress, cfg.peak_lr)
+
+    def progress(self, spent_s: float) -> float:
+        """Share of the budget that is behind the run."""
+        cfg = self.settings
+        return self.step / cfg.steps if cfg.steps else max(spent_s / (60 * cfg.minutes), self.step / cfg.max_steps)
+
+    def settled(self) -> float:
+        """Share of the decay that is behind the run; a run by the clock has none."""
+        cfg = self.settings
+        return settled_frac(self.step, cfg.steps, cfg.decay_steps) if cfg.steps else 0.0
+
     def train_step(self, rate: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """One optimizer step; returns (cross entropy, balance loss, load [L,E])."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         cfg = self.settings
-        ids, labels = self.sampler.draw(cfg.batch_tokens // cfg.length // cfg.workers)
+        long = cfg.long_length > 0 and self.step % cfg.long_every == cfg.long_every - 1
+        length = cfg.long_length if long else cfg.length
+        ids, labels = self.sampler.draw(cfg.batch_tokens // length // cfg.workers, length)
+        if self.bias is not None:
+            self.fast.bias = self.bias.applied(self.settled())
         with self.autocast:
             entropy, balance, load = self.fast(ids, labels)
+        if self.bias is not None:
+            self.bias.update(load.detach())
         torch.autograd.backward(entropy + self.aux_coef * balance)
         if cfg.workers > 1:
             average_gradients(self.model, cfg.workers)
@@ -127,10 +163,12 @@ class Trainer:
         while True:
             now = time.monotonic()
             spent_s = self.earlier_s + now - begin
-            progress = agreed(max(spent_s / (60 * cfg.minutes), self.step / cfg.max_steps), cfg.workers)
+            progress = agreed(self.progress(spent_s), cfg.workers)
             if progress >= 1:
                 break
-            entropy, balance, load = self.train_step(learning_rate(progress, cfg.peak_lr))
+            if self.rank == 0 and cfg.decay_steps and self.step == cfg.steps - cfg.decay_steps:
+                save_state(self, self.out / "resume" / "before_decay.bin")
+            entropy, balance, load = self.train_step(self.rate(progress))
             self.step += 1
             if self.rank > 0:
                 continue  # the first worker logs, evaluates and saves; the others meet it at the next step
@@ -188,31 +226,14 @@ class Trainer:
         shutil.copyfile(self.data / "tokenizer.json", self.out / "tokenizer.json")
         write_json(self.out / "training_log.json", self.description())
         if resumable:
-            state = {}
-            for name, parameter in self.model.named_parameters():
-                state[f"weight.{name}"] = parameter.detach()
-                for key in ("exp_avg", "exp_avg_sq"):
-                    if parameter in self.optimizer.state:
-                        state[f"{key}.{name}"] = self.optimizer.state[parameter][key]
-            with replacing(self.out / "resume" / "state.bin") as part:
-                save_file({k: v.contiguous().cpu() for k, v in state.items()}, part)
+            save_state(self, self.out / "resume" / "state.bin")
 
     def restore(self) -> bool:
         """Continue from what `save` left in the folder; False if there is nothing."""
         path = self.out / "resume" / "state.bin"
         if not path.exists():
             return False
-        state = load_file(path)
-        log = json.loads((self.out / "training_log.json").read_text(encoding="utf-8"))
-        self.step, self.earlier_s, self.entries = log["steps"], log["seconds"], log["curve"]
-        for name, parameter in self.model.named_parameters():
-            parameter.data.copy_(state[f"weight.{name}"])
-            if f"exp_avg.{name}" in state:
-                moments = {k: state[f"{k}.{name}"].to(parameter.device) for k in ("exp_avg", "exp_avg_sq")}
-                fused = self.settings.device.startswith("cuda")
-                step = torch.tensor(float(self.step), device=parameter.device if fused else "cpu")
-                self.optimizer.state[parameter] = {"step": step, **moments}
-        self.sampler.generator.manual_seed(self.settings.seed + self.step)  # new windows, not the first ones again
+        load_state(self, path)
         return True
 
 
