@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from sim.results.record import Result
     from sim.results.schema import Statistic
     from sim.studies.simulate import Options, simulate
+    from sim.studies.sweep.face import Axes, sweep
 
 __all__ = [
     "DECODE",
@@ -78,6 +79,7 @@ __all__ = [
     "NOT_FOR_PREFETCH",
     "PREFILL",
     "Assignment",
+    "Axes",
     "BadInput",
     "Cancel",
     "CheckFailed",
@@ -122,9 +124,11 @@ __all__ = [
     "WriteBack",
     "__version__",
     "simulate",
+    "sweep",
 ]
 
 _ELSEWHERE = {
+    "Axes": "sim.studies.sweep.face",
     "__version__": "sim",
     "CheckFailed": "sim.base.errors",
     "MoesimError": "sim.base.errors",
@@ -132,6 +136,7 @@ _ELSEWHERE = {
     "Result": "sim.results.record",
     "Statistic": "sim.results.schema",
     "simulate": "sim.studies.simulate",
+    "sweep": "sim.studies.sweep.face",
 }
 
 

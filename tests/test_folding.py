@@ -141,6 +141,7 @@ VERBS = [
     "report",
     "reproduce",
     "run",
+    "sweep",
     "traces",
     "traces stats",
     "traces synth",

@@ -29,6 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "validate": ("validate", "Simulate and really run: how far the prediction is from the truth, and where."),
     "report": ("report", "Draw a calibration: curves with samples and fit, as one HTML file."),
     "compare": ("compare", "Rank several policies on the same trace, GPU and memory."),
+    "sweep": ("sweep", "Replay a grid of runs: policies, GPUs, budgets and what else varies, as one table."),
     "policies": ("policies", "List policies, or show one with its parameters, sources and needs."),
     "models": ("models", "List MoE models, or show one's bytes per expert, token and KV entry."),
     "hw": ("hw", "List hardware profiles, or show one with the source of every figure."),

@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import CheckFailed, MoesimError
@@ -87,7 +88,7 @@ def _pooled(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], N
     before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _settle)
     try:
-        with _interrupts_held():
+        with _interrupts_held(), _main_hidden():
             indices: dict[Future[Any], int] = {
                 pool.submit(function, *arguments): index for index, (function, arguments) in enumerate(calls)
             }
@@ -123,6 +124,18 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """While processes start, no script is told to them: what they run lies in modules, and a script that calls this
+    without `if __name__ == "__main__"` would be run again by each."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextmanager

@@ -1,0 +1,175 @@
+"""`moesim sweep`: any grid or list of runs, on all cores, as one table and a summary."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.base.errors import BadInput
+from sim.cli.progress import Bar
+from sim.cli.say import say
+from sim.cli.unique_options import UniqueOptions
+
+if TYPE_CHECKING:
+    from sim.studies.sweep.sweep import Swept
+
+_SEVERAL = "A,B,..."
+_NUMBERS = "A,B | FROM:TO:STEP"
+
+
+def _axis(option: str, name: str, metavar: str, text: str) -> Any:
+    return click.option(option, name, multiple=True, metavar=metavar, help=text)
+
+
+AXES = (
+    _axis("--hw", "hw", _SEVERAL, "GPUs and their machines: see `moesim hw`."),
+    _axis("--model", "model", _SEVERAL, "Geometries; default: a model of the trace's routing shape."),
+    _axis("--trace", "trace", _SEVERAL, "Routing traces; default: the bundled one."),
+    _axis("--precision", "precision", _SEVERAL, "Types of the weights; default: bf16."),
+    _axis("--link", "link", _SEVERAL, "Put the card on other links: pcie3x4 to pcie6x16."),
+    _axis("--vram", "vram_bytes", _NUMBERS, "Cap the GPU's whole memory: 8GB:24GB:4GB."),
+    _axis("--expert-cache", "expert_cache_bytes", _NUMBERS, "Cap the expert part, in bytes."),
+    _axis("--experts", "experts", _NUMBERS, "Cap the expert part, in whole experts over all GPUs."),
+    _axis("--cache-frac", "cache_frac", _NUMBERS, "Cap the expert part, as a share of all experts."),
+    _axis("--stack", "stack", _SEVERAL, "Serving frameworks; default: bare."),
+    _axis("--gpus", "gpus", _NUMBERS, "GPUs that hold experts; default: 1."),
+    _axis("--batch", "batch", _NUMBERS, "Requests decoded together; default: 1."),
+    _axis("--scheduler", "scheduler", _SEVERAL, "Who runs next; default: fcfs."),
+    _axis("--split", "split", _SEVERAL, "Requests to score: test (default), store or all."),
+    _axis("--requests", "requests", _NUMBERS, "Only the first N requests of the split."),
+    _axis("--predictor", "predictor", _SEVERAL, "What a policy predicts with: surrogate:0.85 (labelled) ..."),
+    _axis("--engine", "engine", _SEVERAL, "arithmetic (default) or simpy: the same figures."),
+    _axis("--hit-definition", "hit_definition", _SEVERAL, "What is a hit: gate (default), room, cached or token."),
+    _axis("--seed", "seed", _NUMBERS, "For policies that draw at random; default: 0."),
+)
+
+
+def axes(command: Any) -> Any:
+    """Give a command the options of `AXES`, in their order."""
+    for option in reversed(AXES):
+        command = option(command)
+    return command
+
+
+@click.command(
+    cls=UniqueOptions,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Example: moesim sweep --policy lru --policy 'lfu scope=global,layer' --hw rtx3090,rtx4090 --cache-frac "
+    "0.2:0.8:0.2 --requests 2 --out sweeps/caches",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="'NAME KEY=A,B ...'",
+    help="A policy, with values of its own parameters after its name; repeat it, or `all`.",
+)
+@axes
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=A,B",
+    help="Values of a figure, hw.*, model.* or stack.*: a list, or FROM:TO:STEP; repeat it.",
+)
+@click.option(
+    "--grid",
+    "grid",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Axes as YAML: `grid:` is a product, `list:` holds blocks and single points. Options stand over it.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Keep a record of each point and the table, sweep.parquet.",
+)
+@click.option("--resume", is_flag=True, help="Go on where this very sweep ended: nothing is lost or done twice.")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Points replayed at the same time; default: the cores. The table is the same.",
+)
+@click.option("--group-by", metavar="A,B", help="What points that compete have in common; default: all but the policy.")
+@click.option(
+    "--max-points", type=click.IntRange(min=1), metavar="N", help="Refuse a grid of more points; default: 10,000."
+)
+@click.option("--dry-run", is_flag=True, help="List the points and what cannot be set up; replay nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def command(
+    policies: tuple[str, ...],
+    settings: tuple[str, ...],
+    grid: Path | None,
+    out: Path | None,
+    resume: bool,
+    workers: int | None,
+    group_by: str | None,
+    max_points: int | None,
+    dry_run: bool,
+    as_json: bool,
+    **axes: tuple[str, ...],
+) -> None:
+    """Replay a grid of runs: every combination of the values that the options list, or that a YAML file does.
+
+    A value is single, a list (A,B), or a range (FROM:TO:STEP, both ends included). A point that cannot run, because
+    it does not fit or for another reason, is a row of the table that says why.
+    """
+    from sim.studies.sweep.grid import MOST_POINTS, given
+    from sim.studies.sweep.sweep import Asked, listed, sweep
+
+    if resume and out is None:
+        raise BadInput("--resume, got it without --out: the folder says what is done; add --out DIR")
+    asked = Asked(
+        given(policies, axes, settings),
+        grid,
+        out=out,
+        resume=resume,
+        workers=workers,
+        by=None if group_by is None else [name.strip() for name in group_by.split(",")],
+        most=max_points or MOST_POINTS,
+    )
+    with Bar("resolving points") as bar:
+        if dry_run:
+            click.echo(listed(asked, bar.update, as_json), nl=False)
+            return
+        swept = sweep(asked, _note, bar.update)
+    if as_json:
+        from sim.base.json import to_json
+
+        click.echo(to_json(swept.to_dict()))
+    else:
+        _print(swept, out)
+    if swept.broken:
+        sys.exit(1)  # a policy broke a rule, or failed: that is a fault of its own, not of what it was asked
+
+
+def _print(swept: Swept, out: Path | None) -> None:
+    from sim.studies.sweep.text import answer, counts, front_table, groups_table, not_run, points_table
+
+    found = swept.summary
+    say(answer(swept.rows, found))
+    say(counts(swept.rows, found, swept.n_twice))
+    for line in swept.realism:
+        say(line)
+    if any(group.systems or group.bounds for group in found.groups):
+        say()
+        say(points_table(found.groups[0], found) if len(found.groups) == 1 else groups_table(found), nl=False)
+    if front := front_table(found):
+        say()
+        say(front, nl=False)
+    if found.failed:
+        say()
+    for line in not_run(found):
+        say(line)
+    if out is not None:
+        say()
+        say(f"table: {swept.table_path}")
+
+
+def _note(text: str) -> None:
+    click.echo(text, err=True)

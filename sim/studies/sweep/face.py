@@ -1,0 +1,141 @@
+"""`moesim.sweep`: a grid of runs from Python, answered as a DataFrame."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from sim.base.errors import BadInput, did_you_mean
+from sim.policy.policy_file import without_file
+from sim.policy.registry import name_of
+from sim.profiles.overrides import GROUPS
+from sim.studies.simulate import Name, Value
+from sim.studies.sweep.grid import MOST_POINTS, Block, PolicyAxis, policy_of
+from sim.studies.sweep.sweep import Asked
+from sim.studies.sweep.sweep import sweep as run_sweep
+from sim.studies.sweep.table import frame
+from sim.studies.sweep.text import answer
+from sim.studies.sweep.values import AXES, Scalar, of_data
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from sim.policy.api import Policy
+
+Kind = Name | type["Policy"]
+Several = Value | os.PathLike[str] | Iterable[Value | os.PathLike[str]]
+
+
+class Axes(TypedDict, total=False):
+    """What may be varied beside policy and hardware: one value, several, or a range as text (`"0.1:0.9:0.1"`)."""
+
+    model: Several
+    trace: Several
+    precision: Several
+    stack: Several
+    set: Mapping[str, Several]  # hw.*, model.*, stack.*; with one policy its parameters, too
+    gpus: Several
+    batch: Several
+    scheduler: Several
+    split: Several
+    requests: Several
+    seed: Several
+    link: Several
+    vram_bytes: Several
+    expert_cache_bytes: Several
+    experts: Several
+    cache_frac: Several
+    hit_definition: Several
+    predictor: Several
+    engine: Several
+
+
+def sweep(
+    policy: Kind | Iterable[Kind] = (),
+    hw: Name | Iterable[Name] = (),
+    *,
+    grid: Name | None = None,
+    out: Name | None = None,
+    resume: bool = False,
+    workers: int | None = None,
+    max_points: int = MOST_POINTS,
+    **axes: Unpack[Axes],
+) -> DataFrame:
+    """Replay every combination of what is given: what `moesim sweep` does on the command line.
+
+    Args:
+        policy: names (`"lfu scope=layer"`, `"fine_moe distance=1:4"`), files, or classes whose text is in a file.
+        hw: names or files. grid: a YAML file of axes. out: a folder for records and table; resume: go on there.
+        workers: processes; None: the cores, if it is worth it. max_points: a larger grid is refused.
+        axes: the other fields of a run's configuration.
+
+    Returns:
+        The table (docs/sweep.md), one row per point; `attrs["answer"]` is the first line that the command prints.
+
+    Warns:
+        UserWarning: of requests or a batch there are fewer than was asked for.
+
+    Raises:
+        BadInput: whatever has to be changed, in one line. A point that cannot run is a row with its reason instead.
+    """
+    kinds = [policy] if isinstance(policy, str | os.PathLike) or inspect.isclass(policy) else list(policy)
+    fields: dict[str, Any] = {"hw": hw, **axes}
+    sets = fields.pop("set", {})
+    for name in fields:
+        if name not in AXES:
+            raise BadInput(f"sweep(): unknown axis {name!r}; {did_you_mean(name, (*AXES, 'set', 'policy'))}")
+    block = Block(
+        [axis for kind in kinds for axis in _policies(kind)],
+        {name: found for name, data in fields.items() if (found := _values(data, name, name))},
+        {key: _values(data, "", f"set {key}") for key, data in dict(sets).items()},
+    )
+    for key in [key for key in block.set if key.partition(".")[0] not in GROUPS or "." not in key]:
+        if len(block.policies) != 1:
+            raise BadInput(f"set, got {key!r}: which policy's? write it behind the name, policy='NAME {key}=...'")
+        block.policies[0].params[key] = block.set.pop(key)
+    asked = Asked(
+        block,
+        None if grid is None else Path(grid),
+        out=None if out is None else Path(out),
+        resume=resume,
+        workers=workers,
+        most=max_points,
+    )
+    swept = run_sweep(asked, _warn, lambda *_: None)
+    table = frame(swept.table)
+    table.attrs["answer"] = answer(swept.rows, swept.summary)
+    return table
+
+
+def _policies(kind: Kind) -> list[PolicyAxis]:
+    if isinstance(kind, str):
+        return policy_of(kind)
+    if isinstance(kind, os.PathLike):
+        return [PolicyAxis(os.fspath(kind))]
+    name = name_of(kind)
+    if without_file(kind):
+        raise BadInput(
+            f"policy, got {kind!r}: its text is in no file, and other processes have to read it; save it in one"
+        )
+    return [PolicyAxis(name)]
+
+
+def _values(data: Any, name: str, what: str) -> list[Scalar]:
+    """One value or several, as plain data."""
+    if isinstance(data, str | os.PathLike | bool | int | float) or data is None or getattr(data, "ndim", None) == 0:
+        return of_data(_plain(data), name, what)
+    return [value for one in data for value in of_data(_plain(one), name, what)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if hasattr(value, "item") else value
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text.removeprefix("note: "), stacklevel=4)

@@ -1,0 +1,134 @@
+"""What a sweep has found so far: a record for each point and each bound, written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sim import __version__
+from sim.base.errors import BadInput
+from sim.base.files import PART, owned_prefix, sweep
+from sim.base.json import to_json
+from sim.studies.sweep.work import SCHEMA
+
+MANIFEST, TABLE = "sweep.json", "sweep.parquet"
+POINTS, BOUNDS = "points", "bounds"
+FILES = frozenset({MANIFEST, TABLE, POINTS, BOUNDS})
+MAX_RECORD_BYTES = 64 * 1024 * 1024
+
+
+class Records:
+    """Records by kind (`points`, `bounds`) and id: in memory, and in a folder where there is one.
+
+    A folder holds one sweep: `sweep.json` says of which points, and each finished one is `points/ID.json`.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self._known: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def begin(self, ids: Sequence[str], resume: bool) -> None:
+        """Take over the folder for these points, in this order.
+
+        Raises:
+            BadInput: it holds something else, another sweep, or this one and nobody said `resume`.
+        """
+        if self.folder is None:
+            return
+        digest = _digest(ids)
+        written = self.check(digest, resume)
+        for kind in (POINTS, BOUNDS):
+            (self.folder / kind).mkdir(parents=True, exist_ok=True)
+        sweep(self._beside, PART)
+        if not written:
+            manifest = {"schema": SCHEMA, "version": __version__, "n_points": len(ids), "sha256": digest, "points": ids}
+            self._write(self.folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+    def check(self, digest: str, resume: bool) -> bool:
+        """Whether the folder holds this sweep already. Raises BadInput as `begin` does; touches nothing."""
+        folder = self.folder
+        assert folder is not None
+        said = f"--out, got {str(folder)!r}"
+        if not folder.exists():
+            return False
+        if not folder.is_dir():
+            raise BadInput(f"{said}: it is a file; name a folder")
+        prefix = f".{self._beside.name}."
+        present = sorted(path.name for path in folder.iterdir() if not path.name.startswith(prefix))
+        foreign = [name for name in present if name not in FILES]
+        if foreign:
+            raise BadInput(f"{said}: it holds {foreign[0]!r}, which is no part of a sweep; name a new folder")
+        if MANIFEST not in present:
+            if any((folder / kind).is_dir() and any((folder / kind).iterdir()) for kind in (POINTS, BOUNDS)):
+                raise BadInput(f"{said}: it holds records and no {MANIFEST} to say of which sweep; name a new folder")
+            return False
+        manifest = _read(folder / MANIFEST)
+        if manifest is None or not isinstance(manifest.get("points"), list):
+            raise BadInput(f"{said}: its {MANIFEST} is not one of a sweep; name a new folder")
+        done = sum((folder / POINTS / f"{id_}.json").is_file() for id_ in manifest["points"])
+        state = f"{done:,} of {len(manifest['points']):,} points done"
+        if manifest.get("sha256") != digest:
+            version = manifest.get("version")
+            older = f", made by version {version}" if version != __version__ else ""
+            raise BadInput(
+                f"{said}: it holds another sweep{older} ({state}), of other settings or of files that have changed "
+                "since; name a new folder"
+            )
+        if not resume:
+            raise BadInput(f"{said}: it holds this sweep, {state}; add --resume to go on, or name a new folder")
+        return True
+
+    def get(self, kind: str, id_: str) -> dict[str, Any] | None:
+        """A record, None where there is none that can be read."""
+        found = self._known.get((kind, id_))
+        if found is None and self.folder is not None:
+            found = _read(self.folder / kind / f"{id_}.json")
+            if found is None or found.get("id") != id_ or found.get("schema") != SCHEMA:
+                return None
+            self._known[kind, id_] = found
+        return found
+
+    def put(self, kind: str, id_: str, record: dict[str, Any]) -> None:
+        """Keep a record; one that says so itself (`kept`: false) is not written."""
+        self._known[kind, id_] = record
+        if self.folder is not None and record.get("kept", True):
+            self._write(self.folder / kind / f"{id_}.json", to_json(record) + "\n")
+
+    @property
+    def _beside(self) -> Path:
+        """What hidden names in the folder are made of while they are written."""
+        assert self.folder is not None
+        return self.folder / "record"
+
+    def _write(self, path: Path, text: str) -> None:
+        """Under a hidden name first: whoever is killed leaves a whole record or none."""
+        assert self.folder is not None
+        handle, name = tempfile.mkstemp(prefix=owned_prefix(self._beside), suffix=PART, dir=self.folder)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            part = Path(name)
+            part.chmod(0o644)
+            part.replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def _digest(ids: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join([__version__, *ids]).encode()).hexdigest()
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        if path.stat().st_size > MAX_RECORD_BYTES:
+            return None
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None

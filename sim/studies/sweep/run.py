@@ -1,0 +1,168 @@
+"""Run a sweep: resolve every point, skip what is recorded, replay the rest, and hand over one row per point."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sim.base.errors import BadInput
+from sim.bounds.time_bound import LowerBound
+from sim.results.record import Result
+from sim.results.sampling import Sample
+from sim.studies.pool import answers, n_cores
+from sim.studies.sweep.records import BOUNDS, POINTS
+from sim.studies.sweep.work import OK, REFUSED, Resolved, bound_record, point_record, resolve
+
+if TYPE_CHECKING:
+    from sim.studies.pool import Call
+    from sim.studies.sweep.grid import Point
+    from sim.studies.sweep.records import Records
+
+FEW_LAYERS = 20_000
+"""Layers of output tokens in all points, below which starting processes takes longer than the work."""
+AT_ONCE = 16
+"""Points resolved by one call of a worker."""
+
+Answers = Callable[[Sequence["Call"], int], Generator[tuple[int, Any], None, None]]
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class PointRow:
+    """One point of a sweep, and what became of it."""
+
+    point: Point
+    asked: Resolved
+    status: str
+    reason: str
+    result: Result | None = None
+    ttft: Sample | None = None
+    tpot: Sample | None = None
+
+    @property
+    def label(self) -> str:
+        """The policy as it was called, with its parameters."""
+        return self.point.label
+
+    @property
+    def sample(self) -> Sample | None:
+        """Of what is ranked: time per output token, or to the first where no request has another."""
+        return self.tpot if self.tpot is not None and self.tpot.n else self.ttft
+
+
+def resolved(points: Sequence[Point], workers: int, progress: Progress, pool: Answers = answers) -> list[Resolved]:
+    """What every point means, in their order.
+
+    Raises:
+        BadInput: a value that nothing can be done with, wherever it stands in the sweep: it is misspelt, or wrong.
+    """
+    specs = [point.spec for point in points]
+    calls: list[Call] = [(resolve, (tuple(specs[at : at + AT_ONCE]),)) for at in range(0, len(specs), AT_ONCE)]
+    found: dict[int, list[Resolved]] = {}
+    with closing(pool(calls, workers if len(calls) > 4 else 1)) as stream:
+        for index, answer in stream:
+            found[index] = answer
+            progress(min(len(found) * AT_ONCE, len(specs)), len(specs), "resolving")
+    rows = [row for index in range(len(calls)) for row in found[index]]
+    _refuse_mistakes(points, rows)
+    return rows
+
+
+def _refuse_mistakes(points: Sequence[Point], rows: Sequence[Resolved]) -> None:
+    """Raises BadInput where every point with some value is refused, which tells a mistake from a combination that
+    cannot be; what does not fit is no mistake. Policies that `all` stands for were not named by anybody."""
+    by_value: dict[tuple[str, Any], list[Resolved]] = defaultdict(list)
+    for point, row in zip(points, rows, strict=True):
+        if point.named:
+            for value in _values(point):
+                by_value[value].append(row)
+    for (name, value), found in by_value.items():
+        if all(row.status == REFUSED for row in found):
+            alone = any(row.status != REFUSED for row in rows)
+            where = f" (so for every point with {name} {value})" if alone else ""
+            raise BadInput(f"{found[0].reason}{where}")
+
+
+def _values(point: Point) -> list[tuple[str, Any]]:
+    fields = [(name, getattr(point.spec, name)) for name in point.spec.__struct_fields__ if name != "set"]
+    found = [("policy", point.label), *fields, *point.spec.set.items()]
+    return [(name, value) for name, value in found if value is not None]
+
+
+def run_points(
+    points: Sequence[Point],
+    rows: Sequence[Resolved],
+    records: Records,
+    workers: int | None,
+    progress: Progress,
+    pool: Answers = answers,
+) -> list[PointRow]:
+    """Every point's row, in their order; points that are the same run are one.
+
+    Args:
+        rows: what the points mean (`resolved`). workers: processes; None: the cores, if it is worth it.
+        pool: who answers the calls. progress: told of (calls answered, in all, what is done).
+
+    Raises:
+        CheckFailed: a worker process ended without an answer; what was recorded stays. BadInput: none can run.
+    """
+    once: dict[str, tuple[Point, Resolved]] = {}
+    for point, row in zip(points, rows, strict=True):
+        once.setdefault(row.id, (point, row))
+    if all(row.status != OK for _, row in once.values()):
+        raise BadInput(_why(list(once.values())))
+    work: list[tuple[str, str, Call]] = []
+    asked = set()
+    n_layers = 0
+    for _, row in once.values():
+        if row.status != OK:
+            continue
+        if row.bound and row.bound not in asked and records.get(BOUNDS, row.bound) is None:
+            work.append((BOUNDS, row.bound, (bound_record, (row.spec, row.cpu, row.bound))))
+            asked.add(row.bound)
+        if records.get(POINTS, row.id) is None:
+            work.append((POINTS, row.id, (point_record, (row.spec, row.id))))
+            n_layers += row.n_layers
+    if workers is None:
+        workers = n_cores() if n_layers >= FEW_LAYERS else 1
+    n_all = sum(row.status == OK for _, row in once.values())
+    left = sum(kind == POINTS for kind, _, _ in work)
+    n_done = 0
+    with closing(pool([call for _, _, call in work], workers)) as stream:
+        for index, record in stream:
+            kind, id_, _ = work[index]
+            records.put(kind, id_, record)
+            left -= kind == POINTS
+            n_done += 1
+            progress(n_done, len(work), f"sweep: {n_all - left:,} of {n_all:,} points")
+    return [_row(point, row, records) for point, row in once.values()]
+
+
+def _why(found: Sequence[tuple[Point, Resolved]]) -> str:
+    reasons = {row.reason: point.label for point, row in found}
+    first = next(iter(reasons))
+    if len(reasons) == 1:
+        return first
+    return f"grid, got {len(found)} points: none of them can run; the first: {first}"
+
+
+def _row(point: Point, row: Resolved, records: Records) -> PointRow:
+    if row.status != OK:
+        return PointRow(point, row, row.status, row.reason)
+    record = records.get(POINTS, row.id)
+    assert record is not None
+    if record["status"] != OK:
+        return PointRow(point, row, record["status"], record["reason"])
+    result = msgspec.convert(record["result"], Result)
+    bound = records.get(BOUNDS, row.bound) if row.bound else None
+    least = None if bound is None or bound["bound"] is None else LowerBound(**bound["bound"])
+    result.set_beside(least)
+    times, batch = record["requests"], row.spec.batch
+    ttft = Sample({index: first for index, first, _ in times}, batch)
+    tpot = Sample({index: further for index, _, further in times if further is not None}, batch)
+    return PointRow(point, row, OK, "", result, ttft, tpot)

@@ -1,0 +1,187 @@
+"""What a sweep says: the best of each group, what the requests do not tell apart from it, and the Pareto front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sim.base.errors import BadInput, did_you_mean
+from sim.results.sampling import ranks
+from sim.studies.ranking import Rank, is_bound, ranked, speed
+
+if TYPE_CHECKING:
+    from sim.results.record import Result
+    from sim.studies.sweep.run import PointRow
+
+WORKLOAD = ("model", "trace", "split", "requests", "batch", "gpus", "precision")
+"""Between these nothing is ranked: another model, other requests or others beside them are another question."""
+MOST_RANKED = 60
+"""Systems of one group that are all held against one another; of more, each against the fastest alone."""
+
+
+@dataclass
+class Group:
+    """Points that compete: what they have in common, systems fastest first, bounds beside them.
+
+    `ranks`: by position among the systems; empty where no sampling error is to be had.
+    """
+
+    by: dict[str, Any]
+    systems: list[PointRow] = field(default_factory=list)
+    bounds: list[PointRow] = field(default_factory=list)
+    ranks: list[Rank] = field(default_factory=list)
+
+    @property
+    def best(self) -> PointRow | None:
+        """The fastest lossless system; where all are lossy, the fastest of them."""
+        faithful = [row for row in self.systems if not _lossy(row)]
+        return next(iter(faithful or self.systems), None)
+
+    def tied(self, row: PointRow) -> list[PointRow]:
+        """Systems that the requests do not tell apart from it."""
+        if not self.ranks:
+            return []
+        at = _at(self.systems, row)
+        return [other for other in self.systems if other is not row and _title(other) in self.ranks[at].tied]
+
+    def next_to(self, row: PointRow) -> PointRow | None:
+        """The next slower system that is as faithful."""
+        later = self.systems[_at(self.systems, row) + 1 :]
+        return next((other for other in later if _lossy(row) or not _lossy(other)), None)
+
+
+@dataclass
+class Summary:
+    """Groups in the order in which they first came, the axes that vary, and who lies on the front."""
+
+    varied: dict[str, list[Any]]
+    by: list[str]
+    groups: list[Group]
+    fronts: list[list[PointRow]]
+    on_front: set[int]
+    failed: list[PointRow]
+    _ranks: dict[int, Rank] = field(default_factory=dict)
+
+    def rank(self, row: PointRow) -> Rank | None:
+        """Its place among the systems of its group."""
+        return self._ranks.get(id(row))
+
+
+def settings_of(row: PointRow) -> dict[str, Any]:
+    """Everything that may be varied -> its value here: fields of the run as asked for, figures that were set, and the
+    policy with its parameters as one."""
+    spec = row.point.spec
+    fields = {name: getattr(spec, name) for name in spec.__struct_fields__ if name not in ("policy", "set")}
+    shared = {key: value for key, value in spec.set.items() if key.startswith(("hw.", "model.", "stack."))}
+    return {**fields, **shared, "policy": row.label}
+
+
+def summarise(rows: Sequence[PointRow], by: Sequence[str] | None = None) -> Summary:
+    """The groups and the front.
+
+    Args:
+        by: what points of one group have in common. None: all that varies but the policy; where the policy does not,
+            the workload, so that settings compete.
+
+    Raises:
+        BadInput: `by` names what does not vary.
+    """
+    settings = [settings_of(row) for row in rows]
+    names = list(dict.fromkeys(name for own in settings for name in own))
+    values = {name: list({_hashable(own.get(name)): own.get(name) for own in settings}.values()) for name in names}
+    varied = {name: found for name, found in values.items() if len(found) > 1}
+    if by is not None:
+        for name in by:
+            if name not in varied:
+                raise BadInput(f"--group-by, got {name!r}: it does not vary here; {did_you_mean(name, varied)}")
+        common = [name for name in varied if name in (*by, *WORKLOAD)]
+    elif "policy" in varied:
+        common = [name for name in varied if name != "policy"]
+    else:
+        common = [name for name in varied if name in WORKLOAD]
+    groups: dict[tuple[Any, ...], Group] = {}
+    workloads: dict[tuple[Any, ...], list[PointRow]] = {}
+    alike = [name for name in varied if name in WORKLOAD and name != "precision"]
+    for row, own in zip(rows, settings, strict=True):
+        group = groups.setdefault(_key(own, common), Group({name: own.get(name) for name in common}))
+        if row.result is not None:
+            (group.bounds if is_bound(row.result) else group.systems).append(row)
+            workloads.setdefault(_key(own, alike), []).append(row)
+    found: dict[int, Rank] = {}
+    for group in groups.values():
+        group.systems.sort(key=_speed)
+        group.bounds.sort(key=_speed)
+        group.ranks = _ranks(group.systems)
+        found |= {id(row): rank for row, rank in zip(group.systems, group.ranks, strict=False)}
+    fronts = [front for one in workloads.values() if (front := pareto(one))]
+    on_front = {id(row) for front in fronts for row in front}
+    failed = [row for row in rows if row.result is None]
+    return Summary(varied, common, list(groups.values()), fronts, on_front, failed, found)
+
+
+def pareto(rows: Sequence[PointRow]) -> list[PointRow]:
+    """Lossless systems that no other beats in time and peak memory at once, least memory first."""
+    front: list[PointRow] = []
+    systems = [row for row in rows if row.result is not None and not is_bound(row.result) and not _lossy(row)]
+    for row in sorted(systems, key=lambda row: (_of(row).peak_vram_bytes, _speed(row))):
+        if not front or _speed(row) < _speed(front[-1]):
+            front.append(row)
+    return front
+
+
+def _ranks(systems: Sequence[PointRow]) -> list[Rank]:
+    """Rank of each; of very many only who is tied with the fastest, for pairs grow with the square."""
+    samples = [row.sample for row in systems if row.sample is not None]
+    if len(systems) <= MOST_RANKED:
+        found = ranks(samples) or []
+        return [Rank(*places, [_title(systems[i]) for i in tied]) for places, tied in found]
+    first = samples[0]
+    if first.n < 2:
+        return []
+    tied = [i for i, other in enumerate(samples) if i and not first.told_apart(other)]
+    places = [Rank(1, 1 + len(tied), [_title(systems[i]) for i in tied])]
+    for i in range(1, len(samples)):
+        best = 1 if i in tied else 2
+        places.append(Rank(best, len(samples), [_title(systems[0])] if i in tied else []))
+    return places
+
+
+def _title(row: PointRow) -> str:
+    return row.asked.id
+
+
+def _at(rows: Sequence[PointRow], row: PointRow) -> int:
+    return next(at for at, other in enumerate(rows) if other is row)
+
+
+def _of(row: PointRow) -> Result:
+    assert row.result is not None
+    return row.result
+
+
+def _speed(row: PointRow) -> float:
+    return speed(_of(row))
+
+
+def _lossy(row: PointRow) -> bool:
+    return "lossy" in _of(row).labels
+
+
+def _hashable(value: Any) -> tuple[str, Any]:
+    return type(value).__name__, value
+
+
+def _key(own: dict[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(_hashable(own.get(name)) for name in names)
+
+
+def ranked_by(row: PointRow) -> str:
+    """What is ranked of it, in words."""
+    return "per token" if ranked(_of(row)) == "tpot_s" else "to the first token"
+
+
+def ratio(slower: PointRow, faster: PointRow) -> float:
+    """How many times as long the slower one takes."""
+    return _speed(slower) / _speed(faster) if _speed(faster) > 0 else math.inf

@@ -1,0 +1,176 @@
+"""A sweep from what was asked to its table and summary: the same for the command line and for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sim.base.units import show_count
+from sim.studies.pool import answers, n_cores
+from sim.studies.sweep.grid import MOST_POINTS, Block, Point, points_of
+from sim.studies.sweep.records import TABLE, Records
+from sim.studies.sweep.run import Answers, PointRow, Progress, resolved, run_points
+from sim.studies.sweep.summary import Summary, settings_of, summarise
+from sim.studies.sweep.table import table_of, write
+from sim.studies.sweep.work import BROKE_A_RULE, FAILED, OK, Resolved
+
+if TYPE_CHECKING:
+    from sim.studies.sweep.summary import Group
+
+Note = Callable[[str], None]
+MOST_NOTES = 3
+MOST_JUDGED = 8
+"""Traces whose realism is told, one line each."""
+
+
+@dataclass
+class Asked:
+    """What a sweep was asked for.
+
+    Attributes:
+        given: the axes of options. grid: a file of further ones, over which they stand.
+        out: where records and table go. resume: go on with what is there. workers: None for the cores.
+        by: what a group has in common. most: points. pool: who answers the calls.
+    """
+
+    given: Block
+    grid: Path | None = None
+    out: Path | None = None
+    resume: bool = False
+    workers: int | None = None
+    by: list[str] | None = None
+    most: int = MOST_POINTS
+    pool: Answers = answers
+
+    def blocks(self) -> list[Block]:
+        """Its blocks, checked. Raises BadInput."""
+        if self.grid is None:
+            self.given.check("sweep")
+            return [self.given]
+        from sim.studies.sweep.grid_file import read_grid
+
+        blocks = [block.over(self.given) for block in read_grid(self.grid)]
+        for block in blocks:
+            block.check(str(self.grid))
+        return blocks
+
+
+@dataclass
+class Swept:
+    """A sweep that is over."""
+
+    rows: list[PointRow]
+    summary: Summary
+    table: pa.Table
+    n_twice: int
+    realism: list[str] = field(default_factory=list)
+    table_path: Path | None = None
+
+    @property
+    def broken(self) -> bool:
+        """Whether a policy broke a rule somewhere."""
+        return any(row.status in (BROKE_A_RULE, FAILED) for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        from sim.studies.sweep.text import answer
+
+        found = self.summary
+        return {
+            "schema": 1,
+            "answer": answer(self.rows, found),
+            "realism": self.realism,
+            "points": len(self.rows),
+            "ran": sum(row.result is not None for row in self.rows),
+            "varied": found.varied,
+            "group_by": found.by,
+            "groups": [self._group(group) for group in found.groups],
+            "pareto": [[row.asked.id for row in front] for front in found.fronts],
+            "not_run": [{"label": r.label, "status": r.status, "reason": r.reason} for r in found.failed],
+            "rows": self.table.to_pylist(),
+        }
+
+    def _group(self, group: Group) -> dict[str, Any]:
+        best = group.best
+        return {
+            "settings": group.by,
+            "best": None if best is None else best.asked.id,
+            "not_told_apart": None if best is None or not group.ranks else [row.asked.id for row in group.tied(best)],
+            "fastest_first": [row.asked.id for row in group.systems],
+            "bounds": [row.asked.id for row in group.bounds],
+        }
+
+
+def sweep(asked: Asked, note: Note, progress: Progress) -> Swept:
+    """Run it.
+
+    Args:
+        note: told what was asked for and cannot be had in full. progress: told of (done, in all, what is done).
+
+    Raises:
+        BadInput: the grid, the folder, or a value that is wrong wherever it stands.
+    """
+    points, n_twice = points_of(asked.blocks(), asked.most)
+    means = resolved(points, asked.workers or n_cores(), progress, asked.pool)
+    told = list(dict.fromkeys(text for row in means for text in row.notes))
+    for text in told[:MOST_NOTES]:
+        note(text)
+    if len(told) > MOST_NOTES:
+        note(f"note: {show_count(len(told) - MOST_NOTES, 'note')} more of the kind")
+    ids = list(dict.fromkeys(row.id for row in means))
+    records = Records(asked.out)
+    records.begin(ids, asked.resume)
+    rows = run_points(points, means, records, asked.workers, progress, asked.pool)
+    found = summarise(rows, asked.by)
+    table = table_of(rows, found)
+    swept = Swept(rows, found, table, n_twice + len(points) - len(rows), _realism(rows))
+    if asked.out is not None:
+        swept.table_path = asked.out / TABLE
+        write(swept.table_path, table)
+    return swept
+
+
+def _realism(rows: list[PointRow]) -> list[str]:
+    """What is known of each trace, a line each."""
+    from traces.format.catalogue import open_trace
+    from traces.stats.realism import judge
+
+    names = list(dict.fromkeys(row.asked.spec.trace for row in rows if row.status == OK))
+    lines = []
+    for name in names[:MOST_JUDGED]:
+        assert name is not None
+        trace = open_trace(name)
+        try:
+            lines.append(judge(trace, quick=True).line)
+        finally:
+            trace.close()
+    return lines
+
+
+def listed(asked: Asked, progress: Progress, as_json: bool) -> str:
+    """The points, what varies in them and what each would be, for `--dry-run`. Raises BadInput as `sweep` does."""
+    points, n_twice = points_of(asked.blocks(), asked.most)
+    means = resolved(points, asked.workers or n_cores(), progress, asked.pool)
+    shown: dict[str, tuple[Point, Resolved]] = {}
+    for point, row in zip(points, means, strict=True):
+        shown.setdefault(row.id, (point, row))
+    rows = [PointRow(point, row, row.status, row.reason) for point, row in shown.values()]
+    found = summarise(rows, asked.by)
+    names = [name for name in found.varied if name != "policy"]
+    if as_json:
+        from sim.base.json import to_json
+
+        own = [(row, settings_of(row)) for row in rows]
+        facts = [
+            {"id": row.asked.id, "label": row.label, "status": row.status, "reason": row.reason or None}
+            | {name: settings.get(name) for name in names}
+            for row, settings in own
+        ]
+        return to_json({"schema": 1, "points": len(rows), "list": facts}) + "\n"
+    from sim.studies.sweep.text import list_of
+
+    return list_of(rows, names, n_twice + len(points) - len(rows))

@@ -1,0 +1,234 @@
+"""What `moesim sweep` prints: the answer first, then the best of each group, the Pareto front, and what did not run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sim.base.units import show_bytes, show_count, show_frac, show_seconds
+from sim.setup.naming import show
+from sim.studies.ranking import speed
+from sim.studies.sweep.summary import Group, Summary, ranked_by, ratio, settings_of
+
+if TYPE_CHECKING:
+    from sim.results.record import Result
+    from sim.studies.sweep.run import PointRow
+
+MOST_SHOWN = 40
+"""Rows of a table on a terminal; the Parquet file and `--json` have all."""
+MOST_NAMED = 3
+MOST_REASONS = 5
+_UNITS = (("_bytes_per_s", "GB/s", 1e9), ("_bytes", "GB", 1e9))
+
+
+def answer(rows: Sequence[PointRow], found: Summary) -> str:
+    """The first line: who is fastest, where, by how much, and from whom the requests do not tell it apart."""
+    groups = [group for group in found.groups if group.best is not None]
+    if not groups:
+        return "only bounds ran" if any(row.result is not None for row in rows) else "nothing ran"
+    first = min((group.best for group in groups if group.best is not None), key=lambda row: speed(_of(row)))
+    if len(groups) == 1:
+        return _lead(groups[0], found)
+    names = Counter(title(row, found) for group in groups if (row := group.best) is not None)
+    (most, n), *others = names.most_common()
+    of = f"{len(groups)} settings of {', '.join(_word(name) for name in found.by)}"
+    if not others:
+        text = f"{most}: fastest in {'both' if len(groups) == 2 else 'all'} {of}"
+    else:
+        said = [f"{name} in {count}" for name, count in others[:MOST_NAMED]]
+        more = len(others) - MOST_NAMED
+        text = f"{most}: fastest in {n} of {of}; {', '.join(said)}" + (f", {more} more elsewhere" if more > 0 else "")
+    apart = sum(_alone(group) for group in groups)
+    rivals = sum(group.next_to(row) is not None for group in groups if (row := group.best) is not None)
+    if rivals:
+        text += f"; told apart from the next in {apart or 'none'} of them"
+    where = ", ".join(f"{_word(key)} {value}" for key, value in _settings(first, found.by))
+    return f"{text}; least of all {show_seconds(speed(_of(first)))} {ranked_by(first)}: {title(first, found)} ({where})"
+
+
+def _alone(group: Group) -> bool:
+    best = group.best
+    return best is not None and bool(group.ranks) and group.next_to(best) is not None and not group.tied(best)
+
+
+def _lead(group: Group, found: Summary) -> str:
+    best = group.best
+    assert best is not None
+    n = show_count(_of(best).n_requests, "request")
+    text = f"{title(best, found)}: {show_seconds(speed(_of(best)))} {ranked_by(best)} over {n}"
+    other = group.next_to(best)
+    if other is None:
+        return text
+    times = ratio(other, best)
+    if times == 1.0:
+        return f"{text}, exactly as fast as {title(other, found)}"
+    text += f", {_times(times)} faster than {title(other, found)}"
+    if not group.ranks:
+        return f"{text} there; of n = 1 no sampling error can be given, so this is no ranking"
+    tied = [title(row, found) for row in group.tied(best)]
+    if not tied:
+        return text
+    more = f" and {len(tied) - MOST_NAMED} more" if len(tied) > MOST_NAMED else ""
+    return f"{text}; not told apart from {', '.join(tied[:MOST_NAMED])}{more}"
+
+
+def _times(times: float) -> str:
+    return f"{times:.2f}x" if times >= 1.01 else f"{100 * (times - 1):.2g} %"
+
+
+def title(row: PointRow, found: Summary) -> str:
+    """What tells a point from the others of its group: its policy, and what else varies but is not `by`."""
+    rest = [name for name in found.varied if name not in found.by and name != "policy"]
+    return ", ".join([row.label, *(f"{_word(key)} {value}" for key, value in _settings(row, rest))])
+
+
+def _settings(row: PointRow, names: Sequence[str]) -> list[tuple[str, str]]:
+    own = settings_of(row)
+    return [(name, _value(name, own.get(name))) for name in names]
+
+
+def _word(name: str) -> str:
+    """An axis in few letters; figures of a profile keep their path."""
+    return name.removesuffix("_bytes_per_s").removesuffix("_bytes")
+
+
+def _value(name: str, value: Any) -> str:
+    if value is None:
+        return "default"
+    for end, unit, scale in _UNITS:
+        if name.endswith(end) and isinstance(value, int | float) and not isinstance(value, bool):
+            return f"{value / scale:g} {unit}"
+    return show(name, value)
+
+
+def counts(rows: Sequence[PointRow], found: Summary, n_twice: int) -> str:
+    """How many points, of what, and what became of them."""
+    axes = ", ".join(f"{len(values)} of {_word(name)}" for name, values in found.varied.items())
+    ran = sum(row.result is not None for row in rows)
+    text = f"{show_count(len(rows), 'point')}" + (f": {axes}" if axes else "")
+    text += f"; {ran:,} ran" if ran != len(rows) else ""
+    return text + (f"; {n_twice:,} more were the same runs again" if n_twice else "")
+
+
+def groups_table(found: Summary) -> str:
+    """One row per group: its settings, the fastest, and the next."""
+    from sim.base.tables import prose, render, table
+
+    by = found.by
+    shown = table(
+        *(_word(name) for name in by),
+        "fastest",
+        "TPOT",
+        "above bound",
+        "hit",
+        "peak VRAM",
+        "next",
+        "slower by",
+        "told apart",
+    )
+    prose(shown, *range(len(by) + 1), len(by) + 5)
+    groups = [group for group in found.groups if group.best is not None]
+    for group in groups[:MOST_SHOWN]:
+        best = group.best
+        assert best is not None
+        other, result = group.next_to(best), _of(best)
+        tied = [title(row, found) for row in group.tied(best)]
+        shown.add_row(
+            *(_value(name, group.by[name]) for name in by),
+            title(best, found),
+            show_seconds(speed(result)),
+            _above(result),
+            show_frac(result.hit_rate),
+            show_bytes(result.peak_vram_bytes),
+            "-" if other is None else title(other, found),
+            "-" if other is None else _times(ratio(other, best)),
+            "-" if other is None or not group.ranks else "yes" if not tied else f"not from {len(tied)}",
+        )
+    left = len(groups) - MOST_SHOWN
+    return render(shown) + (f"and {left:,} groups more: --json, or the table of --out\n" if left > 0 else "")
+
+
+def points_table(group: Group, found: Summary) -> str:
+    """One row per point of the only group there is, fastest first, bounds among them."""
+    from sim.base.tables import prose, render, table
+
+    shown = table("point", "rank", "TPOT", "above bound", "TTFT", "hit", "peak VRAM", "bound by", "note")
+    prose(shown, -2, -1)
+    rows = sorted((*group.systems, *group.bounds), key=lambda row: speed(_of(row)))
+    for row in rows[:MOST_SHOWN]:
+        result, rank = _of(row), found.rank(row)
+        places = "-" if rank is None else str(rank.best) if rank.best == rank.worst else f"{rank.best}-{rank.worst}"
+        shown.add_row(
+            title(row, found),
+            places,
+            show_seconds(speed(result)),
+            _above(result),
+            show_seconds(result.ttft_s.mean or 0.0),
+            show_frac(result.hit_rate),
+            show_bytes(result.peak_vram_bytes),
+            str(result.bound_by.resource),
+            ", ".join(label for label in result.labels if label in ("oracle", "lossy") or "fit" in label),
+        )
+    left = len(rows) - MOST_SHOWN
+    return render(shown) + (f"and {left:,} points more: --json, or the table of --out\n" if left > 0 else "")
+
+
+def front_table(found: Summary) -> str:
+    """Who is on a front of latency against memory; a front of one point per workload is no news."""
+    from sim.base.tables import prose, render, table
+
+    blocks = []
+    for front in found.fronts:
+        if len(front) < 2:
+            continue
+        names = [name for name in found.varied if name != "policy"]
+        shown = table("Pareto front", *(_word(name) for name in names), "peak VRAM", "TPOT")
+        prose(shown, *range(1, len(names) + 1))
+        for row in front[:MOST_SHOWN]:
+            result = _of(row)
+            cells = [value for _, value in _settings(row, names)]
+            shown.add_row(row.label, *cells, show_bytes(result.peak_vram_bytes), show_seconds(speed(result)))
+        blocks.append(render(shown))
+    return "\n".join(blocks)
+
+
+def not_run(found: Summary) -> list[str]:
+    """A line for each reason, with how many points it holds for."""
+    by_reason: dict[str, list[PointRow]] = {}
+    for row in found.failed:
+        by_reason.setdefault(row.reason, []).append(row)
+    names = [name for name in found.varied if name != "policy"]
+    lines = []
+    for reason, rows in list(by_reason.items())[:MOST_REASONS]:
+        first = ", ".join([rows[0].label, *(f"{_word(key)} {value}" for key, value in _settings(rows[0], names))])
+        who = first if len(rows) == 1 else f"{len(rows):,} points, the first {first}"
+        lines.append(f"not run: {who}: {reason}")
+    left = [row for rows in list(by_reason.values())[MOST_REASONS:] for row in rows]
+    return [
+        *lines,
+        *([f"not run: {show_count(len(left), 'point')} more; `reason` in the table says why"] if left else []),
+    ]
+
+
+def _above(result: Result) -> str:
+    bound = result.bound
+    return "-" if bound is None or bound.above_frac is None else f"{100 * bound.above_frac:.0f} %"
+
+
+def _of(row: PointRow) -> Result:
+    assert row.result is not None
+    return row.result
+
+
+def list_of(rows: Sequence[PointRow], names: Sequence[str], n_twice: int) -> str:
+    """Every point in a line: what varies, its id, and why it cannot be set up."""
+    from sim.base.tables import prose, render, table
+
+    shown = table("policy", *(_word(name) for name in names), "id", "")
+    prose(shown, *range(1, len(names) + 3))
+    for row in rows:
+        shown.add_row(row.label, *(value for _, value in _settings(row, names)), row.asked.id, row.reason)
+    ready = sum(not row.reason for row in rows)
+    head = f"{show_count(len(rows), 'point')}, {ready:,} to run" + (f"; {n_twice:,} said twice" if n_twice else "")
+    return f"{head}\n\n{render(shown)}"

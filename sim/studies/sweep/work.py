@@ -1,0 +1,166 @@
+"""What a sweep hands to its workers: what a point means, its run, and the lower bound it shares with others."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sim import __version__
+from sim.base.errors import BadInput, CheckFailed, DoesNotFit, IllegalDecision, MoesimError, one_line
+from sim.base.json import to_json
+from sim.setup.spec import RunSpec
+
+if TYPE_CHECKING:
+    from sim.setup.prepare import Setup
+
+SCHEMA = 1
+OK, DOES_NOT_FIT, REFUSED, BROKE_A_RULE, FAILED = "ok", "does_not_fit", "refused", "broke_a_rule", "failed"
+STATUSES = (OK, DOES_NOT_FIT, REFUSED, BROKE_A_RULE, FAILED)
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """What a point's names mean here and now.
+
+    Attributes:
+        id: of everything that decides the point's numbers; of one that cannot be set up, of all that was asked.
+        spec: with no default left that may change. meant: ids and digests (`Setup.resolved`); empty when it is refused.
+        bound: the id of what its lower bound depends on. cpu: whether that may run experts on the CPU.
+        status, reason: `ok`, or why it cannot be set up.
+        notes: what was asked for and cannot be had in full.
+        n_layers: layers of output tokens, by which work is estimated.
+    """
+
+    id: str
+    spec: RunSpec
+    status: str = OK
+    reason: str = ""
+    meant: dict[str, Any] = {}
+    bound: str = ""
+    cpu: bool = False
+    notes: tuple[str, ...] = ()
+    n_layers: int = 0
+
+
+def resolve(specs: tuple[RunSpec, ...]) -> list[Resolved]:
+    """What each of them means."""
+    return [_resolve(spec) for spec in specs]
+
+
+def _resolve(spec: RunSpec) -> Resolved:
+    from sim.setup.prepare import prepare
+
+    asked: dict[str, Any] = {"version": __version__, "spec": msgspec.to_builtins(spec)}
+    try:
+        spec = _with_model(spec)
+        setup = prepare(spec)
+    except MoesimError as error:
+        asked["reason"] = str(error)
+        return Resolved(_digest(asked), spec, status_of(error), str(error))
+    try:
+        n_layers = setup.model.n_moe_layers * sum(request.outputs for request in setup.requests)
+        bound = _digest(bound_terms(setup)) if setup.timeless else ""
+        cpu = "cpu" in setup.policy.traits
+        notes = tuple(setup.notes())
+        return Resolved(setup.run_id, setup.explicit(), OK, "", setup.resolved(), bound, cpu, notes, n_layers)
+    finally:
+        setup.close()
+
+
+def _with_model(spec: RunSpec) -> RunSpec:
+    """The specification with its trace's model named: finding it takes reading the whole catalogue."""
+    if spec.model is not None:
+        return spec
+    return msgspec.structs.replace(spec, model=_model_of(spec.trace))
+
+
+@lru_cache(maxsize=64)
+def _model_of(trace: str | None) -> str:
+    from sim.setup.prepare import default_model
+    from traces.format.catalogue import DEFAULT, open_trace
+
+    opened = open_trace(trace or DEFAULT)
+    try:
+        return default_model(opened)
+    finally:
+        opened.close()
+
+
+def bound_terms(setup: Setup) -> dict[str, Any]:
+    """All that the lower bound of a run depends on."""
+    from sim.policy.api import overrides
+
+    spec, meant = setup.spec, setup.resolved()
+    splits = spec.batch > 1 and overrides(setup.policy, "split_step")
+    return {
+        "version": __version__,
+        "expert_bytes": setup.memory.expert_bytes,
+        "cpu": "cpu" in setup.policy.traits,
+        "split_steps_of": setup.run_id if splits else "",
+        **{f"{what}_sha256": meant[f"{what}_sha256"] for what in ("hw", "model", "stack", "trace")},
+        **{name: getattr(spec, name) for name in ("precision", "gpus", "batch", "scheduler", "split", "requests")},
+    }
+
+
+def point_record(spec: RunSpec, id_: str) -> dict[str, Any]:
+    """One run as plain data: its result without the time that it took, and what is ranked of every request.
+
+    A run that cannot be carried out is a record, too: its status, and the reason in a line. `kept` is false where
+    nobody can say that it would end in the same way once more.
+    """
+    from sim.run import execute, prepare
+
+    found: dict[str, Any] = {"schema": SCHEMA, "id": id_, "status": OK, "reason": "", "kept": True}
+    try:
+        setup = prepare(spec)
+        try:
+            if setup.run_id != id_:
+                raise CheckFailed(
+                    f"point {id_}, got run_id {setup.run_id}: what it is made of has changed since the sweep began, or "
+                    "is another on this worker; begin a new sweep"
+                )
+            outcome = execute(setup, bounds=False)
+        finally:
+            setup.close()
+    except CheckFailed:
+        raise
+    except MoesimError as error:
+        return found | {"status": status_of(error), "reason": str(error)}
+    except Exception as error:  # a mistake of a policy's own: the other points are none the worse for it
+        reason = one_line(f"{type(error).__name__}: {error}")
+        return found | {"status": FAILED, "reason": reason, "kept": False}
+    times = [
+        [
+            t.request.index,
+            t.first_token_s - t.start_s,
+            (t.last_token_s - t.first_token_s) / (t.request.outputs - 1) if t.request.outputs > 1 else None,
+        ]
+        for t in outcome.clockwork.requests
+    ]
+    return found | {"result": outcome.result.to_dict() | {"wall_s": 0.0}, "requests": times}
+
+
+def bound_record(spec: RunSpec, cpu: bool, id_: str) -> dict[str, Any]:
+    """A lower bound as plain data (`sim.bounds.time_bound.lower_bound`)."""
+    from sim.bounds.time_bound import lower_bound
+    from sim.setup.prepare import prepare
+
+    setup = prepare(spec)
+    try:
+        least = lower_bound(setup, cpu)
+    finally:
+        setup.close()
+    return {"schema": SCHEMA, "id": id_, "bound": None if least is None else least._asdict()}
+
+
+def status_of(error: MoesimError) -> str:
+    """What a point is called that ended so."""
+    if isinstance(error, DoesNotFit):
+        return DOES_NOT_FIT
+    return REFUSED if isinstance(error, BadInput) else BROKE_A_RULE if isinstance(error, IllegalDecision) else FAILED
+
+
+def _digest(data: dict[str, Any]) -> str:
+    return hashlib.sha256(to_json(data).encode()).hexdigest()[:12]

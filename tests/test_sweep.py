@@ -1,0 +1,331 @@
+"""A sweep's rows are what single runs give; what cannot run is a row too; a kill loses nothing and repeats nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from cli_help import mixtral_shaped, moesim, simulated
+
+import moesim as face
+from sim.base.errors import BadInput, CheckFailed
+from sim.results.sampling import Sample
+from sim.results.tables import RUN_COLUMNS
+from sim.studies.sweep import run as sweep_run
+from sim.studies.sweep.work import point_record
+
+BROKEN = """
+from sim.policy import Policy, RunGpu
+
+
+class Broken(Policy):
+    name = "broken"
+
+    def gate_done(self, gate, view):
+        yield RunGpu(next(iter(gate.needs)))
+"""
+FAILING = BROKEN.replace("broken", "failing").replace("yield RunGpu(next(iter(gate.needs)))", "raise KeyError('mine')")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return mixtral_shaped(tmp_path)
+
+
+def table(folder: Path) -> pd.DataFrame:
+    return pd.read_parquet(folder / "sweep.parquet")
+
+
+def test_every_row_is_what_simulate_says(capsys: Any, trace: Path, tmp_path: Path) -> None:
+    """Brute force: each point once more as a command of its own, figure by figure, its bound included."""
+    grid = {"hw": ("rtx3090", "a6000"), "experts": (20, 48), "batch": (1, 2)}
+    link = "hw.h2d.bandwidth_bytes_per_s"
+    words: list[object] = ["sweep", "--trace", trace, "--policy", "lru", "--policy", "lcp rho=0.5,0.9"]
+    words += ["--policy", "fiddler", "--set", f"{link}=1.2e10,2.4e10"]
+    words += [word for name, values in grid.items() for word in (f"--{name}", ",".join(map(str, values)))]
+    assert moesim(capsys, *words, "--out", tmp_path / "out").code == 0
+    rows = table(tmp_path / "out")
+    assert len(rows) == 4 * 2 * 2 * 2 * 2
+    assert rows["run_id"].is_unique
+    for row in rows.sample(10, random_state=3).to_dict("records"):
+        name, *own = row["label"].split()
+        budget = round(row["cap_experts"])
+        words = ["--policy", name, "--trace", trace, "--hw", row["hw"], "--experts", budget, "--batch", row["batch"]]
+        words += [word for pair in (*own, f"{link}={row[link]}") for word in ("--set", pair)]
+        alone = simulated(capsys, *words, "--json").json
+        for column in ("run_id", "hit_rate", "h2d_bytes", "trace_sha256", "version", "simulated_s", "peak_vram_bytes"):
+            assert row[column] == alone[column], column
+        assert row["tpot_mean_s"] == alone["tpot_s"]["mean"]
+        assert row["ttft_mean_s"] == alone["ttft_s"]["mean"]
+        assert row["bound_tpot_s"] == alone["bound"]["tpot_s"]
+        assert row["above_bound_frac"] == alone["bound"]["above_frac"]
+        ends = alone["uncertainty"]["sampling"]["tpot_s"]
+        low_s = row["tpot_sampling_low_s"]
+        assert pd.isna(low_s) if ends is None else [low_s, row["tpot_sampling_high_s"]] == ends
+        for key, value in alone["params"].items():
+            assert row[f"param.{key}"] == value
+
+
+def test_everything_varied_or_resolved_has_a_column(capsys: Any, trace: Path, tmp_path: Path) -> None:
+    words = ("--policy", "lru", "--policy", "lfu scope=layer", "--hw", "rtx3090", "--seed", "1:2", "--cache-frac", 0.15)
+    words = (*words, "--vram", "20GB,22GB", "--set", "stack.per_layer_s=5e-6", "--link", "pcie4x16,pcie5x16")
+    assert moesim(capsys, "sweep", "--trace", trace, *words, "--out", tmp_path / "out").code == 0
+    rows = table(tmp_path / "out")
+    assert {name for name, _, _ in RUN_COLUMNS} - set(rows) == {"wall_s", "params_json", "overrides_json"}
+    assert set(rows["seed"]) == {1, 2}
+    assert set(rows["cap_vram_bytes"]) == {20 * 10**9, 22 * 10**9}
+    assert set(rows["link"]) == {"pcie4x16", "pcie5x16"}
+    assert set(rows["cache_frac"]) == {0.15}
+    assert set(rows["stack.per_layer_s"]) == {5e-6}
+    assert set(rows["param.scope"]) == {"layer", "global"}
+    for column in ("hw_sha256", "model_sha256", "stack_sha256", "trace_sha256"):
+        assert rows[column].str.fullmatch("[0-9a-f]{64}").all()
+    assert rows["hw_sha256"].nunique() == 2  # the link is part of what the hardware was resolved to
+
+
+def test_what_cannot_run_is_a_row(capsys: Any, trace: Path, tmp_path: Path) -> None:
+    """Before the run and in it: a budget beyond the card, and one below what a policy needs."""
+    words = ("--policy", "lru", "--policy", "lfu scope=layer", "--hw", "rtx3090", "--experts", "16,40,200")
+    said = moesim(capsys, "sweep", "--trace", trace, *words, "--out", tmp_path / "out")
+    assert said.code == 0
+    rows = table(tmp_path / "out")
+    assert rows["status"].tolist() == ["ok", "does_not_fit", "ok", "ok", "does_not_fit", "does_not_fit"]
+    assert rows["reason"].isna().tolist() == [True, False, True, True, False, False]
+    assert rows["cap_experts"].tolist() == [16, 16, 40, 40, 200, 200]
+    assert set(rows["model"]) == {"mixtral-8x7b"}
+    assert "needs at least 32 whole experts" in said.out
+    assert "lower it, or take a larger GPU" in said.out
+    with pytest.raises(BadInput, match="lower it, or take a larger GPU"):
+        face.sweep("lru", "rtx3090", trace=trace, experts=[200, 201])  # nothing is left to run
+
+
+@pytest.mark.parametrize(("code", "status"), [(BROKEN, "broke_a_rule"), (FAILING, "failed")])
+def test_a_policy_that_breaks_a_rule_is_a_row_and_exit_1(
+    capsys: Any, trace: Path, tmp_path: Path, code: str, status: str
+) -> None:
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    words = ("--policy", tmp_path / "mine.py", "--policy", "lru", "--hw", "rtx3090", "--out", tmp_path / "out")
+    assert moesim(capsys, "sweep", "--trace", trace, *words).code == 1
+    rows = table(tmp_path / "out")
+    assert rows["status"].tolist() == [status, "ok"]
+    kept = {path.stem for path in (tmp_path / "out" / "points").iterdir()}
+    assert len(kept) == (1 if status == "failed" else 2)  # nobody can say that a crash would come again
+
+
+def test_the_number_of_workers_changes_no_byte(capsys: Any, trace: Path, tmp_path: Path) -> None:
+    words = ("--policy", "lru", "--policy", "random", "--hw", "rtx3090,a6000", "--seed", "0:3", "--experts", "40")
+    for n in (1, 2):
+        assert moesim(capsys, "sweep", "--trace", trace, *words, "--workers", n, "--out", tmp_path / f"{n}").code == 0
+    assert (tmp_path / "1" / "sweep.parquet").read_bytes() == (tmp_path / "2" / "sweep.parquet").read_bytes()
+
+
+class TestTheFolder:
+    WORDS = ("sweep", "--policy", "lru", "--policy", "lfu", "--hw", "rtx3090", "--experts", "40")
+
+    def test_resuming_runs_what_is_missing_and_nothing_else(
+        self, capsys: Any, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        words = (*self.WORDS, "--trace", trace, "--out", tmp_path / "out")
+        assert moesim(capsys, *words).code == 0
+        before = (tmp_path / "out" / "sweep.parquet").read_bytes()
+        gone, torn, *_ = sorted((tmp_path / "out" / "points").iterdir())
+        gone.unlink()
+        torn.write_text(torn.read_text(encoding="utf-8")[:-40], encoding="utf-8")
+        (tmp_path / "out" / "sweep.parquet").unlink()
+        asked = []
+
+        def counted(spec: Any, id_: str) -> dict[str, Any]:
+            asked.append(id_)
+            return point_record(spec, id_)
+
+        monkeypatch.setattr(sweep_run, "point_record", counted)
+        assert moesim(capsys, *words, "--resume", "--workers", 1).code == 0
+        assert sorted(asked) == [gone.stem, torn.stem]
+        assert (tmp_path / "out" / "sweep.parquet").read_bytes() == before
+
+    def test_it_holds_one_sweep(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
+        out = ("--trace", trace, "--out", tmp_path / "out")
+        assert moesim(capsys, *self.WORDS, *out).code == 0
+        assert "2 of 2 points done; add --resume to go on" in moesim(capsys, *self.WORDS, *out).error
+        for changed in (("--seed", "1"), ("--set", "hw.h2d.latency_s=1e-5"), ("--policy", "fifo")):
+            assert "it holds another sweep" in moesim(capsys, *self.WORDS, *changed, *out, "--resume").error
+        mixtral_shaped(tmp_path, seed=5)  # the same name, other routing
+        assert "files that have changed" in moesim(capsys, *self.WORDS, *out, "--resume").error
+
+    def test_nobody_elses_files_are_touched(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "thesis.txt").write_text("mine", encoding="utf-8")
+        said = moesim(capsys, *self.WORDS, "--trace", trace, "--out", tmp_path / "out", "--resume").error
+        assert "it holds 'thesis.txt', which is no part of a sweep" in said
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
+
+    def test_an_input_that_changes_under_way_is_found_out(self, trace: Path) -> None:
+        from sim.setup.spec import RunSpec
+
+        with pytest.raises(CheckFailed, match="what it is made of has changed since the sweep began"):
+            point_record(RunSpec(policy="lru", hw="rtx3090", trace=str(trace)), "000000000000")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
+class TestKills:
+    def words(self, trace: Path, out: Path) -> list[str]:
+        words = ["sweep", "--policy", "lru", "--policy", "random", "--policy", "lfu scope=global,layer"]
+        words += ["--hw", "rtx3090,a6000", "--experts", "16:48:16", "--seed", "0:1"]
+        return [*words, "--trace", str(trace), "--out", str(out), "--workers", "2", "--resume"]
+
+    def killed_and_resumed(self, capsys: Any, trace: Path, tmp_path: Path, times: int, seed: int) -> None:
+        """SIGKILL at random moments after the first record, then to the end: the table of an undisturbed sweep, and
+        no record that was there is written anew."""
+        assert moesim(capsys, *self.words(trace, tmp_path / "whole")).code == 0
+        moments, out = random.Random(seed), tmp_path / "out"
+        written: dict[str, int] = {}
+        n_killed = 0
+        for _ in range(times):
+            # Own group: its workers end with it, whoever is killed.
+            process = subprocess.Popen(
+                [sys.executable, "-m", "sim", *self.words(trace, out)], stdout=-3, stderr=-3, start_new_session=True
+            )
+            seen, deadline_s = len(written), time.monotonic() + 60
+            while process.poll() is None and len(list(out.glob("points/*.json"))) <= seen:
+                assert time.monotonic() < deadline_s
+                time.sleep(0.002)
+            time.sleep(moments.random() * 0.05)
+            n_killed += process.poll() is None
+            process.send_signal(signal.SIGKILL)
+            process.wait(timeout=30)
+            now = {path.name: path.stat().st_mtime_ns for path in out.glob("points/*.json")}
+            assert {name: now.get(name) for name in written} == written
+            for path in out.glob("points/*.json"):
+                json.loads(path.read_bytes())
+            written = now
+        assert n_killed
+        assert moesim(capsys, *self.words(trace, out)).code == 0
+        now = {path.name: path.stat().st_mtime_ns for path in out.glob("points/*.json")}
+        assert {name: now[name] for name in written} == written
+        assert (out / "sweep.parquet").read_bytes() == (tmp_path / "whole" / "sweep.parquet").read_bytes()
+        assert sorted(path.name for path in out.iterdir()) == ["bounds", "points", "sweep.json", "sweep.parquet"]
+
+    def test_a_few(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
+        self.killed_and_resumed(capsys, trace, tmp_path, times=3, seed=1)
+
+    @pytest.mark.thorough
+    def test_twenty(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
+        self.killed_and_resumed(capsys, trace, tmp_path, times=20, seed=2)
+
+
+class TestPython:
+    def test_the_frame_is_the_table(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
+        words = (
+            "sweep",
+            "--policy",
+            "lru",
+            "--policy",
+            "lcp rho=0.5:0.9:0.2",
+            "--hw",
+            "rtx3090",
+            "--experts",
+            "20,40",
+        )
+        said = moesim(capsys, *words, "--trace", trace, "--out", tmp_path / "out")
+        frame = face.sweep(["lru", "lcp rho=0.5:0.9:0.2"], "rtx3090", trace=trace, experts=[20, 40])
+        pd.testing.assert_frame_equal(frame, table(tmp_path / "out"))
+        assert frame.attrs["answer"] == said.out.splitlines()[0]
+
+    def test_a_class_in_a_file_and_ranges_and_one_policys_parameters(self, trace: Path, tmp_path: Path) -> None:
+        frame = face.sweep("lcp", "rtx3090", trace=trace, experts="20:40:20", set={"rho": [0.5, 0.9]})
+        assert frame[["cap_experts", "param.rho"]].to_numpy().tolist() == [[20, 0.5], [20, 0.9], [40, 0.5], [40, 0.9]]
+
+    def test_a_script_without_a_guard_is_run_once(self, trace: Path, tmp_path: Path) -> None:
+        call = f"moesim.sweep(['lru', 'lfu'], 'rtx3090', trace={str(trace)!r}, workers=2)"
+        code = f"print('once')\nimport moesim\nprint(len({call}))"
+        (tmp_path / "script.py").write_text(code, encoding="utf-8")
+        done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == ("once\n2\n", "")
+
+    def test_what_is_wrong_is_said(self, trace: Path) -> None:
+        with pytest.raises(BadInput, match="unknown axis 'request'; did you mean 'requests'"):
+            face.sweep("lru", "rtx3090", request=2)  # type: ignore[call-arg]
+        with pytest.warns(UserWarning, match="has 2 requests, not more"):
+            face.sweep("lru", "rtx3090", trace=trace, requests=5)
+
+
+class TestSummary:
+    """By hand: groups, ties and fronts of made-up times."""
+
+    def row(self, label: str, hw: str, tpot: tuple[float, ...], vram: int, *labels: str) -> Any:
+        from types import SimpleNamespace
+
+        from sim.results.schema import Statistic
+        from sim.setup.spec import RunSpec
+        from sim.studies.sweep.grid import Point
+        from sim.studies.sweep.work import Resolved
+
+        mean = Statistic(sum(tpot) / len(tpot), None, None, None, len(tpot))
+        said: Any = SimpleNamespace(tpot_s=mean, labels=list(labels), peak_vram_bytes=vram, n_requests=len(tpot))
+        said.time_s = lambda _: mean
+        spec = RunSpec(policy=label, hw=hw)
+        sample = Sample(dict(enumerate(tpot)))
+        point = Point(label, spec, True)
+        return sweep_run.PointRow(point, Resolved(f"{label}@{hw}", spec), "ok", "", said, sample, sample)
+
+    def rows(self) -> list[Any]:
+        return [
+            self.row("a", "x", (1.0, 1.1), 10),
+            self.row("b", "x", (2.0, 2.1), 8),
+            self.row("o", "x", (0.1, 0.1), 1, "oracle"),
+            self.row("a", "y", (3.0, 1.0), 20),
+            self.row("b", "y", (1.0, 2.5), 9),
+            self.row("l", "y", (0.5, 0.5), 5, "lossy"),
+        ]
+
+    def test_best_of_each_group_and_whom_it_is_not_told_apart_from(self) -> None:
+        from sim.studies.sweep.summary import summarise
+
+        rows = self.rows()
+        found = summarise(rows)
+        x, y = found.groups
+        assert (x.by, y.by) == ({"hw": "x"}, {"hw": "y"})
+        assert (x.best, y.best) == (rows[0], rows[4])
+        assert ([*x.tied(rows[0])], [*y.tied(rows[4])]) == ([], [rows[3], rows[5]][::-1]) or y.tied(rows[4])[
+            -1
+        ] is rows[3]
+        assert x.bounds == [rows[2]]
+        assert found.rank(rows[0]) is not None
+        assert found.rank(rows[2]) is None
+
+    def test_the_front_is_of_lossless_systems(self) -> None:
+        from sim.studies.sweep.summary import summarise
+
+        rows = self.rows()
+        found = summarise(rows)
+        # By memory: b@x (8, 2.05), b@y (9, 1.75), a@x (10, 1.05); a@y takes more of both.
+        assert found.fronts == [[rows[1], rows[4], rows[0]]]
+
+    def test_the_answer(self) -> None:
+        from sim.studies.sweep.summary import summarise
+        from sim.studies.sweep.text import answer
+
+        rows = self.rows()
+        said = (
+            "a: fastest in 1 of 2 settings of hw; b in 1; told apart from the next in 1 of them; least of all 1.05 s "
+        )
+        assert answer(rows, summarise(rows)) == said + "per token: a (hw x)"
+        alone = rows[:2]
+        assert answer(alone, summarise(alone)) == "a: 1.05 s per token over 2 requests, 1.95x faster than b"
+
+    def test_one_policy_competes_by_its_settings(self) -> None:
+        from sim.studies.sweep.summary import summarise
+        from sim.studies.sweep.text import answer
+
+        rows = [self.rows()[0], self.row("a", "y", (0.5, 0.6), 20)]
+        assert answer(rows, summarise(rows)) == "a, hw y: 550 ms per token over 2 requests, 1.91x faster than a, hw x"
+        assert len(summarise(rows, ["hw"]).groups) == 2

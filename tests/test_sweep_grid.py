@@ -1,0 +1,198 @@
+"""What a sweep's options and files stand for: values, ranges, products, and what is refused before any work."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_help import mixtral_shaped, moesim
+from hypothesis import given as drawn
+from hypothesis import strategies as st
+
+from sim.base.errors import BadInput
+from sim.studies.sweep.grid import Block, given, points_of, policy_of
+from sim.studies.sweep.grid_file import read_grid
+from sim.studies.sweep.values import AXES, of_text
+
+FILE = """\
+grid:
+  policy: [lru, "lcp rho=0.5,0.9", {name: lfu, set: {scope: [global, layer]}}]
+  hw: [rtx3090, rtx4090]
+  cache_frac: {from: 0.1, to: 0.3, step: 0.1}
+  set:
+    hw.h2d.bandwidth_bytes_per_s: [2.5e10, 5.0e10]
+list:
+- {policy: belady, hw: a6000, experts: 16, seed: "1:2"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "values"),
+    [
+        ("cache_frac", "0.1:0.9:0.1", [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]),
+        ("cache_frac", "0.9:0.5:-0.2,0.05", [0.9, 0.7, 0.5, 0.05]),
+        ("cache_frac", "1", [1]),
+        ("seed", "0:3", [0, 1, 2, 3]),
+        ("experts", "16:60:16", [16, 32, 48]),
+        ("vram_bytes", "8GB:12GB:2GB,16GiB", [8 * 10**9, 10**10, 12 * 10**9, 16 * 2**30]),
+        ("", "2.5e10,5e10", [2.5e10, 5e10]),
+        ("", "1:4", [1, 2, 3, 4]),
+        ("", "0.5:0.9:0.2", [0.5, 0.7, 0.9]),
+        ("", "map,true,null", ["map", True, None]),
+        ("predictor", "trained,surrogate:0.85", ["trained", "surrogate:0.85"]),
+        ("precision", "bf16,int4_g128", ["bf16", "int4_g128"]),
+    ],
+)
+def test_values_of_an_axis(name: str, text: str, values: list[Any]) -> None:
+    found = of_text(text, name, "--x")
+    assert found == values
+    assert [type(value) for value in found] == [type(value) for value in values]
+
+
+@drawn(st.integers(0, 90), st.integers(1, 9), st.integers(1, 12))
+def test_a_range_holds_what_is_typed(first: int, step: int, n: int) -> None:
+    """Every value of a decimal range is the float that its decimal notation stands for."""
+    last = first + step * n
+    found = of_text(f"{first / 100}:{last / 100}:{step / 100}", "cache_frac", "--x")
+    assert found == [float(f"{(first + step * i) / 100:.2f}") for i in range(n + 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("cache_frac", "0.1:0.9", "a range needs a step"),
+        ("cache_frac", "0.1:0.9:0", "the step does not lead from 0.1 to 0.9"),
+        ("cache_frac", "0.9:0.1:0.1", "the step does not lead"),
+        ("cache_frac", "half", "not a number"),
+        ("seed", "0:1e9", "more than 100,000 values"),
+        ("seed", "0:1e999999", "beyond any figure"),
+        ("seed", "1.5", "not a whole number"),
+        ("seed", "0:2:0.5", "not a whole number"),
+        ("vram_bytes", "8GB:16GB", "a range needs a step"),
+        ("batch", "1,,4", "an empty value"),
+        ("", "[1,2]", "a value is a number or a word|not YAML|expected"),
+    ],
+)
+def test_what_is_no_value(name: str, text: str, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        of_text(text, name, "--x")
+
+
+def test_a_grid_is_the_product_and_policies_vary_fastest() -> None:
+    block = given(("lru", "lcp rho=0.5,0.9"), {"hw": ("rtx3090", "a6000"), "batch": ("1,4",)}, ())
+    points, n_twice = points_of([block], 100)
+    labels = ["lru", "lcp rho=0.5", "lcp rho=0.9"]
+    assert len(block) == len(points) == 12
+    assert n_twice == 0
+    assert [(p.spec.hw, p.spec.batch, p.label) for p in points] == [
+        (hw, batch, label) for hw in ("rtx3090", "a6000") for batch in (1, 4) for label in labels
+    ]
+    assert points[1].spec.set == {"rho": 0.5}
+
+
+def test_what_is_said_twice_is_run_once() -> None:
+    points, n_twice = points_of([given(("lru",), {"hw": ("rtx3090",), "seed": ("1,1,2",)}, ())], 100)
+    assert ([p.spec.seed for p in points], n_twice) == ([1, 2], 1)
+
+
+def test_a_file_holds_products_and_points(tmp_path: Path) -> None:
+    (tmp_path / "g.yaml").write_text(FILE, encoding="utf-8")
+    product, single = read_grid(tmp_path / "g.yaml")
+    assert (len(product), len(single)) == (5 * 2 * 3 * 2, 2)
+    assert product.axes["cache_frac"] == [0.1, 0.2, 0.3]
+    points, _ = points_of([single], 100)
+    assert [(p.spec.policy, p.spec.experts, p.spec.seed) for p in points] == [("belady", 16, 1), ("belady", 16, 2)]
+
+
+def test_options_stand_over_the_file() -> None:
+    file = Block(policy_of("lru"), {"hw": ["rtx3090"], "experts": [16, 32], "seed": [1]})
+    over = file.over(given(("lfu",), {"cache_frac": ("0.5",), "hw": ("a6000",)}, ()))
+    assert [axis.name for axis in over.policies] == ["lfu"]
+    assert over.axes == {"hw": ["a6000"], "cache_frac": [0.5], "seed": [1]}  # one cap takes the place of another
+
+
+def test_every_field_of_a_run_is_an_axis() -> None:
+    import msgspec
+
+    from sim.cli.sweep import command
+    from sim.setup.spec import RunSpec
+    from sim.studies.sweep.face import Axes
+    from sim.studies.sweep.grid_file import Written
+
+    fields = {field.name for field in msgspec.structs.fields(RunSpec)}
+    assert {*AXES, "policy", "set"} == fields
+    assert {field.name for field in msgspec.structs.fields(Written)} == fields
+    assert {*Axes.__annotations__, "hw", "policy"} == fields
+    assert set(AXES) <= {param.name for param in command.params}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("grid: {policy: lru, hw: rtx3090, cache_fraq: 0.1}", "cache_fraq.*did you mean 'cache_frac'"),
+        ("gird: {policy: lru}", "did you mean 'grid'"),
+        ("grid: {policy: lru, hw: rtx3090, seed: 1:8}", "line 1: 1:8 is one number to YAML, of base 60; quote"),
+        ("grid: {policy: lru, hw: rtx3090, seed: '1:8:0'}", "grid.seed.*step does not lead"),
+        ("grid: {policy: lru, hw: rtx3090, seed: {from: 1, too: 8}}", "too"),
+        ("grid: {policy: lru, hw: rtx3090, seed: [1, [2]]}", "seed"),
+        ("grid: {policy: lru, hw: rtx3090, seed: []}", "grid.seed, got an empty list"),
+        ("grid: {policy: lru, hw: rtx3090, batch: yes}", "not a whole number"),
+        ("grid: {policy: lru, hw: 3090}", "quote it"),
+        ("grid: {policy: lru, hw: rtx3090, set: {decay: 1}}", "a policy's own parameters stand behind its name"),
+        ("grid: {policy: lru}", "no hardware"),
+        ("list: [{hw: rtx3090}]", "no policy"),
+        ("{}", "neither `grid:` nor `list:`"),
+        ("[]", "mapping"),
+        ("grid: {policy: lru, hw: rtx3090, experts: 4, cache_frac: 0.1}", "one kind of budget"),
+        ("grid: &a {policy: lru, hw: *a}", "aliases are not accepted"),
+        ("grid: {policy: lru, policy: lfu}", "appears twice"),
+        (
+            "grid: {policy: lru, hw: rtx3090, seed: '0:99999', requests: '1:99999'}",
+            "9,999,900,000 points: more than 10,000",
+        ),
+    ],
+)
+def test_files_that_are_wrong_say_where(capsys: Any, tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "g.yaml").write_text(text, encoding="utf-8")
+    said = moesim(capsys, "sweep", "--grid", tmp_path / "g.yaml").error
+    assert re.search(says, said), said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "no policy; name at least one"),
+        (("--policy", "lru"), "no hardware; name at least one"),
+        (("--policy", "lruu", "--hw", "rtx3090"), "did you mean 'lru'?"),
+        (("--policy", "lru", "--hw", "rtx3090,rtx309"), "did you mean 'rtx3090'?"),
+        (("--policy", "lru", "--hw", "rtx3090", "--set", "hw.h2d.bandwith=1,2"), "did you mean"),
+        (("--policy", "lru", "--hw", "rtx3090", "--cache-frac", "0,0.1"), "a share of all experts in (0, 1]"),
+        (("--policy", "lru", "--policy", "lfu", "--hw", "rtx3090", "--set", "scope=layer"), "which policy's?"),
+        (("--policy", "lru scope", "--hw", "rtx3090"), "not KEY=VALUES"),
+        (("--policy", "lru scope=layer scope=global", "--hw", "rtx3090"), "got it twice"),
+        (("--policy", "lru", "--hw", "rtx3090", "--resume"), "without --out"),
+        (("--policy", "lru", "--hw", "rtx3090", "--group-by", "batch"), "it does not vary here"),
+        (("--policy", "lru", "--hw", "rtx3090", "--seed", "0:99", "--max-points", "99"), "100 points: more than 99"),
+    ],
+)
+def test_options_that_are_wrong(capsys: Any, tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+    trace = mixtral_shaped(tmp_path)
+    assert says in moesim(capsys, "sweep", "--trace", trace, *words).error
+
+
+def test_a_dry_run_lists_points_and_runs_none(capsys: Any, tmp_path: Path) -> None:
+    words = ("sweep", "--trace", mixtral_shaped(tmp_path), "--policy", "lru", "--policy", "lfu scope=layer,global")
+    words = (*words, "--hw", "rtx3090", "--experts", "40,200", "--dry-run", "--out", tmp_path / "out")
+    said = moesim(capsys, *words)
+    assert said.code == 0
+    assert said.out.startswith("6 points, 3 to run\n")
+    assert said.out.count("lower it, or take a larger GPU") == 3
+    assert not (tmp_path / "out").exists()
+    listed = moesim(capsys, *words, "--json").json
+    assert [(one["label"], one["experts"], one["status"]) for one in listed["list"]] == [
+        (label, experts, "ok" if experts == 40 else "does_not_fit")
+        for experts in (40, 200)
+        for label in ("lru", "lfu scope=layer", "lfu scope=global")
+    ]
