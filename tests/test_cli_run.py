@@ -229,8 +229,10 @@ class TestRefusals:
         assert f"did you mean {text.strip()}GB?" in run(option, text).error
 
     def test_a_shape_without_a_trace_has_a_way_out(self, capsys: pytest.CaptureFixture[str]) -> None:
-        error = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--model", "qwen3-235b-a22b").error
-        assert "moesim traces synth mixtral-8x7b-small --model qwen3-235b-a22b -o FILE" in error
+        own = ("--model", "qwen3-235b-a22b", "--set", "model.n_experts=4096")
+        error = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", *own).error
+        assert "got 94 layers of 4096 experts" in error
+        assert "moesim traces synth gemma-4-26b-a4b --model qwen3-235b-a22b -o FILE" in error
 
     def test_missing_level_names_the_remedy(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         bare = mixtral_shaped(tmp_path, levels=())

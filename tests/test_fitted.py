@@ -16,11 +16,13 @@ from sim.setup.prepare import _trace_for
 from traces.format.catalogue import open_trace
 from traces.format.check import check_trace
 from traces.format.reader import Trace
-from traces.stats import observe
-from traces.synth import calibrate, fitted
+from traces.stats import figures, observe
+from traces.stats.public import public_traces
+from traces.synth import calibrate, drawn, fitted
 from traces.synth.draw import Drawer, selections
 from traces.synth.fit import fit
 from traces.synth.profile import Lengths, Vocabulary
+from traces.synth.scale import scaled
 from traces.synth.text import Text, hashed
 from traces.synth.write import write
 
@@ -196,7 +198,7 @@ def test_bundled_fits_are_sound_sourced_and_checked():
 
 
 def test_a_model_without_a_trace_gets_one_drawn_from_its_fit(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(fitted.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(drawn.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(fitted, "DRAWN_REQUESTS", 3)
     assert _trace_for("deepseek-v2-lite", type("O", (), {"model": {}})()) == "deepseek-v2-lite"
     with pytest.raises(SystemExit) as stopped:
@@ -224,12 +226,64 @@ def test_a_model_without_a_trace_gets_one_drawn_from_its_fit(tmp_path, monkeypat
         assert trace.header.kind.startswith("synthetic, fitted to deepseek-v2-lite")
 
 
+def test_a_model_without_trace_and_fit_gets_one_scaled_from_the_nearest(tmp_path, monkeypatch, capsys):
+    """gpt-oss-20b, 24 x 32, k = 4: of the sources that choose an eighth, OLMoE's fit; 64 experts are as far as 16."""
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr(drawn.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(fitted, "DRAWN_REQUESTS", 3)
+    args = ["run", "--policy", "lru", "--hw", "rtx3090", "--model", "gpt-oss-20b", "--requests", "1"]
+    with pytest.raises(SystemExit) as stopped:
+        main(args)
+    assert stopped.value.code in (0, None)
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].startswith("trace olmoe-1b-7b@24x32k4: synthetic, scaled from olmoe-1b-7b by assumption; how much")
+    with open_trace("olmoe-1b-7b@24x32k4") as trace:
+        assert (trace.header.shape, trace.header.labels[-1]) == ("24x32, k=4", "scaled-by-assumption")
+        assert check_trace(trace) == []
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 1, "drawn once"
+
+
+def test_the_nearest_source_has_about_as_many_experts_and_chooses_about_the_same_share():
+    known = drawn.sources()
+    assert {source.name for source in known if source.real} == set(fitted.fitted())
+    names = {source.name: source.shape for source in known}
+    assert names["mixtral-8x7b-small"] == (32, 8, 2)
+
+    def near(*shape, without=()):
+        return drawn.nearest(shape, [source for source in known if source.name not in without]).name
+
+    # Many small experts are never scaled from eight large ones, even where the model's own fit is taken away.
+    assert near(48, 128, 8) == "qwen3-30b-a3b"
+    assert near(48, 128, 8, without=["qwen3-30b-a3b"]) == "gemma-4-26b-a4b"
+    assert near(48, 128, 8, without=["qwen3-30b-a3b", "gemma-4-26b-a4b"]) == "qwen1.5-moe-a2.7b"
+    assert near(94, 128, 8) == "qwen3-30b-a3b", "as the other of 128 experts, and nearer in layers"
+    assert near(58, 256, 8) == "gemma-4-26b-a4b", "log 2 + log 1.5, against twice log 2"
+    assert near(28, 64, 8) == "olmoe-1b-7b"
+    assert near(28, 64, 6) == "deepseek-v2-lite", "published before small models"
+    assert near(56, 8, 2) == "mixtral-8x7b-small", "its only one"
+    assert near(24, 32, 4) == "olmoe-1b-7b"
+
+
+def test_many_small_experts_drawn_from_the_nearest_share_what_is_published(tmp_path):
+    """Qwen3-30B-A3B's shape, its own fit taken away: its public trace shares 37 % with the token before."""
+    near = drawn.nearest((48, 128, 8), [source for source in drawn.sources() if source.name != "qwen3-30b-a3b"]).name
+    seen = {}
+    for name in (near, "qwen1.5-moe-a2.7b"):
+        path = tmp_path / f"{name}.safetensors"
+        write(path, scaled(fitted.load(name).profile, 12, 128, 8), n_requests=4, levels="experts")
+        with Trace(path) as trace:
+            seen[name] = float(np.nanmean(figures.next_token_overlap(trace, 1, decode=True)[0]))
+    (published,) = (t.figures["overlap_1"] for t in public_traces() if t.name == "qwen3-30b-a3b")
+    assert abs(seen[near] - published) < 0.05
+    assert seen["qwen1.5-moe-a2.7b"] < published - 0.15, "the nearest share chosen alone would have taken it"
+
+
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders have no owner here")
 def test_a_trace_in_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(fitted.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(drawn.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(os, "getuid", lambda: -1)
     with pytest.raises(BadInput, match="got a folder of another user"):
-        fitted.drawn("deepseek-v2-lite")
+        drawn.drawn("deepseek-v2-lite")
 
 
 def test_fit_and_synth_on_the_command_line(tmp_path, capsys, monkeypatch):

@@ -174,7 +174,10 @@ def test_kinds_of_traces():
     assert "small model" in header("small mixtral model with the routing shape of x").kind
     assert "by others" in header(labels=("converted",)).kind
     assert header(labels=("synthetic", "fitted-to-x")).kind == "synthetic, fitted to x"
-    assert header(labels=("synthetic", "fitted-to-x", "scaled-by-assumption")).kind.endswith("by assumption")
+    scaled = ("synthetic", "fitted-to-x", "scaled-by-assumption")
+    assert header(labels=scaled).kind.startswith("synthetic, scaled from x by assumption; ")
+    own = Header("x", "a model", 1, 2, 1, gate=None, labels=scaled, created_by="t")
+    assert own.kind == "synthetic, fitted to x, scaled to this shape by assumption"
 
 
 def test_what_is_printed_has_a_source_and_a_span():

@@ -47,6 +47,7 @@ MAX_GPUS = 256
 WITHOUT_FILE = "policy given as a class whose text is in no file: run_id does not hold it"
 SPLITS = ("test", "store", "all")
 ENGINES = ARITHMETIC, SIMPY = "arithmetic", "simpy"
+MOST_EXPERTS_DRAWN = 32_768  # of all layers; a minute or two, some hundred megabytes
 
 
 @dataclass
@@ -229,23 +230,33 @@ def prepare(spec: RunSpec, kind: type[Policy] | None = None) -> Setup:
 
 
 def _trace_for(model_name: str | None, overrides: Overrides) -> str:
-    """The default trace; with --model and no --trace, a bundled one of its shape, else one drawn from a bundled fit."""
+    """The default trace; with --model and no --trace the best one for the model.
+
+    That is a bundled one of its shape, else one drawn from a bundled fit of its shape, else one scaled from the nearest
+    shape's. Raises BadInput for a shape that takes too long to draw unasked.
+    """
     if model_name is None:
         return DEFAULT
     model = load_model(model_name, overrides.model)
-    fitting = traces_that_fit(*shape_of(model)) or fits_for(model.id, shape_of(model))
+    shape = shape_of(model)
+    fitting = traces_that_fit(*shape) or fits_for(model.id, shape)
     if not fitting:
-        raise BadInput(
-            f"--model {model_name}: no bundled trace or fit has its routing shape "
-            f"({model.n_moe_layers}x{model.n_experts}, k={model.top_k}); give one with --trace FILE: `moesim record` a "
-            f"model, convert a log, or draw one: moesim traces synth {DEFAULT} --model {model_name} -o FILE"
-        )
+        from traces.synth.drawn import nearest, scaled_name, sources  # slow to load, and mostly not needed
+
+        source = nearest(shape, sources()).name
+        if model.n_moe_layers * model.n_experts > MOST_EXPERTS_DRAWN:
+            raise BadInput(
+                f"--model {model_name}, got {model.n_moe_layers} layers of {model.n_experts} experts: no bundled trace "
+                f"or fit has its routing shape, and more than {MOST_EXPERTS_DRAWN} experts are not drawn unasked; draw "
+                f"one: moesim traces synth {source} --model {model_name} -o FILE, or give one with --trace FILE"
+            )
+        return scaled_name(source, shape)
     return DEFAULT if DEFAULT in fitting else fitting[0]
 
 
 def fits_for(model: str, shape: tuple[int, int, int]) -> list[str]:
     """Ids of the bundled fits drawn in this shape, the model's own first."""
-    from traces.synth.fitted import of_shape  # slow to load, and mostly not needed
+    from traces.synth.drawn import of_shape  # slow to load, and mostly not needed
 
     return sorted(of_shape(*shape), key=lambda name: name != model)
 
@@ -302,8 +313,8 @@ def _whole(name: str, package: str) -> str:
 
 
 def _known(trace: Trace) -> bool:
-    """Whether the trace's name alone finds it again: a bundled one, or one drawn from a bundled fit."""
-    from traces.synth.fitted import drawn_path
+    """Whether the trace's name alone finds it again: a bundled one, or one that is drawn when asked for."""
+    from traces.synth.drawn import drawn_path
 
     return trace.path in (bundled_traces().get(trace.name), drawn_path(trace.name))
 

@@ -24,7 +24,7 @@ def bundled_traces() -> dict[str, Path]:
 
 
 def resolve(name: str | Path) -> Path:
-    """Path of a bundled trace's name, of a file, or of a trace drawn from the bundled fit of that name.
+    """Path of a bundled trace's name, of a file, or of a trace that is drawn when its name is asked for.
 
     A bundled trace's name wins over a file in the current folder (`./name` does not).
 
@@ -37,9 +37,10 @@ def resolve(name: str | Path) -> Path:
     path = Path(name)
     if mode_of(path):
         return path
-    from traces.synth.fitted import drawn, fitted
+    from traces.synth.drawn import drawn, drawn_path
+    from traces.synth.fitted import fitted
 
-    if str(name) in fitted():
+    if drawn_path(str(name)):
         return drawn(str(name))
     hint = did_you_mean(str(name), {**known, **fitted()})
     raise BadInput(f"trace, got {str(name)!r}: no bundled trace and no file of that name; {hint}")

@@ -94,8 +94,12 @@ class Header:
         """What kind of trace it is, in words: recorded, drawn from a fit to a real model, or scaled to a shape."""
         if "synthetic" in self.labels:
             told = [label.removeprefix("fitted-to-") for label in self.labels if label.startswith("fitted-to-")]
-            scaled = ", scaled to this shape by assumption" if "scaled-by-assumption" in self.labels else ""
-            return f"synthetic, fitted to {(*told, 'a trace')[0]}{scaled}"
+            source = (*told, "a trace")[0]
+            if "scaled-by-assumption" not in self.labels:
+                return f"synthetic, fitted to {source}"
+            if source == self.model:
+                return f"synthetic, fitted to {source}, scaled to this shape by assumption"
+            return f"synthetic, scaled from {source} by assumption; how much tokens in a row share is a guess"
         if "converted" in self.labels:
             return "routing recorded by others and converted"
         small = "small model" in self.model_source or self.model_source.startswith("small ")

@@ -6,9 +6,6 @@ itself is not part of this project. `moesim traces fit` writes more.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,10 +15,8 @@ import numpy as np
 import yaml
 from msgspec import Meta
 
-from sim import __version__
 from sim.base.errors import BadInput
 from sim.base.files import read_yaml, to_struct
-from traces.format.layout import SUFFIX
 from traces.synth.profile import Profile
 from traces.synth.scale import scaled
 
@@ -127,37 +122,3 @@ def completed(profile: Profile, lender: Profile) -> Profile:
     lent = [text for key, text in words.items() if key in changes]
     text = f"lent (an assumption): {', '.join(lent)} are those of {lender.source}, not of the source"
     return msgspec.structs.replace(profile, **changes, assumptions=[*profile.assumptions, *([text] if lent else [])])
-
-
-def drawn_path(name: str) -> Path | None:
-    """Where the trace drawn from this version of a bundled fit lies, or will; None for any other name."""
-    if (path := fitted().get(name)) is None:
-        return None
-    digest = hashlib.sha256(f"{__version__} {DRAWN_REQUESTS} ".encode() + path.read_bytes()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"moesim-{digest}" / f"{name}{SUFFIX}"
-
-
-def drawn(name: str) -> Path:
-    """The trace drawn from a bundled fit, in the shape that the fit says.
-
-    It is drawn once per version, into a folder for temporary files.
-    """
-    path = drawn_path(name)
-    assert path is not None
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if hasattr(os, "getuid") and path.parent.stat().st_uid != os.getuid():
-        raise BadInput(f"{path.parent}, got a folder of another user: traces are kept there; remove it, or set TMPDIR")
-    if not path.exists():
-        from traces.synth.write import write  # loads scipy
-
-        found = load(name)
-        profile = scaled(found.profile, *found.shape)
-        own = path.with_name(f"{os.getpid()}{SUFFIX}")
-        write(own, profile, n_requests=DRAWN_REQUESTS, model=name)
-        own.replace(path)
-    return path
-
-
-def of_shape(n_layers: int, n_experts: int, top_k: int) -> list[str]:
-    """Ids of the bundled fits that are drawn in this shape."""
-    return [name for name in fitted() if load(name).shape == [n_layers, n_experts, top_k]]
