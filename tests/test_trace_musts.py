@@ -72,7 +72,7 @@ BREACHES = [
     ("M2", swap("experts", lambda a: a.astype("i1")), r"'experts', got type I8: a trace uses U8, U16"),
     ("M2", swap("req_offsets", lambda a: a.astype("<i4")), r"req_offsets, got type I32: I64"),
     ("M3", meta(format=None), r"metadata format, got '': a routing trace says 'moe-routing'"),
-    ("M3", meta(version="3"), r"metadata version, got '3': this release reads versions 1 and 2; upgrade"),
+    ("M3", meta(version="4"), r"metadata version, got '4': this release reads versions 1, 2 and 3; upgrade"),
     ("M4", meta(model=None), r"metadata model, got '': it is required and not empty"),
     ("M4", meta(created_by=""), r"metadata created_by, got '': it is required"),
     ("M4", meta(tokeniser="bpe"), r"metadata tokeniser, got 'bpe': no such key; did you mean 'tokenizer'"),

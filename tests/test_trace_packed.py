@@ -8,9 +8,10 @@ from tiny_traces import surgery, tiny_arrays, tiny_trace
 
 from sim.base.errors import BadInput
 from traces.format.check import check_trace
-from traces.format.layout import CODES, U6_SQUARE
+from traces.format.header import GateRule, Header
+from traces.format.layout import CODES, U4_SQUARE, U6_SQUARE
 from traces.format.reader import Trace
-from traces.format.writer import Layout
+from traces.format.writer import Layout, TraceWriter
 from traces.synth.arrivals import Arrival
 from traces.synth.compose import compose, plan
 
@@ -71,6 +72,7 @@ def test_versions_are_as_low_as_they_can_be(packed, tmp_path):
 
     assert version(packed) == "2"
     assert version(tiny_trace(tmp_path / "a", levels={"scores"}, store=Layout({"scores": "u8_square"}))) == "1"
+    assert version(tiny_trace(tmp_path / "c", levels={"scores"}, store=Layout({"scores": "u4_square"}))) == "3"
     sparse = Layout(sparse={"shared_scores": 2})
     assert version(tiny_trace(tmp_path / "b", levels={"shared_scores"}, store=sparse)) == "2"
 
@@ -108,4 +110,47 @@ def test_composing_keeps_what_is_packed(packed, tmp_path):
 
 def test_every_code_has_a_row_of_its_own():
     assert {code.dtype for code in CODES.values()} == {"U16", "U8"}
-    assert [code.width(60) for code in CODES.values()] == [60, 60, 45]
+    assert [code.width(60) for code in CODES.values()] == [60, 60, 45, 30]
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_four_bit_codes_lie_two_to_a_byte(n):
+    codes = np.random.default_rng(n).integers(0, 16, (3, 2, n))
+    stored = U4_SQUARE.store(codes)
+    assert stored.shape == (3, 2, -(-n // 2))
+    np.testing.assert_array_equal(U4_SQUARE.unstore(stored, n), codes)
+    for row, line in zip(codes.reshape(-1, n), stored.reshape(-1, stored.shape[-1]), strict=True):
+        number = sum(int(code) << 4 * i for i, code in enumerate(row))
+        assert line.tobytes() == number.to_bytes(len(line), "little")
+
+
+@pytest.mark.parametrize("renormalised", [True, False])
+def test_weights_that_are_not_stored_follow_from_the_scores(tmp_path, renormalised):
+    gate = GateRule(score="softmax", renormalised=renormalised, scaling=2.5)
+    header = Header("m", "here", 1, 4, 2, gate, "test", weights_kind="derived")
+    scores = np.array([[[0.5, 0.3, 0.15, 0.05]], [[0.04, 0.16, 0.2, 0.6]], [[0.25, 0.25, 0.25, 0.25]]])
+    experts = np.array([[[0, 1]], [[3, 2]], [[0, 1]]])
+    with TraceWriter(tmp_path / "t.safetensors", header, Layout({"scores": "u6_square"})) as writer:
+        writer.add_request(1, experts=experts, scores=scores)
+    with Trace(tmp_path / "t.safetensors") as trace:
+        assert check_trace(trace) == []
+        assert {"weights"} <= trace.levels_prefill
+        # codes of 0.5 and 0.3 are rint(63 * sqrt(p)) = 45 and 35, of 0.6 and 0.2 they are 49 and 28
+        chosen = np.array([[45, 35], [49, 28], [32, 32]]) ** 2.0
+        wanted = chosen / (chosen.sum(axis=1, keepdims=True) if renormalised else 3969) * 2.5
+        assert trace.weights(0, 3)[:, 0].tolist() == wanted.tolist()
+        assert trace.weights(1, 2)[:, 0].tolist() == wanted[1:2].tolist()
+
+
+def test_derived_weights_want_scores_and_no_weights(tmp_path):
+    gate = GateRule(score="softmax", renormalised=True)
+    header = Header("m", "here", 1, 4, 2, gate, "test", weights_kind="derived")
+    rows = {"experts": np.array([[[0, 1]]]), "weights": np.array([[[0.6, 0.4]]])}
+    with (
+        pytest.raises(BadInput, match="without weights"),
+        TraceWriter(tmp_path / "t.safetensors", header) as writer,
+    ):
+        writer.add_request(1, **rows)
+    mixer = Header("m", "here", 1, 4, 2, GateRule("sparsemixer", renormalised=False), "test", weights_kind="derived")
+    with pytest.raises(BadInput, match="do not follow"):
+        TraceWriter(tmp_path / "t.safetensors", mixer)

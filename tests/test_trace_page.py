@@ -62,15 +62,18 @@ def test_the_table_of_keys_is_the_codes():
 
 
 def test_the_table_of_codes_and_its_bounds():
-    linear, square, packed = (CODES[re.findall(r"`(.*)`", row[0])[0]] for row in cells("Score codes"))
+    linear, square, packed, nibble = (CODES[re.findall(r"`(.*)`", row[0])[0]] for row in cells("Score codes"))
     assert (linear.dtype, linear.top, linear.scale) == ("U16", 4095, 4095)
     assert (square.dtype, square.top, square.scale) == ("U8", 255, 65025)
     assert f"{linear.max_error():.2e}".replace("e-0", "e-") <= "1.23e-4"
     assert [f"{square.max_error(p):.2e}" for p in (0.001, 1.0)] == ["1.28e-04", "3.93e-03"]
     assert square.max_error(0.3) == math.sqrt(0.3) / 255 + 0.25 / 65025
-    assert (packed.dtype, packed.top, packed.scale, packed.packed) == ("U8", 63, 3969, True)
+    assert (packed.dtype, packed.top, packed.scale, packed.bits) == ("U8", 63, 3969, 6)
     assert [f"{packed.max_error(p):.2e}" for p in (0.001, 1.0)] == ["5.65e-04", "1.59e-02"]
-    assert "4095, 65025 and 3969 are the scales" in TEXT
+    assert (nibble.dtype, nibble.top, nibble.scale, nibble.bits) == ("U8", 15, 225, 4)
+    assert [f"{nibble.max_error(p):.2e}" for p in (0.001, 1.0)] == ["3.22e-03", "6.78e-02"]
+    assert nibble.store(np.array([1, 2, 3])).tobytes().hex(" ") == "21 03"
+    assert "4095, 65025, 3969 and 225 are the scales" in TEXT
     assert common_scale([linear, square]) == 5917275
 
 

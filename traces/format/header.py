@@ -60,7 +60,8 @@ class GateRule:
 class Header:
     """Facts about a whole trace.
 
-    weights_kind: `applied` (what multiplies the expert's output) or `raw` (the chosen scores before renormalisation).
+    weights_kind: `applied` (what multiplies the expert's output), `raw` (the chosen scores before renormalisation) or
+        `derived` (not stored: a reader takes them from the chosen scores).
     expert_order: `router` (heaviest first) or `unranked`, when the source did not keep the order.
     labels: words every result must carry, e.g. `synthetic`, `spliced`.
     tasks: names that the request table refers to by position.
@@ -152,6 +153,8 @@ def parse_header(pairs: Mapping[str, str], where: str) -> Header:
     )
     if gate.score == "sparsemixer" and (gate.renormalised or pairs.get("weights_kind") == "raw"):
         raise get.breach("gate_score", gate.score, "its weights are applied ones and not renormalised")
+    if gate.score == "sparsemixer" and pairs.get("weights_kind") == "derived":
+        raise get.breach("weights_kind", "derived", "the weights of a sparsemixer gate do not follow from its scores")
     labels = get.words("labels")
     if bad := [word for word in labels if not _WORD.match(word)]:
         raise get.breach("labels", bad[0], "a label is lower-case letters, digits, - and _")
@@ -163,7 +166,7 @@ def parse_header(pairs: Mapping[str, str], where: str) -> Header:
         top_k=top_k,
         gate=gate,
         created_by=pairs["created_by"],
-        weights_kind=get.choice("weights_kind", ("applied", "raw")),
+        weights_kind=get.choice("weights_kind", ("applied", "raw", "derived")),
         expert_order=get.choice("expert_order", ("router", "unranked")),
         tokenizer=pairs.get("tokenizer", ""),
         text_source=pairs.get("text_source", ""),
@@ -196,7 +199,7 @@ class _Facts:
         if self.pairs.get("version") not in VERSIONS:
             raise BadInput(
                 f"{self.where}: metadata version, got {self.pairs.get('version', '')[:40]!r}: this release "
-                f"reads versions {' and '.join(VERSIONS)}; upgrade it, or write it again"
+                f"reads versions {', '.join(VERSIONS[:-1])} and {VERSIONS[-1]}; upgrade it, or write it again"
             )
         for key in REQUIRED:
             if not self.pairs.get(key):

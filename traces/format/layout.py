@@ -1,4 +1,4 @@
-"""What a routing trace may contain, versions 1 and 2: tensors, score codes, limits (the specification is FORMAT.md)."""
+"""What a routing trace may contain, versions 1 to 3: tensors, score codes, limits (the specification is FORMAT.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 FORMAT: Final = "moe-routing"
 VERSION: Final = "1"
-VERSIONS: Final = ("1", "2")  # a writer states the lowest that suffices
+VERSIONS: Final = ("1", "2", "3")  # a writer states the lowest that suffices
 SUFFIX: Final = ".safetensors"
 
 MAX_HEADER_BYTES: Final = 8 * 1024 * 1024
@@ -48,7 +48,7 @@ class Code:
     dtype: str
     top: int  # the largest code
     power: int  # a code q decodes to q ** power
-    packed: bool = False  # four 6-bit codes in three bytes
+    bits: int = 0  # of a packed code: 6 (four in three bytes) or 4 (two in one); 0: one code per stored value
 
     @property
     def scale(self) -> int:
@@ -75,29 +75,32 @@ class Code:
 
     def width(self, n: int) -> int:
         """Stored values that hold n codes."""
-        return -(-n * 6 // 8) if self.packed else n
+        return -(-n * self.bits // 8) if self.bits else n
 
     def store(self, codes: Array) -> Array:
-        """Codes (..., n) as they lie in the file, (..., width(n)): code i is bits 6 i to 6 i + 5 of a row's bytes,
+        """Codes (..., n) as they lie in the file, (..., width(n)): code i is the bits from `bits` * i of a row's bytes,
         lowest bit first; bits left over in the last byte are 0."""
-        if not self.packed:
+        if not self.bits:
             return codes
-        n = codes.shape[-1]
-        room = np.zeros((*codes.shape[:-1], -(-n // 4) * 4), np.uint32)
+        n, per = codes.shape[-1], 24 // self.bits  # codes in three bytes
+        room = np.zeros((*codes.shape[:-1], -(-n // per) * per), np.uint32)
         room[..., :n] = codes
-        word = room[..., 0::4] | room[..., 1::4] << 6 | room[..., 2::4] << 12 | room[..., 3::4] << 18
+        word = room[..., 0::per].copy()
+        for i in range(1, per):
+            word |= room[..., i::per] << (self.bits * i)
         whole = np.stack([word, word >> 8, word >> 16], axis=-1).astype(np.uint8)
         return whole.reshape(*codes.shape[:-1], 3 * word.shape[-1])[..., : self.width(n)]
 
     def unstore(self, stored: Array, n: int) -> Array:
         """The n codes (..., n) of what `store` made; nothing happens to codes that are not packed."""
-        if not self.packed:
+        if not self.bits:
             return stored
-        room = np.zeros((*stored.shape[:-1], -(-n // 4) * 3), np.uint32)
+        per = 24 // self.bits
+        room = np.zeros((*stored.shape[:-1], -(-n // per) * 3), np.uint32)
         room[..., : stored.shape[-1]] = stored
         word = room[..., 0::3] | room[..., 1::3] << 8 | room[..., 2::3] << 16
-        parts = np.stack([word, word >> 6, word >> 12, word >> 18], axis=-1) & 63
-        return parts.astype(np.uint8).reshape(*stored.shape[:-1], 4 * word.shape[-1])[..., :n]
+        parts = np.stack([word >> (self.bits * i) for i in range(per)], axis=-1) & self.top
+        return parts.astype(np.uint8).reshape(*stored.shape[:-1], per * word.shape[-1])[..., :n]
 
     def max_error(self, score: float = 1.0) -> float:
         """Largest |decoded / scale - score| of any score up to `score`: half a step, wider where codes are squares."""
@@ -108,8 +111,9 @@ class Code:
 
 U16_LINEAR: Final = Code("u16_linear", "U16", 4095, 1)
 U8_SQUARE: Final = Code("u8_square", "U8", 255, 2)
-U6_SQUARE: Final = Code("u6_square", "U8", 63, 2, packed=True)
-CODES: Final = {code.name: code for code in (U16_LINEAR, U8_SQUARE, U6_SQUARE)}
+U6_SQUARE: Final = Code("u6_square", "U8", 63, 2, bits=6)
+U4_SQUARE: Final = Code("u4_square", "U8", 15, 2, bits=4)
+CODES: Final = {code.name: code for code in (U16_LINEAR, U8_SQUARE, U6_SQUARE, U4_SQUARE)}
 
 
 def common_scale(codes: Iterable[Code]) -> int:

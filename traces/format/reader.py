@@ -79,15 +79,22 @@ class Trace(StoredTrace):
         return self._whole("iterations")
 
     def weights(self, a: int, b: int) -> Floats:
-        """(b - a, L, K) factors the model applies to the experts' outputs, derived when the file holds raw scores."""
-        stored = self._rows("weights", a, b).astype(np.float64)
-        if self.header.weights_kind == "applied":
-            return stored
+        """(b - a, L, K) factors the model applies to the experts' outputs, derived when the file holds raw scores, or
+        no weights at all."""
+        kind = self.header.weights_kind
+        if kind == "applied":
+            return self._rows("weights", a, b).astype(np.float64)
         gate = self.header.gate
-        if gate.renormalised:  # float16 values are multiples of 2**-24, so this sum is exact in any order
-            total = stored.sum(axis=-1, keepdims=True)
-            stored = np.divide(stored, total, out=np.full_like(stored, 1.0 / self.top_k), where=total > 0)
-        return stored * gate.scaling
+        chosen = self._chosen_scores(a, b) if kind == "derived" else self._rows("weights", a, b).astype(np.float64)
+        if gate.renormalised:  # float16 values are multiples of 2**-24 and codes are integers: exact sums in any order
+            total = chosen.sum(axis=-1, keepdims=True)
+            return np.divide(chosen, total, out=np.full_like(chosen, 1.0 / self.top_k), where=total > 0) * gate.scaling
+        return (chosen / self.score_scale if kind == "derived" else chosen) * gate.scaling
+
+    def _chosen_scores(self, a: int, b: int) -> Floats:
+        """(b - a, L, K) scores of the chosen experts, as exact integers."""
+        found: Floats = np.take_along_axis(self.scores(a, b), self.experts[a:b].astype(np.int64), -1)
+        return found
 
     def raw_weights(self, a: int, b: int) -> Floats:
         """(b - a, L, K) gate scores of the chosen experts before renormalisation and scaling.
@@ -95,14 +102,14 @@ class Trace(StoredTrace):
         Raises:
             BadInput: the file holds renormalised weights and no full scores to take them from.
         """
-        if self.header.weights_kind == "raw" and "weights" in self.levels:
+        if self.header.weights_kind == "raw" and "weights" in self._entries:
             return self._rows("weights", a, b).astype(np.float64)
         gate = self.header.gate
         changed = "renormalised" if gate.renormalised else "not the scores" if gate.score == "sparsemixer" else ""
-        if not changed and "weights" in self.levels:
+        if not changed and "weights" in self._entries:
             return self._rows("weights", a, b).astype(np.float64) / gate.scaling
         self.require("scores", f"raw_weights (the stored weights are {changed or 'missing'})")
-        return np.take_along_axis(self.scores(a, b), self.experts[a:b].astype(np.int64), -1) / self.score_scale
+        return self._chosen_scores(a, b) / self.score_scale
 
     def scores(self, a: int, b: int) -> Floats:
         """(b - a, L, E) gate scores of every expert as exact integers; divide by `score_scale` for probabilities."""

@@ -49,7 +49,11 @@ class StoredTrace:
         self.levels: frozenset[str] = frozenset(
             level for level, ways in LEVELS.items() if any(way <= present for way in ways)
         )
-        self.levels_prefill: frozenset[str] = self.levels - self._decode_only
+        absent = self._decode_only
+        if self.header.weights_kind == "derived":
+            self.levels |= {"weights"}
+            absent |= {"weights"} if "scores" in absent else set()
+        self.levels_prefill: frozenset[str] = self.levels - absent
 
     def _open_requests(self, where: str) -> RequestTable:
         def column(name: str) -> Array | None:

@@ -9,7 +9,7 @@ import numpy as np
 from sim.base.errors import BadInput, did_you_mean
 from traces.format.container import Entry
 from traces.format.header import Header, code_of
-from traces.format.layout import CODES, REQUIRED_TENSORS, SPARSE, SPLITS, TENSORS, U6_SQUARE, VERSIONS, Array
+from traces.format.layout import CODES, REQUIRED_TENSORS, SPARSE, SPLITS, TENSORS, U4_SQUARE, U6_SQUARE, VERSIONS, Array
 from traces.format.requests import RequestTable
 
 REMEDY = "see traces/FORMAT.md, write it again"
@@ -32,9 +32,10 @@ def check_shapes(header: Header, pairs: Mapping[str, str], entries: Mapping[str,
         if what in ("code", "rows") and tensor in TENSORS and tensor not in entries:
             raise BadInput(f"{where}: metadata {key}: there is no tensor {tensor!r}; {REMEDY}")
     _check_companions(header, entries, where)
-    for what in _of_version_2(pairs, entries):
-        if pairs["version"] == "1":
-            raise BadInput(f"{where}: {what} in a file of version 1: it came with version 2; {REMEDY}")
+    for what, since in _news(pairs, entries):
+        if int(pairs["version"]) < since:
+            version = pairs["version"]
+            raise BadInput(f"{where}: {what} in a file of version {version}: it came with version {since}; {REMEDY}")
     sizes = {"L": header.n_layers, "E": header.n_experts, "K": header.top_k}
     sizes["N"] = _first(entries["req_prompt_len"], where, "req_prompt_len")
     sizes["T"] = _first(entries["experts"], where, "experts")
@@ -59,6 +60,11 @@ def _check_companions(header: Header, entries: Mapping[str, Entry], where: str) 
     for name in SPARSE:
         if f"{name}.ids" in entries and name not in entries:
             raise BadInput(f"{where}: {name}.ids without {name}: the two come together; {REMEDY}")
+    if header.weights_kind == "derived" and ("weights" in entries or "scores" not in entries):
+        raise BadInput(
+            f"{where}: metadata weights_kind, got 'derived': with scores, from which they follow, and without weights; "
+            f"{REMEDY}"
+        )
     if ("req_task" in entries) != bool(header.tasks):
         raise BadInput(f"{where}: req_task and metadata tasks, got one of them: the two come together; {REMEDY}")
     if {"embeddings", "embedding_table"} <= set(entries):
@@ -67,15 +73,18 @@ def _check_companions(header: Header, entries: Mapping[str, Entry], where: str) 
         raise BadInput(f"{where}: embedding_table without token_ids: rows are looked up by id; {REMEDY}")
 
 
-def _of_version_2(pairs: Mapping[str, str], entries: Iterable[str]) -> list[str]:
-    """What a file of version 1 cannot have."""
-    packed = [f"code {text}" for key, text in pairs.items() if key.endswith(".code") and text == U6_SQUARE.name]
-    return packed + [name for name in entries if name == "shared_scores.ids"]
+def _news(pairs: Mapping[str, str], entries: Iterable[str]) -> list[tuple[str, int]]:
+    """What a file uses that a file of version 1 cannot have, each with the version it came with."""
+    since = {U6_SQUARE.name: 2, U4_SQUARE.name: 3}
+    codes = [text for key, text in pairs.items() if key.endswith(".code")]
+    news = [(f"code {text}", since[text]) for text in codes if text in since]
+    news += [(name, 2) for name in entries if name == "shared_scores.ids"]
+    return news + ([("weights_kind derived", 3)] if pairs.get("weights_kind") == "derived" else [])
 
 
 def version_for(pairs: Mapping[str, str], entries: Iterable[str]) -> str:
     """The lowest version that has everything a file uses."""
-    return VERSIONS[bool(_of_version_2(pairs, entries))]
+    return VERSIONS[max((since for _, since in _news(pairs, entries)), default=1) - 1]
 
 
 def _first(entry: Entry, where: str, name: str) -> int:

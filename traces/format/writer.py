@@ -234,7 +234,7 @@ class TraceWriter:
 
     def _metadata(self) -> dict[str, str]:
         pairs = self.header.to_metadata()
-        if "weights" not in self._shapes:
+        if "weights" not in self._shapes and self.header.weights_kind != "derived":
             pairs.pop("weights_kind", None)
         pairs.update({f"{name}.code": self._codes[name].name for name in self._shapes if TENSORS[name].scored})
         pairs.update({f"{name}.rows": "decode" for name in self._shapes if name in self.store.decode_only})
