@@ -46,9 +46,20 @@ def test_token_ids_need_no_tokenizer(tmp_path):
     assert read_prompts(path, None, 1) == [Prompt((1, 2), 1)]
 
 
+def test_a_line_may_say_when_it_arrives_and_how_much_it_is_answered(tmp_path):
+    lines = '{"token_ids": [1], "output_tokens": 3, "arrival_s": 0}\n{"token_ids": [2], "arrival_s": 1.5}'
+    first, second = read_prompts(written(tmp_path, "p.jsonl", lines), None, 7)
+    assert first == Prompt((1,), 3, fixed_length=True, arrival_s=0.0)
+    assert second == Prompt((2,), 7, arrival_s=1.5)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        ("p.jsonl", '{"prompt": "a", "output_tokens": true}', r"output_tokens, got True: a whole number"),
+        ("p.jsonl", '{"prompt": "a", "arrival_s": -1}', r"line 1: arrival_s, got -1: seconds from 0"),
+        ("p.jsonl", '{"prompt": "a", "arrival_s": 2}\n{"prompt": "b", "arrival_s": 1}', r"line 2: arrival_s, got 1"),
+        ("p.jsonl", '{"prompt": "a", "arrival_s": 2}\n{"prompt": "b"}', r"some prompts have arrival_s and some"),
         ("p.txt", "\n \n", r"p.txt: no prompt in it: one per line"),
         ("p.jsonl", "", r"p.jsonl: no prompt in it"),
         ("p.jsonl", "[1]", r"p.jsonl line 1, got '\[1\]': not a JSON object"),

@@ -88,7 +88,8 @@ class Trace(StoredTrace):
         chosen = self._chosen_scores(a, b) if kind == "derived" else self._rows("weights", a, b).astype(np.float64)
         if gate.renormalised:  # float16 values are multiples of 2**-24 and codes are integers: exact sums in any order
             total = chosen.sum(axis=-1, keepdims=True)
-            return np.divide(chosen, total, out=np.full_like(chosen, 1.0 / self.top_k), where=total > 0) * gate.scaling
+            shares: Floats = np.divide(chosen, total, out=np.full_like(chosen, 1 / self.top_k), where=total > 0)
+            return shares * gate.scaling
         return (chosen / self.score_scale if kind == "derived" else chosen) * gate.scaling
 
     def _chosen_scores(self, a: int, b: int) -> Floats:

@@ -25,7 +25,7 @@ def plan_of(settings: Settings, config: Any, prompts: list[Prompt], device: str)
     import torch
     import transformers
 
-    text = json.dumps([[p.token_ids, p.max_outputs, p.task, p.split, p.fixed_length] for p in prompts])
+    text = json.dumps([[p.token_ids, p.max_outputs, p.task, p.split, p.fixed_length, p.arrival_s] for p in prompts])
     facts = json.dumps(config.to_dict(), sort_keys=True, default=str)
     return {
         "version": __version__,

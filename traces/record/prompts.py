@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ class Prompt:
     """One request: token ids of its prompt and at most how many tokens to produce.
 
     fixed_length: exactly `max_outputs` are produced; the end-of-text token is never drawn.
+    arrival_s: when it arrives, where the file says so.
     """
 
     token_ids: tuple[int, ...]
@@ -32,6 +34,7 @@ class Prompt:
     task: str = ""
     split: str = ""
     fixed_length: bool = False
+    arrival_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,9 @@ def read_prompts(
 ) -> list[Prompt]:
     """Prompts of a file: `.jsonl` with one object per line, anything else one prompt per line; blank lines are skipped.
 
-    An object has `prompt` (or `text`), or `token_ids`, and may have `task`, `split` (store or test) and
-    `max_new_tokens`; other keys are left alone. `encode` is None where the model has no tokenizer.
+    An object has `prompt` (or `text`), or `token_ids`, and may have `task`, `split` (store or test), `arrival_s`, and
+    `max_new_tokens` or `output_tokens` (exactly so many); other keys are left alone. `encode` is None where the model
+    has no tokenizer.
 
     Raises:
         BadInput: the file, a line of it, or no prompt at all; text without a tokenizer.
@@ -81,20 +85,32 @@ def read_prompts(
     if not lines:
         raise BadInput(f'{path}: no prompt in it: one per line (or .jsonl objects with a "prompt"); add some')
     read = _from_json if path.suffix in (".jsonl", ".ndjson") else _from_text
-    found = []
+    found: list[Prompt] = []
     for number, line in lines:
         where = f"{path} line {number}"
         ids, facts = read(line.rstrip("\r"), encode, where)
         if not ids:
             raise BadInput(f"{where}, got no token: a prompt has at least one; remove the line")
-        outputs = _count(facts.get("max_new_tokens"), max_outputs, f"{where}: max_new_tokens")
+        exactly = "output_tokens" if "output_tokens" in facts else "max_new_tokens"
+        outputs = _count(facts.get(exactly), max_outputs, f"{where}: {exactly}")
         task, split = facts.get("task", ""), facts.get("split", "")
         if not isinstance(task, str) or split not in ("", *SPLITS):
             raise BadInput(f"{where}, got task {task!r}, split {split!r}: a task is text, a split store or test")
-        found.append(Prompt(tuple(ids[:max_prompt]), outputs, task, split))
+        at_s = _arrival(facts.get("arrival_s"), found[-1].arrival_s if found else None, where)
+        found.append(Prompt(tuple(ids[:max_prompt]), outputs, task, split, exactly == "output_tokens", at_s))
     if len({bool(prompt.task) for prompt in found}) > 1:
         raise BadInput(f"{path}: some prompts have a task and some have none: give all of them one, or none")
+    if len({prompt.arrival_s is None for prompt in found}) > 1:
+        raise BadInput(f"{path}: some prompts have arrival_s and some have none: give all of them one, or none")
     return found
+
+
+def _arrival(value: Any, before_s: float | None, where: str) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 <= value < math.inf or (before_s is not None and value < before_s):
+        raise BadInput(f"{where}: arrival_s, got {value!r}: seconds from 0, none before those of the line above")
+    return float(value)
 
 
 def _from_text(line: str, encode: Any, where: str) -> tuple[list[int], dict[str, Any]]:
@@ -147,7 +163,7 @@ def random_prompts(
 def with_output_lengths(prompts: list[Prompt], outputs: Lengths, seed: int) -> list[Prompt]:
     """The same prompts with output lengths drawn instead of left to the model."""
     drawn = outputs.draw(np.random.default_rng([seed, 1]), len(prompts))
-    return [Prompt(p.token_ids, n, p.task, p.split, True) for p, n in zip(prompts, drawn, strict=True)]
+    return [replace(p, max_outputs=n, fixed_length=True) for p, n in zip(prompts, drawn, strict=True)]
 
 
 def splits(prompts: Sequence[Prompt], store_frac: float, seed: int) -> list[str]:

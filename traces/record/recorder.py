@@ -179,7 +179,7 @@ def _record_batches(
         if session.finished(first, first + len(own)):
             continue
         requests = [
-            Request(i, 0, len(p.token_ids), len(p.token_ids), p.task, None, chosen[first + i])
+            Request(i, 0, len(p.token_ids), len(p.token_ids), p.task, p.arrival_s, chosen[first + i])
             for i, p in enumerate(own)
         ]
         doing, way_out = (

@@ -131,7 +131,7 @@ class BatchWriter:
     ) -> None:
         self._writers = [TraceWriter(session.part(first + i), header, layout) for i in range(len(requests))]
         for writer, request in zip(self._writers, requests, strict=True):
-            writer.start_request(request.prompt_len, request.task, request.split)
+            writer.start_request(request.prompt_len, request.task, request.split, request.arrival_s)
         self._waiting: list[list[Rows]] = [[] for _ in requests]
         self._waiting_bytes = 0
 

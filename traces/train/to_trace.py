@@ -57,11 +57,11 @@ def header_of(
             f"Mean lengths: {recording.prompt_len.mean():.0f} prompt and "
             f"{(recording.n_rows - recording.prompt_len + 1).mean():.0f} output tokens."
         ),
-        extra={key: _text(value) for key, value in facts.items() if value != {}},
+        extra={key: text_of(value) for key, value in facts.items() if value != {}},
     )
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -104,8 +104,8 @@ def convert(
 ) -> Path:
     """Write the trace. Raises BadInput when a file of the checkpoint is missing or the writer finds a fault."""
     recording, meta = load_recording(recording_folder)
-    log = _read(checkpoint / "training_log.json")
-    facts = facts_of(_read(checkpoint / "evaluation.json"))
+    log = read_facts(checkpoint / "training_log.json")
+    facts = facts_of(read_facts(checkpoint / "evaluation.json"))
     scores = {"scores": recording.scores["scores"], "shared_scores": recording.scores["skip_attention"][:, :-1]}
     for d in DISTANCES:
         ahead = recording.scores[f"ahead{d}"]
@@ -126,7 +126,8 @@ def convert(
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_facts(path: Path) -> dict[str, Any]:
+    """A JSON file of a checkpoint. Raises BadInput."""
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,0 +1,133 @@
+"""Requests as long as a chat log's: drawn, recorded with a tiny model, packed in fewer bits, and read again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch (pip install 'moe-offload-sim[torch]')")
+pytest.importorskip("transformers", reason="needs transformers (pip install 'moe-offload-sim[torch]')")
+pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transformers)")
+
+from sim.base.errors import BadInput  # noqa: E402
+from traces.format.check import check_trace  # noqa: E402
+from traces.format.reader import Trace  # noqa: E402
+from traces.record.load import Source  # noqa: E402
+from traces.record.recorder import record  # noqa: E402
+from traces.record.settings import Settings  # noqa: E402
+from traces.train import model as models  # noqa: E402
+from traces.train.chat import Cut, draw_lengths, draw_requests, load_lengths  # noqa: E402
+from traces.train.pack import Cost, pack  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+WHOLE = Cut(1, 1, 1 << 20, 1 << 21)
+
+
+def test_lengths_have_the_quantiles_of_the_log_and_keep_the_limits():
+    log = load_lengths()
+    assert log.prompt_tokens == sorted(log.prompt_tokens)
+    assert log.shares == sorted(log.shares)
+    drawn = np.array(draw_lengths(log, WHOLE, 20_000, np.random.default_rng(0)))
+    for column, quantiles in ((0, log.prompt_tokens), (1, log.output_tokens)):
+        for share in (0.25, 0.75, 0.9):
+            assert np.quantile(drawn[:, column], share) == pytest.approx(quantiles[log.shares.index(share)], rel=0.05)
+    halves = np.array(draw_lengths(log, Cut(4, 2, 300, 400), 20_000, np.random.default_rng(0)))
+    assert (halves[:, 0] == np.minimum(np.maximum(1, np.round(drawn[:, 0] / 4)), 300))[drawn[:, 0] > 8].mean() > 0.9
+    assert halves[:, 0].max() == 300
+    assert halves.sum(axis=1).max() == 400
+
+
+def held_out() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return {name: np.append(rng.integers(1, 64, 3000), 0).astype(np.uint16) for name in ("a", "b", "c")}
+
+
+def test_requests_have_tasks_splits_arrivals_and_held_out_prompts():
+    heldout = held_out()
+    found = draw_requests(heldout, load_lengths(), Cut(20, 20, 200, 250), 6, 30, 0.5, seed=3)
+    assert [request["split"] for request in found] == ["store"] * 6 + ["test"] * 30
+    for split, each in (("store", 2), ("test", 10)):
+        tasks = [request["task"] for request in found if request["split"] == split]
+        assert {task: tasks.count(task) for task in tasks} == dict.fromkeys("abc", each)
+    tasks = [request["task"] for request in found]
+    assert tasks != sorted(tasks)
+    at_s = [request["arrival_s"] for request in found]
+    assert at_s == sorted(at_s)
+    assert at_s[0] == 0
+    assert np.diff(at_s).mean() == pytest.approx(2, rel=0.5)
+    for request in found:
+        text = " ".join(map(str, heldout[request["task"]].tolist()))
+        assert " ".join(map(str, request["token_ids"])) in text
+    with pytest.raises(BadInput, match="lower --max-prompt"):
+        draw_requests({"a": np.array([5, 0], np.uint16)}, load_lengths(), WHOLE, 1, 1, 0.5, seed=3)
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-moe-16b"])
+def test_a_packed_recording_says_what_the_full_one_says_within_its_bits(tmp_path, name):
+    shape = models.SHAPES[name]
+    shape = replace(shape, layers=5 + shape.dense_layers, hidden=32, heads=2, expert_width=8)
+    model = models.build(shape, 64, seed=5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)
+    run = tmp_path / "run"
+    models.save(model, run)
+    facts = {
+        "settings": {"shape": name, "hidden": 32, "seed": 1, "begin_from": "x/old"},
+        "parameters": 9,
+        "seconds": 1.0,
+    }
+    log = {**facts, "tokens_seen": 7, "hardware": "none", "torch": "2"}
+    (run / "training_log.json").write_text(json.dumps(log), encoding="utf-8")
+    routing = {"dead_experts": 0, "gate_reuse_accuracy": 0.5, "popularity_accuracy": 0.5}
+    judged = {"loss": {"model": {"all": 1.0}}, "predicted_tokens": {"a": 1}, "routing": routing}
+    (run / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
+    chat = draw_requests(held_out(), load_lengths(), Cut(100, 40, 20, 40), 1, 3, 0.5, seed=2)
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(r) + "\n" for r in chat), encoding="utf-8")
+    full, out = tmp_path / "full.safetensors", tmp_path / "packed.safetensors"
+    record(Settings(Source(str(run)), full, prompts=tmp_path / "chat.jsonl", batch=3, device="cpu", dtype="float32"))
+    costs = pack(full, run, out, "Lengths of nobody.")
+
+    with Trace(full) as whole, Trace(out) as packed:
+        assert check_trace(packed) == []
+        assert packed.header.model_source.startswith("small model with the routing shape of " + name)
+        assert ", begun from old (" in packed.header.model_source
+        assert "Lengths of nobody. Fewer bits: scores: mean error" in packed.header.notes
+        assert [r.arrival_s for r in packed.requests] == [r["arrival_s"] for r in chat]
+        assert [r.outputs for r in packed.requests] == [r["output_tokens"] for r in chat]
+        assert [r.split for r in packed.requests] == ["store", "test", "test", "test"]
+        n, scale = whole.n_tokens, (whole.score_scale, packed.score_scale)
+        assert (whole.experts == packed.experts).all()
+        assert packed.levels_prefill >= {"weights", "scores", "next_scores_1", "embeddings"}
+        np.testing.assert_allclose(whole.embeddings(0, n), packed.embeddings(0, n), rtol=2e-3, atol=1e-4)
+        for level, top in (("scores", 63), ("next_scores_1", 15)):
+            read = [
+                (t.scores if level == "scores" else lambda a, b, t=t: t.next_scores(1, a, b))(0, n)
+                for t in (whole, packed)
+            ]
+            error = np.abs(read[0] / scale[0] - read[1] / scale[1])
+            assert error.max() <= 0.5 * 2 / top + 0.25 / top**2
+            assert error.max() == pytest.approx(costs[level].largest)
+        np.testing.assert_allclose(whole.weights(0, n), packed.weights(0, n), atol=0.06)
+        row = packed.requests[1].first_decode_row
+        far = [t.next_scores(3, row, row + 1)[0, 0] / s for t, s in zip((whole, packed), scale, strict=True)]
+        best = int(np.argmax(far[0]))
+        assert far[1][best] == pytest.approx(far[0][best], abs=0.07)
+        with pytest.raises(BadInput, match="decode rows"):
+            packed.shared_scores(0, 1)
+
+
+def test_a_cost_is_counted_by_hand():
+    cost = Cost("next_scores_1", 1)
+    cost.add(np.array([[[0.36, 0.30, 0.34]], [[0.25, 0.50, 0.25]]]))
+    # 15 * sqrt(p) is 9, 8.2, 8.7 and 7.5 (8, half to even), 10.6, 7.5: codes 9 8 9 and 8 11 8
+    errors = [0, 0.30 - 64 / 225, 81 / 225 - 0.34, 64 / 225 - 0.25, 121 / 225 - 0.5, 64 / 225 - 0.25]
+    assert cost.total == pytest.approx(sum(errors))
+    assert cost.largest == pytest.approx(max(errors))
+    assert (cost.named, cost.others) == (2, 0)
+    cost.add(np.array([[[0.34, 0.36, 0.30]]]))  # equal codes: the lower id is taken
+    assert (cost.named, cost.others) == (3, 1)

@@ -1,0 +1,154 @@
+"""Turn what `moesim record` wrote of a checkpoint into the file that ships, in fewer bits, and say what they cost.
+
+    python -m traces.train.pack --recording chat.safetensors \
+      --checkpoint RUN --out traces/data/mixtral-8x7b-chat.safetensors
+
+Gate scores keep six bits, predictions four; weights follow from the scores (FORMAT.md, version 3). Predictions of the
+next layer are kept in prefill, too; those from farther away and through the shared expert for decode rows, as policies
+ask for them there. With many experts only the 2 K highest of the far ones are kept. Embeddings become the model's
+table, looked up by token id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+import numpy as np
+
+from sim.base.errors import BadInput
+from traces.format.header import Header
+from traces.format.layout import DISTANCES, U4_SQUARE, U6_SQUARE, Array
+from traces.format.reader import Trace
+from traces.format.requests import Request
+from traces.format.writer import Layout, TraceWriter
+from traces.train import model as models
+from traces.train.to_trace import facts_of, read_facts, text_of
+
+FAR = ("next_scores_2", "next_scores_3", "shared_scores")
+MANY_EXPERTS = 16  # above this the far predictions are sparse
+_ROWS = 1024
+
+
+def layout_of(n_experts: int, top_k: int) -> Layout:
+    """How the tensors are stored."""
+    codes = {"scores": U6_SQUARE.name, **dict.fromkeys(("next_scores_1", *FAR), U4_SQUARE.name)}
+    return Layout(codes, frozenset(FAR), dict.fromkeys(FAR, 2 * top_k) if n_experts > MANY_EXPERTS else {})
+
+
+@dataclass
+class Cost:
+    """What fewer bits do to one tensor: errors of its scores, and how many of the K highest are others than before."""
+
+    name: str
+    top_k: int
+    largest: float = 0.0
+    total: float = 0.0
+    values: int = 0
+    named: int = 0
+    others: int = 0
+
+    def add(self, scores: Array) -> None:
+        """Judge scores [n, L, E] from 0 to 1 against what their code gives back."""
+        code = U6_SQUARE if self.name == "scores" else U4_SQUARE
+        stored = code.decode(code.encode(scores), code.scale) / code.scale
+        error = np.abs(stored - scores)
+        self.largest = max(self.largest, float(error.max(initial=0)))
+        self.total, self.values = self.total + float(error.sum()), self.values + error.size
+        before, after = (np.argsort(-values, axis=-1, kind="stable")[..., : self.top_k] for values in (scores, stored))
+        same = (before[..., :, None] == after[..., None, :]).any(axis=-1)
+        self.named, self.others = self.named + same.size, self.others + int((~same).sum())
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: mean error {self.total / max(1, self.values):.4f}, largest {self.largest:.4f}, "
+            f"{self.others / max(1, self.named):.1%} of the {self.top_k} highest are others"
+        )
+
+
+def pieces(request: Request) -> Iterator[tuple[int, int, bool]]:
+    """(first row, end row, whether they are decode rows) of a request, some rows at a time."""
+    middle = request.first_decode_row
+    for begin, end, decode in ((request.first_row, middle, False), (middle, request.end_row, True)):
+        for a in range(begin, end, _ROWS):
+            yield a, min(end, a + _ROWS), decode
+
+
+def rows_of(trace: Trace, a: int, b: int, decode: bool) -> dict[str, Array]:
+    """Tensors of rows [a, b) as floats; of far predictions only decode rows."""
+    scale = trace.score_scale
+    found: dict[str, Array] = {
+        "scores": trace.scores(a, b) / scale,
+        "next_scores_1": trace.next_scores(1, a, b) / scale,
+    }
+    if decode:
+        found |= {f"next_scores_{d}": trace.next_scores(d, a, b)[:, :-d] / scale for d in DISTANCES if d > 1}
+        found["shared_scores"] = trace.shared_scores(a, b)[:, :-1] / scale
+    else:
+        n_layers, n_experts = trace.n_layers, trace.n_experts
+        missing = {"next_scores_2": 2, "next_scores_3": 3, "shared_scores": 1}
+        found |= {name: np.zeros((0, n_layers - less, n_experts)) for name, less in missing.items()}
+    return {"experts": trace.experts[a:b], "token_ids": trace.token_ids[a:b], **found}
+
+
+def header_of(trace: Trace, checkpoint: Path, name: str, cut: str) -> Header:
+    """What the trace is and is not, from the recording, the training log and the evaluation."""
+    log, evaluation = read_facts(checkpoint / "training_log.json"), read_facts(checkpoint / "evaluation.json")
+    settings, header = log["settings"], trace.header
+    begun = f", begun from {Path(settings['begin_from']).name}" if settings["begin_from"] else ""
+    return replace(
+        header,
+        model=name,
+        model_source=(
+            f"small model with the routing shape of {settings['shape']} ({header.n_layers}x{header.n_experts}, "
+            f"k={header.top_k}), hidden size {settings['hidden']}, {log['parameters']} parameters, trained by "
+            f"traces/train on {log['tokens_seen']} tokens{begun} ({log['hardware']}, {log['seconds']:.0f} s, torch "
+            f"{log['torch']}, seed {settings['seed']}); not the published {settings['shape']}"
+        ),
+        weights_kind="derived",
+        text_source="documentation and text packages of Debian listed in traces/train/corpus.yaml",
+        text_licence="free licences per package, listed in traces/train/corpus.yaml; recorded text is the model's own",
+        notes=f"Prompts are cut from held-out documents. {cut} {header.notes}",
+        extra={key: text_of(value) for key, value in facts_of(evaluation).items() if value != {}},
+    )
+
+
+def pack(recording: Path, checkpoint: Path, out: Path, cut: str) -> dict[str, Cost]:
+    """Write the trace. Raises BadInput when a level or a file of the checkpoint is missing."""
+    table = models.load(checkpoint).model.embed_tokens.weight.detach().numpy()
+    with Trace(recording) as trace:
+        trace.require_all({"scores", "token_ids", "next_scores_1", *FAR}, "packing")
+        if trace.header.gate.score == "sparsemixer":
+            raise BadInput(f"{recording}: gate_score sparsemixer: its weights do not follow from scores; use to_trace")
+        costs = {name: Cost(name, trace.top_k) for name in ("scores", "next_scores_1", *FAR)}
+        for a, b, decode in (piece for request in trace.requests for piece in pieces(request)):
+            rows = rows_of(trace, a, b, decode)
+            for name, cost in costs.items():
+                cost.add(rows[name])
+        told = "Fewer bits: " + "; ".join(str(cost) for cost in costs.values()) + "."
+        header = header_of(trace, checkpoint, out.name.removesuffix(".safetensors"), f"{cut} {told}".strip())
+        layout = layout_of(trace.n_experts, trace.top_k)
+        with TraceWriter(out, header, layout, table) as writer:
+            for request in trace.requests:
+                writer.start_request(request.prompt_len, request.task, request.split, request.arrival_s)
+                for a, b, decode in pieces(request):
+                    writer.append(**rows_of(trace, a, b, decode))
+    return costs
+
+
+@click.command()
+@click.option("--recording", type=click.Path(path_type=Path, exists=True), required=True, help="of `moesim record`")
+@click.option("--checkpoint", type=click.Path(path_type=Path, exists=True), required=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.option("--lengths", "cut", default="", help="a sentence for the notes: where lengths and arrivals come from")
+def main(recording: Path, checkpoint: Path, out: Path, cut: str) -> None:
+    """Write a recording of a checkpoint as a trace that ships."""
+    for cost in pack(recording, checkpoint, out, cut).values():
+        click.echo(cost)
+    click.echo(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
