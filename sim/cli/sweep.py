@@ -14,6 +14,7 @@ from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
+    from sim.studies.sweep.run import Answers
     from sim.studies.sweep.sweep import Swept
 
 _SEVERAL = "A,B,..."
@@ -95,6 +96,7 @@ def axes(command: Any) -> Any:
     metavar="N",
     help="Points replayed at the same time; default: the cores. The table is the same.",
 )
+@click.option("--cluster", metavar="tcp://HOST:PORT", help="Let the workers of a Dask cluster do it (extra `cluster`).")
 @click.option("--group-by", metavar="A,B", help="What points that compete have in common; default: all but the policy.")
 @click.option(
     "--max-points", type=click.IntRange(min=1), metavar="N", help="Refuse a grid of more points; default: 10,000."
@@ -108,6 +110,7 @@ def command(
     out: Path | None,
     resume: bool,
     workers: int | None,
+    cluster: str | None,
     group_by: str | None,
     max_points: int | None,
     dry_run: bool,
@@ -132,6 +135,7 @@ def command(
         workers=workers,
         by=None if group_by is None else [name.strip() for name in group_by.split(",")],
         most=max_points or MOST_POINTS,
+        pool=_pool(workers, cluster),
     )
     with Bar("resolving points") as bar:
         if dry_run:
@@ -146,6 +150,19 @@ def command(
         _print(swept, out)
     if swept.broken:
         sys.exit(1)  # a policy broke a rule, or failed: that is a fault of its own, not of what it was asked
+
+
+def _pool(workers: int | None, cluster: str | None) -> Answers:
+    """Who answers the calls. Raises BadInput."""
+    if cluster is None:
+        from sim.studies.pool import answers
+
+        return answers
+    if workers is not None:
+        raise BadInput("--workers, got it with --cluster: the cluster says how many there are; leave one of them out")
+    from sim.studies.cluster import answers_of
+
+    return answers_of(cluster)
 
 
 def _print(swept: Swept, out: Path | None) -> None:

@@ -13,6 +13,8 @@ from sim.base.errors import BadInput, did_you_mean
 from sim.policy.policy_file import without_file
 from sim.policy.registry import name_of
 from sim.profiles.overrides import GROUPS
+from sim.studies.cluster import answers_of
+from sim.studies.pool import answers
 from sim.studies.simulate import Name, Value
 from sim.studies.sweep.grid import MOST_POINTS, Block, PolicyAxis, policy_of
 from sim.studies.sweep.sweep import Asked
@@ -62,6 +64,7 @@ def sweep(
     out: Name | None = None,
     resume: bool = False,
     workers: int | None = None,
+    cluster: str | None = None,
     max_points: int = MOST_POINTS,
     **axes: Unpack[Axes],
 ) -> DataFrame:
@@ -70,6 +73,7 @@ def sweep(
     Args:
         policy: names (`"lfu scope=layer"`, `"fine_moe distance=1:4"`), files, or classes whose text is in a file.
         hw: names or files. grid: a YAML file of axes. out: a folder for records and table; resume: go on there.
+        cluster: `tcp://HOST:PORT` of a Dask scheduler, whose workers do it.
         workers: processes; None: the cores, if it is worth it. max_points: a larger grid is refused.
         axes: the other fields of a run's configuration.
 
@@ -104,6 +108,7 @@ def sweep(
         resume=resume,
         workers=workers,
         most=max_points,
+        pool=answers if cluster is None else answers_of(cluster),
     )
     swept = run_sweep(asked, _warn, lambda *_: None)
     table = frame(swept.table)

@@ -1,0 +1,95 @@
+"""A sweep on a real Dask scheduler and workers that are processes: the table of a local one, though one is killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_help import mixtral_shaped, moesim
+
+WITHOUT_DASK = """
+import sys
+sys.modules["distributed"] = None
+from sim.cli import main
+main(["sweep", "--policy", "lru", "--hw", "rtx3090", "--cluster", "tcp://127.0.0.1:1"])
+"""
+needs_dask = pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="the extra `cluster`")
+
+
+class Cluster:
+    """A scheduler and its workers, each a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file, self.folder = folder / "scheduler.json", folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.start("dask_scheduler", "--scheduler-file", str(self.file), "--port", "0", "--no-dashboard")
+        deadline_s = time.monotonic() + 60
+        while not self.file.exists():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        self.address: str = json.loads(self.file.read_text(encoding="utf-8"))["address"]
+
+    def start(self, what: str, *words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", f"distributed.cli.{what}", *words]
+        process = subprocess.Popen(command, stdout=-3, stderr=-3, cwd=Path(__file__).parents[1])
+        self.processes.append(process)
+        return process
+
+    def worker(self) -> subprocess.Popen[bytes]:
+        words = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--local-directory", str(self.folder))
+        return self.start("dask_worker", self.address, *words)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    found = Cluster(tmp_path)
+    yield found
+    for process in found.processes:
+        process.kill()
+        process.wait(timeout=30)
+
+
+@needs_dask
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
+def test_a_worker_that_is_killed_loses_nothing(capsys: Any, cluster: Cluster, tmp_path: Path) -> None:
+    trace = mixtral_shaped(tmp_path, outputs=200)
+    words = ["sweep", "--policy", "random", "--hw", "rtx3090", "--experts", "40", "--seed", "0:19", "--trace", trace]
+    assert moesim(capsys, *words, "--out", tmp_path / "here").code == 0
+    victim, _ = cluster.worker(), cluster.worker()
+    there = [*words, "--out", tmp_path / "there", "--cluster", cluster.address]
+    command = [sys.executable, "-m", "sim", *map(str, there)]
+    with subprocess.Popen(command, stdout=-1, stderr=-1) as sweep:
+        deadline_s = time.monotonic() + 60
+        while len(list((tmp_path / "there").glob("points/*.json"))) < 2 and sweep.poll() is None:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.005)
+        under_way = sweep.poll() is None
+        victim.kill()
+        _, said = sweep.communicate(timeout=120)
+    assert under_way, said.decode()
+    assert sweep.returncode == 0, said.decode()
+    assert (tmp_path / "there" / "sweep.parquet").read_bytes() == (tmp_path / "here" / "sweep.parquet").read_bytes()
+
+
+@needs_dask
+def test_an_address_where_nobody_answers(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.studies.cluster.CONNECT_S", 0.5)
+    words = ("sweep", "--policy", "lru", "--hw", "rtx3090", "--requests", "1")
+    said = moesim(capsys, *words, "--cluster", "tcp://127.0.0.1:1").error
+    assert "no scheduler answers there" in said
+    assert "an address is tcp://HOST:PORT" in moesim(capsys, *words, "--cluster", "localhost").error
+    assert "leave one of them out" in moesim(capsys, *words, "--cluster", "tcp://x:1", "--workers", 2).error
+
+
+def test_without_dask_the_error_says_what_to_install() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_DASK], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'moe-offload-sim[cluster]'" in done.stderr
