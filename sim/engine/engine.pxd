@@ -4,6 +4,7 @@ from sim.engine.counts cimport HitCounts, Tally
 from sim.engine.layer cimport Layer
 from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.residency cimport Residency
+from sim.engine.service cimport Service
 from sim.machine.protocol cimport Machine
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket, all_tickets
@@ -20,6 +21,7 @@ cdef class Engine:
     cdef readonly PendingExperts pending
     cdef readonly Copies copies
     cdef readonly Layer layer
+    cdef readonly Service service
     cdef readonly View view
     cdef HitCounts counts
     cdef readonly bint on_request_start, on_iteration_start, on_layer_enter, on_gate_input, on_assign, on_gate_done

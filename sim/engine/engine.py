@@ -12,6 +12,7 @@ from sim.engine.layer import Layer
 from sim.engine.pending_experts import PendingExperts
 from sim.engine.reassign import reassign
 from sim.engine.residency import Residency
+from sim.engine.service import Service
 from sim.engine.victims import victims_of
 from sim.machine.protocol import Machine
 from sim.policy.api import answers_anew, overrides
@@ -78,6 +79,7 @@ class Engine:
         self.pending = PendingExperts(pieces.n_experts)
         self.copies = Copies(policy, machine, residency, self.pending, self.tally, log)
         self.layer = Layer(policy, machine, residency, self.pending, self.copies, self.tally, log)
+        self.service = Service(policy, machine, residency, self.pending, self.copies, self.layer, self.tally, log)
         self.view = View(
             policy, residency, self.pending, self.copies, machine, cost, arrays, top_k, cost.model.hidden_size, future
         )
@@ -95,6 +97,7 @@ class Engine:
         victims = None if order is None else victims_of(order, self.residency, self.pending)
         self.copies.start(self.view, victims, self.obey)
         self.layer.start(self.view)
+        self.service.start(self.view)
         # Hooks that a policy does not implement cost nothing.
         self.on_request_start = overrides(policy, "request_start")
         self.on_iteration_start = overrides(policy, "iteration_start")
@@ -165,7 +168,7 @@ class Engine:
         """Apply one decision. Raises IllegalDecision naming decision, rule and state."""
         kind = type(decision)  # fields are asked for by name: an index into a named tuple takes five times as long
         if kind is Serve:
-            self.layer.serve()
+            self.service.serve()
             return None
         if kind is RunGpu:
             return self.layer.run_gpu(decision.expert, all_tickets(decision.after), decision.joined)
@@ -299,7 +302,7 @@ class Engine:
         """Serve a layer for a policy that leaves it to the engine."""
         self._owe(iteration, layer)
         self.layer.classify(layer, self.counts)
-        self.layer.serve()
+        self.service.serve()
         if self.layer.joins:
             self.layer.join(layer)
 
@@ -320,7 +323,7 @@ class Engine:
         if self.on_gate_done:
             self.obey(self.policy.gate_done(gate, self.view), "gate_done")
         else:
-            server.serve()
+            self.service.serve()
         if self.pending.n_left:
             raise IllegalDecision(
                 f"layer {layer} of {self.policy.name}: experts {sorted(self.pending.experts())} were not executed; "

@@ -5,7 +5,6 @@ from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.residency cimport Residency
 from sim.engine.victims cimport Victims
 from sim.machine.protocol cimport Machine
-from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket
 
@@ -21,10 +20,8 @@ cdef class Layer:
     cdef readonly PendingExperts pending
     cdef readonly Copies copies
     cdef readonly Tally tally
-    cdef bint tells_accessed
     cdef int n_experts
-    cdef long long[::1] kinds, missing
-    cdef readonly Turn turn
+    cdef long long[::1] kinds
     cdef readonly list ran_on_cpu
     cdef readonly dict joins, ahead, begun
     cdef public dict lower
@@ -39,13 +36,8 @@ cdef class Layer:
     cdef int _found(self, int index) except -1
     @cython.locals(piece=Piece, residency=Residency, part=Piece, parts=list, enough=list, n_here=int)
     cdef int _classify_parts(self, int index, HitCounts counts) except -1
-    @cython.locals(residency=Residency, pending=PendingExperts, copies=Copies, first=int, queued=bint, turn=Turn, n_missing=int,
-                   n_later=int, at=int, expert=int, index=int, piece=Piece)
-    cpdef serve(self)
-    @cython.locals(turn=Turn, residency=Residency, pending=PendingExperts, at=int, expert=int, index=int)
-    cdef bint _run_turn(self, int first) except -1
     @cython.locals(piece=Piece, expert=int, n_tokens=int)
-    cdef _run_whole(self, int index)
+    cpdef run_whole(self, int index)
     @cython.locals(layer=int, pending=PendingExperts, residency=Residency, n_tokens=int, index=int, piece=Piece, ticket=Ticket)
     cpdef Ticket run_gpu(self, int expert, tuple after=*, bint joined=*)
     cdef Ticket _run_pieces(self, Piece whole, int n_tokens, tuple after, bint joined)

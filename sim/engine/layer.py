@@ -12,8 +12,6 @@ from sim.engine.counts import HIT, LATE, MISS, ON_CPU, PARTIAL, HitCounts, Tally
 from sim.engine.pending_experts import PendingExperts
 from sim.engine.residency import PREFETCHED, Residency, side_by_side, tiling
 from sim.machine.protocol import NO_TICKETS, Machine
-from sim.machine.turn import Turn
-from sim.policy.api import overrides
 from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket
 
@@ -50,11 +48,8 @@ class Layer:
         self.copies = copies
         self.tally = tally
         self.log = log
-        self.tells_accessed = False
         self.n_experts = pieces.n_experts
         self.kinds = ints(pieces.n_experts)  # how the gate found each expert it asked for
-        self.turn = Turn(pieces.n_experts)  # what the default service runs
-        self.missing = ints(pieces.n_experts)
         self.ran_on_cpu: list[int] = []
         self.joins: dict[int, list[Ticket]] = {}  # layer -> CPU results its stream must wait for
         self.ahead: dict[tuple[int, int], Ticket] = {}  # (layer, expert) -> CPU result computed ahead
@@ -64,7 +59,6 @@ class Layer:
     def start(self, view: View) -> None:
         """Take over what binding the policy has settled."""
         self.view = view
-        self.tells_accessed = overrides(self.policy, "accessed")
 
     # -- what the gate finds ----------------------------------------------------------------------------------------
 
@@ -157,108 +151,9 @@ class Layer:
                 break
         return HIT
 
-    # -- the default service ----------------------------------------------------------------------------------------
-
-    def serve(self) -> None:
-        """Fetch what is missing, run residents meanwhile, then what arrives, in the order of the gate."""
-        residency, pending, copies = self.residency, self.pending, self.copies
-        first = pending.layer * self.n_experts
-        queued = copies.queue.n_waiting > 0
-        if self.lower or self.begun:
-            self._serve_mixed()
-            return
-        turn = self.turn
-        turn.begin(pending.layer)
-        n_missing = 0
-        for at in range(pending.n):
-            expert = pending.order[at]
-            if not pending.tokens[expert]:
-                continue
-            index = first + expert
-            if residency.here[index]:
-                turn.experts[turn.n] = expert
-                turn.n += 1
-                if residency.arrival[index] is not None:
-                    copies.promote(self.pieces.all[index])
-                if self.tells_accessed:
-                    self.policy.accessed(self.pieces.all[index], True, self.view)
-            else:
-                self.missing[n_missing] = expert
-                n_missing += 1
-        n_later = 0
-        for at in range(n_missing):
-            expert = self.missing[at]
-            piece: Piece = self.pieces.all[first + expert]
-            if queued:
-                copies.queue.remove(piece)
-            if copies.demand(piece):
-                if self.tells_accessed:
-                    self.policy.accessed(piece, False, self.view)
-                turn.experts[turn.n] = expert
-                turn.n += 1
-            else:
-                self.missing[n_later] = expert
-                n_later += 1
-        if copies.polls or not self._run_turn(first):
-            for at in range(turn.n):
-                self._run_whole(first + turn.experts[at])
-        for at in range(n_later):  # more experts than room: each waits until one before it has run
-            expert = self.missing[at]
-            piece = self.pieces.all[first + expert]
-            copies.fetch(piece)
-            if self.tells_accessed:
-                self.policy.accessed(piece, False, self.view)
-            self._run_whole(first + expert)
-
-    def _serve_mixed(self) -> None:
-        """`serve` where experts may run in a lower precision, or have been begun."""
-        policy, view, residency, copies, layer = self.policy, self.view, self.residency, self.copies, self.pending.layer
-        there, missing = [], []
-        for expert in self.pending.experts():
-            piece = self.pieces.whole[layer][expert]
-            if not residency.holds(piece) and expert in self.lower:
-                piece = self.pieces.part(layer, expert, 0.0, 1.0, self.lower[expert])
-            if not residency.holds(piece):
-                missing.append(piece)
-                continue
-            there.append(expert)
-            copies.promote(piece)
-            policy.accessed(piece, True, view)
-        later: list[Piece] = []
-        for piece in missing:
-            copies.queue.remove(piece)
-            if not copies.demand(piece):
-                later.append(piece)
-                continue
-            policy.accessed(piece, False, view)
-            there.append(piece.expert)  # or will be, by the time it runs
-        for expert in there:
-            self.run_gpu(expert)
-        for piece in later:
-            copies.fetch(piece)
-            policy.accessed(piece, False, view)
-            self.run_gpu(piece.expert)
-
     # -- on the GPU -------------------------------------------------------------------------------------------------
 
-    def _run_turn(self, first: int) -> bool:
-        """Compute experts that are resident whole in one go; False where the machine cannot say now when each ends."""
-        turn, residency, pending = self.turn, self.residency, self.pending
-        for at in range(turn.n):
-            expert = turn.experts[at]
-            index = first + expert
-            if pending.tokens[expert] != 1 or residency.arrival[index] is not None:
-                return False
-            turn.arrived_s[at] = residency.arrived_s[index]
-        if not self.machine.run_turn(turn):
-            return False
-        for at in range(turn.n):
-            expert = turn.experts[at]
-            self._used(first + expert, None, turn.ends_s[at])
-            self._done(expert, 1)
-        return True
-
-    def _run_whole(self, index: int) -> None:
+    def run_whole(self, index: int) -> None:
         """Compute a pending expert that is resident whole."""
         piece: Piece = self.pieces.all[index]
         expert = piece.expert

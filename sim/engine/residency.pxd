@@ -1,4 +1,5 @@
 cimport cython
+from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket
 
@@ -33,6 +34,10 @@ cdef class Residency:
     cpdef add(self, Piece piece, Ticket arrival, double arrived_s, int origin)
     @cython.locals(index=int, gpu=int, before=int, after=int)
     cpdef remove(self, Piece piece)
+    @cython.locals(index=int, at=int, last=int)
+    cpdef void come(self, Turn turn, int start, int stop) noexcept
+    @cython.locals(index=int, at=int, before=int, after=int)
+    cpdef void leave(self, Turn turn, int start, int stop) noexcept
     cdef _grow(self)
 
 @cython.locals(at=double, part=Piece)

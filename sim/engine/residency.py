@@ -11,6 +11,7 @@ from typing import Any
 from sim.base.errors import IllegalDecision
 from sim.base.flat import floats, ints, longer_floats, longer_ints
 from sim.base.lanes import H2D
+from sim.machine.turn import Turn
 from sim.policy.pieces import Piece, Pieces
 from sim.policy.tickets import Ticket
 
@@ -229,6 +230,39 @@ class Residency:
         if not piece.serving:
             self.n_parts -= 1
             self._parts[piece.layer * self.pieces.n_experts + piece.expert].remove(piece)
+
+    def come(self, turn: Turn, start: int, stop: int) -> None:
+        """`add` of experts of a turn that have been demanded, into room that is there on the only GPU."""
+        for at in range(start, stop):
+            index = turn.first + turn.experts[at]
+            self.here[index] = 1
+            self.origin[index] = 0  # demanded
+            self.used[index] = 0
+            if self.arrival[index] is not None:
+                self.arrival[index] = None
+            if self.busy[index] is not None:
+                self.busy[index] = None
+            self.arrived_s[index] = turn.arrived_s[at]
+            self.busy_s[index] = turn.arrived_s[at]
+            last = self.prev[0]
+            self.next[last] = index + 1
+            self.prev[index + 1] = last
+            self.next[index + 1] = 0
+            self.prev[0] = index + 1
+        self.used_bytes[0] += (stop - start) * turn.n_bytes
+        if self.used_bytes[0] > self.peak_bytes[0]:
+            self.peak_bytes[0] = self.used_bytes[0]
+
+    def leave(self, turn: Turn, start: int, stop: int) -> None:
+        """`remove` of whole experts that make room for a turn's, on the only GPU."""
+        for at in range(start, stop):
+            index = turn.leaving[at]
+            self.here[index] = 0
+            before = self.prev[index + 1]
+            after = self.next[index + 1]
+            self.next[before] = after
+            self.prev[after] = before
+        self.used_bytes[0] -= (stop - start) * turn.n_bytes
 
     def _grow(self) -> None:
         """Take in pieces that have been made since."""

@@ -1,6 +1,7 @@
 cimport cython
 from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.residency cimport Residency
+from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece
 
 cdef class Victims:
@@ -8,6 +9,7 @@ cdef class Victims:
     cpdef placed(self, int index)
     cpdef void touched(self, int index) noexcept
     cpdef void left(self, int index) noexcept
+    cpdef void touch(self, Turn turn, int start, int stop) noexcept
     cpdef int victim(self, Piece piece, bint speculative) except -2
 
 @cython.final
@@ -32,6 +34,12 @@ cdef class InTurn(Victims):
     cpdef placed(self, int index)
     cpdef void touched(self, int index) noexcept
     cpdef void left(self, int index) noexcept
+    @cython.locals(at=int, lane=int)
+    cpdef void touch(self, Turn turn, int start, int stop) noexcept
+    @cython.locals(at=int, lane=int)
+    cpdef void come(self, Turn turn, int start, int stop) noexcept
+    @cython.locals(at=int)
+    cpdef void leave(self, Turn turn, int start, int stop) noexcept
     @cython.locals(at=int, first=int, index=int, whole=int)
     cpdef int victim(self, Piece piece, bint speculative) except -2
     @cython.locals(piece=Piece)

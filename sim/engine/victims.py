@@ -8,6 +8,7 @@ from sim.base.errors import IllegalDecision
 from sim.base.flat import COMPILED, ints, longer_ints
 from sim.engine.pending_experts import PendingExperts
 from sim.engine.residency import PREFETCHED, Residency
+from sim.machine.turn import Turn
 from sim.policy.order import EXPERT, FREE, LAST, NOT_FOR_PREFETCH, Order, Rank, Recency
 from sim.policy.pieces import Piece
 
@@ -28,6 +29,9 @@ class Victims:
 
     def left(self, index: int) -> None:
         """A piece has given its room up."""
+
+    def touch(self, turn: Turn, start: int, stop: int) -> None:
+        """Experts of a turn, on the only GPU, are computed with."""
 
     def victim(self, piece: Piece, speculative: bool) -> int:
         """The index of the piece that makes room for `piece`; -1 when none may."""
@@ -104,6 +108,23 @@ class InTurn(Victims):
 
     def left(self, index: int) -> None:
         self.ring.unlink(index)
+
+    def touch(self, turn: Turn, start: int, stop: int) -> None:
+        lane = turn.layer if self.per_layer else 0
+        for at in range(start, stop):
+            self.ring.unlink(turn.first + turn.experts[at])
+            self.ring.append(turn.first + turn.experts[at], lane)
+
+    def come(self, turn: Turn, start: int, stop: int) -> None:
+        """Experts of a turn, on the only GPU, have taken their room."""
+        lane = turn.layer if self.per_layer else 0
+        for at in range(start, stop):
+            self.ring.append(turn.first + turn.experts[at], lane)
+
+    def leave(self, turn: Turn, start: int, stop: int) -> None:
+        """Pieces that make room for a turn's have given it up."""
+        for at in range(start, stop):
+            self.ring.unlink(turn.leaving[at])
 
     def victim(self, piece: Piece, speculative: bool) -> int:
         at = self.ring.next[self._cache(piece.index)]

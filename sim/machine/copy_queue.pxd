@@ -36,6 +36,7 @@ cdef class CopyQueue:
     cdef public object spans
     cdef public bint report
     cpdef serve_now(self, Piece piece, double start_s, double duration_s, int length)
+    cpdef void served(self, int n, double free_s) noexcept
     @cython.locals(start_s=double, copy=Copy)
     cpdef Copy demand(self, Piece piece, double duration_s, int length, double now_s, double ready_s, tuple after)
     @cython.locals(ready_s=double)

@@ -120,6 +120,13 @@ class CopyQueue:
         if self.spans is not None:
             self.spans(self.name, "demand", piece.layer, piece.expert, 0, piece.n_bytes, start_s, self.free_s)
 
+    def served(self, n: int, free_s: float) -> None:
+        """Count `n` copies like the last one, which somebody has settled up to `free_s`."""
+        self.free_s = free_s
+        self.seconds.meter.add(self.last_length, n)
+        self.n_copies += n
+        self.copied_bytes += n * self.last_bytes
+
     def demand(
         self, piece: Piece, duration_s: float, length: int, now_s: float, ready_s: float, after: tuple[Ticket, ...]
     ) -> Copy | None:

@@ -19,6 +19,7 @@ cdef class Machine:
     cpdef Ticket cpu_expert(self, int layer, int expert, int n_tokens)
     cpdef join(self, Ticket ticket)
     cpdef bint demand(self, Piece piece, double ready_s) except -1
+    cpdef bint demand_turn(self, Turn turn) except -1
     cpdef Ticket copy(self, Piece piece, int priority, double ready_s, tuple after)
     cpdef Ticket copy_back(self, Piece piece, double ready_s, tuple after)
     cpdef bint promote(self, Ticket ticket) except -1

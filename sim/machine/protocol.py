@@ -102,6 +102,10 @@ class Machine:
         """
         return False
 
+    def demand_turn(self, turn: Turn) -> bool:
+        """`demand` of the experts of a turn that are not there, into clean room: `turn.arrived_s` of each."""
+        return False
+
     def copy(self, piece: Piece, priority: int, ready_s: float, after: tuple[Ticket, ...]) -> Ticket | None:
         """Queue a host-to-device copy; DEMAND overtakes every queued SPECULATIVE one, none in flight.
 

@@ -82,6 +82,8 @@ cdef class SimulatedMachine(Machine):
     cdef Operation _place(self, Launch launch, object priced)
     @cython.locals(queue=CopyQueue, now_s=double, start_s=double)
     cpdef bint demand(self, Piece piece, double ready_s) except -1
+    @cython.locals(queue=CopyQueue, now_s=double, free_s=double, begun_s=double, start_s=double, at=int)
+    cpdef bint demand_turn(self, Turn turn) except -1
     cdef double _enqueue(self, Piece piece)
     @cython.locals(now_s=double, queue=CopyQueue, duration_s=double, length=int, settled=Copy, copy=Copy, timed=tuple, known=dict)
     cpdef Ticket copy(self, Piece piece, int priority, double ready_s, tuple after)

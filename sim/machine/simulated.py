@@ -541,6 +541,28 @@ class SimulatedMachine(Machine):
         self.cause = _H2D
         return True
 
+    def demand_turn(self, turn: Turn) -> bool:
+        queue, spans = self._link, self.spans
+        if queue.n_queued or queue.report or self.n_links > 1 or self.stream.n_pending:
+            return False
+        if turn.n_bytes != queue.last_bytes:
+            return False
+        now_s, free_s = self.now_s, queue.free_s
+        for at in range(turn.n_here, turn.n):
+            begun_s = now_s
+            now_s += self._copy_launch_s
+            start_s = now_s if now_s > free_s else free_s
+            free_s = start_s + queue.last_s
+            turn.arrived_s[at] = free_s
+            self.experts_launched += 1.0
+            if spans is not None:
+                spans("host", "launch copy", turn.layer, turn.experts[at], 0, turn.n_bytes, begun_s, now_s)
+                spans(queue.name, "demand", turn.layer, turn.experts[at], 0, turn.n_bytes, start_s, free_s)
+        self.now_s = now_s
+        self.n_copy_launches += turn.n - turn.n_here
+        queue.served(turn.n - turn.n_here, free_s)
+        return True
+
     def copy(self, piece: Piece, priority: int, ready_s: float, after: tuple[Ticket, ...]) -> Ticket | None:
         now_s = self._enqueue(piece)
         if self.n_links > 1:

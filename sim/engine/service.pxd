@@ -1,0 +1,43 @@
+cimport cython
+from sim.engine.copies cimport Copies
+from sim.engine.counts cimport Tally
+from sim.engine.layer cimport Layer
+from sim.engine.pending_experts cimport PendingExperts
+from sim.engine.residency cimport Residency
+from sim.engine.victims cimport InTurn, Ring, Victims
+from sim.machine.protocol cimport Machine
+from sim.machine.turn cimport Turn
+from sim.policy.pieces cimport Piece, Pieces
+
+@cython.final
+cdef class Service:
+    cdef readonly object policy
+    cdef public object log, view
+    cdef readonly Machine machine
+    cdef readonly Pieces pieces
+    cdef readonly Residency residency
+    cdef readonly PendingExperts pending
+    cdef readonly Copies copies
+    cdef readonly Layer layer
+    cdef readonly Tally tally
+    cdef bint tells_accessed, ordered
+    cdef int n_experts, n_whole
+    cdef long long[::1] missing
+    cdef readonly Turn turn
+    cdef InTurn order
+    @cython.locals(residency=Residency, pending=PendingExperts, copies=Copies, turn=Turn, first=int, n_here=int, n_missing=int,
+                   n_later=int, at=int, expert=int, index=int, piece=Piece)
+    cpdef serve(self)
+    cdef _serve_mixed(self)
+    @cython.locals(copies=Copies, turn=Turn, queued=bint, n_later=int, at=int, expert=int, piece=Piece)
+    cdef int _demand_each(self, int n_missing) except -1
+    @cython.locals(residency=Residency, order=InTurn, ring=Ring, turn=Turn, n_bytes=cython.longlong, free_bytes=cython.longlong,
+                   n_rings=int, lane=int, next_place=int, now_s=double, n_leaving=int, at=int, index=int, expert=int)
+    cdef bint _exchange(self, int n_missing) except -1
+    @cython.locals(residency=Residency, order=InTurn, turn=Turn, tally=Tally, n_leaving=int, at=int)
+    cdef _replace(self, int n_missing)
+    @cython.locals(residency=Residency, order=InTurn, turn=Turn, at=int, left=int, gone=Piece)
+    cdef _replace_in_turn(self, int n_new)
+    @cython.locals(turn=Turn, residency=Residency, pending=PendingExperts, tally=Tally, victims=Victims, at=int, expert=int,
+                   index=int)
+    cdef bint _run_together(self) except -1

@@ -1,0 +1,276 @@
+"""The default service of a layer: what a policy gets that leaves it to the engine, or that decides `Serve`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.base.flat import ints
+from sim.engine.copies import Copies, Log
+from sim.engine.counts import Tally
+from sim.engine.layer import Layer
+from sim.engine.pending_experts import PendingExperts
+from sim.engine.residency import Residency
+from sim.engine.victims import InTurn
+from sim.machine.protocol import Machine
+from sim.machine.turn import Turn
+from sim.policy.api import overrides
+from sim.policy.pieces import Piece
+
+if TYPE_CHECKING:
+    from sim.policy.api import Policy
+    from sim.policy.view import View
+
+
+class Service:
+    """Fetches what is missing, runs residents meanwhile, then what arrives, in the order of the gate.
+
+    Experts that come together are exchanged together: `_exchange` looks for all who leave, and has all copied, before
+    it changes anything. Where one of them needs more than that, each is demanded for itself (`Copies.demand`).
+    """
+
+    view: View
+
+    def __init__(
+        self,
+        policy: Policy,
+        machine: Machine,
+        residency: Residency,
+        pending: PendingExperts,
+        copies: Copies,
+        layer: Layer,
+        tally: Tally,
+        log: Log | None,
+    ) -> None:
+        pieces = residency.pieces
+        self.policy = policy
+        self.machine = machine
+        self.pieces = pieces
+        self.residency = residency
+        self.pending = pending
+        self.copies = copies
+        self.layer = layer
+        self.tally = tally
+        self.log = log
+        self.n_experts = pieces.n_experts
+        self.n_whole = len(pieces.whole) * pieces.n_experts
+        self.turn = Turn(pieces.n_experts, pieces.all[0].n_bytes)
+        self.missing = ints(pieces.n_experts)
+        self.tells_accessed = False
+        self.order: InTurn | None = None  # by which experts are exchanged together
+        self.ordered = False  # whether the turn's experts have been put last in it
+
+    def start(self, view: View) -> None:
+        """Take over what binding the policy has settled."""
+        self.view = view
+        self.tells_accessed = overrides(self.policy, "accessed")
+        copies, victims = self.copies, self.copies.victims
+        told = self.tells_accessed or copies.tells_evicted or copies.polls or self.machine.keeps_pieces
+        self.order = victims if isinstance(victims, InTurn) and not told and self.residency.n_gpus == 1 else None
+
+    def serve(self) -> None:
+        """Serve the running layer."""
+        residency, pending, copies, turn = self.residency, self.pending, self.copies, self.turn
+        if self.layer.lower or self.layer.begun:
+            self._serve_mixed()
+            return
+        turn.begin(pending.layer)
+        first = turn.first
+        n_here = 0
+        n_missing = 0
+        for at in range(pending.n):
+            expert = pending.order[at]
+            if not pending.tokens[expert]:
+                continue
+            index = first + expert
+            if residency.here[index]:
+                turn.experts[n_here] = expert
+                n_here += 1
+                if residency.arrival[index] is not None:
+                    copies.promote(self.pieces.all[index])
+                if self.tells_accessed:
+                    self.policy.accessed(self.pieces.all[index], True, self.view)
+            else:
+                self.missing[n_missing] = expert
+                n_missing += 1
+        turn.n = turn.n_here = n_here
+        self.ordered = False
+        n_later = 0
+        if n_missing and (self.order is None or not self._exchange(n_missing)):
+            n_later = self._demand_each(n_missing)
+        if copies.polls or not self._run_together():
+            for at in range(turn.n):
+                self.layer.run_whole(first + turn.experts[at])
+        for at in range(n_later):  # more experts than room: each waits until one before it has run
+            expert = self.missing[at]
+            piece: Piece = self.pieces.all[first + expert]
+            copies.fetch(piece)
+            if self.tells_accessed:
+                self.policy.accessed(piece, False, self.view)
+            self.layer.run_whole(first + expert)
+
+    def _serve_mixed(self) -> None:
+        """`serve` where experts may run in a lower precision, or have been begun."""
+        policy, view, residency, copies, layer = self.policy, self.view, self.residency, self.copies, self.pending.layer
+        there, missing = [], []
+        for expert in self.pending.experts():
+            piece = self.pieces.whole[layer][expert]
+            if not residency.holds(piece) and expert in self.layer.lower:
+                piece = self.pieces.part(layer, expert, 0.0, 1.0, self.layer.lower[expert])
+            if not residency.holds(piece):
+                missing.append(piece)
+                continue
+            there.append(expert)
+            copies.promote(piece)
+            policy.accessed(piece, True, view)
+        later: list[Piece] = []
+        for piece in missing:
+            copies.queue.remove(piece)
+            if not copies.demand(piece):
+                later.append(piece)
+                continue
+            policy.accessed(piece, False, view)
+            there.append(piece.expert)  # or will be, by the time it runs
+        for expert in there:
+            self.layer.run_gpu(expert)
+        for piece in later:
+            copies.fetch(piece)
+            policy.accessed(piece, False, view)
+            self.layer.run_gpu(piece.expert)
+
+    # -- room and copies --------------------------------------------------------------------------------------------
+
+    def _demand_each(self, n_missing: int) -> int:
+        """Demand one missing expert after the other; how many found no room yet."""
+        copies, turn = self.copies, self.turn
+        queued = copies.queue.n_waiting > 0
+        n_later = 0
+        for at in range(n_missing):
+            expert = self.missing[at]
+            piece: Piece = self.pieces.all[self.turn.first + expert]
+            if queued:
+                copies.queue.remove(piece)
+            if copies.demand(piece):
+                if self.tells_accessed:
+                    self.policy.accessed(piece, False, self.view)
+                turn.experts[turn.n] = expert
+                turn.n += 1
+            else:
+                self.missing[n_later] = expert
+                n_later += 1
+        return n_later
+
+    def _exchange(self, n_missing: int) -> bool:
+        """Demand all missing experts together; False, and nothing done, where each has to be demanded for itself.
+
+        That is so unless all room is clean, whoever leaves is a whole expert that nothing reads any more, and the
+        machine knows when each copy ends.
+        """
+        residency, order, turn = self.residency, self.order, self.turn
+        assert order is not None
+        if self.copies.rooms.n_freed or residency.divided or residency.read_back:
+            return False
+        n_bytes = turn.n_bytes
+        free_bytes = residency.budget_bytes[0] - residency.used_bytes[0]
+        ring = order.ring
+        n_rings = ring.n_rings
+        lane = turn.layer if order.per_layer else 0  # the ring of this cache
+        next_place = ring.next[lane]
+        now_s = self.machine.now()
+        n_leaving = 0
+        for at in range(n_missing):
+            turn.experts[turn.n_here + at] = self.missing[at]
+            if n_bytes <= free_bytes:
+                free_bytes -= n_bytes
+                continue
+            while True:
+                index = next_place - n_rings
+                if index < 0 or index >= self.n_whole:
+                    return False
+                next_place = ring.next[next_place]
+                expert = index - turn.first
+                if expert < 0 or expert >= self.n_experts or not self.pending.tokens[expert]:
+                    break
+            if residency.busy_s[index] > now_s or residency.busy[index] is not None:
+                return False
+            if residency.origin[index] == 1 and not residency.used[index]:  # a prefetch that was of no use
+                return False
+            turn.leaving[n_leaving] = index
+            n_leaving += 1
+        turn.n = turn.n_here + n_missing
+        turn.n_leaving = n_leaving
+        if not self.machine.demand_turn(turn):
+            turn.n = turn.n_here
+            return False
+        if order.touches:  # who is there runs before who comes
+            order.touch(turn, 0, turn.n_here)
+            self.ordered = True
+        self._replace(n_missing)
+        return True
+
+    def _replace(self, n_missing: int) -> None:
+        """Those who leave are gone, and the turn's last experts there: the first of these in room that nobody had."""
+        residency, order, turn, tally = self.residency, self.order, self.turn, self.tally
+        assert order is not None
+        n_leaving = turn.n_leaving
+        if self.log is None:
+            residency.leave(turn, 0, n_leaving)
+            order.leave(turn, 0, n_leaving)
+            residency.come(turn, turn.n_here, turn.n)
+            order.come(turn, turn.n_here, turn.n)
+        else:
+            self._replace_in_turn(n_missing - n_leaving)
+        self.copies.rooms.clean_bytes[0] -= (n_missing - n_leaving) * turn.n_bytes
+        tally.n_evicted += n_leaving
+        tally.n_demand += n_missing
+        tally.demand_bytes += n_missing * turn.n_bytes
+        if tally.prefetch.n_issued:
+            for at in range(turn.n_here, turn.n):
+                tally.prefetch.forget(self.pieces.all[turn.first + turn.experts[at]])
+
+    def _replace_in_turn(self, n_new: int) -> None:
+        """The same, one after the other and told."""
+        residency, order, turn = self.residency, self.order, self.turn
+        assert order is not None and self.log is not None
+        for at in range(turn.n_here, turn.n):
+            left = at - turn.n_here - n_new
+            if left >= 0:
+                residency.leave(turn, left, left + 1)
+                order.leave(turn, left, left + 1)
+                gone: Piece = self.pieces.all[turn.leaving[left]]
+                self.log("evict", gone.layer, gone.expert)
+            residency.come(turn, at, at + 1)
+            order.come(turn, at, at + 1)
+            self.log("fetch", turn.layer, turn.experts[at])
+
+    # -- computing --------------------------------------------------------------------------------------------------
+
+    def _run_together(self) -> bool:
+        """Compute experts that are resident whole in one go; False where the machine cannot say now when each ends."""
+        turn, residency, pending, tally = self.turn, self.residency, self.pending, self.tally
+        for at in range(turn.n):
+            expert = turn.experts[at]
+            index = turn.first + expert
+            if pending.tokens[expert] != 1 or residency.arrival[index] is not None:
+                return False
+            turn.arrived_s[at] = residency.arrived_s[index]
+        if not self.machine.run_turn(turn):
+            return False
+        for at in range(turn.n):
+            expert = turn.experts[at]
+            index = turn.first + expert
+            if residency.busy[index] is not None:
+                residency.busy[index] = None
+            residency.busy_s[index] = turn.ends_s[at]
+            if not residency.used[index]:
+                residency.used[index] = 1
+                if residency.origin[index] == 1:  # prefetched
+                    tally.prefetch.used(self.pieces.all[index])
+            pending.tokens[expert] = 0
+            pending.n_left -= 1
+            tally.n_executed += 1
+            if self.log is not None:
+                self.log("gpu", turn.layer, expert)
+        victims = self.copies.victims
+        if victims is not None and victims.touches and not self.ordered:
+            victims.touch(turn, 0, turn.n)
+        return True
