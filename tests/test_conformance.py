@@ -229,7 +229,7 @@ class Inflated(Mutant):
     """Counts prefetches nobody issued."""
 
     def layer_done(self, layer, view):
-        view._copies.tally.prefetch.n["useful"] += 1
+        view._copies.tally.prefetch.n_issued += 1
 
 
 class Optimist(Mutant):

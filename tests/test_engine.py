@@ -7,6 +7,7 @@ from easy_numbers import run
 from test_timeline_copies import Placed
 
 from sim.base.errors import IllegalDecision
+from sim.engine.flying import Flying
 from sim.engine.prefetch_queue import PrefetchQueue
 from sim.engine.residency import PLACED, Residency
 from sim.policy.api import Policy
@@ -229,7 +230,7 @@ class TestPrefetchQueue:
         assert (queue.remove(b), queue.remove(b)) == (True, False)
         assert queue.n_waiting == 2
         assert [queue.pop(0) for _ in range(2)] == [a, c]
-        assert queue.pop(0) is None
+        assert queue.best(Flying(1), 1) == -1
         assert queue.n_waiting == 0
 
     def test_every_link_has_its_own_order(self):
@@ -241,15 +242,35 @@ class TestPrefetchQueue:
             else:
                 for one in asked:
                     queue.push(*one)
-            assert queue.best([0, 1]) == 0
-            assert queue.best([1]) == 1
+            flying = Flying(2)
+            assert queue.best(flying, 1) == 0
+            flying.add(9, 0, Ticket(1.0, 0))
+            assert queue.best(flying, 1) == 1  # the other link is busy
+            flying.drop(9, 0)
             queue.remove(c)
-            assert queue.best([0, 1]) == 1  # b, asked for before d
-            assert [queue.pop(1), queue.pop(1), queue.pop(1)] == [b, d, None]
-            assert queue.best([0, 1]) == 0
-            assert queue.best([1]) == -1
+            assert queue.best(flying, 1) == 1  # b, asked for before d
+            assert [queue.pop(1), queue.pop(1)] == [b, d]
+            assert queue.best(flying, 1) == 0
             assert queue.pop(0) == a
-            assert queue.best([0, 1]) == -1
+            assert queue.best(flying, 1) == -1
+
+
+class TestFlying:
+    def test_order_of_handing_over_by_link(self):
+        flying, ticket = Flying(2), Ticket(1.0, 0)
+        for index, link in ((4, 0), (7, 1), (30, 0), (1, 0)):
+            flying.add(index, link, ticket)
+        assert in_order(flying) == [[4, 30, 1], [7]]
+        flying.drop(30, 0)
+        flying.drop(30, 0)  # once is enough
+        flying.drop(99, 1)
+        assert in_order(flying) == [[4, 1], [7]]
+        assert [flying.holds(index) for index in (4, 30, 99)] == [True, False, False]
+        later = Ticket(2.0, 0)
+        flying.add(4, 0, later)  # keeps its place
+        assert in_order(flying) == [[4, 1], [7]]
+        assert flying.tickets[4] is later
+        assert list(flying.n) == [2, 1]
 
     def test_what_is_withdrawn_does_not_pile_up(self):
         queue, (kept, best, *others) = waiting(1, 1002)
@@ -300,6 +321,18 @@ class TestPrefetchQueue:
         for at, part in enumerate(parts):
             queue.push(part, float(at % 4), ())
         assert queue.pieces() == [parts[at] for at in (3, 7, 2, 6, 1, 5, 0, 4)]
+
+
+def in_order(flying):
+    """What flies on each link."""
+    found = []
+    for link in range(flying.n_links):
+        found.append([])
+        at = flying.after(link)
+        while at >= 0:
+            found[-1].append(at)
+            at = flying.after(link, at)
+    return found
 
 
 def waiting(n_gpus, n, there=()):

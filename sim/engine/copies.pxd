@@ -1,5 +1,6 @@
 cimport cython
 from sim.engine.counts cimport PrefetchTally, Tally
+from sim.engine.flying cimport Flying
 from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.prefetch_queue cimport PrefetchQueue
 from sim.engine.residency cimport Residency
@@ -27,7 +28,7 @@ cdef class Copies:
     cdef readonly Victims victims
     cdef readonly bint timing, tells_evicted, tells_placed, tells_copied, polls
     cdef object obey
-    cdef readonly list speculative
+    cdef readonly Flying flying
     cdef readonly int depth
     cdef double checked_s, quiet_s
     cpdef needs_timing(self, str what)
@@ -61,15 +62,16 @@ cdef class Copies:
     @cython.locals(rooms=Rooms, machine=Machine, ticket=Ticket, ready_s=double, room_waits=tuple, gone=list, now_s=double,
                    quiet_s=double)
     cdef Ticket _hand_over(self, Piece piece, tuple after)
-    @cython.locals(flying=dict, full=bint, now_s=double, n_links=int, link=int, piece=Piece)
+    @cython.locals(queue=PrefetchQueue, flying=Flying, full=bint, now_s=double, link=int, piece=Piece)
     cpdef pump(self)
     @cython.locals(arrival=Ticket)
     cpdef bint arrived(self, Piece piece) except -1
     cpdef poll(self)
-    @cython.locals(machine=Machine, now_s=double, end_s=double, ticket=Ticket, flying=dict, piece=Piece)
+    @cython.locals(machine=Machine, flying=Flying, now_s=double, quiet_s=double, link=int, index=int, after=int,
+                   ticket=Ticket, end_s=double)
     cdef _forget_ended(self)
     @cython.locals(residency=Residency, index=int, arrival=Ticket)
     cpdef cancel(self, Piece piece)
     cpdef drop_queue(self, object up_to_layer)
-    @cython.locals(flying=dict, piece=Piece, aimed=list)
+    @cython.locals(flying=Flying, last=int, link=int, index=int, piece=Piece, aimed=list)
     cdef _withdraw(self, object up_to_layer)

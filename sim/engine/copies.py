@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sim.base.errors import IllegalDecision
 from sim.engine.counts import Tally
+from sim.engine.flying import Flying
 from sim.engine.pending_experts import PendingExperts
 from sim.engine.prefetch_queue import PrefetchQueue
 from sim.engine.residency import DEMANDED, PLACED, PREFETCHED, Residency
@@ -58,8 +60,7 @@ class Copies:
         self.queue = PrefetchQueue(residency)
         self.rooms = Rooms(residency.budget_bytes)
         self.victims: Victims | None = None  # of a policy that names a native order
-        # By link: speculative copies handed over and not known to have ended.
-        self.speculative: list[dict[Piece, Ticket]] = [{} for _ in range(residency.n_gpus)]
+        self.flying = Flying(residency.n_gpus)
         self.timing = "timing" in policy.traits
         self.depth = -1  # of the copy engines' queues; -1: pieces are handed over as they are asked for
         self.checked_s = -1.0  # when it was last asked which speculative copies have ended
@@ -187,7 +188,7 @@ class Copies:
 
     def _withdrawn(self, piece: Piece) -> None:
         """A prefetch has left the copy engine's queue before it started; its room waits for what it waited for."""
-        self.speculative[piece.gpu].pop(piece, None)
+        self.flying.drop(piece.index, piece.gpu)
         self.prefetched.cancelled(piece)
         ready_s, waits = self.residency.room_after.pop(piece.index, (0.0, NO_TICKETS))
         self.rooms.give(piece.gpu, piece.n_bytes, ready_s, waits, self.machine.now())
@@ -255,7 +256,7 @@ class Copies:
         """What is needed now goes first, and is no longer among the prefetches that `DropQueue` withdraws."""
         arrival: Ticket | None = self.residency.arrival[piece.index]
         if arrival is not None and arrival.end_s < 0.0 and self.machine.promote(arrival):
-            self.speculative[piece.gpu].pop(piece, None)
+            self.flying.drop(piece.index, piece.gpu)
 
     def demand(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> bool:
         """Make room for a piece and copy it; False when the policy refuses room."""
@@ -349,9 +350,9 @@ class Copies:
             self.victims.placed(piece.index)
         self.prefetched.forget(piece)
         self.prefetched.issue(piece, gone)
-        self.speculative[piece.gpu][piece] = ticket
+        self.flying.add(piece.index, piece.gpu, ticket)
         if self.depth >= 0:
-            quiet_s = machine.earliest_completion_s((ticket,))
+            quiet_s = machine.ends_after_s(ticket)
             if quiet_s < self.quiet_s:
                 self.quiet_s = quiet_s
         if self.tells_placed:
@@ -373,26 +374,22 @@ class Copies:
         """Hand queued prefetches to the copy engines, as many to each link as the policy's depth allows."""
         if self.depth < 0 or not self.queue.n_waiting:
             return
+        queue, flying = self.queue, self.flying
         full = False
-        for flying in self.speculative:
-            full = full or len(flying) >= self.depth
+        for link in range(flying.n_links):
+            full = full or flying.n[link] >= self.depth
         if full:
             now_s = self.machine.now()
             if now_s >= self.quiet_s and now_s != self.checked_s:  # while no time passes nothing ends
                 self.checked_s = now_s
                 self._forget_ended()
-        links = [link for link, flying in enumerate(self.speculative) if len(flying) < self.depth]
-        n_links = len(links)
-        while n_links:
-            link = links[0] if n_links == 1 else self.queue.best(links)
-            piece = None if link < 0 else self.queue.pop(link)
-            if piece is None:
+        while True:
+            link = queue.best(flying, self.depth)
+            if link < 0:
                 return
+            piece = queue.pop(link)
             if not self.residency.holds(piece):
-                self._hand_over(piece, self.queue.after[piece.index])
-                if len(self.speculative[link]) >= self.depth:
-                    links.remove(link)
-                    n_links -= 1
+                self._hand_over(piece, queue.after[piece.index])
 
     def poll(self) -> None:
         """A polling point: tell the policy what has arrived, and keep the copy engine fed."""
@@ -403,19 +400,21 @@ class Copies:
             self.pump()
 
     def _forget_ended(self) -> None:
-        machine = self.machine
+        machine, flying = self.machine, self.flying
         now_s = machine.now()
-        left: list[Ticket] = []
-        for flying in self.speculative:
-            over: list[Piece] = []
-            for piece, ticket in flying.items():
+        quiet_s = math.inf
+        for link in range(flying.n_links):
+            index = flying.after(link)
+            while index >= 0:
+                after = flying.after(link, index)
+                ticket: Ticket = flying.tickets[index]
                 end_s = ticket.end_s
                 if 0.0 <= end_s <= now_s or (end_s < 0.0 and machine.ended(ticket)):
-                    over.append(piece)
-            for piece in over:
-                del flying[piece]
-            left += flying.values()
-        self.quiet_s = machine.earliest_completion_s(left)
+                    flying.drop(index, link)
+                else:
+                    quiet_s = min(quiet_s, machine.ends_after_s(ticket))
+                index = after
+        self.quiet_s = quiet_s
 
     def cancel(self, piece: Piece) -> None:
         """Withdraw a prefetch that has not started; one in flight finishes."""
@@ -442,13 +441,18 @@ class Copies:
 
     def _withdraw(self, up_to_layer: int | None) -> None:
         """Take back what has been handed over and has not started."""
+        flying = self.flying
+        last = self.residency.pieces.n_layers if up_to_layer is None else up_to_layer
         aimed: list[Piece] = []
-        for flying in self.speculative:
-            for piece in flying:
-                if up_to_layer is None or piece.layer <= up_to_layer:
-                    aimed.append(piece)  # noqa: PERF401 - a loop is what compiles well
+        for link in range(flying.n_links):
+            index = flying.after(link)
+            while index >= 0:
+                piece: Piece = self.residency.pieces.all[index]
+                if piece.layer <= last:
+                    aimed.append(piece)
+                index = flying.after(link, index)
         if aimed:
             self._forget_ended()
             for piece in aimed:
-                if piece in self.speculative[piece.gpu]:
+                if flying.holds(piece.index):
                     self.cancel(piece)

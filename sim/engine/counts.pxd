@@ -1,6 +1,8 @@
 cimport cython
 from sim.policy.pieces cimport Piece
 
+cdef int _USEFUL, _LATE, _WASTED, _HARMFUL
+
 @cython.final
 cdef class HitCounts:
     cdef long long[::1] n_experts, n_tokens, n_aside
@@ -8,29 +10,24 @@ cdef class HitCounts:
     cpdef void count(self, int kind, int n_tokens) noexcept
 
 @cython.final
-cdef class Prefetched:
-    cdef public long long n_bytes
-    cdef public bint harmful, late, open
-
-@cython.final
 cdef class PrefetchTally:
-    cdef readonly dict n, n_bytes, pending
-    cdef public long long n_issued, n_cancelled, n_dropped, issued_bytes, cancelled_bytes
-    cdef dict _evicted_for
-    @cython.locals(record=Prefetched)
+    cdef readonly long long[::1] n_of, bytes_of
+    cdef public long long n_issued, n_cancelled, n_dropped, issued_bytes, cancelled_bytes, n_unused
+    cdef int n_known
+    cdef long long[::1] _issue, _bytes, _late, _harmful, _gone_in, _gone_for
+    @cython.locals(victim=Piece, index=int)
     cpdef issue(self, Piece piece, list victims)
-    @cython.locals(record=Prefetched)
     cpdef asked_while_late(self, Piece piece)
-    @cython.locals(record=Prefetched)
+    @cython.locals(by=int)
     cpdef asked_but_absent(self, Piece piece)
-    @cython.locals(record=Prefetched)
     cpdef used(self, Piece piece)
-    @cython.locals(record=Prefetched)
     cpdef gone(self, Piece piece)
-    @cython.locals(record=Prefetched)
     cpdef cancelled(self, Piece piece)
+    cpdef finish(self)
     cpdef forget(self, Piece piece)
-    cdef _count(self, str kind, Prefetched record)
+    cdef bint _closes(self, Piece piece) noexcept
+    cdef void _count(self, int fate, int index) noexcept
+    cdef _grow(self, int n)
 
 @cython.final
 cdef class Tally:

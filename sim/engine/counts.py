@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sim.base.flat import ints
+from sim.base.flat import ints, longer_ints
 from sim.workload.iterations import DECODE, PREFILL
 
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece
 
 HIT, PARTIAL, LATE, MISS, ON_CPU, SUBSTITUTED, DROPPED = range(7)
+USEFUL, LATE_USE, WASTED, HARMFUL = range(4)
+FATES = ("useful", "late", "wasted", "harmful")
+_USEFUL, _LATE, _WASTED, _HARMFUL = USEFUL, LATE_USE, WASTED, HARMFUL  # machine integers where this is compiled
 CLASSES = ("hit", "partial_hit", "late_hit", "miss", "cpu", "substituted", "dropped")
 
 
@@ -61,18 +64,6 @@ class HitCounts:
         return {name: (n / total if total else None) for name, n in found.items()}
 
 
-class Prefetched:
-    """One speculative copy, from its room being taken to its first use or its eviction."""
-
-    __slots__ = ("harmful", "late", "n_bytes", "open")
-
-    def __init__(self, n_bytes: int) -> None:
-        self.n_bytes = n_bytes
-        self.late = False
-        self.harmful = False
-        self.open = True
-
-
 class PrefetchTally:
     """What became of each speculative copy.
 
@@ -82,68 +73,114 @@ class PrefetchTally:
     """
 
     def __init__(self) -> None:
-        self.n = {"useful": 0, "late": 0, "wasted": 0, "harmful": 0}
-        self.n_bytes = dict.fromkeys(self.n, 0)
+        self.n_of = ints(len(FATES))
+        self.bytes_of = ints(len(FATES))
         self.n_issued = self.n_cancelled = self.n_dropped = 0
         self.issued_bytes = self.cancelled_bytes = 0
-        self.pending: dict[Piece, Prefetched] = {}  # prefetched and not used yet
-        self._evicted_for: dict[Piece, Prefetched] = {}  # who is gone -> the prefetch that took the room
+        self.n_unused = 0  # pieces prefetched, there or on their way, and not used yet
+        self.n_known = 0
+        # By `Piece.index`: in which issue it was prefetched, if it has not been used since (else 0); its bytes, and
+        # whether that copy was late and did harm.
+        self._issue = ints(0)
+        self._bytes = ints(0)
+        self._late = ints(0)
+        self._harmful = ints(0)
+        # By `Piece.index` of who is gone: the issue that took the room (0: none), and the piece that came instead.
+        self._gone_in = ints(0)
+        self._gone_for = ints(0)
+
+    @property
+    def n(self) -> dict[str, int]:
+        """Copies by what became of them."""
+        return dict(zip(FATES, self.n_of, strict=True))
+
+    @property
+    def n_bytes(self) -> dict[str, int]:
+        """Their bytes."""
+        return dict(zip(FATES, self.bytes_of, strict=True))
 
     def issue(self, piece: Piece, victims: list[Piece]) -> None:
         """A speculative copy has taken its room, evicting `victims`."""
-        record = self.pending[piece] = Prefetched(piece.n_bytes)
+        index = piece.index
+        if index >= self.n_known:
+            self._grow(index + 1)
         self.n_issued += 1
         self.issued_bytes += piece.n_bytes
+        self.n_unused += 1
+        self._issue[index] = self.n_issued
+        self._bytes[index] = piece.n_bytes
+        self._late[index] = 0
+        self._harmful[index] = 0
         for victim in victims:
-            self._evicted_for[victim] = record
+            if victim.index >= self.n_known:
+                self._grow(victim.index + 1)
+            self._gone_in[victim.index] = self.n_issued
+            self._gone_for[victim.index] = index
 
     def asked_while_late(self, piece: Piece) -> None:
         """The gate asked for a prefetched piece that is still under way."""
-        record = self.pending.get(piece)
-        if record is not None:
-            record.late = True
+        if piece.index < self.n_known:
+            self._late[piece.index] = 1
 
     def asked_but_absent(self, piece: Piece) -> None:
         """The gate asked for a piece that is not resident: whoever evicted it for speculation did harm."""
-        record = self._evicted_for.pop(piece, None)
-        if record is not None and record.open and not record.harmful:
-            record.harmful = True
-            self._count("harmful", record)
+        if piece.index < self.n_known and self._gone_in[piece.index]:
+            by = self._gone_for[piece.index]
+            if self._issue[by] == self._gone_in[piece.index] and not self._harmful[by]:
+                self._harmful[by] = 1
+                self._count(_HARMFUL, by)
+            self._gone_in[piece.index] = 0
 
     def used(self, piece: Piece) -> None:
         """First use of a prefetched piece."""
-        record = self.pending.pop(piece, None)
-        if record is not None:
-            record.open = False
-            self._count("late" if record.late else "useful", record)
+        if self._closes(piece):
+            self._count(_LATE if self._late[piece.index] else _USEFUL, piece.index)
 
     def gone(self, piece: Piece) -> None:
         """A prefetched piece was evicted without a use."""
-        record = self.pending.pop(piece, None)
-        if record is not None:
-            record.open = False
-            self._count("wasted", record)
+        if self._closes(piece):
+            self._count(_WASTED, piece.index)
 
     def cancelled(self, piece: Piece) -> None:
         """A queued copy was withdrawn before it started: it moved no bytes."""
-        record = self.pending.pop(piece, None)
-        if record is not None:
-            record.open = False
+        if self._closes(piece):
             self.n_cancelled += 1
-            self.cancelled_bytes += record.n_bytes
+            self.cancelled_bytes += self._bytes[piece.index]
 
     def finish(self) -> None:
         """End of the run: what was never used is wasted."""
-        for piece in list(self.pending):
-            self.gone(piece)
+        for index in range(self.n_known):
+            if self._issue[index]:
+                self._count(_WASTED, index)
+                self._issue[index] = 0
+        self.n_unused = 0
 
     def forget(self, piece: Piece) -> None:
         """The piece is resident again: its eviction can harm nobody any more."""
-        self._evicted_for.pop(piece, None)
+        if piece.index < self.n_known:
+            self._gone_in[piece.index] = 0
 
-    def _count(self, kind: str, record: Prefetched) -> None:
-        self.n[kind] += 1
-        self.n_bytes[kind] += record.n_bytes
+    def _closes(self, piece: Piece) -> bool:
+        """Whether what becomes of a prefetched piece is settled now."""
+        if piece.index >= self.n_known or not self._issue[piece.index]:
+            return False
+        self._issue[piece.index] = 0
+        self.n_unused -= 1
+        return True
+
+    def _count(self, fate: int, index: int) -> None:
+        self.n_of[fate] += 1
+        self.bytes_of[fate] += self._bytes[index]
+
+    def _grow(self, n: int) -> None:
+        """Take in pieces up to `n`."""
+        self.n_known = n = max(n, 2 * self.n_known)
+        self._issue = longer_ints(self._issue, n)
+        self._bytes = longer_ints(self._bytes, n)
+        self._late = longer_ints(self._late, n)
+        self._harmful = longer_ints(self._harmful, n)
+        self._gone_in = longer_ints(self._gone_in, n)
+        self._gone_for = longer_ints(self._gone_for, n)
 
 
 @dataclass

@@ -1,4 +1,5 @@
 cimport cython
+from sim.engine.flying cimport Flying
 from sim.engine.residency cimport Residency
 from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport all_tickets
@@ -31,7 +32,7 @@ cdef class PrefetchQueue:
     @cython.locals(line=list, index=int)
     cpdef Piece pop(self, int link=*)
     @cython.locals(link=int, found=int, first=int, index=int, line=list)
-    cpdef int best(self, list links)
+    cpdef int best(self, Flying flying, int depth) except -2
     cpdef bint remove(self, Piece piece) except -1
     cdef bint _awaits(self, Piece piece) except -1
     @cython.locals(line=list)

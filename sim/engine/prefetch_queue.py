@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.base.errors import IllegalDecision
 from sim.base.flat import COMPILED, floats, ints, longer_floats, longer_ints
+from sim.engine.flying import Flying
 from sim.engine.residency import Residency
 from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket, all_tickets
@@ -116,24 +117,22 @@ class PrefetchQueue:
                 high = middle
         return low
 
-    def pop(self, link: int = 0) -> Piece | None:
-        """The best piece that waits for a link; None where there is none. `after` says what it waits for."""
+    def pop(self, link: int = 0) -> Piece:
+        """The best piece that waits for a link, of which one does. `after` says what it waits for."""
         line: list[int] = self.lines[link]
-        if not line:
-            return None
         index: int = line.pop()
         self.waits[index] = 0
         self.n_waiting -= 1
         piece: Piece = self.residency.pieces.all[index]
         return piece
 
-    def best(self, links: list[int]) -> int:
-        """Of these links the one that the best waiting piece is for; -1 where nothing waits for any."""
+    def best(self, flying: Flying, depth: int) -> int:
+        """Of the links on which fewer copies fly the one that the best waiting piece is for; -1 where nothing waits."""
         found = -1
         first = -1
-        for link in links:
+        for link in range(flying.n_links):
             line: list[int] = self.lines[link]
-            if line:
+            if line and flying.n[link] < depth:
                 index: int = line[len(line) - 1]
                 if (
                     first < 0

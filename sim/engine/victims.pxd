@@ -52,7 +52,11 @@ cdef class Ranked(Victims):
     cdef double[::1] ranks
     cdef unsigned char[::1] bars
     cdef bint per_layer, by_expert, guarded, spares_unused
-    cdef int n_whole
+    cdef int n_whole, n_here
+    cdef long long[::1] resident, stands
+    cpdef placed(self, int index)
+    @cython.locals(last=cython.longlong)
+    cpdef void left(self, int index) noexcept
     @cython.locals(best=int)
     cpdef int victim(self, Piece piece, bint speculative) except -2
     @cython.locals(residency=Residency, n_experts=int, n_gpus=int, first=int, at=int, pending_from=int, best=int,

@@ -160,6 +160,23 @@ class Ranked(Victims):
         self.spares_unused = order.spares_unused
         self.n_whole = len(order.rank)
         self.touches = False
+        # Resident whole experts in any order, and where each stands among them.
+        self.n_here = 0
+        self.resident = ints(self.n_whole)
+        self.stands = ints(self.n_whole)
+
+    def placed(self, index: int) -> None:
+        if index < self.n_whole:
+            self.resident[self.n_here] = index
+            self.stands[index] = self.n_here
+            self.n_here += 1
+
+    def left(self, index: int) -> None:
+        if index < self.n_whole:
+            self.n_here -= 1
+            last = self.resident[self.n_here]
+            self.resident[self.stands[index]] = last
+            self.stands[last] = self.stands[index]
 
     def victim(self, piece: Piece, speculative: bool) -> int:
         best = self._find(piece, speculative) if COMPILED else self._look_up(piece, speculative)
@@ -174,18 +191,16 @@ class Ranked(Victims):
         n_experts = residency.pieces.n_experts
         n_gpus = residency.pieces.n_gpus
         first = piece.layer * n_experts
-        at = first + 1 if self.per_layer else residency.next[0]
         pending_from = self.pending.layer * n_experts if self.pending.n_left else -n_experts * 2
         best = -1
         best_bar = 0
         best_rank = 0.0
-        while at > 0:
-            index = at - 1
-            if self.per_layer:
-                at = at + 1 if at < first + n_experts else 0
-            else:
-                at = residency.next[at]
-            if index >= self.n_whole or not residency.here[index] or (n_gpus > 1 and index % n_gpus != piece.gpu):
+        for at in range(n_experts if self.per_layer else self.n_here):
+            index = first + at if self.per_layer else self.resident[at]
+            rank = self.ranks[index]
+            if best >= 0 and rank > best_rank and best_bar == 0:
+                continue  # nearly all of them
+            if not residency.here[index] or (n_gpus > 1 and index % n_gpus != piece.gpu):
                 continue
             expert = index - pending_from
             if 0 <= expert < n_experts and self.pending.tokens[expert]:
@@ -195,7 +210,6 @@ class Ranked(Victims):
                 bar = 0
             if bar == 3 or (bar and speculative):
                 continue
-            rank = self.ranks[index]
             if best >= 0:
                 if bar > best_bar or (bar == best_bar and rank > best_rank):
                     continue

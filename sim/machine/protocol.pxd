@@ -30,7 +30,7 @@ cdef class Machine:
     cpdef Ticket predict(self, double duration_s, str lane, bint blocking, object basis)
     cpdef list poll(self)
     cpdef bint ended(self, Ticket ticket) except -1
-    cpdef double earliest_completion_s(self, object tickets) except? -1.0
+    cpdef double ends_after_s(self, Ticket ticket) except? -1.0
     cpdef end(self)
     cpdef wait_until(self, double time_s)
     cpdef list parts_s(self)

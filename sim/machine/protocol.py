@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sim.policy.tickets import Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
 
@@ -147,8 +147,8 @@ class Machine:
         """True when a copy has completed by now."""
         raise NotImplementedError
 
-    def earliest_completion_s(self, tickets: Iterable[Ticket]) -> float:
-        """Until when none of these copies can end, whatever is asked meanwhile; 0 where that cannot be known."""
+    def ends_after_s(self, ticket: Ticket) -> float:
+        """Until when a copy cannot end, whatever is asked meanwhile; 0 where that cannot be known."""
         return 0.0
 
     def end(self) -> None:

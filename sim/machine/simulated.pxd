@@ -93,6 +93,7 @@ cdef class SimulatedMachine(Machine):
     cpdef bint cancel(self, Ticket ticket) except -1
     @cython.locals(queue=CopyQueue)
     cpdef bint ended(self, Ticket ticket) except -1
+    cpdef double ends_after_s(self, Ticket ticket) except? -1.0
     @cython.locals(queue=CopyQueue)
     cdef _advance(self)
     @cython.locals(queue=CopyQueue, found=CopyQueue, first_s=double, start_s=double)

@@ -16,7 +16,7 @@ from sim.machine.turn import Turn
 from sim.policy.tickets import Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from sim.base.quantities import Source
     from sim.machine.cost import Cost
@@ -646,17 +646,10 @@ class SimulatedMachine(Machine):
             self._advance()
         return 0.0 <= ticket.end_s <= self.now_s
 
-    def earliest_completion_s(self, tickets: Iterable[Ticket]) -> float:
-        until_s = math.inf
-        for ticket in tickets:
-            end_s = ticket.end_s
-            if end_s < 0.0:
-                if self.n_links > 1:
-                    return 0.0
-                end_s = self.h2d[0].free_s  # it will start after what has been started
-            if end_s < until_s:
-                until_s = end_s
-        return until_s
+    def ends_after_s(self, ticket: Ticket) -> float:
+        if ticket.end_s >= 0.0:
+            return ticket.end_s
+        return 0.0 if self.n_links > 1 else self._link.free_s  # it will start after what has been started
 
     def drain(self) -> None:
         while self._settle_next():

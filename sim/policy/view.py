@@ -157,7 +157,7 @@ class View:
     @property
     def unused_prefetches(self) -> int:
         """Prefetched pieces that have their room and have not been used."""
-        return len(self._copies.tally.prefetch.pending)
+        return int(self._copies.tally.prefetch.n_unused)
 
     def residents(self) -> Iterator[Piece]:
         """Every piece that has its room, oldest first."""
