@@ -15,7 +15,7 @@ from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
     from sim.studies.sweep.run import Answers
-    from sim.studies.sweep.sweep import Swept
+    from sim.studies.sweep.sweep import Asked, Swept
 
 _SEVERAL = "A,B,..."
 _NUMBERS = "A,B | FROM:TO:STEP"
@@ -101,6 +101,11 @@ def axes(command: Any) -> Any:
 @click.option(
     "--max-points", type=click.IntRange(min=1), metavar="N", help="Refuse a grid of more points; default: 10,000."
 )
+@click.option(
+    "--hits-only",
+    is_flag=True,
+    help="Of LRU caches: hit rates of every budget (or of --experts, --cache-frac) from one pass, without --hw.",
+)
 @click.option("--dry-run", is_flag=True, help="List the points and what cannot be set up; replay nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
@@ -113,6 +118,7 @@ def command(
     cluster: str | None,
     group_by: str | None,
     max_points: int | None,
+    hits_only: bool,
     dry_run: bool,
     as_json: bool,
     **axes: tuple[str, ...],
@@ -137,6 +143,9 @@ def command(
         most=max_points or MOST_POINTS,
         pool=_pool(workers, cluster),
     )
+    if hits_only:
+        _hits_only(asked, dry_run, as_json)
+        return
     with Bar("resolving points") as bar:
         if dry_run:
             click.echo(listed(asked, bar.update, as_json), nl=False)
@@ -150,6 +159,31 @@ def command(
         _print(swept, out)
     if swept.broken:
         sys.exit(1)  # a policy broke a rule, or failed: that is a fault of its own, not of what it was asked
+
+
+def _hits_only(asked: Asked, dry_run: bool, as_json: bool) -> None:
+    from sim.studies.sweep.hits import TABLE, hits_only
+    from sim.studies.sweep.table import write
+
+    if dry_run or asked.resume or asked.by is not None:
+        raise BadInput("--hits-only, got it with --dry-run, --resume or --group-by: it takes one pass; leave them out")
+    with Bar("counting hits") as bar:
+        found = hits_only(asked, bar.update)
+    for text in dict.fromkeys(text for curve in found.curves for text in curve.notes):
+        _note(text)
+    if asked.out is not None:
+        write(asked.out / TABLE, found.table())
+    if as_json:
+        from sim.base.json import to_json
+
+        click.echo(to_json({"schema": 1, "answer": found.answer(), "rows": found.table().to_pylist()}))
+        return
+    say(found.answer())
+    say()
+    say(found.text(), nl=False)
+    if asked.out is not None:
+        say()
+        say(f"table: {asked.out / TABLE}")
 
 
 def _pool(workers: int | None, cluster: str | None) -> Answers:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from sim.studies.pool import Call
 
 CONNECT_S = 10.0
-MOST_DEATHS = 3
-"""Workers that may die over one call before it is given up: a call that takes all memory would kill every worker."""
 ONE_AT_A_TIME = threading.Lock()
 
 
@@ -44,11 +42,12 @@ def answers_of(address: str) -> Callable[[Sequence[Call], int], Generator[tuple[
 
 
 def _answers(address: str, calls: Sequence[Call]) -> Generator[tuple[int, Any], None, None]:
-    from distributed import Client, as_completed
+    import distributed
     from distributed.scheduler import KilledWorker
 
     try:
-        client = Client(address, timeout=CONNECT_S, set_as_default=False)
+        make: Any = distributed.Client
+        client = make(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError) as error:
         raise BadInput(
             f"--cluster, got {address!r}: no scheduler answers there ({type(error).__name__}); start one with "
@@ -60,20 +59,21 @@ def _answers(address: str, calls: Sequence[Call]) -> Generator[tuple[int, Any], 
             client.submit(_call, function, arguments, pure=False): index
             for index, (function, arguments) in enumerate(calls)
         }
-        for future in as_completed(futures, loop=client.loop):
+        done: Any = distributed.as_completed
+        for future in done(futures, loop=client.loop):
             if future.status != "finished":
-                error = future.exception()
-                if isinstance(error, KilledWorker):
+                why = future.exception()
+                if isinstance(why, KilledWorker):
                     raise CheckFailed(
                         f"--cluster, got {address!r}: several workers ended without an answer to one call (out of "
                         "memory?); what is recorded stays: give them more, and add --resume"
                     )
-                if future.status == "cancelled" or error is None:
+                if future.status == "cancelled" or why is None:
                     raise CheckFailed(
                         f"--cluster, got {address!r}: the scheduler has gone, or has dropped the work; what is "
                         "recorded stays: start it again, and add --resume"
                     )
-                raise error
+                raise why
             yield futures[future], future.result()
             future.release()
     finally:

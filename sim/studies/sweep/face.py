@@ -17,6 +17,7 @@ from sim.studies.cluster import answers_of
 from sim.studies.pool import answers
 from sim.studies.simulate import Name, Value
 from sim.studies.sweep.grid import MOST_POINTS, Block, PolicyAxis, policy_of
+from sim.studies.sweep.hits import hits_only as count_hits
 from sim.studies.sweep.sweep import Asked
 from sim.studies.sweep.sweep import sweep as run_sweep
 from sim.studies.sweep.table import frame
@@ -66,6 +67,7 @@ def sweep(
     workers: int | None = None,
     cluster: str | None = None,
     max_points: int = MOST_POINTS,
+    hits_only: bool = False,
     **axes: Unpack[Axes],
 ) -> DataFrame:
     """Replay every combination of what is given: what `moesim sweep` does on the command line.
@@ -75,6 +77,7 @@ def sweep(
         hw: names or files. grid: a YAML file of axes. out: a folder for records and table; resume: go on there.
         cluster: `tcp://HOST:PORT` of a Dask scheduler, whose workers do it.
         workers: processes; None: the cores, if it is worth it. max_points: a larger grid is refused.
+        hits_only: of LRU caches, hit rates of every budget from one pass, and nothing else; no hardware.
         axes: the other fields of a run's configuration.
 
     Returns:
@@ -110,6 +113,11 @@ def sweep(
         most=max_points,
         pool=answers if cluster is None else answers_of(cluster),
     )
+    if hits_only:
+        counted = count_hits(asked, lambda *_: None)
+        hits = frame(counted.table())
+        hits.attrs["answer"] = counted.answer()
+        return hits
     swept = run_sweep(asked, _warn, lambda *_: None)
     table = frame(swept.table)
     table.attrs["answer"] = answer(swept.rows, swept.summary)

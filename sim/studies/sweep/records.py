@@ -18,7 +18,7 @@ from sim.studies.sweep.work import SCHEMA
 
 MANIFEST, TABLE = "sweep.json", "sweep.parquet"
 POINTS, BOUNDS = "points", "bounds"
-FILES = frozenset({MANIFEST, TABLE, POINTS, BOUNDS})
+FILES = frozenset({MANIFEST, TABLE, "hits.parquet", POINTS, BOUNDS})
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 
 

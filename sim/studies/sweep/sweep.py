@@ -46,14 +46,16 @@ class Asked:
     most: int = MOST_POINTS
     pool: Answers = answers
 
-    def blocks(self) -> list[Block]:
-        """Its blocks, checked. Raises BadInput."""
+    def blocks(self, usual: Block | None = None) -> list[Block]:
+        """Its blocks, checked; `usual` has what holds where neither options nor file say otherwise. Raises BadInput."""
+        usual = Block() if usual is None else usual
         if self.grid is None:
-            self.given.check("sweep")
-            return [self.given]
+            block = usual.over(self.given)
+            block.check("sweep")
+            return [block]
         from sim.studies.sweep.grid_file import read_grid
 
-        blocks = [block.over(self.given) for block in read_grid(self.grid)]
+        blocks = [usual.over(block).over(self.given) for block in read_grid(self.grid)]
         for block in blocks:
             block.check(str(self.grid))
         return blocks

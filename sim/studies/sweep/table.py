@@ -110,8 +110,8 @@ def columns_of(rows: Sequence[PointRow], found: Summary) -> list[tuple[str, pa.D
     params = [_params(row) for row in rows]
     own = sorted({key for one in params for key in one})
     shared = sorted({key for row in rows for key in row.asked.spec.set if _shared(key)})
-    columns += [_typed(f"param.{key}", [one.get(key) for one in params]) for key in own]
-    return columns + [_typed(key, [row.asked.spec.set.get(key) for row in rows]) for key in shared]
+    columns += [typed(f"param.{key}", [one.get(key) for one in params]) for key in own]
+    return columns + [typed(key, [row.asked.spec.set.get(key) for row in rows]) for key in shared]
 
 
 def _shared(key: str) -> bool:
@@ -126,7 +126,7 @@ def _params(row: PointRow) -> dict[str, Any]:
     return {**row.asked.meant.get("params", {}), **asked}
 
 
-def _typed(name: str, cells: list[Any]) -> tuple[str, pa.DataType, list[Any]]:
+def typed(name: str, cells: list[Any]) -> tuple[str, pa.DataType, list[Any]]:
     """The narrowest type that holds them all; text as it is typed where they are of several kinds."""
     kinds = {type(cell) for cell in cells if cell is not None}
     if kinds <= {bool}:
