@@ -17,16 +17,20 @@ from sim.policy.tickets import Ticket
 
 
 class Knobs(SimpleNamespace):
-    """Stands for `Cost`: every price is what the script says."""
+    """Stands for `Cost` and its `copies`: every price is what the script says."""
 
-    def copy_s(self, n_bytes: float) -> float:
+    @property
+    def copies(self) -> Knobs:
+        return self
+
+    def h2d_s(self, n_bytes: float) -> float:
         """Activations say their seconds; a piece, whose bytes are whole, the number of its copy."""
         return n_bytes if isinstance(n_bytes, float) else float(self.seconds_of[n_bytes])
 
-    def back_s(self, seconds: float) -> float:
+    def d2h_s(self, seconds: float) -> float:
         return self.down_s
 
-    def peer_s(self, n_bytes: int) -> float:
+    def p2p_s(self, n_bytes: int) -> float:
         return 0.0
 
     def activation_bytes(self, n_tokens: int) -> float:
@@ -57,11 +61,9 @@ def replay(script: list[tuple[Any, ...]], two: bool, terms: dict[str, float]) ->
 
     contention = SimpleNamespace(**{term: figure(terms.get(term, 0.0)) for term in (*TERMS, *WAYS)})
     cost = Knobs(
-        attributed_to=[()],
-        grouped=False,
+        figures=SimpleNamespace(entries=[()]),
+        launches=SimpleNamespace(grouped=False, sync_s=0.0, copy_s=0.0),
         q_predictor={"assumed": 0},
-        sync_s=0.0,
-        copy_launch_s=0.0,
         up_s=0.0,
         hw=SimpleNamespace(contention=contention),
     )
@@ -73,22 +75,22 @@ def replay(script: list[tuple[Any, ...]], two: bool, terms: dict[str, float]) ->
             machine.predict(rest[0], "host", False, "assumed")
         elif op == "run":
             gpu, first, whole, cost.seconds, after = rest
-            cost.launch_expert = launch(first, whole)
+            cost.launches.expert = launch(first, whole)
             piece = Piece(0, 0, 0.0, 1.0, "bf16", gpu, 0, 0)
             tickets.append(machine.expert(piece, 1, 0.0, tuple(tickets[t] for t in after), ()))
         elif op == "block":
             first, whole, seconds = rest
-            cost.launch_gate, machine._gate_price = launch(first, whole), Price(seconds, 0)
+            cost.launches.gate, machine._gate_price = launch(first, whole), Price(seconds, 0)
             tickets.append(machine.gate(0))
             machine._gate = None  # the way to a second GPU is not part of these scripts
         elif op == "copy":
-            gpu, cost.copy_launch_s, seconds, demand, after = rest
+            gpu, cost.launches.copy_s, seconds, demand, after = rest
             cost.seconds_of.append(seconds)
             piece = Piece(0, 0, 0.0, 1.0, "bf16", gpu, len(cost.seconds_of) - 1, 0)
             priority = DEMAND if demand else SPECULATIVE
             tickets.append(machine.copy(piece, priority, 0.0, tuple(tickets[t] for t in after)))
         elif op == "cpu":
-            cost.cpu_launch_s, cost.down_s, cost.seconds, cost.up_s = rest
+            cost.launches.cpu_s, cost.down_s, cost.seconds, cost.up_s = rest
             tickets.append(machine.cpu_expert(0, 0, 1))
         elif op == "join":
             machine.join(tickets[rest[0]])

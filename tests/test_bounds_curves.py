@@ -205,4 +205,4 @@ def test_handing_an_expert_to_the_cpu_may_be_cheaper_than_a_copy(tmp_path):
 def test_a_part_of_a_measured_expert_is_launched_like_one(tmp_path):
     with Trace(from_rows(tmp_path / "t", [[[0, 1]]], 2)) as trace:
         cost: Cost = cost_of(measured(setup(Lru(), trace, 2), {"expert": curve(_1=2.0)}, {"expert": 0.5}))
-        assert (cost.launch_part(1 / 3, True).all_s, cost.launch_part(1 / 3, False).first_s) == (0.5, 0.5)
+        assert (cost.launches.part(1 / 3, True).all_s, cost.launches.part(1 / 3, False).first_s) == (0.5, 0.5)

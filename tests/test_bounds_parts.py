@@ -97,11 +97,12 @@ def test_launching_an_expert_in_parts_is_never_quicker(kernels, extra_s, n, tmp_
             made = setup(Lru(), trace, 2, launch_s=launch_s, kernels={"expert": kernels})
             made.stack = msgspec.structs.replace(made.stack, per_expert_s=figure(extra_s))
             cost = cost_of(made)
-            whole_s = chained(cost, [(cost.launch_expert, cost.expert(1, "bf16").duration_s)])
+            whole_s = chained(cost, [(cost.launches.expert, cost.expert(1, "bf16").duration_s)])
             for matrices in (True, False):
                 frac = 1 / n if matrices else 1.0
                 part_s = cost.expert(1, "bf16", 1 / n, frac).duration_s
-                parts = [(cost.launch_part(frac, i == 0) if matrices else cost.launch_expert, part_s) for i in range(n)]
+                launches = [cost.launches.part(frac, i == 0) if matrices else cost.launches.expert for i in range(n)]
+                parts = [(launch, part_s) for launch in launches]
                 parts_s = chained(cost, parts)
                 assert parts_s[0] >= whole_s[0] - 1e-9
                 assert parts_s[1] >= whole_s[1] - 1e-9

@@ -48,7 +48,7 @@ def test_a_copy_beside_an_expert_slows_both(tmp_path):
     machine = seen.outcome.machine
     assert machine.parts_s() == [7, 8.5, 0, 0, 0, 0]
     assert (machine.streams[0].time.busy_s, machine.h2d[0].busy_s) == (7, 11.5)
-    names = [name for name, _ in machine.cost.attributed_to]
+    names = [name for name, _ in machine.cost.figures.entries]
     assert names[-2:] == [f"contention.{GPU_BY_H2D}", f"contention.{H2D_BY_GPU}"]
     assert machine.gpu_s[-2:] == [1, 0]
 

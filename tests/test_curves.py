@@ -55,20 +55,20 @@ def test_prices_come_from_curves_for_their_own_model_alone():
     assert cost.expert(2, "bf16").duration_s == 6.0
     assert cost.expert(1, "bf16", 0.5).duration_s == 2.5, "1 for handing over, and half of the other 3"
     assert (cost.head(1).duration_s, cost.expert_cpu(1).duration_s) == (7.0, 9.0)
-    assert (cost.launch_expert.all_s, cost.launch_attention.all_s, cost.begin_s, cost.cpu_launch_s) == (
+    assert (cost.launches.expert.all_s, cost.launches.attention.all_s, cost.launches.begin_s, cost.launches.cpu_s) == (
         0.5,
         0.25,
         0.125,
         3.0,
     )
-    assert cost.attributed_to[cost.expert(2, "bf16").attributed_to][0] == "curves.expert"
-    assert not cost.beyond
+    assert cost.figures.entries[cost.expert(2, "bf16").attributed_to][0] == "curves.expert"
+    assert not cost.measured.beyond
     cost.expert(5, "bf16")
     cost.expert(9, "bf16"), cost.expert(7, "bf16")
-    assert cost.beyond == {"expert at 9 tokens (measured: 1 to 3)"}, "the farthest alone"
+    assert cost.measured.beyond == {"expert at 9 tokens (measured: 1 to 3)"}, "the farthest alone"
     other = Cost(hw, msgspec.structs.replace(model(2, 4, 1), id="other"), stack(), "bf16")
     assert other.expert(2, "bf16").duration_s == 2.0, "two kernels of a second"
-    assert other.beyond == {"other in bf16, for which fits stand in (curves measured: easy in bf16)"}
+    assert other.measured.beyond == {"other in bf16, for which fits stand in (curves measured: easy in bf16)"}
 
 
 def test_unpacking_is_priced_where_it_was_measured():
@@ -76,9 +76,9 @@ def test_unpacking_is_priced_where_it_was_measured():
     cost = Cost(hw, model(2, 4, 1), stack(), "bf16")
     assert cost.expert(1, "int4").duration_s == 24.0
     assert cost.expert(1, "int2", 0.5).duration_s == 1 + 0.5 * (3 + 10)
-    assert not cost.beyond
+    assert not cost.measured.beyond
     assert cost.expert(1, "int8").duration_s == 4.0
-    assert cost.beyond == {"unpacking int8, not measured and taken to cost nothing"}
+    assert cost.measured.beyond == {"unpacking int8, not measured and taken to cost nothing"}
 
 
 def test_fits_asked_for_more_than_they_rest_on_say_so():
@@ -86,14 +86,14 @@ def test_fits_asked_for_more_than_they_rest_on_say_so():
         copy_bytes=(10.0, 200.0), expert_tokens=(1.0, 4.0), cpu_expert_tokens=(1.0, 2.0), context_tokens=(8.0, 16.0)
     )
     cost = Cost(msgspec.structs.replace(hardware(), ranges=ranges), model(2, 4, 1), stack(), "bf16")
-    cost.copy_s(200), cost.back_s(5), cost.expert(4, "bf16"), cost.expert_cpu(2)
-    assert not cost.beyond
+    cost.copies.h2d_s(200), cost.copies.d2h_s(5), cost.expert(4, "bf16"), cost.expert_cpu(2)
+    assert not cost.measured.beyond
     rounded = msgspec.structs.replace(hardware(), ranges=Ranges(copy_bytes=(1.0, 12582900.0)))
     long = Cost(rounded, model(2, 4, 1), stack(), "bf16")
-    long.copy_s(12_582_912)
-    assert not long.beyond, "six digits of the very size that was measured"
-    cost.copy_s(300), cost.expert(5, "bf16"), cost.expert_cpu(3)
-    assert cost.beyond == {
+    long.copies.h2d_s(12_582_912)
+    assert not long.measured.beyond, "six digits of the very size that was measured"
+    cost.copies.h2d_s(300), cost.expert(5, "bf16"), cost.expert_cpu(3)
+    assert cost.measured.beyond == {
         "copy at 300 bytes (measured: 10 to 200)",
         "expert at 5 tokens (measured: 1 to 4)",
         "cpu_expert at 3 tokens (measured: 1 to 2)",

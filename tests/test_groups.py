@@ -71,10 +71,10 @@ def test_graphs_launch_once_what_lies_between_two_reads(tmp_path) -> None:
     made = grouped(setup(GpuOnly(), trace, 8, launch_s=1.0), graphs=True)
     assert len(spans(made, "host", "launch expert")) == 8
     done = execute(made, bounds=False)
-    assert dict(done.machine.host_shares())[done.machine.cost.q_launch] == 2 * 3.0
+    assert dict(done.machine.host_shares())[done.machine.cost.launches.q_kernel] == 2 * 3.0
     made.stack = msgspec.structs.replace(made.stack, graphs=False)
     done = execute(made, bounds=False)
-    assert dict(done.machine.host_shares())[done.machine.cost.q_launch] == 2 * 4.0
+    assert dict(done.machine.host_shares())[done.machine.cost.launches.q_kernel] == 2 * 4.0
 
 
 @functools.cache

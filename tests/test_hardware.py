@@ -323,5 +323,5 @@ def test_unpacked_weights_are_multiplied_in_a_type_that_the_gpu_has(hw, precisio
     """Their profiles say so: "no bf16 tensor cores: emulated. Use fp16". What is asked for in bf16 runs in bf16."""
     machine = load_hardware(hw)
     cost = Cost(machine, load_model("mixtral-8x7b"), load_stack("bare"), precision)
-    (used,) = (figure for name, figure in cost.attributed_to if name.startswith("gpu.flops_per_s"))
+    (used,) = (figure for name, figure in cost.figures.entries if name.startswith("gpu.flops_per_s"))
     assert used is machine.gpu.flops_per_s[kind]

@@ -27,15 +27,19 @@ REQUEST = RequestInfo(0, 0, 1, 2, "", None)
 
 
 class Knobs(SimpleNamespace):
-    """Stands for `Cost`: every price is what the script says."""
+    """Stands for `Cost` and its `copies`: every price is what the script says."""
 
-    def copy_s(self, seconds: int) -> float:
+    @property
+    def copies(self) -> Knobs:
+        return self
+
+    def h2d_s(self, seconds: int) -> float:
         return float(seconds)
 
-    def back_s(self, seconds: float) -> float:
+    def d2h_s(self, seconds: float) -> float:
         return self.down_s
 
-    def peer_s(self, n_bytes: int) -> float:
+    def p2p_s(self, n_bytes: int) -> float:
         return 0.0
 
     def activation_bytes(self, n_tokens: int) -> int:
@@ -53,26 +57,20 @@ class Knobs(SimpleNamespace):
     def expert_cpu(self, n_tokens: int) -> Price:
         return Price(self.seconds, 0)
 
-    def part_launch_s(self, frac: float) -> float:
-        return self.up_launch_s
-
 
 def knobs() -> Knobs:
-    nothing = Launch(0, 0.0, 0.0)
-    return Knobs(
-        attributed_to=[()],
-        grouped=False,
+    made = Knobs(
+        figures=SimpleNamespace(entries=[()]),
+        launches=SimpleNamespace(grouped=False, sync_s=0.0, copy_s=0.0, begin_s=0.0, gate=Launch(0, 0.0, 0.0)),
         precision="bf16",
         q_predictor={"assumed": 0},
-        sync_s=0.0,
-        copy_launch_s=0.0,
         up_s=0.0,
-        begin_s=0.0,
         has_shared=False,
         has_dense=False,
         n_dense_before=[0, 0],
-        launch_gate=nothing,
     )
+    made.launches.copy_part_s = lambda frac: made.up_launch_s
+    return made
 
 
 def launch(first: float, whole: float) -> Launch:
@@ -111,14 +109,14 @@ def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, S
             machine.predict(rest[0], "host", False, "assumed")
         elif op == "run":
             gpu, first, whole, cost.seconds, after = rest
-            cost.launch_expert = launch(first, whole)
+            cost.launches.expert = launch(first, whole)
             piece = Piece(0, 0, 0.0, 1.0, "bf16", gpu, 0, 0)
             arrived_s, waits = told(after, H2D)
             n_tokens = len(tickets) + 1  # never the same again: each has a price of its own
             note(machine.expert(piece, n_tokens, arrived_s, waits, ()))
         elif op == "block":
             first, whole, cost.seconds = rest
-            cost.launch_attention = launch(first, whole)
+            cost.launches.attention = launch(first, whole)
             n_tokens = len(tickets) + 1  # nor are blocks priced alike
             machine.begin(Iteration(0, [Range(REQUEST, 0, n_tokens, PREFILL, 0)], None))
             machine.attention(0)
@@ -131,7 +129,7 @@ def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, S
             ready_s, waits = told(after, H2D, GPU, HOST)
             note(machine.copy(piece, DEMAND if demand else SPECULATIVE, ready_s, waits))
         elif op == "cpu":
-            cost.cpu_launch_s, cost.down_s, cost.seconds, cost.up_s = rest
+            cost.launches.cpu_s, cost.down_s, cost.seconds, cost.up_s = rest
             tickets.append(machine.cpu_expert(0, 0, len(tickets) + 1))  # priced by its tokens, too
         elif op == "join":
             machine.join(tickets[rest[0]])

@@ -59,12 +59,12 @@ def path_of(cost: Cost, iteration: Iteration, experts: Sequence[Sequence[int]], 
             experts other GPUs compute; they cost this one's host their launches.
     """
     prices = [
-        (cost.launch_attention, cost.attention(iteration).duration_s),
-        (cost.launch_gate, cost.gate(iteration.n_tokens).duration_s),
+        (cost.launches.attention, cost.attention(iteration).duration_s),
+        (cost.launches.gate, cost.gate(iteration.n_tokens).duration_s),
     ]
-    shared = (cost.launch_shared, cost.shared(iteration.n_tokens).duration_s) if cost.has_shared else None
-    dense = (cost.launch_dense, cost.dense_layer(iteration).duration_s) if cost.has_dense else None
-    head = (cost.launch_head, cost.head(len(iteration.ranges)).duration_s)
+    shared = (cost.launches.shared, cost.shared(iteration.n_tokens).duration_s) if cost.has_shared else None
+    dense = (cost.launches.dense, cost.dense_layer(iteration).duration_s) if cost.has_dense else None
+    head = (cost.launches.head, cost.head(len(iteration.ranges)).duration_s)
     steps: dict[tuple[float, int, tuple[int, ...], int], tuple[float, float]] = {}
 
     def layer(ahead_s: float, n_dense: int, tokens: tuple[int, ...], n_elsewhere: int) -> tuple[float, float]:
@@ -80,10 +80,10 @@ def path_of(cost: Cost, iteration: Iteration, experts: Sequence[Sequence[int]], 
             gate_s = clocks.free_s
             if shared is not None:
                 clocks.launch(*shared)
-            clocks.host_s = max(gate_s, clocks.host_s) + cost.sync_s
+            clocks.host_s = max(gate_s, clocks.host_s) + cost.launches.sync_s
             for expert in cost.in_turn(tokens):
                 clocks.launch(*expert)
-            clocks.host_s += cost.launching_s(n_elsewhere)
+            clocks.host_s += cost.launches.experts_s(n_elsewhere)
             steps[key] = clocks.host_s, clocks.free_s - clocks.host_s
         return steps[key]
 
@@ -97,14 +97,14 @@ def path_of(cost: Cost, iteration: Iteration, experts: Sequence[Sequence[int]], 
             assert dense is not None
             clocks.launch(*dense)
         clocks.launch(*head)
-        return total_s + max(clocks.free_s, clocks.host_s) + cost.sync_s
+        return total_s + max(clocks.free_s, clocks.host_s) + cost.launches.sync_s
 
     n_layers, n_dense = len(experts), sum(cost.n_dense_before)
-    host_s = n_layers * (cost.launch_attention.all_s + cost.launch_gate.all_s + cost.sync_s)
-    host_s += n_layers * cost.launch_shared.all_s if shared is not None else 0.0
-    host_s += n_dense * cost.launch_dense.all_s
-    host_s += sum(cost.launching_s(n) for n in (*map(len, experts), *elsewhere))
-    host_s += cost.launch_head.all_s + cost.sync_s
-    after_s = head[1] + cost.sync_s + (cost.n_dense_before[-1] * dense[1] if dense is not None else 0.0)
+    host_s = n_layers * (cost.launches.attention.all_s + cost.launches.gate.all_s + cost.launches.sync_s)
+    host_s += n_layers * cost.launches.shared.all_s if shared is not None else 0.0
+    host_s += n_dense * cost.launches.dense.all_s
+    host_s += sum(cost.launches.experts_s(n) for n in (*map(len, experts), *elsewhere))
+    host_s += cost.launches.head.all_s + cost.launches.sync_s
+    after_s = head[1] + cost.launches.sync_s + (cost.n_dense_before[-1] * dense[1] if dense is not None else 0.0)
     nothing = [()] * n_layers
     return Path(through(experts, elsewhere), through(nothing, [0] * n_layers), host_s, after_s)

@@ -60,7 +60,7 @@ class Bounds:
         size = setup.pieces.whole[0][0].n_bytes
         # A policy may hold part of an expert in what is left of the budget: rounded up, in its favour.
         self.rooms = [-(-budget // size) for budget in setup.memory.expert_bytes]
-        self.copy_s = self.cost.copy_s(size)
+        self.copy_s = self.cost.copies.h2d_s(size)
 
     def windows(self) -> Iterator[tuple[list[Pass], list[Pass], int]]:
         """(prefill, decode, outputs) of every request, in the order they complete."""
@@ -169,15 +169,15 @@ class Bounds:
             # Part of an expert may be all that waited for the last copy: what is left of a slice's price as it shrinks.
             part_s = cost.expert(fewest, cost.precision, 0.0, 0.0).duration_s
             on_links_s = max(n * self.copy_s + (part_s if n else 0.0) for n in copies) + last_s
-            return max(whole_s, on_links_s, host_s + sum(copies) * cost.copy_launch_s)
+            return max(whole_s, on_links_s, host_s + sum(copies) * cost.launches.copy_s)
         most_s = max(cost.expert(n, cost.precision).duration_s for n in tokens)
         least_s = min(cost.expert_cpu(n).duration_s for n in tokens)
-        launch_s, activations_s = cost.launch_expert.all_s, cost.copy_s(cost.activation_bytes(fewest))
+        launch_s, activations_s = cost.launches.expert.all_s, cost.copies.h2d_s(cost.activation_bytes(fewest))
         back_s = activations_s if self.n_gpus == 1 else 0.0
         lines = [
             Line(whole_s, -(launch_s + most_s)),
             Line(dense_s, 0.0),
-            Line(host_s + sum(copies) * cost.copy_launch_s, cost.cpu_launch_s - cost.copy_launch_s - launch_s),
+            Line(host_s + sum(copies) * cost.launches.copy_s, cost.launches.cpu_s - cost.launches.copy_s - launch_s),
             Line(last_s, max(least_s, activations_s)),  # results go up the first GPU's link, one after the other
             Line(sum(copies) * self.copy_s / self.n_gpus + last_s, back_s - self.copy_s / self.n_gpus),
             *(Line(n * self.copy_s + last_s, back_s - self.copy_s) for n in copies),

@@ -1,8 +1,9 @@
 """Seconds for every operation: hardware x geometry x stack.
 
-Each price also names the quantity it rests on (an index into `Cost.attributed_to`). Formulas: a copy takes
-latency + bytes / bandwidth; an operation of n kernels takes max(n x kernel floor, bytes / memory bandwidth,
-FLOPs / rate). Experts that share kernels are one operation: the first pays the floor, the others what exceeds it.
+Each price also names the figure it rests on (an index into `Cost.figures.entries`). An operation of n kernels takes
+max(n x kernel floor, bytes / memory bandwidth, FLOPs / rate). Experts that share kernels are one operation: the first
+pays the floor, the others what exceeds it. What a copy takes stands in `copy_prices.py`, what the host spends in
+`launches.py`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ import math
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
+from sim.base.errors import BadInput
+from sim.machine.copy_prices import CopyPrices
+from sim.machine.figures import Figures, multiplied_in
+from sim.machine.launches import Launches
+from sim.machine.measured import SIX_DIGITS, Measured
 from sim.machine.price import Price, kernels_of
-from sim.machine.rates import SIX_DIGITS, Rates
-from sim.machine.roofline import Attention
+from sim.machine.roofline import Attention, Roofline
 from sim.profiles.geometry import BITS_PER_PARAM
 
 if TYPE_CHECKING:
@@ -26,11 +31,28 @@ if TYPE_CHECKING:
     from sim.workload.iterations import Iteration
 
 
-class Cost(Rates):
-    """Prices of one (hardware, model, stack, precision)."""
+class Cost:
+    """Prices of one (hardware, model, stack, precision).
+
+    `copies`: of links. `launches`: of the host. `figures`: what prices rest on. `measured`: curves, and what was priced
+    beyond them.
+    """
 
     def __init__(self, hw: Hardware, model: Model, stack: Stack, precision: str) -> None:
-        super().__init__(hw, model, stack, precision)
+        self.hw, self.model, self.stack, self.precision = hw, model, stack, precision
+        self.figures = figures = Figures()
+        self.measured = measured = Measured(hw, model.id, precision)
+        self.roofline = _roofline(hw, precision, figures)
+        self.copies = CopyPrices(hw, stack, measured, figures)
+        self.launches = Launches(hw, model, stack, measured, figures)
+        self._cpu = hw.cpu
+        self._q_cpu_bandwidth = figures.enter("cpu.memory_bandwidth_bytes_per_s", hw.cpu.memory_bandwidth_bytes_per_s)
+        self._q_cpu_flops = figures.enter("cpu.flops_per_s", hw.cpu.flops_per_s)
+        self._q_cpu_overhead = figures.enter("cpu.expert_overhead_s", hw.cpu.expert_overhead_s)
+        self.q_predictor = figures.enter_predictors()
+        measured.enter(figures)
+        self.has_shared = model.shared_expert_bytes(precision) > 0
+        self.has_dense = model.n_layers > len(model.moe_layer_ids)
         self._experts: dict[tuple[int, str, float, float], Price] = {}
         self._members: dict[tuple[float, int, str, float], tuple[Price, float]] = {}
         self._leaders: dict[tuple[int, str, float], tuple[Price, float]] = {}
@@ -40,7 +62,7 @@ class Cost(Rates):
         self.shared = lru_cache(maxsize=1024)(self._shared)
         self.head = lru_cache(maxsize=1024)(self._head)
         self.attention: Callable[[Iteration], Price] = self._measured_attention
-        if "attention" not in self._curves:
+        if measured.curve("attention") is None:
             self.attention = self._attention().price
         self.n_dense_before = self._dense_layers_before()
 
@@ -52,22 +74,6 @@ class Cost(Rates):
             previous = layer
         before.append(self.model.n_layers - 1 - previous)
         return before
-
-    def copy_s(self, n_bytes: int) -> float:
-        """Host-to-device seconds of one copy."""
-        if self._ranges.copy_bytes is not None:
-            self._check("copy", n_bytes, "bytes", self._ranges.copy_bytes)
-        return self.h2d_latency_s + n_bytes / self.h2d_bytes_per_s
-
-    def back_s(self, n_bytes: int) -> float:
-        """Device-to-host seconds of one copy."""
-        if self._ranges.copy_bytes is not None:
-            self._check("copy", n_bytes, "bytes", self._ranges.copy_bytes)
-        return self.d2h_latency_s + n_bytes / self.d2h_bytes_per_s
-
-    def peer_s(self, n_bytes: int) -> float:
-        """GPU-to-GPU seconds of one copy."""
-        return self.p2p_latency_s + n_bytes / self.p2p_bytes_per_s
 
     def activation_bytes(self, n_tokens: int) -> int:
         """Bytes of the hidden states of n tokens, 2 bytes an element (4 when the model is served in fp32)."""
@@ -82,14 +88,14 @@ class Cost(Rates):
         key = (n_tokens, precision, frac, kernels_frac)
         price = self._experts.get(key)
         if price is None:
-            if (whole := self._measured("expert", n_tokens)) is not None:
+            if (whole := self.measured.price("expert", n_tokens)) is not None:
                 # A part costs its share of what the expert takes beyond handing over a small operation.
-                least = self._curves.get("gate")
-                fixed_s = min(least[0].seconds[0] if least is not None else 0.0, whole.duration_s)
+                least = self.measured.curve("gate")
+                fixed_s = min(least.seconds[0] if least is not None else 0.0, whole.duration_s)
                 timed_s = kernels_frac * fixed_s + frac * (whole.duration_s - fixed_s + self._unpack_s(precision))
                 self._experts[key] = Price(timed_s, whole.attributed_to)
                 return self._experts[key]
-            self._check("expert", n_tokens, "tokens", self._ranges.expert_tokens)
+            self.measured.check("expert", n_tokens, "tokens", self.measured.ranges.expert_tokens)
             n_kernels = kernels_of(self.stack.kernels.expert, kernels_frac)
             price = self._experts[key] = self.roofline.price(n_kernels, *self._expert_work(n_tokens, precision, frac))
         return price
@@ -129,32 +135,26 @@ class Cost(Rates):
     def in_turn(self, tokens: Sequence[int]) -> list[tuple[Launch, float]]:
         """Launches and seconds of a layer's experts that are all there, one per number of tokens, longest first."""
         precision = self.precision
-        if not self.grouped:
+        if not self.launches.grouped:
             prices = sorted((self.expert(n, precision).duration_s for n in tokens), reverse=True)
-            return [(self.launch_expert, duration_s) for duration_s in prices]
+            return [(self.launches.expert, duration_s) for duration_s in prices]
         found: list[tuple[Launch, float]] = []
         slack_s = 0.0
         for n in sorted(tokens, key=lambda n: -self._without_floor(n, precision, 1.0).duration_s):
             price, slack_s = self.member(slack_s, n, precision) if found else self.leader(n, precision)
-            found.append((self.launch_member if found else self.launch_expert, price.duration_s))
+            found.append((self.launches.member if found else self.launches.expert, price.duration_s))
         return found
-
-    def launching_s(self, n_experts: int) -> float:
-        """The host's least seconds for a layer's experts on one GPU."""
-        if not self.grouped:
-            return n_experts * self.launch_expert.all_s
-        return self.launch_expert.all_s + (n_experts - 1) * self.launch_member.all_s if n_experts else 0.0
 
     def _unpack_s(self, precision: str) -> float:
         """What unpacking a whole expert of a lower precision takes on the real machine that was measured."""
         if precision == self.precision:
             return 0.0
-        bits, curve = BITS_PER_PARAM[precision], self._curves.get("unpack")
-        if curve is None or bits not in curve[0].at:
+        bits, curve = BITS_PER_PARAM[precision], self.measured.curve("unpack")
+        if curve is None or bits not in curve.at:
             text = f"unpacking {precision}, not measured and taken to cost nothing"
-            self._beyond[f"unpack {precision}"] = (1.0, text)
+            self.measured.not_measured(f"unpack {precision}", text)
             return 0.0
-        return curve[0].value(bits)
+        return curve.value(bits)
 
     def expert_gpu_s(self, n_tokens: int) -> float:
         """Seconds of one whole expert on the GPU: what a policy may compare."""
@@ -162,15 +162,16 @@ class Cost(Rates):
 
     def _expert_cpu(self, n_tokens: int) -> Price:
         """One routed expert for n tokens on the CPU pool: overhead + max(bytes / bandwidth, FLOPs / rate)."""
-        if (measured := self._measured("cpu_expert", n_tokens)) is not None:
+        if (measured := self.measured.price("cpu_expert", n_tokens)) is not None:
             return measured
-        self._check("cpu_expert", n_tokens, "tokens", self._ranges.cpu_expert_tokens)
-        bytes_s = self.model.expert_bytes(self.precision) / self._cpu_bandwidth
-        flops_s = self.model.expert_flops(n_tokens) / self._cpu_flops
+        self.measured.check("cpu_expert", n_tokens, "tokens", self.measured.ranges.cpu_expert_tokens)
+        bytes_s = self.model.expert_bytes(self.precision) / self._cpu.memory_bandwidth_bytes_per_s.value
+        flops_s = self.model.expert_flops(n_tokens) / self._cpu.flops_per_s.value
         bound_s, attributed_to = (flops_s, self._q_cpu_flops) if flops_s > bytes_s else (bytes_s, self._q_cpu_bandwidth)
-        if self._cpu_overhead_s > bound_s:
+        overhead_s = self._cpu.expert_overhead_s.value
+        if overhead_s > bound_s:
             attributed_to = self._q_cpu_overhead
-        return Price(self._cpu_overhead_s + bound_s, attributed_to)
+        return Price(overhead_s + bound_s, attributed_to)
 
     def expert_cpu_s(self, n_tokens: int) -> float:
         """Seconds of one expert on the CPU, without moving activations."""
@@ -178,7 +179,7 @@ class Cost(Rates):
 
     def _attention(self) -> Attention:
         """One attention block by its bytes and FLOPs, as `model.attention_flops` counts them."""
-        model, measured = self.model, self._ranges.context_tokens
+        model, measured = self.model, self.measured.ranges.context_tokens
         return Attention(
             self.roofline,
             self.stack.kernels.attention,
@@ -188,7 +189,7 @@ class Cost(Rates):
             model.attention_params(),
             model.n_heads * model.width_per_key(),
             math.inf if measured is None else measured[1] * SIX_DIGITS,
-            lambda at: self._check("attention", at, "positions attended to", measured),
+            lambda at: self.measured.check("attention", at, "positions attended to", measured),
         )
 
     def _measured_attention(self, iteration: Iteration) -> Price:
@@ -196,20 +197,20 @@ class Cost(Rates):
         total_s, attributed_to = 0.0, 0
         for r in iteration.ranges:
             n_tokens = r.stop_row - r.start_row
-            decodes = n_tokens == 1 and "attention_decode" in self._curves
-            price = self._measured(*(("attention_decode", r.context + 1) if decodes else ("attention", n_tokens)))
+            decodes = n_tokens == 1 and self.measured.curve("attention_decode") is not None
+            price = self.measured.price(*(("attention_decode", r.context + 1) if decodes else ("attention", n_tokens)))
             assert price is not None
             total_s, attributed_to = total_s + price.duration_s, price.attributed_to
         return Price(total_s, attributed_to)
 
     def decode_points(self) -> tuple[float, ...]:
         """Positions attended to at which the price of a decode token's attention need not be convex."""
-        curve = self._curves.get("attention_decode")
-        return curve[0].at if curve is not None and "attention" in self._curves else ()
+        curve = self.measured.curve("attention_decode")
+        return curve.at if curve is not None and self.measured.curve("attention") is not None else ()
 
     def attention_one_s(self, context: int) -> float:
         """One attention block for one token after `context` others: what a policy may compare."""
-        if (measured := self._measured("attention_decode", context + 1)) is not None:
+        if (measured := self.measured.price("attention_decode", context + 1)) is not None:
             return measured.duration_s
         model, precision = self.model, self.precision
         n_bytes = model.attention_bytes(precision) + 4 * self.activation_bytes(1)
@@ -222,7 +223,7 @@ class Cost(Rates):
 
     def dense_layer(self, iteration: Iteration) -> Price:
         """A whole layer without experts: attention, then its feed-forward network."""
-        if (measured := self._measured("dense_layer", iteration.n_tokens)) is not None:
+        if (measured := self.measured.price("dense_layer", iteration.n_tokens)) is not None:
             return measured
         attention = self.attention(iteration)
         ffn = self.roofline.price(
@@ -235,21 +236,33 @@ class Cost(Rates):
 
     def _gate(self, n_tokens: int) -> Price:
         """Router of one layer: its matrix, softmax and top-k."""
-        if (measured := self._measured("gate", n_tokens)) is not None:
+        if (measured := self.measured.price("gate", n_tokens)) is not None:
             return measured
         n_bytes = self.model.gate_bytes(self.precision) + self.activation_bytes(n_tokens)
         return self.roofline.price(self.stack.kernels.gate, n_bytes, self.model.gate_flops(n_tokens))
 
     def _shared(self, n_tokens: int) -> Price:
         """Shared experts of one layer."""
-        if (measured := self._measured("shared_expert", n_tokens)) is not None:
+        if (measured := self.measured.price("shared_expert", n_tokens)) is not None:
             return measured
         n_bytes = self.model.shared_expert_bytes(self.precision) + 2 * self.activation_bytes(n_tokens)
         return self.roofline.price(self.stack.kernels.shared_expert, n_bytes, self.model.shared_expert_flops(n_tokens))
 
     def _head(self, n_ranges: int) -> Price:
         """Final norm, output head and sampling: one token per range."""
-        if (measured := self._measured("head", n_ranges)) is not None:
+        if (measured := self.measured.price("head", n_ranges)) is not None:
             return measured
         n_bytes = self.model.head_bytes(self.precision) + self.activation_bytes(n_ranges)
         return self.roofline.price(self.stack.kernels.head, n_bytes, self.model.head_flops(n_ranges))
+
+
+def _roofline(hw: Hardware, precision: str, figures: Figures) -> Roofline:
+    """The GPU's roofline for weights of a precision."""
+    gpu, kind = hw.gpu, multiplied_in(hw, precision)
+    if kind is None:
+        raise BadInput(f"hardware {hw.id}: gpu.flops_per_s has no rate for {precision}; add bf16, fp16 or fp32")
+    bandwidth, rate, floor_s = gpu.memory_bandwidth_bytes_per_s, gpu.flops_per_s[kind], gpu.kernel_floor_s
+    q_bandwidth = figures.enter("gpu.memory_bandwidth_bytes_per_s", bandwidth)
+    q_flops = figures.enter(f"gpu.flops_per_s.{kind}", rate)
+    q_floor = figures.enter("gpu.kernel_floor_s", floor_s)
+    return Roofline(floor_s.value, bandwidth.value, rate.value, q_floor, q_bandwidth, q_flops)

@@ -66,13 +66,13 @@ class SimulatedMachine(Machine):
         self.n_copy_launches = 0
         self.experts_launched = 0.0  # copies of experts, a part counting as its share
         self.n_syncs = 0
-        self.gpu_s = [0.0] * len(cost.attributed_to)  # busy seconds of compute streams by the quantity they rest on
-        self.cpu_s = [0.0] * len(cost.attributed_to)
-        self.side_s = [0.0] * len(cost.attributed_to)
-        self.host_predict_s = [0.0] * len(cost.attributed_to)
-        self._sync_s = cost.sync_s
-        self._copy_launch_s = cost.copy_launch_s
-        self._part_launches_s: dict[float, float] = {1.0: cost.copy_launch_s}  # by the share of an expert
+        self.gpu_s = [0.0] * len(cost.figures.entries)  # busy seconds of compute streams by the quantity they rest on
+        self.cpu_s = [0.0] * len(cost.figures.entries)
+        self.side_s = [0.0] * len(cost.figures.entries)
+        self.host_predict_s = [0.0] * len(cost.figures.entries)
+        self._sync_s = cost.launches.sync_s
+        self._copy_launch_s = cost.launches.copy_s
+        self._part_launches_s: dict[float, float] = {1.0: cost.launches.copy_s}  # by the share of an expert
         self._prices = Meter()  # operations of this iteration by price, added to `gpu_s` when it ends
         self._experts: dict[tuple[int, object, float, float, bool], Operation] = {}
         # In a group: what others left to fill (-1: the first), tokens, precision, share -> and what it leaves.
@@ -85,7 +85,7 @@ class SimulatedMachine(Machine):
         self._used: list[Operation] = []  # operations with uses that no counter knows of yet
         self._groups = [Group() for _ in range(n_gpus)]  # experts launched last, which others may still join
         self._group = self._groups[0]
-        self._grouped = cost.grouped
+        self._grouped = cost.launches.grouped
         self._precision = cost.precision
         self._waits: tuple[Ticket, ...] = NO_TICKETS  # what the next block of GPU 0 joins
         self._gate: Ticket | None = None
@@ -105,21 +105,21 @@ class SimulatedMachine(Machine):
         cost = self.cost
         if self.stream.seconds.meter.n_known > MOST_LENGTHS:
             self._forget()
-        self.now_s += cost.begin_s
+        self.now_s += cost.launches.begin_s
         self._n_ranges = len(iteration.ranges)
         price = cost.attention(iteration)
         if iteration.n_tokens != self._n_tokens:
             self._n_tokens = n_tokens = iteration.n_tokens
-            self._attention = self._operation(price, cost.launch_attention)
-            self._gate_block = self._operation(cost.gate(n_tokens), cost.launch_gate)
+            self._attention = self._operation(price, cost.launches.attention)
+            self._gate_block = self._operation(cost.gate(n_tokens), cost.launches.gate)
             self._blocks = [self._attention, self._gate_block]
             if cost.has_shared:
-                self._shared = self._operation(cost.shared(n_tokens), cost.launch_shared)
+                self._shared = self._operation(cost.shared(n_tokens), cost.launches.shared)
                 self._blocks.append(self._shared)
         else:
             self._reprice(self._attention, price)
         if cost.has_dense:
-            self._dense = self._operation(cost.dense_layer(iteration), cost.launch_dense)
+            self._dense = self._operation(cost.dense_layer(iteration), cost.launches.dense)
 
     def _forget(self) -> None:
         """Begin the stream's counters anew, so that memory does not grow with the trace. All of them are read."""
@@ -267,7 +267,7 @@ class SimulatedMachine(Machine):
         if self._dense is not None:
             for _ in range(cost.n_dense_before[self._n_layers]):
                 self._launch("dense_layer", -1, self._dense)
-        head = self._operation(cost.head(self._n_ranges), cost.launch_head)
+        head = self._operation(cost.head(self._n_ranges), cost.launches.head)
         ticket = self._launch("head", -1, head)
         self.sync(self._settled() if ticket is None else ticket)
         self.stream.idle_until(self.now_s, _HOST)
@@ -376,15 +376,15 @@ class SimulatedMachine(Machine):
         """On another GPU: hidden states cross to it and back; the peer link is not a bottleneck at these sizes."""
         cost, stream = self.cost, self.streams[piece.gpu]
         first_s, last_s = host_s + operation.first_s, self.now_s + operation.tail_s
-        peer_s = cost.peer_s(cost.activation_bytes(n_tokens))
+        peer_s = cost.copies.p2p_s(cost.activation_bytes(n_tokens))
         crossing_s = peer_s  # back; and there, as far as the launch does not hide it
         if self._gate is not None and self._gate.end_s >= 0.0:
             after = (*after, Ticket(self._gate.end_s + peer_s, GPU))
             crossing_s += min(peer_s, max(0.0, self._gate.end_s + peer_s - first_s))
         if peer_s:
-            latency_s = crossing_s * cost.p2p_latency_s / peer_s
-            self.gpu_s[cost.q_p2p_latency] += latency_s
-            self.gpu_s[cost.q_p2p_bandwidth] += crossing_s - latency_s
+            latency_s = crossing_s * cost.copies.p2p_latency_s / peer_s
+            self.gpu_s[cost.copies.q_p2p_latency] += latency_s
+            self.gpu_s[cost.copies.q_p2p_bandwidth] += crossing_s - latency_s
         duration_s = operation.duration_s + peer_s
         length = stream.seconds.meter.at(duration_s)
         ticket: Ticket | None = stream.run(
@@ -402,7 +402,7 @@ class SimulatedMachine(Machine):
         operation = self._experts.get(key)
         if operation is None:
             whole = piece.kernels_frac == 1.0
-            launch = self.cost.launch_expert if whole else self.cost.launch_part(piece.kernels_frac, first)
+            launch = self.cost.launches.expert if whole else self.cost.launches.part(piece.kernels_frac, first)
             price = self.cost.expert(n_tokens, piece.precision, frac, piece.kernels_frac)
             operation = self._experts[key] = self._operation(price, launch)
         return operation
@@ -435,12 +435,12 @@ class SimulatedMachine(Machine):
 
     def _lead(self) -> Operation:
         """A whole expert of one token that begins a group."""
-        self._leader = self._place(self.cost.launch_expert, self.cost.leader(1, self._precision, 1.0))
+        self._leader = self._place(self.cost.launches.expert, self.cost.leader(1, self._precision, 1.0))
         return self._leader
 
     def _member(self, last: Operation) -> Operation:
         """One that joins after `last`."""
-        last.next = self._place(self.cost.launch_member, self.cost.member(last.slack_s, 1, self._precision, 1.0))
+        last.next = self._place(self.cost.launches.member, self.cost.member(last.slack_s, 1, self._precision, 1.0))
         return last.next
 
     def _place(self, launch: Launch, priced: tuple[Price, float]) -> Operation:
@@ -460,10 +460,10 @@ class SimulatedMachine(Machine):
             cost = self.cost
             if slack_s < 0.0:
                 price, left_s = cost.leader(n_tokens, piece.precision, frac)
-                operation = self._operation(price, cost.launch_expert)
+                operation = self._operation(price, cost.launches.expert)
             else:
                 price, left_s = cost.member(slack_s, n_tokens, piece.precision, frac)
-                operation = self._operation(price, cost.launch_member)
+                operation = self._operation(price, cost.launches.member)
             found = self._grouped_experts[key] = operation, left_s
         group.slack_s = found[1]
         joined: Operation = found[0]
@@ -475,7 +475,7 @@ class SimulatedMachine(Machine):
             known = self._on_cpu[n_tokens] = self._cpu_work(n_tokens)
         n_bytes, there_s, back_s, length, duration_s, attributed_to = known
         host_s = self.now_s
-        self.now_s = host_s + self.cost.cpu_launch_s
+        self.now_s = host_s + self.cost.launches.cpu_s
         self.n_copy_launches += 1
         self.experts_launched += 1.0
         if self.spans is not None:
@@ -494,9 +494,9 @@ class SimulatedMachine(Machine):
         """What tokens on the CPU move and take."""
         cost, price = self.cost, self.cost.expert_cpu(n_tokens)
         n_bytes = cost.activation_bytes(n_tokens)
-        back_s = cost.copy_s(n_bytes)
+        back_s = cost.copies.h2d_s(n_bytes)
         length = self.h2d[0].seconds.meter.at(back_s)
-        return n_bytes, cost.back_s(n_bytes), back_s, length, price.duration_s, price.attributed_to
+        return n_bytes, cost.copies.d2h_s(n_bytes), back_s, length, price.duration_s, price.attributed_to
 
     def join(self, ticket: Ticket) -> None:
         self._waits = (*self._waits, ticket)
@@ -513,7 +513,7 @@ class SimulatedMachine(Machine):
             frac = piece.stop_frac - piece.start_frac
             launch_s = self._part_launches_s.get(frac)
             if launch_s is None:
-                launch_s = self._part_launches_s[frac] = self.cost.part_launch_s(frac)
+                launch_s = self._part_launches_s[frac] = self.cost.launches.copy_part_s(frac)
             self.now_s = begun_s + launch_s
             self.experts_launched += frac
         self.n_copy_launches += 1
@@ -573,7 +573,7 @@ class SimulatedMachine(Machine):
             known: dict[int, tuple[float, int]] = self._copies[piece.gpu]
             timed = known.get(n_bytes)
             if timed is None:
-                seconds = self.cost.copy_s(n_bytes)
+                seconds = self.cost.copies.h2d_s(n_bytes)
                 timed = known[n_bytes] = (seconds, queue.seconds.meter.at(seconds))
             queue.last_bytes = n_bytes
             queue.last_s, queue.last_length = timed
@@ -598,7 +598,7 @@ class SimulatedMachine(Machine):
             self.links.append(queue)
             self.n_links += 1
         now_s = self._enqueue(piece)
-        duration_s = self.cost.back_s(piece.n_bytes)
+        duration_s = self.cost.copies.d2h_s(piece.n_bytes)
         length = queue.seconds.meter.at(duration_s)
         if ready_s < now_s:
             ready_s = now_s
@@ -711,7 +711,7 @@ class SimulatedMachine(Machine):
             if self.spans is not None:
                 self.spans("host", "predict", -1, -1, 0, 0, begun_s, self.now_s)
         elif lane == "gpu":
-            self.now_s += self.cost.launch_s
+            self.now_s += self.cost.launches.kernel_s
             self.gpu_s[attributed_to] += duration_s
             self._count_uses()
             length = self.stream.seconds.meter.at(duration_s)
@@ -738,22 +738,10 @@ class SimulatedMachine(Machine):
         return stream.parts_s
 
     def host_shares(self) -> list[tuple[int, float]]:
-        """The host's busy seconds by the quantity they rest on (an index into `cost.attributed_to`)."""
+        """The host's busy seconds by the quantity they rest on (an index into `cost.figures.entries`)."""
         self._count_uses()
-        cost = self.cost
-        layers = (cost.launch_attention, cost.launch_dense)
-        experts = (cost.launch_expert, cost.launch_member, *cost.launch_parts.values())
-        launches = (*layers, cost.launch_gate, cost.launch_shared, *experts, cost.launch_head)
-        return [
-            (cost.q_launch, math.fsum([launch.n * launch.kernels_s for launch in launches])),
-            (cost.q_stack_layer, math.fsum([launch.n * launch.extra_s for launch in layers])),
-            (cost.q_stack_expert, math.fsum([launch.n * launch.extra_s for launch in experts])),
-            (cost.q_stack_iteration, cost.launch_head.n * cost.launch_head.extra_s),
-            (cost.q_sync, self.n_syncs * cost.sync_s),
-            (cost.q_copy_launch, self.n_copy_launches * cost.hw.host.copy_launch_s.value),
-            (cost.q_stack_copy, self.experts_launched * cost.stack.per_copy_s.value),
-            *[(attributed_to, spent_s) for attributed_to, spent_s in enumerate(self.host_predict_s) if spent_s],
-        ]
+        spent = self.cost.launches.spent(self.n_syncs, self.n_copy_launches, self.experts_launched)
+        return spent + [(figure, spent_s) for figure, spent_s in enumerate(self.host_predict_s) if spent_s]
 
     def lane_busy_s(self) -> dict[str, float]:
         """Busy seconds by lane."""

@@ -31,16 +31,16 @@ class Prices:
 
     def copy_s(self, n_bytes: int | None = None) -> float:
         """Host-to-device seconds of `n_bytes` (default: one whole expert)."""
-        return self._cost.copy_s(self._expert_bytes if n_bytes is None else n_bytes)
+        return self._cost.copies.h2d_s(self._expert_bytes if n_bytes is None else n_bytes)
 
     def load_s(self, n_bytes: int | None = None) -> float:
         """The same with what the host spends on launching it: a copy from being asked for to its end."""
         frac = 1.0 if n_bytes is None else n_bytes / self._expert_bytes
-        return self._cost.part_launch_s(frac) + self.copy_s(n_bytes)
+        return self._cost.launches.copy_part_s(frac) + self.copy_s(n_bytes)
 
     def back_s(self, n_bytes: int | None = None) -> float:
         """Device-to-host seconds of `n_bytes` (default: one whole expert)."""
-        return self._cost.back_s(self._expert_bytes if n_bytes is None else n_bytes)
+        return self._cost.copies.d2h_s(self._expert_bytes if n_bytes is None else n_bytes)
 
     def gpu_s(self, n_tokens: int) -> float:
         """Seconds of one expert on the GPU."""
@@ -52,21 +52,21 @@ class Prices:
 
     def expert_s(self) -> float:
         """Seconds of one expert for one token: on the GPU, or launching it where that takes longer."""
-        return max(self._cost.expert_gpu_s(1), self._cost.launch_expert.all_s)
+        return max(self._cost.expert_gpu_s(1), self._cost.launches.expert.all_s)
 
     def attention_s(self, context: int) -> float:
         """Seconds of one layer's attention for one token: on the GPU, or launching it where that takes longer."""
         cost = self._cost
-        return max(cost.attention_one_s(context), cost.launch_attention.all_s)
+        return max(cost.attention_one_s(context), cost.launches.attention.all_s)
 
     def shared_s(self) -> float:
         """Seconds of one layer's shared experts for one token; 0 where the model has none."""
         cost = self._cost
-        return max(cost.shared(1).duration_s, cost.launch_shared.all_s) if cost.has_shared else 0.0
+        return max(cost.shared(1).duration_s, cost.launches.shared.all_s) if cost.has_shared else 0.0
 
     def head_s(self) -> float:
         """Seconds of the output head for one token."""
-        return max(self._cost.head(1).duration_s, self._cost.launch_head.all_s)
+        return max(self._cost.head(1).duration_s, self._cost.launches.head.all_s)
 
     @property
     def gpu_bytes_per_s(self) -> float:

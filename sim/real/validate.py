@@ -90,8 +90,8 @@ def simulated(setup: Setup) -> World:
     clockwork = run_through(setup, engine, machine, _steps_into(steps), None)
     result = fold(setup, engine, machine, clockwork, 0.0)
     n_begun = sum(len(found) for found in steps.values())
-    if machine.cost.begin_s:
-        busy_s["host", "begin"] = n_begun * machine.cost.begin_s
+    if machine.cost.launches.begin_s:
+        busy_s["host", "begin"] = n_begun * machine.cost.launches.begin_s
     return World(result, log, busy_s, payer.total_s, steps)
 
 

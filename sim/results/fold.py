@@ -63,7 +63,7 @@ def fold(
         labels.append(f"{rule.described()} not applied: every expert is kept")
     if overrides(policy, "learn") and {r.index for r in setup.store} & {r.index for r in setup.requests}:
         labels.append("scored on requests it may have learned from")
-    labels += sorted(f"beyond the calibrated range: {what}" for what in engine.cost.beyond)
+    labels += sorted(f"beyond the calibrated range: {what}" for what in engine.cost.measured.beyond)
     return Result(
         schema=SCHEMA,
         run_id=setup.run_id,

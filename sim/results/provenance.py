@@ -42,16 +42,16 @@ def attributions(
     cost = machine.cost
     chosen = (clockwork.phases[phase].parts_s for phase in phases)
     parts_s = [math.fsum(column) for column in zip(*chosen, strict=True)]
-    seconds = [0.0] * len(cost.attributed_to)
+    seconds = [0.0] * len(cost.figures.entries)
     _spread(seconds, parts_s[GPU], list(enumerate(machine.gpu_s)))
-    n_copies, busy_s = sum(up.n_copies for up in machine.h2d), math.fsum(up.busy_s for up in machine.h2d)
-    latency_s = n_copies * cost.h2d_latency_s
-    _spread(seconds, parts_s[H2D], [(cost.q_h2d_latency, latency_s), (cost.q_h2d_bandwidth, busy_s - latency_s)])
+    copies, n_copies = cost.copies, sum(up.n_copies for up in machine.h2d)
+    busy_s, latency_s = math.fsum(up.busy_s for up in machine.h2d), n_copies * copies.h2d_latency_s
+    _spread(seconds, parts_s[H2D], [(copies.q_h2d_latency, latency_s), (copies.q_h2d_bandwidth, busy_s - latency_s)])
     _spread(seconds, parts_s[CPU], list(enumerate(machine.cpu_s)))
     _spread(seconds, parts_s[HOST], machine.host_shares())
     _spread(seconds, parts_s[SIDE], list(enumerate(machine.side_s)))
     rows: list[Attribution] = []
-    for (name, quantity), spent_s in zip(cost.attributed_to, seconds, strict=True):
+    for (name, quantity), spent_s in zip(cost.figures.entries, seconds, strict=True):
         if spent_s > 0:
             low, high = factors(name, quantity)
             noise = None if quantity.iqr is None or not quantity.value else quantity.iqr / quantity.value

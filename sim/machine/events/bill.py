@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ WAYS = ("h2d_slowdown_by_d2h", "d2h_slowdown_by_h2d", "gpu_slowdown_by_d2h")
 
 
 class Bill:
-    """Seconds by quantity: an index into `cost.attributed_to`, to which the active terms of contention are added."""
+    """Seconds by quantity: an index into `cost.figures.entries`, to which the active terms of contention are added."""
 
     def __init__(self, cost: Cost) -> None:
         self.cost = cost
@@ -22,9 +21,9 @@ class Bill:
         for term in (*TERMS, *WAYS):
             figure = getattr(cost.hw.contention, term)
             if figure.value > 0.0:
-                self.terms[term] = len(cost.attributed_to)
-                cost.attributed_to.append((f"contention.{term}", figure))
-        n = len(cost.attributed_to)
+                self.terms[term] = len(cost.figures.entries)
+                cost.figures.entries.append((f"contention.{term}", figure))
+        n = len(cost.figures.entries)
         self.gpu_s = [0.0] * n  # of compute streams
         self.cpu_s = [0.0] * n
         self.side_s = [0.0] * n
@@ -49,9 +48,9 @@ class Bill:
     def crosses(self, crossing_s: float, peer_s: float) -> None:
         """Hidden states went to another GPU and back; `crossing_s` is what of that the launch did not hide."""
         cost = self.cost
-        latency_s = crossing_s * cost.p2p_latency_s / peer_s
-        self.gpu_s[cost.q_p2p_latency] += latency_s
-        self.gpu_s[cost.q_p2p_bandwidth] += crossing_s - latency_s
+        latency_s = crossing_s * cost.copies.p2p_latency_s / peer_s
+        self.gpu_s[cost.copies.q_p2p_latency] += latency_s
+        self.gpu_s[cost.copies.q_p2p_bandwidth] += crossing_s - latency_s
 
     def copy_launched(self, frac: float) -> None:
         """The host has launched a copy of this share of an expert (1 for activations of an expert on the CPU)."""
@@ -68,17 +67,5 @@ class Bill:
 
     def host_shares(self) -> list[tuple[int, float]]:
         """The host's busy seconds by the quantity they rest on."""
-        cost = self.cost
-        layers = (cost.launch_attention, cost.launch_dense)
-        experts = (cost.launch_expert, cost.launch_member, *cost.launch_parts.values())
-        launches = (*layers, cost.launch_gate, cost.launch_shared, *experts, cost.launch_head)
-        return [
-            (cost.q_launch, math.fsum(launch.n * launch.kernels_s for launch in launches)),
-            (cost.q_stack_layer, math.fsum(launch.n * launch.extra_s for launch in layers)),
-            (cost.q_stack_expert, math.fsum(launch.n * launch.extra_s for launch in experts)),
-            (cost.q_stack_iteration, cost.launch_head.n * cost.launch_head.extra_s),
-            (cost.q_sync, self.n_syncs * cost.sync_s),
-            (cost.q_copy_launch, self.n_copy_launches * cost.hw.host.copy_launch_s.value),
-            (cost.q_stack_copy, self.experts_launched * cost.stack.per_copy_s.value),
-            *((attributed_to, spent_s) for attributed_to, spent_s in enumerate(self.host_predict_s) if spent_s),
-        ]
+        spent = self.cost.launches.spent(self.n_syncs, self.n_copy_launches, self.experts_launched)
+        return spent + [(figure, spent_s) for figure, spent_s in enumerate(self.host_predict_s) if spent_s]

@@ -40,10 +40,10 @@ class Groups:
     def priced(self, piece: Piece, n_tokens: int, after: tuple[Ticket, ...], now_s: float) -> tuple[Price, Launch]:
         """Price and launch of an expert, or of a part of it: in a group, what it adds to those before it."""
         cost, frac, kernels_frac = self.cost, piece.stop_frac - piece.start_frac, piece.kernels_frac
-        if not cost.grouped or kernels_frac != 1.0:
+        if not cost.launches.grouped or kernels_frac != 1.0:
             self._open.pop(piece.gpu, None)
             whole, first = kernels_frac == 1.0, piece.start_frac == 0.0
-            launch = cost.launch_expert if whole else cost.launch_part(kernels_frac, first)
+            launch = cost.launches.expert if whole else cost.launches.part(kernels_frac, first)
             return cost.expert(n_tokens, piece.precision, frac, kernels_frac), launch
         group = self._open.get(piece.gpu)
         if (
@@ -52,7 +52,7 @@ class Groups:
             and all(UNKNOWN_S < ticket.end_s <= group.launched_s for ticket in after)
         ):
             price, group.slack_s = cost.member(group.slack_s, n_tokens, piece.precision, frac)
-            return price, cost.launch_member
+            return price, cost.launches.member
         price, slack_s = cost.leader(n_tokens, piece.precision, frac)
         self._open[piece.gpu] = Group(now_s, piece.precision, slack_s)
-        return price, cost.launch_expert
+        return price, cost.launches.expert

@@ -77,7 +77,7 @@ class EventMachine(Machine):
 
     def begin(self, iteration: Iteration) -> None:
         cost = self.cost
-        self.now_s += cost.begin_s
+        self.now_s += cost.launches.begin_s
         self._n_tokens = iteration.n_tokens
         self._n_ranges = len(iteration.ranges)
         self._attention = cost.attention(iteration)
@@ -103,16 +103,16 @@ class EventMachine(Machine):
         cost = self.cost
         if self._dense_price is not None:
             for _ in range(cost.n_dense_before[layer]):
-                self._launch("dense_layer", layer, cost.launch_dense, self._dense_price)
-        self._launch("attention", layer, cost.launch_attention, self._attention)
+                self._launch("dense_layer", layer, cost.launches.dense, self._dense_price)
+        self._launch("attention", layer, cost.launches.attention, self._attention)
 
     def gate(self, layer: int) -> Ticket:
-        self._gate = ticket = self._launch("gate", layer, self.cost.launch_gate, self._gate_price)
+        self._gate = ticket = self._launch("gate", layer, self.cost.launches.gate, self._gate_price)
         return ticket
 
     def shared(self, layer: int) -> None:
         if self._shared_price is not None:
-            self._launch("shared_expert", layer, self.cost.launch_shared, self._shared_price)
+            self._launch("shared_expert", layer, self.cost.launches.shared, self._shared_price)
 
     def sync(self, ticket: Ticket) -> None:
         self.clock.run_until_over(ticket)
@@ -121,7 +121,7 @@ class EventMachine(Machine):
             if ticket.cause in (H2D, CPU):
                 # A stream that idles because the host waits for a copy waits for that copy, not for the host.
                 self.streams[0].idle_until(self.now_s, ticket.cause)
-        self._host("sync", -1, -1, 0, 0, self.cost.sync_s)
+        self._host("sync", -1, -1, 0, 0, self.cost.launches.sync_s)
         self.bill.n_syncs += 1
         self.groups.end()
         self._happens()
@@ -130,8 +130,8 @@ class EventMachine(Machine):
         cost = self.cost
         if self._dense_price is not None:
             for _ in range(cost.n_dense_before[-1]):
-                self._launch("dense_layer", -1, cost.launch_dense, self._dense_price)
-        self.sync(self._launch("head", -1, cost.launch_head, cost.head(self._n_ranges)))
+                self._launch("dense_layer", -1, cost.launches.dense, self._dense_price)
+        self.sync(self._launch("head", -1, cost.launches.head, cost.head(self._n_ranges)))
         self.streams[0].idle_until(self.now_s, HOST)
         self.bill.end_iteration()
 
@@ -157,7 +157,7 @@ class EventMachine(Machine):
         last_s = self.now_s + launch.tail_frac * duration_s
         if piece.gpu != 0:
             # Hidden states cross to the expert's GPU and back; the peer link is not a bottleneck at these sizes.
-            peer_s = cost.peer_s(cost.activation_bytes(n_tokens))
+            peer_s = cost.copies.p2p_s(cost.activation_bytes(n_tokens))
             crossing_s = peer_s  # back; and there, as far as the launch does not hide it
             if self._gate is not None and self._gate.end_s != UNKNOWN_S:
                 after = (*after, Ticket(self._gate.end_s + peer_s, GPU))
@@ -176,15 +176,15 @@ class EventMachine(Machine):
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
         cost, bill = self.cost, self.bill
         n_bytes = cost.activation_bytes(n_tokens)
-        self._host("launch cpu_expert", layer, expert, n_tokens, n_bytes, cost.cpu_launch_s)
+        self._host("launch cpu_expert", layer, expert, n_tokens, n_bytes, cost.launches.cpu_s)
         bill.copy_launched(1.0)
         bill.d2h_bytes += n_bytes
-        down = Work(CPU, "activations", layer, expert, n_tokens, self.now_s, cost.back_s(n_bytes))
+        down = Work(CPU, "activations", layer, expert, n_tokens, self.now_s, cost.copies.d2h_s(n_bytes))
         self.lanes.d2h.ask(down)
         price = cost.expert_cpu(n_tokens)
         bill.cpu_s[price.attributed_to] += price.duration_s
         done = self.lanes.cpu.ask(Work(CPU, "expert", layer, expert, n_tokens, self.now_s, price.duration_s, (down,)))
-        up = Copy("activations", layer, expert, n_bytes, cost.copy_s(n_bytes), DEMAND, self.now_s, (done,), CPU)
+        up = Copy("activations", layer, expert, n_bytes, cost.copies.h2d_s(n_bytes), DEMAND, self.now_s, (done,), CPU)
         return self._submit(self.h2d[0], up)
 
     def join(self, ticket: Ticket) -> None:
@@ -196,7 +196,7 @@ class EventMachine(Machine):
         op = "demand" if priority == DEMAND else "prefetch"
         launched_s = max(self._copy_launched(piece), ready_s)
         n_bytes, engine = piece.n_bytes, self.h2d[piece.gpu]
-        seconds = self.cost.copy_s(n_bytes)
+        seconds = self.cost.copies.h2d_s(n_bytes)
         copy = Copy(op, piece.layer, piece.expert, n_bytes, seconds, priority, launched_s, after, piece=piece)
         return self._submit(engine, copy)
 
@@ -205,14 +205,14 @@ class EventMachine(Machine):
         n_bytes, bill = piece.n_bytes, self.bill
         bill.d2h_bytes += n_bytes
         bill.written_back_bytes += n_bytes
-        seconds = self.cost.back_s(n_bytes)
+        seconds = self.cost.copies.d2h_s(n_bytes)
         copy = Copy("write_back", piece.layer, piece.expert, n_bytes, seconds, DEMAND, launched_s, after)
         return self._submit(self.lanes.write_backs, copy)
 
     def _copy_launched(self, piece: Piece) -> float:
         """The host launches a copy; when it has."""
         frac = piece.stop_frac - piece.start_frac
-        launch_s = self.cost.copy_launch_s if frac == 1.0 else self.cost.part_launch_s(frac)
+        launch_s = self.cost.launches.copy_s if frac == 1.0 else self.cost.launches.copy_part_s(frac)
         self._host("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, launch_s)
         self.bill.copy_launched(frac)
         return self.now_s
@@ -262,7 +262,7 @@ class EventMachine(Machine):
             self._host("predict", -1, -1, 0, 0, duration_s)
             ticket = Ticket(self.now_s, HOST)
         elif lane == "gpu":
-            self.now_s += self.cost.launch_s
+            self.now_s += self.cost.launches.kernel_s
             bill.gpu_s[attributed_to] += duration_s
             ticket = self.streams[0].launch(Work(GPU, "predict", -1, -1, 0, self.now_s, duration_s, last_s=self.now_s))
         else:
@@ -306,7 +306,7 @@ class EventMachine(Machine):
 
     @property
     def gpu_s(self) -> list[float]:
-        """Busy seconds of compute streams by the quantity they rest on (an index into `cost.attributed_to`)."""
+        """Busy seconds of compute streams by the quantity they rest on (an index into `cost.figures.entries`)."""
         return self.bill.gpu_s
 
     @property

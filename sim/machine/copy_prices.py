@@ -1,0 +1,50 @@
+"""How long a copy takes: latency + bytes / bandwidth of the link, host to device, back, and between GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sim.machine.figures import Figures
+    from sim.machine.measured import Measured
+    from sim.profiles.hardware import Hardware
+    from sim.profiles.stack import Stack
+
+
+class CopyPrices:
+    """Prices of copies on one (hardware, stack): page-locked or pageable, at the bandwidth that the stack reaches.
+
+    `q_*`: indices of the figures behind them.
+    """
+
+    def __init__(self, hw: Hardware, stack: Stack, measured: Measured, figures: Figures) -> None:
+        self._measured = measured
+        self._measured_bytes = measured.ranges.copy_bytes
+        kind = "h2d" if stack.pinned else "h2d_pageable"
+        h2d, d2h = (hw.h2d, hw.d2h) if stack.pinned else (hw.h2d_pageable, hw.d2h_pageable)
+        self.h2d_latency_s = h2d.latency_s.value
+        self.h2d_bytes_per_s = h2d.bandwidth_bytes_per_s.value * stack.copy_efficiency_frac.value
+        self.d2h_latency_s = d2h.latency_s.value
+        self.d2h_bytes_per_s = d2h.bandwidth_bytes_per_s.value * stack.copy_efficiency_frac.value
+        self.p2p_latency_s = hw.p2p.latency_s.value
+        self.p2p_bytes_per_s = hw.p2p.bandwidth_bytes_per_s.value
+        self.q_h2d_latency = figures.enter(f"{kind}.latency_s", h2d.latency_s)
+        self.q_h2d_bandwidth = figures.enter(f"{kind}.bandwidth_bytes_per_s", h2d.bandwidth_bytes_per_s)
+        self.q_p2p_latency = figures.enter("p2p.latency_s", hw.p2p.latency_s)
+        self.q_p2p_bandwidth = figures.enter("p2p.bandwidth_bytes_per_s", hw.p2p.bandwidth_bytes_per_s)
+
+    def h2d_s(self, n_bytes: int) -> float:
+        """Host-to-device seconds of one copy."""
+        if self._measured_bytes is not None:
+            self._measured.check("copy", n_bytes, "bytes", self._measured_bytes)
+        return self.h2d_latency_s + n_bytes / self.h2d_bytes_per_s
+
+    def d2h_s(self, n_bytes: int) -> float:
+        """Device-to-host seconds of one copy."""
+        if self._measured_bytes is not None:
+            self._measured.check("copy", n_bytes, "bytes", self._measured_bytes)
+        return self.d2h_latency_s + n_bytes / self.d2h_bytes_per_s
+
+    def p2p_s(self, n_bytes: int) -> float:
+        """GPU-to-GPU seconds of one copy."""
+        return self.p2p_latency_s + n_bytes / self.p2p_bytes_per_s
