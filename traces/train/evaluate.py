@@ -30,7 +30,9 @@ FIT_SHARE = 0.02  # of the training text: n-gram weights are fitted on it and it
 ROWS_PER_FORWARD = 16
 
 
-def ngram_losses(data: Path, vocab: int, heldout: dict[str, Tokens], limit: int) -> dict[str, dict[str, float]]:
+def ngram_losses(
+    data: Path, vocab: int, heldout: dict[str, Tokens], limit: int, length: int = LENGTH
+) -> dict[str, dict[str, float]]:
     """Held-out loss in nats per token of the bigram and trigram model, by task, on the tokens the network predicts."""
     train = load_split(data, "train")
     cut = {task: int(len(ids) * (1 - FIT_SHARE)) for task, ids in train.items()}
@@ -41,8 +43,8 @@ def ngram_losses(data: Path, vocab: int, heldout: dict[str, Tokens], limit: int)
         model = NGram(order, vocab, counted, fitted)
         result[name] = {}
         for task, ids in heldout.items():
-            windows = len(heldout_windows(ids, LENGTH, limit))
-            padded = np.concatenate([np.zeros(order - 2, ids.dtype), ids[: windows * LENGTH + 1]])
+            windows = len(heldout_windows(ids, length, limit))
+            padded = np.concatenate([np.zeros(order - 2, ids.dtype), ids[: windows * length + 1]])
             result[name][task] = float(-model.log_probabilities(padded).mean())
     return result
 
@@ -90,7 +92,7 @@ class _RoutingTally:
 
 
 @torch.no_grad()
-def evaluate(model: Any, heldout: dict[str, Tokens], limit: int) -> dict[str, Any]:
+def evaluate(model: Any, heldout: dict[str, Tokens], limit: int, length: int = LENGTH) -> dict[str, Any]:
     """Loss by task (nats per token) and routing statistics of a float32 model in evaluation mode."""
     device = next(model.parameters()).device
     tally = _RoutingTally(router_weights(model), int(model.config.num_experts_per_tok))
@@ -101,14 +103,14 @@ def evaluate(model: Any, heldout: dict[str, Tokens], limit: int) -> dict[str, An
         for task, ids in heldout.items():
             before = tally.counts.clone()
             total = 0.0
-            windows = heldout_windows(ids, LENGTH, limit)
+            windows = heldout_windows(ids, length, limit)
             for block in torch.split(windows, ROWS_PER_FORWARD):
                 block = block.to(device)
                 logits = model(input_ids=block[:, :-1], use_cache=False).logits
                 total += float(F.cross_entropy(logits.float().flatten(0, 1), block[:, 1:].flatten(), reduction="sum"))
                 routing = probe.take()
                 tally.add(routing.ids, routing.gate_input)
-            predicted[task] = windows.shape[0] * LENGTH
+            predicted[task] = windows.shape[0] * length
             losses[task] = total / predicted[task]
             counts = tally.counts - before
             load_by_task[task] = counts / counts.sum(dim=1, keepdim=True)
@@ -132,19 +134,22 @@ def mean_over(losses: dict[str, float], weights: dict[str, int]) -> float:
 @click.option("--data", type=click.Path(path_type=Path, exists=True), required=True, help="folder of tokens.py")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="JSON file to write")
 @click.option("--tokens", default=65_536, show_default=True, help="held-out tokens per task, at most")
+@click.option(
+    "--length", default=LENGTH, show_default=True, help="tokens per window: what the network may look back on"
+)
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
-def main(checkpoint: Path, data: Path, out: Path, tokens: int, device: str) -> None:
+def main(checkpoint: Path, data: Path, out: Path, tokens: int, length: int, device: str) -> None:
     """Write held-out losses, baselines and routing statistics of a checkpoint."""
     model = models.load(checkpoint).to(device)
     heldout = load_split(data, "heldout")
-    result = evaluate(model, heldout, tokens)
+    result = evaluate(model, heldout, tokens, length)
     weights = result["predicted_tokens"]
-    table = {"model": result["loss"], **ngram_losses(data, model.config.vocab_size, heldout, tokens)}
+    table = {"model": result["loss"], **ngram_losses(data, model.config.vocab_size, heldout, tokens, length)}
     result["loss"] = {}
     for name, by_task in table.items():
         result["loss"][name] = {t: round(v, 4) for t, v in by_task.items()}
         result["loss"][name]["all"] = round(mean_over(by_task, weights), 4)
-    write_json(out, {"schema": "moe-train-evaluation/1", **result})
+    write_json(out, {"schema": "moe-train-evaluation/1", "window_tokens": length, **result})
     routing = result["routing"]
     click.echo("held-out nats per token: " + ", ".join(f"{n} {by['all']:.3f}" for n, by in result["loss"].items()))
     click.echo(

@@ -20,7 +20,7 @@ import numpy as np
 
 from sim.base.errors import BadInput
 from traces.format.header import Header
-from traces.format.layout import DISTANCES, U4_SQUARE, U6_SQUARE, Array
+from traces.format.layout import DISTANCES, U4_SQUARE, U6_SQUARE, Array, Code
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import Layout, TraceWriter
@@ -32,15 +32,40 @@ MANY_EXPERTS = 16  # above this the far predictions are sparse
 _ROWS = 1024
 
 
+def code_of(tensor: str) -> Code:
+    """The code a score tensor is stored in."""
+    return U6_SQUARE if tensor == "scores" else U4_SQUARE
+
+
 def layout_of(n_experts: int, top_k: int) -> Layout:
     """How the tensors are stored."""
-    codes = {"scores": U6_SQUARE.name, **dict.fromkeys(("next_scores_1", *FAR), U4_SQUARE.name)}
+    codes = {name: code_of(name).name for name in ("scores", "next_scores_1", *FAR)}
     return Layout(codes, frozenset(FAR), dict.fromkeys(FAR, 2 * top_k) if n_experts > MANY_EXPERTS else {})
+
+
+def coded(scores: Array, code: Code, top_k: int) -> Array:
+    """Codes of scores [n, L, E]: the nearest, lowered by one where equal codes would put another expert among the K
+    highest, or these in another order. Whoever ranks codes, the lowest id first among equals, finds the same K.
+
+    Gate scores stay at the nearest: their choice is stored, and they must sum to 1.
+    """
+    if code is U6_SQUARE:
+        return code.encode(scores)
+    order = np.argsort(-scores, axis=-1, kind="stable")
+    codes = np.take_along_axis(code.encode(scores).astype(np.int64), order, axis=-1)
+    for rank in range(1, codes.shape[-1]):
+        above = min(rank, top_k) - 1  # the one that this one must not pass
+        passes = order[..., rank] < order[..., above]
+        codes[..., rank] = np.minimum(codes[..., rank], codes[..., above] - passes)
+    found = np.empty_like(codes)
+    np.put_along_axis(found, order, np.maximum(codes, 0), axis=-1)
+    return found
 
 
 @dataclass
 class Cost:
-    """What fewer bits do to one tensor: errors of its scores, and how many of the K highest are others than before."""
+    """What fewer bits do to one tensor: errors of its scores, and how many of the K highest are others than before
+    (where a code of 0 leaves no room below)."""
 
     name: str
     top_k: int
@@ -52,8 +77,8 @@ class Cost:
 
     def add(self, scores: Array) -> None:
         """Judge scores [n, L, E] from 0 to 1 against what their code gives back."""
-        code = U6_SQUARE if self.name == "scores" else U4_SQUARE
-        stored = code.decode(code.encode(scores), code.scale) / code.scale
+        code = code_of(self.name)
+        stored = code.decode(coded(scores, code, self.top_k), code.scale) / code.scale
         error = np.abs(stored - scores)
         self.largest = max(self.largest, float(error.max(initial=0)))
         self.total, self.values = self.total + float(error.sum()), self.values + error.size
@@ -64,7 +89,7 @@ class Cost:
     def __str__(self) -> str:
         return (
             f"{self.name}: mean error {self.total / max(1, self.values):.4f}, largest {self.largest:.4f}, "
-            f"{self.others / max(1, self.named):.1%} of the {self.top_k} highest are others"
+            f"{self.others / max(1, self.named):.2%} of the {self.top_k} highest are others"
         )
 
 
@@ -134,7 +159,10 @@ def pack(recording: Path, checkpoint: Path, out: Path, cut: str) -> dict[str, Co
             for request in trace.requests:
                 writer.start_request(request.prompt_len, request.task, request.split, request.arrival_s)
                 for a, b, decode in pieces(request):
-                    writer.append(**rows_of(trace, a, b, decode))
+                    rows = rows_of(trace, a, b, decode)
+                    for name in costs:
+                        rows[name] = coded(rows[name], code_of(name), trace.top_k)
+                    writer.append(**rows)
     return costs
 
 
