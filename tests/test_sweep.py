@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -90,6 +91,20 @@ def test_everything_varied_or_resolved_has_a_column(capsys: Any, trace: Path, tm
     for column in ("hw_sha256", "model_sha256", "stack_sha256", "trace_sha256"):
         assert rows[column].str.fullmatch("[0-9a-f]{64}").all()
     assert rows["hw_sha256"].nunique() == 2  # the link is part of what the hardware was resolved to
+
+
+def test_the_page_has_every_column_and_a_grid_that_works(capsys: Any, trace: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "sweep.md").read_text(encoding="utf-8")
+    grid = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert grid is not None
+    (tmp_path / "grid.yaml").write_text(grid[1], encoding="utf-8")
+    words = ("--grid", tmp_path / "grid.yaml", "--trace", trace, "--experts", "40", "--out", tmp_path / "out")
+    assert moesim(capsys, "sweep", *words).code == 0
+    rows = table(tmp_path / "out")
+    assert len(rows) == 5 * 2 * 2 + 1
+    named = set(re.findall(r"`([\w.]+)`", page.split("## The table", 1)[1].split("## Who", 1)[0]))
+    own = set(rows) - {name for name, _, _ in RUN_COLUMNS}
+    assert {name for name in own if not name.startswith(("param.", "hw."))} <= named
 
 
 def test_what_cannot_run_is_a_row(capsys: Any, trace: Path, tmp_path: Path) -> None:
