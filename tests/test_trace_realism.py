@@ -18,8 +18,9 @@ from traces.format.writer import write_trace
 from traces.stats import observe, realism
 from traces.stats.curves import CURVES, belady_curve
 from traces.stats.cuts import cut_figures, union_by_chance, unions, windows
-from traces.stats.public import Printed, public
+from traces.stats.public import Printed, public, public_traces
 from traces.stats.realism import judge, nearest
+from traces.stats.reuse import definitions
 
 
 def fewest_misses(rows, n_experts, size):
@@ -99,7 +100,8 @@ def test_unions_are_counted(tmp_path):
 def test_the_nearest_shape_is_taken_and_a_far_one_is_not():
     assert {trace.name for trace in nearest(64, 6)} == {"deepseek-v2-lite-intent", "deepseek-v2-lite-law"}
     assert {trace.name for trace in nearest(60, 4)} == {"qwen1.5-moe-cooking", "qwen1.5-moe-history"}
-    assert {trace.name for trace in nearest(128, 8)} == {"gemma-4-26b-a4b", "qwen3-30b-a3b"}
+    assert {trace.name for trace in nearest(128, 8)} == {"qwen3-30b-a3b-texts"}
+    assert {trace.name for trace in nearest(128, 6)} == {"gemma-4-26b-a4b", "qwen3-30b-a3b"}
     assert nearest(8, 2) == nearest(16, 2) == []
 
 
@@ -211,3 +213,25 @@ def test_the_page_the_table_and_json(tmp_path, capsys, monkeypatch):
     table = call(path, path)
     assert "deepseek-v2-lite-law (published)" in table
     assert table.count(found["line"]) == 2
+
+
+def test_reuse_by_every_definition(tmp_path):
+    """Three decoded tokens behind a prompt of one, one layer of four experts, two each.
+
+    {0,1}, {1,2}, {2,1}, {3,2}: one, two and one of two shared; Jaccard 1/3, 1, 1/3; the heaviest never stays. Choices
+    of 0, 1, 2, 3: 1, 3, 3, 1 of four tokens, so 20/16 over 8/4 by popularity.
+    """
+    path = from_rows(tmp_path / "t.safetensors", [[[0, 1]], [[1, 2]], [[2, 1]], [[3, 2]]], 4, lengths=[(1, 4)])
+    with Trace(path) as trace:
+        found = definitions(observe.sample(trace))
+    assert found == pytest.approx({"share": 4 / 6, "jaccard": 5 / 9, "first": 0.0, "popularity": 0.625, "even": 0.5})
+
+
+def test_both_figures_printed_for_qwen3_are_the_same_one():
+    """2.0 times 0.223 by popularity, and 45 %: what is measured on the public routing gives both."""
+    (real,) = (trace.reuse for trace in public_traces() if trace.name == "qwen3-30b-a3b-texts")
+    spans = [row.span for row in public().reuse if row.model == "qwen3-30b-a3b"]
+    assert set(spans) == {(0.45, 0.45), (0.444, 0.444)}
+    assert real["share"] == pytest.approx(0.444, abs=0.003)
+    assert real["share"] / real["popularity"] == pytest.approx(2.0, abs=0.05)
+    assert real["share"] > 7 * real["even"], "and nowhere near twice k / experts"

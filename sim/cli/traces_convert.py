@@ -68,6 +68,9 @@ def command(inputs: tuple[Path, ...], out: Path, source: str | None, force: bool
         raise BadInput(f"{out}: exists; replace it with --force, or name another file")
     if any(out.exists() and path.exists() and out.samefile(path) for path in inputs):
         raise BadInput(f"{out}: is one of the inputs; name another file")
+    if _is_imatrix(inputs[0], source):
+        _counts(inputs, out, given)
+        return
     with bar(f"converting to {out.name}") as progress:
         done = convert(inputs, out, source, Options(**given), progress)
     header = done.header
@@ -80,6 +83,45 @@ def command(inputs: tuple[Path, ...], out: Path, source: str | None, force: bool
         say(f"labels: {', '.join(header.labels)}")
     for note in done.notes:
         say(f"note: {note}")
+
+
+def _is_imatrix(path: Path, source: str | None) -> bool:
+    from traces.convert import imatrix
+    from traces.convert.text import head_of
+
+    if source is not None or not path.is_file():
+        return source == imatrix.NAME
+    head = head_of(path, 512)
+    if imatrix.looks_like_dat(head):
+        raise BadInput(
+            f"{path}: an importance matrix in the older .dat format, which keeps no counts by expert; write it as "
+            "GGUF: llama-imatrix --output-format gguf"
+        )
+    return imatrix.sniff(head)
+
+
+def _counts(inputs: tuple[Path, ...], out: Path, given: dict[str, Any]) -> None:
+    """An importance matrix becomes a file of counts, not a trace."""
+    from sim.base.files import must_be_writable
+    from traces.convert import imatrix
+    from traces.stats import counts
+
+    if len(inputs) > 1:
+        raise BadInput(f"{inputs[1]}: a second importance matrix: llama-imatrix itself adds several up (--in-file)")
+    defaults = {"model": None, "model_source": None, "task": "", "store_frac": 0.0, "seed": 0, "one_stream": False}
+    if odd := [name for name, value in given.items() if value != defaults.get(name) and name != "model"]:
+        raise BadInput(f"--{odd[0].replace('_', '-')}: an importance matrix has no routes for it; leave it out")
+    if out.suffix not in (".yaml", ".yml"):
+        raise BadInput(
+            f"--out, got {str(out)!r}: an importance matrix becomes counts by expert, no trace; name it .yaml"
+        )
+    must_be_writable(out)
+    found = imatrix.read(inputs[0], given["model"] or "")
+    counts.save(out, found)
+    told = found.summary(out.stem)
+    read = f", {found.tokens:,} tokens read" if found.tokens else ""
+    say(f"{out}: {told.shape}{read}, counts by expert (from {imatrix.NAME})")
+    say(f"note: {counts.WHAT_FOR}")
 
 
 def _count(n: int, noun: str) -> str:

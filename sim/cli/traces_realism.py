@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from traces.stats.realism import Realism, Row
 
 TABLE = ("lru_25", "lfu_25", "lcp_25", "random_25", "belady_25", "top_quarter", "overlap_1")
+REUSE = {
+    "share": "all tokens: shared with the token before",
+    "jaccard": "  over what either chose (Jaccard)",
+    "first": "  heaviest expert again the heaviest",
+    "popularity": "  shared by popularity alone",
+    "even": "  shared by even choices (k / experts)",
+}
 SHORT = ("LRU", "LFU", "LCP", "random", "Belady", "top quarter", "shared")
 
 
@@ -72,6 +79,7 @@ def _facts(told: Realism) -> dict[str, Any]:
         "cut_rows": told.cut,
         "figures": told.figures,
         "unions": told.unions,
+        "reuse": told.reuse,
         "published": {reference.name: reference.cuts[told.cut] for reference in told.references},
         "findings": [{"about": f.about, "holds": f.holds, "says": f.says} for f in told.findings],
         "line": told.line,
@@ -148,7 +156,7 @@ def _title(name: str, told: Realism) -> str:
     if kind == "union":
         chance = union_by_chance(int(batch), told.n_experts, told.top_k)
         return f"experts of a layer for {batch} requests ({chance:.1f} by chance)"
-    return title(name)
+    return REUSE[batch] if kind == "reuse" else title(name)
 
 
 def _shown(row: Row, value: float | None) -> str:

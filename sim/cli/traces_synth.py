@@ -247,6 +247,7 @@ def _check(trace: Any, seed: int) -> None:
 def stats_command(sources: tuple[str, ...], n_requests: int | None, public: str | None, as_json: bool) -> None:
     """Skew, repetition, affinity, accuracy and cache curves of traces, side by side."""
     from traces.format.catalogue import open_trace
+    from traces.stats import counts
     from traces.stats.summary import summarise, title
 
     found = _public(public)
@@ -254,8 +255,11 @@ def stats_command(sources: tuple[str, ...], n_requests: int | None, public: str 
         raise BadInput("no trace is named: give bundled names or files, or --public all")
     with nullcontext() if as_json else bar("reading") as progress:
         for i, source in enumerate(sources):
-            with open_trace(source) as trace:
-                found.insert(i, summarise(trace, list(trace.requests)[:n_requests]))
+            if counts.is_one(Path(source)):
+                found.insert(i, counts.load(Path(source)).summary(Path(source).stem))
+            else:
+                with open_trace(source) as trace:
+                    found.insert(i, summarise(trace, list(trace.requests)[:n_requests]))
             if progress is not None:
                 progress(i + 1, len(sources))
     if as_json:

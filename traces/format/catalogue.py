@@ -36,6 +36,11 @@ def resolve(name: str | Path) -> Path:
         return known[str(name)]
     path = Path(name)
     if mode_of(path):
+        if path.suffix in (".yaml", ".yml"):
+            from traces.stats.counts import WHAT_FOR, is_one
+
+            if is_one(path):
+                raise BadInput(f"trace, got {str(name)!r}: {WHAT_FOR}")
         return path
     from traces.synth.drawn import drawn, drawn_path
     from traces.synth.fitted import fitted

@@ -19,6 +19,7 @@ from sim.base.files import read_yaml, to_struct
 from traces.format.reader import Trace
 from traces.stats import observe
 from traces.stats.cuts import CUTS, cut_figures, unions
+from traces.stats.reuse import definitions
 from traces.stats.summary import Summary, summarise
 
 Figure = Annotated[float, Meta(ge=0, le=1)]
@@ -28,7 +29,8 @@ SCHEMA = "moesim.public-stats/2"
 class PublicTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Figures of one published trace; `files` is what was converted, `figures` as in `summary.Summary`.
 
-    cuts: rows of a stretch -> its figures (`cuts.cut_figures`). unions: batch -> experts asked for together.
+    cuts: rows of a stretch -> its figures (`cuts.cut_figures`). unions: batch -> experts asked for together. reuse:
+    how much tokens in a row share, by definition (`reuse.definitions`).
     """
 
     name: str
@@ -46,6 +48,7 @@ class PublicTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     figures: dict[str, Figure | None]
     cuts: dict[int, dict[str, Figure]]
     unions: dict[int, float]
+    reuse: dict[str, Figure]
 
     def summary(self) -> Summary:
         """The same as a summary."""
@@ -113,6 +116,7 @@ def measured(trace: Trace) -> dict[str, Any]:
         "figures": {name: _rounded(value) for name, value in summary.figures.items()},
         "cuts": {n: {k: round(v, 4) for k, v in found.items()} for n, found in cuts.items() if found},
         "unions": {batch: round(value, 2) for batch, value in unions(rows).items()},
+        "reuse": {name: _rounded(value) for name, value in definitions(rows).items()},
     }
 
 

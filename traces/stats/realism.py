@@ -17,6 +17,7 @@ from traces.stats.curves import CURVES, capacities
 from traces.stats.cuts import CUTS, PLAIN, cut_figures, unions
 from traces.stats.observe import Sample
 from traces.stats.public import Printed, PublicTrace, public
+from traces.stats.reuse import definitions
 
 QUICK = ("lru", "lfu", "lcp")  # whose order the verdict is about
 ORDER_MARGIN = 0.01  # two published hit rates that differ by less have no order
@@ -61,6 +62,7 @@ class Realism:
     references: tuple[PublicTrace, ...]
     figures: dict[str, float]
     unions: dict[int, float]
+    reuse: dict[str, float]
     rows: list[Row] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -109,6 +111,7 @@ def judge(trace: Trace, quick: bool = False) -> Realism:
         references,
         figures,
         together,
+        {} if quick else definitions(rows),
     )
     if not quick:
         told.rows.extend(_rows(told))
@@ -142,6 +145,8 @@ def _rows(told: Realism) -> list[Row]:
     for batch, value in told.unions.items():
         beside = tuple(t.unions.get(batch) for t in told.references)
         found.append(Row(f"union_{batch}", value, beside, share=False))
+    for name, value in told.reuse.items():
+        found.append(Row(f"reuse_{name}", value, tuple(t.reuse.get(name) for t in told.references)))
     return found
 
 

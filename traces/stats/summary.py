@@ -37,6 +37,7 @@ class Summary:
     - `predicted_<d>`, `predicted_shared`: share of the choice among the K highest of the recorded predictions.
     - `lru_<percent>`, and `lfu`, `lcp`, `random`, `belady`: hit rates of per-layer caches that hold so much of a layer,
       cold at the start of the trace; `lru_cold_<percent>`: cold at the start of every request.
+    - `static_<percent>`: share of choices that a layer's most used experts serve (of counts alone, `stats.counts`).
     """
 
     name: str
@@ -118,6 +119,7 @@ TITLES = {
 
 
 NAMES = {"lru": "LRU", "lfu": "LFU", "lcp": "LCP", "random": "random replacement", "belady": "Belady"}
+NAMES |= {"static": "fixed, most used:"}
 
 
 def title(name: str) -> str:

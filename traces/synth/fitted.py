@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from sim.base.errors import BadInput
 from sim.base.files import read_yaml, to_struct
+from traces.stats.counts import WHAT_FOR, is_one
 from traces.synth.profile import Profile
 from traces.synth.scale import scaled
 
@@ -62,6 +63,8 @@ def fitted() -> dict[str, Path]:
 def load(name: str | Path) -> Fitted:
     """A bundled fit by id, or a YAML file that `moesim traces fit` wrote. Raises BadInput."""
     path = fitted().get(str(name), Path(name))
+    if is_one(path):
+        raise BadInput(f"{path}: {WHAT_FOR}")
     found = to_struct(read_yaml(path), Fitted, str(path))
     profile = found.profile
     shape = (profile.n_layers, profile.n_experts)

@@ -1,0 +1,50 @@
+"""How much a token's experts repeat those of the token before, by every definition under which figures are printed.
+
+The same trace gives figures that differ threefold, so a printed one says nothing without its definition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from traces.format.layout import Ints
+from traces.stats import observe
+from traces.stats.observe import Sample
+
+_AT_ONCE = 2048
+
+
+def definitions(rows: Sample) -> dict[str, float]:
+    """Means over layers and pairs of tokens in a row of one request; decode rows where the trace has any, else all.
+
+    share: of a token's experts, those that the token before chose. jaccard: experts both chose over experts either
+    chose. first: tokens whose heaviest expert is the heaviest of the token before; only where the order is recorded.
+    popularity: what `share` would be if the tokens of a task chose by its popularity alone, each for itself (the sum
+    of squares of a layer's popularities over their sum). even: k over the number of experts.
+    """
+    prompt = np.array([request.prompt_len for request in rows.requests])[rows.request]
+    decode = rows.position >= prompt
+    later = np.flatnonzero((rows.position >= 1) & (decode | ~decode.any()))
+    n_layers, top_k = rows.experts.shape[1:]
+    ranked = rows.trace.header.expert_order == "router"
+    shared, jaccard, first = 0.0, 0.0, 0.0
+    for at in range(0, len(later), _AT_ONCE):
+        now, before = rows.experts[later[at : at + _AT_ONCE]], rows.experts[later[at : at + _AT_ONCE] - 1]
+        both = (now[..., :, None] == before[..., None, :]).sum(axis=(-1, -2))
+        shared += float(both.sum())
+        jaccard += float((both / (2 * top_k - both)).sum())
+        first += float((now[..., 0] == before[..., 0]).sum())
+    of_task = [np.flatnonzero(rows.task == task) for task in np.unique(rows.task)]
+    by_popularity = sum(len(own) * _by_popularity(rows, own) for own in of_task) / len(rows.task)
+    found: dict[str, float] = {}
+    if pairs := len(later) * n_layers:
+        found = {"share": shared / (pairs * top_k), "jaccard": jaccard / pairs}
+        found |= {"first": first / pairs} if ranked else {}
+    return found | {"popularity": by_popularity, "even": top_k / rows.trace.n_experts}
+
+
+def _by_popularity(rows: Sample, own: Ints) -> float:
+    popular = observe.popularity(replace(rows, experts=rows.experts[own]))
+    return float(((popular**2).sum(axis=-1) / popular.sum(axis=-1)).mean())
