@@ -27,10 +27,11 @@ cdef class Copies:
     cdef readonly Rooms rooms
     cdef readonly Victims victims
     cdef readonly bint timing, tells_evicted, tells_placed, tells_copied, polls
-    cdef object obey
+    cdef object obey, _victim, _evicted
     cdef readonly Flying flying
     cdef readonly int depth
     cdef double checked_s, quiet_s
+    cpdef take_hooks(self)
     cpdef needs_timing(self, str what)
     cpdef evict(self, Piece piece)
     cdef _take_off(self, Piece piece)

@@ -69,6 +69,12 @@ class Copies:
         self.tells_placed = False
         self.tells_copied = False
         self.polls = False
+        self.take_hooks()
+
+    def take_hooks(self) -> None:
+        """Bind the hooks that are asked and told of room: once, not at each of millions of calls."""
+        self._victim = self.policy.victim
+        self._evicted = self.policy.evicted
 
     def start(self, view: View, victims: Victims | None, obey: Callable[[Decisions, str], None]) -> None:
         """Take over what binding the policy has settled: budgets, how deep it queues, who leaves.
@@ -141,7 +147,7 @@ class Copies:
         else:
             self._give_after(piece, now_s)
         if self.tells_evicted:
-            self.policy.evicted(piece, self.view)
+            self._evicted(piece, self.view)
 
     def _never_came(self, piece: Piece) -> bool:
         """Whether the copy of a prefetched piece could be withdrawn before it began."""
@@ -193,7 +199,7 @@ class Copies:
         ready_s, waits = self.residency.room_after.pop(piece.index, (0.0, NO_TICKETS))
         self.rooms.give(piece.gpu, piece.n_bytes, ready_s, waits, self.machine.now())
         if self.tells_evicted:
-            self.policy.evicted(piece, self.view)
+            self._evicted(piece, self.view)
 
     def _make_room(self, piece: Piece, speculative: bool, gone: list[Piece] | None, now_s: float) -> bool:
         """Evict what the policy names until the piece fits, into `gone`; False when it refuses."""
@@ -205,7 +211,7 @@ class Copies:
                 victim: Piece = self.residency.pieces.all[index]
                 self.residency.remove(victim)
             else:
-                named = self.policy.victim(piece, speculative, self.view)
+                named = self._victim(piece, speculative, self.view)
                 if named is None:
                     return False
                 victim = self._checked(named)

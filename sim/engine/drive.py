@@ -116,6 +116,7 @@ def drive(
 ) -> None:
     """Run every iteration the scheduler composes, and tell `on_step` after each; what that raises ends the loop."""
     feed = Feed(trace)
+    engine.take_hooks()
     index = 0
     n_iterations = engine.tally.n_iterations
     while True:

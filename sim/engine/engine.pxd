@@ -24,6 +24,8 @@ cdef class Engine:
     cdef readonly Service service
     cdef readonly View view
     cdef HitCounts counts
+    cdef object _layer_enter, _gate_input, _gate_done, _layer_done
+    cpdef take_hooks(self)
     cdef readonly bint on_request_start, on_iteration_start, on_layer_enter, on_gate_input, on_assign, on_gate_done
     cdef readonly bint on_layer_done, on_iteration_end, on_request_end, on_idle
     @cython.locals(n=int)

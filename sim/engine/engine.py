@@ -84,6 +84,7 @@ class Engine:
             policy, residency, self.pending, self.copies, machine, cost, arrays, top_k, cost.model.hidden_size, future
         )
         self.counts = self.tally.hits[PREFILL]
+        self.take_hooks()
 
     def start(self) -> None:
         """Take over what binding the policy has settled, before pieces are placed."""
@@ -109,6 +110,16 @@ class Engine:
         self.on_iteration_end = overrides(policy, "iteration_end")
         self.on_request_end = overrides(policy, "request_end")
         self.on_idle = overrides(policy, "idle")
+
+    def take_hooks(self) -> None:
+        """Bind the hooks that are called for each layer and expert, as they are now; `drive` does so when it begins."""
+        policy = self.policy
+        self._layer_enter = policy.layer_enter
+        self._gate_input = policy.gate_input
+        self._gate_done = policy.gate_done
+        self._layer_done = policy.layer_done
+        self.copies.take_hooks()
+        self.service.take_hooks()
 
     # -- obeying ----------------------------------------------------------------------------------------------------
 
@@ -260,7 +271,7 @@ class Engine:
 
     def run_layer(self, iteration: Iteration, layer: int) -> None:
         """Attention, gate, the policy's answer, the experts. The host blocks once: to read the gate's choice."""
-        policy, view, machine, pending, copies = self.policy, self.view, self.machine, self.pending, self.copies
+        view, machine, pending, copies = self.view, self.machine, self.pending, self.copies
         pending.begin()
         pending.layer = layer
         view.layer = layer
@@ -269,10 +280,10 @@ class Engine:
         if copies.polls:
             copies.poll()
         if self.on_layer_enter:
-            self.obey(policy.layer_enter(layer, view), "layer_enter")
+            self.obey(self._layer_enter(layer, view), "layer_enter")
         if self.on_gate_input:
             machine.attention(layer)
-            self.obey(policy.gate_input(layer, view), "gate_input")
+            self.obey(self._gate_input(layer, view), "gate_input")
             ticket = machine.gate(layer)
             machine.shared(layer)
             machine.sync(ticket)
@@ -285,7 +296,7 @@ class Engine:
         else:
             self._serve_chosen(iteration, layer)
         if self.on_layer_done:
-            self.obey(policy.layer_done(layer, view), "layer_done")
+            self.obey(self._layer_done(layer, view), "layer_done")
         if copies.polls:
             copies.poll()
 
@@ -301,8 +312,7 @@ class Engine:
     def _serve_chosen(self, iteration: Iteration, layer: int) -> None:
         """Serve a layer for a policy that leaves it to the engine."""
         self._owe(iteration, layer)
-        self.layer.classify(layer, self.counts)
-        self.service.serve()
+        self.service.serve_chosen(self.counts)
         if self.layer.joins:
             self.layer.join(layer)
 
@@ -321,7 +331,7 @@ class Engine:
         else:
             server.classify_asked(gate, self.counts)
         if self.on_gate_done:
-            self.obey(self.policy.gate_done(gate, self.view), "gate_done")
+            self.obey(self._gate_done(gate, self.view), "gate_done")
         else:
             self.service.serve()
         if self.pending.n_left:

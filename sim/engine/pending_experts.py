@@ -26,8 +26,9 @@ class PendingExperts:
 
     def begin(self) -> None:
         """Nothing is asked for yet."""
-        for at in range(self.n):
-            self.tokens[self.order[at]] = 0
+        if self.n_left:
+            for at in range(self.n):
+                self.tokens[self.order[at]] = 0
         self.n = 0
         self.n_left = 0
 

@@ -22,6 +22,7 @@ cdef class Residency:
     cpdef object flags(self)
     cpdef long long budget(self, int gpu)
     cpdef long long free_bytes(self, int gpu)
+    cpdef long long room_of(self, int layer) noexcept
     cpdef list resident_pieces(self)
     cpdef Ticket arrival_of(self, int index)
     @cython.locals(part=Piece, found=list)

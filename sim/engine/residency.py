@@ -91,6 +91,12 @@ class Residency:
         """Bytes of a GPU's budget that nothing takes."""
         return self.budget_bytes[gpu] - self.used_bytes[gpu]
 
+    def room_of(self, layer: int) -> int:
+        """Bytes of the only GPU's budget, or of its layer's, that nothing takes."""
+        if self.divided:
+            return self.layer_budget[layer] - self.layer_used[layer]
+        return self.budget_bytes[0] - self.used_bytes[0]
+
     def resident_pieces(self) -> list[Piece]:
         """Resident pieces, oldest first."""
         found = []
@@ -250,6 +256,8 @@ class Residency:
             self.next[index + 1] = 0
             self.prev[0] = index + 1
         self.used_bytes[0] += (stop - start) * turn.n_bytes
+        if self.divided:
+            self.layer_used[turn.layer] += (stop - start) * turn.n_bytes
         if self.used_bytes[0] > self.peak_bytes[0]:
             self.peak_bytes[0] = self.used_bytes[0]
 
@@ -263,6 +271,8 @@ class Residency:
             self.next[before] = after
             self.prev[after] = before
         self.used_bytes[0] -= (stop - start) * turn.n_bytes
+        if self.divided:  # a layer's experts make room for each other
+            self.layer_used[turn.layer] -= (stop - start) * turn.n_bytes
 
     def _grow(self) -> None:
         """Take in pieces that have been made since."""

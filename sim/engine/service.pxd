@@ -1,6 +1,6 @@
 cimport cython
 from sim.engine.copies cimport Copies
-from sim.engine.counts cimport Tally
+from sim.engine.counts cimport HitCounts, Tally
 from sim.engine.layer cimport Layer
 from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.residency cimport Residency
@@ -8,6 +8,8 @@ from sim.engine.victims cimport InTurn, Ring, Victims
 from sim.machine.protocol cimport Machine
 from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece, Pieces
+
+cdef int _HIT, _MISS
 
 @cython.final
 cdef class Service:
@@ -20,14 +22,23 @@ cdef class Service:
     cdef readonly Copies copies
     cdef readonly Layer layer
     cdef readonly Tally tally
-    cdef bint tells_accessed, ordered
-    cdef int n_experts, n_whole
+    cdef bint tells_accessed, ordered, single
+    cdef int n_experts, n_whole, n_missing, n_known
+    cdef object _accessed
     cdef long long[::1] missing
     cdef readonly Turn turn
     cdef InTurn order
-    @cython.locals(residency=Residency, pending=PendingExperts, copies=Copies, turn=Turn, first=int, n_here=int, n_missing=int,
-                   n_later=int, at=int, expert=int, index=int, piece=Piece)
+    cpdef take_hooks(self)
+    @cython.locals(at=int)
+    cpdef serve_chosen(self, HitCounts counts)
+    @cython.locals(residency=Residency, pending=PendingExperts, turn=Turn, now_s=double, n_here=int, n_missing=int, n_tokens=int,
+                   n_lacking=int, at=int, expert=int, index=int)
+    cdef bint _look(self, HitCounts counts) except -1
+    @cython.locals(residency=Residency, pending=PendingExperts, copies=Copies, turn=Turn, n_here=int, n_missing=int, at=int,
+                   expert=int, index=int)
     cpdef serve(self)
+    @cython.locals(copies=Copies, turn=Turn, n_missing=int, n_later=int, at=int, expert=int, piece=Piece)
+    cdef _finish(self)
     cdef _serve_mixed(self)
     @cython.locals(copies=Copies, turn=Turn, queued=bint, n_later=int, at=int, expert=int, piece=Piece)
     cdef int _demand_each(self, int n_missing) except -1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sim.base.flat import ints
 from sim.engine.copies import Copies, Log
-from sim.engine.counts import Tally
+from sim.engine.counts import HIT, MISS, HitCounts, Tally
 from sim.engine.layer import Layer
 from sim.engine.pending_experts import PendingExperts
 from sim.engine.residency import Residency
@@ -19,6 +19,8 @@ from sim.policy.pieces import Piece
 if TYPE_CHECKING:
     from sim.policy.api import Policy
     from sim.policy.view import View
+
+_HIT, _MISS = HIT, MISS  # machine integers where this is compiled
 
 
 class Service:
@@ -58,6 +60,10 @@ class Service:
         self.tells_accessed = False
         self.order: InTurn | None = None  # by which experts are exchanged together
         self.ordered = False  # whether the turn's experts have been put last in it
+        self.n_missing = 0
+        self.single = False  # whether each expert is known to be for one token
+        self.n_known = 0  # how many of the turn's first experts are, and are there at `turn.arrived_s`
+        self._accessed = policy.accessed
 
     def start(self, view: View) -> None:
         """Take over what binding the policy has settled."""
@@ -67,46 +73,106 @@ class Service:
         told = self.tells_accessed or copies.tells_evicted or copies.polls or self.machine.keeps_pieces
         self.order = victims if isinstance(victims, InTurn) and not told and self.residency.n_gpus == 1 else None
 
+    def take_hooks(self) -> None:
+        """Bind the hooks that are told of experts: once, not at each of millions of calls."""
+        self._accessed = self.policy.accessed
+
+    def serve_chosen(self, counts: HitCounts) -> None:
+        """Classify what the gate has asked for and serve it, for a policy that is not asked in between."""
+        if self._look(counts):
+            if self.tells_accessed:
+                for at in range(self.turn.n):
+                    self._accessed(self.pieces.all[self.turn.first + self.turn.experts[at]], True, self.view)
+            self._finish()
+        else:
+            self.layer.classify(self.pending.layer, counts)
+            self.serve()
+
+    def _look(self, counts: HitCounts) -> bool:
+        """Tell hits from misses and count them, where there is nothing else; False, and nothing done, where there is.
+
+        That is so where anything has been prefetched, or lies there in parts or other precisions, or is still under way.
+        """
+        residency, pending, turn = self.residency, self.pending, self.turn
+        if self.tally.prefetch.n_issued or residency.n_parts or self.layer.lower or self.layer.begun:
+            return False
+        turn.begin(pending.layer)
+        now_s = self.machine.now()
+        n_here = 0
+        n_missing = 0
+        n_tokens = 0
+        n_lacking = 0
+        for at in range(pending.n):
+            expert = pending.order[at]
+            index = turn.first + expert
+            if residency.here[index]:
+                if residency.arrived_s[index] > now_s or residency.arrival[index] is not None:
+                    return False
+                turn.experts[n_here] = expert
+                turn.arrived_s[n_here] = residency.arrived_s[index]
+                n_here += 1
+                n_tokens += pending.asked[at]
+            else:
+                self.missing[n_missing] = expert
+                n_missing += 1
+                n_lacking += pending.asked[at]
+        turn.n = turn.n_here = n_here
+        self.n_missing = n_missing
+        self.single = n_tokens + n_lacking == n_here + n_missing
+        self.n_known = n_here if self.single else 0
+        counts.n_experts[_HIT] += n_here
+        counts.n_tokens[_HIT] += n_tokens
+        counts.n_experts[_MISS] += n_missing
+        counts.n_tokens[_MISS] += n_lacking
+        return True
+
     def serve(self) -> None:
-        """Serve the running layer."""
+        """Serve what is left of the running layer."""
         residency, pending, copies, turn = self.residency, self.pending, self.copies, self.turn
         if self.layer.lower or self.layer.begun:
             self._serve_mixed()
             return
         turn.begin(pending.layer)
-        first = turn.first
         n_here = 0
         n_missing = 0
         for at in range(pending.n):
             expert = pending.order[at]
             if not pending.tokens[expert]:
                 continue
-            index = first + expert
+            index = turn.first + expert
             if residency.here[index]:
                 turn.experts[n_here] = expert
                 n_here += 1
                 if residency.arrival[index] is not None:
                     copies.promote(self.pieces.all[index])
                 if self.tells_accessed:
-                    self.policy.accessed(self.pieces.all[index], True, self.view)
+                    self._accessed(self.pieces.all[index], True, self.view)
             else:
                 self.missing[n_missing] = expert
                 n_missing += 1
         turn.n = turn.n_here = n_here
+        self.n_missing = n_missing
+        self.single = False
+        self.n_known = 0
+        self._finish()
+
+    def _finish(self) -> None:
+        """Fetch what is missing and compute the turn."""
+        copies, turn, n_missing = self.copies, self.turn, self.n_missing
         self.ordered = False
         n_later = 0
         if n_missing and (self.order is None or not self._exchange(n_missing)):
             n_later = self._demand_each(n_missing)
         if copies.polls or not self._run_together():
             for at in range(turn.n):
-                self.layer.run_whole(first + turn.experts[at])
+                self.layer.run_whole(turn.first + turn.experts[at])
         for at in range(n_later):  # more experts than room: each waits until one before it has run
             expert = self.missing[at]
-            piece: Piece = self.pieces.all[first + expert]
+            piece: Piece = self.pieces.all[turn.first + expert]
             copies.fetch(piece)
             if self.tells_accessed:
-                self.policy.accessed(piece, False, self.view)
-            self.layer.run_whole(first + expert)
+                self._accessed(piece, False, self.view)
+            self.layer.run_whole(turn.first + expert)
 
     def _serve_mixed(self) -> None:
         """`serve` where experts may run in a lower precision, or have been begun."""
@@ -151,7 +217,7 @@ class Service:
                 copies.queue.remove(piece)
             if copies.demand(piece):
                 if self.tells_accessed:
-                    self.policy.accessed(piece, False, self.view)
+                    self._accessed(piece, False, self.view)
                 turn.experts[turn.n] = expert
                 turn.n += 1
             else:
@@ -167,10 +233,10 @@ class Service:
         """
         residency, order, turn = self.residency, self.order, self.turn
         assert order is not None
-        if self.copies.rooms.n_freed or residency.divided or residency.read_back:
+        if self.copies.rooms.n_freed or residency.read_back or (residency.divided and not order.per_layer):
             return False
         n_bytes = turn.n_bytes
-        free_bytes = residency.budget_bytes[0] - residency.used_bytes[0]
+        free_bytes = residency.room_of(turn.layer)
         ring = order.ring
         n_rings = ring.n_rings
         lane = turn.layer if order.per_layer else 0  # the ring of this cache
@@ -205,6 +271,8 @@ class Service:
             order.touch(turn, 0, turn.n_here)
             self.ordered = True
         self._replace(n_missing)
+        if self.single:
+            self.n_known = turn.n
         return True
 
     def _replace(self, n_missing: int) -> None:
@@ -247,7 +315,7 @@ class Service:
     def _run_together(self) -> bool:
         """Compute experts that are resident whole in one go; False where the machine cannot say now when each ends."""
         turn, residency, pending, tally = self.turn, self.residency, self.pending, self.tally
-        for at in range(turn.n):
+        for at in range(self.n_known, turn.n):
             expert = turn.experts[at]
             index = turn.first + expert
             if pending.tokens[expert] != 1 or residency.arrival[index] is not None:
@@ -266,10 +334,10 @@ class Service:
                 if residency.origin[index] == 1:  # prefetched
                     tally.prefetch.used(self.pieces.all[index])
             pending.tokens[expert] = 0
-            pending.n_left -= 1
-            tally.n_executed += 1
             if self.log is not None:
                 self.log("gpu", turn.layer, expert)
+        pending.n_left -= turn.n
+        tally.n_executed += turn.n
         victims = self.copies.victims
         if victims is not None and victims.touches and not self.ordered:
             victims.touch(turn, 0, turn.n)

@@ -58,8 +58,8 @@ cdef class SimulatedMachine(Machine):
     @cython.locals(host_s=double)
     cpdef sync(self, Ticket ticket)
     @cython.locals(stream=Stream, group=Group, operation=Operation, last=Operation, now_s=double, free_s=double,
-                   launched_s=double, fits=bint, at=int, arrived_s=double, host_s=double, start_s=double, cause=int,
-                   last_s=double)
+                   launched_s=double, waited_s=double, starved_s=double, fits=bint, at=int, arrived_s=double, host_s=double,
+                   start_s=double, last_s=double)
     cpdef bint run_turn(self, Turn turn) except -1
     @cython.locals(operation=Operation, stream=Stream, host_s=double, launched_s=double, work=Launched)
     cpdef Ticket expert(self, Piece piece, int n_tokens, double arrived_s, tuple after, object parts)

@@ -284,6 +284,7 @@ class SimulatedMachine(Machine):
         if group.open and last is None:
             return False
         now_s, free_s, launched_s = self.now_s, stream.free_s, group.launched_s
+        waited_s, starved_s = stream.gaps_s[_H2D], stream.gaps_s[_HOST]
         fits = group.open
         for at in range(turn.n):
             arrived_s = turn.arrived_s[at]
@@ -300,12 +301,14 @@ class SimulatedMachine(Machine):
             host_s = now_s
             now_s += operation.all_s
             start_s = host_s + operation.first_s
-            cause = _HOST
             if arrived_s > start_s:
                 start_s = arrived_s
-                cause = _H2D
-            if start_s > free_s:
-                stream.gaps_s[cause] += start_s - free_s
+                if start_s > free_s:
+                    waited_s += start_s - free_s
+                else:
+                    start_s = free_s
+            elif start_s > free_s:
+                starved_s += start_s - free_s
             else:
                 start_s = free_s
             free_s = start_s + operation.duration_s
@@ -315,7 +318,7 @@ class SimulatedMachine(Machine):
             last_s = now_s + operation.tail_s
             if last_s > free_s:
                 # Kernels shorter than their launches: the stream starves between them.
-                stream.gaps_s[_HOST] += last_s - free_s
+                starved_s += last_s - free_s
                 free_s = last_s
             turn.ends_s[at] = free_s
         group.open = fits
@@ -324,6 +327,8 @@ class SimulatedMachine(Machine):
         group.precision = self._precision
         self.now_s = now_s
         stream.free_s = free_s
+        stream.gaps_s[_H2D] = waited_s
+        stream.gaps_s[_HOST] = starved_s
         return True
 
     def expert(
