@@ -91,7 +91,7 @@ class Service:
     def _look(self, counts: HitCounts) -> bool:
         """Tell hits from misses and count them, where there is nothing else; False, and nothing done, where there is.
 
-        That is so where anything has been prefetched, or lies there in parts or other precisions, or is still under way.
+        That is so where anything has been prefetched, or lies there in parts or other precisions, or is under way.
         """
         residency, pending, turn = self.residency, self.pending, self.turn
         if self.tally.prefetch.n_issued or residency.n_parts or self.layer.lower or self.layer.begun:
