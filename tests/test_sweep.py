@@ -22,7 +22,7 @@ from sim.base.errors import BadInput, CheckFailed
 from sim.results.sampling import Sample
 from sim.results.tables import RUN_COLUMNS
 from sim.studies.sweep import run as sweep_run
-from sim.studies.sweep.work import point_record
+from sim.studies.sweep.work import carried_out, point_record
 
 BROKEN = """
 from sim.policy import Policy, RunGpu
@@ -158,11 +158,11 @@ class TestTheFolder:
         (tmp_path / "out" / "sweep.parquet").unlink()
         asked = []
 
-        def counted(spec: Any, id_: str) -> dict[str, Any]:
+        def counted(spec: Any, id_: str, *others: Any) -> Any:
             asked.append(id_)
-            return point_record(spec, id_)
+            return carried_out(spec, id_, *others)
 
-        monkeypatch.setattr(sweep_run, "point_record", counted)
+        monkeypatch.setattr(sweep_run, "carried_out", counted)
         assert moesim(capsys, *words, "--resume", "--workers", 1).code == 0
         assert sorted(asked) == [gone.stem, torn.stem]
         assert (tmp_path / "out" / "sweep.parquet").read_bytes() == before

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sim.bounds.path import Path, path_of
 from sim.machine.cost import Cost
-from sim.workload.fewest_copies import kept
+from sim.workload.fewest_copies import copies
 from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range, RequestInfo
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Bounds:
         for p in window:
             stops += [at + stop for stop in p.stops[gpu]]
             at += len(p.ids[gpu])
-        return len(ids) - sum(kept(ids, stops, self.rooms[gpu], 0 if self.cpu else 1)) if len(ids) else 0
+        return copies(ids, stops, self.rooms[gpu], 0 if self.cpu else 1) if len(ids) else 0
 
     def seconds(self, window: list[Pass]) -> float:
         """The least time these iterations take."""

@@ -57,6 +57,7 @@ class Cost:
         self._members: dict[tuple[float, int, str, float], tuple[Price, float]] = {}
         self._leaders: dict[tuple[int, str, float], tuple[Price, float]] = {}
         self.expert_cpu = cache(self._expert_cpu)
+        self._without_floor = cache(self._work)
         # Asked once per iteration; few differ.
         self.gate = lru_cache(maxsize=1024)(self._gate)
         self.shared = lru_cache(maxsize=1024)(self._shared)
@@ -105,7 +106,7 @@ class Cost:
         n_bytes = frac * self.model.expert_bytes(precision) + 2 * self.activation_bytes(n_tokens)
         return n_bytes, frac * self.model.expert_flops(n_tokens)
 
-    def _without_floor(self, n_tokens: int, precision: str, frac: float) -> Price:
+    def _work(self, n_tokens: int, precision: str, frac: float) -> Price:
         """What bytes or FLOPs of the `frac` of an expert take."""
         return self.roofline.price(0, *self._expert_work(n_tokens, precision, frac))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ FEWEST = 8  # requests (batches of them) from which they are resampled
 RESAMPLES = 9_999
 MOST_DRAWN = 20_000_000  # numbers drawn at most, with no fewer than `LEAST_RESAMPLES`
 LEAST_RESAMPLES = 999
+MOST_AT_ONCE = 1_000_000  # numbers of one piece
 SEED = 0  # the same requests give the same interval, bit for bit
 NO_DIFFERENCE = 1e-9  # of a mean: smaller ones are rounding
 
@@ -97,12 +99,20 @@ class Sample:
 
 def _draws(n: int) -> Iterable[NDArray[np.int64]]:
     """Units drawn with replacement, row by row, in pieces of bounded size."""
+    rows = max(LEAST_RESAMPLES, min(RESAMPLES, MOST_DRAWN // n))
+    if rows * n <= MOST_AT_ONCE:
+        yield _drawn(n, rows)  # of one comparison: every run's requests are drawn alike
+        return
     rng = np.random.Generator(np.random.PCG64(SEED))
-    left, at_once = max(LEAST_RESAMPLES, min(RESAMPLES, MOST_DRAWN // n)), max(1, 1_000_000 // n)
-    while left:
-        rows = min(left, at_once)
-        yield rng.integers(0, n, (rows, n))
-        left -= rows
+    while rows:
+        some = min(rows, max(1, MOST_AT_ONCE // n))
+        yield rng.integers(0, n, (some, n))
+        rows -= some
+
+
+@lru_cache(maxsize=2)
+def _drawn(n: int, rows: int) -> NDArray[np.int64]:
+    return np.random.Generator(np.random.PCG64(SEED)).integers(0, n, (rows, n))
 
 
 def _percentiles(means: NDArray[np.float64], n: int) -> Interval:

@@ -16,7 +16,7 @@ from sim.results.record import Result
 from sim.results.sampling import Sample
 from sim.studies.pool import answers, n_cores
 from sim.studies.sweep.records import BOUNDS, POINTS
-from sim.studies.sweep.work import OK, REFUSED, Resolved, bound_record, point_record, resolve
+from sim.studies.sweep.work import OK, REFUSED, Resolved, bound_record, carried_out, only_bound, resolve
 
 if TYPE_CHECKING:
     from sim.studies.pool import Call
@@ -116,30 +116,31 @@ def run_points(
         once.setdefault(row.id, (point, row))
     if all(row.status != OK for _, row in once.values()):
         raise BadInput(_why(list(once.values())))
-    work: list[tuple[str, str, Call]] = []
-    asked = set()
-    n_layers = 0
-    for _, row in once.values():
-        if row.status != OK:
-            continue
-        if row.bound and row.bound not in asked and records.get(BOUNDS, row.bound) is None:
-            work.append((BOUNDS, row.bound, (bound_record, (row.spec, row.cpu, row.bound))))
-            asked.add(row.bound)
-        if records.get(POINTS, row.id) is None:
-            work.append((POINTS, row.id, (point_record, (row.spec, row.id))))
+    work: list[tuple[Resolved, Call]] = []
+    bounds: set[str] = set()
+    n_layers = n_done = 0
+    ready = [row for _, row in once.values() if row.status == OK]
+    missing = [row for row in ready if records.get(POINTS, row.id) is None]
+    for row in [*missing, *ready]:  # a bound is worked out with the first point that needs it and is to run anyway
+        bound = row.bound if row.bound not in bounds and row.bound and records.get(BOUNDS, row.bound) is None else ""
+        if len(work) < len(missing):
+            work.append((row, (carried_out, (row.spec, row.id, row.cpu, bound))))
             n_layers += row.n_layers
+        elif bound:
+            work.append((row, (only_bound, (row.spec, row.cpu, bound))))
+        bounds.add(bound)
     if workers is None:
         workers = n_cores() if n_layers >= FEW_LAYERS else 1
-    n_all = sum(row.status == OK for _, row in once.values())
-    left = sum(kind == POINTS for kind, _, _ in work)
-    n_done = 0
-    with closing(pool([call for _, _, call in work], workers)) as stream:
-        for index, record in stream:
-            kind, id_, _ = work[index]
-            records.put(kind, id_, record)
-            left -= kind == POINTS
+    before = len(ready) - len(missing)
+    with closing(pool([call for _, call in work], workers)) as stream:
+        for index, (point, bound) in stream:
+            row, _ = work[index]
+            if bound is not None:
+                records.put(BOUNDS, row.bound, bound)
+            if point is not None:
+                records.put(POINTS, row.id, point)
             n_done += 1
-            progress(n_done, len(work), f"sweep: {n_all - left:,} of {n_all:,} points")
+            progress(n_done, len(work), f"sweep: {min(before + n_done, len(ready)):,} of {len(ready):,} points")
     return [_row(point, row, records) for point, row in once.values()]
 
 
@@ -159,9 +160,10 @@ def _row(point: Point, row: Resolved, records: Records) -> PointRow:
     if record["status"] != OK:
         return PointRow(point, row, record["status"], record["reason"])
     result = msgspec.convert(record["result"], Result)
-    bound = records.get(BOUNDS, row.bound) if row.bound else None
-    least = None if bound is None or bound["bound"] is None else LowerBound(**bound["bound"])
-    result.set_beside(least)
+    bound = None
+    if row.bound:  # the point that it came with may have ended before it
+        bound = (records.get(BOUNDS, row.bound) or bound_record(row.spec, row.cpu, row.bound))["bound"]
+    result.set_beside(None if bound is None else LowerBound(**bound))
     times, batch = record["requests"], row.spec.batch
     ttft = Sample({index: first for index, first, _ in times}, batch)
     tpot = Sample({index: further for index, _, further in times if further is not None}, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from sim.base.json import to_json
 from sim.setup.spec import RunSpec
 
 if TYPE_CHECKING:
+    from sim.bounds.time_bound import LowerBound
     from sim.setup.prepare import Setup
 
 SCHEMA = 1
@@ -71,9 +73,11 @@ def _resolve(spec: RunSpec) -> Resolved:
 
 def _with_model(spec: RunSpec) -> RunSpec:
     """The specification with its trace's model named: finding it takes reading the whole catalogue."""
+    from traces.format.catalogue import DEFAULT
+
     if spec.model is not None:
         return spec
-    return msgspec.structs.replace(spec, model=_model_of(spec.trace))
+    return msgspec.structs.replace(spec, model=_model_of(spec.trace), trace=spec.trace or DEFAULT)
 
 
 @lru_cache(maxsize=64)
@@ -104,11 +108,11 @@ def bound_terms(setup: Setup) -> dict[str, Any]:
     }
 
 
-def point_record(spec: RunSpec, id_: str) -> dict[str, Any]:
+def point_record(spec: RunSpec, id_: str, before: Callable[[Setup], None] | None = None) -> dict[str, Any]:
     """One run as plain data: its result without the time that it took, and what is ranked of every request.
 
     A run that cannot be carried out is a record, too: its status, and the reason in a line. `kept` is false where
-    nobody can say that it would end in the same way once more.
+    nobody can say that it would end in the same way once more. `before` is told of the run once it is set up.
     """
     from sim.run import execute, prepare
 
@@ -121,6 +125,8 @@ def point_record(spec: RunSpec, id_: str) -> dict[str, Any]:
                     f"point {id_}, got run_id {setup.run_id}: what it is made of has changed since the sweep began, or "
                     "is another on this worker; begin a new sweep"
                 )
+            if before is not None:
+                before(setup)
             outcome = execute(setup, bounds=False)
         finally:
             setup.close()
@@ -142,16 +148,38 @@ def point_record(spec: RunSpec, id_: str) -> dict[str, Any]:
     return found | {"result": outcome.result.to_dict() | {"wall_s": 0.0}, "requests": times}
 
 
+def carried_out(spec: RunSpec, id_: str, cpu: bool, bound: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The records of a point and of the lower bound by that id, which others share; no bound where the id is empty."""
+    from sim.bounds.time_bound import lower_bound
+
+    least: list[dict[str, Any]] = []
+
+    def before(setup: Setup) -> None:
+        if bound:
+            least.append(_of_bound(lower_bound(setup, cpu), bound))
+
+    record = point_record(spec, id_, before)
+    return record, least[0] if least else None
+
+
+def only_bound(spec: RunSpec, cpu: bool, bound: str) -> tuple[None, dict[str, Any]]:
+    """The same of a point that is recorded while its bound is not."""
+    return None, bound_record(spec, cpu, bound)
+
+
 def bound_record(spec: RunSpec, cpu: bool, id_: str) -> dict[str, Any]:
-    """A lower bound as plain data (`sim.bounds.time_bound.lower_bound`)."""
+    """A lower bound as plain data."""
     from sim.bounds.time_bound import lower_bound
     from sim.setup.prepare import prepare
 
     setup = prepare(spec)
     try:
-        least = lower_bound(setup, cpu)
+        return _of_bound(lower_bound(setup, cpu), id_)
     finally:
         setup.close()
+
+
+def _of_bound(least: LowerBound | None, id_: str) -> dict[str, Any]:
     return {"schema": SCHEMA, "id": id_, "bound": None if least is None else least._asdict()}
 
 
