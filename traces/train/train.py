@@ -44,6 +44,7 @@ def work(rank: int, settings: Settings, data: Path, out: Path, resume: bool, ren
 @click.option("--hidden", default=0, help="hidden size (0: the shape's own)")
 @click.option("--balance", type=click.Choice(["aux", "bias"]), default="aux", show_default=True, help="loss or bias")
 @click.option("--begin-from", default="", help="checkpoint to begin from: of this hidden size, or of half of it")
+@click.option("--save-every", "save_every_s", default=300.0, show_default=True, help="seconds between saved states")
 @click.option("--threads", default=0, help="threads of one process (0: torch's choice)")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--max-steps", default=1_000_000_000)
@@ -66,6 +67,7 @@ def main(
     hidden: int,
     balance: str,
     begin_from: str,
+    save_every_s: float,
     threads: int,
     seed: int,
     max_steps: int,
@@ -97,6 +99,7 @@ def main(
         hidden=hidden,
         balance=balance,
         begin_from=begin_from,
+        save_every_s=save_every_s,
     )
     if workers > 1:
         out.mkdir(parents=True, exist_ok=True)
