@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from easy_numbers import execute_easy, setup
 from tiny_traces import surgery, tiny_arrays, tiny_trace
 
+from policies.hobbit import Hobbit
 from sim.base.errors import BadInput
 from traces.format.check import check_trace
 from traces.format.header import GateRule, Header
@@ -154,3 +156,22 @@ def test_derived_weights_want_scores_and_no_weights(tmp_path):
     mixer = Header("m", "here", 1, 4, 2, GateRule("sparsemixer", renormalised=False), "test", weights_kind="derived")
     with pytest.raises(BadInput, match="do not follow"):
         TraceWriter(tmp_path / "t.safetensors", mixer)
+
+
+def test_a_run_on_derived_weights_is_the_run_on_stored_ones(tmp_path):
+    """HOBBIT's thresholds on weights decide alike, and composing carries what follows from the scores along."""
+    levels = {"scores", "tasks", *(f"next_scores_{d}" for d in (1, 2, 3))}
+    store = Layout({"next_scores_1": "u4_square"})
+    stored = tiny_trace(tmp_path / "a.safetensors", n_layers=5, levels={*levels, "weights"}, store=store)
+    derived = tiny_trace(tmp_path / "b.safetensors", n_layers=5, levels=levels, store=store, weights_kind="derived")
+    with Trace(stored) as one, Trace(derived) as other:
+        np.testing.assert_allclose(one.weights(0, one.n_tokens), other.weights(0, other.n_tokens), atol=2**-11)
+        compose(other, plan(other, [Arrival(0.0), Arrival(1.0)]), tmp_path / "c.safetensors", "hand", False)
+        runs = [execute_easy(setup(Hobbit(), trace, 6)) for trace in (one, other)]
+    assert runs[0].log == runs[1].log
+    assert runs[0].spans == runs[1].spans
+    assert len(runs[0].log) > 50
+    with Trace(tmp_path / "c.safetensors") as composed, Trace(derived) as source:
+        assert "weights" in composed.levels
+        first = composed.requests[0].first_row
+        assert composed.weights(first, first + 7).tolist() == source.weights(0, 7).tolist()
