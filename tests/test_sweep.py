@@ -317,6 +317,21 @@ class TestSummary:
         assert found.rank(rows[0]) is not None
         assert found.rank(rows[2]) is None
 
+    def test_of_very_many_only_the_fastest_is_held_against_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from sim.studies.sweep import summary
+
+        rows = self.rows()
+        full = summary.summarise(rows)
+        monkeypatch.setattr(summary, "MOST_PAIRS", 0)
+        few = summary.summarise(rows)
+        for one, other in zip(full.groups, few.groups, strict=True):
+            assert one.best is not None
+            first = one.systems[0]
+            assert one.tied(first) == other.tied(first)
+            for row in one.systems:
+                (a, b), (c, d) = full.rank(row)[:2], few.rank(row)[:2]  # type: ignore[index]
+                assert c <= a <= b <= d  # it leaves more open, and nothing else
+
     def test_the_front_is_of_lossless_systems(self) -> None:
         from sim.studies.sweep.summary import summarise
 
@@ -335,7 +350,7 @@ class TestSummary:
         )
         assert answer(rows, summarise(rows)) == said + "per token: a (hw x)"
         alone = rows[:2]
-        assert answer(alone, summarise(alone)) == "a: 1.05 s per token over 2 requests, 1.95x faster than b"
+        assert answer(alone, summarise(alone)) == "a: 1.05 s per token on x over 2 requests, 1.95x faster than b"
 
     def test_one_policy_competes_by_its_settings(self) -> None:
         from sim.studies.sweep.summary import summarise

@@ -90,14 +90,14 @@ class Records:
             found = _read(self.folder / kind / f"{id_}.json")
             if found is None or found.get("id") != id_ or found.get("schema") != SCHEMA:
                 return None
-            self._known[kind, id_] = found
         return found
 
     def put(self, kind: str, id_: str, record: dict[str, Any]) -> None:
         """Keep a record; one that says so itself (`kept`: false) is not written."""
-        self._known[kind, id_] = record
         if self.folder is not None and record.get("kept", True):
             self._write(self.folder / kind / f"{id_}.json", to_json(record) + "\n")
+        else:
+            self._known[kind, id_] = record
 
     @property
     def _beside(self) -> Path:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 WORKLOAD = ("model", "trace", "split", "requests", "batch", "gpus", "precision")
 """Between these nothing is ranked: another model, other requests or others beside them are another question."""
-MOST_RANKED = 60
-"""Systems of one group that are all held against one another; of more, each against the fastest alone."""
+MOST_PAIRS = 20_000
+"""Systems are held against one another as long as all groups together have no more pairs; else against the fastest."""
 
 
 @dataclass
@@ -110,10 +110,11 @@ def summarise(rows: Sequence[PointRow], by: Sequence[str] | None = None) -> Summ
             (group.bounds if is_bound(row.result) else group.systems).append(row)
             workloads.setdefault(_key(own, alike), []).append(row)
     found: dict[int, Rank] = {}
+    each = sum(len(group.systems) ** 2 for group in groups.values()) <= MOST_PAIRS
     for group in groups.values():
         group.systems.sort(key=_speed)
         group.bounds.sort(key=_speed)
-        group.ranks = _ranks(group.systems)
+        group.ranks = _ranks(group.systems, each)
         found |= {id(row): rank for row, rank in zip(group.systems, group.ranks, strict=False)}
     fronts = [front for one in workloads.values() if (front := pareto(one))]
     on_front = {id(row) for front in fronts for row in front}
@@ -131,17 +132,17 @@ def pareto(rows: Sequence[PointRow]) -> list[PointRow]:
     return front
 
 
-def _ranks(systems: Sequence[PointRow]) -> list[Rank]:
-    """Rank of each; of very many only who is tied with the fastest, for pairs grow with the square."""
+def _ranks(systems: Sequence[PointRow], each: bool) -> list[Rank]:
+    """Rank of each; where not `each` is held against all, only who is tied with the fastest is told."""
     samples = [row.sample for row in systems if row.sample is not None]
-    if len(systems) <= MOST_RANKED:
+    if each or not samples:
         found = ranks(samples) or []
         return [Rank(*places, [_title(systems[i]) for i in tied]) for places, tied in found]
     first = samples[0]
     if first.n < 2:
         return []
-    tied = [i for i, other in enumerate(samples) if i and not first.told_apart(other)]
-    places = [Rank(1, 1 + len(tied), [_title(systems[i]) for i in tied])]
+    tied = {i for i, other in enumerate(samples) if i and not first.told_apart(other)}
+    places = [Rank(1, 1 + len(tied), [_title(systems[i]) for i in sorted(tied)])]
     for i in range(1, len(samples)):
         best = 1 if i in tied else 2
         places.append(Rank(best, len(samples), [_title(systems[0])] if i in tied else []))

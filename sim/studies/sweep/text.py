@@ -56,7 +56,8 @@ def _lead(group: Group, found: Summary) -> str:
     best = group.best
     assert best is not None
     n = show_count(_of(best).n_requests, "request")
-    text = f"{title(best, found)}: {show_seconds(speed(_of(best)))} {ranked_by(best)} over {n}"
+    where = "" if "hw" in found.varied else f" on {best.point.spec.hw}"  # else the title or the setting says it
+    text = f"{title(best, found)}: {show_seconds(speed(_of(best)))} {ranked_by(best)}{where} over {n}"
     other = group.next_to(best)
     if other is None:
         return text
