@@ -18,7 +18,9 @@ from traces.format.check import check_trace
 from traces.format.reader import Trace
 from traces.stats import figures, observe
 from traces.stats.public import public_traces
+from traces.stats.summary import Summary
 from traces.synth import calibrate, drawn, fitted
+from traces.synth.compare import Comparison
 from traces.synth.draw import Drawer, selections
 from traces.synth.fit import fit
 from traces.synth.profile import Lengths, Vocabulary
@@ -307,3 +309,40 @@ def test_fit_and_synth_on_the_command_line(tmp_path, capsys, monkeypatch):
         assert check_trace(trace) == []
         assert fit(real).bias != []
     assert call("synth", tmp_path / "mine.yaml", "--check")[0] == 2
+
+
+def test_what_the_halves_differ_by_says_whether_the_bound_can_be_kept():
+    """A source whose halves are 8 points apart in LRU says nothing of a fit that is 6 off; one within 2 points does."""
+
+    def compared(one, other, drawn):
+        sides = (
+            Summary("s", "1x8, k=2", 9, 1, 9, "all", {"lru_25": v, "overlap_1": 0.9 - v}) for v in (one, other, drawn)
+        )
+        return Comparison(*sides)
+
+    apart = compared(0.50, 0.58, 0.52)
+    assert apart.worst_curve() == ("lru_25", pytest.approx(-0.06))
+    assert apart.worst_half() == ("lru_25", pytest.approx(0.08))
+    assert apart.halves()["overlap_1"] == pytest.approx(-0.08)
+    assert apart.reachable() == (
+        "the halves themselves differ by up to +8.0 points (LRU hits, 25 % cached): 2 points cannot be asked of a fit "
+        "to one of them"
+    )
+    assert "2 points can be asked" in compared(0.50, 0.51, 0.57).reachable()
+
+
+def test_the_bundled_fits_say_what_their_sources_differ_by():
+    checks = {name: fitted.load(name).check for name in fitted.fitted()}
+    for name in ("olmoe-1b-7b", "qwen1.5-moe-a2.7b"):
+        assert abs(checks[name].worst_points) > 2 and abs(checks[name].halves_points) > 6
+    for name in ("deepseek-v2-lite", "deepseek-v2-lite-intent", "qwen3-30b-a3b"):
+        assert abs(checks[name].halves_points) < 1
+
+
+def test_lent_lengths_keep_the_tasks_of_the_source():
+    lender = profile(requests=[Lengths(3, 9, 0, i % 2 == 0) for i in range(5)])
+    made = fitted.completed(profile(vocabulary=None, requests=[Lengths(8, 0, 1, True)], tasks=["a", "b"]), lender)
+    assert made.tasks == ["a", "b"]
+    assert [(r.prompt, r.decode, r.task) for r in made.requests] == [(3, 9, i % 2) for i in range(5)]
+    alone = fitted.completed(profile(vocabulary=None, requests=[Lengths(8, 0, 0, True)], tasks=["a"]), lender)
+    assert alone.tasks == [] and {r.task for r in alone.requests} == {0}

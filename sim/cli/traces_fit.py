@@ -100,8 +100,8 @@ def _checked(trace: Trace) -> Check | None:
         return None
     from sim.base.tables import plain, render
 
-    table = plain("hits", "held-out half", "drawn", "difference")
-    apart = found.differences()
+    table = plain("hits", "held-out half", "drawn", "difference", "halves differ by")
+    apart, halves = found.differences(), found.halves()
     for percent in PERCENT:
         for policy in POLICIES:
             if (key := f"{policy}_{percent}") in apart:
@@ -110,6 +110,7 @@ def _checked(trace: Trace) -> Check | None:
                     show_frac(found.heldout.figures[key]),
                     show_frac(found.drawn.figures[key]),
                     f"{100 * apart[key]:+.1f}",
+                    f"{100 * halves[key]:+.1f}",
                 )
     say(render(table), nl=False)
     figure, worst = found.worst_curve()
@@ -118,4 +119,6 @@ def _checked(trace: Trace) -> Check | None:
         f"largest difference {100 * worst:+.1f} points; order "
         f"{'as in the held-out half' if not turned else 'turned for ' + ', '.join(turned)}"
     )
-    return Check(round(100 * worst, 2), figure, not turned, found.heldout.rows)
+    say(found.reachable())
+    _, halves_worst = found.worst_half()
+    return Check(round(100 * worst, 2), figure, not turned, found.heldout.rows, round(100 * halves_worst, 2))

@@ -207,20 +207,22 @@ def _check(trace: Any, seed: int) -> None:
 
     with bar(f"checking against {trace.name}") as progress:
         found = compare(trace, seed, progress)
-    apart = found.differences()
+    apart, halves = found.differences(), found.halves()
     rows = [
         (
             title(name),
             *(show_frac(s.figures.get(name)) for s in (found.fitted, found.heldout, found.drawn)),
-            _points(apart[name]) if name in apart else "-",
+            *(_points(points[name]) if name in points else "-" for points in (apart, halves)),
         )
         for name in found.heldout.figures
     ]
-    _put(("mean over layers", "fitted half", "held-out half", "synthetic", "difference"), rows)
+    titles = ("mean over layers", "fitted half", "held-out half", "synthetic", "difference", "halves differ by")
+    _put(titles, rows)
     name, worst = found.worst_curve()
     turned = found.out_of_order()
     largest = f"the largest difference is {_points(worst)} points ({title(name)})" if name else "none"
     say(f"plain caches: {largest}; the bound is {100 * TOLERANCE:.0f}")
+    say(found.reachable())
     say(f"order of LRU, LFU and LCP: {'as in the held-out half' if not turned else 'turned for ' + ', '.join(turned)}")
     bound = f"at most {100 * TOLERANCE:.0f} are allowed; more requests in the source make a better fit"
     if turned:

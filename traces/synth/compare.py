@@ -10,7 +10,7 @@ from pathlib import Path
 
 from traces.format.reader import Trace
 from traces.stats import observe
-from traces.stats.summary import Summary, summarise
+from traces.stats.summary import Summary, summarise, title
 from traces.synth.fit import fit
 from traces.synth.write import write
 
@@ -32,12 +32,27 @@ class Comparison:
         pairs = ((name, self.drawn.figures.get(name), value) for name, value in self.heldout.figures.items())
         return {name: drawn - real for name, drawn, real in pairs if drawn is not None and real is not None}
 
+    def halves(self) -> dict[str, float]:
+        """Held out less fitted: what the source differs from itself by, which no fit to one half can know."""
+        pairs = ((name, value, self.fitted.figures.get(name)) for name, value in self.heldout.figures.items())
+        return {name: one - other for name, one, other in pairs if one is not None and other is not None}
+
     def worst_curve(self) -> tuple[str, float]:
-        """The hit rate of LRU, LFU, LCP or Belady that differs most, and by how much."""
-        apart = self.differences()
-        names = [f"{policy}_{percent}" for percent in PERCENT for policy in POLICIES]
-        worst = max((name for name in names if name in apart), key=lambda name: abs(apart[name]), default="")
-        return worst, apart.get(worst, 0.0)
+        """The hit rate of LRU, LFU, LCP or Belady in which what was drawn differs most, and by how much."""
+        return _worst(self.differences())
+
+    def worst_half(self) -> tuple[str, float]:
+        """The same between the halves of the source."""
+        return _worst(self.halves())
+
+    def reachable(self) -> str:
+        """Whether the bound could be kept at all, in words."""
+        name, apart = self.worst_half()
+        if not name:
+            return ""
+        within = abs(apart) <= TOLERANCE
+        bound = f"{100 * TOLERANCE:.0f} points {'can' if within else 'cannot'} be asked of a fit to one of them"
+        return f"the halves themselves differ by up to {100 * apart:+.1f} points ({title(name)}): {bound}"
 
     def out_of_order(self) -> list[str]:
         """Pairs of plain caches that the held-out half tells apart and that rank the other way in what was drawn."""
@@ -50,6 +65,12 @@ class Comparison:
                 if abs(real) > ORDER_MARGIN and real * drawn < 0:
                     found.append(f"{one.upper()} and {other.upper()} at {percent} %")
         return found
+
+
+def _worst(apart: dict[str, float]) -> tuple[str, float]:
+    names = [f"{policy}_{percent}" for percent in PERCENT for policy in POLICIES]
+    worst = max((name for name in names if name in apart), key=lambda name: abs(apart[name]), default="")
+    return worst, apart.get(worst, 0.0)
 
 
 def compare(trace: Trace, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Comparison:

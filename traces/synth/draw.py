@@ -98,7 +98,8 @@ class Drawer:
             self.contexts = np.rint(stream(seed, "contexts").standard_normal((_CONTEXTS, width)) * _GRAIN) / _GRAIN
             used = [name for name in GRAMS[1:] if profile.share(name).any()]
             self.context_weights = {name: self._weights(name, width) for name in used}
-            self._settle()
+            if n_tasks == 1 or any(profile.share(name).any() for name in GRAMS):
+                self._settle()  # else the ids are lent, and the biases were calibrated to these tasks without them
 
     def _weights(self, name: str, width: int) -> Array:
         """(width, L * E) from vectors of ids, or of what stands before them, to a field."""

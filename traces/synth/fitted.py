@@ -29,13 +29,15 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How draws from the fit to one half differ from the other half, which was not fitted.
 
     worst_points: of LRU, LFU, LCP and Belady at 25, 50 and 75 % cached, in points; `figure` is where. order: whether
-    plain caches that differ by more than a point rank the same way.
+    plain caches that differ by more than a point rank the same way. halves_points: what the two halves of the source
+    differ by themselves, at most; a fit to one cannot be asked to be nearer to the other.
     """
 
     worst_points: float
     figure: str
     order: bool
     rows: int
+    halves_points: float | None = None
 
 
 class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -119,8 +121,10 @@ def completed(profile: Profile, lender: Profile) -> Profile:
     if profile.vocabulary is None:
         changes |= {"vocabulary": like.vocabulary, "embedding_width": like.embedding_width}
     if not any(request.decode for request in profile.requests) or len(profile.requests) < DRAWN_REQUESTS:
-        lengths = [msgspec.structs.replace(request, task=0) for request in lender.requests]
-        changes |= {"requests": lengths, "tasks": []}
+        # Tasks in turn, as many as the source has: what is a task's own in popularity is not there without the others.
+        n_tasks = max(1, len(profile.tasks))
+        own = [msgspec.structs.replace(request, task=i % n_tasks) for i, request in enumerate(lender.requests)]
+        changes |= {"requests": own, "tasks": profile.tasks if n_tasks > 1 else []}
     words = {"ahead": "predictions", "sharpness": "gate scores", "vocabulary": "token ids", "requests": "lengths"}
     lent = [text for key, text in words.items() if key in changes]
     text = f"lent (an assumption): {', '.join(lent)} are those of {lender.source}, not of the source"
