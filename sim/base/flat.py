@@ -19,6 +19,11 @@ def ints(n: int, value: int = 0) -> MutableSequence[int]:
     return array("q", [value]) * n if COMPILED else [value] * n
 
 
+def places(n: int) -> MutableSequence[int]:
+    """`n` whole numbers of 32 bits, for what is walked through: half as large is sooner at hand."""
+    return array("i", [0]) * n if COMPILED else [0] * n
+
+
 def longer_floats(old: MutableSequence[float], n: int, value: float = 0.0) -> MutableSequence[float]:
     """A copy of `n` numbers that begins with those of `old`."""
     new = floats(n, value)
@@ -30,6 +35,14 @@ def longer_floats(old: MutableSequence[float], n: int, value: float = 0.0) -> Mu
 def longer_ints(old: MutableSequence[int], n: int, value: int = 0) -> MutableSequence[int]:
     """A copy of `n` numbers that begins with those of `old`."""
     new = ints(n, value)
+    for at in range(len(old)):
+        new[at] = old[at]
+    return new
+
+
+def longer_places(old: MutableSequence[int], n: int) -> MutableSequence[int]:
+    """A copy of `n` numbers that begins with those of `old`."""
+    new = places(n)
     for at in range(len(old)):
         new[at] = old[at]
     return new

@@ -258,7 +258,9 @@ class Layer:
     def _used(self, index: int, ticket: Ticket | None, ends_s: float) -> None:
         """A resident piece takes part in a computation, which ends with the ticket; without one at `ends_s`."""
         residency = self.residency
-        if ticket is not None or residency.busy[index] is not None:
+        if ticket is not None:
+            residency.ticketed = True
+        if residency.ticketed:
             residency.busy[index] = ticket
         residency.busy_s[index] = ends_s
         if not residency.used[index]:

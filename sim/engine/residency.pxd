@@ -10,8 +10,9 @@ cdef class Residency:
     cdef readonly bint divided
     cdef public long long[::1] budget_bytes, used_bytes, peak_bytes, layer_budget, layer_used
     cdef object _flags
-    cdef unsigned char[::1] here
-    cdef long long[::1] origin, used, next, prev
+    cdef unsigned char[::1] here, origin, used
+    cdef int[::1] next, prev
+    cdef bint ticketed
     cdef double[::1] arrived_s, busy_s
     cdef readonly list arrival, busy
     cdef readonly dict read_back, room_after

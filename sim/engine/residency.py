@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sim.base.errors import IllegalDecision
-from sim.base.flat import floats, ints, longer_floats, longer_ints
+from sim.base.flat import floats, ints, longer_floats, longer_places, places
 from sim.base.lanes import H2D
 from sim.machine.turn import Turn
 from sim.policy.pieces import Piece, Pieces
@@ -49,19 +49,20 @@ class Residency:
         self.n_known = n
         self._flags = bytearray(n)
         self.here = self._flags
-        self.origin = ints(n)
-        self.used = ints(n)
+        self.origin = bytearray(n)
+        self.used = bytearray(n)
         self.arrived_s = floats(n)
         self.busy_s = floats(n)
         self.arrival: list[Ticket | None] = [None] * n
         self.busy: list[Ticket | None] = [None] * n
+        self.ticketed = False  # whether there has been any ticket among these
         self.read_back: dict[int, Ticket] = {}
         self.room_after: dict[int, tuple[float, tuple[Ticket, ...]]] = {}
         self.n_parts = 0  # resident pieces that are no whole experts in the serving precision
         self._parts: dict[int, list[Piece]] = {}  # those, by the `Piece.index` of their expert
         # Residents in the order they came, as a ring of neighbours that begins and ends at place 0.
-        self.next = ints(n + 1)
-        self.prev = ints(n + 1)
+        self.next = places(n + 1)
+        self.prev = places(n + 1)
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
@@ -195,9 +196,10 @@ class Residency:
         self.here[index] = 1
         self.origin[index] = origin
         self.used[index] = 0
-        if arrival is not None or self.arrival[index] is not None:
+        if arrival is not None:
+            self.ticketed = True
+        if self.ticketed:
             self.arrival[index] = arrival
-        if arrival is not None or self.busy[index] is not None:
             self.busy[index] = arrival
         self.arrived_s[index] = arrived_s
         self.busy_s[index] = arrived_s
@@ -244,9 +246,8 @@ class Residency:
             self.here[index] = 1
             self.origin[index] = 0  # demanded
             self.used[index] = 0
-            if self.arrival[index] is not None:
+            if self.ticketed:
                 self.arrival[index] = None
-            if self.busy[index] is not None:
                 self.busy[index] = None
             self.arrived_s[index] = turn.arrived_s[at]
             self.busy_s[index] = turn.arrived_s[at]
@@ -280,12 +281,12 @@ class Residency:
         more = n - self.n_known
         self._flags = self._flags + bytearray(more)
         self.here = self._flags
-        self.origin = longer_ints(self.origin, n)
-        self.used = longer_ints(self.used, n)
+        self.origin = bytearray(self.origin) + bytearray(more)
+        self.used = bytearray(self.used) + bytearray(more)
         self.arrived_s = longer_floats(self.arrived_s, n)
         self.busy_s = longer_floats(self.busy_s, n)
-        self.next = longer_ints(self.next, n + 1)
-        self.prev = longer_ints(self.prev, n + 1)
+        self.next = longer_places(self.next, n + 1)
+        self.prev = longer_places(self.prev, n + 1)
         self.arrival.extend([None] * more)
         self.busy.extend([None] * more)
         self.n_known = n

@@ -106,7 +106,7 @@ class Service:
             expert = pending.order[at]
             index = turn.first + expert
             if residency.here[index]:
-                if residency.arrived_s[index] > now_s or residency.arrival[index] is not None:
+                if residency.arrived_s[index] > now_s or (residency.ticketed and residency.arrival[index] is not None):
                     return False
                 turn.experts[n_here] = expert
                 turn.arrived_s[n_here] = residency.arrived_s[index]
@@ -143,7 +143,7 @@ class Service:
             if residency.here[index]:
                 turn.experts[n_here] = expert
                 n_here += 1
-                if residency.arrival[index] is not None:
+                if residency.ticketed and residency.arrival[index] is not None:
                     copies.promote(self.pieces.all[index])
                 if self.tells_accessed:
                     self._accessed(self.pieces.all[index], True, self.view)
@@ -256,7 +256,7 @@ class Service:
                 expert = index - turn.first
                 if expert < 0 or expert >= self.n_experts or not self.pending.tokens[expert]:
                     break
-            if residency.busy_s[index] > now_s or residency.busy[index] is not None:
+            if residency.busy_s[index] > now_s or (residency.ticketed and residency.busy[index] is not None):
                 return False
             if residency.origin[index] == 1 and not residency.used[index]:  # a prefetch that was of no use
                 return False
@@ -318,7 +318,7 @@ class Service:
         for at in range(self.n_known, turn.n):
             expert = turn.experts[at]
             index = turn.first + expert
-            if pending.tokens[expert] != 1 or residency.arrival[index] is not None:
+            if pending.tokens[expert] != 1 or (residency.ticketed and residency.arrival[index] is not None):
                 return False
             turn.arrived_s[at] = residency.arrived_s[index]
         if not self.machine.run_turn(turn):
@@ -326,7 +326,7 @@ class Service:
         for at in range(turn.n):
             expert = turn.experts[at]
             index = turn.first + expert
-            if residency.busy[index] is not None:
+            if residency.ticketed:
                 residency.busy[index] = None
             residency.busy_s[index] = turn.ends_s[at]
             if not residency.used[index]:

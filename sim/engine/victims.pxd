@@ -15,7 +15,7 @@ cdef class Victims:
 @cython.final
 cdef class Ring:
     cdef int n_rings
-    cdef long long[::1] next, prev
+    cdef int[::1] next, prev
     cpdef grow(self, int n)
     @cython.locals(at=int, last=int)
     cdef void append(self, int index, int ring) noexcept

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sim.base.errors import IllegalDecision
-from sim.base.flat import COMPILED, ints, longer_ints
+from sim.base.flat import COMPILED, ints, longer_places, places
 from sim.engine.pending_experts import PendingExperts
 from sim.engine.residency import PREFETCHED, Residency
 from sim.machine.turn import Turn
@@ -43,15 +43,15 @@ class Ring:
 
     def __init__(self, n_rings: int) -> None:
         self.n_rings = n_rings
-        self.next = ints(n_rings)
-        self.prev = ints(n_rings)
+        self.next = places(n_rings)
+        self.prev = places(n_rings)
         for ring in range(n_rings):
             self.next[ring] = self.prev[ring] = ring
 
     def grow(self, n: int) -> None:
         """Make places for `n` pieces."""
-        self.next = longer_ints(self.next, self.n_rings + n)
-        self.prev = longer_ints(self.prev, self.n_rings + n)
+        self.next = longer_places(self.next, self.n_rings + n)
+        self.prev = longer_places(self.prev, self.n_rings + n)
 
     def append(self, index: int, ring: int) -> None:
         """A piece comes last."""

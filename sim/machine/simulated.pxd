@@ -57,7 +57,7 @@ cdef class SimulatedMachine(Machine):
     cpdef to_gate(self, int layer)
     @cython.locals(host_s=double)
     cpdef sync(self, Ticket ticket)
-    @cython.locals(stream=Stream, group=Group, operation=Operation, last=Operation, now_s=double, free_s=double,
+    @cython.locals(stream=Stream, group=Group, last=Operation, now_s=double, free_s=double,
                    launched_s=double, waited_s=double, starved_s=double, fits=bint, at=int, arrived_s=double, host_s=double,
                    start_s=double, last_s=double)
     cpdef bint run_turn(self, Turn turn) except -1

@@ -289,18 +289,17 @@ class SimulatedMachine(Machine):
         for at in range(turn.n):
             arrived_s = turn.arrived_s[at]
             if last is not None and fits and arrived_s <= launched_s:
-                operation = last.next if last.next is not None else self._member(last)
+                last = last.next if last.next is not None else self._member(last)
             else:
-                operation = self._leader if self._leader is not None else self._lead()
+                last = self._leader if self._leader is not None else self._lead()
                 launched_s = now_s
                 fits = True
-            last = operation
-            if operation.n == 0:
-                self._used.append(operation)
-            operation.n += 1
+            if last.n == 0:
+                self._used.append(last)
+            last.n += 1
             host_s = now_s
-            now_s += operation.all_s
-            start_s = host_s + operation.first_s
+            now_s += last.all_s
+            start_s = host_s + last.first_s
             if arrived_s > start_s:
                 start_s = arrived_s
                 if start_s > free_s:
@@ -311,11 +310,11 @@ class SimulatedMachine(Machine):
                 starved_s += start_s - free_s
             else:
                 start_s = free_s
-            free_s = start_s + operation.duration_s
+            free_s = start_s + last.duration_s
             if spans is not None:
                 spans("host", "launch expert", turn.layer, turn.experts[at], 1, 0, host_s, now_s)
                 spans(stream.name, "expert", turn.layer, turn.experts[at], 1, 0, start_s, free_s)
-            last_s = now_s + operation.tail_s
+            last_s = now_s + last.tail_s
             if last_s > free_s:
                 # Kernels shorter than their launches: the stream starves between them.
                 starved_s += last_s - free_s
