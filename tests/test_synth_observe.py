@@ -117,7 +117,7 @@ def test_figures_of_published_traces_are_recomputed(public, tmp_path):
     convert([source], tmp_path / "t.safetensors", options=options)
     with Trace(tmp_path / "t.safetensors") as trace:
         found = measured(trace)
-    for part in ("figures", "unions", "reuse", *public.cuts):
+    for part in ("figures", "unions", "reuse", "gate_mass", *public.cuts):
         mine, known = (
             (found[part], getattr(public, part)) if isinstance(part, str) else (found["cuts"][part], public.cuts[part])
         )

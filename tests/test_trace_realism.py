@@ -11,6 +11,7 @@ import pytest
 from tiny_traces import from_rows, tiny_header, tiny_trace
 
 from sim.cli import main
+from traces.convert import Options, convert
 from traces.format.header import Header
 from traces.format.reader import Trace
 from traces.format.requests import Request
@@ -19,8 +20,8 @@ from traces.stats import observe, realism
 from traces.stats.curves import CURVES, belady_curve
 from traces.stats.cuts import cut_figures, union_by_chance, unions, windows
 from traces.stats.public import Printed, public, public_traces
-from traces.stats.realism import judge, nearest
-from traces.stats.reuse import definitions
+from traces.stats.realism import beside_printed, judge, nearest
+from traces.stats.reuse import definitions, gate_mass
 
 
 def fewest_misses(rows, n_experts, size):
@@ -184,7 +185,7 @@ def test_kinds_of_traces():
 
 def test_what_is_printed_has_a_source_and_a_span():
     known = public()
-    for row in (*known.accuracies, *known.unions, *known.reuse):
+    for row in (*known.accuracies, *known.predictors, *known.unions, *known.reuse):
         assert row.source
         low, high = row.span
         assert 0 < low <= high
@@ -235,3 +236,25 @@ def test_both_figures_printed_for_qwen3_are_the_same_one():
     assert real["share"] == pytest.approx(0.444, abs=0.003)
     assert real["share"] / real["popularity"] == pytest.approx(2.0, abs=0.05)
     assert real["share"] > 7 * real["even"], "and nowhere near twice k / experts"
+
+
+def test_gate_mass_by_rank(tmp_path):
+    """Two tokens, one layer: 3/4 and 1/4, 1/2 and 1/2 once divided by their sum, in whatever order they stand."""
+    rows = [{"experts": [[0, 1]], "weights": [[0.6, 0.2]]}, {"experts": [[1, 2]], "weights": [[0.1, 0.1]]}]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = Options(n_experts=4, model="m", renormalised=False)
+    with Trace(convert([path], tmp_path / "t.safetensors", options=options).path) as trace:
+        assert gate_mass(observe.sample(trace)) == pytest.approx([0.625, 0.375], abs=1e-3)
+    path.write_text("".join(json.dumps({"experts": row["experts"]}) + "\n" for row in rows))
+    with Trace(convert([path], tmp_path / "bare.safetensors", options=options).path) as trace:
+        assert gate_mass(observe.sample(trace)) == []
+
+
+def test_predictions_are_held_against_what_is_printed_layer_by_layer():
+    row = Printed(model="m", n_experts=8, top_k=2, what="x", by_layer=[None, 0.5, 0.75, None], source="s")
+    assert beside_printed([None, 0.625, 0.5, 0.9], row) == pytest.approx((-0.0625, -0.25, 2))
+    assert beside_printed([None, 0.6], row) is None, "another number of layers"
+    (table,) = (row for row in public().accuracies if row.by_layer)
+    assert (len(table.by_layer), table.by_layer[0], min(table.by_layer[1:])) == (32, None, table.low)
+    assert sum(table.by_layer[1:]) / 31 == pytest.approx(table.mean, abs=0.006)

@@ -80,6 +80,7 @@ def _facts(told: Realism) -> dict[str, Any]:
         "figures": told.figures,
         "unions": told.unions,
         "reuse": told.reuse,
+        "gate_mass": told.gate_mass,
         "published": {reference.name: reference.cuts[told.cut] for reference in told.references},
         "findings": [{"about": f.about, "holds": f.holds, "says": f.says} for f in told.findings],
         "line": told.line,
@@ -103,12 +104,13 @@ def _page(told: Realism) -> None:
 def _beside(told: Realism) -> list[str]:
     """What papers and logs print of models of this shape."""
     from traces.stats.public import public
-    from traces.stats.realism import printed
+    from traces.stats.realism import beside_printed, printed
 
     n_experts, top_k = told.n_experts, told.top_k
     known = public()
     lists: tuple[tuple[str, list[Printed]], ...] = (
         ("predicted one layer ahead", known.accuracies),
+        ("another predictor's", known.predictors),
         ("asked for by a batch", known.unions),
         ("shared with the token before", known.reuse),
     )
@@ -120,7 +122,13 @@ def _beside(told: Realism) -> list[str]:
                 value = f"{low:g} of {row.n_experts} by {row.batch}"
             else:
                 value = show_frac(low) if low == high else f"{show_frac(low)} to {show_frac(high)}"
-            found.append(f"printed, {what}: {value} ({row.model}, {row.what}; {row.source})")
+            apart = beside_printed(told.accuracy, row)
+            layers = (
+                f"; by layer here {100 * apart[0]:+.1f} points, {100 * apart[1]:+.0f} in layer {apart[2]}"
+                if apart
+                else ""
+            )
+            found.append(f"printed, {what}: {value} ({row.model}, {row.what}; {row.source}){layers}")
     return found
 
 
@@ -156,6 +164,8 @@ def _title(name: str, told: Realism) -> str:
     if kind == "union":
         chance = union_by_chance(int(batch), told.n_experts, told.top_k)
         return f"experts of a layer for {batch} requests ({chance:.1f} by chance)"
+    if kind == "mass":
+        return f"gate mass of rank {batch}"
     return REUSE[batch] if kind == "reuse" else title(name)
 
 

@@ -19,7 +19,7 @@ from sim.base.files import read_yaml, to_struct
 from traces.format.reader import Trace
 from traces.stats import observe
 from traces.stats.cuts import CUTS, cut_figures, unions
-from traces.stats.reuse import definitions
+from traces.stats.reuse import definitions, gate_mass
 from traces.stats.summary import Summary, summarise
 
 Figure = Annotated[float, Meta(ge=0, le=1)]
@@ -30,7 +30,8 @@ class PublicTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Figures of one published trace; `files` is what was converted, `figures` as in `summary.Summary`.
 
     cuts: rows of a stretch -> its figures (`cuts.cut_figures`). unions: batch -> experts asked for together. reuse:
-    how much tokens in a row share, by definition (`reuse.definitions`).
+    how much tokens in a row share, by definition (`reuse.definitions`). gate_mass: share of a token's weight that its
+    first, second, ... expert has (`reuse.gate_mass`); empty without weights.
     """
 
     name: str
@@ -49,6 +50,7 @@ class PublicTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cuts: dict[int, dict[str, Figure]]
     unions: dict[int, float]
     reuse: dict[str, Figure]
+    gate_mass: list[Figure]
 
     def summary(self) -> Summary:
         """The same as a summary."""
@@ -56,7 +58,10 @@ class PublicTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Printed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A figure that somebody prints of a model's routing: `low` to `high`, by layer or by prompt, and its mean."""
+    """A figure that somebody prints of a model's routing: `low` to `high`, by layer or by prompt, and its mean.
+
+    by_layer: by the layer that is predicted, null where none is printed.
+    """
 
     model: str
     n_experts: int
@@ -66,6 +71,7 @@ class Printed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     low: float | None = None
     high: float | None = None
     batch: int | None = None
+    by_layer: list[Figure | None] | None = None
     source: str
 
     @property
@@ -78,13 +84,15 @@ class Printed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class Public(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of `public.yaml`.
 
-    accuracies: share of a layer's experts that its gate names one layer ahead. unions: distinct experts of a layer
-    that a batch asks for. reuse: share of a token's experts that the token before chose.
+    accuracies: share of a layer's experts that its gate names one layer ahead. predictors: what other predictors reach,
+    each by its own measure. unions: distinct experts of a layer that a batch asks for. reuse: share of a token's
+    experts that the token before chose.
     """
 
     schema: Literal["moesim.public-stats/2"]
     traces: list[PublicTrace]
     accuracies: list[Printed]
+    predictors: list[Printed]
     unions: list[Printed]
     reuse: list[Printed]
 
@@ -117,6 +125,7 @@ def measured(trace: Trace) -> dict[str, Any]:
         "cuts": {n: {k: round(v, 4) for k, v in found.items()} for n, found in cuts.items() if found},
         "unions": {batch: round(value, 2) for batch, value in unions(rows).items()},
         "reuse": {name: _rounded(value) for name, value in definitions(rows).items()},
+        "gate_mass": [_rounded(value) for value in gate_mass(rows)],
     }
 
 

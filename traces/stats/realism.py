@@ -17,7 +17,7 @@ from traces.stats.curves import CURVES, capacities
 from traces.stats.cuts import CUTS, PLAIN, cut_figures, unions
 from traces.stats.observe import Sample
 from traces.stats.public import Printed, PublicTrace, public
-from traces.stats.reuse import definitions
+from traces.stats.reuse import definitions, gate_mass
 
 QUICK = ("lru", "lfu", "lcp")  # whose order the verdict is about
 ORDER_MARGIN = 0.01  # two published hit rates that differ by less have no order
@@ -63,6 +63,8 @@ class Realism:
     figures: dict[str, float]
     unions: dict[int, float]
     reuse: dict[str, float]
+    gate_mass: list[float]
+    accuracy: list[float | None]
     rows: list[Row] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -112,6 +114,8 @@ def judge(trace: Trace, quick: bool = False) -> Realism:
         figures,
         together,
         {} if quick else definitions(rows),
+        [] if quick else gate_mass(rows),
+        [] if quick else _by_layer(trace, rows),
     )
     if not quick:
         told.rows.extend(_rows(told))
@@ -147,7 +151,32 @@ def _rows(told: Realism) -> list[Row]:
         found.append(Row(f"union_{batch}", value, beside, share=False))
     for name, value in told.reuse.items():
         found.append(Row(f"reuse_{name}", value, tuple(t.reuse.get(name) for t in told.references)))
+    for rank, value in enumerate(told.gate_mass):
+        found.append(Row(f"mass_{rank + 1}", value, tuple(_at(t.gate_mass, rank) for t in told.references)))
     return found
+
+
+def _at(values: list[float], rank: int) -> float | None:
+    return values[rank] if rank < len(values) else None
+
+
+def _by_layer(trace: Trace, rows: Sample) -> list[float | None]:
+    """Accuracy of the predictions one layer ahead, by the layer that is predicted; None where none is."""
+    if "next_scores_1" not in trace.levels:
+        return []
+    seen = observe.prediction_overlap(rows, "next_scores_1", 1)[:-1]
+    return [None, *(None if value != value else float(value) for value in seen)]
+
+
+def beside_printed(here: list[float | None], row: Printed) -> tuple[float, float, int] | None:
+    """Mean difference from what is printed layer by layer, the largest, and its layer; None where it is not."""
+    if row.by_layer is None or len(row.by_layer) != len(here):
+        return None
+    apart = [
+        (a - b, i) for i, (a, b) in enumerate(zip(here, row.by_layer, strict=True)) if a is not None and b is not None
+    ]
+    worst, layer = max(apart, key=lambda pair: abs(pair[0]))
+    return sum(value for value, _ in apart) / len(apart), worst, layer
 
 
 def _findings(told: Realism, trace: Trace, rows: Sample) -> list[Finding]:

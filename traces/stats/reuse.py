@@ -1,4 +1,5 @@
-"""How much a token's experts repeat those of the token before, by every definition under which figures are printed.
+"""How much a token's experts repeat those of the token before, by every definition under which figures are printed;
+and how a token's weight is spread over them.
 
 The same trace gives figures that differ threefold, so a printed one says nothing without its definition.
 """
@@ -48,3 +49,23 @@ def definitions(rows: Sample) -> dict[str, float]:
 def _by_popularity(rows: Sample, own: Ints) -> float:
     popular = observe.popularity(replace(rows, experts=rows.experts[own]))
     return float(((popular**2).sum(axis=-1) / popular.sum(axis=-1)).mean())
+
+
+def gate_mass(rows: Sample) -> list[float]:
+    """[rank] -> share of a token's weight that the expert of this rank has, means over layers and tokens.
+
+    Whether the gate renormalises makes no difference. Empty without weights.
+    """
+    trace = rows.trace
+    if "weights" not in trace.levels:
+        return []
+    total, n = np.zeros(trace.top_k), 0
+    for request in rows.requests:
+        for first in range(request.first_row, request.end_row, _AT_ONCE):
+            given = trace.weights(first, min(first + _AT_ONCE, request.end_row))
+            whole = given.sum(axis=-1, keepdims=True)
+            known = whole[..., 0] > 0
+            ranked = -np.sort(-given, axis=-1)
+            total += np.divide(ranked, whole, out=np.zeros_like(ranked), where=whole > 0).sum(axis=(0, 1))
+            n += int(known.sum())
+    return [float(value) for value in total / n] if n else []
