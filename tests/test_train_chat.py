@@ -97,6 +97,7 @@ def test_a_packed_recording_says_what_the_full_one_says_within_its_bits(tmp_path
         assert check_trace(packed) == []
         assert packed.header.model_source.startswith("small model with the routing shape of " + name)
         assert ", begun from old (" in packed.header.model_source
+        assert packed.header.tokenizer.startswith("byte-level BPE of 64 tokens")
         assert "Lengths of nobody. Fewer bits: scores: mean error" in packed.header.notes
         assert [r.arrival_s for r in packed.requests] == [r["arrival_s"] for r in chat]
         assert [r.outputs for r in packed.requests] == [r["output_tokens"] for r in chat]

@@ -118,7 +118,7 @@ def rows_of(trace: Trace, a: int, b: int, decode: bool) -> dict[str, Array]:
     return {"experts": trace.experts[a:b], "token_ids": trace.token_ids[a:b], **found}
 
 
-def header_of(trace: Trace, checkpoint: Path, name: str, cut: str) -> Header:
+def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int) -> Header:
     """What the trace is and is not, from the recording, the training log and the evaluation."""
     log, evaluation = read_facts(checkpoint / "training_log.json"), read_facts(checkpoint / "evaluation.json")
     settings, header = log["settings"], trace.header
@@ -133,6 +133,7 @@ def header_of(trace: Trace, checkpoint: Path, name: str, cut: str) -> Header:
             f"{log['torch']}, seed {settings['seed']}); not the published {settings['shape']}"
         ),
         weights_kind="derived",
+        tokenizer=f"byte-level BPE of {n_tokens} tokens trained on the same corpus",
         text_source="documentation and text packages of Debian listed in traces/train/corpus.yaml",
         text_licence="free licences per package, listed in traces/train/corpus.yaml; recorded text is the model's own",
         notes=f"Prompts are cut from held-out documents. {cut} {header.notes}",
@@ -153,7 +154,9 @@ def pack(recording: Path, checkpoint: Path, out: Path, cut: str) -> dict[str, Co
             for name, cost in costs.items():
                 cost.add(rows[name])
         told = "Fewer bits: " + "; ".join(str(cost) for cost in costs.values()) + "."
-        header = header_of(trace, checkpoint, out.name.removesuffix(".safetensors"), f"{cut} {told}".strip())
+        header = header_of(
+            trace, checkpoint, out.name.removesuffix(".safetensors"), f"{cut} {told}".strip(), len(table)
+        )
         layout = layout_of(trace.n_experts, trace.top_k)
         with TraceWriter(out, header, layout, table) as writer:
             for request in trace.requests:
