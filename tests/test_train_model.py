@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch", reason="needs torch (pip install 'moe-offlo
 pytest.importorskip("transformers", reason="needs transformers (pip install 'moe-offload-sim[torch]')")
 pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transformers)")
 
+from safetensors import safe_open  # noqa: E402
+
 from traces.train import model as models  # noqa: E402
 from traces.train.balance import SelectionBias  # noqa: E402
 from traces.train.fast import FastModel, dense_experts, losses, route, sorted_experts  # noqa: E402
@@ -174,7 +176,9 @@ def test_a_killed_run_goes_on_to_the_bits_of_one_that_was_not(data, tmp_path, mo
     )
     whole = Trainer(settings, data, tmp_path / "whole")
     whole.run()
-    assert (tmp_path / "whole" / "resume" / "before_decay.bin").exists()
+    with safe_open(tmp_path / "whole" / "resume" / "before_decay.bin", framework="pt") as stored:
+        assert torch.equal(stored.get_tensor("bias"), whole.bias.values)  # it stands still while it fades
+    assert whole.bias.values.abs().max() >= 2e-3
 
     out = tmp_path / "killed"
     first = Trainer(settings, data, out)
@@ -200,6 +204,22 @@ def test_a_killed_run_goes_on_to_the_bits_of_one_that_was_not(data, tmp_path, mo
     assert torch.equal(whole.bias.values, again.bias.values)
     curves = [[{k: v for k, v in entry.items() if k != "seconds"} for entry in t.entries] for t in (whole, again)]
     assert curves[0] == curves[1]
+
+
+def test_a_run_goes_on_from_before_its_decay_as_if_it_had_been_longer(data, tmp_path):
+    short = run_settings(minutes=0, steps=10, decay_steps=4, balance="bias")
+    longer = dataclasses.replace(short, steps=13)
+    Trainer(short, data, tmp_path / "short").run()
+    resume = tmp_path / "short" / "resume"
+    (resume / "before_decay.bin").replace(resume / "state.bin")
+    again = Trainer(longer, data, tmp_path / "short")
+    assert again.restore()
+    assert again.step == 6
+    whole = Trainer(longer, data, tmp_path / "whole")
+    for trainer in (again, whole):
+        trainer.run()
+    for old, new in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(old, new)
 
 
 def test_a_bias_lifts_what_is_chosen_too_rarely_and_leaves_weights_to_the_scores():

@@ -3,8 +3,9 @@
 Wang et al., Auxiliary-Loss-Free Load Balancing (arXiv 2408.15664), as in DeepSeek-V3: experts are chosen by score plus
 bias and weighted by score alone; after every step the bias of an expert that got more than an equal share falls by a
 fixed amount, and that of one that got less rises. What it evens out is the load over all text, so tasks stay free to
-prefer experts of their own, which a loss on every batch works against. The bias belongs to training: it is faded out
-while the learning rate decays, and the checkpoint is a model of its class, whose choice follows from its scores.
+prefer experts of their own, which a loss on every batch works against. The bias belongs to training: it stands still
+and is faded out while the learning rate decays (moved on without effect it would grow without end), and the checkpoint
+is a model of its class, whose choice follows from its scores.
 """
 
 from __future__ import annotations

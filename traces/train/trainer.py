@@ -146,7 +146,8 @@ class Trainer:
             self.fast.bias = self.bias.applied(self.settled())
         with self.autocast:
             entropy, balance, load = self.fast(ids, labels)
-        if self.bias is not None:
+        settling = cfg.steps > 0 and self.step >= cfg.steps - cfg.decay_steps
+        if self.bias is not None and not settling:
             self.bias.update(load.detach())
         torch.autograd.backward(entropy + self.aux_coef * balance)
         if cfg.workers > 1:
