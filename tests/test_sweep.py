@@ -209,7 +209,7 @@ class TestKills:
             process = subprocess.Popen(
                 [sys.executable, "-m", "sim", *self.words(trace, out)], stdout=-3, stderr=-3, start_new_session=True
             )
-            seen, deadline_s = len(written), time.monotonic() + 60
+            seen, deadline_s = len(written), time.monotonic() + 180
             while process.poll() is None and len(list(out.glob("points/*.json"))) <= seen:
                 assert time.monotonic() < deadline_s
                 time.sleep(0.002)

@@ -31,7 +31,7 @@ class Cluster:
         self.file, self.folder = folder / "scheduler.json", folder
         self.processes: list[subprocess.Popen[bytes]] = []
         self.start("dask_scheduler", "--scheduler-file", str(self.file), "--port", "0", "--no-dashboard")
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 180
         while not self.file.exists():
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
@@ -67,7 +67,7 @@ def test_a_worker_that_is_killed_loses_nothing(capsys: Any, cluster: Cluster, tm
     there = [*words, "--out", tmp_path / "there", "--cluster", cluster.address]
     command = [sys.executable, "-m", "sim", *map(str, there)]
     with subprocess.Popen(command, stdout=-1, stderr=-1) as sweep:
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 180
         while len(list((tmp_path / "there").glob("points/*.json"))) < 2 and sweep.poll() is None:
             assert time.monotonic() < deadline_s
             time.sleep(0.005)
