@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SHAPE = re.compile(r"^([0-9]{1,4})x([0-9]{1,4})(?:,k=|,|k)([0-9]{1,4})$")
 _EPILOG = (
-    "Example: moesim traces synth mixtral-8x7b-small --model deepseek-v3-r1 --requests 20 -o big.safetensors. "
+    "Example: moesim traces synth qwen3-30b-a3b --model deepseek-v3-r1 --requests 20 -o big.safetensors. "
     "Without --out, only what was fitted is shown. docs/synthetic_traces.md explains the model."
 )
 
