@@ -15,10 +15,8 @@ from sim.base.errors import BadInput
 
 
 def dense(weight, scale=1.0, bias=0.0):
-    kind = str(weight.dtype)
-    exact = np.float32 if kind == "int8" else np.float64
     n = len(weight)
-    return Dense(np.ascontiguousarray(weight.T.astype(exact)), np.full(n, scale), np.full(n, bias), LIMITS[kind])
+    return Dense(weight, np.full(n, scale), np.full(n, bias))
 
 
 @pytest.mark.parametrize("kind", ["int8", "int16"])
@@ -39,7 +37,7 @@ def test_products_are_exact_at_the_extremes_and_in_any_order(kind, width):
 def test_a_network_by_hand():
     # (3, -2) -> relu(0.5 * (1*3 + 2*-2)) = 0, relu(0.5 * (4*3 - 1*-2) + 1) = 8 -> 2 * 8 - 3
     first = dense(np.array([[1, 2], [4, -1]], dtype=np.int16), 0.5)
-    first = Dense(first.weight, first.scale, np.array([0.0, 1.0]), first.limit)
+    first = Dense(first.stored, first.scale, np.array([0.0, 1.0]))
     second = dense(np.array([[5, 2]], dtype=np.int8), 1.0, -3.0)
     assert IntMlp([first, second]).scores(np.array([[3.0, -2.0]])).tolist() == [[13.0]]
     # What the next layer takes is capped: 4 * 100 * 0.5 + 1 = 201 becomes 127.

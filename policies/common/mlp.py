@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,20 @@ LIMITS = {"int8": 127, "int16": 32767}  # largest activation that weights of a t
 class Dense:
     """One fully connected layer with its normalisation folded in."""
 
-    weight: NDArray[Any]  # [in, out]: integers, float32 where stored as int8, float64 where stored as int16
+    stored: NDArray[Any]  # [out, in], int8 or int16
     scale: Floats
     bias: Floats
-    limit: int
+
+    @property
+    def limit(self) -> int:
+        """The largest activation that its weights are multiplied with."""
+        return LIMITS[str(self.stored.dtype)]
+
+    @cached_property
+    def weight(self) -> NDArray[Any]:
+        """[in, out], integers in floats that hold every sum: float32 for int8, float64 for int16."""
+        exact = np.float32 if self.stored.dtype == np.int8 else np.float64
+        return np.ascontiguousarray(self.stored.T.astype(exact))
 
     def product(self, x: Floats) -> Floats:
         """x [n, in] @ weight, exactly."""
@@ -121,18 +132,10 @@ def mlp_of(tensors: Mapping[str, NDArray[Any]], n_in: int, n_out: int, path: Pat
         if not (np.isfinite(scale).all() and np.isfinite(bias).all()):
             raise BadInput(f"{path}: scale.{at} or bias.{at}: not finite; train it again")
         kind = str(weight.dtype)
-        exact = np.float32 if kind == "int8" else np.float64
         # The most negative int8 and int16 would break the bounds that exactness rests on.
-        if int(np.abs(weight.astype(np.int32)).max(initial=0)) > LIMITS[kind]:
+        if int(weight.min(initial=0)) < -LIMITS[kind]:
             raise BadInput(f"{path}: weight.{at}: values lie in [-{LIMITS[kind]}, {LIMITS[kind]}]; train it again")
-        layers.append(
-            Dense(
-                np.ascontiguousarray(weight.T.astype(exact)),
-                scale.astype(np.float64),
-                bias.astype(np.float64),
-                LIMITS[kind],
-            )
-        )
+        layers.append(Dense(weight, scale.astype(np.float64), bias.astype(np.float64)))
         width = weight.shape[0]
     if not layers or width != n_out:
         raise BadInput(
