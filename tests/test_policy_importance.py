@@ -29,8 +29,9 @@ from traces.format.writer import write_trace
 
 
 def routed(rows, chosen, there, rule="text", alpha=0.25, **options):
-    tokens = [Token.of(row, ids) for row, ids in zip(rows, chosen, strict=True)]
-    return route(tokens, Thresholds(alpha, rule), rule, set(there).__contains__, **options)
+    thresholds = Thresholds(alpha, rule)
+    tokens = [Token.of(row, ids, thresholds) for row, ids in zip(rows, chosen, strict=True)]
+    return route(tokens, rule, set(there).__contains__, **options)
 
 
 def scores(n=9, **of):
@@ -125,11 +126,11 @@ def test_the_code_waits_for_nobody_in_c():
 
 
 def test_a_score_at_the_threshold():
-    token = Token.of([1250, 1000, 0], [0])
-    assert [Thresholds(0.25, rule).top(token) for rule in ("text", "alg1", "code")] == [[], [], [0]]
+    tops = [Token.of([1250, 1000, 0], [0], Thresholds(0.25, rule)).top for rule in ("text", "alg1", "code")]
+    assert tops == [[], [], [0]]
     # (1 + alpha) beta is compared exactly: 0.1 is no binary fraction, 1.1 x 1000 is 1100 all the same.
-    assert Thresholds(0.1, "text").top(Token.of([1100, 1000], [0])) == []
-    assert Thresholds(0.1, "text").top(Token.of([1101, 1000], [0])) == [0]
+    assert Token.of([1100, 1000], [0], Thresholds(0.1, "text")).top == []
+    assert Token.of([1101, 1000], [0], Thresholds(0.1, "text")).top == [0]
 
 
 def test_with_every_expert_chosen_nobody_is_replaced():
@@ -188,7 +189,7 @@ def test_the_text_rule_against_a_naive_one(data):
     for rule in ("text", "alg1", "code"):
         for row, before, after in zip(rows, chosen, routed(rows, chosen, there, rule, alpha), strict=True):
             assert len(set(after)) == k
-            top = Thresholds(alpha, rule).top(Token.of(row, before))
+            top = Token.of(row, before, Thresholds(alpha, rule)).top
             assert [e for e in before if e in top] == [e for e in after if e in top]
         gathered = {e for ids in routed(rows, chosen, there, rule, alpha) for e in ids}
         assert gathered <= {e for ids in routed(rows, chosen, there, rule, alpha, by_batch=False) for e in ids} | (
@@ -293,12 +294,12 @@ def test_a_token_alone_is_routed_as_a_batch_of_one(rule, data):
     thresholds = Thresholds(0.25, rule)
     alone = LoneToken(thresholds, rule, k)
     (roles,) = alone.roles(np.array([[row]], dtype=float), np.array([[chosen]]))
-    token = Token.of(row, chosen)
-    assert roles.top == thresholds.top(token)
+    token = Token.of(row, chosen, thresholds)
+    assert roles.top == token.top
     swaps = alone.swaps(roles, there.__contains__)
-    assert [swaps.get(e, e) for e in chosen] == route([token], thresholds, rule, there.__contains__)[0]
+    assert [swaps.get(e, e) for e in chosen] == route([token], rule, there.__contains__)[0]
     best = sorted(range(len(row)), key=lambda e: (-row[e], e))[:k]
-    assert alone.foreseen(np.array([[row]], dtype=float), True) == [thresholds.top(Token.of(row, best))]
+    assert alone.foreseen(np.array([[row]], dtype=float), True) == [Token.of(row, best, thresholds).top]
     assert alone.foreseen(np.array([[row]], dtype=float), False) == [best]
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from policies.importance.balance import Costs, Missing, by_batch, one_pass, two_pointers
 from policies.importance.cache import Leaving, ScoreWindow
-from policies.importance.router import LoneToken, Thresholds, Token, route
+from policies.importance.router import LoneToken, Thresholds, Token, route, tokens_of
 from sim.policy import (
     PREFILL,
     Assignment,
@@ -201,6 +201,7 @@ class Importance(Policy):
             [view.piece(layer, expert) for expert in range(view.n_experts)] for layer in range(view.n_layers)
         ]
         self._roles, self._names, self._averages = self._alone.roles, self._named, self._window.averages
+        self._tokens = self._tokens_of
         self._run_gpu = [RunGpu(expert) for expert in range(view.n_experts)]
         self._run_cpu = [RunCpu(expert) for expert in range(view.n_experts)]
         self._fetches = [[Fetch(piece) for piece in pieces] for pieces in self._pieces]
@@ -242,13 +243,16 @@ class Importance(Policy):
                 return None
             swaps = self._alone.swaps(roles, on_gpu)
             return Assignment([[swaps.get(expert, expert) for expert in gate.needs]]) if swaps else None
-        ids = gate.ids.tolist()
-        tokens = [Token.of(row, chosen) for row, chosen in zip(gate.scores.astype(np.int64).tolist(), ids, strict=True)]
-        self._count_right(gate, {expert for token in tokens for expert in self._thresholds.top(token)})
+        tokens = gate.by_layer(self._tokens, "scores", "ids")
+        self._count_right(gate, {expert for token in tokens for expert in token.top})
         if self.low_score_rule == "none":
             return None
-        routed = route(tokens, self._thresholds, str(self.low_score_rule), on_gpu, self.couple, self._by_batch)
-        return None if routed == ids else Assignment(np.array(routed))
+        routed = route(tokens, str(self.low_score_rule), on_gpu, self.couple, self._by_batch)
+        return None if routed == [token.chosen for token in tokens] else Assignment(routed)
+
+    def _tokens_of(self, scores: NDArray[np.float64], ids: NDArray[np.int64]) -> list[list[Token]]:
+        """By layer, what Algorithm 1 knows of each token, of gate scores [n, L, E] and the experts chosen [n, L, K]."""
+        return tokens_of(scores, ids, self._thresholds)
 
     # -- serving a layer (section 4.2, Figure 9) --------------------------------------------------------------------
 
@@ -357,23 +361,13 @@ class Importance(Policy):
 
     def _foresee(self, gate: Gate, view: View) -> list[int]:
         """What to load for the next layer, best first; computed on the GPU after the hits."""
-        if gate.iteration.n_tokens == 1:
-            self._predicted = gate.by_layer(self._names, "shared_scores")
-        else:
-            best: dict[int, int] = {}
-            rows = gate.shared_scores
-            for row, (chosen,) in zip(
-                rows.astype(np.int64).tolist(), map(self._named, rows[:, None, None]), strict=True
-            ):
-                for expert in chosen:
-                    best[expert] = max(best.get(expert, 0), row[expert])
-            self._predicted = sorted(best, key=lambda e: (-best[e], e))
+        self._predicted = gate.by_layer(self._names, "shared_scores")
         if self.prefetch == "one":  # the first one missing, as a set of small integers yields them
             return [e for e in sorted(self._predicted) if not view.holds(self._pieces[gate.layer + 1][e])][:1]
         return self._predicted
 
     def _named(self, scores: NDArray[np.float64]) -> list[list[int]]:
-        """By layer, what one token's predicted scores [1, L, E] name."""
+        """By layer, what predicted scores [n, L, E] name."""
         return self._alone.foreseen(scores, only_top=self.prefetch != "top_k")
 
     def placed(self, piece: Piece, view: View) -> None:

@@ -7,7 +7,6 @@ depends on rounding. All functions see the tokens of one layer in one decode ite
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,22 +14,8 @@ from numpy.typing import NDArray
 
 Score = int | NDArray[np.int64]  # of one expert, or of many at once
 
+UNNAMED = -1  # below every score
 UNIT = 1_000_000  # alpha in millionths: (1 + alpha) x beta stays a whole number
-
-
-@dataclass(frozen=True)
-class Token:
-    """One token's scores [E] as integers, its chosen experts in router order, and beta, the (k+1)-th highest score."""
-
-    scores: Sequence[int]
-    chosen: Sequence[int]
-    beta: int
-
-    @staticmethod
-    def of(scores: Sequence[int], chosen: Sequence[int]) -> Token:
-        """With no (k+1)-th expert beta is 0: nothing can replace anybody."""
-        ordered = sorted(scores, reverse=True)
-        return Token(scores, chosen, ordered[len(chosen)] if len(chosen) < len(ordered) else 0)
 
 
 class Thresholds:
@@ -58,9 +43,48 @@ class Thresholds:
             return (above >= 0) & (score <= beta)
         return (above > 0 if self._rule == "code" else above >= 0) & (score < beta)
 
-    def top(self, token: Token) -> list[int]:
-        """Top-score experts among the chosen, in router order."""
-        return [e for e in token.chosen if self.is_top(token.scores[e], token.beta)]
+
+class Token(NamedTuple):
+    """A token of a batch at one layer, as Algorithm 1 sees it."""
+
+    scores: list[int]
+    chosen: list[int]  # in router order
+    top: list[int]  # those of them that must be computed as they are
+    near: list[int]  # alternatives to the others, by id
+
+    @staticmethod
+    def of(scores: Sequence[int], chosen: Sequence[int], thresholds: Thresholds) -> Token:
+        """One token at one layer."""
+        return tokens_of(np.array([[scores]], dtype=np.float64), np.array([[chosen]], dtype=np.int64), thresholds)[0][0]
+
+
+def beta_of(row: NDArray[np.int64], top_k: int) -> NDArray[np.int64]:
+    """The (k+1)-th highest of the last axis, [..., 1]; with no such expert 0: nothing can replace anybody."""
+    if top_k >= row.shape[-1]:
+        return np.zeros((*row.shape[:-1], 1), dtype=np.int64)
+    return np.sort(row, axis=-1)[..., -top_k - 1, None]
+
+
+def tokens_of(scores: NDArray[np.float64], ids: NDArray[np.int64], thresholds: Thresholds) -> list[list[Token]]:
+    """By layer a batch's tokens, of gate scores [n, L, E] and the experts chosen [n, L, K]."""
+    row = scores.astype(np.int64).swapaxes(0, 1)
+    chosen = ids.swapaxes(0, 1)
+    beta = beta_of(row, ids.shape[2])
+    top = thresholds.is_top(np.take_along_axis(row, chosen, 2), beta)
+    near = thresholds.is_alternative(row, beta)
+    np.put_along_axis(near, chosen, False, axis=2)
+    return [
+        [
+            Token(one, experts, [e for e, is_top in zip(experts, tops, strict=True) if is_top], others)
+            for one, experts, tops, others in zip(*layer, strict=True)
+        ]
+        for layer in zip(row.tolist(), chosen.tolist(), top.tolist(), _places(near), strict=True)
+    ]
+
+
+def _places(chosen: NDArray[np.bool_]) -> list[list[list[int]]]:
+    """Where each row [L, n, E] is true."""
+    return [[[e for e, is_near in enumerate(row) if is_near] for row in layer] for layer in chosen.tolist()]
 
 
 class Roles(NamedTuple):
@@ -84,7 +108,7 @@ class LoneToken:
     def roles(self, scores: NDArray[np.float64], ids: NDArray[np.int64]) -> list[Roles]:
         """By layer, of gate scores [1, L, E] and the experts chosen [1, L, K]."""
         row, chosen = scores[0].astype(np.int64), ids[0]
-        beta = self._beta(row)
+        beta = beta_of(row, self._top_k)
         top = self._thresholds.is_top(np.take_along_axis(row, chosen, 1), beta)
         near = self._thresholds.is_alternative(row, beta)
         np.put_along_axis(near, chosen, False, axis=1)
@@ -99,20 +123,23 @@ class LoneToken:
         return found
 
     def foreseen(self, scores: NDArray[np.float64], only_top: bool) -> list[list[int]]:
-        """By layer, the top-score experts (or the top k) that predicted scores [1, L, E] name, best first."""
-        row = scores[0].astype(np.int64)
-        best = best_first(row)[:, : self._top_k]
-        if not only_top:
-            found: list[list[int]] = best.tolist()
-            return found
-        n_top = self._thresholds.is_top(np.take_along_axis(row, best, 1), self._beta(row)).sum(axis=1)
-        return [experts[:n] for experts, n in zip(best.tolist(), n_top.tolist(), strict=True)]
+        """By layer, the top-score experts (or the top k) that predicted scores [n, L, E] name, best first.
 
-    def _beta(self, row: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The (k+1)-th highest score of each layer [L, 1]; 0 where there is none."""
-        if self._top_k >= row.shape[1]:
-            return np.zeros((len(row), 1), dtype=np.int64)
-        return np.sort(row, axis=1)[:, -self._top_k - 1, None]
+        Of several tokens' an expert counts by the highest score among those that name it.
+        """
+        row = scores.astype(np.int64)
+        best = best_first(row)[:, :, : self._top_k]
+        score = np.take_along_axis(row, best, 2)
+        if only_top:
+            score[~self._thresholds.is_top(score, beta_of(row, self._top_k))] = UNNAMED
+        highest, order = score[0], best[0]
+        if len(row) > 1:
+            named = np.full(row.shape, UNNAMED)
+            np.put_along_axis(named, best, score, axis=2)
+            highest = named.max(axis=0)
+            order = best_first(highest)
+        n_named = (highest > UNNAMED).sum(axis=1)
+        return [experts[:n] for experts, n in zip(order.tolist(), n_named.tolist(), strict=True)]
 
     def swaps(self, roles: Roles, on_gpu: Callable[[int], bool]) -> dict[int, int]:
         """Who replaces whom."""
@@ -124,13 +151,12 @@ class LoneToken:
 
 
 def best_first(row: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Experts of each layer [L, E] by score, ties to the lowest id."""
-    return np.argsort(-row, axis=1, kind="stable")
+    """Experts by score along the last axis, ties to the lowest id."""
+    return np.argsort(-row, axis=-1, kind="stable")
 
 
 def route(
     tokens: Sequence[Token],
-    thresholds: Thresholds,
     rule: str,
     on_gpu: Callable[[int], bool],
     couple: bool = True,
@@ -147,41 +173,38 @@ def route(
         by_batch: prefer alternatives that more tokens of the batch use, those that are low-score there and not on the
             GPU among them (section 5.4; `merge`). The code has no such rule.
     """
-    tops = [thresholds.top(token) for token in tokens]
-    union = {e for top in tops for e in top}
+    union = {e for token in tokens for e in token.top}
     used_by: dict[int, int] = {}
     for token in tokens:
         for e in token.chosen:
             used_by[e] = used_by.get(e, 0) + 1
+    there = {e for e in used_by if on_gpu(e)}  # of those chosen; of alternatives it is asked as they come up
+    lacking = False
     routed = []
-    for token, top in zip(tokens, tops, strict=True):
+    for _, chosen, top, near in tokens:
         certain = union if couple else set(top)
-        low = [e for e in token.chosen if e not in top]
-        if rule != "alg1" and all(e in certain or on_gpu(e) for e in low):
-            routed.append(list(token.chosen))  # nobody has to go
-            continue
-        chosen = set(token.chosen)
-        near = [
-            e
-            for e in range(len(token.scores))
-            if e not in chosen and thresholds.is_alternative(token.scores[e], token.beta)
-        ]
+        low = [e for e in chosen if e not in top]
+        leaving = [e for e in low if e not in there and e not in certain] if rule != "alg1" else low
+        routed.append(chosen.copy())
+        lacking = lacking or len(leaving) > 0
+        if not leaving or not near:
+            continue  # nobody has to go, or nobody stands in
         if rule == "code":
             swaps = replace_code(low, near, certain, on_gpu)
         else:
-            alternatives = [e for e in near if on_gpu(e) or e in certain]
-            alternatives.sort(key=lambda e: (-used_by.get(e, 0) if by_batch else 0, -token.scores[e], e))
-            leaving = [e for e in low if not on_gpu(e) and e not in certain] if rule == "text" else low
+            alternatives = [e for e in near if e in certain or e in there or (e not in used_by and on_gpu(e))]
+            scores = tokens[len(routed) - 1].scores
+            if len(alternatives) > 1:
+                alternatives.sort(key=lambda e: (-used_by.get(e, 0) if by_batch else 0, -scores[e], e))
             swaps = replace_last(leaving, alternatives)
-        routed.append([swaps.get(e, e) for e in token.chosen])
-    if by_batch and rule != "code":
-        merge(tokens, thresholds, routed, lambda e: on_gpu(e) or e in union)
+        if swaps:
+            routed[-1] = [swaps.get(e, e) for e in chosen]
+    if by_batch and rule != "code" and lacking:
+        merge(tokens, routed, lambda e: e in there or e in union or on_gpu(e))
     return routed
 
 
-def merge(
-    tokens: Sequence[Token], thresholds: Thresholds, routed: list[list[int]], free: Callable[[int], bool]
-) -> None:
+def merge(tokens: Sequence[Token], routed: list[list[int]], free: Callable[[int], bool]) -> None:
     """Section 5.4, "even if both experts are not in the GPU memory": gather what is left to load or compute, in place.
 
     A low-score expert that section 5.1 found no replacement for, neither on the GPU nor in C, makes way for an
@@ -197,19 +220,13 @@ def merge(
     for ids in routed:
         for e in ids:
             batch[e] = batch.get(e, 0) + 1
-    for token, ids in zip(tokens, routed, strict=True):
+    lacking = {e for e in batch if not free(e)}
+    for token, ids in zip(tokens, routed, strict=True) if lacking else ():
         for at in reversed(range(len(ids))):  # the lowest scores first, as in `replace_last`
             leaving = ids[at]
-            if free(leaving):
+            if leaving not in lacking:
                 continue
-            near = [
-                e
-                for e, n in batch.items()
-                if n + 1 > batch[leaving]
-                and e not in ids
-                and e not in token.chosen
-                and thresholds.is_alternative(token.scores[e], token.beta)
-            ]
+            near = [e for e in token.near if batch.get(e, 0) >= batch[leaving] and e not in ids]
             if near:
                 e = ids[at] = min(near, key=lambda e: (-batch[e], -token.scores[e], e))
                 batch[e] += 1
