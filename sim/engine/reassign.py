@@ -31,27 +31,30 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
     chosen = _of_one(gate)
     if answer is None:
         if chosen is None or not count_token(engine, gate, chosen, chosen):
-            count_loss(engine, gate, gate.ids, gate.ids)
+            before = gate.ids
+            count_loss(engine, gate, before, before)
         return gate
     after = _ids(engine, gate, answer)
     alone = chosen is not None and len(after) == 1 and len(after[0]) == len(chosen)
-    needs = needs_of_token(engine, after[0]) if alone else needs_of_rows(engine, gate.ids, np.array(after))
+    ids: np.ndarray | None = None if alone else gate.ids
+    array: np.ndarray | None = None if alone else np.array(after)
+    needs = needs_of_token(engine, after[0]) if alone else needs_of_rows(engine, ids, array)
     served = Gate(gate.layer, gate.iteration, needs, engine.arrays)
     if answer.precision:
         served.precision = check_precision(engine, answer.precision)
     served.asked = {expert: n for expert, n in gate.needs.items() if expert in needs}
     hits = engine.tally.hits[gate.iteration.phase]
     if len(served.asked) < len(gate.needs):
-        ids = gate.ids
+        ids = gate.ids if ids is None else ids
         for expert, n_tokens in gate.needs.items():
             if expert not in needs:
                 mine = [one for one, asked in zip(after, (ids == expert).any(axis=1).tolist(), strict=True) if asked]
                 kind = DROPPED if sum([one.count(-1) for one in mine]) >= len(mine) else SUBSTITUTED
                 hits.count(kind, n_tokens)
     if chosen is None or not count_token(engine, gate, chosen, after[0]):
-        count_loss(engine, gate, gate.ids, np.array(after))
+        count_loss(engine, gate, gate.ids if ids is None else ids, np.array(after) if array is None else array)
     if type(engine.machine).route is not Machine.route:  # nothing is computed by the others
-        array = np.array(after)
+        array = np.array(after) if array is None else array
         weights = gate.weights_of(array) if answer.weights is None else answer.weights
         engine.machine.route(gate.layer, array, weights)
     return served
@@ -124,14 +127,18 @@ def count_loss(engine: Engine, gate: Gate, before: np.ndarray, after: np.ndarray
     Without scores and weights the mass is unknown and stays uncounted.
     """
     loss, levels = engine.tally.loss, engine.arrays.trace.levels_prefill
-    same = (after[:, :, None] == before[:, None, :]).any(axis=2)
+    served = after >= 0
     loss.activations += before.size
-    loss.dropped += int((after < 0).sum())
-    loss.changed += int((~same & (after >= 0)).sum())
+    if after is not before:
+        same = (after[:, :, None] == before[:, None, :]).any(axis=2)
+        loss.dropped += int((~served).sum())
+        loss.changed += int((~same & served).sum())
     if "scores" in levels:
-        scores = gate.scores / gate.score_scale
-        loss.mass_before += float(np.take_along_axis(scores, before, 1).sum())
-        mass = np.take_along_axis(scores, np.maximum(after, 0), 1)
+        scores, rows = gate.scores, np.arange(len(before))[:, None]
+        mass = scores[rows, before] / gate.score_scale
+        loss.mass_before += float(mass.sum())
+        if after is not before:
+            mass = scores[rows, np.maximum(after, 0)] / gate.score_scale
     elif "weights" in levels:
         weights = gate.weights
         loss.mass_before += float(weights.sum())
@@ -141,7 +148,7 @@ def count_loss(engine: Engine, gate: Gate, before: np.ndarray, after: np.ndarray
         return
     else:
         return
-    loss.mass_kept += float(mass[after >= 0].sum())
+    loss.mass_kept += float(mass[served].sum())
 
 
 def count_token(engine: Engine, gate: Gate, chosen: list[int], after: list[int]) -> bool:

@@ -28,6 +28,7 @@ cdef class Iteration:
     cdef readonly object _trace
     cdef readonly Row token
     cdef list _counts, _rows
+    cdef object _ids
 
 @cython.final
 cdef class Feed:

@@ -110,6 +110,7 @@ class Iteration:
         self.token = row
         self._rows: list[list[int]] | None = None
         self._counts: list[list[int]] | None = None
+        self._ids: np.ndarray | None = None
 
     @property
     def row(self) -> list[list[int]] | None:
@@ -125,9 +126,8 @@ class Iteration:
         if self._counts is None:
             shape = (self._trace.n_layers, self._trace.n_experts)
             counts = np.zeros(shape, dtype=np.int64)
-            layers = np.arange(shape[0])[None, :, None]
-            for r in self.ranges:
-                np.add.at(counts, (layers, self._trace.experts[r.start_row : r.stop_row]), 1)
+            ids = self._ids = self.all_ids()
+            np.add.at(counts, (np.arange(shape[0])[None, :, None], ids), 1)
             self._counts = counts.tolist()
         return {expert: n for expert, n in enumerate(self._counts[layer]) if n}
 
@@ -135,12 +135,13 @@ class Iteration:
         """Chosen experts per token, router order, [n, K]."""
         if self.token is not None:  # a single token, the common case, without touching the trace again
             return np.array([self.token.layer(layer)], dtype=np.int64)
-        parts = [self._trace.experts[r.start_row : r.stop_row, layer] for r in self.ranges]
-        return np.concatenate(parts).astype(np.int64)
+        if self._ids is None:
+            self._ids = self.all_ids()
+        return self._ids[:, layer].copy()
 
     def all_ids(self) -> np.ndarray:
         """Chosen experts of every layer, router order, [n, L, K]."""
-        return self.gather(lambda a, b: self._trace.experts[a:b]).astype(np.int64)
+        return np.asarray(self.gather(lambda a, b: self._trace.experts[a:b]), dtype=np.int64)
 
     def gather(self, read: Callable[[int, int], np.ndarray]) -> np.ndarray:
         """Concatenate `read(start_row, stop_row)` over the ranges: the rows of this iteration, in order."""
