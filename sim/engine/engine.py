@@ -124,7 +124,7 @@ class Engine:
     # -- obeying ----------------------------------------------------------------------------------------------------
 
     def obey(self, decisions: Decisions, hook: str) -> None:
-        """Apply a hook's decisions in order; a generator receives each decision's ticket.
+        """Apply a hook's decisions in order; a generator receives each decision's ticket, of a list those of all.
 
         Raises:
             IllegalDecision: naming hook and layer; also for a hook that never comes to an end.
@@ -143,8 +143,16 @@ class Engine:
                         decision = say(answer)
                     except StopIteration:
                         return
-                    answer = self.apply(decision)
-                    n += 1
+                    if type(decision) is list or type(decision) is tuple:
+                        several = decision
+                        tickets: list[Ticket | None] = []
+                        for decision in several:
+                            tickets.append(self.apply(decision))
+                        n += len(tickets)
+                        answer = tickets
+                    else:
+                        answer = self.apply(decision)
+                        n += 1
             else:
                 for decision in self._several(decisions):
                     self.apply(decision)

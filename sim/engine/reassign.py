@@ -36,9 +36,13 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
         return gate
     after = _ids(engine, gate, answer)
     alone = chosen is not None and len(after) == 1 and len(after[0]) == len(chosen)
-    ids: np.ndarray | None = None if alone else gate.ids
-    array: np.ndarray | None = None if alone else np.array(after)
-    needs = needs_of_token(engine, after[0]) if alone else needs_of_rows(engine, ids, array)
+    ids: np.ndarray | None = None
+    array: np.ndarray | None = None
+    if alone:
+        needs = needs_of_token(engine, after[0])
+    else:
+        ids, array = gate.ids, np.array(after)
+        needs = needs_of_rows(engine, ids, array)
     served = Gate(gate.layer, gate.iteration, needs, engine.arrays)
     if answer.precision:
         served.precision = check_precision(engine, answer.precision)

@@ -6,7 +6,7 @@ A policy decides. It moves no bytes, reads no clock and counts nothing; see `sim
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from sim.workload.iterations import Iteration, Range, RequestInfo
     from sim.workload.learn_split import StoreSplit
 
-Steps = Generator[Decision, Any, None]  # a hook that yields; each decision's ticket comes back from `yield`
+# A hook that yields; a decision's ticket comes back from `yield`, and a list of tickets where several are yielded.
+Steps = Generator[Decision | Sequence[Decision], Any, None]
 Decisions = Iterable[Decision] | Steps | None
 ParamValue = bool | int | float | str | None
 

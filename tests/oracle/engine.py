@@ -118,6 +118,8 @@ class Engine(Execution):
     def _verbs(self) -> dict[type, Callable[[Any], Ticket | None]]:
         """What each kind of decision makes the engine do."""
         return {
+            list: lambda several: [self.apply(one) for one in several],
+            tuple: lambda several: [self.apply(one) for one in several],
             RunGpu: lambda d: self.run_gpu(d.expert, d.after, d.joined),
             RunPart: lambda d: self.run_part(d.piece, d.after, d.slices),
             Fetch: lambda d: self.fetch(d.piece, d.after),
