@@ -15,7 +15,7 @@ needs more experts than slots passes the rest through them.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from sim.policy import (
 )
 
 COUNTED_AT_ONCE = 256  # iterations
-Loading = Generator[Decision | Sequence[Decision], Any, list[Ticket]]
+Loading = Generator[Decision, Any, list[Ticket]]
 
 
 EMPTY, FULL = -1, -2
@@ -303,13 +303,12 @@ class DuoServe(Policy):
         return self._prefill(gate, view) if gate.phase == PREFILL else self._decode(gate, view)
 
     def _decode(self, gate: Gate, view: View) -> Steps:
-        layer, all_slots, gpu_of, evicts = gate.layer, self._slots, self._gpu_of, self._evicts
-        first = layer * view.n_experts
-        said: list[Decision] = []  # and not handed over yet
         if self._coming:  # synchronisation point 1: prefetching has finished
-            said.append(Wait(tuple(self._coming)))
+            yield Wait(tuple(self._coming))
             self._coming = []
         # What the gate chose is compared with what the slots hold, and what is missing is fetched (again).
+        layer, all_slots, gpu_of, evicts = gate.layer, self._slots, self._gpu_of, self._evicts
+        first = layer * view.n_experts
         order: list[int] = []  # of computation
         missing: list[int] = []
         for expert in gate.needs:
@@ -318,7 +317,7 @@ class DuoServe(Policy):
         later: list[int] = []
         if missing:
             overlaps = self.overlap_refetch and len(order) > 0
-            copies: list[int] = []  # among what is said
+            tickets: list[Ticket] = []
             for piece in missing:
                 slots = all_slots[gpu_of[piece]]
                 old = overwritten(slots, order)
@@ -327,29 +326,26 @@ class DuoServe(Policy):
                     continue
                 slots.remove(old)
                 if old != EMPTY:
-                    said.append(evicts[old])
+                    yield evicts[old]
                 slots.append(piece)
-                copies.append(len(said))
-                said.append(self._fetches[piece])
+                tickets.append((yield self._fetches[piece]))
                 order.append(piece)
-            if copies and not overlaps:
-                tickets: list[Ticket] = yield said
-                said = [Wait(tuple([tickets[at] for at in copies]))]
+            if tickets and not overlaps:
+                yield Wait(tuple(tickets))
         if self.decode_order != "predicted":
             order = [first + expert for expert in gate.needs if first + expert not in later]
         # Compute; a slot that is done with takes what this layer still lacks, then what the next one is to need.
         ahead: list[int] = []
-        if layer + 1 < self._shape[0]:  # as the expert phase begins, on the prediction stream
-            said.append(self._prediction)
-            ahead = self._ahead[layer]
-        hold = order.copy()
-        prefetched: list[int] = []  # among what is said
         after: tuple[Ticket, ...] = ()
+        if layer + 1 < self._shape[0]:  # as the expert phase begins, on the prediction stream
+            after = ((yield self._prediction),)
+            ahead = self._ahead[layer]
+        hold, is_first = order.copy(), True
         for piece in order:  # which grows by what came `later`
-            said.append(self._runs[piece - first])
-            if ahead and not after:
-                *_, predicted, computed = yield said
-                after, said = (computed, predicted), []
+            ticket = yield self._runs[piece - first]
+            if is_first:
+                is_first = False
+                after = (ticket, *after)
             hold.remove(piece)
             slots = all_slots[gpu_of[piece]]
             slots.remove(piece)
@@ -357,7 +353,7 @@ class DuoServe(Policy):
             if later:
                 for following in later.copy():
                     if overwritten(all_slots[gpu_of[following]], hold) != FULL:
-                        self._take_slot(following, self._fetches[following], hold, said)
+                        yield from self._load(following, self._fetches[following], hold)
                         later.remove(following)
                         order.append(following)
                         hold.append(following)
@@ -375,39 +371,30 @@ class DuoServe(Policy):
                 else:
                     slots.remove(old)
                     if old != EMPTY:
-                        said.append(evicts[old])
-                    prefetched.append(len(said))
-                    said.append(Prefetch(self._pieces[following], 0.0, after))
+                        yield evicts[old]
+                    self._coming.append((yield Prefetch(self._pieces[following], 0.0, after)))
                 slots.append(following)
                 hold.append(following)
             ahead = waiting
-        tickets = yield said
-        self._coming = [tickets[at] for at in prefetched]
 
     # -- slots ------------------------------------------------------------------------------------------------------
 
     def _gpus(self, pieces: list[int]) -> list[int]:
         return [self._gpu_of[piece] for piece in pieces]
 
-    def _take_slot(self, piece: int, copy: Fetch | Prefetch, hold: list[int], said: list[Decision]) -> bool:
-        """Copy an expert into a slot; False where it has one."""
+    def _load(self, piece: int, copy: Fetch | Prefetch, hold: list[int]) -> Loading:
+        """Copy an expert into a slot, unless it has one; answers with its ticket."""
         slots = self._slots[self._gpu_of[piece]]
         if piece in slots:
             self._touch(piece)
-            return False
+            return []
         old = overwritten(slots, hold)
         assert old != FULL
         slots.remove(old)
         if old != EMPTY:
-            said.append(self._evicts[old])
+            yield self._evicts[old]
         slots.append(piece)
-        said.append(copy)
-        return True
-
-    def _load(self, piece: int, copy: Fetch | Prefetch, hold: list[int]) -> Loading:
-        """The same at once; answers with its ticket."""
-        said: list[Decision] = []
-        return [(yield said)[-1]] if self._take_slot(piece, copy, hold, said) else []
+        return [(yield copy)]
 
     def _touch(self, piece: int) -> None:
         """It has just been used: of all slots of its GPU its own is the last to be overwritten."""

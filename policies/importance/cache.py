@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policy import FREE, LAST, NOT_FOR_PREFETCH, Piece, Rank, View
+from sim.policy import FREE, LAST, NEVER, NOT_FOR_PREFETCH, Piece, Rank, View
 
 Floats = NDArray[np.float64]
 
@@ -87,6 +87,7 @@ class Leaving:
         self._n_experts = view.n_experts
         self._rows = list(self.order.rank.reshape(view.n_layers, view.n_experts))
         self._rank, self._bar = self.order.rank.data, self.order.bar.data
+        self._means = np.zeros(view.n_layers * view.n_experts)  # average scores by `Piece.index`, for `score_position`
         self._n_stamped = 0
         self._selected: list[int] = []
         self._aimed: set[int] = set()
@@ -97,6 +98,8 @@ class Leaving:
         """A layer's average scores have changed."""
         if self._by_score:
             self._rows[layer][:] = average
+        elif not self.native:
+            self._means[layer * self._n_experts : (layer + 1) * self._n_experts] = average
 
     def loaded(self, piece: Piece) -> None:
         """It has been given room."""
@@ -147,15 +150,14 @@ class Leaving:
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
         """`score_position`: the least among all, those loaded longest ago first."""
-        bar, mean, scale = self._bar, self._window.rows, self._window.scale
         held = [one for one in view.residents() if one.gpu == piece.gpu]
-        free = [(at, one) for at, one in enumerate(held) if view.evictable(one)]
-        for bars in ((FREE,),) if speculative else ((FREE, NOT_FOR_PREFETCH), (LAST,)):
-            ranked = [
-                (mean[one.layer][one.expert] / scale * (len(held) + 1) + at, at, one)
-                for at, one in free
-                if bar[one.index] in bars
-            ]
-            if ranked:
-                return min(ranked, key=lambda item: item[:2])[2]
+        at = np.array([one.index for one in held], dtype=np.int64)
+        rank = self._means[at] / self._window.scale * (len(held) + 1) + np.arange(len(held))
+        bars = self.order.bar[at]
+        first = view.layer * self._n_experts
+        for expert in view.pending_experts():
+            bars[at == first + expert] = NEVER
+        for allowed in (bars == FREE,) if speculative else (bars <= NOT_FOR_PREFETCH, bars == LAST):
+            if allowed.any():
+                return held[int(np.where(allowed, rank, np.inf).argmin())]
         return None

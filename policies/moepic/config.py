@@ -99,8 +99,8 @@ def allocate(
     """VramAllocation: move zeta * V_e from the layer that loses least to the one that gains most, while it pays."""
     v = list(budgets)
     step = granularity * math.fsum(v)
+    now_s, plans = split_all(v, odds, times)
     while True:
-        now_s, plans = split_all(v, odds, times)
         more_s, _ = split_all([budget + step for budget in v], odds, times)
         less_s, _ = split_all([budget - step for budget in v], odds, times)
         profits = [a - b for a, b in zip(now_s, more_s, strict=True)]
@@ -112,10 +112,10 @@ def allocate(
         moved = list(v)
         moved[gainer] += step
         moved[giver] -= step
-        moved_s, _ = split_all(moved, odds, times)
+        moved_s, moved_plans = split_all(moved, odds, times)
         if math.fsum(moved_s) >= math.fsum(now_s):
             return v, plans
-        v = moved
+        v, now_s, plans = moved, moved_s, moved_plans
 
 
 class Windows:

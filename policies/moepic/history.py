@@ -34,6 +34,7 @@ class History:
         self._predicts = counts and predicts
         self._contexts = 0  # tokens before each token, summed
         self._before = priorities
+        self._learns = False  # serves the store split: priorities follow when tokens are counted
         self._last = len(priorities.keys) - 1
         self._predicted: list[FloatArray] = []
         self._tokens: list[tuple[Any, ...]] = []  # not counted yet, by iteration: chosen, and what was foretold
@@ -49,6 +50,7 @@ class History:
 
     def learn(self, store: StoreSplit, served: Callable[[], object]) -> None:
         """Serve the store split; `served` is told of each request's end."""
+        self._learns = True
         for request in store.requests:
             prompt_end = request.first_row + request.prompt_len
             end = prompt_end + request.outputs - 1
@@ -57,22 +59,26 @@ class History:
             n_tokens = end - request.first_row
             self._contexts += n_tokens * (n_tokens - 1) // 2
             served()
+        self.count()
+        self._learns = False
 
     def _rows(self, store: StoreSplit, start: int, stop: int, generated: bool) -> None:
         """Tokens that follow one another, each predicting layer 0 of the next."""
         wrap: FloatArray | None = None
         for a in range(start, stop, CHUNK_ROWS):
             b = min(a + CHUNK_ROWS, stop)
-            ids = store.trace.experts[a:b].astype(np.int64)
+            ids = np.asarray(store.trace.experts[a:b], dtype=np.int64)
+            foretold: tuple[FloatArray, ...] = ()
             if self._predicts and generated:
-                scores = store.trace.next_scores(1, a, b)
+                scores = np.asarray(store.trace.next_scores(1, a, b))
                 first = np.zeros((1, scores.shape[2])) if wrap is None else wrap[None]
-                self._record(self.priorities, ids, scores, np.concatenate([first, scores[:-1, -1]]))
+                foretold = (scores, np.concatenate([first, scores[:-1, -1]]))
                 wrap = scores[-1, -1]
-            else:
-                self._record(self.priorities, ids)
+            self._tokens.append((ids, *foretold))
+            self._n_kept += len(ids)
             self.since += len(ids) if self._counts else 0
-            self.priorities.observe_all(ids)
+            if self._n_kept >= CHUNK_ROWS:
+                self.count()
 
     # -- the run, an iteration at a time ----------------------------------------------------------------------------
 
@@ -137,6 +143,8 @@ class History:
             self._record(self._before, ids, np.concatenate(scores), np.concatenate(wraps), np.concatenate(known))
         else:
             self._record(self._before, ids)
+        if self._learns:
+            self.priorities.observe_all(ids)
         self._tokens.clear()
         self._n_kept = 0
 
