@@ -75,13 +75,13 @@ class Leaving:
     Attributes:
         order: ranks of all experts, and who is spared: what the running layer selected makes room for nobody while
             others can, what is to be prefetched next for no prefetch.
-        native: whether the order says it all.
+        native: whether the order says it all. by_use: whether uses count.
     """
 
     def __init__(self, rule: str, shields: bool, window: ScoreWindow, view: View) -> None:
         self.order = Rank(view.n_layers * view.n_experts)
         self.native = rule != "score_position"
-        self._by_score, self._by_use, self._by_load = rule == "score", rule == "lru", rule in ("lru", "fifo")
+        self._by_score, self.by_use, self._by_load = rule == "score", rule == "lru", rule in ("lru", "fifo")
         self._shields = shields
         self._window = window
         self._n_experts = view.n_experts
@@ -90,7 +90,7 @@ class Leaving:
         self._means = np.zeros(view.n_layers * view.n_experts)  # average scores by `Piece.index`, for `score_position`
         self._n_stamped = 0
         self._selected: list[int] = []
-        self._aimed: set[int] = set()
+        self._aimed: list[int] = []
         self._capacities = [view.capacity_of(gpu) for gpu in range(view.n_gpus)]
         self._roomy = min(self._capacities) > view.n_experts  # more than one layer can hold back
 
@@ -108,8 +108,7 @@ class Leaving:
 
     def used(self, piece: Piece) -> None:
         """Recency, which only `lru` looks at."""
-        if self._by_use:
-            self._stamp(piece.index)
+        self._stamp(piece.index)
 
     def _stamp(self, index: int) -> None:
         self._n_stamped += 1
@@ -136,7 +135,7 @@ class Leaving:
         for index in self._aimed:
             if index not in selected:
                 bar[index] = FREE
-        self._aimed = {first + expert for expert in experts}
+        self._aimed = [first + expert for expert in experts]
         for index in self._aimed:
             bar[index] = NOT_FOR_PREFETCH
 

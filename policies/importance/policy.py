@@ -14,7 +14,7 @@ Several GPUs (not published): each has its cache and its link; the balancer coun
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -231,24 +231,25 @@ class Importance(Policy):
         if gate.phase == PREFILL:  # section 4.1: a prompt is served as routed
             self._predicted = []
             return None
-        pieces, arrived = self._pieces[gate.layer], view.arrived
-
-        def on_gpu(expert: int) -> bool:  # what is still under way is not in GPU memory yet
-            return arrived(pieces[expert])
-
         if gate.iteration.n_tokens == 1:
             roles = gate.by_layer(self._roles, "scores", "ids")
             self._count_right(gate, roles.top)
             if not roles.low or not roles.near or self.low_score_rule == "none":
                 return None
-            swaps = self._alone.swaps(roles, on_gpu)
+            swaps = self._alone.swaps(roles, self._on_gpu(gate.layer, view))
             return Assignment([[swaps.get(expert, expert) for expert in gate.needs]]) if swaps else None
         tokens = gate.by_layer(self._tokens, "scores", "ids")
         self._count_right(gate, {expert for token in tokens for expert in token.top})
         if self.low_score_rule == "none":
             return None
+        on_gpu = self._on_gpu(gate.layer, view)
         routed = route(tokens, str(self.low_score_rule), on_gpu, self.couple, self._by_batch)
         return None if routed == [token.chosen for token in tokens] else Assignment(routed)
+
+    def _on_gpu(self, layer: int, view: View) -> Callable[[int], bool]:
+        """Whether an expert of a layer is in GPU memory; what is still under way is not yet."""
+        pieces, arrived = self._pieces[layer], view.arrived
+        return lambda expert: arrived(pieces[expert])
 
     def _tokens_of(self, scores: NDArray[np.float64], ids: NDArray[np.int64]) -> list[list[Token]]:
         """By layer, what Algorithm 1 knows of each token, of gate scores [n, L, E] and the experts chosen [n, L, K]."""
@@ -296,7 +297,8 @@ class Importance(Policy):
                 self._costs.ran_on_cpu(view.prices.cpu_s(needs[expert]))
             ends.append((yield self._run_cpu[expert]))
         for expert in here:
-            leaving.used(pieces[expert])
+            if leaving.by_use:
+                leaving.used(pieces[expert])
             ends.append((yield self._run_gpu[expert]))
         foreseen: list[int] = []
         after: tuple[Ticket, ...] = ()
@@ -307,7 +309,8 @@ class Importance(Policy):
                 after = ((yield self._predict),)
                 foreseen = self._foresee(gate, view)
         for expert in coming + fetched:
-            leaving.used(pieces[expert])
+            if leaving.by_use:
+                leaving.used(pieces[expert])
             ends.append((yield RunGpu(expert, tuple(loads)) if self._barrier else self._run_gpu[expert]))
         for expert in load if len(fetched) < len(load) else ():  # too many: each waits until one before it ran
             if expert not in fetched:
@@ -319,8 +322,8 @@ class Importance(Policy):
         if layer + 1 < view.n_layers:
             leaving.aim(layer + 1, foreseen)
             pieces = self._pieces[layer + 1]
-            wanted = [(-float(at), pieces[expert]) for at, expert in enumerate(foreseen)]
-            yield Requeue([(piece, priority, after) for priority, piece in wanted if not holds(piece)])
+            wanted = [(pieces[e], -float(at), after) for at, e in enumerate(foreseen) if not holds(pieces[e])]
+            yield Requeue(wanted)
 
     def _observe(self, gate: Gate) -> None:
         """Section 5.3: the layer's gate scores enter the window."""
@@ -379,11 +382,11 @@ class Importance(Policy):
     # -- figures of its own -----------------------------------------------------------------------------------------
 
     def _count_right(self, gate: Gate, tops: Collection[int]) -> None:
-        predicted, self._predicted = set(self._predicted), []
-        if predicted:
-            self._n_predicted += len(predicted)
-            self._n_top += len(predicted.intersection(tops))
-            self._n_active += len(predicted.intersection(gate.needs))
+        predicted, self._predicted = self._predicted, []
+        self._n_predicted += len(predicted)
+        for expert in predicted:
+            self._n_top += expert in tops
+            self._n_active += expert in gate.needs
 
     def stats(self) -> dict[str, float]:
         """While decoding. cache_ratio: of the experts used after substitution, those in GPU memory or on the way there
