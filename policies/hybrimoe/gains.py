@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from policies.hybrimoe.cache import LayerCaches
 from policies.hybrimoe.schedule import Simulation
@@ -20,7 +20,7 @@ class Gains:
         self._n_experts = n_experts
         self._one_gpu = n_gpus == 1
 
-    def of(self, layer: int, named: list[Named]) -> list[Gain]:
+    def of(self, layer: int, named: Sequence[Named]) -> list[Gain]:
         """What having an expert on the GPU would save a later layer that is guessed to need it and has it not.
 
         Args:

@@ -153,15 +153,16 @@ class HybriMoe(Policy):
         self._experts = Experts(self.matrices, view)
         self._run_gpu = [RunGpu(expert) for expert in range(view.n_experts)]
         self._run_cpu = [RunCpu(expert) for expert in range(view.n_experts)]
-        self._named: list[Named] | None = None  # what the layer that runs guesses
-        self._guessed: tuple[int, list[Named]] | None = None  # the layer that guessed last, unless looked at already
+        self._named: tuple[Named, ...] | None = None  # what the layer that runs guesses
+        self._guessed: tuple[int, tuple[Named, ...]] | None = None  # the layer that guessed last, unless looked at already
         self._wanted: list[int] = []  # to be prefetched, best last
         self._asked: dict[int, Copies] = {}  # in a cache, and perhaps still under way
+        self._awaited: Piece | None = None  # of the first of these, a copy that had not come when that was asked last
         self._simulated = Simulation(self._rates(view).remembered())
         self._gains = Gains(self._caches, self._simulated, view.n_experts, view.n_gpus)
         self._guesses = tuple(f"next_scores_{d}" for d in range(1, self.lookahead + 1))
         self._by_gain = self.variant == "paper" and self.lookahead > 0
-        self._weigh, self._name = self._weighed, self._named_by
+        self._weigh, self._weigh_and_name = self._weighed, self._weighed_and_named
 
     def _size(self, gpu: int, view: View) -> int:
         """Experts of each layer on this GPU. Raises DoesNotFit when the one asked for is too large."""
@@ -206,18 +207,20 @@ class HybriMoe(Policy):
         """Book an expert in its layer's cache, in the place of another; says who leaves for it."""
         self._caches.replace(loser, at)
         self._asked.pop(loser, None)
+        self._awaited = None
         self._asked[at] = self._experts.of(at)
         return self._experts.of(loser).evict
 
     # -- a layer ----------------------------------------------------------------------------------------------------
 
     def gate_done(self, gate: Gate, view: View) -> list[Decision]:
-        self._caches.mrs.observe(gate.layer, gate.by_layer(self._weigh), gate.needs)
-        if gate.phase == PREFILL:
-            return self._through_gpu(gate)
-        if self._by_gain:
-            self._named = gate.by_layer(self._name, *self._guesses)
-        return self._share(gate)
+        prompt = gate.phase == PREFILL
+        if self._by_gain and not prompt:
+            added, self._named = gate.by_layer(self._weigh_and_name, "scores", *self._guesses)
+        else:
+            added = gate.by_layer(self._weigh)
+        self._caches.mrs.observe(gate.layer, added, gate.needs)
+        return self._through_gpu(gate) if prompt else self._share(gate)
 
     def layer_done(self, layer: int, view: View) -> list[Decision] | None:
         """Prefetches for later layers, once all of this one has been launched: the paper's by gain, the public code's
@@ -320,9 +323,12 @@ class HybriMoe(Policy):
                 said += self._experts.of(at).prefetch
         return said
 
-    def _named_by(self, *guesses: NDArray[np.float64]) -> list[list[Named]]:
-        """Experts that the next layers will be asked for, by the layer that guesses and by distance [n, L, E]."""
-        return [list(layer) for layer in zip(*map(self._of_guesses, guesses), strict=True)]
+    def _weighed_and_named(
+        self, scores: NDArray[np.float64], *guesses: NDArray[np.float64]
+    ) -> list[tuple[NDArray[np.float64], tuple[Named, ...]]]:
+        """The same, and the experts that the next layers will be asked for: by the layer that guesses, of guesses
+        [n, L, E] by distance."""
+        return list(zip(self._weighed(scores), zip(*map(self._of_guesses, guesses), strict=True), strict=True))
 
     def _of_guesses(self, scores: NDArray[np.float64]) -> list[Named]:
         best = np.argsort(-scores, axis=2, kind="stable")[:, :, : self._top_k]
@@ -341,6 +347,7 @@ class HybriMoe(Policy):
             at = next(iter(asked))
             for part in reversed(asked[at].parts):  # the last one is the last to come
                 if not arrived(part):
+                    self._awaited = part
                     return None
             del asked[at]
         if self._guessed is not None:
@@ -358,4 +365,7 @@ class HybriMoe(Policy):
         return None
 
     def copy_done(self, piece: Piece, view: View) -> list[Decision] | None:
-        return self._pump(view) if self._wanted or self._guessed is not None else None
+        if not self._wanted and self._guessed is None:
+            return None
+        awaited = self._awaited
+        return self._pump(view) if awaited is None or awaited is piece or view.arrived(awaited) else None
