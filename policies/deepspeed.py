@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from sim.policy import (
@@ -41,7 +41,7 @@ from sim.policy import (
     Wait,
 )
 
-Fetching = Generator[Decision, Any, list[Ticket]]
+Fetching = Generator[Decision | Sequence[Decision], Any, list[Ticket]]
 
 
 class DeepSpeed(Policy):

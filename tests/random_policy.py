@@ -347,9 +347,13 @@ class Aimless:
         else:
             pieces = [view.part(layer, expert, a, b) for a, b in pairwise(cuts)]
             rng.shuffle(pieces)
-        for piece in pieces:
-            if not view.holds(piece):
-                self.keep((yield Fetch(piece, self.after())))
+        missing = [Fetch(piece, self.after()) for piece in pieces if not view.holds(piece)]
+        if rng.random() < 0.5:  # at once
+            for ticket in (yield missing if kind else tuple(missing)):
+                self.keep(ticket)
+        else:
+            for fetch in missing:
+                self.keep((yield fetch))
         how = rng.randrange(4)
         if how == 0:
             self.keep((yield RunGpu(expert, self.after())))

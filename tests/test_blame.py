@@ -104,7 +104,8 @@ def deciding(*decisions: Any, hook: str = "layer_enter", traits: frozenset[str] 
         (7, "decision, got 7: not a decision"),
         ("Serve", "decision, got 'Serve': not"),
         (Fetch, "not a decision"),
-        ([1], r"decision, got \[1\]: not"),
+        ([1], "decision, got 1: not"),
+        ([[1]], r"decision, got \[1\]: not"),  # several at once, but no several of several
     ],
 )
 def test_what_is_no_decision(run: Run, decision: Any, said: str) -> None:

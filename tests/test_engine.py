@@ -37,6 +37,26 @@ def deciding(*decisions, traits=(), there=((0, 0), (0, 1), (1, 0), (1, 1))):
     return Says(there)
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_several_decisions_yielded_at_once_give_the_ticket_of_each(kind, tmp_path):
+    class AtOnce(Placed):
+        name = "at_once"
+
+        def gate_done(self, gate, view: View):
+            tickets = yield kind([Fetch(view.piece(gate.layer, expert)) for expert in gate.needs])
+            assert [type(ticket) for ticket in tickets] == [Ticket, Ticket]
+            given.append([ticket.end_s for ticket in tickets])
+            none, *runs = yield kind([DropQueue(), *(RunGpu(expert, tuple(tickets)) for expert in gate.needs)])
+            assert none is None
+            given.append([ticket.end_s for ticket in runs])
+            assert (yield kind([])) == []
+
+    given: list[list[float]] = []
+    run(AtOnce(()), tmp_path, ROWS, room=4)
+    # Layer 0: attention 0..1, both copies from there, 10 s each; an expert takes 2 s, and waits for both.
+    assert given[:2] == [[11.0, 21.0], [23.0, 25.0]]
+
+
 def left(view):
     return view.part(0, 0, 0.0, 0.5)
 

@@ -154,7 +154,7 @@ class HybriMoe(Policy):
         self._run_gpu = [RunGpu(expert) for expert in range(view.n_experts)]
         self._run_cpu = [RunCpu(expert) for expert in range(view.n_experts)]
         self._named: tuple[Named, ...] | None = None  # what the layer that runs guesses
-        self._guessed: tuple[int, tuple[Named, ...]] | None = None  # the layer that guessed last, unless looked at already
+        self._guessed: tuple[int, tuple[Named, ...]] | None = None  # who guessed last, unless looked at already
         self._wanted: list[int] = []  # to be prefetched, best last
         self._asked: dict[int, Copies] = {}  # in a cache, and perhaps still under way
         self._awaited: Piece | None = None  # of the first of these, a copy that had not come when that was asked last

@@ -16,7 +16,7 @@ prompt) passes through them in turn.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ from sim.policy import (
 )
 
 Buffer = dict[Piece, Ticket | None]  # a working buffer's experts, each with the ticket of its copy
-Fetching = Generator[Decision, Any, list[Piece]]
+Fetching = Generator[Decision | Sequence[Decision], Any, list[Piece]]
 
 
 class PreGated(Policy):
