@@ -1,6 +1,7 @@
 """Importance matrices by hand: counts out of GGUF, laid out as llama.cpp's tools/imatrix/imatrix.cpp writes it."""
 
 import json
+import random
 import re
 import struct
 
@@ -164,3 +165,30 @@ def test_a_file_of_counts_is_checked(tmp_path, file):
         out.write_text(good.replace(old, new))
         with pytest.raises(BadInput, match=said):
             counts.load(out)
+
+
+def test_damage_is_refused_in_words(tmp_path):
+    """Seeded cuts, flips and insertions: counts that are sound, or one line of BadInput, nothing else."""
+    rng, whole, path = random.Random(7), gguf(tensors()), tmp_path / "damaged.gguf"
+    refused = 0
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(rng.choice((1, 1, 3))):
+            at = rng.randrange(len(data))
+            how = rng.randrange(3)
+            if how == 0:
+                del data[at : at + rng.randrange(1, 40)]
+            elif how == 1:
+                data[at] ^= 1 << rng.randrange(8)
+            else:
+                data[at:at] = rng.choice((b"\xff" * 8, b"\x00" * 8, b"GGUF"))
+        path.write_bytes(data)
+        try:
+            found = imatrix.read(path)
+        except BadInput as error:
+            assert "\n" not in str(error)
+            refused += 1
+        else:
+            counts.save(tmp_path / "c.yaml", found)
+            assert counts.load(tmp_path / "c.yaml") == found
+    assert 50 < refused < 300
