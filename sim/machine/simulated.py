@@ -91,6 +91,7 @@ class SimulatedMachine(Machine):
         self._gate: Ticket | None = None
         self._n_tokens = 0
         self._n_ranges = 0
+        self._n_heads = 0  # of this many ranges `_head` is the price
         self._n_layers = len(cost.n_dense_before) - 1
         self._blocks: list[Operation] = []
         self._shared: Operation | None = None
@@ -128,6 +129,7 @@ class SimulatedMachine(Machine):
         self.stream.seconds.meter.forget()
         self._prices.forget()
         self._n_tokens = 0
+        self._n_heads = 0
         self._experts.clear()
         self._grouped_experts.clear()
         self._leader = None
@@ -267,8 +269,10 @@ class SimulatedMachine(Machine):
         if self._dense is not None:
             for _ in range(cost.n_dense_before[self._n_layers]):
                 self._launch("dense_layer", -1, self._dense)
-        head = self._operation(cost.head(self._n_ranges), cost.launches.head)
-        ticket = self._launch("head", -1, head)
+        if self._n_ranges != self._n_heads:
+            self._n_heads = self._n_ranges
+            self._head = self._operation(cost.head(self._n_ranges), cost.launches.head)
+        ticket = self._launch("head", -1, self._head)
         self.sync(self._settled() if ticket is None else ticket)
         self.stream.idle_until(self.now_s, _HOST)
         self._count_uses()
