@@ -17,13 +17,18 @@ from traces.format.reader import Trace
 
 
 def spoken(scores, weights, gate):
-    trace = SimpleNamespace(header=SimpleNamespace(gate=gate), score_scale=10)
-    arrays = SimpleNamespace(
-        trace=trace,
-        scores=lambda: np.array([[row] for row in scores], dtype=float),
-        weights=lambda: np.array([[row] for row in weights], dtype=float),
+    trace = SimpleNamespace(
+        header=SimpleNamespace(gate=gate),
+        score_scale=10,
+        n_layers=1,
+        n_experts=len(scores[0]),
+        scores=lambda first, stop: np.array([[row] for row in scores[first:stop]], dtype=float),
+        weights=lambda first, stop: np.array([[row] for row in weights[first:stop]], dtype=float),
     )
-    return Spoken(0, SimpleNamespace(phase="decode"), {}, arrays)
+    iteration = SimpleNamespace(phase="decode", token=None, gather=lambda read: read(0, len(scores)))
+    arrays = Arrays(trace)
+    arrays.begin(iteration)
+    return Spoken(0, iteration, {}, arrays)
 
 
 @pytest.mark.parametrize(

@@ -192,10 +192,10 @@ class FineMoe(MapCache):
                 yield from self._load(range(n_foretold), view)
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
-        return self._beside(gate, view) if self.asynchronous else self._between(gate, view)
-
-    def _beside(self, gate: Gate, view: View) -> Steps:
         """Section 4.3: search and prefetch while the layer computes."""
+        if not self.asynchronous:
+            yield from self._between(gate, view)
+            return
         layer, outlook = gate.layer, self.outlook
         outlook.visit(layer, gate.needs)
         if self.ranks is not None:
@@ -209,10 +209,8 @@ class FineMoe(MapCache):
             ticket = yield self._predicts[layer]
             self._searches += 1
             outlook.believe(layer + self._d)
-            outlook.forget(layer)
             yield outlook.ahead(layer, (ticket,))  # section 4.5: rewritten as the pass moves on
         else:
-            outlook.forget(layer)
             yield outlook.ahead(layer, ())
 
     def _between(self, gate: Gate, view: View) -> Steps:

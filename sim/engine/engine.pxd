@@ -9,11 +9,13 @@ from sim.machine.protocol cimport Machine
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket, all_tickets
 from sim.policy.view cimport View
+from sim.workload.gate cimport Arrays, Gate
 from sim.workload.iterations cimport Iteration, Row
 
 @cython.final
 cdef class Engine:
-    cdef readonly object policy, cost, arrays, future
+    cdef readonly object policy, cost, future
+    cdef readonly Arrays arrays
     cdef readonly Machine machine
     cdef readonly Residency residency
     cdef readonly Pieces pieces
@@ -42,5 +44,5 @@ cdef class Engine:
     @cython.locals(row=Row)
     cdef _owe(self, Iteration iteration, int layer)
     cdef _serve_chosen(self, Iteration iteration, int layer)
-    @cython.locals(server=Layer, plain=bint)
+    @cython.locals(server=Layer, plain=bint, gate=Gate)
     cdef _serve_gate(self, Iteration iteration, int layer)

@@ -210,16 +210,9 @@ class Engine:
             self.copies.requeue(decision.wanted, decision.up_to_layer)
             return None
         if kind is RequeueFrom:
-            after = all_tickets(decision.after)
-            self.copies.requeue_from(
-                decision.wishes,
-                decision.start,
-                decision.stop,
-                decision.fresh,
-                after,
-                decision.up_to_layer,
-                decision.most,
-            )
+            # A slice of a named tuple is a plain one, which is taken apart in less time than seven names are looked up.
+            wishes, start, stop, fresh, after, up_to_layer, most = decision[:]
+            self.copies.requeue_from(wishes, start, stop, fresh, all_tickets(after), up_to_layer, most)
             return None
         if kind is Predict:
             return self._predict(decision)
@@ -246,9 +239,10 @@ class Engine:
         raise IllegalDecision(f"decision, got {decision!r}: not a decision; see sim.policy.decisions")
 
     def _predict(self, asked: Predict) -> Ticket:
-        if not seconds(asked.duration_s) or asked.lane not in LANES:
+        duration_s, lane, blocking, basis = asked[:]
+        if not seconds(duration_s) or lane not in LANES:
             raise IllegalDecision(f"{asked!r}: seconds, finite and not negative, on a lane of {', '.join(LANES)}")
-        return self.machine.predict(asked.duration_s, asked.lane, asked.blocking, asked.basis)
+        return self.machine.predict(duration_s, lane, blocking, basis)
 
     # -- an iteration -----------------------------------------------------------------------------------------------
 

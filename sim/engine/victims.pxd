@@ -59,7 +59,8 @@ cdef class Ranked(Victims):
     cpdef void left(self, int index) noexcept
     @cython.locals(best=int)
     cpdef int victim(self, Piece piece, bint speculative) except -2
-    @cython.locals(residency=Residency, n_experts=int, n_gpus=int, first=int, at=int, pending_from=int, best=int,
+    @cython.locals(residency=Residency, ranks=double[::1], resident=cython.longlong[::1], per_layer=bint, n_experts=int,
+                   n_gpus=int, first=int, at=int, pending_from=int, best=int,
                    best_bar=int, best_rank=double, index=int, expert=int, bar=int, rank=double)
     cdef int _find(self, Piece piece, bint speculative) noexcept
     cdef bint _before(self, int index, int other) noexcept

@@ -192,13 +192,14 @@ class Ranked(Victims):
         n_gpus = residency.pieces.n_gpus
         first = piece.layer * n_experts
         pending_from = self.pending.layer * n_experts if self.pending.n_left else -n_experts * 2
+        ranks, resident, per_layer = self.ranks, self.resident, self.per_layer
         best = -1
-        best_bar = 0
+        best_bar = 1
         best_rank = 0.0
-        for at in range(n_experts if self.per_layer else self.n_here):
-            index = first + at if self.per_layer else self.resident[at]
-            rank = self.ranks[index]
-            if best >= 0 and rank > best_rank and best_bar == 0:
+        for at in range(n_experts if per_layer else self.n_here):
+            index = first + at if per_layer else resident[at]
+            rank = ranks[index]
+            if rank > best_rank and best_bar == 0:
                 continue  # nearly all of them
             if not residency.here[index] or (n_gpus > 1 and index % n_gpus != piece.gpu):
                 continue

@@ -16,6 +16,11 @@ cdef class Copy(Ticket):
     @cython.locals(ready_s=double, ticket=Ticket)
     cpdef double ready_s(self) noexcept
 
+cdef int _H2D
+
+@cython.locals(copy=Copy)
+cpdef Copy copy_of(Piece piece, str op, double duration_s, int length, bint demanded, double submit_s, tuple after)
+
 @cython.final
 cdef class CopyQueue:
     cdef readonly object name

@@ -1,5 +1,5 @@
 cimport cython
-from sim.machine.copy_queue cimport Copy, CopyQueue
+from sim.machine.copy_queue cimport Copy, CopyQueue, copy_of
 from sim.machine.group cimport Group
 from sim.machine.lanes cimport SerialLane, Stream, Launched
 from sim.machine.meter cimport Meter
@@ -7,7 +7,7 @@ from sim.machine.price cimport Launch, Operation, Price
 from sim.machine.protocol cimport Machine
 from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece
-from sim.policy.tickets cimport Ticket
+from sim.policy.tickets cimport Ticket, ends_at
 from sim.workload.iterations cimport Iteration
 
 cdef int _H2D, _HOST, _CPU
@@ -27,7 +27,7 @@ cdef class SimulatedMachine(Machine):
     cdef readonly list gpu_s, cpu_s, side_s, host_predict_s
     cdef double _sync_s, _copy_launch_s
     cdef Meter _prices
-    cdef dict _experts, _grouped_experts, _on_cpu, _part_launches_s
+    cdef dict _predicted_by, _experts, _grouped_experts, _on_cpu, _part_launches_s
     cdef list _copies, _used, _groups, _blocks
     cdef Operation _leader
     cdef Group _group
@@ -101,3 +101,5 @@ cdef class SimulatedMachine(Machine):
     @cython.locals(queue=CopyQueue)
     cdef bint _settle_next(self) except -1
     cdef _settle(self, Ticket ticket)
+    @cython.locals(attributed_to=int, ticket=Ticket, length=int)
+    cpdef Ticket predict(self, double duration_s, str lane, bint blocking, object basis)

@@ -6,14 +6,14 @@ import math
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
-from sim.machine.copy_queue import Copy, CopyQueue
+from sim.machine.copy_queue import Copy, CopyQueue, copy_of
 from sim.machine.group import Group
 from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE, SerialLane, Spans, Stream
 from sim.machine.meter import Meter
 from sim.machine.price import Launch, Operation, Price
 from sim.machine.protocol import DEMAND, NO_TICKETS, Machine
 from sim.machine.turn import Turn
-from sim.policy.tickets import Ticket
+from sim.policy.tickets import Ticket, ends_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +66,7 @@ class SimulatedMachine(Machine):
         self.n_copy_launches = 0
         self.experts_launched = 0.0  # copies of experts, a part counting as its share
         self.n_syncs = 0
+        self._predicted_by = cost.q_predictor
         self.gpu_s = [0.0] * len(cost.figures.entries)  # busy seconds of compute streams by the quantity they rest on
         self.cpu_s = [0.0] * len(cost.figures.entries)
         self.side_s = [0.0] * len(cost.figures.entries)
@@ -193,7 +194,7 @@ class SimulatedMachine(Machine):
 
     def _settled(self) -> Ticket:
         """A ticket for what GPU 0's stream has just placed."""
-        return Ticket(self.stream.free_s, self.stream.blame)
+        return ends_at(self.stream.free_s, self.stream.blame)
 
     def attention(self, layer: int) -> None:
         if self._dense is not None:
@@ -594,9 +595,7 @@ class SimulatedMachine(Machine):
             return settled
         if ready_s < now_s:
             ready_s = now_s
-        copy = Copy(
-            "prefetch", piece.layer, piece.expert, n_bytes, duration_s, length, False, ready_s, after, piece, H2D
-        )
+        copy = copy_of(piece, "prefetch", duration_s, length, False, ready_s, after)
         queue.submit(copy, now_s)
         return copy
 
@@ -649,7 +648,7 @@ class SimulatedMachine(Machine):
 
     def ended(self, ticket: Ticket) -> bool:
         if ticket.end_s < 0.0:
-            if self.n_links == 1 and self.h2d[0].free_s > self.now_s:
+            if self.n_links == 1 and self._link.free_s > self.now_s:
                 return False  # busy until now with what started before
             self._advance()
         return 0.0 <= ticket.end_s <= self.now_s
@@ -671,7 +670,8 @@ class SimulatedMachine(Machine):
     def _advance(self) -> None:
         """Settle every copy that starts before the host's clock; over several links in the order of their starts."""
         if self.n_links == 1:
-            self.h2d[0].advance(self.now_s)
+            if self._link.n_queued:
+                self._link.advance(self.now_s)
             return
         while True:
             queue = self._next_link()
@@ -708,7 +708,7 @@ class SimulatedMachine(Machine):
     # -- the rest ---------------------------------------------------------------------------------------------------
 
     def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
-        attributed_to = self.cost.q_predictor[basis]
+        attributed_to = self._predicted_by[basis]
         if lane != "side":
             self._close_groups()  # no group spans what the host or the stream does in between
         if lane == "host":
@@ -728,7 +728,7 @@ class SimulatedMachine(Machine):
         else:
             # A blocked host launches nothing: its waiting is then what the stream waits for.
             (self.host_predict_s if blocking else self.side_s)[attributed_to] += duration_s
-            ticket = Ticket(self.side.use("predict", -1, -1, 0, self.now_s, duration_s), SIDE)
+            ticket = ends_at(self.side.use("predict", -1, -1, 0, self.now_s, duration_s), SIDE)
         if blocking:
             self.sync(ticket)
         return ticket

@@ -250,11 +250,14 @@ class Outlook:
     def ahead(self, now: int, after: tuple[Ticket, ...]) -> RequeueFrom:
         """The prefetches of the layers behind `now` (-1: none has run) of which something is believed.
 
-        The nearer a layer and the more probable an expert, the sooner: priority = probability / (layer - now). What
-        belongs to the farthest layer waits for `after`; before the first layer everything does.
+        `now` has passed: it is forgotten. The nearer a layer and the more probable an expert, the sooner: priority =
+        probability / (layer - now). What belongs to the farthest layer waits for `after`; before the first layer
+        everything does.
         """
         if now < -1:
             raise ValueError(f"ahead, got layer {now}: layers count from 0, and -1 stands before them")
+        if 0 <= now < self.n_layers:
+            self.forget(now)
         n = 0
         fresh = 0
         for gap in range(1, self.distance + 1):

@@ -2,4 +2,9 @@ cdef class Ticket:
     cdef public double end_s
     cdef public int cause
 
+cimport cython
+
+@cython.locals(ticket=Ticket)
+cpdef Ticket ends_at(double end_s, int cause)
+
 cpdef tuple all_tickets(object after)

@@ -20,6 +20,14 @@ class Ticket:
         self.cause = cause
 
 
+def ends_at(end_s: float, cause: int) -> Ticket:
+    """A ticket as `Ticket` makes it; compiled, in a fraction of the time."""
+    ticket = Ticket.__new__(Ticket)
+    ticket.end_s = end_s
+    ticket.cause = cause
+    return ticket
+
+
 def all_tickets(after: Any) -> tuple[Ticket, ...]:
     """The same tuple. Raises TypeError for what is no tuple of tickets."""
     if type(after) is not tuple:

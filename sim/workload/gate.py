@@ -1,3 +1,4 @@
+# cython: boundscheck=True, wraparound=True
 """What a layer's gate says, and the arrays of scores behind it, read from the trace when they are asked for."""
 
 from __future__ import annotations

@@ -29,6 +29,8 @@ cdef class Iteration:
     cdef readonly Row token
     cdef list _counts, _rows
     cdef object _ids
+    @cython.locals(row=Row, at=int, i=int)
+    cpdef dict chosen(self, int layer)
 
 @cython.final
 cdef class Feed:

@@ -121,8 +121,13 @@ class Iteration:
 
     def chosen(self, layer: int) -> dict[int, int]:
         """Expert -> tokens routed to it: router order for a single token, ascending ids otherwise."""
-        if self.token is not None:
-            return dict.fromkeys(self.token.layer(layer), 1)
+        row = self.token
+        if row is not None:
+            at = row.at + layer * row.top_k
+            needs: dict[int, int] = {}
+            for i in range(row.top_k):
+                needs[row.block.ids[at + i]] = 1
+            return needs
         if self._counts is None:
             shape = (self._trace.n_layers, self._trace.n_experts)
             counts = np.zeros(shape, dtype=np.int64)
