@@ -145,6 +145,10 @@ def test_an_outlook_by_hand():
     assert order.bar.tolist()[4:8] == [FREE] * 4
     assert outlook.named_of(1) == []
     assert outlook.ahead(0, ()).stop == 1
+    assert outlook.named_of(2) != []
+    assert outlook.ahead(2, ()).stop == 0  # what has passed is forgotten
+    assert outlook.named_of(2) == []
+    assert order.bar.tolist() == [FREE] * 12
     outlook.visit(1, {1: 1})
     assert (outlook.needed, outlook.named, outlook.right) == (2, 3, 1)  # a layer is asked for once
 
