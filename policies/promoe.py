@@ -191,9 +191,8 @@ class ProMoe(Policy):
                 self._right += needed
                 if needed or self.preempt:
                     chunks = parts[expert] or self._chunks(layer, expert, view)
-                    if needed and not self._asked:
-                        continue
-                    for cancel, piece in zip(chunks.cancels, chunks.pieces, strict=True):
+                    for cancel in chunks.cancels:
+                        piece = cancel.piece
                         if piece in self._asked if needed or not holds(piece) else not view.arrived(piece):
                             yield cancel  # what waits nowhere and is not on its way has nothing to be withdrawn
                             self._asked.discard(piece)
@@ -224,14 +223,14 @@ class ProMoe(Policy):
                 if here and not self._stale:  # nothing to be asked for, or to be waited for
                     coming.append(self._runs[expert])
                     continue
-                chunks = parts[expert] or self._chunks(layer, expert, view)
-                if self._stale:  # it has its place again
-                    self._stale = [chunk for chunk in self._stale if chunk not in chunks.pieces]
-                tickets = yield chunks.fetches
-                if self._asked:
-                    self._asked.difference_update(chunks.pieces)
-                if None in tickets:
-                    tickets = [ticket for ticket in tickets if ticket is not None]
+                tickets: list[Ticket] = []
+                for fetch in (parts[expert] or self._chunks(layer, expert, view)).fetches:
+                    if self._stale and fetch.piece in self._stale:  # it has its place again
+                        self._stale.remove(fetch.piece)
+                    ticket = yield fetch
+                    self._asked.discard(fetch.piece)
+                    if ticket is not None:
+                        tickets.append(ticket)
                 coming.append(RunGpu(expert, tuple(tickets)) if tickets else self._runs[expert])
             if not asked:
                 asked = True
@@ -281,12 +280,7 @@ class ProMoe(Policy):
             if expert in held:  # asking counts as an access
                 del held[expert]
                 held[expert] = None
-            pieces = (parts[expert] or self._chunks(target, expert, view)).pieces
-            if expert not in held and not self._stale:  # nothing of it is there
-                self._asked.update(pieces)
-                yield [Prefetch(chunk, 0.0, after) for chunk in pieces]
-                continue
-            for chunk in pieces:
+            for chunk in (parts[expert] or self._chunks(target, expert, view)).pieces:
                 if not holds(chunk):
                     self._asked.add(chunk)
                     yield Prefetch(chunk, 0.0, after)
