@@ -25,7 +25,7 @@ RESULT = {
 
 def verdict(text: str) -> tuple[bool, str]:
     (only,) = judged(parsed((text,)), RESULT)
-    return only
+    return only.held, only.line
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,11 @@ def verdict(text: str) -> tuple[bool, str]:
         ("prefetch.useful.n >= 3", True),
         ("tpot_s.p95 < 1e9", False),
         ("bound > -1", False),
+        ("hit_rate >= 25%", True),
+        ("hit_rate > 25 %", False),
+        ("tpot_s.mean <= 500ms", True),
+        ("tpot_s.mean < 0.5s", False),
+        ("tpot_s.mean < 1min", True),
         ("hit_rate > -1", True),
     ],
 )
@@ -72,6 +77,9 @@ def test_the_line_says_what_it_was() -> None:
         "hit_rate >= inf",
         "tpot_s.mean < 5MB",
         "h2d_bytes < 5MX",
+        "tpot_s.mean < 5%",
+        "hit_rate > 650ms",
+        "prefetch.useful.n > 30%",
     ],
 )
 def test_what_is_no_comparison_is_refused(text: str) -> None:
@@ -100,9 +108,12 @@ def test_the_exit_status_of_a_run(capsys: pytest.CaptureFixture[str], tmp_path: 
     met = simulated(capsys, *run, "--expect", "requests == 2", "--expect", "miss_rate >= 0")
     assert met.code == 0
     assert met.err.splitlines()[0] == "met: requests == 2: it is 2"
+    told = json.loads(met.out)["expectations"]
+    assert told[0] == {"key": "requests", "sign": "==", "bound": 2.0, "written": "2", "value": 2, "met": True}
     missed = simulated(capsys, *run, "--expect", "requests == 2", "--expect", "miss_rate < 0")
     assert missed.code == 1
-    assert json.loads(missed.out)["requests"] == 2  # the result is still the only thing on standard output
+    out = json.loads(missed.out)  # the result is still the only thing on standard output
+    assert (out["requests"], [one["met"] for one in out["expectations"]]) == (2, [True, False])
     assert missed.err.splitlines()[1].startswith("not met: miss_rate < 0: it is ")
 
 

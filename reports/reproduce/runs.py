@@ -248,8 +248,8 @@ def _idle(condition: str, result: work.Result) -> str:
     (expected,) = parsed((condition,))
     if expected.key not in result:
         return f"{condition}: it has no such figure"
-    ((held, line),) = judged([expected], result)
-    return "" if held else line.removeprefix("not met: ")
+    (found,) = judged([expected], result)
+    return "" if found.held else found.line.removeprefix("not met: ")
 
 
 def _compared(row: Row, seen: dict[str, float]) -> dict[str, float]:

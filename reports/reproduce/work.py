@@ -83,7 +83,7 @@ def key_of(spec: RunSpec) -> str:
 
 def simulate(text: str) -> Result:
     """Run a configuration (its JSON): every figure of the result by its dotted name, or why it cannot run."""
-    from sim.results.expectations import figures
+    from sim.results.figure import figures
     from sim.run import execute, prepare
 
     spec = msgspec.json.decode(text, type=RunSpec)

@@ -171,6 +171,7 @@ def _fields_at(kind: Any, path: str) -> list[str]:
         if not isinstance(info, msgspec.inspect.StructType):
             return []
         match = [field.type for field in info.fields if field.encode_name == part.split("[")[0]]
+        match = [one.item_type if isinstance(one, msgspec.inspect.ListType) else one for one in match]
         nested = [t for t in match if isinstance(t, msgspec.inspect.StructType)]
         nested += [
             t

@@ -44,6 +44,25 @@ def parse_bytes(text: str, what: str = "size") -> int:
     return int(n_bytes)
 
 
+_TIME = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(|s|ms|us|ns|min|h)\s*$")
+_TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+
+
+def parse_seconds(text: str, what: str = "time") -> float:
+    """Read `650ms`, `1.5 s`, `40us`, or a plain number of seconds.
+
+    Raises:
+        BadInput: not a time, or negative.
+    """
+    match = _TIME.match(text)
+    if match is None:
+        raise BadInput(f"{what}, got {text!r}: not a time; write seconds, or a number with ms, us, ns, min or h")
+    duration_s = float(match[1]) * _TIME_UNITS[match[2]]
+    if duration_s - duration_s:
+        raise BadInput(f"{what}, got {text!r}: beyond any run; correct the number or its unit")
+    return duration_s
+
+
 def show_bytes(n_bytes: float) -> str:
     """Decimal prefixes, three significant digits: `352 MB`, `22.5 GB`."""
     value, sign = abs(float(n_bytes)), "-" if n_bytes < 0 else ""

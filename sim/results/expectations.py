@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from sim.base.errors import BadInput, did_you_mean
-from sim.base.units import parse_bytes
+from sim.results.figure import figures, parse_figure
 
 _FORM = re.compile(r"\s*(?P<key>[A-Za-z0-9_.]+)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<bound>[^\s<>=][^<>=]*)")
 _HOLDS: dict[str, Callable[[float, float], bool]] = {
@@ -19,7 +18,7 @@ _HOLDS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-_WAY_OUT = "write e.g. 'hit_rate >= 0.3', 'tpot_s.mean < 0.7' or 'h2d_bytes <= 40TB'"
+_WAY_OUT = "write e.g. 'hit_rate >= 30%', 'tpot_s.mean < 650ms' or 'h2d_bytes <= 40TB'"
 
 
 class Expectation(NamedTuple):
@@ -41,40 +40,49 @@ def _parsed(text: str) -> Expectation:
     if match is None:
         raise BadInput(f"--expect, got {text!r}: not KEY >= NUMBER; {_WAY_OUT}")
     key, sign, bound = match["key"], match["sign"], match["bound"].strip()
-    try:
-        number = float(bound)
-    except ValueError:
-        if not key.endswith("bytes"):
-            raise BadInput(f"--expect, got {text!r}: {bound!r} is not a number; {_WAY_OUT}") from None
-        number = float(parse_bytes(bound, "--expect"))
-    if not math.isfinite(number):
-        raise BadInput(f"--expect, got {text!r}: no figure is {bound}; {_WAY_OUT}")
-    return Expectation(key, sign, number, bound)
+    return Expectation(key, sign, parse_figure(key, bound, "--expect"), bound)
 
 
-def judged(expectations: list[Expectation], result: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
-    """(whether it holds, the line that says so) of each. A figure that is null here holds to nothing.
+class Judged(NamedTuple):
+    """An expectation beside the figure that came out; one that is null here holds to nothing."""
+
+    expected: Expectation
+    value: float | None
+    held: bool
+
+    @property
+    def line(self) -> str:
+        """What is said of it."""
+        expected = self.expected
+        found = "null here" if self.value is None else repr(self.value)
+        met = "met" if self.held else "not met"
+        return f"{met}: {expected.key} {expected.sign} {expected.text}: it is {found}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its entry in `--json`."""
+        key, sign, bound, text = self.expected
+        return {"key": key, "sign": sign, "bound": bound, "written": text, "value": self.value, "met": self.held}
+
+
+def judged(expectations: list[Expectation], result: Mapping[str, Any]) -> list[Judged]:
+    """What became of each.
 
     Raises:
         BadInput: a key that the result does not have, or one that is no number.
     """
     flat = dict(figures(result))
-    for expected in expectations:
-        if expected.key not in flat:
-            inside = [name for name in flat if name.startswith(f"{expected.key}.")]
-            way_out = f"one of {', '.join(inside)}" if inside else did_you_mean(expected.key, flat)
-            raise BadInput(f"--expect, got {expected.key!r}: no figure of a result, see docs/output.md; {way_out}")
-        value = flat[expected.key]
-        held = value is not None and _HOLDS[expected.sign](value, expected.bound)
-        found = "null here" if value is None else repr(value)
-        yield held, f"{'met' if held else 'not met'}: {expected.key} {expected.sign} {expected.text}: it is {found}"
+    return [_judged(expected, flat) for expected in expectations]
 
 
-def figures(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
-    """Every number, and every null, with its dotted name; truth values and lists are no figures."""
-    for key, child in value.items():
-        name = f"{prefix}{key}"
-        if isinstance(child, Mapping):
-            yield from figures(child, f"{name}.")
-        elif child is None or (isinstance(child, int | float) and not isinstance(child, bool)):
-            yield name, child
+def _judged(expected: Expectation, flat: dict[str, float | None]) -> Judged:
+    known(expected.key, flat, "--expect")
+    value = flat[expected.key]
+    return Judged(expected, value, value is not None and _HOLDS[expected.sign](value, expected.bound))
+
+
+def known(key: str, flat: Mapping[str, float | None], what: str) -> None:
+    """Raises BadInput where a result has no such figure."""
+    if key not in flat:
+        inside = [name for name in flat if name.startswith(f"{key}.")]
+        way_out = f"one of {', '.join(inside)}" if inside else did_you_mean(key, flat)
+        raise BadInput(f"{what}, got {key!r}: no figure of a result, see docs/output.md; {way_out}")

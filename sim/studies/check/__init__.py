@@ -1,0 +1,1 @@
+"""Hold runs to a file of figures: `moesim check`."""

@@ -1,0 +1,169 @@
+"""Replay the runs of a baseline and judge every figure: the same, better, worse, or changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sim.results.expectations import known
+from sim.results.figure import better, figures
+from sim.studies.pool import n_cores
+from sim.studies.sweep.records import Records
+from sim.studies.sweep.run import Progress, resolved, run_points
+from sim.studies.sweep.work import OK, Resolved
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.studies.check.baseline import Expected, Held, Tolerance
+
+SAME, BETTER, WORSE, CHANGED, NEW = "same", "better", "worse", "changed", "new"
+DIGITS = 12  # of a digest: enough to tell inputs apart
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A figure beside what was expected of it.
+
+    `verdict`: same; better or worse, beyond its tolerance; changed, where neither way is better, or it is null in one
+    of the two; new, where nothing is recorded yet.
+    """
+
+    key: str
+    expected: float | None
+    value: float | None
+    tolerance: Tolerance
+    verdict: str
+
+
+@dataclass
+class Checked:
+    """A run of the baseline, and what became of it. `reason`: why it did not run."""
+
+    name: str
+    status: str
+    reason: str
+    figures: list[Judged] = field(default_factory=list)
+
+
+@dataclass
+class Verdict:
+    """A baseline that was checked.
+
+    `inputs`: digests of what names mean now. `changed_inputs`: names that meant something else when it was recorded.
+    `strict`: whether a figure that became better fails, too.
+    """
+
+    held: Held
+    runs: list[Checked]
+    inputs: dict[str, str]
+    changed_inputs: list[str]
+    strict: bool
+
+    @property
+    def failing(self) -> tuple[str, ...]:
+        """The verdicts that fail a check."""
+        return (WORSE, CHANGED, NEW, BETTER) if self.strict else (WORSE, CHANGED, NEW)
+
+    @property
+    def failed(self) -> list[Checked]:
+        """Runs that did not run, or of which a figure fails."""
+        return [run for run in self.runs if run.status != OK or self.failures(run)]
+
+    def failures(self, run: Checked) -> list[Judged]:
+        """The figures of a run that fail the check."""
+        return [one for one in run.figures if one.verdict in self.failing]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        from sim.studies.check.text import answer
+
+        return {
+            "schema": 1,
+            "answer": answer(self),
+            "met": not self.failed,
+            "changed_inputs": self.changed_inputs,
+            "runs": [
+                {
+                    "name": run.name,
+                    "status": run.status,
+                    "reason": run.reason or None,
+                    "met": run not in self.failed,
+                    "figures": [
+                        {
+                            "key": one.key,
+                            "expected": one.expected,
+                            "value": one.value,
+                            "tolerance": one.tolerance.text,
+                            "verdict": one.verdict,
+                        }
+                        for one in run.figures
+                    ],
+                }
+                for run in self.runs
+            ],
+        }
+
+
+def check(held: Held, workers: int | None, strict: bool, progress: Progress) -> Verdict:
+    """Replay and judge.
+
+    Args:
+        workers: processes; None: the cores, if it is worth it. progress: told of (done, in all, what is done).
+
+    Raises:
+        BadInput: a figure that no result has, or a value that is wrong wherever it stands.
+    """
+    points = [run.point for run in held.runs]
+    means = resolved(points, workers or n_cores(), progress)
+    asks_bound = any(key.startswith("bound.") for run in held.runs for key in run.figures)
+    asked = means if asks_bound else [msgspec.structs.replace(one, bound="") for one in means]
+    rows = {row.asked.id: row for row in run_points(points, asked, Records(None), workers, progress)}
+    runs = []
+    for run, meant in zip(held.runs, means, strict=True):
+        row = rows[meant.id]
+        result = None if row.result is None else dict(figures(row.result.to_dict()))
+        found = [] if result is None else _judged(run, result, str(held.path))
+        runs.append(Checked(run.name, row.status, row.reason, found))
+    inputs = inputs_of(means)
+    changed = [name for name, digest in held.inputs.items() if inputs.get(name, digest) != digest]
+    return Verdict(held, runs, inputs, changed, strict)
+
+
+def _judged(run: Expected, result: dict[str, float | None], path: str) -> list[Judged]:
+    found = []
+    for key, expected in run.figures.items():
+        known(key, result, f"{path}: {run.name}: figures")
+        value, tolerance = result[key], run.tolerances[key]
+        found.append(Judged(key, expected, value, tolerance, verdict_of(key, expected, value, tolerance)))
+    return found
+
+
+def verdict_of(key: str, expected: float | None, value: float | None, tolerance: Tolerance) -> str:
+    """How a figure stands beside what was expected of it."""
+    if expected is None:
+        return SAME if value is None else NEW
+    if value is None:
+        return CHANGED
+    if value == expected or abs(value - expected) <= tolerance.of(expected):
+        return SAME
+    way = better(key)
+    if not way:
+        return CHANGED
+    return BETTER if (value > expected) == (way > 0) else WORSE
+
+
+def inputs_of(means: Sequence[Resolved]) -> dict[str, str]:
+    """By name, digests of the traces, profiles, models and stacks that the runs rest on, and of policies in files."""
+    found: dict[str, str] = {}
+    for kind in ("trace", "hw", "model", "stack", "policy"):
+        for one in means:
+            digest = one.meant.get(f"{kind}_sha256")
+            if digest is not None:
+                changes = sorted(key for key in one.spec.set if key.startswith(f"{kind}."))
+                name = " ".join([kind, str(one.meant[kind]), *(f"{key}={one.spec.set[key]}" for key in changes)])
+                link = f" link {one.spec.link}" if kind == "hw" and one.spec.link else ""
+                found[name + link] = digest[:DIGITS]
+    return found

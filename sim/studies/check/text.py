@@ -1,0 +1,148 @@
+"""A checked baseline for people: the answer, what is off, and the same as Markdown and JUnit XML."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+from sim.base.tables import prose, render, table
+from sim.base.units import show_count
+from sim.results.figure import show_figure
+from sim.studies.check.check import BETTER, NEW, SAME
+from sim.studies.sweep.work import OK
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.studies.check.check import Checked, Judged, Verdict
+
+_TITLES = ("run", "figure", "expected", "found", "change", "may differ by", "")
+
+
+def answer(verdict: Verdict) -> str:
+    """The first line: whether all holds, and else what is off the most."""
+    n_figures = sum(len(run.figures) for run in verdict.runs)
+    every = f"{show_count(n_figures, 'figure')} of {show_count(len(verdict.runs), 'run')}"
+    failed = verdict.failed
+    if not failed:
+        n_better = sum(one.verdict == BETTER for run in verdict.runs for one in run.figures)
+        more = f"; {show_count(n_better, 'figure')} better (--update records that)" if n_better else ""
+        return f"as expected: {every}{more}"
+    parts = []
+    for kind in verdict.failing:
+        n = sum(one.verdict == kind for run in verdict.runs for one in run.figures)
+        if n:
+            parts.append(f"{n:,} {'not recorded yet (--update records them)' if kind == NEW else kind}")
+    stopped = sum(run.status != OK for run in verdict.runs)
+    if stopped:
+        parts.append(f"{show_count(stopped, 'run')} did not run")
+    return f"not as expected: {', '.join(parts)}; {every} were checked; {_first(verdict, failed[0])}"
+
+
+def _first(verdict: Verdict, run: Checked) -> str:
+    if run.status != OK:
+        return f"the first, {run.name}, did not run: {run.reason}"
+    one = verdict.failures(run)[0]
+    before = "nothing is recorded" if one.verdict == NEW else f"expected {show_figure(one.key, one.expected)}"
+    return f"the first: {run.name}, {one.key} is {show_figure(one.key, one.value)}, {before}"
+
+
+def inputs_line(verdict: Verdict) -> str:
+    """What the names in the file mean now that they did not when it was recorded; empty where nothing changed."""
+    if not verdict.changed_inputs:
+        return ""
+    return f"inputs that changed since it was recorded: {', '.join(verdict.changed_inputs)}"
+
+
+def rows_of(verdict: Verdict, every: bool) -> list[tuple[str, ...]]:
+    """One row per figure that is not the same (all of them with `every`), and per run that did not run."""
+    rows: list[tuple[str, ...]] = []
+    for run in verdict.runs:
+        if run.status != OK:
+            rows.append((run.name, "-", "-", "-", "-", "-", f"did not run: {run.reason}"))
+        rows += [_row(run, one) for one in run.figures if every or one.verdict != SAME]
+    return rows
+
+
+def _row(run: Checked, one: Judged) -> tuple[str, ...]:
+    numbers = (show_figure(one.key, one.expected), show_figure(one.key, one.value), change(one))
+    return run.name, one.key, *numbers, one.tolerance.text, one.verdict
+
+
+def change(one: Judged) -> str:
+    """By how much a figure is off, as a share of what was expected where that can be said."""
+    if one.value is None or one.expected is None:
+        return "-"
+    if one.value == one.expected:
+        return "none"
+    if one.expected == 0:
+        return "from 0"
+    frac = (one.value - one.expected) / abs(one.expected)
+    return f"{100.0 * frac:+.3g} %"
+
+
+def table_of(verdict: Verdict, every: bool) -> str:
+    """The rows as a table; empty where there are none."""
+    rows = rows_of(verdict, every)
+    if not rows:
+        return ""
+    content = table(*_TITLES)
+    prose(content, 1, 6)
+    for row in rows:
+        content.add_row(*row)
+    return render(content)
+
+
+def markdown(verdict: Verdict) -> str:
+    """For a pull request or the summary of a job."""
+    mark = "❌" if verdict.failed else "✅"
+    lines = [f"### {mark} moesim check {verdict.held.path.name}", "", _cell(answer(verdict))]
+    if verdict.changed_inputs:
+        lines += ["", _cell(inputs_line(verdict))]
+    off, every = rows_of(verdict, False), rows_of(verdict, True)
+    if off:
+        lines += ["", *_table(off)]
+    if len(every) > len(off):
+        lines += ["", f"<details><summary>all {show_count(len(every), 'figure')}</summary>", "", *_table(every)]
+        lines += ["", "</details>"]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    head = ["| " + " | ".join((*_TITLES[:-1], "verdict")) + " |", "|---|---|---:|---:|---:|---:|---|"]
+    return [*head, *("| " + " | ".join(_cell(text) for text in row) + " |" for row in rows)]
+
+
+def _cell(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def junit(verdict: Verdict) -> str:
+    """JUnit XML: a test case per figure, named by run and figure."""
+    suite = ElementTree.Element("testsuite", name=f"moesim check {verdict.held.path.name}")
+    n_cases = n_failed = n_stopped = 0
+    for run in verdict.runs:
+        if run.status != OK:
+            n_cases, n_stopped = n_cases + 1, n_stopped + 1
+            case = ElementTree.SubElement(suite, "testcase", classname=_printable(run.name), name="run")
+            ElementTree.SubElement(case, "error", message=_printable(run.reason), type=run.status)
+        failures = verdict.failures(run)
+        for one in run.figures:
+            n_cases += 1
+            case = ElementTree.SubElement(suite, "testcase", classname=_printable(run.name), name=one.key)
+            if one in failures:
+                n_failed += 1
+                told = f"is {one.value!r}, expected {one.expected!r}, may differ by {one.tolerance.text}"
+                ElementTree.SubElement(case, "failure", message=f"{one.key} {told}", type=one.verdict)
+    counts = {"tests": str(n_cases), "failures": str(n_failed), "errors": str(n_stopped)}
+    for name, count in counts.items():
+        suite.set(name, count)
+    top = ElementTree.Element("testsuites", counts)
+    top.append(suite)
+    ElementTree.indent(top)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(top, encoding="unicode") + "\n"
+
+
+def _printable(text: str) -> str:
+    """XML has no letters for control characters."""
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -1,0 +1,281 @@
+"""`moesim check`: runs held to a baseline file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from cli_help import mixtral_shaped
+
+from sim.base.errors import BadInput
+from sim.cli.verbs import guarded, moesim
+from sim.results.figure import better, parse_figure, show_figure, unit_of
+from sim.studies.check.baseline import Tolerance, read_baseline
+from sim.studies.check.check import BETTER, CHANGED, NEW, SAME, WORSE, verdict_of
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Said:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def check(capsys: pytest.CaptureFixture[str]):
+    def run(*args: object) -> Said:
+        with pytest.raises(SystemExit) as left:
+            guarded(moesim, ["check", *map(str, args)], "moesim")
+        said = capsys.readouterr()
+        return Said(int(left.value.code or 0), said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def baseline(tmp_path: Path):
+    trace = mixtral_shaped(tmp_path)
+
+    def write(runs: str, head: str = "") -> Path:
+        path = tmp_path / "baseline.yaml"
+        path.write_text(f"# ours\nschema: 1\nrun: {{hw: rtx3090, trace: {trace}}}\n{head}runs:\n{runs}", "utf-8")
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("key", "unit", "way"),
+    [
+        ("hit_rate", "frac", 1),
+        ("prefill_hit_rates.hit", "frac", 1),
+        ("token_hit_rates.miss", "frac", -1),
+        ("tpot_s.mean", "s", -1),
+        ("tpot_s.n", "", 0),
+        ("h2d_bytes", "bytes", -1),
+        ("prefetch.issued.bytes", "bytes", 0),
+        ("prefetch.wasted.n", "", -1),
+        ("throughput_tokens_per_s", "", 1),
+        ("bound.tpot_s", "s", 0),
+        ("lane_utilisation.gpu", "frac", 0),
+        ("memory.expert_budget_bytes", "bytes", 0),
+    ],
+)
+def test_units_and_ways_of_figures(key: str, unit: str, way: int) -> None:
+    assert (unit_of(key), better(key)) == (unit, way)
+
+
+def test_figures_as_people_write_them() -> None:
+    assert parse_figure("hit_rate", "30%", "x") == 0.3
+    assert parse_figure("tpot_s.mean", "650ms", "x") == 0.65
+    assert parse_figure("tpot_s.mean", "650", "x") == 650.0
+    assert parse_figure("h2d_bytes", "2.6TB", "x") == 2.6e12
+    assert (show_figure("tpot_s.mean", 0.65), show_figure("hit_rate", 0.331)) == ("650 ms", "33.1 %")
+    for key, text in [("hit_rate", "5ms"), ("tpot_s.mean", "5%"), ("h2d_bytes", "5s"), ("gpus", "30%"), ("x", "nan")]:
+        with pytest.raises(BadInput, match=r"^where, got "):
+            parse_figure(key, text, "where")
+
+
+@pytest.mark.parametrize(
+    ("key", "expected", "value", "tolerance", "verdict"),
+    [
+        ("hit_rate", 0.5, 0.5, Tolerance(0.0, False, "0"), SAME),
+        ("hit_rate", 0.5, 0.375, Tolerance(0.25, True, "25%"), SAME),  # a quarter of 0.5: exactly the distance
+        ("hit_rate", 0.5, 0.4899, Tolerance(0.02, True, "2%"), WORSE),
+        ("hit_rate", 0.5, 0.5101, Tolerance(0.02, True, "2%"), BETTER),
+        ("tpot_s.mean", 1.0, 1.1, Tolerance(0.05, False, "50ms"), WORSE),
+        ("tpot_s.mean", 1.0, 0.9, Tolerance(0.05, False, "50ms"), BETTER),
+        ("prefetch.issued.n", 10, 11, Tolerance(0.0, False, "0"), CHANGED),
+        ("tpot_s.mean", 1.0, None, Tolerance(9.0, False, "9"), CHANGED),
+        ("tpot_s.mean", None, 1.0, Tolerance(9.0, False, "9"), NEW),
+        ("tpot_s.p95", None, None, Tolerance(0.0, False, "0"), SAME),
+    ],
+)
+def test_verdicts(key: str, expected: float | None, value: float | None, tolerance: Tolerance, verdict: str) -> None:
+    assert verdict_of(key, expected, value, tolerance) == verdict
+
+
+def test_from_new_to_recorded_to_worse(check, baseline) -> None:
+    path = baseline(
+        "- policy: lru      # plain\n- {policy: lfu, experts: 50}\n- policy: fifo\n  figures:\n    hit_rate:\n"
+    )
+    first = check(path)
+    assert first.code == 1
+    assert first.out.startswith("not as expected: 7 not recorded yet")
+    told = check(path, "--update")
+    assert told.code == 0
+    assert told.out.replace("\n  ", " ").startswith(f"recorded: 7 figures changed in {path}\n")
+    text = path.read_text("utf-8")
+    assert text.startswith("# ours\n")
+    assert "- policy: lru      # plain\n  figures: {hit_rate: " in text
+    data = yaml.safe_load(text)
+    assert list(data["runs"][0]["figures"]) == ["hit_rate", "tpot_s.mean", "h2d_bytes"]
+    assert set(data["inputs"]) >= {"hw rtx3090", "stack bare", "model mixtral-8x7b"}
+    again = check(path, "--strict")
+    assert (again.code, again.out) == (0, "as expected: 7 figures of 3 runs\n")
+    assert check(path, "--update").out.splitlines()[0].startswith("recorded: 0 figures")
+    assert path.read_text("utf-8") == text, "nothing changed, nothing is written"
+
+    hits = data["runs"][1]["figures"]["hit_rate"]
+    path.write_text(text.replace(f"hit_rate: {hits!r}", f"hit_rate: {hits + 0.1!r}"), "utf-8")
+    worse = check(path)
+    assert worse.code == 1
+    assert worse.out.startswith(
+        "not as expected: 1 worse; 7 figures of 3 runs were checked; the first: lfu, experts 50,"
+    )
+    path.write_text(text.replace(f"hit_rate: {hits!r}", f"hit_rate: {hits - 0.1!r}"), "utf-8")
+    assert check(path).code == 0
+    assert "1 figure better (--update records that)" in check(path).out.replace("\n  ", " ")
+    assert check(path, "--strict").code == 1
+
+
+def test_the_figures_are_those_of_simulate(check, baseline, capsys: pytest.CaptureFixture[str]) -> None:
+    path = baseline("- policy: lcp rho=0.25\n  batch: 2\n")
+    check(path, "--update")
+    data = yaml.safe_load(path.read_text("utf-8"))
+    args = ["--policy", "lcp", "--set", "rho=0.25", "--batch", "2", "--hw", "rtx3090", "--trace", data["run"]["trace"]]
+    with pytest.raises(SystemExit):
+        guarded(moesim, ["run", *args, "--json"], "moesim")
+    result = json.loads(capsys.readouterr().out)
+    found = data["runs"][0]["figures"]
+    assert found == {
+        "hit_rate": result["hit_rate"],
+        "tpot_s.mean": result["tpot_s"]["mean"],
+        "h2d_bytes": result["h2d_bytes"],
+    }
+
+
+def test_what_the_names_meant(check, baseline) -> None:
+    path = baseline("- {policy: lru, figures: {requests: 2}}\n")
+    check(path, "--update")
+    text = path.read_text("utf-8")
+    path.write_text(text.replace(yaml.safe_load(text)["inputs"]["hw rtx3090"], "0" * 12), "utf-8")
+    done = check(path)
+    assert (done.code, done.out.splitlines()[1]) == (0, "inputs that changed since it was recorded: hw rtx3090")
+    assert json.loads(check(path, "--json").out)["changed_inputs"] == ["hw rtx3090"]
+
+
+def test_files_for_machines(check, baseline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n", "utf-8")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    path = baseline("- {policy: lru, name: a|b, figures: {requests: 3, gpus: 1}}\n- {policy: lru, vram_bytes: 4GB}\n")
+    done = check(path, "--junit", tmp_path / "j.xml", "--markdown", summary, "--json")
+    assert done.code == 1
+    told = json.loads(done.out)
+    assert [run["met"] for run in told["runs"]] == [False, False]
+    assert told["runs"][1]["status"] == "does_not_fit"
+    root = ElementTree.parse(tmp_path / "j.xml").getroot()
+    assert (root.get("tests"), root.get("failures"), root.get("errors")) == ("3", "1", "1")
+    (failure,) = root.iter("failure")
+    assert failure.get("message") == "requests is 2, expected 3, may differ by 0.0001%"
+    text = summary.read_text("utf-8")
+    assert text.startswith("before\n### ❌ moesim check baseline.yaml\n")
+    assert "| a\\|b | requests | 3 | 2 | -33.3 % | 0.0001% | changed |" in text
+
+
+def test_update_leaves_the_layout(check, baseline) -> None:
+    path = baseline(
+        '- figures: {hit_rate: 5e-1,\n     "gpus" : 2}  # two lines\n  policy: lru\n  # a remark of its own\n\n'
+        "- policy: fifo\n  set:\n    hw.h2d.bandwidth_bytes_per_s: 5.0e10   # twice as much\n",
+        head="inputs:\n  hw nothing: 'x'\n# before the runs\n",
+    )
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert check(path, "--update").code == 0
+    raw = path.read_bytes()
+    assert raw.count(b"\n") == raw.count(b"\r\n"), "line ends stay"
+    text = raw.decode().replace("\r\n", "\n")
+    assert '\n     "gpus" : 1}  # two lines\n  policy: lru\n  # a remark of its own\n\n' in text
+    assert "5.0e10   # twice as much\n  figures: {" in text
+    assert "\n# before the runs\nruns:\n" in text
+    assert "hw nothing" not in text
+    assert "hw rtx3090 hw.h2d.bandwidth_bytes_per_s=50000000000.0" in yaml.safe_load(text)["inputs"]
+    assert check(path, "--strict").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "a baseline is a mapping"),
+        ("schema: 1\nruns: []", "there are none"),
+        ("schema: 2\nruns: [{policy: lru, hw: rtx3090}]", "schema"),
+        ("schema: 1\nruns: [{hw: rtx3090}]", "no policy"),
+        ("schema: 1\nruns: [{policy: lru}]", "no hardware"),
+        ("schema: 1\nruns: [{policy: lru, hw: [rtx3090, a6000]}]", "got 2 runs: each field has one value"),
+        ("schema: 1\nruns: [{policy: all, hw: rtx3090}]", "each field has one value"),
+        ("schema: 1\nruns: [{policy: lru, hw: rtx3090}, {policy: lru, hw: rtx3090}]", "give it a name of its own"),
+        (
+            "schema: 1\nruns: [{policy: lru, hw: rtx3090, figures: {hit_rate: 5ms}}]",
+            "runs[0].figures.hit_rate, got '5ms'",
+        ),
+        ("schema: 1\nruns: [{policy: lru, hw: rtx3090, figures: {}}]", "name at least one"),
+        ("schema: 1\nruns: [{policy: lru, hw: rtx3090, tolerance: {hits: 1}}]", "tolerance, got 'hits'"),
+        ("schema: 1\ntolerance: {hit_rat: 1%}\nruns: [{policy: lru, hw: rtx3090}]", "did you mean 'hit_rate'"),
+        ("schema: 1\ntolerance: {hit_rate: -1%}\nruns: [{policy: lru, hw: rtx3090}]", "a tolerance is not negative"),
+        ("schema: 1\nruns: [{polciy: lru, hw: rtx3090}]", "did you mean 'policy'"),
+    ],
+)
+def test_what_is_no_baseline(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "b.yaml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(BadInput) as refused:
+        read_baseline(path)
+    assert says in str(refused.value)
+    assert str(path) in str(refused.value)
+
+
+def test_mistakes_are_exit_2_and_nothing_is_written(check, baseline) -> None:
+    path = baseline("- {policy: lru, figures: {hitrate: 0.5}}\n")
+    before = path.read_bytes()
+    done = check(path, "--update")
+    assert (done.code, done.out) == (2, "")
+    assert "hitrate" in done.err and "did you mean 'hit_rate'" in done.err
+    assert path.read_bytes() == before
+    assert check(path.with_name("none.yaml")).code == 2
+    assert check(baseline("- {policy: lruu}\n")).code == 2
+    assert check(baseline("- {policy: lru}\n"), "--junit", path.parent / "no" / "j.xml").code == 2
+
+
+def test_every_policy_is_in_our_own_baseline() -> None:
+    from sim.policy.registry import policies
+
+    held = read_baseline(ROOT / "tests" / "baselines" / "policies.yaml")
+    assert [run.point.spec.policy for run in held.runs] == list(policies())
+    assert all(value is not None for run in held.runs for value in run.figures.values())
+
+
+@pytest.mark.skipif(shutil.which("bash") is None or sys.platform == "win32", reason="the action runs in bash")
+def test_the_action_runs_what_it_says(baseline, tmp_path: Path) -> None:
+    action = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
+    step = action["runs"]["steps"][-1]
+    assert set(step["env"].values()) == {"${{ inputs.baseline }}", "${{ inputs.args }}"}
+    path = baseline("- {policy: lru, figures: {requests: 3}}\n- {policy: fifo, figures: {requests: 2}}\n")
+    places = {name: str(tmp_path / name) for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")}
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "moesim").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m moesim "$@"\n', "utf-8")
+    (tools / "moesim").chmod(0o755)
+    env = {**os.environ, **places, "RUNNER_TEMP": str(tmp_path), "BASELINE": str(path), "ARGS": "--strict"}
+    env["PATH"] = f"{tools}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", step["run"]], env=env, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 1, done.stderr
+    outputs = dict(line.split("=", 1) for line in Path(places["GITHUB_OUTPUT"]).read_text().splitlines())
+    assert Path(outputs["junit"]).is_file()
+    assert "requests" in Path(places["GITHUB_STEP_SUMMARY"]).read_text("utf-8")
+
+
+def test_the_hook_is_one_of_our_commands() -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
+    from sim.cli.verbs import VERBS
+
+    assert hook["entry"].split()[0] == "moesim"
+    assert hook["entry"].split()[1] in VERBS
