@@ -79,8 +79,12 @@ def _of_run(text: str, node: yaml.MappingNode, run: Checked, found: dict[str, fl
 
 def _inputs(text: str, root: yaml.MappingNode, inputs: dict[str, str]) -> list[Edit]:
     """The block `inputs:`, in place of the one there, or at the end."""
-    lines = "".join(f"\n  {_key(name)}: {json.dumps(digest)}" for name, digest in inputs.items())
     written = _child(root, "inputs")
+    block = isinstance(written, yaml.MappingNode) and not written.flow_style
+    indent = "\n" + " " * (written.start_mark.column if written is not None and block else 2)
+    lines = "".join(f"{indent}{_key(name)}: {json.dumps(digest)}" for name, digest in inputs.items())
+    if written is not None and block:  # a comment behind `inputs:` stays
+        return [Edit(written.start_mark.index, _end(written), lines.removeprefix(indent))]
     if written is not None:
         start = next(key.end_mark.index for key, value in root.value if value is written) + 1
         return [Edit(start, max(start, _end(written)), lines)]
