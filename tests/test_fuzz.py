@@ -14,6 +14,7 @@ long for a file, and profiles whose unknown CPU was reported without the profile
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -275,6 +276,7 @@ def main(first: int, stop: int, folder: Path) -> None:
     warnings.simplefilter("error")
     bench = Bench(folder)
     carry_out(bench, -1)  # imports what is imported only when used, so that the room is for the cases
+    importlib.import_module("traces.synth.write")  # for a model without a trace one is drawn
     limit_memory()
     descriptors = open_descriptors()
     counts = {"ran": 0, "refused": 0, "failed": 0}
