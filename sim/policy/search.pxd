@@ -21,7 +21,8 @@ cdef class PathSearch:
     cdef void _add_eight(self, int layer, const double[:, ::1] rows, int n) noexcept
     @cython.locals(paths=float[:, :, ::1], products=float[::1], dots=double[::1], v0=float, v1=float, v2=float, v3=float, low=float, i=int, at=int, four=int)
     cdef void _add_single(self, int layer, const double[:, ::1] rows, int n) noexcept
-    @cython.locals(paths=double[:, :, ::1], dots=double[::1], value=double, i=int, at=int)
+    @cython.locals(paths=double[:, :, ::1], dots=double[::1], v0=double, v1=double, v2=double, v3=double, low=double,
+                   value=double, i=int, at=int, four=int)
     cdef void _add_double(self, int layer, const double[:, ::1] rows, int n) noexcept
     @cython.locals(n_layers=int, m=int, i=int, at=int)
     cpdef rows(self, int first, const long long[::1] slots, double[:, ::1] out)

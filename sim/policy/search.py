@@ -160,10 +160,16 @@ class PathSearch:
             dots[i] += products[i]
 
     def _add_double(self, layer: int, rows: Floats, n: int) -> None:
-        """The same where the sums outgrow single precision."""
+        """The same, four numbers of a row at a time too, where the sums outgrow single precision."""
         paths = self.double
         dots = self.dots
-        for at in range(self.n_width):
+        for four in range(self.n_width // 4):
+            at = 4 * four
+            v0, v1, v2, v3 = rows[layer, at], rows[layer, at + 1], rows[layer, at + 2], rows[layer, at + 3]
+            for i in range(n):
+                low = v0 * paths[layer, at, i] + v1 * paths[layer, at + 1, i]
+                dots[i] += low + (v2 * paths[layer, at + 2, i] + v3 * paths[layer, at + 3, i])
+        for at in range(self.n_width // 4 * 4, self.n_width):
             value = rows[layer, at]
             for i in range(n):
                 dots[i] += value * paths[layer, at, i]
