@@ -178,6 +178,8 @@ class Aimless:
             [view.free_bytes(g) for g in range(view.n_gpus)],
             [key(piece) for piece in view.residents()],
         )
+        first = view.first_evictable(view.residents())
+        assert first is next((one for one in view.residents() if view.evictable(one)), None)
         ranks = getattr(self, "order", None)
         if ranks is not None and hasattr(ranks, "rank"):
             ranks.rank[rng.randrange(len(ranks.rank))] = rng.choice((0.0, 1.0, 2.0, 3.0, rng.random()))

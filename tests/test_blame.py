@@ -356,7 +356,8 @@ def test_a_gpu_that_is_not_there(run: Run) -> None:
 
 
 def test_a_piece_that_is_none_behind_the_view(run: Run) -> None:
-    for look in (lambda view: view.holds(None), lambda view: view.arrived(None), lambda view: view.holds("x")):
+    looks = (lambda view: view.holds(None), lambda view: view.arrived(None), lambda view: view.first_evictable(["x"]))
+    for look in looks:
         with pytest.raises(TypeError, match="a Piece"):
             hooks = {"traits": {"timing"}, "layer_enter": lambda self, layer, view, look=look: look(view)}
             run(type("Looking", (Sound,), hooks))

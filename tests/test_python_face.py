@@ -45,7 +45,7 @@ class Mine(Policy):
         del self._order[piece]
 
     def victim(self, piece, speculative, view):
-        return next((p for p in self._order if view.evictable(p)), None)
+        return view.first_evictable(self._order)
 """
 
 

@@ -27,7 +27,7 @@ class Mine(Policy):
         del self._order[piece]
 
     def victim(self, piece, speculative, view):
-        return next((p for p in self._order if view.evictable(p)), None)
+        return view.first_evictable(self._order)
 """
 FILES = {
     "sim.py": "def double(x):\n    return 2 * x\n\nclass Point:\n    pass\n\nrun = 'theirs'\n",

@@ -19,7 +19,7 @@ class Plain(Policy):
         self._order[piece] = None
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
-        return next((other for other in self._order if view.evictable(other)), None)
+        return view.first_evictable(self._order)
 
     def evicted(self, piece: Piece, view: View) -> None:
         self._order.pop(piece, None)

@@ -18,3 +18,4 @@ cdef class View:
     cdef const long long[::1] _waiting
     @cython.locals(one=Piece)
     cpdef bint evictable(self, object piece) except -1
+    cpdef object first_evictable(self, object pieces)

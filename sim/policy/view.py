@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -169,6 +169,13 @@ class View:
             raise TypeError(f"evictable, got {piece!r}: a Piece")
         one: Piece = piece
         return one.layer != self.layer or not self._waiting[one.expert]
+
+    def first_evictable(self, pieces: Iterable[Piece]) -> Piece | None:
+        """The first of these that `evictable` is True for, None where there is none: a victim, in one's own order."""
+        for piece in pieces:
+            if self.evictable(piece):
+                return piece
+        return None
 
     def pending_experts(self) -> list[int]:
         """Experts that the running layer has asked for and not computed yet: `evictable` is False for them alone."""

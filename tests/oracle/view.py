@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,6 +143,10 @@ class View:
     def evictable(self, piece: Piece) -> bool:
         """False while the layer being served still needs the piece's expert."""
         return not (piece.layer == self._engine.layer and piece.expert in self._engine.unrun)
+
+    def first_evictable(self, pieces: Iterable[Piece]) -> Piece | None:
+        """The first of these that `evictable` is True for, None where there is none."""
+        return next((piece for piece in pieces if self.evictable(piece)), None)
 
     def pending_experts(self) -> list[int]:
         """Experts the layer being served still needs: the only ones `evictable` is False for."""
