@@ -213,7 +213,9 @@ class TestPoliciesOfOnesOwn:
 
     def test_a_file_that_changed_since_is_no_text_of_the_class(self, world: dict[str, Any], tmp_path: Path) -> None:
         kind = imported(MINE, "Mine", tmp_path / "edited.py")
-        (tmp_path / "edited.py").write_text(MINE.replace("next((p", "max((p"), encoding="utf-8")
+        edited = MINE.replace("(self._order)", "(reversed(self._order))")
+        assert edited != MINE
+        (tmp_path / "edited.py").write_text(edited, encoding="utf-8")
         assert moesim.simulate(policy=kind, **world).policy_file is None
 
     def test_what_a_policy_needs_is_here(self) -> None:
