@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -346,3 +349,24 @@ def test_lent_lengths_keep_the_tasks_of_the_source():
     assert [(r.prompt, r.decode, r.task) for r in made.requests] == [(3, 9, i % 2) for i in range(5)]
     alone = fitted.completed(profile(vocabulary=None, requests=[Lengths(8, 0, 0, True)], tasks=["a"]), lender)
     assert alone.tasks == [] and {r.task for r in alone.requests} == {0}
+
+
+def test_what_has_to_be_drawn_first_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from sim.cli.spec_options import tell_drawing
+    from sim.setup.prepare import to_draw
+    from sim.setup.spec import RunSpec
+    from traces.synth.drawn import drawn_path
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    asked = RunSpec(policy="lru", hw="a6000", model="olmoe-1b-7b")
+    assert to_draw(asked) == "olmoe-1b-7b"
+    tell_drawing(asked)
+    assert capsys.readouterr().err.startswith("drawing the trace olmoe-1b-7b: ")
+    path = drawn_path("olmoe-1b-7b")
+    assert path is not None
+    path.parent.mkdir()
+    path.touch()
+    for there in (asked, RunSpec(policy="lru", hw="a6000"), RunSpec(policy="lru", hw="a6000", trace=str(path))):
+        assert to_draw(there) is None
+        tell_drawing(there)
+    assert capsys.readouterr().err == ""

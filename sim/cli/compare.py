@@ -10,7 +10,7 @@ import click
 from sim.base.errors import BadInput
 from sim.cli.progress import Bar
 from sim.cli.say import say
-from sim.cli.spec_options import spec_options, specify
+from sim.cli.spec_options import spec_options, specify, tell_drawing
 from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def command(
             _note(text)
         realism.append(judge(setup.trace, quick=True).line)
 
+    tell_drawing(candidates[0].spec)
     with Bar("comparing policies") as bar:
         rows, missing = run_all(candidates, workers, _note, first, bar.update)
     rows.sort(key=lambda row: speed(row.result))

@@ -12,7 +12,7 @@ from sim import __version__
 from sim.cli.progress import RunBar
 from sim.cli.run_request import RunRequest
 from sim.cli.say import say
-from sim.cli.spec_options import spec_options, specify, warn_if_changed
+from sim.cli.spec_options import spec_options, specify, tell_drawing, warn_if_changed
 from sim.cli.unique_options import UniqueOptions
 from sim.results.expectations import judged, parsed
 from sim.results.keep import TIMELINE_ITERATIONS
@@ -108,6 +108,7 @@ def _show(outcome: Outcome, request: RunRequest, told: dict[str, Any], found: li
 
 def _run(request: RunRequest) -> Outcome:
     spec, meant = specify(request.given, request.settings, request.config)
+    tell_drawing(spec)
     from sim.run import execute, prepare
 
     setup = prepare(spec)

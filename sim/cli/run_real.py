@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def run_real(request: RunRequest) -> int:
     """Measure, predict, print. Returns the exit status: 0, 1 after a fault of the device, 130 after an interrupt."""
     from sim.cli.progress import RunBar
-    from sim.cli.spec_options import specify, warn_if_changed
+    from sim.cli.spec_options import specify, tell_drawing, warn_if_changed
     from sim.real.devices.open import usable_device
     from sim.real.run import execute_real
     from sim.results.sinks import recorded
@@ -32,6 +32,7 @@ def run_real(request: RunRequest) -> int:
         folder = checkpoint_folder(request.checkpoint)
         request = request.of_model(folder)
     spec, meant = specify(request.given, request.settings, request.config)
+    tell_drawing(spec)
     setup = prepare_real(spec, place, request.given.get("precision") is not None or request.config is not None)
     try:
         _say_where(setup, place, request)

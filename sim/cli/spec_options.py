@@ -108,6 +108,17 @@ def specify(given: dict[str, Any], settings: tuple[str, ...], config: Path | Non
     return to_struct(fields, RunSpec, "--set" if config is None else f"{config} and command line"), meant
 
 
+def tell_drawing(spec: RunSpec) -> None:
+    """Say on standard error that a trace is drawn before anything runs, where one has to be: it takes a while, once."""
+    if spec.model is None and spec.trace is None:
+        return
+    from sim.setup.prepare import to_draw
+
+    name = to_draw(spec)
+    if name is not None:
+        click.echo(f"drawing the trace {name}: it takes up to some minutes, and is kept for the next time", err=True)
+
+
 def _require_names(fields: dict[str, Any]) -> None:
     """Neither policy nor hardware has a default: which one is meant decides everything."""
     missing = []

@@ -182,7 +182,7 @@ def prepare(spec: RunSpec, kind: type[Policy] | None = None) -> Setup:
     Raises:
         BadInput: whatever the user has to change, in one line.
     """
-    overrides = parse_set(f"{key}={json.dumps(value)}" for key, value in spec.set.items())  # JSON is YAML
+    overrides = _overrides(spec)
     kind = kind or find(spec.policy)
     settings = overrides.for_policy(kind.name, kind.aliases)
     if any(param.name == "seed" for param in kind.params):
@@ -227,6 +227,25 @@ def prepare(spec: RunSpec, kind: type[Policy] | None = None) -> Setup:
     except BaseException:
         trace.close()
         raise
+
+
+def _overrides(spec: RunSpec) -> Overrides:
+    return parse_set(f"{key}={json.dumps(value)}" for key, value in spec.set.items())  # JSON is YAML
+
+
+def to_draw(spec: RunSpec) -> str | None:
+    """The trace that `prepare` has to draw first, which takes seconds to minutes; None where it is there.
+
+    Raises:
+        BadInput: as `prepare` does of the model.
+    """
+    if spec.model is None and spec.trace is None:
+        return None
+    from traces.synth.drawn import drawn_path
+
+    name = spec.trace or _trace_for(spec.model, _overrides(spec))
+    path = drawn_path(name)
+    return None if path is None or path.exists() or Path(name).exists() else name
 
 
 def _trace_for(model_name: str | None, overrides: Overrides) -> str:
