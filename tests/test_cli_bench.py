@@ -148,7 +148,7 @@ def test_files_belong_to_parts() -> None:
 @pytest.mark.skipif(not hasattr(bench_profile.signal, "setitimer"), reason="no interval timers on this system")
 @pytest.mark.usefixtures("short")
 def test_profile_shares_add_up(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_profile, "CASES", [bench.CASES[0]._replace(n_test=400)])
+    monkeypatch.setattr(bench_profile, "CASES", [bench.CASES[0]._replace(n_test=8000)])
     (found,) = moesim(capsys, "bench", "--profile", "--json").json
     assert found["samples"] > 0
     assert sum(found["shares"].values()) == pytest.approx(1.0)

@@ -93,8 +93,8 @@ def at_work(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A comparison on two processes, in a group of its own, that has a minute of work to do."""
     if sys.platform == "win32":
         pytest.skip("process groups of POSIX")
-    trace = mixtral_shaped(tmp_path, n_requests=2, prompt=5, outputs=3000)
-    named = [word for name in ("fifo", "fine_moe", "moe_infinity") for word in ("--policy", name)]
+    trace = mixtral_shaped(tmp_path, n_requests=2, prompt=5, outputs=8000)
+    named = [word for name in ("promoe", "fine_moe", "moepic") for word in ("--policy", name)]
     words = ["compare", *named, "--hw", "rtx3090", "--trace", str(trace), "--workers", "2"]
     process = subprocess.Popen([sys.executable, "-m", "sim", *words], stdout=-1, stderr=-1, start_new_session=True)
     deadline = time.monotonic() + 60

@@ -282,7 +282,7 @@ class TestConstants:
         fitted = fit(CONSTANTS["importance-a6000"], ROWS)
         plain = cost_of("a6000", "qwen2-57b-a14b")
         slower = cost_of("a6000", "qwen2-57b-a14b", settings=fitted.settings("a6000", "qwen2-57b-a14b", "bf16"))
-        copy_s = plain.copy_s(3 * 3584 * 2560 * 2)
+        copy_s = plain.copies.h2d_s(3 * 3584 * 2560 * 2)
         assert slower.expert_cpu_s(1) == pytest.approx(0.333 * copy_s)
         assert plain.expert_cpu_s(1) < slower.expert_cpu_s(1)
 

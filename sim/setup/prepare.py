@@ -219,7 +219,7 @@ def prepare(spec: RunSpec, kind: type[Policy] | None = None) -> Setup:
             "leave it out, or take simpy"
         )
     stack = load_stack(spec.stack, overrides.stack)
-    trace = open_trace(spec.trace or _trace_for(spec.model, overrides))
+    trace = open_trace(_trace_for(spec.model, overrides) if spec.trace is None else spec.trace)
     try:
         setup = _fit(spec, policy, hw, stack, trace, overrides)
         setup.run_id = setup.identity()
@@ -243,7 +243,7 @@ def to_draw(spec: RunSpec) -> str | None:
         return None
     from traces.synth.drawn import drawn_path
 
-    name = spec.trace or _trace_for(spec.model, _overrides(spec))
+    name = _trace_for(spec.model, _overrides(spec)) if spec.trace is None else spec.trace
     path = drawn_path(name)
     return None if path is None or path.exists() or Path(name).exists() else name
 

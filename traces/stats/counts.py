@@ -70,8 +70,10 @@ def save(path: Path, found: ExpertCounts) -> None:
 
 
 def is_one(path: Path) -> bool:
-    """Whether a file begins as one of these."""
+    """Whether a file begins as one of these; a pipe, which may never say anything, is none."""
     try:
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             return file.read(64).startswith(f"schema: {SCHEMA}".encode())
     except (OSError, ValueError):

@@ -77,15 +77,16 @@ def _with_model(spec: RunSpec) -> RunSpec:
 
     if spec.model is not None:
         return spec
-    return msgspec.structs.replace(spec, model=_model_of(spec.trace), trace=spec.trace or DEFAULT)
+    trace = DEFAULT if spec.trace is None else spec.trace
+    return msgspec.structs.replace(spec, model=_model_of(trace), trace=trace)
 
 
 @lru_cache(maxsize=64)
-def _model_of(trace: str | None) -> str:
+def _model_of(trace: str) -> str:
     from sim.setup.prepare import default_model
-    from traces.format.catalogue import DEFAULT, open_trace
+    from traces.format.catalogue import open_trace
 
-    opened = open_trace(trace or DEFAULT)
+    opened = open_trace(trace)
     try:
         return default_model(opened)
     finally:
