@@ -133,17 +133,23 @@ def run_command(call: Callable[[], None], process: bool) -> None:
         return
     before = signal.signal(signal.SIGINT, _came)
     alarm = signal.signal(signal.SIGALRM, _again) if hasattr(signal, "setitimer") else None
-    try:
-        call()
-    except KeyboardInterrupt:
-        _say_interrupted()
-        raise SystemExit(130) from None
-    finally:
+
+    def give_back() -> None:
+        # What has been said is said: nothing may turn the end of a process into a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_IGN if process else before)
         if alarm is not None:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, alarm)
-        # What has been said is said: nothing may turn the end of a process into a traceback.
-        signal.signal(signal.SIGINT, signal.SIG_IGN if process else before)
+
+    try:
+        try:
+            call()
+        finally:
+            give_back()
+    except KeyboardInterrupt:
+        give_back()  # Ctrl-C may have come just before it was done
+        _say_interrupted()
+        raise SystemExit(130) from None
 
 
 def _say_interrupted() -> None:
