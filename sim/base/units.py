@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from sim.base.errors import BadInput
@@ -58,7 +59,7 @@ def parse_seconds(text: str, what: str = "time") -> float:
     if match is None:
         raise BadInput(f"{what}, got {text!r}: not a time; write seconds, or a number with ms, us, ns, min or h")
     duration_s = float(match[1]) * _TIME_UNITS[match[2]]
-    if duration_s - duration_s:
+    if not math.isfinite(duration_s):
         raise BadInput(f"{what}, got {text!r}: beyond any run; correct the number or its unit")
     return duration_s
 

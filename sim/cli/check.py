@@ -59,7 +59,11 @@ def command(
     held = read_baseline(baseline)
     with Bar("checking runs") as bar:
         found = check(held, workers, strict, bar.update)
-    n_written = _update(found) if update else None
+    n_written = None
+    if update:
+        from sim.studies.check.update import update as record
+
+        n_written = record(found)
     if junit is not None:
         from sim.studies.check.text import junit as junit_of
 
@@ -75,12 +79,6 @@ def command(
     else:
         _print(found, every, n_written)
     return 1 if found.failed and not update else 0
-
-
-def _update(found: Verdict) -> int:
-    from sim.studies.check.update import update
-
-    return update(found)
 
 
 def _print(found: Verdict, every: bool, n_written: int | None) -> None:

@@ -110,8 +110,6 @@ def specify(given: dict[str, Any], settings: tuple[str, ...], config: Path | Non
 
 def tell_drawing(spec: RunSpec) -> None:
     """Say on standard error that a trace is drawn before anything runs, where one has to be: it takes a while, once."""
-    if spec.model is None and spec.trace is None:
-        return
     from sim.setup.prepare import to_draw
 
     name = to_draw(spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -50,7 +51,7 @@ def parse_figure(key: str, text: str, what: str) -> float:
         number = float(text)
     except ValueError:
         number = _with_unit(key, unit, text.strip(), what)
-    if number - number:  # neither infinite nor not a number
+    if not math.isfinite(number):
         raise BadInput(f"{what}, got {text!r}: no figure is {text.strip()}; write a finite number")
     return number
 

@@ -10,9 +10,9 @@ Student's t. scipy.stats has both, and tests hold this against it; importing it 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,15 +138,23 @@ def student(degrees: int) -> float:
     return _Z + first / degrees + second / degrees**2 + third / degrees**3
 
 
-def samples(clockwork: Clockwork, batch: int) -> dict[str, Sample]:
-    """TTFT, and TPOT where a request has one, of every request that was served."""
-    done = clockwork.requests
-    ttft = {t.request.index: t.first_token_s - t.start_s for t in done}
-    tpot = {
-        t.request.index: (t.last_token_s - t.first_token_s) / (t.request.outputs - 1)
-        for t in done
-        if t.request.outputs > 1
-    }
+def times_of(clockwork: Clockwork) -> list[tuple[int, float, float | None]]:
+    """(request, TTFT, TPOT) of every request that was served; None for the TPOT of one that has none."""
+    return [
+        (
+            t.request.index,
+            t.first_token_s - t.start_s,
+            (t.last_token_s - t.first_token_s) / (t.request.outputs - 1) if t.request.outputs > 1 else None,
+        )
+        for t in clockwork.requests
+    ]
+
+
+def samples(times: Iterable[Sequence[Any]], batch: int) -> dict[str, Sample]:
+    """TTFT, and TPOT where a request has one, of requests as `times_of` has them."""
+    every = list(times)
+    ttft = {index: first for index, first, _ in every}
+    tpot = {index: further for index, _, further in every if further is not None}
     return {"ttft_s": Sample(ttft, batch), "tpot_s": Sample(tpot, batch)}
 
 

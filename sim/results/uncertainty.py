@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from sim.results.provenance import Attribution, attributions
-from sim.results.sampling import Interval, samples
+from sim.results.sampling import Interval, samples, times_of
 from sim.results.schema import Ends, Sampling, Uncertainty
 from sim.workload.iterations import DECODE, PREFILL
 
@@ -30,7 +30,7 @@ def uncertainty(
     """
     rows = [] if machine.measured is True else attributions(machine, clockwork)
     total = math.fsum(row.spent_s for row in rows)
-    drawn = samples(clockwork, batch)
+    drawn = samples(times_of(clockwork), batch)
     tpot, ttft = drawn["tpot_s"], drawn["ttft_s"]
     sampling = Sampling(_of_times(tpot.interval()), _of_times(ttft.interval()), tpot.n, ttft.n)
     if not total:

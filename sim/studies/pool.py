@@ -37,14 +37,14 @@ def n_cores() -> int:
 
 def replay(spec: RunSpec) -> tuple[Result, dict[str, Sample]] | MoesimError:
     """The result of one run without its bound, and its requests' times, or why they cannot be had."""
-    from sim.results.sampling import samples
+    from sim.results.sampling import samples, times_of
     from sim.run import execute, prepare
 
     try:
         setup = prepare(spec)
         try:
             outcome = execute(setup, bounds=False)
-            return outcome.result, samples(outcome.clockwork, spec.batch)
+            return outcome.result, samples(times_of(outcome.clockwork), spec.batch)
         finally:
             setup.close()
     except MoesimError as error:

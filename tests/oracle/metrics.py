@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oracle.counts import CLASSES
 from oracle.iterations import DECODE, PREFILL
 from oracle.lanes import CPU, GPU, H2D, HOST, SIDE
-from sim.results.sampling import Interval, samples
+from sim.results.sampling import Interval, samples, times_of
 
 if TYPE_CHECKING:
     from oracle.counts import Tally
@@ -248,7 +248,7 @@ def uncertainty(
     """
     rows = resting_s(machine, clockwork)
     total = math.fsum(row.spent_s for row in rows)
-    drawn = samples(clockwork, batch)
+    drawn = samples(times_of(clockwork), batch)
     over = {key: _of_times(drawn[key].interval()) for key in ("tpot_s", "ttft_s")}
     sampling: dict[str, Any] = dict(over)
     sampling |= {"tpot_n": drawn["tpot_s"].n, "ttft_n": drawn["ttft_s"].n}

@@ -12,6 +12,7 @@ import numpy as np
 
 from sim.base.units import show_count
 from traces.format.reader import Trace
+from traces.format.shapes import apart
 from traces.stats import observe
 from traces.stats.curves import CURVES, capacities
 from traces.stats.cuts import CUTS, PLAIN, cut_figures, unions
@@ -125,13 +126,9 @@ def judge(trace: Trace, quick: bool = False) -> Realism:
 
 def nearest(n_experts: int, top_k: int) -> list[PublicTrace]:
     """Published traces of the same number of experts and share chosen, or of the nearest within `SHAPE_FACTOR`."""
-
-    def apart(reference: PublicTrace) -> tuple[float, float]:
-        share = reference.top_k / reference.n_experts / (top_k / n_experts)
-        return abs(math.log(reference.n_experts / n_experts)), abs(math.log(share))
-
     limit = math.log(SHAPE_FACTOR) + 1e-9
-    near = {trace.name: apart(trace) for trace in public().traces if max(apart(trace)) <= limit}
+    distances = {trace.name: apart(n_experts, top_k, trace.n_experts, trace.top_k) for trace in public().traces}
+    near = {name: distance for name, distance in distances.items() if max(distance) <= limit}
     least = min((sum(distance) for distance in near.values()), default=0.0)
     return [trace for trace in public().traces if trace.name in near and sum(near[trace.name]) <= least + 1e-9]
 

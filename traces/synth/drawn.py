@@ -19,6 +19,7 @@ from sim.base.errors import BadInput
 from traces.format.catalogue import bundled_traces, open_trace
 from traces.format.layout import SUFFIX
 from traces.format.reader import Trace
+from traces.format.shapes import apart
 from traces.synth import fitted
 from traces.synth.profile import Profile
 from traces.synth.scale import scaled
@@ -49,14 +50,13 @@ def sources() -> list[Source]:
 def nearest(shape: tuple[int, int, int], among: list[Source]) -> Source:
     """The source to scale from: nearest in number of experts and in the share of them that a layer chooses.
 
-    Each difference is a logarithm, and their sum counts, as in `traces.stats.realism.nearest`. Of equally near ones,
-    published models come before small ones, then the nearest in layers.
+    The sum of both differences counts, as where a trace is held beside published ones. Of equally near ones, published
+    models come before small ones, then the nearest in layers.
     """
 
     def distance(source: Source) -> tuple[float, bool, float, str]:
-        layers, experts = (abs(math.log(source.shape[i] / shape[i])) for i in (0, 1))
-        share = abs(math.log(source.shape[2] / source.shape[1] * shape[1] / shape[2]))
-        return round(experts + share, 6), not source.real, layers, source.name
+        layers = abs(math.log(source.shape[0] / shape[0]))
+        return round(sum(apart(*shape[1:], *source.shape[1:])), 6), not source.real, layers, source.name
 
     return min(among, key=distance)
 

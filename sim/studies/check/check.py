@@ -70,7 +70,11 @@ class Verdict:
     @property
     def failed(self) -> list[Checked]:
         """Runs that did not run, or of which a figure fails."""
-        return [run for run in self.runs if run.status != OK or self.failures(run)]
+        return [run for run in self.runs if not self.met(run)]
+
+    def met(self, run: Checked) -> bool:
+        """Whether a run did run, and none of its figures fails."""
+        return run.status == OK and not self.failures(run)
 
     def failures(self, run: Checked) -> list[Judged]:
         """The figures of a run that fail the check."""
@@ -90,7 +94,7 @@ class Verdict:
                     "name": run.name,
                     "status": run.status,
                     "reason": run.reason or None,
-                    "met": run not in self.failed,
+                    "met": self.met(run),
                     "figures": [
                         {
                             "key": one.key,

@@ -16,7 +16,7 @@ from sim.base.units import show_count, show_frac
 from sim.setup.spec import RunSpec
 from sim.studies.pool import n_cores
 from sim.studies.sweep.grid import Block, Point, points_of
-from sim.studies.sweep.table import typed
+from sim.studies.sweep.table import arrow, typed
 from sim.studies.sweep.values import option_of
 
 if TYPE_CHECKING:
@@ -105,9 +105,7 @@ class Hits:
         """One row per curve and size."""
         rows = [_row(curve, n) for curve in self.curves for n in self.sizes(curve)]
         names = list(dict.fromkeys(name for row in rows for name in row))
-        columns = [typed(name, [row.get(name) for row in rows]) for name in names]
-        schema = pa.schema([(name, kind) for name, kind, _ in columns])
-        return pa.Table.from_arrays([pa.array(cells, kind) for _, kind, cells in columns], schema=schema)
+        return arrow([typed(name, [row.get(name) for row in rows]) for name in names])
 
     def answer(self) -> str:
         """The first line: which cache finds most, and how much a quarter of the room is worth."""

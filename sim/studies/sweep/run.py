@@ -13,7 +13,7 @@ import msgspec
 from sim.base.errors import BadInput
 from sim.bounds.time_bound import LowerBound
 from sim.results.record import Result
-from sim.results.sampling import Sample
+from sim.results.sampling import Sample, samples
 from sim.studies.pool import answers, n_cores
 from sim.studies.sweep.records import BOUNDS, POINTS
 from sim.studies.sweep.work import OK, REFUSED, Resolved, bound_record, carried_out, only_bound, resolve
@@ -164,7 +164,5 @@ def _row(point: Point, row: Resolved, records: Records) -> PointRow:
     if row.bound:  # the point that it came with may have ended before it
         bound = (records.get(BOUNDS, row.bound) or bound_record(row.spec, row.cpu, row.bound))["bound"]
     result.set_beside(None if bound is None else LowerBound(**bound))
-    times, batch = record["requests"], row.spec.batch
-    ttft = Sample({index: first for index, first, _ in times}, batch)
-    tpot = Sample({index: further for index, _, further in times if further is not None}, batch)
-    return PointRow(point, row, OK, "", result, ttft, tpot)
+    found = samples(record["requests"], row.spec.batch)
+    return PointRow(point, row, OK, "", result, found["ttft_s"], found["tpot_s"])

@@ -140,7 +140,11 @@ def typed(name: str, cells: list[Any]) -> tuple[str, pa.DataType, list[Any]]:
 
 def table_of(rows: Sequence[PointRow], found: Summary) -> pa.Table:
     """The table in memory."""
-    columns = columns_of(rows, found)
+    return arrow(columns_of(rows, found))
+
+
+def arrow(columns: Sequence[tuple[str, pa.DataType, list[Any]]]) -> pa.Table:
+    """(name, type, cells) of every column as a table."""
     schema = pa.schema([(name, kind) for name, kind, _ in columns])
     return pa.Table.from_arrays([pa.array(cells, kind) for _, kind, cells in columns], schema=schema)
 

@@ -13,6 +13,7 @@ from sim import __version__
 from sim.base.errors import BadInput, CheckFailed, DoesNotFit, IllegalDecision, MoesimError, one_line
 from sim.base.json import to_json
 from sim.setup.spec import RunSpec
+from sim.studies.pool import bound_of
 
 if TYPE_CHECKING:
     from sim.bounds.time_bound import LowerBound
@@ -115,6 +116,7 @@ def point_record(spec: RunSpec, id_: str, before: Callable[[Setup], None] | None
     A run that cannot be carried out is a record, too: its status, and the reason in a line. `kept` is false where
     nobody can say that it would end in the same way once more. `before` is told of the run once it is set up.
     """
+    from sim.results.sampling import times_of
     from sim.run import execute, prepare
 
     found: dict[str, Any] = {"schema": SCHEMA, "id": id_, "status": OK, "reason": "", "kept": True}
@@ -138,14 +140,7 @@ def point_record(spec: RunSpec, id_: str, before: Callable[[Setup], None] | None
     except Exception as error:  # a mistake of a policy's own: the other points are none the worse for it
         reason = one_line(f"{type(error).__name__}: {error}")
         return found | {"status": FAILED, "reason": reason, "kept": False}
-    times = [
-        [
-            t.request.index,
-            t.first_token_s - t.start_s,
-            (t.last_token_s - t.first_token_s) / (t.request.outputs - 1) if t.request.outputs > 1 else None,
-        ]
-        for t in outcome.clockwork.requests
-    ]
+    times = [list(one) for one in times_of(outcome.clockwork)]
     return found | {"result": outcome.result.to_dict() | {"wall_s": 0.0}, "requests": times}
 
 
@@ -170,14 +165,7 @@ def only_bound(spec: RunSpec, cpu: bool, bound: str) -> tuple[None, dict[str, An
 
 def bound_record(spec: RunSpec, cpu: bool, id_: str) -> dict[str, Any]:
     """A lower bound as plain data."""
-    from sim.bounds.time_bound import lower_bound
-    from sim.setup.prepare import prepare
-
-    setup = prepare(spec)
-    try:
-        return _of_bound(lower_bound(setup, cpu), id_)
-    finally:
-        setup.close()
+    return _of_bound(bound_of(spec, cpu), id_)
 
 
 def _of_bound(least: LowerBound | None, id_: str) -> dict[str, Any]:
