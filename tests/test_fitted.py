@@ -13,9 +13,9 @@ import pytest
 from test_synth import profile
 from tiny_traces import tiny_trace
 
-from sim.base.errors import BadInput
+from sim.base.errors import BadInput, DoesNotFit
 from sim.cli import main
-from sim.setup.prepare import _trace_for
+from sim.setup.pairing import trace_for
 from traces.format.catalogue import open_trace
 from traces.format.check import check_trace
 from traces.format.reader import Trace
@@ -205,7 +205,7 @@ def test_bundled_fits_are_sound_sourced_and_checked():
 def test_a_model_without_a_trace_gets_one_drawn_from_its_fit(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(drawn.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(fitted, "DRAWN_REQUESTS", 3)
-    assert _trace_for("deepseek-v2-lite", type("O", (), {"model": {}})()) == "deepseek-v2-lite"
+    assert trace_for("deepseek-v2-lite", type("O", (), {"model": {}})()) == "deepseek-v2-lite"
     with pytest.raises(SystemExit) as stopped:
         main(
             [
@@ -267,6 +267,9 @@ def test_the_nearest_source_has_about_as_many_experts_and_chooses_about_the_same
     assert near(28, 64, 6) == "deepseek-v2-lite", "published before small models"
     assert near(56, 8, 2) == "mixtral-8x7b-small", "its only one"
     assert near(24, 32, 4) == "olmoe-1b-7b"
+    twin = drawn.Source("a", (32, 8, 2), False)
+    for among in ([twin, *known], [*known, twin]):
+        assert drawn.nearest((56, 8, 2), among).name == "mixtral-8x7b-small", "the default trace before its like"
 
 
 def test_many_small_experts_drawn_from_the_nearest_share_what_is_published(tmp_path):
@@ -370,3 +373,30 @@ def test_what_has_to_be_drawn_first_is_told(tmp_path: Path, monkeypatch: pytest.
         assert to_draw(there) is None
         tell_drawing(there)
     assert capsys.readouterr().err == ""
+
+
+def test_what_fits_no_request_is_refused_before_anything_is_drawn(tmp_path, monkeypatch):
+    """Mixtral-8x22B's dense parts alone are more than 4 GB; its experts are more than a host of 64 GB holds."""
+    from sim.setup.prepare import prepare, to_draw
+    from sim.setup.spec import RunSpec
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    asked = {"policy": "lru", "hw": "a6000", "model": "mixtral-8x22b", "requests": 1}
+    small = RunSpec(**asked, vram_bytes=4 * 10**9)
+    hosted = RunSpec(**asked, set={"hw.cpu.memory_bytes": "64GB"})
+    for spec, says in ((small, "dense parts need"), (hosted, "of host memory")):
+        for ask in (prepare, to_draw):
+            with pytest.raises(DoesNotFit, match=says) as refused:
+                ask(spec)
+            assert "before the trace mixtral-8x7b-small@56x8k2 is drawn" in str(refused.value)
+            assert refused.value.sizes
+    assert list(tmp_path.iterdir()) == []
+    bound = RunSpec(**{**asked, "policy": "belady"}, vram_bytes=4 * 10**9)
+    assert to_draw(bound) == "mixtral-8x7b-small@56x8k2", "a bound runs even where it does not fit"
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "olmoe-1b-7b@24x32k4"])
+def test_a_drawn_traces_shape_is_known_by_its_name(name):
+    from sim.setup.pairing import model_of_shape
+
+    assert model_of_shape(name, drawn.shape_named(name)) == {"qwen3-30b-a3b": "qwen3-30b-a3b"}.get(name, "gpt-oss-20b")

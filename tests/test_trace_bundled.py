@@ -11,7 +11,7 @@ import pytest
 
 from sim.cli import main
 from sim.profiles.models import load_model
-from sim.setup.prepare import default_model, shape_of
+from sim.setup.pairing import default_model, shape_of
 from traces.format.catalogue import DEFAULT, bundled_traces, traces_that_fit
 from traces.format.check import check_trace
 from traces.format.layout import DISTANCES

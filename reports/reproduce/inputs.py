@@ -21,7 +21,7 @@ from reports.reproduce.closed_form import model_of
 from reports.reproduce.rows import TraceKind
 from sim.base.errors import BadInput
 from sim.profiles.models import Model
-from sim.setup.prepare import shape_of
+from sim.setup.pairing import shape_of
 from traces.format.catalogue import DEFAULT, open_trace, resolve, traces_that_fit
 from traces.format.reader import Trace
 from traces.synth.arrivals import arrivals

@@ -16,7 +16,7 @@ from reports.reproduce.rows import Constant, Experiment, Row, TraceKind
 from sim.base.errors import BadInput
 from sim.profiles.models import Model
 from sim.results.expectations import judged, parsed
-from sim.setup.prepare import shape_of
+from sim.setup.pairing import shape_of
 from sim.setup.spec import RunSpec
 
 Steps = Callable[[str], Any]  # a title -> a context that yields progress(done, total)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim import __version__
-from sim.base.errors import BadInput, did_you_mean
+from sim.base.errors import BadInput, DoesNotFit, did_you_mean
 from sim.base.files import bundled
 from sim.base.json import to_json
 from sim.base.units import show_count
@@ -23,17 +23,18 @@ from sim.policy.policy_file import whole as whole_policy
 from sim.policy.registry import find
 from sim.profiles.hardware import GPUS, load_hardware
 from sim.profiles.models import PACKAGE as MODELS
-from sim.profiles.models import load_model, model_names
+from sim.profiles.models import load_model
 from sim.profiles.overrides import Overrides, parse_set
 from sim.profiles.stack import PACKAGE as STACKS
 from sim.profiles.stack import load_stack
 from sim.setup.memory import BudgetRule, Demand, MemoryPlan, check_host, plan
+from sim.setup.pairing import check_shape, default_model, drawn_anew, model_of_shape, trace_for
 from sim.setup.spec import HIT_DEFINITIONS
 from sim.workload import schedulers
 from sim.workload.iterations import RequestInfo
 from sim.workload.learn_split import requests_of
 from sim.workload.scheduler import Scheduler
-from traces.format.catalogue import DEFAULT, bundled_traces, open_trace, traces_that_fit
+from traces.format.catalogue import bundled_traces, open_trace
 
 if TYPE_CHECKING:
     from sim.policy.api import Policy
@@ -47,7 +48,6 @@ MAX_GPUS = 256
 WITHOUT_FILE = "policy given as a class whose text is in no file: run_id does not hold it"
 SPLITS = ("test", "store", "all")
 ENGINES = ARITHMETIC, SIMPY = "arithmetic", "simpy"
-MOST_EXPERTS_DRAWN = 32_768  # of all layers; a minute or two, some hundred megabytes
 
 
 @dataclass
@@ -158,21 +158,6 @@ class Setup:
         )
 
 
-def default_model(trace: Trace) -> str:
-    """The catalogue's model of the trace's routing shape; its header's `model` decides between several."""
-    named = trace.header.model
-    if named in model_names():
-        return named
-    shape = (trace.n_layers, trace.n_experts, trace.top_k)
-    for name in model_names():
-        if not name.startswith("cpu-") and shape_of(load_model(name)) == shape:
-            return name
-    raise BadInput(
-        f"{trace.path}: {trace.header.shape} is the shape of no model in the catalogue; "
-        "name one with --model FILE (its own YAML or a Hugging Face config.json)"
-    )
-
-
 def prepare(spec: RunSpec, kind: type[Policy] | None = None) -> Setup:
     """Resolve names, check shapes, needs, budgets and host memory.
 
@@ -182,6 +167,22 @@ def prepare(spec: RunSpec, kind: type[Policy] | None = None) -> Setup:
     Raises:
         BadInput: whatever the user has to change, in one line.
     """
+    policy, hw, stack, overrides = _resolve(spec, kind)
+    name = trace_for(spec.model, overrides) if spec.trace is None else spec.trace
+    if drawn_anew(name):
+        _check_least_memory(spec, policy, hw, overrides, name)
+    trace = open_trace(name)
+    try:
+        setup = _fit(spec, policy, hw, stack, trace, overrides)
+        setup.run_id = setup.identity()
+        return setup
+    except BaseException:
+        trace.close()
+        raise
+
+
+def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> tuple[Policy, Hardware, Stack, Overrides]:
+    """What a specification names apart from model and trace, its options checked. Raises BadInput."""
     overrides = _overrides(spec)
     kind = kind or find(spec.policy)
     settings = overrides.for_policy(kind.name, kind.aliases)
@@ -219,14 +220,7 @@ def prepare(spec: RunSpec, kind: type[Policy] | None = None) -> Setup:
             "leave it out, or take simpy"
         )
     stack = load_stack(spec.stack, overrides.stack)
-    trace = open_trace(_trace_for(spec.model, overrides) if spec.trace is None else spec.trace)
-    try:
-        setup = _fit(spec, policy, hw, stack, trace, overrides)
-        setup.run_id = setup.identity()
-        return setup
-    except BaseException:
-        trace.close()
-        raise
+    return policy, hw, stack, overrides
 
 
 def _overrides(spec: RunSpec) -> Overrides:
@@ -237,47 +231,35 @@ def to_draw(spec: RunSpec) -> str | None:
     """The trace that `prepare` has to draw first, which takes seconds to minutes; None where it is there.
 
     Raises:
-        BadInput: as `prepare` does of the model.
+        BadInput: as `prepare` does of what is checked before it draws.
     """
     if spec.model is None and spec.trace is None:
         return None
-    from traces.synth.drawn import drawn_path
-
-    name = _trace_for(spec.model, _overrides(spec)) if spec.trace is None else spec.trace
-    path = drawn_path(name)
-    return None if path is None or path.exists() or Path(name).exists() else name
-
-
-def _trace_for(model_name: str | None, overrides: Overrides) -> str:
-    """The default trace; with --model and no --trace the best one for the model.
-
-    That is a bundled one of its shape, else one drawn from a bundled fit of its shape, else one scaled from the nearest
-    shape's. Raises BadInput for a shape that takes too long to draw unasked.
-    """
-    if model_name is None:
-        return DEFAULT
-    model = load_model(model_name, overrides.model)
-    shape = shape_of(model)
-    fitting = traces_that_fit(*shape) or fits_for(model.id, shape)
-    if not fitting:
-        from traces.synth.drawn import nearest, scaled_name, sources  # slow to load, and mostly not needed
-
-        source = nearest(shape, sources()).name
-        if model.n_moe_layers * model.n_experts > MOST_EXPERTS_DRAWN:
-            raise BadInput(
-                f"--model {model_name}, got {model.n_moe_layers} layers of {model.n_experts} experts: no bundled trace "
-                f"or fit has its routing shape, and more than {MOST_EXPERTS_DRAWN} experts are not drawn unasked; draw "
-                f"one: moesim traces synth {source} --model {model_name} -o FILE, or give one with --trace FILE"
-            )
-        return scaled_name(source, shape)
-    return DEFAULT if DEFAULT in fitting else fitting[0]
+    name = trace_for(spec.model, _overrides(spec)) if spec.trace is None else spec.trace
+    if not drawn_anew(name):
+        return None
+    policy, hw, _, overrides = _resolve(spec)
+    _check_least_memory(spec, policy, hw, overrides, name)
+    return name
 
 
-def fits_for(model: str, shape: tuple[int, int, int]) -> list[str]:
-    """Ids of the bundled fits drawn in this shape, the model's own first."""
-    from traces.synth.drawn import of_shape  # slow to load, and mostly not needed
+def _check_least_memory(spec: RunSpec, policy: Policy, hw: Hardware, overrides: Overrides, trace: str) -> None:
+    """Refuse what fits with no request at all before minutes go into drawing its trace. Raises BadInput."""
+    from traces.synth.drawn import shape_named
 
-    return sorted(of_shape(*shape), key=lambda name: name != model)
+    name = spec.model or model_of_shape(trace, shape_named(trace))
+    if name is None:
+        return  # `prepare` says so
+    model = load_model(name, overrides.model)
+    rule = BudgetRule(spec.vram_bytes, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
+    least = Demand(kv_tokens=1, iteration_tokens=1, batch=1)
+    try:
+        plan(model, hw, spec.precision, least, rule, spec.gpus, "bound" in policy.traits, policy.keeps_all)
+        if not policy.keeps_all:
+            check_host(model, hw, spec.precision)
+    except DoesNotFit as error:
+        told = f"{error}; counted for one token, before the trace {trace} is drawn"
+        raise DoesNotFit(told, error.sizes) from None
 
 
 def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace, overrides: Overrides) -> Setup:
@@ -306,23 +288,6 @@ def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace
             "future to know; use --batch 1 and first come, first served, or a trace without arrivals"
         )
     return setup
-
-
-def shape_of(model: Model) -> tuple[int, int, int]:
-    """MoE layers, experts, k."""
-    return model.n_moe_layers, model.n_experts, model.top_k
-
-
-def check_shape(model: Model, trace: Trace) -> None:
-    """Trace and model must agree on MoE layers, experts and k; the error lists traces that fit."""
-    mine = shape_of(model)
-    if mine == (trace.n_layers, trace.n_experts, trace.top_k):
-        return
-    fitting = ", ".join(traces_that_fit(*mine)) or "none bundled; record one, or leave --model out"
-    raise BadInput(
-        f"--model {model.id} is {mine[0]}x{mine[1]}, k={mine[2]}, the trace {trace.path.name} is {trace.header.shape}: "
-        f"routing shapes must agree; traces that fit: {fitting}"
-    )
 
 
 def _whole(name: str, package: str) -> str:

@@ -96,7 +96,7 @@ def default_trace() -> Trace:
 
 
 def traces_that_fit(n_layers: int, n_experts: int, top_k: int) -> list[str]:
-    """Names of the bundled traces of exactly this routing shape; an unreadable one fits nothing."""
+    """Names of the bundled traces of exactly this routing shape, the default first; an unreadable one fits nothing."""
     fitting = []
     for name, path in bundled_traces().items():
         try:
@@ -105,4 +105,4 @@ def traces_that_fit(n_layers: int, n_experts: int, top_k: int) -> list[str]:
                     fitting.append(name)
         except BadInput:
             continue
-    return fitting
+    return sorted(fitting, key=lambda name: name != DEFAULT)

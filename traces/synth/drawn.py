@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from sim import __version__
 from sim.base.errors import BadInput
-from traces.format.catalogue import bundled_traces, open_trace
+from traces.format.catalogue import DEFAULT, bundled_traces, open_trace
 from traces.format.layout import SUFFIX
 from traces.format.reader import Trace
 from traces.format.shapes import apart
@@ -51,12 +51,13 @@ def nearest(shape: tuple[int, int, int], among: list[Source]) -> Source:
     """The source to scale from: nearest in number of experts and in the share of them that a layer chooses.
 
     The sum of both differences counts, as where a trace is held beside published ones. Of equally near ones, published
-    models come before small ones, then the nearest in layers.
+    models come before small ones, then the nearest in layers, then the default trace.
     """
 
-    def distance(source: Source) -> tuple[float, bool, float, str]:
+    def distance(source: Source) -> tuple[float, bool, float, bool, str]:
         layers = abs(math.log(source.shape[0] / shape[0]))
-        return round(sum(apart(*shape[1:], *source.shape[1:])), 6), not source.real, layers, source.name
+        near = round(sum(apart(*shape[1:], *source.shape[1:])), 6)
+        return near, not source.real, layers, source.name != DEFAULT, source.name
 
     return min(among, key=distance)
 
@@ -94,6 +95,15 @@ def drawn(name: str) -> Path:
         write(own, scaled(profile, *(shape or own_shape)), n_requests=fitted.DRAWN_REQUESTS, model=name)
         own.replace(path)
     return path
+
+
+def shape_named(name: str) -> tuple[int, int, int]:
+    """The routing shape of the trace drawn under that name, known without drawing it."""
+    source, shape = _parts(name)
+    if shape is None:
+        n_layers, n_experts, top_k = fitted.load(source).shape
+        return n_layers, n_experts, top_k
+    return shape
 
 
 def of_shape(n_layers: int, n_experts: int, top_k: int) -> list[str]:

@@ -84,7 +84,7 @@ def _with_model(spec: RunSpec) -> RunSpec:
 
 @lru_cache(maxsize=64)
 def _model_of(trace: str) -> str:
-    from sim.setup.prepare import default_model
+    from sim.setup.pairing import default_model
     from traces.format.catalogue import open_trace
 
     opened = open_trace(trace)

@@ -1,0 +1,95 @@
+"""Which trace a model is replayed on, and which model a trace is one of: they agree in routing shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sim.base.errors import BadInput
+from sim.profiles.models import load_model, model_names
+from traces.format.catalogue import DEFAULT, bundled_traces, traces_that_fit
+
+if TYPE_CHECKING:
+    from sim.profiles.models import Model
+    from sim.profiles.overrides import Overrides
+    from traces.format.reader import Trace
+
+MOST_EXPERTS_DRAWN = 32_768  # of all layers; a minute or two, some hundred megabytes
+
+
+def shape_of(model: Model) -> tuple[int, int, int]:
+    """MoE layers, experts, k."""
+    return model.n_moe_layers, model.n_experts, model.top_k
+
+
+def check_shape(model: Model, trace: Trace) -> None:
+    """Trace and model must agree on MoE layers, experts and k; the error lists traces that fit."""
+    mine = shape_of(model)
+    if mine == (trace.n_layers, trace.n_experts, trace.top_k):
+        return
+    fitting = ", ".join(traces_that_fit(*mine)) or "none bundled; record one, or leave --model out"
+    raise BadInput(
+        f"--model {model.id} is {mine[0]}x{mine[1]}, k={mine[2]}, the trace {trace.path.name} is {trace.header.shape}: "
+        f"routing shapes must agree; traces that fit: {fitting}"
+    )
+
+
+def default_model(trace: Trace) -> str:
+    """The catalogue's model of the trace's routing shape; its header's `model` decides between several."""
+    found = model_of_shape(trace.header.model, (trace.n_layers, trace.n_experts, trace.top_k))
+    if found is not None:
+        return found
+    raise BadInput(
+        f"{trace.path}: {trace.header.shape} is the shape of no model in the catalogue; "
+        "name one with --model FILE (its own YAML or a Hugging Face config.json)"
+    )
+
+
+def model_of_shape(named: str, shape: tuple[int, int, int]) -> str | None:
+    """The catalogue's model of that name, or the first of that routing shape."""
+    if named in model_names():
+        return named
+    fitting = (name for name in model_names() if not name.startswith("cpu-") and shape_of(load_model(name)) == shape)
+    return next(fitting, None)
+
+
+def trace_for(model_name: str | None, overrides: Overrides) -> str:
+    """The default trace; with --model and no --trace the best one for the model.
+
+    That is a bundled one of its shape, else one drawn from a bundled fit of its shape, else one scaled from the nearest
+    shape's. Raises BadInput for a shape that takes too long to draw unasked.
+    """
+    if model_name is None:
+        return DEFAULT
+    model = load_model(model_name, overrides.model)
+    shape = shape_of(model)
+    fitting = traces_that_fit(*shape) or fits_for(model.id, shape)
+    if not fitting:
+        from traces.synth.drawn import nearest, scaled_name, sources  # slow to load, and mostly not needed
+
+        source = nearest(shape, sources()).name
+        if model.n_moe_layers * model.n_experts > MOST_EXPERTS_DRAWN:
+            raise BadInput(
+                f"--model {model_name}, got {model.n_moe_layers} layers of {model.n_experts} experts: no bundled trace "
+                f"or fit has its routing shape, and more than {MOST_EXPERTS_DRAWN} experts are not drawn unasked; draw "
+                f"one: moesim traces synth {source} --model {model_name} -o FILE, or give one with --trace FILE"
+            )
+        return scaled_name(source, shape)
+    return fitting[0]
+
+
+def fits_for(model: str, shape: tuple[int, int, int]) -> list[str]:
+    """Ids of the bundled fits drawn in this shape, the model's own first."""
+    from traces.synth.drawn import of_shape  # slow to load, and mostly not needed
+
+    return sorted(of_shape(*shape), key=lambda name: name != model)
+
+
+def drawn_anew(name: str) -> bool:
+    """Whether opening this trace draws it."""
+    if name in bundled_traces() or Path(name).exists():
+        return False
+    from traces.synth.drawn import drawn_path
+
+    path = drawn_path(name)
+    return path is not None and not path.exists()
