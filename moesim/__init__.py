@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     )
     from sim.results.record import Result
     from sim.results.schema import Statistic
+    from sim.studies.plan.face import plan
     from sim.studies.simulate import Options, simulate
     from sim.studies.sweep.face import Axes, sweep
 
@@ -123,6 +124,7 @@ __all__ = [
     "Wishes",
     "WriteBack",
     "__version__",
+    "plan",
     "simulate",
     "sweep",
 ]
@@ -135,6 +137,7 @@ _ELSEWHERE = {
     "Options": "sim.studies.simulate",
     "Result": "sim.results.record",
     "Statistic": "sim.results.schema",
+    "plan": "sim.studies.plan.face",
     "simulate": "sim.studies.simulate",
     "sweep": "sim.studies.sweep.face",
 }

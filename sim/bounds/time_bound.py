@@ -35,6 +35,15 @@ class Line(NamedTuple):
     slope_s: float
 
 
+class LeastTimes(NamedTuple):
+    """What one request takes at least, before rounding is allowed for."""
+
+    ttft_s: float
+    tpot_s: float | None  # None: it has one token
+    e2e_s: float
+    outputs: int
+
+
 @dataclass
 class Pass:
     """Iterations in turn: their path; per GPU the experts they use, in order of step, and where each step ends."""
@@ -184,10 +193,8 @@ class Bounds:
         ]
         return lowest(lines, sum(len(ids) for p in window for ids in p.ids))
 
-    def means(self) -> tuple[float | None, float | None]:
-        """(TPOT, TTFT): means over requests, as results give them."""
-        tpot: list[float] = []
-        ttft: list[float] = []
+    def requests(self) -> Iterator[LeastTimes]:
+        """The least times of every request, in the order they complete."""
         now_s, arrivals = 0.0, iter([r.arrival_s for r in self.setup.requests] if self.setup.open_loop else ())
         for prefill, decode, outputs in self.windows():
             # With arrivals requests run one by one in turn: none starts before the one before it can have ended.
@@ -195,11 +202,14 @@ class Bounds:
             now_s = now_s if arrival_s is None else max(now_s, arrival_s)
             prefill_s = self.seconds(prefill)
             decode_s = self.seconds(decode) if outputs > 1 else 0.0
-            ttft.append(prefill_s if arrival_s is None else now_s - arrival_s + prefill_s)
+            ttft_s = prefill_s if arrival_s is None else now_s - arrival_s + prefill_s
             now_s += prefill_s + decode_s
-            if outputs > 1:
-                tpot.append(decode_s / (outputs - 1))
-        return _mean(tpot), _mean(ttft)
+            yield LeastTimes(ttft_s, decode_s / (outputs - 1) if outputs > 1 else None, ttft_s + decode_s, outputs)
+
+    def means(self) -> tuple[float | None, float | None]:
+        """(TPOT, TTFT): means over requests, as results give them."""
+        found = list(self.requests())
+        return _mean([one.tpot_s for one in found if one.tpot_s is not None]), _mean([one.ttft_s for one in found])
 
 
 def _mean(values: list[float]) -> float | None:

@@ -30,6 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "report": ("report", "Draw a calibration: curves with samples and fit, as one HTML file."),
     "compare": ("compare", "Rank several policies on the same trace, GPU and memory."),
     "sweep": ("sweep", "Replay a grid of runs: policies, GPUs, budgets and what else varies, as one table."),
+    "plan": ("plan", "Find the cheapest GPU and policy that reach a goal, and what the others lack."),
     "check": ("check", "Hold runs to a baseline file: exit 1 when a hit rate drops or a time grows."),
     "policies": ("policies", "List policies, or show one with its parameters, sources and needs."),
     "models": ("models", "List MoE models, or show one's bytes per expert, token and KV entry."),

@@ -30,17 +30,17 @@ class Expectation(NamedTuple):
     text: str  # the number as it was written
 
 
-def parsed(texts: tuple[str, ...]) -> list[Expectation]:
-    """What `--expect` was given. Raises BadInput for what is no comparison with a finite number."""
-    return [_parsed(text) for text in texts]
+def parsed(texts: tuple[str, ...], what: str = "--expect") -> list[Expectation]:
+    """What an option was given. Raises BadInput for what is no comparison with a finite number."""
+    return [_parsed(text, what) for text in texts]
 
 
-def _parsed(text: str) -> Expectation:
+def _parsed(text: str, what: str) -> Expectation:
     match = _FORM.fullmatch(text)
     if match is None:
-        raise BadInput(f"--expect, got {text!r}: not KEY >= NUMBER; {_WAY_OUT}")
+        raise BadInput(f"{what}, got {text!r}: not KEY >= NUMBER; {_WAY_OUT}")
     key, sign, bound = match["key"], match["sign"], match["bound"].strip()
-    return Expectation(key, sign, parse_figure(key, bound, "--expect"), bound)
+    return Expectation(key, sign, parse_figure(key, bound, what), bound)
 
 
 class Judged(NamedTuple):
@@ -64,6 +64,11 @@ class Judged(NamedTuple):
         return {"key": key, "sign": sign, "bound": bound, "written": text, "value": self.value, "met": self.held}
 
 
+def holds(expected: Expectation, value: float) -> bool:
+    """Whether a figure is as expected."""
+    return _HOLDS[expected.sign](value, expected.bound)
+
+
 def judged(expectations: list[Expectation], result: Mapping[str, Any]) -> list[Judged]:
     """What became of each.
 
@@ -77,7 +82,7 @@ def judged(expectations: list[Expectation], result: Mapping[str, Any]) -> list[J
 def _judged(expected: Expectation, flat: dict[str, float | None]) -> Judged:
     known(expected.key, flat, "--expect")
     value = flat[expected.key]
-    return Judged(expected, value, value is not None and _HOLDS[expected.sign](value, expected.bound))
+    return Judged(expected, value, value is not None and holds(expected, value))
 
 
 def known(key: str, flat: Mapping[str, float | None], what: str) -> None:

@@ -89,21 +89,7 @@ def sweep(
     Raises:
         BadInput: whatever has to be changed, in one line. A point that cannot run is a row with its reason instead.
     """
-    kinds = [policy] if isinstance(policy, str | os.PathLike) or inspect.isclass(policy) else list(policy)
-    fields: dict[str, Any] = {"hw": hw, **axes}
-    sets = fields.pop("set", {})
-    for name in fields:
-        if name not in AXES:
-            raise BadInput(f"sweep(): unknown axis {name!r}; {did_you_mean(name, (*AXES, 'set', 'policy'))}")
-    block = Block(
-        [axis for kind in kinds for axis in _policies(kind)],
-        {name: found for name, data in fields.items() if (found := _values(data, name, name))},
-        {key: _values(data, "", f"set {key}") for key, data in dict(sets).items()},
-    )
-    for key in [key for key in block.set if key.partition(".")[0] not in GROUPS or "." not in key]:
-        if len(block.policies) != 1:
-            raise BadInput(f"set, got {key!r}: which policy's? write it behind the name, policy='NAME {key}=...'")
-        block.policies[0].params[key] = block.set.pop(key)
+    block = block_of(policy, hw, axes, "sweep")
     asked = Asked(
         block,
         None if grid is None else Path(grid),
@@ -122,6 +108,26 @@ def sweep(
     table = frame(swept.table)
     table.attrs["answer"] = answer(swept.rows, swept.summary)
     return table
+
+
+def block_of(policy: Kind | Iterable[Kind], hw: Name | Iterable[Name], axes: Mapping[str, Any], what: str) -> Block:
+    """The block that a call of `what` asks for. Raises BadInput."""
+    kinds = [policy] if isinstance(policy, str | os.PathLike) or inspect.isclass(policy) else list(policy)
+    fields: dict[str, Any] = {"hw": hw, **axes}
+    sets = fields.pop("set", {})
+    for name in fields:
+        if name not in AXES:
+            raise BadInput(f"{what}(): unknown axis {name!r}; {did_you_mean(name, (*AXES, 'set', 'policy'))}")
+    block = Block(
+        [axis for kind in kinds for axis in _policies(kind)],
+        {name: found for name, data in fields.items() if (found := _values(data, name, name))},
+        {key: _values(data, "", f"set {key}") for key, data in dict(sets).items()},
+    )
+    for key in [key for key in block.set if key.partition(".")[0] not in GROUPS or "." not in key]:
+        if len(block.policies) != 1:
+            raise BadInput(f"set, got {key!r}: which policy's? write it behind the name, policy='NAME {key}=...'")
+        block.policies[0].params[key] = block.set.pop(key)
+    return block
 
 
 def _policies(kind: Kind) -> list[PolicyAxis]:

@@ -155,11 +155,11 @@ def points_of(blocks: list[Block], most: int) -> tuple[list[Point], int]:
     found: dict[tuple[Any, ...], Point] = {}
     for block in blocks:
         for point in block.points():
-            found.setdefault(_key(point.spec), point)
+            found.setdefault(key_of(point.spec), point)
     return list(found.values()), n - len(found)
 
 
-def _key(spec: RunSpec) -> tuple[Any, ...]:
+def key_of(spec: RunSpec) -> tuple[Any, ...]:
     """What tells specifications apart; 1 and true do not compare equal here."""
     fields = (getattr(spec, name) for name in spec.__struct_fields__ if name != "set")
     return (*fields, *sorted((key, type(value).__name__, value) for key, value in spec.set.items()))

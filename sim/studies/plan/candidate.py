@@ -1,0 +1,150 @@
+"""A candidate: a machine, a budget and a policy; what is known of it, and how that was found out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sim.profiles.hardware import load_hardware
+from sim.profiles.overrides import parse_set
+from sim.setup.spec import CAPS, RunSpec
+from sim.studies.plan.goal import Reading, worst
+from sim.studies.sweep.work import OK, Resolved
+
+if TYPE_CHECKING:
+    from sim.results.record import Result
+    from sim.studies.plan.limits import Limit
+    from sim.studies.plan.prices import Prices
+    from sim.studies.sweep.grid import Point
+
+OPEN, REACHES, MISSES, EXCLUDED, SCREENED, DEARER, NOT_RUN = (
+    *("open", "reaches", "misses", "excluded_by_bound"),
+    *("screened_out", "dearer", "not_run"),
+)
+STATES = {
+    REACHES: "replayed on all requests: it reaches every goal",
+    MISSES: "replayed on all requests: it misses a goal",
+    EXCLUDED: "the lower bound misses a goal, so no lossless policy reaches it there; not replayed",
+    SCREENED: "replayed on the first few requests: too far from the goal, or from the best policy of its setting",
+    DEARER: "not replayed: a cheaper setting reaches the goal",
+    NOT_RUN: "it does not fit, or cannot run; the reason says why",
+}
+
+
+class Machine(NamedTuple):
+    """What is bought: cards of one profile, with the figures that it is ordered by where there are no prices."""
+
+    id: str
+    n_gpus: int
+    vram_bytes: float
+    h2d_bytes_per_s: float
+    gpu_bytes_per_s: float
+    cpu: str
+    price: float | None
+
+    @property
+    def name(self) -> str:
+        """`2 x rtx3090`."""
+        return self.id if self.n_gpus == 1 else f"{self.n_gpus} x {self.id}"
+
+    @property
+    def cost(self) -> tuple[float, ...]:
+        """By which machines are ordered: price (those without come last), then memory, then bandwidth."""
+        priced = (0.0, self.price) if self.price is not None else (1.0, 0.0)
+        return (*priced, self.n_gpus * self.vram_bytes, self.h2d_bytes_per_s, self.gpu_bytes_per_s)
+
+
+def machine_of(spec: RunSpec, prices: Prices | None) -> Machine:
+    """The machine of a run. Raises BadInput."""
+    changes = parse_set(f"{key}={json.dumps(value)}" for key, value in spec.set.items()).hw
+    hw = load_hardware(spec.hw, changes, spec.link)
+    price = None if prices is None else prices.by_id.get(hw.id)
+    return Machine(
+        hw.id,
+        spec.gpus,
+        hw.vram_bytes.value,
+        hw.h2d.bandwidth_bytes_per_s.value,
+        hw.gpu.memory_bandwidth_bytes_per_s.value,
+        hw.cpu.id,
+        None if price is None else price.price * spec.gpus,
+    )
+
+
+def budget_of(spec: RunSpec) -> float:
+    """Its cap, in the unit of the one that there is; infinity where all that is left may be used."""
+    return next((float(value) for name in CAPS if (value := getattr(spec, name)) is not None), _vram(spec))
+
+
+def _vram(spec: RunSpec) -> float:
+    return float("inf") if spec.vram_bytes is None else float(spec.vram_bytes)
+
+
+@dataclass
+class Candidate:
+    """One of them.
+
+    Attributes:
+        asked: what its names mean. lossy: it changes what the model computes, so that no bound holds for it.
+        state: one of `STATES`. limit: what no lossless policy beats there. few: figures over the first few requests.
+        found: figures over all of them.
+    """
+
+    point: Point
+    asked: Resolved
+    machine: Machine
+    lossy: bool
+    state: str = OPEN
+    reason: str = ""
+    limit: Limit | None = None
+    bounds: list[Reading] = field(default_factory=list)
+    few: list[Reading] = field(default_factory=list)
+    found: list[Reading] = field(default_factory=list)
+    result: Result | None = None
+
+    @property
+    def label(self) -> str:
+        """The policy as it was called."""
+        return self.point.label
+
+    @property
+    def spec(self) -> RunSpec:
+        """Its run."""
+        return self.asked.spec
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be set up."""
+        return self.asked.status == OK
+
+    @property
+    def margin_frac(self) -> float:
+        """The least margin over the goals, of the best figures that there are."""
+        known = self.found or self.few
+        return worst(known) if known else float("-inf")
+
+    def failed(self, reason: str) -> None:
+        """It cannot run."""
+        self.state, self.reason = NOT_RUN, reason
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its entry in `--json`."""
+        result = self.result
+        return {
+            "policy": self.label,
+            "hw": self.machine.id,
+            "gpus": self.machine.n_gpus,
+            "host_cpu": self.machine.cpu,
+            "price": self.machine.price,
+            **{name: getattr(self.spec, name) for name in ("vram_bytes", *CAPS)},
+            "state": self.state,
+            "reason": self.reason or None,
+            "figures": [one.to_dict() for one in self.found],
+            "figures_of_few_requests": [one.to_dict() for one in self.few],
+            "bounds": [{"key": one.goal.key, "value": one.value, "met": one.met} for one in self.bounds],
+            "run_id": None if result is None else result.run_id,
+            "hit_rate": None if result is None else result.hit_rate,
+            "peak_vram_bytes": None if result is None else result.peak_vram_bytes,
+            "bound_by": None if result is None else result.bound_by.resource,
+            "labels": None if result is None else result.labels,
+        }

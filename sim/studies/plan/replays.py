@@ -1,0 +1,75 @@
+"""The replays of a plan: each run once, on several cores where it pays, and counted against trying everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sim.base.errors import MoesimError, one_line
+from sim.studies.pool import answers, replay
+from sim.studies.sweep.grid import key_of
+
+if TYPE_CHECKING:
+    from sim.results.record import Result
+    from sim.setup.spec import RunSpec
+    from sim.studies.pool import Call
+    from sim.studies.sweep.run import Answers, Progress
+
+FEW_LAYERS = 200_000
+"""Layers of output tokens below which starting processes takes longer than the replays."""
+
+
+def replayed(spec: RunSpec) -> Result | str:
+    """The result of a run, or why there is none, in a line: a fault of one policy is no fault of the plan."""
+    try:
+        found = replay(spec)
+    except Exception as error:  # a mistake of a policy's own
+        return one_line(f"{type(error).__name__}: {error}")
+    return str(found) if isinstance(found, MoesimError) else found[0]
+
+
+class Replays:
+    """What was replayed.
+
+    Args:
+        n_requests: of a whole run. workers: None for the cores, where it pays. pool: who answers the calls.
+
+    Attributes:
+        n_runs: replays, of few requests or all. share: what they add up to, in whole runs.
+    """
+
+    def __init__(self, n_requests: int, workers: int | None, progress: Progress, pool: Answers = answers) -> None:
+        self.n_requests, self.workers = n_requests, workers
+        self.n_runs, self.n_whole, self.n_replayed = 0, 0, 0
+        self._progress, self._pool = progress, pool
+        self._known: dict[Any, Result | str] = {}
+
+    @property
+    def share(self) -> float:
+        """Whole runs that took as many requests."""
+        return self.n_replayed / self.n_requests
+
+    def of(self, specs: Sequence[RunSpec], n_layers: int, title: str, n: int | None = None) -> list[Result | str]:
+        """The results of these runs, over the first n requests or all."""
+        from sim.studies.pool import n_cores
+
+        asked = [spec if n is None else msgspec.structs.replace(spec, requests=n) for spec in specs]
+        new = {key_of(spec): spec for spec in asked if key_of(spec) not in self._known}
+        workers = self.workers or (n_cores() if n_layers * len(new) >= FEW_LAYERS else 1)
+        calls: list[Call] = [(replayed, (spec,)) for spec in new.values()]
+        keys = list(new)
+        with closing(self._pool(calls, workers)) as stream:
+            for done, (index, answer) in enumerate(stream):
+                self._known[keys[index]] = answer
+                self.count(1, self.n_requests if n is None else n)
+                self._progress(done + 1, len(calls), title)
+        return [self._known[key_of(spec)] for spec in asked]
+
+    def count(self, runs: int, requests: int) -> None:
+        """So many runs took so many requests in all."""
+        self.n_runs += runs
+        self.n_whole += runs if requests == runs * self.n_requests else 0
+        self.n_replayed += requests

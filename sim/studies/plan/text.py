@@ -1,0 +1,232 @@
+"""What `moesim plan` prints: the answer first, then how it was found, a row per machine, and what failing ones lack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sim.base.units import show_bytes, show_count, show_rate
+from sim.results.figure import show_figure
+from sim.setup.spec import CAPS
+from sim.studies.plan.candidate import DEARER, EXCLUDED, NOT_RUN, REACHES, Candidate, Machine
+from sim.studies.plan.goal import Goal, Reading
+
+if TYPE_CHECKING:
+    from sim.setup.spec import RunSpec
+    from sim.studies.plan.plan import Planned
+
+MOST_REASONS = 5
+WORDS = ("CPU", "verdict", "policy", "budget", "bound by")
+VERDICTS = {
+    REACHES: "reaches",
+    EXCLUDED: "ruled out by the bound",
+    NOT_RUN: "does not run",
+}
+
+
+def answer(planned: Planned) -> str:
+    """The first line."""
+    goals, best = goals_text(planned.asked.goals), planned.best
+    if best is None:
+        return _no_answer(planned)
+    what = "cheapest" if planned.prices is not None else "smallest"
+    cost = (
+        "" if best.machine.price is None or planned.prices is None else f" ({planned.prices.show(best.machine.price)})"
+    )
+    where = f"{best.machine.name}{cost}{_budget(best.spec)}"
+    told = ", ".join(reading_text(one) for one in best.found)
+    with_ = f"{best.label}" + (f" on its {best.machine.cpu}" if best.asked.cpu else "")
+    text = f"{what} machine for {goals}: {where} with {with_}: {told}"
+    resource = best.result.bound_by.resource if best.result is not None else None
+    text += f"; bound by the {resource}" if resource else ""
+    if not all(one.sure for one in best.found):
+        text += "; the goal lies inside the band, so the figures behind it decide"
+    return text
+
+
+def _no_answer(planned: Planned) -> str:
+    goals, tried = goals_text(planned.asked.goals), [one for one in planned.candidates if one.ready]
+    of = "no machine reaches" if len({one.machine for one in tried}) > 1 else f"{tried[0].machine.name} does not reach"
+    near = closest(tried)
+    if near is None:
+        return f"{of} {goals}"
+    if not planned.replays.n_runs:
+        told = ", ".join(
+            f"{one.goal.key} no {'better' if one.goal.at_most else 'more'} than {show_figure(one.goal.key, one.value)}"
+            for one in near.bounds
+            if not one.met
+        )
+        where = f"{near.machine.name}{_budget(near.spec)}"
+        return f"{of} {goals}: ruled out by lower bounds alone, without a replay; nearest: {where}, {told}"
+    known = near.found or near.few
+    told = ", ".join(reading_text(one) for one in known)
+    few = "" if near.found else " (from few requests)"
+    return f"{of} {goals}; nearest: {near.label} on {near.machine.name}{_budget(near.spec)}: {told}{few}"
+
+
+def closest(some: Sequence[Candidate]) -> Candidate | None:
+    """The one that is nearest to the goals: by a replay, else by its bound."""
+    replayed = [one for one in some if one.found] or [one for one in some if one.few]
+    if replayed:
+        return max(replayed, key=lambda one: one.margin_frac)
+    bounded = [one for one in some if one.bounds]
+    return max(bounded, key=lambda one: min(told.margin_frac for told in one.bounds), default=None)
+
+
+def goals_text(goals: Sequence[Goal]) -> str:
+    """All of them in a sentence."""
+    return " and ".join(goal.text for goal in goals)
+
+
+def reading_text(one: Reading) -> str:
+    """`tpot_s.mean 92 ms (88 ms to 110 ms), 8 % to spare`."""
+    text = f"{one.goal.key} {show_figure(one.goal.key, one.value)}"
+    if one.band is not None:
+        low, high = (show_figure(one.goal.key, end) for end in one.band)
+        text += f" ({low} to {high})"
+    side = "to spare" if one.met else "too much" if one.goal.at_most else "too little"
+    return f"{text}, {100 * abs(one.margin_frac):.2g} % {side}"
+
+
+def _budget(spec: RunSpec) -> str:
+    said = budget_text(spec)
+    return f" and {said}" if said else ""
+
+
+def budget_text(spec: RunSpec) -> str:
+    """The cap as people write it; nothing where all that is left may be used."""
+    for name in (*CAPS, "vram_bytes"):
+        value = getattr(spec, name)
+        if value is not None:
+            words = {
+                "experts": f"{value} experts",
+                "cache_frac": f"cache-frac {value:g}" if name == "cache_frac" else "",
+            }
+            size = show_bytes(value)
+            return words.get(name) or (f"{size} of VRAM" if name == "vram_bytes" else f"{size} of experts")
+    return ""
+
+
+def order_line(planned: Planned) -> str:
+    """By what machines are ordered."""
+    if planned.prices is None:
+        return "no prices (--prices FILE): machines are ordered by VRAM, then link, then GPU memory bandwidth"
+    without = sorted({one.machine.name for one in planned.candidates if one.machine.price is None})
+    text = f"prices from {planned.prices.path}"
+    return f"{text}; none for {', '.join(without)}: they come last" if without else text
+
+
+def counts_line(planned: Planned) -> str:
+    """What was worked out, and what trying everything would have taken."""
+    found, replays = planned.candidates, planned.replays
+    ready = sum(one.ready for one in found)
+    ruled_out = sum(one.state == EXCLUDED for one in found)
+    machines = len({one.machine for one in found})
+    settings = len(planned.levels)
+    text = f"{show_count(len(found), 'candidate')}: {show_count(machines, 'machine')}"
+    text += f", {show_count(settings, 'setting')}" if settings != machines else ""
+    text += f", {show_count(len({one.label for one in found}), 'policy').replace('policys', 'policies')}"
+    text += f"; {ready:,} can be set up" if ready != len(found) else ""
+    text += f"; {show_count(planned.n_bounds, 'lower bound')} ruled out {ruled_out:,}"
+    few = replays.n_runs - replays.n_whole
+    if not replays.n_runs:
+        return f"{text}; no replay"
+    parts = (
+        [show_count(replays.n_whole, "replay") + f" of all {replays.n_requests} requests"] if replays.n_whole else []
+    )
+    parts += [show_count(few, "replay") + " of the first few"] if few else []
+    return f"{text}; {' and '.join(parts)}, as much as {replays.share:.3g} whole ones of {ready:,} by brute force"
+
+
+def machines_table(planned: Planned) -> str:
+    """One row per machine: the setting that reaches the goals, or the policy that comes nearest."""
+    from sim.base.tables import prose, render, table
+
+    goals = planned.asked.goals
+    priced = planned.prices is not None
+    titles = ["machine", *(["price"] if priced else []), "VRAM", "link", "CPU", "verdict", "policy"]
+    budgets = any(budget_text(one.spec) for one in planned.candidates)
+    titles += ["budget"] if budgets else []
+    for goal in goals:
+        titles += [goal.key, "band", "bound"]
+    shown = table(*titles, "bound by")
+    words = [at for at, title in enumerate((*titles, "bound by")) if title in WORDS]
+    prose(shown, *words)
+    for machine, own in by_machine(planned.candidates):
+        one = spokesman(own)
+        if one.state == DEARER:
+            continue  # `dearer_line` names it
+        cells = [machine.name, *([_price(machine)] if priced else [])]
+        cells += [show_bytes(machine.n_gpus * machine.vram_bytes), show_rate(machine.h2d_bytes_per_s), machine.cpu]
+        cells += [verdict(one), one.label if one.found or one.few else "-"]
+        cells += [budget_text(one.spec) or "all"] if budgets else []
+        for goal in goals:
+            cells += _figures(one, goal)
+        bound_by = one.result.bound_by.resource if one.result is not None else None
+        shown.add_row(*cells, bound_by or "-")
+    return render(shown)
+
+
+def dearer_line(planned: Planned) -> str:
+    """Machines that were not replayed, since a cheaper one reaches the goals."""
+    names = [machine.name for machine, own in by_machine(planned.candidates) if spokesman(own).state == DEARER]
+    which = "dearer" if planned.prices is not None else "larger"
+    return f"not replayed, since {which} than the answer (--every settles them): {', '.join(names)}" if names else ""
+
+
+def _price(machine: Machine) -> str:
+    return "-" if machine.price is None else f"{machine.price:,.10g}"
+
+
+def _figures(one: Candidate, goal: Goal) -> list[str]:
+    told = next((told for told in one.found or one.few if told.goal == goal), None)
+    least = next((told for told in one.bounds if told.goal == goal), None)
+    value = "-" if told is None else ("" if one.found else "~") + show_figure(goal.key, told.value)
+    ends = None if told is None or not one.found else told.band
+    band = "-" if ends is None else " to ".join(show_figure(goal.key, end) for end in ends)
+    return [value, band, "-" if least is None else show_figure(goal.key, least.value)]
+
+
+def by_machine(some: Sequence[Candidate]) -> list[tuple[Machine, list[Candidate]]]:
+    """Candidates by machine, in order."""
+    found: dict[Machine, list[Candidate]] = {}
+    for one in some:
+        found.setdefault(one.machine, []).append(one)
+    return list(found.items())
+
+
+def spokesman(own: Sequence[Candidate]) -> Candidate:
+    """The candidate that tells most of a machine: the first setting's best that reaches, else the nearest."""
+    reaching = [one for one in own if one.state == REACHES]
+    if reaching:
+        first = reaching[0].spec
+        same = [one for one in reaching if budget_text(one.spec) == budget_text(first)]
+        return max(same, key=lambda one: one.margin_frac)
+    return closest(own) or next((one for one in own if one.ready), own[0])
+
+
+def verdict(one: Candidate) -> str:
+    """In a few words."""
+    if one.state == REACHES and not all(told.sure for told in one.found):
+        return "reaches, inside the band"
+    if one.state in VERDICTS:
+        return VERDICTS[one.state]
+    return (
+        "misses"
+        if one.found and any(told.sure and not told.met for told in one.found)
+        else ("misses, inside the band" if one.found else "misses on few requests")
+    )
+
+
+def not_run(planned: Planned) -> list[str]:
+    """A line for each reason, with the machines it holds for."""
+    by_reason: dict[str, list[Candidate]] = {}
+    for one in planned.candidates:
+        if one.state == NOT_RUN:
+            by_reason.setdefault(one.reason, []).append(one)
+    lines = []
+    for reason, some in list(by_reason.items())[:MOST_REASONS]:
+        who = f"{some[0].label} on {some[0].machine.name}" if len(some) == 1 else show_count(len(some), "candidate")
+        lines.append(f"not run: {who}: {reason}")
+    left = sum(len(some) for some in list(by_reason.values())[MOST_REASONS:])
+    return [*lines, *([f"not run: {show_count(left, 'candidate')} more; --json says why"] if left else [])]

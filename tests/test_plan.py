@@ -1,0 +1,213 @@
+"""A plan says what trying everything says, with far fewer replays; what bounds rule out is never replayed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_help import mixtral_shaped, moesim
+
+import moesim as face
+from sim.base.errors import BadInput
+from sim.profiles.hardware import load_hardware
+from sim.setup.spec import RunSpec
+from sim.studies.plan import replays
+
+CARDS = ("rtx3090", "a6000", "rtx5090")
+POLICIES = ("lru", "lfu", "lcp", "on_demand", "fiddler", "fifo")
+BUDGETS = (16, 28, 40, 52)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty requests to score."""
+    return mixtral_shaped(tmp_path_factory.mktemp("plan"), n_requests=40, outputs=7)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[RunSpec]:
+    """What is replayed, in this process."""
+    real, found = replays.replayed, []
+
+    def counted(spec: RunSpec) -> Any:
+        found.append(spec)
+        return real(spec)
+
+    monkeypatch.setattr(replays, "replayed", counted)
+    return found
+
+
+Row = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def brute(trace: Path) -> list[Row]:
+    """Every point of the grid, by `moesim sweep`, in the order in which a plan climbs."""
+    table = face.sweep(POLICIES, CARDS, trace=trace, experts=BUDGETS, workers=1)
+    rows: list[Row] = table.to_dict("records")
+    assert set(table["status"]) == {"ok"}
+
+    def cost(row: Row) -> tuple[float, ...]:
+        hw = load_hardware(row["hw"])
+        return hw.vram_bytes.value, hw.h2d.bandwidth_bytes_per_s.value, row["cap_experts"]
+
+    return sorted(rows, key=cost)
+
+
+def agrees(goal_s: float, rows: list[Row], policies: tuple[str, ...], trace: Path, ran: list[RunSpec]) -> float:
+    """Hold a plan to all points; what share of their replays it made. One of few requests counts by its share."""
+    frame = face.plan(f"tpot_s.mean <= {goal_s}", policies, CARDS, trace=trace, experts=BUDGETS, workers=1)
+    reaching = [row for row in rows if row["tpot_mean_s"] <= goal_s]
+    best = frame.attrs["plan"]["best"]
+    if reaching:
+        first = reaching[0]["hw"], reaching[0]["cap_experts"]
+        fastest = min(
+            (row for row in reaching if (row["hw"], row["cap_experts"]) == first), key=lambda row: row["tpot_mean_s"]
+        )
+        assert (best["hw"], best["experts"], best["policy"]) == (*first, fastest["label"])
+        assert best["figures"][0]["value"] == fastest["tpot_mean_s"]
+    else:
+        assert best is None
+    by_point = {(row["hw"], row["cap_experts"], row["label"]): row for row in rows}
+    assert len(frame) == len(rows) == len(by_point)
+    for one in frame.to_dict("records"):
+        row = by_point[one["hw"], one["experts"], one["policy"]]
+        if one["state"] in ("reaches", "misses"):
+            assert (one["state"] == "reaches") == (row["tpot_mean_s"] <= goal_s)
+            assert (one["tpot_s.mean"], one["run_id"]) == (row["tpot_mean_s"], row["run_id"])
+        if one["state"] == "excluded_by_bound":
+            assert row["tpot_mean_s"] >= row["bound_tpot_s"] > goal_s
+    whole = sum(20 if spec.requests is None else spec.requests for spec in ran) / 20
+    work = frame.attrs["plan"]["work"]
+    assert (work["replays"], work["whole_replays"]) == (len(ran), whole)
+    return whole / len(rows)
+
+
+@pytest.mark.parametrize("goal_s", [0.1, 0.2, 0.22, 0.3, 0.33, 0.35, 0.7])
+def test_a_plan_agrees_with_brute_force_in_a_tenth_of_its_replays(
+    goal_s: float, brute: list[Row], trace: Path, ran: list[RunSpec]
+) -> None:
+    """Three cards, five policies, four budgets."""
+    rows = [row for row in brute if row["label"] in POLICIES[:5]]
+    assert len(rows) == 60
+    assert agrees(goal_s, rows, POLICIES[:5], trace, ran) <= 0.1
+
+
+@pytest.mark.parametrize("goal_s", [0.33, 0.36, 0.75])
+def test_where_many_nearly_reach_the_goal_it_still_agrees(
+    goal_s: float, brute: list[Row], trace: Path, ran: list[RunSpec]
+) -> None:
+    """Caches alone: random routing leaves them within a few percent of one another, and of the goal."""
+    policies = ("lru", "lfu", "lcp", "on_demand", "fifo")
+    assert agrees(goal_s, [row for row in brute if row["label"] in policies], policies, trace, ran) <= 0.17
+
+
+def test_a_goal_that_no_card_can_reach_takes_no_replay(capsys: Any, trace: Path, ran: list[RunSpec]) -> None:
+    said = moesim(capsys, "plan", "--trace", trace, "--goal", "tpot_s.mean <= 1us", "--workers", 1)
+    assert said.code == 1
+    assert said.out.startswith("no machine reaches tpot_s.mean <= 1.00 us: ruled out by lower bounds alone, ")
+    assert "no replay" in said.out
+    assert ran == []
+
+
+@pytest.mark.parametrize(
+    "goal", ["tpot_s.mean", "tpot_s.p50", "ttft_s.mean", "ttft_s.p95", "e2e_s.p50", "e2e_s.mean", "tput"]
+)
+def test_no_replay_is_better_than_its_bound(goal: str, trace: Path) -> None:
+    """Percentiles and throughput, too; with a goal that all reach, so that nothing is ruled out."""
+    text = "throughput_tokens_per_s >= 1e-9" if goal == "tput" else f"{goal} <= 1h"
+    frame = face.plan(text, ("lru", "fiddler", "moe_infinity"), CARDS[:2], trace=trace, every=True, workers=1)
+    told = frame[frame["state"] == "reaches"]
+    key = text.split()[0]
+    assert len(told) >= 2
+    sign = 1 if "<=" in text else -1
+    assert (told[f"{key}.bound"] > 0).all()
+    assert (sign * (told[key] - told[f"{key}.bound"]) >= 0).all()
+
+
+class TestOrder:
+    """By what machines are ordered."""
+
+    goal = ("--goal", "tpot_s.mean <= 1h", "--policy", "lru", "--workers", 1)
+
+    def said(self, capsys: Any, trace: Path, *words: object) -> Any:
+        return moesim(capsys, "plan", "--trace", trace, *self.goal, *words, "--json").json
+
+    def test_by_memory_then_link_without_prices(self, capsys: Any, trace: Path) -> None:
+        found = self.said(capsys, trace, "--hw", "a6000,a5000,rtx5090,l4")
+        assert [one["hw"] for one in found["candidates"]] == ["l4", "a5000", "rtx5090", "a6000"]
+        assert found["answer"].startswith("smallest machine for tpot_s.mean <= 3600 s: l4 with lru")
+
+    def test_by_price_and_those_without_one_last(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
+        prices = tmp_path / "prices.yaml"
+        prices.write_text("schema: 1\nunit: EUR\nprices:\n  rtx-5090: 3000\n  A6000: {price: 2500, note: used}\n")
+        found = self.said(capsys, trace, "--hw", "l4,rtx5090,a6000", "--prices", prices)
+        assert [(one["hw"], one["price"]) for one in found["candidates"]] == [
+            ("a6000", 2500),
+            ("rtx5090", 3000),
+            ("l4", None),
+        ]
+        assert found["answer"].startswith("cheapest machine for tpot_s.mean <= 3600 s: a6000 (2,500 EUR) with lru")
+        two = self.said(capsys, trace, "--hw", "rtx5090", "--prices", prices, "--gpus", 2)
+        assert two["best"]["price"] == 6000
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("schema: 1\nunit: EUR\nprices: {rtx3091: 700}", "prices.rtx3091: "),
+            ("schema: 1\nunit: EUR\nprices: {rtx3090: -1}", "prices[...]"),
+            ("schema: 1\nunit: EUR\nprices: {rtx3090: .inf}", "prices"),
+            ("schema: 1\nprices: {rtx3090: 1}", "unit"),
+            ("schema: 2\nunit: EUR\nprices: {rtx3090: 1}", "schema"),
+            ("schema: 1\nunit: EUR\nprices: {}", "there are none"),
+            ("schema: 1\nunit: EUR\nprices: {rtx3090: 1, '3090': 2}", "has a price already"),
+            ("- 1", "prices are a mapping"),
+        ],
+    )
+    def test_a_file_that_is_wrong(self, capsys: Any, trace: Path, tmp_path: Path, text: str, message: str) -> None:
+        (tmp_path / "prices.yaml").write_text(text)
+        words = ("plan", "--trace", trace, *self.goal, "--hw", "l4", "--prices", tmp_path / "prices.yaml")
+        error = moesim(capsys, *words).error
+        assert str(tmp_path / "prices.yaml") in error
+        assert message in error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "--goal, got none"),
+        (("--goal", "tpot_s.men <= 1ms"), "did you mean 'tpot_s.mean'?"),
+        (("--goal", "tpot_s <= 1ms"), "one of tpot_s.mean"),
+        (("--goal", "tpot_s.mean == 1ms"), "write <= or >="),
+        (("--goal", "tpot_s.mean <= fast"), "--goal, got 'fast'"),
+        (("--goal", "tpot_s.p99 <= 1h"), "it takes 100 requests, and 20 are replayed"),
+        (("--goal", "tpot_s.mean <= 1h", "--batch", "1,2"), "--batch, got 2 values"),
+        (("--goal", "tpot_s.mean <= 1h", "--set", "stack.per_layer_s=0,1e-6"), "--set stack.per_layer_s, got 2 values"),
+        (("--goal", "tpot_s.mean <= 1h", "--policy", "belady"), "a bound, no system"),
+        (("--goal", "tpot_s.mean <= 1h", "--policy", "lruu"), "did you mean 'lru'?"),
+        (("--goal", "tpot_s.mean <= 1h", "--hw", "rtx3091"), "rtx3091"),
+        (("--goal", "tpot_s.mean <= 1h", "--experts", "999"), "--experts, got 999"),
+    ],
+)
+def test_what_has_to_be_mended(capsys: Any, trace: Path, words: tuple[str, ...], message: str) -> None:
+    hw = () if "--hw" in words else ("--hw", "rtx3090")
+    policy = () if "--policy" in words else ("--policy", "lru")
+    assert message in moesim(capsys, "plan", "--trace", trace, *words, *hw, *policy, "--workers", 1).error
+
+
+def test_several_goals_all_have_to_be_reached(trace: Path) -> None:
+    """A hit rate has no bound in time; the least margin of all decides between policies."""
+    goals = ["tpot_s.mean <= 1s", "hit_rate >= 5%"]
+    frame = face.plan(goals, ("lru", "lfu"), "rtx3090", trace=trace, workers=1)
+    assert frame.attrs["plan"]["best"]["policy"] == "lfu"
+    told = frame.set_index("policy")
+    assert told.loc["lru", "state"] in ("misses", "screened_out")
+    assert told.loc["lfu", "hit_rate"] >= 0.05
+
+
+def test_python_refuses_what_the_command_does(trace: Path) -> None:
+    with pytest.raises(BadInput, match="goal, got none"):
+        face.plan([])
+    with pytest.raises(BadInput, match="unknown axis 'budget'"):
+        face.plan("tpot_s.mean <= 1s", "lru", "rtx3090", budget=3)  # type: ignore[call-arg]
