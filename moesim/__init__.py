@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     )
     from sim.results.record import Result
     from sim.results.schema import Statistic
+    from sim.studies.diff.diff import Diff
+    from sim.studies.diff.face import diff
     from sim.studies.plan.face import plan
     from sim.studies.simulate import Options, simulate
     from sim.studies.sweep.face import Axes, sweep
@@ -86,6 +88,7 @@ __all__ = [
     "CheckFailed",
     "Decision",
     "Decisions",
+    "Diff",
     "DoesNotFit",
     "DropQueue",
     "Evict",
@@ -124,6 +127,7 @@ __all__ = [
     "Wishes",
     "WriteBack",
     "__version__",
+    "diff",
     "plan",
     "simulate",
     "sweep",
@@ -133,11 +137,13 @@ _ELSEWHERE = {
     "Axes": "sim.studies.sweep.face",
     "__version__": "sim",
     "CheckFailed": "sim.base.errors",
+    "Diff": "sim.studies.diff.diff",
     "MoesimError": "sim.base.errors",
     "Options": "sim.studies.simulate",
     "Result": "sim.results.record",
     "Statistic": "sim.results.schema",
     "plan": "sim.studies.plan.face",
+    "diff": "sim.studies.diff.face",
     "simulate": "sim.studies.simulate",
     "sweep": "sim.studies.sweep.face",
 }

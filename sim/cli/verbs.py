@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "sweep": ("sweep", "Replay a grid of runs: policies, GPUs, budgets and what else varies, as one table."),
     "plan": ("plan", "Find the cheapest GPU and policy that reach a goal, and what the others lack."),
     "check": ("check", "Hold runs to a baseline file: exit 1 when a hit rate drops or a time grows."),
+    "diff": ("diff", "Two runs beside each other: where the time went, and the first decision that differs."),
     "policies": ("policies", "List policies, or show one with its parameters, sources and needs."),
     "models": ("models", "List MoE models, or show one's bytes per expert, token and KV entry."),
     "hw": ("hw", "List hardware profiles, or show one with the source of every figure."),

@@ -140,6 +140,12 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
         self._kept = kept
         return self
 
+    @property
+    def kept(self) -> Kept | None:
+        """Where its tables are taken from, if there is anything."""
+        found: Kept | None = self._kept
+        return found
+
     def set_beside(self, least: LowerBound | None) -> None:
         """Say what no lossless policy can beat, and how far this one lies above it."""
         if least is None:

@@ -101,7 +101,7 @@ class Replay:
     def __init__(
         self, spec: RunSpec, kind: type[Policy] | None, result: Result, requests: list[tuple[Any, ...]]
     ) -> None:
-        self._spec, self._kind, self._requests = spec, kind, requests
+        self.spec, self.kind, self._requests = spec, kind, requests
         self._run_id, self._n_layers, self._facts = result.run_id, result.shape.layers, result.to_dict()
         self._frames: dict[str, DataFrame] = {}
 
@@ -137,7 +137,7 @@ class Replay:
         from sim.results.sinks import recorded
 
         with tempfile.TemporaryDirectory(prefix="moesim-") as folder:
-            setup = prepare(self._spec, self._kind)
+            setup = prepare(self.spec, self.kind)
             try:
                 if setup.run_id != self._run_id:
                     raise BadInput(

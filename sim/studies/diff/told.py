@@ -1,0 +1,99 @@
+"""What a recorded result says, as far as two runs are compared by it: also one of another version, with other keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from sim.base.errors import BadInput
+from sim.base.files import read_text, to_struct
+from sim.results.run_folder import MAX_RESULT_BYTES
+from sim.results.schema import BoundBy, Copies, HitRates, Phases, PolicyFile, Prefetches, Provenance, Share, Statistic
+
+Value = bool | int | float | str | None
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of a result that a comparison reads (docs/output.md); whatever else it holds is left alone."""
+
+    schema: Literal[1]
+    run_id: str
+    name: str
+    policy: str
+    policy_file: PolicyFile | None = None
+    params: dict[str, Value]
+    hw: str
+    model: str
+    precision: str
+    stack: str
+    overrides: dict[str, Value]
+    trace: str
+    trace_sha256: str
+    split: str
+    seed: int
+    gpus: int
+    batch: int
+    arrivals: str
+    n_requests: int = msgspec.field(name="requests")
+    decode_tokens: int
+    ttft_s: Statistic
+    tpot_s: Statistic
+    phases: Phases
+    hit_definition: str
+    hit_rate: Share
+    partial_hit_rate: Share
+    late_hit_rate: Share
+    miss_rate: Share
+    cpu_rate: Share
+    substituted_rate: Share
+    dropped_rate: Share
+    prefetch: Prefetches
+    demand_copies: Copies
+    h2d_bytes: int
+    d2h_bytes: int
+    peak_vram_bytes: int
+    expert_budget_bytes: list[int]
+    bound_by: BoundBy
+    provenance: Provenance
+    labels: list[str]
+    engine: str
+    version: str
+    by_layer: list[dict[str, Any]] = []
+
+    @property
+    def hit_rates(self) -> HitRates:
+        """Of decode, under `hit_definition`."""
+        return HitRates(
+            self.hit_rate,
+            self.partial_hit_rate,
+            self.late_hit_rate,
+            self.miss_rate,
+            self.cpu_rate,
+            self.substituted_rate,
+            self.dropped_rate,
+        )
+
+    @property
+    def n_outputs(self) -> int:
+        """Tokens put out: the first of every request, and those that were decoded."""
+        return self.decode_tokens + self.n_requests
+
+
+def told_of(facts: dict[str, Any], where: str) -> Told:
+    """The typed part of a result. Raises BadInput naming the field."""
+    return to_struct(facts, Told, where)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object of a file whose size is checked first. Raises BadInput."""
+    text = read_text(path, MAX_RESULT_BYTES)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: not JSON ({str(error)[:80]}); write it anew with simulate --out") from None
+    if not isinstance(found, dict):
+        raise BadInput(f"{path}, got {type(found).__name__}: a result is an object; write one with simulate --out")
+    return found
