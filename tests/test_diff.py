@@ -364,7 +364,7 @@ class TestUntrusted:
 
         shutil.copy(a / "requests.parquet", b / "requests.parquet")
         rewritten(b, "requests", nulls)
-        assert "requests.parquet: a null" in diff(a, b).error
+        assert "requests.parquet: ttft_s: a null" in diff(a, b).error
 
 
 def test_text_folds(diff: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,3 +386,27 @@ def test_the_page_has_every_key(diff: Any, run: Any) -> None:
     keys |= set(told["tpot_s"]["parts"][0]) | set(told["layers"][0]) | set(told["figures"][0])
     assert keys - named == set()
     assert "diff" in VERBS
+
+
+@pytest.mark.parametrize("name", ["result.json", "requests.parquet", "iterations.parquet", "decisions.parquet"])
+def test_damaged_files_end_in_a_line_or_an_answer(diff: Any, run: Any, name: str) -> None:
+    a, b = run("a", "--requests", 1), run("b", "--requests", 1, policy="lfu")
+    whole = bytearray((b / name).read_bytes())
+    for at in range(20):
+        damaged = bytearray(whole)
+        place = (at * 7919 + 13) % len(whole)
+        damaged[place] ^= 1 << at % 8
+        (b / name).write_bytes(damaged)
+        said = diff(a, b, "--no-replay", "--json")
+        assert said.code in (0, 2), (at, said.err)
+        if said.code:
+            assert said.err.count("\n") == 1, said.err
+            assert str(b) in said.err, said.err
+
+
+def test_rows_of_no_layer(diff: Any, run: Any) -> None:
+    a, b = run("a"), run("b", policy="lfu")
+    facts = json.loads((b / "result.json").read_text("utf-8"))
+    for rows in ([{"phase": "decode"}], [{"phase": "x", "layer": 0}], [{"phase": "decode", "layer": 0}] * 2):
+        (b / "result.json").write_text(json.dumps(facts | {"by_layer": rows}), "utf-8")
+        assert "by_layer[" in diff(a, b, "--no-replay").error

@@ -1,13 +1,24 @@
-"""Where two runs differ along the layers: waiting, misses and copies of each MoE layer, largest difference first."""
+"""Where two runs differ along the layers: counts and waits of every phase and MoE layer that are not the same."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sim.studies.diff.tables import file_of
+from sim.base.errors import BadInput
+from sim.studies.diff.tables import AGAIN, decisions_of, file_of, rows
+from sim.workload.iterations import DECODE, PREFILL
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sim.studies.diff.side import Side
+
+Row = dict[str, Any]
+Where = tuple[str, int]
+"""A phase and a layer."""
+COUNTED = {"fetch": "demand_copies_n", "evict": "evict_n"}
+"""Kinds of decisions that stand for a count, where a result of an older version has none by layer."""
 
 
 class LayerRow(NamedTuple):
@@ -20,30 +31,48 @@ class LayerRow(NamedTuple):
     b: float
 
 
-def rows_of(side: Side) -> list[dict[str, Any]]:
-    """One row per phase and layer; empty where neither the result nor a table tells."""
-    if side.told.by_layer or side.tables is None:
-        return side.told.by_layer
-    iterations = file_of(side.tables, "iterations", side.told.run_id)
-    decisions = file_of(side.tables, "decisions", side.told.run_id)
-    if iterations is None or decisions is None:
-        return []
-    from sim.results.by_layer import by_layer
-
-    n_layers = side.facts.get("shape", {}).get("layers", 0)
-    found = by_layer(iterations.read().to_pandas(), decisions.read().to_pandas(), n_layers)
-    return [{str(key): value for key, value in row.items()} for row in found.to_dict("records")]
-
-
 def by_layer(a: Side, b: Side) -> list[LayerRow]:
-    """Every count and time of every layer that differs; empty where the layers are not alike, or nothing is known."""
-    own, other = ({(row["phase"], row["layer"]): row for row in rows_of(side)} for side in (a, b))
+    """Every figure of every layer that differs; empty where the layers are not alike, or nothing is known."""
+    own, other = layers_of(a), layers_of(b)
     found = []
-    for where, row in own.items():
+    for (phase, layer), row in own.items():
+        beside = other.get((phase, layer), {})
         for key, value in row.items():
-            if key in ("run_id", "phase", "layer") or where not in other or key not in other[where]:
-                continue
-            beside = other[where][key]
-            if isinstance(value, int | float) and isinstance(beside, int | float) and value != beside:
-                found.append(LayerRow(*where, key, value, beside))
+            also = beside.get(key)
+            if isinstance(value, int | float) and isinstance(also, int | float) and value != also:
+                found.append(LayerRow(phase, layer, key, value, also))
+    return found
+
+
+def layers_of(side: Side) -> Mapping[Where, Row]:
+    """Figures by phase and layer: the result's, or what can be counted from its decisions; empty without either.
+
+    Raises:
+        BadInput: rows that are of no layer.
+    """
+    found: dict[Where, Row] = {}
+    for at, row in enumerate(side.told.by_layer):
+        phase, layer = row.get("phase"), row.get("layer")
+        if phase not in (PREFILL, DECODE) or not isinstance(layer, int) or (phase, layer) in found:
+            raise BadInput(f"{side.label}: by_layer[{at}]: of no phase and layer of its own; {AGAIN}")
+        found[phase, layer] = {key: value for key, value in row.items() if key not in ("phase", "layer")}
+    return found or _counted(side)
+
+
+def _counted(side: Side) -> dict[Where, Row]:
+    if side.tables is None:
+        return {}
+    iterations = file_of(side.tables, "iterations", side.told.run_id)
+    decisions = decisions_of(side.tables, side.told.run_id)
+    if iterations is None or decisions is None:
+        return {}
+    phases = [phase for (phase,) in rows(iterations, ["phase"], str(side.tables / "iterations.parquet"))]
+    if not phases:
+        return {}
+    counts: Counter[tuple[str, int, str]] = Counter()
+    for one in decisions:  # what is decided after the last iteration counts as that one's
+        counts[phases[min(max(0, one.iteration), len(phases) - 1)], one.layer, one.kind] += 1
+    found: dict[Where, Row] = {}
+    for phase, layer, _ in sorted(counts):
+        found[phase, layer] = {name: counts[phase, layer, kind] for kind, name in COUNTED.items()}
     return found

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 CORE = ("requests", "iterations", "decisions")
 AT_ONCE = 65_536  # rows
+MAY_BE_NULL = ("tpot_s",)
 MOST_REQUESTS = 10_000_000
 AGAIN = "write the run anew: simulate --config CONFIG --out DIR"
 
@@ -55,9 +56,12 @@ def file_of(folder: Path, name: str, run_id: str) -> pq.ParquetFile | None:
 
 
 def rows(file: pq.ParquetFile, columns: list[str], where: str) -> Iterator[tuple[Any, ...]]:
-    """Row by row, some at once in memory. Raises BadInput for a file that breaks off."""
+    """Row by row, some at once in memory. Raises BadInput for a file that breaks off, or has nulls."""
     try:
         for batch in file.iter_batches(batch_size=AT_ONCE, columns=columns):
+            for name in columns:
+                if name not in MAY_BE_NULL and batch.column(name).null_count:
+                    raise BadInput(f"{where}: {name}: a null where there is none; {AGAIN}")
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInput(f"{where}: not readable to its end ({str(error).splitlines()[0][:120]}); {AGAIN}") from None
@@ -75,8 +79,6 @@ def requests_of(folder: Path, told: Told) -> dict[int, OneRequest] | None:
     names = ["request", "task", "prompt_tokens", "output_tokens", "ttft_s", "tpot_s", "start_s", "last_token_s"]
     found: dict[int, OneRequest] = {}
     for one in rows(file, names, where):
-        if any(value is None for name, value in zip(names, one, strict=True) if name != "tpot_s"):
-            raise BadInput(f"{where}: a null where there is none; {AGAIN}")
         found[one[0]] = OneRequest(*one)
     return found
 

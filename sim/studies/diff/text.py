@@ -246,7 +246,7 @@ def _first(found: Diff) -> str:
     return fold(head) + "\n" + drawn(rows)
 
 
-_OF_LAYERS = {"miss_n": "misses", "fetch_n": "copies on demand"}
+_OF_LAYERS = {"miss_n": "misses", "demand_copies_n": "copies on demand"}
 _VERBS = {
     "fetch": "fetches",
     "prefetch": "prefetches",
