@@ -216,7 +216,7 @@ def test_other_requests_cannot_be_paired(diff: Any, run: Any, tmp_path: Path) ->
     assert found["tpot_s"]["paired"] is False
     assert found["requests"] == []
     assert "their traces differ, so requests cannot be paired" in found["answer"]
-    assert found["decisions_not_compared"].startswith("trace differs")
+    assert found["decisions_not_compared"].startswith("the trace differs")
     assert close(math.fsum(one["b_s"] for one in found["tpot_s"]["parts"]), found["tpot_s"]["b"])
 
 
@@ -410,3 +410,17 @@ def test_rows_of_no_layer(diff: Any, run: Any) -> None:
     for rows in ([{"phase": "decode"}], [{"phase": "x", "layer": 0}], [{"phase": "decode", "layer": 0}] * 2):
         (b / "result.json").write_text(json.dumps(facts | {"by_layer": rows}), "utf-8")
         assert "by_layer[" in diff(a, b, "--no-replay").error
+
+
+def test_decisions_are_compared_as_far_as_the_same_requests_run_together(diff: Any, run: Any) -> None:
+    a, b = run("a"), run("b", "--batch", 2)
+    found = diff(a, b, "--json").json
+    assert found["first_decision"] is None
+    assert found["decisions_not_compared"].startswith("from iteration 1 on, other requests")  # a prompt, not a token
+    found = diff(a, run("c", "--batch", 2, policy="fiddler"), "--json").json
+    assert found["first_decision"]["a"]["iteration"] == 0
+
+
+def test_what_cannot_be_had_in_full_is_noted(diff: Any, trace: Path) -> None:
+    found = diff(f"lru hw=rtx3090 trace={trace} requests=99", "lfu", "--json").json
+    assert "has 4 requests, not more" in found["a"]["notes"][0]

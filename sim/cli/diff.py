@@ -10,7 +10,7 @@ import click
 
 from sim.cli.progress import Bar
 from sim.cli.say import say
-from sim.cli.spec_options import spec_options
+from sim.cli.spec_options import spec_options, tell_drawing
 from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def command(
 
     fields = {name: value for name, value in given.items() if value is not None}
     with tempfile.TemporaryDirectory(prefix="moesim-") as scratch, Bar("comparing runs") as bar:
-        found = compared(a, b, fields, settings, Path(scratch), not no_replay, one_at_a_time, bar.update)
+        found = compared(a, b, fields, settings, Path(scratch), not no_replay, one_at_a_time, bar.update, tell_drawing)
     if as_json:
         from sim.base.json import to_json
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice, zip_longest
@@ -14,12 +15,8 @@ if TYPE_CHECKING:
 
 BEFORE, AFTER = 5, 3
 RUNS = ("gpu", "cpu", "cpu_ahead")
-COMPOSED = (
-    ("trace", "trace_sha256"),
-    ("split of it", "split"),
-    ("batch", "batch"),
-    ("arrivals", "arrivals"),
-)
+SAME_REQUESTS = (("trace", "trace_sha256"), ("split of it", "split"))
+COMPOSITION = ["phase", "n_requests", "n_tokens"]
 
 
 class Made(NamedTuple):
@@ -55,9 +52,9 @@ def first_difference(a: Side, b: Side) -> tuple[FirstDifference | None, str]:
     Raises:
         BadInput: a table that cannot be read.
     """
-    for what, name in COMPOSED:
+    for what, name in SAME_REQUESTS:
         if getattr(a.told, name) != getattr(b.told, name):
-            return None, f"{what} differs, so that iterations are not the same ones"
+            return None, f"the {what} differs, so that iterations are not the same ones"
     for which, side in (("A", a), ("B", b)):
         if side.tables is None or decisions_of(side.tables, side.told.run_id) is None:
             return None, f"{which} has no table of decisions"
@@ -65,6 +62,12 @@ def first_difference(a: Side, b: Side) -> tuple[FirstDifference | None, str]:
     if parted is None:
         return None, ""
     at, own, other, before, used, (then_a, then_b) = parted
+    composed = _composed_alike(a, b)
+    if min(one.iteration for one in (own, other) if one is not None) >= composed:
+        return None, (
+            f"from iteration {composed:,} on, other requests or tokens run together in A than in B; before it, every "
+            "decision is the same"
+        )
     phase, request = _when(a, own or other)
     made = [
         None if one is None else Made(one, used.get((one.layer, one.expert)), _used_next(side, one, at))
@@ -78,6 +81,18 @@ def _stream(side: Side) -> Iterator[Decision]:
     found = decisions_of(side.tables, side.told.run_id)
     assert found is not None
     return found
+
+
+def _composed_alike(a: Side, b: Side) -> float:
+    """How many iterations from the first on are composed alike; infinity where all are, or nobody knows."""
+    found = []
+    for side in (a, b):
+        assert side.tables is not None
+        file = file_of(side.tables, "iterations", side.told.run_id)
+        if file is None:
+            return math.inf
+        found.append(rows(file, COMPOSITION, str(side.tables / "iterations.parquet")))
+    return next((at for at, (own, other) in enumerate(zip_longest(*found)) if own != other), math.inf)
 
 
 def _parted(first: Iterator[Decision], second: Iterator[Decision]) -> Any:

@@ -17,6 +17,7 @@ from sim.studies.diff.side import opened
 from sim.studies.simulate import Replay
 
 if TYPE_CHECKING:
+    from sim.setup.spec import RunSpec
     from sim.studies.diff.side import Progress
 
 Run = str | os.PathLike[str] | Result
@@ -48,13 +49,22 @@ def compared(
     replay: bool,
     one_at_a_time: bool,
     progress: Told | None,
+    before: Callable[[RunSpec], None],
 ) -> Diff:
-    """The same for a command line: fields of runs in words, and `--set`. Raises BadInput."""
+    """The same for a command line: fields of runs in words, and `--set`. `before` is told of what is to be run.
+
+    Raises:
+        BadInput: as `diff` does.
+    """
     parse_set(settings)
     if settings:
         pairs = ((key.strip(), text) for key, _, text in (item.partition("=") for item in settings))
         given = given | {"set": {key: parse_yaml(text, f"--set {key}") for key, text in pairs}}
-    return _compared(*both(a, b, given), scratch, replay, one_at_a_time, progress)
+    sides = both(a, b, given)
+    for side in sides:
+        if side.facts is None and side.spec is not None:
+            before(side.spec)
+    return _compared(*sides, scratch, replay, one_at_a_time, progress)
 
 
 def _both(a: Any, b: Any, given: Mapping[str, Any]) -> tuple[Named, Named]:

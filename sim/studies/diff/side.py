@@ -183,6 +183,7 @@ def _carried_out(named: Named, setup: Setup, scratch: Path, progress: Progress |
         requests,
         replayed=True,
         kind=named.kind,
+        notes=setup.notes(),
         figures=_figures_of(setup),
     )
 
