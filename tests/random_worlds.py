@@ -73,6 +73,7 @@ NAMES_SETUP_DECIDES = {
     "wall_s",
     "engine",
     "version",
+    "by_layer",
 }
 """Keys of a result that no loop decides (labels but for the calibrated range, which `beyond` holds)."""
 

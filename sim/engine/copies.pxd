@@ -1,4 +1,5 @@
 cimport cython
+from sim.engine.by_expert cimport ByExpert
 from sim.engine.counts cimport PrefetchTally, Tally
 from sim.engine.flying cimport Flying
 from sim.engine.pending_experts cimport PendingExperts
@@ -11,7 +12,7 @@ from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport Ticket
 from sim.policy.wishes cimport Wishes
 
-cdef int _DEMAND, _SPECULATIVE, _DEMANDED, _PREFETCHED, _H2D
+cdef int _DEMAND_WHOLE, _DEMAND, _SPECULATIVE, _DEMANDED, _PREFETCHED, _H2D
 
 @cython.final
 cdef class Copies:
@@ -23,6 +24,7 @@ cdef class Copies:
     cdef readonly PendingExperts pending
     cdef readonly Tally tally
     cdef PrefetchTally prefetched
+    cdef ByExpert by_expert
     cdef readonly PrefetchQueue queue
     cdef readonly Rooms rooms
     cdef readonly Victims victims

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sim.base.errors import IllegalDecision
+from sim.engine.by_expert import CANCEL, DEMAND_PIECE, DEMAND_PIECE_BYTES, REFUSED, WRITE_BACK, WRITE_BACK_BYTES
+from sim.engine.by_expert import DEMAND as DEMAND_WHOLE
 from sim.engine.counts import Tally
 from sim.engine.flying import Flying
 from sim.engine.pending_experts import PendingExperts
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 Log = Callable[[str, int, int], None]
 # Machine integers where this is compiled.
 _DEMAND, _SPECULATIVE, _DEMANDED, _PREFETCHED, _H2D = DEMAND, SPECULATIVE, DEMANDED, PREFETCHED, H2D
+_DEMAND_WHOLE = DEMAND_WHOLE
 
 
 class Copies:
@@ -57,7 +60,8 @@ class Copies:
         self.tally = tally
         self.prefetched = tally.prefetch
         self.log = log
-        self.queue = PrefetchQueue(residency)
+        self.by_expert = tally.by_expert
+        self.queue = PrefetchQueue(residency, self.by_expert)
         self.rooms = Rooms(residency.budget_bytes)
         self.victims: Victims | None = None  # of a policy that names a native order
         self.flying = Flying(residency.n_gpus)
@@ -135,10 +139,12 @@ class Copies:
         if self.log is not None or self.machine.keeps_pieces:
             self._tell_of(piece, "evict")
         self.tally.n_evicted += 1
+        self.by_expert.evicted(piece)
         if self.residency.origin[index] == 1 and not self.residency.used[index]:
             if self._never_came(piece):
                 return
             self.prefetched.gone(piece)
+        self.by_expert.gone(piece)
         if self.residency.busy[index] is None and not self.residency.read_back:
             if self.residency.busy_s[index] <= now_s:  # nothing reads it: nearly always so
                 self.rooms.clean_bytes[piece.gpu] += piece.n_bytes
@@ -188,6 +194,8 @@ class Copies:
         ticket = self.machine.copy_back(piece, busy_s, after if busy is None else (busy, *after))
         residency.read_back[index] = ticket
         self.quiet_s = 0.0  # one link more to look at
+        self.by_expert.add(WRITE_BACK, piece, 1)
+        self.by_expert.add(WRITE_BACK_BYTES, piece, piece.n_bytes)
         if self.log is not None:
             self.log("write_back", piece.layer, piece.expert)
         return ticket
@@ -280,6 +288,11 @@ class Copies:
             self.prefetched.forget(piece)
         self.tally.n_demand += 1
         self.tally.demand_bytes += piece.n_bytes
+        if piece.serving:
+            self.by_expert.add(_DEMAND_WHOLE, piece, 1)
+        else:
+            self.by_expert.add(DEMAND_PIECE, piece, 1)
+            self.by_expert.add(DEMAND_PIECE_BYTES, piece, piece.n_bytes)
         if self.log is not None:
             self.log("fetch", piece.layer, piece.expert)
         return True
@@ -292,6 +305,7 @@ class Copies:
 
     def prefetch(self, piece: Piece, priority: float = 0.0, after: tuple[Ticket, ...] = ()) -> Ticket | None:
         """Ask for a speculative copy; a piece already there or on its way is left alone."""
+        self.by_expert.predicted(piece)
         if self.residency.holds(piece):
             return None
         if self.depth >= 0:
@@ -341,6 +355,7 @@ class Copies:
         now_s = machine.now()
         if not self.residency.fits(piece) and not self._make_room(piece, True, gone, now_s):
             self.prefetched.n_dropped += 1
+            self.by_expert.add(REFUSED, piece, 1)
             return None
         rooms.take(piece.gpu, piece.n_bytes, now_s)
         ready_s, room_waits = rooms.ready_s, rooms.waits
@@ -434,6 +449,7 @@ class Copies:
             residency.remove(piece)
             if self.victims is not None:
                 self.victims.left(index)
+            self.by_expert.add(CANCEL, piece, 1)
             self._tell_of(piece, "cancel")
             self._withdrawn(piece)
 

@@ -1,4 +1,5 @@
 cimport cython
+from sim.engine.by_expert cimport ByExpert
 from sim.policy.pieces cimport Piece
 
 cdef int _USEFUL, _LATE, _WASTED, _HARMFUL
@@ -11,10 +12,11 @@ cdef class HitCounts:
 
 @cython.final
 cdef class PrefetchTally:
+    cdef ByExpert by_expert
     cdef readonly long long[::1] n_of, bytes_of
     cdef public long long n_issued, n_cancelled, n_dropped, issued_bytes, cancelled_bytes, n_unused
     cdef int n_known
-    cdef long long[::1] _issue, _bytes, _late, _harmful, _gone_in, _gone_for
+    cdef long long[::1] _issue, _bytes, _row, _late, _harmful, _gone_in, _gone_for
     @cython.locals(victim=Piece, index=int)
     cpdef issue(self, Piece piece, list victims)
     cpdef asked_while_late(self, Piece piece)
@@ -26,6 +28,7 @@ cdef class PrefetchTally:
     cpdef finish(self)
     cpdef forget(self, Piece piece)
     cdef bint _closes(self, Piece piece) noexcept
+    @cython.locals(n_bytes=cython.longlong, row=int)
     cdef void _count(self, int fate, int index) noexcept
     cdef _grow(self, int n)
 
@@ -33,5 +36,6 @@ cdef class PrefetchTally:
 cdef class Tally:
     cdef readonly dict hits, n_iterations
     cdef readonly PrefetchTally prefetch
+    cdef readonly ByExpert by_expert
     cdef readonly object loss
     cdef public long long n_demand, n_evicted, demand_bytes, n_executed

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sim.base.flat import ints, longer_ints
+from sim.engine.by_expert import CANCELLED, CANCELLED_BYTES, FATE, FATE_BYTES, ISSUED, ISSUED_BYTES, ByExpert
 from sim.workload.iterations import DECODE, PREFILL
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ class PrefetchTally:
     harmful: while it had not been used yet, a gate asked for an expert it had evicted; cuts across the three.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, by_expert: ByExpert) -> None:
+        self.by_expert = by_expert
         self.n_of = ints(len(FATES))
         self.bytes_of = ints(len(FATES))
         self.n_issued = self.n_cancelled = self.n_dropped = 0
@@ -83,6 +85,7 @@ class PrefetchTally:
         # whether that copy was late and did harm.
         self._issue = ints(0)
         self._bytes = ints(0)
+        self._row = ints(0)  # of its expert
         self._late = ints(0)
         self._harmful = ints(0)
         # By `Piece.index` of who is gone: the issue that took the room (0: none), and the piece that came instead.
@@ -109,6 +112,9 @@ class PrefetchTally:
         self.n_unused += 1
         self._issue[index] = self.n_issued
         self._bytes[index] = piece.n_bytes
+        self._row[index] = piece.layer * self.by_expert.n_experts + piece.expert
+        self.by_expert.add(ISSUED, piece, 1)
+        self.by_expert.add(ISSUED_BYTES, piece, piece.n_bytes)
         self._late[index] = 0
         self._harmful[index] = 0
         for victim in victims:
@@ -146,6 +152,8 @@ class PrefetchTally:
         if self._closes(piece):
             self.n_cancelled += 1
             self.cancelled_bytes += self._bytes[piece.index]
+            self.by_expert.add(CANCELLED, piece, 1)
+            self.by_expert.add(CANCELLED_BYTES, piece, self._bytes[piece.index])
 
     def finish(self) -> None:
         """End of the run: what was never used is wasted."""
@@ -170,13 +178,17 @@ class PrefetchTally:
 
     def _count(self, fate: int, index: int) -> None:
         self.n_of[fate] += 1
-        self.bytes_of[fate] += self._bytes[index]
+        n_bytes, row = self._bytes[index], self._row[index]
+        self.bytes_of[fate] += n_bytes
+        self.by_expert.more(FATE + fate, row, 1)
+        self.by_expert.more(FATE_BYTES + fate, row, n_bytes)
 
     def _grow(self, n: int) -> None:
         """Take in pieces up to `n`."""
         self.n_known = n = max(n, 2 * self.n_known)
         self._issue = longer_ints(self._issue, n)
         self._bytes = longer_ints(self._bytes, n)
+        self._row = longer_ints(self._row, n)
         self._late = longer_ints(self._late, n)
         self._harmful = longer_ints(self._harmful, n)
         self._gone_in = longer_ints(self._gone_in, n)
@@ -204,9 +216,10 @@ class Loss:
 class Tally:
     """All counts of one run."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_layers: int, n_experts: int) -> None:
+        self.by_expert = ByExpert(n_layers, n_experts)
         self.hits = {PREFILL: HitCounts(), DECODE: HitCounts()}
-        self.prefetch = PrefetchTally()
+        self.prefetch = PrefetchTally(self.by_expert)
         self.loss = Loss()
         self.n_demand = self.n_evicted = 0
         self.demand_bytes = 0

@@ -37,7 +37,7 @@ from sim.policy.decisions import (
 from sim.policy.tickets import Ticket, all_tickets
 from sim.policy.view import View
 from sim.workload.gate import Gate
-from sim.workload.iterations import PREFILL, Iteration, RequestInfo
+from sim.workload.iterations import DECODE, PREFILL, Iteration, RequestInfo
 
 if TYPE_CHECKING:
     from sim.machine.cost import Cost
@@ -75,7 +75,7 @@ class Engine:
         self.cost = cost
         self.arrays = arrays
         self.future = future
-        self.tally = Tally()
+        self.tally = Tally(pieces.n_layers, pieces.n_experts)
         self.pending = PendingExperts(pieces.n_experts)
         self.copies = Copies(policy, machine, residency, self.pending, self.tally, log)
         self.layer = Layer(policy, machine, residency, self.pending, self.copies, self.tally, log)
@@ -251,6 +251,7 @@ class Engine:
         policy, view = self.policy, self.view
         view.phase = iteration.phase
         self.counts = self.tally.hits[iteration.phase]
+        self.tally.by_expert.begin(iteration.phase == DECODE)
         self.arrays.begin(iteration)
         self.machine.begin(iteration)
         if self.on_request_start:
@@ -342,7 +343,7 @@ class Engine:
                 "every needed expert must run once, on GPU or CPU"
             )
         if server.ran_on_cpu:
-            server.count_on_cpu(gate.asked, self.counts)
+            server.count_on_cpu(layer, gate.asked, self.counts)
         server.join(layer)
 
     def end_request(self, request: RequestInfo) -> None:

@@ -1,4 +1,5 @@
 cimport cython
+from sim.engine.by_expert cimport ByExpert
 from sim.engine.copies cimport Copies
 from sim.engine.counts cimport HitCounts, Tally
 from sim.engine.pending_experts cimport PendingExperts
@@ -21,7 +22,8 @@ cdef class Layer:
     cdef readonly Copies copies
     cdef readonly Tally tally
     cdef int n_experts
-    cdef long long[::1] kinds
+    cdef long long[::1] kinds, columns
+    cdef ByExpert by_expert
     cdef readonly list ran_on_cpu
     cdef readonly dict joins, ahead, begun
     cdef public dict lower
@@ -32,6 +34,8 @@ cdef class Layer:
     cdef int _arrived(self, int index, HitCounts counts) except -1
     @cython.locals(first=int, index=int, expert=int, kind=int, n_tokens=int)
     cpdef classify_asked(self, object gate, HitCounts counts)
+    @cython.locals(index=int, column=int)
+    cdef void _note(self, int layer, int expert, int kind) noexcept
     @cython.locals(piece=Piece)
     cdef int _found(self, int index) except -1
     @cython.locals(piece=Piece, residency=Residency, part=Piece, parts=list, enough=list, n_here=int)
@@ -55,6 +59,6 @@ cdef class Layer:
     cdef _done(self, int expert, int n_tokens)
     @cython.locals(layer=int, n_tokens=int)
     cpdef Ticket run_cpu(self, int expert, object join_layer=*)
-    @cython.locals(expert=int, kind=int, n_tokens=int)
-    cpdef count_on_cpu(self, dict asked, HitCounts counts)
+    @cython.locals(expert=int, kind=int, n_tokens=int, index=int)
+    cpdef count_on_cpu(self, int layer, dict asked, HitCounts counts)
     cpdef join(self, int layer)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.base.errors import IllegalDecision
 from sim.base.flat import ints
+from sim.engine.by_expert import INSTEAD, PART, RAN_AHEAD, RAN_ON_CPU
 from sim.engine.copies import Copies, Log
 from sim.engine.counts import HIT, LATE, MISS, ON_CPU, PARTIAL, HitCounts, Tally
 from sim.engine.pending_experts import PendingExperts
@@ -49,7 +50,9 @@ class Layer:
         self.tally = tally
         self.log = log
         self.n_experts = pieces.n_experts
+        self.by_expert = tally.by_expert
         self.kinds = ints(pieces.n_experts)  # how the gate found each expert it asked for
+        self.columns = ints(pieces.n_experts)  # the same in `by_expert`
         self.ran_on_cpu: list[int] = []
         self.joins: dict[int, list[Ticket]] = {}  # layer -> CPU results its stream must wait for
         self.ahead: dict[tuple[int, int], Ticket] = {}  # (layer, expert) -> CPU result computed ahead
@@ -67,6 +70,7 @@ class Layer:
         residency, pending = self.residency, self.pending
         first = layer * self.n_experts
         now_s = self.machine.now()
+        self.by_expert.spoken = layer
         for at in range(pending.n):
             expert = pending.order[at]
             index = first + expert
@@ -78,24 +82,34 @@ class Layer:
                     kind = self._arrived(index, counts)
             elif residency.n_parts or self.tally.prefetch.n_issued:
                 kind = self._classify_parts(index, counts)
-            self.kinds[expert] = kind
+            self._note(layer, expert, kind)
             counts.n_experts[kind] += 1
             counts.n_tokens[kind] += pending.asked[at]
 
     def classify_asked(self, gate: Gate, counts: HitCounts) -> None:
         """The same where a lossy policy has changed the routing: of the gate's own choice, and what else will serve."""
         first = gate.layer * self.n_experts
+        self.by_expert.spoken = gate.layer
         for expert, n_tokens in gate.asked.items():
             index = first + expert
             if self.residency.here[index]:
                 kind = self._arrived(index, counts)
             else:
                 kind = self._classify_parts(index, counts)
-            self.kinds[expert] = kind
+            self._note(gate.layer, expert, kind)
             counts.count(kind, n_tokens)
         for expert in gate.needs:
             if expert not in gate.asked:  # a lossy policy's substitutes: no gate asked for them
                 counts.n_aside[self._found(first + expert)] += 1
+                self.by_expert.more(INSTEAD, first + expert, 1)
+
+    def _note(self, layer: int, expert: int, kind: int) -> None:
+        """Write down how the gate found an expert; of a miss, why it was one."""
+        index = layer * self.n_experts + expert
+        column = self.by_expert.why(layer, index) if kind == _MISS else kind
+        self.kinds[expert] = kind
+        self.columns[expert] = column
+        self.by_expert.more(column, index, 1)
 
     def _arrived(self, index: int, counts: HitCounts) -> int:
         """The class of a resident expert."""
@@ -238,6 +252,7 @@ class Layer:
             self._ran(expert, n_tokens, begun)
             return ticket
         self.begun[expert] = begun
+        self.by_expert.add(PART, piece, 1)
         if self.log is not None:
             self.log("part", layer, expert)
         if self.copies.polls:
@@ -328,6 +343,7 @@ class Layer:
         self.joins.setdefault(join_layer, []).append(ticket)
         self.ran_on_cpu.append(expert)
         self.tally.n_executed += n_tokens
+        self.by_expert.more(RAN_ON_CPU, layer * self.n_experts + expert, 1)
         if self.log is not None:
             self.log("cpu", layer, expert)
         return ticket
@@ -345,13 +361,14 @@ class Layer:
         if (layer, expert) in self.ahead:
             raise IllegalDecision(f"{where}: computed already; ask once")
         ticket = self.ahead[layer, expert] = self.machine.cpu_expert(layer, expert, n_tokens)
+        self.by_expert.more(RAN_AHEAD, layer * self.n_experts + expert, 1)
         if self.log is not None:
             self.log("cpu_ahead", layer, expert)
         return ticket
 
     # -- the end of a layer -----------------------------------------------------------------------------------------
 
-    def count_on_cpu(self, asked: dict[int, int], counts: HitCounts) -> None:
+    def count_on_cpu(self, layer: int, asked: dict[int, int], counts: HitCounts) -> None:
         """Count anew what the CPU has computed of the experts (with their tokens) that the gate asked for."""
         for expert in self.ran_on_cpu:
             if expert in asked:
@@ -361,6 +378,9 @@ class Layer:
                 counts.n_experts[kind] -= 1
                 counts.n_tokens[kind] -= n_tokens
                 counts.count(ON_CPU, n_tokens)
+                index = layer * self.n_experts + expert
+                self.by_expert.more(self.columns[expert], index, -1)
+                self.by_expert.more(ON_CPU, index, 1)
         self.ran_on_cpu.clear()
 
     def join(self, layer: int) -> None:

@@ -1,4 +1,5 @@
 cimport cython
+from sim.engine.by_expert cimport ByExpert
 from sim.engine.flying cimport Flying
 from sim.engine.residency cimport Residency
 from sim.policy.pieces cimport Piece
@@ -8,6 +9,7 @@ from sim.policy.wishes cimport Wishes
 @cython.final
 cdef class PrefetchQueue:
     cdef Residency residency
+    cdef ByExpert by_expert
     cdef readonly int n_waiting
     cdef list lines
     cdef int n_known

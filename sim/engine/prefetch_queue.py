@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.base.errors import IllegalDecision
 from sim.base.flat import COMPILED, floats, ints, longer_floats, longer_ints
+from sim.engine.by_expert import ByExpert
 from sim.engine.flying import Flying
 from sim.engine.residency import Residency
 from sim.policy.pieces import Piece
@@ -24,8 +25,10 @@ class PrefetchQueue:
     line holds indices of pieces, the next one to go last.
     """
 
-    def __init__(self, residency: Residency) -> None:
+    def __init__(self, residency: Residency, by_expert: ByExpert | None = None) -> None:
         n = residency.n_known
+        pieces = residency.pieces
+        self.by_expert = ByExpert(pieces.n_layers, pieces.n_experts) if by_expert is None else by_expert
         self.residency = residency
         self.n_waiting = 0
         self.lines: list[list[int]] = [[] for _ in range(residency.n_gpus)]
@@ -49,6 +52,7 @@ class PrefetchQueue:
             self.residency.known(piece)
             if after:
                 all_tickets(after)
+            self.by_expert.predicted(piece)
             if not self.residency.holds(piece):
                 if self._awaits(piece):
                     self._sort()
@@ -65,6 +69,7 @@ class PrefetchQueue:
             if index < 0 or index >= n_pieces:
                 raise IllegalDecision(f"RequeueFrom, got piece index {index}: there are {n_pieces}; name a Piece.index")
             piece: Piece = self.residency.pieces.all[index]
+            self.by_expert.predicted(piece)
             if not (self.residency.holds(piece) or self._awaits(piece)):
                 self._join(piece, wishes.priorities[at], after if at >= fresh else ())
                 if self.n_waiting == most:

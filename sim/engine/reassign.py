@@ -55,6 +55,7 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
                 mine = [one for one, asked in zip(after, (ids == expert).any(axis=1).tolist(), strict=True) if asked]
                 kind = DROPPED if sum([one.count(-1) for one in mine]) >= len(mine) else SUBSTITUTED
                 hits.count(kind, n_tokens)
+                engine.tally.by_expert.more(kind, gate.layer * engine.pieces.n_experts + expert, 1)
     if chosen is None or not count_token(engine, gate, chosen, after[0]):
         count_loss(engine, gate, gate.ids if ids is None else ids, np.array(after) if array is None else array)
     if type(engine.machine).route is not Machine.route:  # nothing is computed by the others

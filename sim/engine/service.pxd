@@ -1,4 +1,5 @@
 cimport cython
+from sim.engine.by_expert cimport ByExpert
 from sim.engine.copies cimport Copies
 from sim.engine.counts cimport HitCounts, Tally
 from sim.engine.layer cimport Layer
@@ -28,11 +29,12 @@ cdef class Service:
     cdef long long[::1] missing
     cdef readonly Turn turn
     cdef InTurn order
+    cdef ByExpert by_expert
     cpdef take_hooks(self)
     @cython.locals(at=int)
     cpdef serve_chosen(self, HitCounts counts)
     @cython.locals(residency=Residency, pending=PendingExperts, turn=Turn, now_s=double, n_here=int, n_missing=int, n_tokens=int,
-                   n_lacking=int, at=int, expert=int, index=int)
+                   n_lacking=int, at=int, expert=int, index=int, by_expert=ByExpert)
     cdef bint _look(self, HitCounts counts) except -1
     @cython.locals(residency=Residency, pending=PendingExperts, copies=Copies, turn=Turn, n_here=int, n_missing=int, at=int,
                    expert=int, index=int)

@@ -53,6 +53,7 @@ class Service:
         self.layer = layer
         self.tally = tally
         self.log = log
+        self.by_expert = tally.by_expert
         self.n_experts = pieces.n_experts
         self.n_whole = len(pieces.whole) * pieces.n_experts
         self.turn = Turn(pieces.n_experts, pieces.all[0].n_bytes)
@@ -98,6 +99,7 @@ class Service:
             return False
         turn.begin(pending.layer)
         now_s = self.machine.now()
+        by_expert = self.by_expert
         n_here = 0
         n_missing = 0
         n_tokens = 0
@@ -116,6 +118,12 @@ class Service:
                 self.missing[n_missing] = expert
                 n_missing += 1
                 n_lacking += pending.asked[at]
+        by_expert.spoken = turn.layer
+        for at in range(n_here):
+            by_expert.n[by_expert.first + turn.first + turn.experts[at]] += 1  # a hit: the first column
+        for at in range(n_missing):
+            index = turn.first + self.missing[at]
+            by_expert.more(by_expert.why(turn.layer, index), index, 1)
         turn.n = turn.n_here = n_here
         self.n_missing = n_missing
         self.single = n_tokens + n_lacking == n_here + n_missing
@@ -280,6 +288,7 @@ class Service:
         residency, order, turn, tally = self.residency, self.order, self.turn, self.tally
         assert order is not None
         n_leaving = turn.n_leaving
+        self.by_expert.exchanged(turn)
         if self.log is None:
             residency.leave(turn, 0, n_leaving)
             order.leave(turn, 0, n_leaving)

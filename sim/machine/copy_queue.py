@@ -61,6 +61,7 @@ class Copy(Ticket):
         self.duration_s = duration_s
         self.length = length
         self.demanded = demanded
+        self.speculative = not demanded
         self.submit_s = submit_s
         self.after = after
         self.start_s = UNKNOWN_S
@@ -92,6 +93,7 @@ def copy_of(
     copy.duration_s = duration_s
     copy.length = length
     copy.demanded = demanded
+    copy.speculative = not demanded
     copy.submit_s = submit_s
     copy.after = after
     copy.start_s = -1.0

@@ -1,6 +1,7 @@
 cimport cython
 from sim.policy.tickets cimport Ticket
 from sim.machine.meter cimport Meter, Seconds
+from sim.machine.waiting cimport Waiting
 
 cdef int _H2D, _HOST
 
@@ -18,20 +19,22 @@ cdef class Stream:
     cdef double[::1] gaps_s
     cdef readonly Seconds seconds
     cdef readonly int blame
+    cdef readonly bint blames_prefetch
+    cdef readonly Waiting waiting
     cdef readonly object pending
     cdef readonly int n_pending
     cdef public object spans
     @cython.locals(ticket=Ticket, start_s=double, cause=int, known=bint)
     cpdef Launched run(self, object op, int layer, int expert, int n_tokens, double first_s, double last_s,
                        double duration_s, int length, double arrived_s, tuple after)
-    @cython.locals(free_s=double, gap_s=double, end_s=double)
+    @cython.locals(free_s=double, gap_s=double, end_s=double, prefetched=bint)
     cpdef place(self, object op, int layer, int expert, int n_tokens, double start_s, int cause, double first_s,
                      double last_s, double duration_s, int length, double arrived_s, tuple after)
     @cython.locals(ticket=Ticket, ready_s=double)
     cdef double late_s(self, double start_s, int cause, double first_s, double arrived_s, tuple after) noexcept
     @cython.locals(ticket=Ticket, work=Launched, start_s=double, cause=int)
     cpdef bint progress(self) except -1
-    cpdef void idle_until(self, double time_s, int cause) noexcept
+    cpdef void idle_until(self, double time_s, int cause, bint speculative=*) noexcept
 
 @cython.final
 cdef class SerialLane:
@@ -39,6 +42,9 @@ cdef class SerialLane:
     cdef readonly double free_s, busy_s
     cdef public object spans
     cpdef double use(self, object op, int layer, int expert, int n_tokens, double ready_s, double duration_s)
+
+@cython.locals(ticket=Ticket)
+cdef bint _for_a_prefetch(double start_s, tuple after) noexcept
 
 @cython.locals(stream=Stream)
 cpdef void progress(list streams)

@@ -17,6 +17,7 @@ from sim.base.lanes import HOST as HOST
 from sim.base.lanes import IDLE as IDLE
 from sim.base.lanes import SIDE as SIDE
 from sim.machine.meter import Seconds
+from sim.machine.waiting import Waiting
 from sim.policy.tickets import UNKNOWN_S, Ticket
 
 CAUSES = ("gpu", "h2d", "host", "cpu", "predictor", "idle")
@@ -46,6 +47,7 @@ class Launched(Ticket):
     ) -> None:
         self.end_s = UNKNOWN_S
         self.cause = 0
+        self.speculative = False
         self.op = op
         self.layer = layer
         self.expert = expert
@@ -65,12 +67,14 @@ class Stream:
     `blame` what a stream that waits for that is really waiting for.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, n_layers: int = 1) -> None:
         self.name = name
         self.free_s = 0.0
         self.gaps_s = floats(6)  # waiting, by the cause named by the index
+        self.waiting = Waiting(n_layers)
         self.seconds = Seconds()
         self.blame = 0
+        self.blames_prefetch = False
         self.pending: deque[Launched] = deque()
         self.n_pending = 0
         self.spans: Spans | None = None
@@ -151,13 +155,17 @@ class Stream:
         """Settle work whose start is known."""
         free_s = self.free_s
         self.blame = 0  # the GPU
+        self.blames_prefetch = False
         if start_s > free_s:
             gap_s = start_s - free_s
             self.gaps_s[cause] += gap_s
+            prefetched = cause == _H2D and arrived_s != start_s and _for_a_prefetch(start_s, after)
+            self.waiting.before(layer, expert, cause, prefetched, gap_s)
             if gap_s > duration_s and self.late_s(start_s, cause, first_s, arrived_s, after) > duration_s:
                 # An expert on another GPU that mostly waited for its copy: whoever waits for it waits for the link.
                 # How long that GPU had been idle says nothing: it may just have had nothing to do.
                 self.blame = cause
+                self.blames_prefetch = prefetched
         else:
             start_s = free_s
         end_s = start_s + duration_s
@@ -167,6 +175,7 @@ class Stream:
         if last_s > end_s:
             # Kernels shorter than their launches: the stream starves between them.
             self.gaps_s[_HOST] += last_s - end_s
+            self.waiting.before(layer, expert, _HOST, False, last_s - end_s)
             end_s = last_s
         self.free_s = end_s
 
@@ -213,13 +222,15 @@ class Stream:
             )
             work.end_s = self.free_s
             work.cause = self.blame
+            work.speculative = self.blames_prefetch
             work.after = ()
         return True
 
-    def idle_until(self, time_s: float, cause: int) -> None:
+    def idle_until(self, time_s: float, cause: int, speculative: bool = False) -> None:
         """Charge the time up to `time_s` to `cause` (the host's last read, or waiting for an arrival)."""
         if time_s > self.free_s:
             self.gaps_s[cause] += time_s - self.free_s
+            self.waiting.idle(cause, speculative, time_s - self.free_s)
             self.free_s = time_s
 
 
@@ -240,6 +251,14 @@ class SerialLane:
         if self.spans is not None:
             self.spans(self.name, op, layer, expert, n_tokens, 0, start_s, self.free_s)
         return self.free_s
+
+
+def _for_a_prefetch(start_s: float, after: tuple[Ticket, ...]) -> bool:
+    """Whether the copy that ended last, at `start_s`, was speculative."""
+    for ticket in after:
+        if ticket.end_s == start_s and ticket.cause == _H2D:
+            return ticket.speculative
+    return False
 
 
 def progress(streams: list[Stream]) -> None:

@@ -13,7 +13,9 @@ from sim.machine.meter import Meter
 from sim.machine.price import Launch, Operation, Price
 from sim.machine.protocol import DEMAND, NO_TICKETS, Machine
 from sim.machine.turn import Turn
+from sim.machine.waiting import KINDS, Waiting
 from sim.policy.tickets import Ticket, ends_at
+from sim.workload.iterations import DECODE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from sim.policy.pieces import Piece
     from sim.workload.iterations import Iteration
 
-_H2D, _HOST, _CPU = H2D, HOST, CPU  # machine integers where this is compiled
+_H2D, _HOST, _CPU, _KINDS = H2D, HOST, CPU, len(KINDS)  # machine integers where this is compiled
 MOST_LENGTHS = 512
 """Different durations kept counters for; each context has one of its own, so they begin anew now and then."""
 
@@ -46,7 +48,8 @@ class SimulatedMachine(Machine):
         self.now_s = 0.0  # the host's clock
         self.spans = spans
         self.n_gpus = n_gpus
-        self.streams = [Stream("gpu" if n_gpus == 1 else f"gpu{g}") for g in range(n_gpus)]
+        n_layers = len(cost.n_dense_before) - 1
+        self.streams = [Stream("gpu" if n_gpus == 1 else f"gpu{g}", n_layers) for g in range(n_gpus)]
         self.stream = self.streams[0]
         self.h2d = [CopyQueue("h2d" if n_gpus == 1 else f"h2d{g}", self.streams) for g in range(n_gpus)]
         self._link = self.h2d[0]
@@ -93,7 +96,7 @@ class SimulatedMachine(Machine):
         self._n_tokens = 0
         self._n_ranges = 0
         self._n_heads = 0  # of this many ranges `_head` is the price
-        self._n_layers = len(cost.n_dense_before) - 1
+        self._n_layers = n_layers
         self._blocks: list[Operation] = []
         self._shared: Operation | None = None
         self._dense: Operation | None = None
@@ -108,6 +111,7 @@ class SimulatedMachine(Machine):
         if self.stream.seconds.meter.n_known > MOST_LENGTHS:
             self._forget()
         self.now_s += cost.launches.begin_s
+        self.stream.waiting.begin(iteration.phase == DECODE)
         self._n_ranges = len(iteration.ranges)
         price = cost.attention(iteration)
         if iteration.n_tokens != self._n_tokens:
@@ -201,6 +205,7 @@ class SimulatedMachine(Machine):
             for _ in range(self.cost.n_dense_before[layer]):
                 self._launch("dense_layer", layer, self._dense)
         self._launch("attention", layer, self._attention)
+        self.stream.waiting.enter(layer)
 
     def gate(self, layer: int) -> Ticket:
         ticket = self._launch("gate", layer, self._gate_block)
@@ -224,6 +229,7 @@ class SimulatedMachine(Machine):
         # Nothing to wait for and nobody looking: the sums those four would do, without their calls.
         now_s = self.now_s
         free_s = stream.free_s
+        gaps_s = starved_s = stream.gaps_s[_HOST]
         gate_s = 0.0
         for operation in self._blocks:
             if operation.n == 0:
@@ -232,16 +238,20 @@ class SimulatedMachine(Machine):
             start_s = now_s + operation.first_s
             now_s += operation.all_s
             if start_s > free_s:
-                stream.gaps_s[_HOST] += start_s - free_s
+                starved_s += start_s - free_s
                 free_s = start_s
             free_s += operation.duration_s
             last_s = now_s + operation.tail_s
             if last_s > free_s:
-                stream.gaps_s[_HOST] += last_s - free_s
+                starved_s += last_s - free_s
                 free_s = last_s
             if operation is self._gate_block:
                 gate_s = free_s
         stream.free_s = free_s
+        stream.gaps_s[_HOST] = starved_s
+        waiting = stream.waiting
+        waiting.row = waiting.first + layer * _KINDS
+        waiting.waited_s[waiting.row + _HOST] += starved_s - gaps_s
         self._close_groups()
         if self.n_gpus > 1:
             self._gate = Ticket(gate_s, GPU)
@@ -258,7 +268,7 @@ class SimulatedMachine(Machine):
                 self._advance()  # copies on other links that have started by now
             if (ticket.cause == _H2D or ticket.cause == _CPU) and not self.stream.n_pending:
                 # A stream that idles because the host waits for a copy waits for that copy, not for the host.
-                self.stream.idle_until(host_s, ticket.cause)
+                self.stream.idle_until(host_s, ticket.cause, ticket.speculative)
         self.now_s = host_s + self._sync_s
         self.n_syncs += 1
         self._close_groups()
@@ -331,6 +341,9 @@ class SimulatedMachine(Machine):
         group.precision = self._precision
         self.now_s = now_s
         stream.free_s = free_s
+        waiting = stream.waiting
+        waiting.waited_s[waiting.row + _H2D] += waited_s - stream.gaps_s[_H2D]
+        waiting.waited_s[waiting.row + _HOST] += starved_s - stream.gaps_s[_HOST]
         stream.gaps_s[_H2D] = waited_s
         stream.gaps_s[_HOST] = starved_s
         return True
@@ -401,6 +414,7 @@ class SimulatedMachine(Machine):
         )
         if ticket is None:
             ticket = Ticket(stream.free_s, stream.blame)
+            ticket.speculative = stream.blames_prefetch
         self._waits = (*self._waits, ticket)
         return ticket
 
@@ -743,7 +757,13 @@ class SimulatedMachine(Machine):
         stream = self.stream
         if not stream.n_pending:
             stream.idle_until(self.now_s, _HOST)  # hooks after the last read may have kept the host busy
+        stream.waiting.leave()
         return stream.parts_s
+
+    @property
+    def waiting(self) -> Waiting:
+        """What GPU 0 waited for, by phase and layer."""
+        return self.stream.waiting
 
     def host_shares(self) -> list[tuple[int, float]]:
         """The host's busy seconds by the quantity they rest on (an index into `cost.figures.entries`)."""

@@ -1,6 +1,7 @@
 cdef class Ticket:
     cdef public double end_s
     cdef public int cause
+    cdef public bint speculative
 
 cimport cython
 

@@ -10,14 +10,15 @@ UNKNOWN_S = -1.0
 class Ticket:
     """Something under way. `end_s` is when it ends, or `UNKNOWN_S` while that still depends on what comes.
 
-    `cause` names the lane a waiter would be waiting for.
+    `cause` names the lane a waiter would be waiting for; `speculative` is true of a prefetch, and of what rests on one.
     """
 
-    __slots__ = ("cause", "end_s")
+    __slots__ = ("cause", "end_s", "speculative")
 
     def __init__(self, end_s: float, cause: int) -> None:
         self.end_s = end_s
         self.cause = cause
+        self.speculative = False
 
 
 def ends_at(end_s: float, cause: int) -> Ticket:
@@ -25,6 +26,7 @@ def ends_at(end_s: float, cause: int) -> Ticket:
     ticket = Ticket.__new__(Ticket)
     ticket.end_s = end_s
     ticket.cause = cause
+    ticket.speculative = False
     return ticket
 
 

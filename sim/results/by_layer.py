@@ -1,46 +1,118 @@
-"""What a policy decided, by layer: counted from the tables `iterations` and `decisions`."""
+"""What happened to experts and what GPU 0 waited for, by phase and MoE layer and by expert: the same counts, summed.
+
+Columns are documented in docs/output.md; a test holds the two together.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from sim.engine.by_expert import COLUMNS
+from sim.workload.iterations import DECODE, PREFILL
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from sim.engine.by_expert import ByExpert
+    from sim.engine.drive import Clockwork
+    from sim.machine.waiting import Waiting
 
-# Column -> kind of decision that it counts.
-COUNTED = {
-    "gpu_n": "gpu",
-    "cpu_n": "cpu",
-    "cpu_ahead_n": "cpu_ahead",
-    "part_n": "part",
-    "fetch_n": "fetch",
-    "prefetch_n": "prefetch",
-    "evict_n": "evict",
-    "cancel_n": "cancel",
-    "write_back_n": "write_back",
-}
-COLUMNS = ("run_id", "phase", "layer", "iterations_n", "experts_n", *COUNTED, "fetched_frac")
+Row = dict[str, Any]
+"""One row: column -> whole number, seconds, share or text."""
+Count = Callable[[str], int]
+"""How many of a column of the engine's."""
+
+PHASES = (PREFILL, DECODE)  # by the number that the engine gives them
+FOUND = ("hit", "partial_hit", "late_hit", "miss", "cpu", "substituted", "dropped")
+MISSES = ("cold", "capacity", "evicted_unused", "wrong_prediction", "too_late")
+FATES = ("issued", "useful", "late", "wasted", "harmful", "cancelled")
+COUNTS = (
+    "asked_n",
+    *(f"{name}_n" for name in FOUND),
+    *(f"miss_{name}_n" for name in MISSES),
+    "instead_n",
+    "experts_n",
+    "gpu_n",
+    "cpu_ahead_n",
+    "part_n",
+    "evict_n",
+    "cancel_n",
+    "demand_copies_n",
+    *(f"prefetch_{fate}_n" for fate in FATES),
+    "prefetch_refused_n",
+    "write_back_n",
+    "demand_copies_bytes",
+    *(f"prefetch_{fate}_bytes" for fate in FATES),
+    "write_back_bytes",
+)
+WAITS = ("demand", "prefetch", "host", "cpu", "predictor", "gpu")
+WAITS_S = tuple(f"wait_{name}_s" for name in WAITS)
+AT = {name: column for column, name in enumerate(COLUMNS)}
 
 
-def by_layer(iterations: DataFrame, decisions: DataFrame, n_layers: int) -> DataFrame:
-    """One row per phase that ran and MoE layer, in this order.
+def counted(n: Count, expert_bytes: int) -> dict[str, int]:
+    """The columns `COUNTS`, from the engine's."""
+    missed = {name: n(f"miss_{name}") for name in MISSES}
+    found = {name: sum(missed.values()) if name == "miss" else n(name) for name in FOUND}
+    served = sum(found[name] for name in ("hit", "partial_hit", "late_hit", "miss", "cpu")) + n("instead")
+    values = [
+        sum(found.values()),
+        *found.values(),
+        *missed.values(),
+        n("instead"),
+        served,
+        served - n("ran_on_cpu"),
+        n("ran_ahead"),
+        n("part"),
+        n("evict"),
+        n("cancel"),
+        n("demand") + n("demand_piece"),
+        *(n(fate) for fate in FATES),
+        n("refused"),
+        n("write_back"),
+        n("demand") * expert_bytes + n("demand_piece_bytes"),
+        *(n(f"{fate}_bytes") for fate in FATES),
+        n("write_back_bytes"),
+    ]
+    return dict(zip(COUNTS, values, strict=True))
 
-    `experts_n` are those that ran, on GPU or CPU; `fetched_frac` is the share of them that were copied after their gate
-    had asked. What is decided between two iterations counts as the later one's, after the last as that one's.
-    """
-    import pandas as pd
 
-    phase_of = iterations["phase"].to_numpy()
-    ran = iterations["phase"].value_counts()
-    phases = [phase for phase in ("prefill", "decode") if phase in ran.index]
-    rows = pd.MultiIndex.from_product([phases, range(n_layers)], names=["phase", "layer"])
-    when = decisions["iteration"].clip(upper=len(iterations) - 1).to_numpy()
-    keys = [pd.Series(phase_of[when], name="phase"), decisions["layer"].reset_index(drop=True)]
-    counts = decisions["kind"].reset_index(drop=True).groupby([*keys, decisions["kind"].reset_index(drop=True)]).size()
-    wide = counts.unstack(fill_value=0).reindex(rows, fill_value=0)
-    found = pd.DataFrame({name: wide.get(kind, 0) for name, kind in COUNTED.items()}, index=rows).reset_index()
-    found["run_id"] = iterations["run_id"].iloc[0] if len(iterations) else ""
-    found["iterations_n"] = found["phase"].map(ran)
-    found["experts_n"] = found[["gpu_n", "cpu_n", "cpu_ahead_n"]].sum(axis=1)
-    found["fetched_frac"] = found["fetch_n"] / found["experts_n"].where(found["experts_n"] > 0)
-    return found[list(COLUMNS)]
+def _ran(clockwork: Clockwork) -> list[tuple[int, str]]:
+    """The phases that ran, with their numbers."""
+    return [(number, phase) for number, phase in enumerate(PHASES) if clockwork.phases[phase].n_iterations]
+
+
+def layer_rows(counts: ByExpert, waiting: Waiting, clockwork: Clockwork, expert_bytes: int) -> list[Row]:
+    """One row per phase that ran and MoE layer, in this order: the key `by_layer`."""
+    rows = []
+    for number, phase in _ran(clockwork):
+        for layer in range(counts.n_layers):
+
+            def of_layer(name: str, number: int = number, layer: int = layer) -> int:
+                return counts.of_layer(AT[name], number, layer)
+
+            row: Row = {"phase": phase, "layer": layer, "iterations_n": clockwork.phases[phase].n_iterations}
+            row |= counted(of_layer, expert_bytes)
+            waited_s = waiting.seconds(number, layer)
+            row |= {column: waited_s[name] for column, name in zip(WAITS_S, WAITS, strict=True)}
+            rows.append(row)
+    return rows
+
+
+def layer_table(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
+    """The table `layers`: the rows, some of their columns by the names of the decisions that they count, too."""
+    for row in rows:
+        ran = row["experts_n"]
+        fetched_frac = row["demand_copies_n"] / ran if ran else None
+        yield (*row.values(), row["demand_copies_n"], row["prefetch_issued_n"], fetched_frac)
+
+
+def expert_table(counts: ByExpert, clockwork: Clockwork, expert_bytes: int) -> Iterator[tuple[Any, ...]]:
+    """The table `experts`: one row per phase that ran, MoE layer and expert, in this order."""
+    for number, phase in _ran(clockwork):
+        for at in range(counts.n_rows):
+
+            def of_expert(name: str, number: int = number, at: int = at) -> int:
+                return counts.total(AT[name], number, at)
+
+            layer, expert = divmod(at, counts.n_experts)
+            yield (phase, layer, expert, *counted(of_expert, expert_bytes).values())

@@ -9,6 +9,7 @@ from sim.base.units import show_bytes
 from sim.policy.api import overrides
 from sim.policy.policy_file import file_of
 from sim.results import metrics
+from sim.results.by_layer import layer_rows
 from sim.results.provenance import provenance
 from sim.results.record import Result
 from sim.results.schema import Copies, HitRates, Memory, PolicyFile, ServedRates, Shape
@@ -130,4 +131,5 @@ def fold(
         wall_s=wall_s,
         engine=setup.engine,
         version=__version__,
+        by_layer=layer_rows(tally.by_expert, machine.waiting, clockwork, engine.view.expert_bytes),
     )

@@ -59,9 +59,9 @@ class Kept(Protocol):
 class Result(msgspec.Struct, kw_only=True, eq=False):
     """What a run gave. Attributes are the keys of `simulate --json` (docs/output.md), with their units in their names.
 
-    `requests`, `iterations`, `layers`, `decisions` and `spans` are DataFrames, columns as in docs/output.md; the number
-    of requests is `n_requests`. All but `requests` come from a second replay, made when one of them is first asked for
-    and equal to the first, so that a run that nobody looks into costs no more and takes no more memory.
+    `requests`, `layers`, `experts`, `iterations`, `decisions` and `spans` are DataFrames, columns as in docs/output.md;
+    the number of requests is `n_requests`. The last three come from a second replay, made when one of them is first
+    asked for and equal to the first, so that a run that nobody looks into costs no more and takes no more memory.
     """
 
     schema: int
@@ -128,6 +128,7 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     wall_s: float
     engine: str
     version: str
+    by_layer: list[dict[str, Any]] = []
     real: bool | None = None  # this and the next three are of real runs; the JSON of others has no such keys
     device: str | None = None
     measured: Measurement | None = None
@@ -203,8 +204,13 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def layers(self) -> DataFrame:
-        """One row per phase and MoE layer: experts run, fetched, prefetched, evicted. Replays the run once more."""
+        """One row per phase and MoE layer: how experts were found and why not, copies, evictions, waiting by cause."""
         return self._table("layers")
+
+    @property
+    def experts(self) -> DataFrame:
+        """One row per phase, MoE layer and expert: the same counts."""
+        return self._table("experts")
 
     @property
     def decisions(self) -> DataFrame:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput
 from sim.base.files import replacing
+from sim.results.by_layer import expert_table, layer_table
 from sim.results.metrics import request_row
 from sim.results.run_folder import CONFIG, FILES, RESULT, check_apart, new_folder
 from sim.results.tables import TABLES, TableWriter, run_row
@@ -67,6 +68,9 @@ class Keeper:
         """Write what is known only at the end, and close the tables."""
         self._tables["requests"].extend(request_row(times) for times in outcome.clockwork.requests)
         self._tables["runs"].add(*run_row(outcome.result)[1:])
+        self._tables["layers"].extend(layer_table(outcome.result.by_layer))
+        counts = outcome.engine.tally.by_expert
+        self._tables["experts"].extend(expert_table(counts, outcome.clockwork, outcome.result.expert_bytes))
         self._stack.close()
 
 

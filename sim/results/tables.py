@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 
 from sim.base.lanes import WAITED_FOR
 from sim.engine.counts import CLASSES
+from sim.results.by_layer import COUNTS, WAITS_S
 
-TABLES = ("runs", "requests", "iterations", "decisions", "spans")
+TABLES = ("runs", "requests", "iterations", "decisions", "spans", "layers", "experts")
 ROWS_PER_GROUP = 65_536
 
 _TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
@@ -196,6 +197,28 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("n_bytes", _INT),
             ("start_s", _FLOAT),
             ("end_s", _FLOAT),
+        ]
+    ),
+    "layers": pa.schema(
+        [
+            ("run_id", _TEXT),
+            ("phase", _TEXT),
+            ("layer", pa.int32()),
+            ("iterations_n", _INT),
+            *((name, _INT) for name in COUNTS),
+            *((name, _FLOAT) for name in WAITS_S),
+            ("fetch_n", _INT),
+            ("prefetch_n", _INT),
+            ("fetched_frac", _FLOAT),
+        ]
+    ),
+    "experts": pa.schema(
+        [
+            ("run_id", _TEXT),
+            ("phase", _TEXT),
+            ("layer", pa.int32()),
+            ("expert", pa.int32()),
+            *((name, _INT) for name in COUNTS),
         ]
     ),
 }

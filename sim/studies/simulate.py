@@ -13,6 +13,7 @@ from sim.base.errors import BadInput, CheckFailed
 from sim.base.files import to_struct
 from sim.base.units import parse_bytes
 from sim.policy.registry import name_of
+from sim.results.by_layer import expert_table, layer_table
 from sim.results.metrics import request_row
 from sim.results.record import Result
 from sim.run import execute
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from sim.policy.api import Policy
+    from sim.run import Outcome
 
 Name = str | os.PathLike[str]
 Value = bool | int | float | str | None
@@ -78,8 +80,7 @@ def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) 
         outcome = execute(setup)
     finally:
         setup.close()
-    rows = [request_row(times) for times in outcome.clockwork.requests]
-    return outcome.result.with_tables(Replay(spec, kind, outcome.result, rows))
+    return outcome.result.with_tables(Replay(spec, kind, outcome))
 
 
 def _plain(key: str, value: Any) -> Any:
@@ -96,13 +97,13 @@ def _plain(key: str, value: Any) -> Any:
 
 
 class Replay:
-    """The tables of a run that is over: its requests, and all others by replaying it once more."""
+    """The tables of a run that is over: what was counted, and all others by replaying it once more."""
 
-    def __init__(
-        self, spec: RunSpec, kind: type[Policy] | None, result: Result, requests: list[tuple[Any, ...]]
-    ) -> None:
-        self.spec, self.kind, self._requests = spec, kind, requests
-        self._run_id, self._n_layers, self._facts = result.run_id, result.shape.layers, result.to_dict()
+    def __init__(self, spec: RunSpec, kind: type[Policy] | None, outcome: Outcome) -> None:
+        self.spec, self.kind = spec, kind
+        result = outcome.result
+        self._run_id, self._facts, self._clockwork = result.run_id, result.to_dict(), outcome.clockwork
+        self._counts, self._expert_bytes = outcome.engine.tally.by_expert, result.expert_bytes
         self._frames: dict[str, DataFrame] = {}
 
     def table(self, name: str) -> DataFrame:
@@ -115,12 +116,13 @@ class Replay:
         from sim.results.tables import frame
 
         if name == "requests":
-            self._frames[name] = frame(name, self._run_id, self._requests)
+            rows = [request_row(times) for times in self._clockwork.requests]
+            self._frames[name] = frame(name, self._run_id, rows)
         elif name == "layers":
-            from sim.results.by_layer import by_layer
-
-            iterations, decisions = self.table("iterations"), self.table("decisions")
-            self._frames[name] = by_layer(iterations, decisions, self._n_layers)
+            self._frames[name] = frame(name, self._run_id, layer_table(self._facts["by_layer"]))
+        elif name == "experts":
+            rows = expert_table(self._counts, self._clockwork, self._expert_bytes)
+            self._frames[name] = frame(name, self._run_id, rows)
         else:
             self._frames |= self._again(name)
 

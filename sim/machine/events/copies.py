@@ -60,6 +60,7 @@ class Copy(Pending):
         self.n_bytes = n_bytes
         self.duration_s = duration_s
         self.priority = priority
+        self.speculative = priority != DEMAND
         self.submit_s = submit_s
         self.after = after
         self.cancelled = False

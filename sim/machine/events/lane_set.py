@@ -20,11 +20,11 @@ class Lanes:
         report_copies: keep what copies to the GPUs have ended, because somebody polls.
     """
 
-    def __init__(self, clock: Clock, n_gpus: int, spans: Spans | None, report_copies: bool) -> None:
+    def __init__(self, clock: Clock, n_gpus: int, spans: Spans | None, report_copies: bool, n_layers: int = 1) -> None:
         self._clock = clock
         self._spans = spans
         names = [""] if n_gpus == 1 else [str(gpu) for gpu in range(n_gpus)]
-        self.streams = [Stream(f"gpu{name}", clock, spans) for name in names]
+        self.streams = [Stream(f"gpu{name}", clock, spans, n_layers) for name in names]
         self.h2d = [CopyEngine(f"h2d{name}", clock, index, spans, report_copies) for index, name in enumerate(names)]
         self.write_backs = CopyEngine("d2h", clock, n_gpus, spans, report=False)  # pieces written back
         self.serial: list[Serial] = []

@@ -14,7 +14,8 @@ from simpy import Store
 from sim.machine.events.clock import Clock, Pending, Steps
 from sim.machine.events.flow import Flow
 from sim.machine.events.timeline import TimeLine
-from sim.machine.lanes import HOST
+from sim.machine.lanes import H2D, HOST
+from sim.machine.waiting import Waiting
 from sim.policy.tickets import Ticket
 
 if TYPE_CHECKING:
@@ -63,6 +64,11 @@ class Work(Pending):
                 ready_s, cause = ticket.end_s, ticket.cause
         return ready_s, cause
 
+    def waits_for_a_prefetch(self) -> bool:
+        """Whether the copy that it waits for last is speculative."""
+        ready_s = self.ready()[0]
+        return next((ticket.speculative for ticket in self.after if ticket.end_s == ready_s), False)
+
     def late_s(self, cause: int, free_s: float) -> float:
         """How much later it is ready than had `cause`, what it waited for last, not been in its way."""
         for ticket in self.after:
@@ -109,10 +115,11 @@ class Serial:
 class Stream:
     """A GPU's compute stream: serves in launch order; the gap before an operation is charged to what it waited for."""
 
-    def __init__(self, name: str, clock: Clock, spans: Spans | None) -> None:
+    def __init__(self, name: str, clock: Clock, spans: Spans | None, n_layers: int) -> None:
         self.name = name
         self.clock = clock
         self.spans = spans
+        self.waiting = Waiting(n_layers)
         self.launched = Store(clock)
         self.under_way: deque[Work] = deque()  # launched and not over
         self.flow = Flow(clock)
@@ -147,12 +154,15 @@ class Stream:
     def _book(self, work: Work, spent_s: float, end_s: float) -> None:
         """Account for the gap before it and for its own time."""
         cause = work.ready()[1]
+        speculative = cause == H2D and work.waits_for_a_prefetch()
         if work.late_s(cause, self.time.free_s) > spent_s:
             # An expert on another GPU that mostly waited for its copy: whoever waits for it waits for the link.
             # How long that GPU had been idle says nothing: it may just have had nothing to do.
-            work.cause = cause
-        self.time.gap(work.ready()[0], cause)
-        self.time.work(spent_s, end_s, work.last_s)
+            work.cause, work.speculative = cause, speculative
+        gap_s = self.time.gap(work.ready()[0], cause)
+        self.waiting.before(work.layer, work.expert, cause, speculative, gap_s)
+        starved_s = self.time.work(spent_s, end_s, work.last_s)
+        self.waiting.before(work.layer, work.expert, HOST, False, starved_s)
         work.booked = True
 
     def book_ahead(self) -> None:
@@ -164,7 +174,7 @@ class Stream:
                 start_s = max(work.ready()[0], self.time.free_s)
                 self._book(work, work.duration_s, start_s + work.duration_s)
 
-    def idle_until(self, time_s: float, cause: int) -> None:
+    def idle_until(self, time_s: float, cause: int, speculative: bool = False) -> None:
         """Charge the time up to `time_s` to `cause` (the host's last read, or an arrival), where nothing is left."""
         if not self.under_way:
-            self.time.gap(time_s, cause)
+            self.waiting.idle(cause, speculative, self.time.gap(time_s, cause))

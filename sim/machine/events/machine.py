@@ -18,7 +18,9 @@ from sim.machine.events.lane_set import Lanes, couple
 from sim.machine.events.lanes import NOTHING, Work
 from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE
 from sim.machine.protocol import DEMAND, Machine
+from sim.machine.waiting import Waiting
 from sim.policy.tickets import UNKNOWN_S, Ticket
+from sim.workload.iterations import DECODE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +52,7 @@ class EventMachine(Machine):
         self.bill = Bill(cost)
         self.groups = Groups(cost)
         self.clock = Clock()
-        self.lanes = lanes = Lanes(self.clock, n_gpus, spans, report_copies)
+        self.lanes = lanes = Lanes(self.clock, n_gpus, spans, report_copies, len(cost.n_dense_before) - 1)
         self.streams, self.h2d = lanes.streams, lanes.h2d
         couple(lanes, cost.hw.contention)
         self._joins: tuple[Ticket, ...] = NOTHING
@@ -78,6 +80,7 @@ class EventMachine(Machine):
     def begin(self, iteration: Iteration) -> None:
         cost = self.cost
         self.now_s += cost.launches.begin_s
+        self.waiting.begin(iteration.phase == DECODE)
         self._n_tokens = iteration.n_tokens
         self._n_ranges = len(iteration.ranges)
         self._attention = cost.attention(iteration)
@@ -105,6 +108,7 @@ class EventMachine(Machine):
             for _ in range(cost.n_dense_before[layer]):
                 self._launch("dense_layer", layer, cost.launches.dense, self._dense_price)
         self._launch("attention", layer, cost.launches.attention, self._attention)
+        self.waiting.enter(layer)
 
     def gate(self, layer: int) -> Ticket:
         self._gate = ticket = self._launch("gate", layer, self.cost.launches.gate, self._gate_price)
@@ -120,7 +124,7 @@ class EventMachine(Machine):
             self.now_s = ticket.end_s
             if ticket.cause in (H2D, CPU):
                 # A stream that idles because the host waits for a copy waits for that copy, not for the host.
-                self.streams[0].idle_until(self.now_s, ticket.cause)
+                self.streams[0].idle_until(self.now_s, ticket.cause, ticket.speculative)
         self._host("sync", -1, -1, 0, 0, self.cost.launches.sync_s)
         self.bill.n_syncs += 1
         self.groups.end()
@@ -292,7 +296,13 @@ class EventMachine(Machine):
         stream.idle_until(self.now_s, HOST)  # hooks after the last read may have kept the host busy
         if not self.bill.terms:
             stream.book_ahead()
+        self.waiting.leave()
         return stream.time.parts_s
+
+    @property
+    def waiting(self) -> Waiting:
+        """What GPU 0 waited for, by phase and layer."""
+        return self.streams[0].waiting
 
     @property
     def h2d_bytes(self) -> int:

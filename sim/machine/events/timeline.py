@@ -17,17 +17,20 @@ class TimeLine:
         self._uses: dict[float, int] = {}
         self._busy_s = 0.0
 
-    def gap(self, until_s: float, cause: int) -> None:
-        """The stream stood still up to here, waiting for `cause`."""
+    def gap(self, until_s: float, cause: int) -> float:
+        """The stream stood still up to here, waiting for `cause`; for how long."""
+        gap_s = 0.0
         if until_s > self.free_s:
+            gap_s = until_s - self.free_s
             self.gaps_s[cause] += until_s - self.free_s
             self.free_s = until_s
+        return gap_s
 
-    def work(self, spent_s: float, end_s: float, last_s: float) -> None:
-        """The stream worked until `end_s`; a last kernel launched late ends at `last_s` at best, and it starved."""
+    def work(self, spent_s: float, end_s: float, last_s: float) -> float:
+        """The stream worked until `end_s`; a last kernel launched late ends at `last_s` at best: so long it starved."""
         self._uses[spent_s] = self._uses.get(spent_s, 0) + 1
         self.free_s = end_s
-        self.gap(last_s, HOST)
+        return self.gap(last_s, HOST)
 
     @property
     def busy_s(self) -> float:

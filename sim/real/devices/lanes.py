@@ -178,6 +178,7 @@ class Lanes:
                 self._stamp_up_to(before)
             if before.end_s > work.ready_s:
                 work.ready_s, work.waited_for = before.end_s, before.cause
+                work.waited_for_prefetch = before.speculative
         work.after = ()
 
     def _place(self, work: Work) -> None:

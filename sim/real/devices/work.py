@@ -47,6 +47,7 @@ class Work(Ticket):
         "start_s",
         "submit_s",
         "waited_for",
+        "waited_for_prefetch",
     )
 
     def __init__(
@@ -72,10 +73,12 @@ class Work(Ticket):
         self.n_tokens = n_tokens
         self.n_bytes = n_bytes
         self.priority = priority
+        self.speculative = lane == H2D and priority != DEMAND
         self.submit_s = UNKNOWN_S
         self.start_s = UNKNOWN_S
         self.ready_s = UNKNOWN_S  # the later of being handed over and the end of what it waits for
         self.waited_for = causes.HOST
+        self.waited_for_prefetch = False
         self.piece: Piece | None = None
         self.cancelled = False
         self.context = 0  # positions attended to, of attention alone

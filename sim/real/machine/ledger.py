@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from sim.machine.lanes import CAUSES, GPU, HOST
+from sim.machine.waiting import Waiting
 from sim.real.devices.work import COMPUTE, H2D, LANES, Work
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ class Ledger:
     policy's (`policy_s`) and without waiting: what launching really costs the thread that drives.
     """
 
-    def __init__(self, spans: Spans | None, report_copies: bool, keep: bool, n_gpus: int = 1) -> None:
+    def __init__(
+        self, spans: Spans | None, report_copies: bool, keep: bool, n_gpus: int = 1, n_layers: int = 1
+    ) -> None:
         self.spans = spans
         self.report_copies = report_copies
         self.keep = keep
@@ -48,6 +51,7 @@ class Ledger:
         self.by_op: dict[tuple[str, str], Spent] = {}  # (lane, operation)
         self.host_by: dict[str, Spent] = {}
         self.parts_s = [0.0] * len(CAUSES)
+        self.waiting = Waiting(n_layers)
         self.policy_s = 0.0
         self.predict_asked_s = 0.0
         self.n_copies = 0
@@ -117,7 +121,8 @@ class Ledger:
                     lane, work.op, work.layer, work.expert, work.n_tokens, work.n_bytes, work.start_s, work.end_s
                 )
             if work.lane == COMPUTE and work.gpu == 0:
-                self.idle_until(work.start_s, work.waited_for)
+                gap_s = self._stood_still(work.start_s, work.waited_for)
+                self.waiting.before(work.layer, work.expert, work.waited_for, work.waited_for_prefetch, gap_s)
                 self.parts_s[GPU] += spent_s
                 self._free_s = work.end_s
             elif work.lane == H2D and work.piece is not None:
@@ -129,6 +134,11 @@ class Ledger:
 
     def idle_until(self, time_s: float, cause: int = HOST) -> None:
         """Charge GPU 0's time since its last operation to what it waited for."""
-        if time_s > self._free_s:
-            self.parts_s[cause] += time_s - self._free_s
+        self.waiting.idle(cause, False, self._stood_still(time_s, cause))
+
+    def _stood_still(self, time_s: float, cause: int) -> float:
+        gap_s = max(0.0, time_s - self._free_s)
+        if gap_s:
+            self.parts_s[cause] += gap_s
             self._free_s = time_s
+        return gap_s

@@ -11,6 +11,7 @@ import numpy as np
 from sim.base.interrupts import POLL_S, heard
 from sim.machine.lanes import HOST, IDLE
 from sim.machine.protocol import Machine
+from sim.machine.waiting import Waiting
 from sim.policy.tickets import Ticket
 from sim.real.devices.work import Done, Work, works_of
 from sim.real.machine.combine import Combine
@@ -22,6 +23,7 @@ from sim.real.machine.ledger import Ledger
 from sim.real.machine.output import Output
 from sim.real.machine.routing import Routing
 from sim.real.machine.store import DeviceStore
+from sim.workload.iterations import DECODE
 
 if TYPE_CHECKING:
     from sim.base.quantities import Source
@@ -61,7 +63,7 @@ class RealMachine(Machine):
     ) -> None:
         super().__init__()
         self.lanes, self.model, self.weights, self.routing = lanes, model, weights, routing
-        self.ledger = Ledger(spans, report_copies, keep, len(arena_bytes))
+        self.ledger = Ledger(spans, report_copies, keep, len(arena_bytes), model.n_moe_layers)
         # Its tables go to the device before the arena does, which waits for the device.
         self.decoder = Decoder(model, weights, lanes.torch, lanes.device.place, max_positions)
         self.store = DeviceStore(weights, lanes, arena_bytes)
@@ -86,6 +88,7 @@ class RealMachine(Machine):
 
     def begin(self, iteration: Iteration) -> None:
         began_s = self.now_s
+        self.waiting.begin(iteration.phase == DECODE)
         self.routing.begin(iteration)
         self.forward.begin(iteration)
         self._said("begin", -1, -1, iteration.n_tokens, 0, began_s)
@@ -100,6 +103,7 @@ class RealMachine(Machine):
         self._dense_layers(layer)
         began_s = self.now_s
         self.forward.attention(layer)
+        self.waiting.enter(layer)
         self._said("launch attention", layer, -1, 0, 0, began_s)
 
     def gate(self, layer: int) -> Ticket:
@@ -220,7 +224,13 @@ class RealMachine(Machine):
     # -- what it came to --------------------------------------------------------------------------------------------
 
     def parts_s(self) -> list[float]:
+        self.waiting.leave()
         return list(self.ledger.parts_s)
+
+    @property
+    def waiting(self) -> Waiting:
+        """What GPU 0 waited for, by phase and layer."""
+        return self.ledger.waiting
 
     def lane_busy_s(self) -> dict[str, float]:
         """Busy seconds by lane; the host's are its launches and reads, policy code apart."""

@@ -141,7 +141,9 @@ def point_record(spec: RunSpec, id_: str, before: Callable[[Setup], None] | None
         reason = one_line(f"{type(error).__name__}: {error}")
         return found | {"status": FAILED, "reason": reason, "kept": False}
     times = [list(one) for one in times_of(outcome.clockwork)]
-    return found | {"result": outcome.result.to_dict() | {"wall_s": 0.0}, "requests": times}
+    result = outcome.result.to_dict() | {"wall_s": 0.0}
+    del result["by_layer"]  # a hundred times the rest, and no column of the table
+    return found | {"result": result, "requests": times}
 
 
 def carried_out(spec: RunSpec, id_: str, cpu: bool, bound: str) -> tuple[dict[str, Any], dict[str, Any] | None]:

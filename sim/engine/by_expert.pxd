@@ -1,0 +1,27 @@
+cimport cython
+from sim.machine.turn cimport Turn
+from sim.policy.pieces cimport Piece
+
+cdef int _MISS, _CAPACITY, _EVICTED_UNUSED, _WRONG_PREDICTION, _TOO_LATE, _EVICT, _DEMAND
+
+@cython.final
+cdef class ByExpert:
+    cdef readonly int n_layers, n_experts, n_rows, stride, first
+    cdef public int spoken
+    cdef readonly long long pass_n
+    cdef readonly bint predicts
+    cdef long long[::1] n, left_in, wanted_for, predicted_for
+    cpdef begin(self, bint decodes)
+    cpdef long long total(self, int column, int phase, int row) noexcept
+    @cython.locals(at=int, found=cython.longlong, expert=int)
+    cpdef long long of_layer(self, int column, int phase, int layer) noexcept
+    cpdef void add(self, int column, Piece piece, long long n) noexcept
+    cpdef void more(self, int column, int row, long long n) noexcept
+    @cython.locals(left=cython.longlong)
+    cdef int why(self, int layer, int row) noexcept
+    @cython.locals(layer=int, aim=cython.longlong)
+    cdef void predicted(self, Piece piece) noexcept
+    @cython.locals(column=int, at=int)
+    cdef void exchanged(self, Turn turn) noexcept
+    cdef void evicted(self, Piece piece) noexcept
+    cdef void gone(self, Piece piece) noexcept

@@ -1,0 +1,147 @@
+"""Counts by phase and expert: how its gates found it, why it was missing, what was copied and evicted.
+
+Totals of a run (`sim.engine.counts`) are the sums over phases and experts; docs/output.md defines each count.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.base.flat import ints
+
+if TYPE_CHECKING:
+    from sim.machine.turn import Turn
+    from sim.policy.pieces import Piece
+
+# Columns. The first seven are `counts.CLASSES`; a miss is counted by why it was one, and "cold" stands in its place.
+COLUMNS = (
+    "hit",
+    "partial_hit",
+    "late_hit",
+    "miss_cold",
+    "cpu",
+    "substituted",
+    "dropped",
+    "miss_capacity",
+    "miss_evicted_unused",
+    "miss_wrong_prediction",
+    "miss_too_late",
+    "instead",  # served for another that the gate had asked for
+    "ran_on_cpu",
+    "ran_ahead",
+    "part",
+    "evict",
+    "demand",  # whole experts in the serving precision; other pieces in the next two
+    "demand_piece",
+    "demand_piece_bytes",
+    "issued",
+    "issued_bytes",
+    "cancel",
+    "cancelled",
+    "cancelled_bytes",
+    "refused",
+    "write_back",
+    "write_back_bytes",
+    "useful",  # from here the fates of prefetches, as `counts.FATES`
+    "late",
+    "wasted",
+    "harmful",
+    "useful_bytes",
+    "late_bytes",
+    "wasted_bytes",
+    "harmful_bytes",
+)
+MISSES = ("miss_cold", "miss_capacity", "miss_evicted_unused", "miss_wrong_prediction", "miss_too_late")
+(INSTEAD, RAN_ON_CPU, RAN_AHEAD, PART, EVICT, DEMAND, DEMAND_PIECE, DEMAND_PIECE_BYTES) = range(11, 19)
+(ISSUED, ISSUED_BYTES, CANCEL, CANCELLED, CANCELLED_BYTES, REFUSED, WRITE_BACK, WRITE_BACK_BYTES, FATE) = range(19, 28)
+FATE_BYTES = FATE + 4
+# Machine integers where this is compiled.
+(_MISS, _CAPACITY, _EVICTED_UNUSED, _WRONG_PREDICTION, _TOO_LATE, _EVICT, _DEMAND) = (3, 7, 8, 9, 10, EVICT, DEMAND)
+
+
+class ByExpert:
+    """Counts in one flat array by column, phase and expert, and what tells one miss from another.
+
+    A *pass* is an iteration: every layer's gate speaks once in it. A prediction for a layer counts for the pass in
+    which that layer's gate speaks next.
+    """
+
+    def __init__(self, n_layers: int, n_experts: int) -> None:
+        self.n_layers = n_layers
+        self.n_experts = n_experts
+        self.n_rows = n_layers * n_experts
+        self.stride = 2 * self.n_rows  # from one column to the next
+        self.n = ints(len(COLUMNS) * self.stride)
+        self.first = 0  # of the running phase within a column
+        self.pass_n = 1  # the one that runs, or ran last
+        self.spoken = n_layers  # the last layer of which the gate has spoken in it
+        self.predicts = False  # whether the policy has ever asked for a prefetch
+        # By expert: the pass in which it (or a piece of it) left last, and for which it was predicted last.
+        self.left_in = ints(self.n_rows)
+        self.wanted_for = ints(self.n_rows)
+        self.predicted_for = ints(n_layers)  # by layer, the pass for which any expert was
+
+    def begin(self, decodes: bool) -> None:
+        """A pass of a phase begins."""
+        self.first = self.n_rows if decodes else 0
+        self.pass_n += 1
+        self.spoken = -1
+
+    def total(self, column: int, phase: int, row: int) -> int:
+        """A count of an expert in a phase (0: prefill, 1: decode)."""
+        return self.n[column * self.stride + phase * self.n_rows + row]
+
+    def of_layer(self, column: int, phase: int, layer: int) -> int:
+        """The sum over a layer's experts."""
+        at = column * self.stride + phase * self.n_rows + layer * self.n_experts
+        found = 0
+        for expert in range(self.n_experts):
+            found += self.n[at + expert]
+        return found
+
+    def add(self, column: int, piece: Piece, n: int) -> None:
+        """Count `n` more for the expert of a piece."""
+        self.n[column * self.stride + self.first + piece.layer * self.n_experts + piece.expert] += n
+
+    def more(self, column: int, row: int, n: int) -> None:
+        """Count `n` more for an expert."""
+        self.n[column * self.stride + self.first + row] += n
+
+    def why(self, layer: int, row: int) -> int:
+        """Why an expert of which nothing is there or coming is missing, when its gate asks."""
+        left = self.left_in[row]
+        if left == self.pass_n:
+            return _EVICTED_UNUSED
+        if self.predicts and self.wanted_for[row] == self.pass_n:
+            return _TOO_LATE
+        if left == 0:
+            return _MISS
+        if self.predicts and self.predicted_for[layer] == self.pass_n:
+            return _WRONG_PREDICTION
+        return _CAPACITY
+
+    def predicted(self, piece: Piece) -> None:
+        """The policy has asked for a piece before its gate."""
+        layer = piece.layer
+        aim = self.pass_n + (layer <= self.spoken)
+        self.predicts = True
+        self.predicted_for[layer] = aim
+        self.wanted_for[layer * self.n_experts + piece.expert] = aim
+
+    def exchanged(self, turn: Turn) -> None:
+        """Whole experts have left, and the turn's last ones are demanded."""
+        column = _EVICT * self.stride + self.first
+        for at in range(turn.n_leaving):
+            self.left_in[turn.leaving[at]] = self.pass_n
+            self.n[column + turn.leaving[at]] += 1
+        column = _DEMAND * self.stride + self.first + turn.first
+        for at in range(turn.n_here, turn.n):
+            self.n[column + turn.experts[at]] += 1
+
+    def evicted(self, piece: Piece) -> None:
+        """A piece is taken off what is resident."""
+        self.n[_EVICT * self.stride + self.first + piece.layer * self.n_experts + piece.expert] += 1
+
+    def gone(self, piece: Piece) -> None:
+        """And it had been there, or its copy had begun."""
+        self.left_in[piece.layer * self.n_experts + piece.expert] = self.pass_n

@@ -1,0 +1,55 @@
+"""What GPU 0's stream waited for, by phase and layer: the gaps of its time line, which `bound_by` sums up by lane."""
+
+from __future__ import annotations
+
+from sim.base.flat import floats
+from sim.base.lanes import H2D, HOST, IDLE
+
+# A wait for the copy link is for a copy that was demanded, or for a prefetch that came late; the others are by cause.
+KINDS = ("gpu", "demand", "host", "cpu", "predictor", "idle", "prefetch")
+PREFETCH = 6
+_H2D, _HOST, _PREFETCH, _KINDS = H2D, HOST, PREFETCH, len(KINDS)  # machine integers where this is compiled
+
+
+class Waiting:
+    """Seconds by phase, layer and kind.
+
+    A wait counts for the layer of the operation that waited. What a block of a layer waits for besides its launch are
+    experts of the layer before, on the CPU or on other GPUs: those waits count there. Waits of the output head count
+    for the last layer, what comes before the first layer for that one. Between iterations nobody is waiting.
+    """
+
+    def __init__(self, n_layers: int) -> None:
+        self.n_layers = n_layers
+        self.waited_s = floats((2 * n_layers + 1) * len(KINDS))  # the last row: between iterations
+        self.first = self.row = 2 * n_layers * len(KINDS)
+
+    def begin(self, decodes: bool) -> None:
+        """An iteration of a phase begins."""
+        self.first = self.row = self.n_layers * _KINDS if decodes else 0
+
+    def enter(self, layer: int) -> None:
+        """What names no layer from now on counts for this one."""
+        self.row = self.first + layer * _KINDS
+
+    def leave(self) -> None:
+        """The iteration is over."""
+        self.first = self.row = 2 * self.n_layers * _KINDS
+
+    def idle(self, cause: int, speculative: bool, gap_s: float) -> None:
+        """The stream stood still while the host did."""
+        self.waited_s[self.row + (_PREFETCH if speculative and cause == _H2D else cause)] += gap_s
+
+    def before(self, layer: int, expert: int, cause: int, speculative: bool, gap_s: float) -> None:
+        """The stream stood still before an operation."""
+        at = self.row
+        if self.first < 2 * self.n_layers * _KINDS and layer >= 0:
+            if expert < 0 and cause != _HOST and layer > 0:
+                layer -= 1
+            at = self.first + min(layer, self.n_layers - 1) * _KINDS
+        self.waited_s[at + (_PREFETCH if speculative and cause == _H2D else cause)] += gap_s
+
+    def seconds(self, phase: int, layer: int) -> dict[str, float]:
+        """Seconds by kind of a layer in a phase (0: prefill, 1: decode)."""
+        at = (phase * self.n_layers + layer) * _KINDS
+        return {name: self.waited_s[at + kind] for kind, name in enumerate(KINDS) if kind != IDLE}
