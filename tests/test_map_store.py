@@ -79,7 +79,7 @@ def test_fill_equals_adding_one_by_one() -> None:
         one.add(new_map, embedding)
     many.fill(maps, embeddings)
     assert np.array_equal(one.maps, many.maps)
-    assert np.array_equal(one.embeddings, many.embeddings)
+    assert np.array_equal(one.meanings.vectors, many.meanings.vectors)
 
 
 def test_store_size_is_figure_18s() -> None:

@@ -5,7 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.policy import FREE, LAST, Likeness, Outlook, PathSearch, Rank, Ticket, inverse_norm, replaced_in_turn
+from sim.policy import (
+    FREE,
+    LAST,
+    Likeness,
+    Outlook,
+    PathSearch,
+    Rank,
+    Ticket,
+    VectorSearch,
+    inverse_norm,
+    most_alike,
+    replaced_in_turn,
+    scaled,
+)
 
 
 def stored(rng: np.random.Generator, shape: tuple[int, int, int], top: int) -> tuple[np.ndarray, np.ndarray]:
@@ -37,6 +50,79 @@ def test_a_search_along_layers_is_one_search_for_every_beginning(shape, top):
         out = np.zeros((n_layers, width))
         search.rows(0, slots, out)
         assert out.tolist() == [paths[layer, :, slots[layer]].tolist() for layer in range(n_layers)]
+
+
+@pytest.mark.parametrize("top", [3, 60_000])  # 3: many ties; beyond single precision
+@pytest.mark.parametrize("n_all", [1, 7, 8, 9, 31, 64])
+def test_paths_taken_several_at_a_time_give_the_same_bits_as_one_by_one(n_all, top):
+    """Where this processor cannot (or nothing is compiled) both go one by one, against the same answer."""
+    rng = np.random.default_rng(n_all + top)
+    paths, norms = stored(rng, (5, 8, n_all), top)
+    search, answers = PathSearch(paths, norms), []
+    rows = rng.integers(0, top + 1, (5, 8)).astype(float)
+    for wide in (search.wide, False):
+        search.wide = wide
+        slots, similarities, own, whole = np.zeros(5, dtype=np.int64), np.zeros(5), np.zeros(5), np.zeros(n_all)
+        assert search.along(rows, n_all, slots, similarities, whole, own)
+        answers.append((slots.tolist(), similarities.tolist(), own.tolist(), whole.tolist()))
+    assert answers[0] == answers[1]
+    products = np.einsum("le,len->ln", rows, paths.astype(float)).cumsum(axis=0)
+    assert answers[0][0] == (products * norms).argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("n_values", [1, 15, 16, 17, 600])  # 600: more than 32 bits hold of the largest products
+def test_a_search_among_vectors_is_the_cosine_with_each(n_values):
+    rng = np.random.default_rng(n_values)
+    vectors = rng.integers(-2047, 2048, (9, n_values)).astype(float)
+    vectors[3] = 0.0
+    vectors[4] = 2047.0
+    search = VectorSearch(12, n_values)
+    search.put_all(np.arange(5), vectors[:5])
+    for slot in range(5, 9):
+        search.put(slot, vectors[slot])
+    norms = inverse_norm((vectors * vectors).sum(axis=1))
+    for asked in (vectors[4], vectors[3], vectors[0]):
+        length = float(inverse_norm(asked @ asked))
+        for n in (0, 1, 9):
+            assert search.cosines(asked, n).tolist() == ((vectors[:n] @ asked) * norms[:n] * length).tolist()
+    for wrong in (np.full(n_values, 2048.0), np.full(n_values, 0.5)):
+        for call in (lambda v: search.put(0, v), lambda v: search.put_all(np.array([0]), v[None])):
+            with pytest.raises(ValueError, match="whole numbers"):
+                call(wrong)
+        with pytest.raises(ValueError, match="whole numbers"):
+            search.cosines(wrong, 3)
+    assert search.vectors[:9].tolist() == vectors.tolist()
+    with pytest.raises(ValueError, match="for slot 12"):
+        search.put(12, vectors[0])
+    with pytest.raises(ValueError, match="13 vectors"):
+        search.cosines(vectors[0], 13)
+
+
+def test_vectors_are_scaled_to_twelve_bits_and_halves_go_to_the_even():
+    assert scaled(np.array([-4.0, 1.0, 0.0])).tolist() == [-2047, 512, 0]  # 511.75
+    assert scaled(np.array([4094.0, 1.0, 3.0, 5.0, -1.0])).tolist() == [2047, 0, 2, 2, 0]  # 0.5, 1.5, 2.5
+    assert scaled(np.zeros(2)).tolist() == [0, 0]
+
+
+def test_the_most_alike_by_both_is_the_first_of_equals():
+    assert most_alike(np.array([1.0, 0.0, 1.0]), np.array([0.0, 1.0, 1.0]), 0.25) == 2
+    assert most_alike(np.array([1.0, 0.0, 1.0]), np.array([1.0, 3.0, 1.0]), 0.75) == 0  # 1, 0.75, 1
+    with pytest.raises(ValueError, match="3 and 2 numbers"):
+        most_alike(np.zeros(3), np.zeros(2), 0.5)
+
+
+def test_a_path_is_stored_where_it_is_put():
+    for kind in (np.float32, np.float64):
+        paths, norms = np.zeros((2, 3, 4), dtype=kind), np.zeros((2, 4))
+        search, new = PathSearch(paths, norms), np.arange(6.0).reshape(2, 3)
+        search.put(1, new, np.array([0.5, 0.25]))
+        assert paths[:, :, 1].tolist() == new.tolist()
+        assert norms.tolist() == [[0, 0.5, 0, 0], [0, 0.25, 0, 0]]
+        assert paths.sum() == new.sum()
+        with pytest.raises(ValueError, match="for slot 4"):
+            search.put(4, new, np.zeros(2))
+        with pytest.raises(ValueError, match="1 norms"):
+            search.put(0, new, np.zeros(1))
 
 
 def test_a_search_in_single_precision_refuses_what_it_would_round():

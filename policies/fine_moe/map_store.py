@@ -12,11 +12,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policy import EXACT_IN_SINGLE, Likeness, PathSearch, inverse_norm, replaced_in_turn
+from sim.policy import (
+    EXACT_IN_SINGLE,
+    Likeness,
+    PathSearch,
+    VectorSearch,
+    inverse_norm,
+    most_alike,
+    replaced_in_turn,
+    scaled,
+)
 
 Floats = NDArray[np.float64]
 
-EMBEDDING_RANGE = 2047  # largest magnitude of a scaled embedding: 12 bits keep dot products exact up to h = 2**31
 BLOCK = 512  # maps added at once by `fill`
 
 
@@ -27,26 +35,14 @@ def as_map(scores: Floats) -> Floats:
 
 def as_embeddings(rows: NDArray[np.float32]) -> Floats:
     """`as_embedding` of single tokens, [n, h]."""
-    vectors = rows.astype(np.float64)
-    largest = np.abs(vectors).max(axis=1, keepdims=True)
-    scales = np.divide(EMBEDDING_RANGE, largest, out=np.zeros_like(largest), where=largest > 0)
-    scaled: Floats = np.rint(vectors * scales)
-    return scaled
+    return np.array([scaled(row) for row in rows.astype(np.float64)]).reshape(rows.shape)
 
 
 def as_embedding(embeddings: NDArray[np.float32], last: bool) -> Floats:
     """One semantic embedding [h] from those of an iteration's tokens [n, h]: the mean (paper) or the last (code)."""
     rows = embeddings.astype(np.float64)
     # The mean of float16 values is exact for any prompt below 2**13 tokens, hence the same on every machine.
-    vector: Floats = rows[-1] if last or len(rows) == 1 else rows.mean(axis=0)
-    largest = float(np.abs(vector).max())
-    return np.rint(vector * (EMBEDDING_RANGE / largest)) if largest > 0 else vector
-
-
-def one_inverse_norm(vector: Floats) -> float:
-    """1 / length, and 0 for a vector of zeros."""
-    square = float(vector.dot(vector))
-    return 1.0 / math.sqrt(max(square, 1.0)) if square > 0 else 0.0
+    return scaled(rows[-1] if last or len(rows) == 1 else rows.mean(axis=0))
 
 
 class Trajectory:
@@ -102,8 +98,7 @@ class MapStore:
         # Layer first: a search reads one layer of all maps. Single precision as long as that is exact.
         self.maps: NDArray[Any] = np.zeros((n_layers, n_experts, capacity), dtype=np.float32)
         self.inverse_norms = np.zeros((n_layers, capacity))  # of the prefix that ends with each layer
-        self.embeddings = np.zeros((capacity, 0))
-        self.inverse_embeddings = np.zeros(capacity)
+        self.meanings = VectorSearch(capacity, 0)
         self.n_maps = 0
         self._search: PathSearch | None = None
 
@@ -147,16 +142,7 @@ class MapStore:
 
     def semantic(self, embedding: Floats) -> Floats:
         """Cosine of an embedding [h] with every stored one (equation 4), [n_maps]."""
-        n = self.n_maps
-        cosines: Floats = self.embeddings[:n] @ embedding
-        cosines *= self.inverse_embeddings[:n]
-        cosines *= one_inverse_norm(embedding)
-        return cosines
-
-    def redundancy(self, semantic: Floats, trajectory: Floats) -> Floats:
-        """RDY = d/L * semantic + (L - d)/L * trajectory similarity."""
-        share = self.distance / self.n_layers
-        return share * semantic + (1.0 - share) * trajectory
+        return self.meanings.cosines(embedding, self.n_maps)
 
     def add(
         self,
@@ -182,7 +168,8 @@ class MapStore:
                 trajectory = path.similarities()
             if semantic is None:
                 semantic = self.semantic(embedding)
-            slot = int(np.argmax(self.redundancy(semantic, trajectory)))
+            # Redundancy RDY = d/L * semantic + (L - d)/L * trajectory similarity.
+            slot = most_alike(semantic, trajectory, self.distance / self.n_layers)
         self._put(slot, new_map, embedding, inverse_norms)
         return slot
 
@@ -203,7 +190,7 @@ class MapStore:
             Likeness(products, norms.copy(), rows @ rows.T, inverse_norm((rows * rows).sum(axis=1)))
             for rows, products, norms in (
                 (flat, flat @ stored, self.inverse_norms[-1]),
-                (embeddings, embeddings @ self.embeddings.T, self.inverse_embeddings),
+                (embeddings, embeddings @ self.meanings.vectors.T, self.meanings.inverse_norms),
             )
         )
         slots = replaced_in_turn(meaning, whole, self.distance / self.n_layers)
@@ -218,8 +205,7 @@ class MapStore:
         self._size(embeddings.shape[1])
         self.maps[:, :, slots] = new_maps.transpose(1, 2, 0)
         self.inverse_norms[:, slots] = inverse_norm(squares.cumsum(axis=1)).T
-        self.embeddings[slots] = embeddings
-        self.inverse_embeddings[slots] = inverse_norm((embeddings * embeddings).sum(axis=1))
+        self.meanings.put_all(slots, embeddings)
         self.n_maps = max(self.n_maps, int(slots.max()) + 1)
 
     def _put(self, slot: int, new_map: Floats, embedding: Floats, inverse_norms: Floats | None) -> None:
@@ -227,16 +213,14 @@ class MapStore:
             self._put_all(np.array([slot]), new_map[None], embedding[None])
             return
         self._size(len(embedding))
-        self.maps[:, :, slot] = new_map
-        self.inverse_norms[:, slot] = inverse_norms
-        self.embeddings[slot] = embedding
-        self.inverse_embeddings[slot] = one_inverse_norm(embedding)
+        self.search().put(slot, new_map, inverse_norms)
+        self.meanings.put(slot, embedding)
         if slot == self.n_maps:
             self.n_maps = slot + 1
 
     def _size(self, hidden: int) -> None:
-        if self.embeddings.shape[1] != hidden:
-            self.embeddings = np.zeros((self.capacity, hidden))
+        if self.meanings.n_values != hidden:
+            self.meanings = VectorSearch(self.capacity, hidden)
 
     @property
     def n_bytes(self) -> int:

@@ -43,6 +43,7 @@ class MapTrack:
         self._spans: list[tuple[int, int]] = []  # rows of the iteration that make up one map each
         self._blind = True
         self._embeddings: list[Floats] = []
+        self._first = np.zeros(distance, dtype=np.int64), np.zeros(distance)  # slots and similarities of first layers
         self._alike: list[Floats] = []  # the answers of this iteration's semantic search
         self._sums, self._counts = [0.0, 0.0], [0, 0]  # similarities of maps found by meaning, by trajectory
 
@@ -89,11 +90,14 @@ class MapTrack:
         if self._blind or not self._semantic:
             return 0
         self._alike = [self.store.semantic(embedding) for embedding in self._embeddings]
+        slots, similarities = self._first
         for i, found in enumerate(self._alike):
-            best = int(found.argmax())
-            self._sums[0] += float(found[best])
-            slots = np.full(self._distance, best)
-            self._choose(0, slots, np.full(self._distance, found[best]), i > 0)
+            best = found.argmax()
+            similarity = found[best]
+            self._sums[0] += float(similarity)
+            slots.fill(best)
+            similarities.fill(similarity)
+            self._choose(0, slots, similarities, i > 0)
         self._counts[0] += len(self._alike)
         return self._distance
 

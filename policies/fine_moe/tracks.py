@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.common.surrogate import Surrogate
-from policies.fine_moe.map_store import one_inverse_norm
 from sim.policy import DECODE, PREFILL, Gate, Iteration, Outlook, RequestInfo, StoreSplit, View, inverse_norm
 
 Floats = NDArray[np.float64]
@@ -97,7 +96,7 @@ class CountTrack:
         """Choose for layers `first` to `stop` by the counts that are most like each request's so far."""
         for i, r in enumerate(iteration.ranges):
             counts = self._running[r.request.index].reshape(-1)
-            alike = (self._stored @ counts) * self._inverse * one_inverse_norm(counts)
+            alike = (self._stored @ counts) * self._inverse * float(inverse_norm(counts.dot(counts)))
             best = int(alike.argmax())
             rows = self._stored[best].reshape(self._shape)[first:stop]
             similarities = np.full(stop - first, alike[best])

@@ -37,7 +37,8 @@ def sources() -> dict[str, Path]:
     found = {}
     for layout in sorted(ROOT.glob("*/*.pxd")):
         source = layout.with_suffix(".py")
-        found[".".join((ROOT.name, *source.relative_to(ROOT).with_suffix("").parts))] = source
+        if source.exists():  # a .pxd alone holds C for others
+            found[".".join((ROOT.name, *source.relative_to(ROOT).with_suffix("").parts))] = source
     return found
 
 
@@ -60,7 +61,7 @@ def stale(of: dict[str, Path]) -> bool:
     if not (ROOT.parent / "pyproject.toml").exists():
         return False  # installed: files come in any order, and all from one build
     oldest_ns = min(binary.stat().st_mtime_ns for binary in binaries if binary is not None)
-    newest_ns = max(path.stat().st_mtime_ns for one in of.values() for path in (one, one.with_suffix(".pxd")))
+    newest_ns = max(path.stat().st_mtime_ns for path in (*of.values(), *ROOT.glob("*/*.pxd")))
     return newest_ns > oldest_ns
 
 

@@ -27,7 +27,16 @@ from sim.policy.decisions import (
 from sim.policy.order import FREE, LAST, NEVER, NOT_FOR_PREFETCH, Insertion, Order, Rank, Recency
 from sim.policy.outlook import Outlook
 from sim.policy.pieces import Piece, Pieces
-from sim.policy.search import EXACT_IN_SINGLE, Likeness, PathSearch, inverse_norm, replaced_in_turn
+from sim.policy.search import (
+    EXACT_IN_SINGLE,
+    Likeness,
+    PathSearch,
+    VectorSearch,
+    inverse_norm,
+    most_alike,
+    replaced_in_turn,
+    scaled,
+)
 from sim.policy.tickets import Ticket
 from sim.policy.view import Prices, View
 from sim.policy.wishes import Wishes
@@ -90,6 +99,7 @@ __all__ = [
     "Steps",
     "StoreSplit",
     "Ticket",
+    "VectorSearch",
     "View",
     "Wait",
     "Wanted",
@@ -98,9 +108,11 @@ __all__ = [
     "bundled",
     "inverse_norm",
     "kept",
+    "most_alike",
     "no_store",
     "overrides",
     "replaced_in_turn",
     "replacing",
     "requests_of",
+    "scaled",
 ]

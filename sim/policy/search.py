@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.base.flat import COMPILED
 
+if TYPE_CHECKING:  # C, and only where this is compiled
+    from cython.cimports.sim.policy.wide import add_doubles, add_singles, as_shorts, moesim_is_wide, short_dots
+
 Floats = NDArray[np.float64]
 # Whole numbers up to here are exact in single precision, and so is every sum of such that does not exceed it.
 EXACT_IN_SINGLE = 2.0**24
+MOST_VALUE = 2047
+"""The largest magnitude of a number in a `VectorSearch`: 12 bits, so that 512 products add up in 32."""
+TO_WHOLE = 1.5 * 2.0**52  # added to a number, leaves no room behind the point: the nearest whole one, of two the even
 
 
 def largest(values: Floats) -> int:
@@ -51,6 +57,9 @@ class PathSearch:
         paths: the stored ones, [L, E, capacity], float32 where that holds every sum of products exactly, else float64.
         inverse_norms: 1 / length of each stored path up to each layer, [L, capacity]; 0 where it is all zeros.
             Both are read at every search, and may be written between.
+
+    Attributes:
+        wide: whether a search takes several paths at a time in C (`wide.pxd`); may be set to False.
     """
 
     def __init__(self, paths: NDArray[Any], inverse_norms: Floats) -> None:
@@ -69,6 +78,7 @@ class PathSearch:
         self.alike_array = np.zeros((self.n_layers if COMPILED else 1, n))
         self.alike = self.alike_array  # the same memory
         self.arrays: Arrays | None = None  # where whole arrays are worked with, those to write over
+        self.wide = bool(COMPILED and self.n_width == 8 and moesim_is_wide())
 
     def along(
         self, rows: Floats, n: int, slots: NDArray[np.int64], similarities: Floats, whole: Floats, own: Floats
@@ -101,6 +111,14 @@ class PathSearch:
             for at in range(self.n_width):
                 square += rows[layer, at] * rows[layer, at]
             own[layer] = 1.0 / math.sqrt(square if square > 1.0 else 1.0) if square > 0.0 else 0.0
+            if self.wide:
+                if self.is_single:
+                    slot = add_singles(self.single, layer, rows, dots, norms, n)
+                else:
+                    slot = add_doubles(self.double, layer, rows, dots, norms, n)
+                slots[layer] = slot
+                similarities[layer] = dots[slot] * norms[layer, slot] * own[layer]
+                continue
             if not self.is_single:
                 self._add_double(layer, rows, n)
             elif self.n_width == 8:
@@ -109,8 +127,12 @@ class PathSearch:
                 self._add_single(layer, rows, n)
             for i in range(n):
                 alike[layer, i] = dots[i] * norms[layer, i]
-        places = self.alike_array[:, :n].argmax(axis=1)  # several numbers at a time, as the processor can
         last = self.n_layers - 1
+        if self.wide:
+            for i in range(n):
+                whole[i] = dots[i] * norms[last, i] * own[last]
+            return True
+        places = self.alike_array[:, :n].argmax(axis=1)  # several numbers at a time, as the processor can
         for layer in range(self.n_layers):
             slots[layer] = places[layer]
             similarities[layer] = alike[layer, slots[layer]] * own[layer]
@@ -194,6 +216,26 @@ class PathSearch:
                 for at in range(self.n_width):
                     out[i, at] = self.double[first + i, at, slots[i]]
 
+    def put(self, slot: int, rows: Floats, inverse_norms: Floats) -> None:
+        """Store a path [L, E], and 1 / its length up to each layer [L], in place of the one in this slot."""
+        n_layers, n_width = self.n_layers, self.n_width
+        if not 0 <= slot < self.n_stored or rows.shape[0] != n_layers or rows.shape[1] != n_width:
+            raise ValueError(f"put, got a path for slot {slot}: of {n_layers} layers, into {self.n_stored} slots")
+        if len(inverse_norms) != n_layers:
+            raise ValueError(f"put, got {len(inverse_norms)} norms: one for each of {n_layers} layers")
+        if not COMPILED:
+            self.paths[:, :, slot] = rows
+            self.inverse_norms[:, slot] = inverse_norms
+            return
+        for layer in range(n_layers):
+            self.inverse_norms[layer, slot] = inverse_norms[layer]
+            if self.is_single:
+                for at in range(n_width):
+                    self.single[layer, at, slot] = rows[layer, at]
+            else:
+                for at in range(n_width):
+                    self.double[layer, at, slot] = rows[layer, at]
+
 
 class Arrays:
     """The search with whole arrays at a time; asking the system for new ones costs more than the sums."""
@@ -223,6 +265,125 @@ class Arrays:
         last = len(own) - 1
         np.multiply(self.alike[last], own[last], out=whole)
         return True
+
+
+def scaled(values: Floats) -> Floats:
+    """A vector as whole numbers of which the largest is `MOST_VALUE`; one of zeros as it is."""
+    if not COMPILED:
+        vector = np.asarray(values)
+        most = float(np.abs(vector).max())
+        return np.rint(vector * (MOST_VALUE / most)) if most > 0 else vector
+    whole = np.empty(len(values))
+    _scale(values, whole)
+    return whole
+
+
+def _scale(values: Floats, whole: Floats) -> None:
+    most = 0.0
+    for at in range(len(values)):
+        value = values[at]
+        most = max(most, -value if value < 0.0 else value)
+    scale = MOST_VALUE / most if most > 0.0 else 0.0
+    to_whole = TO_WHOLE  # a machine number where this is compiled
+    for at in range(len(values)):
+        whole[at] = (values[at] * scale + to_whole) - to_whole
+
+
+class VectorSearch:
+    """Compares a vector of small whole numbers, as `scaled` makes them, with stored ones by their cosine.
+
+    Attributes:
+        vectors: the stored ones [capacity, h]. inverse_norms: 1 / length of each, 0 of zeros [capacity]. Both are to be
+            read; `put` and `put_all` write them.
+    """
+
+    def __init__(self, capacity: int, n_values: int) -> None:
+        self.capacity, self.n_values = capacity, n_values
+        self.vectors = np.zeros((capacity, n_values))
+        self.inverse_norms = np.zeros(capacity)
+        self.wide = bool(COMPILED and moesim_is_wide())
+        padded = -(-n_values // 16) * 16 if self.wide else 0
+        self.shorts = np.zeros((capacity, padded), dtype=np.int16)  # the same in a quarter of the room
+        self.double, self.norms, self.short = self.vectors, self.inverse_norms, self.shorts  # the same memory
+        self.asked = np.zeros(padded, dtype=np.int16)
+
+    def put(self, slot: int, vector: Floats) -> None:
+        """Store a vector in this slot."""
+        if not 0 <= slot < self.capacity or len(vector) != self.n_values:
+            raise ValueError(f"put, got {len(vector)} values for slot {slot}: must be {self.n_values}")
+        if not COMPILED:
+            self.put_all(np.array([slot]), np.asarray(vector)[None])
+            return
+        self.norms[slot] = self._inverse_norm(vector)
+        for at in range(self.n_values):
+            self.double[slot, at] = vector[at]
+        if self.wide:
+            as_shorts(vector, self.short[slot])
+
+    def put_all(self, slots: NDArray[np.int64], vectors: Floats) -> None:
+        """Store vectors [m, h] in these slots, each named once."""
+        if len(vectors) and (np.abs(vectors).max() > MOST_VALUE or (np.rint(vectors) != vectors).any()):
+            raise ValueError(f"VectorSearch, got vectors: must be of whole numbers, none beyond {MOST_VALUE}")
+        self.vectors[slots] = vectors
+        self.inverse_norms[slots] = inverse_norm((vectors * vectors).sum(axis=1))
+        if self.wide:
+            self.shorts[slots, : self.n_values] = vectors
+
+    def cosines(self, vector: Floats, n: int) -> Floats:
+        """Cosines with the first `n` stored vectors."""
+        if not 0 <= n <= self.capacity or len(vector) != self.n_values:
+            raise ValueError(f"cosines, got {len(vector)} values, {n} vectors: must be {self.n_values}")
+        own = self._inverse_norm(vector)
+        if not self.wide or n == 0:
+            found: Floats = self.vectors[:n] @ vector
+            found *= self.inverse_norms[:n]
+            found *= own
+            return found
+        room = np.empty(n)
+        self._fill(vector, n, own, room)
+        return room
+
+    def _fill(self, vector: Floats, n: int, own: float, room: Floats) -> None:
+        as_shorts(vector, self.asked)
+        short_dots(self.short, self.asked, room, n)
+        for i in range(n):
+            room[i] = room[i] * self.norms[i] * own
+
+    def _inverse_norm(self, vector: Floats) -> float:
+        """1 / length, and 0 for a vector of zeros. Raises ValueError for what `scaled` would not make."""
+        square = 0.0
+        most = 0.0 + MOST_VALUE
+        to_whole = TO_WHOLE  # machine numbers where this is compiled
+        wrong = False
+        if not COMPILED:
+            values = np.asarray(vector)
+            square = float(values.dot(values))
+            wrong = bool((np.abs(values) > most).any() or (np.rint(values) != values).any())
+        else:
+            for at in range(self.n_values):
+                value = vector[at]
+                square += value * value
+                if value > most or value < -most or (value + to_whole) - to_whole != value:
+                    wrong = True
+        if wrong:
+            raise ValueError(f"VectorSearch, got a vector: must be of whole numbers, none beyond {MOST_VALUE}")
+        return 1.0 / math.sqrt(square if square > 1.0 else 1.0) if square > 0.0 else 0.0
+
+
+def most_alike(one: Floats, other: Floats, share: float) -> int:
+    """Where share x `one` + (1 - share) x `other` is largest first."""
+    if len(one) != len(other) or not len(one):
+        raise ValueError(f"most_alike, got {len(one)} and {len(other)} numbers: as many of both, and one at least")
+    if not COMPILED:
+        return int((share * np.asarray(one) + (1.0 - share) * np.asarray(other)).argmax())
+    return _most_alike(one, other, share, np.empty(len(one)))
+
+
+def _most_alike(one: Floats, other: Floats, share: float, score: Floats) -> int:
+    rest = 1.0 - share
+    for at in range(len(one)):
+        score[at] = share * one[at] + rest * other[at]
+    return largest(score)
 
 
 class Likeness(NamedTuple):
