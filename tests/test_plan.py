@@ -17,6 +17,7 @@ from sim.studies.plan import replays
 CARDS = ("rtx3090", "a6000", "rtx5090")
 POLICIES = ("lru", "lfu", "lcp", "on_demand", "fiddler", "fifo")
 BUDGETS = (16, 28, 40, 52)
+HW = ("--hw", "rtx3090,a6000,h200-sxm")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def brute(trace: Path) -> list[Row]:
 
 def agrees(goal_s: float, rows: list[Row], policies: tuple[str, ...], trace: Path, ran: list[RunSpec]) -> float:
     """Hold a plan to all points; what share of their replays it made. One of few requests counts by its share."""
-    frame = face.plan(f"tpot_s.mean <= {goal_s}", policies, CARDS, trace=trace, experts=BUDGETS, workers=1)
+    frame = face.plan(f"tpot_s.mean <= {goal_s}", policies, CARDS, trace=trace, experts=BUDGETS, workers=1, quick=True)
     reaching = [row for row in rows if row["tpot_mean_s"] <= goal_s]
     best = frame.attrs["plan"]["best"]
     if reaching:
@@ -104,7 +105,7 @@ def test_where_many_nearly_reach_the_goal_it_still_agrees(
 
 
 def test_a_goal_that_no_card_can_reach_takes_no_replay(capsys: Any, trace: Path, ran: list[RunSpec]) -> None:
-    said = moesim(capsys, "plan", "--trace", trace, "--goal", "tpot_s.mean <= 1us", "--workers", 1)
+    said = moesim(capsys, "plan", "--trace", trace, "--goal", "tpot_s.mean <= 1us", "--workers", 1, *HW)
     assert said.code == 1
     assert said.out.startswith("no machine reaches tpot_s.mean <= 1.00 us: ruled out by lower bounds alone, ")
     assert "no replay" in said.out
@@ -211,3 +212,60 @@ def test_python_refuses_what_the_command_does(trace: Path) -> None:
         face.plan([])
     with pytest.raises(BadInput, match="unknown axis 'budget'"):
         face.plan("tpot_s.mean <= 1s", "lru", "rtx3090", budget=3)  # type: ignore[call-arg]
+
+
+def tpot_s(**options: Any) -> float:
+    """What a single run says, with VRAM enough for any room."""
+    found = face.simulate(**options).tpot_s.mean
+    assert found is not None
+    return found
+
+
+def test_what_would_have_to_be_true_is(trace: Path) -> None:
+    """Each remedy, run once more by itself, reaches the goal; a twentieth less of it does not."""
+    goal_s = 0.45
+    frame = face.plan(f"tpot_s.mean <= {goal_s}", "lcp", "rtx3090", trace=trace, workers=1)
+    assert frame.attrs["answer"].startswith("rtx3090 does not reach tpot_s.mean <= 450 ms; nearest: lcp on rtx3090")
+    told = {one["what"]: one for one in frame.attrs["plan"]["remedies"]["rtx3090"]}
+    assert set(told) == {"bandwidth", "vram", "hit_rate", "precision"}
+    run = {"policy": "lcp", "hw": "rtx3090", "trace": trace}
+    for share, meets in ((1.0, True), (0.95, False)):
+        link = {"hw.h2d.bandwidth_bytes_per_s": share * told["bandwidth"]["need"]}
+        assert (tpot_s(**run | {"set": link}) <= goal_s) is meets
+        room = {"experts": int(share * told["vram"]["need"]), "set": {"hw.vram_bytes": 1e12}}
+        assert (tpot_s(**run | room) <= goal_s) is meets
+    with_room = face.simulate(**run, experts=told["vram"]["need"], set={"hw.vram_bytes": 1e12})
+    assert told["hit_rate"]["need"] == with_room.hit_rate > told["hit_rate"]["now"]
+    assert tpot_s(**run | {"precision": told["precision"]["need"]}) <= goal_s < tpot_s(**run)
+
+
+def test_what_the_bound_says_is_needed_holds_for_the_bound(trace: Path) -> None:
+    """A card that the bound rules out: what the bound needs, and nothing replayed."""
+    goal_s = 0.25
+    frame = face.plan(f"tpot_s.mean <= {goal_s}", "lru", "rtx3090", trace=trace, workers=1)
+    told = {one["what"]: one for one in frame.attrs["plan"]["remedies"]["rtx3090"]}
+    assert {one["how"] for one in told.values()} == {"bound"}
+    assert frame.attrs["plan"]["work"]["replays"] == frame.attrs["plan"]["work"]["replays_for_remedies"] == 0
+    for share, meets in ((1.0, True), (0.95, False)):
+        link = {"hw.h2d.bandwidth_bytes_per_s": share * told["bandwidth"]["need"]}
+        bound = face.simulate(policy="lru", hw="rtx3090", trace=trace, set=link).bound
+        assert bound is not None
+        assert bound.tpot_s is not None
+        assert (bound.tpot_s <= goal_s) is meets
+
+
+def test_the_least_memory_is_the_least_that_reaches_the_goal(capsys: Any, trace: Path) -> None:
+    """Against every size below: for both policies each with fewer experts misses it."""
+    words = ("plan", "--trace", trace, "--goal", "tpot_s.mean <= 800ms", "--hw", "rtx3090", "--workers", 1)
+    words = (*words, "--policy", "lfu", "--policy", "lcp", "--least-memory", "--json")
+    found = moesim(capsys, *words).json
+    (one,) = found["machines"]
+    sizes = range(one["experts"] - 6, one["experts"] + 1)
+    table = face.sweep(["lfu", "lcp"], "rtx3090", trace=trace, experts=list(sizes), workers=1)
+    meets = table[table["tpot_mean_s"] <= 0.8]
+    assert set(meets["cap_experts"]) == {one["experts"]}
+    assert one["policy"] in set(meets["label"])
+    assert one["peak_vram_bytes"] == meets["peak_vram_bytes"].iloc[0]
+    assert one["experts_by_the_bound"] <= one["experts"]
+    assert found["answer"].startswith(f"least memory for tpot_s.mean <= 800 ms: {one['peak_vram_bytes'] / 1e9:.1f} GB")
+    assert "it looks for the cap itself" in moesim(capsys, *words, "--experts", 3).error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -47,6 +47,13 @@ if TYPE_CHECKING:
 )
 @click.option("--every", is_flag=True, help="Settle machines that are dearer than the answer, too.")
 @click.option(
+    "--least-memory",
+    "least",
+    is_flag=True,
+    help="Find the least memory with which each machine reaches the goals, instead of the cheapest machine.",
+)
+@click.option("--quick", is_flag=True, help="Leave out what would have to be true of the machines that fail.")
+@click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Replays at the same time; default: the cores."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
@@ -56,6 +63,8 @@ def command(
     settings: tuple[str, ...],
     prices: Path | None,
     every: bool,
+    quick: bool,
+    least: bool,
     workers: int | None,
     as_json: bool,
     **axes: tuple[str, ...],
@@ -65,31 +74,78 @@ def command(
     Lower bounds rule out what no lossless policy can reach; the rest is replayed, few requests first, then all.
     """
     from sim.studies.plan.goal import goals_of
-    from sim.studies.plan.plan import Asked, plan
+    from sim.studies.plan.plan import Asked, Planned, plan
     from sim.studies.sweep.grid import given
 
     if not goals:
         raise BadInput("--goal, got none: say what is to be reached, e.g. --goal 'tpot_s.mean <= 100ms'")
-    asked = Asked(goals_of(goals), given(policies, axes, settings), prices, every, workers)
+    asked = Asked(goals_of(goals), given(policies, axes, settings), prices, every, not quick, workers)
+    found: Answered
     with Bar("planning") as bar:
-        found = plan(asked, bar.update, _note)
+        if least:
+            from sim.studies.plan.memory import least_memory
+
+            found = least_memory(asked, bar.update, _note)
+        else:
+            found = plan(asked, bar.update, _note)
     if as_json:
         from sim.base.json import to_json
 
         click.echo(to_json(found.to_dict()))
-    else:
+    elif isinstance(found, Planned):
         _print(found)
+    else:
+        _say(found)
     return 0 if found.reached else 1
 
 
+class Answered(Protocol):
+    """What a question has for an answer."""
+
+    @property
+    def reached(self) -> bool: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+class Tabled(Answered, Protocol):
+    """One that is told by lines and a table."""
+
+    def answer(self) -> str: ...
+
+    def lines(self) -> list[str]: ...
+
+    def table(self) -> str: ...
+
+
+def _say(found: Tabled) -> None:
+    say(found.answer(), bold=True)
+    for line in found.lines():
+        say(line)
+    if text := found.table():
+        say()
+        say(text, nl=False)
+
+
 def _print(found: Planned) -> None:
-    from sim.studies.plan.text import answer, counts_line, dearer_line, machines_table, not_run, order_line
+    from sim.studies.plan.text import (
+        answer,
+        counts_line,
+        dearer_line,
+        machines_table,
+        not_run,
+        order_line,
+        remedy_table,
+    )
 
     say(answer(found), bold=True)
     for line in (order_line(found), counts_line(found), found.trace):
         say(line)
     say()
     say(machines_table(found), nl=False)
+    if text := remedy_table(found):
+        say()
+        say(text, nl=False)
     if lines := [line for line in (dearer_line(found), *not_run(found)) if line]:
         say()
     for line in lines:

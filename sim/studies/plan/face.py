@@ -29,6 +29,7 @@ def plan(
     *,
     prices: Name | None = None,
     every: bool = False,
+    quick: bool = False,
     workers: int | None = None,
     **axes: Unpack[Axes],
 ) -> DataFrame:
@@ -38,6 +39,7 @@ def plan(
         goal: `"tpot_s.mean <= 100ms"`, or several, all of which have to be reached.
         policy: names, files or classes; none: every installed one that leaves what the model computes as it is.
         hw: names or files; none: every bundled GPU. prices: a YAML file. every: settle dearer machines, too.
+        quick: leave out what would have to be true of the machines that fail.
         workers: processes; None: the cores, if it is worth it.
         axes: the other fields of a run's configuration; budgets may have several values.
 
@@ -61,6 +63,7 @@ def plan(
         block_of(policy, hw, axes, "plan"),
         None if prices is None else Path(prices),
         every,
+        not quick,
         workers,
     )
     found = make(asked, lambda *_: None, _warn)

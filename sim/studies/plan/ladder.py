@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.studies.plan.candidate import DEARER, MISSES, OPEN, REACHES, SCREENED, Candidate, Machine, budget_of
-from sim.studies.plan.goal import Goal, Reading, reading, readings, worst
+from sim.studies.plan.goal import FEWEST_FOR, Goal, Reading, reading, readings, worst
 
 if TYPE_CHECKING:
     from sim.studies.plan.replays import Replays
@@ -70,6 +70,13 @@ def climb(goals: Sequence[Goal], levels: Sequence[Level], replays: Replays, ever
     return answer
 
 
+def few_of(goals: Sequence[Goal], n_requests: int) -> int | None:
+    """How many requests a search looks at while it is under way; None: all, as percentiles need them."""
+    n = max(FEWEST, n_requests // RUNGS[0].one_in)
+    means = all(goal.key.rpartition(".")[2] not in FEWEST_FOR for goal in goals)
+    return n if means and 2 * n <= n_requests else None
+
+
 def settle(goals: Sequence[Goal], level: Level, replays: Replays) -> None:
     """Replay what bounds leave: few requests first, then all for those that may be the best."""
     live = [one for one in level.candidates if one.state == OPEN]
@@ -78,7 +85,7 @@ def settle(goals: Sequence[Goal], level: Level, replays: Replays) -> None:
         n = max(FEWEST, replays.n_requests // rung.one_in)
         if not live or 2 * n > replays.n_requests or (rung is not RUNGS[0] and len(live) == 1):
             continue
-        _screen(goals, live, replays, n)
+        screen(goals, live, replays, n)
         for one in live:
             if one.state == OPEN and one.few and worst(one.few) < -rung.slack_frac:
                 one.state = SCREENED
@@ -98,7 +105,8 @@ def _by_margin(some: Sequence[Candidate]) -> list[Candidate]:
     return sorted((one for one in some if one.state == OPEN), key=lambda one: (-one.margin_frac, one.label))
 
 
-def _screen(goals: Sequence[Goal], live: Sequence[Candidate], replays: Replays, n: int) -> None:
+def screen(goals: Sequence[Goal], live: Sequence[Candidate], replays: Replays, n: int) -> None:
+    """Replay the first n requests of each, for what these let expect of all."""
     answers = replays.of([one.spec for one in live], _layers(live) * n // replays.n_requests, "few requests", n)
     for one, answer in zip(live, answers, strict=True):
         if isinstance(answer, str):

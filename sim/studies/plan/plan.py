@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from sim.base.errors import BadInput
 from sim.policy.registry import find, policies
 from sim.setup.spec import CAPS
-from sim.studies.plan.candidate import EXCLUDED, MISSES, NOT_RUN, SCREENED, Candidate, machine_of
+from sim.studies.plan.candidate import Candidate, machine_of
 from sim.studies.plan.goal import Goal
 from sim.studies.plan.ladder import Level, climb, levels_of
 from sim.studies.plan.limits import rule_out
 from sim.studies.plan.prices import Prices, read_prices
+from sim.studies.plan.remedy import Remedy, remedies
 from sim.studies.plan.replays import Replays
 from sim.studies.pool import answers, n_cores
 from sim.studies.sweep.grid import Block, Point, PolicyAxis, points_of
@@ -39,12 +40,14 @@ class Asked:
     Attributes:
         goals: all of them have to be reached. block: policies, machines, budgets and what else makes a run.
         prices: a file. every: settle dearer settings than the answer, too.
+        invert: say of every machine that fails what would have to be true.
     """
 
     goals: list[Goal]
     block: Block
     prices: Path | None = None
     every: bool = False
+    invert: bool = True
     workers: int | None = None
     pool: Answers = answers
     most: int = MOST_POINTS
@@ -56,6 +59,7 @@ class Planned:
 
     Attributes:
         answer: the cheapest setting that reaches the goals. trace: what the figures rest on, in a line.
+        remedies: by machine that fails, what would have to be true. searched: the replays that they took.
     """
 
     asked: Asked
@@ -65,7 +69,8 @@ class Planned:
     replays: Replays
     n_bounds: int
     trace: str
-    remedies: dict[str, list[Any]] = field(default_factory=dict)
+    remedies: dict[str, list[Remedy]] = field(default_factory=dict)
+    searched: Replays | None = None
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -102,7 +107,9 @@ class Planned:
                 "replays": replays.n_runs,
                 "replays_of_all_requests": replays.n_whole,
                 "whole_replays": replays.share,
+                "replays_for_remedies": 0 if self.searched is None else self.searched.n_runs,
             },
+            "remedies": {name: [one.to_dict() for one in some] for name, some in self.remedies.items()},
             "candidates": [one.to_dict() for one in self.candidates],
         }
 
@@ -127,7 +134,12 @@ def plan(asked: Asked, progress: Progress, note: Callable[[str], None] = lambda 
     replays = Replays(n_requests, asked.workers, progress, asked.pool)
     levels = levels_of(candidates)
     found = climb(asked.goals, levels, replays, asked.every)
-    return Planned(asked, prices, levels, found, replays, n_bounds, trace)
+    planned = Planned(asked, prices, levels, found, replays, n_bounds, trace)
+    if asked.invert:
+        workers = asked.workers or n_cores()
+        searched = planned.searched = Replays(n_requests, asked.workers, progress, asked.pool)
+        planned.remedies = remedies(asked.goals, planned.candidates, searched, workers, progress, asked.pool)
+    return planned
 
 
 def facts_of(candidate: Candidate) -> tuple[int, str]:
@@ -203,14 +215,3 @@ def _refuse_policies(points: Sequence[Point], rows: Sequence[Resolved]) -> None:
         own = [row for point, row in zip(points, rows, strict=True) if point.label == label]
         if all(row.status == REFUSED for row in own):
             raise BadInput(own[0].reason)
-
-
-def failing(planned: Planned) -> Iterator[tuple[str, list[Candidate]]]:
-    """(machine, its candidates) of every machine none of whose settings reaches the goals, and that was tried."""
-    by_machine: dict[str, list[Candidate]] = {}
-    for one in planned.candidates:
-        by_machine.setdefault(one.machine.name, []).append(one)
-    for name, own in by_machine.items():
-        states = {one.state for one in own}
-        if states <= {EXCLUDED, NOT_RUN, MISSES, SCREENED}:
-            yield name, own

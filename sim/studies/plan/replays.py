@@ -64,12 +64,12 @@ class Replays:
         with closing(self._pool(calls, workers)) as stream:
             for done, (index, answer) in enumerate(stream):
                 self._known[keys[index]] = answer
-                self.count(1, self.n_requests if n is None else n)
+                self.add(1, n is None, self.n_requests if n is None else n)
                 self._progress(done + 1, len(calls), title)
         return [self._known[key_of(spec)] for spec in asked]
 
-    def count(self, runs: int, requests: int) -> None:
-        """So many runs took so many requests in all."""
+    def add(self, runs: int, whole: int, requests: int) -> None:
+        """Count so many runs, of them so many of all requests, over so many requests together."""
         self.n_runs += runs
-        self.n_whole += runs if requests == runs * self.n_requests else 0
+        self.n_whole += whole
         self.n_replayed += requests

@@ -10,6 +10,7 @@ from sim.results.figure import show_figure
 from sim.setup.spec import CAPS
 from sim.studies.plan.candidate import DEARER, EXCLUDED, NOT_RUN, REACHES, Candidate, Machine
 from sim.studies.plan.goal import Goal, Reading
+from sim.studies.plan.remedy import BOUND
 
 if TYPE_CHECKING:
     from sim.setup.spec import RunSpec
@@ -230,3 +231,28 @@ def not_run(planned: Planned) -> list[str]:
         lines.append(f"not run: {who}: {reason}")
     left = sum(len(some) for some in list(by_reason.values())[MOST_REASONS:])
     return [*lines, *([f"not run: {show_count(left, 'candidate')} more; --json says why"] if left else [])]
+
+
+def remedy_table(planned: Planned) -> str:
+    """What would have to be true of the machines that fail, one figure changed at a time."""
+    from sim.base.tables import prose, render, table
+
+    shown = table("to reach it", "changed alone", "is", "would have to be", "found by")
+    prose(shown, 1, 2, 3, 4)
+    lost = []
+    for name, found in planned.remedies.items():
+        if all(one.need is None for one in found):
+            lost.append(name)
+            continue
+        for at, one in enumerate(found):
+            shown.add_row("" if at else name, *one.said, one.found_by)
+    text = render(shown) if shown.row_count else ""
+    told = [one for found in planned.remedies.values() for one in found if one.need is not None]
+    if any(one.how == BOUND for one in told):
+        text += "the bound: needed whatever the policy, and perhaps not enough for any\n"
+    if any(one.what == "precision" for one in told):
+        text += "precision: routing is taken as it is, quality is not looked at\n"
+    if lost:
+        figures = dict.fromkeys(one.said[0] for name in lost for one in planned.remedies[name])
+        text += f"no change of one figure alone would do ({', '.join(figures)}): {', '.join(lost)}\n"
+    return text
