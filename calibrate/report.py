@@ -1,8 +1,7 @@
-"""A calibration as one self-contained HTML page: every curve with its samples, their spread and the fit over them."""
+"""A calibration as a page: every curve with its samples, their spread and the fit over them."""
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +9,21 @@ from calibrate import derive, in_situ_file
 from calibrate.derive import MeasuredPoint, Table
 from calibrate.store import Store
 from sim.base.errors import BadInput
-from sim.base.files import replacing
+from sim.base.units import show_count
+from sim.pages.page import Column, Note, Page, Plot, Section
+from sim.pages.page import Table as Rows
+from sim.pages.plots import axis, line, points
 from sim.profiles.hardware import Hardware, load_hardware
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COLOURS = ("#3366aa", "#cc6633", "#338866", "#884499", "#aa8833", "#555555", "#bb4455", "#22889a")
 Series = tuple[str, list[float], list[float], list[float], list[float]]  # name, x, median, low, high
+Line = tuple[str, list[float], list[float]]
 
 
-def write(profile: Path, out: Path | None = None) -> Path:
-    """Draw the calibration of `profile` (NAME.yaml with NAME.samples.jsonl.gz and, it may be, NAME.lanes.json.gz).
+def page_of(profile: Path) -> Page:
+    """The calibration of `profile` (NAME.yaml with NAME.samples.jsonl.gz and, it may be, NAME.lanes.json.gz).
 
     Raises:
         BadInput: no samples beside the profile, or nothing in them.
@@ -31,20 +33,28 @@ def write(profile: Path, out: Path | None = None) -> Path:
     samples, lanes = Path(f"{base}.samples.jsonl.gz"), in_situ_file.beside(base)
     if not samples.is_file() and not lanes:
         raise BadInput(f"{profile}: no {samples.name} beside it, so there is nothing to draw; `calibrate` writes both")
-    figures: list[tuple[str, Any]] = []
+    sections: list[Section] = []
     if samples.is_file():
-        figures += _of_probes(Table(Store.load(samples)), hw)
+        sections += _of_probes(Table(Store.load(samples)), hw)
     for path in lanes:
-        figures += _of_lanes(in_situ_file.load(path), hw)
-    if not figures:
+        sections += _of_lanes(in_situ_file.load(path), hw)
+    if not sections:
         raise BadInput(f"{samples}: no measured curves in it; calibrate with more --minutes")
-    out = out or Path(f"{base}.html")
-    with replacing(out) as part:
-        part.write_text(_page(hw, figures), encoding="utf-8")
-    return out
+    for at, section in enumerate(sections):  # names tell plots apart, titles need not
+        section.name = f"curve-{at + 1}"
+        for block in section.blocks:
+            if isinstance(block, Plot):
+                block.name = section.name
+    sources: list[list[Any]] = [[key, text] for key, text in hw.sources.items()]
+    told = Rows("What the profile's figures are from.", [Column("block"), Column("source")], sources)
+    sections.append(
+        Section("sources", "Where the figures are from", "", [told] if sources else [Note(["It says nothing."])])
+    )
+    said = f"{hw.name}: {show_count(len(sections) - 1, 'measured curve')}, with the samples behind each"
+    return Page("calibration", hw.id, said, [hw.note] if hw.note else [], sections)
 
 
-def _of_probes(table: Table, hw: Hardware) -> list[tuple[str, Any]]:
+def _of_probes(table: Table, hw: Hardware) -> list[Section]:
     """Copies by direction and memory, experts on the device and on the CPU, attention; with their fits."""
     figures = []
     series, lines = [], []
@@ -64,7 +74,7 @@ def _of_probes(table: Table, hw: Hardware) -> list[tuple[str, Any]]:
             xs = series[-1][1]
             lines.append((f"{name} {memory}, fit", xs, [latency_s + x / rate for x in xs]))
     if series:
-        figures.append(("Copies", _figure(series, lines, "bytes")))
+        figures.append(_section("Copies", series, lines, "bytes"))
     for title, probe, key in (
         ("Experts on the device", "expert", "n_tokens"),
         ("Experts on the CPU", "cpu_expert", "n_tokens"),
@@ -78,11 +88,11 @@ def _of_probes(table: Table, hw: Hardware) -> list[tuple[str, Any]]:
             groups.setdefault(label, []).append(point)
         found = [_series(label, points, key) for label, points in groups.items()]
         if found:
-            figures.append((title, _figure(found, _fit_lines(table, probe, hw), key.replace("_", " "))))
+            figures.append(_section(title, found, _fit_lines(table, probe, hw), key.replace("_", " ")))
     return figures
 
 
-def _fit_lines(table: Table, probe: str, hw: Hardware) -> list[tuple[str, list[float], list[float]]]:
+def _fit_lines(table: Table, probe: str, hw: Hardware) -> list[Line]:
     """The roofline over plain experts, at the points it was fitted to."""
     if probe != "expert":
         return []
@@ -97,7 +107,7 @@ def _fit_lines(table: Table, probe: str, hw: Hardware) -> list[tuple[str, list[f
     return [(label, [x for x, _ in sorted(pairs)], [y for _, y in sorted(pairs)]) for label, pairs in by_shape.items()]
 
 
-def _of_lanes(samples: in_situ_file.Samples, hw: Hardware) -> list[tuple[str, Any]]:
+def _of_lanes(samples: in_situ_file.Samples, hw: Hardware) -> list[Section]:
     """Operations on the real machine's lanes: samples by case, and the curve that prices them."""
     figures = []
     model, precision = samples.environment["model"], samples.environment["precision"]
@@ -111,9 +121,9 @@ def _of_lanes(samples: in_situ_file.Samples, hw: Hardware) -> list[tuple[str, An
                 if name == op and case in cases
             ]
             series.append(_series(case, points, "at"))
-        line = (f"{op}, priced", list(curve.at), list(curve.seconds))
+        priced = (f"{op}, priced", list(curve.at), list(curve.seconds))
         title = f"On the real machine's lanes, {model} in {precision}: {op.replace('_', ' ')}"
-        figures.append((title, _figure(series, [line], "tokens")))
+        figures.append(_section(title, series, [priced], "tokens"))
     return figures
 
 
@@ -123,41 +133,23 @@ def _series(name: str, points: Sequence[MeasuredPoint], key: str) -> Series:
     return name, [x for x, _ in rows], medians, lows, highs
 
 
-def _figure(series: Sequence[Series], lines: Sequence[tuple[str, list[float], list[float]]], x_title: str) -> Any:
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
-    for index, (name, xs, medians, lows, highs) in enumerate(series):
+def _section(title: str, series: Sequence[Series], lines: Sequence[Line], x_title: str) -> Section:
+    traces = []
+    for at, (name, xs, medians, lows, highs) in enumerate(series):
         above, below = ([abs(a - b) for a, b in zip(side, medians, strict=True)] for side in (highs, lows))
-        figure.add_trace(
-            go.Scatter(
-                x=xs,
-                y=medians,
-                mode="markers",
-                name=name,
-                marker={"color": COLOURS[index % len(COLOURS)], "size": 6},
-                error_y={"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1},
-            )
-        )
-    for index, (name, xs, ys) in enumerate(lines):
-        style = {"color": COLOURS[index % len(COLOURS)], "width": 1.5}
-        figure.add_trace(go.Scatter(x=xs, y=ys, mode="lines", name=name, line=style))
-    figure.update_layout(height=440, margin={"t": 20}, template="plotly_white", legend={"font": {"size": 11}})
-    figure.update_xaxes(type="log", title=x_title)
-    figure.update_yaxes(type="log", title="seconds (median, quartiles)")
-    return figure
-
-
-def _page(hw: Hardware, figures: Sequence[tuple[str, Any]]) -> str:
-    import plotly.io
-
-    sources = "".join(f"<li>{html.escape(key)}: {html.escape(text)}</li>" for key, text in hw.sources.items())
-    parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(hw.id)}</title>",
-        "<style>body{font:15px/1.5 sans-serif;max-width:1100px;margin:2em auto;padding:0 1em}</style>",
-        f"<h1>{html.escape(hw.name)}</h1><p>{html.escape(hw.note)}</p><ul>{sources}</ul>",
+        error = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1}
+        traces.append(points(name, xs, medians, at, marker={"size": 6}, error_y=error))
+    traces += [line(name, xs, ys, at, line={"width": 1.5}) for at, (name, xs, ys) in enumerate(lines)]
+    layout = {
+        "xaxis": axis(x_title, "bytes" if x_title == "bytes" else "", type="log"),
+        "yaxis": axis("median, quartiles", "s", type="log"),
+    }
+    unit = "bytes" if x_title == "bytes" else "n"
+    rows: list[list[Any]] = [
+        [name, x, middle, low, high] for name, *of in series for x, middle, low, high in zip(*of, strict=True)
     ]
-    for index, (title, figure) in enumerate(figures):
-        parts.append(f"<h2>{html.escape(title)}</h2>")
-        parts.append(plotly.io.to_html(figure, full_html=False, include_plotlyjs=index == 0))
-    return "\n".join(parts) + "</html>\n"
+    rows = [[row[0], int(row[1]), *row[2:]] for row in rows]
+    columns = [Column("series"), Column(x_title, unit), Column("median", "s"), Column("lower quartile", "s")]
+    table = Rows("The samples, in figures.", [*columns, Column("upper quartile", "s")], rows, folded=True)
+    sentence = "Points are medians of samples with their quartiles; lines are what was fitted, or what prices a run."
+    return Section("", title, sentence, [Plot("", f"{title}: seconds by {x_title}.", traces, layout, 460), table])

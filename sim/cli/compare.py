@@ -66,10 +66,12 @@ def command(
     found = ranks_of(rows)
     if as_json:
         from sim.base.json import to_json
+        from sim.studies.compare_text import verdict
 
         not_run = [{"as": label, "reason": reason} for label, reason, _ in missing]
         runs = [{"as": row.label, **row.result.to_dict(), **_standing(found.get(row.label))} for row in rows]
-        click.echo(to_json({"schema": 1, "realism": realism[0], "runs": runs, "not_run": not_run}))
+        answer = {"schema": 1, "answer": verdict(rows, found), "realism": realism[0]}
+        click.echo(to_json(answer | {"runs": runs, "not_run": not_run}))
     else:
         from sim.studies.compare_text import served, table_of, verdict
 

@@ -172,7 +172,7 @@ def _hits_only(asked: Asked, dry_run: bool, as_json: bool) -> None:
     for text in dict.fromkeys(text for curve in found.curves for text in curve.notes):
         _note(text)
     if asked.out is not None:
-        write(asked.out / TABLE, found.table())
+        write(asked.out / TABLE, found.table(), {"answer": found.answer()})
     if as_json:
         from sim.base.json import to_json
 

@@ -37,16 +37,21 @@ def read_report(path: Path) -> Report:
     return found
 
 
-def report(data: Report) -> str:
-    """The verdict first, then a row per comparison, lanes of the worst one, and what is wrong."""
-    from sim.base.tables import render, table
-    from sim.base.units import show_count, show_seconds
-    from sim.real.order import told
+def headline(data: Report) -> str:
+    """How far off, in a line."""
+    from sim.base.units import show_count
 
     median, worst = data["tpot_s_median_error_frac"], data["tpot_s_worst_error_frac"]
     head = f"{show_count(len(data['comparisons']), 'comparison')} on {data['device']}"
-    if median is not None:
-        head += f": TPOT off by {median:.1%} (median), {worst:.1%} (worst)"
+    return head if median is None else f"{head}: TPOT off by {median:.1%} (median), {worst:.1%} (worst)"
+
+
+def report(data: Report) -> str:
+    """The verdict first, then a row per comparison, lanes of the worst one, and what is wrong."""
+    from sim.base.tables import render, table
+    from sim.base.units import show_seconds
+    from sim.real.order import told
+
     rows = table(
         "policy",
         "experts",
@@ -76,7 +81,7 @@ def report(data: Report) -> str:
             "identical" if c["decisions"]["identical"] else "differ",
             c["worst_lane"],
         )
-    text = f"{head}\n\n{render(rows)}\n"
+    text = f"{headline(data)}\n\n{render(rows)}\n"
     furthest = max(data["comparisons"], key=lambda c: abs(c["tpot_s"]["error_frac"] or 0.0))
     lanes = table("per iteration", "predicted", "measured", "off")
     most = sorted(furthest["operations"].items(), key=lambda item: -abs(item[1]["off_s"]))[:8]

@@ -96,6 +96,13 @@ class Swept:
             "rows": self.table.to_pylist(),
         }
 
+    def about(self) -> dict[str, Any]:
+        """What the table's file says of itself."""
+        from sim.studies.sweep.text import answer
+
+        varied = list(self.summary.varied)
+        return {"answer": answer(self.rows, self.summary), "realism": self.realism, "varied": varied}
+
     def _group(self, group: Group) -> dict[str, Any]:
         best = group.best
         return {
@@ -132,7 +139,7 @@ def sweep(asked: Asked, note: Note, progress: Progress) -> Swept:
     swept = Swept(rows, found, table, n_twice + len(points) - len(rows), _realism(rows))
     if asked.out is not None:
         swept.table_path = asked.out / TABLE
-        write(swept.table_path, table)
+        write(swept.table_path, table, swept.about())
     return swept
 
 

@@ -5,6 +5,7 @@ Columns are those of `runs` (docs/output.md) where a run has them; docs/sweep.md
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,10 +150,15 @@ def arrow(columns: Sequence[tuple[str, pa.DataType, list[Any]]]) -> pa.Table:
     return pa.Table.from_arrays([pa.array(cells, kind) for _, kind, cells in columns], schema=schema)
 
 
-def write(path: Path, table: pa.Table) -> None:
-    """Write the table, whole or not at all; equal tables give equal files."""
+def write(path: Path, table: pa.Table, about: dict[str, Any]) -> None:
+    """Write the table, whole or not at all; equal tables give equal files.
+
+    Args:
+        about: what the sweep says of itself, as the file's metadata under `moesim`; `moesim report` reads it.
+    """
+    said = {"moesim": json.dumps(about, ensure_ascii=False, sort_keys=True)}
     with replacing(path) as part:
-        pq.write_table(table, part)
+        pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **said}), part)
 
 
 def frame(table: pa.Table) -> DataFrame:

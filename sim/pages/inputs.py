@@ -1,0 +1,237 @@
+"""What a path is: a run, a comparison, a sweep, a validation.
+
+Files are anybody's: sizes, schemas and types are checked. A file is known by what is in it, not by its name.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sim.base.errors import BadInput
+from sim.base.files import read_text
+from sim.results.record import Result
+from sim.results.run_folder import CONFIG, RESULT
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from sim.real.comparison import Report, Talk
+
+MAX_JSON_BYTES = 64 * 1024 * 1024
+MAX_TABLE_BYTES = 512 * 1024 * 1024
+SWEEP, HITS = "sweep.parquet", "hits.parquet"
+ANSWERS = "a run's folder (`simulate --out`), a sweep's (`moesim sweep --out`), what `--json` printed, or a profile"
+
+
+@dataclass
+class Run:
+    """A result, and the folder of its tables where there is one."""
+
+    result: Result
+    label: str
+    folder: Path | None = None
+
+    def has(self, table: str) -> bool:
+        """Whether that table was written."""
+        return self.folder is not None and (self.folder / f"{table}.parquet").is_file()
+
+    def table(self, name: str, columns: list[str], filters: Any = None) -> DataFrame:
+        """Some columns of a table, some rows. Raises BadInput where it is another table, or another run's."""
+        assert self.folder is not None
+        path = self.folder / f"{name}.parquet"
+        found = read_table(path, [*columns, "run_id"], filters)
+        if len(found) and set(found["run_id"]) != {self.result.run_id}:
+            raise BadInput(f"{path}: of another run than {RESULT} beside it; simulate again with --out")
+        return found.drop(columns="run_id")
+
+    @property
+    def config(self) -> Path | None:
+        """The configuration it can be run again from."""
+        path = None if self.folder is None else self.folder / CONFIG
+        return path if path is not None and path.is_file() else None
+
+
+@dataclass
+class Comparison:
+    """What `moesim compare --json` printed."""
+
+    answer: str
+    realism: str
+    runs: list[Run]
+    ranks: list[tuple[int, int] | None]
+    not_run: list[tuple[str, str]]
+
+
+@dataclass
+class Grid:
+    """The table of a sweep and what it says; `hits`: of `--hits-only`."""
+
+    answer: str
+    notes: list[str]
+    varied: list[str]
+    rows: list[dict[str, Any]]
+    hits: bool
+
+
+@dataclass
+class Validation:
+    """What `moesim validate` kept."""
+
+    data: Report | Talk
+
+
+@dataclass
+class Planned:
+    """What `moesim plan --json` printed."""
+
+    data: dict[str, Any]
+
+
+Input = Run | Comparison | Grid | Validation | Planned
+
+
+def read(path: Path) -> Input:
+    """What lies there. Raises BadInput, naming file, field and remedy."""
+    if path.is_dir():
+        if (path / RESULT).is_file():
+            return _result(_json(path / RESULT), path / RESULT, path)
+        for name in (SWEEP, HITS):
+            if (path / name).is_file():
+                return _grid(path / name)
+        raise BadInput(f"{path}: a folder without {RESULT}, {SWEEP} or {HITS}; give {ANSWERS}")
+    if not path.exists():
+        raise BadInput(f"{path}: no such file or folder; give {ANSWERS}")
+    if path.suffix == ".parquet":
+        return _grid(path)
+    data = _json(path)
+    if "run_id" in data:
+        return _result(data, path, None)
+    if "runs" in data and "realism" in data:
+        return _comparison(data, path)
+    if "rows" in data and "answer" in data:
+        return Grid(*_text_of(data, path), _rows(data["rows"], path), hits="demand_copies_n" in _columns(data))
+    if "comparisons" in data or "checkpoint" in data:
+        from sim.real.validate_text import read as kept
+
+        return Validation(kept(path))
+    if "goals" in data or "machines" in data:
+        return Planned(data)
+    raise BadInput(f"{path}: JSON of no kind that is known here; give {ANSWERS}")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(read_text(path, MAX_JSON_BYTES))
+    except (ValueError, RecursionError):
+        raise BadInput(f"{path}: not JSON; give {ANSWERS}") from None
+    if not isinstance(data, dict):
+        raise BadInput(f"{path}: not one JSON object; give {ANSWERS}")
+    return data
+
+
+def _result(data: dict[str, Any], path: Path, folder: Path | None, label: str = "") -> Run:
+    if data.get("schema") != 1:
+        raise BadInput(f"{path}: schema, got {data.get('schema')!r}: 1 is known; simulate again with this version")
+    try:
+        result = msgspec.convert(data, Result)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BadInput(f"{path}: not a result as `simulate` writes it ({error}); simulate again") from None
+    return Run(result, label or result.policy, folder)
+
+
+def _comparison(data: dict[str, Any], path: Path) -> Comparison:
+    runs, ranks = [], []
+    if not isinstance(data["runs"], list) or not data["runs"]:
+        raise BadInput(f"{path}: runs, got {data['runs']!r}: a list of results; run `moesim compare --json` again")
+    for one in data["runs"]:
+        if not isinstance(one, dict):
+            raise BadInput(f"{path}: runs: not a list of results; run `moesim compare --json` again")
+        runs.append(_result(one, path, None, str(one.get("as", ""))))
+        ranks.append(_checked(one.get("rank"), tuple[int, int] | None, path, "rank"))
+    missing = _checked(data.get("not_run", []), list[dict[str, str]], path, "not_run")
+    answer = _checked(data.get("answer", ""), str, path, "answer")
+    realism = _checked(data["realism"], str, path, "realism")
+    return Comparison(answer, realism, runs, ranks, [(one.get("as", ""), one.get("reason", "")) for one in missing])
+
+
+def _checked(value: Any, kind: Any, path: Path, field: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BadInput(f"{path}: {field}: {error}; let the command write it again") from None
+
+
+def _text_of(data: dict[str, Any], path: Path) -> tuple[str, list[str], list[str]]:
+    """What a sweep says of itself: its answer, what is known of its traces, and what varies in it."""
+    varied = data.get("varied", [])
+    return (
+        _checked(data.get("answer", ""), str, path, "answer"),
+        _checked(data.get("realism", []), list[str], path, "realism"),
+        _checked(list(varied) if isinstance(varied, dict) else varied, list[str], path, "varied"),
+    )
+
+
+def _columns(data: dict[str, Any]) -> set[str]:
+    rows = data["rows"]
+    first = rows[0] if isinstance(rows, list) and rows else {}
+    return set() if not isinstance(first, dict) or "status" in first else set(first)
+
+
+def _rows(data: Any, path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = _checked(data, list[dict[str, str | int | float | bool | None]], path, "rows")
+    return rows
+
+
+def _grid(path: Path) -> Grid:
+    import pyarrow.parquet as pq
+
+    from sim.base.json import finite
+
+    table = _opened(path, lambda: pq.read_table(path))
+    names = set(table.column_names)
+    hits = "status" not in names
+    need = {"label", "experts", "hit_rate"} if hits else {"label", "status", "tpot_mean_s", "peak_vram_bytes"}
+    if not need <= names:
+        lacking = ", ".join(sorted(need - names))
+        raise BadInput(f"{path}: no table of `moesim sweep` (it lacks {lacking}); give {ANSWERS}")
+    said = (table.schema.metadata or {}).get(b"moesim")
+    about: dict[str, Any] = {}
+    if said is not None:
+        try:
+            about = _checked(json.loads(said), dict[str, Any], path, "metadata")
+        except (ValueError, RecursionError):
+            raise BadInput(f"{path}: its metadata is not JSON; sweep again") from None
+    return Grid(*_text_of(about, path), _rows(finite(table.to_pylist()), path), hits=hits)
+
+
+def read_table(path: Path, columns: list[str], filters: Any = None) -> DataFrame:
+    """Some columns of a table. Raises BadInput where the file is none, or lacks them."""
+    import pyarrow.parquet as pq
+
+    def opened() -> Any:
+        names = pq.read_schema(path).names
+        if lacking := [name for name in columns if name not in names]:
+            raise BadInput(f"{path}: it lacks the column {lacking[0]!r}; simulate again with this version")
+        return pq.read_table(path, columns=columns, filters=filters).to_pandas()
+
+    found: DataFrame = _opened(path, opened)
+    return found
+
+
+def _opened(path: Path, read_it: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        n_bytes = path.stat().st_size
+        if n_bytes > MAX_TABLE_BYTES:
+            raise BadInput(f"{path}, got {n_bytes} bytes: at most {MAX_TABLE_BYTES} are read; report fewer requests")
+        return read_it()
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or 'not a Parquet file'}; give {ANSWERS}") from None
+    except pa.ArrowException:
+        raise BadInput(f"{path}: not a Parquet file as this project writes it; give {ANSWERS}") from None

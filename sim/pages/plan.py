@@ -1,0 +1,160 @@
+"""The page of a plan: goals, the machine and policy that reach them for least, and what became of every candidate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from sim.base.errors import BadInput
+from sim.base.units import show_count
+from sim.pages.page import Column, Facts, Note, Page, Plot, Section, Table
+from sim.pages.plots import axis, points
+from sim.results.figure import show_figure, unit_of
+
+MOST_CANDIDATES = 2_000
+MARGIN = "margin"
+
+
+class Goal(msgspec.Struct):
+    key: str
+    sign: str
+    bound: float
+    written: str
+
+
+class Reading(msgspec.Struct):
+    key: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    margin_frac: float | None = None
+    met: bool = False
+
+
+class Candidate(msgspec.Struct):
+    policy: str
+    hw: str
+    state: str
+    gpus: int = 1
+    price: float | None = None
+    reason: str | None = None
+    figures: list[Reading] = []
+    figures_of_few_requests: list[Reading] = []
+    bounds: list[Reading] = []
+    hit_rate: float | None = None
+    peak_vram_bytes: int | None = None
+    bound_by: str | None = None
+    labels: list[str] | None = None
+
+
+class Prices(msgspec.Struct):
+    file: str
+    unit: str
+
+
+class Plan(msgspec.Struct):
+    answer: str
+    reached: bool
+    goals: list[Goal]
+    trace: str
+    candidates: list[Candidate]
+    work: dict[str, float]
+    prices: Prices | None = None
+    best: Candidate | None = None
+
+
+def of_plan(data: dict[str, Any]) -> Page:
+    """Of what `moesim plan --json` printed. Raises BadInput for anything else."""
+    try:
+        plan = msgspec.convert(data, Plan)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BadInput(f"plan: not as `moesim plan --json` prints it ({error}); plan again with this version") from None
+    if not plan.goals or not plan.candidates or len(plan.candidates) > MOST_CANDIDATES:
+        n = len(plan.candidates)
+        raise BadInput(f"plan, got {n} candidates: 1 to {MOST_CANDIDATES} and a goal make a page; plan for fewer cards")
+    sections = [*_best(plan), *(_goal(plan, goal, at) for at, goal in enumerate(plan.goals)), _all(plan), _work(plan)]
+    return Page("plan", "A plan", plan.answer, [plan.trace], sections)
+
+
+def _best(plan: Plan) -> list[Section]:
+    best = plan.best
+    if best is None:
+        return []
+    named = [("machine", best.hw, "", show_count(best.gpus, "GPU")), ("policy", best.policy, "", "")]
+    items: list[tuple[str, Any, str, str]] = [*named]
+    if best.price is not None and plan.prices is not None:
+        items.append(("price", best.price, "x", plan.prices.unit))
+    for one in best.figures:
+        band = (
+            "" if one.low is None or one.high is None else f"{_shown(one.key, one.low)} to {_shown(one.key, one.high)}"
+        )
+        items.append((one.key, one.value, _unit(one.key), band))
+        items.append((f"{MARGIN} of {one.key}", one.margin_frac, "frac", "on the right side of the goal"))
+    if best.peak_vram_bytes is not None:
+        items.append(("peak VRAM", best.peak_vram_bytes, "bytes", ""))
+    return [Section("best", "The cheapest that reaches it", "", [Facts(items)])]
+
+
+def _shown(key: str, value: float) -> str:
+    return show_figure(key, value)
+
+
+def _unit(key: str) -> str:
+    return unit_of(key) or "x"
+
+
+def _goal(plan: Plan, goal: Goal, at: int) -> Section:
+    """Every candidate's figure, as it was found: from all requests, from few, or its bound."""
+    kinds = (("all requests", "figures"), ("few requests", "figures_of_few_requests"), ("lower bound alone", "bounds"))
+    traces = []
+    done: set[int] = set()
+    for hue, (said, where) in enumerate(kinds):
+        found = [
+            (f"{one.hw}{f' x {one.gpus}' if one.gpus > 1 else ''}", reading.value, one.policy, i)
+            for i, one in enumerate(plan.candidates)
+            for reading in getattr(one, where)
+            if reading.key == goal.key and reading.value is not None and i not in done
+        ]
+        done |= {i for *_, i in found}
+        if found:
+            names, values, policies = ([one[k] for one in found] for k in range(3))
+            traces.append(points(said, names, values, hue, text=policies, hoverinfo="x+y+text"))
+    across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": goal.bound, "y1": goal.bound}
+    layout = {
+        "xaxis": {"type": "category"},
+        "yaxis": axis(goal.key, unit_of(goal.key), type="log" if goal.bound > 0 else "linear"),
+        "shapes": [across | {"line": {"color": "#7F7F7F", "width": 1.5, "dash": "dash"}}],
+    }
+    plot = Plot(f"goal-{at + 1}", f"{goal.key} of every candidate, by machine.", traces, layout, 420)
+    sentence = (
+        f"The dashed line is the goal, {goal.key} {goal.sign} {goal.written}; a point is a policy on that machine, "
+        "from all requests, from few of them, or by its lower bound where that was enough to rule it out."
+    )
+    return Section(f"goal-{at + 1}", f"Goal: {goal.key} {goal.sign} {goal.written}", sentence, [plot])
+
+
+def _all(plan: Plan) -> Section:
+    keys = [goal.key for goal in plan.goals]
+    price = [Column(f"price, {plan.prices.unit}", "x")] if plan.prices is not None else []
+    columns = [Column("policy"), Column("machine"), Column("GPUs", "n"), *price, Column("outcome")]
+    columns += [Column(key, _unit(key)) for key in keys]
+    columns += [Column("hits", "frac"), Column("peak VRAM", "bytes"), Column("bound by"), Column("reason")]
+    rows: list[list[Any]] = []
+    for one in plan.candidates:
+        found = {reading.key: reading.value for reading in (*one.bounds, *one.figures_of_few_requests, *one.figures)}
+        cells = [one.policy, one.hw, one.gpus, *([one.price] if price else []), one.state.replace("_", " ")]
+        cells += [found.get(key) for key in keys]
+        rows.append([*cells, one.hit_rate, one.peak_vram_bytes, one.bound_by, one.reason])
+    counted = Counter(one.state.replace("_", " ") for one in plan.candidates)
+    sentence = f"{show_count(len(rows), 'candidate')}: {', '.join(f'{n:,} {state}' for state, n in counted.items())}."
+    caption = "Every candidate, cheapest machine first; figures of all requests, else of few, else the bound."
+    return Section("candidates", "What became of each", sentence, [Table(caption, columns, rows)])
+
+
+def _work(plan: Plan) -> Section:
+    rows: list[list[Any]] = [[key.replace("_", " "), value] for key, value in plan.work.items()]
+    prices = [Note([f"Prices: {plan.prices.file}, in {plan.prices.unit}."])] if plan.prices else []
+    table = Table("What was replayed to find out.", [Column("what"), Column("number", "x")], rows)
+    return Section("work", "How it was found", "", [*prices, table])

@@ -1,0 +1,202 @@
+"""The page of a sweep: selectors for its axes, so that the file answers what-if questions by itself."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from sim.base.errors import BadInput
+from sim.base.units import show_count
+from sim.pages.curves import plot_of
+from sim.pages.page import Cell, Column, Explorer, Note, Page, Section, Table
+
+if TYPE_CHECKING:
+    from sim.pages.inputs import Grid
+
+# An axis of a sweep -> its column in the table, where that has another name.
+COLUMN_OF = {
+    "policy": "label",
+    "requests": "cap_requests",
+    "vram_bytes": "cap_vram_bytes",
+    "expert_cache_bytes": "cap_expert_bytes",
+    "experts": "cap_experts",
+}
+TITLES = {
+    "label": "policy",
+    "cap_requests": "requests",
+    "cap_vram_bytes": "VRAM cap",
+    "cap_expert_bytes": "expert cache",
+    "cap_experts": "experts",
+    "cache_frac": "share of experts",
+}
+MEASURES = (
+    ("tpot_mean_s", "TPOT", "s"),
+    ("ttft_mean_s", "TTFT", "s"),
+    ("e2e_mean_s", "end to end", "s"),
+    ("peak_vram_bytes", "peak VRAM", "bytes"),
+    ("expert_budget_bytes", "expert budget", "bytes"),
+    ("throughput_tokens_per_s", "tokens per second", "x"),
+    ("hit_rate", "hits in decode", "frac"),
+    ("miss_rate", "misses in decode", "frac"),
+    ("h2d_bytes", "copied to the GPU", "bytes"),
+    ("decode_copy_frac", "waiting for copies", "frac"),
+    ("above_bound_frac", "above the lower bound", "frac"),
+)
+MOST_FRONT, MOST_REASONS = 60, 30
+DIGITS = 7  # of a figure that is only drawn and shown
+
+
+def of_grid(grid: Grid) -> Page:
+    """The page. Raises BadInput for a table in which nothing ran."""
+    return _of_hits(grid) if grid.hits else _of_points(grid)
+
+
+def _of_points(grid: Grid) -> Page:
+    ran = [row for row in grid.rows if row.get("status") == "ok"]
+    failed = [row for row in grid.rows if row.get("status") != "ok"]
+    if not ran:
+        why = next((str(row.get("reason")) for row in failed), "it is empty")
+        raise BadInput(f"sweep, got a table in which no point ran ({why}); sweep what can run")
+    axes = _axes(grid)
+    answer = grid.answer or f"{show_count(len(grid.rows), 'point')}, {len(ran):,} ran"
+    sections = [_choose(ran, axes), _front(ran, axes), *_not_run(failed)]
+    counted = f"{show_count(len(grid.rows), 'point')}, {len(ran):,} ran."
+    return Page("sweep", "A sweep", answer, [counted, *grid.notes], sections)
+
+
+def _axes(grid: Grid) -> list[str]:
+    """Columns of the axes: as the sweep says, or those of an older table that hold several values."""
+    names = [COLUMN_OF.get(name, name) for name in grid.varied]
+    if not names:
+        known = ("label", "hw", "model", "precision", "trace", "link", "stack", "batch", "gpus", "seed", "scheduler")
+        shared = [name for name in grid.rows[0] if name.startswith(("hw.", "model.", "stack."))]
+        names = [*known, *COLUMN_OF.values(), "cache_frac", *shared]
+    found = [name for name in dict.fromkeys(names) if len({row.get(name) for row in grid.rows}) > 1]
+    return found if "label" in found else ["label", *found]
+
+
+def _unit(name: str) -> str:
+    if name.endswith("_bytes"):
+        return "bytes"
+    return "frac" if name == "cache_frac" else ""
+
+
+def _title(name: str) -> str:
+    return TITLES.get(name, name.replace("_", " ") if "." not in name else name)
+
+
+def _kind(row: dict[str, Any]) -> tuple[str, str]:
+    """As `sim.studies.ranking.is_bound` has it, of a row; and its labels in words."""
+    try:
+        labels = [str(label) for label in json.loads(str(row.get("labels_json") or "[]"))]
+    except (ValueError, TypeError, RecursionError):
+        labels = []
+    bound = any(label == "oracle" or label.startswith("does not fit") or "not applied" in label for label in labels)
+    return "bound" if bound else "lossy" if "lossy" in labels else "system", ", ".join(labels)
+
+
+def _short(value: Any) -> Cell:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    return value if value is None or isinstance(value, str | int | bool) else str(value)
+
+
+def _choose(rows: list[dict[str, Any]], axes: list[str]) -> Section:
+    measures = [one for one in MEASURES if any(row.get(one[0]) is not None for row in rows)]
+    numeric = [
+        name
+        for name in axes
+        if all(isinstance(row.get(name), int | float | None) and not isinstance(row.get(name), bool) for row in rows)
+    ]
+    kinds = [_kind(row) for row in rows]
+    common = set(kinds[0][1].split(", ")).intersection(*(set(note.split(", ")) for _, note in kinds))
+    columns = [(name, _title(name), _unit(name) or ("x" if name in numeric else "")) for name in axes]
+    columns += [*measures, ("kind", "kind", ""), ("note", "note", "")]
+    shown: list[list[Any]] = [
+        [
+            *(_short(row.get(name)) for name in axes),
+            *(_short(row.get(name)) for name, _, _ in measures),
+            kind,
+            ", ".join(word for word in note.split(", ") if word not in common),
+        ]
+        for row, (kind, note) in zip(rows, kinds, strict=True)
+    ]
+    names = [name for name, _, _ in measures]
+    time = next((name for name in ("tpot_mean_s", "ttft_mean_s") if name in names), names[0])
+    room = next((name for name in numeric if len({row.get(name) for row in rows}) > 2), "peak_vram_bytes")
+    explorer = Explorer(
+        "points", columns, shown, axes, [*names, *numeric], room, time, "label", (time, "peak_vram_bytes")
+    )
+    blocks: list[Any] = [explorer]
+    if common - {""}:
+        blocks.append(Note([f"All of them: {', '.join(sorted(common))}."]))
+    sentence = "Choose values, what is drawn against what, and a goal: the sentence, the plot and the rows follow."
+    return Section("choose", "What if", sentence, blocks)
+
+
+def _front(rows: list[dict[str, Any]], axes: list[str]) -> Section:
+    on_front = [row for row in rows if row.get("pareto")][:MOST_FRONT]
+    columns = [*(Column(_title(name), _unit(name)) for name in axes), Column("peak VRAM", "bytes"), Column("TPOT", "s")]
+    cells: list[list[Any]] = [
+        [*(row.get(name) for name in axes), row.get("peak_vram_bytes"), row.get("tpot_mean_s")] for row in on_front
+    ]
+    sentence = "Lossless systems that no other of the same workload beats in time and peak memory at once."
+    table = Table("The Pareto front, least memory first.", columns, sorted(cells, key=lambda row: row[-2] or 0))
+    return Section("front", "Pareto front", sentence, [table])
+
+
+def _not_run(failed: list[dict[str, Any]]) -> list[Section]:
+    if not failed:
+        return []
+    reasons = Counter((str(row.get("status")), str(row.get("reason"))) for row in failed)
+    rows: list[list[Any]] = [[n, status, reason] for (status, reason), n in reasons.most_common(MOST_REASONS)]
+    columns = [Column("points", "n"), Column("status"), Column("reason")]
+    sentence = f"{show_count(len(failed), 'point')} could not run; `sweep.parquet` has the reason of each."
+    return [Section("not-run", "Not run", sentence, [Table("Why, most frequent first.", columns, rows)])]
+
+
+def _of_hits(grid: Grid) -> Page:
+    """Miss-ratio curves, a line for each cache and workload."""
+    own = [name for name in ("trace", "model", "batch", "split", "precision", "seed") if _several(grid.rows, name)]
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for row in grid.rows:
+        label = ", ".join([str(row.get("label")), *(f"{_title(name)} {row.get(name)}" for name in own)])
+        if isinstance(row.get("hit_rate"), float) and isinstance(row.get("cache_frac"), float):
+            lines.setdefault(label, []).append(row)
+    if not lines:
+        raise BadInput("hits, got a table without a hit rate: count hits of some requests")
+    shown = [
+        (label, [row["cache_frac"] for row in rows], [row["hit_rate"] for row in rows]) for label, rows in lines.items()
+    ]
+    table = Table(
+        "Hits and copies by room.",
+        [
+            Column("cache"),
+            Column("experts", "n"),
+            Column("share", "frac"),
+            Column("hits", "frac"),
+            Column("copies", "n"),
+            Column("copied", "bytes"),
+        ],
+        [
+            [
+                label,
+                row.get("experts"),
+                row["cache_frac"],
+                row["hit_rate"],
+                row.get("demand_copies_n"),
+                row.get("h2d_bytes"),
+            ]
+            for label, rows in lines.items()
+            for row in rows[:: max(1, len(rows) // 16)]
+        ],
+        folded=True,
+    )
+    sentence = "Each line is one cache at every size, counted in one pass; where it is steep, memory pays."
+    section = Section("misses", "Misses by room", sentence, [plot_of(shown), table])
+    return Page("hits", "Hits by room", grid.answer or "Hits of caches of every size", grid.notes, [section])
+
+
+def _several(rows: list[dict[str, Any]], name: str) -> bool:
+    return len({row.get(name) for row in rows}) > 1
