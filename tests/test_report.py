@@ -331,3 +331,25 @@ class TestHostile:
         assert "of another run" in moesim(capsys, "report", kept[0]).error
         assert "it is of an image" in moesim(capsys, "report", kept[1], "--plot", "time").error
         assert "name one of time" in moesim(capsys, "report", kept[1], "-o", tmp_path / "t.svg").error
+
+
+class TestLayers:
+    def test_layers_and_experts_are_those_of_the_tables(self, kept: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        data = data_of(capsys, kept[0])
+        layers = pd.read_parquet(kept[0] / "layers.parquet").query("phase == 'decode'")
+        shares = {one["name"]: one["y"] for one in plot(data, "layers")["traces"]}
+        assert shares["hit"] == pytest.approx(list(layers["hit_n"] / layers["asked_n"]))
+        assert [sum(parts) for parts in zip(*shares.values(), strict=True)] == pytest.approx([1.0] * 32)
+        reasons = plot(data, "reasons")["traces"]
+        assert sum(sum(one["y"]) for one in reasons) == layers["miss_n"].sum() > 0
+        waits = sum(sum(one["y"]) for one in plot(data, "waits")["traces"])
+        assert waits == pytest.approx(layers.filter(regex="^wait_").sum().sum())
+        experts = pd.read_parquet(kept[0] / "experts.parquet").query("phase == 'decode'")
+        (asked,) = plot(data, "experts-asked")["traces"]
+        assert asked["z"] == experts.pivot(index="layer", columns="expert", values="asked_n").to_numpy().tolist()
+
+    def test_runs_beside_each_other_by_layer(self, kept: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        found = {one["name"]: one["y"] for one in plot(data_of(capsys, *kept), "layers")["traces"]}
+        rows = pd.read_parquet(kept[1] / "layers.parquet").query("phase == 'decode'")
+        assert set(found) == {"fine_moe", "lru"}
+        assert found["lru"] == pytest.approx(list(rows["hit_n"] / rows["asked_n"]))
