@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    return mixtral_shaped(tmp_path, levels=frozenset({"weights", "scores", "next_scores_1", "tasks"}), n_requests=8)
+    return mixtral_shaped(tmp_path, n_requests=8)
 
 
 @pytest.fixture
@@ -75,15 +75,44 @@ def test_parts_sum_to_each_mean_and_to_the_difference(trace: Path, a: str, b: st
     assert close(found.ttft.b_s or 0.0, found.b.told.ttft_s.mean or 0.0)
 
 
-def test_parts_are_those_of_the_phases_where_requests_run_one_by_one(trace: Path) -> None:
+@pytest.mark.parametrize("b", ["fiddler", "promoe"])
+def test_parts_are_those_of_the_phases_where_requests_run_one_by_one(trace: Path, b: str) -> None:
     """A second way to the same figures: the composition of decode that the result itself holds."""
-    found = face.diff(f"lru hw=rtx3090 trace={trace}", "fiddler")
+    found = face.diff(f"lru hw=rtx3090 trace={trace}", b)
     for side in (found.a, found.b):
         told, requests = side.told, side.requests
         assert requests is not None
-        for at, share in enumerate(told.bound_by.decode.by_part().values()):
-            spent_s = math.fsum(one.tpot.parts_s[at] * (one.output_tokens - 1) for one in requests.values())
-            assert math.isclose(spent_s, (share or 0.0) * told.phases.decode.time_s, rel_tol=1e-9, abs_tol=1e-12)
+        spent_s = {
+            part: math.fsum(one.tpot.parts_s[at] * (one.output_tokens - 1) for one in requests.values())
+            for at, part in enumerate(PARTS)
+        }
+        decoded = [row for row in told.by_layer if row["phase"] == "decode"]
+        for part in ("demand", "prefetch"):
+            waited_s = math.fsum(row[f"wait_{part}_s"] for row in decoded)
+            assert math.isclose(spent_s[part], waited_s, rel_tol=1e-9, abs_tol=1e-9)
+        spent_s["copy"] = spent_s["demand"] + spent_s["prefetch"]
+        for part, share in told.bound_by.decode.by_part().items():
+            time_s = (share or 0.0) * told.phases.decode.time_s
+            assert math.isclose(spent_s[part], time_s, rel_tol=1e-9, abs_tol=1e-9)
+    assert found.tpot.parts[2].part == "prefetch"
+    assert (found.tpot.parts[2].b_s > 0) == (b == "promoe")
+
+
+@pytest.mark.parametrize("b", ["promoe", "fiddler", "lfu batch=2"])
+def test_waits_of_layers_and_reasons_of_misses_are_those_of_the_results(trace: Path, b: str) -> None:
+    found = face.diff(f"lru hw=rtx3090 trace={trace}", b)
+    for which, side in (("a", found.a), ("b", found.b)):
+        told = side.told
+        shares, time_s = told.bound_by.decode, told.phases.decode.time_s
+        waited = math.fsum(getattr(one, f"{which}_s") for one in found.layer_waits) * told.phases.decode.iterations
+        waits = math.fsum(share or 0.0 for part, share in shares.by_part().items() if part != "gpu")
+        assert len(found.layer_waits) == 32
+        assert math.isclose(waited, waits * time_s, rel_tol=1e-9)  # one GPU waits for no other
+        assert math.isclose(
+            math.fsum(getattr(one, which) for one in found.misses), told.miss_rate or 0.0, abs_tol=1e-12
+        )
+    differences = [one.difference_s for one in found.layer_waits]
+    assert sorted(differences, key=abs, reverse=True) == differences
 
 
 def test_arrivals_a_request_waits_for_others_and_all_of_it_is_told(tmp_path: Path) -> None:
@@ -106,7 +135,7 @@ def test_a_faster_link_changes_no_decision_and_copies_alone(diff: Any, run: Any)
     assert found["decisions_not_compared"] is None
     assert {one["key"] for one in found["inputs"]} == {"set.hw.h2d.bandwidth_bytes_per_s", "hw_sha256"}
     parts = {one["part"]: one["difference_s"] for one in found["tpot_s"]["parts"]}
-    assert parts["copy"] < 0.99 * found["tpot_s"]["difference"] < 0
+    assert parts["demand"] < 0.99 * found["tpot_s"]["difference"] < 0
     assert {one["key"] for one in found["machine_figures"]} == {"hw.h2d.bandwidth_bytes_per_s"}
     text = diff(a, "hw.h2d.bandwidth_bytes_per_s=5e10").out
     assert "every decision is the same" in text
@@ -203,7 +232,7 @@ def test_why_a_record_is_not_replayed(diff: Any, run: Any, change: dict[str, Any
 
 def test_a_trace_that_changed_is_named(diff: Any, run: Any, trace: Path, tmp_path: Path) -> None:
     a, b = run("a"), run("b", policy="lfu")
-    mixtral_shaped(tmp_path, outputs=7, levels=frozenset({"weights", "scores", "tasks"}), n_requests=8)
+    mixtral_shaped(tmp_path, outputs=7, n_requests=8)
     assert trace.exists()
     note = diff(a, b, "--json").json["a"]["notes"][0]
     assert "changed since: trace" in note
@@ -383,6 +412,7 @@ def test_the_page_has_every_key(diff: Any, run: Any) -> None:
     keys = (
         set(told) | set(told["a"]) | set(told["tpot_s"]) | set(told["first_decision"]) | set(told["one_at_a_time"][0])
     )
+    keys |= set(told["requests"][0]) | set(told["misses"][0]) | set(told["layer_waits"][0])
     keys |= set(told["tpot_s"]["parts"][0]) | set(told["layers"][0]) | set(told["figures"][0])
     assert keys - named == set()
     assert "diff" in VERBS

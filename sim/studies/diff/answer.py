@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sim.base.lanes import WAITED_FOR
 from sim.base.units import show_count, show_frac, show_seconds
-from sim.studies.diff.spent import OTHERS
+from sim.studies.diff.spent import DEMAND, OTHERS, PREFETCH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,10 +17,23 @@ if TYPE_CHECKING:
 
 CLEAR = 1.01  # below, "1.00 times as fast" would be all there is to say
 ASIDE = 0.05  # of all that changed: parts beyond the other way are named, too
+LEAST_POINTS = 0.005  # of what gates asked for: a smaller change of a reason is not worth a word
 PRACTICALLY = 0.02  # of the whole: what is left is not worth a number
 MOST_PARTS = 3
 _PER = {"tpot_s": "per token", "ttft_s": "to the first token"}
-_DOING = {**{share: lane.doing for share, lane in WAITED_FOR.items()}, OTHERS: "waiting for other requests"}
+_MISSES = {
+    "cold": "cold misses",
+    "capacity": "capacity misses",
+    "evicted_unused": "misses of what was evicted before use",
+    "wrong_prediction": "misses by wrong prediction",
+    "too_late": "misses of what was asked for too late",
+}
+_DOING = {
+    **{share: lane.doing for share, lane in WAITED_FOR.items()},
+    DEMAND: "waiting for copies on demand",
+    PREFETCH: "waiting for late prefetches",
+    OTHERS: "waiting for other requests",
+}
 
 
 def doing(part: str) -> str:
@@ -115,7 +128,16 @@ def _hits(found: Diff) -> list[str]:
         or b.hit_rate is None
     ):
         return []
-    return [f"hit rate {show_frac(b.hit_rate)} against {show_frac(a.hit_rate)}"]
+    said = f"hit rate {show_frac(b.hit_rate)} against {show_frac(a.hit_rate)}"
+    most = max(found.misses, key=lambda one: abs(one.b - one.a), default=None)
+    if most is not None and abs(most.b - most.a) >= LEAST_POINTS:
+        said += f", {miss(most.reason)} {show_frac(most.b)} against {show_frac(most.a)}"
+    return [said]
+
+
+def miss(reason: str) -> str:
+    """The misses of a reason."""
+    return _MISSES.get(reason, reason)
 
 
 def _caveats(found: Diff, time: Difference) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sim.base.json import finite
 from sim.studies.diff.decisions import FirstDifference, Made, first_difference
 from sim.studies.diff.inputs import Input, inputs, machine_figures
-from sim.studies.diff.layers import LayerRow, by_layer
+from sim.studies.diff.layers import LayerRow, LayerWait, Reason, by_layer, misses, waits
 from sim.studies.diff.side import compared
 from sim.studies.diff.times import Difference, Paired, difference, paired
 
@@ -30,6 +30,7 @@ class Diff:
         figure_rows: (key, A, B) of every figure of the two results that differs.
         tpot, ttft: mean times and their parts. request_rows: requests that both served.
         first: where their decisions part. not_compared: why that cannot be said.
+        layer_rows: figures of layers that differ. layer_waits: what GPU 0 waited for in each. misses: why there were.
         alone_rows: what each input brings by itself, where it was asked for.
     """
 
@@ -42,6 +43,8 @@ class Diff:
     ttft: Difference
     request_rows: list[Paired]
     layer_rows: list[LayerRow]
+    layer_waits: list[LayerWait]
+    misses: list[Reason]
     first: FirstDifference | None
     not_compared: str
     alone_rows: list[Alone] = field(default_factory=list)
@@ -79,6 +82,11 @@ class Diff:
         return _frame([one._asdict() for one in self.layer_rows], LayerRow._fields)
 
     @property
+    def waits(self) -> DataFrame:
+        """What GPU 0 waited for in each layer per iteration of decode, the largest difference first."""
+        return _frame([one._asdict() for one in self.layer_waits], LayerWait._fields)
+
+    @property
     def inputs(self) -> DataFrame:
         """Inputs that differ."""
         return _frame([one._asdict() for one in self.input_rows], Input._fields)
@@ -106,6 +114,8 @@ class Diff:
                 "ttft_s": _of_time(self.ttft),
                 "figures": [dict(zip(("key", "a", "b"), row, strict=True)) for row in self.figure_rows],
                 "requests": [one._asdict() for one in self.request_rows],
+                "misses": [one._asdict() for one in self.misses],
+                "layer_waits": [{**one._asdict(), "difference_s": one.difference_s} for one in self.layer_waits],
                 "layers": [one._asdict() for one in self.layer_rows],
                 "first_decision": _of_first(self.first),
                 "decisions_not_compared": self.not_compared or None,
@@ -137,6 +147,8 @@ def compare(a: Side, b: Side) -> Diff:
         difference(a, b, "ttft_s"),
         paired(a, b),
         by_layer(a, b),
+        waits(a, b),
+        misses(a, b),
         first,
         not_compared,
     )

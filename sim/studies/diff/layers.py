@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.base.errors import BadInput
+from sim.results.by_layer import MISSES, WAITS
 from sim.studies.diff.tables import AGAIN, decisions_of, file_of, rows
 from sim.workload.iterations import DECODE, PREFILL
 
@@ -57,6 +59,71 @@ def layers_of(side: Side) -> Mapping[Where, Row]:
             raise BadInput(f"{side.label}: by_layer[{at}]: of no phase and layer of its own; {AGAIN}")
         found[phase, layer] = {key: value for key, value in row.items() if key not in ("phase", "layer")}
     return found or _counted(side)
+
+
+def seconds_of(row: Row) -> dict[str, float]:
+    """What GPU 0 waited for, by kind; empty where that is not recorded."""
+    return {kind: float(row[f"wait_{kind}_s"]) for kind in WAITS if isinstance(row.get(f"wait_{kind}_s"), int | float)}
+
+
+class LayerWait(NamedTuple):
+    """What GPU 0 waited for in a layer, in seconds per iteration of decode, and the kind of wait that changed most."""
+
+    layer: int
+    a_s: float
+    b_s: float
+    largest: str
+    largest_s: float
+    misses_a: int | None
+    misses_b: int | None
+
+    @property
+    def difference_s(self) -> float:
+        """B less A."""
+        return self.b_s - self.a_s
+
+
+def waits(a: Side, b: Side) -> list[LayerWait]:
+    """Layers whose waiting in decode differs, the largest difference first; empty where it is not recorded."""
+    own, other = layers_of(a), layers_of(b)
+    n_a, n_b = a.told.phases.decode.iterations, b.told.phases.decode.iterations
+    found = []
+    for (phase, layer), row in own.items():
+        beside = other.get((phase, layer))
+        if phase != DECODE or beside is None or not n_a or not n_b:
+            continue
+        mine, also = seconds_of(row), seconds_of(beside)
+        changes = {kind: also.get(kind, 0.0) / n_b - mine.get(kind, 0.0) / n_a for kind in WAITS}
+        kind = max(changes, key=lambda name: abs(changes[name]))
+        if mine and also and changes[kind]:
+            sums = math.fsum(mine.values()) / n_a, math.fsum(also.values()) / n_b
+            found.append(LayerWait(layer, *sums, kind, changes[kind], row.get("miss_n"), beside.get("miss_n")))
+    return sorted(found, key=lambda one: (-abs(one.difference_s), one.layer))
+
+
+class Reason(NamedTuple):
+    """Why experts were missed in decode, as shares of what gates asked for."""
+
+    reason: str
+    a: float
+    b: float
+
+
+def misses(a: Side, b: Side) -> list[Reason]:
+    """Every reason that there is in either run; empty where it is not recorded."""
+    own, other = _reasons(a), _reasons(b)
+    if not own or not other:
+        return []
+    return [Reason(name, own[name], other[name]) for name in MISSES if own[name] or other[name]]
+
+
+def _reasons(side: Side) -> dict[str, float]:
+    decoded = [row for (phase, _), row in layers_of(side).items() if phase == DECODE]
+    keys = ["asked_n", *(f"miss_{name}_n" for name in MISSES)]
+    if not decoded or not all(isinstance(row.get(key), int) for row in decoded for key in keys):
+        return {}
+    asked = sum(row["asked_n"] for row in decoded)
+    return {name: sum(row[f"miss_{name}_n"] for row in decoded) / asked for name in MISSES} if asked else {}
 
 
 def _counted(side: Side) -> dict[Where, Row]:

@@ -152,7 +152,7 @@ def _carried_out(named: Named, setup: Setup, scratch: Path, progress: Progress |
         with blamed(setup.policy):
             engine, machine = assemble(setup, spans, log)
             clockwork = Clockwork()
-            spent = Spent(clockwork)
+            spent = Spent(clockwork, machine.waiting)
             found.append(spent)
             total = sum(request.outputs for request in setup.requests)
 

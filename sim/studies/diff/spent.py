@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from sim.base.lanes import WAITED_FOR
 from sim.workload.iterations import PREFILL
 
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork, RequestTimes, Step
+    from sim.machine.waiting import Waiting
 
-OTHERS = "others"
-PARTS = (*WAITED_FOR, OTHERS)
-"""What a request's time goes to: what GPU 0 did or waited for in iterations of its own, and all other iterations."""
-ROUNDING = 1e-9  # of a time: sums of the same numbers in two orders differ by less
+COPY, DEMAND, PREFETCH, OTHERS = "copy", "demand", "prefetch", "others"
+OWN = ("gpu", DEMAND, PREFETCH, "host", "cpu", "predictor")
+"""What GPU 0 did or waited for in an iteration: copies are demanded ones, or prefetches that came late."""
+PARTS = (*OWN, OTHERS)
+"""What a request's time goes to: parts of iterations of its own, and all other iterations."""
+ROUNDING = 1e-10  # of a time: sums of the same numbers in two orders differ by less
 
 
 class Shares(NamedTuple):
@@ -27,20 +29,27 @@ class Shares(NamedTuple):
 class Spent:
     """Iterations of every request, with what GPU 0 did or waited for in them."""
 
-    def __init__(self, clockwork: Clockwork) -> None:
-        self._clockwork = clockwork
-        self._before_s = {name: phase.parts_s for name, phase in clockwork.phases.items()}
+    def __init__(self, clockwork: Clockwork, waiting: Waiting) -> None:
+        self._clockwork, self._waiting = clockwork, waiting
+        self._before_s = {name: self._parts_s(name) for name in clockwork.phases}
         self._own_s: dict[tuple[int, bool], list[float]] = {}
 
     def take(self, step: Step) -> None:
         """One more iteration is over."""
         phase = step.iteration.phase
-        before_s, after_s = self._before_s[phase], self._clockwork.phases[phase].parts_s
+        before_s, after_s = self._before_s[phase], self._parts_s(phase)
         self._before_s[phase] = after_s
         for one in step.iteration.ranges:
-            own_s = self._own_s.setdefault((one.request.index, phase == PREFILL), [0.0] * len(WAITED_FOR))
-            for cause in range(len(WAITED_FOR)):
+            own_s = self._own_s.setdefault((one.request.index, phase == PREFILL), [0.0] * len(OWN))
+            for cause in range(len(OWN)):
                 own_s[cause] += after_s[cause] - before_s[cause]
+
+    def _parts_s(self, phase: str) -> list[float]:
+        """Seconds of a phase so far, in the order of `OWN`."""
+        gpu_s, copy_s, *others_s = self._clockwork.phases[phase].parts_s[: len(OWN) - 1]
+        waiting, number = self._waiting, int(phase != PREFILL)
+        late_s = math.fsum(waiting.seconds(number, layer)[PREFETCH] for layer in range(waiting.n_layers))
+        return [gpu_s, copy_s - late_s, late_s, *others_s]
 
     def ttft(self, times: RequestTimes) -> Shares:
         """Time to the first token: the iteration of its prompt, and waiting for that to begin."""
@@ -53,8 +62,6 @@ class Spent:
         return self._shares(times.request.index, False, whole_s, further) if further else None
 
     def _shares(self, request: int, prefill: bool, whole_s: float, over: int) -> Shares:
-        own_s = self._own_s.get((request, prefill), [0.0] * len(WAITED_FOR))
-        others_s = whole_s - math.fsum(own_s)
-        if abs(others_s) <= ROUNDING * whole_s:
-            others_s = 0.0
-        return Shares(whole_s / over, tuple(part_s / over for part_s in (*own_s, others_s)))
+        own_s = self._own_s.get((request, prefill), [0.0] * len(OWN))
+        parts_s = (*own_s, whole_s - math.fsum(own_s))
+        return Shares(whole_s / over, tuple(s / over if abs(s) > ROUNDING * whole_s else 0.0 for s in parts_s))

@@ -3,6 +3,7 @@ where decisions part."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import one_line
@@ -12,7 +13,7 @@ from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.engine.counts import CLASSES
 from sim.results.text import show_figure as show_hardware
 from sim.setup.naming import show
-from sim.studies.diff.answer import doing, named_time
+from sim.studies.diff.answer import doing, miss, named_time
 from sim.studies.diff.inputs import rests_on
 from sim.studies.diff.times import BY_PHASE
 
@@ -136,6 +137,8 @@ def _figures(found: Diff) -> str:
         if own or other:
             change = "" if own is None or other is None else _points(other - own)
             rows.add_row(name.replace("_", " "), show_frac(own), show_frac(other), change)
+    for one in found.misses:
+        rows.add_row(miss(one.reason), show_frac(one.a), show_frac(one.b), _points(one.b - one.a))
     per = (1, 1) if a.n_outputs == b.n_outputs else (a.n_outputs, b.n_outputs)
     _add(rows, "copies on demand", a.demand_copies.n, b.demand_copies.n, per)
     fates = a.prefetch.by_fate(), b.prefetch.by_fate()
@@ -149,7 +152,8 @@ def _figures(found: Diff) -> str:
 
 
 def _points(difference: float) -> str:
-    return f"{100 * difference:+.1f} points" if difference else "0"
+    points = 100 * difference
+    return "0" if not points else f"{points:+.1f} points" if abs(points) >= 0.05 else f"{points:+.1g} points"
 
 
 def _per_token(side: Side) -> float:
@@ -205,24 +209,35 @@ def _requests(found: Diff, top: int) -> str:
 
 
 def _layers(found: Diff, top: int) -> str:
-    """Layers by the figure that says most: misses, or copies on demand."""
-    key = next((key for key in _OF_LAYERS if any(one.key == key for one in found.layer_rows)), None)
-    chosen = [one for one in found.layer_rows if one.key == key and one.phase == "decode"]
-    if key is None or not chosen:
+    """Layers by what GPU 0 waited for in them; by copies on demand, where that is not recorded."""
+    every = found.layer_waits
+    if not every:
+        return _layers_by_copies(found, top)
+    rows = table("layer", "waits of decode A", "B", "B - A", "misses A", "B", "mostly")
+    prose(rows, 6)
+    for one in every[:top]:
+        counts = ["-" if n is None else f"{n:,}" for n in (one.misses_a, one.misses_b)]
+        mostly = f"{_signed(one.largest_s)} {_KINDS.get(one.largest, one.largest)}"
+        waits = (show_seconds(one.a_s), show_seconds(one.b_s), _signed(one.difference_s))
+        rows.add_row(str(one.layer), *waits, *counts, mostly)
+    less_s = math.fsum(one.difference_s for one in every[top:])
+    said = "waits are per iteration"
+    if len(every) > top:
+        said += f"; {show_count(len(every) - top, 'further layer')} together: {_signed(less_s)}"
+    return drawn(rows) + fold(said) + "\n"
+
+
+def _layers_by_copies(found: Diff, top: int) -> str:
+    chosen = [one for one in found.layer_rows if one.key == "demand_copies_n" and one.phase == "decode"]
+    if not chosen:
         return ""
-    what, tokens = _OF_LAYERS[key], (found.a.told.decode_tokens, found.b.told.decode_tokens)
+    tokens = found.a.told.decode_tokens, found.b.told.decode_tokens
     per = (1, 1) if tokens[0] == tokens[1] else tokens
     ordered = sorted(chosen, key=lambda one: (-abs(one.b / per[1] - one.a / per[0]), one.layer))
-    rows = table("layer", f"{what} A", "B", "B - A")
+    rows = table("layer", "copies on demand A", "B", "B - A")
     for one in ordered[:top]:
         _add(rows, str(one.layer), one.a, one.b, per)
-    less = ordered[top:]
-    more = ""
-    if less:
-        n = sum(one.b / per[1] - one.a / per[0] for one in less)
-        number = f"{n:+,.0f}" if per == (1, 1) else f"{n:+.2f} per token"
-        more = fold(f"decode; {show_count(len(less), 'further layer')} together: {number} {what}") + "\n"
-    return drawn(rows) + more
+    return drawn(rows) + "as decisions tell, in decode\n"
 
 
 def _first(found: Diff) -> str:
@@ -246,7 +261,14 @@ def _first(found: Diff) -> str:
     return fold(head) + "\n" + drawn(rows)
 
 
-_OF_LAYERS = {"miss_n": "misses", "demand_copies_n": "copies on demand"}
+_KINDS = {
+    "demand": "copies on demand",
+    "prefetch": "late prefetches",
+    "host": "the host",
+    "cpu": "experts on the CPU",
+    "predictor": "predictions",
+    "gpu": "other GPUs",
+}
 _VERBS = {
     "fetch": "fetches",
     "prefetch": "prefetches",

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from sim.base.lanes import WAITED_FOR
 from sim.results.sampling import NO_DIFFERENCE, Interval, Sample
-from sim.studies.diff.spent import PARTS
+from sim.studies.diff.layers import layers_of, seconds_of
+from sim.studies.diff.spent import COPY, DEMAND, OTHERS, PARTS, PREFETCH
 
 if TYPE_CHECKING:
     from sim.results.schema import Phased, Timed
@@ -142,9 +144,29 @@ def _of_phase(a: Side, b: Side, time: Timed, mean_a: float, mean_b: float) -> tu
     if any(side.told.batch > 1 or side.told.arrivals == "trace" for side in (a, b)):
         return (), None, "requests ran beside one another or waited, and one of the runs is known as recorded only"
     phase: Phased = "decode" if time == "tpot_s" else "prefill"
-    own, other = (side.told.bound_by.of(phase).by_part() for side in (a, b))
-    parts = tuple(Part(part, mean_a * (own.get(part) or 0.0), mean_b * (other.get(part) or 0.0)) for part in PARTS)
-    return parts, BY_PHASE, ""
+    own, other = _shares_of(a, phase), _shares_of(b, phase)
+    if COPY in own or COPY in other:  # of one of them nobody knows what copies those were
+        own, other = _together(own), _together(other)
+    return tuple(Part(part, mean_a * own[part], mean_b * other[part]) for part in own), BY_PHASE, ""
+
+
+def _shares_of(side: Side, phase: Phased) -> dict[str, float]:
+    """What a phase of a recorded run went to; its copies told apart where its layers are recorded."""
+    shares = {part: share or 0.0 for part, share in side.told.bound_by.of(phase).by_part().items()}
+    waits = [seconds_of(row) for (where, _), row in layers_of(side).items() if where == phase]
+    demand_s, late_s = (math.fsum(one.get(kind, 0.0) for one in waits) for kind in (DEMAND, PREFETCH))
+    if demand_s + late_s <= 0 and shares[COPY] > 0:
+        return {**shares, OTHERS: 0.0}
+    late = shares[COPY] * late_s / (demand_s + late_s) if late_s else 0.0
+    known = {**shares, DEMAND: shares[COPY] - late, PREFETCH: late, OTHERS: 0.0}
+    return {part: known[part] for part in PARTS}
+
+
+def _together(shares: dict[str, float]) -> dict[str, float]:
+    if COPY in shares:
+        return shares
+    copies = {COPY: shares[DEMAND] + shares[PREFETCH]}
+    return {part: {**shares, **copies}[part] for part in (*WAITED_FOR, OTHERS)}
 
 
 class Paired(NamedTuple):
