@@ -60,6 +60,7 @@ def execute(
     progress: Progress | None = None,
     on_step: Callable[[Step], None] | None = None,
     bounds: bool = True,
+    begun: Callable[[Engine], None] | None = None,
 ) -> Outcome:
     """Run it in simulation.
 
@@ -67,9 +68,10 @@ def execute(
         spans: receives every span. log: receives every decision. on_step: receives every iteration once it is over.
         progress: called with (tokens put out, in all) after every iteration.
         bounds: work out the lower bound on time too (`sim.bounds.time_bound`); without it the key `bound` is None.
+        begun: told of the engine, with all that lies in its cache, before the first iteration.
     """
     with blamed(setup.policy):
-        return _execute(setup, spans, log, progress, on_step, bounds)
+        return _execute(setup, spans, log, progress, on_step, bounds, begun)
 
 
 def _execute(
@@ -79,9 +81,12 @@ def _execute(
     progress: Progress | None,
     on_step: Callable[[Step], None] | None,
     bounds: bool,
+    begun: Callable[[Engine], None] | None,
 ) -> Outcome:
     began_s = time.perf_counter()
     engine, machine = assemble(setup, spans, log)
+    if begun is not None:
+        begun(engine)
     clockwork = run_through(setup, engine, machine, on_step, progress)
     result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s)
     if bounds:

@@ -15,7 +15,7 @@ from sim.cli.say import say
 from sim.cli.spec_options import spec_options, specify, tell_drawing, warn_if_changed
 from sim.cli.unique_options import UniqueOptions
 from sim.results.expectations import judged, parsed
-from sim.results.keep import TIMELINE_ITERATIONS
+from sim.results.keep import TIMELINE_ITERATIONS, timeline_start
 
 if TYPE_CHECKING:
     from sim.results.expectations import Judged
@@ -51,6 +51,13 @@ if TYPE_CHECKING:
     metavar="FILE",
     type=click.Path(path_type=Path),
     help="Write the lanes as trace events for Perfetto; missing folders are made.",
+)
+@click.option(
+    "--timeline-from",
+    metavar="N|TIME",
+    default="0",
+    callback=lambda _ctx, _param, text: timeline_start(text),
+    help="Its first iteration, or when that is under way: 120, or 2.5s; default: 0.",
 )
 @click.option(
     "--timeline-iterations",

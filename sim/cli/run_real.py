@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,11 +42,11 @@ def run_real(request: RunRequest) -> int:
         run = partial(execute_real, device=place, checkpoint=folder)
         with RunBar(setup) as bar:
             if request.keep:
-                done = recorded(lambda *a, **k: _with_prediction(run(*a, **k)), setup, bar.progress, request.keep)
+                done = recorded(run, setup, bar.progress, request.keep, _with_prediction)
             else:
                 done = run(setup, progress=bar.progress)
         if done.result.prediction is None:
-            _with_prediction(done)
+            _with_prediction(done, {})
     finally:
         setup.close()
     _print(done, request)
@@ -98,14 +98,14 @@ def _say_where(setup: Setup, place: str, request: RunRequest) -> None:
     click.echo(f"real run on {where}: {setup.model.id} in {setup.spec.precision}{why}", err=request.as_json)
 
 
-def _with_prediction(done: Measured) -> Measured:
-    """Put the simulation of the very same run into the result."""
+def _with_prediction(done: Measured, drawn: dict[str, Any]) -> None:
+    """Put the simulation of the very same run into the result, and into its timeline where there is one."""
     from sim.results.schema import Prediction
     from sim.run import execute, prepare
 
     again = prepare(done.setup.spec)
     try:
-        result = execute(again, bounds=False).result
+        result = execute(again, bounds=False, **drawn).result
     finally:
         again.close()
     label = None
@@ -127,7 +127,6 @@ def _with_prediction(done: Measured) -> Measured:
         uncertainty=result.uncertainty,
         lane_utilisation=result.lane_utilisation,
     )
-    return done
 
 
 def _print(done: Measured, request: RunRequest) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from sim.base.errors import BadInput
 from sim.results.keep import Keep
 
-KEPT = ("out", "with_spans", "force", "timeline", "timeline_iterations")
+KEPT = ("out", "with_spans", "force", "timeline", "timeline_iterations", "timeline_from")
 
 
 @dataclass(frozen=True)

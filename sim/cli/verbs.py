@@ -31,6 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "compare": ("compare", "Rank several policies on the same trace, GPU and memory."),
     "sweep": ("sweep", "Replay a grid of runs: policies, GPUs, budgets and what else varies, as one table."),
     "plan": ("plan", "Find the cheapest GPU and policy that reach a goal, and what the others lack."),
+    "timeline": ("timeline", "Draw kept runs below one another in one file for Perfetto."),
     "check": ("check", "Hold runs to a baseline file: exit 1 when a hit rate drops or a time grows."),
     "diff": ("diff", "Two runs beside each other: where the time went, and the first decision that differs."),
     "policies": ("policies", "List policies, or show one with its parameters, sources and needs."),

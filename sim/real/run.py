@@ -125,6 +125,7 @@ def execute_real(
     progress: Progress | None = None,
     on_step: Callable[[Step], None] | None = None,
     checkpoint: Path | None = None,
+    begun: Callable[[Engine], None] | None = None,
 ) -> Measured:
     """Run it on real hardware. Arguments as for `sim.run.execute`; `checkpoint`: a folder of weights to compute with.
 
@@ -132,7 +133,7 @@ def execute_real(
         BadInput: what cannot be carried out or does not fit, and a fault before the first iteration was over.
     """
     with opened(setup, device, setup.spec.seed, checkpoint) as (lanes, weights):
-        done = measure(setup, lanes, weights, spans, log, progress, on_step)
+        done = measure(setup, lanes, weights, spans, log, progress, on_step, begun=begun)
     assert done.result.measured is not None
     weighed = "random" if checkpoint is None else checkpoint.name
     done.result.measured = msgspec.structs.replace(done.result.measured, weights=weighed)
@@ -149,6 +150,7 @@ def measure(
     on_step: Callable[[Step], None] | None = None,
     keep: bool = False,
     prepared: Callable[[RealMachine], None] | None = None,
+    begun: Callable[[Engine], None] | None = None,
 ) -> Measured:
     """Run it on open lanes. An interrupt or a fault ends it early; what was measured until then is folded."""
     began_s = time.perf_counter()
@@ -156,6 +158,8 @@ def measure(
         engine, machine = assemble_real(setup, lanes, weights, spans, log, keep)
         if prepared is not None:
             prepared(machine)
+        if begun is not None:
+            begun(engine)
         return run_real(setup, engine, machine, progress, on_step, began_s)
 
 

@@ -6,8 +6,8 @@ every metric can be recomputed from the kept tables; a test does that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,9 @@ from sim.results.by_layer import expert_table, layer_table
 from sim.results.metrics import request_row
 from sim.results.run_folder import CONFIG, FILES, RESULT, check_apart, new_folder
 from sim.results.tables import TABLES, TableWriter, run_row
-from sim.results.timeline import Timeline
+from sim.results.timeline.document import Document
+from sim.results.timeline.run import Timeline
+from sim.results.timeline.window import Window
 from sim.setup.naming import title_of
 from sim.setup.spec import dump_spec
 
@@ -74,8 +76,17 @@ class Keeper:
         self._stack.close()
 
 
-def recorded(run: Callable[..., Any], setup: Setup, progress: Progress | None, keep: Keep) -> Any:
+def recorded(
+    run: Callable[..., Any],
+    setup: Setup,
+    progress: Progress | None,
+    keep: Keep,
+    beside: Callable[..., Any] | None = None,
+) -> Any:
     """Execute by `run` (a simulation, or a real run) and keep it.
+
+    Args:
+        beside: called with the outcome, and what a run takes to be drawn below this one (`drawn`); before it is kept.
 
     Raises:
         BadInput: a place that cannot be written, a folder that holds something else, or a timeline that is there and
@@ -86,39 +97,65 @@ def recorded(run: Callable[..., Any], setup: Setup, progress: Progress | None, k
         check_apart(out, timeline)
     try:
         with ExitStack() as stack:
-            keeper = events = None
+            keeper = document = events = None
             if out is not None:
                 folder = stack.enter_context(new_folder(out, keep.force))
                 keeper = stack.enter_context(Keeper(folder, setup.run_id, keep.with_spans))
             if timeline is not None:
-                if timeline.is_dir():
-                    raise BadInput(f"--timeline, got {str(timeline)!r}: it is a folder; name a file in it")
-                if timeline.exists() and not keep.force:
-                    raise BadInput(
-                        f"--timeline, got {str(timeline)!r}: it exists; replace it with --force, or name another file"
-                    )
-                part = stack.enter_context(replacing(timeline))
-                title = title_of(setup)
-                events = stack.enter_context(Timeline(part, title, keep.timeline_iterations))
+                document = stack.enter_context(new_timeline(timeline, keep.force))
+                title = title_of(setup) if beside is None else f"measured: {title_of(setup)}"
+                events = events_of(document, title, keep)
             outcome = _execute(setup, progress, [sink for sink in (keeper, events) if sink is not None], run)
-            if events is not None:
-                events.close()
+            if beside is not None:
+                below = None if document is None else events_of(document, f"predicted: {title_of(setup)}", keep)
+                beside(outcome, {} if below is None else drawn(below))
+                if below is not None:
+                    below.close()
             if keeper is not None:
                 keeper.finish(outcome)
                 (folder / CONFIG).write_text(dump_spec(setup.explicit(), setup.resolved()), encoding="utf-8")
                 (folder / RESULT).write_text(outcome.result.to_json(indent=2) + "\n", encoding="utf-8")
+            if events is not None and document is not None:
+                events.close()
+                document.close()
             return outcome  # whole files everywhere: what is left is to rename them
     except OSError as error:
         where = error.filename or out or timeline
         raise BadInput(f"{where}: {error.strerror or error}; choose another place") from None
 
 
+@contextmanager
+def new_timeline(path: Path, force: bool) -> Iterator[Document]:
+    """A document that takes its place when all went well. Raises BadInput where it may not."""
+    if path.is_dir():
+        raise BadInput(f"--timeline, got {str(path)!r}: it is a folder; name a file in it")
+    if path.exists() and not force:
+        raise BadInput(f"--timeline, got {str(path)!r}: it exists; replace it with --force, or name another file")
+    with replacing(path) as part, Document(part) as document:
+        yield document
+
+
+def drawn(events: Timeline) -> dict[str, Any]:
+    """What a run is told for the sake of its timeline."""
+    return {"spans": events.span, "log": events.log, "on_step": events.step, "begun": events.begun}
+
+
+def events_of(document: Document, title: str, keep: Keep) -> Timeline:
+    """The sink that draws one more run."""
+    return Timeline(document.process(title), Window(keep.timeline_from, keep.timeline_iterations))
+
+
 def _execute(setup: Setup, progress: Progress | None, sinks: list[Keeper | Timeline], run: Callable[..., Any]) -> Any:
-    step, log = [s.step for s in sinks], [s.log for s in sinks if isinstance(s, Keeper)]
+    step, log = [s.step for s in sinks], [s.log for s in sinks]
     span = [s.span for s in sinks if not isinstance(s, Keeper) or s.with_spans]
+    begun = next((s.begun for s in sinks if isinstance(s, Timeline)), None)
 
     def spans(*fact: Any) -> None:
         for take in span:
+            take(*fact)
+
+    def decisions(*fact: Any) -> None:
+        for take in log:
             take(*fact)
 
     def on_step(done: Step) -> None:
@@ -126,4 +163,6 @@ def _execute(setup: Setup, progress: Progress | None, sinks: list[Keeper | Timel
             take(done)
 
     only = span[0] if len(span) == 1 else spans if span else None
-    return run(setup, spans=only, log=log[0] if log else None, progress=progress, on_step=on_step)
+    return run(
+        setup, spans=only, log=log[0] if len(log) == 1 else decisions, progress=progress, on_step=on_step, begun=begun
+    )

@@ -1,0 +1,82 @@
+"""Several runs in one timeline: each replayed from the configuration that it was kept with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sim.base.errors import BadInput
+from sim.base.files import read_text, to_struct
+from sim.results.keep import Keep
+from sim.results.run_folder import CONFIG, MAX_RESULT_BYTES, RESULT
+from sim.results.sinks import drawn, events_of, new_timeline
+from sim.run import execute, prepare
+from sim.setup.naming import title_of
+from sim.setup.spec import RunSpec, read_spec
+
+Told = Callable[[int, int], None]
+
+
+def draw(runs: Sequence[Path], keep: Keep, told: Told) -> None:
+    """Write the timeline that `keep` asks for: one process per run, in the order given, each from time 0 on.
+
+    Args:
+        runs: folders of `--out`, or configurations. told: of runs drawn, and how many there are.
+
+    Raises:
+        BadInput: no run there, a real one, one whose inputs have changed since, or a file that may not be written.
+    """
+    specs = [_spec_of(run) for run in runs]
+    assert keep.timeline is not None
+    with new_timeline(keep.timeline, keep.force) as document:
+        for n, (run, (spec, run_id)) in enumerate(zip(runs, specs, strict=True)):
+            told(n, len(specs))
+            setup = prepare(spec)
+            try:
+                if run_id not in (None, setup.run_id):
+                    raise BadInput(
+                        f"{run}, got inputs that have changed since (run_id {setup.run_id}, then {run_id}): it is "
+                        "another run by now; simulate it again"
+                    )
+                events = events_of(document, f"{_name(run)}: {title_of(setup)}", keep)
+                execute(setup, bounds=False, **drawn(events))
+                events.close()
+            finally:
+                setup.close()
+        told(len(specs), len(specs))
+        document.close()
+
+
+def _name(run: Path) -> str:
+    return run.absolute().name
+
+
+def _spec_of(run: Path) -> tuple[RunSpec, str | None]:
+    """The run as it was asked for, and its id where its result lies beside it."""
+    folder = run.is_dir()
+    config = run / CONFIG if folder else run
+    if not config.is_file():
+        way = "name a folder that --out has written" if folder else "name a folder of --out, or a config.yaml"
+        raise BadInput(f"RUN, got {str(run)!r}: no configuration there; {way}")
+    fields, _ = read_spec(config)
+    told = _result(run / RESULT) if folder else {}
+    if told.get("engine") == "real":
+        raise BadInput(
+            f"RUN, got {str(run)!r}: a real run, whose clock cannot be replayed; draw it while it runs, with simulate "
+            "--real --timeline FILE"
+        )
+    return to_struct(fields, RunSpec, str(config)), told.get("run_id")
+
+
+def _result(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        told = json.loads(read_text(path, MAX_RESULT_BYTES))
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise BadInput(f"{path}: not the result of a run; simulate it again")
+    return told
