@@ -45,6 +45,7 @@ from traces.format.reader import Trace
 from traces.format.writer import write_trace
 
 TIMES_S = (0.0, 0.0, 0.5, 1.0, 1.0, 2.0, 3.0, 10.0, 0.1, 0.3)
+SINCE_THE_ORACLE = {"load", "slo", "queue_s", "service_s"}
 NAMES_SETUP_DECIDES = {
     "schema",
     "run_id",
@@ -144,6 +145,7 @@ def world(seed: int, folder: Path, policy: str | None = None) -> World:
     open_loop = open_loop and name in (*names, "drawn")
     settings = {} if name == "drawn" else drawn_settings(rng, name)
     spec = RunSpec(
+        unstable=True,  # all percentiles, which the oracle always gives
         policy=name,
         hw=hw.id,
         gpus=gpus,
@@ -346,7 +348,7 @@ def engine_keys(result: dict[str, Any]) -> dict[str, Any]:
     """What the loop decides, in the oracle's shape."""
     if "beyond" in result:
         return result
-    kept = {name: value for name, value in result.items() if name not in NAMES_SETUP_DECIDES}
+    kept = {name: value for name, value in result.items() if name not in NAMES_SETUP_DECIDES | SINCE_THE_ORACLE}
     kept["memory"] = {name: kept["memory"][name] for name in ("expert_budget_bytes", "peak_expert_bytes")}
     start = "beyond the calibrated range: "
     kept["beyond"] = [label.removeprefix(start) for label in result["labels"] if label.startswith(start)]

@@ -23,7 +23,7 @@ from sim.workload.scheduler import Scheduler
 
 
 class ShortestFirst(Scheduler):
-    name = "sjf"
+    name = "shortest"
 
     def compose(self, now_s: float) -> list[Range] | float | None:
         if self.waiting and self.n_running < self.batch:
@@ -68,7 +68,7 @@ def test_first_come_by_hand() -> None:
 
 @pytest.fixture
 def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "sjf.py").write_text(SHORTEST)
+    (tmp_path / "shortest.py").write_text(SHORTEST)
     monkeypatch.setattr(schedulers, "__path__", [*schedulers.__path__, str(tmp_path)])
     yield
     schedulers.find.cache_clear()
@@ -77,15 +77,15 @@ def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("newcomer")
 def test_a_newcomer_is_one_file() -> None:
     runs = {}
-    for name in (None, "fcfs", "sjf"):
+    for name in (None, "fcfs", "shortest"):
         setup = prepare(RunSpec(policy="lru", hw="rtx3090", requests=4, scheduler=name))
         with setup.trace:
-            runs[name] = execute(setup, bounds=name == "sjf"), setup.run_id
+            runs[name] = execute(setup, bounds=name == "shortest"), setup.run_id
     served = {name: [times.request.outputs for times in done.clockwork.requests] for name, (done, _) in runs.items()}
-    assert served["sjf"] == sorted(served["fcfs"]) != served["fcfs"]
+    assert served["shortest"] == sorted(served["fcfs"]) != served["fcfs"]
     assert served[None] == served["fcfs"]
-    assert runs[None][1] == runs["fcfs"][1] != runs["sjf"][1]  # the default by its name is the default
-    assert runs["sjf"][0].result.bound.above_frac > 0
+    assert runs[None][1] == runs["fcfs"][1] != runs["shortest"][1]  # the default by its name is the default
+    assert runs["shortest"][0].result.bound.above_frac > 0
 
 
 @pytest.mark.usefixtures("newcomer")
@@ -93,18 +93,18 @@ def test_out_of_order_arrivals_leave_the_future_open(tmp_path: Path) -> None:
     """A lower bound and an oracle know the order only where requests start as they arrive."""
     path = tiny_trace(tmp_path / "t.safetensors", 32, 8, 2, levels={"arrivals"})
     known = {}
-    for name in ("fcfs", "sjf"):
+    for name in ("fcfs", "shortest"):
         setup = prepare(RunSpec(policy="lru", hw="rtx3090", trace=str(path), scheduler=name))
         with setup.trace:
             known[name] = setup.timeless
-    assert known == {"fcfs": True, "sjf": False}
-    with pytest.raises(BadInput, match="belady with arrivals and --scheduler sjf: which tokens run together depends"):
-        prepare(RunSpec(policy="belady", hw="rtx3090", trace=str(path), scheduler="sjf"))
+    assert known == {"fcfs": True, "shortest": False}
+    with pytest.raises(BadInput, match="belady with arrivals and --scheduler shortest: which tokens run"):
+        prepare(RunSpec(policy="belady", hw="rtx3090", trace=str(path), scheduler="shortest"))
 
 
 def test_no_such_scheduler() -> None:
     with pytest.raises(BadInput, match=r"--scheduler, got 'fcfd': no such scheduler; did you mean 'fcfs'\?"):
         prepare(RunSpec(policy="lru", hw="rtx3090", scheduler="fcfd"))
-    assert schedulers.schedulers() == ("fcfs",)
+    assert schedulers.schedulers() == ("edf", "fcfs", "sjf")
     with pytest.raises(NotImplementedError):
         Scheduler([], 1).next(math.inf)

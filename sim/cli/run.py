@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 @click.option(
     "--spans", "with_spans", is_flag=True, help="With --out: write what every lane did, too; some hundred rows a token."
 )
-@click.option("--force", is_flag=True, help="Replace the run that --out DIR holds, and the file of --timeline.")
+@click.option(
+    "--force", is_flag=True, help="Replace what --out and --timeline hold; show percentiles of an unstable queue."
+)
 @click.option(
     "--timeline",
     metavar="FILE",
@@ -114,7 +116,8 @@ def _show(outcome: Outcome, request: RunRequest, told: dict[str, Any], found: li
 
 
 def _run(request: RunRequest) -> Outcome:
-    spec, meant = specify(request.given, request.settings, request.config)
+    given = {**request.given, "unstable": True} if request.keep.force else request.given
+    spec, meant = specify(given, request.settings, request.config)
     tell_drawing(spec)
     from sim.run import execute, prepare
 

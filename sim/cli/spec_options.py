@@ -53,9 +53,21 @@ SPEC_OPTIONS = (
     click.option("--stack", metavar="NAME|FILE", help="Serving framework and what it costs; default: bare."),
     click.option("--gpus", type=int, metavar="N", help="GPUs that hold experts; default: 1."),
     click.option("--batch", type=int, metavar="N", help="Requests decoded together; default: 1."),
-    click.option("--scheduler", metavar="NAME", help="Who runs next; default: fcfs, first come, first served."),
+    click.option(
+        "--arrivals",
+        metavar="SOURCE",
+        help="When requests come: poisson:RATE, gamma:RATE,CV, closed:CLIENTS, an Azure, Mooncake or BurstGPT log, "
+        "none (back to back); default: as the trace has it.",
+    ),
+    click.option("--rate-scale", type=float, metavar="X", help="Times the rate of --arrivals; default: 1."),
+    click.option("--scheduler", metavar="NAME", help="Who runs next: fcfs (default), sjf, edf."),
+    click.option(
+        "--slo",
+        metavar="LIMITS|FILE",
+        help="What requests are promised, 'ttft_s <= 2s, tpot_s <= 200ms'; or a YAML with limits by task.",
+    ),
     click.option("--split", metavar="NAME", help="Requests to score: test (default), store or all."),
-    click.option("--requests", type=int, metavar="N", help="Only the first N requests of the split."),
+    click.option("--requests", type=int, metavar="N", help="The first N of the split; --arrivals draws more."),
     click.option(
         "--predictor",
         metavar="P",
@@ -96,6 +108,10 @@ def specify(given: dict[str, Any], settings: tuple[str, ...], config: Path | Non
     if config is not None:
         fields, meant = read_spec(config)
     typed = {name: value for name, value in given.items() if value is not None}
+    if "slo" in typed:
+        from sim.workload.slo import parse_slo
+
+        typed["slo"] = parse_slo(typed["slo"])
     if any(name in typed for name in CAPS):
         fields = {name: value for name, value in fields.items() if name not in CAPS}  # a new cap replaces the old one
     parse_set(settings)

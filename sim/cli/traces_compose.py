@@ -24,7 +24,7 @@ _EPILOG = (
     "source",
     required=True,
     metavar="SOURCE",
-    help="poisson:RATE, gamma:RATE,CV (requests per second), or an Azure CSV or Mooncake JSONL file.",
+    help="poisson:RATE, gamma:RATE,CV (requests per second), or an Azure, Mooncake or BurstGPT log.",
 )
 @click.option("--rate-scale", type=float, default=1.0, show_default=True, metavar="X", help="Times the source's rate.")
 @click.option(

@@ -4,11 +4,18 @@ from sim.machine.protocol cimport Machine
 from sim.workload.iterations cimport Feed, Iteration, Range
 from sim.workload.scheduler cimport Scheduler
 
+cdef int _H2D
+
+@cython.final
+cdef class Spent:
+    cdef readonly double prefill_s, prefill_copies_s, decode_s, decode_copies_s
+
 @cython.final
 cdef class RequestTimes:
     cdef public object request
-    cdef readonly double start_s
+    cdef readonly double start_s, begun_s
     cdef public double first_token_s, last_token_s
+    cdef readonly Spent until_begun, until_first, until_last
     cdef int last_row
 
 @cython.final
@@ -33,6 +40,8 @@ cdef class Clockwork:
     cdef begin(self, Iteration iteration, double now_s, bint open_loop)
     @cython.locals(phase=PhaseTimes, cause=int, after_s=double, complete=list, r=Range, times=RequestTimes)
     cdef list end(self, Iteration iteration, double start_s, double end_s, list parts_s)
+    @cython.locals(prefill=PhaseTimes, decode=PhaseTimes)
+    cdef Spent _spent(self)
     @cython.locals(cause=int)
     cdef skip(self, list parts_s)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sim.base.flat import floats
+from sim.base.lanes import H2D
 from sim.engine.engine import Engine
 from sim.machine.lanes import CAUSES
 from sim.machine.protocol import Machine
@@ -16,17 +17,66 @@ if TYPE_CHECKING:
     from traces.format.reader import Trace
 
 
+_H2D = H2D  # a machine integer where this is compiled
+
+
+class Spent:
+    """How much time all iterations so far took: prompts and tokens after them, and of either what waited for copies."""
+
+    __slots__ = ("decode_copies_s", "decode_s", "prefill_copies_s", "prefill_s")
+
+    def __init__(self, prefill_s: float, prefill_copies_s: float, decode_s: float, decode_copies_s: float) -> None:
+        self.prefill_s = prefill_s
+        self.prefill_copies_s = prefill_copies_s
+        self.decode_s = decode_s
+        self.decode_copies_s = decode_copies_s
+
+
 class RequestTimes:
-    """When a request started (its arrival, in an open loop), and when its tokens came out."""
+    """When a request arrived, when its prompt began, when its tokens came out, and what had been spent by then.
 
-    __slots__ = ("first_token_s", "last_row", "last_token_s", "request", "start_s")
+    start_s: its arrival; without one `begun_s`, when its prompt began.
+    """
 
-    def __init__(self, request: RequestInfo, start_s: float) -> None:
+    __slots__ = (
+        *("begun_s", "first_token_s", "last_row", "last_token_s", "request", "start_s"),
+        *("until_begun", "until_first", "until_last"),
+    )
+
+    def __init__(self, request: RequestInfo, start_s: float, begun_s: float, until_begun: Spent) -> None:
         self.request = request
         self.start_s = start_s
+        self.begun_s = begun_s
         self.first_token_s = 0.0
         self.last_token_s = 0.0
         self.last_row = request.first_row + request.prompt_len + request.outputs - 1
+        self.until_begun = self.until_first = self.until_last = until_begun
+
+    @property
+    def queue_s(self) -> float:
+        """Waited before its prompt began."""
+        return self.begun_s - self.start_s
+
+    @property
+    def service_s(self) -> float:
+        """From there to the first token: with `queue_s` the TTFT."""
+        return self.first_token_s - self.begun_s
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to the first token."""
+        return self.first_token_s - self.start_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per further token; None where there was none."""
+        further = self.request.outputs - 1
+        return (self.last_token_s - self.first_token_s) / further if further else None
+
+    @property
+    def e2e_s(self) -> float:
+        """From start to last token."""
+        return self.last_token_s - self.start_s
 
 
 class PhaseTimes:
@@ -70,7 +120,8 @@ class Clockwork:
         for r in iteration.ranges:
             if r.phase == PREFILL:
                 arrival_s = r.request.arrival_s if open_loop else None
-                times = RequestTimes(r.request, now_s if arrival_s is None else arrival_s)
+                start_s = now_s if arrival_s is None else arrival_s
+                times = RequestTimes(r.request, start_s, now_s, self._spent())
                 self._open[r.request.index] = times
                 self.requests.append(times)
 
@@ -90,13 +141,20 @@ class Clockwork:
             self.n_put_out += 1
             if r.phase == PREFILL:
                 times.first_token_s = end_s
+                times.until_first = self._spent()
             times.last_token_s = end_s
             if r.stop_row == times.last_row:
+                times.until_last = self._spent()
                 if complete is None:
                     complete = []
                 complete.append(times.request)
                 del self._open[times.request.index]
         return complete
+
+    def _spent(self) -> Spent:
+        prefill: PhaseTimes = self.phases[PREFILL]
+        decode: PhaseTimes = self.phases[DECODE]
+        return Spent(prefill.time_s, prefill.spent_s[_H2D], decode.time_s, decode.spent_s[_H2D])
 
     def skip(self, parts_s: list[float]) -> None:
         """Time between iterations (waiting for an arrival) belongs to no phase."""
@@ -137,10 +195,12 @@ def drive(
         engine.run_layers(iteration)
         end_s = machine.now()
         complete = clockwork.end(iteration, start_s, end_s, machine.parts_s())
-        if complete is not None and engine.on_request_end:
-            for request in complete:
-                engine.end_request(request)
-            clockwork.skip(machine.parts_s())
+        if complete is not None:
+            scheduler.served(len(complete), end_s)
+            if engine.on_request_end:
+                for request in complete:
+                    engine.end_request(request)
+                clockwork.skip(machine.parts_s())
         n_iterations[iteration.phase] += 1
         if on_step is not None:
             on_step(Step(iteration, start_s, end_s))

@@ -9,7 +9,9 @@ from sim.base.units import show_bytes
 from sim.policy.api import overrides
 from sim.policy.policy_file import file_of
 from sim.results import metrics
+from sim.results.attainment import attainment
 from sim.results.by_layer import layer_rows
+from sim.results.load import load, unstable
 from sim.results.provenance import provenance
 from sim.results.record import Result
 from sim.results.schema import Copies, HitRates, Memory, PolicyFile, ServedRates, Shape
@@ -48,7 +50,11 @@ def fold(
 ) -> Result:
     """The record of a run; its keys as JSON are documented in docs/output.md and stable."""
     spec, policy, model, tally = setup.spec, setup.policy, setup.model, engine.tally
-    timed = metrics.times(clockwork)
+    log = setup.arrivals_file
+    source = "back to back" if not setup.open_loop else log.name if log else spec.arrivals or "trace"
+    loaded = load(clockwork.requests, source) if setup.open_loop else None
+    growing = loaded is not None and not loaded.stable
+    timed = metrics.times(clockwork, growing and not spec.unstable)
     makespan_s = max((t.last_token_s for t in clockwork.requests), default=0.0)
     memory = memory_of(setup, engine)
     file = file_of(type(policy))
@@ -56,13 +62,15 @@ def fold(
     slots = sum(engine.residency.budget_bytes) / engine.view.expert_bytes / model.n_moe_layers
     labels: list[str] = [trait for trait in ("lossy", "oracle") if trait in policy.traits]
     labels += policy.labels
-    labels += [label for label in setup.trace.header.labels if label not in labels]
+    labels += [label for label in (*setup.trace.header.labels, *setup.labels) if label not in labels]
+    if loaded is not None and growing:
+        labels.append(unstable(loaded, spec.unstable))
     if setup.memory.hypothetical:
         labels.append(f"does not fit: needs {show_bytes(setup.memory.needs_bytes)}")
     rule = BudgetRule(None, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
     if policy.keeps_all and rule != BudgetRule():
         labels.append(f"{rule.described()} not applied: every expert is kept")
-    if overrides(policy, "learn") and {r.index for r in setup.store} & {r.index for r in setup.requests}:
+    if overrides(policy, "learn") and {r.first_row for r in setup.store} & {r.first_row for r in setup.requests}:
         labels.append("scored on requests it may have learned from")
     labels += sorted(f"beyond the calibrated range: {what}" for what in engine.cost.measured.beyond)
     return Result(
@@ -84,13 +92,17 @@ def fold(
         seed=spec.seed,
         gpus=spec.gpus,
         batch=spec.batch,
-        arrivals="trace" if setup.open_loop else "back to back",
+        arrivals=source,
         n_requests=len(clockwork.requests),
         decode_tokens=clockwork.phases[DECODE].n_tokens,
         ttft_s=timed.ttft_s,
         tpot_s=timed.tpot_s,
         e2e_s=timed.e2e_s,
+        queue_s=timed.queue_s,
+        service_s=timed.service_s,
         throughput_tokens_per_s=timed.throughput_tokens_per_s,
+        load=loaded,
+        slo=attainment(clockwork.requests, setup.slos),
         lengths=metrics.lengths(clockwork),
         phases=metrics.phases(clockwork),
         hit_definition=spec.hit_definition,

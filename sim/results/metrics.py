@@ -52,38 +52,47 @@ def quantile(ordered: list[float], p: float) -> float:
 
 
 class Times(NamedTuple):
-    """Of the requests that were served."""
+    """Of the requests that were served; TTFT is `queue_s` and then `service_s`."""
 
     ttft_s: Statistic
     tpot_s: Statistic
     e2e_s: Statistic
+    queue_s: Statistic
+    service_s: Statistic
     throughput_tokens_per_s: float | None
 
 
-def times(clockwork: Clockwork) -> Times:
-    """TTFT, TPOT, end-to-end time per request, throughput over the makespan."""
+def times(clockwork: Clockwork, growing: bool = False) -> Times:
+    """TTFT, TPOT, end-to-end time per request, throughput over the makespan.
+
+    Args:
+        growing: the queue grows as long as requests come, so that times which hold a wait in it have no percentiles.
+    """
     done = clockwork.requests
-    ttft = [t.first_token_s - t.start_s for t in done]
-    tpot = [
-        (t.last_token_s - t.first_token_s) / (t.request.outputs - 1) for t in done if t.request.outputs > 1
-    ]  # a request of one token has no time per further token
     outputs = sum(t.request.outputs for t in done)
     first_s = min((t.start_s for t in done), default=0.0)
     last_s = max((t.last_token_s for t in done), default=0.0)
     span_s = last_s - first_s
+    held = mean_alone if growing else statistic
     return Times(
-        statistic(ttft),
-        statistic(tpot),
-        statistic(t.last_token_s - t.start_s for t in done),
+        held(t.ttft_s for t in done),
+        statistic(t.tpot_s for t in done if t.tpot_s is not None),
+        held(t.e2e_s for t in done),
+        held(t.queue_s for t in done),
+        statistic(t.service_s for t in done),
         outputs / span_s if span_s > 0 else None,
     )
+
+
+def mean_alone(values: Iterable[float]) -> Statistic:
+    """Without percentiles."""
+    found = statistic(values)
+    return Statistic(found.mean, None, None, None, found.n)
 
 
 def request_row(times: RequestTimes) -> tuple[Any, ...]:
     """One request in the table `requests`."""
     request = times.request
-    further = request.outputs - 1
-    tpot_s = (times.last_token_s - times.first_token_s) / further if further else None
     return (
         request.index,
         request.task,
@@ -91,10 +100,12 @@ def request_row(times: RequestTimes) -> tuple[Any, ...]:
         request.outputs,
         request.arrival_s,
         times.start_s,
+        times.begun_s,
         times.first_token_s,
         times.last_token_s,
-        times.first_token_s - times.start_s,
-        tpot_s,
+        times.queue_s,
+        times.ttft_s,
+        times.tpot_s,
     )
 
 

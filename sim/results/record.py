@@ -13,6 +13,7 @@ from sim.results.schema import (
     Copies,
     HitRates,
     Lengths,
+    Load,
     Measurement,
     Memory,
     Phases,
@@ -23,6 +24,7 @@ from sim.results.schema import (
     ServedRates,
     Shape,
     Share,
+    SloAttainment,
     Statistic,
     Timed,
     Uncertainty,
@@ -88,7 +90,11 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     ttft_s: Statistic
     tpot_s: Statistic
     e2e_s: Statistic
+    queue_s: Statistic
+    service_s: Statistic
     throughput_tokens_per_s: float | None
+    load: Load | None
+    slo: SloAttainment | None
     lengths: Lengths
     phases: Phases
     hit_definition: str

@@ -140,14 +140,7 @@ def student(degrees: int) -> float:
 
 def times_of(clockwork: Clockwork) -> list[tuple[int, float, float | None]]:
     """(request, TTFT, TPOT) of every request that was served; None for the TPOT of one that has none."""
-    return [
-        (
-            t.request.index,
-            t.first_token_s - t.start_s,
-            (t.last_token_s - t.first_token_s) / (t.request.outputs - 1) if t.request.outputs > 1 else None,
-        )
-        for t in clockwork.requests
-    ]
+    return [(t.request.index, t.ttft_s, t.tpot_s) for t in clockwork.requests]
 
 
 def samples(times: Iterable[Sequence[Any]], batch: int) -> dict[str, Sample]:

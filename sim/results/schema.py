@@ -22,6 +22,53 @@ class Statistic(msgspec.Struct, frozen=True):
     n: int
 
 
+class Load(msgspec.Struct, frozen=True):
+    """Of requests that come at times of their own (`sim.results.load`).
+
+    arrivals_per_s: how fast they came; capacity_per_s: how fast they were taken in while some waited (None where none
+    did); stable: whether that is faster. served_per_s, busy_frac, requests_in_system, requests_waiting: over the time
+    from the first arrival to the last token, the last two on average.
+    """
+
+    source: str
+    arrivals_per_s: float | None
+    served_per_s: float | None
+    capacity_per_s: float | None
+    stable: bool
+    busy_frac: Share
+    requests_in_system: float | None
+    requests_waiting: float | None
+
+
+class Attained(msgspec.Struct, frozen=True):
+    """Requests of one task that had an SLO, and that kept to it."""
+
+    requests: int
+    met: int
+    attained_frac: float
+
+
+class Violations(msgspec.Struct, frozen=True):
+    """Requests that broke their SLO, by what took most of the time in question (`sim.results.attainment`)."""
+
+    queue: int
+    prefill: int
+    copies: int
+    compute: int
+
+
+class SloAttainment(msgspec.Struct, frozen=True):
+    """What became of what was promised; goodput counts the requests that kept all of theirs, and their tokens."""
+
+    requests: int
+    met: int
+    attained_frac: Share
+    goodput_requests_per_s: float | None
+    goodput_tokens_per_s: float | None
+    violations: Violations
+    tasks: dict[str, Attained]
+
+
 class Shape(msgspec.Struct, frozen=True):
     """Routing shape of the model and the trace."""
 

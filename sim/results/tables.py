@@ -109,6 +109,15 @@ def _run_columns() -> list[Column]:
     columns += _statistic("ttft", lambda r: r.ttft_s)
     columns += _statistic("tpot", lambda r: r.tpot_s)
     columns += _statistic("e2e", lambda r: r.e2e_s)
+    columns += _statistic("queue", lambda r: r.queue_s)
+    columns += _statistic("service", lambda r: r.service_s)
+    columns += [
+        ("arrivals_per_s", _FLOAT, lambda r: None if r.load is None else r.load.arrivals_per_s),
+        ("capacity_per_s", _FLOAT, lambda r: None if r.load is None else r.load.capacity_per_s),
+        ("slo_attained_frac", _FLOAT, lambda r: None if r.slo is None else r.slo.attained_frac),
+        ("goodput_requests_per_s", _FLOAT, lambda r: None if r.slo is None else r.slo.goodput_requests_per_s),
+        ("goodput_tokens_per_s", _FLOAT, lambda r: None if r.slo is None else r.slo.goodput_tokens_per_s),
+    ]
     columns += [("throughput_tokens_per_s", _FLOAT, lambda r: r.throughput_tokens_per_s)]
     columns += _rates("", lambda r: r.hit_rates)
     columns += _rates("prefill_", lambda r: r.prefill_hit_rates)
@@ -159,8 +168,10 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("output_tokens", _INT),
             ("arrival_s", _FLOAT),
             ("start_s", _FLOAT),
+            ("begun_s", _FLOAT),
             ("first_token_s", _FLOAT),
             ("last_token_s", _FLOAT),
+            ("queue_s", _FLOAT),
             ("ttft_s", _FLOAT),
             ("tpot_s", _FLOAT),
         ]

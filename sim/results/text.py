@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from sim.base.lanes import WAITED_FOR
 from sim.base.units import show_bytes, show_count, show_flops, show_frac, show_rate, show_seconds
 from sim.engine.counts import CLASSES
@@ -78,6 +80,7 @@ def render(result: Result, width: int | None = None) -> str:
         _facts(result),
         _times(result),
         _rates(result),
+        _load(result),
         _hits(result),
         _union(result),
         _copies(result),
@@ -100,7 +103,8 @@ def _facts(result: Result) -> Table:
     rows.add_row("hardware", f"{machine_of(result.hw, result.overrides)}{gpus}, stack {result.stack}")
     rows.add_row("model", f"{result.model}{f' with {own}' if own else ''} in {result.precision}, {routing}")
     batch = f", batch {result.batch}" if result.batch > 1 else ""
-    arrivals = ", at the trace's arrival times" if result.arrivals == "trace" else ""
+    come = {"back to back": "", "trace": ", at the trace's arrival times"}
+    arrivals = come.get(result.arrivals, f", arriving {result.arrivals}")
     counts = f"{show_count(result.n_requests, 'request')}, {show_count(result.decode_tokens, 'decode token')}"
     requests = f"{counts}{batch}{arrivals}"
     rows.add_row("trace", f"{result.trace}, split {result.split}: {requests}")
@@ -133,7 +137,7 @@ def _rates(result: Result) -> Table:
     rows, bound, throughput = _pairs(), result.bound, result.throughput_tokens_per_s
     if throughput is not None:
         outputs = show_count(result.n_outputs, "output token")
-        waits = " and waiting for arrivals" if result.arrivals == "trace" else ""
+        waits = " and waiting for arrivals" if result.load is not None else ""
         rows.add_row("throughput", f"{_rate(throughput)} tokens/s: {outputs} in the whole run, prefill{waits} included")
     if bound is None or bound.above_frac is None:
         return rows
@@ -143,6 +147,35 @@ def _rates(result: Result) -> Table:
     rows.add_row(
         "lower bound", f"TPOT {_seconds(bound.tpot_s)} for any lossless policy with {lanes}; this is {where} it"
     )
+    return rows
+
+
+def _load(result: Result) -> Table:
+    """How requests come and are served, and which kept to what they were promised."""
+    rows, load, slo = _pairs(), result.load, result.slo
+    if load is not None:
+        came, taken = load.arrivals_per_s, load.capacity_per_s
+        arrive = f"arrives {came:.3g}/s, " if came is not None else ""
+        serve = f"serves {taken:.3g}/s while some wait" if taken is not None else "none had to wait"
+        there, waiting = load.requests_in_system or 0.0, load.requests_waiting or 0.0
+        rows.add_row("load", f"{arrive}{serve}; {there:.3g} requests there on average, {waiting:.3g} of them waiting")
+        queue, service = result.queue_s, result.service_s
+        ends = "" if queue.p95 is None else f" (p50 {_seconds(queue.p50)}, p95 {_seconds(queue.p95)})"
+        rows.add_row("of the TTFT", f"{_seconds(queue.mean)} in the queue{ends}, {_seconds(service.mean)} served")
+    if slo is not None and slo.attained_frac is not None:
+        good, tokens = slo.goodput_requests_per_s or 0.0, slo.goodput_tokens_per_s or 0.0
+        rows.add_row(
+            "SLO",
+            f"kept by {slo.met:,} of {show_count(slo.requests, 'request')} ({show_frac(slo.attained_frac)}); goodput "
+            f"{good:.3g} requests/s, {tokens:.3g} tokens/s",
+        )
+        if slo.met < slo.requests:
+            why = {name: n for name, n in structs.asdict(slo.violations).items() if n}
+            told = ", ".join(f"{name} {n:,}" for name, n in why.items())
+            rows.add_row("", f"broken, by what took most of the time: {told}")
+        if len(slo.tasks) > 1:
+            each = (f"{name or 'no task'} {show_frac(task.attained_frac)}" for name, task in slo.tasks.items())
+            rows.add_row("", "kept by task: " + ", ".join(each))
     return rows
 
 

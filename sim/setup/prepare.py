@@ -32,8 +32,11 @@ from sim.setup.pairing import check_shape, default_model, drawn_anew, model_of_s
 from sim.setup.spec import HIT_DEFINITIONS
 from sim.workload import schedulers
 from sim.workload.iterations import RequestInfo
-from sim.workload.learn_split import requests_of
+from sim.workload.learn_split import no_store, requests_of
+from sim.workload.load import NONE, PROCESSES, load_of
+from sim.workload.profiled import Profiled
 from sim.workload.scheduler import Scheduler
+from sim.workload.slo import Slos
 from traces.format.catalogue import bundled_traces, open_trace
 
 if TYPE_CHECKING:
@@ -66,11 +69,18 @@ class Setup:
     host_bytes: int
     pieces: Pieces
     open_loop: bool
+    clients: int = 0  # of a closed loop
+    labels: tuple[str, ...] = ()  # of the load
     machine: Callable[..., Any] | None = None  # a kind of one's own, in place of those that `engine` names
     run_id: str = ""  # before the policy is bound: binding may fill in parameters that were left to be derived
 
     def close(self) -> None:
         self.trace.close()
+
+    @property
+    def slos(self) -> Slos:
+        """What is promised to requests, by task."""
+        return Slos(self.spec.slo)
 
     @property
     def scheduler(self) -> type[Scheduler]:
@@ -80,7 +90,7 @@ class Setup:
     @property
     def timeless(self) -> bool:
         """Whether iterations are composed alike however long they take."""
-        return not self.open_loop or (self.spec.batch == 1 and self.scheduler.in_order)
+        return not self.open_loop or (self.spec.batch == 1 and self.scheduler.in_order and not self.clients)
 
     def schedule(self, open_loop: bool | None = None, splits: bool = True) -> Scheduler:
         """The scheduler, with every request still waiting.
@@ -89,7 +99,16 @@ class Setup:
             open_loop: honour arrivals; None: where the trace has any. splits: the policy may split decode steps.
         """
         honoured = self.open_loop if open_loop is None else open_loop
-        return self.scheduler(self.requests, self.spec.batch, honoured, self.policy.split_step if splits else None)
+        split = self.policy.split_step if splits else None
+        profiled = Profiled.of(self.store, self.slos)
+        return self.scheduler(self.requests, self.spec.batch, honoured, split, self.clients, profiled)
+
+    @property
+    def arrivals_file(self) -> Path | None:
+        """The log that requests arrive by, where it is one."""
+        source = self.spec.arrivals
+        named = source is None or source == NONE or source.startswith(PROCESSES)
+        return None if source is None or named else Path(source)
 
     def notes(self) -> list[str]:
         """What was asked for and cannot be had in full, one line each."""
@@ -133,6 +152,7 @@ class Setup:
             "stack_sha256": _digest(self.stack),
             "trace": self.trace.name,
             "trace_sha256": self.trace.sha256,
+            **({} if self.arrivals_file is None else {"arrivals_sha256": _sha256(self.arrivals_file)}),
         }
 
     def identity(self) -> str:
@@ -141,6 +161,12 @@ class Setup:
         for name in ("policy", "hw", "link", "model", "stack", "trace"):
             del spec[name]  # `resolved` says what these meant
         del spec["engine"]  # either gives the same numbers
+        del spec["unstable"]  # says what is shown of them
+        for name, default in (("arrivals", None), ("rate_scale", 1.0), ("slo", {})):
+            if spec[name] == default:  # as it was before there were any
+                del spec[name]
+        if self.arrivals_file is not None:
+            del spec["arrivals"]
         if self.scheduler.name == schedulers.DEFAULT:
             del spec["scheduler"]
         return hashlib.sha256(to_json({**spec, **self.resolved()}).encode()).hexdigest()[:12]
@@ -153,6 +179,7 @@ class Setup:
             policy=whole_policy(spec.policy),
             hw=_whole(spec.hw, GPUS),
             stack=_whole(spec.stack, STACKS),
+            arrivals=spec.arrivals if self.arrivals_file is None else str(self.arrivals_file.resolve()),
             model=self.model.id if spec.model is None else _whole(spec.model, MODELS),
             trace=trace.name if _known(trace) else str(trace.path.resolve()),
         )
@@ -266,9 +293,11 @@ def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace
     model = load_model(spec.model or default_model(trace), overrides.model)
     check_shape(model, trace)
     trace.require_all(policy.needs, f"policy {policy.name}")
-    requests = requests_of(trace, spec.split)[: spec.requests]
-    if not requests:
+    recorded = requests_of(trace, spec.split)
+    if not recorded:
         raise BadInput(f"{trace.path}: split {spec.split!r} has no requests; --split all takes every request")
+    load = load_of(recorded, spec.arrivals, spec.requests, spec.seed, spec.rate_scale)
+    requests = load.requests
     together = min(spec.batch, len(requests))  # no more than there are ever run together
     longest = sorted((r.prompt_len + r.outputs for r in requests), reverse=True)[:together]
     widest = max(max(r.prompt_len for r in requests), together)
@@ -278,9 +307,10 @@ def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace
     memory = plan(model, hw, spec.precision, demand, rule, spec.gpus, bound, policy.keeps_all)
     host_bytes = check_host(model, hw, spec.precision) if not policy.keeps_all else 0
     pieces = Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes)
-    open_loop = any(r.arrival_s is not None for r in requests)
     store = requests_of(trace, "store")
-    setup = Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, open_loop)
+    setup = Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, load.open_loop)
+    setup.clients, setup.labels = load.clients, load.labels
+    _check_scheduler(setup)
     if not setup.timeless and "oracle" in policy.traits:
         how = f"--batch {spec.batch}" if setup.scheduler.in_order else f"--scheduler {setup.scheduler.name}"
         raise BadInput(
@@ -288,6 +318,20 @@ def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace
             "future to know; use --batch 1 and first come, first served, or a trace without arrivals"
         )
     return setup
+
+
+def _check_scheduler(setup: Setup) -> None:
+    """Raises BadInput where the scheduler lacks what it goes by, or an SLO names a task that no request has."""
+    kind, slos = setup.scheduler, setup.slos
+    who = f"--scheduler {kind.name}"
+    if "outputs" in kind.needs and not setup.store:
+        raise no_store(setup.trace, f"{who} expects of a request what its task put out there")
+    if "deadlines" in kind.needs and not (slos and setup.open_loop):
+        raise BadInput(f"{who}: it goes by deadlines, which are arrivals and SLOs; give --arrivals and --slo")
+    tasks = sorted({request.task for request in setup.requests})
+    for task in slos.tasks():
+        if task not in tasks:
+            raise BadInput(f"--slo, got task {task!r}: no request has it; {did_you_mean(task, tasks)}")
 
 
 def _whole(name: str, package: str) -> str:
@@ -301,6 +345,11 @@ def _known(trace: Trace) -> bool:
     from traces.synth.drawn import drawn_path
 
     return trace.path in (bundled_traces().get(trace.name), drawn_path(trace.name))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(node: msgspec.Struct) -> str:

@@ -35,7 +35,11 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     set: dict[str, bool | int | float | str | None] = {}
     gpus: int = 1
     batch: int = 1
+    arrivals: str | None = None  # poisson:RATE, gamma:RATE,CV, closed:CLIENTS, a log, none; None: the trace's
+    rate_scale: float = 1.0  # times the rate of `arrivals`
     scheduler: str | None = None  # None: first come, first served
+    slo: dict[str, dict[str, float]] = {}  # task -> limit -> seconds; `*`: all tasks without their own
+    unstable: bool = False  # show percentiles of a queue that grows as long as requests come
     split: str = "test"
     requests: int | None = None  # at most this many, in order
     seed: int = 0

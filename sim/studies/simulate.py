@@ -19,6 +19,7 @@ from sim.results.record import Result
 from sim.run import execute
 from sim.setup.prepare import prepare
 from sim.setup.spec import RunSpec
+from sim.workload.slo import slo_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -52,6 +53,10 @@ class Options(TypedDict, total=False):
     predictor: Name | None
     engine: str | None  # arithmetic or simpy
     scheduler: str | None  # None: first come, first served
+    arrivals: Name | None  # poisson:RATE, gamma:RATE,CV, closed:CLIENTS, a log, none; None: the trace's
+    rate_scale: float
+    slo: str | Mapping[str, Mapping[str, float | str]] | None  # 'ttft_s <= 2s', or task -> limit -> time
+    unstable: bool  # show percentiles of a queue that grows as long as requests come
 
 
 def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) -> Result:
@@ -71,6 +76,9 @@ def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) 
     """
     kind = None if isinstance(policy, str | os.PathLike) else policy
     name = name_of(kind) if kind is not None else policy
+    slo = options.get("slo")
+    if slo is not None:
+        options = {**options, "slo": slo_of(slo)}
     fields = {key: _plain(key, value) for key, value in {"policy": name, "hw": hw, **options}.items()}
     spec = to_struct(fields, RunSpec, "simulate()")
     setup = prepare(spec, kind)

@@ -8,10 +8,10 @@ cdef class Running:
     cdef readonly int stop_row
 
 cdef class Scheduler:
-    cdef readonly object waiting
+    cdef readonly object waiting, profiled
     cdef readonly int n_running, batch
     cdef bint _open_loop
-    cdef object _split, _later
+    cdef object _split, _later, _to_come
     cdef list _running
     cdef int _n_later
     @cython.locals(running=Running, row=int, over=bint)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 from sim.base.errors import IllegalDecision
 from sim.workload.iterations import DECODE, PREFILL, Range, RequestInfo
+from sim.workload.profiled import Profiled
 
 Split = Callable[[list[Range]], list[list[Range]]]
 
@@ -31,17 +32,30 @@ class Scheduler:
     Args:
         requests: in order of arrival. batch: how many may run at a time. open_loop: honour arrival times instead of
             starting at once. split: shares a decode step out over passes that run one after the other
-            (`Policy.split_step`).
+            (`Policy.split_step`). clients: of a closed loop: so many ask at once, and each asks again when it has been
+            answered; 0: requests come by themselves. profiled: what is known of requests before they run.
     """
 
     name: ClassVar[str] = ""
     in_order: ClassVar[bool] = False
     """Whether requests start in order of arrival, so that arrivals do not decide who is served when."""
 
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What of `Profiled` it cannot do without: `outputs`, `deadlines`."""
+
     def __init__(
-        self, requests: Sequence[RequestInfo], batch: int, open_loop: bool = False, split: Split | None = None
+        self,
+        requests: Sequence[RequestInfo],
+        batch: int,
+        open_loop: bool = False,
+        split: Split | None = None,
+        clients: int = 0,
+        profiled: Profiled | None = None,
     ) -> None:
-        self.waiting = deque(requests)  # in order of arrival
+        first = requests[:clients] if clients else requests
+        self.waiting = deque(first)  # in order of arrival
+        self.profiled = profiled or Profiled()
+        self._to_come = deque(requests[len(first) :])  # of clients that wait for an answer
         self.n_running = 0
         self.batch = batch
         self._open_loop = open_loop
@@ -59,6 +73,17 @@ class Scheduler:
     def arrived(self, request: RequestInfo, now_s: float) -> bool:
         """Whether a request that waits is there."""
         return not self._open_loop or request.arrival_s is None or request.arrival_s <= now_s
+
+    def arrived_by(self, now_s: float) -> Iterator[RequestInfo]:
+        """All requests that wait and are there, in order of arrival."""
+        for request in self.waiting:
+            if not self.arrived(request, now_s):
+                return
+            yield request
+
+    def next_arrival_s(self) -> float | None:
+        """When the first of those that wait comes, or has come; None when nobody will."""
+        return self.waiting[0].arrival_s if self.waiting else None
 
     def prefill(self, request: RequestInfo) -> list[Range]:
         """Start a request that waits: its prompt, all of it."""
@@ -87,6 +112,11 @@ class Scheduler:
         return ranges
 
     # -- what the loop asks ----------------------------------------------------------------------------------------
+
+    def served(self, n: int, now_s: float) -> None:
+        """So many requests are complete: in a closed loop each of those who asked asks again."""
+        for _ in range(min(n, len(self._to_come))):
+            self.waiting.append(self._to_come.popleft()._replace(arrival_s=now_s))
 
     def next(self, now_s: float) -> list[Range] | float | None:
         """What `compose` says, a decode step pass by pass where the policy splits it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oracle.counts import CLASSES
 from oracle.iterations import DECODE, PREFILL
 from oracle.lanes import CPU, GPU, H2D, HOST, SIDE
-from sim.results.sampling import Interval, samples, times_of
+from sim.results.sampling import Interval, samples
 
 if TYPE_CHECKING:
     from oracle.counts import Tally
@@ -248,7 +248,7 @@ def uncertainty(
     """
     rows = resting_s(machine, clockwork)
     total = math.fsum(row.spent_s for row in rows)
-    drawn = samples(times_of(clockwork), batch)
+    drawn = samples([_times_of(t) for t in clockwork.requests], batch)
     over = {key: _of_times(drawn[key].interval()) for key in ("tpot_s", "ttft_s")}
     sampling: dict[str, Any] = dict(over)
     sampling |= {"tpot_n": drawn["tpot_s"].n, "ttft_n": drawn["ttft_s"].n}
@@ -275,6 +275,12 @@ def uncertainty(
             least, most = over[key] or (mean, mean)
             band[key] = [least * low, most * high]
     return band
+
+
+def _times_of(t: Any) -> tuple[int, float, float | None]:
+    further = t.request.outputs - 1
+    tpot_s = (t.last_token_s - t.first_token_s) / further if further else None
+    return t.request.index, t.first_token_s - t.start_s, tpot_s
 
 
 def _of_times(ends: Interval | None) -> list[float] | None:

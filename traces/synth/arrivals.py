@@ -4,6 +4,8 @@
   TIMESTAMP, ContextTokens, GeneratedTokens; 2024 writes a time zone, and leaves the fraction out where it is zero.
 - Mooncake traces (https://github.com/kvcache-ai/Mooncake): JSONL with `timestamp` in milliseconds, `input_length`,
   `output_length` and `hash_ids` (prefix blocks, which nothing here uses).
+- BurstGPT traces (https://github.com/HPMLL/BurstGPT): CSV with, among others, the columns Timestamp (seconds), Request
+  tokens, Response tokens.
 - `poisson:RATE`: independent exponential gaps. `gamma:RATE,CV`: Gamma gaps of that coefficient of variation (1 is
   Poisson, above 1 is bursty). Rates are requests per second.
 
@@ -28,6 +30,7 @@ from traces.convert.fields import has_keys, starts_object
 from traces.convert.text import field, head_of, records, shown, whole
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BURST_GPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 MAX_TOKENS = 1 << 20  # of one request's prompt or output; beyond any context a log of today can mean
 _STAMP = re.compile(
     r"^(\d{4})-(\d{2})-(\d{2})[ T](\d{2}):(\d{2}):(\d{2})(?:\.(\d{1,9}))?(Z|[+-]\d{2}:?\d{2})?$", re.ASCII
@@ -48,7 +51,7 @@ def arrivals(source: str, n: int, seed: int = 0, rate_scale: float = 1.0) -> lis
     """The first `n` arrivals (fewer when a log ends before), in order of time.
 
     Args:
-        source: `poisson:RATE`, `gamma:RATE,CV`, or the path of an Azure or Mooncake log, plain or gzipped.
+        source: `poisson:RATE`, `gamma:RATE,CV`, or the path of an Azure, Mooncake or BurstGPT log, plain or gzipped.
         rate_scale: how many times as many requests per second as the source has.
 
     Raises:
@@ -114,15 +117,33 @@ def _log(path: Path) -> Iterator[tuple[int, int, int]]:
         return
     first = head.split(b"\n", 1)[0].decode("utf-8", "replace").removeprefix("\ufeff")
     names = {name.strip() for name in first.split(",")}
+    if set(BURST_GPT_COLUMNS) <= names:
+        for number, row in rows(path, BURST_GPT_COLUMNS):
+            where = f"{path}:{number}"
+            prompt_len, outputs = (whole(where, name, row[name], 0, MAX_TOKENS) for name in BURST_GPT_COLUMNS[1:])
+            yield _seconds_ns(where, row["Timestamp"]), prompt_len, outputs
+        return
     if not set(AZURE_COLUMNS) <= names:
         raise BadInput(
-            f"{path}: neither an Azure trace (CSV with {', '.join(AZURE_COLUMNS)}) nor a Mooncake one (JSONL with "
-            f"timestamp, input_length, output_length); name one, or poisson:RATE"
+            f"{path}: neither an Azure trace (CSV with {', '.join(AZURE_COLUMNS)}) nor a BurstGPT one (CSV with "
+            f"{', '.join(BURST_GPT_COLUMNS)}) nor a Mooncake one (JSONL with timestamp, input_length, output_length); "
+            f"name one, or poisson:RATE"
         )
     for number, row in rows(path, AZURE_COLUMNS):
         where = f"{path}:{number}"
         prompt_len, outputs = (whole(where, name, row[name], 0, MAX_TOKENS) for name in AZURE_COLUMNS[1:])
         yield _stamp_ns(where, row["TIMESTAMP"]), prompt_len, outputs
+
+
+def _seconds_ns(where: str, text: str) -> int:
+    """A number of seconds in nanoseconds. Raises BadInput."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1e12:
+        raise BadInput(f"{where}: Timestamp, got {shown(text)}: seconds from 0 on; mend the row")
+    return round(value * 1e9)
 
 
 def _stamp_ns(where: str, text: str) -> int:

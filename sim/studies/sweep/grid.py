@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from sim.base.errors import BadInput
+from sim.base.json import to_json
 from sim.base.files import to_struct
 from sim.policy.policy_file import split
 from sim.profiles.overrides import GROUPS
@@ -161,5 +162,5 @@ def points_of(blocks: list[Block], most: int) -> tuple[list[Point], int]:
 
 def key_of(spec: RunSpec) -> tuple[Any, ...]:
     """What tells specifications apart; 1 and true do not compare equal here."""
-    fields = (getattr(spec, name) for name in spec.__struct_fields__ if name != "set")
-    return (*fields, *sorted((key, type(value).__name__, value) for key, value in spec.set.items()))
+    fields = (getattr(spec, name) for name in spec.__struct_fields__ if name not in ("set", "slo"))
+    return (*fields, to_json(spec.slo), *sorted((key, type(value).__name__, value) for key, value in spec.set.items()))

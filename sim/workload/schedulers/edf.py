@@ -1,0 +1,25 @@
+"""Earliest deadline first: of those that wait, the one whose first token is wanted soonest.
+
+Liu and Layland, "Scheduling Algorithms for Multiprogramming in a Hard-Real-Time Environment", Journal of the ACM 20(1),
+1973, section 7.
+"""
+
+from __future__ import annotations
+
+from sim.workload.iterations import Range
+from sim.workload.scheduler import Scheduler
+
+
+class EarliestDeadline(Scheduler):
+    """As `fcfs` with another choice: by arrival plus the TTFT of the task's SLO (its `e2e_s`, where it has no other);
+    who has none goes last. Nobody who has one starves: whoever comes later has the later deadline in the end."""
+
+    name = "edf"
+    needs = ("deadlines",)
+
+    def compose(self, now_s: float) -> list[Range] | float | None:
+        if self.n_running < self.batch:
+            chosen = min(self.arrived_by(now_s), key=self.profiled.deadline_s, default=None)
+            if chosen is not None:
+                return self.prefill(chosen)
+        return self.decode() if self.n_running else self.next_arrival_s()
