@@ -38,6 +38,8 @@ AXES = (
     _axis("--stack", "stack", _SEVERAL, "Serving frameworks; default: bare."),
     _axis("--gpus", "gpus", _NUMBERS, "GPUs that hold experts; default: 1."),
     _axis("--batch", "batch", _NUMBERS, "Requests decoded together; default: 1."),
+    _axis("--arrivals", "arrivals", _SEVERAL, "When requests come: poisson:2, closed:8, a log; see docs/load.md."),
+    _axis("--rate-scale", "rate_scale", _NUMBERS, "Times the rate of --arrivals: 0.2:1:0.2."),
     _axis("--scheduler", "scheduler", _SEVERAL, "Who runs next; default: fcfs."),
     _axis("--split", "split", _SEVERAL, "Requests to score: test (default), store or all."),
     _axis("--requests", "requests", _NUMBERS, "Only the first N requests of the split."),

@@ -43,6 +43,8 @@ class Axes(TypedDict, total=False):
     set: Mapping[str, Several]  # hw.*, model.*, stack.*; with one policy its parameters, too
     gpus: Several
     batch: Several
+    arrivals: Several
+    rate_scale: Several
     scheduler: Several
     split: Several
     requests: Several

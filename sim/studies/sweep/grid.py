@@ -9,8 +9,8 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from sim.base.errors import BadInput
-from sim.base.json import to_json
 from sim.base.files import to_struct
+from sim.base.json import to_json
 from sim.policy.policy_file import split
 from sim.profiles.overrides import GROUPS
 from sim.setup.naming import show

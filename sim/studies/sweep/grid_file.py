@@ -35,6 +35,8 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     trace: Several | msgspec.UnsetType = msgspec.UNSET
     precision: Several | msgspec.UnsetType = msgspec.UNSET
     stack: Several | msgspec.UnsetType = msgspec.UNSET
+    arrivals: Several | msgspec.UnsetType = msgspec.UNSET
+    rate_scale: Several | msgspec.UnsetType = msgspec.UNSET
     scheduler: Several | msgspec.UnsetType = msgspec.UNSET
     split: Several | msgspec.UnsetType = msgspec.UNSET
     link: Several | msgspec.UnsetType = msgspec.UNSET

@@ -84,6 +84,7 @@ LAST: list[tuple[str, pa.DataType, Cell]] = [
     ("bound_ttft_s", _FLOAT, _bound("ttft_s")),
     ("bound_lanes", _TEXT, _bound("lanes")),
     ("above_bound_frac", _FLOAT, _bound("above_frac")),
+    ("rate_scale", _FLOAT, _spec("rate_scale")),
     ("scheduler", _TEXT, _spec("scheduler")),
     ("link", _TEXT, _spec("link")),
     ("predictor", _TEXT, _spec("predictor")),

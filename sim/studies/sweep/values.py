@@ -15,11 +15,11 @@ from sim.base.units import parse_bytes
 Scalar = bool | int | float | str | None
 
 TEXTS = (
-    *("hw", "model", "trace", "precision", "stack", "scheduler", "split", "link"),
+    *("hw", "model", "trace", "precision", "stack", "arrivals", "scheduler", "split", "link"),
     *("hit_definition", "predictor", "engine"),
 )
 INTS = ("gpus", "batch", "requests", "seed", "experts")
-FRACS = ("cache_frac",)
+FRACS = ("cache_frac", "rate_scale")
 SIZES = ("vram_bytes", "expert_cache_bytes")
 AXES = (*TEXTS, *INTS, *FRACS, *SIZES)
 """Fields of a run that may be varied, besides its policy and `set`."""
