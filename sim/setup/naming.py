@@ -35,12 +35,25 @@ def title_of(setup: Setup) -> str:
         model += f" with {changed}"
     rest = [model, setup.trace.name]
     rest += [f"split {spec.split}"] * (spec.split != "test")
-    rest += [f"first {show_count(spec.requests or 0, 'request')}"] * (spec.requests is not None)
+    which = "first " if spec.arrivals is None else ""
+    rest += [f"{which}{show_count(spec.requests or 0, 'request')}"] * (spec.requests is not None)
+    rest += [f"arrivals {spec.arrivals}"] * (spec.arrivals is not None)
+    rest += [f"at {spec.rate_scale:g} times the rate"] * (spec.rate_scale != 1.0)
     rest += [f"{spec.gpus} GPUs"] * (spec.gpus > 1) + [f"batch {spec.batch}"] * (spec.batch > 1)
     rest += [f"scheduler {spec.scheduler}"] * (spec.scheduler is not None)
+    rest += [f"SLO {said}" for said in sorted(_slos(spec))]
     rest += [f"stack {setup.stack.id}"] * (setup.stack.id != "bare") + [f"seed {spec.seed}"] * (spec.seed != 0)
     rest += [f"hits by {spec.hit_definition}"] * (spec.hit_definition != "gate")
     return f"{who} on {machine_of(setup.hw.id, own)} ({', '.join(rest)})"
+
+
+def _slos(spec: RunSpec) -> list[str]:
+    """`code ttft_s <= 2` for every limit, without the task where it is for all."""
+    return [
+        f"{'' if task == '*' else f'{task} '}{name} <= {limit_s:g}"
+        for task, limits in spec.slo.items()
+        for name, limit_s in limits.items()
+    ]
 
 
 def policy_of(policy: str, file: str | None, overrides: Overrides) -> str:

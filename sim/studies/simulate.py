@@ -124,8 +124,8 @@ class Replay:
         from sim.results.tables import frame
 
         if name == "requests":
-            rows = [request_row(times) for times in self._clockwork.requests]
-            self._frames[name] = frame(name, self._run_id, rows)
+            requests = [request_row(times) for times in self._clockwork.requests]
+            self._frames[name] = frame(name, self._run_id, requests)
         elif name == "layers":
             self._frames[name] = frame(name, self._run_id, layer_table(self._facts["by_layer"]))
         elif name == "experts":

@@ -16,6 +16,7 @@ from sim.results.record import Result
 from sim.results.sampling import Sample, samples
 from sim.studies.pool import answers, n_cores
 from sim.studies.sweep.records import BOUNDS, POINTS
+from sim.studies.sweep.values import AXES
 from sim.studies.sweep.work import OK, REFUSED, Resolved, bound_record, carried_out, only_bound, resolve
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _refuse_mistakes(points: Sequence[Point], rows: Sequence[Resolved]) -> None:
 
 
 def _values(point: Point) -> list[tuple[str, Any]]:
-    fields = [(name, getattr(point.spec, name)) for name in point.spec.__struct_fields__ if name != "set"]
+    fields = [(name, getattr(point.spec, name)) for name in AXES]
     found = [("policy", point.label), *fields, *point.spec.set.items()]
     return [(name, value) for name, value in found if value is not None]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sim.base.errors import BadInput, did_you_mean
 from sim.results.sampling import ranks
 from sim.studies.ranking import Rank, is_bound, ranked, speed
+from sim.studies.sweep.values import AXES
 
 if TYPE_CHECKING:
     from sim.results.record import Result
@@ -73,7 +74,7 @@ def settings_of(row: PointRow) -> dict[str, Any]:
     """Everything that may be varied -> its value here: fields of the run as asked for, figures that were set, and the
     policy with its parameters as one."""
     spec = row.point.spec
-    fields = {name: getattr(spec, name) for name in spec.__struct_fields__ if name not in ("policy", "set")}
+    fields = {name: getattr(spec, name) for name in AXES}
     shared = {key: value for key, value in spec.set.items() if key.startswith(("hw.", "model.", "stack."))}
     return {**fields, **shared, "policy": row.label}
 
