@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -181,6 +185,30 @@ class TestRun:
         assert own["x"] == [50 / 256]
         assert own["y"][0] == pytest.approx(plain["y"][at])
 
+    def test_memory_over_time_is_a_replay_of_the_same_run(self, kept: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        experts, budget = plot(data_of(capsys, kept[0]), "memory-over-time")["traces"]
+        result = json.loads((kept[0] / "result.json").read_text(encoding="utf-8"))
+        assert experts["x"] == list(pd.read_parquet(kept[0] / "iterations.parquet")["end_s"])
+        assert 0 < max(experts["y"]) <= result["peak_expert_bytes"][0] <= budget["y"][0]
+        assert all(n_bytes % result["expert_bytes"] == 0 for n_bytes in experts["y"])
+        config = kept[0] / "config.yaml"
+        config.write_text(config.read_text(encoding="utf-8").replace("seed: 0", "seed: 1"), encoding="utf-8")
+        assert "another run by now" in section(data_of(capsys, kept[0]), "memory")["sentence"]
+
+    def test_no_code_of_a_run_folder_is_run(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        mark = tmp_path / "ran"
+        policy = tmp_path / "mine.py"
+        own = "from sim.policy import Policy, Recency\nclass Mine(Policy):\n    name = 'mine'\n    order = Recency()\n"
+        policy.write_text(f"open({str(mark)!r}, 'w').close()\n{own}", encoding="utf-8")
+        trace = mixtral_shaped(tmp_path)
+        options = ("--hw", "rtx3090", "--trace", trace, "--out", tmp_path / "r")
+        assert simulated(capsys, "--policy", policy, *options).code == 0
+        mark.unlink()
+        command = [sys.executable, "-m", "moesim", "report", tmp_path / "r", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert "run no policy from a file" in section(json.loads(done.stdout), "memory")["sentence"]
+        assert not mark.exists()
+
 
 class TestComparison:
     def test_runs_are_ranked_as_compare_ranks_them(self, kept: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -353,3 +381,51 @@ class TestLayers:
         rows = pd.read_parquet(kept[1] / "layers.parquet").query("phase == 'decode'")
         assert set(found) == {"fine_moe", "lru"}
         assert found["lru"] == pytest.approx(list(rows["hit_n"] / rows["asked_n"]))
+
+
+class TestImages:
+    """Drawn by kaleido and a browser, where they are installed."""
+
+    def test_what_is_missing_is_said(
+        self, kept: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        out = tmp_path / "t.svg"
+        monkeypatch.setitem(sys.modules, "kaleido", None)
+        assert "the extra `images`" in moesim(capsys, "report", *kept, "-o", out, "--plot", "time").error
+
+        def none_found(*_: Any, **__: Any) -> bytes:
+            raise RuntimeError("Kaleido requires Google Chrome to be installed")
+
+        monkeypatch.setitem(sys.modules, "kaleido", SimpleNamespace(calc_fig_sync=none_found))
+        assert (
+            "Chrome or Chromium, and none was found"
+            in moesim(capsys, "report", *kept, "-o", out, "--plot", "time").error
+        )
+        assert not out.exists()
+        assert "did you mean 'time'" in moesim(capsys, "report", *kept, "-o", out, "--plot", "tme").error
+
+    def test_equal_plots_are_equal_bytes(
+        self, kept: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Plotly draws ids at random; here in place of the browser, in the form that plotly gives them."""
+
+        def drawn(figure: Any, opts: Any) -> bytes:
+            uid, own = f"{random.getrandbits(24):06x}", f"{random.getrandbits(24):06x}"
+            return (
+                f'<svg height="{opts["height"]}"><defs id="defs-{uid}"/><clipPath id="clip{uid}xyplot"/>'
+                f'<pattern id="p{uid}-legend-{own}"/><g style="fill: url(#p{uid}-legend-{own})"/>'
+                f"{len(figure['data'])} traces</svg>"
+            ).encode()
+
+        monkeypatch.setitem(sys.modules, "kaleido", SimpleNamespace(calc_fig_sync=drawn))
+        for name in ("1.svg", "2.svg"):
+            assert moesim(capsys, "report", *kept, "-o", tmp_path / name, "--plot", "time").code == 0
+        assert (tmp_path / "1.svg").read_bytes() == (tmp_path / "2.svg").read_bytes()
+        assert b" traces</svg>" in (tmp_path / "1.svg").read_bytes()
+
+    def test_a_browser_draws_them(self, kept: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        pytest.importorskip("kaleido", reason="the extra `images` is not installed")
+        said = moesim(capsys, "report", *kept, "-o", tmp_path / "t.svg", "--plot", "time")
+        if said.code:
+            pytest.skip(said.error)
+        assert (tmp_path / "t.svg").read_text(encoding="utf-8").startswith("<svg")

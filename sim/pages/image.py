@@ -86,8 +86,8 @@ def _settled(svg: bytes) -> bytes:
     """Without the random part of ids, so that equal plots are equal bytes."""
     text = svg.decode("utf-8")
     seen: dict[str, str] = {}
-    for uid in re.findall(r'id="(?:clip|defs-|topdefs-|legend)([0-9a-f]{6})', text):
-        seen.setdefault(uid, f"{len(seen):06d}")
+    for uid in re.findall(r'id="(?:clip|defs-|topdefs-|legend)([0-9a-f]{6})|-legend-([0-9a-f]{6})"', text):
+        seen.setdefault("".join(uid), f"{len(seen):06d}")
     for uid, plain in seen.items():
         text = text.replace(uid, plain)
     return text.encode("utf-8")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from sim.base.errors import BadInput
 from sim.base.units import show_count
 from sim.pages.curves import plot_of
-from sim.pages.page import Cell, Column, Explorer, Note, Page, Section, Table
+from sim.pages.page import Cell, Column, Explorer, Note, Page, Plot, Section, Table
+from sim.pages.plots import axis, line
 
 if TYPE_CHECKING:
     from sim.pages.inputs import Grid
@@ -43,7 +44,8 @@ MEASURES = (
     ("decode_copy_frac", "waiting for copies", "frac"),
     ("above_bound_frac", "above the lower bound", "frac"),
 )
-MOST_FRONT, MOST_REASONS = 60, 30
+MOST_FRONT, MOST_REASONS, MOST_LINES = 60, 30, 21
+BUDGETS = {"cache_frac", "cap_experts", "cap_expert_bytes", "cap_vram_bytes"}
 DIGITS = 7  # of a figure that is only drawn and shown
 
 
@@ -136,14 +138,42 @@ def _choose(rows: list[dict[str, Any]], axes: list[str]) -> Section:
 
 
 def _front(rows: list[dict[str, Any]], axes: list[str]) -> Section:
+    """Time against memory, a line for each policy, machine and workload; and the points that nothing beats."""
     on_front = [row for row in rows if row.get("pareto")][:MOST_FRONT]
     columns = [*(Column(_title(name), _unit(name)) for name in axes), Column("peak VRAM", "bytes"), Column("TPOT", "s")]
     cells: list[list[Any]] = [
         [*(row.get(name) for name in axes), row.get("peak_vram_bytes"), row.get("tpot_mean_s")] for row in on_front
     ]
-    sentence = "Lossless systems that no other of the same workload beats in time and peak memory at once."
+    sentence = (
+        "Down is faster, left takes less memory; the grey line joins lossless systems that no other of the same "
+        "workload beats in both."
+    )
     table = Table("The Pareto front, least memory first.", columns, sorted(cells, key=lambda row: row[-2] or 0))
-    return Section("front", "Pareto front", sentence, [table])
+    return Section("front", "Time against memory", sentence, [*_memory(rows, axes, on_front), table])
+
+
+def _memory(rows: list[dict[str, Any]], axes: list[str], on_front: list[dict[str, Any]]) -> list[Plot]:
+    """The plot; none where the policies and settings are too many for one."""
+    own = [name for name in axes if name not in BUDGETS and len({row.get(name) for row in rows}) > 1]
+    lines: dict[str, list[tuple[float, float, str]]] = {}
+    for row in rows:
+        memory, time = row.get("peak_vram_bytes"), row.get("tpot_mean_s")
+        if memory is not None and time is not None:
+            rest = [f"{_title(name)} {row.get(name)}" for name in own if name != "label"]
+            lines.setdefault(", ".join([str(row["label"]), *rest]), []).append((memory, time, _kind(row)[0]))
+    if not lines or len(lines) > MOST_LINES:
+        return []
+    traces = []
+    if len(best := sorted((row["peak_vram_bytes"], row["tpot_mean_s"]) for row in on_front)) > 1:
+        style = {"shape": "hv", "color": "#7F7F7F", "width": 7, "dash": "solid"}
+        xs, ys = [memory for memory, _ in best], [time for _, time in best]
+        traces.append(line("Pareto front", xs, ys, 6, line=style, opacity=0.35, hoverinfo="skip"))
+    for at, (name, found) in enumerate(lines.items()):
+        found.sort()
+        shown = f"{name} (bound)" if all(kind == "bound" for *_, kind in found) else name
+        traces.append(line(shown, [m for m, _, _ in found], [t for _, t, _ in found], at, mode="lines+markers"))
+    layout = {"xaxis": axis("peak VRAM", "bytes"), "yaxis": axis("TPOT", "s", rangemode="tozero")}
+    return [Plot("pareto", "TPOT against peak VRAM.", traces, layout, 420)]
 
 
 def _not_run(failed: list[dict[str, Any]]) -> list[Section]:
