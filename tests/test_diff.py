@@ -454,3 +454,30 @@ def test_decisions_are_compared_as_far_as_the_same_requests_run_together(diff: A
 def test_what_cannot_be_had_in_full_is_noted(diff: Any, trace: Path) -> None:
     found = diff(f"lru hw=rtx3090 trace={trace} requests=99", "lfu", "--json").json
     assert "has 4 requests, not more" in found["a"]["notes"][0]
+
+
+@pytest.mark.parametrize("key", ["h2d_bytes", "tpot_s.mean", "by_layer[0].wait_demand_s", "batch"])
+def test_a_number_that_no_figure_is(diff: Any, run: Any, key: str) -> None:
+    a, b = run("a", "--requests", 1), run("b", "--requests", 1, policy="lfu")
+    facts = json.loads((b / "result.json").read_text("utf-8"))
+    place = facts
+    *path, last = re.findall(r"\w+", key)
+    for word in path:
+        place = place[int(word) if word.isdigit() else word]
+    place[last] = 0 if key == "batch" else 10**400 if key == "h2d_bytes" else math.inf
+    (b / "result.json").write_text(json.dumps(facts), "utf-8")
+    assert f"result.json: {key}" in diff(a, b, "--no-replay").error
+
+
+def test_times_cut_otherwise_stand_in_rows_of_their_own(diff: Any, run: Any) -> None:
+    """Layers that are recorded of one phase only: copies of the other are not told apart."""
+    a, b = run("a", "--requests", 1), run("b", "--requests", 1, policy="lfu")
+    facts = json.loads((b / "result.json").read_text("utf-8"))
+    facts["by_layer"] = [row for row in facts["by_layer"] if row["phase"] == "decode"]
+    (b / "result.json").write_text(json.dumps(facts), "utf-8")
+    found = diff(a, b, "--no-replay", "--json").json
+    assert [[one["part"] for one in found[time]["parts"]][1] for time in ("tpot_s", "ttft_s")] == ["demand", "copy"]
+    assert close(math.fsum(one["b_s"] for one in found["ttft_s"]["parts"]), found["ttft_s"]["b"])
+    text = diff(a, b, "--no-replay").out
+    assert "waiting for copies on demand" in text
+    assert re.search(r"^waiting for copies +\d", text, re.MULTILINE)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from sim.base.errors import BadInput
 from sim.results.tables import SCHEMAS
 from sim.studies.diff.request import OneRequest
+from sim.studies.diff.told import MOST
 
 if TYPE_CHECKING:
     from sim.studies.diff.told import Told
@@ -79,6 +80,8 @@ def requests_of(folder: Path, told: Told) -> dict[int, OneRequest] | None:
     names = ["request", "task", "prompt_tokens", "output_tokens", "ttft_s", "tpot_s", "start_s", "last_token_s"]
     found: dict[int, OneRequest] = {}
     for one in rows(file, names, where):
+        if not all(value is None or -MOST < value < MOST for value in one[4:]):
+            raise BadInput(f"{where}: request {one[0]}: a time that is no number of seconds; {AGAIN}")
         found[one[0]] = OneRequest(*one)
     return found
 

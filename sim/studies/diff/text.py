@@ -99,9 +99,8 @@ def _times(found: Diff) -> str:
         return ""
     titles = [title for time in times for title in (f"{named_time(time.time)} A", "B", "B - A")]
     rows = table("where the time went", *titles)
-    names = [part.part for part in next((time.parts for time in times if time.parts), ())]
-    for at, name in enumerate(names):
-        cells = [cell for time in times for cell in _cells(time, at)]
+    for name in dict.fromkeys(part.part for time in times for part in time.parts):
+        cells = [cell for time in times for cell in _cells(time, name)]
         if any(cell not in ("0 ns", "0", "") for cell in cells):
             rows.add_row(doing(name), *cells)
     sums = [(show_seconds(t.a_s or 0.0), show_seconds(t.b_s or 0.0), _signed(t.difference_s or 0.0)) for t in times]
@@ -109,10 +108,10 @@ def _times(found: Diff) -> str:
     return drawn(rows) + "".join(_basis(time) for time in times)
 
 
-def _cells(time: Difference, at: int) -> tuple[str, str, str]:
-    if not time.parts:
+def _cells(time: Difference, name: str) -> tuple[str, str, str]:
+    part = next((one for one in time.parts if one.part == name), None)
+    if part is None:
         return "", "", ""
-    part = time.parts[at]
     return show_seconds(part.a_s), show_seconds(part.b_s), _signed(part.difference_s)
 
 
@@ -176,7 +175,7 @@ def _add_bytes(rows: Table, name: str, a: float, b: float) -> None:
 def _alone(found: Diff) -> str:
     if not found.alone_rows:
         return ""
-    rows = table("A with this of B alone", "value", "TPOT", "less A's", "hit rate", numbers=True)
+    rows = table("A with this of B alone", "value", "TPOT", "change", "hit rate", numbers=True)
     prose(rows, 1)
     base_s = found.a.told.tpot_s.mean
     for one in found.alone_rows:
@@ -186,6 +185,10 @@ def _alone(found: Diff) -> str:
         change = "-" if one.tpot_s is None or base_s is None else _signed(one.tpot_s - base_s)
         tpot = "-" if one.tpot_s is None else show_seconds(one.tpot_s)
         rows.add_row(one.input, one_line(one.value), tpot, change, show_frac(one.hit_rate))
+    told = found.b.told
+    if told.tpot_s.mean is not None and base_s is not None:
+        whole = (show_seconds(told.tpot_s.mean), _signed(told.tpot_s.mean - base_s), show_frac(told.hit_rate))
+        rows.add_row("all of them", "B", *whole)
     return drawn(rows)
 
 

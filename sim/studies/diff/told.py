@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -13,6 +13,7 @@ from sim.base.files import read_text, to_struct
 from sim.results.run_folder import MAX_RESULT_BYTES
 from sim.results.schema import BoundBy, Copies, HitRates, Phases, PolicyFile, Prefetches, Provenance, Share, Statistic
 
+MOST = 2.0**63
 Value = bool | int | float | str | None
 
 
@@ -35,7 +36,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     split: str
     seed: int
     gpus: int
-    batch: int
+    batch: Annotated[int, msgspec.Meta(ge=1)]
     arrivals: str
     n_requests: int = msgspec.field(name="requests")
     decode_tokens: int
@@ -92,8 +93,23 @@ def read_object(path: Path) -> dict[str, Any]:
     text = read_text(path, MAX_RESULT_BYTES)
     try:
         found = json.loads(text)
+        _check(found, "", path)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: not JSON ({str(error)[:80]}); write it anew with simulate --out") from None
     if not isinstance(found, dict):
         raise BadInput(f"{path}, got {type(found).__name__}: a result is an object; write one with simulate --out")
     return found
+
+
+def _check(value: Any, key: str, path: Path) -> None:
+    """Raises BadInput for a number that no figure is: sums of such would not be numbers any more."""
+    if isinstance(value, dict):
+        for name, child in value.items():
+            _check(child, f"{key}.{name}" if key else name, path)
+    elif isinstance(value, list):
+        for at, child in enumerate(value):
+            _check(child, f"{key}[{at}]", path)
+    elif isinstance(value, int | float) and not -MOST < value < MOST:
+        raise BadInput(
+            f"{path}: {key}, got {str(value)[:20]}: no figure is so large; write it anew with simulate --out"
+        )
