@@ -17,6 +17,7 @@ from sim.policy.api import Assignment, Policy
 from sim.policy.decisions import (
     Evict,
     Fetch,
+    Foresee,
     Predict,
     Prefetch,
     Requeue,
@@ -29,6 +30,7 @@ from sim.policy.decisions import (
     WriteBack,
 )
 from sim.policy.order import Rank
+from sim.policy.outlook import Outlook
 from sim.policy.pieces import Piece, Pieces
 from sim.policy.wishes import Wishes
 from sim.run import execute, prepare
@@ -303,6 +305,9 @@ def test_what_nothing_looks_up_unseen(run: Run, decision: Any, said: str) -> Non
         (lambda piece: RequeueFrom(Wishes([0], [1.0]), 0, 2, 0), "entries 0 to 2: there are 1"),
         (lambda piece: RequeueFrom(None, 0, 0, 0), "RequeueFrom, got wishes None"),
         (lambda piece: RequeueFrom(Wishes([0], [1.0]), 0, 1, 0, (None,)), "RequeueFrom, got after"),
+        (lambda piece: Foresee(None, 0), "Foresee, got outlook None: must be an Outlook"),
+        (lambda piece: Foresee(Outlook(8, 8, 1, Rank(64)), 0, 0.5), "Foresee, got predict 0.5: must be a Predict"),
+        (lambda piece: Foresee(Outlook(8, 8, 1, Rank(64)), 0, Predict(-1.0)), "seconds, finite and not negative"),
     ],
 )
 def test_what_a_queue_refuses(run: Run, decision: Callable[[Piece], Any], said: str) -> None:

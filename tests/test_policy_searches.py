@@ -52,22 +52,55 @@ def test_a_search_along_layers_is_one_search_for_every_beginning(shape, top):
         assert out.tolist() == [paths[layer, :, slots[layer]].tolist() for layer in range(n_layers)]
 
 
-@pytest.mark.parametrize("top", [3, 60_000])  # 3: many ties; beyond single precision
+@pytest.mark.parametrize("top", [3, 20_000, 65_000, 70_000])
 @pytest.mark.parametrize("n_all", [1, 7, 8, 9, 31, 64])
 def test_paths_taken_several_at_a_time_give_the_same_bits_as_one_by_one(n_all, top):
-    """Where this processor cannot (or nothing is compiled) both go one by one, against the same answer."""
+    """Where this processor cannot (or nothing is compiled) both go one by one, against the same answer.
+
+    3: many ties. 20,000: beyond single precision. 65,000: more than 15 bits hold, in one number of eight. 70,000: more
+    than 16 bits hold.
+    """
     rng = np.random.default_rng(n_all + top)
-    paths, norms = stored(rng, (5, 8, n_all), top)
-    search, answers = PathSearch(paths, norms), []
-    rows = rng.integers(0, top + 1, (5, 8)).astype(float)
-    for wide in (search.wide, False):
-        search.wide = wide
-        slots, similarities, own, whole = np.zeros(5, dtype=np.int64), np.zeros(5), np.zeros(5), np.zeros(n_all)
-        assert search.along(rows, n_all, slots, similarities, whole, own)
-        answers.append((slots.tolist(), similarities.tolist(), own.tolist(), whole.tolist()))
-    assert answers[0] == answers[1]
-    products = np.einsum("le,len->ln", rows, paths.astype(float)).cumsum(axis=0)
-    assert answers[0][0] == (products * norms).argmax(axis=1).tolist()
+    able = PathSearch(np.zeros((1, 8, 1)), np.zeros((1, 1))).wide
+
+    def drawn(*shape: int) -> np.ndarray:
+        values = rng.integers(0, min(top, 20_000) + 1, shape).astype(float)
+        if top > 20_000:
+            values //= 100
+            values[..., rng.integers(8)] = top
+        return values
+
+    paths = np.ascontiguousarray(drawn(n_all, 5, 8).transpose(1, 2, 0), dtype=np.float32 if top == 3 else np.float64)
+    search, rows, answers = PathSearch(paths, norms_of(paths)), drawn(5, 8), []
+    fits = able and top < 70_000
+    assert search.wide == fits
+    slot = n_all // 2
+    for given in (None, drawn(5, 8), drawn(5, 8)):  # as it is, and with another path in a slot, told in two ways
+        if given is not None:
+            paths[:, :, slot] = given
+            norms = norms_of(paths)[:, slot].copy()
+            if len(answers) == 2:
+                search.put(slot, given, norms)
+            else:
+                search.put_all(np.array([slot]), given[:, :, None], norms[:, None])
+        for wide in (search.wide, False):
+            search.wide = wide
+            slots, similarities, own, whole = np.zeros(5, dtype=np.int64), np.zeros(5), np.zeros(5), np.zeros(n_all)
+            assert search.along(rows, n_all, slots, similarities, whole, own)
+            answers.append((slots.tolist(), similarities.tolist(), own.tolist(), whole.tolist()))
+        search.wide = fits
+        assert answers[-1] == answers[-2]
+        products = np.einsum("le,len->ln", rows, paths.astype(float)).cumsum(axis=0)
+        assert answers[-1][0] == (products * norms_of(paths)).argmax(axis=1).tolist()
+    for wrong in (70_000.0, 0.5, -1.0):  # once what does not fit is stored, all is compared one by one
+        search.wide = fits
+        search.put(0, np.full((5, 8), wrong), np.zeros(5))
+        assert not search.wide
+        assert not PathSearch(np.full((5, 8, 1), wrong), np.zeros((5, 1))).wide
+
+
+def norms_of(paths: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(inverse_norm((paths.astype(np.float64) ** 2).sum(axis=1).cumsum(axis=0)))
 
 
 @pytest.mark.parametrize("n_values", [1, 15, 16, 17, 600])  # 600: more than 32 bits hold of the largest products

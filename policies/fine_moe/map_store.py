@@ -203,8 +203,7 @@ class MapStore:
         squares = (new_maps * new_maps).sum(axis=2)
         self._admit(float(squares.max()))
         self._size(embeddings.shape[1])
-        self.maps[:, :, slots] = new_maps.transpose(1, 2, 0)
-        self.inverse_norms[:, slots] = inverse_norm(squares.cumsum(axis=1)).T
+        self.search().put_all(slots, new_maps.transpose(1, 2, 0), inverse_norm(squares.cumsum(axis=1)).T)
         self.meanings.put_all(slots, embeddings)
         self.n_maps = max(self.n_maps, int(slots.max()) + 1)
 

@@ -18,6 +18,9 @@ from policies.fine_moe.map_track import MapTrack
 from policies.fine_moe.tracks import CountTrack, GateTrack, Track
 from sim.policy import (
     BadInput,
+    Decision,
+    Decisions,
+    Foresee,
     Gate,
     Iteration,
     Param,
@@ -158,6 +161,7 @@ class FineMoe(MapCache):
         self._foreseeing = self._foresee  # one name for one work: it is asked for once per iteration
         self._cpu_bytes_per_s = view.prices.cpu_bytes_per_s
         self._predicts: list[Predict] = []  # by layer
+        self._steps: list[list[Decision]] = []  # what a layer comes to of which a prediction is made
         self._predicts_of = (-1, -1)  # maps stored, and sequences searched for, when those were worked out
         self._searches = self._ended = self._unasked = 0
 
@@ -191,27 +195,30 @@ class FineMoe(MapCache):
             else:
                 yield from self._load(range(n_foretold), view)
 
-    def gate_done(self, gate: Gate, view: View) -> Steps:
+    def gate_done(self, gate: Gate, view: View) -> Decisions:
         """Section 4.3: search and prefetch while the layer computes."""
         if not self.asynchronous:
-            yield from self._between(gate, view)
-            return
-        layer, outlook = gate.layer, self.outlook
-        outlook.visit(layer, gate.needs)
+            return self._between(gate, view)
+        layer = gate.layer
+        self.outlook.visit(layer, gate.needs)
         if self.ranks is not None:
             self.rank_otherwise(layer, gate.needs, view)
-        yield SERVE
-        # Of all layers at once, where that can be.
+        # Of all layers at once, where that can be: nothing is believed of it before the layer has been served.
         told: bool | None = None if self._maps is None else gate.at_once(self._foreseeing)
         if told is None:
-            told = self._track.step(gate, layer + self._d)
-        if told:
-            ticket = yield self._predicts[layer]
-            self._searches += 1
-            outlook.believe(layer + self._d)
-            yield outlook.ahead(layer, (ticket,))  # section 4.5: rewritten as the pass moves on
-        else:
-            yield outlook.ahead(layer, ())
+            return self._beside(gate)
+        if not told:
+            return [SERVE, Foresee(self.outlook, layer)]
+        self._searches += 1
+        return self._steps[layer]
+
+    def _beside(self, gate: Gate) -> Steps:
+        """Serve, then search for this layer alone; section 4.5: the queue is rewritten as the pass moves on."""
+        layer = gate.layer
+        yield SERVE
+        told = self._track.step(gate, layer + self._d)
+        self._searches += told
+        yield Foresee(self.outlook, layer, self._predicts[layer] if told else None)
 
     def _between(self, gate: Gate, view: View) -> Steps:
         """What others do: the layer waits until search and prefetch are finished."""
@@ -260,6 +267,9 @@ class FineMoe(MapCache):
         if of != self._predicts_of:
             self._predicts_of = of
             self._predicts = [self._search(self._track.step_values(layer)) for layer in range(self.outlook.n_layers)]
+            self._steps = [
+                [SERVE, Foresee(self.outlook, layer, predict)] for layer, predict in enumerate(self._predicts)
+            ]
 
     def _load(self, layers: Iterable[int], view: View) -> Steps:
         """What others do, says section 4.3: nothing is computed before prediction and prefetching are finished."""

@@ -52,7 +52,7 @@ cdef class Copies:
     @cython.locals(index=int, victim=Piece)
     cdef bint _make_room(self, Piece piece, bint speculative, list gone, double now_s) except -1
     cdef _tell_of(self, Piece piece, str why)
-    cdef _needs_queue(self, str what)
+    cdef needs_queue(self, str what)
     cdef _begin_anew(self, object up_to_layer)
     cpdef Ticket fetch(self, Piece piece, tuple after=*)
     @cython.locals(arrival=Ticket)

@@ -316,7 +316,7 @@ class Copies:
 
     def requeue(self, wanted: Sequence[Wanted], up_to_layer: int | None = None) -> None:
         """Replace the policy's queue and keep the copy engine fed."""
-        self._needs_queue("Requeue")
+        self.needs_queue("Requeue")
         self._begin_anew(up_to_layer)
         self.queue.replace(wanted)
         self.pump()
@@ -332,14 +332,14 @@ class Copies:
         most: int,
     ) -> None:
         """The same with a slice of an iteration's wishes, of which those from `fresh` on wait for `after`."""
-        self._needs_queue("RequeueFrom")
+        self.needs_queue("RequeueFrom")
         if not 0 <= start <= stop <= len(wishes):
             raise IllegalDecision(f"RequeueFrom, got entries {start} to {stop}: there are {len(wishes)}; name some")
         self._begin_anew(up_to_layer)
         self.queue.take(wishes, start, stop, fresh, after, most)
         self.pump()
 
-    def _needs_queue(self, what: str) -> None:
+    def needs_queue(self, what: str) -> None:
         if self.depth < 0:
             raise IllegalDecision(f"{what} of {self.policy.name}: it has no queue; declare a prefetch_depth")
 

@@ -6,6 +6,7 @@ from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.residency cimport Residency
 from sim.engine.service cimport Service
 from sim.machine.protocol cimport Machine
+from sim.policy.outlook cimport Outlook
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket, all_tickets
 from sim.policy.view cimport View
@@ -35,7 +36,10 @@ cdef class Engine:
     @cython.locals(ticket=Ticket)
     cpdef Ticket apply(self, object decision)
     cdef Ticket _apply_seldom(self, object decision)
+    @cython.locals(plain=bint)
     cdef Ticket _predict(self, object asked)
+    @cython.locals(outlook=Outlook, layer=int, after=tuple)
+    cdef _foresee(self, object asked)
     cpdef begin(self, Iteration iteration)
     @cython.locals(layer=int)
     cpdef run_layers(self, Iteration iteration)

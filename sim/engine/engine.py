@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from sim.policy.decisions import (
     DropQueue,
     Evict,
     Fetch,
+    Foresee,
     Predict,
     Prefetch,
     Requeue,
@@ -34,6 +36,7 @@ from sim.policy.decisions import (
     Wait,
     WriteBack,
 )
+from sim.policy.outlook import Outlook
 from sim.policy.tickets import Ticket, all_tickets
 from sim.policy.view import View
 from sim.workload.gate import Gate
@@ -216,6 +219,9 @@ class Engine:
             return None
         if kind is Predict:
             return self._predict(decision)
+        if kind is Foresee:
+            self._foresee(decision)
+            return None
         return self._apply_seldom(decision)
 
     def _apply_seldom(self, decision: Any) -> Ticket | None:
@@ -240,9 +246,21 @@ class Engine:
 
     def _predict(self, asked: Predict) -> Ticket:
         duration_s, lane, blocking, basis = asked[:]
-        if not seconds(duration_s) or lane not in LANES:
+        plain = type(duration_s) is float and 0.0 <= duration_s < math.inf
+        if not (plain or seconds(duration_s)) or lane not in LANES:
             raise IllegalDecision(f"{asked!r}: seconds, finite and not negative, on a lane of {', '.join(LANES)}")
         return self.machine.predict(duration_s, lane, blocking, basis)
+
+    def _foresee(self, asked: Foresee) -> None:
+        outlook, layer, predict = asked[:]
+        self.copies.needs_queue("Foresee")
+        if not isinstance(outlook, Outlook) or not (predict is None or type(predict) is Predict):
+            raise TypeError(f"got {asked!r}: an Outlook, and a Predict or None")
+        after: tuple[Ticket, ...] = ()
+        if predict is not None:
+            after = (self._predict(predict),)
+            outlook.believe(layer + outlook.distance)
+        self.copies.requeue_from(outlook.wishes, 0, outlook.look_ahead(layer), outlook.n_fresh, after, layer, -1)
 
     # -- an iteration -----------------------------------------------------------------------------------------------
 

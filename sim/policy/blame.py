@@ -15,6 +15,8 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput, IllegalDecision, did_you_mean
+from sim.policy.decisions import Predict
+from sim.policy.outlook import Outlook
 from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket
 from sim.policy.wishes import Wishes
@@ -96,6 +98,10 @@ def _rule(field: str, value: Any, n_experts: int) -> str | None:
     if field == "expert":
         whole = isinstance(value, Integral) and 0 <= int(value) < n_experts
         return None if whole else f"must be the number of an expert, 0 to {n_experts - 1}"
+    if field == "outlook":
+        return None if isinstance(value, Outlook) else "must be an Outlook"
+    if field == "predict":
+        return None if value is None or isinstance(value, Predict) else "must be a Predict or None"
     if field == "wishes":
         return None if isinstance(value, Wishes) else "must be Wishes"
     if field in ("layer", "n_tokens", "start", "stop", "fresh", "most"):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from sim.base.quantities import Source
+    from sim.policy.outlook import Outlook
     from sim.policy.pieces import Piece
     from sim.policy.tickets import Ticket
     from sim.policy.wishes import Wishes
@@ -59,6 +60,19 @@ class RequeueFrom(NamedTuple):
     after: tuple[Ticket, ...] = ()
     up_to_layer: int | None = None
     most: int = -1
+
+
+class Foresee(NamedTuple):
+    """Once `layer` has been served: predict, believe in what an outlook has chosen, and ask for the layers ahead.
+
+    `predict` is spent as `Predict` is, and `outlook` believes from then on in its choice for the layer `distance`
+    behind `layer`; None: nothing new has been predicted. Then `outlook.ahead(layer)` becomes the whole queue, and what
+    it asks for by this prediction waits for it.
+    """
+
+    outlook: Outlook
+    layer: int
+    predict: Predict | None = None
 
 
 class Cancel(NamedTuple):
@@ -166,6 +180,7 @@ Decision = (
     | Prefetch
     | Requeue
     | RequeueFrom
+    | Foresee
     | Cancel
     | DropQueue
     | RunGpu

@@ -11,7 +11,8 @@ cdef class Outlook:
     cdef long long[::1] n_chosen, chosen, heap
     cdef double[::1] shares, believed_shares, visits
     cdef unsigned char[::1] is_chosen, believed, expected
-    cdef Wishes wishes
+    cdef readonly Wishes wishes
+    cdef readonly int n_fresh
     cdef long long[::1] indices
     cdef double[::1] priorities
     cdef readonly long long needed, named, right
@@ -32,7 +33,9 @@ cdef class Outlook:
     cpdef believe(self, int layer)
     @cython.locals(base=int, at=int)
     cpdef forget(self, int layer)
-    @cython.locals(n=int, fresh=int, gap=int, layer=int, base=int, place=int, at=int)
+    @cython.locals(n=int)
     cpdef ahead(self, int now, tuple after)
+    @cython.locals(n=int, fresh=int, gap=int, layer=int, base=int, place=int, at=int)
+    cpdef int look_ahead(self, int now) except -1
     @cython.locals(base=int, place=int)
     cpdef list named_of(self, int layer)

@@ -62,6 +62,7 @@ class Outlook:
         self.wishes = wishes = Wishes(np.zeros(room, dtype=np.int64), np.zeros(room))
         self.indices: Any = wishes.indices
         self.priorities: Any = wishes.priorities
+        self.n_fresh = 0  # of what was asked for last, where what waits for the newest prediction begins
         self.needed = 0
         self.named = 0
         self.right = 0
@@ -254,6 +255,11 @@ class Outlook:
         probability / (layer - now). What belongs to the farthest layer waits for `after`; before the first layer
         everything does.
         """
+        n = self.look_ahead(now)
+        return tuple.__new__(RequeueFrom, (self.wishes, 0, n, self.n_fresh, after, now, -1))
+
+    def look_ahead(self, now: int) -> int:
+        """`ahead` as wishes: how many there are."""
         if now < -1:
             raise ValueError(f"ahead, got layer {now}: layers count from 0, and -1 stands before them")
         if 0 <= now < self.n_layers:
@@ -271,7 +277,8 @@ class Outlook:
                     self.indices[n] = at
                     self.priorities[n] = self.believed_shares[at] / gap
                     n += 1
-        return tuple.__new__(RequeueFrom, (self.wishes, 0, n, fresh, after, now, -1))
+        self.n_fresh = fresh
+        return n
 
     def named_of(self, layer: int) -> list[tuple[int, float]]:
         """Experts chosen of a layer and how probable each is, in order of asking; none of a layer not believed."""

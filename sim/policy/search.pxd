@@ -1,5 +1,5 @@
 cimport cython
-from sim.policy.wide cimport add_doubles, add_singles, as_shorts, moesim_is_wide, short_dots
+from sim.policy.wide cimport add_pairs, as_shorts, fits_pairs, moesim_is_wide, put_pairs, short_dots
 
 @cython.locals(n=int, i=int, at=int, most=double, m0=double, m1=double, m2=double, m3=double, m4=double, m5=double, m6=double, m7=double)
 cdef int largest(const double[::1] values) noexcept
@@ -13,11 +13,13 @@ cdef class PathSearch:
     cdef float[:, :, ::1] single
     cdef double[:, :, ::1] double
     cdef public bint wide
+    cdef object pair_array
+    cdef short[:, :, :, ::1] pairs
     cdef float[::1] products
     cdef double[::1] dots
     cdef double[:, ::1] inverse_norms, alike
-    cdef object alike_array
-    @cython.locals(n_layers=int, n_stored=int, dots=double[::1], norms=double[:, ::1], alike=double[:, ::1], places=cython.longlong[::1], last=int, slot=int, square=double, i=int, layer=int, at=int)
+    cdef object alike_array, norm_array
+    @cython.locals(n_layers=int, n_stored=int, dots=double[::1], norms=double[:, ::1], alike=double[:, ::1], places=cython.longlong[::1], last=int, slot=int, wide=bint, square=double, i=int, layer=int, at=int)
     cpdef bint along(self, const double[:, ::1] rows, int n, long long[::1] slots, double[::1] similarities, double[::1] whole, double[::1] own)
     @cython.locals(paths=float[:, :, ::1], dots=double[::1], v0=float, v1=float, v2=float, v3=float, v4=float, v5=float, v6=float, v7=float, low=float, top=float, i=int)
     cdef void _add_eight(self, int layer, const double[:, ::1] rows, int n) noexcept

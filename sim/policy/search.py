@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from sim.base.flat import COMPILED
 
 if TYPE_CHECKING:  # C, and only where this is compiled
-    from cython.cimports.sim.policy.wide import add_doubles, add_singles, as_shorts, moesim_is_wide, short_dots
+    from cython.cimports.sim.policy.wide import (
+        add_pairs,
+        as_shorts,
+        fits_pairs,
+        moesim_is_wide,
+        put_pairs,
+        short_dots,
+    )
 
 Floats = NDArray[np.float64]
 # Whole numbers up to here are exact in single precision, and so is every sum of such that does not exceed it.
@@ -56,10 +63,11 @@ class PathSearch:
     Args:
         paths: the stored ones, [L, E, capacity], float32 where that holds every sum of products exactly, else float64.
         inverse_norms: 1 / length of each stored path up to each layer, [L, capacity]; 0 where it is all zeros.
-            Both are read at every search, and may be written between.
+            Both are read at every search; `put` and `put_all` write them.
 
     Attributes:
-        wide: whether a search takes several paths at a time in C (`wide.pxd`); may be set to False.
+        wide: whether a search takes several paths at a time in C (`wide.pxd`), from numbers of 16 bits, as long as what
+            is stored and asked fits; may be set to False.
     """
 
     def __init__(self, paths: NDArray[Any], inverse_norms: Floats) -> None:
@@ -69,6 +77,7 @@ class PathSearch:
             raise ValueError(f"PathSearch, got norms of shape {inverse_norms.shape}: must be {(self.n_layers, n)}")
         self.paths = paths
         self.inverse_norms = inverse_norms
+        self.norm_array = inverse_norms  # the same memory
         self.is_single = paths.dtype == np.float32
         none = np.zeros((1, 1, 1))
         self.single = paths if self.is_single else none.astype(np.float32)
@@ -79,6 +88,10 @@ class PathSearch:
         self.alike = self.alike_array  # the same memory
         self.arrays: Arrays | None = None  # where whole arrays are worked with, those to write over
         self.wide = bool(COMPILED and self.n_width == 8 and moesim_is_wide())
+        self.pair_array = np.zeros((self.n_layers if self.wide else 0, 4, n, 2), dtype=np.int16)
+        self.pairs = self.pair_array  # the same memory
+        if self.wide:
+            self._pair(np.arange(n), paths)
 
     def along(
         self, rows: Floats, n: int, slots: NDArray[np.int64], similarities: Floats, whole: Floats, own: Floats
@@ -105,17 +118,15 @@ class PathSearch:
         norms = self.inverse_norms
         alike = self.alike
         square = 0.0
+        wide = self.wide and fits_pairs(rows)
         for i in range(n):
             dots[i] = 0.0
         for layer in range(self.n_layers):
             for at in range(self.n_width):
                 square += rows[layer, at] * rows[layer, at]
             own[layer] = 1.0 / math.sqrt(square if square > 1.0 else 1.0) if square > 0.0 else 0.0
-            if self.wide:
-                if self.is_single:
-                    slot = add_singles(self.single, layer, rows, dots, norms, n)
-                else:
-                    slot = add_doubles(self.double, layer, rows, dots, norms, n)
+            if wide:
+                slot = add_pairs(self.pairs, layer, rows, dots, norms, n)
                 slots[layer] = slot
                 similarities[layer] = dots[slot] * norms[layer, slot] * own[layer]
                 continue
@@ -128,7 +139,7 @@ class PathSearch:
             for i in range(n):
                 alike[layer, i] = dots[i] * norms[layer, i]
         last = self.n_layers - 1
-        if self.wide:
+        if wide:
             for i in range(n):
                 whole[i] = dots[i] * norms[last, i] * own[last]
             return True
@@ -227,6 +238,10 @@ class PathSearch:
             self.paths[:, :, slot] = rows
             self.inverse_norms[:, slot] = inverse_norms
             return
+        if self.wide and fits_pairs(rows):
+            put_pairs(self.pairs, slot, rows)
+        else:
+            self.wide = False
         for layer in range(n_layers):
             self.inverse_norms[layer, slot] = inverse_norms[layer]
             if self.is_single:
@@ -235,6 +250,22 @@ class PathSearch:
             else:
                 for at in range(n_width):
                     self.double[layer, at, slot] = rows[layer, at]
+
+    def put_all(self, slots: NDArray[np.int64], paths: Floats, inverse_norms: Floats) -> None:
+        """The same with paths [L, E, m] and norms [L, m] in these slots, each named once."""
+        self.paths[:, :, slots] = paths
+        self.norm_array[:, slots] = inverse_norms
+        if self.wide:
+            self._pair(slots, paths)
+
+    def _pair(self, slots: NDArray[np.int64], paths: NDArray[Any]) -> None:
+        """Keep paths [L, E, m] as pairs of 16-bit numbers too, if they fit."""
+        exact = paths.astype(np.float64)
+        whole = (exact >= 0.0).all() and (exact < 65535.0).all() and (np.rint(exact) == exact).all()
+        self.wide = bool(whole and ((exact * exact).sum(axis=1) < 2.0**32).all())
+        if self.wide:
+            pairs = (exact - 32768.0).reshape(self.n_layers, 4, 2, -1)
+            self.pair_array[:, :, slots] = pairs.transpose(0, 1, 3, 2)
 
 
 class Arrays:

@@ -54,53 +54,56 @@ cdef extern from *:
         return (int)found;
     }
 
-    MOESIM_AVX2 int moesim_add_singles(const float* paths, ptrdiff_t step, const double* row, double* dots,
-                                       const double* norms, ptrdiff_t n) {
-        const float *a = paths, *b = a + step, *c = b + step, *d = c + step;
-        const float *e = d + step, *f = e + step, *g = f + step, *h = g + step;
-        const __m256 va = _mm256_set1_ps((float)row[0]), vb = _mm256_set1_ps((float)row[1]);
-        const __m256 vc = _mm256_set1_ps((float)row[2]), vd = _mm256_set1_ps((float)row[3]);
-        const __m256 ve = _mm256_set1_ps((float)row[4]), vf = _mm256_set1_ps((float)row[5]);
-        const __m256 vg = _mm256_set1_ps((float)row[6]), vh = _mm256_set1_ps((float)row[7]);
+    /* A layer of n paths as four pairs of numbers each, less 32768. A product of two 16-bit numbers takes 32 bits, and
+       so do the sums, from whatever they begin with and modulo 2**32: less 2**31 they are signed. */
+    MOESIM_AVX2 int moesim_add_pairs(const short* pairs, ptrdiff_t step, const double* row, double* dots,
+                                     const double* norms, ptrdiff_t n) {
+        const __m256d half = _mm256_set1_pd(2147483648.0);
+        unsigned total = 0, low[4], top[4];
+        __m256i begin, a, b, c, d, e, f, g, h;
+        int at, split = 0;
         MOESIM_BEGIN
+        for (at = 0; at < 4; at++) {
+            /* Beyond 15 bits a number is the sum of two. */
+            const unsigned x = (unsigned)row[2 * at], y = (unsigned)row[2 * at + 1];
+            low[at] = (x > 32767 ? 32767 : x) | (y > 32767 ? 32767 : y) << 16;
+            top[at] = (x > 32767 ? x - 32767 : 0) | (y > 32767 ? y - 32767 : 0) << 16;
+            split |= top[at] != 0;
+            total += x + y;
+        }
+        begin = _mm256_set1_epi32((int)(total * 32768u + 2147483648u));
+        a = _mm256_set1_epi32((int)low[0]); b = _mm256_set1_epi32((int)low[1]);
+        c = _mm256_set1_epi32((int)low[2]); d = _mm256_set1_epi32((int)low[3]);
+        e = _mm256_set1_epi32((int)top[0]); f = _mm256_set1_epi32((int)top[1]);
+        g = _mm256_set1_epi32((int)top[2]); h = _mm256_set1_epi32((int)top[3]);
         for (i = 0; i + 8 <= n; i += 8) {
             __m256d d0, d1;
-            __m256 s = _mm256_mul_ps(va, _mm256_loadu_ps(a + i)), t = _mm256_mul_ps(vb, _mm256_loadu_ps(b + i));
-            s = _mm256_add_ps(s, _mm256_mul_ps(vc, _mm256_loadu_ps(c + i)));
-            t = _mm256_add_ps(t, _mm256_mul_ps(vd, _mm256_loadu_ps(d + i)));
-            s = _mm256_add_ps(s, _mm256_mul_ps(ve, _mm256_loadu_ps(e + i)));
-            t = _mm256_add_ps(t, _mm256_mul_ps(vf, _mm256_loadu_ps(f + i)));
-            s = _mm256_add_ps(s, _mm256_mul_ps(vg, _mm256_loadu_ps(g + i)));
-            t = _mm256_add_ps(t, _mm256_mul_ps(vh, _mm256_loadu_ps(h + i)));
-            s = _mm256_add_ps(s, t);
-            d0 = _mm256_add_pd(_mm256_loadu_pd(dots + i), _mm256_cvtps_pd(_mm256_castps256_ps128(s)));
-            d1 = _mm256_add_pd(_mm256_loadu_pd(dots + i + 4), _mm256_cvtps_pd(_mm256_extractf128_ps(s, 1)));
-            MOESIM_TAKE
-        }
-        for (step = i; step < n; step++)
-            dots[step] += row[0] * a[step] + row[1] * b[step] + row[2] * c[step] + row[3] * d[step]
-                        + row[4] * e[step] + row[5] * f[step] + row[6] * g[step] + row[7] * h[step];
-        return moesim_first(most0, most1, at0, at1, dots, norms, i, n);
-    }
-
-    MOESIM_AVX2 int moesim_add_doubles(const double* paths, ptrdiff_t step, const double* row, double* dots,
-                                       const double* norms, ptrdiff_t n) {
-        int at;
-        MOESIM_BEGIN
-        for (i = 0; i + 8 <= n; i += 8) {
-            const double* p = paths + i;
-            __m256d d0 = _mm256_loadu_pd(dots + i), d1 = _mm256_loadu_pd(dots + i + 4);
-            for (at = 0; at < 8; at++, p += step) {
-                const __m256d v = _mm256_broadcast_sd(row + at);
-                d0 = _mm256_add_pd(d0, _mm256_mul_pd(v, _mm256_loadu_pd(p)));
-                d1 = _mm256_add_pd(d1, _mm256_mul_pd(v, _mm256_loadu_pd(p + 4)));
+            const short* p = pairs + 2 * i;
+            const __m256i one = _mm256_loadu_si256((const __m256i*)p);
+            const __m256i two = _mm256_loadu_si256((const __m256i*)(p + 2 * step));
+            const __m256i three = _mm256_loadu_si256((const __m256i*)(p + 4 * step));
+            const __m256i four = _mm256_loadu_si256((const __m256i*)(p + 6 * step));
+            __m256i s = _mm256_add_epi32(begin, _mm256_madd_epi16(a, one)), t = _mm256_madd_epi16(b, two);
+            s = _mm256_add_epi32(s, _mm256_madd_epi16(c, three));
+            t = _mm256_add_epi32(t, _mm256_madd_epi16(d, four));
+            if (split) {
+                s = _mm256_add_epi32(s, _mm256_madd_epi16(e, one));
+                t = _mm256_add_epi32(t, _mm256_madd_epi16(f, two));
+                s = _mm256_add_epi32(s, _mm256_madd_epi16(g, three));
+                t = _mm256_add_epi32(t, _mm256_madd_epi16(h, four));
             }
+            s = _mm256_add_epi32(s, t);
+            d0 = _mm256_add_pd(_mm256_cvtepi32_pd(_mm256_castsi256_si128(s)), half);
+            d1 = _mm256_add_pd(_mm256_cvtepi32_pd(_mm256_extracti128_si256(s, 1)), half);
+            d0 = _mm256_add_pd(d0, _mm256_loadu_pd(dots + i));
+            d1 = _mm256_add_pd(d1, _mm256_loadu_pd(dots + i + 4));
             MOESIM_TAKE
         }
         {
             ptrdiff_t rest;
             for (rest = i; rest < n; rest++)
-                for (at = 0; at < 8; at++) dots[rest] += row[at] * paths[at * step + rest];
+                for (at = 0; at < 8; at++)
+                    dots[rest] += row[at] * (pairs[(at / 2 * step + rest) * 2 + at % 2] + 32768.0);
         }
         return moesim_first(most0, most1, at0, at1, dots, norms, i, n);
     }
@@ -128,24 +131,40 @@ cdef extern from *:
     }
     #else
     static int moesim_is_wide(void) { return 0; }
-    #define moesim_add_singles(paths, step, row, dots, norms, n) 0
-    #define moesim_add_doubles(paths, step, row, dots, norms, n) 0
+    #define moesim_add_pairs(pairs, step, row, dots, norms, n) 0
     #define moesim_dots(stored, step, vector, dots, n)
     #endif
     """
     bint moesim_is_wide() noexcept
-    int moesim_add_singles(const float*, Py_ssize_t, const double*, double*, const double*, Py_ssize_t) noexcept
-    int moesim_add_doubles(const double*, Py_ssize_t, const double*, double*, const double*, Py_ssize_t) noexcept
+    int moesim_add_pairs(const short*, Py_ssize_t, const double*, double*, const double*, Py_ssize_t) noexcept
     void moesim_dots(const short*, Py_ssize_t, const short*, double*, Py_ssize_t) noexcept
 
-# The products of a layer's eight numbers with those of n paths join the dots; where the cosine is largest first.
-cdef inline int add_singles(float[:, :, ::1] paths, int layer, const double[:, ::1] rows, double[::1] dots,
-                            double[:, ::1] norms, int n) noexcept:
-    return moesim_add_singles(&paths[layer, 0, 0], paths.shape[2], &rows[layer, 0], &dots[0], &norms[layer, 0], n)
+# Whether rows of eight can be compared as pairs: whole numbers below 65535 whose squares add up to less than 2**32.
+cdef inline bint fits_pairs(const double[:, ::1] rows) noexcept:
+    cdef Py_ssize_t layer, at
+    cdef double square, value
+    for layer in range(rows.shape[0]):
+        square = 0.0
+        for at in range(8):
+            value = rows[layer, at]
+            if not 0.0 <= value < 65535.0 or value != <double><int>value:
+                return False
+            square += value * value
+        if square >= 4294967296.0:
+            return False
+    return True
 
-cdef inline int add_doubles(double[:, :, ::1] paths, int layer, const double[:, ::1] rows, double[::1] dots,
-                            double[:, ::1] norms, int n) noexcept:
-    return moesim_add_doubles(&paths[layer, 0, 0], paths.shape[2], &rows[layer, 0], &dots[0], &norms[layer, 0], n)
+# A path of such rows in its slot.
+cdef inline void put_pairs(short[:, :, :, ::1] pairs, int slot, const double[:, ::1] rows) noexcept:
+    cdef Py_ssize_t layer, at
+    for layer in range(rows.shape[0]):
+        for at in range(8):
+            pairs[layer, at // 2, slot, at % 2] = <short>(rows[layer, at] - 32768.0)
+
+# The products of a layer's eight numbers with those of n paths join the dots; where the cosine is largest first.
+cdef inline int add_pairs(const short[:, :, :, ::1] pairs, int layer, const double[:, ::1] rows, double[::1] dots,
+                          double[:, ::1] norms, int n) noexcept:
+    return moesim_add_pairs(&pairs[layer, 0, 0, 0], pairs.shape[2], &rows[layer, 0], &dots[0], &norms[layer, 0], n)
 
 cdef inline void short_dots(const short[:, ::1] stored, const short[::1] vector, double[::1] dots, int n) noexcept:
     moesim_dots(&stored[0, 0], stored.shape[1], &vector[0], &dots[0], n)

@@ -20,6 +20,7 @@ from sim.policy.decisions import (
     DropQueue,
     Evict,
     Fetch,
+    Foresee,
     Predict,
     Prefetch,
     Requeue,
@@ -129,6 +130,7 @@ class Engine(Execution):
             Serve: lambda _: self._serve_owed(),
             Requeue: lambda d: self.requeue(d.wanted, d.up_to_layer),
             RequeueFrom: self._requeue_from,
+            Foresee: self._foresee,
             Evict: lambda d: self.evict(d.piece),
             WriteBack: lambda d: self.write_back(d.piece, d.after),
             Predict: self._predict,
@@ -151,6 +153,13 @@ class Engine(Execution):
                 if len(wanted) == d.most:
                     break
         self.requeue(list(wanted.values()))
+
+    def _foresee(self, d: Foresee) -> None:
+        after: tuple[Ticket, ...] = ()
+        if d.predict is not None:
+            after = (self._predict(d.predict),)
+            d.outlook.believe(d.layer + d.outlook.distance)
+        self._requeue_from(d.outlook.ahead(d.layer, after))
 
     def _predict(self, asked: Predict) -> Ticket:
         if not seconds(asked.duration_s) or asked.lane not in LANES:
