@@ -2,7 +2,7 @@ cimport cython
 from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece
 
-cdef int _MISS, _CAPACITY, _EVICTED_UNUSED, _WRONG_PREDICTION, _TOO_LATE, _EVICT, _DEMAND
+cdef int _MISS, _CAPACITY, _EVICTED_UNUSED, _WRONG_PREDICTION, _TOO_LATE, _EVICT, _DEMAND, _EXCHANGED
 
 @cython.final
 cdef class ByExpert:
@@ -21,7 +21,7 @@ cdef class ByExpert:
     cdef int why(self, int layer, int row) noexcept
     @cython.locals(layer=int, aim=cython.longlong)
     cdef void predicted(self, Piece piece) noexcept
-    @cython.locals(column=int, at=int)
-    cdef void exchanged(self, Turn turn) noexcept
+    @cython.locals(pass_n=cython.longlong, left=cython.longlong, column=int, at=int, index=int)
+    cdef void exchanged(self, Turn turn, bint to_count) noexcept
     cdef void evicted(self, Piece piece) noexcept
     cdef void gone(self, Piece piece) noexcept

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from sim.machine.turn import Turn
     from sim.policy.pieces import Piece
 
-# Columns. The first seven are `counts.CLASSES`; a miss is counted by why it was one, and "cold" stands in its place.
+# Columns. The first seven are `counts.CLASSES`, but what ran on the GPU stands in the place of hits, which are what is
+# left of it; and a miss is counted by why it was one: "cold" stands in its place.
 COLUMNS = (
-    "hit",
+    "gpu",
     "partial_hit",
     "late_hit",
     "miss_cold",
@@ -50,13 +51,18 @@ COLUMNS = (
     "late_bytes",
     "wasted_bytes",
     "harmful_bytes",
+    "exchanged_cold",  # misses of experts that were demanded together; counted nowhere else
+    "exchanged_capacity",
+    "exchanged_evicted_unused",
 )
 MISSES = ("miss_cold", "miss_capacity", "miss_evicted_unused", "miss_wrong_prediction", "miss_too_late")
 (INSTEAD, RAN_ON_CPU, RAN_AHEAD, PART, EVICT, DEMAND, DEMAND_PIECE, DEMAND_PIECE_BYTES) = range(11, 19)
 (ISSUED, ISSUED_BYTES, CANCEL, CANCELLED, CANCELLED_BYTES, REFUSED, WRITE_BACK, WRITE_BACK_BYTES, FATE) = range(19, 28)
 FATE_BYTES = FATE + 4
+GPU, EXCHANGED = 0, FATE_BYTES + 4
 # Machine integers where this is compiled.
-(_MISS, _CAPACITY, _EVICTED_UNUSED, _WRONG_PREDICTION, _TOO_LATE, _EVICT, _DEMAND) = (3, 7, 8, 9, 10, EVICT, DEMAND)
+(_MISS, _CAPACITY, _EVICTED_UNUSED, _WRONG_PREDICTION, _TOO_LATE) = (3, 7, 8, 9, 10)
+_EVICT, _DEMAND, _EXCHANGED = EVICT, DEMAND, EXCHANGED
 
 
 class ByExpert:
@@ -128,15 +134,25 @@ class ByExpert:
         self.predicted_for[layer] = aim
         self.wanted_for[layer * self.n_experts + piece.expert] = aim
 
-    def exchanged(self, turn: Turn) -> None:
-        """Whole experts have left, and the turn's last ones are demanded."""
-        column = _EVICT * self.stride + self.first
+    def exchanged(self, turn: Turn, to_count: bool) -> None:
+        """Whole experts leave, and the turn's last ones are demanded.
+
+        Args:
+            to_count: why these are missing, too; no policy that predicts says so.
+        """
+        pass_n, column = self.pass_n, self.first + _EVICT * self.stride
         for at in range(turn.n_leaving):
-            self.left_in[turn.leaving[at]] = self.pass_n
-            self.n[column + turn.leaving[at]] += 1
-        column = _DEMAND * self.stride + self.first + turn.first
+            index = turn.leaving[at]
+            self.left_in[index] = pass_n
+            self.n[column + index] += 1
+        column = self.first + (_EXCHANGED if to_count else _DEMAND) * self.stride
         for at in range(turn.n_here, turn.n):
-            self.n[column + turn.experts[at]] += 1
+            index = turn.first + turn.experts[at]
+            if to_count:
+                left = self.left_in[index]
+                if left:
+                    index += self.stride if left < pass_n else 2 * self.stride
+            self.n[column + index] += 1
 
     def evicted(self, piece: Piece) -> None:
         """A piece is taken off what is resident."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.base.errors import IllegalDecision
 from sim.base.flat import ints
-from sim.engine.by_expert import INSTEAD, PART, RAN_AHEAD, RAN_ON_CPU
+from sim.engine.by_expert import GPU, INSTEAD, PART, RAN_AHEAD, RAN_ON_CPU
 from sim.engine.copies import Copies, Log
 from sim.engine.counts import HIT, LATE, MISS, ON_CPU, PARTIAL, HitCounts, Tally
 from sim.engine.pending_experts import PendingExperts
@@ -109,7 +109,8 @@ class Layer:
         column = self.by_expert.why(layer, index) if kind == _MISS else kind
         self.kinds[expert] = kind
         self.columns[expert] = column
-        self.by_expert.more(column, index, 1)
+        if column:  # hits are what is left of what ran
+            self.by_expert.more(column, index, 1)
 
     def _arrived(self, index: int, counts: HitCounts) -> int:
         """The class of a resident expert."""
@@ -316,6 +317,7 @@ class Layer:
         """An expert has run: it is pending no more."""
         self.pending.settle(expert)
         self.tally.n_executed += n_tokens
+        self.by_expert.more(GPU, self.pending.layer * self.n_experts + expert, 1)
         if self.log is not None:
             self.log("gpu", self.pending.layer, expert)
         if self.copies.polls:
@@ -379,7 +381,8 @@ class Layer:
                 counts.n_tokens[kind] -= n_tokens
                 counts.count(ON_CPU, n_tokens)
                 index = layer * self.n_experts + expert
-                self.by_expert.more(self.columns[expert], index, -1)
+                if kind:
+                    self.by_expert.more(self.columns[expert], index, -1)
                 self.by_expert.more(ON_CPU, index, 1)
         self.ran_on_cpu.clear()
 

@@ -24,6 +24,7 @@ cdef class Service:
     cdef readonly Layer layer
     cdef readonly Tally tally
     cdef bint tells_accessed, ordered, single
+    cdef double now_s
     cdef int n_experts, n_whole, n_missing, n_known
     cdef object _accessed
     cdef long long[::1] missing
@@ -34,23 +35,25 @@ cdef class Service:
     @cython.locals(at=int)
     cpdef serve_chosen(self, HitCounts counts)
     @cython.locals(residency=Residency, pending=PendingExperts, turn=Turn, now_s=double, n_here=int, n_missing=int, n_tokens=int,
-                   n_lacking=int, at=int, expert=int, index=int, by_expert=ByExpert)
+                   n_lacking=int, at=int, expert=int, index=int)
     cdef bint _look(self, HitCounts counts) except -1
     @cython.locals(residency=Residency, pending=PendingExperts, copies=Copies, turn=Turn, n_here=int, n_missing=int, at=int,
                    expert=int, index=int)
     cpdef serve(self)
     @cython.locals(copies=Copies, turn=Turn, n_missing=int, n_later=int, at=int, expert=int, piece=Piece)
-    cdef _finish(self)
+    cdef _finish(self, bint to_count)
+    @cython.locals(by_expert=ByExpert, turn=Turn, at=int, index=int)
+    cdef void _count_missing(self, int n_missing) noexcept
     cdef _serve_mixed(self)
     @cython.locals(copies=Copies, turn=Turn, queued=bint, n_later=int, at=int, expert=int, piece=Piece)
     cdef int _demand_each(self, int n_missing) except -1
     @cython.locals(residency=Residency, order=InTurn, ring=Ring, turn=Turn, n_bytes=cython.longlong, free_bytes=cython.longlong,
                    n_rings=int, lane=int, next_place=int, now_s=double, n_leaving=int, at=int, index=int, expert=int)
-    cdef bint _exchange(self, int n_missing) except -1
+    cdef bint _exchange(self, int n_missing, bint to_count) except -1
     @cython.locals(residency=Residency, order=InTurn, turn=Turn, tally=Tally, n_leaving=int, at=int)
     cdef _replace(self, int n_missing)
     @cython.locals(residency=Residency, order=InTurn, turn=Turn, at=int, left=int, gone=Piece)
     cdef _replace_in_turn(self, int n_new)
     @cython.locals(turn=Turn, residency=Residency, pending=PendingExperts, tally=Tally, victims=Victims, at=int, expert=int,
-                   index=int)
+                   index=int, by_expert=ByExpert)
     cdef bint _run_together(self) except -1

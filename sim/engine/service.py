@@ -63,6 +63,7 @@ class Service:
         self.ordered = False  # whether the turn's experts have been put last in it
         self.n_missing = 0
         self.single = False  # whether each expert is known to be for one token
+        self.now_s = 0.0  # when the layer was looked at
         self.n_known = 0  # how many of the turn's first experts are, and are there at `turn.arrived_s`
         self._accessed = policy.accessed
 
@@ -84,7 +85,7 @@ class Service:
             if self.tells_accessed:
                 for at in range(self.turn.n):
                     self._accessed(self.pieces.all[self.turn.first + self.turn.experts[at]], True, self.view)
-            self._finish()
+            self._finish(True)
         else:
             self.layer.classify(self.pending.layer, counts)
             self.serve()
@@ -99,7 +100,6 @@ class Service:
             return False
         turn.begin(pending.layer)
         now_s = self.machine.now()
-        by_expert = self.by_expert
         n_here = 0
         n_missing = 0
         n_tokens = 0
@@ -118,12 +118,8 @@ class Service:
                 self.missing[n_missing] = expert
                 n_missing += 1
                 n_lacking += pending.asked[at]
-        by_expert.spoken = turn.layer
-        for at in range(n_here):
-            by_expert.n[by_expert.first + turn.first + turn.experts[at]] += 1  # a hit: the first column
-        for at in range(n_missing):
-            index = turn.first + self.missing[at]
-            by_expert.more(by_expert.why(turn.layer, index), index, 1)
+        self.by_expert.spoken = turn.layer
+        self.now_s = now_s
         turn.n = turn.n_here = n_here
         self.n_missing = n_missing
         self.single = n_tokens + n_lacking == n_here + n_missing
@@ -162,14 +158,21 @@ class Service:
         self.n_missing = n_missing
         self.single = False
         self.n_known = 0
-        self._finish()
+        self.now_s = self.machine.now()
+        self._finish(False)
 
-    def _finish(self) -> None:
-        """Fetch what is missing and compute the turn."""
+    def _finish(self, to_count: bool) -> None:
+        """Fetch what is missing and compute the turn.
+
+        Args:
+            to_count: why what is missing is so has not been counted yet.
+        """
         copies, turn, n_missing = self.copies, self.turn, self.n_missing
         self.ordered = False
         n_later = 0
-        if n_missing and (self.order is None or not self._exchange(n_missing)):
+        if n_missing and (self.order is None or not self._exchange(n_missing, to_count)):
+            if to_count:
+                self._count_missing(n_missing)
             n_later = self._demand_each(n_missing)
         if copies.polls or not self._run_together():
             for at in range(turn.n):
@@ -181,6 +184,13 @@ class Service:
             if self.tells_accessed:
                 self._accessed(piece, False, self.view)
             self.layer.run_whole(turn.first + expert)
+
+    def _count_missing(self, n_missing: int) -> None:
+        """Count why each missing expert is so."""
+        by_expert, turn = self.by_expert, self.turn
+        for at in range(n_missing):
+            index = turn.first + self.missing[at]
+            by_expert.more(by_expert.why(turn.layer, index), index, 1)
 
     def _serve_mixed(self) -> None:
         """`serve` where experts may run in a lower precision, or have been begun."""
@@ -233,7 +243,7 @@ class Service:
                 n_later += 1
         return n_later
 
-    def _exchange(self, n_missing: int) -> bool:
+    def _exchange(self, n_missing: int, to_count: bool) -> bool:
         """Demand all missing experts together; False, and nothing done, where each has to be demanded for itself.
 
         That is so unless all room is clean, whoever leaves is a whole expert that nothing reads any more, and the
@@ -249,7 +259,7 @@ class Service:
         n_rings = ring.n_rings
         lane = turn.layer if order.per_layer else 0  # the ring of this cache
         next_place = ring.next[lane]
-        now_s = self.machine.now()
+        now_s = self.now_s
         n_leaving = 0
         for at in range(n_missing):
             turn.experts[turn.n_here + at] = self.missing[at]
@@ -278,6 +288,10 @@ class Service:
         if order.touches:  # who is there runs before who comes
             order.touch(turn, 0, turn.n_here)
             self.ordered = True
+        if to_count and self.by_expert.predicts:
+            self._count_missing(n_missing)
+            to_count = False
+        self.by_expert.exchanged(turn, to_count)
         self._replace(n_missing)
         if self.single:
             self.n_known = turn.n
@@ -288,7 +302,6 @@ class Service:
         residency, order, turn, tally = self.residency, self.order, self.turn, self.tally
         assert order is not None
         n_leaving = turn.n_leaving
-        self.by_expert.exchanged(turn)
         if self.log is None:
             residency.leave(turn, 0, n_leaving)
             order.leave(turn, 0, n_leaving)
@@ -324,6 +337,7 @@ class Service:
     def _run_together(self) -> bool:
         """Compute experts that are resident whole in one go; False where the machine cannot say now when each ends."""
         turn, residency, pending, tally = self.turn, self.residency, self.pending, self.tally
+        by_expert = self.by_expert
         for at in range(self.n_known, turn.n):
             expert = turn.experts[at]
             index = turn.first + expert
@@ -338,6 +352,7 @@ class Service:
             if residency.ticketed:
                 residency.busy[index] = None
             residency.busy_s[index] = turn.ends_s[at]
+            by_expert.n[by_expert.first + index] += 1  # it ran: the first column
             if not residency.used[index]:
                 residency.used[index] = 1
                 if residency.origin[index] == 1:  # prefetched

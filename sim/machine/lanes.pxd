@@ -30,6 +30,11 @@ cdef class Stream:
     @cython.locals(free_s=double, gap_s=double, end_s=double, prefetched=bint)
     cpdef place(self, object op, int layer, int expert, int n_tokens, double start_s, int cause, double first_s,
                      double last_s, double duration_s, int length, double arrived_s, tuple after)
+    @cython.locals(waiting=Waiting, at=int)
+    cdef void _wait(self, int layer, int expert, int cause, bint speculative, double gap_s) noexcept
+    cdef void begin(self, bint decodes) noexcept
+    cdef void enter(self, int layer) noexcept
+    cdef void leave(self) noexcept
     @cython.locals(ticket=Ticket, ready_s=double)
     cdef double late_s(self, double start_s, int cause, double first_s, double arrived_s, tuple after) noexcept
     @cython.locals(ticket=Ticket, work=Launched, start_s=double, cause=int)

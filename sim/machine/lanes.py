@@ -158,9 +158,8 @@ class Stream:
         self.blames_prefetch = False
         if start_s > free_s:
             gap_s = start_s - free_s
-            self.gaps_s[cause] += gap_s
             prefetched = cause == _H2D and arrived_s != start_s and _for_a_prefetch(start_s, after)
-            self.waiting.before(layer, expert, cause, prefetched, gap_s)
+            self._wait(layer, expert, cause, prefetched, gap_s)
             if gap_s > duration_s and self.late_s(start_s, cause, first_s, arrived_s, after) > duration_s:
                 # An expert on another GPU that mostly waited for its copy: whoever waits for it waits for the link.
                 # How long that GPU had been idle says nothing: it may just have had nothing to do.
@@ -174,10 +173,37 @@ class Stream:
             self.spans(self.name, op, layer, expert, n_tokens, 0, start_s, end_s)
         if last_s > end_s:
             # Kernels shorter than their launches: the stream starves between them.
-            self.gaps_s[_HOST] += last_s - end_s
-            self.waiting.before(layer, expert, _HOST, False, last_s - end_s)
+            self._wait(layer, expert, _HOST, False, last_s - end_s)
             end_s = last_s
         self.free_s = end_s
+
+    def _wait(self, layer: int, expert: int, cause: int, speculative: bool, gap_s: float) -> None:
+        """Stand still, before an operation of a layer or (-1) while the host does."""
+        waiting = self.waiting
+        at = waiting.row_of(layer, expert, cause)
+        if at == waiting.row and not speculative and cause in (_HOST, _H2D):
+            self.gaps_s[cause] += gap_s  # told apart when the layer ends
+            return
+        waiting.catch_up(self.gaps_s[_HOST], self.gaps_s[_H2D])
+        self.gaps_s[cause] += gap_s
+        waiting.host_s = self.gaps_s[_HOST]
+        waiting.h2d_s = self.gaps_s[_H2D]
+        waiting.charge(at, cause, speculative, gap_s)
+
+    def begin(self, decodes: bool) -> None:
+        """An iteration of a phase begins."""
+        self.waiting.catch_up(self.gaps_s[_HOST], self.gaps_s[_H2D])
+        self.waiting.begin(decodes)
+
+    def enter(self, layer: int) -> None:
+        """What follows is of this layer."""
+        self.waiting.catch_up(self.gaps_s[_HOST], self.gaps_s[_H2D])
+        self.waiting.enter(layer)
+
+    def leave(self) -> None:
+        """The iteration is over."""
+        self.waiting.catch_up(self.gaps_s[_HOST], self.gaps_s[_H2D])
+        self.waiting.leave()
 
     def late_s(self, start_s: float, cause: int, first_s: float, arrived_s: float, after: tuple[Ticket, ...]) -> float:
         """How much later work starts than had what it waited for last, the `cause`, not been in its way."""
@@ -229,8 +255,7 @@ class Stream:
     def idle_until(self, time_s: float, cause: int, speculative: bool = False) -> None:
         """Charge the time up to `time_s` to `cause` (the host's last read, or waiting for an arrival)."""
         if time_s > self.free_s:
-            self.gaps_s[cause] += time_s - self.free_s
-            self.waiting.idle(cause, speculative, time_s - self.free_s)
+            self._wait(-1, -1, cause, speculative and cause == _H2D, time_s - self.free_s)
             self.free_s = time_s
 
 

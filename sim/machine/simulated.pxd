@@ -54,13 +54,13 @@ cdef class SimulatedMachine(Machine):
     cdef void _close_groups(self) noexcept
     cdef Ticket _settled(self)
     @cython.locals(stream=Stream, operation=Operation, now_s=double, free_s=double, gate_s=double, start_s=double,
-                   last_s=double, gaps_s=double, starved_s=double, waiting=Waiting)
+                   last_s=double, starved_s=double, waited_s=double, waiting=Waiting, at=int)
     cpdef to_gate(self, int layer)
     @cython.locals(host_s=double)
     cpdef sync(self, Ticket ticket)
     @cython.locals(stream=Stream, group=Group, last=Operation, now_s=double, free_s=double,
                    launched_s=double, waited_s=double, starved_s=double, fits=bint, at=int, arrived_s=double, host_s=double,
-                   start_s=double, last_s=double, waiting=Waiting)
+                   start_s=double, last_s=double)
     cpdef bint run_turn(self, Turn turn) except -1
     @cython.locals(operation=Operation, stream=Stream, host_s=double, launched_s=double, work=Launched)
     cpdef Ticket expert(self, Piece piece, int n_tokens, double arrived_s, tuple after, object parts)

@@ -111,7 +111,7 @@ class SimulatedMachine(Machine):
         if self.stream.seconds.meter.n_known > MOST_LENGTHS:
             self._forget()
         self.now_s += cost.launches.begin_s
-        self.stream.waiting.begin(iteration.phase == DECODE)
+        self.stream.begin(iteration.phase == DECODE)
         self._n_ranges = len(iteration.ranges)
         price = cost.attention(iteration)
         if iteration.n_tokens != self._n_tokens:
@@ -201,11 +201,11 @@ class SimulatedMachine(Machine):
         return ends_at(self.stream.free_s, self.stream.blame)
 
     def attention(self, layer: int) -> None:
+        self.stream.enter(layer)
         if self._dense is not None:
             for _ in range(self.cost.n_dense_before[layer]):
                 self._launch("dense_layer", layer, self._dense)
         self._launch("attention", layer, self._attention)
-        self.stream.waiting.enter(layer)
 
     def gate(self, layer: int) -> Ticket:
         ticket = self._launch("gate", layer, self._gate_block)
@@ -229,7 +229,15 @@ class SimulatedMachine(Machine):
         # Nothing to wait for and nobody looking: the sums those four would do, without their calls.
         now_s = self.now_s
         free_s = stream.free_s
-        gaps_s = starved_s = stream.gaps_s[_HOST]
+        starved_s = stream.gaps_s[_HOST]
+        waiting = stream.waiting
+        at = waiting.row
+        waited_s = stream.gaps_s[_H2D]
+        waiting.waited_s[at + _HOST] += starved_s - waiting.host_s
+        waiting.waited_s[at + _H2D] += waited_s - waiting.h2d_s
+        waiting.host_s = starved_s
+        waiting.h2d_s = waited_s
+        waiting.row = waiting.first + layer * _KINDS
         gate_s = 0.0
         for operation in self._blocks:
             if operation.n == 0:
@@ -249,9 +257,6 @@ class SimulatedMachine(Machine):
                 gate_s = free_s
         stream.free_s = free_s
         stream.gaps_s[_HOST] = starved_s
-        waiting = stream.waiting
-        waiting.row = waiting.first + layer * _KINDS
-        waiting.waited_s[waiting.row + _HOST] += starved_s - gaps_s
         self._close_groups()
         if self.n_gpus > 1:
             self._gate = Ticket(gate_s, GPU)
@@ -341,9 +346,6 @@ class SimulatedMachine(Machine):
         group.precision = self._precision
         self.now_s = now_s
         stream.free_s = free_s
-        waiting = stream.waiting
-        waiting.waited_s[waiting.row + _H2D] += waited_s - stream.gaps_s[_H2D]
-        waiting.waited_s[waiting.row + _HOST] += starved_s - stream.gaps_s[_HOST]
         stream.gaps_s[_H2D] = waited_s
         stream.gaps_s[_HOST] = starved_s
         return True
@@ -757,7 +759,7 @@ class SimulatedMachine(Machine):
         stream = self.stream
         if not stream.n_pending:
             stream.idle_until(self.now_s, _HOST)  # hooks after the last read may have kept the host busy
-        stream.waiting.leave()
+        stream.leave()
         return stream.parts_s
 
     @property

@@ -7,9 +7,11 @@ cdef class Waiting:
     cdef readonly int n_layers
     cdef double[::1] waited_s
     cdef int first, row
+    cdef double host_s, h2d_s
+    cpdef void catch_up(self, double host_s, double h2d_s) noexcept
     cpdef void begin(self, bint decodes) noexcept
     cpdef void enter(self, int layer) noexcept
     cpdef void leave(self) noexcept
-    cpdef void idle(self, int cause, bint speculative, double gap_s) noexcept
-    @cython.locals(at=int)
-    cpdef void before(self, int layer, int expert, int cause, bint speculative, double gap_s) noexcept
+    cpdef int row_of(self, int layer, int expert, int cause) noexcept
+    cpdef void charge(self, int at, int cause, bint speculative, double gap_s) noexcept
+    cpdef void wait(self, int layer, int expert, int cause, bint speculative, double gap_s) noexcept

@@ -23,6 +23,15 @@ class Waiting:
         self.n_layers = n_layers
         self.waited_s = floats((2 * n_layers + 1) * len(KINDS))  # the last row: between iterations
         self.first = self.row = 2 * n_layers * len(KINDS)
+        self.host_s = 0.0  # of the sums of all layers, how much is charged to one
+        self.h2d_s = 0.0
+
+    def catch_up(self, host_s: float, h2d_s: float) -> None:
+        """Charge what the sums have grown by since to the layer that runs."""
+        self.waited_s[self.row + _HOST] += host_s - self.host_s
+        self.waited_s[self.row + _H2D] += h2d_s - self.h2d_s
+        self.host_s = host_s
+        self.h2d_s = h2d_s
 
     def begin(self, decodes: bool) -> None:
         """An iteration of a phase begins."""
@@ -36,18 +45,21 @@ class Waiting:
         """The iteration is over."""
         self.first = self.row = 2 * self.n_layers * _KINDS
 
-    def idle(self, cause: int, speculative: bool, gap_s: float) -> None:
-        """The stream stood still while the host did."""
-        self.waited_s[self.row + (_PREFETCH if speculative and cause == _H2D else cause)] += gap_s
+    def row_of(self, layer: int, expert: int, cause: int) -> int:
+        """Where a wait counts that an operation has before it; no layer (-1): the one that runs."""
+        if layer < 0 or self.first == 2 * self.n_layers * _KINDS:
+            return self.row
+        if expert < 0 and cause != _HOST and layer > 0:
+            layer -= 1
+        return self.first + (layer if layer < self.n_layers else self.n_layers - 1) * _KINDS
 
-    def before(self, layer: int, expert: int, cause: int, speculative: bool, gap_s: float) -> None:
-        """The stream stood still before an operation."""
-        at = self.row
-        if self.first < 2 * self.n_layers * _KINDS and layer >= 0:
-            if expert < 0 and cause != _HOST and layer > 0:
-                layer -= 1
-            at = self.first + min(layer, self.n_layers - 1) * _KINDS
+    def charge(self, at: int, cause: int, speculative: bool, gap_s: float) -> None:
+        """Count a wait."""
         self.waited_s[at + (_PREFETCH if speculative and cause == _H2D else cause)] += gap_s
+
+    def wait(self, layer: int, expert: int, cause: int, speculative: bool, gap_s: float) -> None:
+        """Count a wait before an operation, or (-1) while the host does something."""
+        self.charge(self.row_of(layer, expert, cause), cause, speculative, gap_s)
 
     def seconds(self, phase: int, layer: int) -> dict[str, float]:
         """Seconds by kind of a layer in a phase (0: prefill, 1: decode)."""

@@ -51,25 +51,29 @@ AT = {name: column for column, name in enumerate(COLUMNS)}
 
 def counted(n: Count, expert_bytes: int) -> dict[str, int]:
     """The columns `COUNTS`, from the engine's."""
-    missed = {name: n(f"miss_{name}") for name in MISSES}
-    found = {name: sum(missed.values()) if name == "miss" else n(name) for name in FOUND}
-    served = sum(found[name] for name in ("hit", "partial_hit", "late_hit", "miss", "cpu")) + n("instead")
+    together = {name: n(f"exchanged_{name}") for name in ("cold", "capacity", "evicted_unused")}
+    missed = {name: n(f"miss_{name}") + together.get(name, 0) for name in MISSES}
+    demanded = n("demand") + sum(together.values())
+    served = n("gpu") + n("ran_on_cpu")
+    found = {name: n(name) for name in FOUND if name not in ("hit", "miss")} | {"miss": sum(missed.values())}
+    others = ("partial_hit", "late_hit", "miss", "cpu")
+    found["hit"] = served - n("instead") - sum(found[name] for name in others)
     values = [
         sum(found.values()),
-        *found.values(),
+        *(found[name] for name in FOUND),
         *missed.values(),
         n("instead"),
         served,
-        served - n("ran_on_cpu"),
+        n("gpu"),
         n("ran_ahead"),
         n("part"),
         n("evict"),
         n("cancel"),
-        n("demand") + n("demand_piece"),
+        demanded + n("demand_piece"),
         *(n(fate) for fate in FATES),
         n("refused"),
         n("write_back"),
-        n("demand") * expert_bytes + n("demand_piece_bytes"),
+        demanded * expert_bytes + n("demand_piece_bytes"),
         *(n(f"{fate}_bytes") for fate in FATES),
         n("write_back_bytes"),
     ]

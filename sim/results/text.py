@@ -10,6 +10,7 @@ from msgspec import structs
 from sim.base.lanes import WAITED_FOR
 from sim.base.units import show_bytes, show_count, show_flops, show_frac, show_rate, show_seconds
 from sim.engine.counts import CLASSES
+from sim.results.by_layer_text import lines
 from sim.results.schema import Copies
 from sim.setup.naming import machine_of, policy_of, words
 
@@ -82,6 +83,7 @@ def render(result: Result, width: int | None = None) -> str:
         _rates(result),
         _load(result),
         _hits(result),
+        _by_layer(result),
         _union(result),
         _copies(result),
         _memory(result),
@@ -191,6 +193,13 @@ def _hits(result: Result) -> Table:
     note = f"   definition: {result.hit_definition}"
     for phase, shares in rates.items():
         rows.add_row(phase, *(show_frac(shares[name]) for name in shown), note if phase == "decode" else "")
+    return rows
+
+
+def _by_layer(result: Result) -> Table:
+    rows = _pairs()
+    for title, text in lines(result):
+        rows.add_row(title, text)
     return rows
 
 

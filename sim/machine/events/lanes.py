@@ -160,9 +160,9 @@ class Stream:
             # How long that GPU had been idle says nothing: it may just have had nothing to do.
             work.cause, work.speculative = cause, speculative
         gap_s = self.time.gap(work.ready()[0], cause)
-        self.waiting.before(work.layer, work.expert, cause, speculative, gap_s)
+        self.waiting.wait(work.layer, work.expert, cause, speculative, gap_s)
         starved_s = self.time.work(spent_s, end_s, work.last_s)
-        self.waiting.before(work.layer, work.expert, HOST, False, starved_s)
+        self.waiting.wait(work.layer, work.expert, HOST, False, starved_s)
         work.booked = True
 
     def book_ahead(self) -> None:
@@ -177,4 +177,4 @@ class Stream:
     def idle_until(self, time_s: float, cause: int, speculative: bool = False) -> None:
         """Charge the time up to `time_s` to `cause` (the host's last read, or an arrival), where nothing is left."""
         if not self.under_way:
-            self.waiting.idle(cause, speculative, self.time.gap(time_s, cause))
+            self.waiting.wait(-1, -1, cause, speculative, self.time.gap(time_s, cause))

@@ -103,12 +103,12 @@ class EventMachine(Machine):
         return ticket
 
     def attention(self, layer: int) -> None:
+        self.waiting.enter(layer)
         cost = self.cost
         if self._dense_price is not None:
             for _ in range(cost.n_dense_before[layer]):
                 self._launch("dense_layer", layer, cost.launches.dense, self._dense_price)
         self._launch("attention", layer, cost.launches.attention, self._attention)
-        self.waiting.enter(layer)
 
     def gate(self, layer: int) -> Ticket:
         self._gate = ticket = self._launch("gate", layer, self.cost.launches.gate, self._gate_price)

@@ -122,7 +122,7 @@ class Ledger:
                 )
             if work.lane == COMPUTE and work.gpu == 0:
                 gap_s = self._stood_still(work.start_s, work.waited_for)
-                self.waiting.before(work.layer, work.expert, work.waited_for, work.waited_for_prefetch, gap_s)
+                self.waiting.wait(work.layer, work.expert, work.waited_for, work.waited_for_prefetch, gap_s)
                 self.parts_s[GPU] += spent_s
                 self._free_s = work.end_s
             elif work.lane == H2D and work.piece is not None:
@@ -134,7 +134,7 @@ class Ledger:
 
     def idle_until(self, time_s: float, cause: int = HOST) -> None:
         """Charge GPU 0's time since its last operation to what it waited for."""
-        self.waiting.idle(cause, False, self._stood_still(time_s, cause))
+        self.waiting.wait(-1, -1, cause, False, self._stood_still(time_s, cause))
 
     def _stood_still(self, time_s: float, cause: int) -> float:
         gap_s = max(0.0, time_s - self._free_s)

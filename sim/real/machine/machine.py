@@ -100,10 +100,10 @@ class RealMachine(Machine):
             self._said("launch dense_layer", moe_layer, -1, 0, 0, began_s)
 
     def attention(self, layer: int) -> None:
+        self.waiting.enter(layer)
         self._dense_layers(layer)
         began_s = self.now_s
         self.forward.attention(layer)
-        self.waiting.enter(layer)
         self._said("launch attention", layer, -1, 0, 0, began_s)
 
     def gate(self, layer: int) -> Ticket:
