@@ -18,6 +18,7 @@ from moesim import Policy
 from policies.lru import Lru
 from sim.policy.decisions import Prefetch, RunCpu
 from sim.results.by_layer import COUNTS, FOUND, MISSES, WAITS_S, expert_table
+from sim.results.by_layer_text import lines
 from sim.run import execute
 from traces.format.reader import Trace
 
@@ -307,3 +308,18 @@ def test_the_machine_on_events_counts_the_same(tmp_path: Path) -> None:
             assert {name: mine[name] for name in COUNTS} == {name: its[name] for name in COUNTS}
             for name in WAITS_S:
                 assert mine[name] == pytest.approx(its[name], rel=1e-9, abs=1e-9 * one.result.simulated_s)
+
+
+def test_misses_are_told_in_a_line(tmp_path: Path) -> None:
+    seen = run(Lru(), tmp_path, [[[0, 1], [0, 1]], [[0, 2], [0, 1]]], room=3, n_experts=3)
+    told = dict(lines(seen.outcome.result))
+    assert told["misses"] == "3 in decode: cold 33.3 %, capacity 33.3 %, evicted in the same pass 33.3 %"
+    assert "waits" not in told  # two layers: no telling which waits most
+
+
+def test_the_layers_that_wait_most_are_told(tmp_path: Path) -> None:
+    # Five layers, all of whose experts have room; the second token asks layer 3 alone for another.
+    rows = [[[0]] * 5, [[0], [0], [0], [1], [0]]]
+    seen = run(Lru(), tmp_path, rows, room=6, n_experts=2, kernel_s=0.0)
+    told = dict(lines(seen.outcome.result))
+    assert told["waits"].startswith("10.0 s of decode, most in layers 3 (100.0 %), 0 (0.0 %), 1 (0.0 %); an even share")
