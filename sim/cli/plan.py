@@ -52,6 +52,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Find the least memory with which each machine reaches the goals, instead of the cheapest machine.",
 )
+@click.option(
+    "--measured",
+    metavar="12.5tok/s|80ms",
+    help="What you measured with one --hw and --policy: beside prediction and bound, and what would explain the rest.",
+)
 @click.option("--quick", is_flag=True, help="Leave out what would have to be true of the machines that fail.")
 @click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Replays at the same time; default: the cores."
@@ -65,6 +70,7 @@ def command(
     every: bool,
     quick: bool,
     least: bool,
+    measured: str | None,
     workers: int | None,
     as_json: bool,
     **axes: tuple[str, ...],
@@ -77,12 +83,25 @@ def command(
     from sim.studies.plan.plan import Asked, Planned, plan
     from sim.studies.sweep.grid import given
 
-    if not goals:
-        raise BadInput("--goal, got none: say what is to be reached, e.g. --goal 'tpot_s.mean <= 100ms'")
+    if not goals and measured is None and (least or len(axes["hw"]) != 1 or "," in axes["hw"][0]):
+        raise BadInput(
+            "--goal, got none: say what is to be reached, e.g. --goal 'tpot_s.mean <= 100ms'; or name one --hw, to "
+            "compare what streaming, caching and its CPU give there"
+        )
+    if measured is not None and (goals or least):
+        raise BadInput("--measured, got it with --goal or --least-memory: another question; ask one at a time")
     asked = Asked(goals_of(goals), given(policies, axes, settings), prices, every, not quick, workers)
     found: Answered
     with Bar("planning") as bar:
-        if least:
+        if measured is not None:
+            from sim.studies.plan.measured import judge
+
+            found = judge(asked, measured, bar.update, _note)
+        elif not goals:
+            from sim.studies.plan.ways import compare_ways
+
+            found = compare_ways(asked, bar.update, _note)
+        elif least:
             from sim.studies.plan.memory import least_memory
 
             found = least_memory(asked, bar.update, _note)

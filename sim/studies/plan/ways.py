@@ -1,0 +1,241 @@
+"""Stream, CPU or both? The best policy of each way to serve experts on one machine, and where their order changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sim.base.errors import BadInput
+from sim.base.units import show_bytes, show_count, show_frac, show_seconds
+from sim.studies.plan.candidate import Candidate
+from sim.studies.plan.ladder import few_of
+from sim.studies.plan.lever import NEAR_FRAC, Lever, levers_of
+from sim.studies.plan.plan import Asked, candidates_of, facts_of
+from sim.studies.plan.replays import Replays
+
+if TYPE_CHECKING:
+    from sim.results.record import Result
+    from sim.studies.sweep.run import Progress
+
+STREAM, CACHE, CPU, BOTH = "stream", "cache", "cpu", "both"
+WAYS = {
+    STREAM: "copy each expert when it is used",
+    CACHE: "keep experts on the GPU, copy the others",
+    CPU: "keep experts on the GPU, compute the others on the CPU",
+    BOTH: "keep, copy and compute on the CPU",
+}
+NAMES = {STREAM: "streaming", CACHE: "caching", CPU: "caching and the CPU", BOTH: "caching, copies and the CPU"}
+NOTHING_FRAC = 0.01
+"""Of the experts of decode: below, a way was not taken."""
+BEST = 2
+"""Policies of each way that are replayed on all requests."""
+
+
+class Way(NamedTuple):
+    """The best policy of one way."""
+
+    way: str
+    candidate: Candidate
+    result: Result
+
+    @property
+    def tpot_s(self) -> float:
+        """Its mean time per token."""
+        return self.result.tpot_s.mean or 0.0
+
+
+class Crossover(NamedTuple):
+    """Where two policies change places as one figure changes; `value` None: they do not, up to `end`."""
+
+    lever: Lever
+    first: str
+    second: str
+    value: float | None
+    end: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its entry in `--json`."""
+        key, now = self.lever.key, self.lever.now
+        return {
+            "figure": key,
+            "now": now,
+            "faster_now": self.first,
+            "against": self.second,
+            "equal_at": self.value,
+            "looked_up_to": self.end,
+        }
+
+
+@dataclass
+class Compared:
+    """The ways of one machine, fastest first."""
+
+    ways: list[Way]
+    crossovers: list[Crossover]
+    replays: Replays
+    trace: str
+    reached: bool = True
+
+    def answer(self) -> str:
+        """The first line."""
+        first, *others = self.ways
+        one = first.candidate
+        text = f"{NAMES[first.way]} on {one.machine.name} with its {one.machine.cpu}: {one.label}"
+        text += f" takes {show_seconds(first.tpot_s)} per token"
+        if others:
+            rest = (f"{NAMES[way.way]} {way.tpot_s / first.tpot_s:.2f} ({way.candidate.label})" for way in others)
+            text += f"; times that: {', '.join(rest)}"
+        return text
+
+    def lines(self) -> list[str]:
+        """How it was found."""
+        text = f"{show_count(self.replays.n_runs, 'replay')}, as much as {self.replays.share:.3g} of all requests"
+        return [f"each way by its fastest policy over the first few requests: {text}", self.trace]
+
+    def table(self) -> str:
+        """The ways, and where the order changes."""
+        from sim.base.tables import prose, render, table
+
+        shown = table("way", "policy", "TPOT", "band", "hit", "CPU", "peak VRAM", "bound by")
+        prose(shown, 0, 1, 7)
+        for way in self.ways:
+            result, ends = way.result, way.result.uncertainty.tpot_s
+            shown.add_row(
+                WAYS[way.way],
+                way.candidate.label,
+                show_seconds(way.tpot_s),
+                "-" if ends is None else " to ".join(map(show_seconds, ends)),
+                show_frac(result.hit_rate),
+                show_frac(result.cpu_rate),
+                show_bytes(result.peak_vram_bytes),
+                result.bound_by.resource or "-",
+            )
+        text = render(shown)
+        if self.crossovers:
+            lines = table("changed alone", "is", "order changes at", "what is faster now", "against")
+            prose(lines, 2, 3, 4)
+            for one in self.crossovers:
+                lever = one.lever
+                at = f"nowhere up to {lever.show(one.end)}" if one.value is None else lever.show(one.value)
+                if one.value is None and one.end < lever.now:
+                    at = f"nowhere down to {lever.show(one.end)}"
+                lines.add_row(lever.name, lever.show(lever.now), at, one.first, one.second)
+            text += f"\n{render(lines)}"
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        ways = [
+            {
+                "way": way.way,
+                "policy": way.candidate.label,
+                "tpot_s": way.tpot_s,
+                "band_s": way.result.uncertainty.tpot_s,
+                "hit_rate": way.result.hit_rate,
+                "cpu_rate": way.result.cpu_rate,
+                "peak_vram_bytes": way.result.peak_vram_bytes,
+                "run_id": way.result.run_id,
+            }
+            for way in self.ways
+        ]
+        found = [one.to_dict() for one in self.crossovers]
+        return {"schema": 1, "answer": self.answer(), "ways": ways, "crossovers": found, "trace": self.trace}
+
+
+def way_of(result: Result) -> str:
+    """What was done with experts that were not there: told by what happened in decode, not by a name."""
+    copied = 1 - (result.hit_rate or 0.0) - (result.cpu_rate or 0.0)
+    prefetched = result.prefetch.issued.n > 0
+    if (result.cpu_rate or 0.0) > NOTHING_FRAC:
+        return BOTH if copied > NOTHING_FRAC or prefetched else CPU
+    served = result.decode_tokens * result.shape.layers * result.shape.top_k
+    return STREAM if result.h2d_bytes >= served * result.expert_bytes else CACHE
+
+
+def compare_ways(asked: Asked, progress: Progress, note: Callable[[str], None] = lambda _: None) -> Compared:
+    """Compare them.
+
+    Raises:
+        BadInput: whatever has to be changed, in one line; also another number than one of machines.
+    """
+    candidates = candidates_of(asked, None, progress)
+    ready = [one for one in candidates if one.ready]
+    if not ready:
+        raise BadInput(candidates[0].reason)
+    if len({(one.machine, one.spec.vram_bytes) for one in ready}) > 1:
+        raise BadInput("plan without --goal: it compares ways on one machine and budget; give one of each, or a goal")
+    for text in dict.fromkeys(text for one in ready for text in one.asked.notes):
+        note(text)
+    n_requests, trace = facts_of(ready[0])
+    replays = Replays(n_requests, asked.workers, progress, asked.pool)
+    n = few_of([], n_requests)
+    few = replays.of([one.spec for one in ready], ready[0].asked.n_layers, "few requests", n)
+    by_way: dict[str, list[tuple[float, Candidate]]] = {}
+    for one, answer in zip(ready, few, strict=True):
+        if not isinstance(answer, str):
+            by_way.setdefault(way_of(answer), []).append((answer.tpot_s.mean or answer.ttft_s.mean or 0.0, one))
+    best = [one for some in by_way.values() for _, one in sorted(some, key=lambda told: told[0])[:BEST]]
+    answers = replays.of([one.spec for one in best], ready[0].asked.n_layers, "all requests")
+    ways: dict[str, Way] = {}
+    for one, answer in zip(best, answers, strict=True):
+        if isinstance(answer, str):
+            continue
+        way = Way(way_of(answer), one, answer)
+        if way.way not in ways or way.tpot_s < ways[way.way].tpot_s:
+            ways[way.way] = way
+    found = sorted(ways.values(), key=lambda way: way.tpot_s)
+    if not found:
+        raise BadInput("plan without --goal: no policy could be replayed; `moesim sweep` says why")
+    return Compared(found, list(_crossovers(found, replays, n)), replays, trace)
+
+
+def _crossovers(ways: list[Way], replays: Replays, n: int | None) -> Iterator[Crossover]:
+    """Between the best way with the CPU and the best one without."""
+    from sim.run import prepare
+
+    with_cpu = next((way for way in ways if way.way in (CPU, BOTH)), None)
+    without = next((way for way in ways if way.way in (STREAM, CACHE)), None)
+    if with_cpu is None or without is None:
+        return
+    first, second = sorted((with_cpu, without), key=lambda way: way.tpot_s)
+    setup = prepare(first.candidate.spec)
+    other = prepare(second.candidate.spec)
+    try:
+        pairs = zip(
+            levers_of(setup, first.candidate.spec, True), levers_of(other, second.candidate.spec, True), strict=True
+        )
+        for one, two in pairs:
+            ends = [end for end in (one.most, max(1.0, one.least)) if end != one.now]
+            yield _between(first, second, (one, two), ends, replays, n)
+    finally:
+        setup.close()
+        other.close()
+
+
+def _between(
+    first: Way, second: Way, levers: tuple[Lever, Lever], ends: list[float], replays: Replays, n: int | None
+) -> Crossover:
+    one, two = levers
+    layers = first.candidate.asked.n_layers
+
+    def swapped(value: float) -> bool:
+        """Whether the one that is faster now is the slower one there."""
+        told = replays.of([one.at(value), two.at(value)], layers, "crossover", n)
+        times = [None if isinstance(result, str) else result.tpot_s.mean for result in told]
+        return times[0] is not None and times[1] is not None and times[0] > times[1]
+
+    looked = one.now
+    for end in ends:
+        looked = end
+        if not swapped(end):
+            continue
+        near, far = one.now, end
+        while abs(far - near) > 1 if one.whole else max(far, near) / min(far, near) > 1 + NEAR_FRAC:
+            middle = float((near + far) // 2) if one.whole else (near * far) ** 0.5
+            if swapped(middle):
+                far = middle
+            else:
+                near = middle
+        return Crossover(one, first.candidate.label, second.candidate.label, far, end)
+    return Crossover(one, first.candidate.label, second.candidate.label, None, ends[0] if ends else looked)
