@@ -177,7 +177,6 @@ class TestOrder:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "--goal, got none"),
         (("--goal", "tpot_s.men <= 1ms"), "did you mean 'tpot_s.mean'?"),
         (("--goal", "tpot_s <= 1ms"), "one of tpot_s.mean"),
         (("--goal", "tpot_s.mean == 1ms"), "write <= or >="),
@@ -269,3 +268,74 @@ def test_the_least_memory_is_the_least_that_reaches_the_goal(capsys: Any, trace:
     assert one["experts_by_the_bound"] <= one["experts"]
     assert found["answer"].startswith(f"least memory for tpot_s.mean <= 800 ms: {one['peak_vram_bytes'] / 1e9:.1f} GB")
     assert "it looks for the cap itself" in moesim(capsys, *words, "--experts", 3).error
+
+
+class TestMeasured:
+    """A measurement beside prediction and bound."""
+
+    words = ("plan", "--hw", "rtx3090", "--policy", "lcp", "--workers", 1, "--json")
+
+    def test_slower_than_predicted(self, capsys: Any, trace: Path) -> None:
+        """Which link would give that time: held to a run on that link; and 10 % of the tokens per second less."""
+        at = face.simulate(policy="lcp", hw="rtx3090", trace=trace)
+        assert at.tpot_s.mean is not None
+        assert at.bound is not None
+        found = moesim(capsys, *self.words, "--trace", trace, "--measured", f"{0.5 / at.tpot_s.mean}tok/s").json
+        assert found["predicted"]["value"] == at.tpot_s.mean
+        assert found["measured_tpot_s"] == pytest.approx(2 * at.tpot_s.mean)
+        assert found["bound_tpot_s"] == at.bound.tpot_s
+        assert not found["inside_the_band"]
+        told = {one["what"]: one for one in found["explanations"]}
+        link = told["hw.h2d.bandwidth_bytes_per_s"]
+        assert tpot_s(
+            policy="lcp", hw="rtx3090", trace=trace, set={"hw.h2d.bandwidth_bytes_per_s": link["value"]}
+        ) == pytest.approx(2 * at.tpot_s.mean, rel=0.05)
+        assert f"{2 * at.tpot_s.mean:.2f} s per token" in found["answer"] or "ms per token" in found["answer"]
+
+    def test_faster_than_predicted_and_than_can_be(self, capsys: Any, trace: Path) -> None:
+        bound = face.simulate(policy="lcp", hw="rtx3090", trace=trace).bound
+        assert bound is not None
+        assert bound.tpot_s is not None
+        found = moesim(capsys, *self.words, "--trace", trace, "--measured", f"{bound.tpot_s * 0.99}s").json
+        assert "faster than any lossless policy can be there" in found["answer"]
+        assert "precision" in {one["what"] for one in found["explanations"]}
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("--hw", "rtx3090", "--measured", "3tok/s"), "one machine and one policy"),
+            (("--hw", "rtx3090,a6000", "--policy", "lru", "--measured", "3tok/s"), "one machine and one policy"),
+            (("--hw", "rtx3090", "--policy", "lru", "--measured", "0tok/s"), "no token takes no time"),
+            (("--hw", "rtx3090", "--policy", "lru", "--measured", "fast"), "--measured, got 'fast'"),
+            (("--hw", "rtx3090", "--measured", "3tok/s", "--goal", "tpot_s.mean <= 1s"), "another question"),
+            (("--hw", "rtx3090,a6000"), "or name one --hw"),
+            (("--hw", "rtx3090", "--least-memory"), "--goal, got none"),
+        ],
+    )
+    def test_what_has_to_be_mended(self, capsys: Any, trace: Path, words: tuple[str, ...], message: str) -> None:
+        assert message in moesim(capsys, "plan", "--trace", trace, *words, "--workers", 1).error
+
+
+def test_stream_cpu_or_both(capsys: Any, trace: Path) -> None:
+    """Ways are told by what happened; where the order changes it does: two runs on either side of each crossover."""
+    policies = ("on_demand", "lcp", "fiddler")
+    options = [word for name in policies for word in ("--policy", name)]
+    said = moesim(capsys, "plan", "--trace", trace, "--hw", "rtx3090", *options, "--workers", 1, "--json")
+    found = said.json
+    own = {name: tpot_s(policy=name, hw="rtx3090", trace=trace) for name in policies}
+    assert [(one["policy"], one["tpot_s"]) for one in found["ways"]] == sorted(own.items(), key=lambda item: item[1])
+    assert {one["policy"]: one["way"] for one in found["ways"]} == {
+        "on_demand": "stream",
+        "lcp": "cache",
+        "fiddler": "cpu",
+    }
+    assert found["answer"].startswith("caching and the CPU on rtx3090 with its tr-pro-3955wx: fiddler takes ")
+    (link,) = (one for one in found["crossovers"] if one["figure"] == "hw.h2d.bandwidth_bytes_per_s")
+    assert (link["faster_now"], link["against"]) == ("fiddler", "lcp")
+    assert link["equal_at"] is not None
+    for share, first in ((0.94, "fiddler"), (1.06, "lcp")):
+        there = {
+            name: tpot_s(policy=name, hw="rtx3090", trace=trace, set={link["figure"]: share * link["equal_at"]})
+            for name in ("fiddler", "lcp")
+        }
+        assert min(there, key=lambda name: there[name]) == first

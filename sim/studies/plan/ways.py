@@ -13,6 +13,7 @@ from sim.studies.plan.ladder import few_of
 from sim.studies.plan.lever import NEAR_FRAC, Lever, levers_of
 from sim.studies.plan.plan import Asked, candidates_of, facts_of
 from sim.studies.plan.replays import Replays
+from sim.workload.iterations import DECODE
 
 if TYPE_CHECKING:
     from sim.results.record import Result
@@ -145,12 +146,14 @@ class Compared:
 
 def way_of(result: Result) -> str:
     """What was done with experts that were not there: told by what happened in decode, not by a name."""
-    copied = 1 - (result.hit_rate or 0.0) - (result.cpu_rate or 0.0)
-    prefetched = result.prefetch.issued.n > 0
+    rows = [row for row in result.by_layer if row["phase"] == DECODE]
+    used = sum(row["experts_n"] for row in rows) * result.expert_bytes
+    copied = sum(
+        row["demand_copies_bytes"] + row["prefetch_issued_bytes"] - row["prefetch_cancelled_bytes"] for row in rows
+    )
     if (result.cpu_rate or 0.0) > NOTHING_FRAC:
-        return BOTH if copied > NOTHING_FRAC or prefetched else CPU
-    served = result.decode_tokens * result.shape.layers * result.shape.top_k
-    return STREAM if result.h2d_bytes >= served * result.expert_bytes else CACHE
+        return BOTH if copied > NOTHING_FRAC * used else CPU
+    return STREAM if copied >= (1 - NOTHING_FRAC) * used else CACHE
 
 
 def compare_ways(asked: Asked, progress: Progress, note: Callable[[str], None] = lambda _: None) -> Compared:
