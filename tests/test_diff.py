@@ -481,3 +481,16 @@ def test_times_cut_otherwise_stand_in_rows_of_their_own(diff: Any, run: Any) -> 
     text = diff(a, b, "--no-replay").out
     assert "waiting for copies on demand" in text
     assert re.search(r"^waiting for copies +\d", text, re.MULTILINE)
+
+
+def test_requests_that_are_drawn_otherwise_are_not_paired(diff: Any, trace: Path) -> None:
+    a = f"lru hw=rtx3090 trace={trace} arrivals=poisson:1 requests=6"
+    same = diff(a, "lfu", "--json").json
+    assert same["tpot_s"]["paired"] is True
+    assert len(same["requests"]) == 6
+    for time in ("tpot_s", "ttft_s"):
+        assert close(math.fsum(one["b_s"] for one in same[time]["parts"]), same[time]["b"])
+    other = diff(a, "seed=1", "--json").json
+    assert other["tpot_s"]["paired"] is False
+    assert "drawn otherwise" in other["answer"]
+    assert diff(a, "rate_scale=2", "--json").json["inputs"] == [{"key": "rate_scale", "a": 1.0, "b": 2.0}]

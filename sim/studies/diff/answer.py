@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sim.base.lanes import WAITED_FOR
 from sim.base.units import show_count, show_frac, show_seconds
 from sim.studies.diff.spent import DEMAND, OTHERS, PREFETCH
+from sim.studies.diff.times import numbering
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,6 +161,8 @@ def _unpaired(found: Diff) -> str:
         return "their traces differ, so requests cannot be paired"
     if found.a.requests is None or found.b.requests is None:
         return "requests are not paired: the times of each are not recorded"
+    if numbering(found.a) != numbering(found.b):
+        return "their requests are drawn otherwise, so they cannot be paired"
     return "they served no request in common"
 
 

@@ -9,7 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     from sim.studies.diff.side import Side
 
-ABSENT = "-"
+LOAD = "arrivals asked for"
 TOLD = (
     "version",
     "policy",
@@ -27,8 +27,8 @@ TOLD = (
     "seed",
     "hit_definition",
 )
-ASKED = ("scheduler",)
-DIGESTS = ("hw_sha256", "model_sha256", "stack_sha256")
+ASKED = ("scheduler", "rate_scale", "slo")
+DIGESTS = ("arrivals_sha256", "hw_sha256", "model_sha256", "stack_sha256")
 
 
 class Input(NamedTuple):
@@ -52,7 +52,7 @@ def inputs(a: Side, b: Side) -> list[Input]:
 
 def _unknown(key: str, own: dict[str, Any], other: dict[str, Any]) -> bool:
     """A digest or a field that one side never told of does not differ."""
-    return key in (*DIGESTS, *ASKED) and not (key in own and key in other)
+    return key in (*DIGESTS, *ASKED, LOAD) and not (key in own and key in other)
 
 
 def _of(side: Side) -> dict[str, Any]:
@@ -65,6 +65,7 @@ def _of(side: Side) -> dict[str, Any]:
     found |= {f"set.{key}": value for key, value in told.overrides.items() if key not in told.params}
     if side.spec is not None:
         found |= {key: getattr(side.spec, key) for key in ASKED}
+        found[LOAD] = side.spec.arrivals
     return found | {key: side.meant[key] for key in DIGESTS if key in side.meant}
 
 

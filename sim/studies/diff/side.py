@@ -146,11 +146,9 @@ def _carried_out(named: Named, setup: Setup, scratch: Path, progress: Progress |
 
     found: list[Spent] = []
 
-    def run(
-        setup: Setup, spans: Any = None, log: Any = None, progress: Progress | None = None, on_step: Any = None
-    ) -> Outcome:
+    def run(setup: Setup, log: Any = None, progress: Progress | None = None, on_step: Any = None, **_: Any) -> Outcome:
         with blamed(setup.policy):
-            engine, machine = assemble(setup, spans, log)
+            engine, machine = assemble(setup, log=log)
             clockwork = Clockwork()
             spent = Spent(clockwork, machine.waiting)
             found.append(spent)

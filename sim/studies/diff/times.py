@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.base.lanes import WAITED_FOR
 from sim.results.sampling import NO_DIFFERENCE, Interval, Sample
 from sim.studies.diff.layers import layers_of, seconds_of
 from sim.studies.diff.spent import COPY, DEMAND, OTHERS, PARTS, PREFETCH
+from sim.workload.load import DRAWN
 
 if TYPE_CHECKING:
     from sim.results.schema import Phased, Timed
@@ -70,10 +71,17 @@ class Difference:
 
 
 def pairs(a: Side, b: Side) -> list[int]:
-    """Requests that both served; none where the traces differ, whose requests have only their numbers in common."""
-    if a.requests is None or b.requests is None or a.told.trace_sha256 != b.told.trace_sha256:
+    """Requests that both served; none where their numbers do not mean the same ones."""
+    if a.requests is None or b.requests is None or numbering(a) != numbering(b):
         return []
     return sorted(set(a.requests) & set(b.requests))
+
+
+def numbering(side: Side) -> tuple[Any, ...]:
+    """What the number of a request means: its place in the trace, or in a draw of so many from it."""
+    told = side.told
+    drawn = any(label.startswith(DRAWN) for label in told.labels)
+    return (told.trace_sha256, *((told.split, told.seed, told.n_requests) if drawn else ()))
 
 
 def difference(a: Side, b: Side, time: Timed) -> Difference:
@@ -141,7 +149,7 @@ def _mean_of(shares: list[Shares], at: int) -> float:
 def _of_phase(a: Side, b: Side, time: Timed, mean_a: float, mean_b: float) -> tuple[tuple[Part, ...], str | None, str]:
     """Parts by the composition of the phase, which is that of the time where every iteration has one request and none
     waits for another."""
-    if any(side.told.batch > 1 or side.told.arrivals == "trace" for side in (a, b)):
+    if any(side.told.batch > 1 or side.told.arrivals != "back to back" for side in (a, b)):
         return (), None, "requests ran beside one another or waited, and one of the runs is known as recorded only"
     phase: Phased = "decode" if time == "tpot_s" else "prefill"
     own, other = _shares_of(a, phase), _shares_of(b, phase)
