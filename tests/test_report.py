@@ -18,7 +18,10 @@ from cli_help import mixtral_shaped, moesim, simulated
 
 from sim.base.units import show_seconds
 from sim.pages.comparison import front
-from sim.pages.page import show
+from sim.pages.html import html_of
+from sim.pages.inputs import Grid
+from sim.pages.page import Explorer, show
+from sim.pages.sweep import of_grid
 
 HOSTILE = "<img src=x onerror=document.title='hacked'>"
 UNITS = ("s", "bytes", "frac", "n", "x", "")
@@ -256,6 +259,26 @@ class TestSweep:
         assert section(found, "not-run")["blocks"][0]["rows"][0][1] == "does_not_fit"
         (tmp_path / "s.json").write_text(said.out, encoding="utf-8")
         assert data_of(capsys, tmp_path / "s.json") == found
+
+    def test_the_largest_grid_fits_a_page(self) -> None:
+        """10,000 points, which a sweep has at most unless told, on one page of 6 MB."""
+        row = {
+            "status": "ok",
+            "labels_json": '["recorded"]',
+            "ttft_mean_s": 3.14159265358979,
+            "hit_rate": 0.51234567891,
+        }
+        rows = [
+            {**row, "label": f"policy {at % 20}", "hw": f"card {at // 20 % 25}", "cache_frac": at // 500 / 20}
+            | {"tpot_mean_s": 0.1 + at / 7e4, "peak_vram_bytes": 10**10 + at, "h2d_bytes": 3**20 + at}
+            for at in range(10_000)
+        ]
+        page = of_grid(Grid("answer", [], ["policy", "hw", "cache_frac"], rows, hits=False))
+        html_of(page)  # or it raises
+        (explorer,) = [b for b in page.sections[0].blocks if isinstance(b, Explorer)]
+        assert len(explorer.rows) == 10_000
+        assert "h2d_bytes" not in explorer.measures
+        assert "fewer figures" in page.sections[0].sentence
 
     def test_hits_of_every_size(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         trace = mixtral_shaped(tmp_path)

@@ -10,7 +10,7 @@ from sim.pages.curves import miss_ratio
 from sim.pages.lanes import Window, lanes
 from sim.pages.layers import by_layer
 from sim.pages.memory import memory
-from sim.pages.page import Cell, Column, Facts, Page, Plot, Section, Table
+from sim.pages.page import Cell, Column, Facts, Note, Page, Plot, Section, Table, show
 from sim.pages.plots import axis, bars, distribution, said
 from sim.results.text import show_figure, show_lengths, verdict
 from sim.setup.naming import show as show_value
@@ -27,6 +27,7 @@ PARTS = {
     "cpu": "waiting for experts on the CPU",
     "predictor": "waiting for predictions",
 }
+RATES = ("hit_rate", "late_hit_rate", "miss_rate")
 FATES = ("useful", "late", "wasted", "cancelled")
 TIMES = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "end to end"))
 
@@ -40,6 +41,7 @@ def run_page(run: Run, window: Window, curves: list[Curve] | str) -> Page:
     result = run.result
     sections = [
         Section("figures", "In short", "", [_facts(result)]),
+        *_predicted(result),
         where_the_time_goes([run]),
         hits([run]),
         *by_layer([run]),
@@ -64,7 +66,9 @@ def _facts(result: Result) -> Facts:
     n_outputs, memory = result.n_outputs, result.memory
 
     def ends(of: tuple[float, float] | None) -> str:
-        return "" if of is None else f"{show_seconds(of[0])} to {show_seconds(of[1])}, all figures at their ends"
+        return (
+            "" if of is None else f"{show_seconds(of[0])} to {show_seconds(of[1])}: figures and requests at their ends"
+        )
 
     return Facts(
         [
@@ -90,6 +94,26 @@ def _bound(result: Result) -> list[tuple[str, Any, str, str]]:
         return []
     note = f"{show_seconds(bound.tpot_s)}: no lossless policy is faster with these lanes and this room"
     return [("above the lower bound", bound.above_frac, "frac", note)]
+
+
+def _predicted(result: Result) -> list[Section]:
+    """Of a real run: what the simulation of the very same run says."""
+    said = result.prediction
+    if said is None:
+        return []
+    rows: list[list[Any]] = [
+        *([title, *map(_show_time, (getattr(said, key).mean, getattr(result, key).mean))] for key, title in TIMES),
+        *([name.replace("_", " "), *map(show_frac, (getattr(said, name), getattr(result, name)))] for name in RATES),
+        ["copied to the device", show_bytes(said.h2d_bytes), show_bytes(result.h2d_bytes)],
+    ]
+    table = Table("Predicted and measured.", [Column("figure"), Column("predicted"), Column("measured")], rows)
+    notes = [Note([f"Note: {said.label}."])] if said.label else []
+    sentence = f"This run was carried out on {result.device}; beside it the simulation of the same run on {said.hw}."
+    return [Section("prediction", "Predicted beside measured", sentence, [table, *notes])]
+
+
+def _show_time(duration_s: float | None) -> str:
+    return show(duration_s, "s")
 
 
 def where_the_time_goes(runs: list[Run]) -> Section:

@@ -46,7 +46,8 @@ MEASURES = (
 )
 MOST_FRONT, MOST_REASONS, MOST_LINES = 60, 30, 21
 BUDGETS = {"cache_frac", "cap_experts", "cap_expert_bytes", "cap_vram_bytes"}
-DIGITS = 7  # of a figure that is only drawn and shown
+MANY = 4_000  # points, above which a page holds fewer figures of each
+OF_MANY = {"tpot_mean_s", "ttft_mean_s", "peak_vram_bytes", "hit_rate"}
 
 
 def of_grid(grid: Grid) -> Page:
@@ -98,14 +99,18 @@ def _kind(row: dict[str, Any]) -> tuple[str, str]:
     return "bound" if bound else "lossy" if "lossy" in labels else "system", ", ".join(labels)
 
 
-def _short(value: Any) -> Cell:
+def _short(value: Any, digits: int) -> Cell:
+    """A figure that is only drawn and shown."""
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
+        return float(f"{value:.{digits}g}")
     return value if value is None or isinstance(value, str | int | bool) else str(value)
 
 
 def _choose(rows: list[dict[str, Any]], axes: list[str]) -> Section:
+    many = len(rows) > MANY
+    digits = 5 if many else 7
     measures = [one for one in MEASURES if any(row.get(one[0]) is not None for row in rows)]
+    measures = [one for one in measures if not many or one[0] in OF_MANY]
     numeric = [
         name
         for name in axes
@@ -117,8 +122,8 @@ def _choose(rows: list[dict[str, Any]], axes: list[str]) -> Section:
     columns += [*measures, ("kind", "kind", ""), ("note", "note", "")]
     shown: list[list[Any]] = [
         [
-            *(_short(row.get(name)) for name in axes),
-            *(_short(row.get(name)) for name, _, _ in measures),
+            *(_short(row.get(name), digits) for name in axes),
+            *(_short(row.get(name), digits) for name, _, _ in measures),
             kind,
             ", ".join(word for word in note.split(", ") if word not in common),
         ]
@@ -134,6 +139,8 @@ def _choose(rows: list[dict[str, Any]], axes: list[str]) -> Section:
     if common - {""}:
         blocks.append(Note([f"All of them: {', '.join(sorted(common))}."]))
     sentence = "Choose values, what is drawn against what, and a goal: the sentence, the plot and the rows follow."
+    if many:
+        sentence += f" Of more than {MANY:,} points a page holds fewer figures; `sweep.parquet` has all."
     return Section("choose", "What if", sentence, blocks)
 
 
