@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -189,13 +189,19 @@ def _fields_at(kind: Any, path: str) -> list[str]:
 
 def bundled(package: str, suffix: str) -> dict[str, Path]:
     """Map the stem of every `*suffix` file in a data package (`hwprofiles.gpus`) to its path, sorted by name."""
+    folder = _folder(package)
+    return dict(_listed(folder, suffix, folder.stat().st_mtime_ns))
+
+
+@cache
+def _folder(package: str) -> Path:
     top, *rest = package.split(".")
-    folder = resources.files(top).joinpath(*rest)
-    found = {
-        Path(str(entry)).name.removesuffix(suffix): Path(str(entry))
-        for entry in folder.iterdir()
-        if entry.name.endswith(suffix)
-    }
+    return Path(str(resources.files(top).joinpath(*rest)))
+
+
+@lru_cache(maxsize=64)
+def _listed(folder: Path, suffix: str, mtime_ns: int) -> dict[str, Path]:  # noqa: ARG001 - it tells a changed folder
+    found = {entry.name.removesuffix(suffix): entry for entry in folder.iterdir() if entry.name.endswith(suffix)}
     return dict(sorted(found.items()))
 
 

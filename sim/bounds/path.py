@@ -7,14 +7,18 @@ same time, so iterations add up and each can be worked out from zero.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from sim.base.flat import floats, ints, longer_floats
+from sim.machine.group import beyond_s, left_s
+from sim.machine.price import Launch
 
+if TYPE_CHECKING:
     from sim.machine.cost import Cost
-    from sim.machine.price import Launch
     from sim.workload.iterations import Iteration
+
+NOT_KNOWN_S = -1.0
 
 
 class Clocks:
@@ -23,13 +27,19 @@ class Clocks:
     __slots__ = ("free_s", "host_s")
 
     def __init__(self, host_s: float, free_s: float) -> None:
-        self.host_s, self.free_s = host_s, free_s
+        self.host_s = host_s
+        self.free_s = free_s
 
     def launch(self, launch: Launch, duration_s: float) -> None:
         """One operation on the stream."""
-        start_s = max(self.host_s + launch.first_s, self.free_s)
+        start_s = self.host_s + launch.first_s
+        if start_s < self.free_s:
+            start_s = self.free_s
         self.host_s += launch.all_s
-        self.free_s = max(start_s + duration_s, self.host_s + launch.tail_frac * duration_s)
+        self.free_s = start_s + duration_s
+        last_s = self.host_s + launch.tail_frac * duration_s
+        if last_s > self.free_s:
+            self.free_s = last_s
 
 
 class Path(NamedTuple):
@@ -51,60 +61,128 @@ class Path(NamedTuple):
         return Path(whole_s, dense_s, own * self.host_s + weight * other.host_s, other.last_s)
 
 
-def path_of(cost: Cost, iteration: Iteration, experts: Sequence[Sequence[int]], elsewhere: Sequence[int]) -> Path:
+class Experts:
+    """What experts of one layer take that are all there: each one's seconds by the tokens it serves, and in turn."""
+
+    def __init__(self, cost: Cost) -> None:
+        self.cost = cost
+        self.grouped = cost.launches.grouped
+        self.first = cost.launches.expert
+        self.next = cost.launches.member if self.grouped else cost.launches.expert
+        self.whole_s = floats(64, NOT_KNOWN_S)  # alone
+        self.work_s = floats(64, NOT_KNOWN_S)  # without the floor of kernels
+        self.n_known = 64
+        self.tokens = ints(64)
+        self.n_at_most = 64
+
+    def ask(self, n_tokens: int) -> None:
+        """Know what an expert takes for so many."""
+        if n_tokens >= self.n_known:
+            n_known = max(n_tokens + 1, 2 * self.n_known)
+            self.whole_s = longer_floats(self.whole_s, n_known, NOT_KNOWN_S)
+            self.work_s = longer_floats(self.work_s, n_known, NOT_KNOWN_S)
+            self.n_known = n_known
+        if self.whole_s[n_tokens] < 0.0:
+            cost = self.cost
+            self.whole_s[n_tokens] = whole_s = cost.expert(n_tokens, cost.precision).duration_s
+            self.work_s[n_tokens] = cost.work(n_tokens, cost.precision).duration_s if self.grouped else whole_s
+
+    def run(self, clocks: Clocks, tokens: list[int]) -> None:
+        """Launch one per number of tokens, longest first."""
+        n = len(tokens)
+        if n > self.n_at_most:
+            self.tokens = ints(n)
+            self.n_at_most = n
+        for at in range(n):
+            n_tokens = tokens[at]
+            if n_tokens >= self.n_known or self.whole_s[n_tokens] < 0.0:
+                self.ask(n_tokens)
+            work_s = self.work_s[n_tokens]
+            place = at
+            while place > 0 and self.work_s[self.tokens[place - 1]] < work_s:
+                self.tokens[place] = self.tokens[place - 1]
+                place -= 1
+            self.tokens[place] = n_tokens
+        slack_s = 0.0
+        for at in range(n):
+            n_tokens = self.tokens[at]
+            work_s = self.work_s[n_tokens]
+            if at == 0 or not self.grouped:
+                clocks.launch(self.first, self.whole_s[n_tokens])
+                slack_s = self.whole_s[n_tokens] - work_s
+            else:
+                clocks.launch(self.next, beyond_s(work_s, slack_s))
+                slack_s = left_s(work_s, slack_s)
+
+
+class Layers:
+    """The operations of an iteration's layers but their experts: (launch, seconds) of each."""
+
+    def __init__(self, cost: Cost, iteration: Iteration) -> None:
+        launches = cost.launches
+        self.cost = cost
+        self.attention = launches.attention
+        self.attention_s = cost.attention(iteration).duration_s
+        self.gate = launches.gate
+        self.gate_s = cost.gate(iteration.n_tokens).duration_s
+        self.has_shared = cost.has_shared
+        self.shared = launches.shared
+        self.shared_s = cost.shared(iteration.n_tokens).duration_s if cost.has_shared else 0.0
+        self.has_dense = cost.has_dense
+        self.dense = launches.dense
+        self.dense_s = cost.dense_layer(iteration).duration_s if cost.has_dense else 0.0
+        self.head = launches.head
+        self.head_s = cost.head(len(iteration.ranges)).duration_s
+        self.sync_s = launches.sync_s
+
+    def through(self, experts: Experts, lists: list[list[int]] | None, elsewhere: Sequence[int]) -> float:
+        """Seconds of all layers, with experts for these numbers of tokens (None: with none), and of the head."""
+        total_s = ahead_s = 0.0
+        n_dense_before: list[int] = self.cost.n_dense_before
+        clocks = Clocks(0.0, 0.0)
+        for layer in range(len(n_dense_before) - 1):
+            clocks.host_s = 0.0
+            clocks.free_s = ahead_s
+            for _ in range(n_dense_before[layer]):
+                clocks.launch(self.dense, self.dense_s)
+            clocks.launch(self.attention, self.attention_s)
+            clocks.launch(self.gate, self.gate_s)
+            gate_s = clocks.free_s
+            if self.has_shared:
+                clocks.launch(self.shared, self.shared_s)
+            if gate_s > clocks.host_s:
+                clocks.host_s = gate_s
+            clocks.host_s += self.sync_s
+            if lists is not None:
+                experts.run(clocks, lists[layer])
+                if elsewhere[layer]:
+                    clocks.host_s += self.cost.launches.experts_s(elsewhere[layer])
+            total_s += clocks.host_s
+            ahead_s = clocks.free_s - clocks.host_s
+        clocks.host_s = 0.0
+        clocks.free_s = ahead_s
+        for _ in range(n_dense_before[len(n_dense_before) - 1]):
+            clocks.launch(self.dense, self.dense_s)
+        clocks.launch(self.head, self.head_s)
+        return total_s + (clocks.host_s if clocks.host_s > clocks.free_s else clocks.free_s) + self.sync_s
+
+
+def path_of(
+    cost: Cost, experts: Experts, iteration: Iteration, lists: list[list[int]], elsewhere: Sequence[int]
+) -> Path:
     """The path of an iteration.
 
     Args:
-        experts: per layer, the tokens of each expert on the first GPU. elsewhere: per layer, how many
-            experts other GPUs compute; they cost this one's host their launches.
+        experts: of this cost. lists: per layer, the tokens of each expert on the first GPU, most first. elsewhere: per
+            layer, how many experts other GPUs compute; they cost this one's host their launches.
     """
-    prices = [
-        (cost.launches.attention, cost.attention(iteration).duration_s),
-        (cost.launches.gate, cost.gate(iteration.n_tokens).duration_s),
-    ]
-    shared = (cost.launches.shared, cost.shared(iteration.n_tokens).duration_s) if cost.has_shared else None
-    dense = (cost.launches.dense, cost.dense_layer(iteration).duration_s) if cost.has_dense else None
-    head = (cost.launches.head, cost.head(len(iteration.ranges)).duration_s)
-    steps: dict[tuple[float, int, tuple[int, ...], int], tuple[float, float]] = {}
-
-    def layer(ahead_s: float, n_dense: int, tokens: tuple[int, ...], n_elsewhere: int) -> tuple[float, float]:
-        """(host seconds, how far the stream is ahead of the host) after a layer it entered `ahead_s` ahead."""
-        key = (ahead_s, n_dense, tokens, n_elsewhere)
-        if key not in steps:
-            clocks = Clocks(0.0, ahead_s)
-            for _ in range(n_dense):
-                assert dense is not None
-                clocks.launch(*dense)
-            for price in prices:
-                clocks.launch(*price)
-            gate_s = clocks.free_s
-            if shared is not None:
-                clocks.launch(*shared)
-            clocks.host_s = max(gate_s, clocks.host_s) + cost.launches.sync_s
-            for expert in cost.in_turn(tokens):
-                clocks.launch(*expert)
-            clocks.host_s += cost.launches.experts_s(n_elsewhere)
-            steps[key] = clocks.host_s, clocks.free_s - clocks.host_s
-        return steps[key]
-
-    def through(lists: Sequence[Sequence[int]], others: Sequence[int]) -> float:
-        total_s = ahead_s = 0.0
-        for tokens, n_elsewhere, n_dense in zip(lists, others, cost.n_dense_before, strict=False):
-            spent_s, ahead_s = layer(ahead_s, n_dense, tuple(tokens), n_elsewhere)
-            total_s += spent_s
-        clocks = Clocks(0.0, ahead_s)
-        for _ in range(cost.n_dense_before[-1]):
-            assert dense is not None
-            clocks.launch(*dense)
-        clocks.launch(*head)
-        return total_s + max(clocks.free_s, clocks.host_s) + cost.launches.sync_s
-
-    n_layers, n_dense = len(experts), sum(cost.n_dense_before)
-    host_s = n_layers * (cost.launches.attention.all_s + cost.launches.gate.all_s + cost.launches.sync_s)
-    host_s += n_layers * cost.launches.shared.all_s if shared is not None else 0.0
-    host_s += n_dense * cost.launches.dense.all_s
-    host_s += sum(cost.launches.experts_s(n) for n in (*map(len, experts), *elsewhere))
-    host_s += cost.launches.head.all_s + cost.launches.sync_s
-    after_s = head[1] + cost.launches.sync_s + (cost.n_dense_before[-1] * dense[1] if dense is not None else 0.0)
-    nothing = [()] * n_layers
-    return Path(through(experts, elsewhere), through(nothing, [0] * n_layers), host_s, after_s)
+    layers = Layers(cost, iteration)
+    launches, n_layers, n_dense = cost.launches, len(lists), sum(cost.n_dense_before)
+    host_s = n_layers * (launches.attention.all_s + launches.gate.all_s + launches.sync_s)
+    host_s += n_layers * launches.shared.all_s if cost.has_shared else 0.0
+    host_s += n_dense * launches.dense.all_s
+    host_s += sum([launches.experts_s(n) for n in (*map(len, lists), *elsewhere)])
+    host_s += launches.head.all_s + launches.sync_s
+    n_dense_after = cost.n_dense_before[n_layers]
+    after_s = layers.head_s + launches.sync_s + (n_dense_after * layers.dense_s if cost.has_dense else 0.0)
+    return Path(layers.through(experts, lists, elsewhere), layers.through(experts, None, ()), host_s, after_s)

@@ -15,12 +15,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sim.bounds.path import Path, path_of
+from sim.bounds.alone import Alone, Uses, alone, in_turn
+from sim.bounds.path import Experts, Path, path_of
 from sim.machine.cost import Cost
-from sim.workload.fewest_copies import copies
-from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range, RequestInfo
+from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range
 
 if TYPE_CHECKING:
     from sim.setup.prepare import Setup
@@ -46,12 +45,11 @@ class LeastTimes(NamedTuple):
 
 @dataclass
 class Pass:
-    """Iterations in turn: their path; per GPU the experts they use, in order of step, and where each step ends."""
+    """Iterations in turn: their path, and the experts they use, by GPU."""
 
     index: int
     path: Path
-    ids: list[NDArray[np.int64]]
-    stops: list[list[int]]
+    uses: list[Uses]
     tokens: frozenset[int]  # how many an expert serves, without repetition
 
 
@@ -65,6 +63,7 @@ class Bounds:
     def __init__(self, setup: Setup, cpu: bool) -> None:
         self.setup, self.cpu = setup, cpu
         self.cost = Cost(setup.hw, setup.model, setup.stack, setup.spec.precision)
+        self.experts = Experts(self.cost)
         self.n_gpus = setup.spec.gpus
         size = setup.pieces.whole[0][0].n_bytes
         # A policy may hold part of an expert in what is left of the budget: rounded up, in its favour.
@@ -96,29 +95,31 @@ class Bounds:
 
     def _one_by_one(self) -> Iterator[tuple[list[Pass], list[Pass], int]]:
         trace = self.setup.trace
-        for r in self.setup.requests:
-            stop = r.first_row + r.prompt_len
-            prefill = self._pass(Iteration(0, [Range(r, r.first_row, stop, PREFILL, 0)], trace, None))
-            yield [prefill], [self._decode(r)] if r.outputs > 1 else [], r.outputs
+        none = [0] * trace.n_layers
+        for one in alone(trace, self.setup.requests):
+            path = self._path(Iteration(0, one.prefill, trace, None), one.counts, none)
+            prefill, outputs = Pass(0, path, [one.at_first], one.tokens), one.request.outputs
+            yield [prefill], [self._decode(one)] if outputs > 1 else [], outputs
 
-    def _decode(self, request: RequestInfo) -> Pass:
+    def _path(self, iteration: Iteration, counts: list[list[int]], elsewhere: list[int]) -> Path:
+        return path_of(self.cost, self.experts, iteration, counts, elsewhere)
+
+    def _decode(self, one: Alone) -> Pass:
         """All decode iterations of a request served alone, at once.
 
         They differ in context alone. As long as an iteration's time is convex in it, they take no less than as many
         iterations in the middle of it (Jensen's inequality); so they are cut where a measured curve has a point.
         """
-        trace, n, top_k = self.setup.trace, request.outputs - 1, self.setup.trace.top_k
-        first = request.first_row + request.prompt_len
-        layers = np.arange(trace.n_layers, dtype=np.int64)[None, :, None] * trace.n_experts
-        ids = (trace.experts[first : first + n].astype(np.int64) + layers).ravel()
-        ones, none = [[1] * top_k] * trace.n_layers, [0] * trace.n_layers
+        trace, request = self.setup.trace, one.request
+        n, first = request.outputs - 1, request.first_row + request.prompt_len
+        ones, none = [[1] * trace.top_k] * trace.n_layers, [0] * trace.n_layers
         path = Path(0.0, 0.0, 0.0, 0.0)
         for start, stop in self._convex(first, n, first - request.first_row):
             for row in (start + (stop - 1 - start) // 2, start + (stop - start) // 2):
                 ranges = [Range(request, row, row + 1, DECODE, row - request.first_row)]
-                at = path_of(self.cost, Iteration(0, ranges, trace, None), ones, none)
+                at = self._path(Iteration(0, ranges, trace, None), ones, none)
                 path = path.plus(at, (stop - start) / 2)
-        return Pass(0, path, [ids], [list(range(top_k, len(ids) + 1, top_k))], frozenset({1}))
+        return Pass(0, path, [one.later], frozenset({1}))
 
     def _convex(self, first: int, n: int, context: int) -> list[tuple[int, int]]:
         """Rows [start, stop) over which the price of attention is convex in context; `context` is the first row's."""
@@ -140,31 +141,25 @@ class Bounds:
         ids = np.array(flat, dtype=np.int64)
         ends = np.cumsum([len(row) for row in counts])
         if self.n_gpus == 1:
-            path = path_of(self.cost, iteration, [sorted(row, reverse=True) for row in counts], [0] * n_layers)
-            return Pass(iteration.index, path, [ids], [ends.tolist()], tokens)
+            path = self._path(iteration, [sorted(row, reverse=True) for row in counts], [0] * n_layers)
+            return Pass(iteration.index, path, [Uses(ids, ends.tolist())], tokens)
         home = ids % self.n_gpus
-        found, stops = [], []
+        found = []
         for gpu in range(self.n_gpus):
             mine = home == gpu
-            found.append(ids[mine])
-            stops.append(sorted(set(np.cumsum(mine)[ends - 1].tolist()) - {0}))
+            found.append(Uses(ids[mine], sorted(set(np.cumsum(mine)[ends - 1].tolist()) - {0})))
         here = [
             [n for n, at in zip(row, np.split(home, ends[:-1])[layer].tolist(), strict=True) if at == 0]
             for layer, row in enumerate(counts)
         ]
         elsewhere = [len(row) - len(mine) for row, mine in zip(counts, here, strict=True)]
-        path = path_of(self.cost, iteration, [sorted(row, reverse=True) for row in here], elsewhere)
-        return Pass(iteration.index, path, found, stops, tokens)
+        path = self._path(iteration, [sorted(row, reverse=True) for row in here], elsewhere)
+        return Pass(iteration.index, path, found, tokens)
 
     def copies(self, window: list[Pass], gpu: int) -> int:
         """Copies no policy can avoid in these iterations, whatever lay on the GPU when they began."""
-        ids = np.concatenate([p.ids[gpu] for p in window])
-        stops: list[int] = []
-        at = 0
-        for p in window:
-            stops += [at + stop for stop in p.stops[gpu]]
-            at += len(p.ids[gpu])
-        return copies(ids, stops, self.rooms[gpu], 0 if self.cpu else 1) if len(ids) else 0
+        every = [p.uses[gpu] for p in window]
+        return (every[0] if len(every) == 1 else in_turn(every)).copies(self.rooms[gpu], 0 if self.cpu else 1)
 
     def seconds(self, window: list[Pass]) -> float:
         """The least time these iterations take."""
@@ -191,7 +186,7 @@ class Bounds:
             Line(sum(copies) * self.copy_s / self.n_gpus + last_s, back_s - self.copy_s / self.n_gpus),
             *(Line(n * self.copy_s + last_s, back_s - self.copy_s) for n in copies),
         ]
-        return lowest(lines, sum(len(ids) for p in window for ids in p.ids))
+        return lowest(lines, sum(len(uses.ids) for p in window for uses in p.uses))
 
     def requests(self) -> Iterator[LeastTimes]:
         """The least times of every request, in the order they complete."""

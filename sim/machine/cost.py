@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sim.base.errors import BadInput
 from sim.machine.copy_prices import CopyPrices
 from sim.machine.figures import Figures, multiplied_in
+from sim.machine.group import beyond_s, left_s
 from sim.machine.launches import Launches
 from sim.machine.measured import SIX_DIGITS, Measured
 from sim.machine.price import Price, kernels_of
@@ -22,9 +23,8 @@ from sim.machine.roofline import Attention, Roofline
 from sim.profiles.geometry import BITS_PER_PARAM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from sim.machine.price import Launch
     from sim.profiles.hardware import Hardware
     from sim.profiles.models import Model
     from sim.profiles.stack import Stack
@@ -57,7 +57,7 @@ class Cost:
         self._members: dict[tuple[float, int, str, float], tuple[Price, float]] = {}
         self._leaders: dict[tuple[int, str, float], tuple[Price, float]] = {}
         self.expert_cpu = cache(self._expert_cpu)
-        self._without_floor = cache(self._work)
+        self.work = cache(self._work)
         # Asked once per iteration; few differ.
         self.gate = lru_cache(maxsize=1024)(self._gate)
         self.shared = lru_cache(maxsize=1024)(self._shared)
@@ -106,7 +106,7 @@ class Cost:
         n_bytes = frac * self.model.expert_bytes(precision) + 2 * self.activation_bytes(n_tokens)
         return n_bytes, frac * self.model.expert_flops(n_tokens)
 
-    def _work(self, n_tokens: int, precision: str, frac: float) -> Price:
+    def _work(self, n_tokens: int, precision: str, frac: float = 1.0) -> Price:
         """What bytes or FLOPs of the `frac` of an expert take."""
         return self.roofline.price(0, *self._expert_work(n_tokens, precision, frac))
 
@@ -116,7 +116,7 @@ class Cost:
         found = self._leaders.get(key)
         if found is None:
             price = self.expert(n_tokens, precision, frac)
-            work = self._without_floor(n_tokens, precision, frac)
+            work = self.work(n_tokens, precision, frac)
             found = self._leaders[key] = price, price.duration_s - work.duration_s
         return found
 
@@ -128,22 +128,9 @@ class Cost:
         key = (slack_s, n_tokens, precision, frac)
         found = self._members.get(key)
         if found is None:
-            work = self._without_floor(n_tokens, precision, frac)
-            beyond_s = max(0.0, work.duration_s - slack_s)
-            found = self._members[key] = Price(beyond_s, work.attributed_to), max(0.0, slack_s - work.duration_s)
-        return found
-
-    def in_turn(self, tokens: Sequence[int]) -> list[tuple[Launch, float]]:
-        """Launches and seconds of a layer's experts that are all there, one per number of tokens, longest first."""
-        precision = self.precision
-        if not self.launches.grouped:
-            prices = sorted((self.expert(n, precision).duration_s for n in tokens), reverse=True)
-            return [(self.launches.expert, duration_s) for duration_s in prices]
-        found: list[tuple[Launch, float]] = []
-        slack_s = 0.0
-        for n in sorted(tokens, key=lambda n: -self._without_floor(n, precision, 1.0).duration_s):
-            price, slack_s = self.member(slack_s, n, precision) if found else self.leader(n, precision)
-            found.append((self.launches.member if found else self.launches.expert, price.duration_s))
+            work = self.work(n_tokens, precision, frac)
+            price = Price(beyond_s(work.duration_s, slack_s), work.attributed_to)
+            found = self._members[key] = price, left_s(work.duration_s, slack_s)
         return found
 
     def _unpack_s(self, precision: str) -> float:

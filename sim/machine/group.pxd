@@ -7,3 +7,6 @@ cdef class Group:
     cdef public double launched_s, slack_s
     cdef public str precision
     cdef public Operation last
+
+cpdef double beyond_s(double work_s, double slack_s) noexcept
+cpdef double left_s(double work_s, double slack_s) noexcept

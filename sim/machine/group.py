@@ -28,3 +28,13 @@ class Group:
         self.precision = ""
         self.slack_s = 0.0
         self.last = None
+
+
+def beyond_s(work_s: float, slack_s: float) -> float:
+    """What an expert takes that joins a group whose others have left `slack_s` of their kernels' floor to fill."""
+    return work_s - slack_s if work_s > slack_s else 0.0
+
+
+def left_s(work_s: float, slack_s: float) -> float:
+    """What it leaves of that to the next one."""
+    return slack_s - work_s if slack_s > work_s else 0.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
+import pickle
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -74,7 +74,7 @@ def read(path: Path, what: str) -> dict[str, Any]:
     """
     if path.is_relative_to(PACKAGE):  # bundled: many runs of one process name the same few
         stat = path.stat()
-        data = copy.deepcopy(_parsed(path, stat.st_mtime_ns, stat.st_size))
+        data = pickle.loads(_parsed(path, stat.st_mtime_ns, stat.st_size))  # noqa: S301 - a copy of what we have read
     else:
         data = _read_json(path) if path.suffix == ".json" else read_yaml(path)
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
@@ -93,8 +93,8 @@ def convert(data: Any, kind: type[T], where: str) -> T:
 
 
 @lru_cache(maxsize=64)
-def _parsed(path: Path, mtime_ns: int, n_bytes: int) -> Any:  # noqa: ARG001 - they tell a changed file from the one known
-    return _read_json(path) if path.suffix == ".json" else read_yaml(path)
+def _parsed(path: Path, mtime_ns: int, n_bytes: int) -> bytes:  # noqa: ARG001 - they tell a changed file from the one known
+    return pickle.dumps(_read_json(path) if path.suffix == ".json" else read_yaml(path))
 
 
 def _read_json(path: Path) -> Any:

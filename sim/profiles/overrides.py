@@ -85,7 +85,7 @@ def apply(data: Mapping[str, Any], overrides: Mapping[str, object], kind: type[m
         BadInput: a path that `kind` does not have, or that is only shown (`sim.profiles.labels`).
     """
     refuse_labels(group, overrides.items())
-    result: dict[str, Any] = copy.deepcopy(dict(data))
+    result: dict[str, Any] = copy.deepcopy(dict(data)) if overrides else dict(data)
     # Shorter paths first: `hw.cpu=...` replaces what `hw.cpu.n_cores=...` then refines, in whichever order they came.
     for path, value in sorted(overrides.items(), key=lambda item: item[0].count(".")):
         _put(result, path.split("."), value, kind, f"--set {group}.{path}")

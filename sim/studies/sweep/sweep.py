@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
 
 from sim.base.units import show_count
 from sim.studies.pool import answers, n_cores
@@ -15,10 +14,11 @@ from sim.studies.sweep.grid import MOST_POINTS, Block, Point, points_of
 from sim.studies.sweep.records import TABLE, Records
 from sim.studies.sweep.run import Answers, PointRow, Progress, resolved, run_points
 from sim.studies.sweep.summary import Summary, settings_of, summarise
-from sim.studies.sweep.table import table_of, write
 from sim.studies.sweep.work import BROKE_A_RULE, FAILED, OK, Resolved
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from sim.studies.sweep.summary import Group
 
 Note = Callable[[str], None]
@@ -67,10 +67,16 @@ class Swept:
 
     rows: list[PointRow]
     summary: Summary
-    table: pa.Table
     n_twice: int
     realism: list[str] = field(default_factory=list)
     table_path: Path | None = None
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """Everything, a row per point; made when asked for, since what makes it takes long to load."""
+        from sim.studies.sweep.table import table_of
+
+        return table_of(self.rows, self.summary)
 
     @property
     def broken(self) -> bool:
@@ -135,11 +141,12 @@ def sweep(asked: Asked, note: Note, progress: Progress) -> Swept:
     records.begin(ids, asked.resume)
     rows = run_points(points, means, records, asked.workers, progress, asked.pool)
     found = summarise(rows, asked.by)
-    table = table_of(rows, found)
-    swept = Swept(rows, found, table, n_twice + len(points) - len(rows), _realism(rows))
+    swept = Swept(rows, found, n_twice + len(points) - len(rows), _realism(rows))
     if asked.out is not None:
+        from sim.studies.sweep.table import write
+
         swept.table_path = asked.out / TABLE
-        write(swept.table_path, table, swept.about())
+        write(swept.table_path, swept.table, swept.about())
     return swept
 
 
