@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from sim.base.errors import DoesNotFit, IllegalDecision
 from sim.base.units import show_bytes
@@ -13,6 +13,8 @@ from sim.bounds.time_bound import lower_bound
 from sim.engine.copies import Log
 from sim.engine.drive import Clockwork, drive
 from sim.engine.engine import Engine
+from sim.engine.recorder import AskedPrices, Recorder
+from sim.engine.replay import Player, Tape
 from sim.engine.residency import Residency
 from sim.machine.cost import Cost
 from sim.machine.protocol import Machine
@@ -20,7 +22,7 @@ from sim.machine.simulated import SimulatedMachine
 from sim.policy.api import overrides as implements
 from sim.policy.blame import PUZZLED, blamed, located, sound_number
 from sim.results.fold import fold as fold
-from sim.setup.prepare import SIMPY
+from sim.setup.prepare import ARITHMETIC, SIMPY
 from sim.setup.prepare import Setup as Setup
 from sim.setup.prepare import prepare as prepare
 from sim.workload.future import Future
@@ -30,6 +32,7 @@ from sim.workload.learn_split import StoreSplit
 if TYPE_CHECKING:
     from sim.engine.drive import Step
     from sim.machine.lanes import Spans
+    from sim.policy.api import Policy
     from sim.results.record import Result
 
 Progress = Callable[[int, int], None]
@@ -125,6 +128,54 @@ def engine_of(setup: Setup, machine: Machine, cost: Cost, log: Log | None = None
     engine = Engine(policy, machine, residency, cost, Arrays(trace), setup.model.top_k, future, log)
     start_policy(engine, setup)
     return engine
+
+
+class Recording(NamedTuple):
+    """A run by decisions that no hardware has a part in: what it asked of its machine, and what it counted."""
+
+    tape: Tape
+    engine: Engine
+    policy: Policy
+
+
+def tellable(setup: Setup) -> bool:
+    """Whether decisions may be the same on all hardware; the run itself shows whether they are (`record`)."""
+    return (
+        "timing" not in setup.policy.traits
+        and setup.spec.gpus == 1
+        and not setup.open_loop
+        and setup.engine == ARITHMETIC
+    )
+
+
+def record(setup: Setup) -> tuple[Outcome, Recording | None]:
+    """Run it, and write down what others like it need; None where a time or a price had a part in its decisions."""
+    with blamed(setup.policy):
+        began_s = time.perf_counter()
+        cost = Cost(setup.hw, setup.model, setup.stack, setup.spec.precision)
+        asked, machine = AskedPrices(cost), SimulatedMachine(cost, setup.spec.gpus)
+        recorder = Recorder(machine, setup.pieces)
+        engine = engine_of(setup, recorder, cast("Cost", asked))
+        recorder.tape.budget_bytes = engine.residency.budget_bytes[0]
+        clockwork = run_through(setup, engine, recorder, None, None)
+        priced = asked.any
+        result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s)
+    outcome = Outcome(result, engine, machine, clockwork, setup)
+    if recorder.spoilt or priced:
+        return outcome, None
+    return outcome, Recording(recorder.tape, engine, setup.policy)
+
+
+def timed(setup: Setup, recording: Recording) -> Outcome:
+    """What `execute` gives without a bound, by a run of the same decisions on other hardware."""
+    began_s = time.perf_counter()
+    setup = replace(setup, policy=recording.policy)
+    cost = Cost(setup.hw, setup.model, setup.stack, setup.spec.precision)
+    machine, clockwork = SimulatedMachine(cost, setup.spec.gpus), Clockwork()
+    tape = recording.tape
+    Player(machine, recording.engine.pieces, tape.budget_bytes, tape.placed).play(tape, clockwork)
+    result = fold(setup, recording.engine, machine, clockwork, time.perf_counter() - began_s, cost)
+    return Outcome(result, recording.engine, machine, clockwork, setup)
 
 
 def run_through(

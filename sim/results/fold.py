@@ -23,6 +23,7 @@ from sim.workload.iterations import DECODE, PREFILL
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork
     from sim.engine.engine import Engine
+    from sim.machine.cost import Cost
     from sim.machine.simulated import SimulatedMachine
     from sim.real.machine.machine import RealMachine
     from sim.setup.prepare import Setup
@@ -46,9 +47,18 @@ def memory_of(setup: Setup, engine: Engine) -> Memory:
 
 
 def fold(
-    setup: Setup, engine: Engine, machine: SimulatedMachine | RealMachine, clockwork: Clockwork, wall_s: float
+    setup: Setup,
+    engine: Engine,
+    machine: SimulatedMachine | RealMachine,
+    clockwork: Clockwork,
+    wall_s: float,
+    cost: Cost | None = None,
 ) -> Result:
-    """The record of a run; its keys as JSON are documented in docs/output.md and stable."""
+    """The record of a run; its keys as JSON are documented in docs/output.md and stable.
+
+    Args:
+        cost: what priced it, where that is not the engine's own.
+    """
     spec, policy, model, tally = setup.spec, setup.policy, setup.model, engine.tally
     log = setup.arrivals_file
     source = "back to back" if not setup.open_loop else log.name if log else spec.arrivals or "trace"
@@ -72,7 +82,7 @@ def fold(
         labels.append(f"{rule.described()} not applied: every expert is kept")
     if overrides(policy, "learn") and {r.first_row for r in setup.store} & {r.first_row for r in setup.requests}:
         labels.append("scored on requests it may have learned from")
-    labels += sorted(f"beyond the calibrated range: {what}" for what in engine.cost.measured.beyond)
+    labels += sorted(f"beyond the calibrated range: {what}" for what in (cost or engine.cost).measured.beyond)
     return Result(
         schema=SCHEMA,
         run_id=setup.run_id,

@@ -122,10 +122,15 @@ def run_points(
     n_layers = n_done = 0
     ready = [row for _, row in once.values() if row.status == OK]
     missing = [row for row in ready if records.get(POINTS, row.id) is None]
+    families: dict[str, list[Resolved]] = {}
+    for row in missing:
+        families.setdefault(row.family or row.id, []).append(row)
+    missing = [row for family in families.values() for row in family]  # in turn, while their recording is at hand
     for row in [*missing, *ready]:  # a bound is worked out with the first point that needs it and is to run anyway
         bound = row.bound if row.bound not in bounds and row.bound and records.get(BOUNDS, row.bound) is None else ""
         if len(work) < len(missing):
-            work.append((row, (carried_out, (row.spec, row.id, row.cpu, bound))))
+            family = row.family if len(families[row.family or row.id]) > 1 else ""
+            work.append((row, (carried_out, (row.spec, row.id, row.cpu, bound, family))))
             n_layers += row.n_layers
         elif bound:
             work.append((row, (only_bound, (row.spec, row.cpu, bound))))

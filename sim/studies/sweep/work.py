@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 OK, DOES_NOT_FIT, REFUSED, BROKE_A_RULE, FAILED = "ok", "does_not_fit", "refused", "broke_a_rule", "failed"
+MOST_READY = 256
+"""Points kept as they were set up to be resolved, by a process that then runs them itself."""
+
+_READY: dict[str, Setup] = {}
 STATUSES = (OK, DOES_NOT_FIT, REFUSED, BROKE_A_RULE, FAILED)
 
 
@@ -31,6 +37,7 @@ class Resolved(msgspec.Struct, frozen=True):
         id: of everything that decides the point's numbers; of one that cannot be set up, of all that was asked.
         spec: with no default left that may change. meant: ids and digests (`Setup.resolved`); empty when it is refused.
         bound: the id of what its lower bound depends on. cpu: whether that may run experts on the CPU.
+        family: the id of all but its hardware, where its decisions may be those of its family (`recorded.py`).
         status, reason: `ok`, or why it cannot be set up.
         notes: what was asked for and cannot be had in full.
         n_layers: layers of output tokens, by which work is estimated.
@@ -43,6 +50,7 @@ class Resolved(msgspec.Struct, frozen=True):
     meant: dict[str, Any] = {}
     bound: str = ""
     cpu: bool = False
+    family: str = ""
     notes: tuple[str, ...] = ()
     n_layers: int = 0
 
@@ -54,6 +62,7 @@ def resolve(specs: tuple[RunSpec, ...]) -> list[Resolved]:
 
 def _resolve(spec: RunSpec) -> Resolved:
     from sim.setup.prepare import prepare
+    from sim.studies.sweep.recorded import family_terms
 
     asked: dict[str, Any] = {"version": __version__, "spec": msgspec.to_builtins(spec)}
     try:
@@ -62,14 +71,35 @@ def _resolve(spec: RunSpec) -> Resolved:
     except MoesimError as error:
         asked["reason"] = str(error)
         return Resolved(_digest(asked), spec, status_of(error), str(error))
-    try:
-        n_layers = setup.model.n_moe_layers * sum(request.outputs for request in setup.requests)
-        bound = _digest(bound_terms(setup)) if setup.timeless else ""
-        cpu = "cpu" in setup.policy.traits
-        notes = tuple(setup.notes())
-        return Resolved(setup.run_id, setup.explicit(), OK, "", setup.resolved(), bound, cpu, notes, n_layers)
-    finally:
+    n_layers = setup.model.n_moe_layers * sum(request.outputs for request in setup.requests)
+    found = Resolved(
+        setup.run_id,
+        setup.explicit(),
+        meant=setup.resolved(),
+        bound=_digest(bound_terms(setup)) if setup.timeless else "",
+        cpu="cpu" in setup.policy.traits,
+        family="" if (terms := family_terms(setup)) is None else _digest(terms),
+        notes=tuple(setup.notes()),
+        n_layers=n_layers,
+    )
+    if len(_READY) < MOST_READY and multiprocessing.parent_process() is None:
+        _READY[found.id] = replace(setup, spec=found.spec)
+    else:
         setup.close()
+    return found
+
+
+def _set_up(spec: RunSpec, id_: str) -> Setup:
+    """A point set up: as it was resolved, where this process has done that."""
+    from sim.run import prepare
+
+    ready = _READY.pop(id_, None)
+    if ready is None:
+        return prepare(spec)
+    if ready.spec == spec:
+        return ready
+    ready.close()
+    return prepare(spec)
 
 
 def _with_model(spec: RunSpec) -> RunSpec:
@@ -110,18 +140,20 @@ def bound_terms(setup: Setup) -> dict[str, Any]:
     }
 
 
-def point_record(spec: RunSpec, id_: str, before: Callable[[Setup], None] | None = None) -> dict[str, Any]:
+def point_record(
+    spec: RunSpec, id_: str, family: str = "", before: Callable[[Setup], None] | None = None
+) -> dict[str, Any]:
     """One run as plain data: its result without the time that it took, and what is ranked of every request.
 
     A run that cannot be carried out is a record, too: its status, and the reason in a line. `kept` is false where
     nobody can say that it would end in the same way once more. `before` is told of the run once it is set up.
     """
     from sim.results.sampling import times_of
-    from sim.run import execute, prepare
+    from sim.studies.sweep.recorded import outcome_of
 
     found: dict[str, Any] = {"schema": SCHEMA, "id": id_, "status": OK, "reason": "", "kept": True}
     try:
-        setup = prepare(spec)
+        setup = _set_up(spec, id_)
         try:
             if setup.run_id != id_:
                 raise CheckFailed(
@@ -130,7 +162,7 @@ def point_record(spec: RunSpec, id_: str, before: Callable[[Setup], None] | None
                 )
             if before is not None:
                 before(setup)
-            outcome = execute(setup, bounds=False)
+            outcome = outcome_of(setup, family)
         finally:
             setup.close()
     except CheckFailed:
@@ -146,8 +178,14 @@ def point_record(spec: RunSpec, id_: str, before: Callable[[Setup], None] | None
     return found | {"result": result, "requests": times}
 
 
-def carried_out(spec: RunSpec, id_: str, cpu: bool, bound: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The records of a point and of the lower bound by that id, which others share; no bound where the id is empty."""
+def carried_out(
+    spec: RunSpec, id_: str, cpu: bool, bound: str, family: str = ""
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The records of a point and of the lower bound by that id, which others share; no bound where the id is empty.
+
+    Args:
+        family: of points that follow it and may be timed by its decisions; empty: of none.
+    """
     from sim.bounds.time_bound import lower_bound
 
     least: list[dict[str, Any]] = []
@@ -156,7 +194,7 @@ def carried_out(spec: RunSpec, id_: str, cpu: bool, bound: str) -> tuple[dict[st
         if bound:
             least.append(_of_bound(lower_bound(setup, cpu), bound))
 
-    record = point_record(spec, id_, before)
+    record = point_record(spec, id_, family, before)
     return record, least[0] if least else None
 
 

@@ -1,0 +1,300 @@
+"""Writes down what an engine asks of a machine, as long as no time and no price has a part in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim.base.flat import ints
+from sim.engine.replay import BEGIN, COME, END, GATE, LEAVE, RUN, TURN, Player, Tape
+from sim.machine.protocol import DEMAND, NO_TICKETS, Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from sim.base.quantities import Source
+    from sim.machine.cost import Cost
+    from sim.machine.simulated import SimulatedMachine
+    from sim.machine.turn import Turn
+    from sim.policy.pieces import Piece, Pieces
+    from sim.policy.tickets import Ticket
+    from sim.workload.iterations import Iteration
+
+MOST_CODES = 16_000_000
+"""Of a tape; a run that says more is not kept in memory."""
+_MOST = MOST_CODES  # machine integers where this is compiled
+_BEGIN, _GATE, _LEAVE, _COME, _RUN, _TURN, _END, _DEMAND = BEGIN, GATE, LEAVE, COME, RUN, TURN, END, DEMAND
+
+
+class AskedPrices:
+    """A cost that notes whether a policy has asked what anything takes: its decisions may then rest on hardware."""
+
+    def __init__(self, cost: Cost) -> None:
+        self._cost = cost
+        self.model = cost.model  # geometry is no price
+        self.any = False
+
+    def __getattr__(self, name: str) -> Any:
+        self.any = True
+        return getattr(self._cost, name)
+
+
+class Recorder(Machine):
+    """Stands before a simulated machine and hands everything on; `tape` is what was asked for, `spoilt` why it is none.
+
+    Every time that the engine hands over is held against what a `Player` of the tape would hand over: where they differ
+    something else has a part in it (a policy that lets copies or experts wait for another thing). So are experts that
+    have been demanded and not run before the next gate: whether that finds them there is a matter of time.
+    """
+
+    def __init__(self, machine: SimulatedMachine, pieces: Pieces) -> None:
+        super().__init__()
+        self.machine = machine
+        self.pieces = pieces
+        self.tape = Tape()
+        self.spoilt = ""
+        self.player: Player | None = None  # who does what the tape says so far
+        self.n_whole = pieces.n_layers * pieces.n_experts
+        self.under_way = bytearray(self.n_whole)  # demanded and not run yet
+        self.n_under_way = 0
+        self.taken = -1  # whose room has been taken
+        # Of the layer that runs: where its gate stands on the tape (-1: nowhere yet), whether it is plain so far, how
+        # many leave, come and have run, and by which layer an expert came last.
+        self.start = -1
+        self.is_plain = False
+        self.n_leaving = 0
+        self.n_coming = 0
+        self.n_ran = 0
+        self.n_gates = 0
+        self.came = ints(self.n_whole)
+        self.came_as = ints(self.n_whole)  # the how-manieth
+
+    def spoil(self, why: str) -> None:
+        """It cannot be played on other hardware."""
+        if not self.spoilt:
+            self.spoilt = why
+            self.tape = Tape()  # let go of what there is
+            self.start = -1
+
+    def _close(self) -> None:
+        """The layer that ran is over."""
+        if self.n_under_way:
+            self.spoil("copies that the gate may find under way")
+        if self.start >= 0 and self.is_plain and self.n_ran:
+            self.tape.plain(self.start, self.n_ran - self.n_coming, self.n_coming, self.n_leaving)
+        self.start = -1
+
+    # -- what is written down ---------------------------------------------------------------------------------------
+
+    def place(self, piece: Piece) -> None:
+        if piece.index >= self.n_whole:
+            self.spoil("parts of experts")
+        self.tape.placed.append(piece.index)
+
+    def begin(self, iteration: Iteration) -> None:
+        tape = self.tape
+        if self.player is None:
+            self.player = Player(self.machine, self.pieces, tape.budget_bytes, tape.placed)
+        if tape.n > _MOST:
+            self.spoil("its length")
+        if not self.spoilt:
+            tape.says(_BEGIN, 0)
+            tape.iterations.append(iteration)
+        self.machine.begin(iteration)
+
+    def to_gate(self, layer: int) -> None:
+        if not self.spoilt:
+            self._close()
+            self.start = self.tape.n
+            self.is_plain = True
+            self.n_leaving = 0
+            self.n_coming = 0
+            self.n_ran = 0
+            self.n_gates += 1
+            self.tape.says(_GATE, 0)
+        self.machine.to_gate(layer)
+
+    def end(self) -> None:
+        if not self.spoilt:
+            self._close()
+            self.tape.says(_END, 0)
+        self.machine.end()
+
+    def release(self, piece: Piece) -> None:
+        index = piece.index
+        if self.player is None or index >= self.n_whole or self.under_way[index]:
+            self.spoil("parts of experts, or experts that leave unused")
+        if not self.spoilt:
+            if self.n_ran or self.came[index] == self.n_gates:
+                self.is_plain = False
+            self.n_leaving += 1
+            self.tape.says(_LEAVE, index)
+            self.player.leave(index)
+
+    def demand(self, piece: Piece, ready_s: float) -> bool:
+        index = piece.index
+        self._take(index, ready_s, NO_TICKETS)
+        known = self.machine.demand(piece, ready_s)
+        if known:
+            self._comes(index, None)
+        else:
+            self.taken = index  # it is asked for as a copy next
+        return known
+
+    def copy(self, piece: Piece, priority: int, ready_s: float, after: tuple[Ticket, ...]) -> Ticket | None:
+        index = piece.index
+        if priority != _DEMAND:
+            self.spoil("speculative copies")
+        self._take(index, ready_s, after)
+        ticket = self.machine.copy(piece, priority, ready_s, after)
+        self._comes(index, ticket)
+        return ticket
+
+    def _take(self, index: int, ready_s: float, after: tuple[Ticket, ...]) -> None:
+        """Hold what a copy waits for against what its room does."""
+        if self.player is None or index >= self.n_whole:
+            self.spoil("parts of experts")
+        if not self.spoilt:
+            player: Player = self.player
+            if self.taken != index:
+                player.take(index)
+            if player.rooms.ready_s != ready_s or player.rooms.waits != after:
+                self.spoil("what a copy waits for")
+        self.taken = -1
+
+    def _comes(self, index: int, ticket: Ticket | None) -> None:
+        self._settled()
+        if not self.spoilt:
+            if self.n_ran or ticket is not None:
+                self.is_plain = False
+            self.came[index] = self.n_gates
+            self.came_as[index] = self.n_coming
+            self.n_coming += 1
+            self.under_way[index] = 1
+            self.n_under_way += 1
+            self.tape.says(_COME, index)
+            self.player.come(index, ticket, self.ends_s if ticket is None else 0.0)
+
+    def _settled(self) -> None:
+        self.ends_s = self.machine.ends_s
+        self.cause = self.machine.cause
+
+    def expert(
+        self, piece: Piece, n_tokens: int, arrived_s: float, after: tuple[Ticket, ...], parts: Sequence[Piece]
+    ) -> Ticket | None:
+        index = piece.index
+        if parts or self.player is None or index >= self.n_whole:
+            self.spoil("parts of experts")
+        if not self.spoilt:
+            arrival: Ticket | None = self.player.arrival[index]
+            if after != (NO_TICKETS if arrival is None else (arrival,)) or arrived_s != self.player.arrived_s[index]:
+                self.spoil("what an expert waits for")
+        ticket = self.machine.expert(piece, n_tokens, arrived_s, after, parts)
+        self._settled()
+        if not self.spoilt:
+            self.is_plain = False
+            self.tape.says(_RUN, index)
+            self.tape.put(n_tokens)
+            self._ran(index, ticket, self.ends_s)
+        return ticket
+
+    def _ran(self, index: int, ticket: Ticket | None, ends_s: float) -> None:
+        self.n_ran += 1
+        if self.under_way[index]:
+            self.under_way[index] = 0
+            self.n_under_way -= 1
+        self.player.ran(index, ticket, ends_s)
+
+    def run_turn(self, turn: Turn) -> bool:
+        if not self.machine.run_turn(turn):
+            return False
+        if self.spoilt:
+            return True
+        n_here = turn.n - self.n_coming
+        if self.n_ran or n_here < 0:
+            self.is_plain = False
+        self.tape.says(_TURN, turn.n)
+        for at in range(turn.n):
+            index = turn.first + turn.experts[at]
+            if self.player.arrival[index] is not None or self.player.arrived_s[index] != turn.arrived_s[at]:
+                self.spoil("what an expert waits for")
+                return True
+            # Those that come run last, in the order in which they were asked for.
+            coming = self.came[index] == self.n_gates
+            if coming != (at >= n_here) or (coming and self.came_as[index] != at - n_here):
+                self.is_plain = False
+            self.tape.put(index)
+            self._ran(index, None, turn.ends_s[at])
+        return True
+
+    # -- what says nothing of decisions -----------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return self.machine.now()
+
+    def parts_s(self) -> list[float]:
+        return self.machine.parts_s()
+
+    def drain(self) -> None:
+        self.machine.drain()
+
+    def route(self, layer: int, ids: np.ndarray, weights: np.ndarray) -> None:
+        self.machine.route(layer, ids, weights)
+
+    def ends_after_s(self, ticket: Ticket) -> float:
+        return self.machine.ends_after_s(ticket)
+
+    # -- what a tape does not hold ----------------------------------------------------------------------------------
+
+    def attention(self, layer: int) -> None:
+        self.spoil("a hook between attention and gate")
+        self.machine.attention(layer)
+
+    def gate(self, layer: int) -> Ticket:
+        return self.machine.gate(layer)
+
+    def shared(self, layer: int) -> None:
+        self.machine.shared(layer)
+
+    def sync(self, ticket: Ticket) -> None:
+        self.spoil("waiting")
+        self.machine.sync(ticket)
+
+    def ended(self, ticket: Ticket) -> bool:
+        ended = self.machine.ended(ticket)
+        if not ended:
+            self.spoil("copies that the gate may find under way")
+        return ended
+
+    def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
+        self.spoil("experts on the CPU")
+        return self.machine.cpu_expert(layer, expert, n_tokens)
+
+    def join(self, ticket: Ticket) -> None:
+        self.spoil("experts on the CPU")
+        self.machine.join(ticket)
+
+    def copy_back(self, piece: Piece, ready_s: float, after: tuple[Ticket, ...]) -> Ticket:
+        self.spoil("copies back")
+        return self.machine.copy_back(piece, ready_s, after)
+
+    def promote(self, ticket: Ticket) -> bool:
+        self.spoil("copies that are promoted")
+        return self.machine.promote(ticket)
+
+    def cancel(self, ticket: Ticket) -> bool:
+        self.spoil("copies that are withdrawn")
+        return self.machine.cancel(ticket)
+
+    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
+        self.spoil("predictions that take time")
+        return self.machine.predict(duration_s, lane, blocking, basis)
+
+    def poll(self) -> list[Piece]:
+        self.spoil("completions")
+        return self.machine.poll()
+
+    def wait_until(self, time_s: float) -> None:
+        self.spoil("arrivals")
+        self.machine.wait_until(time_s)
