@@ -13,6 +13,7 @@ from tiny_traces import from_rows, tiny_trace
 
 from policies.gpu_only import GpuOnly
 from policies.lru import Lru
+from sim.bounds.path import Clocks, Experts
 from sim.machine.cost import Cost
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model
@@ -95,7 +96,12 @@ def test_a_group_takes_its_floor_or_the_sum_in_any_order(tokens: list[int], hw: 
         total_s += price.duration_s
     floor_s = cost.stack.kernels.expert * cost.hw.gpu.kernel_floor_s.value
     assert total_s == pytest.approx(max(floor_s, sum(works_s)), rel=1e-9)
-    assert sum(seconds for _, seconds in cost.in_turn(tokens)) == pytest.approx(total_s, rel=1e-9)
+    experts, clocks = Experts(cost), Clocks(0.0, 0.0)
+    experts.run(clocks, tokens)
+    launches = cost.launches
+    assert clocks.host_s == pytest.approx(launches.experts_s(len(tokens)), rel=1e-9)
+    assert total_s <= clocks.free_s * (1 + 1e-9)
+    assert clocks.free_s <= (clocks.host_s + total_s) * (1 + 1e-9)
 
 
 def test_without_floors_and_launches_groups_change_nothing(tmp_path) -> None:

@@ -15,7 +15,7 @@ cdef class Recorder(Machine):
     cdef readonly str spoilt
     cdef readonly Player player
     cdef int n_whole, n_under_way, taken, start, n_leaving, n_coming, n_ran, n_gates
-    cdef bint is_plain
+    cdef bint begun, is_plain
     cdef unsigned char[::1] under_way
     cdef long long[::1] came, came_as
     cpdef spoil(self, str why)

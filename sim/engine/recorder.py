@@ -48,13 +48,15 @@ class Recorder(Machine):
     have been demanded and not run before the next gate: whether that finds them there is a matter of time.
     """
 
+    player: Player  # who does what the tape says so far; there is none before the first iteration
+
     def __init__(self, machine: SimulatedMachine, pieces: Pieces) -> None:
         super().__init__()
         self.machine = machine
         self.pieces = pieces
         self.tape = Tape()
         self.spoilt = ""
-        self.player: Player | None = None  # who does what the tape says so far
+        self.begun = False
         self.n_whole = pieces.n_layers * pieces.n_experts
         self.under_way = bytearray(self.n_whole)  # demanded and not run yet
         self.n_under_way = 0
@@ -94,7 +96,8 @@ class Recorder(Machine):
 
     def begin(self, iteration: Iteration) -> None:
         tape = self.tape
-        if self.player is None:
+        if not self.begun:
+            self.begun = True
             self.player = Player(self.machine, self.pieces, tape.budget_bytes, tape.placed)
         if tape.n > _MOST:
             self.spoil("its length")
@@ -123,7 +126,7 @@ class Recorder(Machine):
 
     def release(self, piece: Piece) -> None:
         index = piece.index
-        if self.player is None or index >= self.n_whole or self.under_way[index]:
+        if not self.begun or index >= self.n_whole or self.under_way[index]:
             self.spoil("parts of experts, or experts that leave unused")
         if not self.spoilt:
             if self.n_ran or self.came[index] == self.n_gates:
@@ -153,7 +156,7 @@ class Recorder(Machine):
 
     def _take(self, index: int, ready_s: float, after: tuple[Ticket, ...]) -> None:
         """Hold what a copy waits for against what its room does."""
-        if self.player is None or index >= self.n_whole:
+        if not self.begun or index >= self.n_whole:
             self.spoil("parts of experts")
         if not self.spoilt:
             player: Player = self.player
@@ -184,7 +187,7 @@ class Recorder(Machine):
         self, piece: Piece, n_tokens: int, arrived_s: float, after: tuple[Ticket, ...], parts: Sequence[Piece]
     ) -> Ticket | None:
         index = piece.index
-        if parts or self.player is None or index >= self.n_whole:
+        if parts or not self.begun or index >= self.n_whole:
             self.spoil("parts of experts")
         if not self.spoilt:
             arrival: Ticket | None = self.player.arrival[index]

@@ -21,6 +21,7 @@ from sim.workload.iterations import Iteration
 BEGIN, GATE, PLAIN, LEAVE, COME, RUN, TURN, END = range(8)
 _BEGIN, _GATE, _PLAIN, _LEAVE, _COME, _RUN, _TURN, _DEMAND = BEGIN, GATE, PLAIN, LEAVE, COME, RUN, TURN, DEMAND
 _VERB, _VERB_BITS, _MANY, _MANY_BITS = 7, 3, 0xFFFF, 16  # machine integers where this is compiled
+_WHOLE: tuple[Piece, ...] = ()
 
 
 class Tape:
@@ -117,7 +118,7 @@ class Player:
         piece: Piece = self.pieces[index]
         arrival: Ticket | None = self.arrival[index]
         after = NO_TICKETS if arrival is None else (arrival,)
-        ticket = machine.expert(piece, n_tokens, self.arrived_s[index], after, NO_TICKETS)
+        ticket = machine.expert(piece, n_tokens, self.arrived_s[index], after, _WHOLE)
         self.ran(index, ticket, machine.ends_s)
 
     def _run_turn(self, tape: Tape, at: int, n: int, layer: int) -> None:
@@ -158,7 +159,7 @@ class Player:
         if not machine.run_turn(turn):
             one = self.pieces[layer * self.n_experts]
             for i in range(turn.n):
-                machine.expert(one, 1, turn.arrived_s[i], NO_TICKETS, NO_TICKETS)
+                machine.expert(one, 1, turn.arrived_s[i], NO_TICKETS, _WHOLE)
 
     def play(self, tape: Tape, clockwork: Clockwork) -> None:
         """All of it, as `drive` does."""
