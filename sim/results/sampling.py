@@ -70,7 +70,8 @@ class Sample:
             even = self.n > 0 and bool((self.counts == self.counts[0]).all())  # then any n of them are as many requests
             self._resampled = np.concatenate(
                 [
-                    self.sums[drawn].sum(axis=1) / (self.n * self.counts[0] if even else self.counts[drawn].sum(axis=1))
+                    self.sums.take(drawn).sum(axis=1)
+                    / (self.n * self.counts[0] if even else self.counts[drawn].sum(axis=1))
                     for drawn in _draws(self.n)
                 ]
             )

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,12 +129,17 @@ class Setup:
             return self.machine.__name__
         return self.spec.engine or (SIMPY if self.hw.contention.active else ARITHMETIC)
 
+    @cached_property
+    def _digests(self) -> dict[str, str]:
+        return {what: _digest(getattr(self, what)) for what in ("hw", "model", "stack")}
+
     def resolved(self) -> dict[str, Any]:
         """What the names of a configuration meant: ids, parameters, and digests of everything the figures rest on.
 
         An installed policy's code is the version's; one that is named by its file has a digest of it, and one that was
         typed at a prompt None.
         """
+        digests = self._digests
         kind = type(self.policy)
         file = file_of(kind)
         code: dict[str, str | None] = {} if file is None else {"policy_sha256": file.sha256}
@@ -145,11 +151,11 @@ class Setup:
             **code,
             "params": dict(self.policy.settings),
             "hw": self.hw.id,
-            "hw_sha256": _digest(self.hw),
+            "hw_sha256": digests["hw"],
             "model": self.model.id,
-            "model_sha256": _digest(self.model),
+            "model_sha256": digests["model"],
             "stack": self.stack.id,
-            "stack_sha256": _digest(self.stack),
+            "stack_sha256": digests["stack"],
             "trace": self.trace.name,
             "trace_sha256": self.trace.sha256,
             **({} if self.arrivals_file is None else {"arrivals_sha256": _sha256(self.arrivals_file)}),
