@@ -10,7 +10,7 @@ from sim.pages.curves import miss_ratio
 from sim.pages.lanes import Window, lanes
 from sim.pages.layers import by_layer
 from sim.pages.memory import memory
-from sim.pages.page import Cell, Column, Facts, Note, Page, Plot, Section, Table, show
+from sim.pages.page import Cell, Column, Facts, Note, Page, Plot, Section, Table
 from sim.pages.plots import axis, bars, distribution, said
 from sim.results.text import show_figure, show_lengths, verdict
 from sim.setup.naming import show as show_value
@@ -101,19 +101,18 @@ def _predicted(result: Result) -> list[Section]:
     said = result.prediction
     if said is None:
         return []
-    rows: list[list[Any]] = [
-        *([title, *map(_show_time, (getattr(said, key).mean, getattr(result, key).mean))] for key, title in TIMES),
-        *([name.replace("_", " "), *map(show_frac, (getattr(said, name), getattr(result, name)))] for name in RATES),
-        ["copied to the device", show_bytes(said.h2d_bytes), show_bytes(result.h2d_bytes)],
-    ]
-    table = Table("Predicted and measured.", [Column("figure"), Column("predicted"), Column("measured")], rows)
-    notes = [Note([f"Note: {said.label}."])] if said.label else []
+    blocks: list[Table | Note] = []
+    for caption, unit, pairs in (
+        ("Means of times.", "s", [(title, getattr(said, key).mean, getattr(result, key).mean) for key, title in TIMES]),
+        ("Classes of decode.", "frac", [(n.replace("_", " "), getattr(said, n), getattr(result, n)) for n in RATES]),
+        ("Copies.", "bytes", [("to the device", said.h2d_bytes, result.h2d_bytes)]),
+    ):
+        columns = [Column("figure"), Column("predicted", unit), Column("measured", unit)]
+        blocks.append(Table(caption, columns, pairs))
+    if said.label:
+        blocks.append(Note([f"Note: {said.label}."]))
     sentence = f"This run was carried out on {result.device}; beside it the simulation of the same run on {said.hw}."
-    return [Section("prediction", "Predicted beside measured", sentence, [table, *notes])]
-
-
-def _show_time(duration_s: float | None) -> str:
-    return show(duration_s, "s")
+    return [Section("prediction", "Predicted beside measured", sentence, [*blocks])]
 
 
 def where_the_time_goes(runs: list[Run]) -> Section:
