@@ -209,8 +209,19 @@ def test_several_goals_all_have_to_be_reached(trace: Path) -> None:
 def test_python_refuses_what_the_command_does(trace: Path) -> None:
     with pytest.raises(BadInput, match="goal, got none"):
         face.plan([])
+    with pytest.raises(BadInput, match="another question"):
+        face.plan("tpot_s.mean <= 1s", "lru", "rtx3090", measured="3tok/s")
     with pytest.raises(BadInput, match="unknown axis 'budget'"):
         face.plan("tpot_s.mean <= 1s", "lru", "rtx3090", budget=3)  # type: ignore[call-arg]
+
+
+def test_python_asks_the_other_questions(trace: Path) -> None:
+    ways = face.plan((), ("on_demand", "lcp"), "a6000", trace=trace, workers=1)
+    assert set(ways["way"]) == {"stream", "cache"}
+    least = face.plan("tpot_s.mean <= 900ms", "lcp", "a6000", trace=trace, workers=1, least_memory=True)
+    assert least["experts"].tolist() == [least.attrs["plan"]["machines"][0]["experts"]]
+    told = face.plan((), "lru", "a6000", trace=trace, workers=1, measured="0.9tok/s")
+    assert told.attrs["answer"].startswith("measured 1.11 s per token")
 
 
 def tpot_s(**options: Any) -> float:

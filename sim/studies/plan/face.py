@@ -11,7 +11,6 @@ from sim.base.errors import BadInput
 from sim.studies.plan.goal import goals_of
 from sim.studies.plan.plan import Asked
 from sim.studies.plan.plan import plan as make
-from sim.studies.plan.text import answer
 from sim.studies.sweep.face import Axes, Kind, block_of
 
 if TYPE_CHECKING:
@@ -23,13 +22,15 @@ if TYPE_CHECKING:
 
 
 def plan(
-    goal: str | Iterable[str],
+    goal: str | Iterable[str] = (),
     policy: Kind | Iterable[Kind] = (),
     hw: Name | Iterable[Name] = (),
     *,
     prices: Name | None = None,
     every: bool = False,
     quick: bool = False,
+    least_memory: bool = False,
+    measured: str | None = None,
     workers: int | None = None,
     **axes: Unpack[Axes],
 ) -> DataFrame:
@@ -40,12 +41,15 @@ def plan(
         policy: names, files or classes; none: every installed one that leaves what the model computes as it is.
         hw: names or files; none: every bundled GPU. prices: a YAML file. every: settle dearer machines, too.
         quick: leave out what would have to be true of the machines that fail.
+        least_memory: how little each machine needs. measured: `"12.5tok/s"` of one machine and policy, and no goal.
+            Without either and without a goal: streaming, caching and the CPU on one machine.
         workers: processes; None: the cores, if it is worth it.
         axes: the other fields of a run's configuration; budgets may have several values.
 
     Returns:
-        A row per candidate, the cheapest setting first (docs/plan.md). `attrs["answer"]` is the first line that the
-        command prints, `attrs["plan"]` the object of its `--json`.
+        A row per candidate, the cheapest setting first (docs/plan.md); of the other questions one per machine, possible
+        explanation, or way. `attrs["answer"]` is the first line that the command prints, `attrs["plan"]` the object of
+        its `--json`.
 
     Warns:
         UserWarning: of requests or a batch there are fewer than was asked for.
@@ -56,7 +60,9 @@ def plan(
     import pandas as pd
 
     texts = [goal] if isinstance(goal, str) else list(goal)
-    if not texts:
+    if measured is not None and (texts or least_memory):
+        raise BadInput("plan(): measured, got it with goal or least_memory: another question; ask one at a time")
+    if not texts and (least_memory or (measured is None and not hw)):
         raise BadInput("plan(): goal, got none: say what is to be reached, e.g. 'tpot_s.mean <= 100ms'")
     asked = Asked(
         goals_of(texts, "goal"),
@@ -66,11 +72,30 @@ def plan(
         not quick,
         workers,
     )
-    found = make(asked, lambda *_: None, _warn)
-    frame = pd.DataFrame([_row(one, asked.goals) for one in found.candidates])
-    frame.attrs["answer"] = answer(found)
-    frame.attrs["plan"] = found.to_dict()
+    if texts and not least_memory:
+        found = make(asked, lambda *_: None, _warn)
+        rows, told = [_row(one, asked.goals) for one in found.candidates], found.to_dict()
+    else:
+        told, which = _other(asked, measured, least_memory)
+        rows = told[which]
+    frame = pd.DataFrame(rows)
+    frame.attrs["answer"], frame.attrs["plan"] = told["answer"], told
     return frame
+
+
+def _other(asked: Asked, measured: str | None, least: bool) -> tuple[dict[str, Any], str]:
+    """What `--json` prints for the other questions, and which of its lists has the rows."""
+    if measured is not None:
+        from sim.studies.plan.measured import judge
+
+        return judge(asked, measured, lambda *_: None, _warn).to_dict(), "explanations"
+    if least:
+        from sim.studies.plan.memory import least_memory
+
+        return least_memory(asked, lambda *_: None, _warn).to_dict(), "machines"
+    from sim.studies.plan.ways import compare_ways
+
+    return compare_ways(asked, lambda *_: None, _warn).to_dict(), "ways"
 
 
 def _row(one: Candidate, goals: list[Goal]) -> dict[str, Any]:
