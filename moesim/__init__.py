@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     )
     from sim.results.record import Result
     from sim.results.schema import Statistic
+    from sim.studies.compare_face import compare
     from sim.studies.diff.diff import Diff
     from sim.studies.diff.face import diff
     from sim.studies.plan.face import plan
@@ -129,6 +130,7 @@ __all__ = [
     "Wishes",
     "WriteBack",
     "__version__",
+    "compare",
     "diff",
     "plan",
     "simulate",
@@ -144,6 +146,7 @@ _ELSEWHERE = {
     "Options": "sim.studies.simulate",
     "Result": "sim.results.record",
     "Statistic": "sim.results.schema",
+    "compare": "sim.studies.compare_face",
     "plan": "sim.studies.plan.face",
     "diff": "sim.studies.diff.face",
     "simulate": "sim.studies.simulate",

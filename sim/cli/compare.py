@@ -16,7 +16,6 @@ from sim.cli.unique_options import UniqueOptions
 if TYPE_CHECKING:
     from sim.setup.prepare import Setup
     from sim.studies.compare import Candidate
-    from sim.studies.ranking import Rank
 
 
 @click.command(
@@ -46,11 +45,11 @@ def command(
 
     A policy that `all` stands for and that cannot run here is listed at the end; one that is named has to run.
     """
-    from sim.studies.compare import run_all
-    from sim.studies.ranking import ranks_of, speed
+    from sim.studies.compare import expanded, run_all
+    from sim.studies.ranking import ranks_of, row_facts, speed
     from traces.stats.realism import judge
 
-    candidates = [specified(given, settings, item, named) for item, named in expanded(policies)]
+    candidates = [specified(given, settings, item, named) for item, named in expanded(policies, "--policy")]
     realism: list[str] = []
 
     def first(setup: Setup) -> None:
@@ -69,7 +68,7 @@ def command(
         from sim.studies.compare_text import verdict
 
         not_run = [{"as": label, "reason": reason} for label, reason, _ in missing]
-        runs = [{"as": row.label, **row.result.to_dict(), **_standing(found.get(row.label))} for row in rows]
+        runs = [row_facts(row, found.get(row.label)) for row in rows]
         answer = {"schema": 1, "answer": verdict(rows, found), "realism": realism[0]}
         click.echo(to_json(answer | {"runs": runs, "not_run": not_run}))
     else:
@@ -90,26 +89,6 @@ def command(
 
 def _note(text: str) -> None:
     click.echo(text, err=True)
-
-
-def _standing(rank: Rank | None) -> dict[str, Any]:
-    return {
-        "rank": None if rank is None else [rank.best, rank.worst],
-        "not_told_apart": None if rank is None else rank.tied,
-    }
-
-
-def expanded(policies: tuple[str, ...]) -> list[tuple[str, bool]]:
-    """(policy, whether it was named) of all asked for; `all` stands for every one known. Raises BadInput for none."""
-    if not policies:
-        raise BadInput("--policy is missing: name at least one, e.g. --policy fine_moe --policy lru, or --policy all")
-    named = [(item, True) for item in policies if item.lower() != "all"]
-    if len(named) == len(policies):
-        return named
-    from sim.policy.registry import policies as known
-    from sim.policy.registry import unusable
-
-    return [*named, *((name, False) for name in (*known(), *unusable()))]
 
 
 def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named: bool) -> Candidate:

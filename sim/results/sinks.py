@@ -148,7 +148,7 @@ def events_of(document: Document, title: str, keep: Keep) -> Timeline:
 def _execute(setup: Setup, progress: Progress | None, sinks: list[Keeper | Timeline], run: Callable[..., Any]) -> Any:
     step, log = [s.step for s in sinks], [s.log for s in sinks]
     span = [s.span for s in sinks if not isinstance(s, Keeper) or s.with_spans]
-    begun = next((s.begun for s in sinks if isinstance(s, Timeline)), None)
+    more = {"begun": one.begun for one in sinks if isinstance(one, Timeline)}  # noqa: B035 - there is one at most
 
     def spans(*fact: Any) -> None:
         for take in span:
@@ -163,6 +163,5 @@ def _execute(setup: Setup, progress: Progress | None, sinks: list[Keeper | Timel
             take(done)
 
     only = span[0] if len(span) == 1 else spans if span else None
-    return run(
-        setup, spans=only, log=log[0] if len(log) == 1 else decisions, progress=progress, on_step=on_step, begun=begun
-    )
+    told = log[0] if len(log) == 1 else decisions
+    return run(setup, spans=only, log=told, progress=progress, on_step=on_step, **more)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -148,6 +148,19 @@ def _terms(setup: Setup) -> tuple[Any, ...]:
     split = setup.run_id if setup.spec.batch > 1 and overrides(setup.policy, "split_step") else ""
     digests = (meant[f"{what}_sha256"] for what in ("hw", "model", "stack", "trace"))
     return setup.memory.expert_bytes, "cpu" in setup.policy.traits, split, *digests
+
+
+def expanded(policies: Sequence[str], what: str) -> list[tuple[str, bool]]:
+    """(policy, whether it was named) of all asked for; `all` stands for every one known. Raises BadInput for none."""
+    if not policies:
+        raise BadInput(f"{what} is missing: name at least one, e.g. --policy fine_moe --policy lru, or --policy all")
+    named = [(item, True) for item in policies if item.lower() != "all"]
+    if len(named) == len(policies):
+        return named
+    from sim.policy.registry import policies as known
+    from sim.policy.registry import unusable
+
+    return [*named, *((name, False) for name in (*known(), *unusable()))]
 
 
 def none_ran(candidates: list[Candidate], failed: dict[str, MoesimError], note: Note) -> NoReturn:

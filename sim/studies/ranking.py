@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sim.results.record import Result
 from sim.results.sampling import Sample, ranks
@@ -51,4 +51,14 @@ def ranks_of(rows: Sequence[Row]) -> dict[str, Rank]:
     return {
         row.label: Rank(*places, [systems[i].label for i in tied])
         for row, (places, tied) in zip(systems, found, strict=False)
+    }
+
+
+def row_facts(row: Row, rank: Rank | None) -> dict[str, Any]:
+    """A row as data: the label, the result's keys, and where it stands (bounds, and single requests, nowhere)."""
+    return {
+        "as": row.label,
+        **row.result.to_dict(),
+        "rank": None if rank is None else [rank.best, rank.worst],
+        "not_told_apart": None if rank is None else rank.tied,
     }

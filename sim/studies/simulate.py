@@ -76,10 +76,7 @@ def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) 
     """
     kind = None if isinstance(policy, str | os.PathLike) else policy
     name = name_of(kind) if kind is not None else policy
-    slo = options.get("slo")
-    if slo is not None:
-        options = {**options, "slo": slo_of(slo)}
-    fields = {key: _plain(key, value) for key, value in {"policy": name, "hw": hw, **options}.items()}
+    fields = {key: plain(key, value) for key, value in {"policy": name, "hw": hw, **options}.items()}
     spec = to_struct(fields, RunSpec, "simulate()")
     setup = prepare(spec, kind)
     try:
@@ -91,12 +88,14 @@ def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) 
     return outcome.result.with_tables(Replay(spec, kind, outcome))
 
 
-def _plain(key: str, value: Any) -> Any:
+def plain(key: str, value: Any) -> Any:
     """An option as a configuration has it: paths as text, sizes as bytes, numbers of numpy as Python's."""
+    if key == "slo" and value is not None:
+        return slo_of(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):
-        return {name: _plain("", child) for name, child in value.items()}
+        return {name: plain("", child) for name, child in value.items()}
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
     if key.endswith("_bytes") and isinstance(value, str):

@@ -59,7 +59,8 @@ class Uses:
         launched = self._launched.get(expert)
         if launched is None:
             return []
-        found, later = [], []
+        found: list[Copy] = []
+        later: list[Copy] = []
         for copy in launched.popleft():
             used = copy.settled and (copy.end_s <= start_s or copy.n_bytes == self._whole_bytes)
             (found if used else later).append(copy)

@@ -1,0 +1,119 @@
+"""`moesim.compare`: policies on the same trace, hardware and memory, answered as a DataFrame."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Unpack
+
+from sim.base.errors import BadInput, IllegalDecision
+from sim.base.files import parse_yaml, to_struct
+from sim.policy.policy_file import split, without_file
+from sim.policy.registry import name_of
+from sim.profiles.overrides import GROUPS, parse_set
+from sim.setup.spec import RunSpec
+from sim.studies.compare import Candidate, expanded, run_all
+from sim.studies.compare_text import verdict
+from sim.studies.ranking import ranks_of, row_facts, speed
+from sim.studies.simulate import plain
+from traces.stats.realism import judge
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from sim.setup.prepare import Setup
+    from sim.studies.simulate import Name, Options
+    from sim.studies.sweep.face import Kind
+
+TABLES = ("by_layer",)  # keys of a result that are tables of their own: `moesim.simulate(...)` has them as DataFrames
+
+
+def compare(
+    policy: Kind | Iterable[Kind], hw: Name, *, workers: int | None = None, **options: Unpack[Options]
+) -> DataFrame:
+    """Rank policies by time per output token: what `moesim compare` does on the command line.
+
+    Args:
+        policy: names, with parameters of their own behind them (`"lfu scope=layer"`), files, or classes whose text is
+            in a file; `"all"` stands for every installed one. hw: a name that `moesim hw` lists, or a file.
+        workers: processes; None: the cores, if it is worth it.
+        options: the others of `moesim.simulate`; `set` has what holds for every policy, hw.*, model.* and stack.*.
+
+    Returns:
+        A row per policy, the fastest first, with the keys of `moesim compare --json` as columns: nested ones by their
+        dotted names, as `--expect` has them (`tpot_s.mean`). `attrs` has "answer", the first line that the command
+        prints, "realism" of the trace, and "not_run", reasons by policy.
+
+    Warns:
+        UserWarning: what the command line notes: fewer requests than asked for, or the same run twice.
+
+    Raises:
+        BadInput: whatever has to be changed, in one line. IllegalDecision: a policy broke a rule.
+    """
+    import pandas as pd
+
+    kinds = [policy] if isinstance(policy, str | os.PathLike) or inspect.isclass(policy) else list(policy)
+    fields = {key: plain(key, value) for key, value in {"hw": hw, **options}.items()}
+    items = expanded(tuple(_item(kind) for kind in kinds), "compare(): policy")
+    realism: list[str] = []
+
+    def first(setup: Setup) -> None:
+        for text in setup.notes():
+            _warn(text)
+        realism.append(judge(setup.trace, quick=True).line)
+
+    candidates = [_candidate(fields, item, named) for item, named in items]
+    rows, missing = run_all(candidates, workers, _warn, first, lambda *_: None)
+    broken = next((one for one in missing if one.status == IllegalDecision.exit_code), None)
+    if broken is not None:
+        raise IllegalDecision(f"policy {broken.label}: {broken.reason}")
+    rows.sort(key=lambda row: speed(row.result))
+    ranks = ranks_of(rows)
+    frame = pd.DataFrame([dict(_flat(row_facts(row, ranks.get(row.label)))) for row in rows])
+    frame.attrs["answer"] = verdict(rows, ranks)
+    frame.attrs["realism"] = realism[0]
+    frame.attrs["not_run"] = {one.label: one.reason for one in missing}
+    return frame
+
+
+def _item(kind: Kind) -> str:
+    if isinstance(kind, str | os.PathLike):
+        return os.fspath(kind)
+    name = name_of(kind)
+    if without_file(kind):
+        raise BadInput(
+            f"policy, got {kind!r}: its text is in no file, and other processes have to read it; save it in one"
+        )
+    return name
+
+
+def _candidate(fields: Mapping[str, Any], item: str, named: bool) -> Candidate:
+    """`fine_moe variant=code` as a run."""
+    if not item.split():
+        raise BadInput("policy, got an empty name: name a policy, or `all`; `moesim policies` lists them")
+    name, *own = split(item)
+    shared = dict(fields.get("set") or {})
+    bare = next((key for key in shared if "." not in key or key.partition(".")[0] not in GROUPS), None)
+    if bare is not None:
+        raise BadInput(f"set, got {bare!r}: which policy's? write it behind the name, policy='NAME {bare}=...'")
+    parse_set(own)
+    pairs = ((key.strip(), text) for key, _, text in (pair.partition("=") for pair in own))
+    asked = shared | {key: parse_yaml(text, f"policy {name}, {key}") for key, text in pairs}
+    return Candidate(item, to_struct({**fields, "policy": name, "set": asked}, RunSpec, "compare()"), named)
+
+
+def _flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys of a result by their dotted names; what was set, and other lists, as they are."""
+    for key, value in facts.items():
+        if above == "" and key in TABLES:
+            continue
+        if isinstance(value, Mapping) and key not in ("params", "overrides"):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield above + key, value
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text.removeprefix("note: "), stacklevel=4)

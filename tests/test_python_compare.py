@@ -1,0 +1,65 @@
+"""`moesim.compare` says what `moesim compare --json` says, as a DataFrame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_help import mixtral_shaped, moesim
+
+import moesim as face
+from sim.results.figure import figures
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mixtral_shaped(tmp_path_factory.mktemp("traces"))
+
+
+def test_the_same_rows(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    policies = ["lru", "lfu scope=layer", "belady", "llama_cpp"]
+    asked = [word for policy in policies for word in ("--policy", policy)]
+    told = moesim(capsys, "compare", *asked, "--hw", "rtx3090", "--trace", trace, "--vram", "20GB", "--json").json
+    table = face.compare(policies, "rtx3090", trace=trace, vram_bytes="20GB")
+    assert list(table["as"]) == [run["as"] for run in told["runs"]]
+    assert table.attrs["answer"] == told["answer"]
+    assert table.attrs["realism"] == told["realism"]
+    for (_, row), run in zip(table.iterrows(), told["runs"], strict=True):
+        run.pop("by_layer")
+        numbers = dict(figures(run))
+        assert len(numbers) > 100
+        for key, value in numbers.items():
+            if key.startswith(("params.", "overrides.")) or key == "wall_s":
+                continue
+            assert (row[key] != row[key] or row[key] is None) if value is None else row[key] == value, key
+        for key in ("as", "run_id", "labels", "rank", "not_told_apart", "params", "overrides"):
+            assert row[key] == run[key], key
+    assert table["tpot_s.mean"].dtype == "float64"
+    assert table["demand_copies.n"].dtype == "int64"
+
+
+def test_a_class_and_what_cannot_run(trace: Path, tmp_path: Path) -> None:
+    from policies.lru import Lru
+
+    alone = face.compare(Lru, "rtx3090", trace=trace, requests=1)
+    assert alone["tpot_s.mean"][0] == face.simulate(Lru, "rtx3090", trace=trace, requests=1).tpot_s.mean
+    few = face.compare(["lru", "all"], "rtx3090", trace=trace, requests=1, gpus=2, experts=40)
+    assert "duoserve" in few.attrs["not_run"]
+    assert set(few["as"]).isdisjoint(few.attrs["not_run"])
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"policy": []}, "is missing: name at least one"),
+        ({"policy": "lruu"}, "lruu"),
+        ({"policy": "lru", "set": {"scope": "layer"}}, "which policy's? write it behind the name"),
+        ({"policy": "lru", "hw": "no-such-card"}, "no-such-card"),
+        ({"policy": "lru", "card": 1}, "card"),
+        ({"policy": ["lru", "on_demand x"]}, "not key=value"),
+    ],
+)
+def test_bad_input(trace: Path, kwargs: dict[str, Any], words: str) -> None:
+    with pytest.raises(face.BadInput, match="(?s)" + words.replace("?", r"\?").replace("(", r"\(")):
+        face.compare(**{"hw": "rtx3090", "trace": trace, **kwargs})
