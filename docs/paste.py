@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "docs" / "examples"
 BLOCK = re.compile(r"(<!-- output of: (?P<command>.+?) -->\n```text\n)(?P<text>(?:.*?\n)??)(?P<end>```\n)", re.DOTALL)
 
 
@@ -30,6 +32,8 @@ def output_of(command: str) -> str:
     """What a documented command prints; the commands of this Python's environment come first."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     with tempfile.TemporaryDirectory() as folder:
+        for example in EXAMPLES.glob("*.py"):
+            shutil.copy(example, folder)
         words, env = ["bash", "-c", command], {**os.environ, "PATH": path}
         env.pop("COLUMNS", None)  # pages hold what a pipe gets, whoever's terminal this is
         done = subprocess.run(words, cwd=folder, env=env, text=True, capture_output=True, check=False)  # noqa: S603

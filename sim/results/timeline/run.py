@@ -267,7 +267,9 @@ class Timeline:
 
     def _write(self, limit_s: float) -> None:
         """Write what begins before `limit_s`; before the window has opened, keep what may reach into it."""
-        window, later, ready = self._window, [], []
+        window = self._window
+        later: list[Item] = []
+        ready: list[Item] = []
         for item in self._held:
             (ready if item.start_s < limit_s else later).append(item)
         for item in sorted(ready, key=_start):

@@ -1,0 +1,27 @@
+# %% [markdown]
+# # Which policy on my card?
+# A notebook in Jupyter (with jupytext) and VS Code, and a script.
+
+# %%
+from textwrap import fill
+
+import moesim
+
+HERE = {"hw": "rtx3090", "requests": 2}
+
+# %% The answer in a sentence, and the table behind it.
+table = moesim.compare(["lru", "lfu", "lfu scope=layer", "fine_moe", "belady"], **HERE)
+print(fill(table.attrs["answer"], 95))
+shown = table[["as", "rank", "tpot_s.mean", "bound.above_frac", "hit_rate", "late_hit_rate", "bound_by.resource"]]
+print(shown.to_string(index=False, float_format="{:.3f}".format))
+
+# %% Which of them do these requests not tell apart?
+for row in table.to_dict("records"):
+    if row["not_told_apart"]:
+        print(f"{row['as']}: not told apart from {', '.join(row['not_told_apart'])}")
+
+# %% Does the order depend on how many experts have room? A row per combination.
+budgets = moesim.sweep(["lru", "lfu scope=layer"], experts=[20, 40, 60], **HERE)
+for figure in ("tpot_mean_s", "hit_rate"):
+    print(f"\n{figure}")
+    print(budgets.pivot_table(figure, "experts", "label").to_string(float_format="{:.3f}".format))
