@@ -20,8 +20,9 @@ for row in table.to_dict("records"):
     if row["not_told_apart"]:
         print(f"{row['as']}: not told apart from {', '.join(row['not_told_apart'])}")
 
-# %% Does the order depend on how many experts have room? A row per combination.
-budgets = moesim.sweep(["lru", "lfu scope=layer"], experts=[20, 40, 60], **HERE)
+# %% Does the order depend on what share of the experts has room? A row per combination.
+budgets = moesim.sweep(["lru", "lfu", "fine_moe"], cache_frac=[0.05, 0.1, 0.2], **HERE)
 for figure in ("tpot_mean_s", "hit_rate"):
     print(f"\n{figure}")
-    print(budgets.pivot_table(figure, "experts", "label").to_string(float_format="{:.3f}".format))
+    pivot = budgets.pivot_table(figure, "cache_frac", "label").rename_axis(columns=None).reset_index()
+    print(pivot.to_string(index=False, float_format="{:.3f}".format))

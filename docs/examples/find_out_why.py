@@ -34,4 +34,4 @@ print(experts.sort_values("hit_n", ascending=False)[["expert", "asked_n", "hit_n
 # %% The same question in one call; print(why) says the rest.
 why = moesim.diff(slow, fast)
 print(fill(why.answer, 95))
-print(why.parts.query("difference_s != 0").to_string(index=False, float_format="{:.3f}".format))
+print(why.parts.query("abs(difference_s) > 0.001").to_string(index=False, float_format="{:.3f}".format))
