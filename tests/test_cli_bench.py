@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cli_help import moesim
+from cli_help import mixtral_shaped, moesim
 
-from sim.cli import bench, bench_engines, bench_profile, bench_starts
+from sim.cli import bench, bench_engines, bench_profile, bench_starts, bench_sweep
 from sim.cli.bench_cases import PLAIN, synthetic_trace, ten_tokens
 from sim.cli.bench_policy import Plain
 from sim.machine.events.copies import Copy, CopyEngine
@@ -25,6 +25,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "N_TIMEOUTS", 2000)
     monkeypatch.setattr(bench_engines, "PAIRS", bench_engines.PAIRS[:1])
     monkeypatch.setattr(bench_engines, "N_TEST", 4)
+    swept = {"points": 2, "run_s": 0.5, "sweep_s": 1.0, "ratio": 2.0}
+    monkeypatch.setattr(bench_sweep, "measure", lambda: swept)
     monkeypatch.setattr(bench, "starts", lambda folder: {"imports": {"command": "-", "wall_s": 1.0}, "processes": []})
 
 
@@ -95,6 +97,18 @@ def test_the_plain_policy_answers_three_questions_and_one_hook() -> None:
     hooks = {name for name, value in vars(Plain).items() if inspect.isfunction(value)} - {"bind", "stats"}
     assert hooks == {"accessed", "victim", "evicted", "layer_done"}
     assert find(PLAIN).name == Plain.name
+
+
+def test_a_sweep_is_told_beside_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ["--trace", str(mixtral_shaped(tmp_path)), "--policy", "lru", "--hw", "rtx3090", "--experts", "48"]
+    monkeypatch.setattr(bench_sweep, "RUN", run)
+    monkeypatch.setattr(bench_sweep, "N_LINKS", 2)
+    monkeypatch.setattr(bench_sweep, "REPEATS", 1)
+    found = bench_sweep.measure()
+    assert found["ratio"] == found["sweep_s"] / found["run_s"] > 0
+    assert "on 2 links" in bench_sweep.told(found)
+    monkeypatch.setattr(bench_sweep, "RUN", [*run, "--experts", "none"])
+    assert "a process failed" in bench_sweep.told(bench_sweep.measure())
 
 
 def test_processes_are_measured_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

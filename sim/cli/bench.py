@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.tables import fold
-from sim.cli import bench_engines
+from sim.cli import bench_engines, bench_sweep
 from sim.cli.bench_cases import CASES, Case, written
 from sim.cli.bench_starts import starts
 
@@ -83,6 +83,7 @@ def measure(repeat: int) -> BenchTold:
         "cases": cases,
         **processes,
         "engines": engines,
+        "sweep": bench_sweep.measure(),
         "ok": ok,
     }
 
@@ -172,4 +173,5 @@ def _text(result: BenchTold) -> str:
         *(f"{process['title']}: {process['command']}" for process in result["processes"]),
     ]
     engines, note = bench_engines.told(result["engines"])
-    return "\n".join([*lines, "", render(rows), render(processes), engines, *notes, note]) + "\n"
+    sweep = bench_sweep.told(result["sweep"])
+    return "\n".join([*lines, "", render(rows), render(processes), engines, *notes, note, sweep]) + "\n"

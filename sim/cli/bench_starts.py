@@ -63,7 +63,7 @@ def starts(folder: Path) -> StartsTold:
     """
     from sim.cli.bench_cases import ten_tokens
 
-    trace, env = str(ten_tokens(folder)), _environment(folder)
+    trace, env = str(ten_tokens(folder)), environment(folder)
     imports = [sys.executable, "-c", IMPORTS]
     commands = [_words(process, trace) for process in PROCESSES]
     for words, process in zip(commands, PROCESSES, strict=True):
@@ -87,7 +87,7 @@ def _words(process: Process, trace: str) -> list[str]:
     return [sys.executable, "-c", _CHILD, *given]
 
 
-def _environment(folder: Path) -> dict[str, str] | None:
+def environment(folder: Path) -> dict[str, str] | None:
     """As it is; where this Python keeps no byte code, children keep it in a folder, as an installed package does."""
     if not sys.dont_write_bytecode:
         return None

@@ -59,6 +59,15 @@ class PairTold(TypedDict):
     ok: bool
 
 
+class SweepTold(TypedDict):
+    """A sweep over hardware beside one run, in seconds of processor time; None where a process failed."""
+
+    points: int
+    run_s: float | None
+    sweep_s: float | None
+    ratio: float | None
+
+
 class BenchTold(StartsTold):
     """Everything."""
 
@@ -66,6 +75,7 @@ class BenchTold(StartsTold):
     bare_timeouts_per_s: float
     cases: list[ReplayTold]
     engines: list[PairTold]
+    sweep: SweepTold
     ok: bool
 
 
