@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Log = Callable[[str, int, int], None]
 # Machine integers where this is compiled.
 _DEMAND, _SPECULATIVE, _DEMANDED, _PREFETCHED, _H2D = DEMAND, SPECULATIVE, DEMANDED, PREFETCHED, H2D
+_NEVER_S = math.inf  # a name of this module is found sooner than one of another
 _DEMAND_WHOLE = DEMAND_WHOLE
 
 
@@ -423,7 +424,7 @@ class Copies:
     def _forget_ended(self) -> None:
         machine, flying = self.machine, self.flying
         now_s = machine.now()
-        quiet_s = math.inf
+        quiet_s = _NEVER_S
         for link in range(flying.n_links):
             index = flying.after(link)
             while index >= 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 MAX_DECISIONS = 1_000_000
 """Of one call of a hook; asking for every piece of every expert of the largest models takes a tenth of that."""
 LANES = ("side", "gpu", "host")
+LONGEST_S = sys.float_info.max
 
 
 class Engine:
@@ -246,7 +247,7 @@ class Engine:
 
     def _predict(self, asked: Predict) -> Ticket:
         duration_s, lane, blocking, basis = asked[:]
-        plain = type(duration_s) is float and 0.0 <= duration_s < math.inf
+        plain = type(duration_s) is float and 0.0 <= duration_s <= LONGEST_S  # as nearly always: without a call
         if not (plain or seconds(duration_s)) or lane not in LANES:
             raise IllegalDecision(f"{asked!r}: seconds, finite and not negative, on a lane of {', '.join(LANES)}")
         return self.machine.predict(duration_s, lane, blocking, basis)

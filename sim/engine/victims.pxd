@@ -1,4 +1,5 @@
 cimport cython
+from sim.policy.wide cimport next_at_most
 from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.residency cimport Residency
 from sim.machine.turn cimport Turn
@@ -60,8 +61,8 @@ cdef class Ranked(Victims):
     @cython.locals(best=int)
     cpdef int victim(self, Piece piece, bint speculative) except -2
     @cython.locals(residency=Residency, ranks=double[::1], resident=cython.longlong[::1], per_layer=bint, n_experts=int,
-                   n_gpus=int, first=int, at=int, pending_from=int, best=int,
-                   best_bar=int, best_rank=double, index=int, expert=int, bar=int, rank=double)
+                   n_gpus=int, first=int, at=int, n=int, pending_from=int, best=int,
+                   best_bar=int, best_rank=double, most=double, index=int, expert=int, bar=int, rank=double)
     cdef int _find(self, Piece piece, bint speculative) noexcept
     cdef bint _before(self, int index, int other) noexcept
     cdef int _bar(self, int index) noexcept

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from sim.base.errors import IllegalDecision
@@ -11,6 +14,11 @@ from sim.engine.residency import PREFETCHED, Residency
 from sim.machine.turn import Turn
 from sim.policy.order import EXPERT, FREE, LAST, NOT_FOR_PREFETCH, Order, Rank, Recency
 from sim.policy.pieces import Piece
+
+if TYPE_CHECKING:  # C, and only where this is compiled
+    from cython.cimports.sim.policy.wide import next_at_most
+
+_ENDLESS = math.inf
 
 
 class Victims:
@@ -196,11 +204,19 @@ class Ranked(Victims):
         best = -1
         best_bar = 1
         best_rank = 0.0
-        for at in range(n_experts if per_layer else self.n_here):
+        most = _ENDLESS  # above it none is better than the best so far
+        n = n_experts if per_layer else self.n_here
+        at = -1
+        while True:
+            at += 1
+            if not per_layer:
+                at = next_at_most(resident, ranks, at, n, most)  # past nearly all of them
+            if at >= n:
+                break
             index = first + at if per_layer else resident[at]
             rank = ranks[index]
-            if rank > best_rank and best_bar == 0:
-                continue  # nearly all of them
+            if rank > most:
+                continue
             if not residency.here[index] or (n_gpus > 1 and index % n_gpus != piece.gpu):
                 continue
             expert = index - pending_from
@@ -219,6 +235,8 @@ class Ranked(Victims):
             best = index
             best_bar = bar
             best_rank = rank
+            if bar == 0:
+                most = rank
         return best
 
     def _before(self, index: int, other: int) -> bool:

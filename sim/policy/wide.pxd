@@ -1,10 +1,16 @@
-# What `search` does several numbers at a time, in C: the AVX2 of x86-64 where this very processor has it, asked when a
-# search is made. All sums are of whole numbers and exact, so that their order, and who adds, changes no bit; cosines
-# are two products in the order in which `search` forms them. Elsewhere `search` runs its own loops.
+# What `search` and the engine's `victims` leave to C. Several numbers at a time: the AVX2 of x86-64 where this very
+# processor has it, asked when a search is made. All sums are of whole numbers and exact, so that their order, and who
+# adds, changes no bit; cosines are two products in the order in which `search` forms them. Elsewhere `search` runs its
+# own loops.
 
 cdef extern from *:
     """
     #include <stddef.h>
+    static inline ptrdiff_t moesim_next_at_most(const long long* indices, const double* values, ptrdiff_t at,
+                                                ptrdiff_t n, double most) {
+        while (at < n && values[indices[at]] > most) at++;
+        return at;
+    }
     #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
     #include <immintrin.h>
     #define MOESIM_AVX2 static __attribute__((target("avx2"), unused))
@@ -136,8 +142,13 @@ cdef extern from *:
     #endif
     """
     bint moesim_is_wide() noexcept
+    Py_ssize_t moesim_next_at_most(const long long*, const double*, Py_ssize_t, Py_ssize_t, double) noexcept
     int moesim_add_pairs(const short*, Py_ssize_t, const double*, double*, const double*, Py_ssize_t) noexcept
     void moesim_dots(const short*, Py_ssize_t, const short*, double*, Py_ssize_t) noexcept
+
+# From place `at` on the first of n indices whose value is not above `most`; n where there is none.
+cdef inline int next_at_most(const long long[::1] indices, const double[::1] values, int at, int n, double most) noexcept:
+    return <int>moesim_next_at_most(&indices[0], &values[0], at, n, most)
 
 # Whether rows of eight can be compared as pairs: whole numbers below 65535 whose squares add up to less than 2**32.
 cdef inline bint fits_pairs(const double[:, ::1] rows) noexcept:
