@@ -345,7 +345,7 @@ class TestHostile:
         parsed = Texts(page)
         assert all("hacked" not in str(attrs) for _, attrs in parsed.tags)
         assert [tag for tag, _ in parsed.tags].count("script") == 3
-        assert json.loads(parsed.data)["lines"][1].endswith("\u2028.")
+        assert any(line.endswith("\u2028.") for line in json.loads(parsed.data)["lines"])
         assert "<img" not in page.split("<script>")[0]
 
     @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from sim.pages.layers import by_layer
 from sim.pages.page import Cell, Column, Page, Plot, Section, Table
 from sim.pages.plots import axis, bars, line, points
 from sim.pages.run import hits, latencies, where_the_time_goes
+from sim.pages.trace_kind import realism_of
 from sim.results.sampling import samples
 from sim.results.text import show_lengths
 from sim.setup.naming import policy_of, words
@@ -102,7 +103,8 @@ def _common(runs: Sequence[Run]) -> list[str]:
     if not alike:
         return []
     requests = show_count(first.n_requests, "request")
-    return [f"Trace {first.trace}, split {first.split}: {requests}; {show_lengths(first.lengths)}."]
+    said = f"Trace {first.trace}, split {first.split}: {requests}; {show_lengths(first.lengths)}."
+    return [said, *realism_of(runs[0])]
 
 
 def _served(result: Result) -> tuple[str, str, int]:

@@ -22,9 +22,9 @@ COLUMNS = ["lane", "op", "layer", "expert", "n_tokens", "n_bytes", "start_s", "e
 KINDS = (
     ("copy on demand", 1),
     ("prefetch", 4),
+    ("other copy", 5),
     ("expert", 0),
-    ("attention", 5),
-    ("other computing", 2),
+    ("attention, gate and the like", 2),
     ("launch or wait of the host", 6),
     ("prediction", 3),
 )
@@ -57,9 +57,11 @@ def lanes(run: Run, window: Window) -> Section:
     which = f"Iteration {first:,}" if last == first else f"Iterations {first:,} to {last:,}"
     sentence = (
         f"{which} of {len(steps):,} ({phases}), {show_seconds(right_s - left_s)} from {show_seconds(left_s)} on: "
-        f"{show_count(len(shown), 'piece')} of work. A thin line joins a copy to the expert that began the moment it "
-        "ended."
+        f"{show_count(len(shown), 'piece')} of work."
     )
+    plot = _plot(shown, left_s, right_s)
+    if any(trace["type"] == "scatter" for trace in plot.traces):
+        sentence += " A thin line joins a copy to the expert that began the moment it ended."
     left_out = []
     if last - first + 1 < min(window.n, len(steps) - first):
         left_out.append(f"iterations {last + 1:,} to {min(first + window.n, len(steps)) - 1:,}")
@@ -68,7 +70,7 @@ def lanes(run: Run, window: Window) -> Section:
     if left_out:
         sentence += f" Left out, so that the plot stays quick: {' and '.join(left_out)}."
     sentence += " `--from N --iterations N` shows others; drag to zoom, double-click to see all."
-    return Section(name, title, sentence, [_plot(shown, left_s, right_s)])
+    return Section(name, title, sentence, [plot])
 
 
 def _first(steps: DataFrame, window: Window) -> int:
@@ -122,12 +124,12 @@ def _place(order: list[str], name: str) -> int:
 def _kind(span: dict[str, Any]) -> str:
     lane, op = str(span["lane"]).rstrip("0123456789"), str(span["op"])
     if lane in ("h2d", "d2h"):
-        return "prefetch" if op == "prefetch" else "copy on demand"
+        return {"prefetch": "prefetch", "demand": "copy on demand"}.get(op, "other copy")
     if lane == "host":
         return "launch or wait of the host"
     if lane == "predictor":
         return "prediction"
-    return op if op in ("expert", "attention") else "other computing"
+    return "expert" if op == "expert" else "attention, gate and the like"
 
 
 def _bars(kind: str, hue: int, spans: list[dict[str, Any]], rows: dict[str, int], left_s: float) -> Trace:

@@ -12,6 +12,7 @@ from sim.pages.layers import by_layer
 from sim.pages.memory import memory
 from sim.pages.page import Cell, Column, Facts, Note, Page, Plot, Section, Table
 from sim.pages.plots import axis, bars, distribution, said
+from sim.pages.trace_kind import realism_of
 from sim.results.text import show_figure, show_lengths, verdict
 from sim.setup.naming import show as show_value
 
@@ -51,7 +52,7 @@ def run_page(run: Run, window: Window, curves: list[Curve] | str) -> Page:
         miss_ratio(run, curves),
         grounds(result),
     ]
-    return Page("run", f"{result.policy} on {result.hw}", verdict(result), lines(result), sections)
+    return Page("run", f"{result.policy} on {result.hw}", verdict(result), [*lines(result), *realism_of(run)], sections)
 
 
 def lines(result: Result) -> list[str]:
