@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "sweep": ("sweep", "Replay a grid of runs: policies, GPUs, budgets and what else varies, as one table."),
     "plan": ("plan", "Find the cheapest GPU and policy that reach a goal, and what the others lack."),
     "timeline": ("timeline", "Draw kept runs below one another in one file for Perfetto."),
+    "saturate": ("saturate", "Find the highest rate of requests that policies serve, and at which they keep an SLO."),
     "check": ("check", "Hold runs to a baseline file: exit 1 when a hit rate drops or a time grows."),
     "diff": ("diff", "Two runs beside each other: where the time went, and the first decision that differs."),
     "policies": ("policies", "List policies, or show one with its parameters, sources and needs."),

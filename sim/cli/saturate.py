@@ -1,0 +1,96 @@
+"""`moesim saturate`: how many requests per second a policy serves, and up to which rate it keeps its SLO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from sim.base.errors import BadInput
+from sim.cli.progress import Bar
+from sim.cli.say import say
+from sim.cli.spec_options import spec_options, tell_drawing
+from sim.cli.unique_options import UniqueOptions
+
+REQUESTS = 200
+
+
+@click.command(
+    cls=UniqueOptions,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Example: moesim saturate --policy lru --policy fine_moe --hw rtx3090 --slo 'ttft_s <= 60s, tpot_s <= 1s'",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="'NAME KEY=VALUE ...'",
+    help="A policy, with parameters of its own after its name; repeat it.",
+)
+@spec_options
+@click.option(
+    "--attain",
+    "kept_frac",
+    type=float,
+    default=0.95,
+    show_default=True,
+    metavar="F",
+    help="With --slo: the share of requests that has to keep to it.",
+)
+@click.option(
+    "--draws",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Draws of requests and gaps, over which least and most are given.",
+)
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Runs at the same time; default: the cores.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def command(
+    policies: tuple[str, ...],
+    settings: tuple[str, ...],
+    kept_frac: float,
+    draws: int,
+    workers: int | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Find the highest rate of requests that a policy serves without its queue growing without end, and with --slo the
+    highest at which enough of them keep to it; how they fare at lower rates stands below.
+
+    Each replay has 200 requests unless --requests says otherwise.
+    """
+    from sim.cli.compare import expanded, specified
+    from sim.studies.saturate.search import saturate
+    from sim.studies.saturate.text import answer, curve_table, rates_table
+
+    if not 0 < kept_frac <= 1:
+        raise BadInput(f"--attain, got {kept_frac:g}: a share in (0, 1], such as 0.95; correct it")
+    promised = given.get("slo") or ""
+    given["requests"] = given["requests"] or REQUESTS
+    candidates = [specified(given, settings, item, named) for item, named in expanded(policies) if named]
+    if not candidates:
+        raise BadInput("--policy, got 'all' alone: every rate takes dozens of replays; name the policies")
+    tell_drawing(candidates[0].spec)
+    with Bar("looking for rates") as bar:
+        found = saturate([(one.label, one.spec) for one in candidates], draws, kept_frac, workers, bar.update)
+    said = answer(found, promised, kept_frac)
+    if as_json:
+        import msgspec
+
+        from sim.base.json import to_json
+
+        rows = [msgspec.to_builtins(one) for one in found]
+        asked = {"slo": candidates[0].spec.slo, "attain_frac": kept_frac, "draws": draws, "requests": given["requests"]}
+        click.echo(to_json({"schema": 1, "answer": said, **asked, "policies": rows}))
+        return
+    from sim.base.tables import render
+
+    say(said, bold=True)
+    for label in found[0].labels:
+        say(f"label: {label}")
+    say()
+    say(render(rates_table(found, kept_frac)), nl=False)
+    say()
+    say(render(curve_table(found)), nl=False)

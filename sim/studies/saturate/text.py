@@ -1,0 +1,71 @@
+"""Rates as people read them: the answer first, a line for each policy, and how requests fare at lower rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sim.base.units import show_frac, show_seconds
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sim.studies.saturate.search import Range, Saturation
+
+
+def answer(found: Sequence[Saturation], promised: str, kept_frac: float) -> str:
+    """One sentence: who serves most, and how much that is."""
+    best = found[0]
+    most = best.capacity_per_s
+    serves = f"{best.name} serves up to {_rate(most)} requests/s ({best.capacity_tokens_per_s.mean:.3g} tokens/s)"
+    if best.kept_per_s is None:
+        return serves
+    if not best.kept_per_s.most:
+        return f"no rate at which {show_frac(kept_frac)} keep to {promised}; {serves}"
+    return f"{best.name}: {show_frac(kept_frac)} keep to {promised} up to {_rate(best.kept_per_s)} requests/s; {serves}"
+
+
+def _rate(rate: Range) -> str:
+    spread = "" if rate.least == rate.most else f" ({rate.least:.3g} to {rate.most:.3g})"
+    return f"{rate.mean:.3g}{spread}"
+
+
+def rates_table(found: Sequence[Saturation], kept_frac: float) -> Table:
+    """One row per policy."""
+    from sim.base.tables import table
+
+    kept = any(one.kept_per_s is not None for one in found)
+    columns = ["policy", "requests/s", "tokens/s", *([f"{show_frac(kept_frac)} keep their SLO"] if kept else [])]
+    rows = table(*columns)
+    for one in found:
+        cells = [one.name, _rate(one.capacity_per_s), _rate(one.capacity_tokens_per_s)]
+        if kept:
+            cells.append("-" if one.kept_per_s is None else _rate(one.kept_per_s))
+        rows.add_row(*cells)
+    return rows
+
+
+def curve_table(found: Sequence[Saturation]) -> Table:
+    """Latency and goodput against rate."""
+    from sim.base.tables import table
+
+    slo = any(point.attained_frac is not None for one in found for point in one.curve)
+    more = ["keep their SLO", "goodput tokens/s"] if slo else []
+    rows = table("policy", "requests/s", "of most", "queue", "TTFT", "p95", "TPOT", *more)
+    for one in found:
+        for i, point in enumerate(one.curve):
+            p95, tpot = point.ttft_p95_s, point.tpot_mean_s
+            cells = [
+                "" if i else one.name,
+                f"{point.arrivals_per_s:.3g}",
+                show_frac(point.arrivals_per_s / one.capacity_per_s.mean),
+                show_seconds(point.queue_mean_s),
+                show_seconds(point.ttft_mean_s),
+                "-" if p95 is None else show_seconds(p95),
+                "-" if tpot is None else show_seconds(tpot),
+            ]
+            if slo:
+                good = point.goodput_tokens_per_s
+                cells += [show_frac(point.attained_frac), "-" if good is None else f"{good:.3g}"]
+            rows.add_row(*cells)
+    return rows

@@ -1,0 +1,121 @@
+"""`moesim saturate`: the rate that a server takes, found again by what one request takes."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tiny_traces import from_rows
+
+from sim.base.errors import BadInput
+from sim.cli.saturate import command
+from sim.run import execute, prepare
+from sim.setup.spec import RunSpec
+from sim.studies.saturate.search import STEPS, Range, _over, highest, one_draw, saturate
+from sim.studies.saturate.text import answer, curve_table, rates_table
+
+LENGTHS = [(1, 2), (3, 6), (2, 3), (1, 9), (1, 1), (2, 5), (4, 2), (1, 4)]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> RunSpec:
+    """Mixtral's shape, all of it on the card, and requests of a few tokens."""
+    n_rows = sum(prompt + outputs - 1 for prompt, outputs in LENGTHS)
+    path = from_rows(tmp_path / "short.safetensors", [[[0, 1]] * 32] * n_rows, 8, LENGTHS)
+    return RunSpec(policy="gpu_only", hw="a100-80g-sxm", precision="int4_g128", trace=str(path), requests=len(LENGTHS))
+
+
+@pytest.mark.parametrize("true", [0.004, 0.3, 3.0, 9.99])
+def test_bisection_by_hand(true: float) -> None:
+    asked: list[float] = []
+
+    def holds(rate: float) -> bool:
+        asked.append(rate)
+        return rate <= true
+
+    found = highest(holds, 10.0)
+    assert found <= true
+    assert true - found <= 10.0 / 2**STEPS
+    assert len(asked) == STEPS
+
+
+def test_one_server_takes_what_one_request_takes(spec: RunSpec) -> None:
+    """Alone, one after the other: requests per second are the inverse of what one takes on average."""
+    setup = prepare(spec)
+    with setup.trace:
+        served = execute(setup, bounds=False).clockwork.requests
+    took_s = [times.last_token_s - times.begun_s for times in served]
+    (found,) = saturate([("alone", spec)], 1, 0.95, workers=1)
+    # Of two clients the second has to wait, and so has everybody after it: from its begin to the last one's.
+    assert found.capacity_per_s.mean == pytest.approx(1 / (math.fsum(took_s[1:-1]) / (len(took_s) - 2)))
+    assert found.kept_per_s is None
+    shares = [point.arrivals_per_s / found.capacity_per_s.mean for point in found.curve]
+    assert shares == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.9])
+    waits = [point.queue_mean_s for point in found.curve]
+    assert waits == sorted(waits)
+    assert waits[-1] > 0
+
+
+def test_a_promise_is_kept_up_to_some_rate(spec: RunSpec) -> None:
+    import msgspec
+
+    setup = prepare(spec)
+    with setup.trace:
+        e2e_s = execute(setup, bounds=False).result.e2e_s.mean
+    loose, tight, never = (
+        one_draw(msgspec.structs.replace(spec, slo={"*": {"ttft_s": limit_s}}), 0.95)
+        for limit_s in (1e6, 2.5 * e2e_s, 1e-6 * e2e_s)
+    )
+    assert loose.kept_per_s == loose.capacity_per_s * (1 - 1 / 2**STEPS)
+    assert 0 < tight.kept_per_s < loose.kept_per_s
+    assert never.kept_per_s == 0
+    rows = [_over("a", [loose, tight]), _over("b", [never])]
+    assert rows[0].kept_per_s == Range.of([loose.kept_per_s, tight.kept_per_s])
+    assert answer(rows, "ttft_s <= 1s", 0.95).startswith("a: 95.0 % keep to ttft_s <= 1s up to ")
+    assert answer(rows[1:], "ttft_s <= 1s", 0.95).startswith("no rate at which 95.0 % keep to ttft_s <= 1s; b serves")
+    assert rates_table(rows, 0.95).row_count == 2
+    assert curve_table(rows).row_count == 10
+
+
+def test_the_command(spec: RunSpec) -> None:
+    words = [
+        "--policy",
+        "gpu_only",
+        "--hw",
+        "a100-80g-sxm",
+        "--trace",
+        "qwen1.5-moe-small",
+        "--draws",
+        "2",
+        "--workers",
+    ]
+    done = CliRunner().invoke(command, [*words, "1", "--requests", "4", "--json"], catch_exceptions=False)
+    told = json.loads(done.output)
+    assert told["draws"] == 2
+    assert told["requests"] == 4
+    (row,) = told["policies"]
+    assert row["capacity_per_s"]["least"] <= row["capacity_per_s"]["mean"] <= row["capacity_per_s"]["most"]
+    assert told["answer"].startswith("gpu_only serves up to ")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--arrivals", "poisson:1"], "the rate is what is looked for"),
+        (["--attain", "2"], "--attain, got 2: a share"),
+        (["--requests", "1"], "--requests, got 1: too few for anybody to wait"),
+        (["--policy", "nobody"], "nobody"),
+    ],
+)
+def test_what_is_refused(options: list[str], said: str) -> None:
+    done = CliRunner().invoke(command, ["--hw", "rtx3090", "--policy", "lru", "--draws", "1", *options])
+    assert isinstance(done.exception, BadInput), done.output
+    assert said in str(done.exception)
+
+
+def test_all_is_no_policy_here() -> None:
+    done = CliRunner().invoke(command, ["--hw", "rtx3090", "--policy", "all"])
+    assert "name the policies" in str(done.exception)
