@@ -350,3 +350,16 @@ def test_stream_cpu_or_both(capsys: Any, trace: Path) -> None:
             for name in ("fiddler", "lcp")
         }
         assert min(there, key=lambda name: there[name]) == first
+
+
+@pytest.mark.parametrize("goal", ["ttft_s.mean", "e2e_s.p50"])
+def test_bounds_hold_under_load_and_a_queue_that_grows_reaches_no_goal(goal: str, trace: Path) -> None:
+    options: dict[str, Any] = {"trace": trace, "every": True, "quick": True, "workers": 1}
+    calm = face.plan(f"{goal} <= 10h", ("lru", "lfu"), "rtx3090", arrivals="poisson:0.02", **options)
+    assert set(calm["state"]) == {"reaches"}
+    assert (calm[goal] >= calm[f"{goal}.bound"]).all()
+    assert (calm[f"{goal}.bound"] > 0).all()
+    busy = face.plan(f"{goal} <= 10h", ("lru", "lfu"), "rtx3090", arrivals="poisson:0.5", **options)
+    assert set(busy["state"]) == {"misses"}
+    assert busy["reason"].str.startswith("unstable queue").all()
+    assert "requests come faster than they are served" in busy.attrs["answer"]

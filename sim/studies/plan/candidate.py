@@ -71,13 +71,10 @@ def machine_of(spec: RunSpec, prices: Prices | None) -> Machine:
     )
 
 
-def budget_of(spec: RunSpec) -> float:
-    """Its cap, in the unit of the one that there is; infinity where all that is left may be used."""
-    return next((float(value) for name in CAPS if (value := getattr(spec, name)) is not None), _vram(spec))
-
-
-def _vram(spec: RunSpec) -> float:
-    return float("inf") if spec.vram_bytes is None else float(spec.vram_bytes)
+def budget_of(spec: RunSpec) -> tuple[float, float]:
+    """Its cap, in the unit of the one that there is, and the cap on the card's memory; infinity where there is none."""
+    cap = next((float(value) for name in CAPS if (value := getattr(spec, name)) is not None), float("inf"))
+    return cap, float("inf") if spec.vram_bytes is None else float(spec.vram_bytes)
 
 
 @dataclass

@@ -130,6 +130,11 @@ def readings(goals: Sequence[Goal], result: Result) -> list[Reading]:
     return [one for one in found if one is not None]
 
 
+def growing(result: Result) -> str:
+    """Why the load that was asked for is more than the run serves, in which case no goal is reached; else nothing."""
+    return next((label for label in result.labels if label.startswith("unstable queue")), "")
+
+
 def worst(found: Sequence[Reading]) -> float:
     """The least margin of them all, by which candidates are compared."""
     return min(one.margin_frac for one in found)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.studies.plan.candidate import DEARER, MISSES, OPEN, REACHES, SCREENED, Candidate, Machine, budget_of
-from sim.studies.plan.goal import FEWEST_FOR, Goal, Reading, reading, readings, worst
+from sim.studies.plan.goal import FEWEST_FOR, Goal, Reading, growing, reading, readings, worst
 
 if TYPE_CHECKING:
     from sim.studies.plan.replays import Replays
@@ -34,7 +34,7 @@ class Level(NamedTuple):
     """Candidates with one machine and one budget."""
 
     machine: Machine
-    budget: float
+    budget: tuple[float, float]
     candidates: list[Candidate]
 
     @property
@@ -46,7 +46,7 @@ class Level(NamedTuple):
 
 def levels_of(candidates: Sequence[Candidate]) -> list[Level]:
     """Settings, the cheapest machine first, and on it the smallest budget."""
-    found: dict[tuple[Machine, float], Level] = {}
+    found: dict[tuple[Machine, tuple[float, float]], Level] = {}
     for one in candidates:
         at = one.machine, budget_of(one.spec)
         found.setdefault(at, Level(*at, [])).candidates.append(one)
@@ -132,7 +132,11 @@ def _replay(goals: Sequence[Goal], some: Sequence[Candidate], replays: Replays) 
         if isinstance(answer, str):
             one.failed(answer)
             continue
-        one.result, one.found = answer, readings(goals, answer)
+        one.result = answer
+        if why := growing(answer):
+            one.state, one.reason = MISSES, why
+            continue
+        one.found = readings(goals, answer)
         one.state = REACHES if all(told.met for told in one.found) else MISSES
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from sim.base.units import show_bytes, show_rate
 from sim.setup.spec import CAPS
-from sim.studies.plan.goal import Goal, Reading, readings
+from sim.studies.plan.goal import Goal, Reading, growing, readings
 from sim.studies.plan.limits import limit_of
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class ByReplay:
         (answer,) = self._replays.of([lever.at(value)], self._n_layers, "what would have to be true", n)
         if isinstance(answer, str):
             return Tried(value, [], None)
-        return Tried(value, readings(self.goals, answer), answer)
+        return Tried(value, [] if growing(answer) else readings(self.goals, answer), answer)
 
 
 class ByBound:

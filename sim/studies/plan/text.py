@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sim.base.units import show_bytes, show_count, show_rate
 from sim.results.figure import show_figure
 from sim.setup.spec import CAPS
-from sim.studies.plan.candidate import DEARER, EXCLUDED, NOT_RUN, REACHES, Candidate, Machine
+from sim.studies.plan.candidate import DEARER, EXCLUDED, MISSES, NOT_RUN, REACHES, Candidate, Machine
 from sim.studies.plan.goal import Goal, Reading
 from sim.studies.plan.remedy import BOUND
 
@@ -51,6 +51,8 @@ def _no_answer(planned: Planned) -> str:
     near = closest(tried)
     if near is None:
         return f"{of} {goals}"
+    if near.state == MISSES and near.reason:
+        return f"{of} {goals}: requests come faster than they are served, nearest {near.label} on {near.machine.name}"
     if not planned.replays.n_runs:
         told = ", ".join(
             f"{one.goal.key} no {'better' if one.goal.at_most else 'more'} than {show_figure(one.goal.key, one.value)}"
@@ -210,6 +212,8 @@ def verdict(one: Candidate) -> str:
     """In a few words."""
     if one.state == REACHES and not all(told.sure for told in one.found):
         return "reaches, inside the band"
+    if one.state == MISSES and one.reason:
+        return "misses: the queue grows"
     if one.state in VERDICTS:
         return VERDICTS[one.state]
     return (
