@@ -188,6 +188,18 @@ class TestRun:
         assert own["x"] == [50 / 256]
         assert own["y"][0] == pytest.approx(plain["y"][at])
 
+    def test_under_load(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        trace = mixtral_shaped(tmp_path)
+        load = ("--arrivals", "poisson:0.1", "--slo", "ttft_s <= 20s", "--requests", 4, "--batch", 2)
+        simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--trace", trace, *load, "--out", tmp_path / "r")
+        data = data_of(capsys, tmp_path / "r")
+        result = json.loads((tmp_path / "r" / "result.json").read_text(encoding="utf-8"))
+        facts = {one["title"]: one["value"] for one in section(data, "figures")["blocks"][0]["items"]}
+        assert facts["SLO kept"] == result["slo"]["attained_frac"]
+        rows = {row[0]: row[1] for row in section(data, "latency")["blocks"][-1]["rows"]}
+        assert rows["TTFT: before the prompt begins"] == result["queue_s"]["mean"] > 0
+        assert section(data, "misses")["sentence"].startswith("Left out: requests arrive over time")
+
     def test_memory_over_time_is_a_replay_of_the_same_run(self, kept: Any, capsys: pytest.CaptureFixture[str]) -> None:
         experts, budget = plot(data_of(capsys, kept[0]), "memory-over-time")["traces"]
         result = json.loads((kept[0] / "result.json").read_text(encoding="utf-8"))

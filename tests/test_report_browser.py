@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from cli_help import mixtral_shaped, moesim
 from test_report import HOSTILE
 
-from sim.pages.plots import COLOURS
+from sim.pages.plots import COLOURS, DASHES, SYMBOLS
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next((found for name in NAMES if (found := shutil.which(name))), "")
@@ -172,3 +173,10 @@ def test_colours_are_told_apart_without_red_or_green() -> None:
         for one, other in combinations(COLOURS, 2):
             apart = sum((x - y) ** 2 for x, y in zip(seen(one, kind), seen(other, kind), strict=True)) ** 0.5
             assert apart > 0.1, (kind, one, other)
+
+
+def test_the_script_draws_with_the_same_colours() -> None:
+    script = resources.files("sim.pages").joinpath("page.js").read_text(encoding="utf-8")
+    for name, values in (("COLOURS", COLOURS), ("SYMBOLS", SYMBOLS), ("DASHES", DASHES)):
+        (found,) = re.findall(rf"const {name} = (\[[^\]]*\])", script)
+        assert tuple(json.loads(found)) == values

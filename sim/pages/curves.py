@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sim.studies.sweep.hits import Curve
 
 MOST_TOKENS = 20_000  # of output, up to which they are passed through once more
+BACK_TO_BACK = "back to back"
 LAYOUT = {
     "xaxis": axis("room, as a share of all experts", "frac", range=[0, 1.02]),
     "yaxis": axis("experts not there when asked for", "frac", range=[0, 1.02]),
@@ -33,6 +34,10 @@ def caches_of(run: Run, policies: Sequence[str]) -> list[Curve] | str:
         return (
             f"Left out: {tokens:,} output tokens are more than the {MOST_TOKENS:,} up to which they are passed through "
             "once more here; `moesim sweep --hits-only` counts them."
+        )
+    if run.result.arrivals != BACK_TO_BACK:
+        return (
+            "Left out: requests arrive over time, and what runs together, which decides hits, depends on the machine."
         )
     found = []
     try:

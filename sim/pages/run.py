@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.engine.counts import CLASSES
-from sim.pages.curves import miss_ratio
+from sim.pages.curves import BACK_TO_BACK, miss_ratio
 from sim.pages.lanes import Window, lanes
 from sim.pages.layers import by_layer
 from sim.pages.memory import memory
@@ -28,6 +28,7 @@ PARTS = {
     "cpu": "waiting for experts on the CPU",
     "predictor": "waiting for predictions",
 }
+UNDER_LOAD = (("queue_s", "TTFT: before the prompt begins"), ("service_s", "TTFT: from there"))
 RATES = ("hit_rate", "late_hit_rate", "miss_rate")
 FATES = ("useful", "late", "wasted", "cancelled")
 TIMES = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "end to end"))
@@ -85,6 +86,7 @@ def _facts(result: Result) -> Facts:
             ),
             ("peak VRAM", result.peak_vram_bytes, "bytes", f"of {show_bytes(memory.vram_bytes)}"),
             *_bound(result),
+            *_slo(result),
         ]
     )
 
@@ -95,6 +97,17 @@ def _bound(result: Result) -> list[tuple[str, Any, str, str]]:
         return []
     note = f"{show_seconds(bound.tpot_s)}: no lossless policy is faster with these lanes and this room"
     return [("above the lower bound", bound.above_frac, "frac", note)]
+
+
+def _slo(result: Result) -> list[tuple[str, Any, str, str]]:
+    slo = result.slo
+    if slo is None:
+        return []
+    kept = f"by {slo.met:,} of {show_count(slo.requests, 'request')} that had one"
+    return [
+        ("SLO kept", slo.attained_frac, "frac", kept),
+        ("goodput, requests per second", slo.goodput_requests_per_s, "x", "of requests that kept theirs"),
+    ]
 
 
 def _predicted(result: Result) -> list[Section]:
@@ -206,7 +219,7 @@ def latencies(runs: list[Run]) -> Section:
     rows: list[list[Any]] = [
         [*([run.label] if len(runs) > 1 else []), title, stat.mean, stat.p50, stat.p95, stat.p99, stat.n]
         for run in runs
-        for key, title in TIMES
+        for key, title in (*TIMES, *(UNDER_LOAD if run.result.arrivals != BACK_TO_BACK else ()))
         for stat in [getattr(run.result, key)]
     ]
     head = [*([Column("run")] if len(runs) > 1 else []), Column("time")]
