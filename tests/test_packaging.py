@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -100,7 +101,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         env=plain,
     )
     (path,) = folder.glob("*.whl")
-    assert path.stat().st_size < 90_000_000
+    assert path.stat().st_size < 120_000_000
     with zipfile.ZipFile(path) as archive:
         return set(archive.namelist())
 
@@ -132,8 +133,8 @@ def test_wheel_carries_code_and_nothing_else(wheel: set[str]) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
     assert {f"{top}/py.typed" for top in PACKAGES} <= wheel
     assert any(name.endswith("/licenses/LICENSE") for name in wheel)
-    checkpoints = {name.split("/")[2] for name in wheel if name.startswith("traces/models/")}
-    assert checkpoints == {"mixtral-8x7b-small"}, "the others are for recording anew, in the repository"
+    weights = {name.split("/")[2] for name in wheel if re.fullmatch(r"traces/models/.*[.]safetensors", name)}
+    assert weights == {"mixtral-8x7b-small"}, "the one that --real and record run; of the others the logs are kept"
 
 
 def test_commands_are_declared_for_what_works() -> None:

@@ -18,6 +18,7 @@ from traces.format.layout import DISTANCES
 from traces.format.reader import Trace
 from traces.stats import figures as stats
 
+CHAT = "mixtral-8x7b-chat"
 FORMAT = Path(__file__).resolve().parent.parent / "traces" / "FORMAT.md"
 TABLE = re.search(r"<!-- bundled: begin -->\n(.*?)<!-- bundled: end -->", FORMAT.read_text("utf-8"), re.S)
 assert TABLE is not None
@@ -63,6 +64,21 @@ def test_the_default_trace_is_fine_moes_workload():
         assert wanted | {f"next_scores_{d}" for d in DISTANCES} <= trace.levels
 
 
+def test_the_chat_trace_has_the_lengths_of_chats():
+    """200 requests to score, hundreds of tokens long, with arrivals, predicted in prefill; loss below a trigram."""
+    with Trace(bundled_traces()[CHAT]) as trace:
+        tests = trace.requests.in_split("test")
+        prompts = [request.prompt_len for request in tests]
+        assert len(tests) >= 200
+        assert np.mean(prompts) > 200 and max(prompts) > 1000
+        assert all(request.arrival_s is not None for request in tests)
+        assert {"experts", "scores", "next_scores_1"} <= trace.levels_prefill
+        loss = json.loads(trace.header.extra["heldout_nats_per_token"])
+        assert loss["model"] < loss["trigram"]
+        assert "Fewer bits: scores: mean error" in trace.header.notes
+        assert "CC-BY-4.0" in trace.header.notes, "whose lengths they are"
+
+
 def test_the_model_learned_and_its_routing_is_alive(trace):
     """Held-out loss below an interpolated bigram model's, no dead expert, gates predict better than popularity does."""
     loss = json.loads(trace.header.extra["heldout_nats_per_token"])
@@ -87,9 +103,10 @@ def test_it_has_what_policies_need(trace):
 
 
 def test_sizes():
-    """70 MB in all; what is left out of far predictions is no more than half of what a policy could want of them."""
-    sizes = {name: path.stat().st_size for name, path in bundled_traces().items()}
-    assert sum(sizes.values()) <= 70_000_000, sizes
+    """120 MB with models and all; what is left out of far predictions is no more than half of what a policy could want
+    of them."""
+    files = [path for path in FORMAT.parent.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert sum(path.stat().st_size for path in files) <= 120_000_000
     for path in bundled_traces().values():
         with Trace(path) as trace:
             for name in ("next_scores_2", "next_scores_3", "shared_scores"):
@@ -98,19 +115,21 @@ def test_sizes():
 
 
 @pytest.mark.parametrize(
-    "model, name",
+    "model, names",
     [
-        ("mixtral-8x7b", "mixtral-8x7b-small"),
-        ("qwen1.5-moe-a2.7b", "qwen1.5-moe-small"),
-        ("phi-3.5-moe", "phi-3.5-moe-small"),
-        ("deepseek-moe-16b", "deepseek-moe-16b-small"),
+        ("mixtral-8x7b", ["mixtral-8x7b-small", "mixtral-8x7b-chat"]),
+        ("qwen1.5-moe-a2.7b", ["qwen1.5-moe-small"]),
+        ("phi-3.5-moe", ["phi-3.5-moe-small"]),
+        ("deepseek-moe-16b", ["deepseek-moe-16b-small"]),
     ],
 )
-def test_a_model_runs_on_the_trace_of_its_shape_and_back(model, name):
+def test_a_model_runs_on_the_traces_of_its_shape_and_back(model, names):
+    """The default is the first of its shape."""
     shape = shape_of(load_model(model))
-    assert traces_that_fit(*shape) == [name]
-    with Trace(bundled_traces()[name]) as trace:
-        assert default_model(trace) == model
+    assert traces_that_fit(*shape) == names
+    for name in names:
+        with Trace(bundled_traces()[name]) as trace:
+            assert default_model(trace) == model
 
 
 def test_the_list_shows_them_all(capsys, monkeypatch):

@@ -6,7 +6,6 @@ from tiny_traces import from_rows, tiny_trace
 from sim.base.errors import BadInput
 from traces import open_trace
 from traces.format import catalogue
-from traces.format.check import check_trace
 from traces.format.reader import Trace
 
 
@@ -34,9 +33,3 @@ def test_names_and_paths(tmp_path, monkeypatch):
         open_trace("x")
     with pytest.raises(BadInput, match="not a regular file"):
         open_trace(tmp_path)
-
-
-def test_every_bundled_trace_is_sound():
-    for name in catalogue.bundled_traces():
-        with open_trace(name) as trace:
-            assert check_trace(trace) == [], name
