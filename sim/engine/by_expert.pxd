@@ -1,8 +1,7 @@
 cimport cython
-from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece
 
-cdef int _MISS, _CAPACITY, _EVICTED_UNUSED, _WRONG_PREDICTION, _TOO_LATE, _EVICT, _DEMAND, _EXCHANGED
+cdef int _MISS, _CAPACITY, _EVICTED_UNUSED, _WRONG_PREDICTION, _TOO_LATE, _EVICT_PIECE, _HELD
 
 @cython.final
 cdef class ByExpert:
@@ -10,8 +9,11 @@ cdef class ByExpert:
     cdef public int spoken
     cdef readonly long long pass_n
     cdef readonly bint predicts
-    cdef long long[::1] n, left_in, wanted_for, predicted_for
-    cpdef begin(self, bint decodes)
+    cdef readonly long long[::1] n, left_in
+    cdef long long[::1] wanted_for, predicted_for
+    cpdef begin(self, bint decodes, unsigned char[::1] here)
+    @cython.locals(column=int, row=int)
+    cpdef void hold(self, unsigned char[::1] here, int sign) noexcept
     cpdef long long total(self, int column, int phase, int row) noexcept
     @cython.locals(at=int, found=cython.longlong, expert=int)
     cpdef long long of_layer(self, int column, int phase, int layer) noexcept
@@ -21,7 +23,5 @@ cdef class ByExpert:
     cdef int why(self, int layer, int row) noexcept
     @cython.locals(layer=int, aim=cython.longlong)
     cdef void predicted(self, Piece piece) noexcept
-    @cython.locals(pass_n=cython.longlong, left=cython.longlong, column=int, at=int, index=int)
-    cdef void exchanged(self, Turn turn, bint to_count) noexcept
     cdef void evicted(self, Piece piece) noexcept
     cdef void gone(self, Piece piece) noexcept

@@ -5,12 +5,12 @@ Totals of a run (`sim.engine.counts`) are the sums over phases and experts; docs
 
 from __future__ import annotations
 
+from collections.abc import MutableSequence
 from typing import TYPE_CHECKING
 
 from sim.base.flat import ints
 
 if TYPE_CHECKING:
-    from sim.machine.turn import Turn
     from sim.policy.pieces import Piece
 
 # Columns. The first seven are `counts.CLASSES`, but what ran on the GPU stands in the place of hits, which are what is
@@ -31,7 +31,7 @@ COLUMNS = (
     "ran_on_cpu",
     "ran_ahead",
     "part",
-    "evict",
+    "evict_piece",  # evictions of whole experts are what came, less what stayed; of other pieces they are counted
     "demand",  # whole experts in the serving precision; other pieces in the next two
     "demand_piece",
     "demand_piece_bytes",
@@ -54,15 +54,19 @@ COLUMNS = (
     "exchanged_cold",  # misses of experts that were demanded together; counted nowhere else
     "exchanged_capacity",
     "exchanged_evicted_unused",
+    "held",  # whole experts there when the phase began, less those there when it ended
+    "issued_whole",
+    "cancel_whole",
 )
 MISSES = ("miss_cold", "miss_capacity", "miss_evicted_unused", "miss_wrong_prediction", "miss_too_late")
-(INSTEAD, RAN_ON_CPU, RAN_AHEAD, PART, EVICT, DEMAND, DEMAND_PIECE, DEMAND_PIECE_BYTES) = range(11, 19)
+(INSTEAD, RAN_ON_CPU, RAN_AHEAD, PART, EVICT_PIECE, DEMAND, DEMAND_PIECE, DEMAND_PIECE_BYTES) = range(11, 19)
 (ISSUED, ISSUED_BYTES, CANCEL, CANCELLED, CANCELLED_BYTES, REFUSED, WRITE_BACK, WRITE_BACK_BYTES, FATE) = range(19, 28)
 FATE_BYTES = FATE + 4
 GPU, EXCHANGED = 0, FATE_BYTES + 4
+HELD, ISSUED_WHOLE, CANCEL_WHOLE = range(EXCHANGED + 3, EXCHANGED + 6)
 # Machine integers where this is compiled.
 (_MISS, _CAPACITY, _EVICTED_UNUSED, _WRONG_PREDICTION, _TOO_LATE) = (3, 7, 8, 9, 10)
-_EVICT, _DEMAND, _EXCHANGED = EVICT, DEMAND, EXCHANGED
+_EVICT_PIECE, _HELD = EVICT_PIECE, HELD
 
 
 class ByExpert:
@@ -87,11 +91,21 @@ class ByExpert:
         self.wanted_for = ints(self.n_rows)
         self.predicted_for = ints(n_layers)  # by layer, the pass for which any expert was
 
-    def begin(self, decodes: bool) -> None:
-        """A pass of a phase begins."""
-        self.first = self.n_rows if decodes else 0
+    def begin(self, decodes: bool, here: MutableSequence[int]) -> None:
+        """A pass of a phase begins; `here` says by index what is resident."""
+        first = self.n_rows if decodes else 0
+        if first != self.first:
+            self.hold(here, -1)
+            self.first = first
+            self.hold(here, 1)
         self.pass_n += 1
         self.spoken = -1
+
+    def hold(self, here: MutableSequence[int], sign: int) -> None:
+        """What is there when a phase begins (1) or ends (-1)."""
+        column = _HELD * self.stride + self.first
+        for row in range(self.n_rows):
+            self.n[column + row] += sign * here[row]
 
     def total(self, column: int, phase: int, row: int) -> int:
         """A count of an expert in a phase (0: prefill, 1: decode)."""
@@ -134,29 +148,10 @@ class ByExpert:
         self.predicted_for[layer] = aim
         self.wanted_for[layer * self.n_experts + piece.expert] = aim
 
-    def exchanged(self, turn: Turn, to_count: bool) -> None:
-        """Whole experts leave, and the turn's last ones are demanded.
-
-        Args:
-            to_count: why these are missing, too; no policy that predicts says so.
-        """
-        pass_n, column = self.pass_n, self.first + _EVICT * self.stride
-        for at in range(turn.n_leaving):
-            index = turn.leaving[at]
-            self.left_in[index] = pass_n
-            self.n[column + index] += 1
-        column = self.first + (_EXCHANGED if to_count else _DEMAND) * self.stride
-        for at in range(turn.n_here, turn.n):
-            index = turn.first + turn.experts[at]
-            if to_count:
-                left = self.left_in[index]
-                if left:
-                    index += self.stride if left < pass_n else 2 * self.stride
-            self.n[column + index] += 1
-
     def evicted(self, piece: Piece) -> None:
         """A piece is taken off what is resident."""
-        self.n[_EVICT * self.stride + self.first + piece.layer * self.n_experts + piece.expert] += 1
+        if not piece.serving:
+            self.n[_EVICT_PIECE * self.stride + self.first + piece.layer * self.n_experts + piece.expert] += 1
 
     def gone(self, piece: Piece) -> None:
         """And it had been there, or its copy had begun."""

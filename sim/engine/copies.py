@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sim.base.errors import IllegalDecision
-from sim.engine.by_expert import CANCEL, DEMAND_PIECE, DEMAND_PIECE_BYTES, REFUSED, WRITE_BACK, WRITE_BACK_BYTES
+from sim.engine.by_expert import (
+    CANCEL,
+    CANCEL_WHOLE,
+    DEMAND_PIECE,
+    DEMAND_PIECE_BYTES,
+    HELD,
+    ISSUED_WHOLE,
+    REFUSED,
+    WRITE_BACK,
+    WRITE_BACK_BYTES,
+)
 from sim.engine.by_expert import DEMAND as DEMAND_WHOLE
 from sim.engine.counts import Tally
 from sim.engine.flying import Flying
@@ -116,6 +126,8 @@ class Copies:
                 raise self._answered("initial", piece, "pieces")
             self.residency.known(piece)
             self.residency.add(piece, None, 0.0, PLACED)
+            if piece.serving:
+                self.by_expert.add(HELD, piece, 1)
             self.rooms.clean_bytes[piece.gpu] -= piece.n_bytes
             self.machine.place(piece)
             if self.victims is not None:
@@ -372,6 +384,8 @@ class Copies:
             self.victims.placed(piece.index)
         self.prefetched.forget(piece)
         self.prefetched.issue(piece, gone)
+        if piece.serving:
+            self.by_expert.add(ISSUED_WHOLE, piece, 1)
         self.flying.add(piece.index, piece.gpu, ticket)
         if self.depth >= 0:
             quiet_s = machine.ends_after_s(ticket)
@@ -451,6 +465,8 @@ class Copies:
             if self.victims is not None:
                 self.victims.left(index)
             self.by_expert.add(CANCEL, piece, 1)
+            if piece.serving:
+                self.by_expert.add(CANCEL_WHOLE, piece, 1)
             self._tell_of(piece, "cancel")
             self._withdrawn(piece)
 

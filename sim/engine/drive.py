@@ -207,3 +207,4 @@ def drive(
         index += 1
     machine.drain()
     engine.tally.prefetch.finish()
+    engine.tally.by_expert.hold(engine.residency.flags(), -1)

@@ -80,6 +80,7 @@ class Engine:
         self.arrays = arrays
         self.future = future
         self.tally = Tally(pieces.n_layers, pieces.n_experts)
+        residency.count_in(self.tally.by_expert.n, self.tally.by_expert.left_in)
         self.pending = PendingExperts(pieces.n_experts)
         self.copies = Copies(policy, machine, residency, self.pending, self.tally, log)
         self.layer = Layer(policy, machine, residency, self.pending, self.copies, self.tally, log)
@@ -270,7 +271,7 @@ class Engine:
         policy, view = self.policy, self.view
         view.phase = iteration.phase
         self.counts = self.tally.hits[iteration.phase]
-        self.tally.by_expert.begin(iteration.phase == DECODE)
+        self.tally.by_expert.begin(iteration.phase == DECODE, self.residency.flags())
         self.arrays.begin(iteration)
         self.machine.begin(iteration)
         if self.on_request_start:
@@ -309,14 +310,16 @@ class Engine:
             ticket = machine.gate(layer)
             machine.shared(layer)
             machine.sync(ticket)
+            now_s = machine.now()
         else:
-            machine.to_gate(layer)
+            now_s = machine.to_gate(layer)
         if copies.polls:
             copies.poll()
+            now_s = machine.now()
         if self.on_gate_done or self.on_assign:
             self._serve_gate(iteration, layer)
         else:
-            self._serve_chosen(iteration, layer)
+            self._serve_chosen(iteration, layer, now_s)
         if self.on_layer_done:
             self.obey(self._layer_done(layer, view), "layer_done")
         if copies.polls:
@@ -331,10 +334,10 @@ class Engine:
             for expert, n_tokens in iteration.chosen(layer).items():
                 self.pending.add(expert, n_tokens)
 
-    def _serve_chosen(self, iteration: Iteration, layer: int) -> None:
+    def _serve_chosen(self, iteration: Iteration, layer: int, now_s: float) -> None:
         """Serve a layer for a policy that leaves it to the engine."""
         self._owe(iteration, layer)
-        self.service.serve_chosen(self.counts)
+        self.service.serve_chosen(self.counts, now_s)
         if self.layer.joins:
             self.layer.join(layer)
 

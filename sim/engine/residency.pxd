@@ -36,10 +36,12 @@ cdef class Residency:
     cpdef add(self, Piece piece, Ticket arrival, double arrived_s, int origin)
     @cython.locals(index=int, gpu=int, before=int, after=int)
     cpdef remove(self, Piece piece)
-    @cython.locals(index=int, at=int, last=int)
-    cpdef void come(self, Turn turn, int start, int stop) noexcept
+    cdef long long[::1] counts, left_in
+    cpdef count_in(self, long long[::1] counts, long long[::1] left_in)
+    @cython.locals(index=int, at=int, last=int, counted=int, left=cython.longlong)
+    cpdef void come(self, Turn turn, int start, int stop, int column, int stride, long long pass_n) noexcept
     @cython.locals(index=int, at=int, before=int, after=int)
-    cpdef void leave(self, Turn turn, int start, int stop) noexcept
+    cpdef void leave(self, Turn turn, int start, int stop, long long pass_n) noexcept
     cdef _grow(self)
 
 @cython.locals(at=double, part=Piece)

@@ -5,7 +5,7 @@ State is flat: arrays by `Piece.index`, which grow when a policy makes parts of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from typing import Any
 
 from sim.base.errors import IllegalDecision
@@ -63,6 +63,14 @@ class Residency:
         # Residents in the order they came, as a ring of neighbours that begins and ends at place 0.
         self.next = places(n + 1)
         self.prev = places(n + 1)
+        # Of `ByExpert`: counts, and when each whole expert left last.
+        self.counts = ints(0)
+        self.left_in = ints(0)
+
+    def count_in(self, counts: MutableSequence[int], left_in: MutableSequence[int]) -> None:
+        """Where to count what comes and leaves in turns."""
+        self.counts = counts
+        self.left_in = left_in
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
@@ -239,13 +247,22 @@ class Residency:
             self.n_parts -= 1
             self._parts[piece.layer * self.pieces.n_experts + piece.expert].remove(piece)
 
-    def come(self, turn: Turn, start: int, stop: int) -> None:
-        """`add` of experts of a turn that have been demanded, into room that is there on the only GPU."""
+    def come(self, turn: Turn, start: int, stop: int, column: int, stride: int, pass_n: int) -> None:
+        """`add` of experts of a turn that have been demanded, into room that is there on the only GPU.
+
+        Each is counted in a column: of those who never left; `stride` on, of those who left in a pass before this one,
+        `pass_n`; twice that, in it. Without a stride all are counted together.
+        """
         for at in range(start, stop):
             index = turn.first + turn.experts[at]
             self.here[index] = 1
             self.origin[index] = 0  # demanded
             self.used[index] = 0
+            counted = column + index
+            left = self.left_in[index]
+            if left:
+                counted += stride if left < pass_n else 2 * stride
+            self.counts[counted] += 1
             if self.ticketed:
                 self.arrival[index] = None
                 self.busy[index] = None
@@ -262,11 +279,12 @@ class Residency:
         if self.used_bytes[0] > self.peak_bytes[0]:
             self.peak_bytes[0] = self.used_bytes[0]
 
-    def leave(self, turn: Turn, start: int, stop: int) -> None:
+    def leave(self, turn: Turn, start: int, stop: int, pass_n: int) -> None:
         """`remove` of whole experts that make room for a turn's, on the only GPU."""
         for at in range(start, stop):
             index = turn.leaving[at]
             self.here[index] = 0
+            self.left_in[index] = pass_n
             before = self.prev[index + 1]
             after = self.next[index + 1]
             self.next[before] = after

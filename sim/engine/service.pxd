@@ -10,7 +10,7 @@ from sim.machine.protocol cimport Machine
 from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece, Pieces
 
-cdef int _HIT, _MISS
+cdef int _HIT, _MISS, _DEMAND, _EXCHANGED
 
 @cython.final
 cdef class Service:
@@ -31,12 +31,13 @@ cdef class Service:
     cdef readonly Turn turn
     cdef InTurn order
     cdef ByExpert by_expert
+    cdef long long[::1] counts
     cpdef take_hooks(self)
     @cython.locals(at=int)
-    cpdef serve_chosen(self, HitCounts counts)
-    @cython.locals(residency=Residency, pending=PendingExperts, turn=Turn, now_s=double, n_here=int, n_missing=int, n_tokens=int,
+    cpdef serve_chosen(self, HitCounts counts, double now_s)
+    @cython.locals(residency=Residency, pending=PendingExperts, turn=Turn, n_here=int, n_missing=int, n_tokens=int,
                    n_lacking=int, at=int, expert=int, index=int)
-    cdef bint _look(self, HitCounts counts) except -1
+    cdef bint _look(self, HitCounts counts, double now_s) except -1
     @cython.locals(residency=Residency, pending=PendingExperts, copies=Copies, turn=Turn, n_here=int, n_missing=int, at=int,
                    expert=int, index=int)
     cpdef serve(self)
@@ -50,10 +51,11 @@ cdef class Service:
     @cython.locals(residency=Residency, order=InTurn, ring=Ring, turn=Turn, n_bytes=cython.longlong, free_bytes=cython.longlong,
                    n_rings=int, lane=int, next_place=int, now_s=double, n_leaving=int, at=int, index=int, expert=int)
     cdef bint _exchange(self, int n_missing, bint to_count) except -1
-    @cython.locals(residency=Residency, order=InTurn, turn=Turn, tally=Tally, n_leaving=int, at=int)
-    cdef _replace(self, int n_missing)
+    @cython.locals(residency=Residency, order=InTurn, turn=Turn, tally=Tally, n_leaving=int, at=int, pass_n=cython.longlong,
+                   stride=int, column=int)
+    cdef _replace(self, int n_missing, bint to_count)
     @cython.locals(residency=Residency, order=InTurn, turn=Turn, at=int, left=int, gone=Piece)
-    cdef _replace_in_turn(self, int n_new)
+    cdef _replace_in_turn(self, int n_new, int column, int stride, long long pass_n)
     @cython.locals(turn=Turn, residency=Residency, pending=PendingExperts, tally=Tally, victims=Victims, at=int, expert=int,
-                   index=int, by_expert=ByExpert)
+                   index=int, ran=int)
     cdef bint _run_together(self) except -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.base.flat import ints
+from sim.engine.by_expert import DEMAND, EXCHANGED
 from sim.engine.copies import Copies, Log
 from sim.engine.counts import HIT, MISS, HitCounts, Tally
 from sim.engine.layer import Layer
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from sim.policy.api import Policy
     from sim.policy.view import View
 
-_HIT, _MISS = HIT, MISS  # machine integers where this is compiled
+_HIT, _MISS, _DEMAND, _EXCHANGED = HIT, MISS, DEMAND, EXCHANGED  # machine integers where this is compiled
 
 
 class Service:
@@ -54,6 +55,7 @@ class Service:
         self.tally = tally
         self.log = log
         self.by_expert = tally.by_expert
+        self.counts = tally.by_expert.n
         self.n_experts = pieces.n_experts
         self.n_whole = len(pieces.whole) * pieces.n_experts
         self.turn = Turn(pieces.n_experts, pieces.all[0].n_bytes)
@@ -79,9 +81,9 @@ class Service:
         """Bind the hooks that are told of experts: once, not at each of millions of calls."""
         self._accessed = self.policy.accessed
 
-    def serve_chosen(self, counts: HitCounts) -> None:
+    def serve_chosen(self, counts: HitCounts, now_s: float) -> None:
         """Classify what the gate has asked for and serve it, for a policy that is not asked in between."""
-        if self._look(counts):
+        if self._look(counts, now_s):
             if self.tells_accessed:
                 for at in range(self.turn.n):
                     self._accessed(self.pieces.all[self.turn.first + self.turn.experts[at]], True, self.view)
@@ -90,7 +92,7 @@ class Service:
             self.layer.classify(self.pending.layer, counts)
             self.serve()
 
-    def _look(self, counts: HitCounts) -> bool:
+    def _look(self, counts: HitCounts, now_s: float) -> bool:
         """Tell hits from misses and count them, where there is nothing else; False, and nothing done, where there is.
 
         That is so where anything has been prefetched, or lies there in parts or other precisions, or is under way.
@@ -99,7 +101,6 @@ class Service:
         if self.tally.prefetch.n_issued or residency.n_parts or self.layer.lower or self.layer.begun:
             return False
         turn.begin(pending.layer)
-        now_s = self.machine.now()
         n_here = 0
         n_missing = 0
         n_tokens = 0
@@ -291,24 +292,28 @@ class Service:
         if to_count and self.by_expert.predicts:
             self._count_missing(n_missing)
             to_count = False
-        self.by_expert.exchanged(turn, to_count)
-        self._replace(n_missing)
+        self._replace(n_missing, to_count)
         if self.single:
             self.n_known = turn.n
         return True
 
-    def _replace(self, n_missing: int) -> None:
+    def _replace(self, n_missing: int, to_count: bool) -> None:
         """Those who leave are gone, and the turn's last experts there: the first of these in room that nobody had."""
         residency, order, turn, tally = self.residency, self.order, self.turn, self.tally
         assert order is not None
         n_leaving = turn.n_leaving
+        pass_n = self.by_expert.pass_n
+        stride = self.by_expert.stride
+        column = self.by_expert.first + (_EXCHANGED if to_count else _DEMAND) * stride
+        if not to_count:
+            stride = 0
         if self.log is None:
-            residency.leave(turn, 0, n_leaving)
+            residency.leave(turn, 0, n_leaving, pass_n)
             order.leave(turn, 0, n_leaving)
-            residency.come(turn, turn.n_here, turn.n)
+            residency.come(turn, turn.n_here, turn.n, column, stride, pass_n)
             order.come(turn, turn.n_here, turn.n)
         else:
-            self._replace_in_turn(n_missing - n_leaving)
+            self._replace_in_turn(n_missing - n_leaving, column, stride, pass_n)
         self.copies.rooms.clean_bytes[0] -= (n_missing - n_leaving) * turn.n_bytes
         tally.n_evicted += n_leaving
         tally.n_demand += n_missing
@@ -317,18 +322,18 @@ class Service:
             for at in range(turn.n_here, turn.n):
                 tally.prefetch.forget(self.pieces.all[turn.first + turn.experts[at]])
 
-    def _replace_in_turn(self, n_new: int) -> None:
+    def _replace_in_turn(self, n_new: int, column: int, stride: int, pass_n: int) -> None:
         """The same, one after the other and told."""
         residency, order, turn = self.residency, self.order, self.turn
         assert order is not None and self.log is not None
         for at in range(turn.n_here, turn.n):
             left = at - turn.n_here - n_new
             if left >= 0:
-                residency.leave(turn, left, left + 1)
+                residency.leave(turn, left, left + 1, pass_n)
                 order.leave(turn, left, left + 1)
                 gone: Piece = self.pieces.all[turn.leaving[left]]
                 self.log("evict", gone.layer, gone.expert)
-            residency.come(turn, at, at + 1)
+            residency.come(turn, at, at + 1, column, stride, pass_n)
             order.come(turn, at, at + 1)
             self.log("fetch", turn.layer, turn.experts[at])
 
@@ -337,7 +342,7 @@ class Service:
     def _run_together(self) -> bool:
         """Compute experts that are resident whole in one go; False where the machine cannot say now when each ends."""
         turn, residency, pending, tally = self.turn, self.residency, self.pending, self.tally
-        by_expert = self.by_expert
+        ran = self.by_expert.first  # the first column: who ran
         for at in range(self.n_known, turn.n):
             expert = turn.experts[at]
             index = turn.first + expert
@@ -352,7 +357,7 @@ class Service:
             if residency.ticketed:
                 residency.busy[index] = None
             residency.busy_s[index] = turn.ends_s[at]
-            by_expert.n[by_expert.first + index] += 1  # it ran: the first column
+            self.counts[ran + index] += 1
             if not residency.used[index]:
                 residency.used[index] = 1
                 if residency.origin[index] == 1:  # prefetched

@@ -30,7 +30,11 @@ cdef class Stream:
     @cython.locals(free_s=double, gap_s=double, end_s=double, prefetched=bint)
     cpdef place(self, object op, int layer, int expert, int n_tokens, double start_s, int cause, double first_s,
                      double last_s, double duration_s, int length, double arrived_s, tuple after)
-    @cython.locals(waiting=Waiting, at=int)
+    cdef double[::1] waited_s
+    cdef int first_row, row
+    cdef double charged_host_s, charged_h2d_s
+    cdef void charge(self) noexcept
+    @cython.locals(at=int)
     cdef void _wait(self, int layer, int expert, int cause, bint speculative, double gap_s) noexcept
     cdef void begin(self, bint decodes) noexcept
     cdef void enter(self, int layer) noexcept

@@ -72,6 +72,10 @@ class Stream:
         self.free_s = 0.0
         self.gaps_s = floats(6)  # waiting, by the cause named by the index
         self.waiting = Waiting(n_layers)
+        self.waited_s = self.waiting.waited_s
+        self.first_row = self.row = self.waiting.row  # in it, of the phase and of the layer
+        self.charged_host_s = 0.0  # of the gaps of all layers, how much is charged to one
+        self.charged_h2d_s = 0.0
         self.seconds = Seconds()
         self.blame = 0
         self.blames_prefetch = False
@@ -179,31 +183,40 @@ class Stream:
 
     def _wait(self, layer: int, expert: int, cause: int, speculative: bool, gap_s: float) -> None:
         """Stand still, before an operation of a layer or (-1) while the host does."""
-        waiting = self.waiting
-        at = waiting.row_of(layer, expert, cause)
-        if at == waiting.row and not speculative and cause in (_HOST, _H2D):
+        at = self.row if layer < 0 else self.waiting.row_of(layer, expert, cause)
+        if at == self.row and not speculative and cause in (_HOST, _H2D):
             self.gaps_s[cause] += gap_s  # told apart when the layer ends
             return
-        waiting.catch_up(self.gaps_s[_HOST], self.gaps_s[_H2D])
+        self.charge()
         self.gaps_s[cause] += gap_s
-        waiting.host_s = self.gaps_s[_HOST]
-        waiting.h2d_s = self.gaps_s[_H2D]
-        waiting.charge(at, cause, speculative, gap_s)
+        self.charged_host_s = self.gaps_s[_HOST]
+        self.charged_h2d_s = self.gaps_s[_H2D]
+        self.waiting.charge(at, cause, speculative, gap_s)
+
+    def charge(self) -> None:
+        """Charge what gaps have grown by, and was charged to no layer, to the one that runs."""
+        self.waited_s[self.row + _HOST] += self.gaps_s[_HOST] - self.charged_host_s
+        self.waited_s[self.row + _H2D] += self.gaps_s[_H2D] - self.charged_h2d_s
+        self.charged_host_s = self.gaps_s[_HOST]
+        self.charged_h2d_s = self.gaps_s[_H2D]
 
     def begin(self, decodes: bool) -> None:
         """An iteration of a phase begins."""
-        self.waiting.catch_up(self.gaps_s[_HOST], self.gaps_s[_H2D])
+        self.charge()
         self.waiting.begin(decodes)
+        self.row = self.first_row = self.waiting.row
 
     def enter(self, layer: int) -> None:
         """What follows is of this layer."""
-        self.waiting.catch_up(self.gaps_s[_HOST], self.gaps_s[_H2D])
+        self.charge()
         self.waiting.enter(layer)
+        self.row = self.waiting.row
 
     def leave(self) -> None:
         """The iteration is over."""
-        self.waiting.catch_up(self.gaps_s[_HOST], self.gaps_s[_H2D])
+        self.charge()
         self.waiting.leave()
+        self.row = self.first_row = self.waiting.row
 
     def late_s(self, start_s: float, cause: int, first_s: float, arrived_s: float, after: tuple[Ticket, ...]) -> float:
         """How much later work starts than had what it waited for last, the `cause`, not been in its way."""

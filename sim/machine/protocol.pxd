@@ -13,7 +13,7 @@ cdef class Machine:
     cpdef Ticket gate(self, int layer)
     cpdef shared(self, int layer)
     cpdef sync(self, Ticket ticket)
-    cpdef to_gate(self, int layer)
+    cpdef double to_gate(self, int layer) except? -1.0
     cpdef Ticket expert(self, Piece piece, int n_tokens, double arrived_s, tuple after, object parts)
     cpdef bint run_turn(self, Turn turn) except -1
     cpdef Ticket cpu_expert(self, int layer, int expert, int n_tokens)

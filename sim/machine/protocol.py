@@ -60,12 +60,13 @@ class Machine:
         """Block the host until `ticket` has ended and its result has been read."""
         raise NotImplementedError
 
-    def to_gate(self, layer: int) -> None:
-        """`attention`, `gate` and `shared`, then `sync` with the gate."""
+    def to_gate(self, layer: int) -> float:
+        """`attention`, `gate` and `shared`, then `sync` with the gate; what the host's clock says then."""
         self.attention(layer)
         ticket = self.gate(layer)
         self.shared(layer)
         self.sync(ticket)
+        return self.now()
 
     def expert(
         self,

@@ -54,8 +54,8 @@ cdef class SimulatedMachine(Machine):
     cdef void _close_groups(self) noexcept
     cdef Ticket _settled(self)
     @cython.locals(stream=Stream, operation=Operation, now_s=double, free_s=double, gate_s=double, start_s=double,
-                   last_s=double, starved_s=double, waited_s=double, waiting=Waiting, at=int)
-    cpdef to_gate(self, int layer)
+                   last_s=double, starved_s=double, waited_s=double, at=int)
+    cpdef double to_gate(self, int layer) except? -1.0
     @cython.locals(host_s=double)
     cpdef sync(self, Ticket ticket)
     @cython.locals(stream=Stream, group=Group, last=Operation, now_s=double, free_s=double,

@@ -218,26 +218,25 @@ class SimulatedMachine(Machine):
         if self._shared is not None:
             self._launch("shared_expert", layer, self._shared)
 
-    def to_gate(self, layer: int) -> None:
+    def to_gate(self, layer: int) -> float:
         stream = self.stream
         if stream.n_pending or self._waits or self.spans is not None or self._dense is not None:
             self.attention(layer)
             ticket = self.gate(layer)
             self.shared(layer)
             self.sync(ticket)
-            return
+            return self.now_s
         # Nothing to wait for and nobody looking: the sums those four would do, without their calls.
         now_s = self.now_s
         free_s = stream.free_s
         starved_s = stream.gaps_s[_HOST]
-        waiting = stream.waiting
-        at = waiting.row
+        at = stream.row
         waited_s = stream.gaps_s[_H2D]
-        waiting.waited_s[at + _HOST] += starved_s - waiting.host_s
-        waiting.waited_s[at + _H2D] += waited_s - waiting.h2d_s
-        waiting.host_s = starved_s
-        waiting.h2d_s = waited_s
-        waiting.row = waiting.first + layer * _KINDS
+        stream.waited_s[at + _HOST] += starved_s - stream.charged_host_s
+        stream.waited_s[at + _H2D] += waited_s - stream.charged_h2d_s
+        stream.charged_host_s = starved_s
+        stream.charged_h2d_s = waited_s
+        stream.row = stream.first_row + layer * _KINDS
         gate_s = 0.0
         for operation in self._blocks:
             if operation.n == 0:
@@ -262,6 +261,7 @@ class SimulatedMachine(Machine):
             self._gate = Ticket(gate_s, GPU)
         self.now_s = (gate_s if gate_s > now_s else now_s) + self._sync_s
         self.n_syncs += 1
+        return self.now_s
 
     def sync(self, ticket: Ticket) -> None:
         if ticket.end_s < 0.0:

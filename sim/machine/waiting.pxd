@@ -5,10 +5,8 @@ cdef int _H2D, _HOST, _PREFETCH, _KINDS
 @cython.final
 cdef class Waiting:
     cdef readonly int n_layers
-    cdef double[::1] waited_s
-    cdef int first, row
-    cdef double host_s, h2d_s
-    cpdef void catch_up(self, double host_s, double h2d_s) noexcept
+    cdef readonly double[::1] waited_s
+    cdef readonly int first, row
     cpdef void begin(self, bint decodes) noexcept
     cpdef void enter(self, int layer) noexcept
     cpdef void leave(self) noexcept

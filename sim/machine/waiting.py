@@ -23,15 +23,6 @@ class Waiting:
         self.n_layers = n_layers
         self.waited_s = floats((2 * n_layers + 1) * len(KINDS))  # the last row: between iterations
         self.first = self.row = 2 * n_layers * len(KINDS)
-        self.host_s = 0.0  # of the sums of all layers, how much is charged to one
-        self.h2d_s = 0.0
-
-    def catch_up(self, host_s: float, h2d_s: float) -> None:
-        """Charge what the sums have grown by since to the layer that runs."""
-        self.waited_s[self.row + _HOST] += host_s - self.host_s
-        self.waited_s[self.row + _H2D] += h2d_s - self.h2d_s
-        self.host_s = host_s
-        self.h2d_s = h2d_s
 
     def begin(self, decodes: bool) -> None:
         """An iteration of a phase begins."""

@@ -67,7 +67,7 @@ def counted(n: Count, expert_bytes: int) -> dict[str, int]:
         n("gpu"),
         n("ran_ahead"),
         n("part"),
-        n("evict"),
+        n("evict_piece") + n("held") + demanded + n("issued_whole") - n("cancel_whole"),
         n("cancel"),
         demanded + n("demand_piece"),
         *(n(fate) for fate in FATES),
