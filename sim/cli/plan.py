@@ -78,6 +78,7 @@ def command(
     """Plan capacity: goals in, the cheapest machine and policy that reach them out.
 
     Lower bounds rule out what no lossless policy can reach; the rest is replayed, few requests first, then all.
+    Without a goal, and with one --hw: compare streaming, caching and the CPU there.
     """
     from sim.studies.plan.goal import goals_of
     from sim.studies.plan.plan import Asked, Planned, plan
