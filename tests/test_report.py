@@ -338,6 +338,24 @@ class TestOthers:
         assert found["verdict"] == json.loads(said.out)["answer"]
         assert len(section(found, "candidates")["blocks"][0]["rows"]) == 2
 
+    @pytest.mark.parametrize(
+        ("options", "what"),
+        [
+            (("--measured", "900ms", "--policy", "lru"), "explanations"),
+            (("--least-memory", "--goal", "tpot_s.mean <= 2s", "--policy", "lru"), "machines"),
+        ],
+    )
+    def test_other_answers_of_plan(
+        self, options: tuple[str, ...], what: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        asked = ("--trace", mixtral_shaped(tmp_path), "--hw", "rtx3090", *options)
+        said = moesim(capsys, "plan", *asked, "--json").out
+        (tmp_path / "plan.json").write_text(said, encoding="utf-8")
+        found, told = data_of(capsys, tmp_path / "plan.json"), json.loads(said)
+        assert found["verdict"] == told["answer"]
+        table = section(found, what)["blocks"][-1]
+        assert len(table["rows"]) == len(told[what]) > 0
+
 
 class TestHostile:
     """What comes from files is text."""
@@ -372,6 +390,8 @@ class TestHostile:
             ("r.json", '{"rows": 3, "answer": ""}', "rows"),
             ("r.json", '{"schema": 1, "comparisons": 3}', "not comparisons"),
             ("r.json", '{"goals": [], "candidates": 3}', "not as `moesim plan"),
+            ("r.json", '{"ways": 3}', "not as `moesim plan"),
+            ("r.json", '{"ways": [], "answer": "", "trace": ""}', "nothing was found"),
             ("r.json", "[" * 100_000, "not JSON"),
             ("r.parquet", "PAR1", "not a Parquet file"),
             ("r.yaml", "{", "r.yaml"),

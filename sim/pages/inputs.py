@@ -109,6 +109,8 @@ def read(path: Path) -> Input:
     if path.suffix == ".parquet":
         return _grid(path)
     data = _json(path)
+    if {"candidates", "machines", "ways", "explanations"} & set(data):
+        return Planned(data)
     if "run_id" in data:
         return _result(data, path, None)
     if "runs" in data and "realism" in data:
@@ -119,8 +121,6 @@ def read(path: Path) -> Input:
         from sim.real.validate_text import read as kept
 
         return Validation(kept(path))
-    if "goals" in data or "machines" in data:
-        return Planned(data)
     raise BadInput(f"{path}: JSON of no kind that is known here; give {ANSWERS}")
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from sim.base.errors import BadInput
-from sim.base.units import show_count
+from sim.base.units import show_count, show_frac, show_rate
 from sim.pages.page import Column, Facts, Note, Page, Plot, Section, Table
-from sim.pages.plots import axis, points
+from sim.pages.plots import axis, bars, points
 from sim.results.figure import show_figure, unit_of
 
 MOST_CANDIDATES = 2_000
@@ -30,7 +30,7 @@ class Reading(msgspec.Struct):
     low: float | None = None
     high: float | None = None
     margin_frac: float | None = None
-    met: bool = False
+    met: bool | None = None
 
 
 class Candidate(msgspec.Struct):
@@ -62,20 +62,91 @@ class Plan(msgspec.Struct):
     candidates: list[Candidate]
     work: dict[str, float]
     prices: Prices | None = None
+    remedies: dict[str, list[dict[str, Any]]] = {}
     best: Candidate | None = None
+
+
+class Answer(msgspec.Struct):
+    """The other answers of `plan`: least memory, a measurement beside the prediction, or ways of one machine."""
+
+    answer: str
+    trace: str
+    machines: list[dict[str, Any]] = []
+    failing: list[str] = []
+    ways: list[dict[str, Any]] = []
+    crossovers: list[dict[str, Any]] = []
+    explanations: list[dict[str, Any]] = []
+    measured_tpot_s: float | None = None
+    predicted: Reading | None = None
+    bound_tpot_s: float | None = None
+
+
+LISTS = {
+    "machines": ("Machines", "The least memory with which each machine reaches the goals."),
+    "ways": ("Ways", "What one machine can do with experts that are not there, fastest first."),
+    "crossovers": ("Where they cross", "At which figure of the machine one way overtakes the other."),
+    "explanations": ("What the difference could be", "What would have to be so for the simulation to give the time."),
+}
 
 
 def of_plan(data: dict[str, Any]) -> Page:
     """Of what `moesim plan --json` printed. Raises BadInput for anything else."""
     try:
+        if "candidates" not in data:
+            return _of_answer(msgspec.convert(data, Answer))
         plan = msgspec.convert(data, Plan)
     except (msgspec.ValidationError, RecursionError) as error:
         raise BadInput(f"plan: not as `moesim plan --json` prints it ({error}); plan again with this version") from None
     if not plan.goals or not plan.candidates or len(plan.candidates) > MOST_CANDIDATES:
         n = len(plan.candidates)
         raise BadInput(f"plan, got {n} candidates: 1 to {MOST_CANDIDATES} and a goal make a page; plan for fewer cards")
-    sections = [*_best(plan), *(_goal(plan, goal, at) for at, goal in enumerate(plan.goals)), _all(plan), _work(plan)]
+    goals = [_goal(plan, goal, at) for at, goal in enumerate(plan.goals)]
+    sections = [*_best(plan), *goals, *_remedies(plan), _all(plan), _work(plan)]
     return Page("plan", "A plan", plan.answer, [plan.trace], sections)
+
+
+def _of_answer(found: Answer) -> Page:
+    sections: list[Section] = []
+    if found.measured_tpot_s is not None and found.predicted is not None:
+        rows: list[list[Any]] = [["measured", found.measured_tpot_s], ["predicted", found.predicted.value]]
+        rows += [["predicted, from", found.predicted.low], ["predicted, to", found.predicted.high]]
+        rows.append(["lower bound of any lossless policy", found.bound_tpot_s])
+        times = [row for row in rows if row[1] is not None]
+        trace = bars("time per token", [str(name) for name, _ in times], [value for _, value in times], 0, across=True)
+        layout = {
+            "xaxis": axis("TPOT", "s", rangemode="tozero"),
+            "yaxis": {"type": "category", "autorange": "reversed"},
+        }
+        plot = Plot("times", "Measured, predicted and the bound.", [trace], layout, 260)
+        table = Table("Times per token.", [Column("what"), Column("TPOT", "s")], times)
+        sentence = "Where the measurement lies inside the band, there is nothing to explain."
+        sections.append(Section("times", "Measured beside predicted", sentence, [plot, table]))
+    for name, (title, sentence) in LISTS.items():
+        if of := getattr(found, name):
+            sections.append(Section(name, title, sentence, [_flat(f"{title}.", of)]))
+    if found.failing:
+        sections.append(Section("failing", "Not with all their memory", "", [Note(found.failing)]))
+    if not sections:
+        raise BadInput("plan, got an answer without a list: nothing was found; plan for other machines or goals")
+    return Page("plan", "A plan", found.answer, [found.trace], sections)
+
+
+def _flat(caption: str, rows: list[dict[str, Any]]) -> Table:
+    """A list of objects as rows; what lies deeper is written out."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = []
+    for name in names:
+        numbers = all(isinstance(row.get(name), int | float | None) for row in rows)
+        columns.append(Column(name.replace("_", " "), _unit(name) if numbers else ""))
+    return Table(caption, columns, [[_cell(row.get(name)) for name in names] for row in rows])
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_cell(child)}" for key, child in value.items() if child is not None)
+    if isinstance(value, list):
+        return "; ".join(str(_cell(child)) for child in value)
+    return value
 
 
 def _best(plan: Plan) -> list[Section]:
@@ -151,6 +222,37 @@ def _all(plan: Plan) -> Section:
     sentence = f"{show_count(len(rows), 'candidate')}: {', '.join(f'{n:,} {state}' for state, n in counted.items())}."
     caption = "Every candidate, cheapest machine first; figures of all requests, else of few, else the bound."
     return Section("candidates", "What became of each", sentence, [Table(caption, columns, rows)])
+
+
+def _remedies(plan: Plan) -> list[Section]:
+    rows = [
+        {"machine": name, **one, "now": _needed(one, "now"), "need": _needed(one, "need")}
+        for name, some in plan.remedies.items()
+        for one in some
+    ]
+    if not rows:
+        return []
+    sentence = "What a machine that fails would need, one figure at a time."
+    return [
+        Section(
+            "remedies",
+            "What would have to be true",
+            sentence,
+            [_flat("What there is now, and what it would take.", rows)],
+        )
+    ]
+
+
+def _needed(remedy: dict[str, Any], which: str) -> Any:
+    """A figure of a remedy in its unit."""
+    value, what = remedy.get(which), remedy.get("what")
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return value
+    if what == "bandwidth":
+        return show_rate(value)
+    if what == "vram":
+        return show_count(int(value), "expert")
+    return show_frac(value) if what == "hit_rate" else value
 
 
 def _work(plan: Plan) -> Section:
