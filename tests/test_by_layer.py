@@ -224,7 +224,7 @@ def holds_together(outcome: Any, log: list[tuple[str, str, int, int]]) -> None:
         assert row["miss_n"] == sum(row[f"miss_{why}_n"] for why in MISSES)
         assert row["asked_n"] == sum(row[f"{name}_n"] for name in FOUND)
         assert min(row[name] for name in COUNTS) >= 0
-    sums = Counter()
+    sums: Counter[tuple[str, int, str]] = Counter()
     for phase, layer, expert, *counts in expert_table(tally.by_expert, clockwork, result.expert_bytes):
         for name, n in zip(COUNTS, counts, strict=True):
             assert n >= 0, (phase, layer, expert, name)

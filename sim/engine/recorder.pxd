@@ -24,7 +24,7 @@ cdef class Recorder(Machine):
     cpdef place(self, Piece piece)
     @cython.locals(tape=Tape)
     cpdef begin(self, Iteration iteration)
-    cpdef to_gate(self, int layer)
+    cpdef double to_gate(self, int layer) except? -1.0
     cpdef end(self)
     @cython.locals(index=int)
     cpdef release(self, Piece piece)

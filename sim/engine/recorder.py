@@ -106,7 +106,7 @@ class Recorder(Machine):
             tape.iterations.append(iteration)
         self.machine.begin(iteration)
 
-    def to_gate(self, layer: int) -> None:
+    def to_gate(self, layer: int) -> float:
         if not self.spoilt:
             self._close()
             self.start = self.tape.n
@@ -116,7 +116,7 @@ class Recorder(Machine):
             self.n_ran = 0
             self.n_gates += 1
             self.tape.says(_GATE, 0)
-        self.machine.to_gate(layer)
+        return self.machine.to_gate(layer)
 
     def end(self) -> None:
         if not self.spoilt:
