@@ -61,7 +61,8 @@ def command(
 
     Each replay has 200 requests unless --requests says otherwise.
     """
-    from sim.cli.compare import expanded, specified
+    from sim.cli.compare import specified
+    from sim.studies.compare import expanded
     from sim.studies.saturate.search import saturate
     from sim.studies.saturate.text import answer, curve_table, rates_table
 
@@ -69,7 +70,7 @@ def command(
         raise BadInput(f"--attain, got {kept_frac:g}: a share in (0, 1], such as 0.95; correct it")
     promised = given.get("slo") or ""
     given["requests"] = given["requests"] or REQUESTS
-    candidates = [specified(given, settings, item, named) for item, named in expanded(policies) if named]
+    candidates = [specified(given, settings, item, named) for item, named in expanded(policies, "--policy") if named]
     if not candidates:
         raise BadInput("--policy, got 'all' alone: every rate takes dozens of replays; name the policies")
     tell_drawing(candidates[0].spec)

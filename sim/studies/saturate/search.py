@@ -21,7 +21,7 @@ STEPS = 7
 """Of the bisection: to 1/128 of what can be served."""
 CURVE = (0.2, 0.4, 0.6, 0.8, 0.9)
 """Shares of what can be served at which the curve is drawn."""
-LEAST = 1 / 2**STEPS
+LEAST: float = 1 / 2**STEPS
 
 
 class AtRate(msgspec.Struct, frozen=True):
