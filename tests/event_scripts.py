@@ -19,6 +19,8 @@ from sim.policy.tickets import Ticket
 class Knobs(SimpleNamespace):
     """Stands for `Cost` and its `copies`: every price is what the script says."""
 
+    n_dense_before = (0,) * 9  # before each of eight layers, and after the last
+
     @property
     def copies(self) -> Knobs:
         return self

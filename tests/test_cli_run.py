@@ -70,7 +70,7 @@ class TestOutput:
     def test_human_output_is_short_and_plain(self, run: Any) -> None:
         said = run()
         lines = said.out.splitlines()
-        assert len(lines) <= 35
+        assert len(lines) <= 37
         assert max(map(len, lines)) <= 160
         assert "\x1b" not in said.out
         for word in ("TTFT", "TPOT", "PCIe traffic", "peak VRAM", "rests on", "uncertainty", "expert budget", "labels"):

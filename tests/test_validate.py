@@ -326,7 +326,7 @@ def test_report_draws_it(world, capsys):
     assert said.code == 0, said.err
     page = (world / "me.html").read_text()
     assert "On the real machine" in page
-    assert "Plotly.newPlot" in page
+    assert "Plotly.react(" in page
     assert 'src="http' not in page, "self-contained"
     assert "nothing to draw" in moesim(capsys, "report", world / "half.yaml").error
 

@@ -8,7 +8,7 @@ cdef int _H2D, _HOST
 @cython.final
 cdef class Launched(Ticket):
     cdef public object op
-    cdef public int layer, expert, n_tokens, length
+    cdef public int layer, expert, n_tokens, length, row
     cdef public double first_s, last_s, duration_s, arrived_s
     cdef public tuple after
 
@@ -41,7 +41,7 @@ cdef class Stream:
     cdef void leave(self) noexcept
     @cython.locals(ticket=Ticket, ready_s=double)
     cdef double late_s(self, double start_s, int cause, double first_s, double arrived_s, tuple after) noexcept
-    @cython.locals(ticket=Ticket, work=Launched, start_s=double, cause=int)
+    @cython.locals(ticket=Ticket, work=Launched, start_s=double, cause=int, row=int)
     cpdef bint progress(self) except -1
     cpdef void idle_until(self, double time_s, int cause, bint speculative=*) noexcept
 

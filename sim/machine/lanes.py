@@ -30,7 +30,10 @@ Spans = Callable[[str, str, int, int, int, int, float, float], None]
 class Launched(Ticket):
     """Work launched on a compute stream whose start is not settled yet."""
 
-    __slots__ = ("after", "arrived_s", "duration_s", "expert", "first_s", "last_s", "layer", "length", "n_tokens", "op")
+    __slots__ = (
+        *("after", "arrived_s", "duration_s", "expert", "first_s", "last_s", "layer"),
+        *("length", "n_tokens", "op", "row"),
+    )
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class Launched(Ticket):
         self.length = length
         self.arrived_s = arrived_s
         self.after = after
+        self.row = 0  # of `Waiting`, when it was launched
 
 
 class Stream:
@@ -137,6 +141,7 @@ class Stream:
                 )
                 return None
         work = Launched(op, layer, expert, n_tokens, first_s, last_s, duration_s, length, arrived_s, after)
+        work.row = self.row
         self.pending.append(work)
         self.n_pending += 1
         return work
@@ -245,6 +250,10 @@ class Stream:
                     cause = ticket.cause
             self.pending.popleft()
             self.n_pending -= 1
+            row = self.row
+            if work.layer < 0 and work.row != row:  # names no layer: waits count for the one in which it was launched
+                self.charge()
+                self.row = work.row
             self.place(
                 work.op,
                 work.layer,
@@ -259,6 +268,9 @@ class Stream:
                 work.arrived_s,
                 work.after,
             )
+            if self.row != row:
+                self.charge()
+                self.row = row
             work.end_s = self.free_s
             work.cause = self.blame
             work.speculative = self.blames_prefetch

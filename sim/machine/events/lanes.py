@@ -31,7 +31,7 @@ class Work(Pending):
     several kernels, the last one may be launched late.
     """
 
-    __slots__ = ("after", "booked", "duration_s", "expert", "first_s", "last_s", "layer", "n_tokens", "op")
+    __slots__ = ("after", "booked", "duration_s", "expert", "first_s", "last_s", "layer", "n_tokens", "op", "row")
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class Work(Pending):
         self.last_s = last_s
         self.duration_s = duration_s
         self.after = after
+        self.row = 0  # of `Waiting`, when it was launched
         self.booked = False  # its time is in the stream's `TimeLine`
 
     def ready(self) -> tuple[float, int]:
@@ -129,6 +130,7 @@ class Stream:
 
     def launch(self, work: Work) -> Work:
         """Run it after all that was launched before."""
+        work.row = self.waiting.row
         self.under_way.append(work)
         self.launched.put(work)
         return work
@@ -160,10 +162,16 @@ class Stream:
             # How long that GPU had been idle says nothing: it may just have had nothing to do.
             work.cause, work.speculative = cause, speculative
         gap_s = self.time.gap(work.ready()[0], cause)
-        self.waiting.wait(work.layer, work.expert, cause, speculative, gap_s)
+        self._waited(work, cause, speculative, gap_s)
         starved_s = self.time.work(spent_s, end_s, work.last_s)
-        self.waiting.wait(work.layer, work.expert, HOST, False, starved_s)
+        self._waited(work, HOST, False, starved_s)
         work.booked = True
+
+    def _waited(self, work: Work, cause: int, speculative: bool, gap_s: float) -> None:
+        """Count a wait before it, or in it; what names no layer counts for the one in which it was launched."""
+        waiting = self.waiting
+        at = work.row if work.layer < 0 else waiting.row_of(work.layer, work.expert, cause)
+        waiting.charge(at, cause, speculative, gap_s)
 
     def book_ahead(self) -> None:
         """Account for what has been launched and waits for nothing that is open, as nothing can slow it any more."""
