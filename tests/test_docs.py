@@ -49,8 +49,9 @@ def names_in(page: str, heading: str, column: int = 0) -> list[str]:
 
 
 THOROUGH = pytest.mark.thorough
-LONG = re.compile(r"traces synth|moesim calibrate")  # a fit of a whole trace, a measurement
-REPLAYS = re.compile(r"\b(simulate|moesim (compare|conformance|run)|traces (synth|compose))\b")
+# A fit of a whole trace, a measurement, many replays.
+LONG = re.compile(r"traces synth|moesim (calibrate|plan|report|timeline|saturate)")
+REPLAYS = re.compile(r"\b(simulate|moesim (compare|conformance|run|plan|diff|sweep)|traces (synth|compose))\b")
 
 
 @BUNDLED
