@@ -144,6 +144,7 @@ class TestMoreMemoryThanText:
         peak(1)
         assert peak(400) < peak(100) + 4_000_000, "300 x 2,000 lists of 56 bytes are 34 MB"
 
+    @pytest.mark.thorough
     def test_one_huge_value_beside_the_array(self, tmp_path):
         other = b"[]," * 1_500_000
         path = put(tmp_path / "t.json", b'{"meta": {"num_experts": 8}, "other": [' + other + b'0], "routes": []}')

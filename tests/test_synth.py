@@ -297,6 +297,7 @@ def test_farther_predictions_follow_the_nearest():
     assert all(new < old for new, old in zip(one["2"][:2], base.ahead["2"][:2], strict=True))
 
 
+@pytest.mark.thorough
 def test_published_curves_are_approached(monkeypatch, tmp_path):
     """Figures that the model can have, since they are its own: the search must find its way back to them."""
     monkeypatch.setattr(published, "_ROWS", 900)
@@ -392,6 +393,7 @@ def test_showing_a_long_trace_reads_a_sample(capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="measures memory as Linux and macOS tell it")
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_trace(tmp_path):
     """Drawing and showing four times as many tokens takes hardly more memory; measured in processes of their own."""
     (tmp_path / "profile.json").write_text(to_json(profile(16, 16, 2)), encoding="utf-8")
