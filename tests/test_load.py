@@ -348,3 +348,16 @@ def test_a_log_is_part_of_the_run(tmp_path: Path) -> None:
     assert ids["a.csv"] == ids["b.csv"] != ids["c.csv"]
     with pytest.raises(BadInput, match="fewer than the 3 asked for; give --requests 2"):
         prepare(RunSpec(policy="lru", hw="rtx3090", arrivals=str(path), requests=3))
+
+
+def test_points_of_a_sweep_have_the_bounds_of_their_own_loads() -> None:
+    """With arrivals a bound holds waits, so it depends on when requests come, and on which of them are drawn."""
+    import moesim
+
+    load: dict[str, Any] = {"arrivals": "poisson:0.02", "requests": 20}
+    points = {"rate_scale": [0.2, 1.0], "seed": [0, 1]}
+    frame = moesim.sweep("lru", "rtx3090", **load, **points)
+    assert len(set(frame["bound_ttft_s"])) == 4
+    for row in frame.to_dict("records"):
+        alone = moesim.simulate("lru", "rtx3090", **load, rate_scale=row["rate_scale"], seed=row["seed"])
+        assert row["bound_ttft_s"] == alone.bound.ttft_s

@@ -111,6 +111,15 @@ class Setup:
         named = source is None or source == NONE or source.startswith(PROCESSES)
         return None if source is None or named else Path(source)
 
+    @property
+    def load_terms(self) -> dict[str, Any]:
+        """What decides which requests come, and when; nothing where they are the trace's own."""
+        spec, log = self.spec, self.arrivals_file
+        if spec.arrivals is None:
+            return {}
+        source = spec.arrivals if log is None else _sha256(log)
+        return {"arrivals": source, "rate_scale": spec.rate_scale, "seed": spec.seed}
+
     def notes(self) -> list[str]:
         """What was asked for and cannot be had in full, one line each."""
         spec, has = self.spec, show_count(len(self.requests), "request")

@@ -137,6 +137,7 @@ def bound_terms(setup: Setup) -> dict[str, Any]:
         "split_steps_of": setup.run_id if splits else "",
         **{f"{what}_sha256": meant[f"{what}_sha256"] for what in ("hw", "model", "stack", "trace")},
         **{name: getattr(spec, name) for name in ("precision", "gpus", "batch", "scheduler", "split", "requests")},
+        **setup.load_terms,
     }
 
 
