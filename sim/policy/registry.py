@@ -11,10 +11,11 @@ import pkgutil
 import re
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.policy.api import Policy
-from sim.policy.policy_file import NO_POLICY, failure, given, is_file, load, policies_in
+from sim.policy.policy_file import NO_POLICY, failure, given, is_file, load, policies_in, without_file
 
 GROUP = "moesim.policies"
 
@@ -132,6 +133,20 @@ def name_of(kind: object) -> str:
     known = module in _files() or f"{kind.__module__}:{kind.__qualname__}" in theirs
     same = known and (_by_file(kind.name) is kind or policies().get(kind.name) is kind)
     return kind.name if same else given(kind)
+
+
+def name_in_file(kind: object) -> str:
+    """`name_of` a class that other processes are to run, too.
+
+    Raises:
+        BadInput: no class of a policy, or one whose text is in no file.
+    """
+    name = name_of(kind)
+    if without_file(cast("type[Policy]", kind)):
+        raise BadInput(
+            f"policy, got {kind!r}: its text is in no file, and other processes have to read it; save it in one"
+        )
+    return name
 
 
 def _plain(name: str) -> str:

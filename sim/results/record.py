@@ -174,15 +174,7 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     @property
     def hit_rates(self) -> HitRates:
         """Of decode, under `hit_definition`."""
-        return HitRates(
-            self.hit_rate,
-            self.partial_hit_rate,
-            self.late_hit_rate,
-            self.miss_rate,
-            self.cpu_rate,
-            self.substituted_rate,
-            self.dropped_rate,
-        )
+        return HitRates.of(self)
 
     @property
     def n_outputs(self) -> int:

@@ -124,6 +124,11 @@ class HitRates(msgspec.Struct, frozen=True):
     substituted: Share
     dropped: Share
 
+    @classmethod
+    def of(cls, result: object) -> HitRates:
+        """Those that a result has as keys of its own: of decode, under its `hit_definition`."""
+        return cls(**{name: getattr(result, f"{name}_rate") for name in cls.__struct_fields__})
+
     def by_class(self) -> dict[str, Share]:
         """Class -> share."""
         return msgspec.structs.asdict(self)

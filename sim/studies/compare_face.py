@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from sim.base.errors import BadInput, IllegalDecision
 from sim.base.files import parse_yaml, to_struct
-from sim.policy.policy_file import split, without_file
-from sim.policy.registry import name_of
+from sim.policy.policy_file import split
+from sim.policy.registry import name_in_file
 from sim.profiles.overrides import GROUPS, parse_set
 from sim.setup.spec import RunSpec
 from sim.studies.compare import Candidate, expanded, run_all
@@ -56,7 +56,10 @@ def compare(
 
     kinds = [policy] if isinstance(policy, str | os.PathLike) or inspect.isclass(policy) else list(policy)
     fields = {key: plain(key, value) for key, value in {"hw": hw, **options}.items()}
-    items = expanded(tuple(_item(kind) for kind in kinds), "compare(): policy")
+    items = expanded(
+        tuple(os.fspath(kind) if isinstance(kind, str | os.PathLike) else name_in_file(kind) for kind in kinds),
+        "compare(): policy",
+    )
     realism: list[str] = []
 
     def first(setup: Setup) -> None:
@@ -76,17 +79,6 @@ def compare(
     frame.attrs["realism"] = realism[0]
     frame.attrs["not_run"] = {one.label: one.reason for one in missing}
     return frame
-
-
-def _item(kind: Kind) -> str:
-    if isinstance(kind, str | os.PathLike):
-        return os.fspath(kind)
-    name = name_of(kind)
-    if without_file(kind):
-        raise BadInput(
-            f"policy, got {kind!r}: its text is in no file, and other processes have to read it; save it in one"
-        )
-    return name
 
 
 def _candidate(fields: Mapping[str, Any], item: str, named: bool) -> Candidate:

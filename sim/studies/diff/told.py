@@ -67,15 +67,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def hit_rates(self) -> HitRates:
         """Of decode, under `hit_definition`."""
-        return HitRates(
-            self.hit_rate,
-            self.partial_hit_rate,
-            self.late_hit_rate,
-            self.miss_rate,
-            self.cpu_rate,
-            self.substituted_rate,
-            self.dropped_rate,
-        )
+        return HitRates.of(self)
 
     @property
     def n_outputs(self) -> int:

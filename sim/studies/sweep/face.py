@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from sim.base.errors import BadInput, did_you_mean
-from sim.policy.policy_file import without_file
-from sim.policy.registry import name_of
+from sim.policy.registry import name_in_file
 from sim.profiles.overrides import GROUPS
 from sim.studies.cluster import answers_of
 from sim.studies.pool import answers
@@ -137,12 +136,7 @@ def _policies(kind: Kind) -> list[PolicyAxis]:
         return policy_of(kind)
     if isinstance(kind, os.PathLike):
         return [PolicyAxis(os.fspath(kind))]
-    name = name_of(kind)
-    if without_file(kind):
-        raise BadInput(
-            f"policy, got {kind!r}: its text is in no file, and other processes have to read it; save it in one"
-        )
-    return [PolicyAxis(name)]
+    return [PolicyAxis(name_in_file(kind))]
 
 
 def _values(data: Any, name: str, what: str) -> list[Scalar]:
