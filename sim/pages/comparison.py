@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sim.pages.inputs import Comparison, Run
     from sim.results.record import Result
 
-WORKLOAD = ("model", "precision", "trace_sha256", "split", "n_requests", "batch", "gpus")
+WORKLOAD = ("model", "precision", "trace_sha256", "split", "n_requests", "arrivals", "batch", "gpus")
 """Between these nothing is ranked: another model or other requests are another question (`sim.studies.sweep`)."""
 TOLD = ("hw", "model", "precision", "stack", "trace", "split", "batch", "gpus", "seed", "hit_definition", "version")
 MOST_RUNS = 60

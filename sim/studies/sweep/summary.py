@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sim.results.record import Result
     from sim.studies.sweep.run import PointRow
 
-WORKLOAD = ("model", "trace", "split", "requests", "batch", "gpus", "precision")
+WORKLOAD = ("model", "trace", "split", "requests", "arrivals", "rate_scale", "batch", "gpus", "precision")
 """Between these nothing is ranked: another model, other requests or others beside them are another question."""
 MOST_PAIRS = 20_000
 """Systems are held against one another as long as all groups together have no more pairs; else against the fastest."""
@@ -93,18 +93,20 @@ def summarise(rows: Sequence[PointRow], by: Sequence[str] | None = None) -> Summ
     names = list(dict.fromkeys(name for own in settings for name in own))
     values = {name: list({_hashable(own.get(name)): own.get(name) for own in settings}.values()) for name in names}
     varied = {name: found for name, found in values.items() if len(found) > 1}
+    drawn = any(row.point.spec.arrivals is not None for row in rows)  # requests and gaps by seed
+    workload = (*WORKLOAD, "seed") if drawn else WORKLOAD
     if by is not None:
         for name in by:
             if name not in varied:
                 raise BadInput(f"--group-by, got {name!r}: it does not vary here; {did_you_mean(name, varied)}")
-        common = [name for name in varied if name in (*by, *WORKLOAD)]
+        common = [name for name in varied if name in (*by, *workload)]
     elif "policy" in varied:
         common = [name for name in varied if name != "policy"]
     else:
-        common = [name for name in varied if name in WORKLOAD]
+        common = [name for name in varied if name in workload]
     groups: dict[tuple[Any, ...], Group] = {}
     workloads: dict[tuple[Any, ...], list[PointRow]] = {}
-    alike = [name for name in varied if name in WORKLOAD and name != "precision"]
+    alike = [name for name in varied if name in workload and name != "precision"]
     for row, own in zip(rows, settings, strict=True):
         group = groups.setdefault(_key(own, common), Group({name: own.get(name) for name in common}))
         if row.result is not None:
