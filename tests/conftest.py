@@ -1,15 +1,18 @@
-"""One thread per test process, since workers share the cores already; and `--slice I/N`, one N-th of the tests."""
+"""One thread per test process, as workers share the cores; Ctrl-C is heard; `--slice I/N`, one N-th of the tests."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 
 import pytest
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")  # before numpy and torch are imported; children inherit it
 os.environ.pop("COLUMNS", None)  # workers are told 80; tests say for themselves how wide a terminal is
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background of a script
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
