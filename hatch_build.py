@@ -5,7 +5,8 @@ hatchling calls `Compiled` while it builds a wheel or an editable install. A wor
     python hatch_build.py            # needs Cython, setuptools and a C compiler
 
 Either all modules are compiled or none: a compiled class can only be extended and read by compiled modules. Without
-Cython, a compiler or Python's headers, or with MOESIM_PURE=1, the plain modules run.
+Cython, a compiler or Python's headers, or with MOESIM_PURE=1, the plain modules run. A wheel of a tree that is compiled
+in place already, by this Python and since its last change, takes what lies there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -52,17 +54,19 @@ class Compiled(BuildHookInterface):
         root = Path(self.root)
         if self.target_name != "wheel" or os.environ.get("MOESIM_PURE"):
             return
-        command = [sys.executable, str(Path(__file__).resolve()), "--root", str(root), "--into", self._folder]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")  # noqa: S603 - this very file
-        if done.returncode:
-            why = (done.stderr.strip() or "no reason given").splitlines()[-1]
-            self.app.display_info(f"not compiled ({why}): the plain modules give the same results, slower")
-            return
-        built = {str(path): path.relative_to(self._folder).as_posix() for path in modules_in(Path(self._folder))}
+        into = root if version != "editable" and is_compiled(root) else Path(self._folder)
+        if into != root:
+            command = [sys.executable, str(Path(__file__).resolve()), "--root", str(root), "--into", self._folder]
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace")  # noqa: S603 - this very file
+            if done.returncode:
+                why = (done.stderr.strip() or "no reason given").splitlines()[-1]
+                self.app.display_info(f"not compiled ({why}): the plain modules give the same results, slower")
+                return
+        built = {str(path): path.relative_to(into).as_posix() for path in modules_in(into)}
         if not built:
             return
         if version == "editable":
-            put_in_place(root, Path(self._folder))
+            put_in_place(root, into)
             return
         build_data["force_include"].update(built)
         build_data["pure_python"] = False
@@ -74,6 +78,17 @@ class Compiled(BuildHookInterface):
 
 def modules_in(folder: Path) -> list[Path]:
     return sorted(path for path in (folder / "sim").rglob("*") if path.suffix in (".so", ".pyd"))
+
+
+def is_compiled(root: Path) -> bool:
+    """Whether every module lies compiled beside its source, by this Python, and nothing of it has changed since."""
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    found = [(root / source).with_suffix(suffix) for source in sources(root)]
+    if not found or sorted(found) != modules_in(root):
+        return False
+    changed_ns = [path.stat().st_mtime_ns for path in (Path(__file__), *(root / "sim").rglob("*.pxd"))]
+    changed_ns += [(root / source).stat().st_mtime_ns for source in sources(root)]
+    return max(changed_ns) <= min(path.stat().st_mtime_ns for path in found)
 
 
 def put_in_place(root: Path, folder: Path) -> None:

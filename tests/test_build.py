@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -118,6 +119,21 @@ def test_a_module_without_its_pxd_is_plain_again(compiled: Path, tmp_path: Path)
     assert run("hatch_build.py", cwd=folder).returncode == 0
     assert built(folder) == ["lane"]
     assert run("-c", SHOW, cwd=folder).stdout.split() == ["True", (compiled / "plain.txt").read_text()]
+
+
+@pytest.mark.parametrize("changed", [None, "sim/total.pxd", "sim/lane.py"])
+def test_a_wheel_takes_what_lies_there_compiled_unless_it_has_changed_since(
+    compiled: Path, tmp_path: Path, changed: str | None
+) -> None:
+    folder = tmp_path / "sample"
+    shutil.copytree(compiled, folder)
+    (folder / ".gitignore").write_text("*.so\n*.pyd\nbuild\n")
+    if changed is not None:
+        later_s = time.time() + 5
+        os.utime(folder / changed, (later_s, later_s))
+    _, names, said = wheel_of(folder, CC="false", CXX="false")  # nothing can be compiled anew
+    assert any(name.startswith("sim/total.") and name.endswith((".so", ".pyd")) for name in names) == (changed is None)
+    assert ("not compiled" in said) == (changed is not None)
 
 
 def wheel_of(folder: Path, **environment: str) -> tuple[str, set[str], str]:
