@@ -45,7 +45,28 @@ cdef class Clockwork:
     @cython.locals(cause=int)
     cdef skip(self, list parts_s)
 
-@cython.locals(feed=Feed, index=int, n_iterations=dict, composed=object, iteration=Iteration, start_s=double, end_s=double,
-               complete=list)
+@cython.final
+cdef class Loop:
+    cdef readonly Engine engine
+    cdef readonly Machine machine
+    cdef readonly Scheduler scheduler
+    cdef readonly object trace
+    cdef readonly Clockwork clockwork
+    cdef readonly double end_s
+    cdef bint _open_loop
+    cdef object _compose, _on_step
+    cdef Feed _feed
+    cdef int _index
+    cdef dict _n_iterations
+    cpdef next(self)
+    @cython.locals(engine=Engine, machine=Machine, clockwork=Clockwork, iteration=Iteration, start_s=double, end_s=double,
+                   complete=list)
+    cpdef list run(self, list ranges)
+    @cython.locals(engine=Engine, machine=Machine)
+    cpdef wait(self, double until_s)
+    @cython.locals(engine=Engine)
+    cpdef finish(self)
+
+@cython.locals(loop=Loop, composed=object)
 cpdef drive(Engine engine, Machine machine, Scheduler scheduler, object trace, Clockwork clockwork, bint open_loop=*,
             object compose=*, object on_step=*)

@@ -10,7 +10,7 @@ from sim.base.lanes import H2D
 from sim.engine.engine import Engine
 from sim.machine.lanes import CAUSES
 from sim.machine.protocol import Machine
-from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, RequestInfo
+from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range, RequestInfo
 from sim.workload.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -162,6 +162,83 @@ class Clockwork:
             self._before_s[cause] = parts_s[cause]
 
 
+class Loop:
+    """The loop over iterations, to be taken step by step: whoever drives it asks `next`, and runs or waits.
+
+    Args:
+        compose: makes an iteration of its ranges. on_step: told after each; what it raises ends the loop.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        machine: Machine,
+        scheduler: Scheduler,
+        trace: Trace,
+        clockwork: Clockwork,
+        open_loop: bool = False,
+        compose: Callable[..., Iteration] = Iteration,
+        on_step: Callable[[Step], None] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.machine = machine
+        self.scheduler = scheduler
+        self.trace = trace
+        self.clockwork = clockwork
+        self.end_s = 0.0  # of the last iteration
+        self._open_loop = open_loop
+        self._compose = compose
+        self._on_step = on_step
+        self._feed = Feed(trace)
+        self._index = 0
+        self._n_iterations = engine.tally.n_iterations
+        engine.take_hooks()
+
+    def next(self) -> list[Range] | float | None:
+        """What runs next, the time to wait for because nobody is there before, or None: nobody is."""
+        composed: list[Range] | float | None = self.scheduler.next(self.machine.now())
+        return composed
+
+    def run(self, ranges: list[Range]) -> list[RequestInfo] | None:
+        """Run one iteration; return the requests that it completes, if any."""
+        engine, machine, clockwork = self.engine, self.machine, self.clockwork
+        iteration = self._compose(self._index, ranges, self.trace, self._feed.row(ranges))
+        start_s = machine.now()
+        clockwork.begin(iteration, start_s, self._open_loop)
+        engine.begin(iteration)
+        engine.run_layers(iteration)
+        end_s = machine.now()
+        self.end_s = end_s
+        complete = clockwork.end(iteration, start_s, end_s, machine.parts_s())
+        if complete is not None:
+            self.scheduler.served(len(complete), end_s)
+            if engine.on_request_end:
+                for request in complete:
+                    engine.end_request(request)
+                clockwork.skip(machine.parts_s())
+        self._n_iterations[iteration.phase] += 1
+        if self._on_step is not None:
+            self._on_step(Step(iteration, start_s, end_s))
+        self._index += 1
+        return complete
+
+    def wait(self, until_s: float) -> None:
+        """Nobody is there until then."""
+        engine, machine = self.engine, self.machine
+        engine.idle()
+        machine.wait_until(until_s)
+        if engine.copies.polls:
+            engine.copies.poll()
+        self.clockwork.skip(machine.parts_s())
+
+    def finish(self) -> None:
+        """Nobody comes any more: let what is under way end, and close the counts."""
+        engine = self.engine
+        self.machine.drain()
+        engine.tally.prefetch.finish()
+        engine.tally.by_expert.hold(engine.residency.flags(), -1)
+
+
 def drive(
     engine: Engine,
     machine: Machine,
@@ -173,38 +250,13 @@ def drive(
     on_step: Callable[[Step], None] | None = None,
 ) -> None:
     """Run every iteration the scheduler composes, and tell `on_step` after each; what that raises ends the loop."""
-    feed = Feed(trace)
-    engine.take_hooks()
-    index = 0
-    n_iterations = engine.tally.n_iterations
+    loop = Loop(engine, machine, scheduler, trace, clockwork, open_loop, compose, on_step)
     while True:
-        composed = scheduler.next(machine.now())
+        composed = loop.next()
         if composed is None:
             break
         if isinstance(composed, float):
-            engine.idle()
-            machine.wait_until(composed)
-            if engine.copies.polls:
-                engine.copies.poll()
-            clockwork.skip(machine.parts_s())
-            continue
-        iteration = compose(index, composed, trace, feed.row(composed))
-        start_s = machine.now()
-        clockwork.begin(iteration, start_s, open_loop)
-        engine.begin(iteration)
-        engine.run_layers(iteration)
-        end_s = machine.now()
-        complete = clockwork.end(iteration, start_s, end_s, machine.parts_s())
-        if complete is not None:
-            scheduler.served(len(complete), end_s)
-            if engine.on_request_end:
-                for request in complete:
-                    engine.end_request(request)
-                clockwork.skip(machine.parts_s())
-        n_iterations[iteration.phase] += 1
-        if on_step is not None:
-            on_step(Step(iteration, start_s, end_s))
-        index += 1
-    machine.drain()
-    engine.tally.prefetch.finish()
-    engine.tally.by_expert.hold(engine.residency.flags(), -1)
+            loop.wait(composed)
+        else:
+            loop.run(composed)
+    loop.finish()
