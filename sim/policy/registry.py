@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import cast
 
 from sim.base.errors import BadInput, did_you_mean
+from sim.base.own_file import failure, is_file
 from sim.policy.api import Policy
-from sim.policy.policy_file import NO_POLICY, failure, given, is_file, load, policies_in, without_file
+from sim.policy.policy_file import NO_POLICY, given, load, policies_in, without_file
 
 GROUP = "moesim.policies"
 

@@ -16,11 +16,11 @@ from sim import __version__
 from sim.base.errors import BadInput, DoesNotFit, did_you_mean
 from sim.base.files import bundled
 from sim.base.json import to_json
+from sim.base.own_file import whole as whole_plug_in
 from sim.base.units import show_count
 from sim.policy.blame import blamed, check_traits
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
-from sim.policy.policy_file import whole as whole_policy
 from sim.policy.registry import find
 from sim.profiles.hardware import GPUS, load_hardware
 from sim.profiles.models import PACKAGE as MODELS
@@ -191,7 +191,7 @@ class Setup:
         spec, trace = self.spec, self.trace
         return msgspec.structs.replace(
             spec,
-            policy=whole_policy(spec.policy),
+            policy=whole_plug_in(spec.policy),
             hw=_whole(spec.hw, GPUS),
             stack=_whole(spec.stack, STACKS),
             arrivals=spec.arrivals if self.arrivals_file is None else str(self.arrivals_file.resolve()),

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput
 from sim.base.files import parse_yaml, to_struct
-from sim.policy.policy_file import is_file, split
+from sim.base.own_file import is_file
+from sim.policy.policy_file import split
 from sim.profiles.overrides import GROUPS, parse_set
 from sim.results.run_folder import CONFIG, RESULT
 from sim.setup.spec import CAPS, RunSpec, read_spec
