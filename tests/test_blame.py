@@ -35,6 +35,7 @@ from sim.policy.pieces import Piece, Pieces
 from sim.policy.wishes import Wishes
 from sim.run import execute, prepare
 from sim.setup.spec import RunSpec
+from sim.workload.batching import Batching
 from sim.workload.iterations import RequestInfo
 from sim.workload.schedulers.fcfs import FirstCome
 
@@ -339,10 +340,11 @@ def test_budgets_that_are_none(run: Run, answer: Any) -> None:
 
 @pytest.mark.parametrize("answer", [5, "ab", [], [[]], [5], [["a"]], [np.zeros(3)], None])
 def test_passes_that_are_none(answer: Any) -> None:
-    scheduler = FirstCome([RequestInfo(i, 5 * i, 2, 4, "", None) for i in range(2)], 2, split=lambda ranges: answer)
-    assert [len(scheduler.next(0.0) or ()) for _ in range(2)] == [1, 1]  # two prompts; then both decode
-    with pytest.raises(IllegalDecision, match=r"split_step, got .*: every token of a decode step runs in one pass"):
-        scheduler.next(0.0)
+    two = [RequestInfo(i, 5 * i, 2, 4, "", None) for i in range(2)]
+    batching = Batching(FirstCome(two, split=lambda ranges: answer), 2)
+    assert [len(batching.next(0.0) or ()) for _ in range(2)] == [1, 1]  # two prompts; then both decode
+    with pytest.raises(IllegalDecision, match=r"passes, got .*: every token of a decode step runs in one pass"):
+        batching.next(0.0)
 
 
 @pytest.mark.parametrize("order", [5, "lru", Rank, Rank(3), Rank(10**6)])

@@ -22,6 +22,7 @@ from sim.results.load import while_some_wait
 from sim.run import Outcome, execute, prepare
 from sim.setup.spec import RunSpec
 from sim.workload import schedulers
+from sim.workload.batching import Batching
 from sim.workload.iterations import RequestInfo
 from sim.workload.load import DRAWN, load_of
 from sim.workload.profiled import Profiled
@@ -156,7 +157,7 @@ def requests(*rows: tuple[float, str]) -> list[RequestInfo]:
 
 
 def order(name: str, come: list[RequestInfo], profiled: Profiled, at_s: list[float]) -> list[object]:
-    made = schedulers.find(name)(come, 1, True, None, 0, profiled)
+    made = Batching(schedulers.find(name)(come, True, None, 0, profiled), 1)
     found = (made.next(now_s) for now_s in at_s)
     return [one[0].request.index if isinstance(one, list) else one for one in found]
 
@@ -194,7 +195,7 @@ def test_nobody_is_lost_or_served_twice(asked: list[tuple[int, int, str]], batch
         come.append(RequestInfo(i, row, 2, outputs, task, arrival_s))
         row += 1 + outputs
     profiled = Profiled.of(come, Slos({"a": {"ttft_s": 3.0}}))
-    made = schedulers.find(name)(come, batch, True, None, clients, profiled)
+    made = Batching(schedulers.find(name)(come, True, None, clients, profiled), batch)
     now_s, seen, left = 0.0, dict[int, list[int]](), {r.index: r.outputs for r in come}
     for _ in range(10_000):
         composed = made.next(now_s)
@@ -205,12 +206,13 @@ def test_nobody_is_lost_or_served_twice(asked: list[tuple[int, int, str]], batch
             now_s = composed
             continue
         now_s += 1.0
-        done = 0
+        done = []
         for r in composed:
             assert r.request.arrival_s is None or r.request.arrival_s <= now_s - 1.0
             seen.setdefault(r.request.index, []).extend(range(r.start_row, r.stop_row))
             left[r.request.index] -= 1
-            done += not left[r.request.index]
+            if not left[r.request.index]:
+                done.append(r.request)
         made.served(done, now_s)
         begun = [i for i in seen if left[i]]
         assert len(begun) <= batch

@@ -19,6 +19,7 @@ from sim.base.errors import BadInput, IllegalDecision
 from sim.conformance.world import iterations
 from sim.policy.order import FREE, LAST
 from sim.policy.pieces import Piece
+from sim.workload.batching import Batching
 from sim.workload.iterations import Range, RequestInfo
 from sim.workload.learn_split import StoreSplit, requests_of
 from sim.workload.schedulers.fcfs import FirstCome
@@ -272,10 +273,10 @@ class TestTokenScheduler:
     def test_every_token_runs_once(self):
         ranges = [Range(RequestInfo(i, 10 * i, 4, 3, "", None), 10 * i + 4, 10 * i + 5, "decode", 4) for i in range(3)]
         for bad in ([ranges[:2]] * 2, [ranges, []], [ranges[:1], ranges[1:2]]):
-            scheduler = FirstCome([r.request for r in ranges], 3, split=lambda _, bad=bad: bad)
-            assert [len(scheduler.next(0.0)) for _ in range(3)] == [1, 1, 1]
+            batching = Batching(FirstCome([r.request for r in ranges], split=lambda _, bad=bad: bad), 3)
+            assert [len(batching.next(0.0)) for _ in range(3)] == [1, 1, 1]
             with pytest.raises(IllegalDecision, match="every token of a decode step runs in one pass"):
-                scheduler.next(0.0)
+                batching.next(0.0)
 
 
 KNOBS = {

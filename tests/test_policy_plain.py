@@ -35,8 +35,8 @@ BUNDLED = "mixtral-8x7b-small"
 
 def layers_of(made):
     """[(layer, experts in the order the engine looks at them)] of every step."""
-    scheduler, found = made.schedule(), []
-    for index, ranges in enumerate(iter(lambda: scheduler.next(float("inf")), None)):
+    batching, found = made.batching(), []
+    for index, ranges in enumerate(iter(lambda: batching.next(float("inf")), None)):
         iteration = Iteration(index, ranges, made.trace, None)
         for layer in range(made.trace.n_layers):
             if iteration.n_tokens == 1:

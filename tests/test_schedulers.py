@@ -9,32 +9,31 @@ from pathlib import Path
 import pytest
 from tiny_traces import tiny_trace
 
-from sim.base.errors import BadInput
+from sim.base.errors import BadInput, IllegalDecision
 from sim.run import execute, prepare
 from sim.setup.spec import RunSpec
 from sim.workload import schedulers
+from sim.workload.batching import Batching
 from sim.workload.iterations import RequestInfo
 from sim.workload.scheduler import Scheduler
 
 SHORTEST = '''"""Shortest job first."""
 
-from sim.workload.iterations import Range
+from sim.workload.iterations import RequestInfo
 from sim.workload.scheduler import Scheduler
 
 
 class ShortestFirst(Scheduler):
     name = "shortest"
 
-    def compose(self, now_s: float) -> list[Range] | float | None:
-        if self.waiting and self.n_running < self.batch:
-            return self.prefill(min(self.waiting, key=lambda request: request.outputs))
-        return self.decode() if self.n_running else None
+    def pick(self, now_s: float) -> RequestInfo | None:
+        return min(self.waiting, key=lambda request: request.outputs, default=None)
 '''
 
 
-def said(scheduler: Scheduler, times_s: list[float]) -> list[object]:
+def said(batching: Batching, times_s: list[float]) -> list[object]:
     """What it composes at these times: (request, first row, phase) of every range, or what else it says."""
-    found = (scheduler.next(now_s) for now_s in times_s)
+    found = (batching.next(now_s) for now_s in times_s)
     return [[(r.request.index, r.start_row, r.phase) for r in one] if isinstance(one, list) else one for one in found]
 
 
@@ -43,7 +42,7 @@ def test_first_come_by_hand() -> None:
         RequestInfo(i, 10 * i, 3, outputs, "", arrival_s)
         for i, outputs, arrival_s in ((0, 3, 0.0), (1, 1, 0.0), (2, 2, 9.0))
     ]
-    first = schedulers.find("fcfs")(requests, 2, open_loop=True)
+    first = Batching(schedulers.find("fcfs")(requests, open_loop=True), 2)
     assert said(first, [0.0, 1.0, 2.0, 3.0, 4.0, 9.0, 10.0, 11.0]) == [
         [(0, 0, "prefill")],
         [(1, 10, "prefill")],  # one token is all it wants: it takes no slot afterwards
@@ -54,7 +53,7 @@ def test_first_come_by_hand() -> None:
         [(2, 23, "decode")],
         None,
     ]
-    closed = schedulers.find("fcfs")(requests, 2)
+    closed = Batching(schedulers.find("fcfs")(requests), 2)
     assert said(closed, [0.0] * 7) == [
         [(0, 0, "prefill")],
         [(1, 10, "prefill")],
@@ -107,4 +106,41 @@ def test_no_such_scheduler() -> None:
         prepare(RunSpec(policy="lru", hw="rtx3090", scheduler="fcfd"))
     assert schedulers.schedulers() == ("edf", "fcfs", "sjf")
     with pytest.raises(NotImplementedError):
-        Scheduler([], 1).next(math.inf)
+        Scheduler([]).pick(math.inf)
+
+
+@pytest.mark.parametrize("answer", [5, "ab", RequestInfo(7, 0, 1, 1, "", 0.0), RequestInfo(1, 3, 2, 1, "", 9.0)])
+def test_picks_that_are_none(answer: object) -> None:
+    """Nobody, a request that does not wait, and one that has not come yet."""
+    requests = [RequestInfo(0, 0, 2, 1, "", 0.0), RequestInfo(1, 3, 2, 1, "", 9.0)]
+    kind = type("Wrong", (Scheduler,), {"name": "wrong", "pick": lambda self, now_s: answer})
+    with pytest.raises(IllegalDecision, match=r"^pick of scheduler wrong, got .*: nobody who waits and is there"):
+        Batching(kind(requests, True), 1).next(0.0)
+
+
+def test_a_scheduler_that_picks_nobody() -> None:
+    """It may wait for who is still to come, but not for ever."""
+    requests = [RequestInfo(0, 0, 2, 1, "", 0.0), RequestInfo(1, 3, 2, 1, "", 9.0)]
+    batching = Batching(
+        type("Idle", (Scheduler,), {"name": "idle", "pick": lambda self, now_s: None})(requests, True), 1
+    )
+    assert batching.next(0.0) == 9.0
+    with pytest.raises(IllegalDecision, match=r"^pick of scheduler idle, got None: nobody runs, 2 wait, and nobody"):
+        batching.next(9.0)
+
+
+def test_waiting_grows_during_a_run_and_the_scheduler_is_told() -> None:
+    told: list[tuple[str, int]] = []
+    hooks = {
+        name: lambda self, request, name=name: told.append((name, request.index)) for name in ("started", "finished")
+    }
+    scheduler = type("Told", (schedulers.find("fcfs"),), {"name": "told", **hooks})([], True)
+    batching = Batching(scheduler, 1)
+    assert batching.next(0.0) is None
+    one = RequestInfo(0, 0, 2, 1, "", 1.0)
+    scheduler.add(one)
+    assert batching.next(0.5) == 1.0
+    assert said(batching, [1.0]) == [[(0, 0, "prefill")]]
+    batching.served([one], 2.0)
+    assert told == [("started", 0), ("finished", 0)]
+    assert batching.next(2.0) is None

@@ -76,10 +76,10 @@ class Bounds:
             yield from self._one_by_one()
             return
         trace, feed, index = self.setup.trace, Feed(self.setup.trace), 0
-        scheduler = self.setup.schedule(open_loop=False)
+        batching = self.setup.batching(open_loop=False)
         passes: deque[Pass] = deque()
         begun: dict[int, int] = {}
-        while isinstance(ranges := scheduler.next(math.inf), list):
+        while isinstance(ranges := batching.next(math.inf), list):
             passes.append(self._pass(Iteration(index, ranges, trace, feed.row(ranges))))
             for r in ranges:
                 if r.phase == PREFILL:

@@ -306,8 +306,8 @@ def observe(setup: Setup, hw: Hardware, pace: float = 1.0, hides_later: bool = F
 
 def iterations(setup: Setup) -> list[Iteration]:
     """The iterations a closed loop composes, made anew from the trace."""
-    scheduler = setup.schedule(open_loop=False)
-    composed = iter(lambda: scheduler.next(float("inf")), None)
+    batching = setup.batching(open_loop=False)
+    composed = iter(lambda: batching.next(float("inf")), None)
     return [Iteration(i, ranges, setup.trace, None) for i, ranges in enumerate(composed) if isinstance(ranges, list)]
 
 

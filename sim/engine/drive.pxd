@@ -1,8 +1,8 @@
 cimport cython
 from sim.engine.engine cimport Engine
 from sim.machine.protocol cimport Machine
+from sim.workload.batching cimport Batching
 from sim.workload.iterations cimport Feed, Iteration, Range
-from sim.workload.scheduler cimport Scheduler
 
 cdef int _H2D
 
@@ -49,7 +49,7 @@ cdef class Clockwork:
 cdef class Loop:
     cdef readonly Engine engine
     cdef readonly Machine machine
-    cdef readonly Scheduler scheduler
+    cdef readonly Batching batching
     cdef readonly object trace
     cdef readonly Clockwork clockwork
     cdef readonly double end_s
@@ -68,5 +68,5 @@ cdef class Loop:
     cpdef finish(self)
 
 @cython.locals(loop=Loop, composed=object)
-cpdef drive(Engine engine, Machine machine, Scheduler scheduler, object trace, Clockwork clockwork, bint open_loop=*,
+cpdef drive(Engine engine, Machine machine, Batching batching, object trace, Clockwork clockwork, bint open_loop=*,
             object compose=*, object on_step=*)

@@ -10,8 +10,8 @@ from sim.base.lanes import H2D
 from sim.engine.engine import Engine
 from sim.machine.lanes import CAUSES
 from sim.machine.protocol import Machine
+from sim.workload.batching import Batching
 from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range, RequestInfo
-from sim.workload.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from traces.format.reader import Trace
@@ -173,7 +173,7 @@ class Loop:
         self,
         engine: Engine,
         machine: Machine,
-        scheduler: Scheduler,
+        batching: Batching,
         trace: Trace,
         clockwork: Clockwork,
         open_loop: bool = False,
@@ -182,7 +182,7 @@ class Loop:
     ) -> None:
         self.engine = engine
         self.machine = machine
-        self.scheduler = scheduler
+        self.batching = batching
         self.trace = trace
         self.clockwork = clockwork
         self.end_s = 0.0  # of the last iteration
@@ -196,7 +196,7 @@ class Loop:
 
     def next(self) -> list[Range] | float | None:
         """What runs next, the time to wait for because nobody is there before, or None: nobody is."""
-        composed: list[Range] | float | None = self.scheduler.next(self.machine.now())
+        composed: list[Range] | float | None = self.batching.next(self.machine.now())
         return composed
 
     def run(self, ranges: list[Range]) -> list[RequestInfo] | None:
@@ -211,7 +211,7 @@ class Loop:
         self.end_s = end_s
         complete = clockwork.end(iteration, start_s, end_s, machine.parts_s())
         if complete is not None:
-            self.scheduler.served(len(complete), end_s)
+            self.batching.served(complete, end_s)
             if engine.on_request_end:
                 for request in complete:
                     engine.end_request(request)
@@ -242,15 +242,15 @@ class Loop:
 def drive(
     engine: Engine,
     machine: Machine,
-    scheduler: Scheduler,
+    batching: Batching,
     trace: Trace,
     clockwork: Clockwork,
     open_loop: bool = False,
     compose: Callable[..., Iteration] = Iteration,
     on_step: Callable[[Step], None] | None = None,
 ) -> None:
-    """Run every iteration the scheduler composes, and tell `on_step` after each; what that raises ends the loop."""
-    loop = Loop(engine, machine, scheduler, trace, clockwork, open_loop, compose, on_step)
+    """Run every iteration that batching composes, and tell `on_step` after each; what that raises ends the loop."""
+    loop = Loop(engine, machine, batching, trace, clockwork, open_loop, compose, on_step)
     while True:
         composed = loop.next()
         if composed is None:

@@ -212,7 +212,7 @@ def _run_real(
     machine.lanes.restart_clock()
     machine.ledger.start(machine.now_s)
     try:
-        drive(engine, machine, setup.schedule(), setup.trace, clockwork, setup.open_loop, on_step=told, **loop)
+        drive(engine, machine, setup.batching(), setup.trace, clockwork, setup.open_loop, on_step=told, **loop)
     except KeyboardInterrupt:
         if not n_steps:
             raise

@@ -18,6 +18,7 @@ from sim.base.files import bundled
 from sim.base.json import to_json
 from sim.base.own_file import whole as whole_plug_in
 from sim.base.units import show_count
+from sim.policy.api import overrides
 from sim.policy.blame import blamed, check_traits
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
@@ -32,6 +33,7 @@ from sim.setup.memory import BudgetRule, Demand, MemoryPlan, check_host, plan
 from sim.setup.pairing import check_shape, default_model, drawn_anew, model_of_shape, trace_for
 from sim.setup.spec import HIT_DEFINITIONS
 from sim.workload import schedulers
+from sim.workload.batching import Batching
 from sim.workload.iterations import RequestInfo
 from sim.workload.learn_split import no_store, requests_of
 from sim.workload.load import NONE, PROCESSES, load_of
@@ -85,7 +87,7 @@ class Setup:
 
     @property
     def scheduler(self) -> type[Scheduler]:
-        """Who says which requests run next."""
+        """Who says whose prompt runs next."""
         return schedulers.find(self.spec.scheduler or schedulers.DEFAULT)
 
     @property
@@ -93,16 +95,16 @@ class Setup:
         """Whether iterations are composed alike however long they take."""
         return not self.open_loop or (self.spec.batch == 1 and self.scheduler.in_order and not self.clients)
 
-    def schedule(self, open_loop: bool | None = None, splits: bool = True) -> Scheduler:
-        """The scheduler, with every request still waiting.
+    def batching(self, open_loop: bool | None = None, splits: bool = True) -> Batching:
+        """What composes iterations, with every request still waiting for its scheduler.
 
         Args:
             open_loop: honour arrivals; None: where the trace has any. splits: the policy may split decode steps.
         """
         honoured = self.open_loop if open_loop is None else open_loop
-        split = self.policy.split_step if splits else None
+        split = self.policy.split_step if splits and overrides(self.policy, "split_step") else None
         profiled = Profiled.of(self.store, self.slos)
-        return self.scheduler(self.requests, self.spec.batch, honoured, split, self.clients, profiled)
+        return Batching(self.scheduler(self.requests, honoured, split, self.clients, profiled), self.spec.batch)
 
     @property
     def arrivals_file(self) -> Path | None:

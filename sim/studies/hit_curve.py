@@ -210,8 +210,8 @@ def _by_room(by_cache: list[list[int]], n_all: int) -> list[int]:
 
 
 def _iterations(setup: Setup) -> Iterable[Iteration]:
-    scheduler, feed, index = setup.schedule(open_loop=False), Feed(setup.trace), 0
-    while isinstance(ranges := scheduler.next(math.inf), list):
+    batching, feed, index = setup.batching(open_loop=False), Feed(setup.trace), 0
+    while isinstance(ranges := batching.next(math.inf), list):
         yield Iteration(index, ranges, setup.trace, feed.row(ranges))
         index += 1
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sim.workload.iterations import Feed, Iteration
 
 if TYPE_CHECKING:
-    from sim.workload.scheduler import Scheduler
+    from sim.workload.batching import Batching
     from traces.format.reader import Trace
 
 
@@ -18,16 +18,16 @@ class Future:
     A step is `iteration * n_layers + layer`.
 
     Args:
-        scheduler: composes them; used up here.
+        batching: composes them; used up here.
     """
 
-    def __init__(self, trace: Trace, scheduler: Scheduler) -> None:
+    def __init__(self, trace: Trace, batching: Batching) -> None:
         self.n_layers = trace.n_layers
         self._uses: list[list[list[int]]] = [[[] for _ in range(trace.n_experts)] for _ in range(trace.n_layers)]
         self._at = [[0] * trace.n_experts for _ in range(trace.n_layers)]
         self._now = (-1, -1)
         feed, index = Feed(trace), 0
-        while isinstance(ranges := scheduler.next(math.inf), list):
+        while isinstance(ranges := batching.next(math.inf), list):
             iteration = Iteration(index, ranges, trace, feed.row(ranges))
             for layer in range(trace.n_layers):
                 uses = self._uses[layer]

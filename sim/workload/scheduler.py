@@ -1,4 +1,7 @@
-"""What every scheduler stands on: who waits, who runs, and the ranges of the next iteration made from them."""
+"""What every scheduler stands on: who waits, who of them is there, and what a plug-in may answer.
+
+A scheduler says who goes next. What runs together in an iteration is composed of that elsewhere (`batching.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
-from sim.base.errors import IllegalDecision
-from sim.workload.iterations import DECODE, PREFILL, Range, RequestInfo
+from sim.workload.iterations import Range, RequestInfo
 from sim.workload.profiled import Profiled
 
 Split = Callable[[list[Range]], list[list[Range]]]
 
 
-class Running:
-    """A request whose prompt is done: the row of its next decode token, and where its rows end."""
-
-    __slots__ = ("request", "row", "stop_row")
-
-    def __init__(self, request: RequestInfo) -> None:
-        self.request = request
-        self.row = request.first_row + request.prompt_len
-        self.stop_row = self.row + request.outputs - 1
-
-
 class Scheduler:
-    """Decides which requests run in the next iteration; a scheduler is a subclass that answers `compose`.
-
-    Prompts and decode tokens never share an iteration, and a prompt is one iteration: its phase is one, too.
+    """Decides whose prompt runs next; a scheduler is a subclass that answers `pick`.
 
     Args:
-        requests: in order of arrival. batch: how many may run at a time. open_loop: honour arrival times instead of
-            starting at once. split: shares a decode step out over passes that run one after the other
-            (`Policy.split_step`). clients: of a closed loop: so many ask at once, and each asks again when it has been
-            answered; 0: requests come by themselves. profiled: what is known of requests before they run.
+        requests: in order of arrival; `add` brings further ones. open_loop: honour arrival times instead of starting
+            at once. split: shares a decode step out over passes where the scheduler does not (`Policy.split_step`).
+            clients: of a closed loop: so many ask at once, and each asks again when it has been answered; 0: requests
+            come by themselves. profiled: what is known of requests before they run.
     """
 
     name: ClassVar[str] = ""
@@ -46,7 +35,6 @@ class Scheduler:
     def __init__(
         self,
         requests: Sequence[RequestInfo],
-        batch: int,
         open_loop: bool = False,
         split: Split | None = None,
         clients: int = 0,
@@ -56,19 +44,32 @@ class Scheduler:
         self.waiting = deque(first)  # in order of arrival
         self.profiled = profiled or Profiled()
         self._to_come = deque(requests[len(first) :])  # of clients that wait for an answer
-        self.n_running = 0
-        self.batch = batch
         self._open_loop = open_loop
         self._split = split
-        self._running: list[Running] = []
-        self._later: deque[list[Range]] = deque()  # passes of the step that runs
-        self._n_later = 0
 
-    def compose(self, now_s: float) -> list[Range] | float | None:
-        """The ranges of the next iteration, the time of the next arrival to wait for, or None at the end."""
+    # -- what a plug-in answers ------------------------------------------------------------------------------------
+
+    def pick(self, now_s: float) -> RequestInfo | None:
+        """Who of `self.arrived_by(now_s)` takes the free slot; None: nobody yet.
+
+        Asked again for every free slot. Whoever is picked is taken out of `waiting` by the caller.
+        """
         raise NotImplementedError
 
-    # -- what a subclass composes with -----------------------------------------------------------------------------
+    def passes(self, ranges: list[Range]) -> list[list[Range]]:
+        """How the tokens of a decode step of several requests are shared out over passes, one after the other.
+
+        Asked again for the bounds beside a result, so the answer must rest on `ranges` and what was learnt alone.
+        """
+        return [ranges] if self._split is None else self._split(ranges)
+
+    def started(self, request: RequestInfo) -> None:
+        """Its prompt runs from the next iteration on."""
+
+    def finished(self, request: RequestInfo) -> None:
+        """Its last token is out."""
+
+    # -- what a plug-in answers with -------------------------------------------------------------------------------
 
     def arrived(self, request: RequestInfo, now_s: float) -> bool:
         """Whether a request that waits is there."""
@@ -81,67 +82,34 @@ class Scheduler:
                 return
             yield request
 
-    def next_arrival_s(self) -> float | None:
-        """When the first of those that wait comes, or has come; None when nobody will."""
-        return self.waiting[0].arrival_s if self.waiting else None
+    # -- what batching and the loop ask ----------------------------------------------------------------------------
 
-    def prefill(self, request: RequestInfo) -> list[Range]:
-        """Start a request that waits: its prompt, all of it."""
-        if self.waiting[0] is request:
+    @property
+    def shares_out(self) -> bool:
+        """Whether decode steps may take several passes."""
+        return self._split is not None or type(self).passes is not Scheduler.passes
+
+    def add(self, request: RequestInfo) -> None:
+        """A further request, no earlier than those that wait."""
+        self.waiting.append(request)
+
+    def take(self, request: RequestInfo) -> None:
+        """It waits no longer. Raises ValueError where it does not wait."""
+        if self.waiting and self.waiting[0] is request:
             self.waiting.popleft()
         else:
             self.waiting.remove(request)
-        if request.outputs > 1:
-            self._running.append(Running(request))
-            self.n_running += 1
-        return [Range(request, request.first_row, request.first_row + request.prompt_len, PREFILL, 0)]
 
-    def decode(self) -> list[Range]:
-        """The next token of every request that runs; those whose last it is make room."""
-        ranges = []
-        over = False
-        for running in self._running:
-            row = running.row
-            ranges.append(Range(running.request, row, row + 1, DECODE, row - running.request.first_row))
-            running.row = row + 1
-            if row + 1 == running.stop_row:
-                over = True
-        if over:
-            self._running = [running for running in self._running if running.row < running.stop_row]
-            self.n_running = len(self._running)
-        return ranges
+    def next_arrival_s(self, now_s: float) -> float | None:
+        """When the next of those that wait comes; None when all are there, or nobody waits."""
+        for request in self.waiting:
+            if not self.arrived(request, now_s):
+                return request.arrival_s
+        return None
 
-    # -- what the loop asks ----------------------------------------------------------------------------------------
-
-    def served(self, n: int, now_s: float) -> None:
-        """So many requests are complete: in a closed loop each of those who asked asks again."""
-        for _ in range(min(n, len(self._to_come))):
-            self.waiting.append(self._to_come.popleft()._replace(arrival_s=now_s))
-
-    def next(self, now_s: float) -> list[Range] | float | None:
-        """What `compose` says, a decode step pass by pass where the policy splits it."""
-        if self._n_later:
-            self._n_later -= 1
-            return self._later.popleft()
-        composed = self.compose(now_s)
-        if self._split is None or not isinstance(composed, list) or len(composed) < 2:
-            return composed
-        return self._passes(composed)
-
-    def _passes(self, ranges: list[Range]) -> list[Range]:
-        assert self._split is not None
-        passes = self._split(ranges)
-        if not shares_out(passes, ranges):
-            raise IllegalDecision(f"split_step, got {passes!r}: every token of a decode step runs in one pass")
-        self._later.extend([list(one) for one in passes])
-        self._n_later = len(self._later) - 1
-        return self._later.popleft()
-
-
-def shares_out(passes: list[list[Range]], ranges: list[Range]) -> bool:
-    """Whether passes hold every range of a step once."""
-    try:
-        found = [r for one in passes for r in one]
-        return all(passes) and len(found) == len(ranges) and set(found) == set(ranges)
-    except (TypeError, ValueError):
-        return False
+    def served(self, complete: Sequence[RequestInfo], now_s: float) -> None:
+        """These requests are complete: in a closed loop each of those who asked asks again."""
+        for request in complete:
+            self.finished(request)
+            if self._to_come:
+                self.add(self._to_come.popleft()._replace(arrival_s=now_s))

@@ -162,8 +162,8 @@ def _carried_out(named: Named, setup: Setup, scratch: Path, progress: Progress |
                     progress(clockwork.n_put_out, total)
 
             began_s = time.perf_counter()
-            schedule = setup.schedule()
-            drive(engine, machine, schedule, setup.trace, clockwork, setup.open_loop, on_step=step)
+            batching = setup.batching()
+            drive(engine, machine, batching, setup.trace, clockwork, setup.open_loop, on_step=step)
             result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s)
             return Outcome(result, engine, machine, clockwork, setup)
 

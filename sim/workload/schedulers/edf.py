@@ -6,7 +6,7 @@ Liu and Layland, "Scheduling Algorithms for Multiprogramming in a Hard-Real-Time
 
 from __future__ import annotations
 
-from sim.workload.iterations import Range
+from sim.workload.iterations import RequestInfo
 from sim.workload.scheduler import Scheduler
 
 
@@ -17,9 +17,5 @@ class EarliestDeadline(Scheduler):
     name = "edf"
     needs = ("deadlines",)
 
-    def compose(self, now_s: float) -> list[Range] | float | None:
-        if self.n_running < self.batch:
-            chosen = min(self.arrived_by(now_s), key=self.profiled.deadline_s, default=None)
-            if chosen is not None:
-                return self.prefill(chosen)
-        return self.decode() if self.n_running else self.next_arrival_s()
+    def pick(self, now_s: float) -> RequestInfo | None:
+        return min(self.arrived_by(now_s), key=self.profiled.deadline_s, default=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.workload.iterations import Range
+from sim.workload.iterations import RequestInfo
 from sim.workload.scheduler import Scheduler
 
 
@@ -13,9 +13,5 @@ class ShortestFirst(Scheduler):
     name = "sjf"
     needs = ("outputs",)
 
-    def compose(self, now_s: float) -> list[Range] | float | None:
-        if self.n_running < self.batch:
-            chosen = min(self.arrived_by(now_s), key=self.profiled.outputs_of, default=None)
-            if chosen is not None:
-                return self.prefill(chosen)
-        return self.decode() if self.n_running else self.next_arrival_s()
+    def pick(self, now_s: float) -> RequestInfo | None:
+        return min(self.arrived_by(now_s), key=self.profiled.outputs_of, default=None)

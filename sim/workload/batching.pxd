@@ -1,0 +1,22 @@
+cimport cython
+from sim.workload.iterations cimport Range
+from sim.workload.scheduler cimport Scheduler
+
+@cython.final
+cdef class Running:
+    cdef readonly object request
+    cdef public int row
+    cdef readonly int stop_row
+
+@cython.final
+cdef class Batching:
+    cdef readonly Scheduler scheduler
+    cdef readonly int n_running, batch
+    cdef object _later
+    cdef list _running
+    cdef int _n_later
+    cdef bint _shares_out
+    cpdef next(self, double now_s)
+    @cython.locals(running=Running, row=int, over=bint)
+    cdef list _decode(self)
+    cdef list _first_pass(self, list ranges)
