@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from calibrate.geometry import AttentionShape, ExpertShape, MeasuredGeometry
 from calibrate.runner import PROBES, Health, Progress, run
 from calibrate.store import Store
 from sim.base.errors import BadInput
-from sim.base.files import read_text, replacing, to_struct
+from sim.base.files import read_object, to_struct, write_json
 from sim.profiles.models import Model, load_model
 from sim.real.devices import environment
 from sim.real.devices.open import open_device, usable_device
@@ -149,7 +148,7 @@ def calibrate(
 
         def saved() -> None:
             state["warnings"] = environment.warnings(card, health.readings)
-            _write_json(request.environment_path, {**state, "readings": health.readings})
+            write_json(request.environment_path, {**state, "readings": health.readings})
 
         bf16 = environment.bf16_on_cpu() if facts.kind == "cuda" else "not tried"
         bench = make_bench(device, geometries, now, bf16)
@@ -304,14 +303,6 @@ class _Environment(msgspec.Struct):
 
 
 def _read_environment(path: Path) -> dict[str, Any]:
-    try:
-        old = json.loads(read_text(path, MAX_ENVIRONMENT_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: not an environment file of calibrate ({error}); run without --resume") from None
+    old = read_object(path, MAX_ENVIRONMENT_BYTES, "it is no environment file of calibrate: run without --resume")
     to_struct(old, _Environment, str(path))
-    return dict(old)
-
-
-def _write_json(path: Path, data: Any) -> None:
-    with replacing(path) as part:
-        part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    return old

@@ -150,6 +150,18 @@ def read_text(path: Path, max_bytes: int) -> str:
         raise BadInput(f"{str(path)!r}: not a path; check the name") from None
 
 
+def read_object(path: Path, max_bytes: int, way_out: str) -> dict[str, Any]:
+    """Read one JSON object of a file whose size is checked first. Raises BadInput, ending with the way out."""
+    text = read_text(path, max_bytes)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: not JSON ({str(error)[:80]}); {way_out}") from None
+    if not isinstance(found, dict):
+        raise BadInput(f"{path}, got {type(found).__name__}: not one JSON object; {way_out}")
+    return found
+
+
 def to_struct(data: Any, kind: type[T], where: str) -> T:
     """Convert plain data to a msgspec Struct, strictly. Raises BadInput naming the field by its path."""
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim.base.errors import BadInput
-from sim.base.files import read_text
+from sim.base.files import read_object
 from sim.results.record import Result
 from sim.results.run_folder import CONFIG, RESULT
 
@@ -125,13 +125,7 @@ def read(path: Path) -> Input:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(read_text(path, MAX_JSON_BYTES))
-    except (ValueError, RecursionError):
-        raise BadInput(f"{path}: not JSON; give {ANSWERS}") from None
-    if not isinstance(data, dict):
-        raise BadInput(f"{path}: not one JSON object; give {ANSWERS}")
-    return data
+    return read_object(path, MAX_JSON_BYTES, f"give {ANSWERS}")
 
 
 def _result(data: dict[str, Any], path: Path, folder: Path | None, label: str = "") -> Run:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from sim.base.errors import BadInput
-from sim.base.files import read_text, to_struct
+from sim.base.files import read_object, to_struct
 from sim.results.keep import Keep
 from sim.results.run_folder import CONFIG, MAX_RESULT_BYTES, RESULT
 from sim.results.sinks import drawn, events_of, new_timeline
@@ -61,22 +59,11 @@ def _spec_of(run: Path) -> tuple[RunSpec, str | None]:
         way = "name a folder that --out has written" if folder else "name a folder of --out, or a config.yaml"
         raise BadInput(f"RUN, got {str(run)!r}: no configuration there; {way}")
     fields, _ = read_spec(config)
-    told = _result(run / RESULT) if folder else {}
+    kept = run / RESULT
+    told = read_object(kept, MAX_RESULT_BYTES, "simulate it again") if folder and kept.is_file() else {}
     if told.get("engine") == "real":
         raise BadInput(
             f"RUN, got {str(run)!r}: a real run, whose clock cannot be replayed; draw it while it runs, with simulate "
             "--real --timeline FILE"
         )
     return to_struct(fields, RunSpec, str(config)), told.get("run_id")
-
-
-def _result(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        told = json.loads(read_text(path, MAX_RESULT_BYTES))
-    except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
-        raise BadInput(f"{path}: not the result of a run; simulate it again")
-    return told

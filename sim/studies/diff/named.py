@@ -13,7 +13,7 @@ from sim.policy.policy_file import split
 from sim.profiles.overrides import GROUPS, parse_set
 from sim.results.run_folder import CONFIG, RESULT
 from sim.setup.spec import CAPS, RunSpec, read_spec
-from sim.studies.diff.told import read_object
+from sim.studies.diff.told import facts_of
 from sim.studies.sweep.values import option_of
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _of_folder(text: str, folder: Path) -> Named:
         if (folder / SWEEP).is_file():
             raise BadInput(f"{folder}: it holds a sweep; name one of its points, {folder / 'points'}/RUN_ID.json")
         raise BadInput(f"{folder}: it holds no {RESULT}, so it is no run's folder; {CALLED}")
-    facts = read_object(folder / RESULT)
+    facts = facts_of(folder / RESULT)
     spec: RunSpec | None = None
     meant: dict[str, Any] = {}
     if (folder / CONFIG).is_file():
@@ -126,7 +126,7 @@ def _of_folder(text: str, folder: Path) -> Named:
 
 
 def _of_result(text: str, path: Path) -> Named:
-    facts = read_object(path)
+    facts = facts_of(path)
     if "result" not in facts and "id" in facts:
         raise BadInput(f"{path}: this point of a sweep did not run: {facts.get('reason') or facts.get('status')}")
     if "result" not in facts:

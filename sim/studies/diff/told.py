@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from sim.base.errors import BadInput
-from sim.base.files import read_text, to_struct
+from sim.base.files import read_object, to_struct
 from sim.results.run_folder import MAX_RESULT_BYTES
 from sim.results.schema import BoundBy, Copies, HitRates, Phases, PolicyFile, Prefetches, Provenance, Share, Statistic
 
 MOST = 2.0**63
+ANEW = "write it anew with simulate --out"
 Value = bool | int | float | str | None
 
 
@@ -80,16 +80,13 @@ def told_of(facts: dict[str, Any], where: str) -> Told:
     return to_struct(facts, Told, where)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object of a file whose size is checked first. Raises BadInput."""
-    text = read_text(path, MAX_RESULT_BYTES)
+def facts_of(path: Path) -> dict[str, Any]:
+    """What a recorded result says. Raises BadInput."""
+    found = read_object(path, MAX_RESULT_BYTES, ANEW)
     try:
-        found = json.loads(text)
         _check(found, "", path)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: not JSON ({str(error)[:80]}); write it anew with simulate --out") from None
-    if not isinstance(found, dict):
-        raise BadInput(f"{path}, got {type(found).__name__}: a result is an object; write one with simulate --out")
+    except RecursionError:
+        raise BadInput(f"{path}: nested deeper than any result; {ANEW}") from None
     return found
 
 
@@ -102,6 +99,4 @@ def _check(value: Any, key: str, path: Path) -> None:
         for at, child in enumerate(value):
             _check(child, f"{key}[{at}]", path)
     elif isinstance(value, int | float) and not -MOST < value < MOST:
-        raise BadInput(
-            f"{path}: {key}, got {str(value)[:20]}: no figure is so large; write it anew with simulate --out"
-        )
+        raise BadInput(f"{path}: {key}, got {str(value)[:20]}: no figure is so large; {ANEW}")
