@@ -121,11 +121,10 @@ def test_arrivals_a_request_waits_for_others_and_all_of_it_is_told(tmp_path: Pat
     for time in (found.tpot, found.ttft):
         assert close(math.fsum(part.a_s for part in time.parts), time.a_s or 0.0)
         assert close(math.fsum(part.b_s for part in time.parts), time.b_s or 0.0)
-    waited = {time.time: time.parts[-1] for time in (found.tpot, found.ttft)}
-    assert waited["ttft_s"].part == "others"
-    assert waited["ttft_s"].a_s > 0.0  # the second arrives while the first runs
-    assert waited["tpot_s"].a_s == 0.0  # one at a time
-    assert waited["tpot_s"].b_s > 0.0  # the second's prompt between tokens of the first
+    waited = {(time.time, part.part): part for time in (found.tpot, found.ttft) for part in time.parts}
+    assert waited["ttft_s", "queue"].a_s > 0.0  # the second arrives while the first runs
+    assert waited["tpot_s", "others"].a_s == 0.0  # one at a time
+    assert waited["tpot_s", "others"].b_s > 0.0  # the second's prompt between tokens of the first
 
 
 def test_a_faster_link_changes_no_decision_and_copies_alone(diff: Any, run: Any) -> None:

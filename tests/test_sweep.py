@@ -285,7 +285,9 @@ class TestSummary:
         from sim.studies.sweep.work import Resolved
 
         mean = Statistic(sum(tpot) / len(tpot), None, None, None, len(tpot))
-        said: Any = SimpleNamespace(tpot_s=mean, labels=list(labels), peak_vram_bytes=vram, n_requests=len(tpot))
+        said: Any = SimpleNamespace(
+            tpot_s=mean, labels=list(labels), peak_vram_bytes=vram, n_requests=len(tpot), load=None, slo=None
+        )
         said.time_s = lambda _: mean
         spec = RunSpec(policy=label, hw=hw)
         sample = Sample(dict(enumerate(tpot)))

@@ -45,11 +45,15 @@ def command(
 
     A policy that `all` stands for and that cannot run here is listed at the end; one that is named has to run.
     """
-    from sim.studies.compare import expanded, run_all
+    from sim.studies.compare import by_scheduler, expanded, run_all
     from sim.studies.ranking import ranks_of, row_facts, speed
     from traces.stats.realism import judge
 
-    candidates = [specified(given, settings, item, named) for item, named in expanded(policies, "--policy")]
+    candidates = [
+        specified({**given, "scheduler": scheduler}, settings, item, named, said)
+        for scheduler, said in by_scheduler(given["scheduler"])
+        for item, named in expanded(policies, "--policy")
+    ]
     realism: list[str] = []
 
     def first(setup: Setup) -> None:
@@ -91,8 +95,8 @@ def _note(text: str) -> None:
     click.echo(text, err=True)
 
 
-def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named: bool) -> Candidate:
-    """`fine_moe variant=code` as a run. Raises BadInput."""
+def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named: bool, said: str = "") -> Candidate:
+    """`fine_moe variant=code` as a run; `said` tells it from others of that policy. Raises BadInput."""
     from sim.policy.policy_file import split
     from sim.studies.compare import Candidate
 
@@ -104,4 +108,4 @@ def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named
     if bare:
         raise BadInput(f"--set, got {bare[0]!r}: which policy's? write it behind the name, --policy 'NAME {bare[0]}'")
     spec, _ = specify({**given, "policy": name}, (*settings, *own), None)
-    return Candidate(item, spec, named)
+    return Candidate(item + said, spec, named)

@@ -51,6 +51,10 @@ def command(
     from sim.studies.diff.face import compared
 
     fields = {name: value for name, value in given.items() if value is not None}
+    if "slo" in fields:
+        from sim.workload.slo import parse_slo
+
+        fields["slo"] = parse_slo(fields["slo"])
     with tempfile.TemporaryDirectory(prefix="moesim-") as scratch, Bar("comparing runs") as bar:
         found = compared(a, b, fields, settings, Path(scratch), not no_replay, one_at_a_time, bar.update, tell_drawing)
     if as_json:

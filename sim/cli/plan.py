@@ -73,6 +73,7 @@ def command(
     measured: str | None,
     workers: int | None,
     as_json: bool,
+    slo: str | None,
     **axes: tuple[str, ...],
 ) -> int:
     """Plan capacity: goals in, the cheapest machine and policy that reach them out.
@@ -91,7 +92,7 @@ def command(
         )
     if measured is not None and (goals or least):
         raise BadInput("--measured, got it with --goal or --least-memory: another question; ask one at a time")
-    asked = Asked(goals_of(goals), given(policies, axes, settings), prices, every, not quick, workers)
+    asked = Asked(goals_of(goals), given(policies, axes, settings, slo), prices, every, not quick, workers)
     found: Answered
     with Bar("planning") as bar:
         if measured is not None:

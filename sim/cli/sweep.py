@@ -50,9 +50,16 @@ AXES = (
 )
 
 
+SLO = click.option(
+    "--slo",
+    metavar="LIMITS|FILE",
+    help="What requests of every run are promised, 'ttft_s <= 2s, tpot_s <= 200ms'; or a YAML with limits by task.",
+)
+
+
 def axes(command: Any) -> Any:
-    """Give a command the options of `AXES`, in their order."""
-    for option in reversed(AXES):
+    """Give a command the options of `AXES`, in their order, and `--slo`, which has one value."""
+    for option in reversed((*AXES, SLO)):
         command = option(command)
     return command
 
@@ -123,6 +130,7 @@ def command(
     hits_only: bool,
     dry_run: bool,
     as_json: bool,
+    slo: str | None,
     **axes: tuple[str, ...],
 ) -> None:
     """Replay a grid of runs: every combination of the values that the options list, or that a YAML file does.
@@ -136,7 +144,7 @@ def command(
     if resume and out is None:
         raise BadInput("--resume, got it without --out: the folder says what is done; add --out DIR")
     asked = Asked(
-        given(policies, axes, settings),
+        given(policies, axes, settings, slo),
         grid,
         out=out,
         resume=resume,

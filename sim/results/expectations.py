@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from sim.base.errors import BadInput, did_you_mean
-from sim.results.figure import figures, parse_figure
+from sim.results.figure import ALIASES, figures, parse_figure
 
 _FORM = re.compile(r"\s*(?P<key>[A-Za-z0-9_.]+)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<bound>[^\s<>=][^<>=]*)")
 _HOLDS: dict[str, Callable[[float, float], bool]] = {
@@ -39,7 +39,7 @@ def _parsed(text: str, what: str) -> Expectation:
     match = _FORM.fullmatch(text)
     if match is None:
         raise BadInput(f"{what}, got {text!r}: not KEY >= NUMBER; {_WAY_OUT}")
-    key, sign, bound = match["key"], match["sign"], match["bound"].strip()
+    key, sign, bound = ALIASES.get(match["key"], match["key"]), match["sign"], match["bound"].strip()
     return Expectation(key, sign, parse_figure(key, bound, what), bound)
 
 

@@ -12,13 +12,20 @@ from sim.base.units import parse_bytes, parse_seconds, show_bytes, show_seconds
 
 _FRACS = re.compile(r"(?:^|_)(?:rates?|frac|ratio|kept)$")
 _SHARES = {"provenance", "lane_utilisation", "bound_by"}
-_MORE_IS_BETTER = re.compile(r"hit_rate|\w*_hit_rates\.hit|cache_ratio|throughput_tokens_per_s|gate_mass_kept")
+_MORE_IS_BETTER = re.compile(
+    r"hit_rate|\w*_hit_rates\.hit|cache_ratio|throughput_tokens_per_s|gate_mass_kept"
+    r"|slo\.(?:met|attained_frac|goodput_\w+_per_s|tasks\..+\.(?:met|attained_frac))|load\.capacity_per_s"
+)
 _LESS_IS_BETTER = re.compile(
-    r"(?:ttft_s|tpot_s|e2e_s)\.(?:mean|p50|p95|p99)|phases\.\w+\.time_s|simulated_s|bound\.above_frac"
+    r"(?:ttft_s|tpot_s|e2e_s|queue_s|service_s)\.(?:mean|p50|p90|p95|p99)|slo\.violations\.\w+|phases\.\w+\.time_s|simulated_s|bound\.above_frac"
     r"|miss_rate|\w*_hit_rates\.(?:miss|dropped|substituted)|dropped_rate|substituted_rate"
     r"|activations_(?:changed|lowered)_frac|h2d_bytes|d2h_bytes|peak_(?:vram|host)_bytes"
     r"|demand_copies\.(?:n|bytes)|prefetch\.(?:wasted|harmful)\.(?:n|bytes)"
 )
+
+
+ALIASES = {"slo_attainment": "slo.attained_frac", "goodput": "slo.goodput_requests_per_s"}
+"""What figures are called in papers -> their names in a result."""
 
 
 def unit_of(key: str) -> str:

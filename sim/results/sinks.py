@@ -19,6 +19,7 @@ from sim.results.metrics import request_row
 from sim.results.run_folder import CONFIG, FILES, RESULT, check_apart, new_folder
 from sim.results.tables import TABLES, TableWriter, run_row
 from sim.results.timeline.document import Document
+from sim.results.timeline.requests import Present
 from sim.results.timeline.run import Timeline
 from sim.results.timeline.window import Window
 from sim.setup.naming import title_of
@@ -104,10 +105,10 @@ def recorded(
             if timeline is not None:
                 document = stack.enter_context(new_timeline(timeline, keep.force))
                 title = title_of(setup) if beside is None else f"measured: {title_of(setup)}"
-                events = events_of(document, title, keep)
+                events = events_of(document, title, keep, setup)
             outcome = _execute(setup, progress, [sink for sink in (keeper, events) if sink is not None], run)
             if beside is not None:
-                below = None if document is None else events_of(document, f"predicted: {title_of(setup)}", keep)
+                below = None if document is None else events_of(document, f"predicted: {title_of(setup)}", keep, setup)
                 beside(outcome, {} if below is None else drawn(below))
                 if below is not None:
                     below.close()
@@ -140,9 +141,10 @@ def drawn(events: Timeline) -> dict[str, Any]:
     return {"spans": events.span, "log": events.log, "on_step": events.step, "begun": events.begun}
 
 
-def events_of(document: Document, title: str, keep: Keep) -> Timeline:
+def events_of(document: Document, title: str, keep: Keep, setup: Setup) -> Timeline:
     """The sink that draws one more run."""
-    return Timeline(document.process(title), Window(keep.timeline_from, keep.timeline_iterations))
+    present = Present(setup.requests, setup.clients) if setup.open_loop else None
+    return Timeline(document.process(title), Window(keep.timeline_from, keep.timeline_iterations), present)
 
 
 def _execute(setup: Setup, progress: Progress | None, sinks: list[Keeper | Timeline], run: Callable[..., Any]) -> Any:

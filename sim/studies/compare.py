@@ -147,7 +147,18 @@ def _terms(setup: Setup) -> tuple[Any, ...]:
     meant = setup.resolved()
     split = setup.run_id if setup.spec.batch > 1 and overrides(setup.policy, "split_step") else ""
     digests = (meant[f"{what}_sha256"] for what in ("hw", "model", "stack", "trace"))
-    return setup.memory.expert_bytes, "cpu" in setup.policy.traits, split, *digests
+    return setup.memory.expert_bytes, "cpu" in setup.policy.traits, split, setup.scheduler.name, *digests
+
+
+def by_scheduler(named: str | None) -> list[tuple[str | None, str]]:
+    """`--scheduler fcfs,sjf` as (scheduler, what a label says of it): each policy runs under each of them. Raises
+    BadInput."""
+    names = [] if named is None else [name.strip() for name in named.split(",")]
+    if not all(names):
+        raise BadInput(f"--scheduler, got {named!r}: an empty name in the list; write e.g. --scheduler fcfs,sjf")
+    if len(names) < 2:
+        return [(named, "")]
+    return [(name, f", {name}") for name in dict.fromkeys(names)]
 
 
 def expanded(policies: Sequence[str], what: str) -> list[tuple[str, bool]]:

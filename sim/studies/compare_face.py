@@ -14,7 +14,7 @@ from sim.policy.policy_file import split
 from sim.policy.registry import name_in_file
 from sim.profiles.overrides import GROUPS, parse_set
 from sim.setup.spec import RunSpec
-from sim.studies.compare import Candidate, expanded, run_all
+from sim.studies.compare import Candidate, by_scheduler, expanded, run_all
 from sim.studies.compare_text import verdict
 from sim.studies.ranking import ranks_of, row_facts, speed
 from sim.studies.simulate import plain
@@ -39,7 +39,8 @@ def compare(
         policy: names, with parameters of their own behind them (`"lfu scope=layer"`), files, or classes whose text is
             in a file; `"all"` stands for every installed one. hw: a name that `moesim hw` lists, or a file.
         workers: processes; None: the cores, if it is worth it.
-        options: the others of `moesim.simulate`; `set` has what holds for every policy, hw.*, model.* and stack.*.
+        options: the others of `moesim.simulate`; `scheduler` may name several, `"fcfs,sjf"`, each for every policy.
+            `set` has what holds for every policy, hw.*, model.* and stack.*.
 
     Returns:
         A row per policy, the fastest first, with the keys of `moesim compare --json` as columns: nested ones by their
@@ -67,7 +68,11 @@ def compare(
             _warn(text)
         realism.append(judge(setup.trace, quick=True).line)
 
-    candidates = [_candidate(fields, item, named) for item, named in items]
+    candidates = [
+        _candidate({**fields, "scheduler": scheduler}, item, named, said)
+        for scheduler, said in by_scheduler(fields.get("scheduler"))
+        for item, named in items
+    ]
     rows, missing = run_all(candidates, workers, _warn, first, lambda *_: None)
     broken = next((one for one in missing if one.status == IllegalDecision.exit_code), None)
     if broken is not None:
@@ -81,8 +86,8 @@ def compare(
     return frame
 
 
-def _candidate(fields: Mapping[str, Any], item: str, named: bool) -> Candidate:
-    """`fine_moe variant=code` as a run."""
+def _candidate(fields: Mapping[str, Any], item: str, named: bool, said: str) -> Candidate:
+    """`fine_moe variant=code` as a run; `said` tells it from others of that policy."""
     if not item.split():
         raise BadInput("policy, got an empty name: name a policy, or `all`; `moesim policies` lists them")
     name, *own = split(item)
@@ -93,7 +98,7 @@ def _candidate(fields: Mapping[str, Any], item: str, named: bool) -> Candidate:
     parse_set(own)
     pairs = ((key.strip(), text) for key, _, text in (pair.partition("=") for pair in own))
     asked = shared | {key: parse_yaml(text, f"policy {name}, {key}") for key, text in pairs}
-    return Candidate(item, to_struct({**fields, "policy": name, "set": asked}, RunSpec, "compare()"), named)
+    return Candidate(item + said, to_struct({**fields, "policy": name, "set": asked}, RunSpec, "compare()"), named)
 
 
 def _flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

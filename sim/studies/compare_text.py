@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.results.text import show_lengths
 from sim.setup.naming import machine_of, show
+from sim.studies.promised import Columns, keeps_most, kept_by
 from sim.studies.ranking import is_bound, speed
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ def verdict(rows: Sequence[Row], found: dict[str, Rank]) -> str:
     text = _lead(faithful or systems, found, machine_of(rows[0].result.hw, _set_for_all(rows)))
     if faithful and systems[0] is not faithful[0]:
         text += f"; a lossy one, {systems[0].label}, takes {show_seconds(speed(systems[0].result))}"
+    keeps = keeps_most(faithful or systems, lambda row: row.result)
+    if keeps is not None and len(systems) == 1:
+        text += f"; {kept_by(keeps.result)} keep their SLO"
+    elif keeps is not None:
+        text += f"; most keep their SLO under {keeps.label}: {kept_by(keeps.result)}"
     return text
 
 
@@ -83,12 +89,14 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
     """One row per run, fastest first, and the lower bounds under them."""
     from sim.base.tables import prose, render, table
 
+    load = Columns(row.result for row in rows)
     shown = table(
         "policy",
         "rank",
         "TPOT",
         "above bound",
         "TTFT",
+        *load.titles,
         "hit",
         "late hit",
         "to the GPU per token",
@@ -107,6 +115,7 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
             "-" if tpot_s is None else show_seconds(tpot_s),
             _above(result),
             show_seconds(result.ttft_s.mean or 0.0),
+            *load.cells(result),
             show_frac(result.hit_rate),
             show_frac(result.late_hit_rate),
             show_bytes(result.h2d_bytes / result.n_outputs),

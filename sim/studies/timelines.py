@@ -38,7 +38,7 @@ def draw(runs: Sequence[Path], keep: Keep, told: Told) -> None:
                         f"{run}, got inputs that have changed since (run_id {setup.run_id}, then {run_id}): it is "
                         "another run by now; simulate it again"
                     )
-                events = events_of(document, f"{_name(run)}: {title_of(setup)}", keep)
+                events = events_of(document, f"{_name(run)}: {title_of(setup)}", keep, setup)
                 execute(setup, bounds=False, **drawn(events))
                 events.close()
             finally:

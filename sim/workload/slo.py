@@ -10,7 +10,7 @@ import msgspec
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.files import read_yaml
-from sim.base.units import parse_seconds
+from sim.base.units import parse_seconds, show_seconds
 
 ANY = "*"
 """In place of a task: all that have none of their own."""
@@ -46,7 +46,7 @@ class Slos:
         return [task for task in self._by_task if task != ANY]
 
 
-def parse_slo(text: str) -> dict[str, dict[str, float]]:
+def parse_slo(text: str, what: str = "--slo") -> dict[str, dict[str, float]]:
     """`ttft_s <= 2s, tpot_s <= 200ms` (of every task), or the path of a YAML file: task -> limit -> seconds.
 
     Raises:
@@ -58,17 +58,26 @@ def parse_slo(text: str) -> dict[str, dict[str, float]]:
     for part in text.split(","):
         name, sign, limit = part.partition("<=")
         if not sign:
-            raise BadInput(f"--slo, got {part.strip()!r}: not LIMIT <= SECONDS; {_EXAMPLE}, or name a YAML file")
+            raise BadInput(f"{what}, got {part.strip()!r}: not LIMIT <= SECONDS; {_EXAMPLE}, or name a YAML file")
         name = name.strip()
         if name in limits:
-            raise BadInput(f"--slo, got {name} twice: one limit each; leave one out")
-        limits[_known(name, "--slo")] = _seconds(limit.strip(), f"--slo {name}")
+            raise BadInput(f"{what}, got {name} twice: one limit each; leave one out")
+        limits[_known(name, what)] = _seconds(limit.strip(), f"{what} {name}")
     return {ANY: limits}
 
 
-def slo_of(given: str | Mapping[str, Mapping[str, float | str]]) -> dict[str, dict[str, float]]:
-    """What Python takes: the text of `parse_slo`, or a mapping as such a file has it. Raises BadInput as it does."""
-    return parse_slo(given) if isinstance(given, str) else _by_task(given, "slo")
+def slo_text(by_task: Mapping[str, Mapping[str, float]]) -> str:
+    """In a line: `ttft_s <= 60 s`, tasks of their own by name; nothing where nothing is promised."""
+    said = []
+    for task, limits in by_task.items():
+        text = ", ".join(f"{name} <= {show_seconds(limit_s)}" for name, limit_s in limits.items())
+        said.append(text if task == ANY and len(by_task) == 1 else f"{'others' if task == ANY else task}: {text}")
+    return "; ".join(said)
+
+
+def slo_of(given: str | Mapping[str, Mapping[str, float | str]], what: str = "slo") -> dict[str, dict[str, float]]:
+    """What Python and files take: the text of `parse_slo`, or a mapping as an SLO's file has it. Raises BadInput."""
+    return parse_slo(given, what) if isinstance(given, str) else _by_task(given, what)
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sim.engine.drive import Step
     from sim.engine.engine import Engine
     from sim.results.timeline.document import Process
+    from sim.results.timeline.requests import Present
     from sim.results.timeline.window import Window
 
 COPIED, SENT, RETURNED = "copied for", "sent to the CPU", "result of the CPU"
@@ -90,8 +91,9 @@ Item = Span | Iterated | Arrow | Sample
 class Timeline:
     """Takes what a run tells its sinks; holds an iteration and writes it once that is over, in order of time."""
 
-    def __init__(self, process: Process, window: Window) -> None:
-        self._process, self._window = process, window
+    def __init__(self, process: Process, window: Window, present: Present | None = None) -> None:
+        self._process, self._window, self._present = process, window, present
+        self._requests = None if present is None else Counter("requests", ("running", "waiting"))
         self._held: list[Item] = []
         self._new: list[Span] = []  # since the last iteration
         self._over = False  # nothing more will be shown
@@ -175,6 +177,8 @@ class Timeline:
         name = f"{iteration.phase} {iteration.index}"
         n_requests = len(iteration.ranges)
         self._held.append(Iterated(name, iteration.phase, iteration.n_tokens, n_requests, step.start_s, step.end_s))
+        if self._present is not None and self._requests is not None:
+            self._held += [Sample(self._requests, n, time_s) for time_s, n in self._present.step(step)]
         self._look_back(step.end_s)
         self._write(step.end_s)
         closes_s = self._window.closes_s
@@ -286,8 +290,8 @@ class Timeline:
         self._held = later
 
     def _finish(self) -> None:
-        queue = [] if self._queue is None else [self._queue]
-        for counter in (*self._taken, *self._flight, *self._waiting, *queue):
+        some = [counter for counter in (self._queue, self._requests) if counter is not None]
+        for counter in (*self._taken, *self._flight, *self._waiting, *some):
             counter.write(self._process, self._window)
         self._held.clear()
 

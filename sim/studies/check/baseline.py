@@ -12,6 +12,7 @@ from sim.base.files import MAX_YAML_BYTES, parse_yaml, read_text, to_struct
 from sim.results.figure import parse_figure
 from sim.studies.sweep.grid import Point
 from sim.studies.sweep.grid_file import Written
+from sim.workload.slo import slo_text
 
 USUAL = ("hit_rate", "tpot_s.mean", "h2d_bytes")
 """What is recorded of a run where the file names no figures."""
@@ -108,6 +109,7 @@ def _expected(one: WrittenRun, at: int, found: Baseline, path: Path) -> Expected
     (point,) = block.points()
     values = {**own.axes, **own.set}
     said = [point.label, *(f"{key} {value}" for key, (value,) in values.items())]
+    said += [slo_text(own.slo)] if own.slo else []
     keys = found.figures if one.figures is None else one.figures
     if not keys:
         raise BadInput(f"{where}: figures: there are none; name at least one, e.g. hit_rate, or leave the field out")

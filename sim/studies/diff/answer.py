@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from sim.base.lanes import WAITED_FOR
 from sim.base.units import show_count, show_frac, show_seconds
-from sim.studies.diff.spent import DEMAND, OTHERS, PREFETCH
+from sim.studies.diff.load import in_short
+from sim.studies.diff.spent import DEMAND, OTHERS, PREFETCH, QUEUE
 from sim.studies.diff.times import numbering
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _DOING = {
     **{share: lane.doing for share, lane in WAITED_FOR.items()},
     DEMAND: "waiting for copies on demand",
     PREFETCH: "waiting for late prefetches",
+    QUEUE: "waiting in the queue",
     OTHERS: "waiting for other requests",
 }
 
@@ -61,7 +63,9 @@ def answer(found: Diff) -> str:
     time = leading(found)
     if time.difference_s is None:
         return f"A and B differ in {show_count(len(found.figure_rows), 'figure')}; neither has a time to compare"
-    said = [_speed(time) + _why(time), *_hits(found), *_caveats(found, time)]
+    same_slo = all(row.key != "slo" for row in found.input_rows)
+    load = in_short(found.a.told, found.b.told, same_slo)
+    said = [_speed(time) + _why(time), *load, *_hits(found), *_caveats(found, time)]
     return "; ".join(said)
 
 

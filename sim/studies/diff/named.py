@@ -176,6 +176,10 @@ def _settings(policy: str, words: list[str]) -> tuple[dict[str, Any], dict[str, 
         from sim.base.units import parse_bytes
 
         shared[key] = parse_bytes(shared[key], key)
+    if shared.get("slo"):
+        from sim.workload.slo import slo_of
+
+        shared["slo"] = slo_of(shared["slo"])
     return own, shared
 
 

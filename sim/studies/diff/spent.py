@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from sim.engine.drive import Clockwork, RequestTimes, Step
     from sim.machine.waiting import Waiting
 
-COPY, DEMAND, PREFETCH, OTHERS = "copy", "demand", "prefetch", "others"
+COPY, DEMAND, PREFETCH, QUEUE, OTHERS = "copy", "demand", "prefetch", "queue", "others"
 OWN = ("gpu", DEMAND, PREFETCH, "host", "cpu", "predictor")
 """What GPU 0 did or waited for in an iteration: copies are demanded ones, or prefetches that came late."""
-PARTS = (*OWN, OTHERS)
-"""What a request's time goes to: parts of iterations of its own, and all other iterations."""
+PARTS = (*OWN, QUEUE, OTHERS)
+"""What a request's time goes to: parts of iterations of its own, the wait until its prompt begins, and whatever else
+ran before it was served."""
 ROUNDING = 1e-10  # of a time: sums of the same numbers in two orders differ by less
 
 
@@ -52,8 +53,8 @@ class Spent:
         return [gpu_s, copy_s - late_s, late_s, *others_s]
 
     def ttft(self, times: RequestTimes) -> Shares:
-        """Time to the first token: the iteration of its prompt, and waiting for that to begin."""
-        return self._shares(times.request.index, True, times.first_token_s - times.start_s, 1)
+        """Time to the first token: waiting in the queue, and the iteration of its prompt."""
+        return self._shares(times.request.index, True, times.first_token_s - times.start_s, 1, times.queue_s)
 
     def tpot(self, times: RequestTimes) -> Shares | None:
         """Time per further token: its decode iterations, and those of others in between; None without any."""
@@ -61,7 +62,7 @@ class Spent:
         whole_s = times.last_token_s - times.first_token_s
         return self._shares(times.request.index, False, whole_s, further) if further else None
 
-    def _shares(self, request: int, prefill: bool, whole_s: float, over: int) -> Shares:
+    def _shares(self, request: int, prefill: bool, whole_s: float, over: int, queue_s: float = 0.0) -> Shares:
         own_s = self._own_s.get((request, prefill), [0.0] * len(OWN))
-        parts_s = (*own_s, whole_s - math.fsum(own_s))
+        parts_s = (*own_s, queue_s, whole_s - queue_s - math.fsum(own_s))
         return Shares(whole_s / over, tuple(s / over if abs(s) > ROUNDING * whole_s else 0.0 for s in parts_s))

@@ -15,7 +15,9 @@ from sim.results.text import show_figure as show_hardware
 from sim.setup.naming import show
 from sim.studies.diff.answer import doing, miss, named_time
 from sim.studies.diff.inputs import rests_on
+from sim.studies.diff.load import load
 from sim.studies.diff.times import BY_PHASE
+from sim.workload.slo import slo_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,7 +38,14 @@ def render(found: Diff, top: int = TOP) -> str:
     """All of it but the first line."""
     blocks = [_sides(found), _inputs(found)]
     if not found.equal:
-        blocks += [_times(found), _figures(found), _alone(found), _requests(found, top), _layers(found, top)]
+        blocks += [
+            _times(found),
+            load(found.a.told, found.b.told),
+            _figures(found),
+            _alone(found),
+            _requests(found, top),
+            _layers(found, top),
+        ]
         blocks.append(_first(found))
     return "\n".join(block for block in blocks if block)
 
@@ -82,6 +91,8 @@ def _said_otherwise(key: str, found: Diff) -> bool:
 def _value(key: str, value: Any) -> str:
     if value is None:
         return "-"
+    if key == "slo":
+        return slo_text(value) or "-"
     text = one_line(show(key, value))
     return text[:_SHORT] if key.endswith("sha256") else text
 

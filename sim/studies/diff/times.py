@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sim.base.lanes import WAITED_FOR
 from sim.results.sampling import NO_DIFFERENCE, Interval, Sample
 from sim.studies.diff.layers import layers_of, seconds_of
-from sim.studies.diff.spent import COPY, DEMAND, OTHERS, PARTS, PREFETCH
+from sim.studies.diff.spent import COPY, DEMAND, OTHERS, PARTS, PREFETCH, QUEUE
 from sim.workload.load import DRAWN
 
 if TYPE_CHECKING:
@@ -164,9 +164,9 @@ def _shares_of(side: Side, phase: Phased) -> dict[str, float]:
     waits = [seconds_of(row) for (where, _), row in layers_of(side).items() if where == phase]
     demand_s, late_s = (math.fsum(one.get(kind, 0.0) for one in waits) for kind in (DEMAND, PREFETCH))
     if demand_s + late_s <= 0 and shares[COPY] > 0:
-        return {**shares, OTHERS: 0.0}
+        return {**shares, QUEUE: 0.0, OTHERS: 0.0}
     late = shares[COPY] * late_s / (demand_s + late_s) if late_s else 0.0
-    known = {**shares, DEMAND: shares[COPY] - late, PREFETCH: late, OTHERS: 0.0}
+    known = {**shares, DEMAND: shares[COPY] - late, PREFETCH: late, QUEUE: 0.0, OTHERS: 0.0}
     return {part: known[part] for part in PARTS}
 
 
@@ -174,7 +174,7 @@ def _together(shares: dict[str, float]) -> dict[str, float]:
     if COPY in shares:
         return shares
     copies = {COPY: shares[DEMAND] + shares[PREFETCH]}
-    return {part: {**shares, **copies}[part] for part in (*WAITED_FOR, OTHERS)}
+    return {part: {**shares, **copies}[part] for part in (*WAITED_FOR, QUEUE, OTHERS)}
 
 
 class Paired(NamedTuple):

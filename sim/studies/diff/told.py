@@ -10,7 +10,19 @@ import msgspec
 from sim.base.errors import BadInput
 from sim.base.files import read_object, to_struct
 from sim.results.run_folder import MAX_RESULT_BYTES
-from sim.results.schema import BoundBy, Copies, HitRates, Phases, PolicyFile, Prefetches, Provenance, Share, Statistic
+from sim.results.schema import (
+    BoundBy,
+    Copies,
+    HitRates,
+    Load,
+    Phases,
+    PolicyFile,
+    Prefetches,
+    Provenance,
+    Share,
+    SloAttainment,
+    Statistic,
+)
 
 MOST = 2.0**63
 ANEW = "write it anew with simulate --out"
@@ -42,6 +54,10 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     decode_tokens: int
     ttft_s: Statistic
     tpot_s: Statistic
+    queue_s: Statistic | None = None
+    service_s: Statistic | None = None
+    load: Load | None = None
+    slo: SloAttainment | None = None
     phases: Phases
     hit_definition: str
     hit_rate: Share

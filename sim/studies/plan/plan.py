@@ -189,7 +189,7 @@ def candidates_of(asked: Asked, prices: Prices | None, progress: Progress) -> li
             raise BadInput(f"--policy, got {axis.name!r}: a {traits[0]}, no system that can be run; leave it out")
     named = "hw" in block.axes
     axes = block.axes if named else {**block.axes, "hw": default_machines()}
-    full = Block(block.policies or default_policies(), axes, block.set)
+    full = Block(block.policies or default_policies(), axes, block.set, block.slo)
     full.check("plan")
     points, _ = points_of([full], asked.most)
     tried = points if named else [point._replace(named=False) for point in points]

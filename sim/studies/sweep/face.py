@@ -22,6 +22,7 @@ from sim.studies.sweep.sweep import sweep as run_sweep
 from sim.studies.sweep.table import frame
 from sim.studies.sweep.text import answer
 from sim.studies.sweep.values import AXES, Scalar, of_data
+from sim.workload.slo import slo_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -56,6 +57,7 @@ class Axes(TypedDict, total=False):
     hit_definition: Several
     predictor: Several
     engine: Several
+    slo: str | Mapping[str, Mapping[str, float | str]]  # of every point: 'ttft_s <= 2s', or task -> limit -> time
 
 
 def sweep(
@@ -115,14 +117,15 @@ def block_of(policy: Kind | Iterable[Kind], hw: Name | Iterable[Name], axes: Map
     """The block that a call of `what` asks for. Raises BadInput."""
     kinds = [policy] if isinstance(policy, str | os.PathLike) or inspect.isclass(policy) else list(policy)
     fields: dict[str, Any] = {"hw": hw, **axes}
-    sets = fields.pop("set", {})
+    sets, slo = fields.pop("set", {}), fields.pop("slo", None)
     for name in fields:
         if name not in AXES:
-            raise BadInput(f"{what}(): unknown axis {name!r}; {did_you_mean(name, (*AXES, 'set', 'policy'))}")
+            raise BadInput(f"{what}(): unknown axis {name!r}; {did_you_mean(name, (*AXES, 'set', 'slo', 'policy'))}")
     block = Block(
         [axis for kind in kinds for axis in _policies(kind)],
         {name: found for name, data in fields.items() if (found := _values(data, name, name))},
         {key: _values(data, "", f"set {key}") for key, data in dict(sets).items()},
+        {} if slo is None else slo_of(slo),
     )
     for key in [key for key in block.set if key.partition(".")[0] not in GROUPS or "." not in key]:
         if len(block.policies) != 1:

@@ -16,6 +16,7 @@ from sim.profiles.overrides import GROUPS
 from sim.setup.naming import show
 from sim.setup.spec import CAPS, RunSpec
 from sim.studies.sweep.values import AXES, Scalar, of_text, option_of
+from sim.workload.slo import parse_slo
 
 MOST_POINTS = 10_000
 """Without `--max-points`: a slip in a range should cost a line, not a night."""
@@ -49,11 +50,12 @@ class PolicyAxis:
 
 @dataclass
 class Block:
-    """Axes whose product is run: fields of a run by name, shared keys of `set`, and policies."""
+    """Axes whose product is run: fields of a run by name, shared keys of `set`, and policies; `slo` holds for all."""
 
     policies: list[PolicyAxis] = field(default_factory=list)
     axes: dict[str, list[Scalar]] = field(default_factory=dict)
     set: dict[str, list[Scalar]] = field(default_factory=dict)
+    slo: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """How many points it has, without making one."""
@@ -65,7 +67,8 @@ class Block:
         axes = dict(self.axes)
         if any(name in given.axes for name in CAPS):
             axes = {name: values for name, values in axes.items() if name not in CAPS}
-        return Block(given.policies or self.policies, {**axes, **given.axes}, {**self.set, **given.set})
+        policies, slo = given.policies or self.policies, given.slo or self.slo
+        return Block(policies, {**axes, **given.axes}, {**self.set, **given.set}, slo)
 
     def check(self, what: str) -> None:
         """Raises BadInput where no run can come of it."""
@@ -93,7 +96,7 @@ class Block:
             shared = dict(zip(keys, chosen[len(names) :], strict=True))
             for policy in self.policies:
                 for label, own in policy.each():
-                    spec = {**fields, "policy": policy.name, "set": {**shared, **own}}
+                    spec = {**fields, "slo": self.slo, "policy": policy.name, "set": {**shared, **own}}
                     yield Point(label, to_struct(spec, RunSpec, "sweep"), policy.named)
 
 
@@ -123,14 +126,17 @@ def settings(words: list[str] | tuple[str, ...], what: str = "--set") -> dict[st
     return found
 
 
-def given(policies: tuple[str, ...], axes: dict[str, tuple[str, ...]], sets: tuple[str, ...]) -> Block:
+def given(
+    policies: tuple[str, ...], axes: dict[str, tuple[str, ...]], sets: tuple[str, ...], slo: str | None = None
+) -> Block:
     """The block of the command line's options, each of which may be repeated. Raises BadInput."""
     found = {
         name: [value for text in texts for value in of_text(text, name, option_of(name))]
         for name, texts in axes.items()
         if texts
     }
-    block = Block([axis for item in policies for axis in policy_of(item)], found, settings(sets))
+    promised = {} if slo is None else parse_slo(slo)
+    block = Block([axis for item in policies for axis in policy_of(item)], found, settings(sets), promised)
     own = [key for key in block.set if key.partition(".")[0] not in GROUPS or "." not in key]
     for key in own:
         if len(block.policies) != 1:

@@ -13,6 +13,7 @@ from sim.base.files import MAX_YAML_BYTES, parse_yaml, read_text, to_struct
 from sim.profiles.overrides import GROUPS
 from sim.studies.sweep.grid import Block, PolicyAxis, policy_of
 from sim.studies.sweep.values import AXES, Range, of_data
+from sim.workload.slo import slo_of
 
 One = bool | int | float | str | Range | None
 Several = bool | int | float | str | Range | list[One] | None
@@ -51,6 +52,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     vram_bytes: Several | msgspec.UnsetType = msgspec.UNSET
     expert_cache_bytes: Several | msgspec.UnsetType = msgspec.UNSET
     engine: Several | msgspec.UnsetType = msgspec.UNSET
+    slo: str | dict[str, dict[str, int | float | str]] = {}
 
     def block(self, what: str) -> Block:
         """Its axes. Raises BadInput."""
@@ -65,7 +67,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                     f"behind its name, policy: 'NAME {key}=...'"
                 )
         sets = {key: of_data(value, "", f"{what}.set.{key}") for key, value in self.set.items()}
-        return Block(policies, axes, sets)
+        return Block(policies, axes, sets, slo_of(self.slo, f"{what}.slo") if self.slo else {})
 
 
 class GridFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

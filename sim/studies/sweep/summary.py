@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.results.sampling import ranks
+from sim.studies.promised import keeps_most
 from sim.studies.ranking import Rank, is_bound, ranked, speed
 from sim.studies.sweep.values import AXES
+from sim.workload.slo import slo_text
 
 if TYPE_CHECKING:
     from sim.results.record import Result
     from sim.studies.sweep.run import PointRow
 
-WORKLOAD = ("model", "trace", "split", "requests", "arrivals", "rate_scale", "batch", "gpus", "precision")
+WORKLOAD = ("model", "trace", "split", "requests", "arrivals", "rate_scale", "slo", "batch", "gpus", "precision")
 """Between these nothing is ranked: another model, other requests or others beside them are another question."""
 MOST_PAIRS = 20_000
 """Systems are held against one another as long as all groups together have no more pairs; else against the fastest."""
@@ -39,6 +41,12 @@ class Group:
         """The fastest lossless system; where all are lossy, the fastest of them."""
         faithful = [row for row in self.systems if not _lossy(row)]
         return next(iter(faithful or self.systems), None)
+
+    @property
+    def keeps(self) -> PointRow | None:
+        """The lossless system most of whose requests kept their SLO; where all are lossy, that one of them."""
+        faithful = [row for row in self.systems if not _lossy(row)]
+        return keeps_most(faithful or self.systems, _of)
 
     def tied(self, row: PointRow) -> list[PointRow]:
         """Systems that the requests do not tell apart from it."""
@@ -76,7 +84,7 @@ def settings_of(row: PointRow) -> dict[str, Any]:
     spec = row.point.spec
     fields = {name: getattr(spec, name) for name in AXES}
     shared = {key: value for key, value in spec.set.items() if key.startswith(("hw.", "model.", "stack."))}
-    return {**fields, **shared, "policy": row.label}
+    return {**fields, **shared, "slo": slo_text(spec.slo) or None, "policy": row.label}
 
 
 def summarise(rows: Sequence[PointRow], by: Sequence[str] | None = None) -> Summary:

@@ -114,6 +114,7 @@ class Swept:
         return {
             "settings": group.by,
             "best": None if best is None else best.asked.id,
+            **({} if (keeps := group.keeps) is None else {"keeps_slo_most": keeps.asked.id}),
             "not_told_apart": None if best is None or not group.ranks else [row.asked.id for row in group.tied(best)],
             "fastest_first": [row.asked.id for row in group.systems],
             "bounds": [row.asked.id for row in group.bounds],

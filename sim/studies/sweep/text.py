@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.setup.naming import show
+from sim.studies.promised import Columns, kept_by
 from sim.studies.ranking import speed
 from sim.studies.sweep.summary import Group, Summary, ranked_by, ratio, settings_of
 
@@ -29,7 +30,7 @@ def answer(rows: Sequence[PointRow], found: Summary) -> str:
         return "only bounds ran" if any(row.result is not None for row in rows) else "nothing ran"
     first = min((group.best for group in groups if group.best is not None), key=lambda row: speed(_of(row)))
     if len(groups) == 1:
-        return _lead(groups[0], found)
+        return _lead(groups[0], found) + _kept(groups, found)
     names = Counter(title(row, found) for group in groups if (row := group.best) is not None)
     (most, n), *others = names.most_common()
     of = f"{len(groups)} settings of {', '.join(_word(name) for name in found.by)}"
@@ -44,7 +45,23 @@ def answer(rows: Sequence[PointRow], found: Summary) -> str:
     if rivals:
         text += f"; told apart from the next in {apart or 'none'} of them"
     where = ", ".join(f"{_word(key)} {value}" for key, value in _settings(first, found.by))
-    return f"{text}; least of all {show_seconds(speed(_of(first)))} {ranked_by(first)}: {title(first, found)} ({where})"
+    text += f"; least of all {show_seconds(speed(_of(first)))} {ranked_by(first)}: {title(first, found)} ({where})"
+    return text + _kept(groups, found)
+
+
+def _kept(groups: Sequence[Group], found: Summary) -> str:
+    """Who keeps what was promised to the most requests."""
+    rows = [row for group in groups if (row := group.keeps) is not None]
+    if not rows:
+        return ""
+    if len(groups) == 1 and len(groups[0].systems) == 1:
+        return f"; {kept_by(_of(rows[0]))} keep their SLO"
+    if len(groups) == 1:
+        return f"; most keep their SLO under {title(rows[0], found)}: {kept_by(_of(rows[0]))}"
+    names = Counter(title(row, found) for row in rows).most_common()
+    said = [f"{name} in {n}" for name, n in names[:MOST_NAMED]]
+    more = len(names) - MOST_NAMED
+    return f"; most keep their SLO under {', '.join(said)}" + (f", {more} more elsewhere" if more > 0 else "")
 
 
 def _alone(group: Group) -> bool:
@@ -117,19 +134,21 @@ def groups_table(found: Summary) -> str:
     from sim.base.tables import prose, render, table
 
     by = found.by
+    groups = [group for group in found.groups if group.best is not None]
+    load = Columns(_of(row) for group in groups for row in group.systems)
     shown = table(
         *(_word(name) for name in by),
         "fastest",
         "TPOT",
         "above bound",
+        *load.titles,
         "hit",
         "peak VRAM",
         "next",
         "slower by",
         "told apart",
     )
-    prose(shown, *range(len(by) + 1), len(by) + 5)
-    groups = [group for group in found.groups if group.best is not None]
+    prose(shown, *range(len(by) + 1), len(by) + len(load.titles) + 5)
     for group in groups[:MOST_SHOWN]:
         best = group.best
         assert best is not None
@@ -140,6 +159,7 @@ def groups_table(found: Summary) -> str:
             title(best, found),
             show_seconds(speed(result)),
             _above(result),
+            *load.cells(result),
             show_frac(result.hit_rate),
             show_bytes(result.peak_vram_bytes),
             "-" if other is None else title(other, found),
@@ -154,9 +174,11 @@ def points_table(group: Group, found: Summary) -> str:
     """One row per point of the only group there is, fastest first, bounds among them."""
     from sim.base.tables import prose, render, table
 
-    shown = table("point", "rank", "TPOT", "above bound", "TTFT", "hit", "peak VRAM", "bound by", "note")
-    prose(shown, -2, -1)
     rows = sorted((*group.systems, *group.bounds), key=lambda row: speed(_of(row)))
+    load = Columns(_of(row) for row in rows)
+    titles = ("TPOT", "above bound", "TTFT", *load.titles, "hit", "peak VRAM", "bound by", "note")
+    shown = table("point", "rank", *titles)
+    prose(shown, -2, -1)
     for row in rows[:MOST_SHOWN]:
         result, rank = _of(row), found.rank(row)
         places = "-" if rank is None else str(rank.best) if rank.best == rank.worst else f"{rank.best}-{rank.worst}"
@@ -166,6 +188,7 @@ def points_table(group: Group, found: Summary) -> str:
             show_seconds(speed(result)),
             _above(result),
             show_seconds(result.ttft_s.mean or 0.0),
+            *load.cells(result),
             show_frac(result.hit_rate),
             show_bytes(result.peak_vram_bytes),
             str(result.bound_by.resource),

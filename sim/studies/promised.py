@@ -1,0 +1,58 @@
+"""Runs under load beside one another: what their requests waited, which kept to their SLO, and who keeps it best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from sim.base.units import show_frac, show_seconds
+
+if TYPE_CHECKING:
+    from sim.results.record import Result
+
+Run = TypeVar("Run")
+
+
+class Columns:
+    """What a table of runs says of their load: nothing where none has one, nor an SLO."""
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        every = list(results)
+        self._load = any(result.load is not None for result in every)
+        self._slo = any(result.slo is not None for result in every)
+
+    @property
+    def titles(self) -> list[str]:
+        """Of the columns."""
+        return [*(["queue"] if self._load else []), *(["keep SLO", "goodput/s"] if self._slo else [])]
+
+    def cells(self, result: Result) -> list[str]:
+        """Of one run: the mean wait in its queue; the share that kept its SLO, and how many of them per second."""
+        found, load, slo = [], result.load, result.slo
+        if self._load:
+            mean_s = result.queue_s.mean
+            grows = ", grows" if load is not None and not load.stable else ""
+            found.append("-" if load is None or mean_s is None else show_seconds(mean_s) + grows)
+        if self._slo:
+            good = None if slo is None else slo.goodput_requests_per_s
+            found.append("-" if slo is None else show_frac(slo.attained_frac))
+            found.append("-" if good is None else f"{good:.3g}")
+        return found
+
+
+def keeps_most(runs: Sequence[Run], result_of: Callable[[Run], Result]) -> Run | None:
+    """The one with the largest share of requests that kept their SLO, of equals the one with more of them per second;
+    None where nothing was promised."""
+    slos = [(run, result_of(run).slo) for run in runs]
+    known = [(run, slo) for run, slo in slos if slo is not None and slo.attained_frac is not None]
+    if not known:
+        return None
+    return max(known, key=lambda one: (one[1].attained_frac or 0.0, one[1].goodput_requests_per_s or 0.0))[0]
+
+
+def kept_by(result: Result) -> str:
+    """`83.3 % (goodput 0.0042 requests/s)`."""
+    slo = result.slo
+    assert slo is not None
+    good = slo.goodput_requests_per_s
+    return show_frac(slo.attained_frac) + ("" if good is None else f" (goodput {good:.3g} requests/s)")
