@@ -19,6 +19,7 @@ from sim.policy.registry import policies
 # parameter -> (settings beside it, the other value, whole experts of room)
 PLAIN: dict[str, dict[str, tuple[dict[str, Any], Any, int]]] = {
     "belady": {"scope": ({}, "layer", 20)},
+    "lfru": {"scope": ({}, "layer", 20)},
     "fifo": {"scope": ({}, "layer", 20)},
     "lru": {"scope": ({}, "layer", 20)},
     "lfu": {"scope": ({}, "layer", 20), "reset_on_evict": ({}, True, 20), "counts": ({}, "tokens", 20)},
@@ -54,7 +55,7 @@ TABLES = {  # policy -> module that holds its table, where the name does not say
     "lcp": "test_policy_lcp_mrs",
     "mrs": "test_policy_lcp_mrs",
 }
-N_KNOBS = 222  # raise it with every parameter that is added
+N_KNOBS = 223  # raise it with every parameter that is added
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random as Draws
+
 import pytest
 from easy_numbers import run
 
 from policies.belady import Belady
 from policies.gpu_only import GpuOnly
+from policies.lfru import Lfru
 from policies.lfu import Lfu
 from policies.lru import Lru
 from policies.on_demand import OnDemand
@@ -36,6 +39,45 @@ def test_lfu_may_forget_uses_of_what_left(tmp_path):
     assert evicted(Lfu(reset_on_evict=True), tmp_path, asked, room=2) == [1, 2, 1]
 
 
+def test_lfru_evicts_the_fewest_uses_per_look_up_since_the_last(tmp_path):
+    # When 2 comes the clock stands at 4: 0 has 3 uses, last at 3, so 3 / 2; 1 came at 4, 1 / 1: 1 leaves, as by uses.
+    assert evicted(Lfru(), tmp_path, [0, 0, 0, 1, 2], room=2) == [1]
+    # When 2 comes at 6, 0 has 3 uses and last one at 3, 3 / 4, and 1 has 3 / 1: of equal uses the older leaves.
+    assert evicted(Lfru(), tmp_path, [0, 0, 0, 1, 1, 1, 2], room=2) == [0]
+    # 0 has 2 / 2 and 1 has 1 / 1, equals: the one that came first leaves, whichever its number.
+    assert evicted(Lfru(), tmp_path, [0, 0, 1, 2], room=2) == [0]
+    assert evicted(Lfru(), tmp_path, [1, 1, 0, 2], room=2) == [1]
+
+
+def test_lfru_forgets_the_uses_of_what_left(tmp_path):
+    # 1 leaves for 2 (at 5: 0 has 4 / 2, 1 has 1 / 1), 2 for 1 (4 / 3 and 1 / 1), and when 3 comes 0 has 4 / 4 and 1,
+    # back with one use, 1 / 1: equals, 0 came first. Had 1 kept its use, it would have 2 / 1 and no tie.
+    # One use of 0 more, and the tie is gone: 5 / 4 stays, 1 / 1 leaves. Had 1 kept its first use, 0 would leave.
+    assert evicted(Lfru(), tmp_path, [0, 0, 0, 0, 1, 2, 1, 3], room=2) == [1, 2, 0]
+    assert evicted(Lfru(), tmp_path, [0, 0, 0, 0, 0, 1, 2, 1, 3], room=2) == [1, 2, 1]
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_lfru_against_a_replay_of_its_published_code(scope, tmp_path):
+    """Dictionaries in the order of coming and one clock per cache, as tinyserve has them; one expert per look-up."""
+    draw, n_layers, n_experts, room = Draws(5), 3, 6, 9
+    rows = [[[int(n_experts * draw.random() ** 2)] for _ in range(n_layers)] for _ in range(120)]
+    caches = {name: ({}, [0]) for name in (range(n_layers) if scope == "layer" else [0])}
+    left = []
+    for row in rows:
+        for layer, (expert,) in enumerate(row):
+            data, clock = caches[layer if scope == "layer" else 0]
+            if (layer, expert) not in data and len(data) == room // len(caches):
+                out = min(data, key=lambda key: data[key][0] / (clock[0] - data[key][1] + 1))
+                del data[out]
+                left.append(out)
+            clock[0] += 1
+            data[layer, expert] = (data.get((layer, expert), (0, 0))[0] + 1, clock[0])
+    seen = run(Lfru(scope=scope), tmp_path, rows, room=room, n_experts=n_experts)
+    assert [(layer, expert) for kind, layer, expert in seen.log if kind == "evict"] == left
+    assert len(left) > 60
+
+
 def test_belady_evicts_the_farthest_next_use(tmp_path):
     # When 2 comes, 1 is wanted before 0: 0 leaves. When 0 is back, neither is wanted again: the lower id leaves.
     assert evicted(Belady(), tmp_path, [0, 1, 2, 1, 0], room=2) == [0, 1]
@@ -46,7 +88,7 @@ def test_belady_reads_no_further_than_it_needs(tmp_path):
     assert evicted(Belady(), tmp_path, [1, 0, 2], room=2) == [0]
 
 
-@pytest.mark.parametrize("make", [Lru, Lfu, Belady])
+@pytest.mark.parametrize("make", [Lru, Lfu, Lfru, Belady])
 def test_a_cache_per_layer(make, tmp_path):
     # Two layers, room for 3: layer 0 gets 2, layer 1 gets 1. Tokens ask 0 0, 1 1, 0 0, 1 1: layer 0 keeps both,
     # layer 1 keeps one: 2 + 4 copies.
