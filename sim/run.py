@@ -124,7 +124,7 @@ def engine_of(setup: Setup, machine: Machine, cost: Cost, log: Log | None = None
     """The engine of a run on any machine, the policy bound and taught."""
     policy, trace = setup.policy, setup.trace
     residency = Residency(setup.pieces, setup.memory.expert_bytes)
-    future = Future(trace, setup.batching(open_loop=False, splits=False)) if "oracle" in policy.traits else None
+    future = Future(trace, setup.batching(open_loop=False)) if "oracle" in policy.traits else None
     engine = Engine(policy, machine, residency, cost, Arrays(trace), setup.model.top_k, future, log)
     start_policy(engine, setup)
     return engine

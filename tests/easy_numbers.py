@@ -181,6 +181,7 @@ def setup(
     *,
     gpus: int = 1,
     batch: int = 1,
+    scheduler: str | None = None,
     dense_layers: tuple[int, ...] = (),
     shared: bool = False,
     kernels: dict[str, int] | None = None,
@@ -191,7 +192,7 @@ def setup(
     rooms = [room] * gpus if isinstance(room, int) else list(room)
     budgets = tuple(n * EXPERT_BYTES for n in rooms)
     memory = MemoryPlan(DenseParts(0, 0, 0, 0, 0, reserve_bytes=0), budgets[0], budgets, False, sum(budgets))
-    spec = RunSpec(policy=policy.name, hw="easy", gpus=gpus, batch=batch)
+    spec = RunSpec(policy=policy.name, hw="easy", gpus=gpus, batch=batch, scheduler=scheduler)
     requests: list[RequestInfo] = requests_of(trace, "test")
     return Setup(
         spec=spec,

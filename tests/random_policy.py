@@ -285,9 +285,6 @@ class Aimless:
             return max(able, key=lambda one: (view.future.next_use(one.layer, one.expert), one.index))
         return self.rng.choice(able)
 
-    def split_step(self, ranges: list[Any]) -> list[list[Any]]:
-        return [ranges[0::2], ranges[1::2]] if self.options["split"] and len(ranges) > 1 else [ranges]
-
     def stats(self) -> dict[str, float]:
         return {"calls": float(len(self.calls)), "draw": self.rng.random()}
 
@@ -403,7 +400,7 @@ def random_policy(rng: Random, unit_s: float, closed: bool, expert_bytes: int) -
     share = rng.choice((0.2, 0.6, 1.0))
     hooks = [name for name in OPTIONAL if chance() < share]
     hooks += [] if options["order"] else ["victim"]
-    hooks += ["stats", "bind", "initial", "min_experts", "predictor_bytes", "layer_budgets", "split_step"]
+    hooks += ["stats", "bind", "initial", "min_experts", "predictor_bytes", "layer_budgets"]
     hooks += ["assign"] if options["lossy"] else []
     hooks += ["copy_done"] if options["timing"] and chance() < 0.7 else []
     if options["cpu"] and options["lossy"]:

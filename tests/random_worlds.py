@@ -44,6 +44,7 @@ from sim.workload.learn_split import requests_of
 from traces.format.reader import Trace
 from traces.format.writer import write_trace
 
+IN_TURNS = Path(__file__).with_name("in_turns.py")
 TIMES_S = (0.0, 0.0, 0.5, 1.0, 1.0, 2.0, 3.0, 10.0, 0.1, 0.3)
 SINCE_THE_ORACLE = {"load", "slo", "queue_s", "service_s"}
 NAMES_SETUP_DECIDES = {
@@ -307,8 +308,10 @@ def setup_of(of: World, trace: Trace) -> Setup:
     """A fresh setup: no run leaves anything behind in it."""
     policy, model, spec = of.make_policy(), of.facts["model"], of.facts["spec"]
     trace.require_all(policy.needs, policy.name)
+    if getattr(policy, "options", {}).get("split"):
+        spec = msgspec.structs.replace(spec, scheduler=str(IN_TURNS))
     return Setup(
-        **of.facts,
+        **{**of.facts, "spec": spec},
         policy=policy,
         trace=trace,
         requests=requests_of(trace, "test"),

@@ -341,7 +341,8 @@ def test_budgets_that_are_none(run: Run, answer: Any) -> None:
 @pytest.mark.parametrize("answer", [5, "ab", [], [[]], [5], [["a"]], [np.zeros(3)], None])
 def test_passes_that_are_none(answer: Any) -> None:
     two = [RequestInfo(i, 5 * i, 2, 4, "", None) for i in range(2)]
-    batching = Batching(FirstCome(two, split=lambda ranges: answer), 2)
+    wrong = type("Wrong", (FirstCome,), {"passes": lambda self, ranges: answer})
+    batching = Batching(wrong(two), 2)
     assert [len(batching.next(0.0) or ()) for _ in range(2)] == [1, 1]  # two prompts; then both decode
     with pytest.raises(IllegalDecision, match=r"passes, got .*: every token of a decode step runs in one pass"):
         batching.next(0.0)

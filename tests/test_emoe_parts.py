@@ -1,4 +1,4 @@
-"""What eMoE is made of, by hand: task types, equations 2 and 3, Algorithm 1, rerouting; the predictor against torch."""
+"""What eMoE is made of, by hand: task types, equation 2, rerouting; the predictor against torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from policies.common.mlp import load, save
 from policies.emoe.load import by_tokens, choose, expected_tokens, insensitive_layers, reroute
 from policies.emoe.predict import SHARE, digits, find, frequencies, read
-from policies.emoe.schedule import Asked, admitted, expected_latency_s
 from policies.emoe.tasks import KEYWORDS, classify, profile, words_of
 from policies.emoe.xlnet import ONE, exponential, shares
 from sim.base.errors import BadInput
@@ -48,55 +47,6 @@ def test_equation_2():
     # Two requests of 100 and 50 input tokens, 20 outputs expected of each: (150 + 2 x 20) x s x f
     expected = expected_tokens(150, 2, 20, np.array([True, False]), share)
     assert expected.tolist() == [[190 * 30, 190 * 10], [0, 0]]
-
-
-def asked(inputs, profiled, first_token_s=1.0, slo_s=100.0, elapsed_s=0.0):
-    return Asked(inputs, profiled, first_token_s, slo_s, elapsed_s)
-
-
-def test_equation_3():
-    """Three run; 200 input tokens join; loading takes 3 s, an input token 0.01 s."""
-    short, middle, long = asked(50, 10, elapsed_s=1.0), asked(50, 40, elapsed_s=5.0), asked(50, 90)
-    running = [short, middle, long]
-    # dE + (W + n x G) x c + r: two end after the short one, one after the middle one, none after the long one.
-    for request, expected in (
-        (short, 3 + (200 + 2 * 10) * 0.01 + 1),
-        (middle, 3 + (200 + 1 * 40) * 0.01 + 5),
-        (long, 3 + 200 * 0.01),
-    ):
-        assert expected_latency_s(request, running, 200, 3.0, 0.01) == pytest.approx(expected)
-
-
-def test_tokens_to_go_start_anew_at_five_per_cent():
-    request = asked(10, 40)
-    for _ in range(39):
-        request.generated()
-    assert request.left == 1
-    request.generated()
-    assert request.left == 2  # 5 % of 40
-    request.generated()
-    request.generated()
-    assert request.left == 2
-
-
-def test_algorithm_1():
-    """Room for 400 tokens, 100 taken; who runs may take 4 s; loading takes 1 s, an input token 0.01 s."""
-    runs = asked(100, 10, slo_s=4.0, elapsed_s=0.5)
-    urgent, large, late = asked(150, 20, 0.1), asked(200, 20, 0.2), asked(50, 20, 0.3)
-
-    def who(waiting, max_tokens=400):
-        names = {id(urgent): "urgent", id(large): "large", id(late): "late"}
-        return [names[id(one)] for one in admitted(waiting, [runs], max_tokens, 1.0, 0.01)]
-
-    # Stringent first: urgent 1 + 1.5 + 0.5 = 3 s; large would pass 400 tokens; late 1 + (200 + 10) x 0.01 + 0.5 = 3.6 s
-    # (urgent, which has more to go than the one that runs, ends after it).
-    assert who([late, large, urgent]) == ["urgent", "late"]
-    # With room for all, large would make the one that runs wait 1 + (350 + 10) x 0.01 + 0.5 = 5.1 s.
-    assert who([late, large, urgent], 10_000) == ["urgent", "late"]
-    assert who([large], 10_000) == ["large"]  # 1 + 2 + 0.5 = 3.5 s
-    assert who([large], 300) == []  # the engine's tokens must stay below the limit
-    runs.slo_s = 3.0
-    assert who([late, large, urgent], 10_000) == ["late"]  # 3 s is not below 3 s; 1 + 0.5 + 0.5 is
 
 
 def test_sensitivity_runs_from_the_input():

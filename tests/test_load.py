@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tiny_traces import from_rows
 
 from policies.gpu_only import GpuOnly
 from sim.base.errors import BadInput
+from sim.conformance.scheduling import Foretold
 from sim.engine.drive import RequestTimes
 from sim.results.load import while_some_wait
 from sim.run import Outcome, execute, prepare
@@ -157,7 +159,7 @@ def requests(*rows: tuple[float, str]) -> list[RequestInfo]:
 
 
 def order(name: str, come: list[RequestInfo], profiled: Profiled, at_s: list[float]) -> list[object]:
-    made = Batching(schedulers.find(name)(come, True, None, 0, profiled), 1)
+    made = Batching(schedulers.find(name)(come, True, 0, profiled), 1)
     found = (made.next(now_s) for now_s in at_s)
     return [one[0].request.index if isinstance(one, list) else one for one in found]
 
@@ -194,8 +196,8 @@ def test_nobody_is_lost_or_served_twice(asked: list[tuple[int, int, str]], batch
         arrival_s = float(at) if not clients else 0.0 if i < clients else None
         come.append(RequestInfo(i, row, 2, outputs, task, arrival_s))
         row += 1 + outputs
-    profiled = Profiled.of(come, Slos({"a": {"ttft_s": 3.0}}))
-    made = Batching(schedulers.find(name)(come, True, None, clients, profiled), batch)
+    profiled = replace(Profiled.of(come, Slos({"a": {"ttft_s": 3.0}})), paths=Foretold())
+    made = Batching(schedulers.find(name)(come, True, clients, profiled), batch)
     now_s, seen, left = 0.0, dict[int, list[int]](), {r.index: r.outputs for r in come}
     for _ in range(10_000):
         composed = made.next(now_s)

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-from itertools import combinations
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from cpu_bench import check_knobs, failures, replay, resident, seeded, written
 from easy_numbers import execute_easy, setup
 from tiny_traces import from_rows
 
-from policies.common.token_forecast import TokenPaths
 from policies.expertflow.policy import ExpertFlow
-from policies.expertflow.token_scheduler import as_bits, halves
-from sim.base.errors import BadInput, IllegalDecision
-from sim.conformance.world import iterations
+from sim.base.errors import BadInput
 from sim.policy.order import FREE, LAST
 from sim.policy.pieces import Piece
-from sim.workload.batching import Batching
-from sim.workload.iterations import Range, RequestInfo
 from sim.workload.learn_split import StoreSplit, requests_of
-from sim.workload.schedulers.fcfs import FirstCome
+from sim.workload.token_paths import TokenPaths
 from traces.format.reader import Trace
 
 # Token 10 went to 0.0 and 1.0, 11 to 0.1 and 1.0, 12 to 0.2 and 1.1.
@@ -200,92 +192,11 @@ def test_it_needs_a_store_split_or_a_surrogate(tmp_path):
         ExpertFlow(predictor="trained")
 
 
-class TestTokenScheduler:
-    def test_like_paths_go_together(self):
-        # Tokens 0, 2 and 4 pass experts 0 and 1, the others 2 and 3; five tokens, so that three come first.
-        ids = np.array([[[at % 2 * 2], [at % 2 * 2 + 1]] for at in range(5)])
-        assert as_bits(ids, 4)[:2].tolist() == [[1, 0, 0, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0, 1]]
-        assert halves(as_bits(ids, 4)) == ([0, 2, 4], [1, 3])
-        assert halves(as_bits(ids[:4], 4)) == ([0, 2], [1, 3])
-        assert halves(as_bits(ids[[0, 0, 0]], 4)) == ([0, 1], [2])  # all alike: in order
-
-    def test_it_is_no_worse_than_the_order_and_as_good_as_can_be_on_small_cases(self):
-        """Spread of the two halves (Hamming distance of each pair inside them) against every way to halve."""
-        found, best, ordered = [], [], []
-        for seed in range(40):
-            bits = as_bits(np.argsort(np.random.default_rng(seed).random((6, 3, 4)), axis=2)[:, :, :2], 4)
-
-            def spread(half, bits=bits):
-                other = [t for t in range(6) if t not in half]
-                return sum(int((bits[a] != bits[b]).sum()) for part in (half, other) for a, b in combinations(part, 2))
-
-            found.append(spread(halves(bits)[0]))
-            best.append(min(spread(half) for half in combinations(range(6), 3)))
-            ordered.append(spread((0, 1, 2)))
-        assert sum(best) <= sum(found) < 1.05 * sum(best) < sum(ordered)
-
-    def test_against_plain_means(self):
-        """Distances to means as fractions, one token and one bit at a time."""
-        for seed in range(30):
-            n = 8 + seed % 6
-            bits = as_bits(np.argsort(np.random.default_rng(seed).random((n, 3, 5)), axis=2)[:, :, :2], 5)
-            tokens = [[Fraction(bit) for bit in row] for row in bits.tolist()]
-
-            def distance(token, mean, tokens=tokens):
-                return sum(abs(x - m) for x, m in zip(tokens[token], mean, strict=True))
-
-            far = max(range(n), key=lambda t: (distance(t, tokens[0]), -t))
-            means, first = [tokens[0], tokens[far]], []
-            for _ in range(10):
-                lean = {t: distance(t, means[0]) - distance(t, means[1]) for t in range(n)}
-                now = sorted(sorted(range(n), key=lambda t: (lean[t], t))[: (n + 1) // 2])
-                if now == first:
-                    break
-                first = now
-                parts = first, [t for t in range(n) if t not in first]
-                means = [
-                    [sum(column) / len(part) for column in zip(*(tokens[t] for t in part), strict=True)]
-                    for part in parts
-                ]
-            assert halves(bits)[0] == first
-
-    def test_a_step_runs_in_two_passes(self, tmp_path):
-        """Four requests generate one token each, of paths 10, 12, 10, 12: two passes of one expert per layer."""
-        rows = [*ROUTES.values()] + [ROUTES[11], ROUTES[10], ROUTES[11], ROUTES[12]] * 2
-        tokens = [10, 11, 12] + [11, 10, 11, 12] * 2
-        path = written(tmp_path / "t.safetensors", [(3, 1, "store"), *[(1, 2, "test")] * 4], rows, 4, token_ids=tokens)
-
-        def decoded(grouping, **settings):
-            seen = replay(ExpertFlow(grouping=grouping, **settings), path, 8, batch=4)
-            assert seen.outcome.engine.tally.n_executed == 4 * 2 * 2
-            return [entry[1:] for entry in seen.log if entry[0] == "gpu"][8:], seen
-
-        assert decoded("off")[0] == [(0, 0), (0, 2), (1, 0), (1, 1)]
-        assert decoded("order")[0] == [(0, 0), (0, 2), (1, 0), (1, 1)] * 2
-        assert decoded("paths")[0] == [(0, 0), (1, 0), (0, 2), (1, 1)]
-        # Regrouping takes its time once a step, unless the pipeline hides it.
-        paths = decoded("paths", regroup_s=0.0)[1]
-        assert decoded("paths", regroup_s=5.0)[1].end_s == pytest.approx(paths.end_s + 5)
-        hidden = [decoded("paths", regroup_s=regroup_s, hidden=True)[1].end_s for regroup_s in (0.0, 5.0)]
-        assert hidden[0] == hidden[1] < paths.end_s
-        assert [len(r.ranges) for r in iterations(paths.outcome.setup)] == [1, 1, 1, 1, 2, 2]
-
-    def test_every_token_runs_once(self):
-        ranges = [Range(RequestInfo(i, 10 * i, 4, 3, "", None), 10 * i + 4, 10 * i + 5, "decode", 4) for i in range(3)]
-        for bad in ([ranges[:2]] * 2, [ranges, []], [ranges[:1], ranges[1:2]]):
-            batching = Batching(FirstCome([r.request for r in ranges], split=lambda _, bad=bad: bad), 3)
-            assert [len(batching.next(0.0)) for _ in range(3)] == [1, 1, 1]
-            with pytest.raises(IllegalDecision, match="every token of a decode step runs in one pass"):
-                batching.next(0.0)
-
-
 KNOBS = {
     "predictor": ({}, "surrogate:0.9"),
     "seed": ({"predictor": "surrogate:0.5"}, 1),
     "predict_s": ({}, 3.0),
     "hidden": ({"predict_s": 3.0}, True),
-    "grouping": ({}, "order"),
-    "regroup_s": ({"grouping": "paths"}, 3.0),
 }
 
 

@@ -70,7 +70,7 @@ def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "shortest.py").write_text(SHORTEST)
     monkeypatch.setattr(schedulers, "__path__", [*schedulers.__path__, str(tmp_path)])
     yield
-    schedulers.find.cache_clear()
+    schedulers.installed.cache_clear()
 
 
 @pytest.mark.usefixtures("newcomer")
@@ -104,7 +104,7 @@ def test_out_of_order_arrivals_leave_the_future_open(tmp_path: Path) -> None:
 def test_no_such_scheduler() -> None:
     with pytest.raises(BadInput, match=r"--scheduler, got 'fcfd': no such scheduler; did you mean 'fcfs'\?"):
         prepare(RunSpec(policy="lru", hw="rtx3090", scheduler="fcfd"))
-    assert schedulers.schedulers() == ("edf", "fcfs", "sjf")
+    assert schedulers.schedulers() == ("batch_affinity", "edf", "emoe_slo", "fcfs", "sjf")
     with pytest.raises(NotImplementedError):
         Scheduler([]).pick(math.inf)
 

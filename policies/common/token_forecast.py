@@ -26,62 +26,12 @@ from sim.policy import (
     Rank,
     Steps,
     StoreSplit,
+    TokenPaths,
     View,
-    no_store,
 )
 
 Ids = NDArray[np.int64]
-PRIOR = 2  # tokens of average routing added to each id's own: few enough that one sighting outweighs popularity
-
-
-class TokenPaths:
-    """Where tokens of each id were routed on the store split; a forecast mixes in the average of all tokens.
-
-    Raises:
-        BadInput: the trace has no store split.
-    """
-
-    def __init__(self, store: StoreSplit, policy: str) -> None:
-        trace = store.trace
-        if not store:
-            raise no_store(
-                trace,
-                f"{policy} learns there where tokens of each id are routed",
-                ", or a surrogate (--predictor surrogate:0.85)",
-            )
-        self._tokens, self._top_k = trace.token_ids, trace.top_k
-        self._known: dict[int, Ids] = {}
-        self._named: dict[int, tuple[Ids, Ids]] = {}
-        self._popular: Ids = np.zeros((trace.n_layers, trace.n_experts), dtype=np.int64)
-        layers = np.arange(trace.n_layers)[:, None]
-        for request in store.requests:
-            stop = request.first_row + request.prompt_len + request.outputs - 1
-            ids = trace.experts[request.first_row : stop].astype(np.int64)
-            for token, row in zip(self._tokens[request.first_row : stop].tolist(), ids, strict=True):
-                counts = self._known.setdefault(token, np.zeros_like(self._popular))
-                counts[layers, row] += 1
-        for counts in self._known.values():
-            self._popular += counts
-
-    def forecast(self, token: int) -> tuple[Ids, Ids]:
-        """(ids, scores), both [L, K], best first, ties to the lowest id; scores are integers of one scale per layer."""
-        found = self._named.get(token)
-        if found is None:
-            scores = PRIOR * self._popular
-            if token in self._known:
-                scores = scores + self._known[token] * self._popular.sum(axis=1, keepdims=True)
-            ids = np.argsort(-scores, axis=1, kind="stable")[:, : self._top_k]
-            found = self._named[token] = (ids, np.take_along_axis(scores, ids, 1))
-        return found
-
-    def paths(self, rows: list[int]) -> Ids:
-        """Experts foretold for the tokens of some rows, [n, L, K]."""
-        return np.stack([self.forecast(int(self._tokens[row]))[0] for row in rows])
-
-    def of(self, iteration: Iteration) -> tuple[Ids, Ids]:
-        """Forecasts of an iteration's tokens, [n, L, K] each."""
-        rows = [self.forecast(int(t)) for r in iteration.ranges for t in self._tokens[r.start_row : r.stop_row]]
-        return np.stack([ids for ids, _ in rows]), np.stack([scores for _, scores in rows])
+SURROGATE = ", or a surrogate (--predictor surrogate:0.85)"
 
 
 class Drawn:
@@ -89,28 +39,21 @@ class Drawn:
 
     def __init__(self, text: str, store: StoreSplit, seed: int) -> None:
         trace = store.trace
-        self._n_layers, self._experts = trace.n_layers, trace.experts
+        self._n_layers = trace.n_layers
         self._surrogate = Surrogate(text, trace.top_k, trace.n_experts, seed)
 
     def of(self, iteration: Iteration) -> tuple[Ids, Ids]:
         """Forecasts of an iteration's tokens, [n, L, K] each."""
         chosen = np.stack([iteration.ids(layer) for layer in range(self._n_layers)], axis=1).tolist()
         rows = [row for r in iteration.ranges for row in range(r.start_row, r.stop_row)]
-        ids = self._drawn(rows, chosen)
-        return ids, np.ones_like(ids)
-
-    def paths(self, rows: list[int]) -> Ids:
-        """Experts foretold for the tokens of some rows, [n, L, K]."""
-        return self._drawn(rows, [self._experts[row].tolist() for row in rows])
-
-    def _drawn(self, rows: list[int], chosen: list[list[list[int]]]) -> Ids:
-        return np.array(
+        ids = np.array(
             [
                 [self._surrogate.name(row, layer, own) for layer, own in enumerate(token)]
                 for row, token in zip(rows, chosen, strict=True)
             ],
             dtype=np.int64,
         )
+        return ids, np.ones_like(ids)
 
 
 class Forecasting(Policy):
@@ -153,15 +96,11 @@ class Forecasting(Policy):
 
     def learn(self, store: StoreSplit) -> None:
         drawn = self.predictor.startswith(PREFIX)
-        self._source = Drawn(self.predictor, store, self.seed) if drawn else TokenPaths(store, self.name)
+        self._source = Drawn(self.predictor, store, self.seed) if drawn else TokenPaths(store, self.name, SURROGATE)
 
     def foretell(self, iteration: Iteration) -> None:
         """Take the forecast for an iteration."""
         self.ids, self.scores = self._source.of(iteration)
-
-    def paths(self, rows: list[int]) -> Ids:
-        """Experts foretold for the tokens of some rows, [n, L, K]."""
-        return self._source.paths(rows)
 
     def foretold(self, layer: int) -> list[int]:
         """Experts foretold for a layer by any token, those with the highest scores together first."""

@@ -13,9 +13,8 @@ arXiv 2510.26730, is not this one.)
 - Real-time correction: what the gate chooses and nobody foretold is copied ahead of every forecast, while the experts
   that are there compute.
 
-- Token scheduler (`grouping=paths`): a decode step's tokens run as two batches, one after the other, regrouped by their
-  foretold paths (`token_scheduler.py`); `order` is the same without regrouping. Published for two consecutive batches
-  of a queue: here `--batch` is both of them together, and with `off` (the default) one pass, as everywhere.
+- Token scheduler: a decode step's tokens run as two batches, one after the other, regrouped by their foretold paths.
+  That is `--scheduler batch_affinity`, under which any policy may run; without it a step is one pass, as everywhere.
 
 Not modelled: the pipeline of two batches that hides the prediction (`hidden=true` shows what it would be worth), and
 what moving KV entries costs. Several GPUs (not published): each has its own slots.
@@ -24,8 +23,7 @@ what moving KV entries costs. Several GPUs (not published): each has its own slo
 from __future__ import annotations
 
 from policies.common.token_forecast import Forecasting
-from policies.expertflow.token_scheduler import as_bits, halves
-from sim.policy import Gate, Iteration, Param, Predict, Range, Serve, Steps, View
+from sim.policy import Gate, Iteration, Param, Predict, Serve, Steps, View
 
 
 class ExpertFlow(Forecasting):
@@ -38,45 +36,13 @@ class ExpertFlow(Forecasting):
         *Forecasting.predictor_params,
         Param("predict_s", 1e-3, "seconds per prediction (assumed)", low=0.0, high=60.0),
         Param("hidden", False, "the prediction costs no time, as if the pipeline of two batches hid it (published)"),
-        Param(
-            "grouping",
-            "off",
-            "a decode step's tokens in one pass; or in two, in order or with like paths together (published)",
-            ("off", "order", "paths"),
-        ),
-        Param(
-            "regroup_s",
-            0.01,
-            "seconds for regrouping a step's tokens on the CPU (published: below 10 ms)",
-            low=0.0,
-            high=60.0,
-        ),
     )
     predict_s: float
     hidden: bool
-    grouping: str
-    regroup_s: float
-
-    def bind(self, view: View) -> None:
-        super().bind(view)
-        self._n_experts = view.n_experts
-        self._regrouped = False
-
-    def split_step(self, ranges: list[Range]) -> list[list[Range]]:
-        """The token scheduler: two passes."""
-        if self.grouping == "off":
-            return [ranges]
-        size = (len(ranges) + 1) // 2
-        if self.grouping == "order":
-            return [ranges[:size], ranges[size:]]
-        self._regrouped = True
-        paths = self.paths([r.start_row for r in ranges])
-        return [[ranges[at] for at in half] for half in halves(as_bits(paths, self._n_experts))]
 
     def iteration_start(self, iteration: Iteration, view: View) -> Steps:
-        regroup_s, self._regrouped = self.regroup_s if self._regrouped else 0.0, False
         if not self.hidden:
-            yield Predict(self.predict_s + regroup_s, "side", blocking=True)
+            yield Predict(self.predict_s, "side", blocking=True)
         self.foretell(iteration)
         self.plan(view.piece(layer, e) for layer in range(view.n_layers) for e in self.foretold(layer))
         yield from self.load(view)

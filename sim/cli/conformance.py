@@ -1,4 +1,4 @@
-"""`moesim conformance`: does a policy keep the rules every policy must keep?"""
+"""`moesim conformance`: does a policy, or a scheduler, keep the rules every one must keep?"""
 
 from __future__ import annotations
 
@@ -11,27 +11,34 @@ from sim.cli.say import say
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("name")
+@click.argument("name", required=False)
+@click.option("--scheduler", metavar="NAME|FILE", help="Of this scheduler instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(name: str, as_json: bool) -> int:
-    """Run every conformance rule on the policy NAME (or an alias); exit 1 when one does not hold."""
-    from sim.conformance.suite import FAIL, PASS, conform
-    from sim.policy.registry import find
+def command(name: str | None, scheduler: str | None, as_json: bool) -> int:
+    """Run every conformance rule on the policy NAME (or an alias, or a file); exit 1 when one does not hold."""
+    if (name is None) == (scheduler is None):
+        raise click.UsageError("name a policy, as in moesim conformance lru; or a scheduler, by --scheduler fcfs")
+    from sim.conformance.suite import FAIL, PASS, conform, conform_scheduler
 
-    kind = find(name)
-    verdicts = list(conform(kind))
+    if scheduler is not None:
+        from sim.workload.schedulers import find as find_scheduler
+
+        what, verdicts = "scheduler", list(conform_scheduler(find_scheduler(scheduler)))
+    else:
+        from sim.policy.registry import find
+
+        assert name is not None
+        what, verdicts = "policy", list(conform(find(name)))
+    who = verdicts[0].policy
     counts = {word: sum(v.verdict == word for v in verdicts) for word in ("pass", "fail", "not applicable")}
     if as_json:
         checks = [{key: value for key, value in asdict(v).items() if key != "policy"} for v in verdicts]
-        click.echo(json.dumps({"schema": 1, "policy": kind.name, **counts, "checks": checks}, indent=2))
+        click.echo(json.dumps({"schema": 1, what: who, **counts, "checks": checks}, indent=2))
     else:
         from sim.base.tables import render, table
 
         verdict = "keeps every rule that applies" if not counts[FAIL] else f"breaks {counts[FAIL]} of its rules"
-        say(
-            f"{kind.name} {verdict}: {counts[PASS]} pass, {counts[FAIL]} fail, "
-            f"{counts['not applicable']} not applicable\n"
-        )
+        say(f"{who} {verdict}: {counts[PASS]} pass, {counts[FAIL]} fail, {counts['not applicable']} not applicable\n")
         rows = table("rule", "verdict", "why", numbers=False)
         for v in verdicts:
             rows.add_row(v.check, v.verdict, v.reason if v.verdict != PASS else "")

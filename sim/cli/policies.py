@@ -104,7 +104,7 @@ def _page(kind: type[Policy]) -> str:
     lines.append(f"traits: {traits}")
     lines += [f"needs of the trace: {', '.join(sorted(kind.needs))}", ""]
     for paragraph in _description(kind).split("\n\n"):
-        lines += [*_wrapped(paragraph), ""]
+        lines += [*wrapped(paragraph), ""]
     if not kind.params:
         return "\n".join([*lines, "It has no parameters."]) + "\n"
     rows = table("parameter", "default", "values", "meaning", numbers=False)
@@ -113,7 +113,7 @@ def _page(kind: type[Policy]) -> str:
     return "\n".join(lines) + "\n" + render(rows) + SETTING
 
 
-def _wrapped(paragraph: str) -> list[str]:
+def wrapped(paragraph: str) -> list[str]:
     """A paragraph of a docstring at this page's width; each item of a list on lines of its own, a formula as it is."""
     if paragraph.startswith("    "):
         return paragraph.splitlines()

@@ -10,6 +10,7 @@ import click
 
 from sim.base.errors import BadInput
 from sim.base.units import parse_bytes
+from sim.workload.schedulers import DEFAULT, schedulers
 
 if TYPE_CHECKING:
     from sim.run import Setup
@@ -60,7 +61,11 @@ SPEC_OPTIONS = (
         "none (back to back); default: as the trace has it.",
     ),
     click.option("--rate-scale", type=float, metavar="X", help="Times the rate of --arrivals; default: 1."),
-    click.option("--scheduler", metavar="NAME", help="Who runs next: fcfs (default), sjf, edf."),
+    click.option(
+        "--scheduler",
+        metavar="NAME|FILE",
+        help=f"Whose prompt runs next: {', '.join(schedulers())}, or ./mine.py; default: {DEFAULT}.",
+    ),
     click.option(
         "--slo",
         metavar="LIMITS|FILE",

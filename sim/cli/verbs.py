@@ -36,6 +36,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "check": ("check", "Hold runs to a baseline file: exit 1 when a hit rate drops or a time grows."),
     "diff": ("diff", "Two runs beside each other: where the time went, and the first decision that differs."),
     "policies": ("policies", "List policies, or show one with its parameters, sources and needs."),
+    "schedulers": ("schedulers", "List schedulers, or show one with its source and what it needs."),
     "models": ("models", "List MoE models, or show one's bytes per expert, token and KV entry."),
     "hw": ("hw", "List hardware profiles, or show one with the source of every figure."),
     "train": ("train", "Train a policy's predictor on a trace's store split."),
@@ -43,7 +44,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "record": ("record", "Record the routing of a Hugging Face MoE model."),
     "reproduce": ("reproduce", "Published figures beside simulated ones, misses included."),
     "bench": ("bench", "Time the replay against bare SimPy, and the main job's memory."),
-    "conformance": ("conformance", "Run every conformance check that applies to a policy."),
+    "conformance": ("conformance", "Run every conformance check that applies to a policy, or to a scheduler."),
 }
 
 

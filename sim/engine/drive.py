@@ -205,11 +205,16 @@ class Loop:
         iteration = self._compose(self._index, ranges, self.trace, self._feed.row(ranges))
         start_s = machine.now()
         clockwork.begin(iteration, start_s, self._open_loop)
+        if self.batching.owed_s > 0.0:
+            machine.predict(self.batching.owed_s, "host", True, "assumed")
+            self.batching.owed_s = 0.0
         engine.begin(iteration)
         engine.run_layers(iteration)
         end_s = machine.now()
         self.end_s = end_s
         complete = clockwork.end(iteration, start_s, end_s, machine.parts_s())
+        if self.batching.listens:
+            self.batching.scheduler.ran(ranges)
         if complete is not None:
             self.batching.served(complete, end_s)
             if engine.on_request_end:

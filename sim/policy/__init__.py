@@ -46,6 +46,7 @@ from sim.workload.fewest_copies import kept
 from sim.workload.gate import Gate
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range, RequestInfo
 from sim.workload.learn_split import MAKE_ONE, StoreSplit, no_store, requests_of
+from sim.workload.token_paths import TokenPaths
 
 if TYPE_CHECKING:
     from traces.format.reader import Trace as Trace
@@ -101,6 +102,7 @@ __all__ = [
     "Steps",
     "StoreSplit",
     "Ticket",
+    "TokenPaths",
     "VectorSearch",
     "View",
     "Wait",

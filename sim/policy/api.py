@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sim.policy.pieces import Piece
     from sim.policy.view import View
     from sim.workload.gate import Gate
-    from sim.workload.iterations import Iteration, Range, RequestInfo
+    from sim.workload.iterations import Iteration, RequestInfo
     from sim.workload.learn_split import StoreSplit
 
 # A hook that yields; a decision's ticket comes back from `yield`, and a list of tickets where several are yielded.
@@ -211,13 +211,6 @@ class Policy:
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
         """Which resident piece makes room for `piece`; None refuses (a prefetch is then dropped)."""
         return None
-
-    def split_step(self, ranges: list[Range]) -> list[list[Range]]:
-        """How the tokens of a decode step of several requests are shared out over passes, one after the other.
-
-        Asked again for the bounds beside a result, so the answer must rest on `ranges` and what was learnt alone.
-        """
-        return [ranges]
 
     def stats(self) -> dict[str, float]:
         """Figures of the policy's own (prediction accuracy, store size ...) for the report."""

@@ -16,9 +16,9 @@ from sim import __version__
 from sim.base.errors import BadInput, DoesNotFit, did_you_mean
 from sim.base.files import bundled
 from sim.base.json import to_json
+from sim.base.own_file import read_from
 from sim.base.own_file import whole as whole_plug_in
 from sim.base.units import show_count
-from sim.policy.api import overrides
 from sim.policy.blame import blamed, check_traits
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
@@ -31,6 +31,7 @@ from sim.profiles.stack import PACKAGE as STACKS
 from sim.profiles.stack import load_stack
 from sim.setup.memory import BudgetRule, Demand, MemoryPlan, check_host, plan
 from sim.setup.pairing import check_shape, default_model, drawn_anew, model_of_shape, trace_for
+from sim.setup.profile import profiled
 from sim.setup.spec import HIT_DEFINITIONS
 from sim.workload import schedulers
 from sim.workload.batching import Batching
@@ -95,16 +96,20 @@ class Setup:
         """Whether iterations are composed alike however long they take."""
         return not self.open_loop or (self.spec.batch == 1 and self.scheduler.in_order and not self.clients)
 
-    def batching(self, open_loop: bool | None = None, splits: bool = True) -> Batching:
+    def batching(self, open_loop: bool | None = None) -> Batching:
         """What composes iterations, with every request still waiting for its scheduler.
 
         Args:
-            open_loop: honour arrivals; None: where the trace has any. splits: the policy may split decode steps.
+            open_loop: honour arrivals; None: where the trace has any.
         """
         honoured = self.open_loop if open_loop is None else open_loop
-        split = self.policy.split_step if splits and overrides(self.policy, "split_step") else None
-        profiled = Profiled.of(self.store, self.slos)
-        return Batching(self.scheduler(self.requests, honoured, split, self.clients, profiled), self.spec.batch)
+        scheduler = self.scheduler(self.requests, honoured, self.clients, self.profiled)
+        return Batching(scheduler, self.spec.batch)
+
+    @cached_property
+    def profiled(self) -> Profiled:
+        """What the scheduler may know of requests before they run."""
+        return profiled(self, self.scheduler.needs)
 
     @property
     def arrivals_file(self) -> Path | None:
@@ -156,6 +161,9 @@ class Setup:
         code: dict[str, str | None] = {} if file is None else {"policy_sha256": file.sha256}
         if without_file(kind):
             code = {"policy_sha256": None}
+        scheduler_file = read_from(self.scheduler)
+        if scheduler_file is not None:
+            code |= {"scheduler": self.scheduler.name, "scheduler_sha256": scheduler_file.sha256}
         return {
             "version": __version__,
             "policy": self.policy.name,
@@ -184,8 +192,8 @@ class Setup:
                 del spec[name]
         if self.arrivals_file is not None:
             del spec["arrivals"]
-        if self.scheduler.name == schedulers.DEFAULT:
-            del spec["scheduler"]
+        if self.scheduler.name == schedulers.DEFAULT or read_from(self.scheduler) is not None:
+            del spec["scheduler"]  # the default, or what `resolved` has the text of
         return hashlib.sha256(to_json({**spec, **self.resolved()}).encode()).hexdigest()[:12]
 
     def explicit(self) -> RunSpec:
@@ -194,6 +202,7 @@ class Setup:
         return msgspec.structs.replace(
             spec,
             policy=whole_plug_in(spec.policy),
+            scheduler=None if spec.scheduler is None else whole_plug_in(spec.scheduler),
             hw=_whole(spec.hw, GPUS),
             stack=_whole(spec.stack, STACKS),
             arrivals=spec.arrivals if self.arrivals_file is None else str(self.arrivals_file.resolve()),
@@ -343,6 +352,14 @@ def _check_scheduler(setup: Setup) -> None:
     who = f"--scheduler {kind.name}"
     if "outputs" in kind.needs and not setup.store:
         raise no_store(setup.trace, f"{who} expects of a request what its task put out there")
+    if "prices" in kind.needs and not setup.store:
+        raise no_store(
+            setup.trace, f"{who} expects a request's prompt to need the experts that its task's needed there"
+        )
+    if "paths" in kind.needs:
+        setup.trace.require_all(frozenset({"token_ids"}), who)
+        if not setup.store:
+            raise no_store(setup.trace, f"{who} learns there where tokens of each id are routed")
     if "deadlines" in kind.needs and not (slos and setup.open_loop):
         raise BadInput(f"{who}: it goes by deadlines, which are arrivals and SLOs; give --arrivals and --slo")
     tasks = sorted({request.task for request in setup.requests})

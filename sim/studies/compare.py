@@ -142,12 +142,10 @@ def checked(
 
 def _terms(setup: Setup) -> tuple[Any, ...]:
     """What a lower bound depends on, of all that may differ between runs of one comparison."""
-    from sim.policy.api import overrides
-
     meant = setup.resolved()
-    split = setup.run_id if setup.spec.batch > 1 and overrides(setup.policy, "split_step") else ""
     digests = (meant[f"{what}_sha256"] for what in ("hw", "model", "stack", "trace"))
-    return setup.memory.expert_bytes, "cpu" in setup.policy.traits, split, setup.scheduler.name, *digests
+    scheduler = setup.scheduler.name, meant.get("scheduler_sha256")
+    return setup.memory.expert_bytes, "cpu" in setup.policy.traits, *scheduler, *digests
 
 
 def by_scheduler(named: str | None) -> list[tuple[str | None, str]]:

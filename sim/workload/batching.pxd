@@ -16,6 +16,8 @@ cdef class Batching:
     cdef list _running
     cdef int _n_later
     cdef bint _shares_out
+    cdef readonly bint listens
+    cdef public double owed_s
     cpdef next(self, double now_s)
     @cython.locals(running=Running, row=int, over=bint)
     cdef list _decode(self)

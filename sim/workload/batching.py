@@ -39,6 +39,8 @@ class Batching:
         self._later: deque[list[Range]] = deque()  # passes of the step that runs
         self._n_later = 0
         self._shares_out = scheduler.shares_out
+        self.listens = scheduler.listens
+        self.owed_s = 0.0  # for sharing out the step whose first pass is next
 
     def next(self, now_s: float) -> list[Range] | float | None:
         """The ranges of the next iteration, the time of the next arrival to wait for, or None: nobody is left."""
@@ -114,6 +116,7 @@ class Batching:
             raise IllegalDecision(f"passes, got {passes!r}: every token of a decode step runs in one pass")
         self._later.extend([list(one) for one in passes])
         self._n_later = len(self._later) - 1
+        self.owed_s = self.scheduler.sharing_out_s if self._n_later else 0.0
         return self._later.popleft()
 
 

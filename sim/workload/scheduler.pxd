@@ -1,4 +1,4 @@
 cdef class Scheduler:
     cdef readonly object waiting, profiled
     cdef bint _open_loop
-    cdef object _split, _to_come
+    cdef object _to_come

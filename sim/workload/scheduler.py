@@ -6,13 +6,11 @@ A scheduler says who goes next. What runs together in an iteration is composed o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 from sim.workload.iterations import Range, RequestInfo
 from sim.workload.profiled import Profiled
-
-Split = Callable[[list[Range]], list[list[Range]]]
 
 
 class Scheduler:
@@ -20,9 +18,8 @@ class Scheduler:
 
     Args:
         requests: in order of arrival; `add` brings further ones. open_loop: honour arrival times instead of starting
-            at once. split: shares a decode step out over passes where the scheduler does not (`Policy.split_step`).
-            clients: of a closed loop: so many ask at once, and each asks again when it has been answered; 0: requests
-            come by themselves. profiled: what is known of requests before they run.
+            at once. clients: of a closed loop: so many ask at once, and each asks again when it has been answered; 0:
+            requests come by themselves. profiled: what is known of requests before they run.
     """
 
     name: ClassVar[str] = ""
@@ -30,13 +27,15 @@ class Scheduler:
     """Whether requests start in order of arrival, so that arrivals do not decide who is served when."""
 
     needs: ClassVar[tuple[str, ...]] = ()
-    """What of `Profiled` it cannot do without: `outputs`, `deadlines`."""
+    """What of `Profiled` it cannot do without: see `NEEDS`."""
+
+    sharing_out_s: ClassVar[float] = 0.0
+    """What the CPU takes to share a decode step out over several passes; the step waits for it (assumed)."""
 
     def __init__(
         self,
         requests: Sequence[RequestInfo],
         open_loop: bool = False,
-        split: Split | None = None,
         clients: int = 0,
         profiled: Profiled | None = None,
     ) -> None:
@@ -45,7 +44,6 @@ class Scheduler:
         self.profiled = profiled or Profiled()
         self._to_come = deque(requests[len(first) :])  # of clients that wait for an answer
         self._open_loop = open_loop
-        self._split = split
 
     # -- what a plug-in answers ------------------------------------------------------------------------------------
 
@@ -61,13 +59,20 @@ class Scheduler:
 
         Asked again for the bounds beside a result, so the answer must rest on `ranges` and what was learnt alone.
         """
-        return [ranges] if self._split is None else self._split(ranges)
+        return [ranges]
 
     def started(self, request: RequestInfo) -> None:
         """Its prompt runs from the next iteration on."""
 
     def finished(self, request: RequestInfo) -> None:
         """Its last token is out."""
+
+    def ran(self, ranges: list[Range]) -> None:
+        """An iteration of these ranges is over; told where a scheduler implements it."""
+
+    def stats(self) -> dict[str, Any]:
+        """What it went by, and what came of it, for the result."""
+        return {}
 
     # -- what a plug-in answers with -------------------------------------------------------------------------------
 
@@ -87,7 +92,12 @@ class Scheduler:
     @property
     def shares_out(self) -> bool:
         """Whether decode steps may take several passes."""
-        return self._split is not None or type(self).passes is not Scheduler.passes
+        return type(self).passes is not Scheduler.passes
+
+    @property
+    def listens(self) -> bool:
+        """Whether it is told of every iteration."""
+        return type(self).ran is not Scheduler.ran
 
     def add(self, request: RequestInfo) -> None:
         """A further request, no earlier than those that wait."""

@@ -45,7 +45,7 @@ class Scheduler:
 
     Args:
         requests: in order of arrival. batch: slots. open_loop: honour arrival times instead of starting at once.
-        split: shares a decode step out over passes that run one after the other (`Policy.split_step`).
+        split: shares a decode step out over passes that run one after the other (`Scheduler.passes`).
     """
 
     def __init__(

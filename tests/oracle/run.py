@@ -43,7 +43,7 @@ def oracle_run(setup: Setup, spans: Spans | None = None, log: Log | None = None)
     engine, machine = assemble(setup, spans, log)
     start_policy(engine, setup)
     clockwork = Clockwork()
-    scheduler = Scheduler(setup.requests, setup.spec.batch, setup.open_loop, setup.policy.split_step)
+    scheduler = Scheduler(setup.requests, setup.spec.batch, setup.open_loop, setup.batching().scheduler.passes)
     for _ in drive(engine, machine, scheduler, setup.trace, clockwork, setup.open_loop):
         pass
     return Outcome(fold(setup, engine, machine, clockwork), engine, machine, clockwork)

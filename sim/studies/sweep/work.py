@@ -126,15 +126,11 @@ def _model_of(trace: str) -> str:
 
 def bound_terms(setup: Setup) -> dict[str, Any]:
     """All that the lower bound of a run depends on."""
-    from sim.policy.api import overrides
-
     spec, meant = setup.spec, setup.resolved()
-    splits = spec.batch > 1 and overrides(setup.policy, "split_step")
     return {
         "version": __version__,
         "expert_bytes": setup.memory.expert_bytes,
         "cpu": "cpu" in setup.policy.traits,
-        "split_steps_of": setup.run_id if splits else "",
         **{f"{what}_sha256": meant[f"{what}_sha256"] for what in ("hw", "model", "stack", "trace")},
         **{name: getattr(spec, name) for name in ("precision", "gpus", "batch", "scheduler", "split", "requests")},
         **setup.load_terms,

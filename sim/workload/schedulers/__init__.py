@@ -1,31 +1,75 @@
-"""Schedulers, found by the name of their file: a newcomer is one file here, with one class of that name."""
+"""Schedulers, found by the name of their file: a newcomer is one file here, with one class of that name; or one of the
+user's own (`--scheduler ./mine.py`)."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 from functools import cache
+from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput, did_you_mean
-from sim.workload.scheduler import Scheduler
+from sim.base.own_file import Sort, classes_in, is_file, load
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from sim.workload.scheduler import Scheduler
 
 DEFAULT = "fcfs"
+NO_SCHEDULER = (
+    "a scheduler is a class derived from sim.workload.scheduler.Scheduler with a `name`; see docs/schedulers.md"
+)
 
 
 def schedulers() -> tuple[str, ...]:
-    """Names of those that there are."""
+    """Names of those that are installed, without importing any."""
     return tuple(info.name for info in pkgutil.iter_modules(__path__))
 
 
-@cache
 def find(name: str) -> type[Scheduler]:
-    """The scheduler of that name.
+    """The scheduler of that name, or of a file (`./mine.py:Class`).
 
     Raises:
-        BadInput: no such scheduler, with the nearest name.
+        BadInput: no such scheduler, with the nearest name; or its file cannot be used, with the reason.
     """
+    if is_file(name):
+        return checked(load(name, SORT), name)
     if name not in schedulers():
         raise BadInput(f"--scheduler, got {name!r}: no such scheduler; {did_you_mean(name, schedulers())}")
-    module = importlib.import_module(f"{__name__}.{name}")
-    found = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Scheduler)]
-    return next(kind for kind in found if kind.name == name)
+    return installed(name)
+
+
+@cache
+def installed(name: str) -> type[Scheduler]:
+    found = schedulers_in(importlib.import_module(f"{__name__}.{name}"))
+    return next(kind for kind in found.values() if kind.name == name)
+
+
+def schedulers_in(module: ModuleType) -> dict[str, type[Scheduler]]:
+    from sim.workload.scheduler import Scheduler
+
+    return classes_in(module, Scheduler)
+
+
+def checked(kind: type[Scheduler], name: str) -> type[Scheduler]:
+    """The same, where what it declares is what there is to declare. Raises BadInput."""
+    from sim.workload.profiled import NEEDS
+
+    if not isinstance(kind.needs, tuple) or not all(isinstance(need, str) for need in kind.needs):
+        raise BadInput(f"scheduler, got {name!r} with needs {kind.needs!r}: a tuple of names ({', '.join(NEEDS)})")
+    for need in kind.needs:
+        if need not in NEEDS:
+            raise BadInput(f"scheduler, got {name!r} with need {need!r}: no such need; {did_you_mean(need, NEEDS)}")
+    if not isinstance(kind.name, str):
+        raise BadInput(f"scheduler, got {name!r} with name {kind.name!r}: a word; correct the file")
+    return kind
+
+
+SORT = Sort(
+    "scheduler",
+    "schedulers",
+    "--scheduler takes a file, or a name that `moesim schedulers` lists",
+    NO_SCHEDULER,
+    schedulers_in,
+)

@@ -1,0 +1,80 @@
+"""What a scheduler may know of requests before they run: lengths, and what they cost on this very machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sim.machine.cost import Cost
+from sim.workload.iterations import PREFILL, Iteration, Range
+from sim.workload.learn_split import StoreSplit
+from sim.workload.profiled import Profiled, by_task
+from sim.workload.token_paths import TokenPaths
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.setup.prepare import Setup
+
+
+def profiled(setup: Setup, needs: Sequence[str]) -> Profiled:
+    """What is known, with what `needs` names (`sim.workload.profiled.NEEDS`) where that takes work."""
+    found = Profiled.of(setup.store, setup.slos)
+    if "prices" in needs:
+        cost = Cost(setup.hw, setup.model, setup.stack, setup.spec.precision)
+        tasks, every = by_task(missing_experts(setup))
+        copy_s = max(cost.copies.h2d_s(setup.model.expert_bytes(setup.spec.precision)), cost.launches.copy_s)
+        each_s = copy_s / setup.spec.gpus
+        found = replace(
+            found,
+            token_s=token_s(setup, cost),
+            loading_s={task: n * each_s for task, n in tasks.items()},
+            any_loading_s=(every or 0.0) * each_s,
+            max_tokens=setup.memory.parts.kv_tokens or math.inf,
+        )
+    if "paths" in needs:
+        who = f"--scheduler {setup.scheduler.name}"
+        found = replace(found, paths=TokenPaths(StoreSplit(setup.trace, setup.store), who))
+    return found
+
+
+def token_s(setup: Setup, cost: Cost) -> float:
+    """An iteration of one prompt token whose experts are all there: the longer of what GPU and host spend on it."""
+    model, launches = setup.model, cost.launches
+    iteration = Iteration(0, [Range(setup.requests[0], 0, 1, PREFILL, 0)], setup.trace)
+    n_moe, n_dense, k = model.n_moe_layers, model.n_layers - model.n_moe_layers, model.top_k
+    leader, slack_s = cost.leader(1, setup.spec.precision)
+    experts_s = leader.duration_s * k
+    if launches.grouped:
+        experts_s = leader.duration_s
+        for _ in range(k - 1):
+            member, slack_s = cost.member(slack_s, 1, setup.spec.precision)
+            experts_s += member.duration_s
+    layer_s = cost.attention(iteration).duration_s + cost.gate(1).duration_s + experts_s
+    host_s = launches.attention.all_s + launches.gate.all_s + launches.sync_s + launches.experts_s(k)
+    if cost.has_shared:
+        layer_s, host_s = layer_s + cost.shared(1).duration_s, host_s + launches.shared.all_s
+    gpu_s, host_s = n_moe * layer_s + cost.head(1).duration_s, n_moe * host_s + launches.head.all_s + launches.sync_s
+    if n_dense:
+        gpu_s += n_dense * cost.dense_layer(iteration).duration_s
+        host_s += n_dense * launches.dense.all_s
+    return max(gpu_s, host_s)
+
+
+def missing_experts(setup: Setup) -> list[tuple[str, float]]:
+    """(task, experts that its prompt is expected to find missing) of every request of the store split.
+
+    Its prompt's experts, each counted once, of which a cache that knows nothing of it holds as large a share as of all.
+    """
+    trace, n_all = setup.trace, setup.model.n_moe_layers * setup.model.n_experts
+    room = sum(setup.memory.expert_bytes) // setup.model.expert_bytes(setup.spec.precision)
+    missing_frac = max(0.0, 1.0 - room / n_all)
+    found = []
+    first_ids = np.arange(trace.n_layers)[None, :, None] * trace.n_experts
+    for request in setup.store:
+        ids = trace.experts[request.first_row : request.first_row + request.prompt_len].astype(np.int64)
+        found.append((request.task, missing_frac * len(np.unique(ids + first_ids))))
+    return found
