@@ -68,7 +68,7 @@ def memory(run: Run) -> Section:
 def held(run: Run) -> tuple[list[float], list[list[int]]] | str:
     """When each iteration ended, and what experts took then, by GPU; or why that is not known.
 
-    The run is replayed from its configuration, which must give the very same run. A policy in a file is not: a report
+    The run is replayed from its configuration, which must give the very same run. A policy or scheduler in a file is not: a report
     of somebody's folder runs none of their code.
     """
     from sim.base.own_file import is_file
@@ -80,8 +80,8 @@ def held(run: Run) -> tuple[list[float], list[list[int]]] | str:
         return f"What they took over time is shown of simulated runs of at most {MOST_TOKENS:,} output tokens."
     try:
         spec = to_struct(read_spec(run.config)[0], RunSpec, str(run.config))
-        if is_file(spec.policy):
-            return "What they took over time is not shown: it takes a replay, and reports run no policy from a file."
+        if is_file(spec.policy) or is_file(spec.scheduler or ""):
+            return "What they took over time is not shown: it takes a replay, and reports run no code from a file."
         setup = prepare(spec)
         try:
             if setup.run_id != run.result.run_id:

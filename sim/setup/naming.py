@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from sim.base.own_file import read_from
 from sim.base.units import show_count
 from sim.policy.policy_file import file_of
 
@@ -40,7 +41,9 @@ def title_of(setup: Setup) -> str:
     rest += [f"arrivals {spec.arrivals}"] * (spec.arrivals is not None)
     rest += [f"at {spec.rate_scale:g} times the rate"] * (spec.rate_scale != 1.0)
     rest += [f"{spec.gpus} GPUs"] * (spec.gpus > 1) + [f"batch {spec.batch}"] * (spec.batch > 1)
-    rest += [f"scheduler {spec.scheduler}"] * (spec.scheduler is not None)
+    if spec.scheduler is not None:
+        own_file = read_from(setup.scheduler)
+        rest.append(f"scheduler {setup.scheduler.name}" + (f" of {own_file.path.name}" if own_file else ""))
     rest += [f"SLO {said}" for said in sorted(_slos(spec))]
     rest += [f"stack {setup.stack.id}"] * (setup.stack.id != "bare") + [f"seed {spec.seed}"] * (spec.seed != 0)
     rest += [f"hits by {spec.hit_definition}"] * (spec.hit_definition != "gate")

@@ -28,7 +28,7 @@ TOLD = (
     "hit_definition",
 )
 ASKED = ("scheduler", "rate_scale", "slo")
-DIGESTS = ("arrivals_sha256", "hw_sha256", "model_sha256", "stack_sha256")
+DIGESTS = ("arrivals_sha256", "hw_sha256", "model_sha256", "scheduler_sha256", "stack_sha256")
 
 
 class Input(NamedTuple):

@@ -133,6 +133,7 @@ def bound_terms(setup: Setup) -> dict[str, Any]:
         "cpu": "cpu" in setup.policy.traits,
         **{f"{what}_sha256": meant[f"{what}_sha256"] for what in ("hw", "model", "stack", "trace")},
         **{name: getattr(spec, name) for name in ("precision", "gpus", "batch", "scheduler", "split", "requests")},
+        "scheduler_sha256": meant.get("scheduler_sha256"),
         **setup.load_terms,
     }
 
