@@ -68,8 +68,8 @@ def memory(run: Run) -> Section:
 def held(run: Run) -> tuple[list[float], list[list[int]]] | str:
     """When each iteration ended, and what experts took then, by GPU; or why that is not known.
 
-    The run is replayed from its configuration, which must give the very same run. A policy or scheduler in a file is not: a report
-    of somebody's folder runs none of their code.
+    The run is replayed from its configuration, which must give the very same run. A policy or a scheduler in a file is
+    not: a report of somebody's folder runs none of their code.
     """
     from sim.base.own_file import is_file
     from sim.run import assemble, prepare, run_through
