@@ -109,7 +109,7 @@ def assemble(
         machine: carry it out on this one instead; the policy sees the prices of the setup all the same.
     """
     policy, spec = setup.policy, setup.spec
-    cost = Cost(setup.hw, setup.model, setup.stack, spec.precision)
+    cost = setup.cost()
     if machine is None:
         kind: Any = setup.machine or SimulatedMachine
         if setup.engine == SIMPY:
@@ -152,7 +152,7 @@ def record(setup: Setup) -> tuple[Outcome, Recording | None]:
     """Run it, and write down what others like it need; None where a time or a price had a part in its decisions."""
     with blamed(setup.policy):
         began_s = time.perf_counter()
-        cost = Cost(setup.hw, setup.model, setup.stack, setup.spec.precision)
+        cost = setup.cost()
         asked, machine = AskedPrices(cost), SimulatedMachine(cost, setup.spec.gpus)
         recorder = Recorder(machine, setup.pieces)
         engine = engine_of(setup, recorder, cast("Cost", asked))
@@ -170,7 +170,7 @@ def timed(setup: Setup, recording: Recording) -> Outcome:
     """What `execute` gives without a bound, by a run of the same decisions on other hardware."""
     began_s = time.perf_counter()
     setup = replace(setup, policy=recording.policy)
-    cost = Cost(setup.hw, setup.model, setup.stack, setup.spec.precision)
+    cost = setup.cost()
     machine, clockwork = SimulatedMachine(cost, setup.spec.gpus), Clockwork()
     tape = recording.tape
     Player(machine, recording.engine.pieces, tape.budget_bytes, tape.placed).play(tape, clockwork)

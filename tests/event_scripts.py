@@ -12,12 +12,15 @@ from sim.machine.events.bill import TERMS, WAYS
 from sim.machine.events.machine import EventMachine
 from sim.machine.price import Launch, Price
 from sim.machine.protocol import DEMAND, SPECULATIVE
+from sim.machine.several import ALONE
 from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket
 
 
 class Knobs(SimpleNamespace):
     """Stands for `Cost` and its `copies`: every price is what the script says."""
+
+    several = ALONE
 
     n_dense_before = (0,) * 9  # before each of eight layers, and after the last
 

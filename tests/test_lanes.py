@@ -17,6 +17,7 @@ from sim.machine.copy_queue import Copy, CopyQueue
 from sim.machine.lanes import CAUSES, GPU, H2D, HOST, Launched, SerialLane, Stream
 from sim.machine.price import Launch, Price
 from sim.machine.protocol import DEMAND, SPECULATIVE
+from sim.machine.several import ALONE
 from sim.machine.simulated import SimulatedMachine
 from sim.policy.pieces import Piece
 from sim.policy.tickets import UNKNOWN_S, Ticket
@@ -28,6 +29,8 @@ REQUEST = RequestInfo(0, 0, 1, 2, "", None)
 
 class Knobs(SimpleNamespace):
     """Stands for `Cost` and its `copies`: every price is what the script says."""
+
+    several = ALONE
 
     @property
     def copies(self) -> Knobs:

@@ -18,7 +18,6 @@ import numpy as np
 
 from sim.bounds.alone import Alone, Uses, alone, in_turn
 from sim.bounds.path import Experts, Path, path_of
-from sim.machine.cost import Cost
 from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Bounds:
 
     def __init__(self, setup: Setup, cpu: bool) -> None:
         self.setup, self.cpu = setup, cpu
-        self.cost = Cost(setup.hw, setup.model, setup.stack, setup.spec.precision)
+        self.cost = setup.cost()
         self.experts = Experts(self.cost)
         self.n_gpus = setup.spec.gpus
         size = setup.pieces.whole[0][0].n_bytes

@@ -53,6 +53,11 @@ SPEC_OPTIONS = (
     ),
     click.option("--stack", metavar="NAME|FILE", help="Serving framework and what it costs; default: bare."),
     click.option("--gpus", type=int, metavar="N", help="GPUs that hold experts; default: 1."),
+    click.option(
+        "--peer",
+        metavar="WAY",
+        help="How tokens cross to experts on other GPUs: per-expert (default), or all-to-all: together, in a queue.",
+    ),
     click.option("--batch", type=int, metavar="N", help="Requests decoded together; default: 1."),
     click.option(
         "--arrivals",

@@ -197,7 +197,7 @@ class World:
     def smallest(self, gpus: int = 1, settings: dict[str, ParamValue] | None = None) -> int:
         """Whole experts over all GPUs of the smallest budget the policy accepts, its predictor included."""
         made = self.setup(ALL, settings, gpus)
-        cost = Cost(made.hw, made.model, made.stack, made.spec.precision)
+        cost = made.cost()
         residency = Residency(made.pieces, made.memory.expert_bytes)
         engine = Engine(
             made.policy, SimulatedMachine(cost, gpus), residency, cost, Arrays(made.trace), made.model.top_k
@@ -287,7 +287,7 @@ def observe(setup: Setup, hw: Hardware, pace: float = 1.0, hides_later: bool = F
             )
         )
 
-    cost = Cost(hw if pace == 1.0 else faster(hw, pace), setup.model, setup.stack, setup.spec.precision)
+    cost = Cost(hw if pace == 1.0 else faster(hw, pace), setup.model, setup.stack, setup.spec.precision, setup.several)
     machine = Watched(cost, setup.spec.gpus, overrides(setup.policy, "copy_done"))
     engine, _ = assemble(setup, None, log, machine)
     steps, computed = machine.steps, machine.computed

@@ -47,6 +47,8 @@ cdef class Engine:
     cdef run_layer(self, Iteration iteration, int layer)
     @cython.locals(row=Row)
     cdef _owe(self, Iteration iteration, int layer)
+    @cython.locals(first=int, expert=int, n_tokens=list, piece=Piece)
+    cdef _dispatch(self, int layer)
     cdef _serve_chosen(self, Iteration iteration, int layer, double now_s)
     @cython.locals(server=Layer, plain=bint, gate=Gate)
     cdef _serve_gate(self, Iteration iteration, int layer)

@@ -37,6 +37,7 @@ from sim.policy.decisions import (
     WriteBack,
 )
 from sim.policy.outlook import Outlook
+from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket, all_tickets
 from sim.policy.view import View
 from sim.workload.gate import Gate
@@ -334,9 +335,20 @@ class Engine:
             for expert, n_tokens in iteration.chosen(layer).items():
                 self.pending.add(expert, n_tokens)
 
+    def _dispatch(self, layer: int) -> None:
+        """Tell the machine how many pairs of token and expert go to each GPU: experts have their homes."""
+        n_tokens = [0] * self.pieces.n_gpus
+        first = layer * self.pieces.n_experts
+        for expert in self.pending.experts():
+            piece: Piece = self.pieces.all[first + expert]
+            n_tokens[piece.gpu] += self.pending.tokens[expert]
+        self.machine.dispatch(layer, n_tokens)
+
     def _serve_chosen(self, iteration: Iteration, layer: int, now_s: float) -> None:
         """Serve a layer for a policy that leaves it to the engine."""
         self._owe(iteration, layer)
+        if self.machine.gathers:
+            self._dispatch(layer)
         self.service.serve_chosen(self.counts, now_s)
         if self.layer.joins:
             self.layer.join(layer)
@@ -349,6 +361,8 @@ class Engine:
             gate = reassign(self, gate)
         for expert, n_tokens in gate.needs.items():
             self.pending.add(expert, n_tokens)
+        if self.machine.gathers:
+            self._dispatch(layer)
         plain = gate.asked is gate.needs
         server.lower = gate.precision
         if plain:

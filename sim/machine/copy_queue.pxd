@@ -10,7 +10,7 @@ cdef class Copy(Ticket):
     cdef public int layer, expert, length
     cdef public long long n_bytes
     cdef public double duration_s, submit_s, start_s
-    cdef public bint demanded, cancelled
+    cdef public bint demanded, cancelled, carries
     cdef public tuple after
     cdef public Piece piece
     @cython.locals(ready_s=double, ticket=Ticket)
@@ -57,6 +57,7 @@ cdef class CopyQueue:
     cpdef double next_start_s(self) except? -2.0
     @cython.locals(best=Copy, copy=Copy, ready_s=double, earliest_s=double, at_s=double)
     cdef Copy _next(self)
+    @cython.locals(ticket=Ticket)
     cdef _serve(self, Copy copy, double start_s)
     cpdef bint cancel(self, Copy copy, double now_s) except -1
     cpdef promote(self, Copy copy, double now_s)

@@ -26,6 +26,7 @@ class Copy(Ticket):
     __slots__ = (
         "after",
         "cancelled",
+        "carries",
         "demanded",
         "duration_s",
         "expert",
@@ -51,6 +52,7 @@ class Copy(Ticket):
         after: tuple[Ticket, ...],
         piece: Piece | None,
         cause: int,
+        carries: bool = False,
     ) -> None:
         self.end_s = UNKNOWN_S
         self.cause = cause
@@ -66,6 +68,7 @@ class Copy(Ticket):
         self.after = after
         self.start_s = UNKNOWN_S
         self.cancelled = False
+        self.carries = carries  # a result: who waits for it waits for what that was late for
         self.piece = piece  # None: activations
 
     def ready_s(self) -> float:
@@ -98,6 +101,7 @@ def copy_of(
     copy.after = after
     copy.start_s = -1.0
     copy.cancelled = False
+    copy.carries = False
     copy.piece = piece
     return copy
 
@@ -274,6 +278,10 @@ class CopyQueue:
         return best
 
     def _serve(self, copy: Copy, start_s: float) -> None:
+        if copy.carries and start_s > self.free_s:
+            ticket = copy.after[0]
+            copy.cause = ticket.cause
+            copy.speculative = ticket.speculative
         copy.start_s = start_s
         copy.end_s = self.free_s = start_s + copy.duration_s
         copy.after = ()  # settled: let go of what it waited for, or tickets would chain through the whole run

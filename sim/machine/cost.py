@@ -20,6 +20,7 @@ from sim.machine.launches import Launches
 from sim.machine.measured import SIX_DIGITS, Measured
 from sim.machine.price import Price, kernels_of
 from sim.machine.roofline import Attention, Roofline
+from sim.machine.several import ALONE, Several
 from sim.profiles.geometry import BITS_PER_PARAM
 
 if TYPE_CHECKING:
@@ -36,9 +37,13 @@ class Cost:
 
     `copies`: of links. `launches`: of the host. `figures`: what prices rest on. `measured`: curves, and what was priced
     beyond them.
+
+    Args:
+        several: how several GPUs work together.
     """
 
-    def __init__(self, hw: Hardware, model: Model, stack: Stack, precision: str) -> None:
+    def __init__(self, hw: Hardware, model: Model, stack: Stack, precision: str, several: Several = ALONE) -> None:
+        self.several = several
         self.hw, self.model, self.stack, self.precision = hw, model, stack, precision
         self.figures = figures = Figures()
         self.measured = measured = Measured(hw, model.id, precision)

@@ -20,12 +20,12 @@ class Launches:
 
     `grouped`: experts of a layer share kernels. `member`: launching an expert that joins a group. `parts`: launching
     slices of an expert's matrices, by their share of its kernels and whether they come first. `kernel_s`: host seconds
-    of one kernel. `cpu_s`: of handing an expert to the CPU. `begin_s`: before an iteration's first operation. `q_*`:
-    indices of the figures behind them.
+    of one kernel. `enqueue_s`: of handing a copy to its engine. `cpu_s`: of handing an expert to the CPU. `begin_s`:
+    before an iteration's first operation. `q_*`: indices of the figures behind them.
     """
 
     def __init__(self, hw: Hardware, model: Model, stack: Stack, measured: Measured, figures: Figures) -> None:
-        self._enqueue_s = hw.host.copy_launch_s.value
+        self.enqueue_s = hw.host.copy_launch_s.value
         self._per_copy_s = stack.per_copy_s.value
         # Curves were measured on a loop that runs experts one by one and launches kernel by kernel.
         self.grouped = stack.grouped and measured.found is None
@@ -82,7 +82,7 @@ class Launches:
         Enqueuing costs the same however small the copy is. What the framework spends is known per expert: its parts
         share it, so that nobody gains or loses by splitting.
         """
-        return self._enqueue_s + self._per_copy_s * frac
+        return self.enqueue_s + self._per_copy_s * frac
 
     def part(self, kernels_frac: float, first: bool) -> Launch:
         """Launching a slice of an expert's matrices: its share of the kernels, and at least one.
@@ -118,6 +118,6 @@ class Launches:
             (self.q_stack_expert, math.fsum([launch.n * launch.extra_s for launch in experts])),
             (self.q_stack_iteration, self.head.n * self.head.extra_s),
             (self.q_sync, n_syncs * self.sync_s),
-            (self.q_copy, n_copies * self._enqueue_s),
+            (self.q_copy, n_copies * self.enqueue_s),
             (self.q_stack_copy, experts_copied * self._per_copy_s),
         ]

@@ -6,7 +6,7 @@ from sim.workload.iterations cimport Iteration
 cdef class Machine:
     cdef public double ends_s
     cdef public int cause
-    cdef public bint keeps_pieces
+    cdef public bint keeps_pieces, gathers
     cpdef double now(self) except? -1.0
     cpdef begin(self, Iteration iteration)
     cpdef attention(self, int layer)
@@ -14,6 +14,7 @@ cdef class Machine:
     cpdef shared(self, int layer)
     cpdef sync(self, Ticket ticket)
     cpdef double to_gate(self, int layer) except? -1.0
+    cpdef dispatch(self, int layer, list n_tokens)
     cpdef Ticket expert(self, Piece piece, int n_tokens, double arrived_s, tuple after, object parts)
     cpdef bint run_turn(self, Turn turn) except -1
     cpdef Ticket cpu_expert(self, int layer, int expert, int n_tokens)

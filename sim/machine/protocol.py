@@ -26,15 +26,16 @@ class Machine:
     `expert` and `copy` may answer None: its end is settled already, and is `ends_s`, for the cause `cause`. Only
     arithmetic knows that. What such a machine has settled comes back as plain times (`arrived_s`, `ready_s`); they are
     0 on a machine that always answers with tickets. One that `keeps_pieces` is told by `place` and `release` what lies
-    where.
+    where; one that `gathers` is told by `dispatch` how many tokens go to which GPU.
     """
 
-    __slots__ = ("cause", "ends_s", "keeps_pieces")
+    __slots__ = ("cause", "ends_s", "gathers", "keeps_pieces")
 
     def __init__(self) -> None:
         self.ends_s = 0.0
         self.cause = 0
         self.keeps_pieces = True
+        self.gathers = False
 
     def now(self) -> float:
         """The host's clock (simulated or measured)."""
@@ -67,6 +68,9 @@ class Machine:
         self.shared(layer)
         self.sync(ticket)
         return self.now()
+
+    def dispatch(self, layer: int, n_tokens: list[int]) -> None:
+        """The gate has been read: so many pairs of token and expert go to each GPU."""
 
     def expert(
         self,

@@ -20,7 +20,9 @@ cdef class SimulatedMachine(Machine):
     cdef readonly int n_gpus, n_links
     cdef readonly list streams, h2d, links
     cdef readonly Stream stream
-    cdef readonly CopyQueue write_backs
+    cdef readonly CopyQueue write_backs, p2p_out, p2p_in
+    cdef readonly object exchange
+    cdef int _n_away
     cdef CopyQueue _link
     cdef readonly SerialLane d2h, cpu, side
     cdef public long long d2h_bytes, written_back_bytes, n_copy_launches, n_syncs
@@ -67,6 +69,14 @@ cdef class SimulatedMachine(Machine):
     @cython.locals(stream=Stream, ticket=Ticket)
     cdef Ticket _elsewhere(self, Piece piece, int n_tokens, Operation operation, double host_s, double arrived_s,
                            tuple after)
+    cpdef dispatch(self, int layer, list n_tokens)
+    cdef _send(self, int layer, int gpu, int n_tokens)
+    @cython.locals(stream=Stream, ticket=Ticket, length=int, gpu=int)
+    cdef Ticket _with_the_others(self, Piece piece, int n_tokens, Operation operation, double first_s, double last_s,
+                                 double arrived_s, tuple after)
+    cdef _combine(self)
+    @cython.locals(n_bytes=cython.longlong, seconds=double, host_s=double, length=int, copy=Copy)
+    cdef Copy _cross(self, str op, int layer, int n_tokens, CopyQueue port, tuple after)
     @cython.locals(operation=Operation)
     cdef Operation _alone(self, Piece piece, int n_tokens)
     @cython.locals(group=Group, joins=bint, plain=bint, ticket=Ticket, last=Operation)

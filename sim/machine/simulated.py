@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
 from sim.machine.copy_queue import Copy, CopyQueue, copy_of
+from sim.machine.exchange import Exchange
 from sim.machine.group import Group
 from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE, SerialLane, Spans, Stream
 from sim.machine.meter import Meter
@@ -44,6 +45,7 @@ class SimulatedMachine(Machine):
         self.ends_s = 0.0
         self.cause = 0
         self.keeps_pieces = False
+        self.gathers = cost.several.gathers
         self.cost = cost
         self.now_s = 0.0  # the host's clock
         self.spans = spans
@@ -55,11 +57,18 @@ class SimulatedMachine(Machine):
         self._link = self.h2d[0]
         self.write_backs = CopyQueue("d2h", self.streams)  # the same engine as `d2h`, never both in one run
         self.links = list(self.h2d)  # queues whose copies are settled together, in order of time
-        self.n_links = n_gpus
+        self.p2p_out = CopyQueue("p2p_out", self.streams)  # the ports of GPU 0, where transfers to and from peers queue
+        self.p2p_in = CopyQueue("p2p_in", self.streams)
+        self.exchange = Exchange(n_gpus)
+        self._n_away = 0  # GPUs whose results are still to be brought back
+        if self.gathers:
+            self.links.append(self.p2p_in)  # what goes out is settled when it is asked for
+        self.n_links = len(self.links)
         self.d2h = SerialLane("d2h")
         self.cpu = SerialLane("cpu")
         self.side = SerialLane("predictor")
         lanes: list[Stream | CopyQueue | SerialLane] = [*self.streams, *self.h2d, self.write_backs]
+        lanes += [self.p2p_out, self.p2p_in]
         for lane in (*lanes, self.d2h, self.cpu, self.side):
             lane.spans = spans
         for queue in self.h2d:
@@ -153,6 +162,8 @@ class SimulatedMachine(Machine):
         self, op: str, layer: int, operation: Operation, after: tuple[Ticket, ...] = NO_TICKETS
     ) -> Ticket | None:
         """Launch on GPU 0's stream, after what the stream must join first."""
+        if self._n_away:
+            self._combine()
         host_s = self.now_s
         self.now_s = launched_s = host_s + operation.all_s
         self._count_use(operation)
@@ -220,7 +231,7 @@ class SimulatedMachine(Machine):
 
     def to_gate(self, layer: int) -> float:
         stream = self.stream
-        if stream.n_pending or self._waits or self.spans is not None or self._dense is not None:
+        if stream.n_pending or self._waits or self._n_away or self.spans is not None or self._dense is not None:
             self.attention(layer)
             ticket = self.gate(layer)
             self.shared(layer)
@@ -397,9 +408,11 @@ class SimulatedMachine(Machine):
         arrived_s: float,
         after: tuple[Ticket, ...],
     ) -> Ticket:
-        """On another GPU: hidden states cross to it and back; the peer link is not a bottleneck at these sizes."""
+        """On another GPU: hidden states cross to it and back; by themselves they never queue."""
         cost, stream = self.cost, self.streams[piece.gpu]
         first_s, last_s = host_s + operation.first_s, self.now_s + operation.tail_s
+        if self.gathers:
+            return self._with_the_others(piece, n_tokens, operation, first_s, last_s, arrived_s, after)
         peer_s = cost.copies.p2p_s(cost.activation_bytes(n_tokens))
         crossing_s = peer_s  # back; and there, as far as the launch does not hide it
         if self._gate is not None and self._gate.end_s >= 0.0:
@@ -419,6 +432,85 @@ class SimulatedMachine(Machine):
             ticket.speculative = stream.blames_prefetch
         self._waits = (*self._waits, ticket)
         return ticket
+
+    def dispatch(self, layer: int, n_tokens: list[int]) -> None:
+        self.exchange.begin(layer)
+        for gpu in range(1, self.n_gpus):
+            if n_tokens[gpu]:
+                self._send(layer, gpu, n_tokens[gpu])
+
+    def _send(self, layer: int, gpu: int, n_tokens: int) -> None:
+        exchange = self.exchange
+        exchange.sent[gpu] = self._cross("dispatch", layer, n_tokens, self.p2p_out, NO_TICKETS)
+        exchange.n_tokens[gpu] += n_tokens
+
+    def _with_the_others(
+        self,
+        piece: Piece,
+        n_tokens: int,
+        operation: Operation,
+        first_s: float,
+        last_s: float,
+        arrived_s: float,
+        after: tuple[Ticket, ...],
+    ) -> Ticket:
+        """On another GPU, once the tokens of all its experts of the layer are there."""
+        exchange, gpu = self.exchange, piece.gpu
+        if exchange.sent[gpu] is None:  # the gate asked for none there: its home is elsewhere
+            self._send(piece.layer, gpu, n_tokens)
+        stream = self.streams[gpu]
+        length = stream.seconds.meter.at(operation.duration_s)
+        sent = exchange.sent[gpu]
+        assert sent is not None
+        after = (*after, sent)
+        ticket: Ticket | None = stream.run(
+            "expert",
+            piece.layer,
+            piece.expert,
+            n_tokens,
+            first_s,
+            last_s,
+            operation.duration_s,
+            length,
+            arrived_s,
+            after,
+        )
+        if ticket is None:
+            ticket = Ticket(stream.free_s, stream.blame)
+            ticket.speculative = stream.blames_prefetch
+        if exchange.last[gpu] is None:
+            self._n_away += 1
+        exchange.last[gpu] = ticket
+        return ticket
+
+    def _combine(self) -> None:
+        """Bring back what other GPUs have computed; GPU 0 waits for it before it goes on."""
+        exchange = self.exchange
+        self._n_away = 0
+        for gpu in exchange.away():
+            last = exchange.last[gpu]
+            assert last is not None
+            back = self._cross("combine", exchange.layer, exchange.n_tokens[gpu], self.p2p_in, (last,))
+            self._waits = (*self._waits, back)
+        exchange.begin(-1)
+
+    def _cross(self, op: str, layer: int, n_tokens: int, port: CopyQueue, after: tuple[Ticket, ...]) -> Copy:
+        """Hidden states cross to or from GPU 0, as soon as its port is free."""
+        cost = self.cost
+        n_bytes = cost.activation_bytes(n_tokens)
+        seconds = cost.copies.p2p_s(n_bytes)
+        host_s = self.now_s
+        self.now_s = host_s + cost.launches.enqueue_s
+        self.n_copy_launches += 1
+        if self.spans is not None:
+            self.spans("host", f"launch {op}", layer, -1, n_tokens, n_bytes, host_s, self.now_s)
+        self.gpu_s[cost.copies.q_p2p_latency] += cost.copies.p2p_latency_s
+        self.gpu_s[cost.copies.q_p2p_bandwidth] += seconds - cost.copies.p2p_latency_s
+        length = port.seconds.meter.at(seconds)
+        copy = Copy(op, layer, -1, n_bytes, seconds, length, True, self.now_s, after, None, GPU, len(after) > 0)
+        self._advance()
+        port.submit(copy, self.now_s)
+        return copy
 
     def _alone(self, piece: Piece, n_tokens: int) -> Operation:
         """What an expert (or a piece of one) takes that shares no kernels with others."""
@@ -617,7 +709,7 @@ class SimulatedMachine(Machine):
 
     def copy_back(self, piece: Piece, ready_s: float, after: tuple[Ticket, ...]) -> Ticket:
         queue = self.write_backs
-        if self.n_links == self.n_gpus:
+        if self.links[self.n_links - 1] is not queue:
             self.links.append(queue)
             self.n_links += 1
         now_s = self._enqueue(piece)
@@ -779,6 +871,8 @@ class SimulatedMachine(Machine):
         lanes = {stream.name: stream.busy_s for stream in self.streams}
         lanes |= {queue.name: queue.busy_s for queue in self.h2d}
         lanes |= {lane.name: lane.busy_s for lane in (self.d2h, self.cpu, self.side)}
+        if self.gathers:
+            lanes |= {port.name: port.busy_s for port in (self.p2p_out, self.p2p_in)}
         lanes["d2h"] += self.write_backs.busy_s  # one engine: activations of CPU experts, or pieces written back
         lanes["host"] = math.fsum([share for _, share in self.host_shares()])
         return lanes

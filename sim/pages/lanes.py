@@ -123,7 +123,7 @@ def _place(order: list[str], name: str) -> int:
 
 def _kind(span: dict[str, Any]) -> str:
     lane, op = str(span["lane"]).rstrip("0123456789"), str(span["op"])
-    if lane in ("h2d", "d2h"):
+    if lane in ("h2d", "d2h", "p2p_out", "p2p_in"):
         return {"prefetch": "prefetch", "demand": "copy on demand"}.get(op, "other copy")
     if lane == "host":
         return "launch or wait of the host"

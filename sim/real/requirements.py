@@ -34,6 +34,8 @@ def serving_precision(device: str, model: Model) -> str:
 
 def check(setup: Setup) -> None:
     """Raises BadInput for what no real run here carries out."""
+    if setup.several.unusual:
+        raise BadInput(f"--real, got {setup.several.unusual}: simulated only; leave it out")
     check_supported(setup.model, setup.spec.precision)
     for precision in lower_precisions(setup):
         check_form(precision, setup.model.hidden_size)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.device_faults import DeviceFault
 from sim.base.lanes import ON_DEVICE
-from sim.machine.cost import Cost
 from sim.machine.lanes import HOST
 from sim.machine.simulated import SimulatedMachine
 from sim.policy.api import overrides as implements
@@ -79,7 +78,7 @@ def simulated(setup: Setup) -> World:
     ) -> None:
         busy_s[lane, op] = busy_s.get((lane, op), 0.0) + end_s - start_s
 
-    cost = Cost(setup.hw, setup.model, setup.stack, setup.spec.precision)
+    cost = setup.cost()
     machine = FreePredictions(cost, setup.spec.gpus, span, implements(setup.policy, "copy_done"))
     engine, _ = assemble(setup, span, lambda *entry: log.append(entry), machine)
     measured = setup.hw.curves_of(setup.model.id, setup.spec.precision)

@@ -19,6 +19,8 @@ from sim.base.json import to_json
 from sim.base.own_file import read_from
 from sim.base.own_file import whole as whole_plug_in
 from sim.base.units import show_count
+from sim.machine.cost import Cost
+from sim.machine.several import PEER_WAYS, PER_EXPERT, Several
 from sim.policy.blame import blamed, check_traits
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
@@ -80,6 +82,15 @@ class Setup:
 
     def close(self) -> None:
         self.trace.close()
+
+    @property
+    def several(self) -> Several:
+        """How its GPUs work together."""
+        return Several(self.spec.gpus, self.spec.peer)
+
+    def cost(self) -> Cost:
+        """Prices of everything on its hardware."""
+        return Cost(self.hw, self.model, self.stack, self.spec.precision, self.several)
 
     @property
     def slos(self) -> Slos:
@@ -187,7 +198,7 @@ class Setup:
             del spec[name]  # `resolved` says what these meant
         del spec["engine"]  # either gives the same numbers
         del spec["unstable"]  # says what is shown of them
-        for name, default in (("arrivals", None), ("rate_scale", 1.0), ("slo", {})):
+        for name, default in (("arrivals", None), ("rate_scale", 1.0), ("slo", {}), ("peer", PER_EXPERT)):
             if spec[name] == default:  # as it was before there were any
                 del spec[name]
         if self.arrivals_file is not None:
@@ -258,6 +269,7 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> tuple[Policy, H
     for option, number in (("--gpus", spec.gpus), ("--batch", spec.batch)):
         if number < 1:
             raise BadInput(f"{option}, got {number}: at least 1; leave it out for 1")
+    _check_several(spec)
     if not 0 <= spec.seed < 2**63:
         raise BadInput(f"--seed, got {spec.seed}: from 0 to 2**63 - 1; take another")
     if spec.requests is not None and spec.requests < 1:
@@ -274,6 +286,15 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> tuple[Policy, H
         )
     stack = load_stack(spec.stack, overrides.stack)
     return policy, hw, stack, overrides
+
+
+def _check_several(spec: RunSpec) -> None:
+    """Raises BadInput for a way of sharing work among GPUs that there is not, or with one GPU."""
+    for option, name, known in (("--peer", spec.peer, PEER_WAYS),):
+        if name not in known:
+            raise BadInput(f"{option}, got {name!r}: no such way; {did_you_mean(name, known)}")
+        if spec.gpus == 1 and name != known[0]:
+            raise BadInput(f"{option}, got {name!r} with one GPU: there is no other to share with; add --gpus N")
 
 
 def _overrides(spec: RunSpec) -> Overrides:

@@ -52,6 +52,13 @@ class Bill:
         self.gpu_s[cost.copies.q_p2p_latency] += latency_s
         self.gpu_s[cost.copies.q_p2p_bandwidth] += crossing_s - latency_s
 
+    def exchanged(self, seconds: float) -> None:
+        """Hidden states of a layer cross together, one way."""
+        copies = self.cost.copies
+        self.n_copy_launches += 1
+        self.gpu_s[copies.q_p2p_latency] += copies.p2p_latency_s
+        self.gpu_s[copies.q_p2p_bandwidth] += seconds - copies.p2p_latency_s
+
     def copy_launched(self, frac: float) -> None:
         """The host has launched a copy of this share of an expert (1 for activations of an expert on the CPU)."""
         self.n_copy_launches += 1

@@ -30,6 +30,7 @@ class Copy(Pending):
     __slots__ = (
         "after",
         "cancelled",
+        "carries",
         "duration_s",
         "expert",
         "layer",
@@ -52,6 +53,7 @@ class Copy(Pending):
         after: tuple[Ticket, ...],
         cause: int = H2D,
         piece: Piece | None = None,
+        carries: bool = False,
     ) -> None:
         super().__init__(cause)
         self.op = op
@@ -64,6 +66,7 @@ class Copy(Pending):
         self.submit_s = submit_s
         self.after = after
         self.cancelled = False
+        self.carries = carries  # a result: who waits for it waits for what that was late for
         self.piece = piece  # None: activations, or what goes down
 
     def ready_s(self) -> float:
@@ -126,6 +129,8 @@ class CopyEngine:
             if copy is None:  # withdrawn
                 continue
             self.queue.remove(copy)
+            if copy.carries and self.clock.now > self.free_s:
+                copy.cause, copy.speculative = copy.after[0].cause, copy.after[0].speculative
             copy.after = NOTHING  # let go of what it waited for, or tickets would chain through the whole run
             self.n_copies += 1
             self.copied_bytes += copy.n_bytes

@@ -27,6 +27,8 @@ class Lanes:
         self.streams = [Stream(f"gpu{name}", clock, spans, n_layers) for name in names]
         self.h2d = [CopyEngine(f"h2d{name}", clock, index, spans, report_copies) for index, name in enumerate(names)]
         self.write_backs = CopyEngine("d2h", clock, n_gpus, spans, report=False)  # pieces written back
+        self.p2p_out = CopyEngine("p2p_out", clock, n_gpus + 1, spans, report=False)  # ports of GPU 0, to its peers
+        self.p2p_in = CopyEngine("p2p_in", clock, n_gpus + 2, spans, report=False)
         self.serial: list[Serial] = []
         self.d2h = self.add("d2h")  # the same engine for activations; a run uses one of the two
         self.cpu = self.add("cpu")

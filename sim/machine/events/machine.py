@@ -16,6 +16,7 @@ from sim.machine.events.copies import Copy, CopyEngine
 from sim.machine.events.groups import Groups
 from sim.machine.events.lane_set import Lanes, couple
 from sim.machine.events.lanes import NOTHING, Work
+from sim.machine.exchange import Exchange
 from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE
 from sim.machine.protocol import DEMAND, Machine
 from sim.machine.waiting import Waiting
@@ -45,6 +46,8 @@ class EventMachine(Machine):
 
     def __init__(self, cost: Cost, n_gpus: int = 1, spans: Spans | None = None, report_copies: bool = False) -> None:
         super().__init__()
+        self.gathers = cost.several.gathers
+        self.exchange = Exchange(n_gpus)
         self.cost = cost
         self.n_gpus = n_gpus
         self.spans = spans
@@ -90,6 +93,7 @@ class EventMachine(Machine):
 
     def _launch(self, op: str, layer: int, launch: Launch, price: Price) -> Ticket:
         """Launch on GPU 0's stream, after what the stream must join first."""
+        self._combine()
         host_s = self._host(f"launch {op}", layer, -1, self._n_tokens, 0, launch.all_s)
         launch.n += 1
         self.bill.runs(price)
@@ -159,8 +163,14 @@ class EventMachine(Machine):
         self.bill.runs(price)
         first_s, duration_s = host_s + launch.first_s, price.duration_s
         last_s = self.now_s + launch.tail_frac * duration_s
-        if piece.gpu != 0:
-            # Hidden states cross to the expert's GPU and back; the peer link is not a bottleneck at these sizes.
+        if piece.gpu != 0 and self.gathers:
+            if self.exchange.sent[piece.gpu] is None:  # the gate asked for none there: its home is elsewhere
+                self._send(piece.layer, piece.gpu, n_tokens)
+            sent = self.exchange.sent[piece.gpu]
+            assert sent is not None
+            after = (*after, sent)
+        elif piece.gpu != 0:
+            # Hidden states cross to the expert's GPU and back; by themselves they never queue.
             peer_s = cost.copies.p2p_s(cost.activation_bytes(n_tokens))
             crossing_s = peer_s  # back; and there, as far as the launch does not hide it
             if self._gate is not None and self._gate.end_s != UNKNOWN_S:
@@ -172,10 +182,41 @@ class EventMachine(Machine):
         ticket = self.streams[piece.gpu].launch(
             Work(GPU, "expert", piece.layer, piece.expert, n_tokens, first_s, duration_s, after, last_s)
         )
-        if piece.gpu != 0:  # joins are for the next block: an expert on GPU 0 does not wait for one elsewhere
+        if piece.gpu != 0 and self.gathers:
+            self.exchange.last[piece.gpu] = ticket
+        elif piece.gpu != 0:  # joins are for the next block: an expert on GPU 0 does not wait for one elsewhere
             self._joins = (*self._joins, ticket)
         self._happens()
         return ticket
+
+    def dispatch(self, layer: int, n_tokens: list[int]) -> None:
+        self.exchange.begin(layer)
+        for gpu in range(1, self.n_gpus):
+            if n_tokens[gpu]:
+                self._send(layer, gpu, n_tokens[gpu])
+
+    def _send(self, layer: int, gpu: int, n_tokens: int) -> None:
+        self.exchange.sent[gpu] = self._cross("dispatch", layer, n_tokens, self.lanes.p2p_out, NOTHING)
+        self.exchange.n_tokens[gpu] += n_tokens
+
+    def _combine(self) -> None:
+        """Bring back what other GPUs have computed; GPU 0 waits for it before it goes on."""
+        exchange, port = self.exchange, self.lanes.p2p_in
+        for gpu in exchange.away():
+            last = exchange.last[gpu]
+            assert last is not None
+            back = self._cross("combine", exchange.layer, exchange.n_tokens[gpu], port, (last,))
+            self._joins = (*self._joins, back)
+        exchange.begin(-1)
+
+    def _cross(self, op: str, layer: int, n_tokens: int, port: CopyEngine, after: tuple[Ticket, ...]) -> Copy:
+        """Hidden states cross to or from GPU 0, as soon as its port is free."""
+        copies, n_bytes = self.cost.copies, self.cost.activation_bytes(n_tokens)
+        seconds = copies.p2p_s(n_bytes)
+        self._host(f"launch {op}", layer, -1, n_tokens, n_bytes, self.cost.launches.enqueue_s)
+        self.bill.exchanged(seconds)
+        copy = Copy(op, layer, -1, n_bytes, seconds, DEMAND, self.now_s, after, GPU, carries=bool(after))
+        return self._submit(port, copy)
 
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
         cost, bill = self.cost, self.bill
@@ -335,7 +376,9 @@ class EventMachine(Machine):
 
     def lane_busy_s(self) -> dict[str, float]:
         """Busy seconds by lane."""
-        return self.lanes.busy_s() | {"host": math.fsum(share for _, share in self.host_shares())}
+        lanes = self.lanes
+        ports = {port.name: port.busy_s for port in (lanes.p2p_out, lanes.p2p_in) if self.gathers}
+        return lanes.busy_s() | ports | {"host": math.fsum(share for _, share in self.host_shares())}
 
     def lane_ends_s(self) -> dict[str, float]:
         """When links, CPU pool and predictor ended their last work: some goes on after the last token."""

@@ -1,0 +1,29 @@
+"""How several GPUs work together: who computes what is dense, how hidden states cross, what their links share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PER_EXPERT, ALL_TO_ALL = "per-expert", "all-to-all"
+PEER_WAYS = (PER_EXPERT, ALL_TO_ALL)  # the default first
+
+
+@dataclass(frozen=True)
+class Several:
+    """The choices of one run. `n_gpus`: with one, none of the others has a meaning."""
+
+    n_gpus: int = 1
+    peer: str = PER_EXPERT
+
+    @property
+    def gathers(self) -> bool:
+        """Whether what crosses to a GPU in a layer crosses together."""
+        return self.n_gpus > 1 and self.peer == ALL_TO_ALL
+
+    @property
+    def unusual(self) -> str:
+        """The options by which it differs from the default, as they are written."""
+        return f"--peer {self.peer}" if self.peer != PER_EXPERT else ""
+
+
+ALONE = Several()

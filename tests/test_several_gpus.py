@@ -1,0 +1,206 @@
+"""Several GPUs: what crosses between them queues at ports; either engine says the same, and bounds stay bounds.
+
+Numbers of `easy_numbers` unless a test says otherwise: copy of an expert 10 s, expert 2 s, attention and head 1 s. A
+hidden state is 16 bytes; ports move it at 16 bytes/s after 1 s of latency. Expert e lives on GPU e modulo their number.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import several_worlds
+from cli_help import simulated
+from easy_numbers import TOKEN_BYTES, Run, execute_easy, figure, setup
+from test_timeline_copies import Placed
+from tiny_traces import from_rows, tiny_trace
+
+from policies.belady import Belady
+from policies.lru import Lru
+from sim.base.errors import BadInput
+from sim.profiles.hardware import Link
+from sim.run import prepare
+from sim.setup.spec import RunSpec
+from traces.format.reader import Trace
+
+ENGINES = ("arithmetic", "simpy")
+PORTS = ("p2p_out", "p2p_in")
+
+
+def shared_out(
+    policy: Any,
+    trace: Trace,
+    room: int,
+    gpus: int,
+    engine: str,
+    ways: dict[str, Any],
+    peer: tuple[float, float] = (1.0, TOKEN_BYTES),
+    **world: Any,
+) -> Run:
+    made = setup(policy, trace, room, gpus=gpus, **world)
+    made.spec = msgspec.structs.replace(made.spec, engine=engine, **ways)
+    made.hw = msgspec.structs.replace(
+        made.hw, p2p=Link(latency_s=figure(peer[0]), bandwidth_bytes_per_s=figure(peer[1]))
+    )
+    return execute_easy(made)
+
+
+def by_hand(tmp_path: Path, rows: Any, there: Any, engine: str, gpus: int = 3, **ways: Any) -> Run:
+    with Trace(from_rows(tmp_path / "easy.safetensors", rows, 6)) as trace:
+        return shared_out(Placed(there), trace, 2, gpus, engine, ways)
+
+
+ALL_TO_ALL = {"peer": "all-to-all"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_experts_of_one_gpu_share_a_transfer_there_and_one_back(tmp_path, engine):
+    # Expert 1 is on GPU 1, experts 2 and 5 on GPU 2; attention and gate until 1.
+    #   out: to GPU 1 1 + 1 s: 1..3; to GPU 2 1 + 2 s, once the port is free: 3..6
+    #   experts: 1 at 3..5; 2 at 6..8, 5 at 8..10; back: 5..7 and 10..13; head 13..14
+    seen = by_hand(tmp_path, [[[1, 2, 5]]], [(0, 1), (0, 2), (0, 5)], engine, **ALL_TO_ALL)
+    assert seen.lane("p2p_out") == [("dispatch 0", 1, 3), ("dispatch 0", 3, 6)]
+    assert seen.lane("gpu1") == [("expert 0.1", 3, 5)]
+    assert seen.lane("gpu2") == [("expert 0.2", 6, 8), ("expert 0.5", 8, 10)]
+    assert seen.lane("p2p_in") == [("combine 0", 5, 7), ("combine 0", 10, 13)]
+    assert seen.end_s == 14
+    # One by one: each pays 2 s there, beside the others, and 2 s back on its stream: 3..7 twice, 7..11; head 11..12.
+    apart = by_hand(tmp_path, [[[1, 2, 5]]], [(0, 1), (0, 2), (0, 5)], engine)
+    assert apart.lane("gpu2") == [("expert 0.2", 3, 7), ("expert 0.5", 7, 11)]
+    assert (apart.end_s, apart.lane("p2p_out")) == (12, [])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_results_come_back_in_the_order_in_which_they_are_ready(tmp_path, engine):
+    # Expert 1 is missing: copied 1..11, its tokens there at 3; 11..13. Expert 2: tokens 3..5, 5..7, back 7..9.
+    seen = by_hand(tmp_path, [[[1, 2]]], [(0, 2)], engine, **ALL_TO_ALL)
+    assert seen.lane("h2d1") == [("demand 0.1", 1, 11)]
+    assert seen.lane("p2p_in") == [("combine 0", 7, 9), ("combine 0", 13, 15)]
+    assert seen.end_s == 16
+    # From 1 to 15 GPU 0 waited for what GPU 1 was late for: its copy.
+    assert seen.outcome.machine.parts_s() == [2, 14, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_next_layer_waits_for_the_last_result_and_what_stays_sends_nothing(tmp_path, engine):
+    seen = by_hand(tmp_path, [[[0, 1], [0, 3]]], [(0, 0), (0, 1), (1, 0), (1, 3)], engine, gpus=2, **ALL_TO_ALL)
+    # Six experts: 1.0 is the seventh, on GPU 0; 1.3 on GPU 1. GPU 0 runs its own beside: 0.0 at 1..3.
+    #   layer 0: out 1..3, expert 0.1 3..5, back 5..7; layer 1: attention 7..8, out 8..10, 1.3 10..12, back 12..14
+    assert seen.lane("gpu0") == [
+        ("attention 0", 0, 1),
+        ("expert 0.0", 1, 3),
+        ("attention 1", 7, 8),
+        ("expert 1.0", 8, 10),
+        ("head", 14, 15),
+    ]
+    assert seen.lane("gpu1") == [("expert 0.1", 3, 5), ("expert 1.3", 10, 12)]
+    assert seen.outcome.result.lane_utilisation["p2p_out"] == pytest.approx(4 / 15)
+
+
+def test_the_host_enqueues_each_transfer(tmp_path):
+    with Trace(from_rows(tmp_path / "easy.safetensors", [[[1, 2]]], 6)) as trace:
+        policy = Placed([(0, 1), (0, 2)])
+        seen = shared_out(policy, trace, 2, 3, "arithmetic", ALL_TO_ALL, copy_launch_s=0.5)
+    # Gate at 1; enqueued at 1.5 and 2: out 1.5..3.5, 3.5..5.5. Experts until 5.5 and 7.5; back enqueued by 2.5 and 3.
+    assert seen.lane("p2p_out") == [("dispatch 0", 1.5, 3.5), ("dispatch 0", 3.5, 5.5)]
+    assert seen.lane("p2p_in") == [("combine 0", 5.5, 7.5), ("combine 0", 7.5, 9.5)]
+    assert seen.outcome.machine.host_shares()[5][1] == 4 * 0.5
+
+
+# -- what must hold in any world -------------------------------------------------------------------------------------
+
+
+def worlds(first: int, n: int, folder: Path, **ways: Any) -> list[Any]:
+    """What runs showed, of worlds in which both engines agree to the last bit."""
+    shown = []
+    for seed in range(first, first + n):
+        of = several_worlds.several(seed, folder, **ways)
+        told, seen = several_worlds.disagreement(of)
+        assert told is None, f"{of}\n  {told}"
+        if not seen.error:
+            shown.append((of, seen))
+    assert len(shown) > n // 2
+    return shown
+
+
+def test_engines_agree_and_a_port_never_moves_more_than_it_can(tmp_path):
+    n_moved = 0
+    for of, seen in worlds(0, 60, tmp_path, **ALL_TO_ALL):
+        hw = of.facts["hw"]
+        moved = {port: [span for span in seen.spans if span[0] == port] for port in PORTS}
+        for spans in moved.values():
+            free_s = 0.0
+            for _, _, _, _, _, n_bytes, start_s, end_s in sorted(spans, key=lambda span: span[6:]):
+                assert start_s >= free_s
+                least_s = hw.p2p.latency_s.value + n_bytes / hw.p2p.bandwidth_bytes_per_s.value
+                assert end_s == start_s + least_s
+                free_s = end_s
+        # All that goes out comes back, but for what was computed on the CPU instead.
+        there, back = (sum(span[5] for span in moved[port]) for port in PORTS)
+        assert back <= there
+        if not any(span[0] == "cpu" for span in seen.spans):
+            assert back == there
+        n_moved += len(moved["p2p_out"])
+    assert n_moved > 500
+
+
+def test_as_many_bytes_cross_as_tokens_of_experts_elsewhere_have(tmp_path):
+    with Trace(tiny_trace(tmp_path / "t", 3, 6, 2, n_requests=2, prompt=4, outputs=5, levels=set())) as trace:
+        seen = shared_out(Lru(), trace, 6, 3, "arithmetic", ALL_TO_ALL)
+        n_pairs = sum(n for gpu in (1, 2) for what, n in seen.tokens(f"gpu{gpu}") if what.startswith("expert"))
+    for port in PORTS:
+        assert sum(span[5] for span in seen.spans if span[0] == port) == n_pairs * TOKEN_BYTES > 0
+
+
+@pytest.mark.parametrize("ways", several_worlds.WAYS, ids=str)
+@pytest.mark.parametrize("gpus", [2, 3])
+def test_bounds_stay_bounds(tmp_path, ways, gpus):
+    for seed in range(4):
+        path = tiny_trace(tmp_path / f"{seed}", 3, 6, 2, n_requests=3, prompt=3, outputs=4, levels=set(), seed=seed)
+        with Trace(path) as trace:
+            for kind in (Lru, Belady):
+                for room in (2, 6):
+                    world = {"launch_s": 0.25 * (seed % 2), "copy_s": 1.0 + 4 * (seed // 2), "shared": bool(seed % 2)}
+                    result = shared_out(kind(), trace, room, gpus, "arithmetic", ways, (0.1, 160.0), **world).result
+                    assert 0 < result.bound.tpot_s <= result.tpot_s.mean
+                    assert 0 < result.bound.ttft_s <= result.ttft_s.mean
+
+
+# -- as users ask for it ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ways", several_worlds.WAYS, ids=str)
+def test_it_is_part_of_what_a_run_is(tiny_path, ways):
+    specs = [RunSpec(policy="lru", hw="rtx3090", gpus=2, trace=str(tiny_path), split="all", **w) for w in ({}, ways)]
+    plain, other = (prepare(spec) for spec in specs)
+    assert plain.run_id != other.run_id
+    plain.close()
+    other.close()
+
+
+@pytest.fixture(scope="module")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_trace(tmp_path_factory.mktemp("t") / "t.safetensors", 32, 8, 2, prompt=4, outputs=3, levels=set())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"peer": "all"}, "--peer, got 'all': no such way; known: all-to-all, per-expert"),
+        ({"peer": "all-to-all", "gpus": 1}, "--peer, got 'all-to-all' with one GPU: there is no other to share with"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused_in_a_line(tiny_path, given, said):
+    with pytest.raises(BadInput) as refused:
+        prepare(RunSpec(policy="lru", hw="rtx3090", trace=str(tiny_path), **{"gpus": 2, **given}))
+    assert said in str(refused.value)
+
+
+def test_a_real_run_refuses_what_is_simulated_only(capsys, tiny_path):
+    words = ("--policy", "lru", "--hw", "rtx3090", "--trace", tiny_path, "--gpus", 2, "--peer", "all-to-all", "--real")
+    said = simulated(capsys, *words)
+    assert said.code == 2
+    assert "--real, got --peer all-to-all: simulated only; leave it out" in said.err
