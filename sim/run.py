@@ -145,6 +145,7 @@ def tellable(setup: Setup) -> bool:
         and setup.spec.gpus == 1
         and not setup.open_loop
         and setup.engine == ARITHMETIC
+        and setup.kv is None
     )
 
 

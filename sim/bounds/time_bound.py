@@ -82,7 +82,7 @@ class Bounds:
             passes.append(self._pass(Iteration(index, ranges, trace, feed.row(ranges))))
             for r in ranges:
                 if r.phase == PREFILL:
-                    begun[r.request.index] = index
+                    begun.setdefault(r.request.index, index)  # once: a prompt that is prefilled anew was begun before
                 if r.stop_row == r.request.first_row + r.request.prompt_len + r.request.outputs - 1:
                     first = begun.pop(r.request.index) - passes[0].index
                     window = list(passes)[first:]

@@ -72,6 +72,16 @@ SPEC_OPTIONS = (
         help=f"Whose prompt runs next: {', '.join(schedulers())}, or ./mine.py; default: {DEFAULT}.",
     ),
     click.option(
+        "--kv-memory",
+        "kv_memory_bytes",
+        type=Size(),
+        help="A pool for keys and values, given out page by page; default: all that the longest contexts need.",
+    ),
+    click.option("--kv-page", type=int, metavar="TOKENS", help="Tokens of a page of --kv-memory; default: 16."),
+    click.option(
+        "--preempt", metavar="HOW", help="Where --kv-memory is full, the last to come: recompute (default) or swap."
+    ),
+    click.option(
         "--slo",
         metavar="LIMITS|FILE",
         help="What requests are promised, 'ttft_s <= 2s, tpot_s <= 200ms'; or a YAML with limits by task.",

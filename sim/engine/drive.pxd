@@ -16,6 +16,11 @@ cdef class RequestTimes:
     cdef readonly double start_s, begun_s
     cdef public double first_token_s, last_token_s
     cdef readonly Spent until_begun, until_first, until_last
+    cdef public object n_preemptions
+    cdef readonly double away_s, away_before_first_s
+    cdef double left_s
+    cdef bint answered
+    cdef Spent until_left, away
     cdef int last_row
 
 @cython.final
@@ -34,8 +39,16 @@ cdef class Clockwork:
     cdef readonly list requests
     cdef readonly dict phases
     cdef readonly long long n_put_out
+    cdef public object kv
     cdef dict _open
+    cdef int _n_away
     cdef double[::1] _before_s
+    @cython.locals(times=RequestTimes)
+    cdef leave(self, object request, double now_s)
+    @cython.locals(r=Range, times=RequestTimes, spent=Spent, left=Spent, away=Spent)
+    cdef _come_back(self, Iteration iteration, double now_s)
+    @cython.locals(spent=Spent, away=Spent)
+    cdef Spent _spent_on(self, RequestTimes times)
     @cython.locals(r=Range, times=RequestTimes)
     cdef begin(self, Iteration iteration, double now_s, bint open_loop)
     @cython.locals(phase=PhaseTimes, cause=int, after_s=double, complete=list, r=Range, times=RequestTimes)
@@ -64,6 +77,7 @@ cdef class Loop:
     cpdef list run(self, list ranges)
     @cython.locals(engine=Engine, machine=Machine)
     cpdef wait(self, double until_s)
+    cdef _make_room(self, object kv, double now_s)
     @cython.locals(engine=Engine)
     cpdef finish(self)
 

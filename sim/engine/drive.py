@@ -12,6 +12,7 @@ from sim.machine.lanes import CAUSES
 from sim.machine.protocol import Machine
 from sim.workload.batching import Batching
 from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range, RequestInfo
+from sim.workload.kv_memory import KvMemory
 
 if TYPE_CHECKING:
     from traces.format.reader import Trace
@@ -35,12 +36,13 @@ class Spent:
 class RequestTimes:
     """When a request arrived, when its prompt began, when its tokens came out, and what had been spent by then.
 
-    start_s: its arrival; without one `begun_s`, when its prompt began.
+    start_s: its arrival; without one `begun_s`, when its prompt began. n_preemptions: None where there are no pages.
     """
 
     __slots__ = (
         *("begun_s", "first_token_s", "last_row", "last_token_s", "request", "start_s"),
         *("until_begun", "until_first", "until_last"),
+        *("answered", "away", "away_before_first_s", "away_s", "left_s", "n_preemptions", "until_left"),
     )
 
     def __init__(self, request: RequestInfo, start_s: float, begun_s: float, until_begun: Spent) -> None:
@@ -51,6 +53,13 @@ class RequestTimes:
         self.last_token_s = 0.0
         self.last_row = request.first_row + request.prompt_len + request.outputs - 1
         self.until_begun = self.until_first = self.until_last = until_begun
+        self.answered = False  # its first token is out
+        self.n_preemptions: int | None = None
+        self.left_s = -1.0  # when it was pre-empted; negative while it runs
+        self.away_s = 0.0  # waited after it was pre-empted
+        self.away_before_first_s = 0.0  # of it, before its first token
+        self.until_left = until_begun
+        self.away = Spent(0.0, 0.0, 0.0, 0.0)  # by others meanwhile, which the `until`s of what follows leave out
 
     @property
     def queue_s(self) -> float:
@@ -112,16 +121,46 @@ class Clockwork:
         self.requests: list[RequestTimes] = []
         self.phases = {PREFILL: PhaseTimes(), DECODE: PhaseTimes()}
         self.n_put_out = 0  # tokens
+        self.kv: KvMemory | None = None
         self._open: dict[int, RequestTimes] = {}
+        self._n_away = 0
         self._before_s = floats(len(CAUSES))
+
+    def leave(self, request: RequestInfo, now_s: float) -> None:
+        """A request has been pre-empted."""
+        times: RequestTimes = self._open[request.index]
+        times.n_preemptions = (times.n_preemptions or 0) + 1
+        times.left_s = now_s
+        times.until_left = self._spent()
+        self._n_away += 1
+
+    def _come_back(self, iteration: Iteration, now_s: float) -> None:
+        """Requests that had been pre-empted run again."""
+        for r in iteration.ranges:
+            times: RequestTimes | None = self._open.get(r.request.index)
+            if times is not None and times.left_s >= 0.0:
+                times.away_s += now_s - times.left_s
+                times.left_s = -1.0
+                spent, left, away = self._spent(), times.until_left, times.away
+                times.away = Spent(
+                    away.prefill_s + spent.prefill_s - left.prefill_s,
+                    away.prefill_copies_s + spent.prefill_copies_s - left.prefill_copies_s,
+                    away.decode_s + spent.decode_s - left.decode_s,
+                    away.decode_copies_s + spent.decode_copies_s - left.decode_copies_s,
+                )
+                self._n_away -= 1
 
     def begin(self, iteration: Iteration, now_s: float, open_loop: bool) -> None:
         """Requests whose prompt runs have started."""
+        if self._n_away:
+            self._come_back(iteration, now_s)
         for r in iteration.ranges:
-            if r.phase == PREFILL:
+            if r.phase == PREFILL and r.request.index not in self._open:
                 arrival_s = r.request.arrival_s if open_loop else None
                 start_s = now_s if arrival_s is None else arrival_s
                 times = RequestTimes(r.request, start_s, now_s, self._spent())
+                if self.kv is not None:
+                    times.n_preemptions = 0
                 self._open[r.request.index] = times
                 self.requests.append(times)
 
@@ -139,12 +178,14 @@ class Clockwork:
         for r in iteration.ranges:
             times: RequestTimes = self._open[r.request.index]
             self.n_put_out += 1
-            if r.phase == PREFILL:
+            if not times.answered:
+                times.answered = True
                 times.first_token_s = end_s
-                times.until_first = self._spent()
+                times.away_before_first_s = times.away_s
+                times.until_first = self._spent_on(times)
             times.last_token_s = end_s
             if r.stop_row == times.last_row:
-                times.until_last = self._spent()
+                times.until_last = self._spent_on(times)
                 if complete is None:
                     complete = []
                 complete.append(times.request)
@@ -155,6 +196,18 @@ class Clockwork:
         prefill: PhaseTimes = self.phases[PREFILL]
         decode: PhaseTimes = self.phases[DECODE]
         return Spent(prefill.time_s, prefill.spent_s[_H2D], decode.time_s, decode.spent_s[_H2D])
+
+    def _spent_on(self, times: RequestTimes) -> Spent:
+        """Without what passed while a request was pre-empted."""
+        spent, away = self._spent(), times.away
+        if times.away_s == 0.0:
+            return spent
+        return Spent(
+            spent.prefill_s - away.prefill_s,
+            spent.prefill_copies_s - away.prefill_copies_s,
+            spent.decode_s - away.decode_s,
+            spent.decode_copies_s - away.decode_copies_s,
+        )
 
     def skip(self, parts_s: list[float]) -> None:
         """Time between iterations (waiting for an arrival) belongs to no phase."""
@@ -192,6 +245,7 @@ class Loop:
         self._feed = Feed(trace)
         self._index = 0
         self._n_iterations = engine.tally.n_iterations
+        clockwork.kv = batching.kv
         engine.take_hooks()
 
     def next(self) -> list[Range] | float | None:
@@ -204,6 +258,8 @@ class Loop:
         engine, machine, clockwork = self.engine, self.machine, self.clockwork
         iteration = self._compose(self._index, ranges, self.trace, self._feed.row(ranges))
         start_s = machine.now()
+        if clockwork.kv is not None:
+            self._make_room(clockwork.kv, start_s)
         clockwork.begin(iteration, start_s, self._open_loop)
         if self.batching.owed_s > 0.0:
             machine.predict(self.batching.owed_s, "host", True, "assumed")
@@ -226,6 +282,16 @@ class Loop:
             self._on_step(Step(iteration, start_s, end_s))
         self._index += 1
         return complete
+
+    def _make_room(self, kv: KvMemory, now_s: float) -> None:
+        """Tell of requests that were pre-empted for this iteration, and move the pages that it cannot begin before."""
+        for request in kv.left:
+            self.clockwork.leave(request, now_s)
+        for n_pages in kv.outs:
+            self.machine.move_kv(n_pages, kv.pool.page_bytes, True)
+        for n_pages in kv.ins:
+            self.machine.move_kv(n_pages, kv.pool.page_bytes, False)
+        kv.told()
 
     def wait(self, until_s: float) -> None:
         """Nobody is there until then."""

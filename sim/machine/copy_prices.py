@@ -20,7 +20,7 @@ class CopyPrices:
     def __init__(self, hw: Hardware, stack: Stack, measured: Measured, figures: Figures) -> None:
         self._measured = measured
         self._measured_bytes = measured.ranges.copy_bytes
-        kind = "h2d" if stack.pinned else "h2d_pageable"
+        kind, back = ("h2d", "d2h") if stack.pinned else ("h2d_pageable", "d2h_pageable")
         h2d, d2h = (hw.h2d, hw.d2h) if stack.pinned else (hw.h2d_pageable, hw.d2h_pageable)
         self.h2d_latency_s = h2d.latency_s.value
         self.h2d_bytes_per_s = h2d.bandwidth_bytes_per_s.value * stack.copy_efficiency_frac.value
@@ -30,6 +30,8 @@ class CopyPrices:
         self.p2p_bytes_per_s = hw.p2p.bandwidth_bytes_per_s.value
         self.q_h2d_latency = figures.enter(f"{kind}.latency_s", h2d.latency_s)
         self.q_h2d_bandwidth = figures.enter(f"{kind}.bandwidth_bytes_per_s", h2d.bandwidth_bytes_per_s)
+        self.q_d2h_latency = figures.enter(f"{back}.latency_s", d2h.latency_s)
+        self.q_d2h_bandwidth = figures.enter(f"{back}.bandwidth_bytes_per_s", d2h.bandwidth_bytes_per_s)
         self.q_p2p_latency = figures.enter("p2p.latency_s", hw.p2p.latency_s)
         self.q_p2p_bandwidth = figures.enter("p2p.bandwidth_bytes_per_s", hw.p2p.bandwidth_bytes_per_s)
 

@@ -23,6 +23,7 @@ cdef class Machine:
     cpdef bint demand_turn(self, Turn turn) except -1
     cpdef Ticket copy(self, Piece piece, int priority, double ready_s, tuple after)
     cpdef Ticket copy_back(self, Piece piece, double ready_s, tuple after)
+    cpdef move_kv(self, int n_pages, long long page_bytes, bint down)
     cpdef bint promote(self, Ticket ticket) except -1
     cpdef bint cancel(self, Ticket ticket) except -1
     cpdef place(self, Piece piece)

@@ -123,6 +123,10 @@ class Machine:
         """Queue a device-to-host copy of a piece; in order of asking among those that are ready."""
         raise NotImplementedError
 
+    def move_kv(self, n_pages: int, page_bytes: int, down: bool) -> None:
+        """Copy pages of the KV cache to host memory (`down`) or back, each in one copy; GPU 0 waits for the last."""
+        raise NotImplementedError
+
     def promote(self, ticket: Ticket) -> bool:
         """Make a queued speculative copy a demand copy; False when it has started."""
         raise NotImplementedError

@@ -25,7 +25,8 @@ cdef class SimulatedMachine(Machine):
     cdef int _n_away
     cdef CopyQueue _link
     cdef readonly SerialLane d2h, cpu, side
-    cdef public long long d2h_bytes, written_back_bytes, n_copy_launches, n_syncs
+    cdef public long long d2h_bytes, written_back_bytes, kv_out_bytes, kv_in_bytes, n_kv_out, n_copy_launches, n_syncs
+    cdef public double kv_out_s
     cdef public double experts_launched
     cdef readonly list gpu_s, cpu_s, side_s, host_predict_s
     cdef double _sync_s, _copy_launch_s
@@ -98,6 +99,8 @@ cdef class SimulatedMachine(Machine):
     cdef double _enqueue(self, Piece piece)
     @cython.locals(now_s=double, queue=CopyQueue, duration_s=double, length=int, settled=Copy, copy=Copy, timed=tuple, known=dict)
     cpdef Ticket copy(self, Piece piece, int priority, double ready_s, tuple after)
+    @cython.locals(queue=CopyQueue, duration_s=double, begun_s=double, n_bytes=cython.longlong, length=int, copy=Copy)
+    cpdef move_kv(self, int n_pages, long long page_bytes, bint down)
     @cython.locals(queue=CopyQueue)
     cpdef bint promote(self, Ticket ticket) except -1
     @cython.locals(queue=CopyQueue)

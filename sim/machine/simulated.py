@@ -75,6 +75,10 @@ class SimulatedMachine(Machine):
             queue.report = report_copies
         self.d2h_bytes = 0
         self.written_back_bytes = 0
+        self.kv_out_bytes = 0
+        self.kv_in_bytes = 0
+        self.kv_out_s = 0.0
+        self.n_kv_out = 0  # copies
         self.n_copy_launches = 0
         self.experts_launched = 0.0  # copies of experts, a part counting as its share
         self.n_syncs = 0
@@ -725,6 +729,35 @@ class SimulatedMachine(Machine):
         self._advance()
         queue.submit(copy, self.now_s)
         return copy
+
+    def move_kv(self, n_pages: int, page_bytes: int, down: bool) -> None:
+        prices, queue, n_bytes = self.cost.copies, self.write_backs if down else self._link, n_pages * page_bytes
+        duration_s = n_pages * (prices.d2h_s(page_bytes) if down else prices.h2d_s(page_bytes))
+        op = "kv_out" if down else "kv_in"
+        begun_s = self.now_s
+        self.now_s = begun_s + n_pages * self.cost.launches.enqueue_s
+        self.n_copy_launches += n_pages
+        self._close_groups()
+        if self.spans is not None:
+            self.spans("host", f"launch {op}", -1, -1, 0, n_bytes, begun_s, self.now_s)
+        if self.n_links > 1:
+            self._advance()
+        if down and self.d2h.free_s > queue.free_s:
+            queue.free_s = self.d2h.free_s  # one engine: activations of experts on the CPU went down before
+        length = queue.seconds.meter.at(duration_s)
+        copy = Copy(op, -1, -1, n_bytes, duration_s, length, True, self.now_s, NO_TICKETS, None, H2D)
+        queue.submit(copy, self.now_s)
+        queue.n_copies += n_pages - 1
+        if down:
+            self.d2h_bytes += n_bytes
+            self.kv_out_bytes += n_bytes
+            self.kv_out_s += duration_s
+            self.n_kv_out += n_pages
+            if copy.end_s > self.d2h.free_s:
+                self.d2h.free_s = copy.end_s
+        else:
+            self.kv_in_bytes += n_bytes
+        self.join(copy)
 
     def promote(self, ticket: Ticket) -> bool:
         assert isinstance(ticket, Copy)

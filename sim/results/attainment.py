@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Parts(NamedTuple):
     """A time of one request by what it went to; they sum to it.
 
-    queue: before its prompt began. copies: iterations that it ran or waited in, while the GPU waited for copies.
-    prefill: the rest of iterations of prompts, its own and others'. compute: the rest.
+    queue: before its prompt began, and while it was pre-empted. copies: iterations that it ran or waited in, while the
+    GPU waited for copies. prefill: the rest of iterations of prompts, its own and others'. compute: the rest.
     """
 
     queue: float
@@ -26,7 +26,7 @@ class Parts(NamedTuple):
 
 
 def parts(queue_s: float, whole_s: float, since: Spent, until: Spent) -> Parts:
-    """Of a time that begins with a wait in the queue, and of what all iterations had spent then and by its end."""
+    """Of a time that holds a wait in the queue, and of what all iterations had spent after the first and by its end."""
     prefill_s = until.prefill_s - since.prefill_s
     prefill_copies_s = until.prefill_copies_s - since.prefill_copies_s
     copies_s = prefill_copies_s + until.decode_copies_s - since.decode_copies_s
@@ -37,12 +37,15 @@ def parts(queue_s: float, whole_s: float, since: Spent, until: Spent) -> Parts:
 def violated(times: RequestTimes, slo: Slo) -> str | None:
     """What took most of the time in the first limit that a request broke; None: it kept all."""
     if slo.ttft_s is not None and times.ttft_s > slo.ttft_s:
-        return _largest(parts(times.queue_s, times.ttft_s, times.until_begun, times.until_first))
+        return _largest(
+            parts(times.queue_s + times.away_before_first_s, times.ttft_s, times.until_begun, times.until_first)
+        )
     if slo.tpot_s is not None and times.tpot_s is not None and times.tpot_s > slo.tpot_s:
         decode_s = times.last_token_s - times.first_token_s
-        return _largest(parts(0.0, decode_s, times.until_first, times.until_last))
+        away_s = times.away_s - times.away_before_first_s
+        return _largest(parts(away_s, decode_s, times.until_first, times.until_last))
     if slo.e2e_s is not None and times.e2e_s > slo.e2e_s:
-        return _largest(parts(times.queue_s, times.e2e_s, times.until_begun, times.until_last))
+        return _largest(parts(times.queue_s + times.away_s, times.e2e_s, times.until_begun, times.until_last))
     return None
 
 

@@ -11,6 +11,7 @@ from sim.policy.policy_file import file_of
 from sim.results import metrics
 from sim.results.attainment import attainment
 from sim.results.by_layer import layer_rows
+from sim.results.kv_use import kv_use
 from sim.results.load import load, unstable
 from sim.results.provenance import provenance
 from sim.results.record import Result
@@ -67,6 +68,7 @@ def fold(
     timed = metrics.times(clockwork, growing and not spec.unstable)
     makespan_s = max((t.last_token_s for t in clockwork.requests), default=0.0)
     memory = memory_of(setup, engine)
+    kv = kv_use(clockwork, spec.preempt)
     file = file_of(type(policy))
     rates, served = metrics.hit_rates(tally, spec.hit_definition), ServedRates(**tally.hits[DECODE].served())
     slots = sum(engine.residency.budget_bytes) / engine.view.expert_bytes / model.n_moe_layers
@@ -136,7 +138,7 @@ def fold(
         h2d_bytes=machine.h2d_bytes,
         d2h_bytes=machine.d2h_bytes,
         peak_vram_bytes=memory.peak_bytes,
-        peak_host_bytes=setup.host_bytes,
+        peak_host_bytes=setup.host_bytes + (0 if kv is None else kv.peak_swapped_bytes),
         memory=memory,
         expert_bytes=engine.view.expert_bytes,
         expert_budget_bytes=list(engine.residency.budget_bytes),
@@ -153,5 +155,6 @@ def fold(
         wall_s=wall_s,
         engine=setup.engine,
         version=__version__,
+        kv=kv,
         by_layer=layer_rows(tally.by_expert, machine.waiting, clockwork, engine.view.expert_bytes),
     )

@@ -106,6 +106,7 @@ def request_row(times: RequestTimes) -> tuple[Any, ...]:
         times.queue_s,
         times.ttft_s,
         times.tpot_s,
+        times.n_preemptions,
     )
 
 

@@ -12,6 +12,7 @@ from sim.results.schema import (
     BoundBy,
     Copies,
     HitRates,
+    KvUse,
     Lengths,
     Load,
     Measurement,
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from sim.bounds.time_bound import LowerBound
 
 
-OF_REAL_RUNS = ("real", "device", "measured", "prediction", "weights")
+WHERE_THERE = ("kv", "real", "device", "measured", "prediction", "weights")
+"""Keys of runs with a pool of pages, or of real runs; others have none of them."""
 
 
 def plain(value: Any) -> Any:
@@ -45,7 +47,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
         pairs = ((key, getattr(value, name)) for key, name in fields if not name.startswith("_"))
-        left_out = OF_REAL_RUNS if isinstance(value, Result) else ()
+        left_out = WHERE_THERE if isinstance(value, Result) else ()
         return {key: plain(child) for key, child in pairs if child is not None or key not in left_out}
     if isinstance(value, dict):
         return {key: plain(child) for key, child in value.items()}
@@ -135,6 +137,7 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     engine: str
     version: str
     by_layer: list[dict[str, Any]] = []
+    kv: KvUse | None = None  # of a run with a pool of pages; the JSON of others has no such key
     real: bool | None = None  # this and the next three are of real runs; the JSON of others has no such keys
     device: str | None = None
     measured: Measurement | None = None

@@ -69,6 +69,29 @@ class SloAttainment(msgspec.Struct, frozen=True):
     tasks: dict[str, Attained]
 
 
+class KvUse(msgspec.Struct, frozen=True):
+    """Of a pool of pages for keys and values (`--kv-memory`): what of it was held, and who had to make room.
+
+    peak_pages, mean_pages: held at most, and on average over time. preempted_s: waited after that, summed over
+    requests. recomputed_tokens: whose keys and values had been there and were computed again. peak_swapped_bytes: in
+    host memory at most.
+    """
+
+    page_tokens: int
+    page_bytes: int
+    pages: int
+    peak_pages: int
+    mean_pages: float | None
+    preempt: str
+    preemptions: int
+    preempted_requests: int
+    preempted_s: float
+    recomputed_tokens: int
+    kv_swap_out_bytes: int
+    kv_swap_in_bytes: int
+    peak_swapped_bytes: int
+
+
 class Shape(msgspec.Struct, frozen=True):
     """Routing shape of the model and the trace."""
 

@@ -118,6 +118,13 @@ def _run_columns() -> list[Column]:
         ("goodput_requests_per_s", _FLOAT, lambda r: None if r.slo is None else r.slo.goodput_requests_per_s),
         ("goodput_tokens_per_s", _FLOAT, lambda r: None if r.slo is None else r.slo.goodput_tokens_per_s),
     ]
+    columns += [
+        ("kv_preemptions_n", _INT, lambda r: None if r.kv is None else r.kv.preemptions),
+        ("kv_recomputed_tokens", _INT, lambda r: None if r.kv is None else r.kv.recomputed_tokens),
+        ("kv_swap_out_bytes", _INT, lambda r: None if r.kv is None else r.kv.kv_swap_out_bytes),
+        ("kv_swap_in_bytes", _INT, lambda r: None if r.kv is None else r.kv.kv_swap_in_bytes),
+        ("kv_peak_frac", _FLOAT, lambda r: None if r.kv is None else r.kv.peak_pages / r.kv.pages),
+    ]
     columns += [("throughput_tokens_per_s", _FLOAT, lambda r: r.throughput_tokens_per_s)]
     columns += _rates("", lambda r: r.hit_rates)
     columns += _rates("prefill_", lambda r: r.prefill_hit_rates)
@@ -174,6 +181,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("queue_s", _FLOAT),
             ("ttft_s", _FLOAT),
             ("tpot_s", _FLOAT),
+            ("preemptions_n", _INT),
         ]
     ),
     "iterations": pa.schema(

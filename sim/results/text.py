@@ -32,6 +32,7 @@ _SIZES = {
     "predictor_bytes": "of which the predictor takes",
     "vram_bytes": "VRAM",
     "host_experts_bytes": "experts in host memory",
+    "swapped_bytes": "KV cache that may go there",
     "host_memory_bytes": "host memory",
 }
 _CATCHES = ("oracle", "lossy")
@@ -82,6 +83,7 @@ def render(result: Result, width: int | None = None) -> str:
         _times(result),
         _rates(result),
         _load(result),
+        _kv(result),
         _hits(result),
         _by_layer(result),
         _union(result),
@@ -178,6 +180,24 @@ def _load(result: Result) -> Table:
         if len(slo.tasks) > 1:
             each = (f"{name or 'no task'} {show_frac(task.attained_frac)}" for name, task in slo.tasks.items())
             rows.add_row("", "kept by task: " + ", ".join(each))
+    return rows
+
+
+def _kv(result: Result) -> Table:
+    """Of a pool of pages: how full it was, and who had to make room."""
+    rows, kv = _pairs(), result.kv
+    if kv is None:
+        return rows
+    pages = show_count(kv.pages, "page")
+    mean = "" if kv.mean_pages is None else f", {kv.mean_pages:,.1f} on average"
+    rows.add_row("KV memory", f"{pages} of {kv.page_tokens} tokens; {kv.peak_pages:,} held at most{mean}")
+    if not kv.preemptions:
+        rows.add_row("pre-empted", "nobody")
+        return rows
+    who = f"{show_count(kv.preemptions, 'time')}, {show_count(kv.preempted_requests, 'request')} in all; "
+    swapped = f"{show_bytes(kv.kv_swap_out_bytes)} to host memory, {show_bytes(kv.kv_swap_in_bytes)} back"
+    again = f"{show_count(kv.recomputed_tokens, 'token')} computed again"
+    rows.add_row("pre-empted", who + (swapped if kv.kv_swap_out_bytes else again))
     return rows
 
 

@@ -22,6 +22,7 @@ class Demand:
     kv_tokens: int
     iteration_tokens: int
     batch: int
+    kv_bytes: int | None = None  # of a pool that was given; it may hold part of a page more than so many tokens
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,11 @@ def activation_bytes(model: Model, n_tokens: int, batch: int, precision: str) ->
     return n_tokens * element * (8 * model.hidden_size + 2 * widest) + 4 * batch * model.vocab_size
 
 
+def kv_token_bytes(model: Model, precision: str) -> int:
+    """Keys and values of one token in all layers."""
+    return model.kv_bytes_per_token("fp32" if precision == "fp32" else "bf16")
+
+
 def plan(
     model: Model,
     hw: Hardware,
@@ -110,10 +116,10 @@ def plan(
     """
     size = model.expert_bytes(precision)
     n_total = model.n_moe_layers * model.n_experts
-    kv = "fp32" if precision == "fp32" else "bf16"
+    kv_bytes = demand.kv_bytes
     parts = DenseParts(
         dense_bytes=model.dense_bytes(precision),
-        kv_cache_bytes=demand.kv_tokens * model.kv_bytes_per_token(kv),
+        kv_cache_bytes=demand.kv_tokens * kv_token_bytes(model, precision) if kv_bytes is None else kv_bytes,
         kv_tokens=demand.kv_tokens,
         activation_bytes=activation_bytes(model, demand.iteration_tokens, demand.batch, precision),
         iteration_tokens=demand.iteration_tokens,

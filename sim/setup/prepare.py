@@ -31,6 +31,7 @@ from sim.profiles.models import load_model
 from sim.profiles.overrides import Overrides, parse_set
 from sim.profiles.stack import PACKAGE as STACKS
 from sim.profiles.stack import load_stack
+from sim.setup.kv_pool import check_host_room, demand_of, kv_pool
 from sim.setup.memory import BudgetRule, Demand, MemoryPlan, check_host, plan
 from sim.setup.pairing import check_shape, default_model, drawn_anew, model_of_shape, trace_for
 from sim.setup.profile import profiled
@@ -38,6 +39,7 @@ from sim.setup.spec import HIT_DEFINITIONS
 from sim.workload import schedulers
 from sim.workload.batching import Batching
 from sim.workload.iterations import RequestInfo
+from sim.workload.kv_memory import KvMemory, KvPool
 from sim.workload.learn_split import no_store, requests_of
 from sim.workload.load import NONE, PROCESSES, load_of
 from sim.workload.profiled import Profiled
@@ -77,6 +79,7 @@ class Setup:
     open_loop: bool
     clients: int = 0  # of a closed loop
     labels: tuple[str, ...] = ()  # of the load
+    kv: KvPool | None = None  # pages for keys and values; None: as many as are ever needed
     machine: Callable[..., Any] | None = None  # a kind of one's own, in place of those that `engine` names
     run_id: str = ""  # before the policy is bound: binding may fill in parameters that were left to be derived
 
@@ -115,7 +118,7 @@ class Setup:
         """
         honoured = self.open_loop if open_loop is None else open_loop
         scheduler = self.scheduler(self.requests, honoured, self.clients, self.profiled)
-        return Batching(scheduler, self.spec.batch)
+        return Batching(scheduler, self.spec.batch, None if self.kv is None else KvMemory(self.kv))
 
     @cached_property
     def profiled(self) -> Profiled:
@@ -198,6 +201,8 @@ class Setup:
             del spec[name]  # `resolved` says what these meant
         del spec["engine"]  # either gives the same numbers
         del spec["unstable"]  # says what is shown of them
+        if spec["kv_memory_bytes"] is None:
+            del spec["kv_memory_bytes"], spec["kv_page"], spec["preempt"]
         for name, default in (("arrivals", None), ("rate_scale", 1.0), ("slo", {}), ("peer", PER_EXPERT)):
             if spec[name] == default:  # as it was before there were any
                 del spec[name]
@@ -349,14 +354,19 @@ def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace
     longest = sorted((r.prompt_len + r.outputs for r in requests), reverse=True)[:together]
     widest = max(max(r.prompt_len for r in requests), together)
     demand = Demand(kv_tokens=sum(longest), iteration_tokens=widest, batch=together)
+    kv = kv_pool(spec, model, requests)
+    if kv is not None:
+        demand = demand_of(kv, spec, requests, demand)
     rule = BudgetRule(spec.vram_bytes, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
     bound = "bound" in policy.traits
     memory = plan(model, hw, spec.precision, demand, rule, spec.gpus, bound, policy.keeps_all)
     host_bytes = check_host(model, hw, spec.precision) if not policy.keeps_all else 0
     pieces = Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes)
+    if kv is not None:
+        check_host_room(kv, hw, host_bytes, requests, together)
     store = requests_of(trace, "store")
     setup = Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, load.open_loop)
-    setup.clients, setup.labels = load.clients, load.labels
+    setup.clients, setup.labels, setup.kv = load.clients, load.labels, kv
     _check_scheduler(setup)
     if not setup.timeless and "oracle" in policy.traits:
         how = f"--batch {spec.batch}" if setup.scheduler.in_order else f"--scheduler {setup.scheduler.name}"

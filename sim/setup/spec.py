@@ -39,6 +39,11 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     arrivals: str | None = None  # poisson:RATE, gamma:RATE,CV, closed:CLIENTS, a log, none; None: the trace's
     rate_scale: float = 1.0  # times the rate of `arrivals`
     scheduler: str | None = None  # None: first come, first served
+    kv_memory_bytes: int | None = (
+        None  # a pool for keys and values; None: as much as the longest contexts together take
+    )
+    kv_page: int = 16  # tokens of a page of it
+    preempt: str = "recompute"  # what becomes of who makes room: recompute or swap
     slo: dict[str, dict[str, float]] = {}  # task -> limit -> seconds; `*`: all tasks without their own
     unstable: bool = False  # show percentiles of a queue that grows as long as requests come
     split: str = "test"

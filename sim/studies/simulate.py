@@ -55,6 +55,9 @@ class Options(TypedDict, total=False):
     scheduler: str | None  # None: first come, first served
     arrivals: Name | None  # poisson:RATE, gamma:RATE,CV, closed:CLIENTS, a log, none; None: the trace's
     rate_scale: float
+    kv_memory_bytes: int | str | None  # a pool of pages; None: as much as the longest contexts together take
+    kv_page: int  # tokens
+    preempt: str  # recompute or swap
     slo: str | Mapping[str, Mapping[str, float | str]] | None  # 'ttft_s <= 2s', or task -> limit -> time
     unstable: bool  # show percentiles of a queue that grows as long as requests come
 

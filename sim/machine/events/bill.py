@@ -34,6 +34,10 @@ class Bill:
         self.experts_launched = 0.0  # copies of experts, a part counting as its share
         self.d2h_bytes = 0
         self.written_back_bytes = 0
+        self.kv_out_bytes = 0
+        self.kv_in_bytes = 0
+        self.kv_out_s = 0.0
+        self.n_kv_out = 0  # copies
 
     def runs(self, price: Price) -> None:
         """An operation on a compute stream."""

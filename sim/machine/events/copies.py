@@ -35,6 +35,7 @@ class Copy(Pending):
         "expert",
         "layer",
         "n_bytes",
+        "n_copies",
         "op",
         "piece",
         "priority",
@@ -54,12 +55,14 @@ class Copy(Pending):
         cause: int = H2D,
         piece: Piece | None = None,
         carries: bool = False,
+        n_copies: int = 1,
     ) -> None:
         super().__init__(cause)
         self.op = op
         self.layer = layer
         self.expert = expert
         self.n_bytes = n_bytes
+        self.n_copies = n_copies  # one after the other, which nothing comes between
         self.duration_s = duration_s
         self.priority = priority
         self.speculative = priority != DEMAND
@@ -132,7 +135,7 @@ class CopyEngine:
             if copy.carries and self.clock.now > self.free_s:
                 copy.cause, copy.speculative = copy.after[0].cause, copy.after[0].speculative
             copy.after = NOTHING  # let go of what it waited for, or tickets would chain through the whole run
-            self.n_copies += 1
+            self.n_copies += copy.n_copies
             self.copied_bytes += copy.n_bytes
             yield flow.work(copy.duration_s, copy)
             self.free_s = flow.end_s

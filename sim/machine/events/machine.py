@@ -59,6 +59,8 @@ class EventMachine(Machine):
         self.streams, self.h2d = lanes.streams, lanes.h2d
         couple(lanes, cost.hw.contention)
         self._joins: tuple[Ticket, ...] = NOTHING
+        # One engine for what goes down: activations wait for the last pages, and pages for the last activations.
+        self._last_kv_down = self._last_down = NOTHING
         self._gate: Ticket | None = None
         self._n_tokens = 0
         self._n_ranges = 0
@@ -224,8 +226,10 @@ class EventMachine(Machine):
         self._host("launch cpu_expert", layer, expert, n_tokens, n_bytes, cost.launches.cpu_s)
         bill.copy_launched(1.0)
         bill.d2h_bytes += n_bytes
-        down = Work(CPU, "activations", layer, expert, n_tokens, self.now_s, cost.copies.d2h_s(n_bytes))
+        seconds = cost.copies.d2h_s(n_bytes)
+        down = Work(CPU, "activations", layer, expert, n_tokens, self.now_s, seconds, self._last_kv_down)
         self.lanes.d2h.ask(down)
+        self._last_down = (down,)
         price = cost.expert_cpu(n_tokens)
         bill.cpu_s[price.attributed_to] += price.duration_s
         done = self.lanes.cpu.ask(Work(CPU, "expert", layer, expert, n_tokens, self.now_s, price.duration_s, (down,)))
@@ -261,6 +265,26 @@ class EventMachine(Machine):
         self._host("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, launch_s)
         self.bill.copy_launched(frac)
         return self.now_s
+
+    def move_kv(self, n_pages: int, page_bytes: int, down: bool) -> None:
+        prices, bill, n_bytes = self.cost.copies, self.bill, n_pages * page_bytes
+        seconds = n_pages * (prices.d2h_s(page_bytes) if down else prices.h2d_s(page_bytes))
+        op = "kv_out" if down else "kv_in"
+        self._host(f"launch {op}", -1, -1, 0, n_bytes, n_pages * self.cost.launches.enqueue_s)
+        bill.n_copy_launches += n_pages
+        self.groups.end()
+        after, engine = (self._last_down, self.lanes.write_backs) if down else (NOTHING, self.h2d[0])
+        copy = Copy(op, -1, -1, n_bytes, seconds, DEMAND, self.now_s, after, n_copies=n_pages)
+        self._submit(engine, copy)
+        if down:
+            bill.d2h_bytes += n_bytes
+            bill.kv_out_bytes += n_bytes
+            bill.kv_out_s += seconds
+            bill.n_kv_out += n_pages
+            self._last_kv_down = (copy,)
+        else:
+            bill.kv_in_bytes += n_bytes
+        self.join(copy)
 
     def _submit(self, engine: CopyEngine, copy: Copy) -> Copy:
         """Queue a copy at `now_s`, after what was due by then; it may start at once."""
@@ -354,6 +378,26 @@ class EventMachine(Machine):
     def d2h_bytes(self) -> int:
         """Bytes copied from the GPUs: activations of experts on the CPU, pieces written back."""
         return self.bill.d2h_bytes
+
+    @property
+    def kv_out_bytes(self) -> int:
+        """Of these, pages of the KV cache."""
+        return self.bill.kv_out_bytes
+
+    @property
+    def kv_in_bytes(self) -> int:
+        """Pages of the KV cache copied back."""
+        return self.bill.kv_in_bytes
+
+    @property
+    def kv_out_s(self) -> float:
+        """Seconds of copies of pages from the GPU."""
+        return self.bill.kv_out_s
+
+    @property
+    def n_kv_out(self) -> int:
+        """How many of them."""
+        return self.bill.n_kv_out
 
     @property
     def gpu_s(self) -> list[float]:

@@ -145,7 +145,7 @@ class Timeline:
         elif (link := self._link_of.get(lane)) is not None:
             if op == "activations":
                 link.result_moved(n_bytes, start_s, end_s)
-            else:
+            elif op != "kv_in":
                 link.moved((layer, expert), n_bytes, start_s, end_s)
 
     def log(self, kind: str, layer: int, expert: int) -> None:

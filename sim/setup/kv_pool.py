@@ -1,0 +1,68 @@
+"""The pool of pages that a run asks for: whether every request fits, what it means for the plan of memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.base.errors import BadInput, DoesNotFit, did_you_mean
+from sim.base.units import show_bytes
+from sim.setup.memory import Demand, kv_token_bytes
+from sim.workload.kv_memory import PAGE_TOKENS, PREEMPTIONS, RECOMPUTE, KvPool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.profiles.hardware import Hardware
+    from sim.profiles.models import Model
+    from sim.setup.spec import RunSpec
+    from sim.workload.iterations import RequestInfo
+
+
+def kv_pool(spec: RunSpec, model: Model, requests: Sequence[RequestInfo]) -> KvPool | None:
+    """The pool that was asked for; None where none was.
+
+    Raises:
+        BadInput: no such way to make room, options of a pool without one, or a request larger than all of it.
+    """
+    if spec.preempt not in PREEMPTIONS:
+        raise BadInput(f"--preempt, got {spec.preempt!r}: no such way; {did_you_mean(spec.preempt, PREEMPTIONS)}")
+    if spec.kv_page < 1:
+        raise BadInput(f"--kv-page, got {spec.kv_page}: at least 1 token; leave it out for {PAGE_TOKENS}")
+    if spec.kv_memory_bytes is None:
+        asked = (("--kv-page", spec.kv_page, PAGE_TOKENS), ("--preempt", spec.preempt, RECOMPUTE))
+        for option, value, default in asked:
+            if value != default:
+                raise BadInput(f"{option}, got {value!r} without a pool, where nobody is refused; add --kv-memory")
+        return None
+    pool = KvPool.of(spec.kv_memory_bytes, spec.kv_page, kv_token_bytes(model, spec.precision), spec.preempt)
+    pool.check(requests, spec.kv_memory_bytes)
+    return pool
+
+
+def demand_of(pool: KvPool, spec: RunSpec, requests: Sequence[RequestInfo], without: Demand) -> Demand:
+    """What the workload asks of memory with a pool, in place of `without` one."""
+    widest = without.iteration_tokens
+    if without.batch > 1 and not pool.swaps:  # who made room is prefilled with all that it has put out
+        widest = max(widest, *(r.prompt_len + r.outputs - 1 for r in requests))
+    return Demand(pool.n_pages * pool.page_tokens, widest, without.batch, spec.kv_memory_bytes)
+
+
+def check_host_room(
+    pool: KvPool, hw: Hardware, experts_bytes: int, requests: Sequence[RequestInfo], batch: int
+) -> None:
+    """Raises DoesNotFit where host memory, besides experts, cannot take all pages that may lie there at a time.
+
+    Args:
+        batch: requests that run together at most; one of them always stays.
+    """
+    if not pool.swaps:
+        return
+    away = sorted((pool.most_pages(r) for r in requests), reverse=True)[: batch - 1]
+    has_bytes, swapped_bytes = int(hw.cpu.memory_bytes.value), sum(away) * pool.page_bytes
+    if experts_bytes + swapped_bytes > has_bytes:
+        raise DoesNotFit(
+            f"--preempt, got 'swap': up to {show_bytes(swapped_bytes)} of KV cache may go to host memory, {hw.id}'s "
+            f"host has {show_bytes(has_bytes)}, {show_bytes(experts_bytes)} of it for experts; take --preempt "
+            "recompute, a smaller --batch, or --set hw.cpu.memory_bytes=...",
+            {"host_experts_bytes": experts_bytes, "swapped_bytes": swapped_bytes, "host_memory_bytes": has_bytes},
+        )

@@ -1,0 +1,390 @@
+"""Memory for keys and values by pages: who starts, who makes room, what that costs, and that nobody is lost by it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from easy_numbers import setup as easy_setup
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_traces import ALL, from_rows, tiny_trace
+from untaught import UNTAUGHT
+
+import moesim
+from policies.gpu_only import GpuOnly
+from sim.base.errors import BadInput, DoesNotFit
+from sim.results.attainment import parts
+from sim.run import Outcome, execute, prepare
+from sim.setup.spec import RunSpec
+from sim.workload import schedulers
+from sim.workload.batching import Batching
+from sim.workload.iterations import RequestInfo
+from sim.workload.kv_memory import PREEMPTIONS, KvMemory, KvPool
+from sim.workload.profiled import Profiled
+from sim.workload.slo import Slos
+from traces.format.reader import Trace
+
+LENGTHS = [(2, 3), (2, 3), (1, 2)]  # (prompt, outputs) of three requests
+PAGES = 3  # of two tokens
+
+
+def three() -> list[RequestInfo]:
+    return [RequestInfo(i, 10 * i, prompt, outputs, "", None) for i, (prompt, outputs) in enumerate(LENGTHS)]
+
+
+def composed(batching: Batching) -> list[list[tuple[int, int, int]]]:
+    """(request, first row within it, rows) of every range of every iteration."""
+    found = iter(lambda: batching.next(math.inf), None)
+    return [
+        [(r.request.index, r.start_row - r.request.first_row, r.stop_row - r.start_row) for r in ranges]
+        for ranges in found
+        if isinstance(ranges, list)
+    ]
+
+
+# -- by hand --------------------------------------------------------------------------------------------------------
+
+
+def test_recompute_by_hand() -> None:
+    """The fourth iteration wants a second page for request 0, and the third page is taken: 2 goes for it. Then 1 wants
+    one, and is itself the last to have come. Both come back when 0 is done, each with all it had put out as prompt."""
+    kv = KvMemory(KvPool(PAGES, 2, 32))
+    assert composed(Batching(schedulers.find("fcfs")(three()), 3, kv)) == [
+        [(0, 0, 2)],
+        [(1, 0, 2)],
+        [(2, 0, 1)],
+        [(0, 2, 1)],
+        [(0, 3, 1)],
+        [(1, 0, 3)],
+        [(2, 0, 2)],
+        [(1, 3, 1)],
+    ]
+    assert kv.n_preemptions == {1: 1, 2: 1}
+    assert kv.recomputed_tokens == 2 + 1
+    assert (kv.n_free, kv.peak_pages, kv.held) == (PAGES, PAGES, {})
+
+
+def test_swap_by_hand() -> None:
+    """The same, but they go on where they were, together: there are three pages for two and one."""
+    kv = KvMemory(KvPool(PAGES, 2, 32, swaps=True))
+    assert composed(Batching(schedulers.find("fcfs")(three()), 3, kv)) == [
+        [(0, 0, 2)],
+        [(1, 0, 2)],
+        [(2, 0, 1)],
+        [(0, 2, 1)],
+        [(0, 3, 1)],
+        [(1, 2, 1), (2, 1, 1)],
+        [(1, 3, 1)],
+    ]
+    assert kv.n_preemptions == {1: 1, 2: 1}
+    assert (kv.n_out_pages, kv.n_in_pages, kv.peak_swapped_pages, kv.recomputed_tokens) == (2, 2, 2, 0)
+    assert (kv.n_free, kv.held) == (PAGES, {})
+
+
+def server(folder: Path, pool: KvPool | None, batch: int = 3, engine: str | None = None, **spec: Any) -> Outcome:
+    """Nothing is offloaded: an iteration takes 4 s, and a page of 32 bytes 2 s each way."""
+    rows = [[[0]] for prompt, outputs in LENGTHS for _ in range(prompt + outputs - 1)]
+    with Trace(from_rows(folder / "three.safetensors", rows, 2, LENGTHS)) as trace:
+        made = easy_setup(GpuOnly(), trace, 2, batch=batch)
+        made.kv = pool
+        preempt = "swap" if pool is not None and pool.swaps else "recompute"
+        made.spec = RunSpec(hw="easy", policy="gpu_only", batch=batch, engine=engine, preempt=preempt, **spec)
+        return execute(made, bounds=False)
+
+
+def ends(outcome: Outcome) -> list[tuple[float, float]]:
+    """(first token, last token) of every request."""
+    return [(t.first_token_s, t.last_token_s) for t in outcome.clockwork.requests]
+
+
+@pytest.mark.parametrize("engine", ["arithmetic", "simpy"])
+def test_times_by_hand(tmp_path: Path, engine: str) -> None:
+    assert ends(server(tmp_path, None, engine=engine)) == [(4, 20), (8, 20), (12, 16)]
+    anew = server(tmp_path, KvPool(PAGES, 2, 32), engine=engine)
+    assert ends(anew) == [(4, 20), (8, 32), (12, 28)]
+    assert [t.tpot_s for t in anew.clockwork.requests] == [8, 12, 16]
+    swapped = server(tmp_path, KvPool(PAGES, 2, 32, swaps=True), engine=engine)
+    # Two pages go down from 12 s on, and request 0 goes on at 16; at 24 it is done, and two pages come up.
+    assert ends(swapped) == [(4, 24), (8, 36), (12, 32)]
+    kv = swapped.result.kv
+    assert (kv.kv_swap_out_bytes, kv.kv_swap_in_bytes, kv.peak_swapped_bytes) == (64, 64, 64)
+    assert (kv.pages, kv.peak_pages, kv.preemptions, kv.preempted_requests) == (3, 3, 2, 2)
+    assert kv.preempted_s == 12 + 12
+    # One page until 4, two until 8, three until 12; two until 24; then three, and two from 32 on.
+    assert kv.mean_pages == (4 * 1 + 4 * 2 + 4 * 3 + 12 * 2 + 8 * 3 + 4 * 2) / 36
+    assert (swapped.result.d2h_bytes, swapped.result.h2d_bytes) == (64, 64)
+    assert swapped.result.bound_by.decode.copy == (4 + 4) / (36 - 12)
+    busy = {name: share and share * 36 for name, share in swapped.result.lane_utilisation.items()}
+    assert (busy["d2h"], busy["h2d"]) == (4, 4)
+    assert [t.n_preemptions for t in swapped.clockwork.requests] == [0, 1, 1]
+    assert [t.n_preemptions for t in server(tmp_path, None).clockwork.requests] == [None] * 3
+
+
+def test_waiting_after_a_preemption_is_queueing(tmp_path: Path) -> None:
+    """Request 1: first token at 8, then 4 s of another's prompt; away from 12 to 24; 4 s of copies, and 8 s run."""
+    served = server(tmp_path, KvPool(PAGES, 2, 32, swaps=True)).clockwork.requests
+    one = served[1]
+    found = parts(one.away_s, one.last_token_s - one.first_token_s, one.until_first, one.until_last)
+    assert found == (12, 4, 4, 8)
+    late = {"*": {"tpot_s": 1.0}}
+    violations = server(tmp_path, KvPool(PAGES, 2, 32, swaps=True), slo=late).result.slo.violations
+    # Request 0: 8 s run, 8 s of prompts, 4 s of copies; 1 and 2 are away for longer than anything else takes.
+    assert (violations.queue, violations.prefill, violations.copies, violations.compute) == (2, 1, 0, 0)
+
+
+def test_a_watermark_is_kept_beside_others() -> None:
+    """Of 200 pages two stay free where a request starts beside others; alone it may have all."""
+    kv = KvMemory(KvPool(200, 1, 1))
+    first, second = RequestInfo(0, 0, 100, 1, "", None), RequestInfo(1, 200, 99, 1, "", None)
+    assert kv.fits(200, 0)
+    assert not kv.fits(201, 0)
+    kv.hold(first, 100)
+    assert kv.fits(98, 1)
+    assert not kv.fits(99, 1)
+    assert kv.fits(99, 0)
+    assert composed(Batching(schedulers.find("fcfs")([first, second]), 2, KvMemory(KvPool(200, 1, 1)))) == [
+        [(0, 0, 100)],
+        [(1, 0, 99)],
+    ]
+
+
+# -- of any load ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=14),
+    st.integers(1, 5),
+    st.sampled_from(["fcfs", "sjf", "edf"]),
+    st.integers(1, 4),
+    st.integers(0, 12),
+    st.booleans(),
+)
+def test_pages_and_requests_of_any_load(
+    asked: list[tuple[int, int, int]], batch: int, name: str, page: int, spare: int, swaps: bool
+) -> None:
+    """Memory never above budget, all of it returned; every token put out once, from keys and values that are there;
+    whoever came first of those that run is never sent away, so nobody starves under first come, first served."""
+    come, row = [], 0
+    for i, (at, prompt, outputs) in enumerate(sorted(asked)):
+        come.append(RequestInfo(i, row, prompt, outputs, "", float(at)))
+        row += prompt + outputs - 1
+    largest = max(-(-(r.prompt_len + r.outputs - 1) // page) for r in come)
+    pool = KvPool(largest + spare, page, 1, swaps)
+    pool.check(come, pool.n_pages)
+    kv = KvMemory(pool)
+    profiled = Profiled.of(come, Slos({"*": {"ttft_s": 3.0}}))
+    made = Batching(schedulers.find(name)(come, True, 0, profiled), batch, kv)
+    now_s, begun = 0.0, []
+    there: dict[int, int] = defaultdict(int)  # tokens whose keys and values are there
+    out: dict[int, int] = defaultdict(int)  # tokens put out
+    away: set[int] = set()
+    for _ in range(20_000):
+        ranges = made.next(now_s)
+        if ranges is None:
+            break
+        if isinstance(ranges, float):
+            assert not away
+            now_s = ranges
+            continue
+        running = {r.request.index for r in ranges}
+        for request in kv.left:
+            assert request.index > min(running)
+            away.add(request.index)
+            if not swaps:
+                there[request.index] = 0
+        assert sum(kv.held.values()) + kv.n_free == pool.n_pages
+        assert kv.n_free >= 0
+        for r in ranges:
+            index = r.request.index
+            if index not in there:
+                assert not away, "a new request starts before those that were sent away are back"
+                begun.append(index)
+            away.discard(index)
+            assert r.start_row == r.request.first_row + there[index]
+            assert r.context == there[index]
+            there[index] += r.stop_row - r.start_row
+            out[index] += 1
+            assert there[index] == r.request.prompt_len + out[index] - 1
+            assert kv.held[index] * page >= there[index]
+        assert len(kv.held) <= batch + len(ranges)
+        now_s += 1.0
+    else:
+        pytest.fail("it never ends")
+    assert out == {r.index: r.outputs for r in come}
+    assert (kv.n_free, kv.held, kv.away) == (pool.n_pages, {}, [])
+    assert kv.n_out_pages == kv.n_in_pages
+    if name == "fcfs":
+        assert begun == sorted(begun)
+
+
+# -- whole runs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_trace(
+        tmp_path_factory.mktemp("t") / "t.safetensors",
+        32,
+        8,
+        2,
+        n_requests=4,
+        prompt=4,
+        outputs=9,
+        levels=ALL - {"arrivals"},
+    )
+
+
+def spec_of(tiny: Path, policy: str = "lru", **rest: Any) -> RunSpec:
+    """Four requests of 12 tokens; pages of 2 tokens of a model with 131,072 bytes per token, 14 of them."""
+    pool = {"kv_memory_bytes": 14 * 2 * 131_072, "kv_page": 2, "batch": 3}
+    rest["set"] = UNTAUGHT.get(policy, {}) | rest.get("set", {})
+    named = {"policy": policy, "hw": "rtx3090", "trace": str(tiny), "model": "mixtral-8x7b", "split": "all"}
+    return RunSpec(**named | pool | rest)
+
+
+def result_of(spec: RunSpec, bounds: bool = True) -> dict[str, Any]:
+    made = prepare(spec)
+    with made.trace:
+        found = execute(made, bounds=bounds).result.to_dict()
+    return {key: value for key, value in found.items() if key != "wall_s"}
+
+
+@pytest.mark.parametrize("preempt", PREEMPTIONS)
+@pytest.mark.parametrize("policy", ["lru", "fiddler", "fine_moe"])
+def test_simpy_says_the_same(tiny: Path, policy: str, preempt: str) -> None:
+    """Copies of experts and of pages share the links; `fiddler` sends activations down the way that pages go."""
+    found = [result_of(spec_of(tiny, policy, preempt=preempt, engine=e), bounds=False) for e in ("arithmetic", "simpy")]
+    for one in found:
+        del one["engine"], one["by_layer"]  # its sums are taken in another order
+    assert found[0] == found[1]
+    assert found[0]["kv"]["preemptions"]
+
+
+def test_copies_of_pages_and_of_experts_take_turns(tiny: Path) -> None:
+    """On every lane one thing at a time; what runs waits for pages that come, and for the room of those that go."""
+    made, spans = prepare(spec_of(tiny, preempt="swap")), []
+    with made.trace:
+        execute(made, spans=lambda *span: spans.append(span), bounds=False)
+    by_lane = defaultdict(list)
+    for lane, op, *_, start_s, end_s in spans:
+        by_lane[lane].append((start_s, end_s, op))
+    for lane in ("h2d", "d2h", "gpu"):
+        assert all(before[1] <= after[0] for before, after in pairwise(sorted(by_lane[lane]))), lane
+    moved = [one for lane in ("h2d", "d2h") for one in by_lane[lane] if one[2].startswith("kv_")]
+    assert {op for _, _, op in moved} == {"kv_in", "kv_out"}
+    for start_s, end_s, _ in moved:
+        assert not [one for one in by_lane["gpu"] if start_s < one[1] and one[0] < end_s]
+
+
+@pytest.mark.parametrize("preempt", PREEMPTIONS)
+def test_one_at_a_time_is_as_without_a_pool(tiny: Path, preempt: str) -> None:
+    """Nobody makes room for itself: every figure but those of memory."""
+    with_pool = result_of(spec_of(tiny, batch=1, preempt=preempt, experts=60))
+    without = result_of(spec_of(tiny, batch=1, kv_memory_bytes=None, kv_page=16, experts=60))
+    assert with_pool["kv"]["preemptions"] == 0
+    assert "kv" not in without
+    for name in ("run_id", "name", "memory", "peak_vram_bytes", "kv"):
+        with_pool.pop(name)
+        without.pop(name, None)
+    assert with_pool == without
+
+
+@pytest.mark.parametrize("preempt", PREEMPTIONS)
+def test_a_pool_for_all_changes_nothing(tiny: Path, preempt: str) -> None:
+    ample = spec_of(tiny, kv_memory_bytes=100 * 2 * 131_072, experts=60, preempt=preempt)
+    with_pool = result_of(ample)
+    without = result_of(spec_of(tiny, kv_memory_bytes=None, kv_page=16, experts=60))
+    assert with_pool["kv"]["peak_pages"] < 100
+    assert [with_pool[key] for key in ("tpot_s", "ttft_s", "h2d_bytes", "bound")] == [
+        without[key] for key in ("tpot_s", "ttft_s", "h2d_bytes", "bound")
+    ]
+
+
+@pytest.mark.parametrize("preempt", PREEMPTIONS)
+def test_who_knows_the_future_knows_who_makes_room(tiny: Path, preempt: str) -> None:
+    """`belady` keeps what is used soonest, of iterations as they come with pre-emption: it copies the least, and no
+    policy is below the bound, which is of these iterations, too."""
+    found = {
+        policy: result_of(spec_of(tiny, policy, preempt=preempt, experts=60)) for policy in ("belady", "lru", "lfu")
+    }
+    copied = {policy: one["h2d_bytes"] for policy, one in found.items()}
+    assert min(copied, key=lambda policy: copied[policy]) == "belady"
+    for one in found.values():
+        assert one["kv"]["preemptions"]
+        assert one["tpot_s"]["mean"] >= one["bound"]["tpot_s"]
+        assert one["ttft_s"]["mean"] >= one["bound"]["ttft_s"]
+        assert one["bound"] is not None
+
+
+def test_tables_and_text(tiny: Path) -> None:
+    options = {"trace": str(tiny), "model": "mixtral-8x7b", "split": "all", "batch": 3, "kv_page": 2}
+    result = moesim.simulate("lru", "rtx3090", **options, kv_memory_bytes="3670016", preempt="swap")
+    assert result.requests["preemptions_n"].sum() == result.kv.preemptions > 0
+    assert result.kv.kv_swap_out_bytes == result.kv.kv_swap_in_bytes == result.d2h_bytes
+    assert "pre-empted     1 time, 1 request in all; " in str(result)
+    assert "KV memory      14 pages of 2 tokens; 14 held at most" in str(result)
+    memory = result.memory
+    assert memory.kv_cache_bytes == 3_670_016
+    assert result.peak_host_bytes == 32 * 8 * result.expert_bytes + result.kv.peak_swapped_bytes
+    plain = moesim.simulate("lru", "rtx3090", **options | {"kv_page": 16})
+    assert plain.kv is None
+    assert "KV memory" not in str(plain)
+    assert plain.requests["preemptions_n"].isna().all()
+
+
+def test_what_makes_a_run() -> None:
+    """Pages decide its numbers where there are some."""
+    plain, pool = {"policy": "lru", "hw": "rtx3090"}, {"kv_memory_bytes": 10**9}
+    ids = []
+    for fields in (plain, {**plain, **pool}, {**plain, **pool, "kv_page": 8}, {**plain, **pool, "preempt": "swap"}):
+        made = prepare(RunSpec(**fields, requests=2, batch=2))
+        made.close()
+        ids.append(made.run_id)
+    assert len(set(ids)) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--kv-memory", "1MB"], "--kv-memory, got 1.00 MB: one page of 16 tokens takes 2.10 MB; give more"),
+        (["--kv-memory", "5MB"], "--kv-memory, got 5.00 MB (2 pages of 16 tokens): request "),
+        (["--kv-memory", "2"], "--kv-memory, got '2': that is 2 bytes; did you mean 2GB?"),
+        (["--kv-page", "32"], "--kv-page, got 32 without a pool, where nobody is refused; add --kv-memory"),
+        (["--preempt", "swap"], "--preempt, got 'swap' without a pool"),
+        (["--kv-memory", "1GB", "--kv-page", "0"], "--kv-page, got 0: at least 1 token"),
+        (["--kv-memory", "1GB", "--preempt", "swop"], "--preempt, got 'swop': no such way; did you mean 'swap'"),
+        (["--kv-memory", "30GB"], "dense parts need"),
+    ],
+)
+def test_bad_pools(options: list[str], said: str) -> None:
+    from sim.cli.run import command
+
+    done = CliRunner().invoke(command, ["--policy", "lru", "--hw", "rtx3090", *options])
+    assert isinstance(done.exception, BadInput), done.output
+    assert said in str(done.exception)
+    assert "\n" not in str(done.exception)
+
+
+def test_the_least_pool_named_is_one_that_is_enough() -> None:
+    fields: dict[str, Any] = {"policy": "lru", "hw": "rtx3090", "requests": 2, "batch": 2}
+    with pytest.raises(BadInput, match="give at least") as error:
+        prepare(RunSpec(**fields, kv_memory_bytes=5_000_000))
+    least = int(str(error.value).rsplit(" ", 1)[1].removesuffix("MB"))
+    prepare(RunSpec(**fields, kv_memory_bytes=least * 10**6)).close()
+    with pytest.raises(BadInput):
+        prepare(RunSpec(**fields, kv_memory_bytes=(least - 2) * 10**6))
+
+
+def test_host_memory_takes_what_is_swapped() -> None:
+    fields: dict[str, Any] = {"policy": "lru", "hw": "rtx3090", "requests": 2, "batch": 2, "kv_memory_bytes": 10**9}
+    small = {"hw.cpu.memory_bytes": 90_200_000_000}
+    prepare(RunSpec(**fields, set=small)).close()
+    with pytest.raises(DoesNotFit, match=r"--preempt, got 'swap': up to .* may go to host memory"):
+        prepare(RunSpec(**fields, preempt="swap", set=small))
