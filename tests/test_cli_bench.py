@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_help import mixtral_shaped, moesim
 
-from sim.cli import bench, bench_engines, bench_profile, bench_starts, bench_sweep
+from sim.cli import bench, bench_engines, bench_load, bench_profile, bench_starts, bench_sweep
 from sim.cli.bench_cases import PLAIN, synthetic_trace, ten_tokens
 from sim.cli.bench_policy import Plain
 from sim.machine.events.copies import Copy, CopyEngine
@@ -27,6 +27,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_engines, "N_TEST", 4)
     swept = {"points": 2, "run_s": 0.5, "sweep_s": 1.0, "ratio": 2.0}
     monkeypatch.setattr(bench_sweep, "measure", lambda: swept)
+    load = bench_load.failed(10, "-", "not run")
+    monkeypatch.setattr(bench_load, "measure", lambda folder, log: load)
     monkeypatch.setattr(bench, "starts", lambda folder: {"imports": {"command": "-", "wall_s": 1.0}, "processes": []})
 
 
@@ -109,6 +111,38 @@ def test_a_sweep_is_told_beside_one_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert "on 2 links" in bench_sweep.told(found)
     monkeypatch.setattr(bench_sweep, "RUN", [*run, "--experts", "none"])
     assert "a process failed" in bench_sweep.told(bench_sweep.measure())
+
+
+def test_a_log_is_drawn_as_the_published_one(tmp_path: Path) -> None:
+    """Read as Azure's own: its rate, and its lengths by their quantiles."""
+    from traces.synth.arrivals import arrivals
+    from traces.train.chat import load_lengths
+
+    bench_load.drawn_log(tmp_path / "azure.csv", 4000)
+    found, published = arrivals(str(tmp_path / "azure.csv"), 4000), load_lengths()
+    assert found[-1].at_s / (len(found) - 1) == pytest.approx(published.mean_gap_s, rel=0.05)
+    for lengths, tokens in (
+        ([one.prompt_len or 0 for one in found], published.prompt_tokens),
+        ([one.outputs or 0 for one in found], published.output_tokens),
+    ):
+        middle = sorted(lengths)[len(lengths) // 2]
+        assert middle == pytest.approx(tokens[published.shares.index(0.5)], rel=0.05)
+        assert tokens[0] <= min(lengths) <= max(lengths) <= tokens[-1]
+
+
+def test_a_long_load_is_told_beside_half_of_it(tmp_path: Path) -> None:
+    found = bench_load.measure(tmp_path, n=8, spliced=3)
+    assert (found["error"], found["requests"]) == (None, 8)
+    assert found["tokens"] > found["tokens"] / found["more_tokens"] > 8
+    assert found["cpu_s"] > 0 and found["per_token_ratio"] > 0
+    assert found["peak_bytes"] is None or 1e7 < found["peak_bytes"] < 1e9
+    assert "8 requests of a log (drawn from published quantiles)" in bench_load.text(found)
+    log = tmp_path / "mine.csv"
+    log.write_text("nothing\n")
+    wrong = bench_load.measure(tmp_path, log, n=8)
+    assert (wrong["log"], wrong["ok"], wrong["cpu_s"]) == ("mine.csv", False, None)
+    assert "mine.csv" in wrong["error"]
+    assert "a process failed" in bench_load.text(wrong)
 
 
 def test_processes_are_measured_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.tables import fold
-from sim.cli import bench_engines, bench_sweep
+from sim.cli import bench_engines, bench_load, bench_sweep
 from sim.cli.bench_cases import CASES, Case, written
 from sim.cli.bench_starts import starts
 
@@ -28,9 +28,15 @@ N_TIMEOUTS = 200_000
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Take the best of N.")
 @click.option("--check", is_flag=True, help="Exit 1 when a ratio or a process misses its bound, or engines differ.")
+@click.option(
+    "--log",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="An Azure, Mooncake or BurstGPT log for the long load; default: drawn from published quantiles.",
+)
 @click.option("--profile", "profiled", is_flag=True, help="Say instead where each replay spends its time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def command(repeat: int, check: bool, profiled: bool, as_json: bool) -> None:
+def command(repeat: int, check: bool, log: Path | None, profiled: bool, as_json: bool) -> None:
     """Time the replay of decode tokens against bare SimPy timeouts on this machine, one core.
 
     A ratio of 1 would mean that simulating one layer of one token costs as much as one bare env.timeout.
@@ -41,7 +47,7 @@ def command(repeat: int, check: bool, profiled: bool, as_json: bool) -> None:
         found = bench_profile.profiles()
         click.echo(json.dumps(found) if as_json else fold(bench_profile.text(found)), nl=as_json)
         return
-    result = measure(repeat)
+    result = measure(repeat, log)
     click.echo(json.dumps(result) if as_json else fold(_text(result)), nl=as_json)
     if check and not result["ok"]:
         from sim.base.errors import CheckFailed
@@ -49,8 +55,12 @@ def command(repeat: int, check: bool, profiled: bool, as_json: bool) -> None:
         raise CheckFailed("bench: a ratio, a process's time or memory misses its bound, or engines differ; see above")
 
 
-def measure(repeat: int) -> BenchTold:
-    """All cases; bare timeouts are timed around them, and the best of all counts (the hardest comparison)."""
+def measure(repeat: int, log: Path | None = None) -> BenchTold:
+    """All cases; bare timeouts are timed around them, and the best of all counts (the hardest comparison).
+
+    Args:
+        log: of the long load.
+    """
     bare_per_s = [bare_timeouts_per_s() for _ in range(repeat)]
     found = []
     with tempfile.TemporaryDirectory(prefix="moesim-bench-") as folder:
@@ -58,6 +68,7 @@ def measure(repeat: int) -> BenchTold:
             found.append((case, *_best(case, Path(folder), repeat)))
             bare_per_s.append(bare_timeouts_per_s())
         processes = starts(Path(folder))
+        load = bench_load.measure(Path(folder), log)
     best_per_s = max(bare_per_s)
     cases: list[ReplayTold] = []
     for case, tokens_per_s, n_layers, hit_rate in found:
@@ -76,7 +87,7 @@ def measure(repeat: int) -> BenchTold:
             }
         )
     engines = bench_engines.measure()
-    ok = all(one["ok"] for one in (*cases, *processes["processes"], *engines))
+    ok = all(one["ok"] for one in (*cases, *processes["processes"], *engines, load))
     return {
         "compiled": compiled(),
         "bare_timeouts_per_s": best_per_s,
@@ -84,6 +95,7 @@ def measure(repeat: int) -> BenchTold:
         **processes,
         "engines": engines,
         "sweep": bench_sweep.measure(),
+        "load": load,
         "ok": ok,
     }
 
@@ -174,4 +186,9 @@ def _text(result: BenchTold) -> str:
     ]
     engines, note = bench_engines.told(result["engines"])
     sweep = bench_sweep.told(result["sweep"])
-    return "\n".join([*lines, "", render(rows), render(processes), engines, *notes, note, sweep]) + "\n"
+    return (
+        "\n".join(
+            [*lines, "", render(rows), render(processes), engines, *notes, note, sweep, bench_load.text(result["load"])]
+        )
+        + "\n"
+    )

@@ -68,6 +68,23 @@ class SweepTold(TypedDict):
     ratio: float | None
 
 
+class LoadTold(TypedDict):
+    """A long load: a process, and what a token costs in it beside one in half as many; None where a process failed."""
+
+    log: str
+    requests: int
+    tokens: int | None
+    cpu_s: float | None
+    most_s: float
+    peak_bytes: int | None
+    most_bytes: int
+    per_token_ratio: float | None
+    more_tokens: float | None
+    stable: bool | None
+    error: str | None
+    ok: bool
+
+
 class BenchTold(StartsTold):
     """Everything."""
 
@@ -76,6 +93,7 @@ class BenchTold(StartsTold):
     cases: list[ReplayTold]
     engines: list[PairTold]
     sweep: SweepTold
+    load: LoadTold
     ok: bool
 
 

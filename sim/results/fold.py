@@ -65,7 +65,7 @@ def fold(
     source = "back to back" if not setup.open_loop else log.name if log else spec.arrivals or "trace"
     loaded = load(clockwork.requests, source) if setup.open_loop else None
     growing = loaded is not None and not loaded.stable
-    timed = metrics.times(clockwork, growing and not spec.unstable)
+    timed = metrics.times(clockwork, growing and not spec.unstable, setup.open_loop)
     makespan_s = max((t.last_token_s for t in clockwork.requests), default=0.0)
     memory = memory_of(setup, engine)
     kv = kv_use(clockwork, spec.preempt)

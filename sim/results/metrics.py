@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec import structs
+
 from sim.base.lanes import WAITED_FOR
 from sim.engine.counts import CLASSES
 from sim.results.schema import (
@@ -36,11 +38,22 @@ def statistic(values: Iterable[float]) -> Statistic:
     """Mean and percentiles; a percentile without 1 / (1 - p) observations behind it is None."""
     ordered = sorted(values)
     n = len(ordered)
+    mean = math.fsum(ordered) / n if n else None
+    return Statistic(mean, _percentile(ordered, 0.50), _percentile(ordered, 0.95), _percentile(ordered, 0.99), n)
 
-    def percentile(p: float) -> float | None:
-        return quantile(ordered, p) if n >= round(1 / (1 - p)) else None
 
-    return Statistic(math.fsum(ordered) / n if n else None, percentile(0.50), percentile(0.95), percentile(0.99), n)
+def _percentile(ordered: list[float], p: float) -> float | None:
+    return quantile(ordered, p) if len(ordered) >= round(1 / (1 - p)) else None
+
+
+def under_load(values: Iterable[float]) -> Statistic:
+    """The same with the 90th percentile and with sampling errors, of requests in order of arrival."""
+    from sim.results.blocks import SHARES, errors
+
+    every = list(values)
+    found = structs.replace(statistic(every), p90=_percentile(sorted(every), 0.90))
+    given = [name for name in SHARES if getattr(found, name) is not None]
+    return structs.replace(found, sampling=errors(every, given) if len(every) > 1 else None)
 
 
 def quantile(ordered: list[float], p: float) -> float:
@@ -62,32 +75,36 @@ class Times(NamedTuple):
     throughput_tokens_per_s: float | None
 
 
-def times(clockwork: Clockwork, growing: bool = False) -> Times:
+def times(clockwork: Clockwork, growing: bool = False, arrivals: bool = False) -> Times:
     """TTFT, TPOT, end-to-end time per request, throughput over the makespan.
 
     Args:
+        arrivals: requests come at times of their own, so that neighbours wait alike.
         growing: the queue grows as long as requests come, so that times which hold a wait in it have no percentiles.
     """
     done = clockwork.requests
+    if arrivals:
+        done = sorted(done, key=lambda t: (t.start_s, t.request.index))
     outputs = sum(t.request.outputs for t in done)
     first_s = min((t.start_s for t in done), default=0.0)
     last_s = max((t.last_token_s for t in done), default=0.0)
     span_s = last_s - first_s
-    held = mean_alone if growing else statistic
+    of = under_load if arrivals else statistic
+    held = mean_alone if growing else of
     return Times(
         held(t.ttft_s for t in done),
-        statistic(t.tpot_s for t in done if t.tpot_s is not None),
+        of(t.tpot_s for t in done if t.tpot_s is not None),
         held(t.e2e_s for t in done),
         held(t.queue_s for t in done),
-        statistic(t.service_s for t in done),
+        of(t.service_s for t in done),
         outputs / span_s if span_s > 0 else None,
     )
 
 
 def mean_alone(values: Iterable[float]) -> Statistic:
-    """Without percentiles."""
+    """Without percentiles, nor an interval: of a queue that grows there is none to lie in."""
     found = statistic(values)
-    return Statistic(found.mean, None, None, None, found.n)
+    return Statistic(found.mean, None, None, None, found.n, None, None)
 
 
 def request_row(times: RequestTimes) -> tuple[Any, ...]:

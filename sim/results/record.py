@@ -48,10 +48,14 @@ def plain(value: Any) -> Any:
         fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
         pairs = ((key, getattr(value, name)) for key, name in fields if not name.startswith("_"))
         left_out = WHERE_THERE if isinstance(value, Result) else ()
-        return {key: plain(child) for key, child in pairs if child is not None or key not in left_out}
+        return {key: plain(child) for key, child in pairs if _kept(key, child, left_out)}
     if isinstance(value, dict):
         return {key: plain(child) for key, child in value.items()}
     return [plain(child) for child in value] if isinstance(value, list | tuple) else value
+
+
+def _kept(key: str, value: Any, left_out: tuple[str, ...]) -> bool:
+    return value is not msgspec.UNSET and (value is not None or key not in left_out)
 
 
 class Kept(Protocol):

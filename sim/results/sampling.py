@@ -82,7 +82,7 @@ class Sample:
         if self.n < 2:
             return None
         if self.n >= FEWEST:
-            return _percentiles(self.resampled(), self.n)
+            return expanded(self.resampled(), self.n)
         return _by_t(self.mean, self.sums - self.mean * self.counts, self.counts)
 
     def minus(self, other: Sample) -> Interval | None:
@@ -90,7 +90,7 @@ class Sample:
         if self.n < 2:
             return None
         if self.n >= FEWEST:
-            return _percentiles(self.resampled() - other.resampled(), self.n)
+            return expanded(self.resampled() - other.resampled(), self.n)
         mean = self.mean - other.mean
         return _by_t(mean, self.sums - other.sums - mean * self.counts, self.counts)
 
@@ -122,7 +122,8 @@ def _drawn(n: int, rows: int) -> NDArray[np.int64]:
     return np.random.Generator(np.random.PCG64(SEED)).integers(0, n, (rows, n))
 
 
-def _percentiles(means: NDArray[np.float64], n: int) -> Interval:
+def expanded(means: NDArray[np.float64], n: int) -> Interval:
+    """The percentile interval of figures of resampled units, widened for few of them."""
     low, high = np.quantile(means, [_tail(n), 1 - _tail(n)]).tolist()
     return low, high
 

@@ -12,14 +12,32 @@ Phased = Literal["prefill", "decode"]
 Ends = tuple[float, float] | None
 
 
+class Errors(msgspec.Struct, frozen=True):
+    """Where a figure of requests under load lies (95 %), from so many blocks of consecutive requests
+    (`sim.results.blocks`); None where they say too little."""
+
+    mean: Ends
+    p50: Ends
+    p90: Ends
+    p95: Ends
+    p99: Ends
+    block_requests: int
+    blocks: int
+
+
 class Statistic(msgspec.Struct, frozen=True):
-    """Of one figure over requests; a percentile without enough requests behind it is None."""
+    """Of one figure over requests; a percentile without enough requests behind it is None.
+
+    p90, sampling: of requests under load; the JSON of others has no such keys.
+    """
 
     mean: float | None
     p50: float | None
     p95: float | None
     p99: float | None
     n: int
+    p90: float | msgspec.UnsetType | None = msgspec.UNSET
+    sampling: Errors | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from sim.base.lanes import WAITED_FOR
 from sim.base.units import show_bytes, show_count, show_flops, show_frac, show_rate, show_seconds
 from sim.engine.counts import CLASSES
 from sim.results.by_layer_text import lines
+from sim.results.load_text import under_load
 from sim.results.schema import Copies
 from sim.setup.naming import machine_of, policy_of, words
 
@@ -82,6 +83,7 @@ def render(result: Result, width: int | None = None) -> str:
         _facts(result),
         _times(result),
         _rates(result),
+        under_load(result),
         _load(result),
         _kv(result),
         _hits(result),
@@ -303,16 +305,18 @@ def _grounds(result: Result) -> Table:
 def _sampled(result: Result, time: Timed) -> str:
     """What the band holds for the choice of requests."""
     over, n_units = result.uncertainty.sampling.of(time)
-    n = show_units(result.time_s(time).n, n_units)
+    n = show_units(result.time_s(time).n, n_units, "batch" if result.load is None else "block")
     if over is None:
         return f"; n = {n}: no sampling error can be given"
     low, high = (show_seconds(end) for end in over)
     return f"; of it {low} to {high} for the choice of requests (95 %, n = {n})"
 
 
-def show_units(n_requests: int, n_units: int) -> str:
-    """How many independent ones there are: requests, or batches of them."""
-    return str(n_requests) if n_units == n_requests else f"{n_requests} in {n_units} batch{'es' * (n_units > 1)}"
+def show_units(n_requests: int, n_units: int, word: str = "batch") -> str:
+    """How many independent ones there are: requests, or batches or blocks of them."""
+    if n_units == n_requests:
+        return str(n_requests)
+    return f"{n_requests} in {n_units} {word}{('es' if word == 'batch' else 's') * (n_units != 1)}"
 
 
 def show_lengths(lengths: Lengths) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.results.provenance import Attribution, attributions
 from sim.results.sampling import Interval, samples, times_of
-from sim.results.schema import Ends, Sampling, Uncertainty
+from sim.results.schema import Ends, Errors, Sampling, Uncertainty
 from sim.workload.iterations import DECODE, PREFILL
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ def uncertainty(
     """
     rows = [] if machine.measured is True else attributions(machine, clockwork)
     total = math.fsum(row.spent_s for row in rows)
-    drawn = samples(times_of(clockwork), batch)
-    tpot, ttft = drawn["tpot_s"], drawn["ttft_s"]
-    sampling = Sampling(_of_times(tpot.interval()), _of_times(ttft.interval()), tpot.n, ttft.n)
+    sampling = _of_load(timed) if arrivals else _of_requests(clockwork, batch)
     if not total:
         return Uncertainty(None, None, None, sampling, None, None)
 
@@ -50,6 +48,23 @@ def uncertainty(
         sampling,
         band(timed.ttft_s.mean, sampling.ttft_s, PREFILL, not arrivals),
         band(timed.tpot_s.mean, sampling.tpot_s, DECODE, batch == 1),
+    )
+
+
+def _of_requests(clockwork: Clockwork, batch: int) -> Sampling:
+    drawn = samples(times_of(clockwork), batch)
+    tpot, ttft = drawn["tpot_s"], drawn["ttft_s"]
+    return Sampling(_of_times(tpot.interval()), _of_times(ttft.interval()), tpot.n, ttft.n)
+
+
+def _of_load(timed: Times) -> Sampling:
+    """Of requests whose neighbours wait alike: the intervals of their blocks."""
+    tpot, ttft = timed.tpot_s.sampling, timed.ttft_s.sampling
+    return Sampling(
+        _of_times(tpot.mean) if isinstance(tpot, Errors) else None,
+        _of_times(ttft.mean) if isinstance(ttft, Errors) else None,
+        tpot.blocks if isinstance(tpot, Errors) else 0,
+        ttft.blocks if isinstance(ttft, Errors) else 0,
     )
 
 

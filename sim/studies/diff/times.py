@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.base.lanes import WAITED_FOR
+from sim.results.blocks import block_length
 from sim.results.sampling import NO_DIFFERENCE, Interval, Sample
 from sim.studies.diff.layers import layers_of, seconds_of
 from sim.studies.diff.spent import COPY, DEMAND, OTHERS, PARTS, PREFETCH, QUEUE
@@ -93,6 +94,8 @@ def difference(a: Side, b: Side, time: Timed) -> Difference:
     own = {request: _time(a, request, time) or 0.0 for request in common}
     other = {request: _time(b, request, time) or 0.0 for request in common}
     batch = math.lcm(a.told.batch, b.told.batch)
+    if a.told.load is not None or b.told.load is not None:  # neighbours in a queue wait alike
+        batch = max(batch, block_length([other[request] - own[request] for request in common]))
     first, second = Sample(own, batch), Sample(other, batch)
     mean_a, mean_b = first.mean, second.mean
     shares = [(_shares(a, request, time), _shares(b, request, time)) for request in common]

@@ -14,7 +14,7 @@ from sim.results.expectations import Expectation, holds, parsed
 from sim.results.figure import figures, show_figure, unit_of
 from sim.results.record import Result
 
-FEWEST_FOR = {"p50": 2, "p95": 20, "p99": 100}
+FEWEST_FOR = {"p50": 2, "p90": 10, "p95": 20, "p99": 100}
 """Requests from which a percentile is given (`sim.results.metrics.statistic`)."""
 TIMES = ("tpot_s", "ttft_s")
 

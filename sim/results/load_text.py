@@ -1,0 +1,41 @@
+"""Times of requests under load as people read them: means and percentiles, each above the ends of its interval."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.base.units import show_count, show_seconds
+from sim.results.schema import Errors
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sim.results.record import Result
+    from sim.results.schema import Ends, Statistic
+
+PERCENTILES = ("p50", "p90", "p95", "p99")
+
+
+def under_load(result: Result) -> Table:
+    """TTFT, its queue, and end to end; no row where requests come back to back, or percentiles are refused."""
+    from sim.base.tables import plain
+
+    named = (("TTFT", result.ttft_s), ("queue", result.queue_s), ("end to end", result.e2e_s))
+    known = [(title, stat, stat.sampling) for title, stat in named if isinstance(stat.sampling, Errors)]
+    rows = plain("under load", "mean", *PERCENTILES) if known else plain("")
+    for title, stat, errors in known:
+        rows.add_row(title, *(_seconds(_value(stat, name)) for name in ("mean", *PERCENTILES)))
+        ends: list[Ends] = [getattr(errors, name) for name in ("mean", *PERCENTILES)]
+        shown = ("-" if one is None else f"{_seconds(one[0])} - {_seconds(one[1])}" for one in ends)
+        blocks = f"{show_count(errors.blocks, 'block')} of {errors.block_requests:,}"
+        rows.add_row(f"  95 %, {blocks}", *shown)
+    return rows
+
+
+def _value(stat: Statistic, name: str) -> float | None:
+    value: float | None = getattr(stat, name)
+    return value
+
+
+def _seconds(duration_s: float | None) -> str:
+    return "-" if duration_s is None else show_seconds(duration_s)
