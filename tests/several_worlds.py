@@ -17,7 +17,11 @@ import random_worlds
 from sim.run import execute
 from sim.setup.prepare import Setup
 
-WAYS: tuple[dict[str, Any], ...] = ({"peer": "all-to-all"},)
+WAYS: tuple[dict[str, Any], ...] = (
+    {"peer": "all-to-all"},
+    {"host_memory": "split"},
+    {"host_memory": "split", "peer": "all-to-all"},
+)
 
 
 def several(seed: int, folder: Path, policy: str | None = None, **ways: Any) -> random_worlds.World:

@@ -6,20 +6,25 @@ hidden state is 16 bytes; ports move it at 16 bytes/s after 1 s of latency. Expe
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
+import random_worlds
 import several_worlds
 from cli_help import simulated
-from easy_numbers import TOKEN_BYTES, Run, execute_easy, figure, setup
+from easy_numbers import EXPERT_BYTES, TOKEN_BYTES, Run, execute_easy, figure, setup
 from test_timeline_copies import Placed
 from tiny_traces import from_rows, tiny_trace
 
 from policies.belady import Belady
 from policies.lru import Lru
 from sim.base.errors import BadInput
+from sim.machine.copy_prices import rates
+from sim.policy.decisions import Predict, Prefetch
 from sim.profiles.hardware import Link
 from sim.run import prepare
 from sim.setup.spec import RunSpec
@@ -34,16 +39,17 @@ def shared_out(
     trace: Trace,
     room: int,
     gpus: int,
-    engine: str,
+    engine: str | None,
     ways: dict[str, Any],
     peer: tuple[float, float] = (1.0, TOKEN_BYTES),
     **world: Any,
 ) -> Run:
     made = setup(policy, trace, room, gpus=gpus, **world)
     made.spec = msgspec.structs.replace(made.spec, engine=engine, **ways)
-    made.hw = msgspec.structs.replace(
-        made.hw, p2p=Link(latency_s=figure(peer[0]), bandwidth_bytes_per_s=figure(peer[1]))
-    )
+    enough_for_one = figure(made.hw.h2d.bandwidth_bytes_per_s.value)
+    cpu = msgspec.structs.replace(made.hw.cpu, copies_bandwidth_bytes_per_s=enough_for_one)
+    p2p = Link(latency_s=figure(peer[0]), bandwidth_bytes_per_s=figure(peer[1]))
+    made.hw = msgspec.structs.replace(made.hw, p2p=p2p, cpu=cpu)
     return execute_easy(made)
 
 
@@ -109,6 +115,93 @@ def test_the_host_enqueues_each_transfer(tmp_path):
     assert seen.outcome.machine.host_shares()[5][1] == 4 * 0.5
 
 
+# -- host memory ----------------------------------------------------------------------------------------------------
+
+
+class Later(Placed):
+    """Asks for each of `ahead` once a search of as many `seconds` on the side lane is over."""
+
+    def __init__(self, ahead: Any, seconds: Any) -> None:
+        super().__init__([(0, 0), (0, 3)], ahead)
+        self.seconds = seconds
+
+    def request_start(self, request: Any, view: Any) -> Any:
+        for at, seconds in zip(self.ahead, self.seconds, strict=True):
+            ticket = yield Predict(seconds, "side")
+            yield Prefetch(view.piece(*at), after=(ticket,))
+
+
+def from_host(
+    policy: Any, tmp_path: Path, rows: Any, room: int, links: float, gpus: int = 2, way: str = "shared"
+) -> Run:
+    """Host memory gives as much as this many links take."""
+    with Trace(from_rows(tmp_path / "easy.safetensors", rows, 2 * gpus)) as trace:
+        made = setup(policy, trace, room, gpus=gpus)
+        made.spec = msgspec.structs.replace(made.spec, host_memory=way)
+        cpu = msgspec.structs.replace(made.hw.cpu, copies_bandwidth_bytes_per_s=figure(links * EXPERT_BYTES / 10))
+        made.hw = msgspec.structs.replace(made.hw, cpu=cpu)
+        return execute_easy(made)
+
+
+def test_two_links_share_what_one_could_take(tmp_path):
+    # Prefetch of 1.1 (GPU 1) from 0 on, of 1.2 (GPU 0) from 4 on; each 10 s alone, half as fast beside the other.
+    #   1.1: 4 s done by 4, the other 6 s until 16; 1.2: 6 s done by 16, the other 4 s alone: until 20
+    policy = Later([(1, 1), (1, 2)], [0.0, 4.0])
+    seen = from_host(policy, tmp_path, [[[0, 3], [1, 2]]], 3, 1.0)
+    assert seen.lane("h2d1") == [("prefetch 1.1", 0, 16)]
+    assert seen.lane("h2d0") == [("prefetch 1.2", 4, 20)]
+    assert seen.result.engine == "simpy"
+
+
+def test_memory_for_one_link_and_a_half(tmp_path):
+    # Both at 3/4: 10 s of work take 13 1/3. With memory for two, nobody notices anybody; split, each has half of 1.5.
+    rows, there = [[[1, 2]]], Placed([])
+    shared, enough = (from_host(there, tmp_path, rows, 2, links) for links in (1.5, 2.0))
+    assert shared.lane("h2d0") == [("demand 0.2", 1, pytest.approx(1 + 40 / 3))]
+    assert shared.lane("h2d1") == [("demand 0.1", 1, pytest.approx(1 + 40 / 3))]
+    assert enough.lane("h2d0") == [("demand 0.2", 1, 11)]
+    split = from_host(there, tmp_path, rows, 2, 1.5, way="split")
+    assert split.lane("h2d0") == [("demand 0.2", 1, pytest.approx(1 + 40 / 3))]
+    # One link alone takes what it can where memory is shared, and its part of it where that is split.
+    alone = [from_host(there, tmp_path, [[[1]]], 2, 1.5, way=way).lane("h2d1") for way in ("shared", "split", "apart")]
+    assert alone == [[("demand 0.1", 1, 11)], [("demand 0.1", 1, pytest.approx(1 + 40 / 3))], [("demand 0.1", 1, 11)]]
+
+
+def test_links_never_draw_more_than_host_memory_gives(tmp_path):
+    """Of any two instants: what was copied wholly between them is no more than memory gives in that time."""
+    n_tight = 0
+    for seed in range(24):
+        of = several_worlds.several(seed, tmp_path, host_memory="shared")
+        hw, stack = of.facts["hw"], of.facts["stack"]
+        up, _ = rates(hw, stack)
+        if not 0.0 < up < math.inf:
+            continue
+        gives = up * Random(seed).choice((0.4, 1.0, 1.3, 1.9))
+        cpu = msgspec.structs.replace(hw.cpu, copies_bandwidth_bytes_per_s=figure(gives))
+        of.facts["hw"] = msgspec.structs.replace(hw, cpu=cpu)
+        seen = random_worlds.run(of, random_worlds.by_engine)
+        assert not seen.crash, seen.crash
+        copies = [span for span in seen.spans if span[0].startswith("h2d") and span[1] != "activations"]
+        copies += [span for span in seen.spans if span[1] == "write_back"]
+        for since_s in {span[6] for span in copies}:
+            after = sorted((span for span in copies if span[6] >= since_s), key=lambda span: span[7])
+            moved = 0
+            for *_, n_bytes, _, end_s in after:
+                moved += n_bytes
+                assert moved <= gives * (end_s - since_s) * (1 + 1e-9)
+                n_tight += moved > 0.9 * gives * (end_s - since_s)
+    assert n_tight > 100
+
+
+def test_where_memory_is_enough_sharing_it_changes_nothing(tmp_path):
+    for seed in range(12):
+        of = several_worlds.several(seed, tmp_path, host_memory="shared")
+        cpu = msgspec.structs.replace(of.facts["hw"].cpu, copies_bandwidth_bytes_per_s=figure(math.inf))
+        of.facts["hw"] = msgspec.structs.replace(of.facts["hw"], cpu=cpu)
+        told, _ = several_worlds.disagreement(of)
+        assert told is None
+
+
 # -- what must hold in any world -------------------------------------------------------------------------------------
 
 
@@ -154,7 +247,7 @@ def test_as_many_bytes_cross_as_tokens_of_experts_elsewhere_have(tmp_path):
         assert sum(span[5] for span in seen.spans if span[0] == port) == n_pairs * TOKEN_BYTES > 0
 
 
-@pytest.mark.parametrize("ways", several_worlds.WAYS, ids=str)
+@pytest.mark.parametrize("ways", (*several_worlds.WAYS, {"host_memory": "shared"}), ids=str)
 @pytest.mark.parametrize("gpus", [2, 3])
 def test_bounds_stay_bounds(tmp_path, ways, gpus):
     for seed in range(4):
@@ -163,7 +256,7 @@ def test_bounds_stay_bounds(tmp_path, ways, gpus):
             for kind in (Lru, Belady):
                 for room in (2, 6):
                     world = {"launch_s": 0.25 * (seed % 2), "copy_s": 1.0 + 4 * (seed // 2), "shared": bool(seed % 2)}
-                    result = shared_out(kind(), trace, room, gpus, "arithmetic", ways, (0.1, 160.0), **world).result
+                    result = shared_out(kind(), trace, room, gpus, None, ways, (0.1, 160.0), **world).result
                     assert 0 < result.bound.tpot_s <= result.tpot_s.mean
                     assert 0 < result.bound.ttft_s <= result.ttft_s.mean
 
@@ -189,6 +282,11 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("given", "said"),
     [
         ({"peer": "all"}, "--peer, got 'all': no such way; known: all-to-all, per-expert"),
+        ({"host_memory": "half"}, "--host-memory, got 'half': no such way; known: apart, shared, split"),
+        (
+            {"host_memory": "shared", "engine": "arithmetic", "set": {"hw.cpu.copies_bandwidth_bytes_per_s": 3e10}},
+            "--engine, got 'arithmetic': it cannot tell who shares host memory with whom, and 2 links ask for more",
+        ),
         ({"peer": "all-to-all", "gpus": 1}, "--peer, got 'all-to-all' with one GPU: there is no other to share with"),
     ],
     ids=str,

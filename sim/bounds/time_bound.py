@@ -68,6 +68,7 @@ class Bounds:
         # A policy may hold part of an expert in what is left of the budget: rounded up, in its favour.
         self.rooms = [-(-budget // size) for budget in setup.memory.expert_bytes]
         self.copy_s = self.cost.copies.h2d_s(size)
+        self.host_s = size / self.cost.copies.shared_bytes_per_s  # of host memory, where links share it
 
     def windows(self) -> Iterator[tuple[list[Pass], list[Pass], int]]:
         """(prefill, decode, outputs) of every request, in the order they complete."""
@@ -172,7 +173,8 @@ class Bounds:
             # Part of an expert may be all that waited for the last copy: what is left of a slice's price as it shrinks.
             part_s = cost.expert(fewest, cost.precision, 0.0, 0.0).duration_s
             on_links_s = max(n * self.copy_s + (part_s if n else 0.0) for n in copies) + last_s
-            return max(whole_s, on_links_s, host_s + sum(copies) * cost.launches.copy_s)
+            from_host_s = sum(copies) * self.host_s + last_s
+            return max(whole_s, on_links_s, from_host_s, host_s + sum(copies) * cost.launches.copy_s)
         most_s = max(cost.expert(n, cost.precision).duration_s for n in tokens)
         least_s = min(cost.expert_cpu(n).duration_s for n in tokens)
         launch_s, activations_s = cost.launches.expert.all_s, cost.copies.h2d_s(cost.activation_bytes(fewest))
@@ -184,6 +186,7 @@ class Bounds:
             Line(last_s, max(least_s, activations_s)),  # results go up the first GPU's link, one after the other
             Line(sum(copies) * self.copy_s / self.n_gpus + last_s, back_s - self.copy_s / self.n_gpus),
             *(Line(n * self.copy_s + last_s, back_s - self.copy_s) for n in copies),
+            Line(sum(copies) * self.host_s + last_s, -self.host_s),
         ]
         return lowest(lines, sum(len(uses.ids) for p in window for uses in p.uses))
 

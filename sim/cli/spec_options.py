@@ -58,6 +58,11 @@ SPEC_OPTIONS = (
         metavar="WAY",
         help="How tokens cross to experts on other GPUs: per-expert (default), or all-to-all: together, in a queue.",
     ),
+    click.option(
+        "--host-memory",
+        metavar="WAY",
+        help="Its bandwidth for copies to several GPUs: apart (default: no limit), shared, or split in equal parts.",
+    ),
     click.option("--batch", type=int, metavar="N", help="Requests decoded together; default: 1."),
     click.option(
         "--arrivals",

@@ -2,36 +2,59 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+
+from sim.base.quantities import Quantity
+from sim.machine.several import APART, SHARED, SPLIT
 
 if TYPE_CHECKING:
     from sim.machine.figures import Figures
     from sim.machine.measured import Measured
+    from sim.machine.several import Several
     from sim.profiles.hardware import Hardware
     from sim.profiles.stack import Stack
+
+
+def rates(hw: Hardware, stack: Stack) -> tuple[float, float]:
+    """Bytes per second of one link, to the device and back."""
+    ways = (hw.h2d, hw.d2h) if stack.pinned else (hw.h2d_pageable, hw.d2h_pageable)
+    up, down = (way.bandwidth_bytes_per_s.value * stack.copy_efficiency_frac.value for way in ways)
+    return up, down
+
+
+def crowded(hw: Hardware, stack: Stack, several: Several) -> bool:
+    """Whether links that share host memory ask for more than it has when all are busy, pieces written back included."""
+    up, down = rates(hw, stack)
+    return several.host_memory == SHARED and several.n_gpus * up + down > hw.cpu.shared_by_copies.value
 
 
 class CopyPrices:
     """Prices of copies on one (hardware, stack): page-locked or pageable, at the bandwidth that the stack reaches.
 
+    `shared_bytes_per_s`: what all links together draw from host memory at most, where they share it; else infinite.
     `q_*`: indices of the figures behind them.
     """
 
-    def __init__(self, hw: Hardware, stack: Stack, measured: Measured, figures: Figures) -> None:
+    def __init__(self, hw: Hardware, stack: Stack, measured: Measured, figures: Figures, several: Several) -> None:
         self._measured = measured
         self._measured_bytes = measured.ranges.copy_bytes
         kind, back = ("h2d", "d2h") if stack.pinned else ("h2d_pageable", "d2h_pageable")
         h2d, d2h = (hw.h2d, hw.d2h) if stack.pinned else (hw.h2d_pageable, hw.d2h_pageable)
         self.h2d_latency_s = h2d.latency_s.value
-        self.h2d_bytes_per_s = h2d.bandwidth_bytes_per_s.value * stack.copy_efficiency_frac.value
         self.d2h_latency_s = d2h.latency_s.value
-        self.d2h_bytes_per_s = d2h.bandwidth_bytes_per_s.value * stack.copy_efficiency_frac.value
+        self.h2d_bytes_per_s, self.d2h_bytes_per_s = rates(hw, stack)
         self.p2p_latency_s = hw.p2p.latency_s.value
         self.p2p_bytes_per_s = hw.p2p.bandwidth_bytes_per_s.value
         self.q_h2d_latency = figures.enter(f"{kind}.latency_s", h2d.latency_s)
         self.q_h2d_bandwidth = figures.enter(f"{kind}.bandwidth_bytes_per_s", h2d.bandwidth_bytes_per_s)
         self.q_d2h_latency = figures.enter(f"{back}.latency_s", d2h.latency_s)
         self.q_d2h_bandwidth = figures.enter(f"{back}.bandwidth_bytes_per_s", d2h.bandwidth_bytes_per_s)
+        self.shared_bytes_per_s = math.inf if several.host_memory == APART else hw.cpu.shared_by_copies.value
+        if several.host_memory == SPLIT and self.h2d_bytes_per_s > self.shared_bytes_per_s / several.n_gpus:
+            self.h2d_bytes_per_s = self.shared_bytes_per_s / several.n_gpus
+            name = "copies" if isinstance(hw.cpu.copies_bandwidth_bytes_per_s, Quantity) else "memory"
+            self.q_h2d_bandwidth = figures.enter(f"cpu.{name}_bandwidth_bytes_per_s", hw.cpu.shared_by_copies)
         self.q_p2p_latency = figures.enter("p2p.latency_s", hw.p2p.latency_s)
         self.q_p2p_bandwidth = figures.enter("p2p.bandwidth_bytes_per_s", hw.p2p.bandwidth_bytes_per_s)
 

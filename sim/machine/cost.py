@@ -48,7 +48,7 @@ class Cost:
         self.figures = figures = Figures()
         self.measured = measured = Measured(hw, model.id, precision)
         self.roofline = _roofline(hw, precision, figures)
-        self.copies = CopyPrices(hw, stack, measured, figures)
+        self.copies = CopyPrices(hw, stack, measured, figures, several)
         self.launches = Launches(hw, model, stack, measured, figures)
         self._cpu = hw.cpu
         self._q_cpu_bandwidth = figures.enter("cpu.memory_bandwidth_bytes_per_s", hw.cpu.memory_bandwidth_bytes_per_s)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 PER_EXPERT, ALL_TO_ALL = "per-expert", "all-to-all"
 PEER_WAYS = (PER_EXPERT, ALL_TO_ALL)  # the default first
 
+APART, SHARED, SPLIT = "apart", "shared", "split"
+HOST_MEMORY_WAYS = (APART, SHARED, SPLIT)
+
 
 @dataclass(frozen=True)
 class Several:
@@ -14,6 +17,7 @@ class Several:
 
     n_gpus: int = 1
     peer: str = PER_EXPERT
+    host_memory: str = APART
 
     @property
     def gathers(self) -> bool:
@@ -23,7 +27,8 @@ class Several:
     @property
     def unusual(self) -> str:
         """The options by which it differs from the default, as they are written."""
-        return f"--peer {self.peer}" if self.peer != PER_EXPERT else ""
+        chosen = (("--peer", self.peer, PEER_WAYS), ("--host-memory", self.host_memory, HOST_MEMORY_WAYS))
+        return ", ".join(f"{option} {way}" for option, way, ways in chosen if way != ways[0])
 
 
 ALONE = Several()

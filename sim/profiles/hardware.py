@@ -67,7 +67,14 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     flops_per_s: Quantity  # effective matrix product of a few tokens
     expert_overhead_s: Quantity  # fixed cost of running one expert on the CPU
     memory_bytes: Quantity
+    copies_bandwidth_bytes_per_s: Quantity | msgspec.UnsetType = msgspec.UNSET  # of copies to all devices together
     note: str = ""
+
+    @property
+    def shared_by_copies(self) -> Quantity:
+        """What copies to all devices together draw from its memory at most; as the cores read where nobody said."""
+        figure = self.copies_bandwidth_bytes_per_s
+        return figure if isinstance(figure, Quantity) else self.memory_bandwidth_bytes_per_s
 
 
 UNMEASURED = Quantity(value=0.0, source="assumed", note="off; no measurement found")

@@ -19,8 +19,9 @@ from sim.base.json import to_json
 from sim.base.own_file import read_from
 from sim.base.own_file import whole as whole_plug_in
 from sim.base.units import show_count
+from sim.machine.copy_prices import crowded
 from sim.machine.cost import Cost
-from sim.machine.several import PEER_WAYS, PER_EXPERT, Several
+from sim.machine.several import APART, HOST_MEMORY_WAYS, PEER_WAYS, PER_EXPERT, Several
 from sim.policy.blame import blamed, check_traits
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 MAX_GPUS = 256
 WITHOUT_FILE = "policy given as a class whose text is in no file: run_id does not hold it"
 SPLITS = ("test", "store", "all")
+NEWER: dict[str, Any] = {"arrivals": None, "rate_scale": 1.0, "slo": {}, "peer": PER_EXPERT, "host_memory": APART}
+"""Fields that specifications did not always have, with what they stand for where they are left out."""
 ENGINES = ARITHMETIC, SIMPY = "arithmetic", "simpy"
 
 
@@ -89,7 +92,7 @@ class Setup:
     @property
     def several(self) -> Several:
         """How its GPUs work together."""
-        return Several(self.spec.gpus, self.spec.peer)
+        return Several(self.spec.gpus, self.spec.peer, self.spec.host_memory)
 
     def cost(self) -> Cost:
         """Prices of everything on its hardware."""
@@ -157,11 +160,16 @@ class Setup:
         """What replays it: the one that was asked for, or SimPy where lanes slow one another."""
         if self.machine is not None:
             return self.machine.__name__
-        return self.spec.engine or (SIMPY if self.hw.contention.active else ARITHMETIC)
+        contended = self.hw.contention.active or crowded(self.hw, self.stack, self.several)
+        return self.spec.engine or (SIMPY if contended else ARITHMETIC)
 
     @cached_property
     def _digests(self) -> dict[str, str]:
-        return {what: _digest(getattr(self, what)) for what in ("hw", "model", "stack")}
+        hw = self.hw
+        if self.spec.host_memory == APART:  # what has no part in a run does not tell it from others
+            cpu = msgspec.structs.replace(hw.cpu, copies_bandwidth_bytes_per_s=msgspec.UNSET)
+            hw = msgspec.structs.replace(hw, cpu=cpu)
+        return {"hw": _digest(hw), "model": _digest(self.model), "stack": _digest(self.stack)}
 
     def resolved(self) -> dict[str, Any]:
         """What the names of a configuration meant: ids, parameters, and digests of everything the figures rest on.
@@ -203,7 +211,7 @@ class Setup:
         del spec["unstable"]  # says what is shown of them
         if spec["kv_memory_bytes"] is None:
             del spec["kv_memory_bytes"], spec["kv_page"], spec["preempt"]
-        for name, default in (("arrivals", None), ("rate_scale", 1.0), ("slo", {}), ("peer", PER_EXPERT)):
+        for name, default in NEWER.items():
             if spec[name] == default:  # as it was before there were any
                 del spec[name]
         if self.arrivals_file is not None:
@@ -290,12 +298,20 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> tuple[Policy, H
             "leave it out, or take simpy"
         )
     stack = load_stack(spec.stack, overrides.stack)
+    if spec.engine == ARITHMETIC and crowded(hw, stack, Several(spec.gpus, host_memory=spec.host_memory)):
+        raise BadInput(
+            "--engine, got 'arithmetic': it cannot tell who shares host memory with whom, and "
+            f"{spec.gpus} links ask for more than there is; leave it out, or take --host-memory split"
+        )
     return policy, hw, stack, overrides
 
 
 def _check_several(spec: RunSpec) -> None:
     """Raises BadInput for a way of sharing work among GPUs that there is not, or with one GPU."""
-    for option, name, known in (("--peer", spec.peer, PEER_WAYS),):
+    for option, name, known in (
+        ("--peer", spec.peer, PEER_WAYS),
+        ("--host-memory", spec.host_memory, HOST_MEMORY_WAYS),
+    ):
         if name not in known:
             raise BadInput(f"{option}, got {name!r}: no such way; {did_you_mean(name, known)}")
         if spec.gpus == 1 and name != known[0]:

@@ -12,8 +12,32 @@ if TYPE_CHECKING:
     from sim.policy.tickets import Ticket
 
 
+class Pool:
+    """What several flows draw from at once: where they ask for more than there is, all get the same share of theirs."""
+
+    def __init__(self, capacity_per_s: float) -> None:
+        self.capacity_per_s = capacity_per_s
+        self.members: list[tuple[Flow, float]] = []  # and what each draws when nothing slows it
+
+    def add(self, flow: Flow, draws_per_s: float) -> None:
+        """One more that draws from it."""
+        for other, _ in self.members:
+            flow.beside(other)
+            other.beside(flow)
+        self.members.append((flow, draws_per_s))
+        flow.pools.append(self)
+
+    def stretch(self, asking: Flow) -> float:
+        """By how much everybody's time is longer than alone, if this one draws from it too."""
+        asked_per_s = 0.0
+        for flow, draws_per_s in self.members:
+            if flow.busy or flow is asking:
+                asked_per_s += draws_per_s
+        return asked_per_s / self.capacity_per_s if asked_per_s > self.capacity_per_s else 1.0
+
+
 class Flow:
-    """Work in progress on one lane, at the rate 1 / (1 + sum of the terms of what runs beside it).
+    """Work in progress on one lane, at the rate 1 / (1 + sum of the terms of what runs beside it), or less from a pool.
 
     What is left is carried over at every change of rate. Work that never meets anything ends at start + duration,
     without rounding beyond that sum.
@@ -24,6 +48,7 @@ class Flow:
         self.start_s = 0.0
         self.end_s = 0.0  # as things stand now, while busy
         self.spent_s = 0.0  # from start to end, of the work that ended last
+        self.pools: list[Pool] = []
         self._clock = clock
         self._terms: list[tuple[Flow, float]] = []  # who slows this, and by which share of its time
         self._slows: list[Flow] = []  # whom this slows
@@ -39,6 +64,11 @@ class Flow:
         """While `other` is busy, this takes `share` of its own time longer; 0 couples nothing."""
         if share > 0.0:
             self._terms.append((other, share))
+            self.beside(other)
+
+    def beside(self, other: Flow) -> None:
+        """Take notice when `other` starts or ends."""
+        if self not in other._slows:
             other._slows.append(self)
 
     def work(self, duration_s: float, ticket: Ticket | None = None) -> Event:
@@ -60,6 +90,8 @@ class Flow:
         for other, share in self._terms:
             if other.busy:
                 stretch += share
+        for pool in self.pools:
+            stretch *= pool.stretch(self)
         return stretch
 
     def _aim(self) -> Event:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.machine.events.copies import CopyEngine
+from sim.machine.events.flow import Pool
 from sim.machine.events.lanes import Serial, Stream
 
 if TYPE_CHECKING:
+    from sim.machine.copy_prices import CopyPrices
     from sim.machine.events.clock import Clock
     from sim.machine.lanes import Spans
     from sim.profiles.hardware import Contention
@@ -52,6 +54,14 @@ class Lanes:
         ends_s = {link.name: link.free_s for link in self.h2d}
         ends_s |= {lane.name: lane.free_s for lane in self.serial}
         return ends_s | {"d2h": max(self.d2h.free_s, self.write_backs.free_s)}
+
+
+def share_host_memory(lanes: Lanes, copies: CopyPrices) -> None:
+    """All links draw from one memory, each at its own rate as long as there is enough for all."""
+    pool = Pool(copies.shared_bytes_per_s)
+    for link in lanes.h2d:
+        pool.add(link.flow, copies.h2d_bytes_per_s)
+    pool.add(lanes.write_backs.flow, copies.d2h_bytes_per_s)
 
 
 def couple(lanes: Lanes, terms: Contention) -> None:

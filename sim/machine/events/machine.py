@@ -14,11 +14,12 @@ from sim.machine.events.bill import Bill
 from sim.machine.events.clock import Clock, Pending
 from sim.machine.events.copies import Copy, CopyEngine
 from sim.machine.events.groups import Groups
-from sim.machine.events.lane_set import Lanes, couple
+from sim.machine.events.lane_set import Lanes, couple, share_host_memory
 from sim.machine.events.lanes import NOTHING, Work
 from sim.machine.exchange import Exchange
 from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE
 from sim.machine.protocol import DEMAND, Machine
+from sim.machine.several import SHARED
 from sim.machine.waiting import Waiting
 from sim.policy.tickets import UNKNOWN_S, Ticket
 from sim.workload.iterations import DECODE
@@ -58,6 +59,8 @@ class EventMachine(Machine):
         self.lanes = lanes = Lanes(self.clock, n_gpus, spans, report_copies, len(cost.n_dense_before) - 1)
         self.streams, self.h2d = lanes.streams, lanes.h2d
         couple(lanes, cost.hw.contention)
+        if cost.several.host_memory == SHARED:
+            share_host_memory(lanes, cost.copies)
         self._joins: tuple[Ticket, ...] = NOTHING
         # One engine for what goes down: activations wait for the last pages, and pages for the last activations.
         self._last_kv_down = self._last_down = NOTHING
