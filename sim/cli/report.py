@@ -1,4 +1,4 @@
-"""`moesim report`: a run, comparison, sweep, validation, plan or calibration as one HTML page."""
+"""`moesim report`: a run, comparison, sweep, validation, plan, rates or a calibration as one HTML page."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def command(
     """Write PATHs as one page that opens in any browser, offline, and needs no other file.
 
     PATH is a run's folder (`simulate --out`), several of them, a sweep's folder (`moesim sweep --out`), what
-    `--json` of run, compare, sweep, plan or validate printed, or the NAME.yaml that `calibrate` wrote.
+    `--json` of run, compare, sweep, plan, saturate or validate printed, or the NAME.yaml that `calibrate` wrote.
     """
     from sim.pages.lanes import Window
 
@@ -106,7 +106,7 @@ def _page(paths: tuple[Path, ...], window: Window) -> Page:
 
 
 def _of_one(one: Input, window: Window) -> Page:
-    from sim.pages.inputs import Comparison, Grid, Run, Validation
+    from sim.pages.inputs import Comparison, Grid, Run, Saturated, Validation
 
     if isinstance(one, Run):
         from sim.pages.curves import caches_of
@@ -125,6 +125,10 @@ def _of_one(one: Input, window: Window) -> Page:
         from sim.pages.validation import of_validation
 
         return of_validation(one.data)
+    if isinstance(one, Saturated):
+        from sim.pages.saturation import of_rates
+
+        return of_rates(one.data)
     from sim.pages.plan import of_plan
 
     return of_plan(one.data)

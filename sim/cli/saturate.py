@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -46,6 +47,12 @@ REQUESTS = 200
     help="Draws of requests and gaps, over which least and most are given.",
 )
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Runs at the same time; default: the cores.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.json",
+    help="Keep the JSON object; `moesim report FILE.json` makes a page of it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
     policies: tuple[str, ...],
@@ -53,6 +60,7 @@ def command(
     kept_frac: float,
     draws: int,
     workers: int | None,
+    out: Path | None,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -62,7 +70,7 @@ def command(
     Each replay has 200 requests unless --requests says otherwise.
     """
     from sim.cli.compare import specified
-    from sim.studies.compare import expanded
+    from sim.studies.compare import by_scheduler, expanded
     from sim.studies.saturate.search import saturate
     from sim.studies.saturate.text import answer, curve_table, rates_table
 
@@ -70,22 +78,35 @@ def command(
         raise BadInput(f"--attain, got {kept_frac:g}: a share in (0, 1], such as 0.95; correct it")
     promised = given.get("slo") or ""
     given["requests"] = given["requests"] or REQUESTS
-    candidates = [specified(given, settings, item, named) for item, named in expanded(policies, "--policy") if named]
+    candidates = [
+        specified({**given, "scheduler": scheduler}, settings, item, named, said)
+        for scheduler, said in by_scheduler(given["scheduler"])
+        for item, named in expanded(policies, "--policy")
+        if named
+    ]
     if not candidates:
         raise BadInput("--policy, got 'all' alone: every rate takes dozens of replays; name the policies")
     tell_drawing(candidates[0].spec)
     with Bar("looking for rates") as bar:
         found = saturate([(one.label, one.spec) for one in candidates], draws, kept_frac, workers, bar.update)
     said = answer(found, promised, kept_frac)
-    if as_json:
+    if as_json or out is not None:
         import msgspec
 
+        from sim.base.files import replacing
         from sim.base.json import to_json
 
+        spec = candidates[0].spec
+        asked = {"slo": spec.slo, "attain_frac": kept_frac, "draws": draws, "requests": given["requests"]}
+        where = {"hw": spec.hw, "trace": spec.trace}
         rows = [msgspec.to_builtins(one) for one in found]
-        asked = {"slo": candidates[0].spec.slo, "attain_frac": kept_frac, "draws": draws, "requests": given["requests"]}
-        click.echo(to_json({"schema": 1, "answer": said, **asked, "policies": rows}))
-        return
+        text = to_json({"schema": 1, "answer": said, **where, **asked, "policies": rows})
+        if out is not None:
+            with replacing(out) as part:
+                part.write_text(text + "\n", encoding="utf-8", newline="\n")
+        if as_json:
+            click.echo(text)
+            return
     from sim.base.tables import render
 
     say(said, bold=True)
@@ -95,3 +116,6 @@ def command(
     say(render(rates_table(found, kept_frac)), nl=False)
     say()
     say(render(curve_table(found)), nl=False)
+    if out is not None:
+        say()
+        say(f"written: {out}")

@@ -1,4 +1,4 @@
-"""What a path is: a run, a comparison, a sweep, a validation.
+"""What a path is: a run, a comparison, a sweep, a validation, a plan, rates.
 
 Files are anybody's: sizes, schemas and types are checked. A file is known by what is in it, not by its name.
 """
@@ -92,7 +92,14 @@ class Planned:
     data: dict[str, Any]
 
 
-Input = Run | Comparison | Grid | Validation | Planned
+@dataclass
+class Saturated:
+    """What `moesim saturate --json` printed."""
+
+    data: dict[str, Any]
+
+
+Input = Run | Comparison | Grid | Validation | Planned | Saturated
 
 
 def read(path: Path) -> Input:
@@ -111,6 +118,8 @@ def read(path: Path) -> Input:
     data = _json(path)
     if {"candidates", "machines", "ways", "explanations"} & set(data):
         return Planned(data)
+    if "policies" in data and "attain_frac" in data:
+        return Saturated(data)
     if "run_id" in data:
         return _result(data, path, None)
     if "runs" in data and "realism" in data:

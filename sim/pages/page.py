@@ -140,7 +140,7 @@ class Section:
 
 @dataclass
 class Page:
-    """A report. `kind`: run, comparison, sweep, hits, plan, validation or calibration.
+    """A report. `kind`: run, comparison, sweep, hits, plan, saturation, validation or calibration.
 
     Attributes:
         title: of the browser's tab. verdict: the first line. lines: what belongs right under it.
