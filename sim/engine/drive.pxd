@@ -40,6 +40,7 @@ cdef class Clockwork:
     cdef readonly dict phases
     cdef readonly long long n_put_out
     cdef public object kv
+    cdef public object scheduler_stats
     cdef dict _open
     cdef int _n_away
     cdef double[::1] _before_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.base.flat import floats
 from sim.base.lanes import H2D
@@ -122,6 +122,7 @@ class Clockwork:
         self.phases = {PREFILL: PhaseTimes(), DECODE: PhaseTimes()}
         self.n_put_out = 0  # tokens
         self.kv: KvMemory | None = None
+        self.scheduler_stats: dict[str, Any] = {}
         self._open: dict[int, RequestTimes] = {}
         self._n_away = 0
         self._before_s = floats(len(CAUSES))
@@ -308,6 +309,7 @@ class Loop:
         self.machine.drain()
         engine.tally.prefetch.finish()
         engine.tally.by_expert.hold(engine.residency.flags(), -1)
+        self.clockwork.scheduler_stats = self.batching.scheduler.stats()
 
 
 def drive(

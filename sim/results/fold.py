@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim import __version__
+from sim.base.own_file import read_from
 from sim.base.units import show_bytes
 from sim.policy.api import overrides
 from sim.policy.policy_file import file_of
@@ -15,7 +16,7 @@ from sim.results.kv_use import kv_use
 from sim.results.load import load, unstable
 from sim.results.provenance import provenance
 from sim.results.record import Result
-from sim.results.schema import Copies, HitRates, Memory, PolicyFile, ServedRates, Shape
+from sim.results.schema import Copies, HitRates, Memory, PolicyFile, Scheduling, ServedRates, Shape
 from sim.results.uncertainty import uncertainty
 from sim.setup.memory import BudgetRule
 from sim.setup.naming import overrides_of, title_of
@@ -156,5 +157,16 @@ def fold(
         engine=setup.engine,
         version=__version__,
         kv=kv,
+        scheduling=_scheduling(setup, clockwork),
         by_layer=layer_rows(tally.by_expert, machine.waiting, clockwork, engine.view.expert_bytes),
     )
+
+
+def _scheduling(setup: Setup, clockwork: Clockwork) -> Scheduling | None:
+    """The scheduler, where there is something to tell of it."""
+    kind = setup.scheduler
+    file = read_from(kind)
+    if file is None and not clockwork.scheduler_stats:
+        return None
+    named = None if file is None else PolicyFile(file.path.name, file.sha256)
+    return Scheduling(kind.name, named, clockwork.scheduler_stats)

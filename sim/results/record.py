@@ -22,6 +22,7 @@ from sim.results.schema import (
     Prediction,
     Prefetches,
     Provenance,
+    Scheduling,
     ServedRates,
     Shape,
     Share,
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
     from sim.bounds.time_bound import LowerBound
 
 
-WHERE_THERE = ("kv", "real", "device", "measured", "prediction", "weights")
-"""Keys of runs with a pool of pages, or of real runs; others have none of them."""
+WHERE_THERE = ("kv", "scheduling", "real", "device", "measured", "prediction", "weights")
+"""Keys of runs with a pool of pages, of those whose scheduler has something to say, or of real runs; others have none
+of them."""
 
 
 def plain(value: Any) -> Any:
@@ -142,6 +144,7 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     version: str
     by_layer: list[dict[str, Any]] = []
     kv: KvUse | None = None  # of a run with a pool of pages; the JSON of others has no such key
+    scheduling: Scheduling | None = None  # of a scheduler that tells what it went by, or is in a file
     real: bool | None = None  # this and the next three are of real runs; the JSON of others has no such keys
     device: str | None = None
     measured: Measurement | None = None

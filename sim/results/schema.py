@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -321,6 +321,14 @@ class PolicyFile(msgspec.Struct, frozen=True):
 
     name: str
     sha256: str
+
+
+class Scheduling(msgspec.Struct, frozen=True):
+    """The scheduler, where it has something to say or is in a file: what it went by, and what came of it."""
+
+    name: str
+    file: PolicyFile | None
+    stats: dict[str, Any]
 
 
 class Spent(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from sim.base.units import show_bytes, show_count, show_flops, show_frac, show_r
 from sim.engine.counts import CLASSES
 from sim.results.by_layer_text import lines
 from sim.results.load_text import under_load
+from sim.results.scheduler_text import scheduler_line
 from sim.results.schema import Copies
 from sim.setup.naming import machine_of, policy_of, words
 
@@ -168,6 +169,8 @@ def _load(result: Result) -> Table:
         queue, service = result.queue_s, result.service_s
         ends = "" if queue.p95 is None else f" (p50 {_seconds(queue.p50)}, p95 {_seconds(queue.p95)})"
         rows.add_row("of the TTFT", f"{_seconds(queue.mean)} in the queue{ends}, {_seconds(service.mean)} served")
+    if result.scheduling is not None:
+        rows.add_row("scheduler", scheduler_line(result.scheduling))
     if slo is not None and slo.attained_frac is not None:
         good, tokens = slo.goodput_requests_per_s or 0.0, slo.goodput_tokens_per_s or 0.0
         rows.add_row(

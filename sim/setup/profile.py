@@ -42,26 +42,45 @@ def profiled(setup: Setup, needs: Sequence[str]) -> Profiled:
 
 
 def token_s(setup: Setup, cost: Cost) -> float:
-    """An iteration of one prompt token whose experts are all there: the longer of what GPU and host spend on it."""
-    model, launches = setup.model, cost.launches
-    iteration = Iteration(0, [Range(setup.requests[0], 0, 1, PREFILL, 0)], setup.trace)
-    n_moe, n_dense, k = model.n_moe_layers, model.n_layers - model.n_moe_layers, model.top_k
-    leader, slack_s = cost.leader(1, setup.spec.precision)
-    experts_s = leader.duration_s * k
-    if launches.grouped:
-        experts_s = leader.duration_s
-        for _ in range(k - 1):
-            member, slack_s = cost.member(slack_s, 1, setup.spec.precision)
-            experts_s += member.duration_s
-    layer_s = cost.attention(iteration).duration_s + cost.gate(1).duration_s + experts_s
-    host_s = launches.attention.all_s + launches.gate.all_s + launches.sync_s + launches.experts_s(k)
+    """What a prompt token takes on average in the prompts of the store split, whose experts are all there: for each the
+    longer of what GPU and host spend on it, its experts shared evenly by the GPUs."""
+    spent_s = n_tokens = 0.0
+    for request in setup.store:
+        stop = request.first_row + request.prompt_len
+        iteration = Iteration(0, [Range(request, request.first_row, stop, PREFILL, 0)], setup.trace)
+        spent_s += _iteration_s(setup, cost, iteration)
+        n_tokens += iteration.n_tokens
+    return spent_s / n_tokens
+
+
+def _iteration_s(setup: Setup, cost: Cost, iteration: Iteration) -> float:
+    launches, n, n_gpus = cost.launches, iteration.n_tokens, setup.spec.gpus
+    gpu_s, host_s = cost.head(1).duration_s, launches.head.all_s + launches.sync_s
+    layer_s, layer_host_s = cost.attention(iteration).duration_s + cost.gate(n).duration_s, launches.sync_s
+    layer_host_s += launches.attention.all_s + launches.gate.all_s
     if cost.has_shared:
-        layer_s, host_s = layer_s + cost.shared(1).duration_s, host_s + launches.shared.all_s
-    gpu_s, host_s = n_moe * layer_s + cost.head(1).duration_s, n_moe * host_s + launches.head.all_s + launches.sync_s
+        layer_s, layer_host_s = layer_s + cost.shared(n).duration_s, layer_host_s + launches.shared.all_s
+    for layer in range(setup.model.n_moe_layers):
+        counts = list(iteration.chosen(layer).values())
+        gpu_s += layer_s + _experts_s(cost, setup.spec.precision, counts) / n_gpus
+        host_s += layer_host_s + launches.experts_s(len(counts))
+    n_dense = sum(cost.n_dense_before)
     if n_dense:
         gpu_s += n_dense * cost.dense_layer(iteration).duration_s
         host_s += n_dense * launches.dense.all_s
     return max(gpu_s, host_s)
+
+
+def _experts_s(cost: Cost, precision: str, counts: list[int]) -> float:
+    """A layer's experts, each for so many tokens."""
+    if not cost.launches.grouped:
+        return sum(cost.expert(n, precision).duration_s for n in counts)
+    leader, slack_s = cost.leader(counts[0], precision)
+    experts_s = leader.duration_s
+    for n in counts[1:]:
+        member, slack_s = cost.member(slack_s, n, precision)
+        experts_s += member.duration_s
+    return experts_s
 
 
 def missing_experts(setup: Setup) -> list[tuple[str, float]]:

@@ -28,7 +28,7 @@ class Profiled:
     """Of the tasks, from requests that were served before (the store split), and of what is promised (SLOs).
 
     outputs: task -> mean output tokens. any_outputs: over all tasks, for those that nobody has seen.
-    token_s: what an iteration of one token takes whose experts are all there. loading_s: task -> what copying the
+    token_s: what a prompt token takes on average, whose experts are all there. loading_s: task -> what copying the
     experts takes that a prompt of it finds missing; any_loading_s: over all tasks. max_tokens: tokens that there is
     memory for. These are worked out from this run's prices where its scheduler needs them. paths: where tokens go.
     """
