@@ -33,12 +33,19 @@ def profiled(setup: Setup, needs: Sequence[str]) -> Profiled:
             token_s=token_s(setup, cost),
             loading_s={task: n * each_s for task, n in tasks.items()},
             any_loading_s=(every or 0.0) * each_s,
-            max_tokens=setup.memory.parts.kv_tokens or math.inf,
+            max_tokens=max_tokens(setup),
         )
     if "paths" in needs:
         who = f"--scheduler {setup.scheduler.name}"
         found = replace(found, paths=TokenPaths(StoreSplit(setup.trace, setup.store), who))
     return found
+
+
+def max_tokens(setup: Setup) -> float:
+    """Tokens that there is room for in KV memory: its pages, or what is set aside for the longest that run together."""
+    if setup.kv is not None:
+        return setup.kv.n_pages * setup.kv.page_tokens
+    return setup.memory.parts.kv_tokens or math.inf
 
 
 def token_s(setup: Setup, cost: Cost) -> float:
