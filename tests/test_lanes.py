@@ -194,7 +194,7 @@ def test_no_lane_overlaps_itself_and_all_time_is_accounted_for(script):
     asked = Counter(op[0] for op in script)
     withdrawn = sum(answer for kind, answer in seen.answers if kind == "cancel")
     assert sum(up.n_copies for up in machine.h2d) == asked["copy"] + asked["cpu"] - withdrawn
-    assert not any(up.queue for up in machine.h2d)
+    assert not any(up.n_queued for up in machine.h2d)
 
 
 # -- rules of one lane, by hand -------------------------------------------------------------------------------------

@@ -129,12 +129,12 @@ def test_all_layers_at_once_are_the_trajectory_layer_by_layer(top: int) -> None:
         rows = rng.integers(0, top + 1, (5, 6)).astype(float)
         rows[rng.integers(5)] *= rng.integers(2)  # now and then a layer without scores
         if n_added:
-            passage, path = store.along(rows), Trajectory(store)
+            search, path = store.along(rows), Trajectory(store)
             for layer, row in enumerate(rows):
                 path.observe(row)
                 slot, similarity = path.nearest()
-                assert (passage.slots[layer], passage.similarities[layer]) == (slot, similarity)
-            assert np.array_equal(passage.whole, path.similarities())
+                assert (search.slot_array[layer], search.similarity_array[layer]) == (slot, similarity)
+            assert np.array_equal(search.whole_array[: store.n_maps], path.similarities())
         exact = rows.reshape(-1) @ np.array([m.reshape(-1) for m in np.moveaxis(store.maps, 2, 0)], dtype=float).T
         assert [
             sum(store.products(layer, row)[slot] for layer, row in enumerate(rows)) for slot in range(store.n_maps)

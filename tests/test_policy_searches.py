@@ -117,7 +117,11 @@ def test_a_search_among_vectors_is_the_cosine_with_each(n_values):
     for asked in (vectors[4], vectors[3], vectors[0]):
         length = float(inverse_norm(asked @ asked))
         for n in (0, 1, 9):
-            assert search.cosines(asked, n).tolist() == ((vectors[:n] @ asked) * norms[:n] * length).tolist()
+            cosines = (vectors[:n] @ asked) * norms[:n] * length
+            assert search.cosines(asked, n).tolist() == cosines.tolist()
+            if n:
+                assert search.nearest(asked, n) == int(cosines.argmax())
+                assert search.alike_array[:n].tolist() == cosines.tolist()
     for wrong in (np.full(n_values, 2048.0), np.full(n_values, 0.5)):
         for call in (lambda v: search.put(0, v), lambda v: search.put_all(np.array([0]), v[None])):
             with pytest.raises(ValueError, match="whole numbers"):
@@ -127,8 +131,13 @@ def test_a_search_among_vectors_is_the_cosine_with_each(n_values):
     assert search.vectors[:9].tolist() == vectors.tolist()
     with pytest.raises(ValueError, match="for slot 12"):
         search.put(12, vectors[0])
-    with pytest.raises(ValueError, match="13 vectors"):
-        search.cosines(vectors[0], 13)
+    for call in (search.cosines, search.nearest):
+        with pytest.raises(ValueError, match="13 vectors"):
+            call(vectors[0], 13)
+        with pytest.raises(ValueError, match=f"{n_values + 1} values"):
+            call(np.zeros(n_values + 1), 3)
+    with pytest.raises(ValueError, match="0 vectors"):
+        search.nearest(vectors[0], 0)
 
 
 def test_vectors_are_scaled_to_twelve_bits_and_halves_go_to_the_even():
@@ -142,6 +151,44 @@ def test_the_most_alike_by_both_is_the_first_of_equals():
     assert most_alike(np.array([1.0, 0.0, 1.0]), np.array([1.0, 3.0, 1.0]), 0.75) == 0  # 1, 0.75, 1
     with pytest.raises(ValueError, match="3 and 2 numbers"):
         most_alike(np.zeros(3), np.zeros(2), 0.5)
+    rng = np.random.default_rng(5)
+    for n in range(1, 40):  # with many ties, in every place of those that are taken several at a time
+        one, other = rng.integers(-2, 3, (2, n)).astype(float)
+        assert most_alike(one, other, 0.25) == int((0.25 * one + 0.75 * other).argmax())
+
+
+@pytest.mark.parametrize("n_experts", [4, 8, 24])  # 24: more than are looked at one by one
+def test_choices_from_a_search_are_those_from_the_rows_that_it_finds(n_experts):
+    rng = np.random.default_rng(n_experts)
+    paths, norms = stored(rng, (6, n_experts, 11), 5)
+    search = PathSearch(paths, norms)
+    for round in range(20):
+        assert search.find(rng.integers(0, 6, (6, n_experts)).astype(float), 11)
+        found, named = [], Outlook(6, n_experts, 2, Rank(6 * n_experts))
+        for by_rows in (True, False):
+            outlook = Outlook(6, n_experts, 2, Rank(6 * n_experts), LAST)
+            for joins in (False, True):
+                if by_rows:
+                    rows = np.zeros((4, n_experts))
+                    search.rows(2, search.slot_array, rows)
+                    outlook.choose(2, rows, search.similarity_array, 2, True, joins)
+                    search.rows(0, np.full(6, round % 11), rows)
+                    outlook.choose(0, rows, np.full(4, 0.5), 2, round % 2 == 0, joins)
+                else:
+                    outlook.choose_found(search, 2, 4, 2, True, joins)
+                    outlook.choose_path(search, round % 11, 0.5, 4, 2, round % 2 == 0, joins)
+            for layer in range(6):
+                outlook.believe(layer)
+            found.append([outlook.named_of(layer) for layer in range(6)])
+        assert found[0] == found[1] and any(found[0])
+        with pytest.raises(ValueError, match="5 rows from layer 2"):
+            named.choose_found(search, 2, 5, 1, True)
+    with pytest.raises(ValueError, match="slot 11"):
+        named.choose_path(search, 11, 0.5, 1, 1, True)
+    with pytest.raises(ValueError, match="7 layers"):
+        named.choose_found(search, 0, 7, 1, True)
+    with pytest.raises(ValueError, match="12 paths"):
+        search.find(np.zeros((6, n_experts)), 12)
 
 
 def test_a_path_is_stored_where_it_is_put():

@@ -7,7 +7,7 @@ integers here, so every dot product is exact and a search finds the same map on 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,15 +76,6 @@ class Trajectory:
         return slot, float(alike[slot]) * own
 
 
-class Passage(NamedTuple):
-    """A whole iteration's trajectory: for each prefix the map most alike and how alike; all similarities at its end."""
-
-    slots: NDArray[np.int64]  # [L]
-    similarities: Floats  # [L]
-    whole: Floats  # [n_maps]
-    inverse_norms: Floats  # of its own prefixes [L]
-
-
 class MapStore:
     """At most `capacity` maps with their embeddings; when full, the most redundant one is replaced (section 4.4).
 
@@ -108,16 +99,15 @@ class MapStore:
         dots: Floats = scores.astype(self.maps.dtype) @ self.maps[layer, :, : self.n_maps]
         return dots.astype(np.float64)
 
-    def along(self, rows: Floats) -> Passage:
-        """What `Trajectory` says after each layer of a map [L, E], for all layers at once."""
-        n_layers = self.n_layers
-        slots, similarities, own = np.empty(n_layers, dtype=np.int64), np.empty(n_layers), np.empty(n_layers)
-        whole = np.empty(self.n_maps)
+    def along(self, rows: Floats) -> PathSearch:
+        """What `Trajectory` says after each layer of a map [L, E], at once: the search has it till its next."""
         rows = np.ascontiguousarray(rows, dtype=np.float64)
-        if not self.search().along(rows, self.n_maps, slots, similarities, whole, own):
+        search = self._search or self.search()
+        if not search.find(rows, self.n_maps):
             self._widen()
-            self.search().along(rows, self.n_maps, slots, similarities, whole, own)
-        return Passage(slots, similarities, whole, own)
+            search = self.search()
+            search.find(rows, self.n_maps)
+        return search
 
     def search(self) -> PathSearch:
         """The search among what is stored."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.fine_moe.map_store import MapStore, Passage, Trajectory, as_embedding, as_embeddings, as_map
+from policies.fine_moe.map_store import MapStore, Trajectory, as_embedding, as_embeddings, as_map
 from sim.policy import PREFILL, Gate, Iteration, Outlook, RequestInfo, StoreSplit, View
 
 Floats = NDArray[np.float64]
@@ -39,12 +39,11 @@ class MapTrack:
         self._distance = distance
         self._top_k, self._threshold = view.top_k, threshold
         self._paths: list[Trajectory] = []  # where gates speak one by one
-        self._passages: list[tuple[Floats, Passage | None]] = []  # where all layers are known: map and its trajectory
+        self._passed: list[Floats] = []  # maps, where all layers are known
         self._spans: list[tuple[int, int]] = []  # rows of the iteration that make up one map each
         self._blind = True
         self._embeddings: list[Floats] = []
-        self._first = np.zeros(distance, dtype=np.int64), np.zeros(distance)  # slots and similarities of first layers
-        self._alike: list[Floats] = []  # the answers of this iteration's semantic search
+        self._has_alike = False  # whether the store has been searched by the last of them
         self._sums, self._counts = [0.0, 0.0], [0, 0]  # similarities of maps found by meaning, by trajectory
 
     @property
@@ -82,37 +81,38 @@ class MapTrack:
         for r in iteration.ranges:
             self._spans += self._within(at, at + r.stop_row - r.start_row, iteration.phase)
             at += r.stop_row - r.start_row
-        self._paths, self._passages = [], []
+        self._paths, self._passed = [], []
         meanings = view.embeddings()
         self._embeddings = [as_embedding(meanings[start:stop], self._last) for start, stop in self._spans]
-        self._alike = []
+        self._has_alike = False
         self._blind = self.store.n_maps == 0 or (self._prefill == "none" and iteration.phase == PREFILL)
         if self._blind or not self._semantic:
             return 0
-        self._alike = [self.store.semantic(embedding) for embedding in self._embeddings]
-        slots, similarities = self._first
-        for i, found in enumerate(self._alike):
-            best = found.argmax()
-            similarity = found[best]
-            self._sums[0] += float(similarity)
-            slots.fill(best)
-            similarities.fill(similarity)
-            self._choose(0, slots, similarities, i > 0)
-        self._counts[0] += len(self._alike)
+        stored, search = self.store.meanings, self.store.search()
+        joins = False
+        for embedding in self._embeddings:
+            slot = stored.nearest(embedding, self.store.n_maps)
+            similarity = float(stored.alike_array[slot])
+            self._sums[0] += similarity
+            self._outlook.choose_path(search, slot, similarity, self._distance, self._top_k, self._threshold, joins)
+            self._has_alike = joins = True
+        self._counts[0] += len(self._embeddings)
         return self._distance
 
     def along(self, scores: Floats) -> bool:
         """What `step` finds for each layer from `distance` on, from the scores of all gates [n, L, E] at once."""
-        self._passages = []
+        self._passed = []
         m = self.store.n_layers - self._distance
         for start, stop in self._spans:
             own = as_map(scores[start:stop])
-            passage = None if self._blind else self.store.along(own)
-            self._passages.append((own, passage))
-            if passage is not None and m:
-                self._sums[1] += sum(passage.similarities[:m].tolist())
-                self._counts[1] += m
-                self._choose(self._distance, passage.slots[:m], passage.similarities, len(self._passages) > 1)
+            if not self._blind:
+                search = self.store.along(own)
+                if m:
+                    self._sums[1] += sum(search.similarity_array[:m].tolist())
+                    self._counts[1] += m
+                    joins = len(self._passed) > 0
+                    self._outlook.choose_found(search, self._distance, m, self._top_k, self._threshold, joins)
+            self._passed.append(own)
         return not self._blind and m > 0 and bool(self._spans)
 
     def _choose(self, first: int, slots: NDArray[np.int64], similarities: Floats, joins: bool) -> None:
@@ -143,20 +143,20 @@ class MapTrack:
 
     def end(self, iteration: Iteration) -> None:
         """Section 4.4: the new maps join the store."""
-        passed: list[tuple[Floats, Floats | None, Floats | None]]
-        if self._paths:
-            passed = [(np.stack(path.rows), path.similarities(), None) for path in self._paths]
-        else:
-            passed = [
-                (own, passage and passage.whole, passage and passage.inverse_norms) for own, passage in self._passages
-            ]
+        store = self.store
+        passed = [np.stack(path.rows) for path in self._paths] or self._passed
         if len(passed) > 1:  # the first newcomer may change the store the others were compared with: compare again
-            self.store.fill(np.stack([own for own, _, _ in passed]), np.stack(self._embeddings))
+            store.fill(np.stack(passed), np.stack(self._embeddings))
             return
-        ((own, trajectory, norms),), (embedding,) = passed, self._embeddings
-        known = self.store.n_maps > 0
-        semantic = self._alike[0] if known and self._alike else None
-        self.store.add(own, embedding, trajectory if known else None, semantic, norms)
+        trajectory = semantic = norms = None
+        if self._paths:
+            trajectory = self._paths[0].similarities() if store.n_maps else None
+        elif not self._blind:
+            search = store.search()  # what it has found last was by this map
+            trajectory, norms = search.whole_array[: store.n_maps], search.own_array
+        if self._has_alike:
+            semantic = store.meanings.alike_array[: store.n_maps]
+        store.add(passed[0], self._embeddings[0], trajectory, semantic, norms)
 
     def request_end(self, request: RequestInfo) -> None:
         """Maps outlive their request."""

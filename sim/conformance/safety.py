@@ -148,7 +148,7 @@ def check_bytes_add_up(world: World) -> None:
         copied, cancelled = sum(up.copied_bytes for up in seen.machine.h2d), tally.prefetch.cancelled_bytes
         require(asked == copied + cancelled, f"asked for {asked}, copied {copied}, cancelled {cancelled}")
         require(copied == seen.result.h2d_bytes, "the result reports other bytes than the links carried")
-        require(not any(up.queue for up in seen.machine.h2d), "copies are left in a queue")
+        require(not any(up.n_queued for up in seen.machine.h2d), "copies are left in a queue")
 
 
 def check_prefetches_add_up(world: World) -> None:

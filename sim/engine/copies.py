@@ -313,7 +313,8 @@ class Copies:
     def _demand_after(self, piece: Piece, after: tuple[Ticket, ...]) -> None:
         """Demand a copy of which nobody knows yet when it ends."""
         rooms = self.rooms
-        ticket = self.machine.copy(piece, _DEMAND, rooms.ready_s, (*rooms.waits, *after))
+        waits = (*rooms.waits, *after) if after else rooms.waits
+        ticket = self.machine.copy(piece, _DEMAND, rooms.ready_s, waits)
         self.residency.add(piece, ticket, self.machine.ends_s if ticket is None else 0.0, _DEMANDED)
 
     def prefetch(self, piece: Piece, priority: float = 0.0, after: tuple[Ticket, ...] = ()) -> Ticket | None:
@@ -482,16 +483,21 @@ class Copies:
         """Take back what has been handed over and has not started."""
         flying = self.flying
         last = self.residency.pieces.n_layers if up_to_layer is None else up_to_layer
-        aimed: list[Piece] = []
+        aimed = False
         for link in range(flying.n_links):
             index = flying.after(link)
             while index >= 0:
                 piece: Piece = self.residency.pieces.all[index]
-                if piece.layer <= last:
-                    aimed.append(piece)
+                aimed = aimed or piece.layer <= last
                 index = flying.after(link, index)
-        if aimed:
-            self._forget_ended()
-            for piece in aimed:
-                if flying.holds(piece.index):
+        if not aimed:
+            return
+        self._forget_ended()
+        for link in range(flying.n_links):
+            index = flying.after(link)
+            while index >= 0:
+                after = flying.after(link, index)
+                piece = self.residency.pieces.all[index]
+                if piece.layer <= last:
                     self.cancel(piece)
+                index = after

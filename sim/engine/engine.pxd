@@ -31,7 +31,7 @@ cdef class Engine:
     cpdef take_hooks(self)
     cdef readonly bint on_request_start, on_iteration_start, on_layer_enter, on_gate_input, on_assign, on_gate_done
     cdef readonly bint on_layer_done, on_iteration_end, on_request_end, on_idle
-    @cython.locals(n=int, tickets=list)
+    @cython.locals(n=int, most=int, tickets=list)
     cpdef obey(self, object decisions, str hook)
     @cython.locals(ticket=Ticket)
     cpdef Ticket apply(self, object decision)

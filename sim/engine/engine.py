@@ -138,12 +138,19 @@ class Engine:
         if decisions is None:
             return
         n = 0
+        most = MAX_DECISIONS  # a machine integer where this is compiled
         decision: Any = None
         try:
-            if isinstance(decisions, GeneratorType):
+            if type(decisions) is list:
+                for decision in decisions:
+                    self.apply(decision)
+                    n += 1
+                    if n > most:
+                        break
+            elif isinstance(decisions, GeneratorType):
                 answer: Any = None
                 say = decisions.send
-                while n <= MAX_DECISIONS:
+                while n <= most:
                     decision = None
                     try:
                         decision = say(answer)
@@ -163,9 +170,9 @@ class Engine:
                 for decision in self._several(decisions):
                     self.apply(decision)
                     n += 1
-                    if n > MAX_DECISIONS:
+                    if n > most:
                         break
-            if n > MAX_DECISIONS:
+            if n > most:
                 raise IllegalDecision(
                     f"more than {MAX_DECISIONS} decisions, the last of them {decision!r}: it never ends; "
                     "a hook decides about one moment and returns"
@@ -180,8 +187,6 @@ class Engine:
 
     def _several(self, decisions: Any) -> Any:
         """What a hook has returned, as something to go through."""
-        if isinstance(decisions, list):
-            return decisions
         try:
             return iter(decisions)
         except TypeError as error:
@@ -194,6 +199,9 @@ class Engine:
         kind = type(decision)  # fields are asked for by name: an index into a named tuple takes five times as long
         if kind is Serve:
             self.service.serve()
+            return None
+        if kind is Foresee:
+            self._foresee(decision)
             return None
         if kind is RunGpu:
             return self.layer.run_gpu(decision.expert, all_tickets(decision.after), decision.joined)
@@ -222,9 +230,6 @@ class Engine:
             return None
         if kind is Predict:
             return self._predict(decision)
-        if kind is Foresee:
-            self._foresee(decision)
-            return None
         return self._apply_seldom(decision)
 
     def _apply_seldom(self, decision: Any) -> Ticket | None:

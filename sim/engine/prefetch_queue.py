@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sim.base.errors import IllegalDecision
-from sim.base.flat import COMPILED, floats, ints, longer_floats, longer_ints
+from sim.base.flat import COMPILED, floats, ints, longer_floats, longer_ints, places
 from sim.engine.by_expert import ByExpert
 from sim.engine.flying import Flying
 from sim.engine.residency import Residency
@@ -22,7 +22,7 @@ class PrefetchQueue:
     """Largest priority first, ties in order of asking; asking again replaces the priority.
 
     Every link has a line of its own, so that what waits for a busy link holds up nothing that another could carry. A
-    line holds indices of pieces, the next one to go last.
+    line is a stretch of one array of indices of pieces, the next one to go last.
     """
 
     def __init__(self, residency: Residency, by_expert: ByExpert | None = None) -> None:
@@ -31,8 +31,10 @@ class PrefetchQueue:
         self.by_expert = ByExpert(pieces.n_layers, pieces.n_experts) if by_expert is None else by_expert
         self.residency = residency
         self.n_waiting = 0
-        self.lines: list[list[int]] = [[] for _ in range(residency.n_gpus)]
-        self.n_known = n
+        self.n_links = residency.n_gpus
+        self.n_known = n  # pieces, and room in each line
+        self.lines = places(self.n_links * n)
+        self.n_in = ints(self.n_links)  # each line
         self.waits = bytearray(n)
         self.priority = floats(n)
         self.asked = ints(n)  # how many were asked for before
@@ -42,8 +44,8 @@ class PrefetchQueue:
     def push(self, piece: Piece, priority: float, after: tuple[Ticket, ...]) -> None:
         if self._awaits(piece):
             self._leave(piece)
-        line = self._note(piece, priority, after)
-        line.insert(self._place(line, piece.index), piece.index)
+        self._note(piece, priority, after)
+        self._insert(piece)
 
     def replace(self, wanted: Iterable[Wanted]) -> None:
         """Drop all and push these instead, except what is resident."""
@@ -78,20 +80,24 @@ class PrefetchQueue:
 
     def _join(self, piece: Piece, priority: float, after: tuple[Ticket, ...]) -> None:
         """Compiled, every newcomer is put in its place; else all of them together, by `_sort`."""
-        line = self._note(piece, priority, after)
+        self._note(piece, priority, after)
         if COMPILED:
-            line.insert(self._place(line, piece.index), piece.index)
+            self._insert(piece)
         else:
-            line.append(piece.index)
+            self.lines[piece.gpu * self.n_known + self.n_in[piece.gpu]] = piece.index
+            self.n_in[piece.gpu] += 1
 
     def _sort(self) -> None:
         if not COMPILED:
-            for line in self.lines:
+            for link in range(self.n_links):
+                here = slice(link * self.n_known, link * self.n_known + self.n_in[link])
+                line = list(self.lines[here])
                 line.sort(key=self.asked.__getitem__, reverse=True)
                 line.sort(key=self.priority.__getitem__)  # stable: of equals, who was asked for last stands first
+                self.lines[here] = line
 
-    def _note(self, piece: Piece, priority: float, after: tuple[Ticket, ...]) -> list[int]:
-        """Write down a piece that is to wait; returns the line that it belongs in."""
+    def _note(self, piece: Piece, priority: float, after: tuple[Ticket, ...]) -> None:
+        """Write down a piece that is to wait."""
         index = piece.index
         value = float(priority)
         if value != value:
@@ -104,18 +110,28 @@ class PrefetchQueue:
         self.priority[index] = value
         self.asked[index] = self.n_asked
         self.after[index] = after
-        line: list[int] = self.lines[piece.gpu]
-        return line
 
-    def _place(self, line: list[int], index: int) -> int:
+    def _insert(self, piece: Piece) -> None:
+        """Put a piece in its place in its line."""
+        lines = self.lines
+        place = self._place(piece)
+        at = piece.gpu * self.n_known + self.n_in[piece.gpu]
+        self.n_in[piece.gpu] += 1
+        while at > place:
+            lines[at] = lines[at - 1]
+            at -= 1
+        lines[at] = piece.index
+
+    def _place(self, piece: Piece) -> int:
         """Where in its line a piece stands, or belongs: behind lower priorities, and equal ones asked for later."""
+        lines, index = self.lines, piece.index
         priority = self.priority[index]
         asked = self.asked[index]
-        low = 0
-        high = len(line)
+        low = piece.gpu * self.n_known
+        high = low + self.n_in[piece.gpu]
         while low < high:
             middle = (low + high) // 2
-            other: int = line[middle]
+            other = lines[middle]
             if self.priority[other] < priority or (self.priority[other] == priority and self.asked[other] > asked):
                 low = middle + 1
             else:
@@ -124,8 +140,8 @@ class PrefetchQueue:
 
     def pop(self, link: int = 0) -> Piece:
         """The best piece that waits for a link, of which one does. `after` says what it waits for."""
-        line: list[int] = self.lines[link]
-        index: int = line.pop()
+        self.n_in[link] -= 1
+        index = self.lines[link * self.n_known + self.n_in[link]]
         self.waits[index] = 0
         self.n_waiting -= 1
         piece: Piece = self.residency.pieces.all[index]
@@ -136,9 +152,8 @@ class PrefetchQueue:
         found = -1
         first = -1
         for link in range(flying.n_links):
-            line: list[int] = self.lines[link]
-            if line and flying.n[link] < depth:
-                index: int = line[len(line) - 1]
+            if self.n_in[link] and flying.n[link] < depth:
+                index = self.lines[link * self.n_known + self.n_in[link] - 1]
                 if (
                     first < 0
                     or self.priority[index] > self.priority[first]
@@ -159,18 +174,23 @@ class PrefetchQueue:
         return piece.index < self.n_known and self.waits[piece.index] != 0
 
     def _leave(self, piece: Piece) -> None:
-        line: list[int] = self.lines[piece.gpu]
-        del line[self._place(line, piece.index)]
+        lines = self.lines
+        place = self._place(piece)
+        self.n_in[piece.gpu] -= 1
+        stop = piece.gpu * self.n_known + self.n_in[piece.gpu]
+        for at in range(place, stop):
+            lines[at] = lines[at + 1]
         self.waits[piece.index] = 0
         self.n_waiting -= 1
 
     def clear(self) -> None:
         """Withdraw all."""
         if self.n_waiting:
-            for line in self.lines:
-                for index in line:
-                    self.waits[index] = 0
-                line.clear()
+            for link in range(self.n_links):
+                first = link * self.n_known
+                for at in range(first, first + self.n_in[link]):
+                    self.waits[self.lines[at]] = 0
+                self.n_in[link] = 0
             self.n_waiting = 0
 
     def drop(self, up_to_layer: int) -> None:
@@ -181,7 +201,11 @@ class PrefetchQueue:
 
     def pieces(self) -> list[Piece]:
         """Waiting pieces, best first."""
-        waiting = [(-self.priority[index], self.asked[index], index) for line in self.lines for index in line]
+        waiting = []
+        for link in range(self.n_links):
+            for at in range(link * self.n_known, link * self.n_known + self.n_in[link]):
+                index = self.lines[at]
+                waiting.append((-self.priority[index], self.asked[index], index))
         waiting.sort()
         return [self.residency.pieces.all[one[2]] for one in waiting]
 
@@ -193,4 +217,9 @@ class PrefetchQueue:
         self.priority = longer_floats(self.priority, n)
         self.asked = longer_ints(self.asked, n)
         self.after.extend([()] * more)
+        lines = places(self.n_links * n)
+        for link in range(self.n_links):
+            for at in range(self.n_in[link]):
+                lines[link * n + at] = self.lines[link * self.n_known + at]
+        self.lines = lines
         self.n_known = n

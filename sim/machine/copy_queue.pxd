@@ -35,7 +35,7 @@ cdef class CopyQueue:
     cdef public int last_length
     cdef readonly Seconds seconds
     cdef public long long n_copies, copied_bytes
-    cdef readonly list queue
+    cdef list queued
     cdef readonly int n_queued, n_demanded
     cdef readonly object finished
     cdef public object spans
@@ -47,15 +47,18 @@ cdef class CopyQueue:
     @cython.locals(ready_s=double)
     cpdef submit(self, Copy copy, double now_s)
     cdef _queue(self, Copy copy)
+    @cython.locals(at=int)
     cdef _unqueue(self, Copy copy)
-    @cython.locals(at_s=double, best=Copy, copy=Copy, ready_s=double)
+    @cython.locals(at=int)
+    cdef bint _holds(self, Copy copy) noexcept
+    @cython.locals(at_s=double, at=int, best=Copy, copy=Copy, ready_s=double)
     cdef _settle_demand(self, double now_s)
     @cython.locals(best=Copy)
     cpdef advance(self, double now_s)
     @cython.locals(best=Copy)
     cpdef bint settle_next(self) except -1
     cpdef double next_start_s(self) except? -2.0
-    @cython.locals(best=Copy, copy=Copy, ready_s=double, earliest_s=double, at_s=double)
+    @cython.locals(best=Copy, copy=Copy, at=int, ready_s=double, earliest_s=double, at_s=double)
     cdef Copy _next(self)
     @cython.locals(ticket=Ticket)
     cdef _serve(self, Copy copy, double start_s)

@@ -8,7 +8,7 @@ somebody has to wait for them. No event queue is needed for that; `sim/DESIGN.md
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.machine.lanes import H2D, Spans, Stream, progress
 from sim.machine.meter import Seconds
@@ -124,7 +124,7 @@ class CopyQueue:
         self.seconds = Seconds()
         self.n_copies = 0
         self.copied_bytes = 0
-        self.queue: list[Copy] = []  # in order of asking
+        self.queued: list[Any] = []  # the first `n_queued` in order of asking
         self.n_queued = 0
         self.n_demanded = 0  # of them
         self.finished: deque[Copy] = deque()  # settled, not yet reported by `completions`
@@ -200,21 +200,37 @@ class CopyQueue:
             self._serve(copy, ready_s if ready_s > self.free_s else self.free_s)
 
     def _queue(self, copy: Copy) -> None:
-        self.queue.append(copy)
+        if self.n_queued == len(self.queued):
+            self.queued.append(copy)
+        else:
+            self.queued[self.n_queued] = copy
         self.n_queued += 1
         self.n_demanded += copy.demanded
 
     def _unqueue(self, copy: Copy) -> None:
-        self.queue.remove(copy)
+        at = 0
+        while self.queued[at] is not copy:
+            at += 1
         self.n_queued -= 1
         self.n_demanded -= copy.demanded
+        while at < self.n_queued:
+            self.queued[at] = self.queued[at + 1]
+            at += 1
+        self.queued[at] = None
+
+    def _holds(self, copy: Copy) -> bool:
+        for at in range(self.n_queued):  # noqa: SIM110 - asked often, and a generator costs as much as the question
+            if self.queued[at] is copy:
+                return True
+        return False
 
     def _settle_demand(self, now_s: float) -> None:
         """Settle queued demand copies in the order they will run, as far as no later demand can precede them."""
         while True:
             at_s = max(self.free_s, now_s)
             best: Copy | None = None
-            for copy in self.queue:
+            for at in range(self.n_queued):
+                copy: Copy = self.queued[at]
                 if copy.demanded:
                     ready_s = copy.ready_s()
                     if ready_s < 0.0:
@@ -253,7 +269,7 @@ class CopyQueue:
         """The next copy to serve, at `start_s`: at the earliest time anything is ready, the best of what is ready."""
         best: Copy | None = None
         if self.n_queued == 1:
-            best = self.queue[0]
+            best = self.queued[0]
             ready_s = best.ready_s()
             if ready_s < 0.0:
                 return None
@@ -261,14 +277,16 @@ class CopyQueue:
             self.starts_demand = best.demanded
             return best
         earliest_s = -1.0
-        for copy in self.queue:
+        for at in range(self.n_queued):
+            copy: Copy = self.queued[at]
             ready_s = copy.ready_s()
             if ready_s >= 0.0 and (earliest_s < 0.0 or ready_s < earliest_s):
                 earliest_s = ready_s
         if earliest_s < 0.0:
             return None
         at_s = earliest_s if earliest_s > self.free_s else self.free_s
-        for copy in self.queue:
+        for at in range(self.n_queued):
+            copy = self.queued[at]
             if best is None or (copy.demanded and not best.demanded):
                 ready_s = copy.ready_s()
                 if 0.0 <= ready_s <= at_s:
@@ -300,7 +318,7 @@ class CopyQueue:
     def cancel(self, copy: Copy, now_s: float) -> bool:
         """Withdraw a speculative copy that has not started by `now_s`; a demand is a commitment."""
         self.advance(now_s)
-        if copy.demanded or copy not in self.queue:
+        if copy.demanded or not self._holds(copy):
             return False
         self._unqueue(copy)
         copy.cancelled = True
@@ -312,7 +330,7 @@ class CopyQueue:
     def promote(self, copy: Copy, now_s: float) -> None:
         """Turn a queued speculative copy into a demand copy asked for now."""
         self.advance(now_s)
-        if not copy.demanded and copy in self.queue:
+        if not copy.demanded and self._holds(copy):
             self._unqueue(copy)
             copy.demanded = True
             self._queue(copy)

@@ -33,6 +33,7 @@ cdef class SimulatedMachine(Machine):
     cdef Meter _prices
     cdef dict _predicted_by, _experts, _grouped_experts, _on_cpu, _part_launches_s
     cdef list _copies, _used, _groups, _blocks
+    cdef int _n_used
     cdef Operation _leader
     cdef Group _group
     cdef bint _grouped
@@ -51,8 +52,9 @@ cdef class SimulatedMachine(Machine):
     @cython.locals(host_s=double, launched_s=double)
     cdef Ticket _launch(self, str op, int layer, Operation operation, tuple after=*)
     cdef void _count_use(self, Operation operation) noexcept
-    @cython.locals(operation=Operation)
+    @cython.locals(operation=Operation, at=int)
     cdef void _count_uses(self) noexcept
+    cdef _note_use(self, Operation operation)
     @cython.locals(group=Group)
     cdef void _close_groups(self) noexcept
     cdef Ticket _settled(self)

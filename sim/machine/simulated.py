@@ -99,7 +99,8 @@ class SimulatedMachine(Machine):
         # By GPU: bytes of a copy -> its seconds, and their place in the link's counters.
         self._copies: list[dict[int, tuple[float, int]]] = [{} for _ in range(n_gpus)]
         self._leader: Operation | None = None  # a whole expert of one token, in the serving precision, begins a group
-        self._used: list[Operation] = []  # operations with uses that no counter knows of yet
+        self._used: list[Operation] = []  # the first `_n_used` have uses that no counter knows of yet
+        self._n_used = 0
         self._groups = [Group() for _ in range(n_gpus)]  # experts launched last, which others may still join
         self._group = self._groups[0]
         self._grouped = cost.launches.grouped
@@ -191,19 +192,28 @@ class SimulatedMachine(Machine):
 
     def _count_use(self, operation: Operation) -> None:
         """Count an operation's price and launch; its stream counts its seconds once it is placed."""
-        if self._used:
+        if self._n_used:
             self._count_uses()
         operation.launch.n += 1
         self._prices.add(operation.priced, 1)
 
     def _count_uses(self) -> None:
         """Hand uses over to the counters, in the order in which the operations were first met."""
-        for operation in self._used:
+        for at in range(self._n_used):
+            operation: Operation = self._used[at]
             operation.launch.n += operation.n
             self._prices.add(operation.priced, operation.n)
             self.stream.seconds.meter.add(operation.length, operation.n)
             operation.n = 0
-        self._used.clear()
+        self._n_used = 0
+
+    def _note_use(self, operation: Operation) -> None:
+        """An operation is used for the first time since counters were told."""
+        if self._n_used == len(self._used):
+            self._used.append(operation)
+        else:
+            self._used[self._n_used] = operation
+        self._n_used += 1
 
     def _close_groups(self) -> None:
         self._group.open = False
@@ -255,7 +265,7 @@ class SimulatedMachine(Machine):
         gate_s = 0.0
         for operation in self._blocks:
             if operation.n == 0:
-                self._used.append(operation)
+                self._note_use(operation)
             operation.n += 1
             start_s = now_s + operation.first_s
             now_s += operation.all_s
@@ -330,7 +340,7 @@ class SimulatedMachine(Machine):
                 launched_s = now_s
                 fits = True
             if last.n == 0:
-                self._used.append(last)
+                self._note_use(last)
             last.n += 1
             host_s = now_s
             now_s += last.all_s
@@ -850,26 +860,26 @@ class SimulatedMachine(Machine):
 
     def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
         attributed_to = self._predicted_by[basis]
-        if lane != "side":
+        if lane == "side":
+            # A blocked host launches nothing: its waiting is then what the stream waits for.
+            (self.host_predict_s if blocking else self.side_s)[attributed_to] += duration_s
+            ticket = ends_at(self.side.use("predict", -1, -1, 0, self.now_s, duration_s), SIDE)
+        elif lane == "host":
             self._close_groups()  # no group spans what the host or the stream does in between
-        if lane == "host":
             self.host_predict_s[attributed_to] += duration_s
             begun_s = self.now_s
             self.now_s += duration_s
             ticket = Ticket(self.now_s, HOST)
             if self.spans is not None:
                 self.spans("host", "predict", -1, -1, 0, 0, begun_s, self.now_s)
-        elif lane == "gpu":
+        else:
+            self._close_groups()
             self.now_s += self.cost.launches.kernel_s
             self.gpu_s[attributed_to] += duration_s
             self._count_uses()
             length = self.stream.seconds.meter.at(duration_s)
             work = self.stream.run("predict", -1, -1, 0, self.now_s, self.now_s, duration_s, length, 0.0, NO_TICKETS)
             ticket = self._settled() if work is None else work
-        else:
-            # A blocked host launches nothing: its waiting is then what the stream waits for.
-            (self.host_predict_s if blocking else self.side_s)[attributed_to] += duration_s
-            ticket = ends_at(self.side.use("predict", -1, -1, 0, self.now_s, duration_s), SIDE)
         if blocking:
             self.sync(ticket)
         return ticket

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from sim.base.flat import COMPILED, floats, ints
 from sim.policy.decisions import RequeueFrom
 from sim.policy.order import Rank
+from sim.policy.search import PathSearch
 from sim.policy.tickets import Ticket
 from sim.policy.wishes import Wishes
 
 Floats = NDArray[np.float64]
+FEW = 16
 
 
 class Outlook:
@@ -58,6 +60,7 @@ class Outlook:
         self.believed_shares = floats(n, 1.0 / n_experts)
         self.visits = floats(n)
         self.heap = ints(n_experts)
+        self.row: Any = np.zeros(n_experts)
         room = distance * n_experts
         self.wishes = wishes = Wishes(np.zeros(room, dtype=np.int64), np.zeros(room))
         self.indices: Any = wishes.indices
@@ -89,15 +92,67 @@ class Outlook:
             self._choose_plain(first, rows, similarities[:m], least, threshold, joins)
             return
         for i in range(m):
-            self._choose_row(first + i, rows, i, similarities[i], least, threshold, joins)
+            self._choose_row(first + i, rows[i], similarities[i], least, threshold, joins)
 
-    def _choose_row(
-        self, layer: int, rows: Floats, i: int, similarity: float, least: int, threshold: bool, joins: bool
+    def choose_found(
+        self, search: PathSearch, first: int, m: int, least: int, threshold: bool, joins: bool = False
     ) -> None:
+        """The same for `m` layers from what `search` has found last: of layer `first` + i the path behind layer i."""
+        if not 0 <= m <= search.n_layers:
+            raise ValueError(f"choose_found, got {m} layers: {search.n_layers} were searched along")
+        self._choose_stored(search, first, m, least, threshold, joins, -1, 0.0)
+
+    def choose_path(
+        self,
+        search: PathSearch,
+        slot: int,
+        similarity: float,
+        m: int,
+        least: int,
+        threshold: bool,
+        joins: bool = False,
+    ) -> None:
+        """The same for the first `m` layers by one stored path."""
+        if not 0 <= slot < search.n_stored:
+            raise ValueError(f"choose_path, got slot {slot}: there are {search.n_stored}")
+        self._choose_stored(search, 0, m, least, threshold, joins, slot, similarity)
+
+    def _choose_stored(
+        self,
+        search: PathSearch,
+        first: int,
+        m: int,
+        least: int,
+        threshold: bool,
+        joins: bool,
+        slot: int,
+        similarity: float,
+    ) -> None:
+        """Choose by the path in a slot; -1: by those that `search` has found."""
+        n_layers = min(self.n_layers, search.n_layers)
+        if not 0 <= first <= n_layers - m or m < 0 or search.n_width != self.n_experts:
+            raise ValueError(f"choose, got {m} rows from layer {first} on: there are {n_layers} layers")
+        if not COMPILED:
+            slots = np.full(m, slot) if slot >= 0 else search.slot_array[:m]
+            similarities = np.full(m, similarity) if slot >= 0 else search.similarity_array[:m]
+            rows = np.empty((m, self.n_experts))
+            search.rows(first, slots, rows)
+            self.choose(first, rows, similarities, least, threshold, joins)
+            return
+        least = min(least, self.n_experts)
+        for i in range(m):
+            if slot >= 0:
+                search.read(first + i, slot, self.row)
+            else:
+                search.read(first + i, search.slots[i], self.row)
+                similarity = search.similarities[i]
+            self._choose_row(first + i, self.row, similarity, least, threshold, joins)
+
+    def _choose_row(self, layer: int, row: Floats, similarity: float, least: int, threshold: bool, joins: bool) -> None:
         n_experts, base, heap, shares = self.n_experts, layer * self.n_experts, self.heap, self.shares
         total = 0.0
         for expert in range(n_experts):
-            total += rows[i, expert]
+            total += row[expert]
             heap[expert] = expert
         self._begin(layer, joins)
         if not total > 0.0:
@@ -106,22 +161,33 @@ class Outlook:
                     shares[base + expert] = 0.0
             return
         for expert in range(n_experts):
-            share = rows[i, expert] / total
+            share = row[expert] / total
             if not joins or share > shares[base + expert]:
                 shares[base + expert] = share
         goal = similarity - 1.0
         goal = 0.0 if goal > 0.0 else goal
         goal = (1.0 if goal < -1.0 else -goal) * total if threshold else 0.0
-        for at in range(n_experts // 2 - 1, -1, -1):
-            self._sink(rows, i, at, n_experts)
+        few = n_experts <= FEW  # a look at all that are left is less than a heap of them
+        if not few:
+            for at in range(n_experts // 2 - 1, -1, -1):
+                self._sink(row, at, n_experts)
         reached = 0.0
         left = n_experts
         while left > 0 and (n_experts - left < least or reached < goal):
-            expert = heap[0]
-            reached += rows[i, expert]
+            best = 0
+            if few:
+                for at in range(1, left):  # in rising order, so that of equals the lowest is met first
+                    if row[heap[at]] > row[heap[best]]:
+                        best = at
+            expert = heap[best]
+            reached += row[expert]
             left -= 1
-            heap[0] = heap[left]
-            self._sink(rows, i, 0, left)
+            if few:
+                for at in range(best, left):
+                    heap[at] = heap[at + 1]
+            else:
+                heap[0] = heap[left]
+                self._sink(row, 0, left)
             self._join(layer, expert)
 
     def _begin(self, layer: int, joins: bool) -> None:
@@ -139,20 +205,20 @@ class Outlook:
             self.chosen[at + self.n_chosen[layer]] = expert
             self.n_chosen[layer] += 1
 
-    def _sink(self, rows: Floats, i: int, at: int, n: int) -> None:
+    def _sink(self, row: Floats, at: int, n: int) -> None:
         """Put one entry of the heap in its place; the largest score, of equals the lowest expert, stands on top."""
         heap = self.heap
         expert = heap[at]
-        score = rows[i, expert]
+        score = row[expert]
         while 2 * at + 1 < n:
             below = 2 * at + 1
             lower = heap[below]
             if below + 1 < n:
                 other = heap[below + 1]
-                if rows[i, other] > rows[i, lower] or (rows[i, other] == rows[i, lower] and other < lower):
+                if row[other] > row[lower] or (row[other] == row[lower] and other < lower):
                     below += 1
                     lower = other
-            if score > rows[i, lower] or (score == rows[i, lower] and expert < lower):
+            if score > row[lower] or (score == row[lower] and expert < lower):
                 break
             heap[at] = lower
             at = below

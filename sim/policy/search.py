@@ -19,9 +19,12 @@ if TYPE_CHECKING:  # C, and only where this is compiled
     from cython.cimports.sim.policy.wide import (
         add_pairs,
         as_shorts,
+        first_largest,
         fits_pairs,
         moesim_is_wide,
+        most_of_both,
         put_pairs,
+        root,
         short_dots,
     )
 
@@ -68,6 +71,7 @@ class PathSearch:
     Attributes:
         wide: whether a search takes several paths at a time in C (`wide.pxd`), from numbers of 16 bits, as long as what
             is stored and asked fits; may be set to False.
+        slot_array, similarity_array, whole_array, own_array: the answers of the last `find`, as `along` fills them.
     """
 
     def __init__(self, paths: NDArray[Any], inverse_norms: Floats) -> None:
@@ -86,12 +90,23 @@ class PathSearch:
         self.dots = np.zeros(n)
         self.alike_array = np.zeros((self.n_layers if COMPILED else 1, n))
         self.alike = self.alike_array  # the same memory
+        self.slot_array = np.zeros(self.n_layers, dtype=np.int64)
+        self.similarity_array, self.own_array = np.zeros((2, self.n_layers))
+        self.whole_array = np.zeros(n)
+        self.slots, self.similarities = self.slot_array, self.similarity_array  # the same memory
+        self.whole, self.own = self.whole_array, self.own_array
         self.arrays: Arrays | None = None  # where whole arrays are worked with, those to write over
         self.wide = bool(COMPILED and self.n_width == 8 and moesim_is_wide())
         self.pair_array = np.zeros((self.n_layers if self.wide else 0, 4, n, 2), dtype=np.int16)
         self.pairs = self.pair_array  # the same memory
         if self.wide:
             self._pair(np.arange(n), paths)
+
+    def find(self, rows: Floats, n: int) -> bool:
+        """`along` with room of its own, whose answers hold until the next time."""
+        if not 0 < n <= self.n_stored:
+            raise ValueError(f"find, got {n} paths: there are 1 to {self.n_stored}")
+        return self.along(rows, n, self.slots, self.similarities, self.whole[:n], self.own)
 
     def along(
         self, rows: Floats, n: int, slots: NDArray[np.int64], similarities: Floats, whole: Floats, own: Floats
@@ -124,7 +139,7 @@ class PathSearch:
         for layer in range(self.n_layers):
             for at in range(self.n_width):
                 square += rows[layer, at] * rows[layer, at]
-            own[layer] = 1.0 / math.sqrt(square if square > 1.0 else 1.0) if square > 0.0 else 0.0
+            own[layer] = 1.0 / root(square if square > 1.0 else 1.0) if square > 0.0 else 0.0
             if wide:
                 slot = add_pairs(self.pairs, layer, rows, dots, norms, n)
                 slots[layer] = slot
@@ -218,14 +233,14 @@ class PathSearch:
         if not COMPILED:
             layers = np.arange(first, first + m)
             out[:] = self.paths[layers, :, slots[:m]]
-        elif self.is_single:
-            for i in range(m):
-                for at in range(self.n_width):
-                    out[i, at] = self.single[first + i, at, slots[i]]
         else:
             for i in range(m):
-                for at in range(self.n_width):
-                    out[i, at] = self.double[first + i, at, slots[i]]
+                self.read(first + i, slots[i], out[i])
+
+    def read(self, layer: int, slot: int, row: Floats) -> None:
+        """A row [E] of a stored path, both of which are known to be there."""
+        for at in range(self.n_width):
+            row[at] = self.single[layer, at, slot] if self.is_single else self.double[layer, at, slot]
 
     def put(self, slot: int, rows: Floats, inverse_norms: Floats) -> None:
         """Store a path [L, E], and 1 / its length up to each layer [L], in place of the one in this slot."""
@@ -337,6 +352,8 @@ class VectorSearch:
         self.shorts = np.zeros((capacity, padded), dtype=np.int16)  # the same in a quarter of the room
         self.double, self.norms, self.short = self.vectors, self.inverse_norms, self.shorts  # the same memory
         self.asked = np.zeros(padded, dtype=np.int16)
+        self.alike_array = np.zeros(capacity)  # cosines as `nearest` found them last
+        self.alike = self.alike_array  # the same memory
 
     def put(self, slot: int, vector: Floats) -> None:
         """Store a vector in this slot."""
@@ -374,6 +391,22 @@ class VectorSearch:
         self._fill(vector, n, own, room)
         return room
 
+    def nearest(self, vector: Floats, n: int) -> int:
+        """Which of the first `n` stored vectors, one at least, is most alike (ties go to the lowest).
+
+        Their cosines are the first `n` of `alike_array` until the next time.
+        """
+        if not 0 < n <= self.capacity:
+            raise ValueError(f"nearest, got {n} vectors: there are 1 to {self.capacity}")
+        if not self.wide:
+            self.alike_array[:n] = self.cosines(vector, n)
+            return int(self.alike_array[:n].argmax())
+        if len(vector) != self.n_values:
+            raise ValueError(f"nearest, got {len(vector)} values: must be {self.n_values}")
+        self._fill(vector, n, self._inverse_norm(vector), self.alike)
+        slot: int = first_largest(self.alike, n)
+        return slot
+
     def _fill(self, vector: Floats, n: int, own: float, room: Floats) -> None:
         as_shorts(vector, self.asked)
         short_dots(self.short, self.asked, room, n)
@@ -407,6 +440,9 @@ def most_alike(one: Floats, other: Floats, share: float) -> int:
         raise ValueError(f"most_alike, got {len(one)} and {len(other)} numbers: as many of both, and one at least")
     if not COMPILED:
         return int((share * np.asarray(one) + (1.0 - share) * np.asarray(other)).argmax())
+    if moesim_is_wide():
+        slot: int = most_of_both(one, other, share)
+        return slot
     return _most_alike(one, other, share, np.empty(len(one)))
 
 

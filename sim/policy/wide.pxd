@@ -3,6 +3,8 @@
 # adds, changes no bit; cosines are two products in the order in which `search` forms them. Elsewhere `search` runs its
 # own loops.
 
+from libc.math cimport sqrt
+
 cdef extern from *:
     """
     #include <stddef.h>
@@ -22,20 +24,16 @@ cdef extern from *:
         _mm256_storeu_pd(dots + i + 4, d1); \\
         d0 = _mm256_mul_pd(d0, _mm256_loadu_pd(norms + i)); \\
         d1 = _mm256_mul_pd(d1, _mm256_loadu_pd(norms + i + 4)); \\
-        at0 = _mm256_blendv_pd(at0, here, _mm256_cmp_pd(d0, most0, _CMP_GT_OQ)); \\
-        at1 = _mm256_blendv_pd(at1, here, _mm256_cmp_pd(d1, most1, _CMP_GT_OQ)); \\
-        most0 = _mm256_max_pd(d0, most0); \\
-        most1 = _mm256_max_pd(d1, most1); \\
-        here = _mm256_add_pd(here, eight);
+        MOESIM_MOST
     #define MOESIM_BEGIN \\
         const __m256d eight = _mm256_set1_pd(8.0); \\
         __m256d here = _mm256_setzero_pd(), at0 = here, at1 = here; \\
         __m256d most0 = _mm256_set1_pd(-__builtin_inf()), most1 = most0; \\
         ptrdiff_t i;
 
-    /* Of the eight lanes and of what is left behind them the first largest. */
-    MOESIM_AVX2 int moesim_first(__m256d most0, __m256d most1, __m256d at0, __m256d at1,
-                                 const double* dots, const double* norms, ptrdiff_t i, ptrdiff_t n) {
+    /* Of the eight lanes and of what is left behind them, from i on, the first largest. */
+    MOESIM_AVX2 int moesim_first(__m256d most0, __m256d most1, __m256d at0, __m256d at1, const double* left,
+                                 ptrdiff_t i, ptrdiff_t n) {
         double most[8], at[8], best;
         ptrdiff_t found;
         int lane;
@@ -52,12 +50,45 @@ cdef extern from *:
                 found = place;
             }
         }
-        for (; i < n; i++)
-            if (dots[i] * norms[i] > best) {
-                best = dots[i] * norms[i];
+        for (; i < n; i++, left++)
+            if (*left > best) {
+                best = *left;
                 found = i;
             }
         return (int)found;
+    }
+    #define MOESIM_MOST \\
+        at0 = _mm256_blendv_pd(at0, here, _mm256_cmp_pd(d0, most0, _CMP_GT_OQ)); \\
+        at1 = _mm256_blendv_pd(at1, here, _mm256_cmp_pd(d1, most1, _CMP_GT_OQ)); \\
+        most0 = _mm256_max_pd(d0, most0); \\
+        most1 = _mm256_max_pd(d1, most1); \\
+        here = _mm256_add_pd(here, eight);
+
+    /* Where share * one + rest * other is largest first. */
+    MOESIM_AVX2 int moesim_most_of_both(const double* one, const double* other, double share, double rest,
+                                        ptrdiff_t n) {
+        const __m256d shares = _mm256_set1_pd(share), rests = _mm256_set1_pd(rest);
+        double left[8];
+        ptrdiff_t at;
+        MOESIM_BEGIN
+        for (i = 0; i + 8 <= n; i += 8) {
+            const __m256d d0 = _mm256_add_pd(_mm256_mul_pd(shares, _mm256_loadu_pd(one + i)),
+                                             _mm256_mul_pd(rests, _mm256_loadu_pd(other + i)));
+            const __m256d d1 = _mm256_add_pd(_mm256_mul_pd(shares, _mm256_loadu_pd(one + i + 4)),
+                                             _mm256_mul_pd(rests, _mm256_loadu_pd(other + i + 4)));
+            MOESIM_MOST
+        }
+        for (at = i; at < n; at++)
+            left[at - i] = share * one[at] + rest * other[at];
+        return moesim_first(most0, most1, at0, at1, left, i, n);
+    }
+    MOESIM_AVX2 int moesim_first_largest(const double* values, ptrdiff_t n) {
+        MOESIM_BEGIN
+        for (i = 0; i + 8 <= n; i += 8) {
+            const __m256d d0 = _mm256_loadu_pd(values + i), d1 = _mm256_loadu_pd(values + i + 4);
+            MOESIM_MOST
+        }
+        return moesim_first(most0, most1, at0, at1, values + i, i, n);
     }
 
     /* A layer of n paths as four pairs of numbers each, less 32768. A product of two 16-bit numbers takes 32 bits, and
@@ -106,18 +137,37 @@ cdef extern from *:
             MOESIM_TAKE
         }
         {
+            double left[8];
             ptrdiff_t rest;
-            for (rest = i; rest < n; rest++)
+            for (rest = i; rest < n; rest++) {
                 for (at = 0; at < 8; at++)
                     dots[rest] += row[at] * (pairs[(at / 2 * step + rest) * 2 + at % 2] + 32768.0);
+                left[rest - i] = dots[rest] * norms[rest];
+            }
+            return moesim_first(most0, most1, at0, at1, left, i, n);
         }
-        return moesim_first(most0, most1, at0, at1, dots, norms, i, n);
     }
 
     /* Dot products of a vector with n stored ones, each `step` numbers of 12 bits: 32 bits hold 512 products. */
     MOESIM_AVX2 void moesim_dots(const short* stored, ptrdiff_t step, const short* vector, double* dots, ptrdiff_t n) {
         ptrdiff_t i, first, at;
-        for (i = 0; i < n; i++, stored += step) {
+        i = 0;
+        if (step <= 512)
+            for (; i + 4 <= n; i += 4, stored += 4 * step) {
+                __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
+                for (at = 0; at < step; at += 16) {
+                    const __m256i v = _mm256_loadu_si256((const __m256i*)(vector + at));
+                    const short* s = stored + at;
+                    a = _mm256_add_epi32(a, _mm256_madd_epi16(v, _mm256_loadu_si256((const __m256i*)s)));
+                    b = _mm256_add_epi32(b, _mm256_madd_epi16(v, _mm256_loadu_si256((const __m256i*)(s + step))));
+                    c = _mm256_add_epi32(c, _mm256_madd_epi16(v, _mm256_loadu_si256((const __m256i*)(s + 2 * step))));
+                    d = _mm256_add_epi32(d, _mm256_madd_epi16(v, _mm256_loadu_si256((const __m256i*)(s + 3 * step))));
+                }
+                a = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+                _mm256_storeu_pd(dots + i, _mm256_cvtepi32_pd(
+                    _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1))));
+            }
+        for (; i < n; i++, stored += step) {
             double dot = 0.0;
             for (first = 0; first < step; first += 512) {
                 const ptrdiff_t stop = first + 512 < step ? first + 512 : step;
@@ -139,12 +189,20 @@ cdef extern from *:
     static int moesim_is_wide(void) { return 0; }
     #define moesim_add_pairs(pairs, step, row, dots, norms, n) 0
     #define moesim_dots(stored, step, vector, dots, n)
+    #define moesim_most_of_both(one, other, share, rest, n) 0
+    #define moesim_first_largest(values, n) 0
     #endif
     """
     bint moesim_is_wide() noexcept
     Py_ssize_t moesim_next_at_most(const long long*, const double*, Py_ssize_t, Py_ssize_t, double) noexcept
     int moesim_add_pairs(const short*, Py_ssize_t, const double*, double*, const double*, Py_ssize_t) noexcept
+    int moesim_most_of_both(const double*, const double*, double, double, Py_ssize_t) noexcept
+    int moesim_first_largest(const double*, Py_ssize_t) noexcept
     void moesim_dots(const short*, Py_ssize_t, const short*, double*, Py_ssize_t) noexcept
+
+# What `math.sqrt` says, without its call.
+cdef inline double root(double square) noexcept:
+    return sqrt(square)
 
 # From place `at` on the first of n indices whose value is not above `most`; n where there is none.
 cdef inline int next_at_most(const long long[::1] indices, const double[::1] values, int at, int n, double most) noexcept:
@@ -176,6 +234,13 @@ cdef inline void put_pairs(short[:, :, :, ::1] pairs, int slot, const double[:, 
 cdef inline int add_pairs(const short[:, :, :, ::1] pairs, int layer, const double[:, ::1] rows, double[::1] dots,
                           double[:, ::1] norms, int n) noexcept:
     return moesim_add_pairs(&pairs[layer, 0, 0, 0], pairs.shape[2], &rows[layer, 0], &dots[0], &norms[layer, 0], n)
+
+# Where share x one + (1 - share) x other is largest first; and where the largest of n numbers stands first.
+cdef inline int most_of_both(const double[::1] one, const double[::1] other, double share) noexcept:
+    return moesim_most_of_both(&one[0], &other[0], share, 1.0 - share, one.shape[0])
+
+cdef inline int first_largest(const double[::1] values, int n) noexcept:
+    return moesim_first_largest(&values[0], n)
 
 cdef inline void short_dots(const short[:, ::1] stored, const short[::1] vector, double[::1] dots, int n) noexcept:
     moesim_dots(&stored[0, 0], stored.shape[1], &vector[0], &dots[0], n)

@@ -68,8 +68,8 @@ def row_faults(trace: StoredTrace, name: str, start: int, chunk: Array) -> Itera
     code = trace.code(name) if TENSORS[name].scored else None
     if code is not None:
         codes = trace.codes(name, chunk)
-        loose = (code.store(codes) != chunk).any(axis=-1)  # only bits that belong to no code can differ
-        for i, layer in np.argwhere(loose):
+        loose = code.store(codes) != chunk  # only bits that belong to no code can differ
+        for i, layer in np.argwhere(loose.any(axis=-1)) if loose.any() else ():
             yield Fault(name, (int(i), int(layer)), "a bit behind the last code", "unused bits are 0")
         chunk = codes
     yield from chunk_faults(name, chunk, experts, trace.header, code, vocabulary)
