@@ -162,7 +162,7 @@ def test_choices_from_a_search_are_those_from_the_rows_that_it_finds(n_experts):
     rng = np.random.default_rng(n_experts)
     paths, norms = stored(rng, (6, n_experts, 11), 5)
     search = PathSearch(paths, norms)
-    for round in range(20):
+    for slot in range(20):
         assert search.find(rng.integers(0, 6, (6, n_experts)).astype(float), 11)
         found, named = [], Outlook(6, n_experts, 2, Rank(6 * n_experts))
         for by_rows in (True, False):
@@ -172,11 +172,11 @@ def test_choices_from_a_search_are_those_from_the_rows_that_it_finds(n_experts):
                     rows = np.zeros((4, n_experts))
                     search.rows(2, search.slot_array, rows)
                     outlook.choose(2, rows, search.similarity_array, 2, True, joins)
-                    search.rows(0, np.full(6, round % 11), rows)
-                    outlook.choose(0, rows, np.full(4, 0.5), 2, round % 2 == 0, joins)
+                    search.rows(0, np.full(6, slot % 11), rows)
+                    outlook.choose(0, rows, np.full(4, 0.5), 2, slot % 2 == 0, joins)
                 else:
                     outlook.choose_found(search, 2, 4, 2, True, joins)
-                    outlook.choose_path(search, round % 11, 0.5, 4, 2, round % 2 == 0, joins)
+                    outlook.choose_path(search, slot % 11, 0.5, 4, 2, slot % 2 == 0, joins)
             for layer in range(6):
                 outlook.believe(layer)
             found.append([outlook.named_of(layer) for layer in range(6)])
