@@ -131,8 +131,8 @@ class Layers:
         self.has_dense = cost.has_dense
         self.dense = launches.dense
         self.dense_s = cost.dense_layer(iteration).duration_s if cost.has_dense else 0.0
-        self.head = launches.head
-        self.head_s = cost.head(len(iteration.ranges)).duration_s
+        self.head = launches.head_of(iteration.n_out)
+        self.head_s = cost.head(iteration.n_out).duration_s
         self.sync_s = launches.sync_s
 
     def through(self, experts: Experts, lists: list[list[int]] | None, elsewhere: Sequence[int]) -> float:
@@ -182,7 +182,7 @@ def path_of(
     host_s += n_layers * launches.shared.all_s if cost.has_shared else 0.0
     host_s += n_dense * launches.dense.all_s
     host_s += sum([launches.experts_s(n) for n in (*map(len, lists), *elsewhere)])
-    host_s += launches.head.all_s + launches.sync_s
+    host_s += layers.head.all_s + launches.sync_s
     n_dense_after = cost.n_dense_before[n_layers]
     after_s = layers.head_s + launches.sync_s + (n_dense_after * layers.dense_s if cost.has_dense else 0.0)
     return Path(layers.through(experts, lists, elsewhere), layers.through(experts, None, ()), host_s, after_s)

@@ -72,22 +72,28 @@ class Bounds:
 
     def windows(self) -> Iterator[tuple[list[Pass], list[Pass], int]]:
         """(prefill, decode, outputs) of every request, in the order they complete."""
-        if self.setup.spec.batch == self.n_gpus == 1:
+        most = self.setup.spec.prefill_chunk
+        whole = most is None or most >= max((r.prompt_len for r in self.setup.requests), default=0)
+        if self.setup.spec.batch == self.n_gpus == 1 and whole:
             yield from self._one_by_one()
             return
         trace, feed, index = self.setup.trace, Feed(self.setup.trace), 0
         batching = self.setup.batching(open_loop=False)
         passes: deque[Pass] = deque()
         begun: dict[int, int] = {}
+        answered: dict[int, int] = {}
         while isinstance(ranges := batching.next(math.inf), list):
             passes.append(self._pass(Iteration(index, ranges, trace, feed.row(ranges))))
             for r in ranges:
                 if r.phase == PREFILL:
                     begun.setdefault(r.request.index, index)  # once: a prompt that is prefilled anew was begun before
+                    if r.puts_out:
+                        answered.setdefault(r.request.index, index)
                 if r.stop_row == r.request.first_row + r.request.prompt_len + r.request.outputs - 1:
-                    first = begun.pop(r.request.index) - passes[0].index
-                    window = list(passes)[first:]
-                    yield window[:1], window[1:], r.request.outputs
+                    first = begun.pop(r.request.index)
+                    window = list(passes)[first - passes[0].index :]
+                    n_prefill = answered.pop(r.request.index) - first + 1
+                    yield window[:n_prefill], window[n_prefill:], r.request.outputs
             oldest = min(begun.values(), default=index + 1)
             while passes and passes[0].index < oldest:
                 passes.popleft()

@@ -87,6 +87,15 @@ SPEC_OPTIONS = (
         "--preempt", metavar="HOW", help="Where --kv-memory is full, the last to come: recompute (default) or swap."
     ),
     click.option(
+        "--batching", metavar="NAME", help="continuous (default), or static: a batch is filled when the last is done."
+    ),
+    click.option(
+        "--prefill-chunk",
+        type=int,
+        metavar="N",
+        help="At most N tokens an iteration: decode tokens first, then prompts, in chunks.",
+    ),
+    click.option(
         "--slo",
         metavar="LIMITS|FILE",
         help="What requests are promised, 'ttft_s <= 2s, tpot_s <= 200ms'; or a YAML with limits by task.",

@@ -41,6 +41,8 @@ AXES = (
     _axis("--arrivals", "arrivals", _SEVERAL, "When requests come: poisson:2, closed:8, a log; see docs/load.md."),
     _axis("--rate-scale", "rate_scale", _NUMBERS, "Times the rate of --arrivals: 0.2:1:0.2."),
     _axis("--scheduler", "scheduler", _SEVERAL, "Who runs next; default: fcfs."),
+    _axis("--batching", "batching", _SEVERAL, "continuous (default) or static."),
+    _axis("--prefill-chunk", "prefill_chunk", _NUMBERS, "Tokens of an iteration at most, prompts in chunks."),
     _axis("--split", "split", _SEVERAL, "Requests to score: test (default), store or all."),
     _axis("--requests", "requests", _NUMBERS, "Only the first N requests of the split."),
     _axis("--predictor", "predictor", _SEVERAL, "What a policy predicts with: surrogate:0.85 (labelled) ..."),

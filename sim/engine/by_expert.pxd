@@ -11,7 +11,7 @@ cdef class ByExpert:
     cdef readonly bint predicts
     cdef readonly long long[::1] n, left_in
     cdef long long[::1] wanted_for, predicted_for
-    cpdef begin(self, bint decodes, unsigned char[::1] here)
+    cpdef begin(self, int phase, unsigned char[::1] here)
     @cython.locals(column=int, row=int)
     cpdef void hold(self, unsigned char[::1] here, int sign) noexcept
     cpdef long long total(self, int column, int phase, int row) noexcept

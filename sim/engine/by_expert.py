@@ -9,6 +9,7 @@ from collections.abc import MutableSequence
 from typing import TYPE_CHECKING
 
 from sim.base.flat import ints
+from sim.workload.iterations import PHASES
 
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece
@@ -80,7 +81,7 @@ class ByExpert:
         self.n_layers = n_layers
         self.n_experts = n_experts
         self.n_rows = n_layers * n_experts
-        self.stride = 2 * self.n_rows  # from one column to the next
+        self.stride = len(PHASES) * self.n_rows  # from one column to the next
         self.n = ints(len(COLUMNS) * self.stride)
         self.first = 0  # of the running phase within a column
         self.pass_n = 1  # the one that runs, or ran last
@@ -91,9 +92,9 @@ class ByExpert:
         self.wanted_for = ints(self.n_rows)
         self.predicted_for = ints(n_layers)  # by layer, the pass for which any expert was
 
-    def begin(self, decodes: bool, here: MutableSequence[int]) -> None:
-        """A pass of a phase begins; `here` says by index what is resident."""
-        first = self.n_rows if decodes else 0
+    def begin(self, phase: int, here: MutableSequence[int]) -> None:
+        """A pass of a phase begins, by its number in `PHASES`; `here` says by index what is resident."""
+        first = phase * self.n_rows
         if first != self.first:
             self.hold(here, -1)
             self.first = first
@@ -108,7 +109,7 @@ class ByExpert:
             self.n[column + row] += sign * here[row]
 
     def total(self, column: int, phase: int, row: int) -> int:
-        """A count of an expert in a phase (0: prefill, 1: decode)."""
+        """A count of an expert in a phase (its number in `PHASES`)."""
         return self.n[column * self.stride + phase * self.n_rows + row]
 
     def of_layer(self, column: int, phase: int, layer: int) -> int:

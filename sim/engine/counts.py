@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.base.flat import ints, longer_ints
 from sim.engine.by_expert import CANCELLED, CANCELLED_BYTES, FATE, FATE_BYTES, ISSUED, ISSUED_BYTES, ByExpert
-from sim.workload.iterations import DECODE, PREFILL
+from sim.workload.iterations import PHASES
 
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece
@@ -218,10 +218,10 @@ class Tally:
 
     def __init__(self, n_layers: int, n_experts: int) -> None:
         self.by_expert = ByExpert(n_layers, n_experts)
-        self.hits = {PREFILL: HitCounts(), DECODE: HitCounts()}
+        self.hits = {phase: HitCounts() for phase in PHASES}
         self.prefetch = PrefetchTally(self.by_expert)
         self.loss = Loss()
         self.n_demand = self.n_evicted = 0
         self.demand_bytes = 0
-        self.n_iterations = {PREFILL: 0, DECODE: 0}
+        self.n_iterations = dict.fromkeys(PHASES, 0)
         self.n_executed = 0  # (token, expert) pairs executed, on GPU or CPU

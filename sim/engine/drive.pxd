@@ -38,7 +38,7 @@ cdef class Step:
 cdef class Clockwork:
     cdef readonly list requests
     cdef readonly dict phases
-    cdef readonly long long n_put_out
+    cdef readonly long long n_put_out, n_decoded
     cdef public object kv
     cdef public object scheduler_stats
     cdef dict _open
@@ -54,7 +54,7 @@ cdef class Clockwork:
     cdef begin(self, Iteration iteration, double now_s, bint open_loop)
     @cython.locals(phase=PhaseTimes, cause=int, after_s=double, complete=list, r=Range, times=RequestTimes)
     cdef list end(self, Iteration iteration, double start_s, double end_s, list parts_s)
-    @cython.locals(prefill=PhaseTimes, decode=PhaseTimes)
+    @cython.locals(prefill=PhaseTimes, decode=PhaseTimes, mixed=PhaseTimes, prompts_s=double, prompts_copies_s=double)
     cdef Spent _spent(self)
     @cython.locals(cause=int)
     cdef skip(self, list parts_s)

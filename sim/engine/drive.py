@@ -11,7 +11,7 @@ from sim.engine.engine import Engine
 from sim.machine.lanes import CAUSES
 from sim.machine.protocol import Machine
 from sim.workload.batching import Batching
-from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range, RequestInfo
+from sim.workload.iterations import DECODE, MIXED, PHASES, PREFILL, Feed, Iteration, Range, RequestInfo
 from sim.workload.kv_memory import KvMemory
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ _H2D = H2D  # a machine integer where this is compiled
 
 
 class Spent:
-    """How much time all iterations so far took: prompts and tokens after them, and of either what waited for copies."""
+    """How much time all iterations so far took: those with prompts in them and others, and of either what waited for
+    copies."""
 
     __slots__ = ("decode_copies_s", "decode_s", "prefill_copies_s", "prefill_s")
 
@@ -119,8 +120,9 @@ class Clockwork:
 
     def __init__(self) -> None:
         self.requests: list[RequestTimes] = []
-        self.phases = {PREFILL: PhaseTimes(), DECODE: PhaseTimes()}
+        self.phases = {phase: PhaseTimes() for phase in PHASES}
         self.n_put_out = 0  # tokens
+        self.n_decoded = 0  # tokens that were decoded, also beside prompts
         self.kv: KvMemory | None = None
         self.scheduler_stats: dict[str, Any] = {}
         self._open: dict[int, RequestTimes] = {}
@@ -167,7 +169,7 @@ class Clockwork:
 
     def end(self, iteration: Iteration, start_s: float, end_s: float, parts_s: list[float]) -> list[RequestInfo] | None:
         """Close the iteration; return the requests that are complete, if any."""
-        phase: PhaseTimes = self.phases[iteration.phase]
+        phase: PhaseTimes = self.phases[iteration.counted]
         phase.n_iterations += 1
         phase.n_tokens += iteration.n_tokens
         phase.time_s += end_s - start_s
@@ -178,6 +180,10 @@ class Clockwork:
         complete = None
         for r in iteration.ranges:
             times: RequestTimes = self._open[r.request.index]
+            if r.phase != PREFILL:
+                self.n_decoded += 1
+            if not r.puts_out:
+                continue
             self.n_put_out += 1
             if not times.answered:
                 times.answered = True
@@ -196,7 +202,9 @@ class Clockwork:
     def _spent(self) -> Spent:
         prefill: PhaseTimes = self.phases[PREFILL]
         decode: PhaseTimes = self.phases[DECODE]
-        return Spent(prefill.time_s, prefill.spent_s[_H2D], decode.time_s, decode.spent_s[_H2D])
+        mixed: PhaseTimes = self.phases[MIXED]
+        prompts_s, prompts_copies_s = prefill.time_s + mixed.time_s, prefill.spent_s[_H2D] + mixed.spent_s[_H2D]
+        return Spent(prompts_s, prompts_copies_s, decode.time_s, decode.spent_s[_H2D])
 
     def _spent_on(self, times: RequestTimes) -> Spent:
         """Without what passed while a request was pre-empted."""
@@ -278,7 +286,7 @@ class Loop:
                 for request in complete:
                     engine.end_request(request)
                 clockwork.skip(machine.parts_s())
-        self._n_iterations[iteration.phase] += 1
+        self._n_iterations[iteration.counted] += 1
         if self._on_step is not None:
             self._on_step(Step(iteration, start_s, end_s))
         self._index += 1

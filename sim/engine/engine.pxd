@@ -27,6 +27,7 @@ cdef class Engine:
     cdef readonly Service service
     cdef readonly View view
     cdef HitCounts counts
+    cdef set _begun
     cdef object _layer_enter, _gate_input, _gate_done, _layer_done
     cpdef take_hooks(self)
     cdef readonly bint on_request_start, on_iteration_start, on_layer_enter, on_gate_input, on_assign, on_gate_done

@@ -41,7 +41,7 @@ from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket, all_tickets
 from sim.policy.view import View
 from sim.workload.gate import Gate
-from sim.workload.iterations import DECODE, PREFILL, Iteration, RequestInfo
+from sim.workload.iterations import PREFILL, Iteration, RequestInfo
 
 if TYPE_CHECKING:
     from sim.machine.cost import Cost
@@ -90,6 +90,7 @@ class Engine:
             policy, residency, self.pending, self.copies, machine, cost, arrays, top_k, cost.model.hidden_size, future
         )
         self.counts = self.tally.hits[PREFILL]
+        self._begun: set[int] = set()  # requests that the policy has been told of
         self.take_hooks()
 
     def start(self) -> None:
@@ -276,13 +277,14 @@ class Engine:
         """Start an iteration, and tell the policy."""
         policy, view = self.policy, self.view
         view.phase = iteration.phase
-        self.counts = self.tally.hits[iteration.phase]
-        self.tally.by_expert.begin(iteration.phase == DECODE, self.residency.flags())
+        self.counts = self.tally.hits[iteration.counted]
+        self.tally.by_expert.begin(iteration.number, self.residency.flags())
         self.arrays.begin(iteration)
         self.machine.begin(iteration)
         if self.on_request_start:
             for r in iteration.ranges:
-                if r.phase == PREFILL:
+                if r.phase == PREFILL and r.context == 0 and r.request.index not in self._begun:
+                    self._begun.add(r.request.index)
                     self.obey(policy.request_start(r.request, view), "request_start")
         if self.on_iteration_start:
             self.obey(policy.iteration_start(iteration, view), "iteration_start")

@@ -47,7 +47,7 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
     if answer.precision:
         served.precision = check_precision(engine, answer.precision)
     served.asked = {expert: n for expert, n in gate.needs.items() if expert in needs}
-    hits = engine.tally.hits[gate.iteration.phase]
+    hits = engine.tally.hits[gate.iteration.counted]
     if len(served.asked) < len(gate.needs):
         ids = gate.ids if ids is None else ids
         for expert, n_tokens in gate.needs.items():

@@ -193,8 +193,20 @@ class Cost:
             decodes = n_tokens == 1 and self.measured.curve("attention_decode") is not None
             price = self.measured.price(*(("attention_decode", r.context + 1) if decodes else ("attention", n_tokens)))
             assert price is not None
+            if r.context and n_tokens > 1:
+                price = self._measured_part(price, r.context, n_tokens)
             total_s, attributed_to = total_s + price.duration_s, price.attributed_to
         return Price(total_s, attributed_to)
+
+    def _measured_part(self, alone: Price, context: int, n_tokens: int) -> Price:
+        """Part of a prompt after others: what a whole prompt takes up to its end, less up to its start; no less than a
+        prompt of so many tokens, which has the same weights to read and kernels to run."""
+        self.measured.not_measured("parts of prompts", "attention of parts of prompts, taken from that of whole ones")
+        until, before = (self.measured.price("attention", n) for n in (context + n_tokens, context))
+        assert until is not None
+        assert before is not None
+        added_s = until.duration_s - before.duration_s
+        return Price(added_s, until.attributed_to) if added_s > alone.duration_s else alone
 
     def decode_points(self) -> tuple[float, ...]:
         """Positions attended to at which the price of a decode token's attention need not be convex."""
@@ -242,7 +254,9 @@ class Cost:
         return self.roofline.price(self.stack.kernels.shared_expert, n_bytes, self.model.shared_expert_flops(n_tokens))
 
     def _head(self, n_ranges: int) -> Price:
-        """Final norm, output head and sampling: one token per range."""
+        """Final norm, output head and sampling: one token per range that puts one out; without any, nothing."""
+        if not n_ranges:
+            return Price(0.0, self.roofline.q_floor)
         if (measured := self.measured.price("head", n_ranges)) is not None:
             return measured
         n_bytes = self.model.head_bytes(self.precision) + self.activation_bytes(n_ranges)

@@ -36,7 +36,7 @@ cdef class Stream:
     cdef void charge(self) noexcept
     @cython.locals(at=int)
     cdef void _wait(self, int layer, int expert, int cause, bint speculative, double gap_s) noexcept
-    cdef void begin(self, bint decodes) noexcept
+    cdef void begin(self, int phase) noexcept
     cdef void enter(self, int layer) noexcept
     cdef void leave(self) noexcept
     @cython.locals(ticket=Ticket, ready_s=double)

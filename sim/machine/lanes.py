@@ -205,10 +205,10 @@ class Stream:
         self.charged_host_s = self.gaps_s[_HOST]
         self.charged_h2d_s = self.gaps_s[_H2D]
 
-    def begin(self, decodes: bool) -> None:
-        """An iteration of a phase begins."""
+    def begin(self, phase: int) -> None:
+        """An iteration of a phase begins, by its number."""
         self.charge()
-        self.waiting.begin(decodes)
+        self.waiting.begin(phase)
         self.row = self.first_row = self.waiting.row
 
     def enter(self, layer: int) -> None:

@@ -51,6 +51,11 @@ class Launches:
         self.head = self._launch(kernels.head, stack.per_iteration_s.value)
         self.parts: dict[tuple[float, bool], Launch] = {}
         self._take(measured)
+        self.no_head = Launch(0, self.kernel_s, self.head.extra_s)  # no kernels; the framework's time all the same
+
+    def head_of(self, n_out: int) -> Launch:
+        """The output head of an iteration that puts out so many tokens: none where all are parts of prompts."""
+        return self.head if n_out else self.no_head
 
     def _launch(self, n_kernels: float, extra_s: float, replayed: bool = False) -> Launch:
         """Launching kernels, or the graph they are part of; `replayed`: by the graph of the operation before."""
@@ -116,7 +121,7 @@ class Launches:
             (self.q_kernel, math.fsum([launch.n * launch.kernels_s for launch in every])),
             (self.q_stack_layer, math.fsum([launch.n * launch.extra_s for launch in layers])),
             (self.q_stack_expert, math.fsum([launch.n * launch.extra_s for launch in experts])),
-            (self.q_stack_iteration, self.head.n * self.head.extra_s),
+            (self.q_stack_iteration, (self.head.n + self.no_head.n) * self.head.extra_s),
             (self.q_sync, n_syncs * self.sync_s),
             (self.q_copy, n_copies * self.enqueue_s),
             (self.q_stack_copy, experts_copied * self._per_copy_s),

@@ -40,7 +40,7 @@ cdef class SimulatedMachine(Machine):
     cdef str _precision
     cdef tuple _waits
     cdef Ticket _gate
-    cdef int _n_tokens, _n_ranges, _n_heads, _n_layers
+    cdef int _n_tokens, _n_out, _n_heads, _n_layers
     cdef Operation _attention, _gate_block, _shared, _dense, _head
     cdef _forget(self)
     @cython.locals(n_tokens=int, price=Price)

@@ -16,7 +16,6 @@ from sim.machine.protocol import DEMAND, NO_TICKETS, Machine
 from sim.machine.turn import Turn
 from sim.machine.waiting import KINDS, Waiting
 from sim.policy.tickets import Ticket, ends_at
-from sim.workload.iterations import DECODE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,8 +107,8 @@ class SimulatedMachine(Machine):
         self._waits: tuple[Ticket, ...] = NO_TICKETS  # what the next block of GPU 0 joins
         self._gate: Ticket | None = None
         self._n_tokens = 0
-        self._n_ranges = 0
-        self._n_heads = 0  # of this many ranges `_head` is the price
+        self._n_out = 0
+        self._n_heads = -1  # of this many ranges `_head` is the price
         self._n_layers = n_layers
         self._blocks: list[Operation] = []
         self._shared: Operation | None = None
@@ -125,8 +124,8 @@ class SimulatedMachine(Machine):
         if self.stream.seconds.meter.n_known > MOST_LENGTHS:
             self._forget()
         self.now_s += cost.launches.begin_s
-        self.stream.begin(iteration.phase == DECODE)
-        self._n_ranges = len(iteration.ranges)
+        self.stream.begin(iteration.number)
+        self._n_out = iteration.n_out
         price = cost.attention(iteration)
         if iteration.n_tokens != self._n_tokens:
             self._n_tokens = n_tokens = iteration.n_tokens
@@ -148,7 +147,7 @@ class SimulatedMachine(Machine):
         self.stream.seconds.meter.forget()
         self._prices.forget()
         self._n_tokens = 0
-        self._n_heads = 0
+        self._n_heads = -1
         self._experts.clear()
         self._grouped_experts.clear()
         self._leader = None
@@ -310,9 +309,9 @@ class SimulatedMachine(Machine):
         if self._dense is not None:
             for _ in range(cost.n_dense_before[self._n_layers]):
                 self._launch("dense_layer", -1, self._dense)
-        if self._n_ranges != self._n_heads:
-            self._n_heads = self._n_ranges
-            self._head = self._operation(cost.head(self._n_ranges), cost.launches.head)
+        if self._n_out != self._n_heads:
+            self._n_heads = self._n_out
+            self._head = self._operation(cost.head(self._n_out), cost.launches.head_of(self._n_out))
         ticket = self._launch("head", -1, self._head)
         self.sync(self._settled() if ticket is None else ticket)
         self.stream.idle_until(self.now_s, _HOST)

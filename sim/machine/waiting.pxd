@@ -4,10 +4,10 @@ cdef int _H2D, _HOST, _PREFETCH, _KINDS
 
 @cython.final
 cdef class Waiting:
-    cdef readonly int n_layers
+    cdef readonly int n_layers, n_rows
     cdef readonly double[::1] waited_s
     cdef readonly int first, row
-    cpdef void begin(self, bint decodes) noexcept
+    cpdef void begin(self, int phase) noexcept
     cpdef void enter(self, int layer) noexcept
     cpdef void leave(self) noexcept
     cpdef int row_of(self, int layer, int expert, int cause) noexcept

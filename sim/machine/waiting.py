@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sim.base.flat import floats
 from sim.base.lanes import H2D, HOST, IDLE
+from sim.workload.iterations import PHASES
 
 # A wait for the copy link is for a copy that was demanded, or for a prefetch that came late; the others are by cause.
 KINDS = ("gpu", "demand", "host", "cpu", "predictor", "idle", "prefetch")
@@ -21,12 +22,13 @@ class Waiting:
 
     def __init__(self, n_layers: int) -> None:
         self.n_layers = n_layers
-        self.waited_s = floats((2 * n_layers + 1) * len(KINDS))  # the last row: between iterations
-        self.first = self.row = 2 * n_layers * len(KINDS)
+        self.n_rows = len(PHASES) * n_layers
+        self.waited_s = floats((self.n_rows + 1) * len(KINDS))  # the last row: between iterations
+        self.first = self.row = self.n_rows * len(KINDS)
 
-    def begin(self, decodes: bool) -> None:
-        """An iteration of a phase begins."""
-        self.first = self.row = self.n_layers * _KINDS if decodes else 0
+    def begin(self, phase: int) -> None:
+        """An iteration of a phase begins, by its number in `PHASES`."""
+        self.first = self.row = phase * self.n_layers * _KINDS
 
     def enter(self, layer: int) -> None:
         """What names no layer from now on counts for this one."""
@@ -34,11 +36,11 @@ class Waiting:
 
     def leave(self) -> None:
         """The iteration is over."""
-        self.first = self.row = 2 * self.n_layers * _KINDS
+        self.first = self.row = self.n_rows * _KINDS
 
     def row_of(self, layer: int, expert: int, cause: int) -> int:
         """Where a wait counts that an operation has before it; no layer (-1): the one that runs."""
-        if layer < 0 or self.first == 2 * self.n_layers * _KINDS:
+        if layer < 0 or self.first == self.n_rows * _KINDS:
             return self.row
         if expert < 0 and cause != _HOST and layer > 0:
             layer -= 1
@@ -53,6 +55,6 @@ class Waiting:
         self.charge(self.row_of(layer, expert, cause), cause, speculative, gap_s)
 
     def seconds(self, phase: int, layer: int) -> dict[str, float]:
-        """Seconds by kind of a layer in a phase (0: prefill, 1: decode)."""
+        """Seconds by kind of a layer in a phase (its number in `PHASES`)."""
         at = (phase * self.n_layers + layer) * _KINDS
         return {name: self.waited_s[at + kind] for kind, name in enumerate(KINDS) if kind != IDLE}

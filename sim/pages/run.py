@@ -132,10 +132,10 @@ def _predicted(result: Result) -> list[Section]:
 def where_the_time_goes(runs: list[Run]) -> Section:
     """What GPU 0 did or waited for, by phase."""
     rows = [
-        (run.label if len(runs) > 1 else phase, phase, run.result.bound_by.of(phase).by_part())
+        (run.label if len(runs) > 1 else phase, phase, parts.by_part())
         for run in runs
-        for phase in ("prefill", "decode")
-        if run.result.bound_by.of(phase).gpu is not None
+        for phase, parts in run.result.bound_by.by_phase().items()
+        if parts.gpu is not None
     ]
     if len(runs) > 1:
         rows = [row for row in rows if row[1] == "decode"] or rows
@@ -174,12 +174,9 @@ def where_the_time_goes(runs: list[Run]) -> Section:
 def hits(runs: list[Run]) -> Section:
     """How the gate found experts, and what became of prefetches."""
     rates = [
-        (run.label if len(runs) > 1 else phase, shares)
+        (run.label if len(runs) > 1 else phase, found.by_class())
         for run in runs
-        for phase, shares in (
-            ("decode", run.result.hit_rates.by_class()),
-            ("prefill", run.result.prefill_hit_rates.by_class()),
-        )
+        for phase, found in run.result.hit_rates_by_phase.items()
         if len(runs) == 1 or phase == "decode"
     ]
     shown = [name for name in CLASSES if any(shares[name] for _, shares in rates)]

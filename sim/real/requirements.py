@@ -10,6 +10,7 @@ from sim.profiles.geometry import BITS_PER_PARAM
 from sim.real.devices.environment import free_host_bytes
 from sim.real.weights.forms import check_form
 from sim.real.weights.weights import check_supported
+from sim.workload.batching import CONTINUOUS
 
 if TYPE_CHECKING:
     from sim.profiles.models import Model
@@ -36,6 +37,9 @@ def check(setup: Setup) -> None:
     """Raises BadInput for what no real run here carries out."""
     if setup.several.unusual:
         raise BadInput(f"--real, got {setup.several.unusual}: simulated only; leave it out")
+    if setup.spec.prefill_chunk is not None or setup.spec.batching not in (None, CONTINUOUS):
+        asked = "--prefill-chunk" if setup.spec.prefill_chunk is not None else f"--batching {setup.spec.batching}"
+        raise BadInput(f"{asked}: a real run takes each prompt whole, as an iteration of its own; leave it out")
     check_supported(setup.model, setup.spec.precision)
     for precision in lower_precisions(setup):
         check_form(precision, setup.model.hidden_size)

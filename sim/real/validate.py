@@ -113,7 +113,7 @@ def carried_out(setup: Setup, lanes: Lanes, weights: Weights) -> World:
 
 
 def _steps_into(steps: dict[str, list[float]]) -> Callable[[Any], None]:
-    return lambda step: steps.setdefault(step.iteration.phase, []).append(step.end_s - step.start_s)
+    return lambda step: steps.setdefault(step.iteration.counted, []).append(step.end_s - step.start_s)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sim.engine.by_expert import COLUMNS
-from sim.workload.iterations import DECODE, PREFILL
+from sim.workload.iterations import PHASES
 
 if TYPE_CHECKING:
     from sim.engine.by_expert import ByExpert
@@ -21,7 +21,6 @@ Row = dict[str, Any]
 Count = Callable[[str], int]
 """How many of a column of the engine's."""
 
-PHASES = (PREFILL, DECODE)  # by the number that the engine gives them
 FOUND = ("hit", "partial_hit", "late_hit", "miss", "cpu", "substituted", "dropped")
 MISSES = ("cold", "capacity", "evicted_unused", "wrong_prediction", "too_late")
 FATES = ("issued", "useful", "late", "wasted", "harmful", "cancelled")

@@ -24,7 +24,7 @@ _WORDS = {
 
 def lines(result: Result) -> list[tuple[str, str]]:
     """What there is to say of decode (of prefill, when nothing decodes), as (title, text)."""
-    phase = "decode" if result.phases.decode.iterations else "prefill"
+    phase = result.phases.main
     rows = [row for row in result.by_layer if row["phase"] == phase]
     found = (("misses", _misses(rows, phase)), ("waits", _waits(rows, phase)))
     return [(title, text) for title, text in found if text]

@@ -20,7 +20,7 @@ from sim.results.schema import Copies, HitRates, Memory, PolicyFile, Scheduling,
 from sim.results.uncertainty import uncertainty
 from sim.setup.memory import BudgetRule
 from sim.setup.naming import overrides_of, title_of
-from sim.workload.iterations import DECODE, PREFILL
+from sim.workload.iterations import DECODE, MIXED, PREFILL
 
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork
@@ -105,9 +105,11 @@ def fold(
         seed=spec.seed,
         gpus=spec.gpus,
         batch=spec.batch,
+        batching=spec.batching,
+        prefill_chunk=spec.prefill_chunk,
         arrivals=source,
         n_requests=len(clockwork.requests),
-        decode_tokens=clockwork.phases[DECODE].n_tokens,
+        decode_tokens=clockwork.n_decoded,
         ttft_s=timed.ttft_s,
         tpot_s=timed.tpot_s,
         e2e_s=timed.e2e_s,
@@ -127,6 +129,7 @@ def fold(
         substituted_rate=rates.substituted,
         dropped_rate=rates.dropped,
         prefill_hit_rates=HitRates(**tally.hits[PREFILL].rates()),
+        mixed_hit_rates=HitRates(**tally.hits[MIXED].rates()) if tally.n_iterations[MIXED] else None,
         token_hit_rates=HitRates(**tally.hits[DECODE].rates(tokens=True)),
         served_hit_rates=served,
         cache_ratio=metrics.cache_ratio(served),

@@ -17,6 +17,7 @@ from sim.results.schema import (
     HitRates,
     Length,
     Lengths,
+    MixedPhase,
     Phase,
     Phases,
     Prefetches,
@@ -25,7 +26,7 @@ from sim.results.schema import (
     Statistic,
     Union,
 )
-from sim.workload.iterations import DECODE, PREFILL
+from sim.workload.iterations import DECODE, MIXED, PREFILL
 
 if TYPE_CHECKING:
     from sim.engine.counts import Loss, Tally
@@ -139,13 +140,15 @@ def lengths(clockwork: Clockwork) -> Lengths:
 
 
 def phases(clockwork: Clockwork) -> Phases:
-    """Iterations, tokens and time of prefill and decode."""
+    """Iterations, tokens and time of prefill and decode, and of iterations with both."""
 
     def phase(name: str) -> Phase:
         found = clockwork.phases[name]
         return Phase(found.n_iterations, found.n_tokens, found.time_s)
 
-    return Phases(phase(PREFILL), phase(DECODE))
+    mixed, beside = clockwork.phases[MIXED], clockwork.n_decoded - clockwork.phases[DECODE].n_tokens
+    both = MixedPhase(mixed.n_iterations, mixed.n_tokens, beside, mixed.time_s) if mixed.n_iterations else None
+    return Phases(phase(PREFILL), phase(DECODE), both)
 
 
 def hit_rates(tally: Tally, definition: str) -> HitRates:
@@ -202,11 +205,12 @@ def composition(clockwork: Clockwork, phase: str) -> Composition:
 
 
 def bound_by(clockwork: Clockwork) -> BoundBy:
-    """What bounds decode (prefill when nothing decodes), and how each phase's time is composed."""
-    prefill, decode = composition(clockwork, PREFILL), composition(clockwork, DECODE)
-    main = decode if clockwork.phases[DECODE].n_iterations else prefill
+    """What bounds decode (other iterations, when nothing decodes by itself), and how each phase's time is composed."""
+    prefill, decode, mixed = (composition(clockwork, phase) for phase in (PREFILL, DECODE, MIXED))
+    both = mixed if clockwork.phases[MIXED].n_iterations else None
+    main = decode if clockwork.phases[DECODE].n_iterations else both or prefill
     known = {name: share for name, share in main.by_part().items() if share is not None}
-    return BoundBy(WAITED_FOR[max(known, key=lambda k: known[k])].resource if known else None, prefill, decode)
+    return BoundBy(WAITED_FOR[max(known, key=lambda k: known[k])].resource if known else None, prefill, decode, both)
 
 
 def lane_utilisation(machine: SimulatedMachine | RealMachine, makespan_s: float) -> dict[str, float | None]:

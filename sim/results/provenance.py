@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.machine.lanes import CPU, GPU, H2D, HOST, SIDE
 from sim.results.schema import Figure, Provenance
-from sim.workload.iterations import DECODE, PREFILL
+from sim.workload.iterations import PHASES
 
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork
@@ -32,9 +32,7 @@ class Attribution(NamedTuple):
     noise_frac: float | None  # interquartile range of its samples over its value
 
 
-def attributions(
-    machine: SimulatedMachine, clockwork: Clockwork, phases: Iterable[str] = (PREFILL, DECODE)
-) -> list[Attribution]:
+def attributions(machine: SimulatedMachine, clockwork: Clockwork, phases: Iterable[str] = PHASES) -> list[Attribution]:
     """Which figure each part of GPU 0's time in these phases rests on.
 
     Busy and waiting parts are split by the quantities their lane spent its time on, over the whole run.

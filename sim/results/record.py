@@ -17,6 +17,7 @@ from sim.results.schema import (
     Load,
     Measurement,
     Memory,
+    Phased,
     Phases,
     PolicyFile,
     Prediction,
@@ -39,9 +40,14 @@ if TYPE_CHECKING:
     from sim.bounds.time_bound import LowerBound
 
 
-WHERE_THERE = ("kv", "scheduling", "real", "device", "measured", "prediction", "weights")
-"""Keys of runs with a pool of pages, of those whose scheduler has something to say, or of real runs; others have none
-of them."""
+WHERE_THERE = (
+    *("kv", "scheduling", "real", "device", "measured", "prediction", "weights"),
+    *("batching", "prefill_chunk", "mixed_hit_rates"),
+)
+"""Keys of runs with a pool of pages, with a batching that was asked for, or whose scheduler has something to say, and
+of real runs; others have none of them."""
+MIXED = "mixed"
+"""Further down: of runs in which prompts and decode tokens ran together."""
 
 
 def plain(value: Any) -> Any:
@@ -49,7 +55,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
         pairs = ((key, getattr(value, name)) for key, name in fields if not name.startswith("_"))
-        left_out = WHERE_THERE if isinstance(value, Result) else ()
+        left_out = WHERE_THERE if isinstance(value, Result) else (MIXED,)
         return {key: plain(child) for key, child in pairs if _kept(key, child, left_out)}
     if isinstance(value, dict):
         return {key: plain(child) for key, child in value.items()}
@@ -143,6 +149,9 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     engine: str
     version: str
     by_layer: list[dict[str, Any]] = []
+    batching: str | None = None  # this and the next are of runs that ask for it
+    prefill_chunk: int | None = None
+    mixed_hit_rates: HitRates | None = None  # of iterations with prompts and decode tokens, where there were any
     kv: KvUse | None = None  # of a run with a pool of pages; the JSON of others has no such key
     scheduling: Scheduling | None = None  # of a scheduler that tells what it went by, or is in a file
     real: bool | None = None  # this and the next three are of real runs; the JSON of others has no such keys
@@ -190,6 +199,12 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     def n_outputs(self) -> int:
         """Tokens put out: the first of every request, and those that were decoded."""
         return self.decode_tokens + self.n_requests
+
+    @property
+    def hit_rates_by_phase(self) -> dict[Phased, HitRates]:
+        """Of the phases that there are: of decode under `hit_definition`, of others as their gates found experts."""
+        found: dict[Phased, HitRates] = {"decode": self.hit_rates, "prefill": self.prefill_hit_rates}
+        return found if self.mixed_hit_rates is None else {**found, "mixed": self.mixed_hit_rates}
 
     @property
     def trace_line(self) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 Share = float | None
 Timed = Literal["tpot_s", "ttft_s"]
-Phased = Literal["prefill", "decode"]
+Phased = Literal["prefill", "decode", "mixed"]
 Ends = tuple[float, float] | None
 
 
@@ -142,16 +142,34 @@ class Phase(msgspec.Struct, frozen=True):
     time_s: float
 
 
+class MixedPhase(msgspec.Struct, frozen=True):
+    """Iterations in which prompts and decode tokens ran together; of their tokens, those that were decoded."""
+
+    iterations: int
+    tokens: int
+    decode_tokens: int
+    time_s: float
+
+
 class Phases(msgspec.Struct, frozen=True):
-    """Prompts, and tokens after them."""
+    """Prompts, and tokens after them; iterations that had both, where there were any."""
 
     prefill: Phase
     decode: Phase
+    mixed: MixedPhase | None = None
 
     @property
     def n_iterations(self) -> int:
-        """Iterations of both."""
-        return self.prefill.iterations + self.decode.iterations
+        """Iterations of all."""
+        mixed = 0 if self.mixed is None else self.mixed.iterations
+        return self.prefill.iterations + self.decode.iterations + mixed
+
+    @property
+    def main(self) -> Phased:
+        """What a run is judged by: decode, else what runs beside prompts, else prompts."""
+        if self.decode.iterations:
+            return "decode"
+        return "prefill" if self.mixed is None else "mixed"
 
 
 class HitRates(msgspec.Struct, frozen=True):
@@ -263,10 +281,16 @@ class BoundBy(msgspec.Struct, frozen=True):
     resource: str | None
     prefill: Composition
     decode: Composition
+    mixed: Composition | None = None
 
     def of(self, phase: Phased) -> Composition:
         """What a phase's time is composed of."""
-        return self.prefill if phase == "prefill" else self.decode
+        return {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed or self.decode}[phase]
+
+    def by_phase(self) -> dict[Phased, Composition]:
+        """Of the phases that there are."""
+        found: dict[Phased, Composition] = {"prefill": self.prefill, "decode": self.decode}
+        return found if self.mixed is None else {**found, "mixed": self.mixed}
 
 
 class Figure(msgspec.Struct, frozen=True):

@@ -64,7 +64,7 @@ class Keeper:
 
     def step(self, step: Step) -> None:
         it = step.iteration
-        self._tables["iterations"].add(it.index, it.phase, len(it.ranges), it.n_tokens, step.start_s, step.end_s)
+        self._tables["iterations"].add(it.index, it.counted, len(it.ranges), it.n_tokens, step.start_s, step.end_s)
         self._iteration = it.index + 1
 
     def finish(self, outcome: Outcome) -> None:

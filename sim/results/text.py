@@ -54,7 +54,7 @@ def verdict(result: Result) -> str:
     policy = policy_of(result.policy, None if file is None else file.name, result.overrides)
     who = f"{policy} on {machine_of(result.hw, result.overrides)} ({model})"
     tpot_s, bound, throughput_per_s = result.tpot_s.mean, result.bound_by, result.throughput_tokens_per_s
-    phase: Phased = "prefill" if tpot_s is None else "decode"
+    phase: Phased = "prefill" if tpot_s is None else result.phases.main
     if tpot_s is None:
         speed = f"{_seconds(result.ttft_s.mean)} to the first token"
     elif result.batch == 1:
@@ -110,6 +110,9 @@ def _facts(result: Result) -> Table:
     rows.add_row("hardware", f"{machine_of(result.hw, result.overrides)}{gpus}, stack {result.stack}")
     rows.add_row("model", f"{result.model}{f' with {own}' if own else ''} in {result.precision}, {routing}")
     batch = f", batch {result.batch}" if result.batch > 1 else ""
+    batch += f", batching {result.batching}" if result.batching is not None else ""
+    if result.prefill_chunk is not None:
+        batch += f", at most {show_count(result.prefill_chunk, 'token')} an iteration"
     come = {"back to back": "", "trace": ", at the trace's arrival times"}
     arrivals = come.get(result.arrivals, f", arriving {result.arrivals}")
     counts = f"{show_count(result.n_requests, 'request')}, {show_count(result.decode_tokens, 'decode token')}"
@@ -136,6 +139,9 @@ def _times(result: Result) -> Table:
         cells = [_seconds(value) for value in (stat.mean, stat.p50, stat.p95)]
         shares = [show_frac(parts.by_part()[part]) for part in WAITED_FOR]
         rows.add_row(title, *cells, str(stat.n), f"   {phase} time:", *shares)
+    if bound.mixed is not None:
+        shares = [show_frac(bound.mixed.by_part()[part]) for part in WAITED_FOR]
+        rows.add_row("", "", "", "", "", "   mixed time:", *shares)
     return rows
 
 
@@ -207,7 +213,7 @@ def _kv(result: Result) -> Table:
 
 
 def _hits(result: Result) -> Table:
-    rates = {"decode": result.hit_rates.by_class(), "prefill": result.prefill_hit_rates.by_class()}
+    rates = {phase: found.by_class() for phase, found in result.hit_rates_by_phase.items()}
     # The three that every policy has, and whichever of the others occur.
     shown = [
         name

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sim.results.provenance import Attribution, attributions
 from sim.results.sampling import Interval, samples, times_of
 from sim.results.schema import Ends, Errors, Sampling, Uncertainty
-from sim.workload.iterations import DECODE, PREFILL
+from sim.workload.iterations import DECODE, MIXED, PREFILL
 
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork
@@ -26,7 +26,7 @@ def uncertainty(
 
     Factors are of the whole run's time. TTFT takes those of prefill, TPOT those of decode: a run that loads its experts
     once rests on the link before the first token and on the GPU ever after. Where a TTFT holds waits (arrivals), or a
-    TPOT other requests' prefills (batches), they are of both phases.
+    TPOT other requests' prefills (batches), they are of all phases.
     """
     rows = [] if machine.measured is True else attributions(machine, clockwork)
     total = math.fsum(row.spent_s for row in rows)
@@ -46,7 +46,7 @@ def uncertainty(
         *_ends(rows),
         plus_minus(rows, total),
         sampling,
-        band(timed.ttft_s.mean, sampling.ttft_s, PREFILL, not arrivals),
+        band(timed.ttft_s.mean, sampling.ttft_s, PREFILL, not arrivals and not clockwork.phases[MIXED].n_iterations),
         band(timed.tpot_s.mean, sampling.tpot_s, DECODE, batch == 1),
     )
 

@@ -46,6 +46,8 @@ def title_of(setup: Setup) -> str:
         rest.append(f"scheduler {setup.scheduler.name}" + (f" of {own_file.path.name}" if own_file else ""))
     if spec.kv_memory_bytes is not None:
         rest += [f"KV memory {show('vram_bytes', spec.kv_memory_bytes)} in pages of {spec.kv_page}, {spec.preempt}"]
+    rest += [f"batching {spec.batching}"] * (spec.batching is not None)
+    rest += [f"at most {show_count(spec.prefill_chunk or 0, 'token')} an iteration"] * (spec.prefill_chunk is not None)
     rest += [f"SLO {said}" for said in sorted(_slos(spec))]
     rest += [f"stack {setup.stack.id}"] * (setup.stack.id != "bare") + [f"seed {spec.seed}"] * (spec.seed != 0)
     rest += [f"hits by {spec.hit_definition}"] * (spec.hit_definition != "gate")

@@ -38,7 +38,8 @@ from sim.setup.pairing import check_shape, default_model, drawn_anew, model_of_s
 from sim.setup.profile import profiled
 from sim.setup.spec import HIT_DEFINITIONS
 from sim.workload import schedulers
-from sim.workload.batching import Batching
+from sim.workload.batching import CONTINUOUS, STATIC, Batching
+from sim.workload.batching import KINDS as BATCHINGS
 from sim.workload.iterations import RequestInfo
 from sim.workload.kv_memory import KvMemory, KvPool
 from sim.workload.learn_split import no_store, requests_of
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from traces.format.reader import Trace
 
 MAX_GPUS = 256
+MOST_TOKENS = 10**9  # of an iteration
 WITHOUT_FILE = "policy given as a class whose text is in no file: run_id does not hold it"
 SPLITS = ("test", "store", "all")
 NEWER: dict[str, Any] = {"arrivals": None, "rate_scale": 1.0, "slo": {}, "peer": PER_EXPERT, "host_memory": APART}
@@ -121,7 +123,8 @@ class Setup:
         """
         honoured = self.open_loop if open_loop is None else open_loop
         scheduler = self.scheduler(self.requests, honoured, self.clients, self.profiled)
-        return Batching(scheduler, self.spec.batch, None if self.kv is None else KvMemory(self.kv))
+        spec, kv = self.spec, None if self.kv is None else KvMemory(self.kv)
+        return Batching(scheduler, spec.batch, kv, spec.prefill_chunk or 0, spec.batching == STATIC)
 
     @cached_property
     def profiled(self) -> Profiled:
@@ -143,6 +146,17 @@ class Setup:
             return {}
         source = spec.arrivals if log is None else _sha256(log)
         return {"arrivals": source, "rate_scale": spec.rate_scale, "seed": spec.seed}
+
+    @property
+    def batch_terms(self) -> dict[str, Any]:
+        """What decides which tokens of them run together."""
+        spec = self.spec
+        terms: dict[str, Any] = {"batch": spec.batch, "scheduler": spec.scheduler}
+        if spec.batching not in (None, CONTINUOUS):
+            terms["batching"] = spec.batching
+        if spec.prefill_chunk is not None:
+            terms["prefill_chunk"] = spec.prefill_chunk
+        return terms
 
     def notes(self) -> list[str]:
         """What was asked for and cannot be had in full, one line each."""
@@ -214,6 +228,9 @@ class Setup:
         for name, default in NEWER.items():
             if spec[name] == default:  # as it was before there were any
                 del spec[name]
+        for name in ("batching", "prefill_chunk"):
+            if name not in self.batch_terms:
+                del spec[name]
         if self.arrivals_file is not None:
             del spec["arrivals"]
         if self.scheduler.name == schedulers.DEFAULT or read_from(self.scheduler) is not None:
@@ -283,6 +300,7 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> tuple[Policy, H
         if number < 1:
             raise BadInput(f"{option}, got {number}: at least 1; leave it out for 1")
     _check_several(spec)
+    _check_batching(spec)
     if not 0 <= spec.seed < 2**63:
         raise BadInput(f"--seed, got {spec.seed}: from 0 to 2**63 - 1; take another")
     if spec.requests is not None and spec.requests < 1:
@@ -316,6 +334,22 @@ def _check_several(spec: RunSpec) -> None:
             raise BadInput(f"{option}, got {name!r}: no such way; {did_you_mean(name, known)}")
         if spec.gpus == 1 and name != known[0]:
             raise BadInput(f"{option}, got {name!r} with one GPU: there is no other to share with; add --gpus N")
+
+
+def _check_batching(spec: RunSpec) -> None:
+    """Raises BadInput for a kind of batching that there is not, or whose parts do not go together."""
+    kind, most = spec.batching, spec.prefill_chunk
+    if kind is not None and kind not in BATCHINGS:
+        raise BadInput(f"--batching, got {kind!r}: no such batching; {did_you_mean(kind, BATCHINGS)}")
+    if most is None:
+        return
+    if kind == STATIC:
+        raise BadInput(f"--prefill-chunk, got {most} with --batching static: its prompts run whole; leave one out")
+    if not max(1, spec.batch) <= most <= MOST_TOKENS:
+        raise BadInput(
+            f"--prefill-chunk, got {most} with --batch {spec.batch}: tokens of an iteration, one at least for each "
+            f"request that runs, and at most {MOST_TOKENS}; take 512, or another number in between"
+        )
 
 
 def _overrides(spec: RunSpec) -> Overrides:
@@ -368,7 +402,13 @@ def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace
     requests = load.requests
     together = min(spec.batch, len(requests))  # no more than there are ever run together
     longest = sorted((r.prompt_len + r.outputs for r in requests), reverse=True)[:together]
-    widest = max(max(r.prompt_len for r in requests), together)
+    prompts = sorted((r.prompt_len for r in requests), reverse=True)
+    widest = prompts[0]
+    if spec.prefill_chunk is not None:
+        widest = min(spec.prefill_chunk, sum(prompts[:together]))
+    elif spec.batching == STATIC:
+        widest = sum(prompts[:together])
+    widest = max(widest, together)
     demand = Demand(kv_tokens=sum(longest), iteration_tokens=widest, batch=together)
     kv = kv_pool(spec, model, requests)
     if kv is not None:

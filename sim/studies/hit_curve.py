@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sim.base.errors import BadInput
 from sim.policy.api import overrides
 from sim.policy.order import Recency
-from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration
+from sim.workload.iterations import DECODE, PHASES, Feed, Iteration
 
 if TYPE_CHECKING:
     from sim.engine.engine import Engine
@@ -162,7 +162,7 @@ class HitCurve:
 
     def copies(self, n_experts: int) -> int:
         """Copies on demand in both phases: one for each expert that was not there."""
-        return sum(self.asked[phase] - self.hits[phase][n_experts] for phase in (PREFILL, DECODE))
+        return sum(self.asked[phase] - self.hits[phase][n_experts] for phase in PHASES)
 
 
 def hit_curve(setup: Setup) -> HitCurve:
@@ -185,13 +185,13 @@ def hit_curve(setup: Setup) -> HitCurve:
     n_visits = sum(request.outputs for request in setup.requests) * model.n_moe_layers // n_caches
     stacks = [Stack(n_visits) for _ in range(n_caches)]
     size = model.n_experts if order.per_layer else n_all
-    counted = {phase: [Counted(0, [0] * (size + 1)) for _ in stacks] for phase in (PREFILL, DECODE)}
+    counted = {phase: [Counted(0, [0] * (size + 1)) for _ in stacks] for phase in PHASES}
     for iteration in _iterations(setup):
         for layer in range(model.n_moe_layers):
             row = iteration.token
             experts = row.layer(layer) if row is not None else list(iteration.chosen(layer))
             at = layer % n_caches
-            counts = counted[iteration.phase][at]
+            counts = counted[iteration.counted][at]
             for hit in stacks[at].visit([layer * model.n_experts + expert for expert in experts]):
                 counts.add(hit)
     asked = {phase: sum(one.n for one in counts) for phase, counts in counted.items()}

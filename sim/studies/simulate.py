@@ -53,6 +53,8 @@ class Options(TypedDict, total=False):
     predictor: Name | None
     engine: str | None  # arithmetic or simpy
     scheduler: str | None  # None: first come, first served
+    batching: str | None  # continuous or static; None: continuous
+    prefill_chunk: int | None  # at most so many tokens run in an iteration
     arrivals: Name | None  # poisson:RATE, gamma:RATE,CV, closed:CLIENTS, a log, none; None: the trace's
     rate_scale: float
     kv_memory_bytes: int | str | None  # a pool of pages; None: as much as the longest contexts together take

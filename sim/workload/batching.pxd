@@ -8,6 +8,8 @@ cdef class Running:
     cdef public int row
     cdef readonly int prompt_stop, stop_row
     cpdef start_over(self)
+    @cython.locals(row=int, first=int, stop=int)
+    cdef Range part(self, int most)
 
 @cython.final
 cdef class Batching:
@@ -15,13 +17,17 @@ cdef class Batching:
     cdef readonly int n_running, batch
     cdef object _later
     cdef readonly object kv
-    cdef list _running, _ending
-    cdef int _n_later
-    cdef bint _shares_out
+    cdef list _running, _prompts, _ending
+    cdef int _n_later, _most_tokens
+    cdef bint _shares_out, _static
     cdef readonly bint listens
     cdef public double owed_s
     cpdef next(self, double now_s)
-    cdef list _prefill(self, Running one)
+    cdef Running _started(self, double now_s, int n_there)
+    @cython.locals(one=Running, anew=bint)
+    cdef list _whole(self, double now_s)
+    @cython.locals(n_there=int, left=int, one=Running, part=Range)
+    cdef list _in_parts(self, double now_s)
     @cython.locals(running=Running, row=int, over=bint)
     cdef list _decode(self)
-    cdef list _first_pass(self, list ranges)
+    cdef list _passes(self, list ranges)

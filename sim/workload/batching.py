@@ -13,6 +13,9 @@ from sim.workload.iterations import DECODE, PREFILL, Range, RequestInfo
 from sim.workload.kv_memory import KvMemory
 from sim.workload.scheduler import Scheduler
 
+STATIC, CONTINUOUS = "static", "continuous"
+KINDS = (CONTINUOUS, STATIC)
+
 
 class Running:
     """A request that has a slot: the row of its next token, where its prefill ends, and where its rows end."""
@@ -35,20 +38,41 @@ class Running:
         self.prompt_stop = max(self.row + 1, self.prompt_stop)
         self.row = self.request.first_row
 
+    def part(self, most: int) -> Range:
+        """The next rows of its prompt, so many at most."""
+        row, first = self.row, self.request.first_row
+        stop = self.prompt_stop
+        if row + most < stop:
+            stop = row + most
+        self.row = stop
+        return Range(self.request, row, stop, PREFILL, row - first, stop == self.prompt_stop)
+
 
 class Batching:
-    """Composes iterations. A prompt is an iteration of its own, before others go on decoding.
+    """Composes iterations. Unless told, a prompt is an iteration of its own, before others go on decoding.
 
     Args:
         scheduler: says who takes a free slot. batch: slots, how many requests may run at a time. kv: pages for keys and
-            values, without which nobody starts or goes on; None: there are always enough.
+            values, without which nobody starts or goes on; None: there are always enough. most_tokens: at most so many
+            run in an iteration: first a token of every request whose prompt is done, then prompts, in parts where they
+            do not fit; 0: a prompt runs whole, and alone. static: slots are filled at once, when all of them are free.
     """
 
-    def __init__(self, scheduler: Scheduler, batch: int, kv: KvMemory | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        batch: int,
+        kv: KvMemory | None = None,
+        most_tokens: int = 0,
+        static: bool = False,
+    ) -> None:
         self.scheduler = scheduler
         self.batch = batch
         self.n_running = 0
-        self._running: list[Running] = []
+        self._most_tokens = most_tokens
+        self._static = static
+        self._running: list[Running] = []  # their prompts are done
+        self._prompts: list[Running] = []  # not theirs
         self._later: deque[list[Range]] = deque()  # passes of the step that runs
         self._n_later = 0
         self._shares_out = scheduler.shares_out
@@ -62,21 +86,18 @@ class Batching:
         if self._n_later:
             self._n_later -= 1
             return self._later.popleft()
-        kv = self.kv
-        if kv is not None:
+        if self.kv is not None:
             self._free_pages(now_s)
-            if kv.away and not kv.pool.swaps:
-                back = kv.back(self.n_running)
-                if back is not None:
-                    return self._prefill(back)
-        if self.n_running < self.batch and self.scheduler.waiting and (kv is None or not kv.away):
-            request = self._picked(now_s)
-            if request is not None:
-                return self._prefill(Running(request))
-        if kv is not None:
+        if self._most_tokens:
+            ranges = self._in_parts(now_s)
+            return ranges if ranges else self._wait(now_s)
+        ranges = self._whole(now_s)
+        if ranges:
+            return ranges
+        if self.kv is not None:
             self._make_room()
         if self.n_running:
-            return self._decode()
+            return self._passes(self._decode())
         return self._wait(now_s)
 
     def served(self, complete: Sequence[RequestInfo], now_s: float) -> None:
@@ -126,26 +147,76 @@ class Batching:
     def _make_room(self) -> None:
         """A page for the next token of all that run: some may have to go, and if none does some may come back."""
         assert self.kv is not None
-        running = self.kv.make_room(self._running)
+        there = self.kv.make_room([*self._running, *self._prompts])
         if self.kv.pool.swaps and not self.kv.left:
-            while (back := self.kv.back(len(running))) is not None:
-                running.append(back)
-        self._running = running
-        self.n_running = len(running)
+            while (back := self.kv.back(len(there))) is not None:
+                there.append(back)
+        self._running = [one for one in there if one.row >= one.prompt_stop]
+        self._prompts = [one for one in there if one.row < one.prompt_stop]
+        self.n_running = len(there)
 
-    def _prefill(self, one: Running) -> list[Range]:
-        """The whole prompt."""
-        request, start_row = one.request, one.row
-        one.row = one.prompt_stop
-        if one.row < one.stop_row:
-            self._running.append(one)
-            self.n_running += 1
-        elif self.kv is not None:
-            self._ending.append(request)
-        return [Range(request, start_row, one.row, PREFILL, start_row - request.first_row)]
+    def _started(self, now_s: float, n_there: int) -> Running | None:
+        """Who starts beside so many others, where there is a slot: who makes a new start, before anybody new."""
+        kv = self.kv
+        if kv is not None and kv.away:
+            return None if kv.pool.swaps else kv.back(n_there)
+        if n_there >= self.batch or not self.scheduler.waiting:
+            return None
+        request = self._picked(now_s)
+        return None if request is None else Running(request)
+
+    def _whole(self, now_s: float) -> list[Range]:
+        """The whole prompt of who comes next; of as many as there are slots, where batches are static."""
+        ranges: list[Range] = []
+        anew = self.kv is not None and bool(self.kv.away)  # of the batch that runs
+        if self._static and self.n_running and not anew:
+            return ranges
+        while True:
+            one = self._started(now_s, len(ranges) or self.n_running)
+            if one is None:
+                return ranges
+            ranges.append(one.part(one.prompt_stop - one.row))
+            if one.row < one.stop_row:
+                self._running.append(one)
+                self.n_running += 1
+            elif self.kv is not None:
+                self._ending.append(one.request)
+            if anew or not self._static or len(ranges) == self.batch:
+                return ranges
+
+    def _in_parts(self, now_s: float) -> list[Range]:
+        """A token of every request whose prompt is done; prompts under way, then new ones, in what is left."""
+        if self.kv is not None:
+            self._make_room()
+        n_there = self.n_running  # also those whose last token it is: they have their slots until it is out
+        ranges = self._decode() if self._running else []
+        left = self._most_tokens - len(ranges)
+        unfinished: list[Running] = []
+        under_way = deque(self._prompts)
+        while left > 0:
+            if under_way:
+                one = under_way.popleft()
+            else:
+                started = self._started(now_s, n_there)
+                if started is None:
+                    break
+                one = started
+                n_there += 1
+            part = one.part(left)
+            ranges.append(part)
+            left -= part.stop_row - part.start_row
+            if one.row < one.prompt_stop:
+                unfinished.append(one)
+            elif one.row < one.stop_row:
+                self._running.append(one)
+            elif self.kv is not None:
+                self._ending.append(one.request)
+        self._prompts = [*unfinished, *under_way]
+        self.n_running = len(self._running) + len(self._prompts)
+        return self._passes(ranges) if ranges and ranges[len(ranges) - 1].phase == DECODE else ranges
 
     def _decode(self) -> list[Range]:
-        """The next token of every request that runs; those whose last it is make room."""
+        """The next token of every request whose prompt is done; those whose last it is make room."""
         ranges = []
         over = False
         for running in self._running:
@@ -159,10 +230,12 @@ class Batching:
                 self._ending += [running.request for running in self._running if running.row == running.stop_row]
             self._running = [running for running in self._running if running.row < running.stop_row]
             self.n_running = len(self._running)
-        return self._first_pass(ranges) if self._shares_out and len(ranges) > 1 else ranges
+        return ranges
 
-    def _first_pass(self, ranges: list[Range]) -> list[Range]:
+    def _passes(self, ranges: list[Range]) -> list[Range]:
         """The first pass of a decode step; `next` gives out the others."""
+        if not self._shares_out or len(ranges) < 2:
+            return ranges
         passes = self.scheduler.passes(ranges)
         if not shares_out(passes, ranges):
             raise IllegalDecision(f"passes, got {passes!r}: every token of a decode step runs in one pass")

@@ -5,6 +5,7 @@ cdef class Range:
     cdef readonly object request
     cdef readonly int start_row, stop_row, context
     cdef readonly str phase
+    cdef readonly bint puts_out
     cdef tuple _fields(self)
 
 @cython.final
@@ -18,17 +19,16 @@ cdef class Row:
     cdef readonly int at, top_k
     cpdef list layer(self, int layer)
 
-@cython.locals(n_tokens=int, r=Range)
-cpdef int tokens_of(list ranges)
-
 cdef class Iteration:
-    cdef readonly int index, n_tokens
+    cdef readonly int index, n_tokens, n_out, number
     cdef readonly list ranges
-    cdef readonly str phase
+    cdef readonly str phase, counted
     cdef readonly object _trace
     cdef readonly Row token
     cdef list _counts, _rows
     cdef object _ids
+    @cython.locals(n_tokens=int, n_prompts=int, n_out=int, r=Range)
+    cdef _count(self)
     @cython.locals(row=Row, at=int, i=int)
     cpdef dict chosen(self, int layer)
 

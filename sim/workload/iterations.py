@@ -13,7 +13,9 @@ from sim.base.flat import COMPILED
 if TYPE_CHECKING:
     from traces.format.reader import Trace
 
-PREFILL, DECODE = "prefill", "decode"
+PREFILL, DECODE, MIXED = "prefill", "decode", "mixed"
+PHASES = (PREFILL, DECODE, MIXED)
+"""Phases that times and hits are counted under, by their number."""
 BLOCK_ROWS = 256
 
 
@@ -29,16 +31,22 @@ class RequestInfo(NamedTuple):
 
 
 class Range:
-    """Rows `[start_row, stop_row)` of one request in one iteration; `context` tokens precede them in the KV cache."""
+    """Rows `[start_row, stop_row)` of one request in one iteration; `context` tokens precede them in the KV cache.
 
-    __slots__ = ("context", "phase", "request", "start_row", "stop_row")
+    puts_out: a token of the answer comes out of its last row; not so of a part of a prompt that is not its end.
+    """
 
-    def __init__(self, request: RequestInfo, start_row: int, stop_row: int, phase: str, context: int) -> None:
+    __slots__ = ("context", "phase", "puts_out", "request", "start_row", "stop_row")
+
+    def __init__(
+        self, request: RequestInfo, start_row: int, stop_row: int, phase: str, context: int, puts_out: bool = True
+    ) -> None:
         self.request = request
         self.start_row = start_row
         self.stop_row = stop_row
         self.phase = phase
         self.context = context
+        self.puts_out = puts_out
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Range):
@@ -49,10 +57,10 @@ class Range:
         return hash(self._fields())
 
     def __repr__(self) -> str:
-        return "Range({!r}, {!r}, {!r}, {!r}, {!r})".format(*self._fields())
+        return "Range({!r}, {!r}, {!r}, {!r}, {!r}, {!r})".format(*self._fields())
 
-    def _fields(self) -> tuple[RequestInfo, int, int, str, int]:
-        return self.request, self.start_row, self.stop_row, self.phase, self.context
+    def _fields(self) -> tuple[RequestInfo, int, int, str, int, bool]:
+        return self.request, self.start_row, self.stop_row, self.phase, self.context, self.puts_out
 
 
 class Block:
@@ -83,16 +91,12 @@ class Row:
         return [self.block.ids[at + i] for i in range(self.top_k)]
 
 
-def tokens_of(ranges: list[Range]) -> int:
-    """Tokens of all ranges."""
-    n_tokens = 0
-    for r in ranges:
-        n_tokens += r.stop_row - r.start_row
-    return n_tokens
-
-
 class Iteration:
     """One forward pass: its ranges, and per MoE layer the experts its gates chose.
+
+    `phase` is `prefill` where any token of a prompt runs: decode tokens may run beside it, and each range has a phase
+    of its own. Times and hits are counted under `counted`, which is `mixed` then, number `number` of `PHASES`. `n_out`
+    ranges put out a token.
 
     Shapes: n tokens, L MoE layers, K experts per token. Scores are exact integers held in float64 (see FORMAT.md).
     """
@@ -104,13 +108,26 @@ class Iteration:
     ) -> None:  # `row`: the single decode row, when there is just one token
         self.index = index
         self.ranges = ranges
-        self.phase = ranges[0].phase
-        self.n_tokens = tokens_of(ranges)
+        self._count()
         self._trace = trace
         self.token = row
         self._rows: list[list[int]] | None = None
         self._counts: list[list[int]] | None = None
         self._ids: np.ndarray | None = None
+
+    def _count(self) -> None:
+        n_tokens = n_prompts = n_out = 0
+        for r in self.ranges:
+            n_tokens += r.stop_row - r.start_row
+            if r.puts_out:
+                n_out += 1
+            if r.phase == PREFILL:
+                n_prompts += 1
+        self.n_tokens = n_tokens
+        self.n_out = n_out
+        self.phase = PREFILL if n_prompts else DECODE
+        self.number = 0 if n_prompts == len(self.ranges) else 2 if n_prompts else 1
+        self.counted = PHASES[self.number]
 
     @property
     def row(self) -> list[list[int]] | None:

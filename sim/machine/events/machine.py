@@ -22,7 +22,6 @@ from sim.machine.protocol import DEMAND, Machine
 from sim.machine.several import SHARED
 from sim.machine.waiting import Waiting
 from sim.policy.tickets import UNKNOWN_S, Ticket
-from sim.workload.iterations import DECODE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +65,7 @@ class EventMachine(Machine):
         self._last_kv_down = self._last_down = NOTHING
         self._gate: Ticket | None = None
         self._n_tokens = 0
-        self._n_ranges = 0
+        self._n_out = 0
 
     def now(self) -> float:
         return self.now_s
@@ -88,9 +87,9 @@ class EventMachine(Machine):
     def begin(self, iteration: Iteration) -> None:
         cost = self.cost
         self.now_s += cost.launches.begin_s
-        self.waiting.begin(iteration.phase == DECODE)
+        self.waiting.begin(iteration.number)
         self._n_tokens = iteration.n_tokens
-        self._n_ranges = len(iteration.ranges)
+        self._n_out = iteration.n_out
         self._attention = cost.attention(iteration)
         self._gate_price = cost.gate(iteration.n_tokens)
         self._shared_price = cost.shared(iteration.n_tokens) if cost.has_shared else None
@@ -144,7 +143,7 @@ class EventMachine(Machine):
         if self._dense_price is not None:
             for _ in range(cost.n_dense_before[-1]):
                 self._launch("dense_layer", -1, cost.launches.dense, self._dense_price)
-        self.sync(self._launch("head", -1, cost.launches.head, cost.head(self._n_ranges)))
+        self.sync(self._launch("head", -1, cost.launches.head_of(self._n_out), cost.head(self._n_out)))
         self.streams[0].idle_until(self.now_s, HOST)
         self.bill.end_iteration()
 

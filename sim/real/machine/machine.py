@@ -23,7 +23,6 @@ from sim.real.machine.ledger import Ledger
 from sim.real.machine.output import Output
 from sim.real.machine.routing import Routing
 from sim.real.machine.store import DeviceStore
-from sim.workload.iterations import DECODE
 
 if TYPE_CHECKING:
     from sim.base.quantities import Source
@@ -88,7 +87,7 @@ class RealMachine(Machine):
 
     def begin(self, iteration: Iteration) -> None:
         began_s = self.now_s
-        self.waiting.begin(iteration.phase == DECODE)
+        self.waiting.begin(iteration.number)
         self.routing.begin(iteration)
         self.forward.begin(iteration)
         self._said("begin", -1, -1, iteration.n_tokens, 0, began_s)

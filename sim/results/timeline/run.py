@@ -174,9 +174,9 @@ class Timeline:
         self._look_at_queue(step.end_s)
         self._window.step(step)
         iteration = step.iteration
-        name = f"{iteration.phase} {iteration.index}"
+        name = f"{iteration.counted} {iteration.index}"
         n_requests = len(iteration.ranges)
-        self._held.append(Iterated(name, iteration.phase, iteration.n_tokens, n_requests, step.start_s, step.end_s))
+        self._held.append(Iterated(name, iteration.counted, iteration.n_tokens, n_requests, step.start_s, step.end_s))
         if self._present is not None and self._requests is not None:
             self._held += [Sample(self._requests, n, time_s) for time_s, n in self._present.step(step)]
         self._look_back(step.end_s)

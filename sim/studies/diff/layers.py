@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sim.base.errors import BadInput
 from sim.results.by_layer import MISSES, WAITS
 from sim.studies.diff.tables import AGAIN, decisions_of, file_of, rows
-from sim.workload.iterations import DECODE, PREFILL
+from sim.workload.iterations import DECODE, PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +55,7 @@ def layers_of(side: Side) -> Mapping[Where, Row]:
     found: dict[Where, Row] = {}
     for at, row in enumerate(side.told.by_layer):
         phase, layer = row.get("phase"), row.get("layer")
-        if phase not in (PREFILL, DECODE) or not isinstance(layer, int) or (phase, layer) in found:
+        if phase not in PHASES or not isinstance(layer, int) or (phase, layer) in found:
             raise BadInput(f"{side.label}: by_layer[{at}]: of no phase and layer of its own; {AGAIN}")
         found[phase, layer] = {key: value for key, value in row.items() if key not in ("phase", "layer")}
     return found or _counted(side)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from sim.workload.iterations import PREFILL
+from sim.workload.iterations import PHASES, PREFILL
 
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork, RequestTimes, Step
@@ -37,18 +37,18 @@ class Spent:
 
     def take(self, step: Step) -> None:
         """One more iteration is over."""
-        phase = step.iteration.phase
+        phase = step.iteration.counted
         before_s, after_s = self._before_s[phase], self._parts_s(phase)
         self._before_s[phase] = after_s
         for one in step.iteration.ranges:
-            own_s = self._own_s.setdefault((one.request.index, phase == PREFILL), [0.0] * len(OWN))
+            own_s = self._own_s.setdefault((one.request.index, one.phase == PREFILL), [0.0] * len(OWN))
             for cause in range(len(OWN)):
                 own_s[cause] += after_s[cause] - before_s[cause]
 
     def _parts_s(self, phase: str) -> list[float]:
         """Seconds of a phase so far, in the order of `OWN`."""
         gpu_s, copy_s, *others_s = self._clockwork.phases[phase].parts_s[: len(OWN) - 1]
-        waiting, number = self._waiting, int(phase != PREFILL)
+        waiting, number = self._waiting, PHASES.index(phase)
         late_s = math.fsum(waiting.seconds(number, layer)[PREFETCH] for layer in range(waiting.n_layers))
         return [gpu_s, copy_s - late_s, late_s, *others_s]
 

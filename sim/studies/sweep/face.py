@@ -46,6 +46,8 @@ class Axes(TypedDict, total=False):
     arrivals: Several
     rate_scale: Several
     scheduler: Several
+    batching: Several
+    prefill_chunk: Several
     split: Several
     requests: Several
     seed: Several

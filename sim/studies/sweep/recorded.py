@@ -25,7 +25,8 @@ def family_terms(setup: Setup) -> dict[str, Any] | None:
         "expert_bytes": setup.memory.expert_bytes,
         **{name: meant.get(name) for name in ("version", "policy", "policy_sha256", "params", "scheduler_sha256")},
         **{f"{what}_sha256": meant[f"{what}_sha256"] for what in ("model", "trace")},
-        **{name: getattr(spec, name) for name in ("precision", "batch", "scheduler", "split", "requests", "seed")},
+        **{name: getattr(spec, name) for name in ("precision", "split", "requests", "seed")},
+        **setup.batch_terms,
     }
 
 

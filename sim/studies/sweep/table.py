@@ -97,6 +97,13 @@ LAST: list[tuple[str, pa.DataType, Cell]] = [
 ]
 
 
+BATCHED: list[tuple[str, pa.DataType, Cell]] = [
+    ("batching", _TEXT, _spec("batching")),
+    ("prefill_chunk", _INT, _spec("prefill_chunk")),
+]
+"""Columns of tables that vary them."""
+
+
 def columns_of(rows: Sequence[PointRow], found: Summary) -> list[tuple[str, pa.DataType, list[Any]]]:
     """(name, type, cells) of every column, in order: what was said, what came out, what was resolved, and what each
     policy's parameters and each figure that was set had for values."""
@@ -105,6 +112,7 @@ def columns_of(rows: Sequence[PointRow], found: Summary) -> list[tuple[str, pa.D
         *((name, kind, _of_result(name, read)) for name, kind, read in RUN_COLUMNS if name not in _LEFT_OUT),
     ]
     fixed += LAST
+    fixed += [one for one in BATCHED if any(one[2](row) is not None for row in rows)]
     columns = [(name, kind, [cell(row) for row in rows]) for name, kind, cell in fixed]
     columns.append(("pareto", _BOOL, [id(row) in found.on_front for row in rows]))
     columns.append(("rank_best", _INT, [None if (rank := found.rank(row)) is None else rank.best for row in rows]))

@@ -132,8 +132,9 @@ def bound_terms(setup: Setup) -> dict[str, Any]:
         "expert_bytes": setup.memory.expert_bytes,
         "cpu": "cpu" in setup.policy.traits,
         **{f"{what}_sha256": meant[f"{what}_sha256"] for what in ("hw", "model", "stack", "trace")},
-        **{name: getattr(spec, name) for name in ("precision", "gpus", "batch", "scheduler", "split", "requests")},
         "scheduler_sha256": meant.get("scheduler_sha256"),
+        **{name: getattr(spec, name) for name in ("precision", "gpus", "split", "requests")},
+        **setup.batch_terms,
         **setup.load_terms,
     }
 
