@@ -70,7 +70,7 @@ class Sida(Forecasting):
             self.traits = frozenset({"lossy", "evicts_eagerly"})  # type: ignore[misc]  # of this instance alone
 
     def iteration_start(self, iteration: Iteration, view: View) -> Steps:
-        known = self.settings["ahead"] and iteration.phase == PREFILL
+        known = self.settings["ahead"] and all(r.phase == PREFILL for r in iteration.ranges)
         yield Predict(self.predict_s, "side", blocking=not known)
         self.foretell(iteration)
         self.plan(view.piece(layer, e) for layer in range(view.n_layers) for e in sorted(self.foretold(layer)))

@@ -71,7 +71,7 @@ class MapTrack:
             self.store.fill(np.concatenate(maps), np.concatenate(embeddings))
 
     def _within(self, start: int, stop: int, phase: str) -> list[tuple[int, int]]:
-        """Rows that make up one map each: single tokens, or a whole prompt."""
+        """Rows that make up one map each: single tokens, or what runs of a prompt together."""
         if phase == PREFILL and self._prefill != "union":
             return [(start, stop)]
         return [(row, row + 1) for row in range(start, stop)]
@@ -79,7 +79,7 @@ class MapTrack:
     def start(self, iteration: Iteration, view: View) -> int:
         self._spans, at = [], 0
         for r in iteration.ranges:
-            self._spans += self._within(at, at + r.stop_row - r.start_row, iteration.phase)
+            self._spans += self._within(at, at + r.stop_row - r.start_row, r.phase)
             at += r.stop_row - r.start_row
         self._paths, self._passed = [], []
         meanings = view.embeddings()

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.common.surrogate import Surrogate
-from sim.policy import DECODE, PREFILL, Gate, Iteration, Outlook, RequestInfo, StoreSplit, View, inverse_norm
+from sim.policy import DECODE, Gate, Iteration, Outlook, RequestInfo, StoreSplit, View, inverse_norm
 
 Floats = NDArray[np.float64]
 ALIKE = np.ones(1)  # the gate itself is asked
@@ -76,7 +76,7 @@ class CountTrack:
         self._n_ranges = len(iteration.ranges)
         for r in iteration.ranges:
             self._running.setdefault(r.request.index, np.zeros(self._shape))
-        if not self.n_stored or iteration.phase == PREFILL:  # of a new request nothing has been counted
+        if not self.n_stored or not any(r.context for r in iteration.ranges):
             return 0
         self._search(iteration, 0, self._distance)
         return self._distance
@@ -94,7 +94,9 @@ class CountTrack:
 
     def _search(self, iteration: Iteration, first: int, stop: int) -> None:
         """Choose for layers `first` to `stop` by the counts that are most like each request's so far."""
-        for i, r in enumerate(iteration.ranges):
+        # Of a new request nothing has been counted yet.
+        known = [r for r in iteration.ranges if first or r.context]
+        for i, r in enumerate(known):
             counts = self._running[r.request.index].reshape(-1)
             alike = (self._stored @ counts) * self._inverse * float(inverse_norm(counts.dot(counts)))
             best = int(alike.argmax())

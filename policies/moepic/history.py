@@ -120,6 +120,8 @@ class History:
         """What was predicted of the iteration's tokens: by each for the next layer [n, L, E], and for layer 0 by the
         token before each [n, E]; nothing of prompts."""
         if not self._predicted:
+            for r in iteration.ranges:  # a token decoded beside a prompt says nothing of the one after it
+                self._wraps.pop(r.request.index, None)
             return ()
         scores = self._predicted[0] if len(self._predicted) == 1 else np.stack(self._predicted, axis=1)
         none = np.zeros(scores.shape[2])

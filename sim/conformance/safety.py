@@ -8,19 +8,28 @@ from sim.base.errors import DoesNotFit
 from sim.conformance.world import ALL, HALF, QUARTER, Computed, Seen, Skip, World, require
 from sim.engine.counts import DROPPED, SUBSTITUTED
 from sim.policy.registry import find
+from sim.workload.batching import STATIC
 
 if TYPE_CHECKING:
     pass
 
 
+PART = 3
+"""Tokens of an iteration: fewer than most prompts have, and as many as requests run together."""
+
+
 def runs(world: World) -> list[Seen]:
-    """The settings most rules look at: three budgets, a batch, two GPUs."""
+    """The settings most rules look at: three budgets, a batch, two GPUs; prompts in parts, alone and beside decode
+    tokens, and several prompts at once."""
     return [
         world.run(world.room(QUARTER)),
         world.run(world.room(HALF)),
         world.run(ALL),
         world.run(world.room(HALF), batch=2),
         world.run(world.room(HALF, gpus=2), gpus=2),
+        world.run(world.room(HALF), prefill_chunk=PART),
+        world.run(world.room(HALF), batch=3, prefill_chunk=PART),
+        world.run(world.room(HALF), batch=3, batching=STATIC),
     ]
 
 

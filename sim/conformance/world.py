@@ -170,6 +170,8 @@ class World:
         gpus: int = 1,
         batch: int = 1,
         trace: Trace | None = None,
+        batching: str | None = None,
+        prefill_chunk: int | None = None,
     ) -> Setup:
         """What `sim.setup.prepare` would make of it, for a class that need not be registered."""
         policy = self.kind(**(settings or {}))
@@ -180,7 +182,15 @@ class World:
         bound = "bound" in policy.traits
         memory = plan(MODEL, self.hw, "bf16", demand, BudgetRule(n_experts=experts), gpus, bound, policy.keeps_all)
         return Setup(
-            spec=RunSpec(policy=policy.name, hw=self.hw.id, gpus=gpus, batch=batch, experts=experts),
+            spec=RunSpec(
+                policy=policy.name,
+                hw=self.hw.id,
+                gpus=gpus,
+                batch=batch,
+                experts=experts,
+                batching=batching,
+                prefill_chunk=prefill_chunk,
+            ),
             policy=policy,
             hw=self.hw,
             model=MODEL,
@@ -221,6 +231,8 @@ class World:
         pace: float = 1.0,
         again: int = 0,
         hides_later: bool = False,
+        batching: str | None = None,
+        prefill_chunk: int | None = None,
     ) -> Seen:
         """Run it.
 
@@ -228,10 +240,14 @@ class World:
             pace: the machine is this many times faster than the prices the policy sees. again: a number for runs
                 that must not be shared. hides_later: see `sim.workload.iterations.Arrays`.
         """
-        key = (experts, tuple(sorted((settings or {}).items())), gpus, batch, id(trace), pace, again, hides_later)
+        together = (batch, batching, prefill_chunk)
+        key = (experts, tuple(sorted((settings or {}).items())), gpus, together, id(trace), pace, again, hides_later)
         if key not in self._runs:
             self.scenario = _scenario(experts, settings, gpus, batch, trace is not None, pace)
-            self._runs[key] = observe(self.setup(experts, settings, gpus, batch, trace), self.hw, pace, hides_later)
+            self.scenario += f", {batching} batching" if batching is not None else ""
+            self.scenario += f", {prefill_chunk} tokens an iteration" if prefill_chunk is not None else ""
+            made = self.setup(experts, settings, gpus, batch, trace, batching, prefill_chunk)
+            self._runs[key] = observe(made, self.hw, pace, hides_later)
             self.scenario = ""  # told of errors only: what a rule says of finished runs is about several
         return self._runs[key]
 

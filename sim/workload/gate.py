@@ -31,7 +31,7 @@ class Gate:
     def __init__(self, layer: int, iteration: Iteration, needs: dict[int, int], arrays: Arrays) -> None:
         self.layer = layer
         self.iteration = iteration
-        self.phase = iteration.phase  # `prefill` or `decode`
+        self.phase = iteration.phase  # `prefill` where any token of a prompt runs, else `decode`
         self.needs = needs
         self.asked = needs
         self.precision = NO_PRECISIONS
