@@ -20,6 +20,8 @@ from sim.setup.prepare import Setup
 WAYS: tuple[dict[str, Any], ...] = (
     {"peer": "all-to-all"},
     {"host_memory": "split"},
+    {"dense": "tensor"},
+    {"dense": "data"},
     {"host_memory": "split", "peer": "all-to-all"},
 )
 

@@ -24,8 +24,12 @@ from policies.belady import Belady
 from policies.lru import Lru
 from sim.base.errors import BadInput
 from sim.machine.copy_prices import rates
+from sim.machine.cost import Cost, key_share
+from sim.machine.several import Several
 from sim.policy.decisions import Predict, Prefetch
-from sim.profiles.hardware import Link
+from sim.profiles.hardware import Link, load_hardware
+from sim.profiles.models import load_model
+from sim.profiles.stack import load_stack
 from sim.run import prepare
 from sim.setup.spec import RunSpec
 from traces.format.reader import Trace
@@ -202,6 +206,89 @@ def test_where_memory_is_enough_sharing_it_changes_nothing(tmp_path):
         assert told is None
 
 
+# -- dense parts on all GPUs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tensor_parallel_by_hand(tmp_path, engine):
+    # All-reduce of a token: two steps of 1 s and of half of it, 3 s. Logits, 16 x 2 bytes: 1 s and half of them.
+    #   attention 0..1, all-reduce 1..4; experts where they are, without a transfer; all-reduce when both are done
+    seen = by_hand(tmp_path, [[[0, 1]]], [(0, 0), (0, 1)], engine, gpus=2, dense="tensor")
+    dense = [("attention 0", 0, 1), ("all_reduce 0", 1, 4)]
+    after = [("all_reduce", 6, 9), ("head", 9, 10), ("all_gather", 10, 12)]
+    assert seen.lane("gpu0") == [*dense, ("expert 0.0", 4, 6), *after]
+    assert seen.lane("gpu1") == [*dense, ("expert 0.1", 4, 6), *after]
+    # Expert 1 missing: copied 4..14, so GPU 0 waits for the link from 6 to 16.
+    missing = by_hand(tmp_path, [[[0, 1]]], [(0, 0)], engine, gpus=2, dense="tensor")
+    assert missing.lane("gpu0")[-3:] == [("all_reduce", 16, 19), ("head", 19, 20), ("all_gather", 20, 22)]
+    assert missing.outcome.machine.parts_s() == [12, 10, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_data_parallel_by_hand(tmp_path, engine):
+    # One request, on GPU 0: of its pairs one goes to GPU 1, 1 s and 1 s of latency, and comes back.
+    seen = by_hand(tmp_path, [[[0, 1]]], [(0, 0), (0, 1)], engine, gpus=2, dense="data")
+    there, back = ("all_to_all 0", 1, 3), ("all_to_all", 5, 7)
+    assert seen.lane("gpu0") == [("attention 0", 0, 1), there, ("expert 0.0", 3, 5), back, ("head", 7, 8)]
+    assert seen.lane("gpu1") == [there, ("expert 0.1", 3, 5), back]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_requests_are_dealt_out_and_stay_where_they_are(tmp_path, engine):
+    # Two requests of a prompt of one token and two outputs: prefilled one after the other, decoded together.
+    rows = [[[0, 2]], [[0, 2]], [[0, 2]], [[1, 3]]]  # all of GPU 0's experts, but for the last: of GPU 1's, from GPU 1
+    with Trace(from_rows(tmp_path / "easy.safetensors", rows, 4, [(1, 2), (1, 2)])) as trace:
+        policy = Placed([(0, 0), (0, 1), (0, 2), (0, 3)])
+        seen = shared_out(policy, trace, 2, 2, engine, {"dense": "data"}, batch=2)
+    # First: nothing crosses, only the latency; 0..1, 1..2, experts 2..6, 6..7, head 7..8. Second, on GPU 1: two pairs
+    # cross: 8..9, 9..12, experts 12..16, 16..19, head 19..20. Then both: 20..21, 21..22, 22..26, 26..27, 27..28.
+    attended = {gpu: [row for row in seen.lane(gpu) if row[0] in ("attention 0", "head")] for gpu in ("gpu0", "gpu1")}
+    first, second, both = ([("attention 0", a, a + 1), ("head", b, b + 1)] for a, b in ((0, 7), (8, 19), (20, 27)))
+    assert attended == {"gpu0": [*first, *both], "gpu1": [*second, *both]}
+    assert [row for row in seen.lane("gpu0") if row[0].startswith("all")][2:4] == [
+        ("all_to_all 0", 9, 12),
+        ("all_to_all", 16, 19),
+    ]
+
+
+def test_what_collectives_and_shares_cost():
+    hw, model = load_hardware("a100-40g-sxm"), load_model("mixtral-8x7b")
+    whole, shared = (Cost(hw, model, load_stack("bare"), "bf16", Several(4, dense=way)) for way in ("gpu0", "tensor"))
+    latency_s, rate = hw.p2p.latency_s.value, hw.p2p.bandwidth_bytes_per_s.value
+    assert shared.all_reduce(100).duration_s == pytest.approx(6 * latency_s + 1.5 * 100 * 8192 / rate)
+    assert shared.all_gather_logits(3).duration_s == pytest.approx(3 * latency_s + 0.75 * 3 * 32000 * 2 / rate)
+    assert shared.all_to_all(100).duration_s == pytest.approx(3 * latency_s + 100 * 8192 / rate)
+    memory = hw.gpu.memory_bandwidth_bytes_per_s.value
+    assert shared.head(1).duration_s == pytest.approx((32000 * 4096 * 2 / 4 + 8192) / memory)
+    assert whole.head(1).duration_s == pytest.approx((32000 * 4096 * 2 + 8192) / memory)
+    assert shared.expert(1, "bf16").duration_s == whole.expert(1, "bf16").duration_s
+    # One token after a million others: a quarter of 84 MB of weights and of 4096 bytes for each, keys and values.
+    weights = 2 * (4096 * (4096 + 2 * 1024) + 4096 * 4096)
+    n_bytes = weights / 4 + 1e6 * 4096 / 4 + 4 * 8192
+    assert shared.attention_one_s(999_999) == pytest.approx(n_bytes / memory, rel=1e-3)
+    # Twelve GPUs and eight heads of keys: each head lies on more than one of them.
+    assert (key_share(model, 4), key_share(model, 12), key_share(load_model("deepseek-v2-lite"), 4)) == (0.25, 0.125, 1)
+
+
+def test_memory_of_each_way(tiny_path):
+    parts, rooms = {}, {}
+    for way in ("gpu0", "tensor", "data"):
+        made = prepare(
+            RunSpec(policy="lru", hw="rtx3090", gpus=4, batch=2, trace=str(tiny_path), split="all", dense=way)
+        )
+        parts[way], rooms[way] = made.memory.parts, made.memory.expert_bytes
+        model = made.model
+        made.close()
+    routers = model.n_moe_layers * model.gate_bytes("bf16")
+    assert 0 <= 4 * (parts["tensor"].dense_bytes - routers) - (model.dense_bytes("bf16") - routers) < 4
+    assert parts["data"].dense_bytes == parts["gpu0"].dense_bytes == model.dense_bytes("bf16")
+    assert parts["tensor"].kv_cache_bytes == parts["gpu0"].kv_cache_bytes / 4
+    assert parts["data"].kv_cache_bytes == parts["gpu0"].kv_cache_bytes / 2  # one of two requests
+    # Room for experts: the same on each GPU but under gpu0; most in all where nothing is held twice.
+    assert [len(set(rooms[way])) for way in rooms] == [2, 1, 1]
+    assert sum(rooms["data"]) < sum(rooms["tensor"])
+
+
 # -- what must hold in any world -------------------------------------------------------------------------------------
 
 
@@ -287,6 +374,9 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"host_memory": "shared", "engine": "arithmetic", "set": {"hw.cpu.copies_bandwidth_bytes_per_s": 3e10}},
             "--engine, got 'arithmetic': it cannot tell who shares host memory with whom, and 2 links ask for more",
         ),
+        ({"dense": "tensor", "gpus": 3}, "--dense, got 'tensor' on 3 GPUs: mixtral-8x7b has 32 heads"),
+        ({"dense": "data", "peer": "all-to-all"}, "--peer, got 'all-to-all' with --dense data, which has collectives"),
+        ({"dense": "data", "kv_memory_bytes": 10**9}, "--kv-memory with --dense data: pages are of one GPU's memory"),
         ({"peer": "all-to-all", "gpus": 1}, "--peer, got 'all-to-all' with one GPU: there is no other to share with"),
     ],
     ids=str,

@@ -16,6 +16,7 @@ from sim.machine.price import Launch
 
 if TYPE_CHECKING:
     from sim.machine.cost import Cost
+    from sim.machine.together import Together
     from sim.workload.iterations import Iteration
 
 NOT_KNOWN_S = -1.0
@@ -118,7 +119,7 @@ class Experts:
 class Layers:
     """The operations of an iteration's layers but their experts: (launch, seconds) of each."""
 
-    def __init__(self, cost: Cost, iteration: Iteration) -> None:
+    def __init__(self, cost: Cost, iteration: Iteration, together: Together | None) -> None:
         launches = cost.launches
         self.cost = cost
         self.attention = launches.attention
@@ -134,6 +135,20 @@ class Layers:
         self.head = launches.head_of(iteration.n_out)
         self.head_s = cost.head(iteration.n_out).duration_s
         self.sync_s = launches.sync_s
+        if together is not None:
+            self._divided(together, iteration)
+
+    def _divided(self, together: Together, iteration: Iteration) -> None:
+        """Operations of the GPU that has most to attend to: the others wait for it in every layer.
+
+        Experts follow the shared experts of GPU 0 on its stream. Collectives are left out.
+        """
+        together.begin(iteration)
+        seconds = [[0.0 if price is None else price.duration_s for price in prices] for prices in together.priced()]
+        attention_s, gate_s, shared_s, dense_s, head_s = seconds
+        busiest = attention_s.index(max(attention_s))
+        self.attention_s, self.gate_s, self.shared_s = attention_s[busiest], gate_s[busiest], shared_s[0]
+        self.dense_s, self.head_s = dense_s[busiest], head_s[busiest]
 
     def through(self, experts: Experts, lists: list[list[int]] | None, elsewhere: Sequence[int]) -> float:
         """Seconds of all layers, with experts for these numbers of tokens (None: with none), and of the head."""
@@ -168,15 +183,21 @@ class Layers:
 
 
 def path_of(
-    cost: Cost, experts: Experts, iteration: Iteration, lists: list[list[int]], elsewhere: Sequence[int]
+    cost: Cost,
+    experts: Experts,
+    iteration: Iteration,
+    lists: list[list[int]],
+    elsewhere: Sequence[int],
+    together: Together | None = None,
 ) -> Path:
     """The path of an iteration.
 
     Args:
         experts: of this cost. lists: per layer, the tokens of each expert on the first GPU, most first. elsewhere: per
             layer, how many experts other GPUs compute; they cost this one's host their launches.
+        together: dense parts on all GPUs.
     """
-    layers = Layers(cost, iteration)
+    layers = Layers(cost, iteration, together)
     launches, n_layers, n_dense = cost.launches, len(lists), sum(cost.n_dense_before)
     host_s = n_layers * (launches.attention.all_s + launches.gate.all_s + launches.sync_s)
     host_s += n_layers * launches.shared.all_s if cost.has_shared else 0.0

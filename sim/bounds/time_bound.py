@@ -18,6 +18,7 @@ import numpy as np
 
 from sim.bounds.alone import Alone, Uses, alone, in_turn
 from sim.bounds.path import Experts, Path, path_of
+from sim.machine.together import Together
 from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Bounds:
         self.cost = setup.cost()
         self.experts = Experts(self.cost)
         self.n_gpus = setup.spec.gpus
+        self.together = Together(self.cost) if setup.several.together else None
         size = setup.pieces.whole[0][0].n_bytes
         # A policy may hold part of an expert in what is left of the budget: rounded up, in its favour.
         self.rooms = [-(-budget // size) for budget in setup.memory.expert_bytes]
@@ -108,7 +110,7 @@ class Bounds:
             yield [prefill], [self._decode(one)] if outputs > 1 else [], outputs
 
     def _path(self, iteration: Iteration, counts: list[list[int]], elsewhere: list[int]) -> Path:
-        return path_of(self.cost, self.experts, iteration, counts, elsewhere)
+        return path_of(self.cost, self.experts, iteration, counts, elsewhere, self.together)
 
     def _decode(self, one: Alone) -> Pass:
         """All decode iterations of a request served alone, at once.

@@ -59,6 +59,11 @@ SPEC_OPTIONS = (
         help="How tokens cross to experts on other GPUs: per-expert (default), or all-to-all: together, in a queue.",
     ),
     click.option(
+        "--dense",
+        metavar="WAY",
+        help="Attention and all that is no expert: on gpu0 (default), tensor-parallel, or data-parallel over requests.",
+    ),
+    click.option(
         "--host-memory",
         metavar="WAY",
         help="Its bandwidth for copies to several GPUs: apart (default: no limit), shared, or split in equal parts.",

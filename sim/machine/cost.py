@@ -20,7 +20,7 @@ from sim.machine.launches import Launches
 from sim.machine.measured import SIX_DIGITS, Measured
 from sim.machine.price import Price, kernels_of
 from sim.machine.roofline import Attention, Roofline
-from sim.machine.several import ALONE, Several
+from sim.machine.several import ALONE, TENSOR, Several
 from sim.profiles.geometry import BITS_PER_PARAM
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class Cost:
         self.roofline = _roofline(hw, precision, figures)
         self.copies = CopyPrices(hw, stack, measured, figures, several)
         self.launches = Launches(hw, model, stack, measured, figures)
+        self._share = 1.0 / several.n_gpus if several.dense == TENSOR else 1.0  # of dense weights, on each GPU
+        self._key_share = 1.0 if several.dense != TENSOR else key_share(model, several.n_gpus)
         self._cpu = hw.cpu
         self._q_cpu_bandwidth = figures.enter("cpu.memory_bandwidth_bytes_per_s", hw.cpu.memory_bandwidth_bytes_per_s)
         self._q_cpu_flops = figures.enter("cpu.flops_per_s", hw.cpu.flops_per_s)
@@ -176,11 +178,11 @@ class Cost:
         return Attention(
             self.roofline,
             self.stack.kernels.attention,
-            model.attention_bytes(self.precision),
+            self._share * model.attention_bytes(self.precision),
             4 * self.activation_bytes(1),
-            model.kv_bytes_per_token_per_layer(self._kv_precision()),
-            model.attention_params(),
-            model.n_heads * model.width_per_key(),
+            self._key_share * model.kv_bytes_per_token_per_layer(self._kv_precision()),
+            self._share * model.attention_params(),
+            self._share * (model.n_heads * model.width_per_key()),
             math.inf if measured is None else measured[1] * SIX_DIGITS,
             lambda at: self.measured.check("attention", at, "positions attended to", measured),
         )
@@ -218,9 +220,9 @@ class Cost:
         if (measured := self.measured.price("attention_decode", context + 1)) is not None:
             return measured.duration_s
         model, precision = self.model, self.precision
-        n_bytes = model.attention_bytes(precision) + 4 * self.activation_bytes(1)
-        n_bytes += model.kv_bytes_per_token_per_layer(self._kv_precision()) * (context + 1)
-        flops = model.attention_flops(1, context + 1)
+        n_bytes = self._share * model.attention_bytes(precision) + 4 * self.activation_bytes(1)
+        n_bytes += self._key_share * model.kv_bytes_per_token_per_layer(self._kv_precision()) * (context + 1)
+        flops = self._share * model.attention_flops(1, context + 1)
         return self.roofline.price(self.stack.kernels.attention, n_bytes, flops).duration_s
 
     def _kv_precision(self) -> str:
@@ -233,8 +235,8 @@ class Cost:
         attention = self.attention(iteration)
         ffn = self.roofline.price(
             self.stack.kernels.dense_ffn,
-            self.model.dense_ffn_bytes(self.precision) + 2 * self.activation_bytes(iteration.n_tokens),
-            self.model.dense_ffn_flops(iteration.n_tokens),
+            self._share * self.model.dense_ffn_bytes(self.precision) + 2 * self.activation_bytes(iteration.n_tokens),
+            self._share * self.model.dense_ffn_flops(iteration.n_tokens),
         )
         longer = attention if attention.duration_s >= ffn.duration_s else ffn
         return Price(attention.duration_s + ffn.duration_s, longer.attributed_to)
@@ -250,8 +252,9 @@ class Cost:
         """Shared experts of one layer."""
         if (measured := self.measured.price("shared_expert", n_tokens)) is not None:
             return measured
-        n_bytes = self.model.shared_expert_bytes(self.precision) + 2 * self.activation_bytes(n_tokens)
-        return self.roofline.price(self.stack.kernels.shared_expert, n_bytes, self.model.shared_expert_flops(n_tokens))
+        n_bytes = self._share * self.model.shared_expert_bytes(self.precision) + 2 * self.activation_bytes(n_tokens)
+        flops = self._share * self.model.shared_expert_flops(n_tokens)
+        return self.roofline.price(self.stack.kernels.shared_expert, n_bytes, flops)
 
     def _head(self, n_ranges: int) -> Price:
         """Final norm, output head and sampling: one token per range that puts one out; without any, nothing."""
@@ -259,8 +262,40 @@ class Cost:
             return Price(0.0, self.roofline.q_floor)
         if (measured := self.measured.price("head", n_ranges)) is not None:
             return measured
-        n_bytes = self.model.head_bytes(self.precision) + self.activation_bytes(n_ranges)
-        return self.roofline.price(self.stack.kernels.head, n_bytes, self.model.head_flops(n_ranges))
+        n_bytes = self._share * self.model.head_bytes(self.precision) + self.activation_bytes(n_ranges)
+        return self.roofline.price(self.stack.kernels.head, n_bytes, self._share * self.model.head_flops(n_ranges))
+
+    # -- between GPUs -----------------------------------------------------------------------------------------------
+
+    def all_reduce(self, n_tokens: int) -> Price:
+        """Hidden states that each GPU has a part of are added up, on all of them: a ring of 2 (N - 1) steps."""
+        n = self.several.n_gpus
+        return self._between(2 * (n - 1), 2 * (n - 1) / n * self.activation_bytes(n_tokens))
+
+    def all_gather_logits(self, n_ranges: int) -> Price:
+        """Logits that each GPU has a part of, on all of them: a ring of N - 1 steps; of none, nothing."""
+        if not n_ranges:
+            return Price(0.0, self.copies.q_p2p_latency)
+        n, element_bytes = self.several.n_gpus, 4 if self.precision == "fp32" else 2
+        return self._between(n - 1, (n - 1) / n * n_ranges * self.model.vocab_size * element_bytes)
+
+    def all_to_all(self, n_pairs: int) -> Price:
+        """Hidden states go to their experts, or back; the busiest port moves so many."""
+        return self._between(self.several.n_gpus - 1, self.activation_bytes(n_pairs))
+
+    def _between(self, n_steps: int, n_bytes: float) -> Price:
+        """Transfers one after the other, which move so many bytes through a port."""
+        copies = self.copies
+        waits_s, moves_s = n_steps * copies.p2p_latency_s, n_bytes / copies.p2p_bytes_per_s
+        return Price(waits_s + moves_s, copies.q_p2p_bandwidth if moves_s > waits_s else copies.q_p2p_latency)
+
+
+def key_share(model: Model, n_gpus: int) -> float:
+    """The share of keys and values that each GPU holds and reads where heads are dealt out.
+
+    With fewer heads of keys than GPUs each is held by several; MLA's latent is one for all heads.
+    """
+    return 1.0 if model.mla is not None else 1.0 / min(n_gpus, model.n_kv_heads)
 
 
 def _roofline(hw: Hardware, precision: str, figures: Figures) -> Roofline:

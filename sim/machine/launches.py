@@ -49,6 +49,9 @@ class Launches:
         self.expert = self._launch(kernels.expert, stack.per_expert_s.value)
         self.member = Launch(0, self.kernel_s, stack.per_expert_s.value)  # joins a group: no kernels of its own
         self.head = self._launch(kernels.head, stack.per_iteration_s.value)
+        self.joined = self._launch(1, 0.0, replayed=True)  # a collective: after what a graph holds, in that graph
+        self.joining = self._launch(1, 0.0)
+        self.meeting = Launch(0, self.kernel_s, 0.0)
         self.parts: dict[tuple[float, bool], Launch] = {}
         self._take(measured)
         self.no_head = Launch(0, self.kernel_s, self.head.extra_s)  # no kernels; the framework's time all the same
@@ -116,7 +119,7 @@ class Launches:
         """
         layers = (self.attention, self.dense)
         experts = (self.expert, self.member, *self.parts.values())
-        every = (*layers, self.gate, self.shared, *experts, self.head)
+        every = (*layers, self.gate, self.shared, *experts, self.head, self.joined, self.joining)
         return [
             (self.q_kernel, math.fsum([launch.n * launch.kernels_s for launch in every])),
             (self.q_stack_layer, math.fsum([launch.n * launch.extra_s for launch in layers])),

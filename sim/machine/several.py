@@ -10,6 +10,9 @@ PEER_WAYS = (PER_EXPERT, ALL_TO_ALL)  # the default first
 APART, SHARED, SPLIT = "apart", "shared", "split"
 HOST_MEMORY_WAYS = (APART, SHARED, SPLIT)
 
+GPU0, TENSOR, DATA = "gpu0", "tensor", "data"
+DENSE_WAYS = (GPU0, TENSOR, DATA)
+
 
 @dataclass(frozen=True)
 class Several:
@@ -18,16 +21,31 @@ class Several:
     n_gpus: int = 1
     peer: str = PER_EXPERT
     host_memory: str = APART
+    dense: str = GPU0
+    homes: tuple[int, ...] | None = None  # the GPU of each expert, layer by layer; None: dealt round-robin
+
+    @property
+    def together(self) -> bool:
+        """Whether dense parts run on all GPUs."""
+        return self.n_gpus > 1 and self.dense != GPU0
+
+    def homes_of(self, n_experts: int) -> list[int]:
+        """The GPU of each of all experts, layer by layer."""
+        return [index % self.n_gpus for index in range(n_experts)] if self.homes is None else list(self.homes)
 
     @property
     def gathers(self) -> bool:
         """Whether what crosses to a GPU in a layer crosses together."""
-        return self.n_gpus > 1 and self.peer == ALL_TO_ALL
+        return self.n_gpus > 1 and self.peer == ALL_TO_ALL and not self.together
 
     @property
     def unusual(self) -> str:
         """The options by which it differs from the default, as they are written."""
-        chosen = (("--peer", self.peer, PEER_WAYS), ("--host-memory", self.host_memory, HOST_MEMORY_WAYS))
+        chosen = (
+            ("--peer", self.peer, PEER_WAYS),
+            ("--host-memory", self.host_memory, HOST_MEMORY_WAYS),
+            ("--dense", self.dense, DENSE_WAYS),
+        )
         return ", ".join(f"{option} {way}" for option, way, ways in chosen if way != ways[0])
 
 

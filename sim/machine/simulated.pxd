@@ -21,7 +21,7 @@ cdef class SimulatedMachine(Machine):
     cdef readonly list streams, h2d, links
     cdef readonly Stream stream
     cdef readonly CopyQueue write_backs, p2p_out, p2p_in
-    cdef readonly object exchange
+    cdef readonly object exchange, together
     cdef int _n_away
     cdef CopyQueue _link
     cdef readonly SerialLane d2h, cpu, side
@@ -51,6 +51,11 @@ cdef class SimulatedMachine(Machine):
     cdef _reprice(self, Operation operation, Price price)
     @cython.locals(host_s=double, launched_s=double)
     cdef Ticket _launch(self, str op, int layer, Operation operation, tuple after=*)
+    @cython.locals(host_s=double, launched_s=double, first_s=double, last_s=double, duration_s=double, length=int,
+                   stream=Stream, work=Launched, ticket=Ticket, after=tuple, launch=Launch, price=Price)
+    cdef Ticket _on_all(self, list steps, int layer)
+    @cython.locals(stream=Stream, ticket=Ticket)
+    cdef list _ends(self)
     cdef void _count_use(self, Operation operation) noexcept
     @cython.locals(operation=Operation, at=int)
     cdef void _count_uses(self) noexcept
@@ -59,7 +64,7 @@ cdef class SimulatedMachine(Machine):
     cdef void _close_groups(self) noexcept
     cdef Ticket _settled(self)
     @cython.locals(stream=Stream, operation=Operation, now_s=double, free_s=double, gate_s=double, start_s=double,
-                   last_s=double, starved_s=double, waited_s=double, at=int)
+                   last_s=double, starved_s=double, waited_s=double, at=int, open_ends=bint)
     cpdef double to_gate(self, int layer) except? -1.0
     @cython.locals(host_s=double)
     cpdef sync(self, Ticket ticket)

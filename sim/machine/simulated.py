@@ -13,6 +13,7 @@ from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE, SerialLane, Spans
 from sim.machine.meter import Meter
 from sim.machine.price import Launch, Operation, Price
 from sim.machine.protocol import DEMAND, NO_TICKETS, Machine
+from sim.machine.together import Step, Together
 from sim.machine.turn import Turn
 from sim.machine.waiting import KINDS, Waiting
 from sim.policy.tickets import Ticket, ends_at
@@ -59,6 +60,7 @@ class SimulatedMachine(Machine):
         self.p2p_out = CopyQueue("p2p_out", self.streams)  # the ports of GPU 0, where transfers to and from peers queue
         self.p2p_in = CopyQueue("p2p_in", self.streams)
         self.exchange = Exchange(n_gpus)
+        self.together = Together(cost) if cost.several.together else None
         self._n_away = 0  # GPUs whose results are still to be brought back
         if self.gathers:
             self.links.append(self.p2p_in)  # what goes out is settled when it is asked for
@@ -126,6 +128,10 @@ class SimulatedMachine(Machine):
         self.now_s += cost.launches.begin_s
         self.stream.begin(iteration.number)
         self._n_out = iteration.n_out
+        if self.together is not None:
+            self._n_tokens = iteration.n_tokens
+            self.together.begin(iteration)
+            return
         price = cost.attention(iteration)
         if iteration.n_tokens != self._n_tokens:
             self._n_tokens = n_tokens = iteration.n_tokens
@@ -189,6 +195,47 @@ class SimulatedMachine(Machine):
             after,
         )
 
+    def _on_all(self, steps: list[Step], layer: int) -> Ticket:
+        """Launch dense operations on all GPUs, each with its own price; the ticket of the last one on GPU 0."""
+        ticket = Ticket(0.0, GPU)
+        for op, launch, prices, meets in steps:
+            host_s = self.now_s
+            self.now_s = launched_s = host_s + launch.all_s
+            launch.n += 1
+            self._close_groups()
+            after = NO_TICKETS
+            if meets:
+                after, self._waits = (*self._waits, *self._ends()), NO_TICKETS
+            if self.spans is not None:
+                self.spans("host", f"launch {op}", layer, -1, self._n_tokens, 0, host_s, launched_s)
+            if self._n_used:
+                self._count_uses()
+            for gpu, price in enumerate(prices):
+                if price is None:
+                    continue
+                stream: Stream = self.streams[gpu]
+                duration_s = price.duration_s
+                self._prices.add(self._prices.at(duration_s, price.attributed_to), 1)
+                length = stream.seconds.meter.at(duration_s)
+                last_s = launched_s + launch.tail_frac * duration_s
+                first_s = host_s + launch.first_s
+                work = stream.run(op, layer, -1, self._n_tokens, first_s, last_s, duration_s, length, 0.0, after)
+                if gpu == 0:
+                    ticket = self._settled() if work is None else work
+        return ticket
+
+    def _ends(self) -> list[Ticket]:
+        """What each GPU has been given last."""
+        found: list[Ticket] = []
+        for stream in self.streams:
+            if stream.n_pending:
+                found.append(stream.pending[stream.n_pending - 1])
+            else:
+                ticket = Ticket(stream.free_s, stream.blame)
+                ticket.speculative = stream.blames_prefetch
+                found.append(ticket)
+        return found
+
     def _count_use(self, operation: Operation) -> None:
         """Count an operation's price and launch; its stream counts its seconds once it is placed."""
         if self._n_used:
@@ -226,12 +273,17 @@ class SimulatedMachine(Machine):
 
     def attention(self, layer: int) -> None:
         self.stream.enter(layer)
+        if self.together is not None:
+            self._on_all(self.together.attention(layer), layer)
+            return
         if self._dense is not None:
             for _ in range(self.cost.n_dense_before[layer]):
                 self._launch("dense_layer", layer, self._dense)
         self._launch("attention", layer, self._attention)
 
     def gate(self, layer: int) -> Ticket:
+        if self.together is not None:
+            return self._on_all(self.together.gate(layer), layer)
         ticket = self._launch("gate", layer, self._gate_block)
         if ticket is None:
             ticket = self._settled()
@@ -239,12 +291,15 @@ class SimulatedMachine(Machine):
         return ticket
 
     def shared(self, layer: int) -> None:
-        if self._shared is not None:
+        if self.together is not None:
+            self._on_all(self.together.shared(), layer)
+        elif self._shared is not None:
             self._launch("shared_expert", layer, self._shared)
 
     def to_gate(self, layer: int) -> float:
         stream = self.stream
-        if stream.n_pending or self._waits or self._n_away or self.spans is not None or self._dense is not None:
+        open_ends = stream.n_pending > 0 or len(self._waits) > 0 or self._n_away > 0
+        if open_ends or self.together is not None or self.spans is not None or self._dense is not None:
             self.attention(layer)
             ticket = self.gate(layer)
             self.shared(layer)
@@ -306,13 +361,17 @@ class SimulatedMachine(Machine):
 
     def end(self) -> None:
         cost = self.cost
-        if self._dense is not None:
-            for _ in range(cost.n_dense_before[self._n_layers]):
-                self._launch("dense_layer", -1, self._dense)
-        if self._n_out != self._n_heads:
-            self._n_heads = self._n_out
-            self._head = self._operation(cost.head(self._n_out), cost.launches.head_of(self._n_out))
-        ticket = self._launch("head", -1, self._head)
+        ticket: Ticket | None
+        if self.together is not None:
+            ticket = self._on_all(self.together.end(), -1)
+        else:
+            if self._dense is not None:
+                for _ in range(cost.n_dense_before[self._n_layers]):
+                    self._launch("dense_layer", -1, self._dense)
+            if self._n_out != self._n_heads:
+                self._n_heads = self._n_out
+                self._head = self._operation(cost.head(self._n_out), cost.launches.head_of(self._n_out))
+            ticket = self._launch("head", -1, self._head)
         self.sync(self._settled() if ticket is None else ticket)
         self.stream.idle_until(self.now_s, _HOST)
         self._count_uses()
@@ -424,7 +483,7 @@ class SimulatedMachine(Machine):
         """On another GPU: hidden states cross to it and back; by themselves they never queue."""
         cost, stream = self.cost, self.streams[piece.gpu]
         first_s, last_s = host_s + operation.first_s, self.now_s + operation.tail_s
-        if self.gathers:
+        if self.gathers or self.together is not None:
             return self._with_the_others(piece, n_tokens, operation, first_s, last_s, arrived_s, after)
         peer_s = cost.copies.p2p_s(cost.activation_bytes(n_tokens))
         crossing_s = peer_s  # back; and there, as far as the launch does not hide it
@@ -467,15 +526,16 @@ class SimulatedMachine(Machine):
         arrived_s: float,
         after: tuple[Ticket, ...],
     ) -> Ticket:
-        """On another GPU, once the tokens of all its experts of the layer are there."""
+        """On another GPU, once the tokens of all its experts of the layer are there, or as they are there anyway."""
         exchange, gpu = self.exchange, piece.gpu
-        if exchange.sent[gpu] is None:  # the gate asked for none there: its home is elsewhere
-            self._send(piece.layer, gpu, n_tokens)
+        if self.gathers:
+            if exchange.sent[gpu] is None:  # the gate asked for none there: its home is elsewhere
+                self._send(piece.layer, gpu, n_tokens)
+            sent = exchange.sent[gpu]
+            assert sent is not None
+            after = (*after, sent)
         stream = self.streams[gpu]
         length = stream.seconds.meter.at(operation.duration_s)
-        sent = exchange.sent[gpu]
-        assert sent is not None
-        after = (*after, sent)
         ticket: Ticket | None = stream.run(
             "expert",
             piece.layer,
@@ -491,9 +551,10 @@ class SimulatedMachine(Machine):
         if ticket is None:
             ticket = Ticket(stream.free_s, stream.blame)
             ticket.speculative = stream.blames_prefetch
-        if exchange.last[gpu] is None:
-            self._n_away += 1
-        exchange.last[gpu] = ticket
+        if self.gathers:
+            if exchange.last[gpu] is None:
+                self._n_away += 1
+            exchange.last[gpu] = ticket
         return ticket
 
     def _combine(self) -> None:

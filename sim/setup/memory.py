@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput, DoesNotFit
 from sim.base.units import GIB, show_bytes
+from sim.machine.cost import key_share
+from sim.machine.several import TENSOR, Several
 
 if TYPE_CHECKING:
     from sim.profiles.hardware import Hardware
@@ -103,10 +106,12 @@ def plan(
     n_gpus: int,
     hypothetical: bool,
     whole_model: bool,
+    several: Several | None = None,
 ) -> MemoryPlan:
     """Divide VRAM.
 
     Args:
+        demand: of the GPU that serves most, where requests are dealt out. several: how the GPUs work together.
         hypothetical: run even if it does not fit (bounds only), saying what it would need.
         whole_model: give the expert part room for every expert, whatever the cap (policies that keep all resident).
 
@@ -116,10 +121,11 @@ def plan(
     """
     size = model.expert_bytes(precision)
     n_total = model.n_moe_layers * model.n_experts
-    kv_bytes = demand.kv_bytes
+    several = several or Several(n_gpus)
+    kv_bytes = demand.kv_tokens * kv_token_bytes(model, precision) if demand.kv_bytes is None else demand.kv_bytes
     parts = DenseParts(
-        dense_bytes=model.dense_bytes(precision),
-        kv_cache_bytes=demand.kv_tokens * kv_token_bytes(model, precision) if kv_bytes is None else kv_bytes,
+        dense_bytes=_dense_bytes(model, precision, several),
+        kv_cache_bytes=math.ceil(kv_bytes * key_share(model, n_gpus)) if several.dense == TENSOR else kv_bytes,
         kv_tokens=demand.kv_tokens,
         activation_bytes=activation_bytes(model, demand.iteration_tokens, demand.batch, precision),
         iteration_tokens=demand.iteration_tokens,
@@ -137,8 +143,8 @@ def plan(
             f"{show_bytes(vram_bytes)}; take a smaller model, a lower precision, shorter requests or a larger GPU",
             {**asdict(parts), "vram_bytes": vram_bytes},
         )
-    # Other GPUs hold experts only, besides their own reserve.
-    room = [left_bytes] + [vram_bytes - RESERVE_BYTES] * (n_gpus - 1)
+    # Other GPUs hold experts only, besides their own reserve, or as much of what is dense as the first.
+    room = [left_bytes] + [left_bytes if several.together else vram_bytes - RESERVE_BYTES] * (n_gpus - 1)
     wanted = _wanted(rule, size, n_total, n_gpus)  # a cap is checked even where it has no say
     if whole_model:
         wanted = _share(n_total, n_gpus, size)
@@ -155,6 +161,15 @@ def plan(
             )
     needs_bytes = parts.all_bytes + wanted[0]
     return MemoryPlan(parts, vram_bytes, tuple(wanted), needs_bytes > vram_bytes, needs_bytes)
+
+
+def _dense_bytes(model: Model, precision: str, several: Several) -> int:
+    """What one GPU holds of everything that is no routed expert; routers are whole on each."""
+    whole = model.dense_bytes(precision)
+    if several.dense != TENSOR:
+        return whole
+    routers = model.n_moe_layers * model.gate_bytes(precision)
+    return routers - (routers - whole) // several.n_gpus
 
 
 def _share(n_experts: int, n_gpus: int, size: int) -> list[int]:

@@ -21,7 +21,7 @@ from sim.base.own_file import whole as whole_plug_in
 from sim.base.units import show_count
 from sim.machine.copy_prices import crowded
 from sim.machine.cost import Cost
-from sim.machine.several import APART, HOST_MEMORY_WAYS, PEER_WAYS, PER_EXPERT, Several
+from sim.machine.several import APART, DATA, GPU0, HOST_MEMORY_WAYS, PEER_WAYS, PER_EXPERT, TENSOR, Several
 from sim.policy.blame import blamed, check_traits
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
@@ -61,7 +61,14 @@ MAX_GPUS = 256
 MOST_TOKENS = 10**9  # of an iteration
 WITHOUT_FILE = "policy given as a class whose text is in no file: run_id does not hold it"
 SPLITS = ("test", "store", "all")
-NEWER: dict[str, Any] = {"arrivals": None, "rate_scale": 1.0, "slo": {}, "peer": PER_EXPERT, "host_memory": APART}
+NEWER: dict[str, Any] = {
+    "arrivals": None,
+    "rate_scale": 1.0,
+    "slo": {},
+    "peer": PER_EXPERT,
+    "host_memory": APART,
+    "dense": GPU0,
+}
 """Fields that specifications did not always have, with what they stand for where they are left out."""
 ENGINES = ARITHMETIC, SIMPY = "arithmetic", "simpy"
 
@@ -94,7 +101,7 @@ class Setup:
     @property
     def several(self) -> Several:
         """How its GPUs work together."""
-        return Several(self.spec.gpus, self.spec.peer, self.spec.host_memory)
+        return Several(self.spec.gpus, self.spec.peer, self.spec.host_memory, self.spec.dense)
 
     def cost(self) -> Cost:
         """Prices of everything on its hardware."""
@@ -334,6 +341,24 @@ def _check_several(spec: RunSpec) -> None:
             raise BadInput(f"{option}, got {name!r}: no such way; {did_you_mean(name, known)}")
         if spec.gpus == 1 and name != known[0]:
             raise BadInput(f"{option}, got {name!r} with one GPU: there is no other to share with; add --gpus N")
+    if spec.dense != GPU0 and spec.peer != PER_EXPERT:
+        raise BadInput(f"--peer, got {spec.peer!r} with --dense {spec.dense}, which has collectives; leave one out")
+    if spec.dense != GPU0 and spec.kv_memory_bytes is not None:
+        raise BadInput(f"--kv-memory with --dense {spec.dense}: pages are of one GPU's memory; leave one of them out")
+
+
+def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
+    """How GPUs work together on this model. Raises BadInput where they cannot."""
+    if spec.dense != GPU0 and hw.curves_of(model.id, spec.precision) is not None:
+        raise BadInput(
+            f"--dense, got {spec.dense!r}: {hw.id} has curves of {model.id}, measured on one GPU; take another --hw"
+        )
+    if spec.dense == TENSOR and model.n_heads % spec.gpus:
+        raise BadInput(
+            f"--dense, got 'tensor' on {spec.gpus} GPUs: {model.id} has {model.n_heads} heads, which must be dealt out "
+            "evenly; take another --gpus, or --dense data"
+        )
+    return Several(spec.gpus, spec.peer, spec.host_memory, spec.dense)
 
 
 def _check_batching(spec: RunSpec) -> None:
@@ -383,7 +408,8 @@ def _check_least_memory(spec: RunSpec, policy: Policy, hw: Hardware, overrides: 
     rule = BudgetRule(spec.vram_bytes, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
     least = Demand(kv_tokens=1, iteration_tokens=1, batch=1)
     try:
-        plan(model, hw, spec.precision, least, rule, spec.gpus, "bound" in policy.traits, policy.keeps_all)
+        several = Several(spec.gpus, dense=spec.dense)
+        plan(model, hw, spec.precision, least, rule, spec.gpus, "bound" in policy.traits, policy.keeps_all, several)
         if not policy.keeps_all:
             check_host(model, hw, spec.precision)
     except DoesNotFit as error:
@@ -409,13 +435,16 @@ def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace
     elif spec.batching == STATIC:
         widest = sum(prompts[:together])
     widest = max(widest, together)
+    several = _several_of(spec, hw, model)
+    if several.dense == DATA:
+        longest = longest[: -(-together // spec.gpus)]  # of the GPU that serves most
     demand = Demand(kv_tokens=sum(longest), iteration_tokens=widest, batch=together)
     kv = kv_pool(spec, model, requests)
     if kv is not None:
         demand = demand_of(kv, spec, requests, demand)
     rule = BudgetRule(spec.vram_bytes, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
     bound = "bound" in policy.traits
-    memory = plan(model, hw, spec.precision, demand, rule, spec.gpus, bound, policy.keeps_all)
+    memory = plan(model, hw, spec.precision, demand, rule, spec.gpus, bound, policy.keeps_all, several)
     host_bytes = check_host(model, hw, spec.precision) if not policy.keeps_all else 0
     pieces = Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes)
     if kv is not None:

@@ -35,6 +35,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     set: dict[str, bool | int | float | str | None] = {}
     gpus: int = 1
     peer: str = "per-expert"  # how hidden states cross to experts on other GPUs
+    dense: str = "gpu0"  # who computes what is dense
     host_memory: str = "apart"  # whether links share its bandwidth
     batch: int = 1
     arrivals: str | None = None  # poisson:RATE, gamma:RATE,CV, closed:CLIENTS, a log, none; None: the trace's

@@ -20,6 +20,7 @@ from sim.machine.exchange import Exchange
 from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE
 from sim.machine.protocol import DEMAND, Machine
 from sim.machine.several import SHARED
+from sim.machine.together import Step, Together
 from sim.machine.waiting import Waiting
 from sim.policy.tickets import UNKNOWN_S, Ticket
 
@@ -48,6 +49,7 @@ class EventMachine(Machine):
         super().__init__()
         self.gathers = cost.several.gathers
         self.exchange = Exchange(n_gpus)
+        self.together = Together(cost) if cost.several.together else None
         self.cost = cost
         self.n_gpus = n_gpus
         self.spans = spans
@@ -90,6 +92,9 @@ class EventMachine(Machine):
         self.waiting.begin(iteration.number)
         self._n_tokens = iteration.n_tokens
         self._n_out = iteration.n_out
+        if self.together is not None:
+            self.together.begin(iteration)
+            return
         self._attention = cost.attention(iteration)
         self._gate_price = cost.gate(iteration.n_tokens)
         self._shared_price = cost.shared(iteration.n_tokens) if cost.has_shared else None
@@ -110,20 +115,52 @@ class EventMachine(Machine):
         self._happens()
         return ticket
 
+    def _on_all(self, steps: list[Step], layer: int) -> Ticket:
+        """Launch dense operations on all GPUs, each with its own price; the ticket of the last one on GPU 0."""
+        ticket = Ticket(0.0, GPU)
+        for op, launch, prices, meets in steps:
+            host_s = self._host(f"launch {op}", layer, -1, self._n_tokens, 0, launch.all_s)
+            launch.n += 1
+            self.groups.end()
+            after = NOTHING
+            if meets:
+                given = (stream.under_way[-1] for stream in self.streams if stream.under_way)
+                after, self._joins = (*self._joins, *given), NOTHING
+            for gpu, price in enumerate(prices):
+                if price is None:
+                    continue
+                self.bill.runs(price)
+                last_s = self.now_s + launch.tail_frac * price.duration_s
+                work = Work(
+                    GPU, op, layer, -1, self._n_tokens, host_s + launch.first_s, price.duration_s, after, last_s
+                )
+                self.streams[gpu].launch(work)
+                if gpu == 0:
+                    ticket = work
+            self._happens()
+        return ticket
+
     def attention(self, layer: int) -> None:
         self.waiting.enter(layer)
         cost = self.cost
+        if self.together is not None:
+            self._on_all(self.together.attention(layer), layer)
+            return
         if self._dense_price is not None:
             for _ in range(cost.n_dense_before[layer]):
                 self._launch("dense_layer", layer, cost.launches.dense, self._dense_price)
         self._launch("attention", layer, cost.launches.attention, self._attention)
 
     def gate(self, layer: int) -> Ticket:
+        if self.together is not None:
+            return self._on_all(self.together.gate(layer), layer)
         self._gate = ticket = self._launch("gate", layer, self.cost.launches.gate, self._gate_price)
         return ticket
 
     def shared(self, layer: int) -> None:
-        if self._shared_price is not None:
+        if self.together is not None:
+            self._on_all(self.together.shared(), layer)
+        elif self._shared_price is not None:
             self._launch("shared_expert", layer, self.cost.launches.shared, self._shared_price)
 
     def sync(self, ticket: Ticket) -> None:
@@ -140,10 +177,13 @@ class EventMachine(Machine):
 
     def end(self) -> None:
         cost = self.cost
-        if self._dense_price is not None:
-            for _ in range(cost.n_dense_before[-1]):
-                self._launch("dense_layer", -1, cost.launches.dense, self._dense_price)
-        self.sync(self._launch("head", -1, cost.launches.head_of(self._n_out), cost.head(self._n_out)))
+        if self.together is not None:
+            self.sync(self._on_all(self.together.end(), -1))
+        else:
+            if self._dense_price is not None:
+                for _ in range(cost.n_dense_before[-1]):
+                    self._launch("dense_layer", -1, cost.launches.dense, self._dense_price)
+            self.sync(self._launch("head", -1, cost.launches.head_of(self._n_out), cost.head(self._n_out)))
         self.streams[0].idle_until(self.now_s, HOST)
         self.bill.end_iteration()
 
@@ -173,7 +213,7 @@ class EventMachine(Machine):
             sent = self.exchange.sent[piece.gpu]
             assert sent is not None
             after = (*after, sent)
-        elif piece.gpu != 0:
+        elif piece.gpu != 0 and self.together is None:
             # Hidden states cross to the expert's GPU and back; by themselves they never queue.
             peer_s = cost.copies.p2p_s(cost.activation_bytes(n_tokens))
             crossing_s = peer_s  # back; and there, as far as the launch does not hide it
@@ -188,7 +228,9 @@ class EventMachine(Machine):
         )
         if piece.gpu != 0 and self.gathers:
             self.exchange.last[piece.gpu] = ticket
-        elif piece.gpu != 0:  # joins are for the next block: an expert on GPU 0 does not wait for one elsewhere
+        elif (
+            piece.gpu != 0 and self.together is None
+        ):  # joins are for the next block: an expert on GPU 0 does not wait for one elsewhere
             self._joins = (*self._joins, ticket)
         self._happens()
         return ticket
