@@ -271,7 +271,7 @@ class Loop:
             self._make_room(clockwork.kv, start_s)
         clockwork.begin(iteration, start_s, self._open_loop)
         if self.batching.owed_s > 0.0:
-            machine.predict(self.batching.owed_s, "host", True, "assumed")
+            machine.predict(self.batching.owed_s, "host", False, "assumed")
             self.batching.owed_s = 0.0
         engine.begin(iteration)
         engine.run_layers(iteration)
