@@ -31,12 +31,17 @@ SLOS = Slos({"chat": {"ttft_s": 5.0, "tpot_s": 2.0}, "code": {"e2e_s": 30.0}})
 
 
 class Load(NamedTuple):
-    """Requests in order of arrival, for so many slots. clients: of a closed loop; 0: they come by themselves."""
+    """Requests in order of arrival, for so many slots.
+
+    clients: of a closed loop; 0: they come by themselves. most_tokens, static: as `Batching` has them.
+    """
 
     requests: list[RequestInfo]
     batch: int
     open_loop: bool
     clients: int
+    most_tokens: int = 0
+    static: bool = False
 
 
 class Served(NamedTuple):
@@ -73,7 +78,9 @@ class Loads:
     def serve(self, load: Load) -> Served:
         """Serve it, a second per token; raises CheckFailed where somebody is not served, or twice."""
         n = len(load.requests)
-        self.scenario = f"{n} requests, batch {load.batch}" + (f", closed:{load.clients}" if load.clients else "")
+        told = [f"{n} requests", f"batch {load.batch}", f"closed:{load.clients}" if load.clients else ""]
+        told += ["static" if load.static else "", f"at most {load.most_tokens} tokens" if load.most_tokens else ""]
+        self.scenario = ", ".join(filter(None, told))
         served = serve(self.made(load), load)
         self.scenario = ""
         return served
@@ -112,7 +119,7 @@ def known(load: Load) -> Profiled:
 
 def serve(scheduler: Scheduler, load: Load) -> Served:
     """Every iteration of a load. Raises CheckFailed where rows are left out, come twice or out of order."""
-    batching = Batching(scheduler, load.batch)
+    batching = Batching(scheduler, load.batch, None, load.most_tokens, load.static)
     now_s, iterations, started = 0.0, list[list[tuple[int, int, int]]](), list[int]()
     rows, left = dict[int, list[int]](), {r.index: r.outputs for r in load.requests}
     most = sum(2 * (r.prompt_len + r.outputs) for r in load.requests) + 4 * len(load.requests)
@@ -168,9 +175,12 @@ def check_is_declared(world: Loads) -> None:
 
 def check_serves_everybody_once(world: Loads) -> None:
     """Every request is served from its first row to its last, once, never before it has come, in as many slots as
-    there are; and it comes to an end: where nobody runs and nobody else will come, somebody is picked."""
+    there are, also where prompts run in parts or batches are static; and it comes to an end: where nobody runs and
+    nobody else will come, somebody is picked."""
     for load in world.all():
         world.serve(load)
+        world.serve(load._replace(most_tokens=5))
+        world.serve(load._replace(static=True))
 
 
 def check_is_deterministic(world: Loads) -> None:
