@@ -52,7 +52,7 @@ class Pass:
     phase = "decode"
 
     class ranges:  # noqa: N801
-        request, start_row, stop_row = Asked, 0, 1
+        request, start_row, stop_row, context = Asked, 0, 1, 4
 
     ranges = [ranges]  # noqa: RUF012
 
