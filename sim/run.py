@@ -11,7 +11,7 @@ from sim.base.errors import DoesNotFit, IllegalDecision
 from sim.base.units import show_bytes
 from sim.bounds.time_bound import lower_bound
 from sim.engine.copies import Log
-from sim.engine.drive import Clockwork, drive
+from sim.engine.drive import Clockwork, Loop, drive
 from sim.engine.engine import Engine
 from sim.engine.recorder import AskedPrices, Recorder
 from sim.engine.replay import Player, Tape
@@ -22,9 +22,11 @@ from sim.machine.simulated import SimulatedMachine
 from sim.policy.api import overrides as implements
 from sim.policy.blame import PUZZLED, blamed, located, sound_number
 from sim.results.fold import fold as fold
+from sim.results.replicas import Clockworks, Engines, Machines, Served, Watched
 from sim.setup.prepare import ARITHMETIC, SIMPY
 from sim.setup.prepare import Setup as Setup
 from sim.setup.prepare import prepare as prepare
+from sim.setup.replicas import setups_of
 from sim.workload.future import Future
 from sim.workload.gate import Arrays
 from sim.workload.learn_split import StoreSplit
@@ -64,6 +66,7 @@ def execute(
     on_step: Callable[[Step], None] | None = None,
     bounds: bool = True,
     begun: Callable[[Engine], None] | None = None,
+    watched: Callable[[int], Watched] | None = None,
 ) -> Outcome:
     """Run it in simulation.
 
@@ -72,8 +75,11 @@ def execute(
         progress: called with (tokens put out, in all) after every iteration.
         bounds: work out the lower bound on time too (`sim.bounds.time_bound`); without it the key `bound` is None.
         begun: told of the engine, with all that lies in its cache, before the first iteration.
+        watched: of several replicas, what each is told of in place of `spans`, `log`, `on_step` and `begun`.
     """
     with blamed(setup.policy):
+        if setup.spec.replicas > 1:
+            return _execute_replicas(setup, progress, watched)
         return _execute(setup, spans, log, progress, on_step, bounds, begun)
 
 
@@ -94,6 +100,42 @@ def _execute(
     result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s)
     if bounds:
         result.set_beside(lower_bound(setup))
+    return Outcome(result, engine, machine, clockwork, setup)
+
+
+def _execute_replicas(setup: Setup, progress: Progress | None, watched: Callable[[int], Watched] | None) -> Outcome:
+    """Run every replica, each with its own engine, cache and policy, behind a router."""
+    from sim.serving.service import Service  # with SimPy, which other runs never import
+
+    began_s = time.perf_counter()
+    put_out, total = [0] * setup.spec.replicas, sum(request.outputs for request in setup.requests)
+    served: list[Served] = []
+    loops: list[Loop] = []
+    for number, own in enumerate(setups_of(setup)):
+        told = Watched() if watched is None else watched(number)
+        engine, machine = assemble(own, told.spans, told.log)
+        if told.begun is not None:
+            told.begun(engine)
+        clockwork = Clockwork()
+
+        def step(step: Step, number: int = number, clockwork: Clockwork = clockwork, told: Watched = told) -> None:
+            put_out[number] = clockwork.n_put_out
+            if progress is not None:
+                progress(sum(put_out), total)
+            if told.on_step is not None:
+                told.on_step(step)
+
+        silent = progress is None and told.on_step is None
+        on_step = None if silent else step
+        loops.append(Loop(engine, machine, own.batching(), own.trace, clockwork, True, on_step=on_step))
+        served.append(Served(engine, machine, clockwork))
+    Service(loops, setup.router, setup.requests, setup.clients).run()
+    for loop in loops:
+        loop.finish()
+    # They offer all of an engine, a machine and a clockwork that is asked for once a run is over.
+    engine, machine = cast("Engine", Engines(served)), cast("SimulatedMachine", Machines(served))
+    clockwork = cast("Clockwork", Clockworks(served))
+    result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s, replicas=served)
     return Outcome(result, engine, machine, clockwork, setup)
 
 

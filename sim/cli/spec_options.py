@@ -68,6 +68,12 @@ SPEC_OPTIONS = (
         metavar="WAY",
         help="Its bandwidth for copies to several GPUs: apart (default: no limit), shared, or split in equal parts.",
     ),
+    click.option("--replicas", type=int, metavar="N", help="Equal machines, each with its own --gpus; default: 1."),
+    click.option(
+        "--router",
+        metavar="NAME",
+        help="Which replica a request goes to: round_robin (default), least_loaded, task_affinity.",
+    ),
     click.option("--batch", type=int, metavar="N", help="Requests decoded together; default: 1."),
     click.option(
         "--arrivals",

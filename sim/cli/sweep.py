@@ -37,6 +37,8 @@ AXES = (
     _axis("--cache-frac", "cache_frac", _NUMBERS, "Cap the expert part, as a share of all experts."),
     _axis("--stack", "stack", _SEVERAL, "Serving frameworks; default: bare."),
     _axis("--gpus", "gpus", _NUMBERS, "GPUs that hold experts; default: 1."),
+    _axis("--replicas", "replicas", _NUMBERS, "Equal machines behind a router; default: 1."),
+    _axis("--router", "router", _SEVERAL, "Which replica a request goes to; default: round_robin."),
     _axis("--batch", "batch", _NUMBERS, "Requests decoded together; default: 1."),
     _axis("--arrivals", "arrivals", _SEVERAL, "When requests come: poisson:2, closed:8, a log; see docs/load.md."),
     _axis("--rate-scale", "rate_scale", _NUMBERS, "Times the rate of --arrivals: 0.2:1:0.2."),

@@ -19,6 +19,8 @@ cdef class ByExpert:
     cpdef long long of_layer(self, int column, int phase, int layer) noexcept
     cpdef void add(self, int column, Piece piece, long long n) noexcept
     cpdef void more(self, int column, int row, long long n) noexcept
+    @cython.locals(at=int)
+    cpdef take_in(self, ByExpert other)
     @cython.locals(left=cython.longlong)
     cdef int why(self, int layer, int row) noexcept
     @cython.locals(layer=int, aim=cython.longlong)

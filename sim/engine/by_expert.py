@@ -128,6 +128,11 @@ class ByExpert:
         """Count `n` more for an expert."""
         self.n[column * self.stride + self.first + row] += n
 
+    def take_in(self, other: ByExpert) -> None:
+        """Count what another replica counted, too."""
+        for at in range(len(COLUMNS) * self.stride):
+            self.n[at] += other.n[at]
+
     def why(self, layer: int, row: int) -> int:
         """Why an expert of which nothing is there or coming is missing, when its gate asks."""
         left = self.left_in[row]

@@ -9,6 +9,8 @@ cdef class HitCounts:
     cdef long long[::1] n_experts, n_tokens, n_aside
     cdef public long long prefetched
     cpdef void count(self, int kind, int n_tokens) noexcept
+    @cython.locals(kind=int)
+    cpdef take_in(self, HitCounts other)
 
 @cython.final
 cdef class PrefetchTally:
@@ -27,6 +29,8 @@ cdef class PrefetchTally:
     cpdef cancelled(self, Piece piece)
     cpdef finish(self)
     cpdef forget(self, Piece piece)
+    @cython.locals(fate=int)
+    cpdef take_in(self, PrefetchTally other)
     cdef bint _closes(self, Piece piece) noexcept
     @cython.locals(n_bytes=cython.longlong, row=int)
     cdef void _count(self, int fate, int index) noexcept
@@ -39,3 +43,4 @@ cdef class Tally:
     cdef readonly ByExpert by_expert
     cdef readonly object loss
     cdef public long long n_demand, n_evicted, demand_bytes, n_executed
+    cpdef take_in(self, Tally other)

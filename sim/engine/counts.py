@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from sim.base.flat import ints, longer_ints
@@ -51,6 +51,14 @@ class HitCounts:
         """One more expert of a class, and the tokens behind it."""
         self.n_experts[kind] += 1
         self.n_tokens[kind] += n_tokens
+
+    def take_in(self, other: HitCounts) -> None:
+        """Count what another replica counted, too."""
+        for kind in range(len(CLASSES)):
+            self.n_experts[kind] += other.n_experts[kind]
+            self.n_tokens[kind] += other.n_tokens[kind]
+            self.n_aside[kind] += other.n_aside[kind]
+        self.prefetched += other.prefetched
 
     def rates(self, tokens: bool = False) -> dict[str, float | None]:
         """Class -> share of all; None when nothing was asked for. The shares sum to 1."""
@@ -168,6 +176,17 @@ class PrefetchTally:
         if piece.index < self.n_known:
             self._gone_in[piece.index] = 0
 
+    def take_in(self, other: PrefetchTally) -> None:
+        """Count what became of another replica's, too."""
+        for fate in range(len(FATES)):
+            self.n_of[fate] += other.n_of[fate]
+            self.bytes_of[fate] += other.bytes_of[fate]
+        self.n_issued += other.n_issued
+        self.n_cancelled += other.n_cancelled
+        self.n_dropped += other.n_dropped
+        self.issued_bytes += other.issued_bytes
+        self.cancelled_bytes += other.cancelled_bytes
+
     def _closes(self, piece: Piece) -> bool:
         """Whether what becomes of a prefetched piece is settled now."""
         if piece.index >= self.n_known or not self._issue[piece.index]:
@@ -206,6 +225,11 @@ class Loss:
     mass_before: float = 0.0
     mass_kept: float = 0.0
 
+    def take_in(self, other: Loss) -> None:
+        """Add what another replica lost."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
     def gate_mass_kept(self) -> float | None:
         """Share of the chosen experts' gate mass that was still computed; 1 for lossless runs, None where unknown."""
         if self.mass_before:
@@ -225,3 +249,16 @@ class Tally:
         self.demand_bytes = 0
         self.n_iterations = dict.fromkeys(PHASES, 0)
         self.n_executed = 0  # (token, expert) pairs executed, on GPU or CPU
+
+    def take_in(self, other: Tally) -> None:
+        """Add all counts of another replica."""
+        self.by_expert.take_in(other.by_expert)
+        for phase in (PREFILL, DECODE):
+            self.hits[phase].take_in(other.hits[phase])
+            self.n_iterations[phase] += other.n_iterations[phase]
+        self.prefetch.take_in(other.prefetch)
+        self.loss.take_in(other.loss)
+        self.n_demand += other.n_demand
+        self.n_evicted += other.n_evicted
+        self.demand_bytes += other.demand_bytes
+        self.n_executed += other.n_executed

@@ -12,4 +12,6 @@ cdef class Waiting:
     cpdef void leave(self) noexcept
     cpdef int row_of(self, int layer, int expert, int cause) noexcept
     cpdef void charge(self, int at, int cause, bint speculative, double gap_s) noexcept
+    @cython.locals(at=int)
+    cpdef take_in(self, Waiting other)
     cpdef void wait(self, int layer, int expert, int cause, bint speculative, double gap_s) noexcept

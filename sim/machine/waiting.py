@@ -54,6 +54,11 @@ class Waiting:
         """Count a wait before an operation, or (-1) while the host does something."""
         self.charge(self.row_of(layer, expert, cause), cause, speculative, gap_s)
 
+    def take_in(self, other: Waiting) -> None:
+        """Add what another replica waited for."""
+        for at in range(len(self.waited_s)):
+            self.waited_s[at] += other.waited_s[at]
+
     def seconds(self, phase: int, layer: int) -> dict[str, float]:
         """Seconds by kind of a layer in a phase (its number in `PHASES`)."""
         at = (phase * self.n_layers + layer) * _KINDS

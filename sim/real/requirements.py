@@ -40,6 +40,10 @@ def check(setup: Setup) -> None:
     if setup.spec.prefill_chunk is not None or setup.spec.batching not in (None, CONTINUOUS):
         asked = "--prefill-chunk" if setup.spec.prefill_chunk is not None else f"--batching {setup.spec.batching}"
         raise BadInput(f"{asked}: a real run takes each prompt whole, as an iteration of its own; leave it out")
+    if setup.spec.replicas > 1:
+        raise BadInput(
+            f"--replicas, got {setup.spec.replicas} with --real: it runs on this one machine; leave one of them out"
+        )
     check_supported(setup.model, setup.spec.precision)
     for precision in lower_precisions(setup):
         check_form(precision, setup.model.hidden_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sim import __version__
@@ -16,6 +17,7 @@ from sim.results.kv_use import kv_use
 from sim.results.load import load, unstable
 from sim.results.provenance import provenance
 from sim.results.record import Result
+from sim.results.replicas import rows
 from sim.results.schema import Copies, HitRates, Memory, PolicyFile, Scheduling, ServedRates, Shape
 from sim.results.uncertainty import uncertainty
 from sim.setup.memory import BudgetRule
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from sim.machine.cost import Cost
     from sim.machine.simulated import SimulatedMachine
     from sim.real.machine.machine import RealMachine
+    from sim.results.replicas import Served
     from sim.setup.prepare import Setup
 
 SCHEMA = 1
@@ -55,16 +58,20 @@ def fold(
     clockwork: Clockwork,
     wall_s: float,
     cost: Cost | None = None,
+    replicas: Sequence[Served] = (),
 ) -> Result:
     """The record of a run; its keys as JSON are documented in docs/output.md and stable.
 
     Args:
-        cost: what priced it, where that is not the engine's own.
+        cost: what priced it, where that is not the engine's own. replicas: of which the others are the sums.
     """
     spec, policy, model, tally = setup.spec, setup.policy, setup.model, engine.tally
     log = setup.arrivals_file
     source = "back to back" if not setup.open_loop else log.name if log else spec.arrivals or "trace"
-    loaded = load(clockwork.requests, source) if setup.open_loop else None
+    loaded = None
+    if setup.open_loop:
+        loaded = load(clockwork.requests, source, [one.clockwork.requests for one in replicas])
+    by_replica = rows(replicas, source, spec.hit_definition) if replicas else None
     growing = loaded is not None and not loaded.stable
     timed = metrics.times(clockwork, growing and not spec.unstable, setup.open_loop)
     makespan_s = max((t.last_token_s for t in clockwork.requests), default=0.0)
@@ -77,7 +84,7 @@ def fold(
     labels += policy.labels
     labels += [label for label in (*setup.trace.header.labels, *setup.labels) if label not in labels]
     if loaded is not None and growing:
-        labels.append(unstable(loaded, spec.unstable))
+        labels.append(unstable(loaded, spec.unstable, by_replica or ()))
     if setup.memory.hypothetical:
         labels.append(f"does not fit: needs {show_bytes(setup.memory.needs_bytes)}")
     rule = BudgetRule(None, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
@@ -150,17 +157,19 @@ def fold(
         bound=None,
         bound_by=metrics.bound_by(clockwork),
         provenance=provenance(machine, clockwork),
-        uncertainty=uncertainty(machine, clockwork, timed, spec.batch, setup.open_loop),
+        uncertainty=uncertainty(machine, clockwork, timed, spec.together, setup.open_loop),
         labels=labels,
         _trace_kind=setup.trace.header.kind,
         lane_utilisation=metrics.lane_utilisation(machine, makespan_s),
-        policy_stats=policy.stats(),
+        policy_stats={} if replicas else policy.stats(),
         simulated_s=makespan_s,
         wall_s=wall_s,
         engine=setup.engine,
         version=__version__,
         kv=kv,
         scheduling=_scheduling(setup, clockwork),
+        router=setup.router.name if replicas else None,
+        replicas=by_replica,
         by_layer=layer_rows(tally.by_expert, machine.waiting, clockwork, engine.view.expert_bytes),
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.results.schema import Load
+from sim.results.schema import Load, Replica
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -15,37 +16,99 @@ if TYPE_CHECKING:
     from sim.engine.drive import RequestTimes
 
 
-def load(served: list[RequestTimes], source: str) -> Load | None:
+class Moments:
+    """Of requests that were served, by the same replica where there are several: when they came, were begun and done.
+
+    Args:
+        source: of their arrivals.
+    """
+
+    def __init__(self, served: Sequence[RequestTimes], source: str) -> None:
+        self.came = np.array([times.start_s for times in served])
+        self.begun = np.array([times.begun_s for times in served])
+        self.done = np.array([times.last_token_s for times in served])
+        self._closed = source.startswith("closed:")
+
+    @property
+    def span_s(self) -> float:
+        """From the first arrival to the last token; 0 where nobody came."""
+        return float(self.done.max() - self.came.min()) if len(self.came) else 0.0
+
+    @property
+    def arrivals_per_s(self) -> float | None:
+        """How fast they came; None where that cannot be said, and in a closed loop, which has no rate."""
+        arrivals_s = float(self.came.max() - self.came.min()) if len(self.came) else 0.0
+        return (len(self.came) - 1) / arrivals_s if arrivals_s > 0 and not self._closed else None
+
+    @property
+    def capacity_per_s(self) -> float | None:
+        """How fast they were taken in while others waited."""
+        return while_some_wait(self.came, self.begun)
+
+    @property
+    def stable(self) -> bool:
+        """Whether that is faster than they came."""
+        arrive_per_s, serve_per_s = self.arrivals_per_s, self.capacity_per_s
+        return arrive_per_s is None or serve_per_s is None or arrive_per_s < serve_per_s
+
+    @property
+    def busy_s(self) -> float:
+        """Time in which any was served."""
+        return _covered_s(self.begun, self.done)
+
+    @property
+    def there_s(self) -> float:
+        """Time that they were there, all added."""
+        return math.fsum((self.done - self.came).tolist())
+
+    @property
+    def waiting_s(self) -> float:
+        """Time that they waited before their prompts, all added."""
+        return math.fsum((self.begun - self.came).tolist())
+
+
+def load(served: Sequence[RequestTimes], source: str, replicas: Sequence[Sequence[RequestTimes]] = ()) -> Load | None:
     """Of requests that came at times of their own; None where nobody was served.
 
     A queue is unstable where requests come faster than they are served while some wait: then it grows as long as they
     come, and percentiles say how long that was. In a closed loop nobody comes before he is answered: that is stable.
+
+    Args:
+        replicas: the same requests by the replica that served them, where there are several. What all can take in is as
+            many times what one takes in while others wait there; all are stable if each is; the busy share is the mean.
     """
     if not served:
         return None
-    came = np.array([times.start_s for times in served])
-    begun = np.array([times.begun_s for times in served])
-    done = np.array([times.last_token_s for times in served])
-    order = np.sort(came)
-    span_s, arrivals_s = float(done.max() - order[0]), float(order[-1] - order[0])
-    arrive_per_s = (len(came) - 1) / arrivals_s if arrivals_s > 0 else None
-    if source.startswith("closed:"):
-        arrive_per_s = None
-    serve_per_s = while_some_wait(came, begun)
+    every = Moments(served, source)
+    own = [Moments(one, source) for one in replicas] or [every]
+    one_per_s = _pooled_per_s(own)
+    span_s = every.span_s
     return Load(
         source=source,
-        arrivals_per_s=arrive_per_s,
-        served_per_s=len(came) / span_s if span_s > 0 else None,
-        capacity_per_s=serve_per_s,
-        stable=arrive_per_s is None or serve_per_s is None or arrive_per_s < serve_per_s,
-        busy_frac=_covered_s(begun, done) / span_s if span_s > 0 else None,
-        requests_in_system=math.fsum((done - came).tolist()) / span_s if span_s > 0 else None,
-        requests_waiting=math.fsum((begun - came).tolist()) / span_s if span_s > 0 else None,
+        arrivals_per_s=every.arrivals_per_s,
+        served_per_s=len(served) / span_s if span_s > 0 else None,
+        capacity_per_s=None if one_per_s is None else len(own) * one_per_s,
+        stable=all(one.stable for one in own),
+        busy_frac=math.fsum(one.busy_s for one in own) / len(own) / span_s if span_s > 0 else None,
+        requests_in_system=every.there_s / span_s if span_s > 0 else None,
+        requests_waiting=every.waiting_s / span_s if span_s > 0 else None,
     )
 
 
+def _pooled_per_s(replicas: Sequence[Moments]) -> float | None:
+    taken = [_taken_while_some_wait(one.came, one.begun) for one in replicas]
+    taken_s = sum(seconds for _, seconds in taken)
+    return sum(n for n, _ in taken) / taken_s if taken_s > 0 else None
+
+
 def while_some_wait(came: NDArray[np.float64], begun: NDArray[np.float64]) -> float | None:
-    """Requests taken in per second of the time in which others waited; None where no two waited after one another.
+    """Requests taken in per second of the time in which others waited; None where no two waited after one another."""
+    n, taken_s = _taken_while_some_wait(came, begun)
+    return n / taken_s if taken_s > 0 else None
+
+
+def _taken_while_some_wait(came: NDArray[np.float64], begun: NDArray[np.float64]) -> tuple[int, float]:
+    """How many, and in which time.
 
     Of every stretch of time in which somebody waits, what lies between the first and the last that was taken in: before
     that the wait for the first is cut short by its arrival.
@@ -59,7 +122,7 @@ def while_some_wait(came: NDArray[np.float64], begun: NDArray[np.float64]) -> fl
     for one in np.split(begun, starts[1:]):
         if len(one) > 1:
             n, taken_s = n + len(one) - 1, taken_s + float(one.max() - one.min())
-    return n / taken_s if taken_s > 0 else None
+    return n, taken_s
 
 
 def _covered_s(start_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> float:
@@ -72,10 +135,20 @@ def _covered_s(start_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> floa
     return float(end_s[-1] - start_s[0] - math.fsum(free.tolist()))
 
 
-def unstable(found: Load, shown: bool) -> str:
-    """The label of a run whose queue grows as long as requests come."""
-    assert found.arrivals_per_s is not None
-    assert found.capacity_per_s is not None
-    rates = f"arrives {found.arrivals_per_s:.3g}/s, serves {found.capacity_per_s:.3g}/s"
+def _grows(found: Load) -> bool:
+    come, taken = found.arrivals_per_s, found.capacity_per_s
+    return come is not None and taken is not None and come >= taken
+
+
+def unstable(found: Load, shown: bool, replicas: Sequence[Replica] = ()) -> str:
+    """The label of a run whose queue grows as long as requests come, or that of one of its replicas."""
+    told: Load | Replica = found
+    if not _grows(found):  # all of them together could serve what comes
+        told = next(one for one in replicas if not one.stable)
+    arrive_per_s, serve_per_s = told.arrivals_per_s, told.capacity_per_s
+    assert arrive_per_s is not None
+    assert serve_per_s is not None
+    where = f" at replica {told.replica}" if isinstance(told, Replica) else ""
+    rates = f"arrives {arrive_per_s:.3g}/s, serves {serve_per_s:.3g}/s"
     rest = "say how long it ran" if shown else "left out; --force shows them"
-    return f"unstable queue: {rates}: percentiles of TTFT, queue and end-to-end time {rest}"
+    return f"unstable queue{where}: {rates}: percentiles of TTFT, queue and end-to-end time {rest}"

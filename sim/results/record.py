@@ -23,6 +23,7 @@ from sim.results.schema import (
     Prediction,
     Prefetches,
     Provenance,
+    Replica,
     Scheduling,
     ServedRates,
     Shape,
@@ -41,11 +42,11 @@ if TYPE_CHECKING:
 
 
 WHERE_THERE = (
-    *("kv", "scheduling", "real", "device", "measured", "prediction", "weights"),
+    *("kv", "scheduling", "router", "replicas", "real", "device", "measured", "prediction", "weights"),
     *("batching", "prefill_chunk", "mixed_hit_rates"),
 )
-"""Keys of runs with a pool of pages, with a batching that was asked for, or whose scheduler has something to say, and
-of real runs; others have none of them."""
+"""Keys of runs with a pool of pages, with a batching that was asked for, or whose scheduler has something to say, of
+several replicas, and of real runs; others have none of them."""
 MIXED = "mixed"
 """Further down: of runs in which prompts and decode tokens ran together."""
 
@@ -158,6 +159,8 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     device: str | None = None
     measured: Measurement | None = None
     prediction: Prediction | None = None
+    router: str | None = None  # this and the next are of several replicas
+    replicas: list[Replica] | None = None
     _trace_kind: str = ""
     _kept: Any = None  # a `Kept`, once there are tables
 

@@ -58,6 +58,29 @@ class Load(msgspec.Struct, frozen=True):
     requests_waiting: float | None
 
 
+class Replica(msgspec.Struct, frozen=True):
+    """One of several replicas (`sim.results.replicas`).
+
+    throughput_tokens_per_s, busy_frac, requests_in_system, requests_waiting: over the time of the whole run, so that
+    they add up (busy_frac: to as many times the whole's). arrivals_per_s, capacity_per_s, stable: of its own queue.
+    """
+
+    replica: int
+    requests: int
+    output_tokens: int
+    throughput_tokens_per_s: float | None
+    hit_rate: Share
+    busy_frac: Share
+    requests_in_system: float | None
+    requests_waiting: float | None
+    queue_mean_s: float | None
+    arrivals_per_s: float | None
+    capacity_per_s: float | None
+    stable: bool
+    h2d_bytes: int
+    policy_stats: dict[str, Any]
+
+
 class Attained(msgspec.Struct, frozen=True):
     """Requests of one task that had an SLO, and that kept to it."""
 

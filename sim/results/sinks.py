@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sim.base.errors import BadInput
 from sim.base.files import replacing
 from sim.results.by_layer import expert_table, layer_table
-from sim.results.metrics import request_row
+from sim.results.replicas import Watched, request_rows
 from sim.results.run_folder import CONFIG, FILES, RESULT, check_apart, new_folder
 from sim.results.tables import TABLES, TableWriter, run_row
 from sim.results.timeline.document import Document
@@ -33,17 +33,42 @@ if TYPE_CHECKING:
 __all__ = ["FILES", "Keeper", "new_folder", "recorded"]
 
 
-class Keeper:
-    """Writes every iteration, decision and, if they are wanted, span of a run to its tables."""
+class Keeping:
+    """Takes iterations, decisions and spans of a run, or of one of its replicas, to their tables."""
 
-    def __init__(self, folder: Path, run_id: str, with_spans: bool = False) -> None:
+    def __init__(self, tables: dict[str, TableWriter], *replica: int) -> None:
+        self._tables, self._replica = tables, replica
+        self._iteration = self._decision = 0
+
+    def span(
+        self, lane: str, op: str, layer: int, expert: int, n_tokens: int, n_bytes: int, start_s: float, end_s: float
+    ) -> None:
+        where = None if layer < 0 else layer, None if expert < 0 else expert
+        self._tables["spans"].add(lane, op, *where, n_tokens, n_bytes, start_s, end_s, *self._replica)
+
+    def log(self, kind: str, layer: int, expert: int) -> None:
+        self._tables["decisions"].add(self._decision, self._iteration, layer, expert, kind, *self._replica)
+        self._decision += 1
+
+    def step(self, step: Step) -> None:
+        it = step.iteration
+        what = it.index, it.counted, len(it.ranges), it.n_tokens
+        self._tables["iterations"].add(*what, step.start_s, step.end_s, *self._replica)
+        self._iteration = it.index + 1
+
+
+class Keeper:
+    """Writes every iteration, decision and, if they are wanted, span of a run to its tables; `of` each replica."""
+
+    def __init__(self, folder: Path, run_id: str, with_spans: bool = False, n_replicas: int = 1) -> None:
         self.with_spans = with_spans
         names = [name for name in TABLES if with_spans or name != "spans"]
-        self._iteration = 0
-        self._decision = 0
+        several = n_replicas > 1
         with ExitStack() as stack:
-            self._tables = {name: stack.enter_context(TableWriter(folder, name, run_id)) for name in names}
+            writers = {name: TableWriter(folder, name, run_id, replicas=several) for name in names}
+            self._tables = {name: stack.enter_context(writer) for name, writer in writers.items()}
             self._stack = stack.pop_all()
+        self.of = [Keeping(self._tables, *([number] if several else [])) for number in range(n_replicas)]
 
     def __enter__(self) -> Keeper:
         return self
@@ -51,25 +76,9 @@ class Keeper:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._stack.__exit__(kind, error, tb)
 
-    def span(
-        self, lane: str, op: str, layer: int, expert: int, n_tokens: int, n_bytes: int, start_s: float, end_s: float
-    ) -> None:
-        self._tables["spans"].add(
-            lane, op, None if layer < 0 else layer, None if expert < 0 else expert, n_tokens, n_bytes, start_s, end_s
-        )
-
-    def log(self, kind: str, layer: int, expert: int) -> None:
-        self._tables["decisions"].add(self._decision, self._iteration, layer, expert, kind)
-        self._decision += 1
-
-    def step(self, step: Step) -> None:
-        it = step.iteration
-        self._tables["iterations"].add(it.index, it.counted, len(it.ranges), it.n_tokens, step.start_s, step.end_s)
-        self._iteration = it.index + 1
-
     def finish(self, outcome: Outcome) -> None:
         """Write what is known only at the end, and close the tables."""
-        self._tables["requests"].extend(request_row(times) for times in outcome.clockwork.requests)
+        self._tables["requests"].extend(request_rows(outcome.clockwork))
         self._tables["runs"].add(*run_row(outcome.result)[1:])
         self._tables["layers"].extend(layer_table(outcome.result.by_layer))
         counts = outcome.engine.tally.by_expert
@@ -87,7 +96,7 @@ def recorded(
     """Execute by `run` (a simulation, or a real run) and keep it.
 
     Args:
-        beside: called with the outcome, and what a run takes to be drawn below this one (`drawn`); before it is kept.
+        beside: called with the outcome, and what a run is told to be drawn below this one (`told`); before it is kept.
 
     Raises:
         BadInput: a place that cannot be written, a folder that holds something else, or a timeline that is there and
@@ -98,26 +107,26 @@ def recorded(
         check_apart(out, timeline)
     try:
         with ExitStack() as stack:
-            keeper = document = events = None
+            keeper = document = drawing = None
             if out is not None:
                 folder = stack.enter_context(new_folder(out, keep.force))
-                keeper = stack.enter_context(Keeper(folder, setup.run_id, keep.with_spans))
+                keeper = stack.enter_context(Keeper(folder, setup.run_id, keep.with_spans, setup.spec.replicas))
             if timeline is not None:
                 document = stack.enter_context(new_timeline(timeline, keep.force))
                 title = title_of(setup) if beside is None else f"measured: {title_of(setup)}"
-                events = events_of(document, title, keep, setup)
-            outcome = _execute(setup, progress, [sink for sink in (keeper, events) if sink is not None], run)
+                drawing = Drawing(document, title, keep, setup)
+            outcome = run(setup, progress=progress, **told(keeper, drawing))
             if beside is not None:
-                below = None if document is None else events_of(document, f"predicted: {title_of(setup)}", keep, setup)
-                beside(outcome, {} if below is None else drawn(below))
+                below = None if document is None else Drawing(document, f"predicted: {title_of(setup)}", keep, setup)
+                beside(outcome, {} if below is None else told(None, below))
                 if below is not None:
                     below.close()
             if keeper is not None:
                 keeper.finish(outcome)
                 (folder / CONFIG).write_text(dump_spec(setup.explicit(), setup.resolved()), encoding="utf-8")
                 (folder / RESULT).write_text(outcome.result.to_json(indent=2) + "\n", encoding="utf-8")
-            if events is not None and document is not None:
-                events.close()
+            if drawing is not None and document is not None:
+                drawing.close()
                 document.close()
             return outcome  # whole files everywhere: what is left is to rename them
     except OSError as error:
@@ -136,34 +145,55 @@ def new_timeline(path: Path, force: bool) -> Iterator[Document]:
         yield document
 
 
-def drawn(events: Timeline) -> dict[str, Any]:
-    """What a run is told for the sake of its timeline."""
-    return {"spans": events.span, "log": events.log, "on_step": events.step, "begun": events.begun}
+class Drawing:
+    """The timelines of a run: one process, or one for each replica, in which its own window opens and closes."""
+
+    def __init__(self, document: Document, title: str, keep: Keep, setup: Setup) -> None:
+        def timeline(title: str, present: Present | None) -> Timeline:
+            return Timeline(document.process(title), Window(keep.timeline_from, keep.timeline_iterations), present)
+
+        n = setup.spec.replicas
+        if n > 1:
+            self.of = [timeline(f"replica {number}: {title}", None) for number in range(n)]
+        else:
+            self.of = [timeline(title, Present(setup.requests, setup.clients) if setup.open_loop else None)]
+
+    def close(self) -> None:
+        """The run is over. Raises BadInput where no window has opened."""
+        wrong = []
+        for one in self.of:
+            try:
+                one.close()
+            except BadInput as error:
+                wrong.append(error)
+        if len(wrong) == len(self.of):
+            raise wrong[0]
 
 
-def events_of(document: Document, title: str, keep: Keep, setup: Setup) -> Timeline:
-    """The sink that draws one more run."""
-    present = Present(setup.requests, setup.clients) if setup.open_loop else None
-    return Timeline(document.process(title), Window(keep.timeline_from, keep.timeline_iterations), present)
+def told(keeper: Keeper | None, drawing: Drawing | None = None) -> dict[str, Any]:
+    """What a run is told for the sake of its tables and its timeline."""
+    n_replicas = len(keeper.of if keeper is not None else drawing.of if drawing is not None else [])
+    if n_replicas > 1:
+        return {"watched": lambda number: Watched(**_told(keeper, drawing, number))}
+    return _told(keeper, drawing, 0)
 
 
-def _execute(setup: Setup, progress: Progress | None, sinks: list[Keeper | Timeline], run: Callable[..., Any]) -> Any:
-    step, log = [s.step for s in sinks], [s.log for s in sinks]
-    span = [s.span for s in sinks if not isinstance(s, Keeper) or s.with_spans]
-    more = {"begun": one.begun for one in sinks if isinstance(one, Timeline)}  # noqa: B035 - there is one at most
+def _told(keeper: Keeper | None, drawing: Drawing | None, number: int) -> dict[str, Any]:
+    kept = None if keeper is None else keeper.of[number]
+    drawn = None if drawing is None else drawing.of[number]
+    sinks: list[Keeping | Timeline] = [one for one in (kept, drawn) if one is not None]
+    spans = [one.span for one in sinks if one is drawn or (keeper is not None and keeper.with_spans)]
+    found = {"log": _all([one.log for one in sinks]), "on_step": _all([one.step for one in sinks])}
+    return found | ({"spans": _all(spans)} if spans else {}) | ({} if drawn is None else {"begun": drawn.begun})
 
-    def spans(*fact: Any) -> None:
-        for take in span:
+
+def _all(takers: list[Callable[..., None]]) -> Callable[..., None]:
+    """One that tells each of them."""
+    if len(takers) == 1:
+        return takers[0]
+
+    def tell(*fact: Any) -> None:
+        for take in takers:
             take(*fact)
 
-    def decisions(*fact: Any) -> None:
-        for take in log:
-            take(*fact)
-
-    def on_step(done: Step) -> None:
-        for take in step:
-            take(done)
-
-    only = span[0] if len(span) == 1 else spans if span else None
-    told = log[0] if len(log) == 1 else decisions
-    return run(setup, spans=only, log=told, progress=progress, on_step=on_step, **more)
+    return tell

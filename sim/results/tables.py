@@ -243,14 +243,24 @@ SCHEMAS: dict[str, pa.Schema] = {
 }
 
 
+BY_REPLICA = ("requests", "iterations", "decisions", "spans")
+"""Tables that say of which replica a row is, in one more column, where there are several (docs/replicas.md)."""
+
+
+def schema_of(name: str, replicas: bool = False) -> pa.Schema:
+    """Of a table, in a run of several replicas or of one."""
+    schema = SCHEMAS[name]
+    return schema.append(pa.field("replica", pa.int32())) if replicas and name in BY_REPLICA else schema
+
+
 def run_row(result: Result) -> tuple[Any, ...]:
     """The one row of `runs`."""
     return tuple(read(result) for _, _, read in RUN_COLUMNS)
 
 
-def frame(name: str, run_id: str, rows: Iterable[tuple[Any, ...]]) -> DataFrame:
+def frame(name: str, run_id: str, rows: Iterable[tuple[Any, ...]], replicas: bool = False) -> DataFrame:
     """A table as a DataFrame; rows leave out `run_id`."""
-    found: DataFrame = pa.Table.from_batches([_batch(SCHEMAS[name], run_id, list(rows))]).to_pandas()
+    found: DataFrame = pa.Table.from_batches([_batch(schema_of(name, replicas), run_id, list(rows))]).to_pandas()
     return found
 
 
@@ -266,8 +276,10 @@ class TableWriter:
     Rows leave out `run_id`, which is the same in all of them. None is null.
     """
 
-    def __init__(self, folder: Path, name: str, run_id: str, rows_per_group: int = ROWS_PER_GROUP) -> None:
-        self._schema = SCHEMAS[name]
+    def __init__(
+        self, folder: Path, name: str, run_id: str, rows_per_group: int = ROWS_PER_GROUP, replicas: bool = False
+    ) -> None:
+        self._schema = schema_of(name, replicas)
         self._run_id = run_id
         self._limit = rows_per_group
         self._rows: list[tuple[Any, ...]] = []

@@ -52,17 +52,18 @@ def verdict(result: Result) -> str:
     model = f"{result.model} {result.precision}" + (f" with {own}" if own else "")
     file = result.policy_file
     policy = policy_of(result.policy, None if file is None else file.name, result.overrides)
-    who = f"{policy} on {machine_of(result.hw, result.overrides)} ({model})"
+    who = f"{policy} on {_machines(result)} ({model})"
     tpot_s, bound, throughput_per_s = result.tpot_s.mean, result.bound_by, result.throughput_tokens_per_s
     phase: Phased = "prefill" if tpot_s is None else result.phases.main
     if tpot_s is None:
         speed = f"{_seconds(result.ttft_s.mean)} to the first token"
-    elif result.batch == 1:
+    elif result.batch == 1 and result.replicas is None:
         speed = f"{show_seconds(tpot_s)} per token ({_rate(1 / tpot_s)} tokens/s decoding)"
     else:
         throughput = "-" if throughput_per_s is None else _rate(throughput_per_s)
         over = f"{throughput} tokens/s over all requests, prefill included"
-        speed = f"{show_seconds(tpot_s)} per token at batch {result.batch} ({over})"
+        at = f" at batch {result.batch}" if result.batch > 1 else ""
+        speed = f"{show_seconds(tpot_s)} per token{at} ({over})"
     # What turns the figure into a bound rather than a forecast belongs into the same sentence.
     catch = "".join(
         f"; {label}"
@@ -88,6 +89,7 @@ def render(result: Result, width: int | None = None) -> str:
         _load(result),
         _kv(result),
         _hits(result),
+        _replicas(result),
         _by_layer(result),
         _union(result),
         _copies(result),
@@ -107,7 +109,8 @@ def _facts(result: Result) -> Table:
     gpus = f", {result.gpus} GPUs" if result.gpus > 1 else ""
     routing = f"{shape.layers} layers x {shape.experts} experts, k = {shape.top_k}"
     own = words(result.overrides, "model")
-    rows.add_row("hardware", f"{machine_of(result.hw, result.overrides)}{gpus}, stack {result.stack}")
+    by = f", requests sent by {result.router}" if result.router is not None else ""
+    rows.add_row("hardware", f"{_machines(result)}{gpus}, stack {result.stack}{by}")
     rows.add_row("model", f"{result.model}{f' with {own}' if own else ''} in {result.precision}, {routing}")
     batch = f", batch {result.batch}" if result.batch > 1 else ""
     batch += f", batching {result.batching}" if result.batching is not None else ""
@@ -151,7 +154,9 @@ def _rates(result: Result) -> Table:
     if throughput is not None:
         outputs = show_count(result.n_outputs, "output token")
         waits = " and waiting for arrivals" if result.load is not None else ""
-        rows.add_row("throughput", f"{_rate(throughput)} tokens/s: {outputs} in the whole run, prefill{waits} included")
+        each = f" ({_rate(throughput / len(result.replicas))} per replica)" if result.replicas else ""
+        said = f"{outputs} in the whole run, prefill{waits} included"
+        rows.add_row("throughput", f"{_rate(throughput)} tokens/s{each}: {said}")
     if bound is None or bound.above_frac is None:
         return rows
     above = bound.above_frac
@@ -169,8 +174,9 @@ def _load(result: Result) -> Table:
     if load is not None:
         came, taken = load.arrivals_per_s, load.capacity_per_s
         arrive = f"arrives {came:.3g}/s, " if came is not None else ""
-        serve = f"serves {taken:.3g}/s while some wait" if taken is not None else "none had to wait"
         there, waiting = load.requests_in_system or 0.0, load.requests_waiting or 0.0
+        none = "no two waited in a row" if waiting else "none had to wait"
+        serve = f"serves {taken:.3g}/s while some wait" if taken is not None else none
         rows.add_row("load", f"{arrive}{serve}; {there:.3g} requests there on average, {waiting:.3g} of them waiting")
         queue, service = result.queue_s, result.service_s
         ends = "" if queue.p95 is None else f" (p50 {_seconds(queue.p50)}, p95 {_seconds(queue.p95)})"
@@ -224,6 +230,25 @@ def _hits(result: Result) -> Table:
     note = f"   definition: {result.hit_definition}"
     for phase, shares in rates.items():
         rows.add_row(phase, *(show_frac(shares[name]) for name in shown), note if phase == "decode" else "")
+    return rows
+
+
+def _replicas(result: Result) -> Table:
+    """What each replica was sent and made of it."""
+    rows = _table("replica", "requests", "tokens", "tokens/s", "hit", "busy", "there", "waiting", "mean wait")
+    for one in result.replicas or ():
+        there = ("-" if n is None else f"{n:.3g}" for n in (one.requests_in_system, one.requests_waiting))
+        per_s = "-" if one.throughput_tokens_per_s is None else _rate(one.throughput_tokens_per_s)
+        counts = f"{one.requests:,}", f"{one.output_tokens:,}", per_s
+        unstable = "" if one.stable else ", grows"
+        rows.add_row(
+            str(one.replica),
+            *counts,
+            show_frac(one.hit_rate),
+            show_frac(one.busy_frac),
+            *there,
+            _seconds(one.queue_mean_s) + unstable,
+        )
     return rows
 
 
@@ -285,7 +310,8 @@ def _memory(result: Result) -> Table:
     )
     parts = ", ".join(f"{name} {show_bytes(n_bytes)}" for name, n_bytes in items if n_bytes)
     rows.add_row("peak VRAM" + (" (GPU 0)" if result.gpus > 1 else ""), f"{peak_vram}: {parts}")
-    rows.add_row("host memory", f"{show_bytes(result.peak_host_bytes)} of experts")
+    each = " in each replica; the lines above are of one, its peak of the fullest" if result.replicas else ""
+    rows.add_row("host memory", f"{show_bytes(result.peak_host_bytes)} of experts{each}")
     return rows
 
 
@@ -368,6 +394,12 @@ def _plain(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _machines(result: Result) -> str:
+    """`3 replicas of rtx3090`."""
+    one = machine_of(result.hw, result.overrides)
+    return f"{len(result.replicas)} replicas of {one}" if result.replicas else one
 
 
 def _pairs() -> Table:

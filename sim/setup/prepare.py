@@ -36,8 +36,9 @@ from sim.setup.kv_pool import check_host_room, demand_of, kv_pool
 from sim.setup.memory import BudgetRule, Demand, MemoryPlan, check_host, plan
 from sim.setup.pairing import check_shape, default_model, drawn_anew, model_of_shape, trace_for
 from sim.setup.profile import profiled
+from sim.setup.replicas import MAX_REPLICAS, check_replicas
 from sim.setup.spec import HIT_DEFINITIONS
-from sim.workload import schedulers
+from sim.workload import routers, schedulers
 from sim.workload.batching import CONTINUOUS, STATIC, Batching
 from sim.workload.batching import KINDS as BATCHINGS
 from sim.workload.iterations import RequestInfo
@@ -45,6 +46,7 @@ from sim.workload.kv_memory import KvMemory, KvPool
 from sim.workload.learn_split import no_store, requests_of
 from sim.workload.load import NONE, PROCESSES, load_of
 from sim.workload.profiled import Profiled
+from sim.workload.router import Router
 from sim.workload.scheduler import Scheduler
 from sim.workload.slo import Slos
 from traces.format.catalogue import bundled_traces, open_trace
@@ -118,9 +120,16 @@ class Setup:
         return schedulers.find(self.spec.scheduler or schedulers.DEFAULT)
 
     @property
+    def router(self) -> type[Router]:
+        """Who says which replica a request goes to."""
+        return routers.find(self.spec.router or routers.DEFAULT)
+
+    @property
     def timeless(self) -> bool:
         """Whether iterations are composed alike however long they take."""
-        return not self.open_loop or (self.spec.batch == 1 and self.scheduler.in_order and not self.clients)
+        if not self.open_loop:
+            return True
+        return self.spec.batch == self.spec.replicas == 1 and self.scheduler.in_order and not self.clients
 
     def batching(self, open_loop: bool | None = None) -> Batching:
         """What composes iterations, with every request still waiting for its scheduler.
@@ -230,6 +239,10 @@ class Setup:
             del spec[name]  # `resolved` says what these meant
         del spec["engine"]  # either gives the same numbers
         del spec["unstable"]  # says what is shown of them
+        if spec["replicas"] == 1:
+            del spec["replicas"], spec["router"]
+        elif spec["router"] is None:
+            spec["router"] = routers.DEFAULT
         if spec["kv_memory_bytes"] is None:
             del spec["kv_memory_bytes"], spec["kv_page"], spec["preempt"]
         for name, default in NEWER.items():
@@ -303,7 +316,10 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> tuple[Policy, H
         raise BadInput(f"--hit-definition, got {spec.hit_definition!r}: no such definition; {hint}")
     if spec.gpus > MAX_GPUS:
         raise BadInput(f"--gpus, got {spec.gpus}: at most {MAX_GPUS}; lower it")
-    for option, number in (("--gpus", spec.gpus), ("--batch", spec.batch)):
+    if spec.replicas > MAX_REPLICAS:
+        raise BadInput(f"--replicas, got {spec.replicas}: at most {MAX_REPLICAS}; lower it")
+    routers.find(spec.router or routers.DEFAULT)
+    for option, number in (("--gpus", spec.gpus), ("--batch", spec.batch), ("--replicas", spec.replicas)):
         if number < 1:
             raise BadInput(f"{option}, got {number}: at least 1; leave it out for 1")
     _check_several(spec)
@@ -453,6 +469,7 @@ def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace
     setup = Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, load.open_loop)
     setup.clients, setup.labels, setup.kv = load.clients, load.labels, kv
     _check_scheduler(setup)
+    check_replicas(setup)
     if not setup.timeless and "oracle" in policy.traits:
         how = f"--batch {spec.batch}" if setup.scheduler.in_order else f"--scheduler {setup.scheduler.name}"
         raise BadInput(

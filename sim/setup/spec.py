@@ -33,10 +33,12 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     precision: str = "bf16"
     stack: str = "bare"
     set: dict[str, bool | int | float | str | None] = {}
-    gpus: int = 1
+    gpus: int = 1  # of each replica
     peer: str = "per-expert"  # how hidden states cross to experts on other GPUs
     dense: str = "gpu0"  # who computes what is dense
     host_memory: str = "apart"  # whether links share its bandwidth
+    replicas: int = 1  # equal machines behind a router
+    router: str | None = None  # None: round robin
     batch: int = 1
     arrivals: str | None = None  # poisson:RATE, gamma:RATE,CV, closed:CLIENTS, a log, none; None: the trace's
     rate_scale: float = 1.0  # times the rate of `arrivals`
@@ -61,6 +63,11 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     hit_definition: str = "gate"
     predictor: str | None = None  # None: the one the policy was published with
     engine: str | None = None  # arithmetic or simpy; None: arithmetic, and simpy where lanes slow one another
+
+    @property
+    def together(self) -> int:
+        """Neighbours in the order of arrival of which any may share iterations."""
+        return self.batch * self.replicas if self.batch > 1 else 1
 
 
 def read_spec(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -44,7 +44,7 @@ def replay(spec: RunSpec) -> tuple[Result, dict[str, Sample]] | MoesimError:
         setup = prepare(spec)
         try:
             outcome = execute(setup, bounds=False)
-            return outcome.result, samples(times_of(outcome.clockwork), spec.batch)
+            return outcome.result, samples(times_of(outcome.clockwork), spec.together)
         finally:
             setup.close()
     except MoesimError as error:

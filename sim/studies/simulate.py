@@ -14,8 +14,8 @@ from sim.base.files import to_struct
 from sim.base.units import parse_bytes
 from sim.policy.registry import name_of
 from sim.results.by_layer import expert_table, layer_table
-from sim.results.metrics import request_row
 from sim.results.record import Result
+from sim.results.replicas import request_rows
 from sim.run import execute
 from sim.setup.prepare import prepare
 from sim.setup.spec import RunSpec
@@ -40,6 +40,8 @@ class Options(TypedDict, total=False):
     stack: Name
     set: Mapping[str, Value]  # parameters of the policy, and hw.*, model.*, stack.*
     gpus: int
+    replicas: int  # equal machines, each with its own `gpus`
+    router: str | None  # None: round robin
     batch: int
     split: str
     requests: int | None  # at most this many, in order
@@ -128,8 +130,8 @@ class Replay:
         from sim.results.tables import frame
 
         if name == "requests":
-            requests = [request_row(times) for times in self._clockwork.requests]
-            self._frames[name] = frame(name, self._run_id, requests)
+            requests = request_rows(self._clockwork)
+            self._frames[name] = frame(name, self._run_id, requests, self.spec.replicas > 1)
         elif name == "layers":
             self._frames[name] = frame(name, self._run_id, layer_table(self._facts["by_layer"]))
         elif name == "experts":

@@ -9,7 +9,7 @@ from sim.base.errors import BadInput
 from sim.base.files import read_object, to_struct
 from sim.results.keep import Keep
 from sim.results.run_folder import CONFIG, MAX_RESULT_BYTES, RESULT
-from sim.results.sinks import drawn, events_of, new_timeline
+from sim.results.sinks import Drawing, new_timeline, told
 from sim.run import execute, prepare
 from sim.setup.naming import title_of
 from sim.setup.spec import RunSpec, read_spec
@@ -17,11 +17,11 @@ from sim.setup.spec import RunSpec, read_spec
 Told = Callable[[int, int], None]
 
 
-def draw(runs: Sequence[Path], keep: Keep, told: Told) -> None:
+def draw(runs: Sequence[Path], keep: Keep, tell: Told) -> None:
     """Write the timeline that `keep` asks for: one process per run, in the order given, each from time 0 on.
 
     Args:
-        runs: folders of `--out`, or configurations. told: of runs drawn, and how many there are.
+        runs: folders of `--out`, or configurations. tell: of runs drawn, and how many there are.
 
     Raises:
         BadInput: no run there, a real one, one whose inputs have changed since, or a file that may not be written.
@@ -30,7 +30,7 @@ def draw(runs: Sequence[Path], keep: Keep, told: Told) -> None:
     assert keep.timeline is not None
     with new_timeline(keep.timeline, keep.force) as document:
         for n, (run, (spec, run_id)) in enumerate(zip(runs, specs, strict=True)):
-            told(n, len(specs))
+            tell(n, len(specs))
             setup = prepare(spec)
             try:
                 if run_id not in (None, setup.run_id):
@@ -38,12 +38,12 @@ def draw(runs: Sequence[Path], keep: Keep, told: Told) -> None:
                         f"{run}, got inputs that have changed since (run_id {setup.run_id}, then {run_id}): it is "
                         "another run by now; simulate it again"
                     )
-                events = events_of(document, f"{_name(run)}: {title_of(setup)}", keep, setup)
-                execute(setup, bounds=False, **drawn(events))
-                events.close()
+                drawing = Drawing(document, f"{_name(run)}: {title_of(setup)}", keep, setup)
+                execute(setup, bounds=False, **told(None, drawing))
+                drawing.close()
             finally:
                 setup.close()
-        told(len(specs), len(specs))
+        tell(len(specs), len(specs))
         document.close()
 
 

@@ -14,7 +14,7 @@ from sim.engine.drive import Clockwork, drive
 from sim.policy.blame import blamed
 from sim.results.figure import figures
 from sim.results.keep import Keep
-from sim.run import Outcome, assemble, fold, prepare
+from sim.run import Outcome, assemble, execute, fold, prepare
 from sim.studies.diff.request import OneRequest, of_sweep, served
 from sim.studies.diff.spent import Spent
 from sim.studies.diff.tables import CORE, requests_of
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 NOT_COMPARED = ("wall_s", "bound", "engine", "run_id", "name", "schema")
 """Keys of a result in which equal runs may differ: how long the simulation took, and what only names the run."""
+REPLICAS = "replicas"
+SEVERAL = "it has several replicas, whose requests, layers and decisions are not taken apart"
 Progress = Callable[[int, int], None]
 
 
@@ -69,13 +71,15 @@ def opened(named: Named, scratch: Path, replay: bool, progress: Progress | None)
         assert named.spec is not None
         setup = prepare(named.spec, named.kind)
         try:
+            if setup.spec.replicas > 1:
+                return _of_replicas(named, setup, progress)
             return _carried_out(named, setup, scratch, progress)
         finally:
             setup.close()
     told = told_of(named.facts, _result_of(named))
     side = Side(named.label, named.facts, told, named.meant, named.spec, None, None)
     if named.folder is not None:
-        side.tables = named.folder
+        side.tables = None if REPLICAS in named.facts else named.folder
         side.requests = requests_of(named.folder, told)
     elif named.times is not None:
         side.requests = of_sweep(named.times, named.label)
@@ -97,6 +101,8 @@ def _same_run(named: Named, told: Told) -> Setup | str:
     """The run that is recorded, set up again; or why it cannot be had."""
     if told.engine == "real":
         return "it was measured on hardware"
+    if named.facts is not None and REPLICAS in named.facts:
+        return SEVERAL
     if named.spec is None:
         return "its configuration is not beside it (config.yaml)"
     if told.version != __version__:
@@ -116,6 +122,14 @@ def _same_run(named: Named, told: Told) -> Setup | str:
     ]
     said = f"; changed since: {', '.join(changed)}" if changed else ""
     return f"its inputs are no longer those it was made of (run_id {told.run_id}, now {setup.run_id}){said}"
+
+
+def _of_replicas(named: Named, setup: Setup, progress: Progress | None) -> Side:
+    facts = execute(setup, progress=progress).result.to_dict()
+    told, figures = told_of(facts, named.label), _figures_of(setup)
+    notes = [*setup.notes(), SEVERAL]
+    meant, spec = setup.resolved(), setup.explicit()
+    return Side(named.label, facts, told, meant, spec, None, None, kind=named.kind, notes=notes, figures=figures)
 
 
 def _again(named: Named, side: Side, setup: Setup, scratch: Path, progress: Progress | None) -> Side:

@@ -42,17 +42,24 @@ class Machine(NamedTuple):
     gpu_bytes_per_s: float
     cpu: str
     price: float | None
+    n_replicas: int = 1
 
     @property
     def name(self) -> str:
-        """`2 x rtx3090`."""
-        return self.id if self.n_gpus == 1 else f"{self.n_gpus} x {self.id}"
+        """`2 x rtx3090`, `3 replicas of 2 x rtx3090`."""
+        one = self.id if self.n_gpus == 1 else f"{self.n_gpus} x {self.id}"
+        return one if self.n_replicas == 1 else f"{self.n_replicas} replicas of {one}"
+
+    @property
+    def n_cards(self) -> int:
+        """Of all replicas."""
+        return self.n_gpus * self.n_replicas
 
     @property
     def cost(self) -> tuple[float, ...]:
         """By which machines are ordered: price (those without come last), then memory, then bandwidth."""
         priced = (0.0, self.price) if self.price is not None else (1.0, 0.0)
-        return (*priced, self.n_gpus * self.vram_bytes, self.h2d_bytes_per_s, self.gpu_bytes_per_s)
+        return (*priced, self.n_cards * self.vram_bytes, self.h2d_bytes_per_s, self.gpu_bytes_per_s)
 
 
 def machine_of(spec: RunSpec, prices: Prices | None) -> Machine:
@@ -67,7 +74,8 @@ def machine_of(spec: RunSpec, prices: Prices | None) -> Machine:
         hw.h2d.bandwidth_bytes_per_s.value,
         hw.gpu.memory_bandwidth_bytes_per_s.value,
         hw.cpu.id,
-        None if price is None else price.price * spec.gpus,
+        None if price is None else price.price * spec.gpus * spec.replicas,
+        spec.replicas,
     )
 
 
@@ -131,6 +139,7 @@ class Candidate:
             "policy": self.label,
             "hw": self.machine.id,
             "gpus": self.machine.n_gpus,
+            **({"replicas": self.machine.n_replicas} if self.machine.n_replicas > 1 else {}),
             "host_cpu": self.machine.cpu,
             "price": self.machine.price,
             **{name: getattr(self.spec, name) for name in ("vram_bytes", *CAPS)},

@@ -114,7 +114,7 @@ def one_draw(spec: RunSpec, kept_frac: float) -> Drawn | MoesimError:
 
 
 def _one_draw(spec: RunSpec, kept_frac: float) -> Drawn:
-    full = _run(spec, f"closed:{2 * spec.batch}")
+    full = _run(spec, f"closed:{2 * spec.batch * spec.replicas}")
     assert full.load is not None
     per_s = full.load.capacity_per_s
     if per_s is None:

@@ -42,6 +42,8 @@ class Axes(TypedDict, total=False):
     stack: Several
     set: Mapping[str, Several]  # hw.*, model.*, stack.*; with one policy its parameters, too
     gpus: Several
+    replicas: Several
+    router: Several
     batch: Several
     arrivals: Several
     rate_scale: Several

@@ -46,6 +46,8 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     hit_definition: Several | msgspec.UnsetType = msgspec.UNSET
     predictor: Several | msgspec.UnsetType = msgspec.UNSET
     gpus: Several | msgspec.UnsetType = msgspec.UNSET
+    replicas: Several | msgspec.UnsetType = msgspec.UNSET
+    router: Several | msgspec.UnsetType = msgspec.UNSET
     batch: Several | msgspec.UnsetType = msgspec.UNSET
     requests: Several | msgspec.UnsetType = msgspec.UNSET
     seed: Several | msgspec.UnsetType = msgspec.UNSET

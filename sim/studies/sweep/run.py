@@ -170,5 +170,5 @@ def _row(point: Point, row: Resolved, records: Records) -> PointRow:
     if row.bound:  # the point that it came with may have ended before it
         bound = (records.get(BOUNDS, row.bound) or bound_record(row.spec, row.cpu, row.bound))["bound"]
     result.set_beside(None if bound is None else LowerBound(**bound))
-    found = samples(record["requests"], row.spec.batch)
+    found = samples(record["requests"], row.spec.together)
     return PointRow(point, row, OK, "", result, found["ttft_s"], found["tpot_s"])

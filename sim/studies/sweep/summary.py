@@ -18,7 +18,19 @@ if TYPE_CHECKING:
     from sim.results.record import Result
     from sim.studies.sweep.run import PointRow
 
-WORKLOAD = ("model", "trace", "split", "requests", "arrivals", "rate_scale", "slo", "batch", "gpus", "precision")
+WORKLOAD = (
+    "model",
+    "trace",
+    "split",
+    "requests",
+    "arrivals",
+    "rate_scale",
+    "slo",
+    "batch",
+    "gpus",
+    "replicas",
+    "precision",
+)
 """Between these nothing is ranked: another model, other requests or others beside them are another question."""
 MOST_PAIRS = 20_000
 """Systems are held against one another as long as all groups together have no more pairs; else against the fastest."""

@@ -86,6 +86,8 @@ LAST: list[tuple[str, pa.DataType, Cell]] = [
     ("above_bound_frac", _FLOAT, _bound("above_frac")),
     ("rate_scale", _FLOAT, _spec("rate_scale")),
     ("scheduler", _TEXT, _spec("scheduler")),
+    ("replicas", _INT, _spec("replicas")),
+    ("router", _TEXT, _spec("router")),
     ("link", _TEXT, _spec("link")),
     ("predictor", _TEXT, _spec("predictor")),
     ("cap_requests", _INT, _spec("requests")),

@@ -15,10 +15,10 @@ from sim.base.units import parse_bytes
 Scalar = bool | int | float | str | None
 
 TEXTS = (
-    *("hw", "model", "trace", "precision", "stack", "arrivals", "scheduler", "batching", "split", "link"),
+    *("hw", "model", "trace", "precision", "stack", "arrivals", "router", "scheduler", "batching", "split", "link"),
     *("hit_definition", "predictor", "engine"),
 )
-INTS = ("gpus", "batch", "prefill_chunk", "requests", "seed", "experts")
+INTS = ("gpus", "replicas", "batch", "prefill_chunk", "requests", "seed", "experts")
 FRACS = ("cache_frac", "rate_scale")
 SIZES = ("vram_bytes", "expert_cache_bytes")
 AXES = (*TEXTS, *INTS, *FRACS, *SIZES)

@@ -1,0 +1,1 @@
+"""Several replicas behind a router, as SimPy processes around their engines; runs of one replica never load it."""
