@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sim.engine.drive import Clockwork, PhaseTimes, RequestTimes, Step
     from sim.engine.engine import Engine
     from sim.machine.simulated import SimulatedMachine
+    from sim.workload.kv_memory import KvMemory
 
 
 class Watched(NamedTuple):
@@ -46,6 +47,25 @@ class _Phase:
         self.parts_s = [math.fsum(part[cause] for part in parts) for cause in range(len(CAUSES))]
 
 
+class _Pages:
+    """Of the pools of pages: the most that any held, the mean over replicas, and sums of what moved."""
+
+    def __init__(self, pools: Sequence[KvMemory]) -> None:
+        self.pool = pools[0].pool
+        self.peak_pages = max(one.peak_pages for one in pools)
+        self.peak_swapped_pages = max(one.peak_swapped_pages for one in pools)
+        self.mean_pages = _mean([one.mean_pages for one in pools])
+        self.n_preemptions = {request: n for one in pools for request, n in one.n_preemptions.items()}
+        self.recomputed_tokens = sum(one.recomputed_tokens for one in pools)
+        self.n_out_pages = sum(one.n_out_pages for one in pools)
+        self.n_in_pages = sum(one.n_in_pages for one in pools)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]  # nobody came to the others
+    return math.fsum(known) / len(known) if known else None
+
+
 class Clockworks:
     """Requests of all replicas in the order in which their prompts began; iterations and their time, summed."""
 
@@ -56,6 +76,8 @@ class Clockworks:
         self.requests: list[RequestTimes] = sorted(
             (times for one in served for times in one.clockwork.requests), key=lambda times: times.begun_s
         )
+        pools = [one.clockwork.kv for one in served if one.clockwork.kv is not None]
+        self.kv = _Pages(pools) if pools else None
         self.phases = {phase: _Phase([one.clockwork.phases[phase] for one in served]) for phase in (PREFILL, DECODE)}
 
     def request_rows(self) -> Iterator[tuple[Any, ...]]:
@@ -106,6 +128,8 @@ class Machines:
         self.h2d = [up for machine in machines for up in machine.h2d]
         self.h2d_bytes = sum(machine.h2d_bytes for machine in machines)
         self.d2h_bytes = sum(machine.d2h_bytes for machine in machines)
+        self.n_kv_out = sum(machine.n_kv_out for machine in machines)
+        self.kv_out_s = math.fsum(machine.kv_out_s for machine in machines)
         self.gpu_s = _summed([machine.gpu_s for machine in machines])
         self.cpu_s = _summed([machine.cpu_s for machine in machines])
         self.side_s = _summed([machine.side_s for machine in machines])
