@@ -76,6 +76,7 @@ class Clockworks:
         self.requests: list[RequestTimes] = sorted(
             (times for one in served for times in one.clockwork.requests), key=lambda times: times.begun_s
         )
+        self.scheduler_stats: dict[str, Any] = {}  # each replica's own are in its row
         pools = [one.clockwork.kv for one in served if one.clockwork.kv is not None]
         self.kv = _Pages(pools) if pools else None
         self.phases = {phase: _Phase([one.clockwork.phases[phase] for one in served]) for phase in (PREFILL, DECODE)}
@@ -185,4 +186,5 @@ def _row(number: int, one: Served, source: str, definition: str, span_s: float) 
         stable=own.stable,
         h2d_bytes=one.machine.h2d_bytes,
         policy_stats=one.engine.policy.stats(),
+        scheduler_stats=one.clockwork.scheduler_stats,
     )

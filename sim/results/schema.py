@@ -79,6 +79,7 @@ class Replica(msgspec.Struct, frozen=True):
     stable: bool
     h2d_bytes: int
     policy_stats: dict[str, Any]
+    scheduler_stats: dict[str, Any]
 
 
 class Attained(msgspec.Struct, frozen=True):
