@@ -37,7 +37,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def began(*_: object, **__: object) -> None:
         raise AssertionError("the run began")
 
-    monkeypatch.setattr(sinks, "_execute", began)
+    monkeypatch.setattr(sinks, "told", began)
 
 
 def refused(said: Said) -> str:
