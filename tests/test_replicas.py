@@ -76,6 +76,8 @@ def moments(served: list[RequestTimes]) -> list[tuple[Any, ...]]:
         pytest.param("fine_moe", {}, marks=pytest.mark.thorough),
         ("lru", {"batch": 3, "scheduler": "batch_affinity", "arrivals": "poisson:1"}),
         ("lru", {"batch": 3, "scheduler": "emoe_slo", "slo": {"*": {"ttft_s": 30.0}}, "arrivals": "poisson:1"}),
+        ("lru", {"batch": 3, "prefill_chunk": 8, "arrivals": "poisson:1"}),
+        ("lru", {"batch": 2, "batching": "static", "arrivals": "poisson:1"}),
         pytest.param("moe_infinity", {"batch": 2, "scheduler": "sjf"}, marks=pytest.mark.thorough),
         pytest.param("moepic", {}, marks=pytest.mark.thorough),  # prefetches while it is idle
         pytest.param("hybrimoe", {"engine": "simpy", "requests": 4}, marks=pytest.mark.thorough),
@@ -403,7 +405,9 @@ def test_a_queue_that_grows_at_one_replica_is_told() -> None:
     alone = load(busy, "poisson:1")
     from sim.results.schema import Replica
 
-    row = Replica(0, 10, 10, 1.0, None, 1.0, 1.0, 1.0, 1.0, alone.arrivals_per_s, alone.capacity_per_s, False, 0, {}, {})
+    row = Replica(
+        0, 10, 10, 1.0, None, 1.0, 1.0, 1.0, 1.0, alone.arrivals_per_s, alone.capacity_per_s, False, 0, {}, {}
+    )
     assert unstable(found, False, [row]).startswith("unstable queue at replica 0: arrives 2/s, serves 1/s: percentiles")
     assert found.busy_frac == pytest.approx((10 + 0.2) / 2 / 30.1)
 

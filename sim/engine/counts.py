@@ -253,7 +253,7 @@ class Tally:
     def take_in(self, other: Tally) -> None:
         """Add all counts of another replica."""
         self.by_expert.take_in(other.by_expert)
-        for phase in (PREFILL, DECODE):
+        for phase in PHASES:
             self.hits[phase].take_in(other.hits[phase])
             self.n_iterations[phase] += other.n_iterations[phase]
         self.prefetch.take_in(other.prefetch)

@@ -12,7 +12,7 @@ from sim.machine.waiting import Waiting
 from sim.results import metrics
 from sim.results.load import Moments
 from sim.results.schema import Replica
-from sim.workload.iterations import DECODE, PREFILL
+from sim.workload.iterations import PHASES
 
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork, PhaseTimes, RequestTimes, Step
@@ -76,10 +76,11 @@ class Clockworks:
         self.requests: list[RequestTimes] = sorted(
             (times for one in served for times in one.clockwork.requests), key=lambda times: times.begun_s
         )
+        self.n_decoded = sum(one.clockwork.n_decoded for one in served)
         self.scheduler_stats: dict[str, Any] = {}  # each replica's own are in its row
         pools = [one.clockwork.kv for one in served if one.clockwork.kv is not None]
         self.kv = _Pages(pools) if pools else None
-        self.phases = {phase: _Phase([one.clockwork.phases[phase] for one in served]) for phase in (PREFILL, DECODE)}
+        self.phases = {phase: _Phase([one.clockwork.phases[phase] for one in served]) for phase in PHASES}
 
     def request_rows(self) -> Iterator[tuple[Any, ...]]:
         """Of the table `requests`, each with its replica."""
