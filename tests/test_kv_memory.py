@@ -8,7 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import random_worlds
 from click.testing import CliRunner
 from easy_numbers import setup as easy_setup
 from hypothesis import given, settings
@@ -265,6 +267,38 @@ def test_simpy_says_the_same(tiny: Path, policy: str, preempt: str) -> None:
         del one["engine"], one["by_layer"]  # its sums are taken in another order
     assert found[0] == found[1]
     assert found[0]["kv"]["preemptions"]
+
+
+def pooled(engine: str, swaps: bool) -> Any:
+    """Stands for `random_worlds.by_engine`: with pages of two tokens, which are as large as most of an expert."""
+
+    def loop(setup: Any, spans: Any, log: Any) -> Outcome:
+        come = sorted(3 * setup.requests, key=lambda r: r.arrival_s or 0.0)
+        setup.requests = [r._replace(index=i) for i, r in enumerate(come)]
+        most = max(r.prompt_len + r.outputs - 1 for r in setup.requests)
+        setup.kv = KvPool(-(-most // 2), 2, 2 * setup.pieces.whole[0][0].n_bytes // 3 + 1, swaps)
+        setup.spec = msgspec.structs.replace(setup.spec, engine=engine)
+        return execute(setup, spans, log, bounds=False)
+
+    return loop
+
+
+def test_simpy_says_the_same_in_random_worlds(tmp_path: Path) -> None:
+    """Policies drawn at random, write-backs and experts on the CPU among them: every decision, span and figure."""
+    n_preempted = 0
+    for seed in range(50):
+        of = random_worlds.world(seed, tmp_path)
+        for swaps in (False, True) if of.facts["spec"].batch > 1 else ():
+            seen = [random_worlds.run(of, pooled(engine, swaps)) for engine in ("arithmetic", "simpy")]
+            for one in seen:
+                assert not one.crash, one.crash
+                one.spans.sort()  # told when work ends by one, when its end is known by the other
+                if one.error:
+                    one.spans.clear()
+            assert random_worlds.disagreement(*seen) is None, of
+            n_preempted += bool(seen[0].result) and seen[0].result["kv"]["preemptions"] > 0
+        of.trace.unlink()
+    assert n_preempted > 10
 
 
 def test_copies_of_pages_and_of_experts_take_turns(tiny: Path) -> None:
