@@ -24,6 +24,7 @@ from sim.base.errors import BadInput, DoesNotFit
 from sim.results.attainment import parts
 from sim.run import Outcome, execute, prepare
 from sim.setup.spec import RunSpec
+from sim.studies.sweep.work import bound_terms
 from sim.workload import schedulers
 from sim.workload.batching import Batching
 from sim.workload.iterations import RequestInfo
@@ -87,6 +88,36 @@ def test_swap_by_hand() -> None:
     assert kv.n_preemptions == {1: 1, 2: 1}
     assert (kv.n_out_pages, kv.n_in_pages, kv.peak_swapped_pages, kv.recomputed_tokens) == (2, 2, 2, 0)
     assert (kv.n_free, kv.held) == (PAGES, {})
+
+
+def two() -> list[RequestInfo]:
+    return [RequestInfo(i, 10 * i, prompt, outputs, "", None) for i, (prompt, outputs) in enumerate([(2, 4), (5, 1)])]
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+def test_a_prompt_under_way_makes_room_by_hand(swaps: bool) -> None:
+    """Two tokens at a time, five pages: request 1 has two tokens of its prompt there when 0 wants a third page."""
+    kv = KvMemory(KvPool(5, 2, 32, swaps))
+    before = [[(0, 0, 2)], [(0, 2, 1), (1, 0, 1)], [(0, 3, 1), (1, 1, 1)], [(0, 4, 1)]]
+    after = [[(1, 2, 2)], [(1, 4, 1)]] if swaps else [[(1, 0, 2)], [(1, 2, 2)], [(1, 4, 1)]]
+    assert composed(Batching(schedulers.find("fcfs")(two()), 2, kv, 2)) == before + after
+    assert (kv.n_preemptions, kv.recomputed_tokens) == ({1: 1}, 0 if swaps else 2)
+    assert (kv.n_out_pages, kv.n_in_pages) == ((1, 1) if swaps else (0, 0))
+
+
+def test_static_batches_by_hand() -> None:
+    """Nobody joins before 0 and 1 are done, also while 1 is away."""
+    kv = KvMemory(KvPool(PAGES, 2, 32))
+    assert composed(Batching(schedulers.find("fcfs")(three()), 2, kv, static=True)) == [
+        [(0, 0, 2), (1, 0, 2)],
+        [(0, 2, 1)],
+        [(0, 3, 1)],
+        [(1, 0, 3)],
+        [(1, 3, 1)],
+        [(2, 0, 1)],
+        [(2, 1, 1)],
+    ]
+    assert kv.n_preemptions == {1: 1}
 
 
 def server(folder: Path, pool: KvPool | None, batch: int = 3, engine: str | None = None, **spec: Any) -> Outcome:
@@ -167,9 +198,16 @@ def test_a_watermark_is_kept_beside_others() -> None:
     st.integers(1, 4),
     st.integers(0, 12),
     st.booleans(),
+    st.sampled_from([(0, False), (0, True), (1, False), (3, False), (8, False)]),
 )
 def test_pages_and_requests_of_any_load(
-    asked: list[tuple[int, int, int]], batch: int, name: str, page: int, spare: int, swaps: bool
+    asked: list[tuple[int, int, int]],
+    batch: int,
+    name: str,
+    page: int,
+    spare: int,
+    swaps: bool,
+    how: tuple[int, bool],
 ) -> None:
     """Memory never above budget, all of it returned; every token put out once, from keys and values that are there;
     whoever came first of those that run is never sent away, so nobody starves under first come, first served."""
@@ -182,7 +220,7 @@ def test_pages_and_requests_of_any_load(
     pool.check(come, pool.n_pages)
     kv = KvMemory(pool)
     profiled = Profiled.of(come, Slos({"*": {"ttft_s": 3.0}}))
-    made = Batching(schedulers.find(name)(come, True, 0, profiled), batch, kv)
+    made = Batching(schedulers.find(name)(come, True, 0, profiled), batch, kv, *how)
     now_s, begun = 0.0, []
     there: dict[int, int] = defaultdict(int)  # tokens whose keys and values are there
     out: dict[int, int] = defaultdict(int)  # tokens put out
@@ -195,9 +233,9 @@ def test_pages_and_requests_of_any_load(
             assert not away
             now_s = ranges
             continue
-        running = {r.request.index for r in ranges}
+        assert len({r.request.index for r in ranges}) == len(ranges)
         for request in kv.left:
-            assert request.index > min(running)
+            assert request.index > min(kv.held)
             away.add(request.index)
             if not swaps:
                 there[request.index] = 0
@@ -205,15 +243,17 @@ def test_pages_and_requests_of_any_load(
         assert kv.n_free >= 0
         for r in ranges:
             index = r.request.index
-            if index not in there:
+            if index not in begun:
                 assert not away, "a new request starts before those that were sent away are back"
                 begun.append(index)
             away.discard(index)
             assert r.start_row == r.request.first_row + there[index]
             assert r.context == there[index]
             there[index] += r.stop_row - r.start_row
-            out[index] += 1
-            assert there[index] == r.request.prompt_len + out[index] - 1
+            out[index] += r.puts_out
+            assert there[index] <= r.request.prompt_len + out[index] - 1 or not out[index]
+            if r.puts_out:
+                assert there[index] == r.request.prompt_len + out[index] - 1
             assert kv.held[index] * page >= there[index]
         assert len(kv.held) <= batch + len(ranges)
         now_s += 1.0
@@ -259,10 +299,15 @@ def result_of(spec: RunSpec, bounds: bool = True) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("preempt", PREEMPTIONS)
-@pytest.mark.parametrize("policy", ["lru", "fiddler", "fine_moe"])
-def test_simpy_says_the_same(tiny: Path, policy: str, preempt: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "how"), [("lru", {}), ("fiddler", {}), ("lru", {"prefill_chunk": 4}), ("lru", {"batching": "static"})]
+)
+def test_simpy_says_the_same(tiny: Path, policy: str, how: dict[str, Any], preempt: str) -> None:
     """Copies of experts and of pages share the links; `fiddler` sends activations down the way that pages go."""
-    found = [result_of(spec_of(tiny, policy, preempt=preempt, engine=e), bounds=False) for e in ("arithmetic", "simpy")]
+    found = [
+        result_of(spec_of(tiny, policy, preempt=preempt, engine=engine, **how), bounds=False)
+        for engine in ("arithmetic", "simpy")
+    ]
     for one in found:
         del one["engine"], one["by_layer"]  # its sums are taken in another order
     assert found[0] == found[1]
@@ -318,10 +363,11 @@ def test_copies_of_pages_and_of_experts_take_turns(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("preempt", PREEMPTIONS)
-def test_one_at_a_time_is_as_without_a_pool(tiny: Path, preempt: str) -> None:
+@pytest.mark.parametrize("how", [{}, {"prefill_chunk": 3}, {"batching": "static"}])
+def test_one_at_a_time_is_as_without_a_pool(tiny: Path, how: dict[str, Any], preempt: str) -> None:
     """Nobody makes room for itself: every figure but those of memory."""
-    with_pool = result_of(spec_of(tiny, batch=1, preempt=preempt, experts=60))
-    without = result_of(spec_of(tiny, batch=1, kv_memory_bytes=None, kv_page=16, experts=60))
+    with_pool = result_of(spec_of(tiny, batch=1, preempt=preempt, experts=60, **how))
+    without = result_of(spec_of(tiny, batch=1, kv_memory_bytes=None, kv_page=16, experts=60, **how))
     assert with_pool["kv"]["preemptions"] == 0
     assert "kv" not in without
     for name in ("run_id", "name", "memory", "peak_vram_bytes", "kv"):
@@ -342,12 +388,12 @@ def test_a_pool_for_all_changes_nothing(tiny: Path, preempt: str) -> None:
 
 
 @pytest.mark.parametrize("preempt", PREEMPTIONS)
-def test_who_knows_the_future_knows_who_makes_room(tiny: Path, preempt: str) -> None:
+@pytest.mark.parametrize("how", [{}, {"prefill_chunk": 4}])
+def test_who_knows_the_future_knows_who_makes_room(tiny: Path, how: dict[str, Any], preempt: str) -> None:
     """`belady` keeps what is used soonest, of iterations as they come with pre-emption: it copies the least, and no
     policy is below the bound, which is of these iterations, too."""
-    found = {
-        policy: result_of(spec_of(tiny, policy, preempt=preempt, experts=60)) for policy in ("belady", "lru", "lfu")
-    }
+    policies = ("belady", "lru", "lfu")
+    found = {policy: result_of(spec_of(tiny, policy, preempt=preempt, experts=60, **how)) for policy in policies}
     copied = {policy: one["h2d_bytes"] for policy, one in found.items()}
     assert min(copied, key=lambda policy: copied[policy]) == "belady"
     for one in found.values():
@@ -371,6 +417,17 @@ def test_tables_and_text(tiny: Path) -> None:
     assert plain.kv is None
     assert "KV memory" not in str(plain)
     assert plain.requests["preemptions_n"].isna().all()
+
+
+def test_bounds_are_kept_by_what_decides_them() -> None:
+    """Two pools of one run in a sweep compose other iterations, and have bounds of their own."""
+    terms = []
+    for fields in ({}, {"kv_memory_bytes": 60_000_000}, {"kv_memory_bytes": 61_000_000}):
+        made = prepare(RunSpec(policy="lru", hw="rtx3090", requests=6, batch=4, experts=40, **fields))
+        made.close()
+        terms.append(bound_terms(made))
+    assert terms[0] != terms[1] != terms[2]
+    assert "kv_page" not in terms[0]
 
 
 def test_what_makes_a_run() -> None:

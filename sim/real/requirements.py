@@ -35,6 +35,8 @@ def serving_precision(device: str, model: Model) -> str:
 
 def check(setup: Setup) -> None:
     """Raises BadInput for what no real run here carries out."""
+    if setup.kv is not None:
+        raise BadInput("--real, got --kv-memory: real runs have no pool of pages; leave it out")
     if setup.several.unusual:
         raise BadInput(f"--real, got {setup.several.unusual}: simulated only; leave it out")
     if setup.spec.prefill_chunk is not None or setup.spec.batching not in (None, CONTINUOUS):

@@ -42,7 +42,8 @@ def kv_pool(spec: RunSpec, model: Model, requests: Sequence[RequestInfo]) -> KvP
 def demand_of(pool: KvPool, spec: RunSpec, requests: Sequence[RequestInfo], without: Demand) -> Demand:
     """What the workload asks of memory with a pool, in place of `without` one."""
     widest = without.iteration_tokens
-    if without.batch > 1 and not pool.swaps:  # who made room is prefilled with all that it has put out
+    if without.batch > 1 and not pool.swaps and spec.prefill_chunk is None:
+        # Who made room is prefilled with all that it has put out.
         widest = max(widest, *(r.prompt_len + r.outputs - 1 for r in requests))
     return Demand(pool.n_pages * pool.page_tokens, widest, without.batch, spec.kv_memory_bytes)
 

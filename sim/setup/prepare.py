@@ -72,6 +72,7 @@ NEWER: dict[str, Any] = {
     "dense": GPU0,
 }
 """Fields that specifications did not always have, with what they stand for where they are left out."""
+KV = ("kv_memory_bytes", "kv_page", "preempt")  # of a pool for keys and values
 ENGINES = ARITHMETIC, SIMPY = "arithmetic", "simpy"
 
 
@@ -172,6 +173,8 @@ class Setup:
             terms["batching"] = spec.batching
         if spec.prefill_chunk is not None:
             terms["prefill_chunk"] = spec.prefill_chunk
+        if spec.kv_memory_bytes is not None:
+            terms |= {name: getattr(spec, name) for name in KV}
         return terms
 
     def notes(self) -> list[str]:
@@ -243,12 +246,10 @@ class Setup:
             del spec["replicas"], spec["router"]
         elif spec["router"] is None:
             spec["router"] = routers.DEFAULT
-        if spec["kv_memory_bytes"] is None:
-            del spec["kv_memory_bytes"], spec["kv_page"], spec["preempt"]
         for name, default in NEWER.items():
             if spec[name] == default:  # as it was before there were any
                 del spec[name]
-        for name in ("batching", "prefill_chunk"):
+        for name in ("batching", "prefill_chunk", *KV):
             if name not in self.batch_terms:
                 del spec[name]
         if self.arrivals_file is not None:
