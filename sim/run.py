@@ -252,6 +252,8 @@ def start_policy(engine: Engine, setup: Setup) -> None:
     size = view.expert_bytes
     for gpu, budget in enumerate(residency.budget_bytes):
         need = sound_number(policy, "min_experts", policy.min_experts(view))
+        if setup.homes is not None:
+            need = min(need, setup.homes.count(gpu))  # more than lives there is not needed
         if budget < need * size:
             raise DoesNotFit(
                 f"policy {policy.name}, got an expert budget of {show_bytes(max(0, budget))} on GPU {gpu}: it needs at "

@@ -30,7 +30,7 @@ from sim.policy.decisions import Predict, Prefetch
 from sim.profiles.hardware import Link, load_hardware
 from sim.profiles.models import load_model
 from sim.profiles.stack import load_stack
-from sim.run import prepare
+from sim.run import execute, prepare
 from sim.setup.spec import RunSpec
 from traces.format.reader import Trace
 
@@ -287,6 +287,80 @@ def test_memory_of_each_way(tiny_path):
     # Room for experts: the same on each GPU but under gpu0; most in all where nothing is held twice.
     assert [len(set(rooms[way])) for way in rooms] == [2, 1, 1]
     assert sum(rooms["data"]) < sum(rooms["tensor"])
+
+
+# -- a placement of one's own ----------------------------------------------------------------------------------------
+
+
+def placed(tmp_path: Path, text: str, tiny_path: Path, **rest: Any) -> Any:
+    (tmp_path / "placement.yaml").write_text(text)
+    made = {"policy": "lru", "gpus": 3, "placement": str(tmp_path / "placement.yaml"), **rest}
+    return prepare(RunSpec(hw="rtx3090", trace=str(tiny_path), split="all", **made))
+
+
+UNEVEN = "experts: [0, 0, 0, 0, 0, 1, 1, 2]\nlayers: {3: [2, 2, 2, 2, 1, 1, 1, 1]}\n"
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "gpu_only", "on_demand", "moe_infinity", "belady", "fiddler"])
+def test_experts_run_where_they_are_placed(tmp_path, tiny_path, policy):
+    shown = []
+    for engine in ENGINES:
+        hw = {"hw.vram_bytes": 1e12} if policy == "gpu_only" else {}
+        made = placed(tmp_path, UNEVEN, tiny_path, policy=policy, engine=engine, set=hw)
+        spans: list[Any] = []
+        result = execute(made, lambda *span, to=spans: to.append(span)).result
+        made.close()
+        shown.append(sorted(spans))
+        assert result.bound.tpot_s <= result.tpot_s.mean
+    assert shown[0] == shown[1]
+    row, third = [0, 0, 0, 0, 0, 1, 1, 2], [2, 2, 2, 2, 1, 1, 1, 1]
+    ran = {(span[2], span[3], span[0]) for span in shown[0] if span[1] == "expert" and span[0].startswith("gpu")}
+    assert ran
+    assert all(lane == f"gpu{(third if layer == 3 else row)[expert]}" for layer, expert, lane in ran)
+
+
+def test_memory_is_planned_for_what_lives_where(tmp_path, tiny_path):
+    made = placed(
+        tmp_path, "experts: [0, 0, 0, 0, 0, 1, 1, 2]", tiny_path, policy="gpu_only", set={"hw.vram_bytes": 1e12}
+    )
+    size = made.model.expert_bytes("bf16")
+    assert made.memory.expert_bytes == (32 * 5 * size, 32 * 2 * size, 32 * size)
+    made.close()
+
+
+def test_a_placement_by_the_rule_is_the_rule_but_says_so(tmp_path, tiny_path):
+    results = []
+    for given in ({"placement": None}, {}):
+        made = placed(tmp_path, '{"experts": [0, 1, 0, 1, 0, 1, 0, 1]}', tiny_path, gpus=2, **given)
+        result = execute(made).result.to_dict()
+        results.append({key: value for key, value in result.items() if key not in ("run_id", "wall_s")})
+        made.close()
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("experts: [0, 1]", "placement.yaml: experts, got 2 GPUs: one for each of the 8 experts of a layer"),
+        (
+            "experts: [0, 1, 2, 3, 0, 1, 2, 3]",
+            "placement.yaml: experts[3], got 3: GPUs are 0 to 2; correct it, or --gpus",
+        ),
+        (
+            "layers: {0: [0, 1, 2, 0, 1, 2, 0, 1]}",
+            "placement.yaml: layers, got none for layer 1: give it, or `experts`",
+        ),
+        ("layers: {32: [0]}", "placement.yaml: layers, got 32: the model has MoE layers 0 to 31; correct it"),
+        ("expert: [0]", "placement.yaml: top level: Object contains unknown field `expert`; did you mean 'experts'?"),
+        ("experts: [0, x, 2, 0, 1, 2, 0, 1]", "placement.yaml: experts[1]: Expected `int`, got `str`"),
+        ("experts: [", "placement.yaml"),
+    ],
+)
+def test_a_placement_that_is_wrong_is_refused_in_a_line(tmp_path, tiny_path, text, said):
+    with pytest.raises(BadInput) as refused:
+        placed(tmp_path, text, tiny_path)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 # -- what must hold in any world -------------------------------------------------------------------------------------

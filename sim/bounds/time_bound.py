@@ -65,6 +65,7 @@ class Bounds:
         self.cost = setup.cost()
         self.experts = Experts(self.cost)
         self.n_gpus = setup.spec.gpus
+        self.homes = np.array(setup.several.homes_of(setup.trace.n_layers * setup.trace.n_experts))
         self.together = Together(self.cost) if setup.several.together else None
         size = setup.pieces.whole[0][0].n_bytes
         # A policy may hold part of an expert in what is left of the budget: rounded up, in its favour.
@@ -151,7 +152,7 @@ class Bounds:
         if self.n_gpus == 1:
             path = self._path(iteration, [sorted(row, reverse=True) for row in counts], [0] * n_layers)
             return Pass(iteration.index, path, [Uses(ids, ends.tolist())], tokens)
-        home = ids % self.n_gpus
+        home = self.homes[ids]
         found = []
         for gpu in range(self.n_gpus):
             mine = home == gpu

@@ -58,6 +58,7 @@ SPEC_OPTIONS = (
         metavar="WAY",
         help="How tokens cross to experts on other GPUs: per-expert (default), or all-to-all: together, in a queue.",
     ),
+    click.option("--placement", metavar="FILE", help="Which GPU each expert lives on; default: dealt round-robin."),
     click.option(
         "--dense",
         metavar="WAY",

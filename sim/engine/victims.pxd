@@ -55,6 +55,7 @@ cdef class Ranked(Victims):
     cdef bint per_layer, by_expert, guarded, spares_unused
     cdef int n_whole, n_here
     cdef long long[::1] resident, stands
+    cdef readonly object homes
     cpdef placed(self, int index)
     @cython.locals(last=cython.longlong)
     cpdef void left(self, int index) noexcept
@@ -62,7 +63,7 @@ cdef class Ranked(Victims):
     cpdef int victim(self, Piece piece, bint speculative) except -2
     @cython.locals(residency=Residency, ranks=double[::1], resident=cython.longlong[::1], per_layer=bint, n_experts=int,
                    n_gpus=int, first=int, at=int, n=int, pending_from=int, best=int,
-                   best_bar=int, best_rank=double, most=double, index=int, expert=int, bar=int, rank=double)
+                   best_bar=int, best_rank=double, other=Piece, most=double, index=int, expert=int, bar=int, rank=double)
     cdef int _find(self, Piece piece, bint speculative) noexcept
     cdef bint _before(self, int index, int other) noexcept
     cdef int _bar(self, int index) noexcept

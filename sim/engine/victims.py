@@ -170,6 +170,7 @@ class Ranked(Victims):
         self.touches = False
         # Resident whole experts in any order, and where each stands among them.
         self.n_here = 0
+        self.homes = np.array([whole.gpu for whole in residency.pieces.all[: self.n_whole]])
         self.resident = ints(self.n_whole)
         self.stands = ints(self.n_whole)
 
@@ -217,8 +218,12 @@ class Ranked(Victims):
             rank = ranks[index]
             if rank > most:
                 continue
-            if not residency.here[index] or (n_gpus > 1 and index % n_gpus != piece.gpu):
+            if not residency.here[index]:
                 continue
+            if n_gpus > 1:
+                other: Piece = residency.pieces.all[index]
+                if other.gpu != piece.gpu:
+                    continue
             expert = index - pending_from
             if 0 <= expert < n_experts and self.pending.tokens[expert]:
                 continue
@@ -262,7 +267,7 @@ class Ranked(Victims):
             inside[piece.layer * n_experts : (piece.layer + 1) * n_experts] = True
             there &= inside
         if n_gpus > 1:
-            there &= np.arange(self.n_whole) % n_gpus == piece.gpu
+            there &= self.homes == piece.gpu
         if self.pending.n_left:
             there[[self.pending.layer * n_experts + expert for expert in self.pending.experts()]] = False
         found = np.flatnonzero(there)

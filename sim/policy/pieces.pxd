@@ -12,5 +12,5 @@ cdef class Pieces:
     cdef readonly int n_layers, n_experts, n_gpus
     cdef readonly object precision
     cdef readonly list whole, all
-    cdef object _expert_bytes
+    cdef object _expert_bytes, _homes
     cdef dict _parts

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 class Piece:
@@ -70,15 +70,23 @@ class Pieces:
         n_layers: MoE layers. n_experts: routed experts per layer. precision: the precision weights are served in.
         n_gpus: experts are dealt round-robin over GPUs (FineMoE section 5); `home` is that rule.
         expert_bytes: bytes of a whole expert at a precision.
+        homes: the GPU of each expert, layer by layer, in place of that rule.
     """
 
     def __init__(
-        self, n_layers: int, n_experts: int, precision: str, n_gpus: int, expert_bytes: Callable[[str], int]
+        self,
+        n_layers: int,
+        n_experts: int,
+        precision: str,
+        n_gpus: int,
+        expert_bytes: Callable[[str], int],
+        homes: Sequence[int] | None = None,
     ) -> None:
         self.n_layers = n_layers
         self.n_experts = n_experts
         self.precision = precision
         self.n_gpus = n_gpus
+        self._homes = homes
         self._expert_bytes = expert_bytes
         size = expert_bytes(precision)
         self.whole: list[list[Piece]] = [
@@ -99,8 +107,12 @@ class Pieces:
         return len(self._parts)
 
     def home(self, layer: int, expert: int) -> int:
-        """GPU that owns an expert: round-robin over all experts in layer order."""
-        return (layer * self.n_experts + expert) % self.n_gpus
+        """GPU that owns an expert: round-robin over all experts in layer order, unless a placement says otherwise."""
+        index: int = layer * self.n_experts + expert
+        if self._homes is not None:
+            gpu: int = self._homes[index]
+            return gpu
+        return index % self.n_gpus
 
     def part(
         self,

@@ -146,12 +146,16 @@ def plan(
     # Other GPUs hold experts only, besides their own reserve, or as much of what is dense as the first.
     room = [left_bytes] + [left_bytes if several.together else vram_bytes - RESERVE_BYTES] * (n_gpus - 1)
     wanted = _wanted(rule, size, n_total, n_gpus)  # a cap is checked even where it has no say
+    homes = several.homes_of(n_total)
+    all_of_it = [homes.count(gpu) * size for gpu in range(n_gpus)]
     if whole_model:
-        wanted = _share(n_total, n_gpus, size)
+        wanted = all_of_it
     if wanted is None:
-        wanted = [min(bytes_, limit) for bytes_, limit in zip(room, _share(n_total, n_gpus, size), strict=True)]
+        wanted = [min(bytes_, limit) for bytes_, limit in zip(room, all_of_it, strict=True)]
         if hypothetical:
             wanted = [max(bytes_, size) for bytes_ in wanted]
+    if several.homes is not None:  # no more than lives there
+        wanted = [min(bytes_, limit) for bytes_, limit in zip(wanted, all_of_it, strict=True)]
     for gpu, (asked, has) in enumerate(zip(wanted, room, strict=True)):
         if asked > has and not hypothetical:
             raise DoesNotFit(

@@ -35,6 +35,7 @@ from sim.profiles.stack import load_stack
 from sim.setup.kv_pool import check_host_room, demand_of, kv_pool
 from sim.setup.memory import BudgetRule, Demand, MemoryPlan, check_host, plan
 from sim.setup.pairing import check_shape, default_model, drawn_anew, model_of_shape, trace_for
+from sim.setup.placement import read_placement
 from sim.setup.profile import profiled
 from sim.setup.replicas import MAX_REPLICAS, check_replicas
 from sim.setup.spec import HIT_DEFINITIONS
@@ -94,6 +95,7 @@ class Setup:
     open_loop: bool
     clients: int = 0  # of a closed loop
     labels: tuple[str, ...] = ()  # of the load
+    homes: tuple[int, ...] | None = None  # the GPU of each expert, layer by layer; None: dealt round-robin
     kv: KvPool | None = None  # pages for keys and values; None: as many as are ever needed
     machine: Callable[..., Any] | None = None  # a kind of one's own, in place of those that `engine` names
     run_id: str = ""  # before the policy is bound: binding may fill in parameters that were left to be derived
@@ -104,7 +106,7 @@ class Setup:
     @property
     def several(self) -> Several:
         """How its GPUs work together."""
-        return Several(self.spec.gpus, self.spec.peer, self.spec.host_memory, self.spec.dense)
+        return Several(self.spec.gpus, self.spec.peer, self.spec.host_memory, self.spec.dense, self.homes)
 
     def cost(self) -> Cost:
         """Prices of everything on its hardware."""
@@ -232,6 +234,7 @@ class Setup:
             "stack_sha256": digests["stack"],
             "trace": self.trace.name,
             "trace_sha256": self.trace.sha256,
+            **({} if self.homes is None else {"placement_sha256": _text_sha256(str(self.homes))}),
             **({} if self.arrivals_file is None else {"arrivals_sha256": _sha256(self.arrivals_file)}),
         }
 
@@ -246,6 +249,7 @@ class Setup:
             del spec["replicas"], spec["router"]
         elif spec["router"] is None:
             spec["router"] = routers.DEFAULT
+        del spec["placement"]  # `resolved` has what it says
         for name, default in NEWER.items():
             if spec[name] == default:  # as it was before there were any
                 del spec[name]
@@ -267,6 +271,7 @@ class Setup:
             scheduler=None if spec.scheduler is None else whole_plug_in(spec.scheduler),
             hw=_whole(spec.hw, GPUS),
             stack=_whole(spec.stack, STACKS),
+            placement=None if spec.placement is None else str(Path(spec.placement).resolve()),
             arrivals=spec.arrivals if self.arrivals_file is None else str(self.arrivals_file.resolve()),
             model=self.model.id if spec.model is None else _whole(spec.model, MODELS),
             trace=trace.name if _known(trace) else str(trace.path.resolve()),
@@ -358,6 +363,8 @@ def _check_several(spec: RunSpec) -> None:
             raise BadInput(f"{option}, got {name!r}: no such way; {did_you_mean(name, known)}")
         if spec.gpus == 1 and name != known[0]:
             raise BadInput(f"{option}, got {name!r} with one GPU: there is no other to share with; add --gpus N")
+    if spec.placement is not None and spec.gpus == 1:
+        raise BadInput(f"--placement, got {spec.placement!r} with one GPU: there is nothing to place; add --gpus N")
     if spec.dense != GPU0 and spec.peer != PER_EXPERT:
         raise BadInput(f"--peer, got {spec.peer!r} with --dense {spec.dense}, which has collectives; leave one out")
     if spec.dense != GPU0 and spec.kv_memory_bytes is not None:
@@ -375,7 +382,10 @@ def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
             f"--dense, got 'tensor' on {spec.gpus} GPUs: {model.id} has {model.n_heads} heads, which must be dealt out "
             "evenly; take another --gpus, or --dense data"
         )
-    return Several(spec.gpus, spec.peer, spec.host_memory, spec.dense)
+    homes = None
+    if spec.placement is not None:
+        homes = read_placement(Path(spec.placement), model.n_moe_layers, model.n_experts, spec.gpus)
+    return Several(spec.gpus, spec.peer, spec.host_memory, spec.dense, homes)
 
 
 def _check_batching(spec: RunSpec) -> None:
@@ -463,7 +473,7 @@ def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace
     bound = "bound" in policy.traits
     memory = plan(model, hw, spec.precision, demand, rule, spec.gpus, bound, policy.keeps_all, several)
     host_bytes = check_host(model, hw, spec.precision) if not policy.keeps_all else 0
-    pieces = Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes)
+    pieces = Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes, several.homes)
     if kv is not None:
         check_host_room(kv, hw, host_bytes, requests, together)
     store = requests_of(trace, "store")
@@ -513,6 +523,10 @@ def _known(trace: Trace) -> bool:
     from traces.synth.drawn import drawn_path
 
     return trace.path in (bundled_traces().get(trace.name), drawn_path(trace.name))
+
+
+def _text_sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:
