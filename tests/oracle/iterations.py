@@ -37,6 +37,7 @@ class Range(NamedTuple):
     stop_row: int
     phase: str
     context: int
+    puts_out: bool = True  # policies ask; a prompt was one range then
 
 
 class Scheduler:
