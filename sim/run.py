@@ -67,6 +67,7 @@ def execute(
     bounds: bool = True,
     begun: Callable[[Engine], None] | None = None,
     watched: Callable[[int], Watched] | None = None,
+    by_layer: bool = True,
 ) -> Outcome:
     """Run it in simulation.
 
@@ -76,11 +77,12 @@ def execute(
         bounds: work out the lower bound on time too (`sim.bounds.time_bound`); without it the key `bound` is None.
         begun: told of the engine, with all that lies in its cache, before the first iteration.
         watched: of several replicas, what each is told of in place of `spans`, `log`, `on_step` and `begun`.
+        by_layer: work out the key `by_layer` too, of a single replica; without it that is empty.
     """
     with blamed(setup.policy):
         if setup.spec.replicas > 1:
             return _execute_replicas(setup, progress, watched)
-        return _execute(setup, spans, log, progress, on_step, bounds, begun)
+        return _execute(setup, spans, log, progress, on_step, bounds, begun, by_layer)
 
 
 def _execute(
@@ -91,13 +93,14 @@ def _execute(
     on_step: Callable[[Step], None] | None,
     bounds: bool,
     begun: Callable[[Engine], None] | None,
+    by_layer: bool,
 ) -> Outcome:
     began_s = time.perf_counter()
     engine, machine = assemble(setup, spans, log)
     if begun is not None:
         begun(engine)
     clockwork = run_through(setup, engine, machine, on_step, progress)
-    result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s)
+    result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s, by_layer=by_layer)
     if bounds:
         result.set_beside(lower_bound(setup))
     return Outcome(result, engine, machine, clockwork, setup)
@@ -191,7 +194,7 @@ def tellable(setup: Setup) -> bool:
     )
 
 
-def record(setup: Setup) -> tuple[Outcome, Recording | None]:
+def record(setup: Setup, by_layer: bool = True) -> tuple[Outcome, Recording | None]:
     """Run it, and write down what others like it need; None where a time or a price had a part in its decisions."""
     with blamed(setup.policy):
         began_s = time.perf_counter()
@@ -202,14 +205,14 @@ def record(setup: Setup) -> tuple[Outcome, Recording | None]:
         recorder.tape.budget_bytes = engine.residency.budget_bytes[0]
         clockwork = run_through(setup, engine, recorder, None, None)
         priced = asked.any
-        result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s)
+        result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s, by_layer=by_layer)
     outcome = Outcome(result, engine, machine, clockwork, setup)
     if recorder.spoilt or priced:
         return outcome, None
     return outcome, Recording(recorder.tape, engine, setup.policy)
 
 
-def timed(setup: Setup, recording: Recording) -> Outcome:
+def timed(setup: Setup, recording: Recording, by_layer: bool = True) -> Outcome:
     """What `execute` gives without a bound, by a run of the same decisions on other hardware."""
     began_s = time.perf_counter()
     setup = replace(setup, policy=recording.policy)
@@ -217,7 +220,7 @@ def timed(setup: Setup, recording: Recording) -> Outcome:
     machine, clockwork = SimulatedMachine(cost, setup.spec.gpus), Clockwork()
     tape = recording.tape
     Player(machine, recording.engine.pieces, tape.budget_bytes, tape.placed).play(tape, clockwork)
-    result = fold(setup, recording.engine, machine, clockwork, time.perf_counter() - began_s, cost)
+    result = fold(setup, recording.engine, machine, clockwork, time.perf_counter() - began_s, cost, by_layer=by_layer)
     return Outcome(result, recording.engine, machine, clockwork, setup)
 
 

@@ -202,7 +202,8 @@ def path_of(
     host_s = n_layers * (launches.attention.all_s + launches.gate.all_s + launches.sync_s)
     host_s += n_layers * launches.shared.all_s if cost.has_shared else 0.0
     host_s += n_dense * launches.dense.all_s
-    host_s += sum([launches.experts_s(n) for n in (*map(len, lists), *elsewhere)])
+    of = {n: launches.experts_s(n) for n in {*map(len, lists), *elsewhere}}
+    host_s += sum([of[n] for n in (*map(len, lists), *elsewhere) if n])
     host_s += layers.head.all_s + launches.sync_s
     n_dense_after = cost.n_dense_before[n_layers]
     after_s = layers.head_s + launches.sync_s + (n_dense_after * layers.dense_s if cost.has_dense else 0.0)

@@ -59,11 +59,13 @@ def fold(
     wall_s: float,
     cost: Cost | None = None,
     replicas: Sequence[Served] = (),
+    by_layer: bool = True,
 ) -> Result:
     """The record of a run; its keys as JSON are documented in docs/output.md and stable.
 
     Args:
         cost: what priced it, where that is not the engine's own. replicas: of which the others are the sums.
+        by_layer: work out `by_layer` too, which is most of the record; without it that is empty.
     """
     spec, policy, model, tally = setup.spec, setup.policy, setup.model, engine.tally
     log = setup.arrivals_file
@@ -170,7 +172,7 @@ def fold(
         scheduling=_scheduling(setup, clockwork),
         router=setup.router.name if replicas else None,
         replicas=by_replica,
-        by_layer=layer_rows(tally.by_expert, machine.waiting, clockwork, engine.view.expert_bytes),
+        by_layer=layer_rows(tally.by_expert, machine.waiting, clockwork, engine.view.expert_bytes) if by_layer else [],
     )
 
 

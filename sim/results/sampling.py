@@ -67,14 +67,7 @@ class Sample:
     def resampled(self) -> NDArray[np.float64]:
         """Means of resampled units; the draws depend on their number alone, so equal requests are drawn in all runs."""
         if self._resampled is None:
-            even = self.n > 0 and bool((self.counts == self.counts[0]).all())  # then any n of them are as many requests
-            self._resampled = np.concatenate(
-                [
-                    self.sums.take(drawn).sum(axis=1)
-                    / (self.n * self.counts[0] if even else self.counts[drawn].sum(axis=1))
-                    for drawn in _draws(self.n)
-                ]
-            )
+            self._resampled = _resampled(self.sums.tobytes(), self.counts.tobytes())
         return self._resampled
 
     def interval(self) -> Interval | None:
@@ -102,6 +95,17 @@ class Sample:
             return sure
         difference = self.minus(other)
         return difference is not None and (difference[0] > 0 or difference[1] < 0)
+
+
+@lru_cache(maxsize=128)
+def _resampled(sums_data: bytes, counts_data: bytes) -> NDArray[np.float64]:
+    """Kept by what they are of: a sweep asks for the same of a point's own error and of its place among the others."""
+    sums, counts = np.frombuffer(sums_data), np.frombuffer(counts_data)
+    n = len(sums)
+    even = n > 0 and bool((counts == counts[0]).all())  # then any n of them are as many requests
+    return np.concatenate(
+        [sums.take(drawn).sum(axis=1) / (n * counts[0] if even else counts[drawn].sum(axis=1)) for drawn in _draws(n)]
+    )
 
 
 def _draws(n: int) -> Iterable[NDArray[np.int64]]:
@@ -182,8 +186,9 @@ def ranks(of: list[Sample]) -> list[tuple[tuple[int, int], list[int]]] | None:
     if not of or of[0].n < 2:
         return None
     found = []
+    pairs = [[one.told_apart(other) for other in of[:i]] for i, one in enumerate(of)]  # whoever is asked
     for i, one in enumerate(of):
-        apart = [j for j, other in enumerate(of) if j != i and one.told_apart(other)]
+        apart = [j for j in range(len(of)) if j != i and pairs[max(i, j)][min(i, j)]]
         faster = sum(of[j].mean < one.mean for j in apart)
         tied = [j for j in range(len(of)) if j != i and j not in apart]
         found.append(((1 + faster, 1 + faster + len(tied)), tied))

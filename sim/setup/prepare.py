@@ -117,7 +117,7 @@ class Setup:
         """What is promised to requests, by task."""
         return Slos(self.spec.slo)
 
-    @property
+    @cached_property
     def scheduler(self) -> type[Scheduler]:
         """Who says whose prompt runs next."""
         return schedulers.find(self.spec.scheduler or schedulers.DEFAULT)

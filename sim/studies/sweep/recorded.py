@@ -31,14 +31,16 @@ def family_terms(setup: Setup) -> dict[str, Any] | None:
 
 
 def outcome_of(setup: Setup, family: str) -> Outcome:
-    """The outcome of a point without its bound, equal to a run of its own; '': it has no family."""
+    """The outcome of a point without its bound and its layers, equal to a run of its own; '': it has no family."""
     if not family:
-        return execute(setup, bounds=False)
+        return execute(setup, bounds=False, by_layer=False)
     if family not in _KEPT:
-        outcome, recording = record(setup)
+        outcome, recording = record(setup, by_layer=False)
         while len(_KEPT) >= MOST_KEPT:
             del _KEPT[next(iter(_KEPT))]
         _KEPT[family] = recording
         return outcome
     recording = _KEPT[family]
-    return execute(setup, bounds=False) if recording is None else timed(setup, recording)
+    if recording is None:
+        return execute(setup, bounds=False, by_layer=False)
+    return timed(setup, recording, by_layer=False)
