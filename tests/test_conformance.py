@@ -17,6 +17,7 @@ from sim.conformance.suite import CHECKS, FAIL, PASS, SKIP, World, conform, judg
 from sim.policy.api import Assignment, Param, Policy
 from sim.policy.decisions import Evict, Prefetch, Serve
 from sim.policy.registry import policies
+from sim.workload.iterations import PREFILL
 
 N_CHECKS = 20
 # What the project began with; more policies may join, none of these may leave.
@@ -264,6 +265,15 @@ class Idle(Mutant):
         yield Serve()
 
 
+class Whole(Mutant):
+    """Takes every prompt for a whole one, which has nothing before it."""
+
+    def gate_done(self, gate, view):
+        if gate.phase == PREFILL and any(r.context for r in gate.iteration.ranges):
+            view._pending.settle(view.pending_experts()[-1])
+        yield Serve()
+
+
 class Twice(Mutant):
     """Computes half of every expert once more than it says."""
 
@@ -304,6 +314,13 @@ def test_rule_notices(rule):
     assert verdict.verdict == FAIL
     assert verdict.reason
     assert not verdict.reason.startswith(("AttributeError", "TypeError")), "the mutant itself is at fault"
+
+
+def test_who_knows_no_parts_of_prompts_is_noticed():
+    with World(Whole) as world:
+        verdict = judge(CHECK["executes_each_needed_expert_once"], world)
+    assert verdict.verdict == FAIL
+    assert "needed" in verdict.reason
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from sim.policy.api import Param, ParamValue
 
 
-MOST = 10_000
-"""Tokens of an iteration: more than any prompt has."""
-
-
 def check_is_deterministic(world: World) -> None:
     """Two runs of the same input make the same decisions and the same result, to the last bit."""
     for experts in (world.room(QUARTER), world.room(HALF)):
@@ -102,14 +98,6 @@ def check_rebuilds_from_its_settings(world: World) -> None:
     require(again.log == seen.log, f"decision {_first(again.log, seen.log)} differs after a round trip")
 
 
-def check_a_prompt_in_one_part_is_a_prompt(world: World) -> None:
-    """Where one request runs at a time, in iterations that hold its whole prompt, every decision is as without them."""
-    for experts in (world.room(QUARTER), world.room(HALF)):
-        whole, parts = world.run(experts), world.run(experts, prefill_chunk=MOST)
-        require(whole.log == parts.log, f"decision {_first(whole.log, parts.log)} differs")
-        require(whole.result.simulated_s == parts.result.simulated_s, "same decisions, other times")
-
-
 def check_every_parameter_can_be_set(world: World) -> None:
     """Every parameter takes its default and other legal values, and runs with them; values out of range are refused."""
     kind = world.kind
@@ -174,6 +162,5 @@ CHECKS = (
     check_knows_no_clock,
     check_needs_are_honoured,
     check_rebuilds_from_its_settings,
-    check_a_prompt_in_one_part_is_a_prompt,
     check_every_parameter_can_be_set,
 )
