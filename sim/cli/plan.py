@@ -160,7 +160,8 @@ def _print(found: Planned) -> None:
     )
 
     say(answer(found), bold=True)
-    for line in (order_line(found), counts_line(found), found.trace):
+    rate = [] if found.headroom is None else [found.headroom.text]
+    for line in (*rate, order_line(found), counts_line(found), found.trace):
         say(line)
     say()
     say(machines_table(found), nl=False)

@@ -26,8 +26,8 @@ class Rung(NamedTuple):
 
 
 RUNGS = (Rung(10, 0.15, 0.1), Rung(3, 0.05, 0.03))
-FEWEST = 2
-"""Requests of a rung: fewer are mostly the filling of an empty cache."""
+MOST_LIKELY = 3
+"""Policies that are tried with one more replica: those that did best with as many as before."""
 
 
 class Level(NamedTuple):
@@ -36,6 +36,11 @@ class Level(NamedTuple):
     machine: Machine
     budget: tuple[float, float]
     candidates: list[Candidate]
+
+    @property
+    def alike(self) -> tuple[str, int, tuple[float, float]]:
+        """What it has in common with settings of more or fewer replicas."""
+        return self.machine.id, self.machine.n_gpus, self.budget
 
     @property
     def reaching(self) -> list[Candidate]:
@@ -56,25 +61,33 @@ def levels_of(candidates: Sequence[Candidate]) -> list[Level]:
 def climb(goals: Sequence[Goal], levels: Sequence[Level], replays: Replays, every: bool) -> Level | None:
     """The first setting in which a policy reaches every goal; `every`: settle the dearer ones, too.
 
-    Whether a setting reaches the goals is settled in each by itself: nothing is taken from another one's.
+    Whether a setting reaches the goals is settled in each by itself: what is taken from another one's is which policies
+    are tried with more replicas.
     """
     answer: Level | None = None
+    likely: dict[object, list[str]] = {}  # policies, by machine and budget
     for level in levels:
         if answer is not None and not every:
             for one in level.candidates:
                 one.state = DEARER if one.state == OPEN else one.state
             continue
+        if level.machine.n_replicas > 1 and (names := likely.get(level.alike)) is not None:
+            for one in level.candidates:
+                if one.state == OPEN and one.label not in names:
+                    one.state, one.reason = SCREENED, "others did better with fewer replicas"
         settle(goals, level, replays)
+        ran = sorted((one for one in level.candidates if one.result is not None), key=_by_load)
+        if ran:
+            likely[level.alike] = [one.label for one in ran[:MOST_LIKELY]]
         if answer is None and level.reaching:
             answer = level
     return answer
 
 
-def few_of(goals: Sequence[Goal], n_requests: int) -> int | None:
-    """How many requests a search looks at while it is under way; None: all, as percentiles need them."""
-    n = max(FEWEST, n_requests // RUNGS[0].one_in)
+def few_of(goals: Sequence[Goal], replays: Replays) -> int | None:
+    """How many requests a search looks at while it is under way; None: all, as percentiles and queues need them."""
     means = all(goal.key.rpartition(".")[2] not in FEWEST_FOR for goal in goals)
-    return n if means and 2 * n <= n_requests else None
+    return replays.few(RUNGS[0].one_in) if means else None
 
 
 def settle(goals: Sequence[Goal], level: Level, replays: Replays) -> None:
@@ -82,8 +95,8 @@ def settle(goals: Sequence[Goal], level: Level, replays: Replays) -> None:
     live = [one for one in level.candidates if one.state == OPEN]
     aside: list[Candidate] = []  # worse than the best by the first few requests, should that one reach the goals
     for rung in RUNGS:
-        n = max(FEWEST, replays.n_requests // rung.one_in)
-        if not live or 2 * n > replays.n_requests or (rung is not RUNGS[0] and len(live) == 1):
+        n = replays.few(rung.one_in)
+        if not live or n is None or (rung is not RUNGS[0] and len(live) == 1):
             continue
         screen(goals, live, replays, n)
         for one in live:
@@ -99,6 +112,13 @@ def settle(goals: Sequence[Goal], level: Level, replays: Replays) -> None:
             break
     for one in aside:
         one.state = SCREENED if one.state == OPEN else one.state
+
+
+def _by_load(one: Candidate) -> tuple[float, float, str]:
+    """The nearest to the goals first; of those whose queues grow, the one that serves most."""
+    load = None if one.result is None else one.result.load
+    served = 0.0 if load is None or load.capacity_per_s is None else load.capacity_per_s
+    return -one.margin_frac, -served, one.label
 
 
 def _by_margin(some: Sequence[Candidate]) -> list[Candidate]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import structs
 
 from sim.results.figure import figures
 from sim.results.metrics import statistic
 from sim.studies.plan.goal import Goal, Reading
+from sim.studies.sweep.grid import key_of
 
 if TYPE_CHECKING:
     from sim.bounds.time_bound import LeastTimes
@@ -16,25 +20,47 @@ if TYPE_CHECKING:
     from sim.studies.plan.candidate import Candidate
     from sim.studies.pool import Call
     from sim.studies.sweep.run import Answers, Progress
+    from sim.workload.slo import Slo
 
+ATTAINED = ("slo.attained_frac", "slo.goodput_requests_per_s")
 ENOUGH = 4
 """Bounds from which starting processes pays."""
 
 
 class Limit(NamedTuple):
-    """Least times of every request. `alone`: one after the other, so that they add up to the run's."""
+    """Least times of every request, in the order they complete; under load from its arrival on, with the wait for those
+    before it.
+
+    Attributes:
+        alone: one after the other, so that they add up to the run's. arrivals_s: of requests under load. promised: of
+            each request, where its order is known. unhurried: the same with nobody else there, so without a wait.
+    """
 
     requests: tuple[LeastTimes, ...]
     lanes: str
     alone: bool
+    arrivals_s: tuple[float, ...] = ()
+    promised: tuple[Slo | None, ...] = ()
+    unhurried: tuple[LeastTimes, ...] = ()
+
+    @property
+    def of_any_replicas(self) -> Limit:
+        """The same over however many machines: there a request need not wait for another, but takes no less alone."""
+        return self._replace(requests=self.unhurried, alone=False)
 
     def value(self, goal: Goal, n: int | None = None) -> float | None:
         """The best that the goal's figure can be, over the first n requests or all; None where no bound is known."""
         from sim.bounds.time_bound import ROUNDING
 
         some = self.requests[:n]
-        if goal.key == "throughput_tokens_per_s" and self.alone and not goal.at_most:
-            return sum(one.outputs for one in some) / (sum(one.e2e_s for one in some) * (1 - ROUNDING))
+        span_s = self._span_s(some) * (1 - ROUNDING)
+        if not goal.at_most and span_s > 0 and goal.key == "throughput_tokens_per_s":
+            return sum(one.outputs for one in some) / span_s
+        if not goal.at_most and self.promised and goal.key in ATTAINED:
+            may = [may_keep(one, slo) for one, slo in zip(some, self.promised, strict=False) if slo is not None]
+            if goal.key == ATTAINED[0]:
+                return sum(may) / len(may) if may else None
+            return sum(may) / span_s if span_s > 0 else None
         name, _, which = goal.key.partition(".")
         if not goal.at_most or name not in ("tpot_s", "ttft_s", "e2e_s") or which == "n":
             return None
@@ -43,6 +69,21 @@ class Limit(NamedTuple):
         told = dict(figures({name: _fields(statistic(time for time in times if time is not None))}))
         least = told.get(goal.key)
         return None if least is None else least * (1 - ROUNDING)
+
+    def _span_s(self, some: Sequence[LeastTimes]) -> float:
+        """The least time from the first arrival to the last token; 0 where it is not known."""
+        if self.arrivals_s:
+            ends_s = (at_s + one.e2e_s for at_s, one in zip(self.arrivals_s, some, strict=False))
+            return max(ends_s, default=0.0) - self.arrivals_s[0]
+        return sum(one.e2e_s for one in some) if self.alone else 0.0
+
+
+def may_keep(least: LeastTimes, slo: Slo) -> bool:
+    """Whether a request that takes no less may keep its SLO."""
+    from sim.bounds.time_bound import ROUNDING
+
+    pairs = ((least.ttft_s, slo.ttft_s), (least.tpot_s, slo.tpot_s), (least.e2e_s, slo.e2e_s))
+    return all(most is None or at_least is None or at_least * (1 - ROUNDING) <= most for at_least, most in pairs)
 
 
 def _fields(value: object) -> dict[str, float | None]:
@@ -60,8 +101,15 @@ def limit_of(spec: RunSpec, cpu: bool) -> Limit | None:
         if not setup.timeless:
             return None
         lanes = "copy + cpu" if cpu else "copy"
-        alone = setup.spec.batch == 1 and not setup.open_loop
-        return Limit(tuple(Bounds(setup, cpu).requests()), lanes, alone)
+        single = setup.spec.batch == 1
+        least = tuple(Bounds(setup, cpu).requests())
+        promised = tuple(setup.slos.of(request.task) for request in setup.requests) if single else ()
+        if not setup.open_loop:
+            return Limit(least, lanes, single, (), promised, least)
+        arrivals_s = [request.arrival_s for request in setup.requests]
+        known = tuple(at_s for at_s in arrivals_s if at_s is not None)
+        unhurried = tuple(Bounds(replace(setup, open_loop=False), cpu).requests())
+        return Limit(least, lanes, False, known if len(known) == len(arrivals_s) else (), promised, unhurried)
     finally:
         setup.close()
 
@@ -87,8 +135,14 @@ def rule_out(
         for index, limit in stream:
             found[shared[index].asked.bound] = limit
             progress(len(found), len(calls), "lower bounds")
-    for one in bounded:
-        limit = found[one.asked.bound]
+    own = {key_of(one.spec): found[one.asked.bound] for one in bounded}
+    for one in candidates:
+        if not one.ready or one.lossy:
+            continue
+        limit = own.get(key_of(one.spec))
+        if limit is None and one.machine.n_replicas > 1:  # of the same on one machine
+            of_one = own.get(key_of(structs.replace(one.spec, replicas=1)))
+            limit = None if of_one is None else of_one.of_any_replicas
         if limit is None:
             continue
         one.limit = limit

@@ -170,9 +170,9 @@ def judge(asked: Asked, text: str, progress: Progress, note: Callable[[str], Non
         raise BadInput(one.reason)
     for line in one.asked.notes:
         note(line)
-    n_requests, trace = facts_of(one)
+    n_requests, trace, loaded = facts_of(one)
     rule_out([goal], candidates, n_cores(), progress, asked.pool)
-    replays = Replays(n_requests, asked.workers, progress, asked.pool)
+    replays = Replays(n_requests, asked.workers, progress, asked.pool, loaded)
     (result,) = replays.of([one.spec], one.asked.n_layers, "prediction")
     if isinstance(result, str):
         raise BadInput(result)
@@ -191,7 +191,7 @@ def _slower(one: Candidate, goal: Goal, replays: Replays) -> Iterator[Explanatio
     """Less of what the profile promises: how little gives the time that was measured; and other stacks."""
     from sim.run import prepare
 
-    probe = ByReplay([goal], replays, few_of([goal], replays.n_requests), one.asked.n_layers)
+    probe = ByReplay([goal], replays, few_of([goal], replays), one.asked.n_layers)
     setup = prepare(one.spec)
     try:
         levers = levers_of(setup, one.spec, one.asked.cpu)

@@ -147,9 +147,9 @@ def least_memory(asked: Asked, progress: Progress, note: Callable[[str], None] =
         raise BadInput(candidates[0].reason)
     for text in dict.fromkeys(text for one in ready for text in one.asked.notes):
         note(text)
-    n_requests, trace = facts_of(ready[0])
+    n_requests, trace, loaded = facts_of(ready[0])
     rule_out(asked.goals, candidates, asked.workers or n_cores(), progress, asked.pool)
-    replays = Replays(n_requests, asked.workers, progress, asked.pool)
+    replays = Replays(n_requests, asked.workers, progress, asked.pool, loaded)
     found, failing = [], []
     for level in levels_of(candidates):
         least = _on(asked, level.candidates, replays)
@@ -164,7 +164,7 @@ def least_memory(asked: Asked, progress: Progress, note: Callable[[str], None] =
 def _on(asked: Asked, own: list[Candidate], replays: Replays) -> Least | None:
     """Policy after policy, fastest first; each has to get by with less than the best so far."""
     live = [one for one in own if one.state == OPEN]
-    n = few_of(asked.goals, replays.n_requests)
+    n = few_of(asked.goals, replays)
     if not live:
         return None
     screen(asked.goals, live, replays, n or replays.n_requests)

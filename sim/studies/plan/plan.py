@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from sim.policy.registry import find, policies
 from sim.setup.spec import CAPS
 from sim.studies.plan.candidate import Candidate, machine_of
 from sim.studies.plan.goal import Goal
+from sim.studies.plan.headroom import Headroom, headroom
 from sim.studies.plan.ladder import Level, climb, levels_of
 from sim.studies.plan.limits import rule_out
 from sim.studies.plan.prices import Prices, read_prices
@@ -22,13 +23,15 @@ from sim.studies.sweep.grid import Block, Point, PolicyAxis, points_of
 from sim.studies.sweep.run import resolved
 from sim.studies.sweep.values import option_of
 from sim.studies.sweep.work import OK, REFUSED, Resolved
+from sim.workload.load import NONE
 
 if TYPE_CHECKING:
     from sim.policy.api import Policy
     from sim.studies.sweep.run import Answers, Progress
 
 MOST_POINTS = 10_000
-SEVERAL = ("hw", "vram_bytes", *CAPS)
+MOST_REPLICAS = 8
+SEVERAL = ("hw", "replicas", "vram_bytes", *CAPS)
 """Axes of which a plan takes several values: what is bought, and how much of it is used."""
 NO_SYSTEM = frozenset({"bound", "oracle"})
 
@@ -60,6 +63,7 @@ class Planned:
     Attributes:
         answer: the cheapest setting that reaches the goals. trace: what the figures rest on, in a line.
         remedies: by machine that fails, what would have to be true. searched: the replays that they took.
+        headroom: under load, up to which rate the answer would hold.
     """
 
     asked: Asked
@@ -71,6 +75,7 @@ class Planned:
     trace: str
     remedies: dict[str, list[Remedy]] = field(default_factory=dict)
     searched: Replays | None = None
+    headroom: Headroom | None = None
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -100,6 +105,7 @@ class Planned:
             "prices": None if self.prices is None else {"file": str(self.prices.path), "unit": self.prices.unit},
             "trace": self.trace,
             "best": None if best is None else best.to_dict(),
+            **({} if self.headroom is None else {"up_to_rate": self.headroom._asdict()}),
             "work": {
                 "candidates": len(self.candidates),
                 "can_be_set_up": sum(one.ready for one in self.candidates),
@@ -121,6 +127,7 @@ def plan(asked: Asked, progress: Progress, note: Callable[[str], None] = lambda 
         BadInput: whatever has to be changed, in one line.
     """
     prices = None if asked.prices is None else read_prices(asked.prices)
+    asked = replace(asked, block=_with_replicas(asked.block))
     candidates = candidates_of(asked, prices, progress)
     ready = [one for one in candidates if one.ready]
     if not ready:
@@ -129,27 +136,38 @@ def plan(asked: Asked, progress: Progress, note: Callable[[str], None] = lambda 
         raise BadInput(f"{reasons[0]}{more}")
     for text in dict.fromkeys(text for one in ready for text in one.asked.notes):
         note(text)
-    n_requests, trace = facts_of(ready[0])
+    n_requests, trace, loaded = facts_of(ready[0])
     n_bounds = rule_out(asked.goals, candidates, asked.workers or n_cores(), progress, asked.pool)
-    replays = Replays(n_requests, asked.workers, progress, asked.pool)
+    replays = Replays(n_requests, asked.workers, progress, asked.pool, loaded)
     levels = levels_of(candidates)
     found = climb(asked.goals, levels, replays, asked.every)
     planned = Planned(asked, prices, levels, found, replays, n_bounds, trace)
+    if asked.invert and planned.best is not None and loaded:
+        further = Replays(n_requests, asked.workers, progress, asked.pool, loaded)
+        planned.headroom = headroom(asked.goals, planned.best, further)
     if asked.invert:
         workers = asked.workers or n_cores()
-        searched = planned.searched = Replays(n_requests, asked.workers, progress, asked.pool)
+        searched = planned.searched = Replays(n_requests, asked.workers, progress, asked.pool, loaded)
         planned.remedies = remedies(asked.goals, planned.candidates, searched, workers, progress, asked.pool)
     return planned
 
 
-def facts_of(candidate: Candidate) -> tuple[int, str]:
-    """How many requests a run has, and what its trace is, in a line."""
+def _with_replicas(block: Block) -> Block:
+    """Under load, and where nobody says how many: one replica, two, and so on."""
+    loads = [source for source in block.axes.get("arrivals", []) if source not in (None, NONE)]
+    if not loads or "replicas" in block.axes:
+        return block
+    return replace(block, axes={**block.axes, "replicas": [*range(1, MOST_REPLICAS + 1)]})
+
+
+def facts_of(candidate: Candidate) -> tuple[int, str, bool]:
+    """How many requests a run has, what its trace is, in a line, and whether requests come at times of their own."""
     from sim.run import prepare
     from traces.stats.realism import judge
 
     setup = prepare(candidate.spec)
     try:
-        return len(setup.requests), judge(setup.trace, quick=True).line
+        return len(setup.requests), judge(setup.trace, quick=True).line, setup.open_loop
     finally:
         setup.close()
 

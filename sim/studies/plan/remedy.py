@@ -68,10 +68,13 @@ def cases(candidates: Sequence[Candidate]) -> list[Case]:
     """The failing machines: by their nearest policy, and where that uses the CPU by the nearest that does not, too; by
     the bound where it rules out every policy."""
     found: list[Case] = []
-    for machine in dict.fromkeys(one.machine.name for one in candidates):
-        own = [one for one in candidates if one.machine.name == machine]
-        if not {one.state for one in own} <= {EXCLUDED, NOT_RUN, MISSES, SCREENED}:
-            continue
+    for cards in dict.fromkeys((one.machine.id, one.machine.n_gpus) for one in candidates):
+        alike = [one for one in candidates if (one.machine.id, one.machine.n_gpus) == cards]
+        if not {one.state for one in alike} <= {EXCLUDED, NOT_RUN, MISSES, SCREENED}:
+            continue  # where more replicas reach them, that is what would have to be
+        most = max(one.machine.n_replicas for one in alike)
+        own = [one for one in alike if one.machine.n_replicas == most]
+        machine = own[0].machine.name
         replayed = sorted((one for one in own if one.found or one.few), key=lambda one: -one.margin_frac)
         if replayed:
             found.append(Case(machine, replayed[0], REPLAYED))
@@ -120,11 +123,11 @@ def remedies_of(
 
     setup = prepare(spec)
     try:
-        replays = Replays(len(setup.requests), 1, lambda *_: None)
+        replays = Replays(len(setup.requests), 1, lambda *_: None, loaded=setup.open_loop)
         n_layers = setup.model.n_moe_layers * sum(request.outputs for request in setup.requests)
         probe: Probe = ByBound(goals, cpu)
         if how == REPLAYED:
-            probe = ByReplay(goals, replays, few_of(goals, replays.n_requests), n_layers)
+            probe = ByReplay(goals, replays, few_of(goals, replays), n_layers)
         found = [*_levers(setup, spec, policy, probe, cpu), *_precision(spec, policy, probe)]
         return found, replays.n_runs, replays.n_whole, replays.n_replayed
     finally:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sim.studies.pool import Call
     from sim.studies.sweep.run import Answers, Progress
 
+FEWEST = 2
+"""Requests of a look at few: fewer are mostly the filling of an empty cache."""
 FEW_LAYERS = 200_000
 """Layers of output tokens below which starting processes takes longer than the replays."""
 
@@ -36,16 +38,29 @@ class Replays:
 
     Args:
         n_requests: of a whole run. workers: None for the cores, where it pays. pool: who answers the calls.
+        loaded: requests come at times of their own: the first few find an empty queue, and say nothing of the others.
 
     Attributes:
         n_runs: replays, of few requests or all. share: what they add up to, in whole runs.
     """
 
-    def __init__(self, n_requests: int, workers: int | None, progress: Progress, pool: Answers = answers) -> None:
-        self.n_requests, self.workers = n_requests, workers
+    def __init__(
+        self,
+        n_requests: int,
+        workers: int | None,
+        progress: Progress,
+        pool: Answers = answers,
+        loaded: bool = False,
+    ) -> None:
+        self.n_requests, self.workers, self.loaded = n_requests, workers, loaded
         self.n_runs, self.n_whole, self.n_replayed = 0, 0, 0
         self._progress, self._pool = progress, pool
         self._known: dict[Any, Result | str] = {}
+
+    def few(self, one_in: int) -> int | None:
+        """One in so many requests, where these are enough to look at and less than half of all; else None."""
+        n = max(FEWEST, self.n_requests // one_in)
+        return None if self.loaded or 2 * n > self.n_requests else n
 
     @property
     def share(self) -> float:

@@ -172,9 +172,18 @@ def machines_table(planned: Planned) -> str:
 
 def dearer_line(planned: Planned) -> str:
     """Machines that were not replayed, since a cheaper one reaches the goals."""
-    names = [machine.name for machine, own in by_machine(planned.candidates) if spokesman(own).state == DEARER]
+    left = [machine for machine, own in by_machine(planned.candidates) if spokesman(own).state == DEARER]
+    names = list(dict.fromkeys(_with_more(machine, left) for machine in left))
     which = "dearer" if planned.prices is not None else "larger"
     return f"not replayed, since {which} than the answer (--every settles them): {', '.join(names)}" if names else ""
+
+
+def _with_more(machine: Machine, some: Sequence[Machine]) -> str:
+    """`3 to 8 replicas of rtx3090`, where there are several numbers of them."""
+    counts = [one.n_replicas for one in some if (one.id, one.n_gpus) == (machine.id, machine.n_gpus)]
+    if min(counts) == max(counts):
+        return machine.name
+    return f"{min(counts)} to {max(counts)} replicas of {machine._replace(n_replicas=1).name}"
 
 
 def _price(machine: Machine) -> str:

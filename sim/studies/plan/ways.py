@@ -170,9 +170,9 @@ def compare_ways(asked: Asked, progress: Progress, note: Callable[[str], None] =
         raise BadInput("plan without --goal: it compares ways on one machine and budget; give one of each, or a goal")
     for text in dict.fromkeys(text for one in ready for text in one.asked.notes):
         note(text)
-    n_requests, trace = facts_of(ready[0])
-    replays = Replays(n_requests, asked.workers, progress, asked.pool)
-    n = few_of([], n_requests)
+    n_requests, trace, loaded = facts_of(ready[0])
+    replays = Replays(n_requests, asked.workers, progress, asked.pool, loaded)
+    n = few_of([], replays)
     few = replays.of([one.spec for one in ready], ready[0].asked.n_layers, "few requests", n)
     by_way: dict[str, list[tuple[float, Candidate]]] = {}
     for one, answer in zip(ready, few, strict=True):
