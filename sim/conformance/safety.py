@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 PART = 3
 """Tokens of an iteration: fewer than most prompts have, and as many as requests run together."""
+PAGES = 12
+"""Tokens of a KV cache that holds every request, and no two to their ends."""
 
 
 def runs(world: World) -> list[Seen]:
     """The settings most rules look at: three budgets, a batch, two GPUs; prompts in parts, alone and beside decode
-    tokens, and several prompts at once."""
+    tokens, and several prompts at once; and a request that makes room and is prefilled anew."""
     return [
         world.run(world.room(QUARTER)),
         world.run(world.room(HALF)),
@@ -30,6 +32,7 @@ def runs(world: World) -> list[Seen]:
         world.run(world.room(HALF), prefill_chunk=PART),
         world.run(world.room(HALF), batch=3, prefill_chunk=PART),
         world.run(world.room(HALF), batch=3, batching=STATIC),
+        world.run(world.room(HALF), batch=2, kv_pages=PAGES),
     ]
 
 

@@ -28,6 +28,7 @@ from sim.setup.memory import BudgetRule, Demand, plan
 from sim.setup.spec import RunSpec
 from sim.workload.gate import Arrays
 from sim.workload.iterations import Iteration
+from sim.workload.kv_memory import KvPool
 from sim.workload.learn_split import requests_of
 from traces.format.reader import Trace
 
@@ -233,20 +234,25 @@ class World:
         hides_later: bool = False,
         batching: str | None = None,
         prefill_chunk: int | None = None,
+        kv_pages: int | None = None,
     ) -> Seen:
         """Run it.
 
         Args:
             pace: the machine is this many times faster than the prices the policy sees. again: a number for runs
-                that must not be shared. hides_later: see `sim.workload.iterations.Arrays`.
+                that must not be shared. hides_later: see `sim.workload.iterations.Arrays`. kv_pages: of one token
+                each; who makes room is prefilled anew.
         """
-        together = (batch, batching, prefill_chunk)
+        together = (batch, batching, prefill_chunk, kv_pages)
         key = (experts, tuple(sorted((settings or {}).items())), gpus, together, id(trace), pace, again, hides_later)
         if key not in self._runs:
             self.scenario = _scenario(experts, settings, gpus, batch, trace is not None, pace)
             self.scenario += f", {batching} batching" if batching is not None else ""
             self.scenario += f", {prefill_chunk} tokens an iteration" if prefill_chunk is not None else ""
+            self.scenario += f", a KV cache of {kv_pages} tokens" if kv_pages is not None else ""
             made = self.setup(experts, settings, gpus, batch, trace, batching, prefill_chunk)
+            if kv_pages is not None:
+                made.kv = KvPool(kv_pages, 1, 1)
             self._runs[key] = observe(made, self.hw, pace, hides_later)
             self.scenario = ""  # told of errors only: what a rule says of finished runs is about several
         return self._runs[key]
