@@ -50,6 +50,9 @@ class Axes(TypedDict, total=False):
     scheduler: Several
     batching: Several
     prefill_chunk: Several
+    kv_memory_bytes: Several
+    kv_page: Several
+    preempt: Several
     split: Several
     requests: Several
     seed: Several

@@ -38,6 +38,11 @@ def _spec(name: str) -> Cell:
     return lambda row: getattr(row.asked.spec, name)
 
 
+def _of_pool(name: str) -> Cell:
+    """Of a pool for keys and values; None where there is none."""
+    return lambda row: None if row.asked.spec.kv_memory_bytes is None else getattr(row.asked.spec, name)
+
+
 def _of_result(name: str, read: Callable[[Any], object]) -> Cell:
     def cell(row: PointRow) -> object:
         if row.result is not None:
@@ -102,6 +107,9 @@ LAST: list[tuple[str, pa.DataType, Cell]] = [
 BATCHED: list[tuple[str, pa.DataType, Cell]] = [
     ("batching", _TEXT, _spec("batching")),
     ("prefill_chunk", _INT, _spec("prefill_chunk")),
+    ("kv_memory_bytes", _INT, _spec("kv_memory_bytes")),
+    ("kv_page", _INT, _of_pool("kv_page")),
+    ("preempt", _TEXT, _of_pool("preempt")),
 ]
 """Columns of tables that vary them."""
 

@@ -16,15 +16,15 @@ Scalar = bool | int | float | str | None
 
 TEXTS = (
     *("hw", "model", "trace", "precision", "stack", "arrivals", "router", "scheduler", "batching", "split", "link"),
-    *("hit_definition", "predictor", "engine"),
+    *("preempt", "hit_definition", "predictor", "engine"),
 )
-INTS = ("gpus", "replicas", "batch", "prefill_chunk", "requests", "seed", "experts")
+INTS = ("gpus", "replicas", "batch", "prefill_chunk", "kv_page", "requests", "seed", "experts")
 FRACS = ("cache_frac", "rate_scale")
-SIZES = ("vram_bytes", "expert_cache_bytes")
+SIZES = ("vram_bytes", "expert_cache_bytes", "kv_memory_bytes")
 AXES = (*TEXTS, *INTS, *FRACS, *SIZES)
 """Fields of a run that may be varied, besides its policy and `set`."""
 
-OPTIONS = {"vram_bytes": "--vram", "expert_cache_bytes": "--expert-cache"}
+OPTIONS = {"vram_bytes": "--vram", "expert_cache_bytes": "--expert-cache", "kv_memory_bytes": "--kv-memory"}
 MOST_VALUES = 100_000
 """Of one range. A grid has its own limit, in points."""
 
