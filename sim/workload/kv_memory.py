@@ -28,8 +28,9 @@ PREEMPTIONS = {
     SWAP: "its pages go to host memory, and come back before it goes on",
 }
 WATERMARK_FRAC = 0.01
-"""Of all pages; so many stay free where a request starts beside others, so that it is not sent away at once (vLLM's
-`watermark` of its block manager, 0.01). Rounded down, as there: pools of fewer than 100 pages have none."""
+"""Of all pages; so many stay free where a request starts beside others, so that it is not sent away at once (the
+`watermark` of vLLM's block manager, 0.01 in release 0.2.7). Rounded down, as there: pools of fewer than 100
+pages have none."""
 
 
 @dataclass(frozen=True)
