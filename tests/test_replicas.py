@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from cli_help import moesim as moesim_cli
+from cli_help import simulated
 from click.testing import CliRunner
 from easy_numbers import setup as easy_setup
 from hypothesis import given, settings
@@ -430,6 +432,48 @@ def test_tables_say_which_replica(tmp_path: Path) -> None:
     timeline = (tmp_path / "t.json").read_text()
     assert "replica 0: lru" in timeline
     assert "replica 1: lru" in timeline
+
+
+OWN = """
+from sim.workload.router import Router
+
+class Last(Router):
+    name = "last"
+
+    def choose(self, request):
+        return len(self.replicas) - 1
+"""
+
+
+def test_a_router_in_a_file_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(OWN)
+    found = run(requests=3, replicas=2, router=str(path)).result
+    assert [row.requests for row in found.replicas] == [0, 3]
+    assert found.router == "last"
+    assert "2 replicas by last of mine.py" in found.name
+    path.write_text(OWN + "# another")
+    assert run(requests=3, replicas=2, router=str(path)).result.run_id != found.run_id
+    with pytest.raises(BadInput, match="a router is a class derived from"):
+        path.write_text("")
+        run(requests=3, replicas=2, router=str(path))
+
+
+def test_differences_and_pages_take_runs_of_several_replicas(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for policy in ("lru", "lfu"):
+        asked = ["--policy", policy, "--hw", "rtx3090", "--arrivals", "poisson:0.05", "--requests", 2, "--replicas", 2]
+        assert simulated(capsys, *asked, "--out", tmp_path / policy, "--spans").code == 0
+    told = moesim_cli(capsys, "diff", tmp_path / "lru", tmp_path / "lfu")
+    assert told.code == 0
+    assert (
+        " ".join(told.out.split()).count("it has several replicas, whose requests, layers and decisions are not") == 2
+    )
+    page = moesim_cli(capsys, "report", tmp_path / "lru", "--json")
+    assert page.code == 0
+    assert "one process for each" in page.out
+    assert "is shown of runs of one replica" in page.out
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import click
 
 from sim.base.errors import BadInput
 from sim.base.units import parse_bytes
+from sim.workload import routers
 from sim.workload.schedulers import DEFAULT, schedulers
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ SPEC_OPTIONS = (
     click.option(
         "--router",
         metavar="NAME",
-        help="Which replica a request goes to: round_robin (default), least_loaded, task_affinity.",
+        help=f"Which replica a request goes to: {', '.join(routers.routers())}, or ./mine.py; default: "
+        f"{routers.DEFAULT}.",
     ),
     click.option("--batch", type=int, metavar="N", help="Requests decoded together; default: 1."),
     click.option(

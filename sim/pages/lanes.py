@@ -43,6 +43,8 @@ def lanes(run: Run, window: Window) -> Section:
     title, name = "What each lane did", "lanes"
     if not run.has("spans") or not run.has("iterations"):
         return Section(name, title, "The run kept no spans: simulate with `--out DIR --spans` to see its lanes here.")
+    if run.result.replicas is not None:
+        return Section(name, title, "Of several replicas, `--timeline FILE` draws the lanes: one process for each.")
     steps = run.table("iterations", ["iteration", "phase", "start_s", "end_s"])
     first = _first(steps, window)
     left_s = float(steps["start_s"][first])

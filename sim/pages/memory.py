@@ -80,8 +80,10 @@ def held(run: Run) -> tuple[list[float], list[list[int]]] | str:
         return f"What they took over time is shown of simulated runs of at most {MOST_TOKENS:,} output tokens."
     try:
         spec = to_struct(read_spec(run.config)[0], RunSpec, str(run.config))
-        if is_file(spec.policy) or is_file(spec.scheduler or ""):
+        if is_file(spec.policy) or is_file(spec.scheduler or "") or is_file(spec.router or ""):
             return "What they took over time is not shown: it takes a replay, and reports run no code from a file."
+        if spec.replicas > 1:
+            return "What they took over time is shown of runs of one replica."
         setup = prepare(spec)
         try:
             if setup.run_id != run.result.run_id:

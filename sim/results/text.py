@@ -175,7 +175,9 @@ def _load(result: Result) -> Table:
         came, taken = load.arrivals_per_s, load.capacity_per_s
         arrive = f"arrives {came:.3g}/s, " if came is not None else ""
         there, waiting = load.requests_in_system or 0.0, load.requests_waiting or 0.0
-        none = "no two waited in a row" if waiting else "none had to wait"
+        none = "none had to wait"
+        if waiting:
+            none = f"no two waited at once{' at one replica' if result.replicas else ''}"
         serve = f"serves {taken:.3g}/s while some wait" if taken is not None else none
         rows.add_row("load", f"{arrive}{serve}; {there:.3g} requests there on average, {waiting:.3g} of them waiting")
         queue, service = result.queue_s, result.service_s

@@ -42,7 +42,9 @@ def title_of(setup: Setup) -> str:
     rest += [f"at {spec.rate_scale:g} times the rate"] * (spec.rate_scale != 1.0)
     rest += [f"{spec.gpus} GPUs"] * (spec.gpus > 1) + [f"batch {spec.batch}"] * (spec.batch > 1)
     if spec.replicas > 1:
-        rest += [f"{spec.replicas} replicas by {setup.router.name}"]
+        own_file = read_from(setup.router)
+        by = setup.router.name + (f" of {own_file.path.name}" if own_file else "")
+        rest.append(f"{spec.replicas} replicas by {by}")
     if spec.scheduler is not None:
         own_file = read_from(setup.scheduler)
         rest.append(f"scheduler {setup.scheduler.name}" + (f" of {own_file.path.name}" if own_file else ""))

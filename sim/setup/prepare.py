@@ -218,6 +218,9 @@ class Setup:
         code: dict[str, str | None] = {} if file is None else {"policy_sha256": file.sha256}
         if without_file(kind):
             code = {"policy_sha256": None}
+        router_file = read_from(self.router) if self.spec.replicas > 1 else None
+        if router_file is not None:
+            code |= {"router": self.router.name, "router_sha256": router_file.sha256}
         scheduler_file = read_from(self.scheduler)
         if scheduler_file is not None:
             code |= {"scheduler": self.scheduler.name, "scheduler_sha256": scheduler_file.sha256}
@@ -247,8 +250,10 @@ class Setup:
         del spec["unstable"]  # says what is shown of them
         if spec["replicas"] == 1:
             del spec["replicas"], spec["router"]
-        elif spec["router"] is None:
-            spec["router"] = routers.DEFAULT
+        elif read_from(self.router) is not None:
+            del spec["router"]  # `resolved` has its text
+        else:
+            spec["router"] = self.router.name
         del spec["placement"]  # `resolved` has what it says
         for name, default in NEWER.items():
             if spec[name] == default:  # as it was before there were any
@@ -268,6 +273,7 @@ class Setup:
         return msgspec.structs.replace(
             spec,
             policy=whole_plug_in(spec.policy),
+            router=None if spec.router is None else whole_plug_in(spec.router),
             scheduler=None if spec.scheduler is None else whole_plug_in(spec.scheduler),
             hw=_whole(spec.hw, GPUS),
             stack=_whole(spec.stack, STACKS),

@@ -1,7 +1,7 @@
 """Task affinity: requests of a task go where that task is served, unless too many are there.
 
 The rule is LARD's: Pai et al., "Locality-Aware Request Distribution in Cluster-based Network Servers", ASPLOS 1998,
-section 2.4 (basic LARD), with a task in the place of a file and a replica's experts in the place of a server's cache.
+without replication, with a task in the place of a file and a replica's experts in the place of a server's cache.
 Its low mark is the load below which a server is likely to have idle resources: fewer requests than run together here.
 Its high mark is a number of its servers; twice as many as run together, so that a whole batch waits, is assumed.
 """
