@@ -101,6 +101,10 @@ class Pieces:
         self.all: list[Piece] = [piece for layer in self.whole for piece in layer]  # by index
         self._parts: dict[tuple[int, int, float, float, str, int, bool], Piece] = {}
 
+    def anew(self) -> Pieces:
+        """Those of another run alike, with no parts made yet."""
+        return Pieces(self.n_layers, self.n_experts, self.precision, self.n_gpus, self._expert_bytes, self._homes)
+
     @property
     def n_parts(self) -> int:
         """Pieces made so far that are not whole experts in the serving precision."""

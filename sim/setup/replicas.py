@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput
 from sim.policy.blame import blamed
-from sim.policy.pieces import Pieces
 
 if TYPE_CHECKING:
     from sim.setup.prepare import Setup
@@ -27,15 +26,14 @@ def setups_of(setup: Setup) -> list[Setup]:
 
 
 def _setup_of(setup: Setup, number: int) -> Setup:
-    policy, model, spec = setup.policy, setup.model, setup.spec
+    policy = setup.policy
     settings = dict(policy.settings)
     if "seed" in settings:
         settings["seed"] = (int(settings["seed"] or 0) + number * SEED_STEP) % 2**63
     with blamed(policy):
         own = type(policy)(**settings)
     own.labels = policy.labels
-    pieces = Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes)
-    return replace(setup, policy=own, pieces=pieces, requests=[], clients=0)
+    return replace(setup, policy=own, pieces=setup.pieces.anew(), requests=[], clients=0)
 
 
 def check_replicas(setup: Setup) -> None:
