@@ -196,3 +196,19 @@ def test_a_dry_run_lists_points_and_runs_none(capsys: Any, tmp_path: Path) -> No
         for experts in (40, 200)
         for label in ("lru", "lfu scope=layer", "lfu scope=global")
     ]
+
+
+def test_a_bound_is_of_how_dense_parts_and_states_cross() -> None:
+    """Points of one sweep that differ in these have bounds of their own."""
+    from sim.run import prepare
+    from sim.setup.spec import RunSpec
+    from sim.studies.sweep.work import bound_terms
+
+    found = []
+    for fields in ({}, {"peer": "all-to-all"}, {"dense": "tensor-parallel"}, {"host_memory": "split"}):
+        setup = prepare(RunSpec(policy="lru", hw="rtx3090", gpus=2, requests=1, **fields))
+        try:
+            found.append(bound_terms(setup))
+        finally:
+            setup.close()
+    assert all(one != two for at, one in enumerate(found) for two in found[:at])

@@ -42,6 +42,10 @@ class Axes(TypedDict, total=False):
     stack: Several
     set: Mapping[str, Several]  # hw.*, model.*, stack.*; with one policy its parameters, too
     gpus: Several
+    peer: Several
+    dense: Several
+    placement: Several
+    host_memory: Several
     replicas: Several
     router: Several
     batch: Several

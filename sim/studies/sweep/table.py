@@ -43,6 +43,11 @@ def _of_pool(name: str) -> Cell:
     return lambda row: None if row.asked.spec.kv_memory_bytes is None else getattr(row.asked.spec, name)
 
 
+def _of_gpus(name: str) -> Cell:
+    """Of several GPUs; None where there is one."""
+    return lambda row: None if row.asked.spec.gpus == 1 else getattr(row.asked.spec, name)
+
+
 def _of_result(name: str, read: Callable[[Any], object]) -> Cell:
     def cell(row: PointRow) -> object:
         if row.result is not None:
@@ -110,6 +115,10 @@ BATCHED: list[tuple[str, pa.DataType, Cell]] = [
     ("kv_memory_bytes", _INT, _spec("kv_memory_bytes")),
     ("kv_page", _INT, _of_pool("kv_page")),
     ("preempt", _TEXT, _of_pool("preempt")),
+    ("peer", _TEXT, _of_gpus("peer")),
+    ("dense", _TEXT, _of_gpus("dense")),
+    ("placement", _TEXT, _spec("placement")),
+    ("host_memory", _TEXT, _of_gpus("host_memory")),
 ]
 """Columns of tables that vary them."""
 
