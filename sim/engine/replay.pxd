@@ -2,6 +2,7 @@ cimport cython
 from sim.engine.drive cimport Clockwork
 from sim.engine.rooms cimport Rooms
 from sim.machine.protocol cimport Machine
+from sim.machine.simulated cimport SimulatedMachine
 from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket
@@ -21,12 +22,13 @@ cdef class Tape:
 
 @cython.final
 cdef class Player:
-    cdef readonly Machine machine
+    cdef readonly SimulatedMachine machine
     cdef readonly Rooms rooms
     cdef readonly int n_experts
     cdef readonly list pieces, arrival, busy
     cdef readonly Turn turn
     cdef readonly double[::1] arrived_s, busy_s
+    cdef long long[::1] here, coming
     @cython.locals(piece=Piece, busy=Ticket, now_s=double)
     cpdef leave(self, int index)
     @cython.locals(piece=Piece)
@@ -39,8 +41,10 @@ cdef class Player:
     cdef _run(self, int index, int n_tokens)
     @cython.locals(turn=Turn, settled=bint, i=int, index=int)
     cdef _run_turn(self, Tape tape, int at, int n, int layer)
+    @cython.locals(n=int, about=cython.longlong, n_coming=cython.longlong, i=int)
+    cdef int _plain_layers(self, Tape tape, int at, int layer) except -1
     @cython.locals(machine=Machine, turn=Turn, i=int, one=Piece)
     cdef _plain(self, int layer, int n_here, int n_coming)
-    @cython.locals(machine=Machine, iterations=list, n_begun=int, at=int, code=cython.longlong, verb=int, about=cython.longlong, n_coming=int,
+    @cython.locals(machine=Machine, iterations=list, n_begun=int, at=int, code=cython.longlong, verb=int, about=cython.longlong, n=int,
                    layer=int, iteration=Iteration, start_s=double)
     cpdef play(self, Tape tape, Clockwork clockwork)

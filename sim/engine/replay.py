@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from sim.base.flat import floats, ints, longer_ints
 from sim.engine.drive import Clockwork
 from sim.engine.rooms import Rooms
-from sim.machine.protocol import DEMAND, NO_TICKETS, Machine
+from sim.machine.protocol import DEMAND, NO_TICKETS
+from sim.machine.simulated import SimulatedMachine
 from sim.machine.turn import Turn
 from sim.policy.pieces import Piece, Pieces
 from sim.policy.tickets import Ticket
@@ -64,13 +65,15 @@ class Tape:
 class Player:
     """One machine, and what lies on its only GPU by when."""
 
-    def __init__(self, machine: Machine, pieces: Pieces, budget_bytes: int, placed: Sequence[int]) -> None:
+    def __init__(self, machine: SimulatedMachine, pieces: Pieces, budget_bytes: int, placed: Sequence[int]) -> None:
         n = pieces.n_layers * pieces.n_experts
         self.n_experts = pieces.n_experts
         self.machine = machine
         self.pieces = pieces.all
         self.rooms = Rooms([budget_bytes - len(placed) * pieces.all[0].n_bytes])
         self.turn = Turn(pieces.n_experts, pieces.all[0].n_bytes)
+        self.here = ints(pieces.n_layers)  # of plain layers in a row
+        self.coming = ints(pieces.n_layers)
         self.arrived_s = floats(n)
         self.busy_s = floats(n)  # until when it is read, or written
         self.arrival: list[Ticket | None] = [None] * n  # the same, where that is not settled at once
@@ -142,6 +145,21 @@ class Player:
             for i in range(n):
                 self._run(tape.codes[at + i], 1)
 
+    def _plain_layers(self, tape: Tape, at: int, layer: int) -> int:
+        """The plain layers in a row from a place on the tape on, the first of them `layer`; how many there are."""
+        n = 0
+        while at + n < tape.n and tape.codes[at + n] & _VERB == _PLAIN:
+            about = tape.codes[at + n] >> _VERB_BITS
+            n_coming = about & _MANY
+            self.here[n] = (about >> _MANY_BITS) & _MANY
+            self.coming[n] = n_coming
+            self.rooms.clean_bytes[0] += ((about >> 2 * _MANY_BITS) - n_coming) * self.turn.n_bytes
+            n += 1
+        if not self.machine.plain_layers(layer, n, self.here, self.coming, self.turn):
+            for i in range(n):
+                self._plain(layer + i, self.here[i], self.coming[i])
+        return n
+
     def _plain(self, layer: int, n_here: int, n_coming: int) -> None:
         """A layer of which it does not matter which experts it runs."""
         machine, turn = self.machine, self.turn
@@ -175,10 +193,9 @@ class Player:
             about = code >> _VERB_BITS
             at += 1
             if verb == _PLAIN:
-                layer += 1
-                n_coming = about & _MANY
-                self.rooms.clean_bytes[0] += ((about >> 2 * _MANY_BITS) - n_coming) * self.turn.n_bytes
-                self._plain(layer, (about >> _MANY_BITS) & _MANY, n_coming)
+                n = self._plain_layers(tape, at - 1, layer + 1)
+                layer += n
+                at += n - 1
             elif verb == _GATE:
                 layer += 1
                 machine.to_gate(layer)

@@ -72,6 +72,11 @@ cdef class SimulatedMachine(Machine):
                    launched_s=double, waited_s=double, starved_s=double, fits=bint, at=int, arrived_s=double, host_s=double,
                    start_s=double, last_s=double)
     cpdef bint run_turn(self, Turn turn) except -1
+    @cython.locals(stream=Stream, queue=CopyQueue, group=Group, last=Operation, operation=Operation, now_s=double,
+                   free_s=double, link_s=double, launched_s=double, waited_s=double, starved_s=double, joins=bint,
+                   n_copies=int, layer=int, row=int, gate_s=double, start_s=double, last_s=double, n_here=int,
+                   n_coming=int, at=int, arrived_s=double)
+    cpdef bint plain_layers(self, int first, int n, long long[::1] here, long long[::1] coming, Turn turn) except -1
     @cython.locals(operation=Operation, stream=Stream, host_s=double, launched_s=double, work=Launched)
     cpdef Ticket expert(self, Piece piece, int n_tokens, double arrived_s, tuple after, object parts)
     @cython.locals(stream=Stream, ticket=Ticket)

@@ -433,6 +433,99 @@ class SimulatedMachine(Machine):
         stream.gaps_s[_HOST] = starved_s
         return True
 
+    def plain_layers(self, first: int, n: int, here: Sequence[int], coming: Sequence[int], turn: Turn) -> bool:
+        """`to_gate`, `demand_turn` and `run_turn` of `n` layers in a row, by how many experts are here and come.
+
+        All of one token each, and who is here has arrived before the gate was read. The same sums without calls, since
+        a sweep takes them for every point; False, and nothing done, where there is more to look at.
+        """
+        stream, queue, group = self.stream, self._link, self._group
+        if stream.n_pending > 0 or len(self._waits) > 0 or self._n_away > 0 or self.n_gpus > 1 or self.n_links > 1:
+            return False
+        if self.together is not None or self.spans is not None or self._dense is not None or not self._grouped:
+            return False
+        if queue.n_queued or queue.report or turn.n_bytes != queue.last_bytes:
+            return False
+        now_s, free_s, link_s, launched_s = self.now_s, stream.free_s, queue.free_s, group.launched_s
+        waited_s, starved_s = stream.gaps_s[_H2D], stream.gaps_s[_HOST]
+        last = group.last
+        joins = False
+        n_copies = 0
+        for layer in range(n):
+            row = stream.row
+            stream.waited_s[row + _HOST] += starved_s - stream.charged_host_s
+            stream.waited_s[row + _H2D] += waited_s - stream.charged_h2d_s
+            stream.charged_host_s = starved_s
+            stream.charged_h2d_s = waited_s
+            stream.row = stream.first_row + (first + layer) * _KINDS
+            gate_s = 0.0
+            for operation in self._blocks:
+                if operation.n == 0:
+                    self._note_use(operation)
+                operation.n += 1
+                start_s = now_s + operation.first_s
+                now_s += operation.all_s
+                if start_s > free_s:
+                    starved_s += start_s - free_s
+                    free_s = start_s
+                free_s += operation.duration_s
+                last_s = now_s + operation.tail_s
+                if last_s > free_s:
+                    starved_s += last_s - free_s
+                    free_s = last_s
+                if operation is self._gate_block:
+                    gate_s = free_s
+            now_s = (gate_s if gate_s > now_s else now_s) + self._sync_s
+            n_here, n_coming = here[layer], coming[layer]
+            for at in range(n_coming):
+                now_s += self._copy_launch_s
+                start_s = now_s if now_s > link_s else link_s
+                link_s = start_s + queue.last_s
+                turn.arrived_s[at] = link_s
+            n_copies += n_coming
+            joins = False
+            for at in range(n_here + n_coming):
+                arrived_s = 0.0 if at < n_here else turn.arrived_s[at - n_here]
+                if last is not None and joins and arrived_s <= launched_s:
+                    last = last.next if last.next is not None else self._member(last)
+                else:
+                    last = self._leader if self._leader is not None else self._lead()
+                    launched_s = now_s
+                    joins = True
+                if last.n == 0:
+                    self._note_use(last)
+                last.n += 1
+                start_s = now_s + last.first_s
+                now_s += last.all_s
+                if arrived_s > start_s:
+                    start_s = arrived_s
+                    if start_s > free_s:
+                        waited_s += start_s - free_s
+                    else:
+                        start_s = free_s
+                elif start_s > free_s:
+                    starved_s += start_s - free_s
+                else:
+                    start_s = free_s
+                free_s = start_s + last.duration_s
+                last_s = now_s + last.tail_s
+                if last_s > free_s:
+                    starved_s += last_s - free_s
+                    free_s = last_s
+        group.open = joins
+        group.launched_s = launched_s
+        group.last = last
+        group.precision = self._precision
+        self.now_s = now_s
+        self.n_syncs += n
+        stream.free_s = free_s
+        stream.gaps_s[_H2D] = waited_s
+        stream.gaps_s[_HOST] = starved_s
+        self.experts_launched += n_copies
+        self.n_copy_launches += n_copies
+        queue.served(n_copies, link_s)
+        return True
+
     def expert(
         self,
         piece: Piece,
