@@ -460,6 +460,18 @@ def test_a_router_in_a_file_of_ones_own(tmp_path: Path) -> None:
         run(requests=3, replicas=2, router=str(path))
 
 
+def test_the_router_of_the_page(tmp_path: Path) -> None:
+    """docs/replicas.md shows one: a third request goes where nobody waits, though as many are there."""
+    page = (Path(__file__).resolve().parent.parent / "docs" / "replicas.md").read_text(encoding="utf-8")
+    path = tmp_path / "mine.py"
+    path.write_text(page.split("```python\n", 1)[1].split("```", 1)[0])
+    kind = routers.find(str(path))
+    there = replicas(2, 2)
+    there[0].n_waiting = 1
+    assert kind(there).choose(request()) == 1
+    assert run(requests=3, replicas=2, router=str(path)).result.router == "fewest_waiting"
+
+
 def test_differences_and_pages_take_runs_of_several_replicas(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
