@@ -22,6 +22,7 @@ from sim.policy.decisions import Predict
 from sim.results.by_layer_text import lines
 from sim.run import Outcome, execute, prepare, record, timed
 from sim.setup.spec import RunSpec
+from sim.studies.plan.ways import CACHE, way_of
 from sim.workload.batching import Batching
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range, RequestInfo
 from sim.workload.kv_memory import KvMemory, KvPool
@@ -213,6 +214,7 @@ def test_times_of_a_queue_in_parts_by_hand(tmp_path: Path) -> None:
     assert result.bound_by.mixed.gpu == 1.0
     assert result.bound_by.resource == "gpu"
     assert lines(result) == []  # nothing was missed, nothing waited for
+    assert way_of(result) == CACHE  # where nothing decodes by itself, by what ran beside prompts
     told = result.to_dict()
     assert told["prefill_chunk"] == 4
     assert told["phases"]["mixed"]["decode_tokens"] == 3

@@ -63,9 +63,12 @@ def _rows(run: Run) -> list[Row]:
 
 
 def _phase(rows: Sequence[Row]) -> tuple[str, list[Row]]:
-    """Decode where there is one: it is what most of a run is."""
-    decode = [row for row in rows if row.get("phase") == "decode"]
-    return ("decode", decode) if decode else ("prefill", list(rows))
+    """Decode where there is one: it is what most of a run is. Else tokens decoded beside prompts, else prompts."""
+    for phase in ("decode", "mixed"):
+        found = [row for row in rows if row.get("phase") == phase]
+        if found:
+            return phase, found
+    return "prefill", list(rows)
 
 
 def _share(n: float, of: float) -> float | None:
@@ -119,7 +122,7 @@ def _experts(run: Run) -> Section:
         return Section(name, title, "A run kept with `--out DIR` shows a map of all its experts here.")
     table = run.table("experts", ["phase", "layer", "expert", "asked_n", "hit_n", "miss_n"])
     phases = set(table["phase"])
-    phase = "decode" if "decode" in phases else "prefill"
+    phase = next((name for name in ("decode", "mixed") if name in phases), "prefill")
     table = table[table["phase"] == phase]
     n_layers, n_experts = int(table["layer"].max()) + 1, int(table["expert"].max()) + 1
     if len(table) > MOST_CELLS or n_layers * n_experts > MOST_CELLS or not len(table):

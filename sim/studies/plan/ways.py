@@ -13,7 +13,7 @@ from sim.studies.plan.ladder import few_of
 from sim.studies.plan.lever import NEAR_FRAC, Lever, levers_of
 from sim.studies.plan.plan import Asked, candidates_of, facts_of
 from sim.studies.plan.replays import Replays
-from sim.workload.iterations import DECODE
+from sim.workload.iterations import DECODE, MIXED
 
 if TYPE_CHECKING:
     from sim.results.record import Result
@@ -146,7 +146,8 @@ class Compared:
 
 def way_of(result: Result) -> str:
     """What was done with experts that were not there: told by what happened in decode, not by a name."""
-    rows = [row for row in result.by_layer if row["phase"] == DECODE]
+    phase = MIXED if result.phases.main == MIXED else DECODE
+    rows = [row for row in result.by_layer if row["phase"] == phase]
     used = sum(row["experts_n"] for row in rows) * result.expert_bytes
     copied = sum(
         row["demand_copies_bytes"] + row["prefetch_issued_bytes"] - row["prefetch_cancelled_bytes"] for row in rows
