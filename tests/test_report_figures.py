@@ -80,11 +80,25 @@ def planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     return path
 
 
+def planned_for_a_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    asked = ("--trace", mixtral_shaped(tmp_path, n_requests=12), "--hw", "rtx3090", "--policy", "lru")
+    load = ("--arrivals", "poisson:0.1", "--requests", 12, "--slo", SLO, "--goal", "slo_attainment >= 0.8")
+    path = tmp_path / "plan.json"
+    path.write_text(moesim(capsys, "plan", *asked, *load, "--workers", 1, "--json").out, encoding="utf-8")
+    told, page = json.loads(path.read_text()), data_of(capsys, path)
+    facts = {one["title"]: one["value"] for one in section(page, "best")["blocks"][0]["items"]}
+    assert facts["reached up to, requests/s"] == told["up_to_rate"]["per_s"]
+    assert facts["replicas"] == told["best"]["replicas"] > 1
+    names = {name for trace in plot(page, "goal-1")["traces"] for name in trace["x"]}
+    assert f"{told['best']['replicas']} replicas of rtx3090" in names
+    return path
+
+
 def calibrated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     return ROOT / "reports" / "validation" / "cpu-backend.yaml"
 
 
-@pytest.mark.parametrize("made", [swept, planned, calibrated])
+@pytest.mark.parametrize("made", [swept, planned, planned_for_a_load, calibrated])
 def test_every_figure_is_in_its_data(made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _held(made(tmp_path, capsys), tmp_path, capsys)
 

@@ -38,6 +38,7 @@ class Candidate(msgspec.Struct):
     hw: str
     state: str
     gpus: int = 1
+    replicas: int = 1
     price: float | None = None
     reason: str | None = None
     figures: list[Reading] = []
@@ -47,6 +48,18 @@ class Candidate(msgspec.Struct):
     peak_vram_bytes: int | None = None
     bound_by: str | None = None
     labels: list[str] | None = None
+
+    @property
+    def cards(self) -> str:
+        """`3 replicas of rtx3090 x 2`."""
+        one = f"{self.hw}{f' x {self.gpus}' if self.gpus > 1 else ''}"
+        return one if self.replicas == 1 else f"{self.replicas} replicas of {one}"
+
+
+class UpTo(msgspec.Struct):
+    times: float
+    per_s: float
+    lost_at: float | None
 
 
 class Prices(msgspec.Struct):
@@ -64,6 +77,7 @@ class Plan(msgspec.Struct):
     prices: Prices | None = None
     remedies: dict[str, list[dict[str, Any]]] = {}
     best: Candidate | None = None
+    up_to_rate: UpTo | None = None
 
 
 class Answer(msgspec.Struct):
@@ -163,6 +177,11 @@ def _best(plan: Plan) -> list[Section]:
         )
         items.append((one.key, one.value, _unit(one.key), band))
         items.append((f"{MARGIN} of {one.key}", one.margin_frac, "frac", "on the right side of the goal"))
+    if best.replicas > 1:
+        items.append(("replicas", best.replicas, "n", ""))
+    if (rate := plan.up_to_rate) is not None:
+        items.append(("reached up to, requests/s", rate.per_s, "x", "by bisection"))
+        items.append(("times the rate asked for", rate.times, "x", ""))
     if best.peak_vram_bytes is not None:
         items.append(("peak VRAM", best.peak_vram_bytes, "bytes", ""))
     return [Section("best", "The cheapest that reaches it", "", [Facts(items)])]
@@ -183,7 +202,7 @@ def _goal(plan: Plan, goal: Goal, at: int) -> Section:
     done: set[int] = set()
     for hue, (said, where) in enumerate(kinds):
         found = [
-            (f"{one.hw}{f' x {one.gpus}' if one.gpus > 1 else ''}", reading.value, one.policy, i)
+            (one.cards, reading.value, one.policy, i)
             for i, one in enumerate(plan.candidates)
             for reading in getattr(one, where)
             if reading.key == goal.key and reading.value is not None and i not in done
@@ -209,13 +228,16 @@ def _goal(plan: Plan, goal: Goal, at: int) -> Section:
 def _all(plan: Plan) -> Section:
     keys = [goal.key for goal in plan.goals]
     price = [Column(f"price, {plan.prices.unit}", "x")] if plan.prices is not None else []
-    columns = [Column("policy"), Column("machine"), Column("GPUs", "n"), *price, Column("outcome")]
+    several = any(one.replicas > 1 for one in plan.candidates)
+    columns = [Column("policy"), Column("machine"), Column("GPUs", "n")]
+    columns += [*([Column("replicas", "n")] if several else []), *price, Column("outcome")]
     columns += [Column(key, _unit(key)) for key in keys]
     columns += [Column("hits", "frac"), Column("peak VRAM", "bytes"), Column("bound by"), Column("reason")]
     rows: list[list[Any]] = []
     for one in plan.candidates:
         found = {reading.key: reading.value for reading in (*one.bounds, *one.figures_of_few_requests, *one.figures)}
-        cells = [one.policy, one.hw, one.gpus, *([one.price] if price else []), one.state.replace("_", " ")]
+        cells = [one.policy, one.hw, one.gpus, *([one.replicas] if several else [])]
+        cells += [*([one.price] if price else []), one.state.replace("_", " ")]
         cells += [found.get(key) for key in keys]
         rows.append([*cells, one.hit_rate, one.peak_vram_bytes, one.bound_by, one.reason])
     counted = Counter(one.state.replace("_", " ") for one in plan.candidates)
