@@ -422,6 +422,16 @@ def test_bounds_stay_bounds(tmp_path, ways, gpus):
                     assert 0 < result.bound.ttft_s <= result.ttft_s.mean
 
 
+def test_what_only_sharing_cites_tells_no_other_runs_apart():
+    """The profile without that figure is the profile as it was before there was one, its sources among it."""
+    hw = load_hardware("rtx3090")
+    assert {"kt2175"} == hw.sources.keys() - hw.without_sharing.sources.keys()
+    own = load_hardware("rtx3090", {"cpu.copies_bandwidth_bytes_per_s": 1e11})  # it cites nothing of the file
+    bare = own.without_sharing
+    assert bare.cpu == hw.without_sharing.cpu
+    assert bare.without_sharing == bare
+
+
 # -- as users ask for it ---------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import msgspec
 from sim.base.errors import BadInput
 from sim.base.quantities import USER_REF as USER_REF
 from sim.base.quantities import Quantity as Quantity
-from sim.base.quantities import check_quantities
+from sim.base.quantities import check_quantities, quantities
 from sim.profiles import find as profiles
 from sim.profiles import overrides as sets
 from sim.profiles.curves import Curves
@@ -136,6 +136,18 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """What was measured for a model on the real machine; None where it was not."""
         every = (*(() if self.curves is None else (self.curves,)), *self.more_curves)
         return next((c for c in every if (c.model, c.precision) == (model, precision)), None)
+
+    @property
+    def without_sharing(self) -> Hardware:
+        """The same without what copies to several GPUs share of host memory, and without what only that cites."""
+        figure = self.cpu.copies_bandwidth_bytes_per_s
+        if not isinstance(figure, Quantity):
+            return self
+        cpu = msgspec.structs.replace(self.cpu, copies_bandwidth_bytes_per_s=msgspec.UNSET)
+        rest = msgspec.structs.replace(self, cpu=cpu)
+        cited = {key for _, other in quantities(rest) for key in other.refs}
+        sources = {key: text for key, text in self.sources.items() if key in cited or key not in figure.refs}
+        return msgspec.structs.replace(rest, sources=sources)
 
     def citation(self, figure: Quantity) -> str:
         """The full text behind a figure's `ref`."""

@@ -202,8 +202,7 @@ class Setup:
     def _digests(self) -> dict[str, str]:
         hw = self.hw
         if self.spec.host_memory == APART:  # what has no part in a run does not tell it from others
-            cpu = msgspec.structs.replace(hw.cpu, copies_bandwidth_bytes_per_s=msgspec.UNSET)
-            hw = msgspec.structs.replace(hw, cpu=cpu)
+            hw = hw.without_sharing
         return {"hw": _digest(hw), "model": _digest(self.model), "stack": _digest(self.stack)}
 
     def resolved(self) -> dict[str, Any]:
