@@ -18,6 +18,7 @@ from policies.gpu_only import GpuOnly
 from policies.sida import Sida
 from sim.base.errors import BadInput
 from sim.machine.cost import Cost
+from sim.machine.price import Price
 from sim.policy.decisions import Predict
 from sim.results.by_layer_text import lines
 from sim.run import Outcome, execute, prepare, record, timed
@@ -266,6 +267,29 @@ def test_a_prompt_in_parts_is_the_same_attention(tmp_path: Path) -> None:
     per_key, weights = geometry.kv_bytes_per_token_per_layer("bf16"), geometry.attention_bytes("bf16")
     read = price(inf, 1.0, (0, 4), (4, 7), (7, 9)) - price(inf, 1.0, (0, 9))
     assert read == pytest.approx(2 * weights + (4 + 7) * per_key)
+
+
+def test_parts_where_attention_was_measured() -> None:
+    """Whole prompts take 2 s and n * n: rows 4 to 9 of one take what 9 take less 4, but no less than 5 alone."""
+    cost, noted = Cost(hardware(), model(1, 2, 1), stack(), "bf16"), list[str]()
+    took: Any = {"attention": lambda n: 2.0 + n * n}
+    cost.measured = SimpleNamespace(
+        curve=lambda name: took.get(name),
+        price=lambda name, n: Price(took[name](n), 0),
+        not_measured=lambda name, text: noted.append(name),
+    )
+    request = RequestInfo(0, 0, 99, 1, "", None)
+
+    def seconds(start: int, stop: int) -> float:
+        trace: Any = None
+        return cost._measured_attention(Iteration(0, [Range(request, start, stop, PREFILL, start)], trace)).duration_s
+
+    assert seconds(0, 9) == 83.0
+    assert noted == []
+    assert seconds(4, 9) == 83.0 - 18.0
+    assert noted == ["parts of prompts"]
+    took["attention"] = lambda n: 2.0  # as short prompts are, bound by weights and kernels
+    assert seconds(4, 9) == 2.0
 
 
 def test_the_head_is_for_tokens_that_come_out() -> None:
