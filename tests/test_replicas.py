@@ -108,7 +108,7 @@ def test_round_robin_is_as_many_runs_of_their_own(policy: str, more: dict[str, A
     assert together.result.h2d_bytes == h2d_bytes
 
 
-@pytest.mark.parametrize("arrivals", ["poisson:0.02", "closed:3", "gamma:0.05,3"])
+@pytest.mark.parametrize("arrivals", ["poisson:0.02", "poisson:0.003", "closed:2", "closed:3"])
 @pytest.mark.parametrize("policy", ["lru", pytest.param("fine_moe", marks=pytest.mark.thorough)])
 def test_one_replica_behind_a_router_is_a_run(policy: str, arrivals: str) -> None:
     """The processes around the loop change nothing: arrivals, clients that ask again, an instant for either."""
@@ -124,6 +124,8 @@ def test_one_replica_behind_a_router_is_a_run(policy: str, arrivals: str) -> Non
     assert moments(clockwork.requests) == moments(expected.clockwork.requests)
     assert machine.h2d_bytes == expected.machine.h2d_bytes
     assert machine.parts_s() == expected.machine.parts_s()
+    for phase, times in clockwork.phases.items():
+        assert times.parts_s == expected.clockwork.phases[phase].parts_s
 
 
 def test_replicas_draw_by_seeds_of_their_own() -> None:
@@ -256,6 +258,19 @@ def test_at_one_instant_in_the_order_of_the_load(tmp_path: Path) -> None:
     assert where[:4] == [0, 1, 2, 0]
     assert where[4:] == [1, 2, 0]  # replica 0 still has the fourth, the others nobody
     assert [one.queue_s for one in times] == pytest.approx([0, 0, 0, took_s, 0, 0, took_s])
+    (tmp_path / "two").mkdir()
+    two = Server(tmp_path / "two", [(1, 1)] * 2)
+    assert serve(two, [0.0, took_s], replicas=2, router="least_loaded")[0] == [0, 0]
+
+
+def test_whoever_comes_as_another_ends_runs_next(tmp_path: Path) -> None:
+    """Replica 0 goes on decoding; the prompt of the third, who comes when an iteration ends, is before that."""
+    server = Server(tmp_path, [(1, 30), (1, 30), (1, 1)])
+    _, alone = serve(server, [0.0, 0.0, 1e6], replicas=2, batch=2)
+    first_s = alone[0].first_token_s
+    where, times = serve(server, [0.0, 0.0, first_s], replicas=2, batch=2)
+    assert where[2] == 0
+    assert times[2].begun_s == first_s == times[0].first_token_s
 
 
 def test_a_task_stays_where_it_is_served_until_that_is_full() -> None:
