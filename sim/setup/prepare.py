@@ -484,6 +484,9 @@ def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace
     store = requests_of(trace, "store")
     setup = Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, load.open_loop)
     setup.clients, setup.labels, setup.kv = load.clients, load.labels, kv
+    ways = ", ".join(filter(None, (several.unusual, "" if spec.placement is None else "--placement FILE")))
+    if ways:
+        setup.labels += (f"several GPUs work together by {ways}",)
     _check_scheduler(setup)
     check_replicas(setup)
     if not setup.timeless and "oracle" in policy.traits:

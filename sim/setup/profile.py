@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.machine.cost import Cost
 from sim.workload.iterations import PREFILL, Iteration, Range
 from sim.workload.learn_split import StoreSplit
 from sim.workload.profiled import Profiled, by_task
@@ -17,6 +16,7 @@ from sim.workload.token_paths import TokenPaths
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sim.machine.cost import Cost
     from sim.setup.prepare import Setup
 
 
@@ -24,7 +24,7 @@ def profiled(setup: Setup, needs: Sequence[str]) -> Profiled:
     """What is known, with what `needs` names (`sim.workload.profiled.NEEDS`) where that takes work."""
     found = Profiled.of(setup.store, setup.slos)
     if "prices" in needs:
-        cost = Cost(setup.hw, setup.model, setup.stack, setup.spec.precision)
+        cost = setup.cost()
         tasks, every = by_task(missing_experts(setup))
         copy_s = max(cost.copies.h2d_s(setup.model.expert_bytes(setup.spec.precision)), cost.launches.copy_s)
         each_s = copy_s / setup.spec.gpus
