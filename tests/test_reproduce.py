@@ -47,8 +47,25 @@ def row(**changes: Any) -> Row:
 class TestData:
     def test_all_of_the_papers_are_there(self) -> None:
         systems = {name.split("-")[0] for name in ROWS}
-        assert {"DS", "EM", "IM", "FM", "ME", "MO", "AD", "PM", "PG", "SE", "MI", "FD", "FL", "ML", "OT"} == systems
-        assert sum(name.startswith("EM-") for name in ROWS) == 36
+        assert {
+            "DS",
+            "EM",
+            "IM",
+            "FM",
+            "ME",
+            "MO",
+            "AD",
+            "PM",
+            "PG",
+            "SE",
+            "MI",
+            "FD",
+            "FL",
+            "ML",
+            "OT",
+            "ZH",
+        } == systems
+        assert sum(name.startswith("EM-") for name in ROWS) == 39
         assert sum(name.startswith("ME-") for name in ROWS) == 29
 
     def test_every_row_is_answered_or_says_why_not(self) -> None:
@@ -100,6 +117,24 @@ class TestData:
         assert "balance=cpu" in EXPERIMENTS["importance-steps"].systems["base"]
         texts_named = [name for name in EXPERIMENTS if name.startswith(("duoserve", "emoe", "importance", "moepic"))]
         assert all(EXPERIMENTS[name].prompt_tokens for name in texts_named)
+
+    def test_serving_figures_run_their_loads(self) -> None:
+        """Figure 12's three lines differ in what they serve with; batches and prompts in parts reach the run itself."""
+
+        def spec(name: str, system: str) -> Any:
+            return work.spec_of(EXPERIMENTS[name], 0, system, Path("t"), {})
+
+        emoe, fastgen, vllm = (spec("emoe-online", system) for system in ("eMoE", "FastGen", "vLLM"))
+        assert {one.arrivals for one in (emoe, fastgen, vllm)} == {"poisson:0.4"}
+        assert [one.prefill_chunk for one in (emoe, fastgen, vllm)] == [768, 768, None]
+        assert [one.scheduler for one in (emoe, fastgen, vllm)] == ["emoe_slo", None, None]
+        assert emoe.slo == {"*": {"e2e_s": 10.0}}
+        assert [spec("zhang-batches", f"batch {n}").batch for n in (2, 4, 8, 16)] == [2, 4, 8, 16]
+        assert spec("zhang-batches", "batch 2").set == {"scope": "layer"}
+        assert EXPERIMENTS["zhang"].fit == EXPERIMENTS["zhang-batches"].fit == "qwen3-30b-a3b"
+        batches = [case["batch"] for case in EXPERIMENTS["fine_moe-batches"].cases]
+        assert batches == [1, 2, 4, 8], "section 6.7: from one to eight"
+        assert all(case["unstable"] for case in EXPERIMENTS["fine_moe-online"].cases)
 
     def test_no_row_judges_the_figure_that_a_constant_is_solved_for(self) -> None:
         """The same system in the same experiment, compared by the same value, comes out by construction."""
@@ -522,6 +557,20 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return trace
 
 
+class TestFigureOf:
+    def test_misses_per_activation_by_hand(self) -> None:
+        """Ten steps of 32 tokens, k = 2: 64 activations, which ask for 4 experts a step; a quarter is missing."""
+        result = {
+            "miss_rate": 0.25,
+            "union_per_layer_step.experts": 4.0,
+            "phases.decode.iterations": 10,
+            "phases.decode.tokens": 32,
+            "shape.top_k": 2,
+        }
+        assert work.figure_of(result, work.MISSES_PER_ACTIVATION) == 10 / 64
+        assert work.figure_of({**result, "phases.decode.tokens": 0}, work.MISSES_PER_ACTIVATION) is None
+
+
 class TestTable:
     def test_means_over_cases_of_what_the_simulator_says(
         self, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -553,18 +602,17 @@ class TestTable:
     def test_requests_arrive_when_the_experiment_says(
         self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A latency then counts from the arrival: as the same load made and run by hand, not as one back to back."""
+        """A latency then counts from the arrival, not from when its turn comes."""
         plain = table.load_experiments()["mine"]
-        loaded = msgspec.structs.replace(plain, arrivals="poisson:1000000")  # all at once: each waits for those before
+        all_at_once = [{**case, "arrivals": "poisson:1000000", "unstable": True} for case in plain.cases]
+        loaded = msgspec.structs.replace(plain, cases=all_at_once)  # each waits for those before
         one = row(value="e2e_s", relation="value", published={"lru": 1.0}, cases=[0], check="shown", unknown="a test")
         found = {}
         for name, experiment in (("back to back", plain), ("load", loaded)):
             monkeypatch.setattr(table, "load_experiments", lambda experiment=experiment: {"mine": experiment})
             (told,) = table.reproduce([one], ("a",), tmp_path / "out", 1, quiet)["rows"]
             found[name] = told["traces"]["a"]["simulated"]["lru"]
-        with Trace(next((tmp_path / "out" / "traces").glob("*poisson*"))) as trace:
-            assert max(r.arrival_s for r in trace.requests) < found["back to back"]
-            n = min(loaded.requests, len(trace.requests.in_split("test")))
+        n = loaded.requests  # drawn from fewer
         assert found["load"] == pytest.approx(found["back to back"] * (n + 1) / 2, rel=0.2)
 
     def test_single_cases_and_the_best_of_the_others(self, mine: Path, tmp_path: Path) -> None:
@@ -642,7 +690,7 @@ class TestTable:
         monkeypatch.setattr(table, "load_experiments", lambda: both)
         rows_asked = [row(cases=[0]), row(id="X-2", experiment="long", cases=[0])]
         result = table.reproduce(rows_asked, ("a", "b"), tmp_path / "out", 1, quiet)
-        assert asked == [("mixtral-8x7b", 90, 77, 0), ("mixtral-8x7b", 40, 0, 0)]  # the longest is drawn first
+        assert asked == [("mixtral-8x7b", 90, 77, 0, ""), ("mixtral-8x7b", 40, 0, 0, "")]  # the longest is drawn first
         assert list(result["traces"]["a"]["of"]) == ["mixtral-8x7b"]
         assert list(result["traces"]["b"]["of"]) == ["mixtral-8x7b, prompts of 77 tokens, 90 requests", "mixtral-8x7b"]
         assert all(set(one["traces"]) == {"a", "b"} for one in result["rows"])
@@ -838,6 +886,15 @@ class TestInputs:
         before = path.stat().st_mtime_ns
         assert inputs.synthesise(asked, str(tmp_path / "out")) == str(path)
         assert path.stat().st_mtime_ns == before
+
+    def test_a_synthetic_trace_may_come_from_a_fit_to_public_routing(self, tmp_path: Path) -> None:
+        asked = inputs.Drawn("qwen3-30b-a3b", 2, 8, 4, "qwen3-30b-a3b")
+        with Trace(Path(inputs.synthesise(asked, str(tmp_path / "out")))) as trace:
+            assert (trace.n_layers, trace.n_experts, trace.top_k) == (48, 128, 8)
+            assert trace.header.labels[:2] == ("synthetic", "fitted-to-qwen3-30b-a3b")
+            assert trace.n_requests == 2
+        assert asked.title.endswith("from the fit qwen3-30b-a3b")
+        assert inputs.synthetic_path(asked, tmp_path) != inputs.synthetic_path(asked._replace(fit=""), tmp_path)
 
     def test_prompts_are_as_long_as_an_experiment_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         source = tiny_trace(

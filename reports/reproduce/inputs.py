@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import tempfile
 from functools import lru_cache
 from importlib import resources
@@ -24,8 +23,7 @@ from sim.profiles.models import Model
 from sim.setup.pairing import shape_of
 from traces.format.catalogue import DEFAULT, open_trace, resolve, traces_that_fit
 from traces.format.reader import Trace
-from traces.synth.arrivals import arrivals
-from traces.synth.compose import compose, plan
+from traces.synth.fitted import fitted, load
 from traces.synth.profile import Profile
 
 TITLES: dict[TraceKind, str] = {
@@ -48,12 +46,16 @@ def bundled_for(model: Model) -> Path | None:
 
 
 class Drawn(NamedTuple):
-    """A synthetic trace as experiments ask for it: of a model, so many requests, of mean lengths (0: default)."""
+    """A synthetic trace as experiments ask for it: of a model, so many requests, of mean lengths (0: default).
+
+    fit: the bundled fit it is drawn from; "": the default trace's, fitted to what papers print of the model.
+    """
 
     model: str
     n_requests: int = 40
     prompt_tokens: int = 0
     output_tokens: int = 0
+    fit: str = ""
 
     @property
     def title(self) -> str:
@@ -61,7 +63,8 @@ class Drawn(NamedTuple):
         lengths = {"prompts": self.prompt_tokens, "outputs": self.output_tokens}
         told = [f"{what} of {n} tokens" for what, n in lengths.items() if n]
         more = [f"{self.n_requests} requests"] if self.n_requests != Drawn._field_defaults["n_requests"] else []
-        return ", ".join([self.model, *told, *more])
+        fit = [f"from the fit {self.fit}"] if self.fit else []
+        return ", ".join([self.model, *told, *more, *fit])
 
 
 @lru_cache(maxsize=1)
@@ -69,7 +72,7 @@ def drawn_by() -> str:
     """A digest of what synthetic traces are made with, so that a kept one of other code is not taken for it."""
     digest = hashlib.sha256()
     package = Path(str(resources.files("traces")))
-    for path in (*sorted(package.rglob("*.py")), resolve(DEFAULT)):
+    for path in (*sorted(package.rglob("*.py")), *fitted().values(), resolve(DEFAULT)):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -77,7 +80,7 @@ def drawn_by() -> str:
 def synthetic_path(asked: Drawn, folder: Path) -> Path:
     """Where a synthetic trace lies, or will."""
     lengths = {"prompts": asked.prompt_tokens, "outputs": asked.output_tokens}
-    told = "".join(f"-{what}{n}" for what, n in lengths.items() if n)
+    told = "".join(f"-{what}{n}" for what, n in lengths.items() if n) + (f"-from-{asked.fit}" if asked.fit else "")
     return folder / "traces" / drawn_by() / f"{asked.model}-synthetic{asked.n_requests}{told}{SUFFIX}"
 
 
@@ -111,9 +114,12 @@ def synthesise(asked: Drawn, folder: str) -> str:
     if path.exists():
         return str(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open_trace(DEFAULT) as trace:
-        profile = fit(trace)
-    figures = TARGETS.get(model.id)
+    if asked.fit:
+        profile, figures = load(asked.fit).profile, None
+    else:
+        with open_trace(DEFAULT) as trace:
+            profile = fit(trace)
+        figures = TARGETS.get(model.id)
     if figures is not None:
         profile = published.fit_to(profile, published.load(figures), SYNTH_SEED)
     else:
@@ -158,17 +164,6 @@ def _converted(path: Path, folder: Path) -> Path | None:
         convert([path], out)
     except BadInput:
         return None
-    return out
-
-
-def arriving(path: Path, source: str, folder: Path) -> Path:
-    """The trace with arrival times of all its requests of the test split, made in `folder` unless it is there."""
-    out = folder / "traces" / f"{path.stem}-{re.sub('[^a-z0-9.]+', '-', source.lower())}{SUFFIX}"
-    if not out.exists():
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with Trace(path) as trace:
-            times = arrivals(source, len(trace.requests.in_split("test")), SYNTH_SEED)
-            compose(trace, plan(trace, times), out, source, spliced=False)
     return out
 
 

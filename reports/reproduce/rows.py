@@ -79,12 +79,14 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Cases x systems; a case has the keys of a configuration, a system is `POLICY KEY=VALUE ...`.
+    """Cases x systems; a case has the keys of a configuration, a system is `POLICY KEY=VALUE ...`, where a key is a
+    parameter, a dotted override, or one of `work.OF_RUN`.
 
     prompt_tokens, output_tokens: mean lengths of prompts and answers on synthetic traces, as the paper's texts have
         them; 0: the default trace's.
     requests: scored ones per run, in order; 0: the whole split. synth_requests: drawn for trace (b), both splits.
-    arrivals: when requests arrive, as `moesim traces compose --arrivals` has it; left out: back to back.
+    fit: the bundled fit that trace (b) is drawn from (`moesim traces synth` knows it), where there is one of the model.
+    slo: task -> limit -> seconds, as a configuration has it; `*`: all tasks without their own.
     scored: the trace on which its rows are judged, with the reason in `why` where it is not (b).
     mechanism: system -> what must hold in each of its runs (as `simulate --expect` has it), or rows that compare it
         are not judged: their mechanism did not run.
@@ -97,7 +99,8 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     output_tokens: Annotated[int, Meta(ge=0, le=4096)] = 0
     requests: Annotated[int, Meta(ge=0)] = 4  # some hundred generated tokens
     synth_requests: Annotated[int, Meta(ge=2, le=1000)] = 40  # so many that both splits have some
-    arrivals: str = ""
+    fit: str = ""
+    slo: dict[str, dict[str, float]] = {}
     scored: Scored = SCORED
     mechanism: dict[str, str] = {}
     cases: list[dict[str, Scalar]]

@@ -42,7 +42,7 @@ Traces = dict[TraceKind, dict[str, Path]]
 
 def drawn(experiment: Experiment, model: str) -> Drawn:
     """The synthetic trace that an experiment asks for."""
-    return Drawn(model, experiment.synth_requests, experiment.prompt_tokens, experiment.output_tokens)
+    return Drawn(model, experiment.synth_requests, experiment.prompt_tokens, experiment.output_tokens, experiment.fit)
 
 
 def traces_of(wanted: list[Drawn], kinds: tuple[TraceKind, ...], folder: Path, executor: Any, steps: Steps) -> Traces:
@@ -101,8 +101,6 @@ class Runs(NamedTuple):
         trace = self.traces[kind].get(drawn(experiment, model).title if kind == "b" else model)
         if trace is None or model in experiment.could_not.get(system, ()):
             return None
-        if experiment.arrivals:
-            trace = inputs.arriving(trace, experiment.arrivals, self.folder)
         settings: dict[str, float] = {}
         if constant is not None and constant.constant.hw in ("", hw):
             pinned = "stack.pinned=false" not in experiment.systems[system].split()

@@ -25,6 +25,8 @@ SEED = 0
 CODE = ("sim", "policies", "hwprofiles", "traces")
 NOT_KEPT = ("wall_s",)  # what differs from run to run
 DEFECT = "a defect of the program:"
+MISSES_PER_ACTIVATION = "misses_per_activation"
+OF_RUN = ("batch", "prefill_chunk", "scheduler")  # what a system may say about its run, beside its policy's parameters
 Progress = Callable[[int, int], None]
 Result = dict[str, Any]
 
@@ -35,10 +37,10 @@ def spec_of(
     """The configuration of one system in one case, on one trace."""
     policy, *words = experiment.systems[system].split()
     settings: dict[str, Scalar] = dict(constant)
+    fields = dict(experiment.cases[case])
     for word in words:
         key, _, text = word.partition("=")
-        settings[key] = parse_yaml(text, f"system {system}, {key}")
-    fields = dict(experiment.cases[case])
+        (fields if key in OF_RUN else settings)[key] = parse_yaml(text, f"system {system}, {key}")
     model = str(fields.pop("model"))
     own = HERE / "models" / f"{model}.yaml"
     return msgspec.convert(
@@ -50,6 +52,7 @@ def spec_of(
             "requests": experiment.requests or None,
             "seed": SEED,
             "stack": stack,
+            "slo": experiment.slo,
             **fields,
         },
         RunSpec,
@@ -101,7 +104,16 @@ def simulate(text: str) -> Result:
 
 
 def figure_of(result: Result, key: str) -> float | None:
-    """A figure of a run by its dotted name, the mean where the name has several; None where it is null or absent."""
+    """A figure of a run by its dotted name, the mean where the name has several; None where it is null or absent.
+
+    `misses_per_activation` is none of a result's: experts missing while decoding, each once however many tokens of a
+    step want it, over all that tokens ask for.
+    """
+    if key == MISSES_PER_ACTIVATION:
+        decode = "phases.decode."
+        asked = result[f"{decode}iterations"] * result["union_per_layer_step.experts"]
+        activations = result[f"{decode}tokens"] * result["shape.top_k"]
+        return float(result["miss_rate"] * asked / activations) if activations else None
     value = result.get(key, result.get(f"{key}.mean"))
     return None if value is None else float(value)
 
