@@ -40,6 +40,10 @@ class Options(TypedDict, total=False):
     stack: Name
     set: Mapping[str, Value]  # parameters of the policy, and hw.*, model.*, stack.*
     gpus: int
+    peer: str  # per-expert or all-to-all
+    dense: str  # gpu0, tensor or data
+    placement: Name | None  # a file: the GPU of each expert; None: dealt round-robin
+    host_memory: str  # apart, shared or split
     replicas: int  # equal machines, each with its own `gpus`
     router: str | None  # None: round robin
     batch: int
