@@ -17,13 +17,15 @@ from policies.belady import Belady
 from policies.gpu_only import GpuOnly
 from policies.lru import Lru
 from policies.perfect_prefetch import PerfectPrefetch
+from sim.bounds import time_bound
 from sim.bounds.time_bound import Line, lower_bound, lowest
 from sim.conformance.world import ALL, World
 from sim.policy.api import Policy
 from sim.policy.decisions import Evict, Fetch, Prefetch, RunCpu, RunGpu
 from sim.policy.registry import policies
 from sim.results.text import render
-from sim.run import execute
+from sim.run import execute, prepare
+from sim.setup.spec import RunSpec
 from sim.workload.fewest_copies import kept
 from traces.format.reader import Trace
 
@@ -394,3 +396,29 @@ def test_people_read_it_too():
     (line,) = [line for line in render(seen).splitlines() if line.startswith("lower bound")]
     assert "for any lossless policy" in line
     assert f"{100 * seen.bound.above_frac:.0f} % above it" in line
+
+
+def test_links_share_what_they_have_no_part_in(monkeypatch):
+    """Paths are kept for machines that differ in links alone; whatever else differs is worked out anew."""
+    asked = {"policy": "lru", "hw": "rtx3090", "experts": 48, "requests": 2}
+    changes = {
+        "hw.h2d.bandwidth_bytes_per_s": 3e9,
+        "hw.h2d.latency_s": 1e-4,
+        "hw.gpu.kernel_floor_s": 1e-4,
+        "hw.gpu.memory_bandwidth_bytes_per_s": 1e10,
+        "hw.host.launch_s": 1e-4,
+        "hw.host.sync_s": 1e-3,
+        "stack.per_layer_s": 1e-3,
+    }
+    setups = [prepare(RunSpec(**asked, set=own)) for own in ({}, *({key: value} for key, value in changes.items()))]
+    monkeypatch.setattr(time_bound, "_KEPT", [])
+    together = [lower_bound(made) for made in (*setups, *setups)]
+    assert len(time_bound._KEPT) == len(changes) - 1  # both of the link are those of the first
+    paths = set()
+    for made, at_first, again in zip(setups, together, together[len(setups) :], strict=False):
+        time_bound._KEPT.clear()
+        assert at_first == again == lower_bound(made)
+        windows = time_bound.Bounds(made, cpu=False).windows()
+        paths.add(tuple(one.path for prefill, decode, _ in windows for one in (*prefill, *decode)))
+        made.close()
+    assert len(paths) == len(changes) - 1

@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
-from sim.bounds.alone import Alone, Uses, alone, in_turn
+from sim.bounds.alone import MOST_KNOWN, Alone, Uses, alone, in_turn
 from sim.bounds.path import Experts, Path, path_of
 from sim.machine.together import Together
 from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range
@@ -53,6 +54,13 @@ class Pass:
     tokens: frozenset[int]  # how many an expert serves, without repetition
 
 
+Window = tuple[list[Pass], list[Pass], int]
+"""One request's prefill, decode, and tokens put out."""
+LINKS = ("h2d", "d2h", "h2d_pageable", "d2h_pageable", "p2p")  # of a machine
+MOST_KEPT = 8
+_KEPT: list[tuple[tuple[Any, ...], list[Window]]] = []  # by `_without_links`: many links are held against one machine
+
+
 class Bounds:
     """The bound of one run.
 
@@ -73,8 +81,8 @@ class Bounds:
         self.copy_s = self.cost.copies.h2d_s(size)
         self.host_s = size / self.cost.copies.shared_bytes_per_s  # of host memory, where links share it
 
-    def windows(self) -> Iterator[tuple[list[Pass], list[Pass], int]]:
-        """(prefill, decode, outputs) of every request, in the order they complete."""
+    def windows(self) -> Iterator[Window]:
+        """Of every request, in the order they complete."""
         most = self.setup.spec.prefill_chunk
         whole = most is None or most >= max((r.prompt_len for r in self.setup.requests), default=0)
         if self.setup.spec.batch == self.n_gpus == 1 and whole:
@@ -102,7 +110,26 @@ class Bounds:
                 passes.popleft()
             index += 1
 
-    def _one_by_one(self) -> Iterator[tuple[list[Pass], list[Pass], int]]:
+    def _one_by_one(self) -> Iterator[Window]:
+        if len(self.setup.requests) > MOST_KNOWN:
+            yield from self._alone()
+            return
+        key = self._without_links()
+        found = next((windows for other, windows in _KEPT if other == key), None)
+        if found is None:
+            found = list(self._alone())
+            _KEPT.append((key, found))
+            del _KEPT[:-MOST_KEPT]
+        yield from found
+
+    def _without_links(self) -> tuple[Any, ...]:
+        """All that the paths of requests that are served alone are made of: links have no part in them."""
+        setup = self.setup
+        hw = msgspec.structs.replace(setup.hw, **dict.fromkeys(LINKS))
+        prices = (hw, setup.model, setup.stack, setup.spec.precision, setup.several)
+        return (*prices, setup.trace.sha256, tuple(setup.requests))
+
+    def _alone(self) -> Iterator[Window]:
         trace = self.setup.trace
         none = [0] * trace.n_layers
         for one in alone(trace, self.setup.requests):
