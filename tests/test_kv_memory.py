@@ -451,7 +451,7 @@ def test_what_makes_a_run() -> None:
         (["--preempt", "swap"], "--preempt, got 'swap' without a pool"),
         (["--kv-memory", "1GB", "--kv-page", "0"], "--kv-page, got 0: at least 1 token"),
         (["--kv-memory", "1GB", "--preempt", "swop"], "--preempt, got 'swop': no such way; did you mean 'swap'"),
-        (["--kv-memory", "30GB"], "dense parts need"),
+        (["--kv-memory", "30GB"], "dense parts and --kv-memory need"),
     ],
 )
 def test_bad_pools(options: list[str], said: str) -> None:

@@ -326,7 +326,9 @@ def test_requests_are_drawn_where_there_are_not_as_many() -> None:
         (["--arrivals", "nowhere.csv"], "nowhere.csv"),
         (["--scheduler", "edf"], "--scheduler edf: it goes by deadlines"),
         (["--scheduler", "edf", "--arrivals", "poisson:1"], "--scheduler edf: it goes by deadlines"),
+        (["--arrivals", "posson:1"], "--arrivals, got 'posson:1': neither poisson:RATE"),
         (["--slo", "ttft_s <= x"], "--slo ttft_s, got 'x'"),
+        (["--slo", "ttft_s >= 1s"], "--slo, got 'ttft_s >= 1s': not LIMIT <= SECONDS"),
         (["--arrivals", "poisson:1", "--requests", "2000000"], "at most 1000000"),
     ],
 )

@@ -109,3 +109,7 @@ def test_up_to_which_rate(trace: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert reaching.load.arrivals_per_s == told["per_s"]
     assert not losing.load.stable or losing.slo.attained_frac < 0.7
     assert 1 < told["lost_at"] / told["times"] <= 1.05
+    args = ("--trace", trace, "--hw", "rtx3090", "--policy", "lfu", "--replicas", 1, "--goal", "slo_attainment >= 0.7")
+    said = moesim(capsys, "plan", *args, "--arrivals", "poisson:0.03", "--requests", 20, "--slo", SLO, "--workers", 1)
+    rates = f"up to {told['times']:.3g} times the rate asked for, when {told['per_s']:.3g} requests/s came"
+    assert rates in " ".join(said.out.split())

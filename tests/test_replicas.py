@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -409,6 +410,25 @@ def test_sums_over_replicas() -> None:
 
 def served_at(*moments_s: tuple[float, float, float]) -> list[Any]:
     return [SimpleNamespace(start_s=a, begun_s=b, last_token_s=c) for a, b, c in moments_s]
+
+
+def test_the_scheduler_is_named() -> None:
+    """One that tells nothing, and that of replicas, which each tell their own; the default one stays out."""
+    for scheduler, replicas in (("sjf", 1), ("sjf", 2), ("emoe_slo", 2)):
+        slo = {"*": {"ttft_s": 60.0}}
+        told = run(requests=2, arrivals="poisson:0.1", scheduler=scheduler, replicas=replicas, slo=slo).result
+        assert told.to_dict()["scheduling"] == {"name": scheduler, "file": None, "stats": {}}
+        assert re.search(rf"^scheduler +{scheduler}$", str(told), re.MULTILINE)
+    assert "scheduling" not in run(requests=2, arrivals="poisson:0.1", scheduler="fcfs").result.to_dict()
+
+
+def test_saturate_offers_no_option_that_it_refuses() -> None:
+    from sim.cli.saturate import command as saturating
+
+    offered = CliRunner().invoke(saturating, ["--help"]).output
+    assert "--scheduler" in offered
+    assert "--arrivals" not in offered
+    assert "--rate-scale" not in offered
 
 
 def test_a_queue_that_grows_at_one_replica_is_told() -> None:

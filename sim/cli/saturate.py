@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -119,3 +119,8 @@ def command(
     if out is not None:
         say()
         say(f"written: {out}")
+
+
+for _option in command.params:
+    if _option.name in ("arrivals", "rate_scale"):  # refused, for the rate is what is looked for
+        cast(click.Option, _option).hidden = True

@@ -115,7 +115,9 @@ SPEC_OPTIONS = (
         help="What requests are promised, 'ttft_s <= 2s, tpot_s <= 200ms'; or a YAML with limits by task.",
     ),
     click.option("--split", metavar="NAME", help="Requests to score: test (default), store or all."),
-    click.option("--requests", type=int, metavar="N", help="The first N of the split; --arrivals draws more."),
+    click.option(
+        "--requests", type=int, metavar="N", help="The first N of the split; more are drawn where requests arrive."
+    ),
     click.option(
         "--predictor",
         metavar="P",
@@ -127,7 +129,12 @@ SPEC_OPTIONS = (
         help="arithmetic (default) or simpy: the same figures by SimPy events, and the one for contention.",
     ),
     click.option("--hit-definition", metavar="NAME", help="What is a hit: gate (default), room, cached or token."),
-    click.option("--seed", type=int, metavar="N", help="For policies that draw at random; default: 0."),
+    click.option(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="For whatever is drawn: arrivals, requests, choices of policies; default: 0.",
+    ),
 )
 
 

@@ -57,7 +57,7 @@ AXES = (
     _axis("--predictor", "predictor", _SEVERAL, "What a policy predicts with: surrogate:0.85 (labelled) ..."),
     _axis("--engine", "engine", _SEVERAL, "arithmetic (default) or simpy: the same figures."),
     _axis("--hit-definition", "hit_definition", _SEVERAL, "What is a hit: gate (default), room, cached or token."),
-    _axis("--seed", "seed", _NUMBERS, "For policies that draw at random; default: 0."),
+    _axis("--seed", "seed", _NUMBERS, "For whatever is drawn: arrivals, requests, choices of policies; default: 0."),
 )
 
 

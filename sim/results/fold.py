@@ -23,6 +23,7 @@ from sim.results.uncertainty import uncertainty
 from sim.setup.memory import BudgetRule
 from sim.setup.naming import overrides_of, title_of
 from sim.workload.iterations import DECODE, MIXED, PREFILL
+from sim.workload.schedulers import DEFAULT
 
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork
@@ -177,10 +178,10 @@ def fold(
 
 
 def _scheduling(setup: Setup, clockwork: Clockwork) -> Scheduling | None:
-    """The scheduler, where there is something to tell of it."""
+    """The scheduler, where it is not the default one."""
     kind = setup.scheduler
     file = read_from(kind)
-    if file is None and not clockwork.scheduler_stats:
+    if file is None and kind.name == DEFAULT:
         return None
     named = None if file is None else PolicyFile(file.path.name, file.sha256)
     return Scheduling(kind.name, named, clockwork.scheduler_stats)

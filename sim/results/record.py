@@ -154,7 +154,7 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     prefill_chunk: int | None = None
     mixed_hit_rates: HitRates | None = None  # of iterations with prompts and decode tokens, where there were any
     kv: KvUse | None = None  # of a run with a pool of pages; the JSON of others has no such key
-    scheduling: Scheduling | None = None  # of a scheduler that tells what it went by, or is in a file
+    scheduling: Scheduling | None = None  # of a scheduler other than the default
     real: bool | None = None  # this and the next three are of real runs; the JSON of others has no such keys
     device: str | None = None
     measured: Measurement | None = None

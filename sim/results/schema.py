@@ -372,7 +372,7 @@ class PolicyFile(msgspec.Struct, frozen=True):
 
 
 class Scheduling(msgspec.Struct, frozen=True):
-    """The scheduler, where it has something to say or is in a file: what it went by, and what came of it."""
+    """A scheduler other than the default: what it went by, and what came of it; of replicas, each tells its own."""
 
     name: str
     file: PolicyFile | None

@@ -138,9 +138,11 @@ def plan(
         )
     left_bytes = vram_bytes - parts.all_bytes
     if left_bytes <= 0 and not hypothetical:
+        pool = demand.kv_bytes is not None  # lengths of requests change nothing about it
         raise DoesNotFit(
-            f"{model.id} in {precision} on {hw.id}: dense parts need {show_bytes(parts.all_bytes)} of "
-            f"{show_bytes(vram_bytes)}; take a smaller model, a lower precision, shorter requests or a larger GPU",
+            f"{model.id} in {precision} on {hw.id}: dense parts{' and --kv-memory' if pool else ''} need "
+            f"{show_bytes(parts.all_bytes)} of {show_bytes(vram_bytes)}; take a smaller model, a lower precision, "
+            f"{'less --kv-memory' if pool else 'shorter requests'} or a larger GPU",
             {**asdict(parts), "vram_bytes": vram_bytes},
         )
     # Other GPUs hold experts only, besides their own reserve, or as much of what is dense as the first.

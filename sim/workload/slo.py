@@ -52,7 +52,7 @@ def parse_slo(text: str, what: str = "--slo") -> dict[str, dict[str, float]]:
     Raises:
         BadInput: naming what is no limit.
     """
-    if "<" not in text:
+    if not set("<>=") & set(text):
         return _read(Path(text))
     limits: dict[str, float] = {}
     for part in text.split(","):

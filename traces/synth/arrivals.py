@@ -36,6 +36,7 @@ _STAMP = re.compile(
     r"^(\d{4})-(\d{2})-(\d{2})[ T](\d{2}):(\d{2}):(\d{2})(?:\.(\d{1,9}))?(Z|[+-]\d{2}:?\d{2})?$", re.ASCII
 )
 _PROCESS = re.compile(r"^(poisson|gamma):([^,]+)(?:,(.+))?$")
+_LIKE_A_PROCESS = re.compile(r"^\w\w+(:[^/\\]*)?$")  # a drive of Windows has one letter
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,11 @@ def arrivals(source: str, n: int, seed: int = 0, rate_scale: float = 1.0) -> lis
         raise BadInput(f"--rate-scale, got {rate_scale}: a positive number, 2 for twice the load; correct it")
     if match := _PROCESS.match(source):
         return _process(match[1], match[2], match[3], n, seed, rate_scale)
+    if _LIKE_A_PROCESS.match(source) and not Path(source).exists():
+        raise BadInput(
+            f"--arrivals, got {shown(source)}: neither poisson:RATE, gamma:RATE,CV, closed:CLIENTS, none, nor a file "
+            "that is there; correct it"
+        )
     found = list(islice(_log(Path(source)), n))
     if not found:
         raise BadInput(f"{source}: no requests: the log has none; take another")

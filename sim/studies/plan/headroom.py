@@ -39,10 +39,10 @@ class Headroom(NamedTuple):
     @property
     def text(self) -> str:
         """In a sentence."""
-        far = f"{self.per_s:.3g} requests/s ({self.times:.3g} times as many)"
+        far = f"{self.times:.3g} times the rate asked for, when {self.per_s:.3g} requests/s came"
         if self.lost_at is None:
             return f"the same reaches it up to {far}, and was not tried with more"
-        return f"the same reaches it up to {far}; with {self.lost_at:.3g} times as many it does not"
+        return f"the same reaches it up to {far}; at {self.lost_at:.3g} times it does not"
 
 
 def headroom(goals: Sequence[Goal], best: Candidate, replays: Replays) -> Headroom | None:
