@@ -39,7 +39,7 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def refs(self) -> tuple[str, ...]:
         """The source keys in `ref`."""
-        if self.ref == USER_REF:
+        if not self.ref or self.ref == USER_REF:
             return ()
         return tuple(key.strip() for key in self.ref.split(",") if key.strip())
 

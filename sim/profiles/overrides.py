@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
@@ -85,7 +85,7 @@ def apply(data: Mapping[str, Any], overrides: Mapping[str, object], kind: type[m
         BadInput: a path that `kind` does not have, or that is only shown (`sim.profiles.labels`).
     """
     refuse_labels(group, overrides.items())
-    result: dict[str, Any] = copy.deepcopy(dict(data)) if overrides else dict(data)
+    result: dict[str, Any] = dict(data)
     # Shorter paths first: `hw.cpu=...` replaces what `hw.cpu.n_cores=...` then refines, in whichever order they came.
     for path, value in sorted(overrides.items(), key=lambda item: item[0].count(".")):
         _put(result, path.split("."), value, kind, f"--set {group}.{path}")
@@ -103,9 +103,15 @@ def _put(node: dict[str, Any], parts: list[str], value: object, kind: Any, what:
     elif child is None:
         raise BadInput(f"{what}, got {value!r}: {name!r} has no parts; write {what.rpartition(f'.{rest[0]}')[0]}=VALUE")
     else:
-        if not isinstance(node.get(name), dict):
-            node[name] = {}
+        inner = node.get(name)
+        node[name] = dict(inner) if isinstance(inner, dict) else {}  # a copy: `data` stays as it is
         _put(node[name], rest, value, child, what)
+
+
+@cache
+def _types(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """A Struct's fields, by the names they have in files, with their types."""
+    return {info.encode_name: info.type for info in msgspec.structs.fields(kind)}
 
 
 def _child_type(kind: Any, name: str, value: object, what: str) -> Any:
@@ -114,7 +120,7 @@ def _child_type(kind: Any, name: str, value: object, what: str) -> Any:
         keys, child = get_args(kind)
         known = get_args(keys) if get_origin(keys) is Literal else (name,)
     else:
-        fields = {info.encode_name: info.type for info in msgspec.structs.fields(kind)}
+        fields = _types(kind)
         known, child = tuple(fields), fields.get(name)
     if name not in known:
         raise BadInput(f"{what}, got {value!r}: no field {name!r}; {did_you_mean(name, known)}")

@@ -128,7 +128,7 @@ def _drawn(n: int, rows: int) -> NDArray[np.int64]:
 
 def expanded(means: NDArray[np.float64], n: int) -> Interval:
     """The percentile interval of figures of resampled units, widened for few of them."""
-    low, high = np.quantile(means, [_tail(n), 1 - _tail(n)]).tolist()
+    low, high = np.quantile(np.sort(means), [_tail(n), 1 - _tail(n)]).tolist()  # quicker on what is in order
     return low, high
 
 

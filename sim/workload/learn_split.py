@@ -47,8 +47,5 @@ class StoreSplit:
 
 def requests_of(trace: Trace, split: str) -> list[RequestInfo]:
     """Requests of one split ("store", "test") or of both ("all"), in trace order."""
-    return [
-        RequestInfo(r.index, r.first_row, r.prompt_len, r.outputs, r.task, r.arrival_s)
-        for r in trace.requests
-        if split in ("all", r.split)
-    ]
+    found = trace.requests if split == "all" else trace.requests.in_split(split)
+    return [RequestInfo(r.index, r.first_row, r.prompt_len, r.outputs, r.task, r.arrival_s) for r in found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 
@@ -19,7 +20,17 @@ DEFAULT = "mixtral-8x7b-small"
 
 def bundled_traces() -> dict[str, Path]:
     """Name -> path of every trace in `traces/data`, sorted by name."""
-    folder = Path(str(resources.files("traces"))) / "data"
+    folder = _folder()
+    return dict(_listed(folder, folder.stat().st_mtime_ns)) if folder.is_dir() else {}
+
+
+@cache
+def _folder() -> Path:
+    return Path(str(resources.files("traces"))) / "data"
+
+
+@lru_cache(maxsize=1)
+def _listed(folder: Path, mtime_ns: int) -> dict[str, Path]:  # noqa: ARG001 - it tells a changed folder
     return {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}"))}
 
 
