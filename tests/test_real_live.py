@@ -58,6 +58,7 @@ def test_it_says_what_transformers_says():
     assert np.mean(forced.nll) == pytest.approx(float(expected), rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_lossless_policies_say_the_same_and_lossy_ones_have_a_price():
     rows = {
         row["policy"]: row for row in talk([spec(p) for p in ("fine_moe", "on_demand", "importance")], FOLDER, "cpu", N)

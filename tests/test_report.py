@@ -221,7 +221,7 @@ class TestRun:
         mark.unlink()
         command = [sys.executable, "-m", "moesim", "report", tmp_path / "r", "--json"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert "run no policy from a file" in section(json.loads(done.stdout), "memory")["sentence"]
+        assert "reports run no code from a file" in section(json.loads(done.stdout), "memory")["sentence"]
         assert not mark.exists()
 
 

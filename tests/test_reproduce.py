@@ -896,6 +896,7 @@ class TestInputs:
         assert asked.title.endswith("from the fit qwen3-30b-a3b")
         assert inputs.synthetic_path(asked, tmp_path) != inputs.synthetic_path(asked._replace(fit=""), tmp_path)
 
+    @pytest.mark.thorough
     def test_prompts_are_as_long_as_an_experiment_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         source = tiny_trace(
             tmp_path / "s.safetensors",

@@ -201,6 +201,7 @@ def test_scaling_keeps_the_spread_of_popularity():
     assert wide.std() == pytest.approx(np.array(profile().bias).std(), rel=0.15)
 
 
+@pytest.mark.thorough
 @BUNDLED
 def test_the_held_out_half_of_the_bundled_trace_agrees():
     """LRU and LFU at equal fractions within three points; the figures policies predict from, within three as well."""

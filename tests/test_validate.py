@@ -467,6 +467,7 @@ def test_a_validation_that_was_cut_off_goes_on(world, capsys, monkeypatch):
     assert said.code == 2 and "--resume, got no --out" in said.err
 
 
+@pytest.mark.thorough
 def test_no_arena_outlives_its_run(world, monkeypatch, tmp_path):
     """On a GPU one arena may take most of the memory: the one before it has to be gone when the next is asked for."""
     import weakref
