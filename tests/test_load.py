@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from policies.gpu_only import GpuOnly
 from sim.base.errors import BadInput
 from sim.conformance.scheduling import Foretold
 from sim.engine.drive import RequestTimes
-from sim.results.load import while_some_wait
+from sim.results.load import Moments, while_some_wait
 from sim.run import Outcome, execute, prepare
 from sim.setup.spec import RunSpec
 from sim.workload import schedulers
@@ -124,6 +125,27 @@ def test_a_closed_loop_by_hand(tmp_path: Path) -> None:
     one, alone = server.run("closed:1", 5).clockwork.requests, server.run("none", 1).clockwork.requests
     assert [t.queue_s for t in one] == [0.0] * 5
     assert (one[0].ttft_s, one[0].tpot_s) == (alone[0].ttft_s, alone[0].tpot_s)
+
+
+def test_slots_that_fill_say_nothing_of_how_fast_they_are_served(tmp_path: Path) -> None:
+    """Six slots, twelve requests, twice as many as are served: the first six are taken in as fast as prompts run."""
+    server = Server(tmp_path, [(4, 40)])
+    served_per_s = server.run("closed:12", 240, batch=6).result.load.served_per_s
+    for come, n in ((f"poisson:{2 * served_per_s!r}", 18), ("closed:12", 30)):
+        found = server.run(come, n, batch=6).result.load
+        assert found.capacity_per_s == pytest.approx(served_per_s, rel=0.2)
+        assert found.stable == (come == "closed:12")
+
+
+def test_capacity_with_slots_by_hand() -> None:
+    """Three slots, each taken for 10 s, prompts of 1 s: they are full at 2, and then three in 10 s are taken in."""
+    came, begun = [0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 40.0, 40.5], [0.0, 1.0, 2.0, 10.0, 11.0, 12.0, 40.0, 41.0]
+    served: list[Any] = [
+        SimpleNamespace(start_s=a, begun_s=b, last_token_s=b + 10) for a, b in zip(came, begun, strict=True)
+    ]
+    assert Moments(served, "poisson:1", 3).capacity_per_s == 3 / 10
+    assert Moments(served[:3] + served[6:], "poisson:1", 3).capacity_per_s is None
+    assert Moments(served, "poisson:1", 9).capacity_per_s == Moments(served, "poisson:1").capacity_per_s == 4 / 11
 
 
 def test_overload_is_refused_by_name(tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ def fold(
     source = "back to back" if not setup.open_loop else log.name if log else spec.arrivals or "trace"
     loaded = None
     if setup.open_loop:
-        loaded = load(clockwork.requests, source, [one.clockwork.requests for one in replicas])
-    by_replica = rows(replicas, source, spec.hit_definition) if replicas else None
+        loaded = load(clockwork.requests, source, [one.clockwork.requests for one in replicas], spec.batch)
+    by_replica = rows(replicas, source, spec.hit_definition, spec.batch) if replicas else None
     growing = loaded is not None and not loaded.stable
     timed = metrics.times(clockwork, growing and not spec.unstable, setup.open_loop)
     makespan_s = max((t.last_token_s for t in clockwork.requests), default=0.0)

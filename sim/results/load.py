@@ -20,14 +20,15 @@ class Moments:
     """Of requests that were served, by the same replica where there are several: when they came, were begun and done.
 
     Args:
-        source: of their arrivals.
+        source: of their arrivals. slots: requests that may run together.
     """
 
-    def __init__(self, served: Sequence[RequestTimes], source: str) -> None:
+    def __init__(self, served: Sequence[RequestTimes], source: str, slots: int = 1) -> None:
         self.came = np.array([times.start_s for times in served])
         self.begun = np.array([times.begun_s for times in served])
         self.done = np.array([times.last_token_s for times in served])
         self._closed = source.startswith("closed:")
+        self._slots = slots
 
     @property
     def span_s(self) -> float:
@@ -42,8 +43,20 @@ class Moments:
 
     @property
     def capacity_per_s(self) -> float | None:
-        """How fast they were taken in while others waited."""
-        return while_some_wait(self.came, self.begun)
+        """How fast they were taken in while others waited for a slot."""
+        return _rate([self.taken])
+
+    @property
+    def taken(self) -> tuple[int, float, bool]:
+        """How many were taken in while others waited, in which time, and whether that was for a slot.
+
+        Where several run together a prompt also waits, slots being free, for the iteration that is under way and for
+        the prompts before it: how fast those are taken in is how fast prompts run, not how fast requests are served.
+        """
+        if self._slots > 1 and len(self.begun) and len(full := _full(self.begun, self.done, self._slots)):
+            n, taken_s = _taken_while_some_wait(self.came, self.begun, full)
+            return n, taken_s, True
+        return *_taken_while_some_wait(self.came, self.begun), self._slots == 1
 
     @property
     def stable(self) -> bool:
@@ -67,7 +80,9 @@ class Moments:
         return math.fsum((self.begun - self.came).tolist())
 
 
-def load(served: Sequence[RequestTimes], source: str, replicas: Sequence[Sequence[RequestTimes]] = ()) -> Load | None:
+def load(
+    served: Sequence[RequestTimes], source: str, replicas: Sequence[Sequence[RequestTimes]] = (), slots: int = 1
+) -> Load | None:
     """Of requests that came at times of their own; None where nobody was served.
 
     A queue is unstable where requests come faster than they are served while some wait: then it grows as long as they
@@ -76,12 +91,13 @@ def load(served: Sequence[RequestTimes], source: str, replicas: Sequence[Sequenc
     Args:
         replicas: the same requests by the replica that served them, where there are several. What all can take in is as
             many times what one takes in while others wait there; all are stable if each is; the busy share is the mean.
+        slots: requests that may run together, at each.
     """
     if not served:
         return None
-    every = Moments(served, source)
-    own = [Moments(one, source) for one in replicas] or [every]
-    one_per_s = _pooled_per_s(own)
+    every = Moments(served, source, slots)
+    own = [Moments(one, source, slots) for one in replicas] or [every]
+    one_per_s = _rate([one.taken for one in own])
     span_s = every.span_s
     return Load(
         source=source,
@@ -95,10 +111,11 @@ def load(served: Sequence[RequestTimes], source: str, replicas: Sequence[Sequenc
     )
 
 
-def _pooled_per_s(replicas: Sequence[Moments]) -> float | None:
-    taken = [_taken_while_some_wait(one.came, one.begun) for one in replicas]
-    taken_s = sum(seconds for _, seconds in taken)
-    return sum(n for n, _ in taken) / taken_s if taken_s > 0 else None
+def _rate(taken: Sequence[tuple[int, float, bool]]) -> float | None:
+    """Of `Moments.taken`, of one or several; where slots were full at any, of those alone."""
+    counted = [one for one in taken if one[2]] or taken
+    taken_s = sum(seconds for _, seconds, _ in counted)
+    return sum(n for n, _, _ in counted) / taken_s if taken_s > 0 else None
 
 
 def while_some_wait(came: NDArray[np.float64], begun: NDArray[np.float64]) -> float | None:
@@ -107,11 +124,23 @@ def while_some_wait(came: NDArray[np.float64], begun: NDArray[np.float64]) -> fl
     return n / taken_s if taken_s > 0 else None
 
 
-def _taken_while_some_wait(came: NDArray[np.float64], begun: NDArray[np.float64]) -> tuple[int, float]:
+def _full(begun: NDArray[np.float64], done: NDArray[np.float64], slots: int) -> NDArray[np.float64]:
+    """From when until when all slots were taken: rows of two. Whoever ends at an instant leaves before the next."""
+    at_s = np.concatenate((done, begun))
+    order = np.argsort(at_s, kind="stable")
+    running = np.cumsum(np.where(order < len(done), -1, 1))
+    from_s, until_s = at_s[order], np.append(at_s[order][1:], np.inf)
+    return np.stack((from_s, until_s), axis=1)[(running >= slots) & (until_s > from_s)]
+
+
+def _taken_while_some_wait(
+    came: NDArray[np.float64], begun: NDArray[np.float64], full: NDArray[np.float64] | None = None
+) -> tuple[int, float]:
     """How many, and in which time.
 
     Of every stretch of time in which somebody waits, what lies between the first and the last that was taken in: before
-    that the wait for the first is cut short by its arrival.
+    that the wait for the first is cut short by its arrival. Given when several slots were `full`, what lies between
+    that and the last: slots that filled together fall free together, and the long wait for the first of them counts.
     """
     waits = np.flatnonzero(begun > came)
     order = waits[np.argsort(came[waits], kind="stable")]
@@ -119,9 +148,14 @@ def _taken_while_some_wait(came: NDArray[np.float64], begun: NDArray[np.float64]
     until = np.maximum.accumulate(begun)
     starts = np.flatnonzero(np.concatenate(([True], came[1:] > until[:-1]))) if len(came) else np.empty(0, np.int64)
     n, taken_s = 0, 0.0
-    for one in np.split(begun, starts[1:]):
-        if len(one) > 1:
-            n, taken_s = n + len(one) - 1, taken_s + float(one.max() - one.min())
+    for start, stretch in zip(starts.tolist(), np.split(begun, starts[1:]), strict=False):
+        if full is None:
+            n, taken_s = n + len(stretch) - 1, taken_s + float(stretch.max() - stretch.min())
+        elif len(later := full[full[:, 1] > came[start]]):
+            since_s = max(float(later[0, 0]), float(came[start]))
+            one = stretch[stretch > since_s]
+            if len(one):
+                n, taken_s = n + len(one), taken_s + float(one.max()) - since_s
     return n, taken_s
 
 

@@ -158,15 +158,15 @@ def _summed(lists: Sequence[Sequence[float]]) -> list[float]:
     return [math.fsum(column) for column in zip(*lists, strict=True)]
 
 
-def rows(served: Sequence[Served], source: str, definition: str) -> list[Replica]:
+def rows(served: Sequence[Served], source: str, definition: str, slots: int) -> list[Replica]:
     """One for each replica."""
     span_s = Moments([times for one in served for times in one.clockwork.requests], source).span_s
-    return [_row(number, one, source, definition, span_s) for number, one in enumerate(served)]
+    return [_row(number, one, source, definition, span_s, slots) for number, one in enumerate(served)]
 
 
-def _row(number: int, one: Served, source: str, definition: str, span_s: float) -> Replica:
+def _row(number: int, one: Served, source: str, definition: str, span_s: float, slots: int) -> Replica:
     requests = one.clockwork.requests
-    own = Moments(requests, source)
+    own = Moments(requests, source, slots)
     outputs = sum(times.request.outputs for times in requests)
 
     def per_s(value: float) -> float | None:

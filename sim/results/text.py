@@ -177,7 +177,8 @@ def _load(result: Result) -> Table:
         there, waiting = load.requests_in_system or 0.0, load.requests_waiting or 0.0
         none = "none had to wait"
         if waiting:
-            none = f"no two waited at once{' at one replica' if result.replicas else ''}"
+            slot = " for a slot" if result.batch > 1 else ""
+            none = f"no two waited{slot} at once{' at one replica' if result.replicas else ''}"
         serve = f"serves {taken:.3g}/s while some wait" if taken is not None else none
         rows.add_row("load", f"{arrive}{serve}; {there:.3g} requests there on average, {waiting:.3g} of them waiting")
         queue, service = result.queue_s, result.service_s
