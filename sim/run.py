@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -133,6 +133,7 @@ def _execute_replicas(setup: Setup, progress: Progress | None, watched: Callable
         loops.append(Loop(engine, machine, own.batching(), own.trace, clockwork, True, on_step=on_step))
         served.append(Served(engine, machine, clockwork))
     Service(loops, setup.router, setup.requests, setup.clients).run()
+    _all_served_once(setup, [one.clockwork for one in served])
     for loop in loops:
         loop.finish()
     # They offer all of an engine, a machine and a clockwork that is asked for once a run is over.
@@ -243,7 +244,23 @@ def run_through(
                 on_step(step)
 
     drive(engine, machine, setup.batching(), setup.trace, clockwork, setup.open_loop, on_step=told)
+    _all_served_once(setup, [clockwork])
     return clockwork
+
+
+def _all_served_once(setup: Setup, clockworks: Sequence[Clockwork]) -> None:
+    """Raises IllegalDecision where a plug-in of the user's own took requests out of a queue, or put them in twice."""
+    n_served, n_asked = sum(len(one.requests) for one in clockworks), len(setup.requests)
+    if n_served != n_asked:
+        who = f"scheduler {setup.scheduler.name}"
+        if len(clockworks) > 1:
+            who += f" or router {setup.router.name}"
+        error = IllegalDecision(
+            f"{who}, got {n_served} requests served of {n_asked}: `waiting` and replicas are looked at, and requests "
+            "move by what is answered alone; change neither"
+        )
+        error.located = True  # it is no policy's
+        raise error
 
 
 def start_policy(engine: Engine, setup: Setup) -> None:

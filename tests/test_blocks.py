@@ -99,6 +99,14 @@ def test_only_a_load_has_sampling_errors_of_percentiles(run: Callable[..., Any])
     assert "under load" not in run().out
 
 
+def test_no_time_is_less_than_none() -> None:
+    """One of three waited; Student's t alone would have its mean begin below 0."""
+    found = errors([0.0, 0.0, 3.0], []).mean
+    assert found is not None
+    assert found[0] == 0.0
+    assert found[1] > 1.0
+
+
 def test_a_queue_that_grows_has_none(run: Callable[..., Any]) -> None:
     args = ("--arrivals", "poisson:1", "--requests", 40, "--json")
     told, forced = run(*args).json, run(*args, "--force").json

@@ -342,6 +342,8 @@ def test_requests_are_drawn_where_there_are_not_as_many() -> None:
     ("options", "said"),
     [
         (["--arrivals", "closed:0"], "--arrivals, got 'closed:0': a number of clients"),
+        (["--arrivals", "closed:" + "9" * 5000], ": a number of clients, such as closed:8; correct it"),
+        (["--batch", str(10**30)], f"--batch, got {10**30}: at most 1000000000; lower it"),
         (["--arrivals", "closed:2", "--rate-scale", "2"], "a closed loop has no rate"),
         (["--rate-scale", "2"], "--rate-scale, got 2 without a rate"),
         (["--arrivals", "poisson:x"], "--arrivals, got rate 'x'"),

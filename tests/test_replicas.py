@@ -25,7 +25,7 @@ from tiny_traces import from_rows
 
 import moesim
 from policies.gpu_only import GpuOnly
-from sim.base.errors import BadInput, IllegalDecision
+from sim.base.errors import BadInput, IllegalDecision, MoesimError
 from sim.cli.run import command
 from sim.engine.drive import Clockwork, Loop, RequestTimes
 from sim.real.requirements import check
@@ -479,6 +479,9 @@ class Last(Router):
     def choose(self, request):
         return len(self.replicas) - 1
 """
+SENDS = OWN.replace('"last"', '"sends"').replace(
+    "        return", "        self.replicas[0].send(request)\n        return"
+)
 
 
 def test_a_router_in_a_file_of_ones_own(tmp_path: Path) -> None:
@@ -493,6 +496,17 @@ def test_a_router_in_a_file_of_ones_own(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="a router is a class derived from"):
         path.write_text("")
         run(requests=3, replicas=2, router=str(path))
+
+
+def test_a_router_answers_and_does_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    for text, wrong in (
+        (OWN.replace("def choose(", "def chooses("), "without choose: it says who goes where"),
+        (SENDS, r"^scheduler fcfs or router sends, got 6 requests served of 3: `waiting`"),
+    ):
+        path.write_text(text)
+        with pytest.raises(MoesimError, match=wrong):
+            run(requests=3, replicas=2, router=str(path))
 
 
 def test_the_router_of_the_page(tmp_path: Path) -> None:

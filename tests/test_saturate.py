@@ -107,6 +107,7 @@ def test_the_command(spec: RunSpec) -> None:
         (["--arrivals", "poisson:1"], "the rate is what is looked for"),
         (["--attain", "2"], "--attain, got 2: a share"),
         (["--requests", "1"], "--requests, got 1: too few for anybody to wait"),
+        (["--requests", "0"], "--requests, got 0"),
         (["--policy", "nobody"], "nobody"),
     ],
 )
@@ -119,3 +120,11 @@ def test_what_is_refused(options: list[str], said: str) -> None:
 def test_all_is_no_policy_here() -> None:
     done = CliRunner().invoke(command, ["--hw", "rtx3090", "--policy", "all"])
     assert "name the policies" in str(done.exception)
+
+
+def test_where_it_cannot_write_is_known_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.studies.saturate.search.saturate", lambda *given: pytest.fail("it began"))
+    (tmp_path / "file").write_text("keep")
+    words = ["--hw", "rtx3090", "--policy", "lru", "--draws", "1", "--out", str(tmp_path / "file" / "rates.json")]
+    assert isinstance(CliRunner().invoke(command, words).exception, OSError)  # the outermost frame says it in a line
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -288,7 +288,12 @@ def test_a_report_runs_none(capsys: Any, tmp_path: Path) -> None:
         ),
         (
             EXAMPLES[1].read_text().replace("in_order = True", "needs = 'paths'"),
-            r"with needs 'paths': a tuple of names",
+            r"with needs 'paths': names in a tuple; of",
+        ),
+        (EXAMPLES[1].read_text().replace("def pick(", "def picks("), r"without pick: it says who goes next; see"),
+        (
+            EXAMPLES[1].read_text().replace("in_order = True", "sharing_out_s = float('nan')"),
+            r"with sharing_out_s nan: seconds from 0 on; correct the file",
         ),
     ],
 )

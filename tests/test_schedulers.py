@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_traces import tiny_trace
@@ -116,6 +117,47 @@ def test_picks_that_are_none(answer: object) -> None:
     kind = type("Wrong", (Scheduler,), {"name": "wrong", "pick": lambda self, now_s: answer})
     with pytest.raises(IllegalDecision, match=r"^pick of scheduler wrong, got .*: nobody who waits and is there"):
         Batching(kind(requests, True), 1).next(0.0)
+
+
+def test_no_request_is_lost_or_served_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a scheduler does to the queue that it should only look at."""
+
+    def losing(self: Scheduler, now_s: float) -> RequestInfo | None:
+        if len(self.waiting) > 1:
+            self.waiting.pop()
+        return next(self.arrived_by(now_s), None)
+
+    def again(self: Scheduler, now_s: float) -> RequestInfo | None:
+        found = next(self.arrived_by(now_s), None)
+        if found is not None:
+            self.waiting.append(found)
+        return found
+
+    trace = tiny_trace(tmp_path / "t.safetensors", n_layers=32, n_experts=8, n_requests=6)
+    for pick, told in (
+        (losing, "scheduler odd, got 1 requests served of 3: `waiting`"),
+        (again, "pick of scheduler odd, got RequestInfo(index=1, "),
+    ):
+        kind = type("Odd", (Scheduler,), {"name": "odd", "pick": pick})
+        monkeypatch.setattr(schedulers, "find", lambda name, kind=kind: kind)
+        with pytest.raises(IllegalDecision) as error:
+            execute(prepare(RunSpec(policy="lru", hw="rtx3090", trace=str(trace), scheduler="odd")))
+        assert str(error.value).startswith(told)  # and no policy is blamed
+
+
+@pytest.mark.parametrize("inner", [list, iter])
+def test_passes_are_lists(inner: Any) -> None:
+    """Something that can be gone through once would be gone through by the check."""
+    two = [RequestInfo(i, 5 * i, 2, 4, "", None) for i in range(2)]
+    body = {"name": "once", "pick": lambda self, now_s: self.waiting[0] if self.waiting else None}
+    kind = type("Once", (Scheduler,), body | {"passes": lambda self, ranges: [inner([one]) for one in ranges]})
+    batching = Batching(kind(two), 2)
+    assert [len(batching.next(0.0) or ()) for _ in range(2)] == [1, 1]
+    if inner is list:
+        assert [len(batching.next(0.0) or ()) for _ in range(2)] == [1, 1]
+        return
+    with pytest.raises(IllegalDecision, match=r"^passes of scheduler once, got .*; answer lists of ranges"):
+        batching.next(0.0)
 
 
 def test_a_scheduler_that_picks_nobody() -> None:

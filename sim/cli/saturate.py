@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,6 +70,10 @@ def command(
 
     Each replay has 200 requests unless --requests says otherwise.
     """
+    import msgspec
+
+    from sim.base.files import replacing
+    from sim.base.json import to_json
     from sim.cli.compare import specified
     from sim.studies.compare import by_scheduler, expanded
     from sim.studies.saturate.search import saturate
@@ -77,7 +82,8 @@ def command(
     if not 0 < kept_frac <= 1:
         raise BadInput(f"--attain, got {kept_frac:g}: a share in (0, 1], such as 0.95; correct it")
     promised = given.get("slo") or ""
-    given["requests"] = given["requests"] or REQUESTS
+    if given["requests"] is None:
+        given["requests"] = REQUESTS
     candidates = [
         specified({**given, "scheduler": scheduler}, settings, item, named, said)
         for scheduler, said in by_scheduler(given["scheduler"])
@@ -87,26 +93,21 @@ def command(
     if not candidates:
         raise BadInput("--policy, got 'all' alone: every rate takes dozens of replays; name the policies")
     tell_drawing(candidates[0].spec)
-    with Bar("looking for rates") as bar:
-        found = saturate([(one.label, one.spec) for one in candidates], draws, kept_frac, workers, bar.update)
-    said = answer(found, promised, kept_frac)
-    if as_json or out is not None:
-        import msgspec
-
-        from sim.base.files import replacing
-        from sim.base.json import to_json
-
+    # A place that cannot be written to is refused before dozens of replays, not after.
+    with nullcontext() if out is None else replacing(out) as part:
+        with Bar("looking for rates") as bar:
+            found = saturate([(one.label, one.spec) for one in candidates], draws, kept_frac, workers, bar.update)
+        said = answer(found, promised, kept_frac)
         spec = candidates[0].spec
         asked = {"slo": spec.slo, "attain_frac": kept_frac, "draws": draws, "requests": given["requests"]}
         where = {"hw": spec.hw, "trace": spec.trace}
         rows = [msgspec.to_builtins(one) for one in found]
         text = to_json({"schema": 1, "answer": said, **where, **asked, "policies": rows})
-        if out is not None:
-            with replacing(out) as part:
-                part.write_text(text + "\n", encoding="utf-8", newline="\n")
-        if as_json:
-            click.echo(text)
-            return
+        if part is not None:
+            part.write_text(text + "\n", encoding="utf-8", newline="\n")
+    if as_json:
+        click.echo(text)
+        return
     from sim.base.tables import render
 
     say(said, bold=True)

@@ -63,14 +63,17 @@ def errors(values: Sequence[float], given: Sequence[str]) -> Errors:
     """95 % intervals of the mean and of percentiles.
 
     Args:
-        values: of requests in order of arrival. given: percentiles that are shown (`p95`); of others nothing is said.
+        values: times of requests in order of arrival. given: percentiles that are shown (`p95`); others are left out.
     """
     length = block_length(values)
     sample = Sample(dict(enumerate(values)), length)
     told = [name for name in given if sample.n >= fewest_blocks(name)]
     found = quantile_intervals(values, length, told) if told else {}
     ends: dict[str, Ends] = {name: found.get(name) for name in SHARES}
-    return Errors(mean=sample.interval(), **ends, block_requests=length, blocks=sample.n)
+    mean = sample.interval()
+    if mean is not None:
+        mean = max(0.0, mean[0]), mean[1]  # Student's t knows no least value, and no time is less than none
+    return Errors(mean=mean, **ends, block_requests=length, blocks=sample.n)
 
 
 def fewest_blocks(name: str) -> int:

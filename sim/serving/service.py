@@ -50,7 +50,7 @@ class Service:
         except BaseException as error:
             # SimPy raises a copy of what a process raised, without its attributes and its traceback.
             raise self._failure or error from None
-        if self._to_come or any(replica.n_there for replica in self.replicas):
+        if self._to_come:
             raise RuntimeError("requests are left that nobody serves (a bug in the service)")
 
     def _watched(self, steps: Steps) -> Steps:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from traces.format.reader import Trace
 
 MAX_GPUS = 256
-MOST_TOKENS = 10**9  # of an iteration
+MOST_TOKENS = 10**9  # of an iteration, so of a batch
 WITHOUT_FILE = "policy given as a class whose text is in no file: run_id does not hold it"
 SPLITS = ("test", "store", "all")
 NEWER: dict[str, Any] = {
@@ -333,6 +333,8 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> tuple[Policy, H
     for option, number in (("--gpus", spec.gpus), ("--batch", spec.batch), ("--replicas", spec.replicas)):
         if number < 1:
             raise BadInput(f"{option}, got {number}: at least 1; leave it out for 1")
+    if spec.batch > MOST_TOKENS:
+        raise BadInput(f"--batch, got {spec.batch}: at most {MOST_TOKENS}; lower it")
     _check_several(spec)
     _check_batching(spec)
     if not 0 <= spec.seed < 2**63:

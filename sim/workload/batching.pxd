@@ -17,6 +17,7 @@ cdef class Batching:
     cdef readonly int n_running, batch
     cdef object _later
     cdef readonly object kv
+    cdef set _picked_before
     cdef list _running, _prompts, _ending
     cdef int _n_later, _most_tokens
     cdef bint _shares_out, _static

@@ -79,6 +79,7 @@ class Batching:
         self.listens = scheduler.listens
         self.owed_s = 0.0  # for sharing out the step whose first pass is next
         self.kv = kv
+        self._picked_before: set[int] = set()
         self._ending: list[RequestInfo] = []  # whose last row is in the iteration that runs: then their pages are free
 
     def next(self, now_s: float) -> list[Range] | float | None:
@@ -111,15 +112,16 @@ class Batching:
         if request is None:
             return None
         try:
-            if not scheduler.arrived(request, now_s):
+            if not scheduler.arrived(request, now_s) or request.index in self._picked_before:
                 raise ValueError
             if self.kv is not None:
                 if not self.kv.fits(request.prompt_len, self.n_running):
                     return None  # nor does anybody who comes after it
                 self.kv.hold(request, request.prompt_len)
             scheduler.take(request)
+            self._picked_before.add(request.index)
         except (AttributeError, TypeError, ValueError):
-            raise IllegalDecision(
+            raise _schedulers(
                 f"pick of scheduler {scheduler.name}, got {request!r}: nobody who waits and is there; answer one of "
                 "self.arrived_by(now_s), or None"
             ) from None
@@ -130,7 +132,7 @@ class Batching:
         """When somebody comes, where nobody runs; None where nobody will."""
         at_s = self.scheduler.next_arrival_s(now_s)
         if at_s is None and self.scheduler.waiting:
-            raise IllegalDecision(
+            raise _schedulers(
                 f"pick of scheduler {self.scheduler.name}, got None: nobody runs, {len(self.scheduler.waiting)} wait, "
                 "and nobody else will come; pick one of them"
             )
@@ -238,16 +240,28 @@ class Batching:
             return ranges
         passes = self.scheduler.passes(ranges)
         if not shares_out(passes, ranges):
-            raise IllegalDecision(f"passes, got {passes!r}: every token of a decode step runs in one pass")
+            raise _schedulers(
+                f"passes of scheduler {self.scheduler.name}, got {passes!r}: every token of a decode step runs in one "
+                "pass; answer lists of ranges"
+            )
         self._later.extend([list(one) for one in passes])
         self._n_later = len(self._later) - 1
         self.owed_s = self.scheduler.sharing_out_s if self._n_later else 0.0
         return self._later.popleft()
 
 
+def _schedulers(wrong: str) -> IllegalDecision:
+    """A mistake that is the scheduler's, and no policy's."""
+    error = IllegalDecision(wrong)
+    error.located = True
+    return error
+
+
 def shares_out(passes: list[list[Range]], ranges: list[Range]) -> bool:
-    """Whether passes hold every range of a step once."""
+    """Whether passes are lists that hold every range of a step once."""
     try:
+        if not all(isinstance(one, list | tuple) for one in (passes, *passes)):
+            return False
         found = [r for one in passes for r in one]
         return all(passes) and len(found) == len(ranges) and set(found) == set(ranges)
     except (TypeError, ValueError):

@@ -86,6 +86,6 @@ def _drawn(recorded: Sequence[RequestInfo], n: int, seed: int) -> tuple[list[Req
 
 
 def _clients(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_REQUESTS:
+    if not text.isdecimal() or len(text) > len(str(MOST_REQUESTS)) or not 1 <= int(text) <= MOST_REQUESTS:
         raise BadInput(f"--arrivals, got 'closed:{text}': a number of clients, such as closed:8; correct it")
     return int(text)

@@ -35,6 +35,10 @@ def find(name: str) -> type[Router]:
         kind: type[Router] = load(name, SORT)
         if not isinstance(kind.name, str):
             raise BadInput(f"router, got {name!r} with name {kind.name!r}: a word; correct the file")
+        from sim.workload.router import Router
+
+        if kind.choose is Router.choose:
+            raise BadInput(f"router, got {name!r} without choose: it says who goes where; see docs/replicas.md")
         return kind
     if name not in routers():
         raise BadInput(f"--router, got {name!r}: no such router; {did_you_mean(name, routers())}")

@@ -4,6 +4,7 @@ user's own (`--scheduler ./mine.py`)."""
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from functools import cache
 from typing import TYPE_CHECKING
@@ -55,9 +56,15 @@ def schedulers_in(module: ModuleType) -> dict[str, type[Scheduler]]:
 def checked(kind: type[Scheduler], name: str) -> type[Scheduler]:
     """The same, where what it declares is what there is to declare. Raises BadInput."""
     from sim.workload.profiled import NEEDS
+    from sim.workload.scheduler import Scheduler
 
+    if kind.pick is Scheduler.pick:
+        raise BadInput(f"scheduler, got {name!r} without pick: it says who goes next; see docs/schedulers.md")
+    takes_s = kind.sharing_out_s
+    if isinstance(takes_s, bool) or not isinstance(takes_s, int | float) or not 0.0 <= takes_s < math.inf:
+        raise BadInput(f"scheduler, got {name!r} with sharing_out_s {takes_s!r}: seconds from 0 on; correct the file")
     if not isinstance(kind.needs, tuple) or not all(isinstance(need, str) for need in kind.needs):
-        raise BadInput(f"scheduler, got {name!r} with needs {kind.needs!r}: a tuple of names ({', '.join(NEEDS)})")
+        raise BadInput(f"scheduler, got {name!r} with needs {kind.needs!r}: names in a tuple; of {', '.join(NEEDS)}")
     for need in kind.needs:
         if need not in NEEDS:
             raise BadInput(f"scheduler, got {name!r} with need {need!r}: no such need; {did_you_mean(need, NEEDS)}")
