@@ -14,6 +14,8 @@ def to_json(result: dict[str, Any], indent: int | None = None) -> str:
 
 def finite(value: Any) -> Any:
     """Plain data without NaN and infinities; numbers of other libraries become Python's own."""
+    if type(value) is float:  # most are
+        return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {str(key): finite(child) for key, child in value.items()}
     if isinstance(value, list | tuple):

@@ -50,7 +50,9 @@ def quantities(node: object, path: str = "") -> Iterator[tuple[str, Quantity]]:
         yield path, node
     elif isinstance(node, msgspec.Struct):
         for name in node.__struct_fields__:
-            yield from quantities(getattr(node, name), f"{path}.{name}".lstrip("."))
+            child = getattr(node, name)
+            if child is not None and not isinstance(child, (str, int, float)):  # as most are
+                yield from quantities(child, f"{path}.{name}".lstrip("."))
     elif isinstance(node, Mapping):
         for name, child in node.items():
             yield from quantities(child, f"{path}.{name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
@@ -54,13 +55,19 @@ MIXED = "mixed"
 def plain(value: Any) -> Any:
     """Records as dictionaries, in the order of their fields; everything else as it is."""
     if isinstance(value, msgspec.Struct):
-        fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-        pairs = ((key, getattr(value, name)) for key, name in fields if not name.startswith("_"))
         left_out = WHERE_THERE if isinstance(value, Result) else (MIXED,)
+        pairs = [(key, getattr(value, name)) for key, name in _fields(type(value))]
         return {key: plain(child) for key, child in pairs if _kept(key, child, left_out)}
     if isinstance(value, dict):
         return {key: plain(child) for key, child in value.items()}
     return [plain(child) for child in value] if isinstance(value, list | tuple) else value
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, str]]:
+    """(key, attribute) of everything that a kind of record tells."""
+    fields = zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
+    return [(key, name) for key, name in fields if not name.startswith("_")]
 
 
 def _kept(key: str, value: Any, left_out: tuple[str, ...]) -> bool:
