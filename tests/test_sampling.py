@@ -9,7 +9,7 @@ import pytest
 from cli_help import mixtral_shaped
 from scipy import stats
 
-from sim.results.sampling import FEWEST, LEVEL, RESAMPLES, Sample, ranks, student
+from sim.results.sampling import FEWEST, LEVEL, RESAMPLES, Sample, drawn_sums, quantile, ranks, student
 from sim.run import execute, prepare
 from sim.setup.spec import RunSpec
 
@@ -126,3 +126,17 @@ def test_many_requests_take_bounded_room(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("sim.results.sampling.LEAST_RESAMPLES", 99)
     assert len(sample(drawn(50)).resampled()) == 99
     assert len(sample(drawn(8)).resampled()) == 125
+
+
+@pytest.mark.parametrize("n", [*range(1, 28), 64, 100, 127, 128, 129, 200])
+def test_sums_and_quantiles_are_those_of_numpy(n: int) -> None:
+    """To the bit: results were made with numpy's own."""
+    rng = np.random.default_rng(n)
+    units, drawn = rng.lognormal(0, 3, n), rng.integers(0, n, (501, n))
+    sums = units[drawn].sum(axis=1)
+    for laid_out in (drawn, np.asfortranarray(drawn)):
+        assert drawn_sums(units, laid_out).tobytes() == sums.tobytes()
+    for some in (sums, sums[:n]):
+        shares = [0.0, 1e-9, *rng.random(50).tolist(), 0.5, 1.0]
+        found = [quantile(np.sort(some), share) for share in shares]
+        assert found == [float(np.quantile(some, share)) for share in shares]

@@ -26,6 +26,7 @@ RESAMPLES = 9_999
 MOST_DRAWN = 20_000_000  # numbers drawn at most, with no fewer than `LEAST_RESAMPLES`
 LEAST_RESAMPLES = 999
 MOST_AT_ONCE = 1_000_000  # numbers of one piece
+ADDED_AT_ONCE = 128  # numbers of a row that numpy adds up in one go; of more it adds up halves
 SEED = 0  # the same requests give the same interval, bit for bit
 NO_DIFFERENCE = 1e-9  # of a mean: smaller ones are rounding
 
@@ -104,8 +105,28 @@ def _resampled(sums_data: bytes, counts_data: bytes) -> NDArray[np.float64]:
     n = len(sums)
     even = n > 0 and bool((counts == counts[0]).all())  # then any n of them are as many requests
     return np.concatenate(
-        [sums.take(drawn).sum(axis=1) / (n * counts[0] if even else counts[drawn].sum(axis=1)) for drawn in _draws(n)]
+        [drawn_sums(sums, drawn) / (n * counts[0] if even else drawn_sums(counts, drawn)) for drawn in _draws(n)]
     )
+
+
+def drawn_sums(units: NDArray[np.float64], drawn: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The sum of each row that is drawn, to the bit as numpy adds it up: in pairs of eight running sums.
+
+    Where columns lie together, thousands of rows of a few numbers are added up at once, three times as fast.
+    """
+    n = drawn.shape[1]
+    if not (drawn.flags.f_contiguous and 8 <= n <= ADDED_AT_ONCE):
+        found: NDArray[np.float64] = units.take(drawn).sum(axis=1)
+        return found
+    columns = units.take(drawn.T)
+    running = columns[:8].copy()
+    for at in range(8, n - n % 8, 8):
+        running += columns[at : at + 8]
+    a, b, c, d, e, f, g, h = running
+    total: NDArray[np.float64] = ((a + b) + (c + d)) + ((e + f) + (g + h))
+    for rest in columns[n - n % 8 :]:
+        total += rest
+    return total
 
 
 def _draws(n: int) -> Iterable[NDArray[np.int64]]:
@@ -123,13 +144,22 @@ def _draws(n: int) -> Iterable[NDArray[np.int64]]:
 
 @lru_cache(maxsize=2)
 def _drawn(n: int, rows: int) -> NDArray[np.int64]:
-    return np.random.Generator(np.random.PCG64(SEED)).integers(0, n, (rows, n))
+    return np.asfortranarray(np.random.Generator(np.random.PCG64(SEED)).integers(0, n, (rows, n)))
 
 
 def expanded(means: NDArray[np.float64], n: int) -> Interval:
     """The percentile interval of figures of resampled units, widened for few of them."""
-    low, high = np.quantile(np.sort(means), [_tail(n), 1 - _tail(n)]).tolist()  # quicker on what is in order
-    return low, high
+    ordered = np.sort(means)
+    return quantile(ordered, _tail(n)), quantile(ordered, 1 - _tail(n))
+
+
+def quantile(ordered: NDArray[np.float64], share: float) -> float:
+    """`np.quantile`, to the bit, of what is in order already: a fifth of its time."""
+    at = (len(ordered) - 1) * share
+    low = math.floor(at)
+    a, b = ordered[low : low + 2].tolist() if low + 1 < len(ordered) else (float(ordered[low]),) * 2
+    above = at - low
+    return a + (b - a) * above if above < 0.5 else b - (b - a) * (1 - above)
 
 
 @lru_cache(maxsize=64)
