@@ -347,6 +347,7 @@ def test_requests_are_drawn_where_there_are_not_as_many() -> None:
         (["--arrivals", "closed:2", "--rate-scale", "2"], "a closed loop has no rate"),
         (["--rate-scale", "2"], "--rate-scale, got 2 without a rate"),
         (["--arrivals", "poisson:x"], "--arrivals, got rate 'x'"),
+        (["--arrivals", "poisson:"], "--arrivals, got rate '': a number from 1e-9 to 1e9"),
         (["--arrivals", "nowhere.csv"], "nowhere.csv"),
         (["--scheduler", "edf"], "--scheduler edf: it goes by deadlines"),
         (["--scheduler", "edf", "--arrivals", "poisson:1"], "--scheduler edf: it goes by deadlines"),

@@ -35,7 +35,7 @@ MAX_TOKENS = 1 << 20  # of one request's prompt or output; beyond any context a 
 _STAMP = re.compile(
     r"^(\d{4})-(\d{2})-(\d{2})[ T](\d{2}):(\d{2}):(\d{2})(?:\.(\d{1,9}))?(Z|[+-]\d{2}:?\d{2})?$", re.ASCII
 )
-_PROCESS = re.compile(r"^(poisson|gamma):([^,]+)(?:,(.+))?$")
+_PROCESS = re.compile(r"^(poisson|gamma):([^,]*)(?:,(.+))?$")
 _LIKE_A_PROCESS = re.compile(r"^\w\w+(:[^/\\]*)?$")  # a drive of Windows has one letter
 
 
