@@ -9,6 +9,7 @@ import pytest
 from cli_help import mixtral_shaped, moesim
 
 import moesim as face
+from sim.base.errors import BadInput
 from sim.bounds.time_bound import LeastTimes
 from sim.studies.plan.goal import goals_of
 from sim.studies.plan.limits import Limit
@@ -71,6 +72,12 @@ def test_a_goal_beyond_the_bound_takes_no_replay(trace: Path, capsys: pytest.Cap
     said = moesim(capsys, "plan", *args, "--slo", "ttft_s <= 1ms", "--goal", f"{KEPT} >= 5%", "--quick")
     assert said.code == 1
     assert "ruled out by lower bounds alone, without a replay" in said.out
+
+
+def test_a_goal_of_promises_needs_some(trace: Path) -> None:
+    load: dict[str, Any] = {"trace": trace, "arrivals": "poisson:0.001", "requests": 3, "replicas": 1}
+    with pytest.raises(BadInput, match="nothing is promised to any request; add --slo"):
+        face.plan("slo_attainment >= 0.9", "lru", "rtx3090", quick=True, workers=1, **load)
 
 
 def test_the_first_few_requests_of_a_load_tell_nothing() -> None:

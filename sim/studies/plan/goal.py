@@ -126,6 +126,8 @@ def readings(goals: Sequence[Goal], result: Result) -> list[Reading]:
         if one is None:
             n = FEWEST_FOR.get(goal.key.rpartition(".")[2])
             of = f"it takes {n} requests, and {result.n_requests} are replayed" if n else "no run here has one"
+            if goal.key.startswith("slo.") and result.slo is None:
+                raise BadInput(f"--goal, got {goal.key!r}: nothing is promised to any request; add --slo")
             raise BadInput(f"--goal, got {goal.key!r}: {of}; ask for another figure, or give a longer --trace")
     return [one for one in found if one is not None]
 
