@@ -253,6 +253,7 @@ def test_attainment_by_hand(tmp_path: Path) -> None:
     result = server.run("closed:3", 7, slo={"*": {"e2e_s": 2.5 * took_s}}).result
     slo = result.slo
     assert (slo.requests, slo.met, slo.attained_frac) == (7, 2, 2 / 7)
+    assert slo.limits == {"*": {"e2e_s": 2.5 * took_s}}
     assert slo.goodput_requests_per_s == pytest.approx(2 / (7 * took_s))
     assert slo.goodput_tokens_per_s == pytest.approx(6 / (7 * took_s))
     assert (slo.violations.queue, slo.violations.prefill, slo.violations.copies, slo.violations.compute) == (5, 0, 0, 0)

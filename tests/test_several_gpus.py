@@ -459,6 +459,7 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"host_memory": "shared", "engine": "arithmetic", "set": {"hw.cpu.copies_bandwidth_bytes_per_s": 3e10}},
             "--engine, got 'arithmetic': it cannot tell who shares host memory with whom, and 2 links ask for more",
         ),
+        ({"dense": "data", "gpus": 1}, "--dense, got 'data' with one GPU: there is no other to share with"),
         ({"dense": "tensor", "gpus": 3}, "--dense, got 'tensor' on 3 GPUs: mixtral-8x7b has 32 heads"),
         ({"dense": "data", "peer": "all-to-all"}, "--peer, got 'all-to-all' with --dense data, which has collectives"),
         ({"dense": "data", "kv_memory_bytes": 10**9}, "--kv-memory with --dense data: pages are of one GPU's memory"),

@@ -77,6 +77,7 @@ def attainment(served: list[RequestTimes], slos: Slos) -> SloAttainment | None:
             why[cause] += 1
     n_all, n_met = n.total(), met.total()
     return SloAttainment(
+        limits=slos.limits(),
         requests=n_all,
         met=n_met,
         attained_frac=n_met / n_all if n_all else None,

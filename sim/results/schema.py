@@ -100,8 +100,12 @@ class Violations(msgspec.Struct, frozen=True):
 
 
 class SloAttainment(msgspec.Struct, frozen=True):
-    """What became of what was promised; goodput counts the requests that kept all of theirs, and their tokens."""
+    """What became of what was promised; goodput counts the requests that kept all of theirs, and their tokens.
 
+    limits: of each task, `*` for all others, what its requests were promised, in seconds.
+    """
+
+    limits: dict[str, dict[str, float]]
     requests: int
     met: int
     attained_frac: Share

@@ -21,7 +21,7 @@ from sim.base.own_file import whole as whole_plug_in
 from sim.base.units import show_count
 from sim.machine.copy_prices import crowded
 from sim.machine.cost import Cost
-from sim.machine.several import APART, DATA, GPU0, HOST_MEMORY_WAYS, PEER_WAYS, PER_EXPERT, TENSOR, Several
+from sim.machine.several import APART, DATA, DENSE_WAYS, GPU0, HOST_MEMORY_WAYS, PEER_WAYS, PER_EXPERT, TENSOR, Several
 from sim.policy.blame import blamed, check_traits
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
@@ -365,6 +365,7 @@ def _check_several(spec: RunSpec) -> None:
     for option, name, known in (
         ("--peer", spec.peer, PEER_WAYS),
         ("--host-memory", spec.host_memory, HOST_MEMORY_WAYS),
+        ("--dense", spec.dense, DENSE_WAYS),
     ):
         if name not in known:
             raise BadInput(f"{option}, got {name!r}: no such way; {did_you_mean(name, known)}")

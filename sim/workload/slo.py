@@ -41,6 +41,10 @@ class Slos:
         """Of a task: its own, else that of all others; None where nothing is promised."""
         return self._by_task.get(task, self._by_task.get(ANY))
 
+    def limits(self) -> dict[str, dict[str, float]]:
+        """What is promised, by task."""
+        return {task: msgspec.to_builtins(slo) for task, slo in self._by_task.items()}
+
     def tasks(self) -> list[str]:
         """Tasks that have one of their own."""
         return [task for task in self._by_task if task != ANY]
