@@ -63,7 +63,7 @@ SPEC_OPTIONS = (
     click.option(
         "--dense",
         metavar="WAY",
-        help="Attention and all that is no expert: on gpu0 (default), tensor-parallel, or data-parallel over requests.",
+        help="Attention and all that is no expert: gpu0 (default), tensor (1/N on each) or data (requests dealt out).",
     ),
     click.option(
         "--host-memory",

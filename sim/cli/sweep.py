@@ -38,7 +38,7 @@ AXES = (
     _axis("--stack", "stack", _SEVERAL, "Serving frameworks; default: bare."),
     _axis("--gpus", "gpus", _NUMBERS, "GPUs that hold experts; default: 1."),
     _axis("--peer", "peer", _SEVERAL, "Tokens to other GPUs: per-expert (default), all-to-all."),
-    _axis("--dense", "dense", _SEVERAL, "All that is no expert: gpu0 (default), tensor-parallel, data-parallel."),
+    _axis("--dense", "dense", _SEVERAL, "All that is no expert: gpu0 (default), tensor, data."),
     _axis("--placement", "placement", "FILE,...", "Which GPU each expert lives on."),
     _axis("--host-memory", "host_memory", _SEVERAL, "Bandwidth for several links: apart (default), shared, split."),
     _axis("--replicas", "replicas", _NUMBERS, "Equal machines behind a router; default: 1."),
