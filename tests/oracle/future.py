@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 class Future:
     """Uses of every (layer, expert) over the iterations to come, in the order a closed loop will run them.
 
-    A step is `iteration * n_layers + layer`.
+    A step is `iteration * n_layers + layer`. `split`: passes are iterations, too; 0.1 left them out, and took a step
+    of two passes for one.
     """
 
-    def __init__(self, trace: Trace, requests: Sequence[RequestInfo], batch: int) -> None:
+    def __init__(self, trace: Trace, requests: Sequence[RequestInfo], batch: int, split: Any = None) -> None:
         self.n_layers = trace.n_layers
         self._uses: list[list[list[int]]] = [[[] for _ in range(trace.n_experts)] for _ in range(trace.n_layers)]
         self._at = [[0] * trace.n_experts for _ in range(trace.n_layers)]
         self._now = (-1, -1)
-        feed, scheduler, index = Feed(trace), Scheduler(requests, batch), 0
+        feed, scheduler, index = Feed(trace), Scheduler(requests, batch, False, split), 0
         while isinstance(ranges := scheduler.next(math.inf), list):
             iteration = Iteration(index, ranges, trace, decode_row(feed, ranges))
             for layer in range(trace.n_layers):

@@ -54,7 +54,9 @@ def assemble(setup: Setup, spans: Spans | None = None, log: Log | None = None) -
     policy, trace, spec, model = setup.policy, setup.trace, setup.spec, setup.model
     cost = Cost(setup.hw, model, setup.stack, spec.precision)
     cache = Cache(list(setup.memory.expert_bytes), model.n_moe_layers * model.n_experts)
-    future = Future(trace, setup.requests, spec.batch) if "oracle" in policy.traits else None
+    future = None
+    if "oracle" in policy.traits:
+        future = Future(trace, setup.requests, spec.batch, setup.batching().scheduler.passes)
     pieces = Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes)
     machine = SimMachine(cost, spec.gpus, spans, report_copies=overrides(policy, "copy_done"))
     return Engine(policy, machine, cache, pieces, cost, Arrays(trace), model.top_k, future, log), machine
