@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -19,9 +20,11 @@ from tiny_traces import from_rows
 
 from policies.gpu_only import GpuOnly
 from sim.base.errors import BadInput
+from sim.base.files import to_struct
 from sim.conformance.scheduling import Foretold
 from sim.engine.drive import RequestTimes
-from sim.results.load import Moments, while_some_wait
+from sim.results.load import Moments, taken_while_some_wait
+from sim.results.schema import SloAttainment
 from sim.run import Outcome, execute, prepare
 from sim.setup.spec import RunSpec
 from sim.workload import schedulers
@@ -168,6 +171,11 @@ def test_overload_is_refused_by_name(tmp_path: Path) -> None:
 def test_capacity_by_hand() -> None:
     """Two stretches in which somebody waits: begun at 2, 4, 6 (each 2 apart), and at 21 alone, which says nothing."""
     came, begun = np.array([0.0, 0.5, 1.0, 3.0, 20.0, 20.5]), np.array([0.0, 2.0, 4.0, 6.0, 20.0, 21.0])
+
+    def while_some_wait(came: np.ndarray, begun: np.ndarray) -> float | None:
+        n, taken_s = taken_while_some_wait(came, begun)
+        return n / taken_s if taken_s > 0 else None
+
     assert while_some_wait(came, begun) == 0.5
     assert while_some_wait(came[4:], begun[4:]) is None
     assert while_some_wait(came[:1], begun[:1]) is None
@@ -254,6 +262,8 @@ def test_attainment_by_hand(tmp_path: Path) -> None:
     slo = result.slo
     assert (slo.requests, slo.met, slo.attained_frac) == (7, 2, 2 / 7)
     assert slo.limits == {"*": {"e2e_s": 2.5 * took_s}}
+    kept = {name: value for name, value in msgspec.to_builtins(slo).items() if name != "limits"}
+    assert to_struct(kept, SloAttainment, "before").met == 2
     assert slo.goodput_requests_per_s == pytest.approx(2 / (7 * took_s))
     assert slo.goodput_tokens_per_s == pytest.approx(6 / (7 * took_s))
     assert (slo.violations.queue, slo.violations.prefill, slo.violations.copies, slo.violations.compute) == (5, 0, 0, 0)

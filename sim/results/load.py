@@ -54,9 +54,9 @@ class Moments:
         the prompts before it: how fast those are taken in is how fast prompts run, not how fast requests are served.
         """
         if self._slots > 1 and len(self.begun) and len(full := _full(self.begun, self.done, self._slots)):
-            n, taken_s = _taken_while_some_wait(self.came, self.begun, full)
+            n, taken_s = taken_while_some_wait(self.came, self.begun, full)
             return n, taken_s, True
-        return *_taken_while_some_wait(self.came, self.begun), self._slots == 1
+        return *taken_while_some_wait(self.came, self.begun), self._slots == 1
 
     @property
     def stable(self) -> bool:
@@ -118,12 +118,6 @@ def _rate(taken: Sequence[tuple[int, float, bool]]) -> float | None:
     return sum(n for n, _, _ in counted) / taken_s if taken_s > 0 else None
 
 
-def while_some_wait(came: NDArray[np.float64], begun: NDArray[np.float64]) -> float | None:
-    """Requests taken in per second of the time in which others waited; None where no two waited after one another."""
-    n, taken_s = _taken_while_some_wait(came, begun)
-    return n / taken_s if taken_s > 0 else None
-
-
 def _full(begun: NDArray[np.float64], done: NDArray[np.float64], slots: int) -> NDArray[np.float64]:
     """From when until when all slots were taken: rows of two. Whoever ends at an instant leaves before the next."""
     at_s = np.concatenate((done, begun))
@@ -133,7 +127,7 @@ def _full(begun: NDArray[np.float64], done: NDArray[np.float64], slots: int) -> 
     return np.stack((from_s, until_s), axis=1)[(running >= slots) & (until_s > from_s)]
 
 
-def _taken_while_some_wait(
+def taken_while_some_wait(
     came: NDArray[np.float64], begun: NDArray[np.float64], full: NDArray[np.float64] | None = None
 ) -> tuple[int, float]:
     """How many, and in which time.

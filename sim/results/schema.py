@@ -99,13 +99,13 @@ class Violations(msgspec.Struct, frozen=True):
     compute: int
 
 
-class SloAttainment(msgspec.Struct, frozen=True):
+class SloAttainment(msgspec.Struct, frozen=True, kw_only=True):
     """What became of what was promised; goodput counts the requests that kept all of theirs, and their tokens.
 
     limits: of each task, `*` for all others, what its requests were promised, in seconds.
     """
 
-    limits: dict[str, dict[str, float]]
+    limits: dict[str, dict[str, float]] = {}  # results of before have none
     requests: int
     met: int
     attained_frac: Share

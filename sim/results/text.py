@@ -15,7 +15,7 @@ from sim.results.load_text import under_load
 from sim.results.scheduler_text import scheduler_line
 from sim.results.schema import Copies
 from sim.setup.naming import machine_of, policy_of, words
-from sim.workload.slo import ANY
+from sim.workload.slo import slo_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -189,7 +189,7 @@ def _load(result: Result) -> Table:
         rows.add_row("scheduler", scheduler_line(result.scheduling))
     if slo is not None and slo.attained_frac is not None:
         good, tokens = slo.goodput_requests_per_s or 0.0, slo.goodput_tokens_per_s or 0.0
-        rows.add_row("SLO", "; ".join(_promised(task, limits) for task, limits in slo.limits.items()))
+        rows.add_row("SLO", slo_text(slo.limits))
         rows.add_row(
             "",
             f"kept by {slo.met:,} of {show_count(slo.requests, 'request')} ({show_frac(slo.attained_frac)}); goodput "
@@ -203,12 +203,6 @@ def _load(result: Result) -> Table:
             each = (f"{name or 'no task'} {show_frac(task.attained_frac)}" for name, task in slo.tasks.items())
             rows.add_row("", "kept by task: " + ", ".join(each))
     return rows
-
-
-def _promised(task: str, limits: dict[str, float]) -> str:
-    """`code: ttft_s <= 500 ms, tpot_s <= 50.0 ms`; of all tasks without a name."""
-    told = ", ".join(f"{name} <= {show_seconds(limit_s)}" for name, limit_s in limits.items())
-    return told if task == ANY else f"{task or 'no task'}: {told}"
 
 
 def _kv(result: Result) -> Table:
