@@ -39,14 +39,18 @@ class Several:
         return self.n_gpus > 1 and self.peer == ALL_TO_ALL and not self.together
 
     @property
-    def unusual(self) -> str:
-        """The options by which it differs from the default, as they are written."""
-        chosen = (
+    def chosen(self) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+        """(option, way, ways there are, the default first)."""
+        return (
             ("--peer", self.peer, PEER_WAYS),
             ("--host-memory", self.host_memory, HOST_MEMORY_WAYS),
             ("--dense", self.dense, DENSE_WAYS),
         )
-        return ", ".join(f"{option} {way}" for option, way, ways in chosen if way != ways[0])
+
+    @property
+    def unusual(self) -> str:
+        """The options by which it differs from the default, as they are written."""
+        return ", ".join(f"{option} {way}" for option, way, ways in self.chosen if way != ways[0])
 
 
 ALONE = Several()

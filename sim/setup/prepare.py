@@ -16,12 +16,13 @@ from sim import __version__
 from sim.base.errors import BadInput, DoesNotFit, did_you_mean
 from sim.base.files import bundled
 from sim.base.json import to_json
+from sim.base.own_file import digest as text_digest
 from sim.base.own_file import read_from
 from sim.base.own_file import whole as whole_plug_in
 from sim.base.units import show_count
 from sim.machine.copy_prices import crowded
 from sim.machine.cost import Cost
-from sim.machine.several import APART, DATA, DENSE_WAYS, GPU0, HOST_MEMORY_WAYS, PEER_WAYS, PER_EXPERT, TENSOR, Several
+from sim.machine.several import APART, DATA, GPU0, PER_EXPERT, TENSOR, Several
 from sim.policy.blame import blamed, check_traits
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
@@ -157,13 +158,19 @@ class Setup:
         named = source is None or source == NONE or source.startswith(PROCESSES)
         return None if source is None or named else Path(source)
 
+    @cached_property
+    def _log_sha256(self) -> str:
+        """Of the log that requests arrive by."""
+        assert self.arrivals_file is not None
+        return _sha256(self.arrivals_file)
+
     @property
     def load_terms(self) -> dict[str, Any]:
         """What decides which requests come, and when; nothing where they are the trace's own."""
         spec, log = self.spec, self.arrivals_file
         if spec.arrivals is None:
             return {}
-        source = spec.arrivals if log is None else _sha256(log)
+        source = spec.arrivals if log is None else self._log_sha256
         return {"arrivals": source, "rate_scale": spec.rate_scale, "seed": spec.seed}
 
     @property
@@ -236,8 +243,8 @@ class Setup:
             "stack_sha256": digests["stack"],
             "trace": self.trace.name,
             "trace_sha256": self.trace.sha256,
-            **({} if self.homes is None else {"placement_sha256": _text_sha256(str(self.homes))}),
-            **({} if self.arrivals_file is None else {"arrivals_sha256": _sha256(self.arrivals_file)}),
+            **({} if self.homes is None else {"placement_sha256": text_digest(str(self.homes))}),
+            **({} if self.arrivals_file is None else {"arrivals_sha256": self._log_sha256}),
         }
 
     def identity(self) -> str:
@@ -362,11 +369,7 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> tuple[Policy, H
 
 def _check_several(spec: RunSpec) -> None:
     """Raises BadInput for a way of sharing work among GPUs that there is not, or with one GPU."""
-    for option, name, known in (
-        ("--peer", spec.peer, PEER_WAYS),
-        ("--host-memory", spec.host_memory, HOST_MEMORY_WAYS),
-        ("--dense", spec.dense, DENSE_WAYS),
-    ):
+    for option, name, known in Several(spec.gpus, spec.peer, spec.host_memory, spec.dense).chosen:
         if name not in known:
             raise BadInput(f"{option}, got {name!r}: no such way; {did_you_mean(name, known)}")
         if spec.gpus == 1 and name != known[0]:
@@ -534,10 +537,6 @@ def _known(trace: Trace) -> bool:
     from traces.synth.drawn import drawn_path
 
     return trace.path in (bundled_traces().get(trace.name), drawn_path(trace.name))
-
-
-def _text_sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:
