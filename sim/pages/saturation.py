@@ -11,34 +11,10 @@ from sim.base.errors import BadInput
 from sim.base.units import show_count, show_frac
 from sim.pages.page import Column, Facts, Note, Page, Plot, Section, Table
 from sim.pages.plots import axis, line, said
+from sim.studies.saturate.search import AtRate, Range, Saturation
 
 MOST_POLICIES = 100
 MOST_POINTS = 1_000
-
-
-class Rate(msgspec.Struct):
-    mean: float
-    least: float
-    most: float
-
-
-class AtRate(msgspec.Struct):
-    arrivals_per_s: float
-    ttft_mean_s: float
-    ttft_p95_s: float | None
-    queue_mean_s: float
-    tpot_mean_s: float | None
-    attained_frac: float | None
-    goodput_tokens_per_s: float | None
-
-
-class Policy(msgspec.Struct):
-    name: str
-    capacity_per_s: Rate
-    capacity_tokens_per_s: Rate
-    kept_per_s: Rate | None
-    curve: list[AtRate]
-    labels: list[str]
 
 
 class Rates(msgspec.Struct):
@@ -46,7 +22,7 @@ class Rates(msgspec.Struct):
     attain_frac: float
     draws: int
     requests: int
-    policies: list[Policy]
+    policies: list[Saturation]
     slo: dict[str, dict[str, float]] = {}
     hw: str = ""
     trace: str | None = None
@@ -80,7 +56,7 @@ def _promises(found: Rates) -> list[str]:
     return [f"SLO {slo_text(found.slo)}, {kept}"] if found.slo else []
 
 
-def _most(found: Rates, best: Policy) -> Section:
+def _most(found: Rates, best: Saturation) -> Section:
     items: list[tuple[str, Any, str, str]] = [("policy", best.name, "", "the one that serves most")]
     if best.kept_per_s is not None:
         items.append(("requests/s that keep the SLO", best.kept_per_s.mean, "x", "mean over draws"))
@@ -92,7 +68,7 @@ def _most(found: Rates, best: Policy) -> Section:
     rows: list[list[Any]] = []
     for one in found.policies:
         rates = [one.capacity_per_s, one.capacity_tokens_per_s]
-        rates += [one.kept_per_s or Rate(0.0, 0.0, 0.0)] if best.kept_per_s is not None else []
+        rates += [one.kept_per_s or Range(0.0, 0.0, 0.0)] if best.kept_per_s is not None else []
         rows.append([one.name, *(value for rate in rates for value in (rate.mean, rate.least, rate.most))])
     table = Table("Rates of every policy: mean, least and most over the draws.", columns, rows)
     return Section("most", "How much is served", "", [Facts(items), table])
