@@ -19,10 +19,10 @@ from sim.setup.prepare import Setup
 
 WAYS: tuple[dict[str, Any], ...] = (
     {"peer": "all-to-all"},
-    {"host_memory": "split"},
+    {"host_links": "split"},
     {"dense": "tensor"},
     {"dense": "data"},
-    {"host_memory": "split", "peer": "all-to-all"},
+    {"host_links": "split", "peer": "all-to-all"},
 )
 
 

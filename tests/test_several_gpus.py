@@ -141,7 +141,7 @@ def from_host(
     """Host memory gives as much as this many links take."""
     with Trace(from_rows(tmp_path / "easy.safetensors", rows, 2 * gpus)) as trace:
         made = setup(policy, trace, room, gpus=gpus)
-        made.spec = msgspec.structs.replace(made.spec, host_memory=way)
+        made.spec = msgspec.structs.replace(made.spec, host_links=way)
         cpu = msgspec.structs.replace(made.hw.cpu, copies_bandwidth_bytes_per_s=figure(links * EXPERT_BYTES / 10))
         made.hw = msgspec.structs.replace(made.hw, cpu=cpu)
         return execute_easy(made)
@@ -175,7 +175,7 @@ def test_links_never_draw_more_than_host_memory_gives(tmp_path):
     """Of any two instants: what was copied wholly between them is no more than memory gives in that time."""
     n_tight = 0
     for seed in range(24):
-        of = several_worlds.several(seed, tmp_path, host_memory="shared")
+        of = several_worlds.several(seed, tmp_path, host_links="shared")
         hw, stack = of.facts["hw"], of.facts["stack"]
         up, _ = rates(hw, stack)
         if not 0.0 < up < math.inf:
@@ -199,7 +199,7 @@ def test_links_never_draw_more_than_host_memory_gives(tmp_path):
 
 def test_where_memory_is_enough_sharing_it_changes_nothing(tmp_path):
     for seed in range(12):
-        of = several_worlds.several(seed, tmp_path, host_memory="shared")
+        of = several_worlds.several(seed, tmp_path, host_links="shared")
         cpu = msgspec.structs.replace(of.facts["hw"].cpu, copies_bandwidth_bytes_per_s=figure(math.inf))
         of.facts["hw"] = msgspec.structs.replace(of.facts["hw"], cpu=cpu)
         told, _ = several_worlds.disagreement(of)
@@ -409,7 +409,7 @@ def test_as_many_bytes_cross_as_tokens_of_experts_elsewhere_have(tmp_path):
         assert sum(span[5] for span in seen.spans if span[0] == port) == n_pairs * TOKEN_BYTES > 0
 
 
-@pytest.mark.parametrize("ways", (*several_worlds.WAYS, {"host_memory": "shared"}), ids=str)
+@pytest.mark.parametrize("ways", (*several_worlds.WAYS, {"host_links": "shared"}), ids=str)
 @pytest.mark.parametrize("gpus", [2, 3])
 def test_bounds_stay_bounds(tmp_path, ways, gpus):
     for seed in range(4):
@@ -454,9 +454,9 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("given", "said"),
     [
         ({"peer": "all"}, "--peer, got 'all': no such way; known: all-to-all, per-expert"),
-        ({"host_memory": "half"}, "--host-memory, got 'half': no such way; known: apart, shared, split"),
+        ({"host_links": "half"}, "--host-links, got 'half': no such way; known: apart, shared, split"),
         (
-            {"host_memory": "shared", "engine": "arithmetic", "set": {"hw.cpu.copies_bandwidth_bytes_per_s": 3e10}},
+            {"host_links": "shared", "engine": "arithmetic", "set": {"hw.cpu.copies_bandwidth_bytes_per_s": 3e10}},
             "--engine, got 'arithmetic': it cannot tell who shares host memory with whom, and 2 links ask for more",
         ),
         ({"dense": "data", "gpus": 1}, "--dense, got 'data' with one GPU: there is no other to share with"),

@@ -205,7 +205,7 @@ def test_a_bound_is_of_how_dense_parts_and_states_cross() -> None:
     from sim.studies.sweep.work import bound_terms
 
     found = []
-    for fields in ({}, {"peer": "all-to-all"}, {"dense": "tensor"}, {"host_memory": "split"}):
+    for fields in ({}, {"peer": "all-to-all"}, {"dense": "tensor"}, {"host_links": "split"}):
         setup = prepare(RunSpec(policy="lru", hw="rtx3090", gpus=2, requests=1, **fields))
         try:
             found.append(bound_terms(setup))

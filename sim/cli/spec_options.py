@@ -66,7 +66,7 @@ SPEC_OPTIONS = (
         help="Attention and all that is no expert: gpu0 (default), tensor (1/N on each) or data (requests dealt out).",
     ),
     click.option(
-        "--host-memory",
+        "--host-links",
         metavar="WAY",
         help="Its bandwidth for copies to several GPUs: apart (default: no limit), shared, or split in equal parts.",
     ),

@@ -40,7 +40,7 @@ AXES = (
     _axis("--peer", "peer", _SEVERAL, "Tokens to other GPUs: per-expert (default), all-to-all."),
     _axis("--dense", "dense", _SEVERAL, "All that is no expert: gpu0 (default), tensor, data."),
     _axis("--placement", "placement", "FILE,...", "Which GPU each expert lives on."),
-    _axis("--host-memory", "host_memory", _SEVERAL, "Bandwidth for several links: apart (default), shared, split."),
+    _axis("--host-links", "host_links", _SEVERAL, "Bandwidth for several links: apart (default), shared, split."),
     _axis("--replicas", "replicas", _NUMBERS, "Equal machines behind a router; default: 1."),
     _axis("--router", "router", _SEVERAL, "Which replica a request goes to; default: round_robin."),
     _axis("--batch", "batch", _NUMBERS, "Requests decoded together; default: 1."),

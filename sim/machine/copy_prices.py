@@ -26,7 +26,7 @@ def rates(hw: Hardware, stack: Stack) -> tuple[float, float]:
 def crowded(hw: Hardware, stack: Stack, several: Several) -> bool:
     """Whether links that share host memory ask for more than it has when all are busy, pieces written back included."""
     up, down = rates(hw, stack)
-    return several.host_memory == SHARED and several.n_gpus * up + down > hw.cpu.shared_by_copies.value
+    return several.host_links == SHARED and several.n_gpus * up + down > hw.cpu.shared_by_copies.value
 
 
 class CopyPrices:
@@ -50,8 +50,8 @@ class CopyPrices:
         self.q_h2d_bandwidth = figures.enter(f"{kind}.bandwidth_bytes_per_s", h2d.bandwidth_bytes_per_s)
         self.q_d2h_latency = figures.enter(f"{back}.latency_s", d2h.latency_s)
         self.q_d2h_bandwidth = figures.enter(f"{back}.bandwidth_bytes_per_s", d2h.bandwidth_bytes_per_s)
-        self.shared_bytes_per_s = math.inf if several.host_memory == APART else hw.cpu.shared_by_copies.value
-        if several.host_memory == SPLIT and self.h2d_bytes_per_s > self.shared_bytes_per_s / several.n_gpus:
+        self.shared_bytes_per_s = math.inf if several.host_links == APART else hw.cpu.shared_by_copies.value
+        if several.host_links == SPLIT and self.h2d_bytes_per_s > self.shared_bytes_per_s / several.n_gpus:
             self.h2d_bytes_per_s = self.shared_bytes_per_s / several.n_gpus
             name = "copies" if isinstance(hw.cpu.copies_bandwidth_bytes_per_s, Quantity) else "memory"
             self.q_h2d_bandwidth = figures.enter(f"cpu.{name}_bandwidth_bytes_per_s", hw.cpu.shared_by_copies)

@@ -8,7 +8,7 @@ PER_EXPERT, ALL_TO_ALL = "per-expert", "all-to-all"
 PEER_WAYS = (PER_EXPERT, ALL_TO_ALL)  # the default first
 
 APART, SHARED, SPLIT = "apart", "shared", "split"
-HOST_MEMORY_WAYS = (APART, SHARED, SPLIT)
+HOST_LINKS_WAYS = (APART, SHARED, SPLIT)
 
 GPU0, TENSOR, DATA = "gpu0", "tensor", "data"
 DENSE_WAYS = (GPU0, TENSOR, DATA)
@@ -20,7 +20,7 @@ class Several:
 
     n_gpus: int = 1
     peer: str = PER_EXPERT
-    host_memory: str = APART
+    host_links: str = APART
     dense: str = GPU0
     homes: tuple[int, ...] | None = None  # the GPU of each expert, layer by layer; None: dealt round-robin
 
@@ -43,7 +43,7 @@ class Several:
         """(option, way, ways there are, the default first)."""
         return (
             ("--peer", self.peer, PEER_WAYS),
-            ("--host-memory", self.host_memory, HOST_MEMORY_WAYS),
+            ("--host-links", self.host_links, HOST_LINKS_WAYS),
             ("--dense", self.dense, DENSE_WAYS),
         )
 

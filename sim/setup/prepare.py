@@ -70,7 +70,7 @@ NEWER: dict[str, Any] = {
     "rate_scale": 1.0,
     "slo": {},
     "peer": PER_EXPERT,
-    "host_memory": APART,
+    "host_links": APART,
     "dense": GPU0,
 }
 """Fields that specifications did not always have, with what they stand for where they are left out."""
@@ -107,7 +107,7 @@ class Setup:
     @property
     def several(self) -> Several:
         """How its GPUs work together."""
-        return Several(self.spec.gpus, self.spec.peer, self.spec.host_memory, self.spec.dense, self.homes)
+        return Several(self.spec.gpus, self.spec.peer, self.spec.host_links, self.spec.dense, self.homes)
 
     def cost(self) -> Cost:
         """Prices of everything on its hardware."""
@@ -208,7 +208,7 @@ class Setup:
     @cached_property
     def _digests(self) -> dict[str, str]:
         hw = self.hw
-        if self.spec.host_memory == APART:  # what has no part in a run does not tell it from others
+        if self.spec.host_links == APART:  # what has no part in a run does not tell it from others
             hw = hw.without_sharing
         return {"hw": _digest(hw), "model": _digest(self.model), "stack": _digest(self.stack)}
 
@@ -359,17 +359,17 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> tuple[Policy, H
             "leave it out, or take simpy"
         )
     stack = load_stack(spec.stack, overrides.stack)
-    if spec.engine == ARITHMETIC and crowded(hw, stack, Several(spec.gpus, host_memory=spec.host_memory)):
+    if spec.engine == ARITHMETIC and crowded(hw, stack, Several(spec.gpus, host_links=spec.host_links)):
         raise BadInput(
             "--engine, got 'arithmetic': it cannot tell who shares host memory with whom, and "
-            f"{spec.gpus} links ask for more than there is; leave it out, or take --host-memory split"
+            f"{spec.gpus} links ask for more than there is; leave it out, or take --host-links split"
         )
     return policy, hw, stack, overrides
 
 
 def _check_several(spec: RunSpec) -> None:
     """Raises BadInput for a way of sharing work among GPUs that there is not, or with one GPU."""
-    for option, name, known in Several(spec.gpus, spec.peer, spec.host_memory, spec.dense).chosen:
+    for option, name, known in Several(spec.gpus, spec.peer, spec.host_links, spec.dense).chosen:
         if name not in known:
             raise BadInput(f"{option}, got {name!r}: no such way; {did_you_mean(name, known)}")
         if spec.gpus == 1 and name != known[0]:
@@ -396,7 +396,7 @@ def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
     homes = None
     if spec.placement is not None:
         homes = read_placement(Path(spec.placement), model.n_moe_layers, model.n_experts, spec.gpus)
-    return Several(spec.gpus, spec.peer, spec.host_memory, spec.dense, homes)
+    return Several(spec.gpus, spec.peer, spec.host_links, spec.dense, homes)
 
 
 def _check_batching(spec: RunSpec) -> None:

@@ -37,7 +37,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     peer: str = "per-expert"  # how hidden states cross to experts on other GPUs
     dense: str = "gpu0"  # who computes what is dense
     placement: str | None = None  # a file: the GPU of each expert; None: dealt round-robin
-    host_memory: str = "apart"  # whether links share its bandwidth
+    host_links: str = "apart"  # whether links share its bandwidth
     replicas: int = 1  # equal machines behind a router
     router: str | None = None  # None: round robin
     batch: int = 1

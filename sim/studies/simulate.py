@@ -43,7 +43,7 @@ class Options(TypedDict, total=False):
     peer: str  # per-expert or all-to-all
     dense: str  # gpu0, tensor or data
     placement: Name | None  # a file: the GPU of each expert; None: dealt round-robin
-    host_memory: str  # apart, shared or split
+    host_links: str  # apart, shared or split
     replicas: int  # equal machines, each with its own `gpus`
     router: str | None  # None: round robin
     batch: int

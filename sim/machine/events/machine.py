@@ -60,7 +60,7 @@ class EventMachine(Machine):
         self.lanes = lanes = Lanes(self.clock, n_gpus, spans, report_copies, len(cost.n_dense_before) - 1)
         self.streams, self.h2d = lanes.streams, lanes.h2d
         couple(lanes, cost.hw.contention)
-        if cost.several.host_memory == SHARED:
+        if cost.several.host_links == SHARED:
             share_host_memory(lanes, cost.copies)
         self._joins: tuple[Ticket, ...] = NOTHING
         # One engine for what goes down: activations wait for the last pages, and pages for the last activations.

@@ -45,7 +45,7 @@ class Axes(TypedDict, total=False):
     peer: Several
     dense: Several
     placement: Several
-    host_memory: Several
+    host_links: Several
     replicas: Several
     router: Several
     batch: Several

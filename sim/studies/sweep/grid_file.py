@@ -49,7 +49,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     peer: Several | msgspec.UnsetType = msgspec.UNSET
     dense: Several | msgspec.UnsetType = msgspec.UNSET
     placement: Several | msgspec.UnsetType = msgspec.UNSET
-    host_memory: Several | msgspec.UnsetType = msgspec.UNSET
+    host_links: Several | msgspec.UnsetType = msgspec.UNSET
     kv_memory_bytes: Several | msgspec.UnsetType = msgspec.UNSET
     kv_page: Several | msgspec.UnsetType = msgspec.UNSET
     preempt: Several | msgspec.UnsetType = msgspec.UNSET

@@ -118,7 +118,7 @@ BATCHED: list[tuple[str, pa.DataType, Cell]] = [
     ("peer", _TEXT, _of_gpus("peer")),
     ("dense", _TEXT, _of_gpus("dense")),
     ("placement", _TEXT, _spec("placement")),
-    ("host_memory", _TEXT, _of_gpus("host_memory")),
+    ("host_links", _TEXT, _of_gpus("host_links")),
 ]
 """Columns of tables that vary them."""
 

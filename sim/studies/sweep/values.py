@@ -16,7 +16,7 @@ Scalar = bool | int | float | str | None
 
 TEXTS = (
     *("hw", "model", "trace", "precision", "stack", "arrivals", "router", "scheduler", "batching", "split", "link"),
-    *("preempt", "peer", "dense", "placement", "host_memory", "hit_definition", "predictor", "engine"),
+    *("preempt", "peer", "dense", "placement", "host_links", "hit_definition", "predictor", "engine"),
 )
 INTS = ("gpus", "replicas", "batch", "prefill_chunk", "kv_page", "requests", "seed", "experts")
 FRACS = ("cache_frac", "rate_scale")
