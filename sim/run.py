@@ -23,10 +23,10 @@ from sim.policy.api import overrides as implements
 from sim.policy.blame import PUZZLED, blamed, located, sound_number
 from sim.results.fold import fold as fold
 from sim.results.replicas import Clockworks, Engines, Machines, Served, Watched
-from sim.setup.prepare import ARITHMETIC, SIMPY
-from sim.setup.prepare import Setup as Setup
+from sim.setup.options import ARITHMETIC, SIMPY
 from sim.setup.prepare import prepare as prepare
 from sim.setup.replicas import setups_of
+from sim.setup.setup import Setup as Setup
 from sim.workload.future import Future
 from sim.workload.gate import Arrays
 from sim.workload.learn_split import StoreSplit

@@ -38,7 +38,7 @@ from sim.profiles.stack import load_stack
 from sim.results.record import plain
 from sim.run import execute
 from sim.setup.memory import DenseParts, MemoryPlan
-from sim.setup.prepare import Setup
+from sim.setup.setup import Setup
 from sim.setup.spec import RunSpec
 from sim.workload.learn_split import requests_of
 from traces.format.reader import Trace

@@ -16,7 +16,7 @@ from sim.real.run import Measured, measure
 from sim.real.weights.random_weights import random_weights
 from sim.real.weights.weights import Weights
 from sim.run import prepare
-from sim.setup.prepare import Setup
+from sim.setup.setup import Setup
 from sim.setup.spec import RunSpec
 
 LAYERS, EXPERTS, TOP_K = 4, 4, 2

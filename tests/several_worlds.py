@@ -15,7 +15,7 @@ import msgspec
 import random_worlds
 
 from sim.run import execute
-from sim.setup.prepare import Setup
+from sim.setup.setup import Setup
 
 WAYS: tuple[dict[str, Any], ...] = (
     {"peer": "all-to-all"},

@@ -33,8 +33,8 @@ from sim.results.load import load, unstable
 from sim.results.replicas import Watched
 from sim.run import Outcome, assemble, execute, prepare
 from sim.serving.service import Service
-from sim.setup.prepare import Setup
 from sim.setup.replicas import SEED_STEP, setups_of
+from sim.setup.setup import Setup
 from sim.setup.spec import RunSpec
 from sim.studies.saturate.search import saturate
 from sim.workload import routers

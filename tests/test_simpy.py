@@ -21,7 +21,7 @@ from sim.base.errors import BadInput, MoesimError
 from sim.policy.registry import policies
 from sim.results.by_layer import WAITS_S
 from sim.run import assemble, execute, prepare
-from sim.setup.prepare import Setup
+from sim.setup.setup import Setup
 from sim.setup.spec import RunSpec
 
 N_QUICK, N_THOROUGH, SLICES = 160, 4000, 8

@@ -23,7 +23,7 @@ from sim.machine.together import Together
 from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range
 
 if TYPE_CHECKING:
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
 
 ROUNDING = 1e-10  # sums here and in the engine are taken in different orders; a bound must not exceed a time by that
 

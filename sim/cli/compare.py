@@ -14,7 +14,7 @@ from sim.cli.spec_options import spec_options, specify, tell_drawing
 from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
     from sim.studies.compare import Candidate
 
 

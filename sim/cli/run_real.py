@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sim.cli.run_request import RunRequest
     from sim.real.run import Measured
     from sim.results.record import Result
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
     from sim.setup.spec import RunSpec
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sim.real.comparison import Talked
     from sim.real.devices.lanes import Lanes
     from sim.results.record import Result
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
     from sim.setup.spec import RunSpec
 
 

@@ -15,7 +15,7 @@ from sim.workload.batching import CONTINUOUS
 if TYPE_CHECKING:
     from sim.profiles.models import Model
     from sim.real.devices.protocol import Device
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
 
 SLACK_FRAC = 0.9
 """Share of free memory a run may take."""

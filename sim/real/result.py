@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sim.engine.engine import Engine
     from sim.real.machine.machine import RealMachine
     from sim.results.record import Result
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
 
 
 def fold_real(

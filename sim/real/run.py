@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sim.real.devices.lanes import Lanes
     from sim.results.record import Result
     from sim.run import Progress
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
 
 
 @dataclass

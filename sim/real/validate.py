@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sim.real.devices.lanes import Lanes
     from sim.real.weights.weights import Weights
     from sim.results.record import Result
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
     from sim.setup.spec import RunSpec
 
 SCHEMA = 1

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sim.machine.simulated import SimulatedMachine
     from sim.real.machine.machine import RealMachine
     from sim.results.replicas import Served
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
 
 SCHEMA = 1
 

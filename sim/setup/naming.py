@@ -10,7 +10,7 @@ from sim.base.units import show_count
 from sim.policy.policy_file import file_of
 
 if TYPE_CHECKING:
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
     from sim.setup.spec import RunSpec
 
 Value = bool | int | float | str | None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.machine.cost import Cost
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
 
 
 def profiled(setup: Setup, needs: Sequence[str]) -> Profiled:

@@ -9,7 +9,7 @@ from sim.base.errors import BadInput
 from sim.policy.blame import blamed
 
 if TYPE_CHECKING:
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
 
 MAX_REPLICAS = 256
 SEED_STEP = 2**32

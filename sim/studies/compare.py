@@ -13,7 +13,7 @@ from sim.base.errors import BadInput, IllegalDecision, MoesimError
 from sim.studies.ranking import Row, ranked
 
 if TYPE_CHECKING:
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
     from sim.setup.spec import RunSpec
     from sim.studies.pool import Call
 

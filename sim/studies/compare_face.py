@@ -23,7 +23,7 @@ from traces.stats.realism import judge
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
     from sim.studies.simulate import Name, Options
     from sim.studies.sweep.face import Kind
 

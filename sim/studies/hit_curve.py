@@ -20,7 +20,7 @@ from sim.workload.iterations import DECODE, PHASES, Feed, Iteration
 
 if TYPE_CHECKING:
     from sim.engine.engine import Engine
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
 
 DECIDING = (
     *("request_start", "iteration_start", "layer_enter", "gate_input", "assign", "gate_done", "layer_done"),

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from oracle.drive import Clockwork
     from oracle.engine import Engine
     from oracle.simulated import SimMachine
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
 
 
 def fold(setup: Setup, engine: Engine, machine: SimMachine, clockwork: Clockwork) -> dict[str, Any]:

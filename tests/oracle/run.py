@@ -21,7 +21,7 @@ from sim.workload.learn_split import StoreSplit
 if TYPE_CHECKING:
     from oracle.lanes import Spans
     from oracle.transfers import Log
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
 
 
 @dataclass

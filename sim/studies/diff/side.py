@@ -22,7 +22,7 @@ from sim.studies.diff.told import Told, told_of
 
 if TYPE_CHECKING:
     from sim.policy.api import Policy
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
     from sim.setup.spec import RunSpec
     from sim.studies.diff.named import Named
 

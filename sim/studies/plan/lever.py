@@ -15,7 +15,7 @@ from sim.studies.plan.limits import limit_of
 
 if TYPE_CHECKING:
     from sim.results.record import Result
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
     from sim.setup.spec import RunSpec
     from sim.studies.plan.replays import Replays
 

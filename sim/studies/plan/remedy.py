@@ -19,7 +19,7 @@ from sim.studies.plan.replays import Replays
 
 if TYPE_CHECKING:
     from sim.results.record import Result
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
     from sim.setup.spec import RunSpec
     from sim.studies.pool import Call
     from sim.studies.sweep.run import Answers, Progress

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sim.run import Outcome, Recording, execute, record, tellable, timed
 
 if TYPE_CHECKING:
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
 
 MOST_KEPT = 4
 """Recordings of a process; points of one family follow one another."""

@@ -19,7 +19,7 @@ from sim.studies.pool import bound_of
 
 if TYPE_CHECKING:
     from sim.bounds.time_bound import LowerBound
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
 
 SCHEMA = 1
 OK, DOES_NOT_FIT, REFUSED, BROKE_A_RULE, FAILED = "ok", "does_not_fit", "refused", "broke_a_rule", "failed"
