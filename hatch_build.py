@@ -41,7 +41,8 @@ DIRECTIVES = {
 # The same bits from every compiler, and as plain Python gives them: no fused multiply-add, no algebra on floats.
 FLAGS = ("-O2", "-ffp-contract=off", "-fno-fast-math", "-g0", "-w")
 FLAGS_MSVC = ("/O2", "/fp:precise")
-SEARCHES = ("sim.policy.search",)  # loops over thousands of numbers: several at a time (-O3), where that changes none
+# Loops over thousands of numbers: several at a time (-O3), where that changes none.
+SEARCHES = ("sim.policy.likeness", "sim.policy.path_search", "sim.policy.vector_search")
 
 
 class Compiled(BuildHookInterface):

@@ -25,20 +25,13 @@ from sim.policy.decisions import (
     Wanted,
     WriteBack,
 )
+from sim.policy.likeness import Likeness, inverse_norm, most_alike, replaced_in_turn
 from sim.policy.order import FREE, LAST, NEVER, NOT_FOR_PREFETCH, Insertion, Order, Rank, Recency
 from sim.policy.outlook import Outlook
+from sim.policy.path_search import EXACT_IN_SINGLE, PathSearch
 from sim.policy.pieces import Piece, Pieces
-from sim.policy.search import (
-    EXACT_IN_SINGLE,
-    Likeness,
-    PathSearch,
-    VectorSearch,
-    inverse_norm,
-    most_alike,
-    replaced_in_turn,
-    scaled,
-)
 from sim.policy.tickets import Ticket
+from sim.policy.vector_search import VectorSearch, scaled
 from sim.policy.view import Prices, View
 from sim.policy.wishes import Wishes
 from sim.profiles.geometry import BITS_PER_PARAM

@@ -1,5 +1,5 @@
 cimport cython
-from sim.policy.search cimport PathSearch
+from sim.policy.path_search cimport PathSearch
 from sim.policy.wishes cimport Wishes
 
 cdef int FEW

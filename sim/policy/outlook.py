@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sim.base.flat import COMPILED, floats, ints
 from sim.policy.decisions import RequeueFrom
 from sim.policy.order import Rank
-from sim.policy.search import PathSearch
+from sim.policy.path_search import PathSearch
 from sim.policy.tickets import Ticket
 from sim.policy.wishes import Wishes
 

@@ -1,6 +1,6 @@
-# What `search` and the engine's `victims` leave to C. Several numbers at a time: the AVX2 of x86-64 where this very
+# What the searches and the engine's `victims` leave to C. Several numbers at a time: the AVX2 of x86-64 where this very
 # processor has it, asked when a search is made. All sums are of whole numbers and exact, so that their order, and who
-# adds, changes no bit; cosines are two products in the order in which `search` forms them. Elsewhere `search` runs its
+# adds, changes no bit; cosines are two products in the order in which they form them. Elsewhere they run their
 # own loops.
 
 from libc.math cimport sqrt

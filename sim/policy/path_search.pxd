@@ -1,8 +1,5 @@
 cimport cython
-from sim.policy.wide cimport add_pairs, as_shorts, first_largest, fits_pairs, moesim_is_wide, most_of_both, put_pairs, root, short_dots
-
-@cython.locals(n=int, i=int, at=int, most=double, m0=double, m1=double, m2=double, m3=double, m4=double, m5=double, m6=double, m7=double)
-cdef int largest(const double[::1] values) noexcept
+from sim.policy.wide cimport add_pairs, fits_pairs, moesim_is_wide, put_pairs, root
 
 @cython.final
 cdef class PathSearch:
@@ -40,38 +37,3 @@ cdef class PathSearch:
     cpdef put(self, int slot, const double[:, ::1] rows, const double[::1] inverse_norms)
     @cython.locals(most=double, square=double, layer=int, at=int)
     cdef double _largest(self, const double[:, ::1] rows) noexcept
-
-@cython.locals(n=int, rest=double, n_taken=int, i=int, at=int, slot=cython.longlong, length=double, length2=double, best=cython.longlong)
-cdef void _in_turn(double[:, ::1] products, double[::1] norms, double[:, ::1] among, double[::1] own, double[:, ::1] products2, double[::1] norms2, double[:, ::1] among2, double[::1] own2, double share, long long[::1] slots, double[::1] score, long long[::1] taken, long long[::1] holder)
-
-cpdef object scaled(const double[::1] values)
-@cython.locals(most=double, scale=double, value=double, to_whole=double, at=int)
-cdef void _scale(const double[::1] values, double[::1] whole)
-
-@cython.final
-cdef class VectorSearch:
-    cdef readonly int capacity, n_values
-    cdef readonly object vectors, inverse_norms
-    cdef readonly bint wide
-    cdef object shorts
-    cdef double[:, ::1] double
-    cdef double[::1] norms
-    cdef short[:, ::1] short
-    cdef short[::1] asked
-    @cython.locals(at=int)
-    cpdef put(self, int slot, const double[::1] vector)
-    @cython.locals(own=double)
-    cpdef object cosines(self, const double[::1] vector, int n)
-    @cython.locals(slot=int)
-    cpdef int nearest(self, const double[::1] vector, int n) except -1
-    cdef readonly object alike_array
-    cdef double[::1] alike
-    @cython.locals(i=int)
-    cdef void _fill(self, const double[::1] vector, int n, double own, double[::1] room)
-    @cython.locals(square=double, value=double, most=double, to_whole=double, wrong=bint, at=int)
-    cdef double _inverse_norm(self, const double[::1] vector) except -1.0
-
-@cython.locals(slot=int)
-cpdef int most_alike(const double[::1] one, const double[::1] other, double share) except -1
-@cython.locals(rest=double, at=int)
-cdef int _most_alike(const double[::1] one, const double[::1] other, double share, double[::1] score)
