@@ -50,6 +50,11 @@ class Prices:
         """Seconds of one expert on the CPU."""
         return self._cost.expert_cpu_s(n_tokens)
 
+    def slower_together(self) -> tuple[float, float]:
+        """How many times as long an expert on the CPU takes beside copies to the GPU, and a copy beside it."""
+        contention = self._cost.hw.contention
+        return 1.0 + contention.cpu_slowdown_by_h2d.value, 1.0 + contention.h2d_slowdown_by_cpu.value
+
     def expert_s(self) -> float:
         """Seconds of one expert for one token: on the GPU, or launching it where that takes longer."""
         return max(self._cost.expert_gpu_s(1), self._cost.launches.expert.all_s)

@@ -27,6 +27,11 @@ class Prices:
         """Host-to-device seconds of `n_bytes` (default: one whole expert)."""
         return self._cost.copy_s(self._expert_bytes if n_bytes is None else n_bytes)
 
+    def slower_together(self) -> tuple[float, float]:
+        """How many times as long an expert on the CPU takes beside copies to the GPU, and a copy beside it."""
+        contention = self._cost.hw.contention
+        return 1.0 + contention.cpu_slowdown_by_h2d.value, 1.0 + contention.h2d_slowdown_by_cpu.value
+
     def load_s(self, n_bytes: int | None = None) -> float:
         """The same with what the host spends on launching it: a copy from being asked for to its end."""
         frac = 1.0 if n_bytes is None else n_bytes / self._expert_bytes

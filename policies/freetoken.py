@@ -1,0 +1,384 @@
+"""FreeToken: one array of slots for all layers' experts; what is missing is fetched, or shared between link and CPU.
+
+Source: FlashML-org/FreeToken@0ab982f, python/freetoken: moe/offload_cache.py (slots, prefill), moe/offload_kernels.py
+(`ensure_experts_hybrid`: who leaves, who is fetched, the split), layers/moe.py (`_decode_hybrid`: the order of a
+layer), moe/bench_profile.py and moe/benchbw.py (`recommend`, `load_hybrid_fetch_fraction`), engine/engine.py.
+
+Generating, the backend `offload` fetches a layer's missing experts in one gather on the compute stream, and then
+computes all of the layer's experts. `hybrid` hands part of what is missing to the CPU first, then fetches the rest
+and computes it with the hits, and merges. Of m missing experts q are fetched: of the two integers around f x m the one
+with the smaller max(q (1 - f), (m - q) f). f is pcie / (pcie + cpu) of the bandwidths measured together, pcie / cpu of
+those measured alone (older profiles); without a profile q is at most 1. The most recently active are fetched and enter
+the cache; what the CPU computes does not. `auto` is hybrid where the CPU reads experts more than `threshold` times as
+fast as the link brings them, each alone, and offload else.
+
+A prompt runs through all experts of every layer, copied whole into two buffers of a layer each, which take the first
+slots: the next layer comes while this one computes. These slots are empty afterwards and the first to be filled.
+With fewer slots than two layers have experts, a layer is copied into the first slots once its gate has spoken.
+
+What the benchmark would measure are this run's prices: an expert's bytes over the time of one token on the CPU, and of
+one copy. What submitting to the CPU and merging costs the host belongs to the stack (`hybrid_layer_s`). Assumed: of
+equally old slots the lowest leaves in offload, too (there a library decides). Not modelled: `--moe-cpu-layers`, the
+gather's own use of the GPU's multiprocessors, the one call of the driver by which a layer comes (here a copy for each
+expert, with its latency), small banks that make such a call block the host. Several GPUs (published as tensor
+parallelism): each has slots for the experts that live on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.policy import (
+    PREFILL,
+    Decision,
+    Evict,
+    Fetch,
+    Gate,
+    Iteration,
+    Param,
+    Piece,
+    Policy,
+    Predict,
+    Prefetch,
+    Prices,
+    RunCpu,
+    RunGpu,
+    Steps,
+    Ticket,
+    View,
+)
+
+Gathering = Generator[Decision, Any, list[Ticket]]
+
+EMPTY = -1
+GATHER_TRAFFIC = 2.0  # a copy inside the GPU reads and writes its memory
+
+
+def bandwidths(prices: Prices, expert_bytes: int, overlapped: bool) -> tuple[float, float]:
+    """Bytes per second at which the CPU computes experts of one token, and the link brings them; both at once, or each
+    alone."""
+    slower_cpu, slower_copy = prices.slower_together() if overlapped else (1.0, 1.0)
+    return expert_bytes / (prices.cpu_s(1) * slower_cpu), expert_bytes / (prices.copy_s() * slower_copy)
+
+
+def fetch_fraction(cpu_bytes_per_s: float, pcie_bytes_per_s: float, overlapped: bool) -> float:
+    """f, the share of missing experts that is fetched (`load_hybrid_fetch_fraction`)."""
+    if overlapped:
+        return min(1.0, pcie_bytes_per_s / (pcie_bytes_per_s + cpu_bytes_per_s))
+    return min(1.0, pcie_bytes_per_s / cpu_bytes_per_s)
+
+
+def n_fetched(n_missing: int, fraction: float) -> int:
+    """q: how many of the missing are fetched, so that link and CPU finish nearest together; a tie goes to the CPU.
+
+    In units of 2**-16, as the kernel counts.
+    """
+    one = 1 << 16
+    share = min(one, max(0, round(fraction * one)))
+    if share == 0:
+        return 0
+    low = n_missing * share >> 16
+    cost_low, cost_high = (max(q * (one - share), (n_missing - q) * share) for q in (low, low + 1))
+    return min(n_missing, low if cost_low <= cost_high else low + 1)
+
+
+class Slots:
+    """The slots of one GPU: what each holds, and the step that used it last.
+
+    Args:
+        n: slots. n_borrowed: the first of them, which a prompt's buffers take.
+    """
+
+    def __init__(self, n: int, n_borrowed: int) -> None:
+        self.n_borrowed = n_borrowed
+        self.holds = [EMPTY] * n  # `Piece.index`
+        self._usage: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
+        self._of: dict[int, int] = {}
+
+    def slot_of(self, piece: int) -> int:
+        """The slot that holds a piece, `EMPTY` where none does."""
+        return self._of.get(piece, EMPTY)
+
+    def use(self, piece: int, step: int) -> None:
+        """A hit."""
+        self._usage[self._of[piece]] = step
+
+    def take(self, piece: int, step: int) -> int:
+        """The slot used longest ago, of equals the lowest, holds this piece from now on; returns what it held."""
+        slot = int(self._usage.argmin())
+        left = self.holds[slot]
+        if left != EMPTY:
+            del self._of[left]
+        self.put(slot, piece, step)
+        return left
+
+    def put(self, slot: int, piece: int, step: int) -> None:
+        """Fill an empty slot."""
+        self.holds[slot], self._of[piece] = piece, slot
+        self._usage[slot] = step
+
+    def clear(self, slot: int) -> int:
+        """Empty a slot, so that it is filled first; returns what it held."""
+        left = self.holds[slot]
+        self._of.pop(left, None)
+        self.holds[slot] = EMPTY
+        self._usage[slot] = 0
+        return left
+
+
+class FreeToken(Policy):
+    """Slots under LRU for all layers; a layer's misses are fetched in one go, or shared out between link and CPU."""
+
+    name = "freetoken"
+    title = "FreeToken: offload, or hybrid with the CPU (q*)"
+    source = "FlashML-org/FreeToken@0ab982f python/freetoken/moe, layers/moe.py, engine/engine.py"
+    aliases = ("free_token",)
+    traits = frozenset({"cpu", "evicts_eagerly"})
+    params = (
+        Param(
+            "backend",
+            "auto",
+            "offload: the GPU computes everything; hybrid: the CPU computes part of what is missing; auto: hybrid "
+            "where the CPU is more than `threshold` times as fast as the link (--moe-backend)",
+            ("auto", "offload", "hybrid"),
+        ),
+        Param(
+            "profile",
+            "overlapped",
+            "bandwidths the split rests on (`ft bench bw`): CPU and link measured together, each alone (older "
+            "profiles), or none, which is a cap of 1 and, under auto, offload",
+            ("overlapped", "alone", "none"),
+        ),
+        Param(
+            "threshold",
+            2.0,
+            "auto: hybrid above this ratio of the CPU's bandwidth to the link's, each alone (benchbw.py, --threshold)",
+            low=0.0,
+            high=1e6,
+        ),
+        Param(
+            "max_fetch",
+            None,
+            "hybrid: experts fetched per layer and step at most, in place of the split (--moe-hybrid-max-fetch)",
+            low=0,
+            high=65536,
+        ),
+        Param(
+            "fetch_order",
+            "recency",
+            "hybrid: which of the missing are fetched: active most recently, or of the lowest ids "
+            "(FREETOKEN_HYBRID_FETCH)",
+            ("recency", "lowest_id"),
+        ),
+        Param(
+            "prefill_overlap",
+            True,
+            "two buffers for prompts, as far as the slots suffice; false is --disable-moe-prefill-overlap",
+        ),
+        Param(
+            "prefill_hit_d2d",
+            False,
+            "with two buffers: experts that lie in other slots are copied inside the GPU, not over the link "
+            "(--moe-prefill-hit-d2d, off by default)",
+        ),
+    )
+    backend: str
+    profile: str
+    threshold: float
+    max_fetch: int | None
+    fetch_order: str
+    prefill_overlap: bool
+    prefill_hit_d2d: bool
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+        if self.backend == "offload":
+            self.traits = frozenset({"evicts_eagerly"})  # type: ignore[misc]  # of this instance alone
+
+    # -- slots ------------------------------------------------------------------------------------------------------
+
+    def _layer_size(self, gpu: int, view: View) -> int:
+        """Experts of one layer that live on a GPU; of the layer that has most."""
+        experts = range(view.n_experts)
+        layers = range(view.n_layers)
+        return max(sum(view.piece(layer, expert).gpu == gpu for expert in experts) for layer in layers)
+
+    def min_experts(self, view: View) -> int:
+        """`validate_rebuild`: a layer's experts."""
+        return max(self._layer_size(gpu, view) for gpu in range(view.n_gpus))
+
+    def bind(self, view: View) -> None:
+        n_all = view.n_layers * view.n_experts
+        self._pieces = [view.piece(*divmod(at, view.n_experts)) for at in range(n_all)]
+        self._slots: list[Slots] = []
+        sizes = [self._layer_size(gpu, view) for gpu in range(view.n_gpus)]
+        rooms = [min(view.capacity_of(gpu), n_all) for gpu in range(view.n_gpus)]
+        self._overlaps = self.prefill_overlap and all(n >= 2 * size for n, size in zip(rooms, sizes, strict=True))
+        for n, size in zip(rooms, sizes, strict=True):
+            self._slots.append(Slots(n, 2 * size if self._overlaps else size))
+        self._step = 0
+        self._active = [-1] * n_all  # the step each expert was asked for in last
+        self._buffers: dict[int, list[Piece]] = {}  # of a prompt: layer -> what the buffer holds or gets of it
+        self._n_missing = self._n_fetched = 0
+        self._choose(view)
+
+    def _choose(self, view: View) -> None:
+        """Which backend runs, and how it shares what is missing out."""
+        alone = bandwidths(view.prices, view.expert_bytes, overlapped=False)
+        measured = self.profile != "none"
+        self._hybrid = self.backend == "hybrid"
+        if self.backend == "auto":
+            self._hybrid = measured and alone[0] > self.threshold * alone[1]
+        overlapped = self.profile == "overlapped"
+        pair = bandwidths(view.prices, view.expert_bytes, overlapped) if overlapped else alone
+        self._fraction = fetch_fraction(*pair, overlapped) if measured else 0.0
+        self._cap = self.max_fetch if self.max_fetch is not None or measured else 1
+
+    # -- generating -------------------------------------------------------------------------------------------------
+
+    def gate_done(self, gate: Gate, view: View) -> Steps:
+        if gate.phase == PREFILL:
+            yield from self._prompt(gate, view)
+            return
+        base = gate.layer * view.n_experts
+        self._step += 1
+        missing: list[int] = []
+        for expert in gate.needs:
+            slots = self._slots[self._pieces[base + expert].gpu]
+            if slots.slot_of(base + expert) == EMPTY:
+                missing.append(expert)
+            else:
+                slots.use(base + expert, self._step)
+        missing.sort()
+        fetched = self._split(base, missing) if self._hybrid else missing
+        self._n_missing, self._n_fetched = self._n_missing + len(missing), self._n_fetched + len(fetched)
+        on_cpu = set(missing).difference(fetched)
+        for expert in gate.needs:
+            self._active[base + expert] = self._step
+            if expert in on_cpu:  # `decode_submit`
+                yield RunCpu(expert)
+        tickets: list[Ticket] = []
+        for expert in fetched:
+            piece = self._pieces[base + expert]
+            left = self._slots[piece.gpu].take(piece.index, self._step)
+            if left != EMPTY:
+                yield Evict(self._pieces[left])
+            tickets.append((yield Fetch(piece)))
+        for expert in gate.needs:
+            if expert not in on_cpu:
+                yield RunGpu(expert, tuple(tickets))  # on the stream that gathered
+
+    def _split(self, base: int, missing: list[int]) -> list[int]:
+        """Those of the missing experts that are fetched."""
+        n = n_fetched(len(missing), self._fraction) if self._cap is None else min(len(missing), self._cap)
+        if self.fetch_order == "recency":
+            missing = sorted(missing, key=lambda expert: (-self._active[base + expert], expert))
+        return missing[:n]
+
+    # -- prompts ----------------------------------------------------------------------------------------------------
+
+    def gate_input(self, layer: int, view: View) -> Steps | None:
+        """No copy of a prompt depends on its gates; what the slots hold goes before they speak."""
+        if view.phase != PREFILL:
+            return None
+        return self._stream(layer, view) if self._overlaps else self._make_way(layer, view)
+
+    def _stream(self, layer: int, view: View) -> Steps:
+        """The next layer comes into one buffer, while this one computes from the other (`_wait_prefill_overlap`)."""
+        if layer == 0:  # what lies in the slots of the buffers is lost, and no hit
+            for slots in self._slots:
+                yield from self._clear(slots, range(slots.n_borrowed))
+        for ahead in range(layer, min(layer + 2, view.n_layers)):
+            if ahead not in self._buffers:
+                yield from self._fill(ahead, view)
+
+    def _clear(self, slots: Slots, which: Iterable[int]) -> Steps:
+        for slot in which:
+            left = slots.clear(slot)
+            if left != EMPTY:
+                yield Evict(self._pieces[left])
+
+    def _prompt(self, gate: Gate, view: View) -> Steps:
+        """Every copy of the layer, then its experts."""
+        tickets: list[Ticket] = []
+        if self._overlaps:
+            coming = self._buffers[gate.layer]  # on its way since the buffer was free
+        else:
+            coming = self._materialize(gate.layer, view)
+        for piece in coming:
+            ticket = yield Fetch(piece)
+            if ticket is not None:
+                tickets.append(ticket)
+        if self._overlaps and self.prefill_hit_d2d:
+            tickets += yield from self._gather(gate, view)
+        for expert in gate.needs:
+            yield RunGpu(expert, tuple(tickets))
+
+    def _fill(self, layer: int, view: View) -> Steps:
+        """`prefetch_prefill_layer`: all experts of a layer into the buffer that the layer before the last one had."""
+        yield from self._release(layer - 2)
+        here: list[Piece] = []
+        for gpu, slots in enumerate(self._slots):
+            for piece in self._layer(layer, gpu, view):
+                if slots.slot_of(piece.index) == EMPTY:
+                    here.append(piece)
+                elif not self.prefill_hit_d2d:
+                    # It is there, and comes all the same: in halves, since no piece is on a GPU twice.
+                    here += view.matrices(layer, piece.expert, 2)
+        self._buffers[layer] = here
+        for piece in here:
+            yield Prefetch(piece)
+
+    def _layer(self, layer: int, gpu: int, view: View) -> list[Piece]:
+        base = layer * view.n_experts
+        return [piece for piece in self._pieces[base : base + view.n_experts] if piece.gpu == gpu]
+
+    def _gather(self, gate: Gate, view: View) -> Gathering:
+        """Experts that lie in other slots join the buffer, on the stream that computes (`_prefetch_split`)."""
+        base = gate.layer * view.n_experts
+        n_here = [
+            sum(slots.slot_of(base + expert) != EMPTY for expert in range(view.n_experts)) for slots in self._slots
+        ]
+        if not any(n_here):
+            return []
+        seconds = max(n_here) * view.expert_bytes * GATHER_TRAFFIC / view.prices.gpu_bytes_per_s
+        return [(yield Predict(seconds, "gpu", basis="datasheet"))]
+
+    def _release(self, layer: int) -> Steps:
+        """A buffer's layer has been computed."""
+        for piece in self._buffers.pop(layer, ()):
+            yield Evict(piece)
+
+    def _make_way(self, layer: int, view: View) -> Steps:
+        """Without buffers a layer goes into the first slots, and none of it is elsewhere (`materialize_layer`)."""
+        for gpu, slots in enumerate(self._slots):
+            where = [slots.slot_of(piece.index) for piece in self._layer(layer, gpu, view)]
+            yield from self._clear(slots, sorted({*range(slots.n_borrowed), *where} - {EMPTY}))
+
+    def _materialize(self, layer: int, view: View) -> list[Piece]:
+        """All experts of a layer, in the first slots."""
+        self._step += 1
+        coming: list[Piece] = []
+        for gpu, slots in enumerate(self._slots):
+            for slot, piece in enumerate(self._layer(layer, gpu, view)):
+                slots.put(slot, piece.index, self._step)
+                coming.append(piece)
+        return coming
+
+    def iteration_end(self, iteration: Iteration, view: View) -> Steps:
+        """After a prompt its buffers' slots are empty, and filled first."""
+        for layer in list(self._buffers):
+            yield from self._release(layer)
+
+    def stats(self) -> dict[str, float]:
+        """Whether the CPU computes part of what is missing, the share f to fetch, and the share fetched of all missing
+        while generating."""
+        return {
+            "hybrid": float(self._hybrid),
+            "fetch_fraction": self._fraction,
+            "fetched_frac": self._n_fetched / self._n_missing if self._n_missing else 0.0,
+        }
