@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,9 +12,13 @@ from sim.base.tables import fold, render, table
 from sim.base.units import show_bytes, show_frac
 from sim.cli.say import say
 from sim.profiles import find as profiles
-from sim.profiles.geometry import BITS_PER_PARAM
+from sim.profiles.geometry import BITS_PER_PARAM, PLAIN
+from sim.profiles.gguf import MIXES
 from sim.profiles.models import PACKAGE, Model, load_model, model_names
 from sim.profiles.overrides import parse_set
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -88,7 +92,7 @@ def _details(model: Model) -> dict[str, Any]:
                 "dense": model.dense_bytes(precision),
                 "all_miss_per_token": model.all_miss_bytes_per_token(precision),
             }
-            for precision in BITS_PER_PARAM
+            for precision in _precisions(model)
         },
         "kv_bytes_per_token": model.kv_bytes_per_token(),
     }
@@ -120,17 +124,12 @@ def _page(model: Model) -> str:
     facts = table("geometry", "", numbers=False)
     for label, value in _geometry(model):
         facts.add_row(label, value)
-    sizes = table("bytes", "bits/param", "expert", "all routed", "everything else", "total", "all-miss per token")
-    for precision, bits in BITS_PER_PARAM.items():
-        sizes.add_row(
-            precision + (" (released)" if precision == model.native_precision else ""),
-            f"{bits:g}",
-            show_bytes(model.expert_bytes(precision)),
-            show_bytes(model.routed_bytes(precision)),
-            show_bytes(model.dense_bytes(precision)),
-            show_bytes(model.routed_bytes(precision) + model.dense_bytes(precision)),
-            show_bytes(model.all_miss_bytes_per_token(precision)),
-        )
+    known = _precisions(model)
+    sizes = [
+        _sizes(model, "bytes", [name for name in known if name in PLAIN]),
+        _sizes(model, "GGUF block types", [name for name in known if name not in PLAIN and name not in MIXES]),
+        _sizes(model, "GGUF files", [name for name in known if name in MIXES]),
+    ]
     parts = table("one layer, bf16", "bytes")
     parts.add_row("attention", show_bytes(model.attention_bytes()))
     parts.add_row("gate", show_bytes(model.gate_bytes()))
@@ -160,8 +159,48 @@ def _page(model: Model) -> str:
             "-" if gap is None else f"{100 * gap:+.2f} %",
         )
     notes = [("source", model.source), ("published", published.source), ("", published.note), ("note", model.note)]
-    text = "\n".join(lines) + "\n".join(render(part) for part in (facts, sizes, parts, checks))
+    tables = [facts, *(part for part in sizes if part.row_count), parts, checks]
+    if published.files:
+        tables.append(_files(model))
+    text = "\n".join(lines) + "\n".join(render(part) for part in tables)
     return text + "".join(f"{label or 'why'}: {note}\n" for label, note in notes if note)
+
+
+def _precisions(model: Model) -> list[str]:
+    """Those the model can be asked for in: llama.cpp has no files of encoder-decoder models."""
+    return [name for name in BITS_PER_PARAM if model.encoder is None or name not in MIXES]
+
+
+def _sizes(model: Model, title: str, precisions: list[str]) -> Table:
+    """Bytes in each precision; bits of one weight of an expert as they come out for this model."""
+    sizes = table(title, "bits/param", "expert", "all routed", "everything else", "total", "all-miss per token")
+    for precision in precisions:
+        routed, dense = model.routed_bytes(precision), model.dense_bytes(precision)
+        bits = BITS_PER_PARAM[precision] if precision in PLAIN else 8 * routed / model.routed_params()
+        sizes.add_row(
+            precision + (" (released)" if precision == model.native_precision else ""),
+            f"{bits:.4g}" if precision in MIXES else f"{bits:g}",
+            show_bytes(model.expert_bytes(precision)),
+            show_bytes(routed),
+            show_bytes(dense),
+            show_bytes(routed + dense),
+            show_bytes(model.all_miss_bytes_per_token(precision)),
+        )
+    return sizes
+
+
+def _files(model: Model) -> Table:
+    """Released files beside what the precision gives, tables in host memory included."""
+    files = table("released files", "computed", "published", "difference", "source", numbers=False)
+    for file in model.published.files:
+        ours = _file_bytes(model, file.precision)
+        gap = f"{100 * (ours / file.bytes - 1):+.2f} %"
+        files.add_row(file.precision, show_bytes(ours), show_bytes(round(file.bytes)), gap, file.source)
+    return files
+
+
+def _file_bytes(model: Model, precision: str) -> int:
+    return model.routed_bytes(precision) + model.dense_bytes(precision) + model.host_bytes(precision)
 
 
 _COUNTS = {"all": "all", "head": "without input embedding", "none": "without embeddings"}

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 from sim.base.errors import BadInput, did_you_mean
+from sim.profiles.gguf import BLOCKS, MIXES, Mixed, bits_of_block, bits_of_mix
 
-# Bits per parameter, scales included. All are dyadic, so floats hold them exactly.
-BITS_PER_PARAM: dict[str, float] = {
+# Bits per parameter, scales included, of formats that are the same for every matrix. All are dyadic, so floats hold
+# them exactly.
+PLAIN: dict[str, float] = {
     "fp32": 32.0,
     "bf16": 16.0,
     "fp16": 16.0,
     "fp8": 8.0,  # block scales of DeepSeek-V3 (fp32 per 128 x 128 weights) add 0.02 % and are left out
     "int8": 8.0,
     "mxfp4": 4.25,  # 4 bits + one 8-bit scale per 32 (OCP Microscaling Formats specification 1.0)
-    "q4_k": 4.5,  # llama.cpp block_q4_K: 144 bytes per 256 weights; Q4_K_M files mix in larger blocks
+    "q4_k": 4.5,  # ggml: 144 bytes per 256 weights; Q4_K_M files mix in larger blocks: `q4_k_m`
     "nvfp4": 4.5,  # 4 bits + one fp8 scale per 16 (NVIDIA); the fp32 scale per tensor is left out
     "int4_g128": 4.15625,  # AWQ / GPTQ: fp16 scale and 4-bit zero per 128
     "int4": 4.0,  # no scales: the figure many papers use
     "int2": 2.0,  # no scales
     "hqq2": 3.0625,  # HQQ 2 bits, 8-bit scale and zero per 16, each with an fp32 scale and zero per 128 groups
 }
+BITS_PER_PARAM: dict[str, float] = {
+    **PLAIN,
+    **{name: bits_of_block(name) for name in BLOCKS if name not in PLAIN},
+    **{name: bits_of_mix(name) for name in MIXES},
+}
+"""Every precision. Of a mix, the bits of an expert where half of the layers are given more; its bytes are exact."""
 
 MAX_LAYERS = 4096  # layers get listed, so a number that no model has would be a list that no memory holds
 
@@ -53,6 +63,38 @@ class Mla(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     qk_rope_head_dim: Positive
     v_head_dim: Positive
     q_lora_rank: Positive | None = None
+
+
+class OtherAttention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Layers whose attention is not the one of the other fields: linear, compressed, of other heads."""
+
+    layers: tuple[Count, ...]
+    params: Positive  # of one such layer, norms inside included
+    kv_values_per_token: Count  # what one token adds to the cache of one such layer; 0 for a state of constant size
+    products_per_key: Count  # products of one token with one cached key and its value, all heads together
+
+
+class StoredAs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A released file that holds experts in one precision and everything else in another."""
+
+    precision: str  # the name under which it is asked for
+    source: str
+    expert_bytes: Count = 0  # 0: as the precision's own bits say
+    dense: str  # precision of everything else
+
+
+class Parts(NamedTuple):
+    """Bytes of a model's parts where its matrices are not all alike; those of one layer are means, rounded up."""
+
+    expert: int
+    routed: int
+    shared: int
+    attention: int
+    gate: int
+    dense_ffn: int
+    embedding: int
+    head: int
+    dense: int
 
 
 class Encoder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,6 +137,10 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     extra_norms_per_moe_layer: Count = 0
     relative_position_buckets: Count = 0  # T5: a (buckets x heads) table in the first block of each stack
     encoder: Encoder | None = None
+    other_attention: tuple[OtherAttention, ...] = ()
+    extra_params: Count = 0  # of parts that no other field describes, e.g. hyper-connections; used in every step
+    host_params: Count = 0  # of tables that stay in host memory and are read by the row, e.g. n-gram embeddings
+    formats: tuple[StoredAs, ...] = ()
 
     # Layers -----------------------------------------------------------------------------------------------------
 
@@ -160,8 +206,38 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         params += self.n_heads * mla.v_head_dim * self.hidden_size
         return params + (self.hidden_size if self.out_bias else 0)
 
+    def attention_matrices(self) -> Iterator[tuple[str, int, int]]:
+        """Matrices of one self-attention block: what llama.cpp calls it, rows, and weights in a row."""
+        hidden, mla = self.hidden_size, self.mla
+        if mla is None:
+            q_size, kv_size = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+            yield from (("q", q_size, hidden), ("k", kv_size, hidden), ("v", kv_size, hidden), ("o", hidden, q_size))
+            return
+        q_size = self.n_heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+        if mla.q_lora_rank is None:
+            yield "q", q_size, hidden
+        else:
+            yield from (("q_a", mla.q_lora_rank, hidden), ("q_b", q_size, mla.q_lora_rank))
+        yield "kv_a", mla.kv_lora_rank + mla.qk_rope_head_dim, hidden
+        yield "k_b", self.n_heads * mla.kv_lora_rank, mla.qk_nope_head_dim
+        yield "v_b", self.n_heads * mla.v_head_dim, mla.kv_lora_rank
+        yield "o", hidden, self.n_heads * mla.v_head_dim
+
+    def attention_params_by_layer(self) -> list[int]:
+        """Parameters of the self-attention of each decode layer."""
+        params = [self.self_attention_params()] * self.n_layers
+        for other in self.other_attention:
+            for layer in other.layers:
+                params[layer] = other.params
+        return params
+
     def attention_params(self) -> int:
-        """Parameters of the attention of one decode layer: self-attention, and cross-attention behind an encoder."""
+        """Parameters of the attention of one decode layer: self-attention, and cross-attention behind an encoder.
+
+        Where layers differ it is their mean, rounded up.
+        """
+        if self.other_attention:
+            return -(-sum(self.attention_params_by_layer()) // self.n_layers)
         return self.self_attention_params() * (1 if self.encoder is None else 2)
 
     def embedding_params(self) -> int:
@@ -189,7 +265,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Parameters of everything that is not a routed expert, the encoder included."""
         n_moe, n_dense = self.n_moe_layers + self.n_encoder_moe_layers, len(self.dense_layers)
         params = self.embedding_params() + self.head_params() + self.norm_params()
-        params += self.n_layers * self.attention_params()
+        params += sum(self.attention_params_by_layer()) * (1 if self.encoder is None else 2) + self.extra_params
         if self.encoder is not None:
             n_dense += len(self.encoder.dense_layers)
             params += self.encoder.n_layers * self.self_attention_params()
@@ -198,7 +274,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def total_params(self) -> int:
         """All parameters."""
-        return self.dense_params() + self.routed_params()
+        return self.dense_params() + self.routed_params() + self.host_params
 
     def active_params(self, embeddings: Literal["all", "head", "none"] = "all") -> int:
         """Parameters one token uses, both stacks of an encoder-decoder model included.
@@ -215,50 +291,84 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # Bytes ------------------------------------------------------------------------------------------------------
 
     def expert_bytes(self, precision: str = "bf16") -> int:
-        """Bytes of one routed expert; see `bytes_of` for the rounding rule."""
-        return bytes_of(self.expert_params(), precision)
+        """Bytes of one routed expert; the mean over layers, rounded up, where a mix gives them different types."""
+        parts = parts_of(self, precision)
+        return bytes_of(self.expert_params(), precision) if parts is None else parts.expert
+
+    def expert_bytes_by_layer(self, precision: str = "bf16") -> list[int]:
+        """Bytes of one routed expert of each MoE layer of a decode step."""
+        if precision in MIXES and not any(stored.precision == precision for stored in self.formats):
+            return [Mixed(self, precision).expert(layer) for layer in self.moe_layer_ids]
+        return [self.expert_bytes(precision)] * self.n_moe_layers
 
     def shared_expert_bytes(self, precision: str = "bf16") -> int:
         """Bytes of the shared experts of one layer."""
-        return bytes_of(self.shared_expert_params(), precision)
+        parts = parts_of(self, precision)
+        return bytes_of(self.shared_expert_params(), precision) if parts is None else parts.shared
 
     def attention_bytes(self, precision: str = "bf16") -> int:
         """Weight bytes of the attention of one decode layer."""
-        return bytes_of(self.attention_params(), precision)
+        parts = parts_of(self, precision)
+        return bytes_of(self.attention_params(), precision) if parts is None else parts.attention
 
     def gate_bytes(self, precision: str = "bf16") -> int:
         """Bytes of one router."""
-        return bytes_of(self.gate_params(), precision)
+        parts = parts_of(self, precision)
+        return bytes_of(self.gate_params(), precision) if parts is None else parts.gate
 
     def dense_ffn_bytes(self, precision: str = "bf16") -> int:
         """Bytes of the FFN of one dense layer, 0 for a model without one."""
-        return bytes_of(self.dense_ffn_params(), precision)
+        parts = parts_of(self, precision)
+        return bytes_of(self.dense_ffn_params(), precision) if parts is None else parts.dense_ffn
 
     def embedding_bytes(self, precision: str = "bf16") -> int:
         """Bytes of the input embedding."""
-        return bytes_of(self.embedding_params(), precision)
+        parts = parts_of(self, precision)
+        return bytes_of(self.embedding_params(), precision) if parts is None else parts.embedding
 
     def head_bytes(self, precision: str = "bf16") -> int:
         """Weight bytes read to compute logits; with tied embeddings these are the embedding's own bytes."""
+        parts = parts_of(self, precision)
+        if parts is not None:
+            return parts.head
         return bytes_of(self.head_params() + self.tied_embeddings * self.embedding_params(), precision)
 
     def dense_bytes(self, precision: str = "bf16") -> int:
         """Bytes of everything that is not a routed expert."""
-        return bytes_of(self.dense_params(), precision)
+        parts = parts_of(self, precision)
+        return bytes_of(self.dense_params(), precision) if parts is None else parts.dense
 
     def routed_bytes(self, precision: str = "bf16") -> int:
-        """Bytes of all routed experts, each rounded up on its own as it is copied on its own."""
+        """Bytes of all routed experts, each rounded up on its own as it is copied on its own; of a mix, exact."""
+        parts = parts_of(self, precision)
+        if parts is not None:
+            return parts.routed
         return (self.n_moe_layers + self.n_encoder_moe_layers) * self.n_experts * self.expert_bytes(precision)
+
+    def host_bytes(self, precision: str = "bf16") -> int:
+        """Bytes of the tables that stay in host memory beside the experts; of a mix, in the type of its embedding."""
+        if precision in MIXES:
+            mix = MIXES[precision]
+            precision = mix.embedding or mix.base
+        return bytes_of(self.host_params, precision) if self.host_params else 0
 
     def kv_bytes_per_token_per_layer(self, precision: str = "bf16") -> int:
         """Bytes one token adds to the self-attention cache of one decode layer: K and V, or MLA's latent and key."""
-        if self.mla is not None:
-            return bytes_of(self.mla.kv_lora_rank + self.mla.qk_rope_head_dim, precision)
-        return bytes_of(2 * self.n_kv_heads * self.head_dim, precision)
+        return bytes_of(-(-self._kv_values() // self.n_layers), precision)
 
     def kv_bytes_per_token(self, precision: str = "bf16") -> int:
         """The same for all decode layers. Sliding windows are not modelled: an upper bound for models that have one."""
+        if self.other_attention:
+            return bytes_of(self._kv_values(), precision)
         return self.n_layers * self.kv_bytes_per_token_per_layer(precision)
+
+    def _kv_values(self) -> int:
+        """Values one token adds to the caches of all decode layers."""
+        own = 2 * self.n_kv_heads * self.head_dim
+        if self.mla is not None:
+            own = self.mla.kv_lora_rank + self.mla.qk_rope_head_dim
+        others = sum(len(other.layers) * (other.kv_values_per_token - own) for other in self.other_attention)
+        return self.n_layers * own + others
 
     def all_miss_bytes_per_token(self, precision: str = "bf16") -> int:
         """Bytes copied for one token of decode when no expert is resident."""
@@ -296,10 +406,71 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         MLA is counted in its absorbed form, which reads the cached latent directly. Cross-attention counts its
         projections only, because the encoder's length is not an argument.
         """
-        return 2 * n_tokens * (self.attention_params() + self.n_heads * self.width_per_key() * context_tokens)
+        products = self.n_heads * self.width_per_key()
+        if self.other_attention:
+            others = sum(len(other.layers) * (other.products_per_key - products) for other in self.other_attention)
+            products += -(others // -self.n_layers)
+        return 2 * n_tokens * (self.attention_params() + products * context_tokens)
 
     def width_per_key(self) -> int:
         """Products of one head of one token with one key and its value."""
         if self.mla is not None:
             return 2 * self.mla.kv_lora_rank + self.mla.qk_rope_head_dim
         return 2 * self.head_dim
+
+
+@lru_cache(maxsize=256)
+def parts_of(model: Geometry, precision: str) -> Parts | None:
+    """Bytes by part, or None where every parameter takes the precision's own bits.
+
+    Raises:
+        BadInput: a llama.cpp file of an encoder-decoder model, for which it has no such files.
+    """
+    for stored in model.formats:
+        if stored.precision == precision:
+            return _released(model, stored)
+    if precision not in MIXES:
+        return None
+    if model.encoder is not None:
+        raise BadInput(
+            f"precision, got {precision!r}: a file of llama.cpp, which has none of encoder-decoder models; "
+            f"take {MIXES[precision].base!r}, one type for every matrix"
+        )
+    mixed, layers, moe = Mixed(model, precision), range(model.n_layers), model.moe_layer_ids
+    others = {layer: other.params for other in model.other_attention for layer in other.layers}
+    attention = sum(
+        bytes_of(others[layer], MIXES[precision].base) if layer in others else mixed.attention(layer)
+        for layer in layers
+    )
+    n_moe, routed = len(moe), mixed.routed()
+    shared, ffn = sum(map(mixed.shared, moe)), sum(map(mixed.dense_ffn, model.dense_layers))
+    dense = mixed.embedding() + (0 if model.tied_embeddings else mixed.head()) + 4 * model.norm_params()
+    dense += attention + shared + ffn + n_moe * mixed.router() + bytes_of(model.extra_params, MIXES[precision].base)
+    return Parts(
+        expert=-(-routed // (n_moe * model.n_experts)),
+        routed=routed,
+        shared=-(-shared // n_moe),
+        attention=-(-attention // model.n_layers),
+        gate=mixed.router(),
+        dense_ffn=-(-ffn // max(len(model.dense_layers), 1)),
+        embedding=mixed.embedding(),
+        head=mixed.head(),
+        dense=dense,
+    )
+
+
+def _released(model: Geometry, stored: StoredAs) -> Parts:
+    """A released file: experts in one precision, everything else in another, which no file of its own describes."""
+    plain = msgspec.structs.replace(model, formats=())
+    expert = stored.expert_bytes or plain.expert_bytes(stored.precision)
+    return Parts(
+        expert=expert,
+        routed=(model.n_moe_layers + model.n_encoder_moe_layers) * model.n_experts * expert,
+        shared=plain.shared_expert_bytes(stored.dense),
+        attention=plain.attention_bytes(stored.dense),
+        gate=plain.gate_bytes(stored.dense),
+        dense_ffn=plain.dense_ffn_bytes(stored.dense),
+        embedding=plain.embedding_bytes(stored.dense),
+        head=plain.head_bytes(stored.dense),
+        dense=plain.dense_bytes(stored.dense),
+    )

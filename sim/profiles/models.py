@@ -31,6 +31,14 @@ class ModelGate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     applied_to: Literal["output", "input"] = "output"
 
 
+class PublishedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A released file, to hold the bytes of a precision against."""
+
+    precision: str
+    bytes: float
+    source: str
+
+
 class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the authors print, to hold the geometry against."""
 
@@ -39,6 +47,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     active_counts: Literal["all", "head", "none"] = "all"  # see `Geometry.active_params`
     source: str = ""
     note: str = ""
+    files: tuple[PublishedFile, ...] = ()
 
 
 class Model(Geometry, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,11 +127,13 @@ def _check(model: Model, where: str) -> None:
         f"n_kv_heads, got {model.n_kv_heads}",
         f"must divide n_heads, {model.n_heads}; correct one of the two",
     )
-    require(
-        model.native_precision in BITS_PER_PARAM,
-        f"native_precision, got {model.native_precision!r}",
-        "known: " + ", ".join(BITS_PER_PARAM),
-    )
+    named = [("native_precision", model.native_precision)]
+    named += [("published.files", file.precision) for file in model.published.files]
+    named += [(f"formats.{name}", getattr(stored, name)) for stored in model.formats for name in ("precision", "dense")]
+    for field, precision in named:
+        require(precision in BITS_PER_PARAM, f"{field}, got {precision!r}", "known: " + ", ".join(BITS_PER_PARAM))
+    for other in model.other_attention:
+        _check_layers(other.layers, model.n_layers, "other_attention.layers", require)
 
 
 def _check_layers(dense: tuple[int, ...], n_layers: int, field: str, require: Any) -> None:

@@ -216,7 +216,8 @@ def _wanted(rule: BudgetRule, size: int, n_total: int, n_gpus: int) -> list[int]
 
 def check_host(model: Model, hw: Hardware, precision: str) -> int:
     """Host bytes the experts take. Raises DoesNotFit when host memory is smaller."""
-    need_bytes, has_bytes = model.routed_bytes(precision), int(hw.cpu.memory_bytes.value)
+    need_bytes = model.routed_bytes(precision) + model.host_bytes(precision)
+    has_bytes = int(hw.cpu.memory_bytes.value)
     if need_bytes > has_bytes:
         enough_gb = -(-need_bytes // 10**9)  # rounded up: to the nearest it may be too little
         raise DoesNotFit(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from sim.base.units import show_bytes, show_frac
-from sim.profiles.geometry import BITS_PER_PARAM
+from sim.profiles.geometry import BITS_PER_PARAM, PLAIN
+from sim.profiles.gguf import BLOCKS, MIXES
 from sim.results.figure import show_figure
 from sim.studies.plan.candidate import EXCLUDED, MISSES, NOT_RUN, SCREENED, Candidate
 from sim.studies.plan.goal import Goal
@@ -183,9 +184,8 @@ def _hit_rate(probe: Probe, lever: Lever, result: Result, policy: str) -> Remedy
 def _precision(spec: RunSpec, policy: str, probe: Probe) -> list[Remedy]:
     """The most bits with which the goals are reached."""
     own = BITS_PER_PARAM[spec.precision]
-    lower = sorted(
-        (name for name, bits in BITS_PER_PARAM.items() if bits < own), key=lambda name: -BITS_PER_PARAM[name]
-    )
+    kind = next((names for names in (PLAIN, MIXES, BLOCKS) if spec.precision in names), PLAIN)  # a file's like
+    lower = sorted((name for name in kind if BITS_PER_PARAM[name] < own), key=lambda name: -BITS_PER_PARAM[name])
     if not lower:
         return []
     who = policy if probe.how == REPLAYED else None
