@@ -21,7 +21,9 @@ PLAIN: dict[str, dict[str, tuple[dict[str, Any], Any, int]]] = {
     "belady": {"scope": ({}, "layer", 20)},
     "lfru": {"scope": ({}, "layer", 20)},
     "fifo": {"scope": ({}, "layer", 20)},
+    "least_stale": {"scope": ({}, "layer", 20), "prefetch": ({}, 2, 20)},
     "lru": {"scope": ({}, "layer", 20)},
+    "slru": {"scope": ({}, "layer", 20), "protected_frac": ({}, 0.2, 20)},
     "lfu": {"scope": ({}, "layer", 20), "reset_on_evict": ({}, True, 20), "counts": ({}, "tokens", 20)},
     "random": {"scope": ({}, "layer", 20), "seed": ({}, 1, 20), "selection": ({}, "static", 20)},
     "on_demand": {
@@ -55,7 +57,7 @@ TABLES = {  # policy -> module that holds its table, where the name does not say
     "lcp": "test_policy_lcp_mrs",
     "mrs": "test_policy_lcp_mrs",
 }
-N_KNOBS = 228  # raise it with every parameter that is added
+N_KNOBS = 232  # raise it with every parameter that is added
 
 
 @pytest.fixture(scope="module")
