@@ -74,6 +74,20 @@ def test_labels_of_all_runs_are_said_once(capsys, tmp_path):
     assert re.search(r"^lru .* synthetic$", out, re.MULTILINE)
 
 
+def test_long_notes_stand_below_the_table(capsys):
+    """A queue that grows has a sentence of its own, which a column would fold into ten lines."""
+    code, out, _ = call(
+        *(capsys, "--policy", "lru", "--policy", "lfu", "--hw", "rtx3090", "--requests", "4"),
+        *("--arrivals", "poisson:0.05"),
+    )
+    assert code == 0
+    table, below = out.split("────\n")[1].split("\n\n")
+    assert "unstable" not in table
+    assert re.findall(r"^(\w+): unstable queue: arrives", below, re.MULTILINE) == [
+        line.split()[0] for line in table.splitlines()
+    ]
+
+
 def test_the_verdict_names_the_fastest_system_not_a_bound(capsys, trace):
     names = ("gpu_only", "lfu", "on_demand")
     args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in names for word in ("--policy", name)))

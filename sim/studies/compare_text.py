@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sim.studies.ranking import Rank, Row
 
 MOST_TIED = 3  # named in the verdict; the table shows all
+MOST_IN_A_CELL = 32  # characters of a note; a longer one stands below the table
 SHOWN_AS_RATIO = 1.01  # below, "1.00x faster" would be all there is to say
 _LANES = {"copy": "with this link and room", "copy + cpu": "with experts on the CPU too"}
 
@@ -104,10 +105,11 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
         "note",
     )
     prose(shown, -2, -1)
-    common = _of_all(rows)
+    common, told = _of_all(rows), []
     for label, result, _ in rows:
         notes = [note for note in result.labels if note != "oracle" and note not in common]
         notes = ["oracle", *notes] if "oracle" in result.labels else notes
+        told += [f"{label}: {note}\n" for note in notes if len(note) > MOST_IN_A_CELL]
         tpot_s = result.tpot_s.mean
         shown.add_row(
             label,
@@ -120,9 +122,9 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
             show_frac(result.late_hit_rate),
             show_bytes(result.h2d_bytes / result.n_outputs),
             str(result.bound_by.resource),
-            ", ".join(notes),
+            ", ".join(note for note in notes if len(note) <= MOST_IN_A_CELL),
         )
-    below = [*([f"all of them: {', '.join(common)}\n"] if common else []), *_bounds(rows)]
+    below = [*told, *([f"all of them: {', '.join(common)}\n"] if common else []), *_bounds(rows)]
     return render(shown) + ("\n" if below else "") + "".join(below)
 
 
