@@ -32,6 +32,9 @@ class Knobs(SimpleNamespace):
         """Activations say their seconds; a piece, whose bytes are whole, the number of its copy."""
         return n_bytes if isinstance(n_bytes, float) else float(self.seconds_of[n_bytes])
 
+    def expert_s(self, n_bytes: int, frac: float) -> float:
+        return self.h2d_s(n_bytes)
+
     def d2h_s(self, seconds: float) -> float:
         return self.down_s
 
@@ -46,6 +49,8 @@ class Knobs(SimpleNamespace):
 
     def expert_cpu(self, n_tokens: int) -> Price:
         return Price(self.seconds, 0)
+
+    expert_cpu_joined = expert_cpu
 
 
 def launch(first: float, whole: float) -> Launch:
@@ -67,7 +72,7 @@ def replay(script: list[tuple[Any, ...]], two: bool, terms: dict[str, float]) ->
     contention = SimpleNamespace(**{term: figure(terms.get(term, 0.0)) for term in (*TERMS, *WAYS)})
     cost = Knobs(
         figures=SimpleNamespace(entries=[()]),
-        launches=SimpleNamespace(grouped=False, sync_s=0.0, copy_s=0.0),
+        launches=SimpleNamespace(grouped=False, sync_s=0.0, copy_s=0.0, hybrid_layer_s=0.0, calls=lambda frac: 1),
         q_predictor={"assumed": 0},
         up_s=0.0,
         hw=SimpleNamespace(contention=contention),

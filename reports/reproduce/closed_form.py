@@ -94,7 +94,7 @@ def duoserve_peaks(row: Row, _: Settings) -> dict[str, Figure]:
 def emoe_load(row: Row, settings: Settings) -> dict[str, Figure]:
     cost = cost_of(EMOE_HW, row.model, settings=settings)
     n_copies = EMOE_LOADED_FRAC[row.model] * cost.model.n_moe_layers * cost.model.n_experts
-    return {"load": n_copies * cost.copies.h2d_s(cost.model.expert_bytes())}
+    return {"load": n_copies * cost.copies.expert_s(cost.model.expert_bytes())}
 
 
 @method
@@ -147,7 +147,7 @@ def emoe_predictor(_row: Row, _: Settings) -> dict[str, Figure]:
 def importance_ratio(_row: Row, _: Settings) -> dict[str, Figure]:
     pairs = (("rtx3080ti", "deepseek-moe-16b"), ("rtx4060ti", "xverse-moe-a4.2b"), ("a6000", "qwen2-57b-a14b"))
     costs = [cost_of(*pair) for pair in pairs]
-    return {"ratio": sum(c.copies.h2d_s(c.model.expert_bytes()) / c.expert_gpu_s(1) for c in costs) / len(costs)}
+    return {"ratio": sum(c.copies.expert_s(c.model.expert_bytes()) / c.expert_gpu_s(1) for c in costs) / len(costs)}
 
 
 @method
@@ -245,7 +245,7 @@ def ring_saving(_row: Row, _: Settings) -> dict[str, Figure]:
 def infinity_copy(row: Row, _: Settings) -> dict[str, Figure]:
     cost = cost_of("a5000", row.model)
     n = cost.model.n_moe_layers * cost.model.top_k
-    return {"GB": n * cost.model.expert_bytes() / GB, "ms": 1000 * n * cost.copies.h2d_s(cost.model.expert_bytes())}
+    return {"GB": n * cost.model.expert_bytes() / GB, "ms": 1000 * n * cost.copies.expert_s(cost.model.expert_bytes())}
 
 
 @method
@@ -264,10 +264,10 @@ def fiddler_experts(row: Row, _: Settings) -> dict[str, Figure]:
 @method
 def fiddler_ratio(row: Row, _: Settings) -> dict[str, Figure]:
     cost = cost_of("quadro-rtx-6000", row.model)
-    return {"ratio": (cost.copies.h2d_s(cost.model.expert_bytes()) + cost.expert_gpu_s(1)) / cost.expert_cpu_s(1)}
+    return {"ratio": (cost.copies.expert_s(cost.model.expert_bytes()) + cost.expert_gpu_s(1)) / cost.expert_cpu_s(1)}
 
 
 @method
 def floe_copy(row: Row, _: Settings) -> dict[str, Figure]:
     cost = cost_of("rtx3090", row.model)
-    return {"copy": 1000 * cost.copies.h2d_s(cost.model.expert_bytes())}
+    return {"copy": 1000 * cost.copies.expert_s(cost.model.expert_bytes())}

@@ -74,7 +74,7 @@ def fit(constant: Constant, rows: dict[str, Row]) -> Fitted:
     """
     figure = published(constant, rows)
     cost = cost_of(constant.hw, constant.model, constant.precision)
-    copy_s = cost.copies.h2d_s(cost.model.expert_bytes(constant.precision))
+    copy_s = cost.copies.expert_s(cost.model.expert_bytes(constant.precision))
     if constant.form == "on_cpu":
         return Fitted(constant, figure * copy_s)
     value = figure * constant.seconds / constant.copies - copy_s

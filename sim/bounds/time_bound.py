@@ -78,7 +78,7 @@ class Bounds:
         size = setup.pieces.whole[0][0].n_bytes
         # A policy may hold part of an expert in what is left of the budget: rounded up, in its favour.
         self.rooms = [-(-budget // size) for budget in setup.memory.expert_bytes]
-        self.copy_s = self.cost.copies.h2d_s(size)
+        self.copy_s = self.cost.copies.expert_s(size)
         self.host_s = size / self.cost.copies.shared_bytes_per_s  # of host memory, where links share it
 
     def windows(self) -> Iterator[Window]:
@@ -212,7 +212,7 @@ class Bounds:
             from_host_s = sum(copies) * self.host_s + last_s
             return max(whole_s, on_links_s, from_host_s, host_s + sum(copies) * cost.launches.copy_s)
         most_s = max(cost.expert(n, cost.precision).duration_s for n in tokens)
-        least_s = min(cost.expert_cpu(n).duration_s for n in tokens)
+        least_s = min(cost.expert_cpu_joined(n).duration_s for n in tokens)
         launch_s, activations_s = cost.launches.expert.all_s, cost.copies.h2d_s(cost.activation_bytes(fewest))
         back_s = activations_s if self.n_gpus == 1 else 0.0
         lines = [

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.base.quantities import Quantity
 from sim.machine.several import APART, SHARED, SPLIT
+from sim.profiles.stack import calls_of
 
 if TYPE_CHECKING:
     from sim.machine.figures import Figures
@@ -38,6 +39,7 @@ class CopyPrices:
 
     def __init__(self, hw: Hardware, stack: Stack, measured: Measured, figures: Figures, several: Several) -> None:
         self._measured = measured
+        self._calls = stack.copy_calls
         self._measured_bytes = measured.ranges.copy_bytes
         kind, back = ("h2d", "d2h") if stack.pinned else ("h2d_pageable", "d2h_pageable")
         h2d, d2h = (hw.h2d, hw.d2h) if stack.pinned else (hw.h2d_pageable, hw.d2h_pageable)
@@ -63,6 +65,16 @@ class CopyPrices:
         if self._measured_bytes is not None:
             self._measured.check("copy", n_bytes, "bytes", self._measured_bytes)
         return self.h2d_latency_s + n_bytes / self.h2d_bytes_per_s
+
+    def expert_s(self, n_bytes: int, frac: float = 1.0) -> float:
+        """Host-to-device seconds of an expert, or of the `frac` of it that a piece holds: its calls one by one."""
+        whole_s = self.h2d_s(n_bytes)
+        return whole_s + (calls_of(self._calls, frac) - 1) * self.h2d_latency_s if self._calls > 1 else whole_s
+
+    def expert_back_s(self, n_bytes: int, frac: float = 1.0) -> float:
+        """The same from device to host."""
+        whole_s = self.d2h_s(n_bytes)
+        return whole_s + (calls_of(self._calls, frac) - 1) * self.d2h_latency_s if self._calls > 1 else whole_s
 
     def d2h_s(self, n_bytes: int) -> float:
         """Device-to-host seconds of one copy."""

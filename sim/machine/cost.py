@@ -64,6 +64,7 @@ class Cost:
         self._members: dict[tuple[float, int, str, float], tuple[Price, float]] = {}
         self._leaders: dict[tuple[int, str, float], tuple[Price, float]] = {}
         self.expert_cpu = cache(self._expert_cpu)
+        self.expert_cpu_joined = cache(self._expert_cpu_joined)
         self.work = cache(self._work)
         # Asked once per iteration; few differ.
         self.gate = lru_cache(maxsize=1024)(self._gate)
@@ -167,6 +168,17 @@ class Cost:
         if overhead_s > bound_s:
             attributed_to = self._q_cpu_overhead
         return Price(overhead_s + bound_s, attributed_to)
+
+    def _expert_cpu_joined(self, n_tokens: int) -> Price:
+        """One that is not the first of its layer there: where a layer is one region, its overhead is paid already.
+
+        Curves were measured on a loop that runs experts one by one.
+        """
+        first = self.expert_cpu(n_tokens)
+        if self.stack.cpu_region == "expert" or self.measured.price("cpu_expert", n_tokens) is not None:
+            return first
+        bound_s = first.duration_s - self._cpu.expert_overhead_s.value
+        return Price(bound_s, first.attributed_to)
 
     def expert_cpu_s(self, n_tokens: int) -> float:
         """Seconds of one expert on the CPU, without moving activations."""

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from sim.machine.price import Launch, kernels_of
+from sim.profiles.stack import calls_of
 
 if TYPE_CHECKING:
     from sim.machine.figures import Figures
@@ -20,19 +21,23 @@ class Launches:
 
     `grouped`: experts of a layer share kernels. `member`: launching an expert that joins a group. `parts`: launching
     slices of an expert's matrices, by their share of its kernels and whether they come first. `kernel_s`: host seconds
-    of one kernel. `enqueue_s`: of handing a copy to its engine. `cpu_s`: of handing an expert to the CPU. `begin_s`:
-    before an iteration's first operation. `q_*`: indices of the figures behind them.
+    of one kernel. `enqueue_s`: of handing a copy to its engine. `cpu_s`: of handing an expert to the CPU.
+    `hybrid_layer_s`: of a layer in which there is one. `begin_s`: before an iteration's first operation. `q_*`: indices
+    of the figures behind them.
     """
 
     def __init__(self, hw: Hardware, model: Model, stack: Stack, measured: Measured, figures: Figures) -> None:
         self.enqueue_s = hw.host.copy_launch_s.value
         self._per_copy_s = stack.per_copy_s.value
+        self._copy_calls = stack.copy_calls
+        self.hybrid_layer_s = stack.hybrid_layer_s.value
         # Curves were measured on a loop that runs experts one by one and launches kernel by kernel.
         self.grouped = stack.grouped and measured.found is None
         self._graphs = stack.graphs and measured.found is None
         self.kernel_s = hw.host.launch_s.value
         self.sync_s = hw.host.sync_s.value
-        self.copy_s = self.cpu_s = self.copy_part_s(1.0)
+        self.copy_s = self.copy_part_s(1.0)
+        self.cpu_s = self.enqueue_s + self._per_copy_s
         self.begin_s = 0.0
         self.q_kernel = figures.enter("host.launch_s", hw.host.launch_s)
         self.q_sync = figures.enter("host.sync_s", hw.host.sync_s)
@@ -41,6 +46,7 @@ class Launches:
         self.q_stack_expert = figures.enter("stack.per_expert_s", stack.per_expert_s)
         self.q_stack_copy = figures.enter("stack.per_copy_s", stack.per_copy_s)
         self.q_stack_iteration = figures.enter("stack.per_iteration_s", stack.per_iteration_s)
+        self.q_stack_hybrid = figures.enter("stack.hybrid_layer_s", stack.hybrid_layer_s)
         kernels, per_layer_s = stack.kernels, stack.per_layer_s.value
         self.attention = self._launch(kernels.attention, per_layer_s)
         self.dense = self._launch(kernels.attention + kernels.dense_ffn, per_layer_s)
@@ -90,7 +96,11 @@ class Launches:
         Enqueuing costs the same however small the copy is. What the framework spends is known per expert: its parts
         share it, so that nobody gains or loses by splitting.
         """
-        return self.enqueue_s + self._per_copy_s * frac
+        return self.calls(frac) * self.enqueue_s + self._per_copy_s * frac
+
+    def calls(self, frac: float) -> int:
+        """Calls that copy this share of an expert."""
+        return calls_of(self._copy_calls, frac)
 
     def part(self, kernels_frac: float, first: bool) -> Launch:
         """Launching a slice of an expert's matrices: its share of the kernels, and at least one.
@@ -111,11 +121,12 @@ class Launches:
             return n_experts * self.expert.all_s
         return self.expert.all_s + (n_experts - 1) * self.member.all_s if n_experts else 0.0
 
-    def spent(self, n_syncs: int, n_copies: int, experts_copied: float) -> list[tuple[int, float]]:
+    def spent(self, n_syncs: int, n_copies: int, experts_copied: float, n_hybrid: int) -> list[tuple[int, float]]:
         """The host's busy seconds by the figure they rest on.
 
         Args:
             n_syncs: waits for the GPU. n_copies: copies enqueued. experts_copied: what they add up to, in experts.
+            n_hybrid: layers of which the CPU computed an expert.
         """
         layers = (self.attention, self.dense)
         experts = (self.expert, self.member, *self.parts.values())
@@ -128,4 +139,5 @@ class Launches:
             (self.q_sync, n_syncs * self.sync_s),
             (self.q_copy, n_copies * self.enqueue_s),
             (self.q_stack_copy, experts_copied * self._per_copy_s),
+            (self.q_stack_hybrid, n_hybrid * self.hybrid_layer_s),
         ]

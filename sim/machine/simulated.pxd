@@ -29,9 +29,12 @@ cdef class SimulatedMachine(Machine):
     cdef public double kv_out_s
     cdef public double experts_launched
     cdef readonly list gpu_s, cpu_s, side_s, host_predict_s
-    cdef double _sync_s, _copy_launch_s
+    cdef double _sync_s, _copy_launch_s, _hybrid_s
+    cdef readonly int n_hybrid
+    cdef int _n_begun, _copy_calls
+    cdef list _hybrid_in
     cdef Meter _prices
-    cdef dict _predicted_by, _experts, _grouped_experts, _on_cpu, _part_launches_s
+    cdef dict _predicted_by, _experts, _grouped_experts, _on_cpu, _joined_on_cpu, _part_launches_s
     cdef list _copies, _used, _groups, _blocks
     cdef int _n_used
     cdef Operation _leader
@@ -97,9 +100,12 @@ cdef class SimulatedMachine(Machine):
     @cython.locals(frac=double, found=tuple, joined=Operation)
     cdef Operation _in_group(self, Group group, double slack_s, Piece piece, int n_tokens)
     @cython.locals(n_bytes=cython.longlong, there_s=double, back_s=double, length=int, duration_s=double,
-                   attributed_to=int, host_s=double, arrived_s=double, queue=CopyQueue, back=Copy, done=Ticket)
+                   attributed_to=int, host_s=double, arrived_s=double, queue=CopyQueue, back=Copy, done=Ticket,
+                   joins=bint, by_tokens=dict)
     cpdef Ticket cpu_expert(self, int layer, int expert, int n_tokens)
-    cdef tuple _cpu_work(self, int n_tokens)
+    @cython.locals(host_s=double)
+    cdef _begin_hybrid(self, int layer)
+    cdef tuple _cpu_work(self, int n_tokens, bint joins)
     cdef Operation _lead(self)
     cdef Operation _member(self, Operation last)
     @cython.locals(operation=Operation)
@@ -108,8 +114,10 @@ cdef class SimulatedMachine(Machine):
     cpdef bint demand(self, Piece piece, double ready_s) except -1
     @cython.locals(queue=CopyQueue, now_s=double, free_s=double, begun_s=double, start_s=double, at=int)
     cpdef bint demand_turn(self, Turn turn) except -1
+    @cython.locals(calls=int)
     cdef double _enqueue(self, Piece piece)
-    @cython.locals(now_s=double, queue=CopyQueue, duration_s=double, length=int, settled=Copy, copy=Copy, timed=tuple, known=dict)
+    @cython.locals(now_s=double, queue=CopyQueue, duration_s=double, length=int, settled=Copy, copy=Copy, timed=tuple, known=dict,
+                   key=tuple, parts_differ=bint)
     cpdef Ticket copy(self, Piece piece, int priority, double ready_s, tuple after)
     @cython.locals(queue=CopyQueue, duration_s=double, begun_s=double, n_bytes=cython.longlong, length=int, copy=Copy)
     cpdef move_kv(self, int n_pages, long long page_bytes, bint down)

@@ -91,14 +91,20 @@ class SimulatedMachine(Machine):
         self._sync_s = cost.launches.sync_s
         self._copy_launch_s = cost.launches.copy_s
         self._part_launches_s: dict[float, float] = {1.0: cost.launches.copy_s}  # by the share of an expert
+        self._copy_calls = cost.launches.calls(1.0)
         self._prices = Meter()  # operations of this iteration by price, added to `gpu_s` when it ends
         self._experts: dict[tuple[int, object, float, float, bool], Operation] = {}
         # In a group: what others left to fill (-1: the first), tokens, precision, share -> and what it leaves.
         self._grouped_experts: dict[tuple[float, int, object, float], tuple[Operation, float]] = {}
         # Tokens -> bytes, seconds there, seconds back and their place in the link's counters, seconds and their basis.
         self._on_cpu: dict[int, tuple[int, float, float, int, float, int]] = {}
-        # By GPU: bytes of a copy -> its seconds, and their place in the link's counters.
-        self._copies: list[dict[int, tuple[float, int]]] = [{} for _ in range(n_gpus)]
+        self._joined_on_cpu: dict[int, tuple[int, float, float, int, float, int]] = {}  # of experts after the first
+        self._hybrid_s = cost.launches.hybrid_layer_s
+        self.n_hybrid = 0  # layers of which the CPU computed an expert
+        self._n_begun = 0
+        self._hybrid_in = [0] * n_layers  # the iteration (from 1) in which a layer had its last expert on the CPU
+        # By GPU: bytes of a copy and its share of an expert -> its seconds, and their place in the link's counters.
+        self._copies: list[dict[tuple[int, float], tuple[float, int]]] = [{} for _ in range(n_gpus)]
         self._leader: Operation | None = None  # a whole expert of one token, in the serving precision, begins a group
         self._used: list[Operation] = []  # the first `_n_used` have uses that no counter knows of yet
         self._n_used = 0
@@ -126,6 +132,7 @@ class SimulatedMachine(Machine):
         if self.stream.seconds.meter.n_known > MOST_LENGTHS:
             self._forget()
         self.now_s += cost.launches.begin_s
+        self._n_begun += 1
         self.stream.begin(iteration.number)
         self._n_out = iteration.n_out
         if self.together is not None:
@@ -522,7 +529,7 @@ class SimulatedMachine(Machine):
         stream.gaps_s[_H2D] = waited_s
         stream.gaps_s[_HOST] = starved_s
         self.experts_launched += n_copies
-        self.n_copy_launches += n_copies
+        self.n_copy_launches += n_copies * self._copy_calls
         queue.served(n_copies, link_s)
         return True
 
@@ -754,9 +761,14 @@ class SimulatedMachine(Machine):
         return joined
 
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
-        known = self._on_cpu.get(n_tokens)
+        joins = self._hybrid_in[layer] == self._n_begun
+        if not joins:
+            self._hybrid_in[layer] = self._n_begun
+            self._begin_hybrid(layer)
+        by_tokens = self._joined_on_cpu if joins else self._on_cpu
+        known = by_tokens.get(n_tokens)
         if known is None:
-            known = self._on_cpu[n_tokens] = self._cpu_work(n_tokens)
+            known = by_tokens[n_tokens] = self._cpu_work(n_tokens, joins)
         n_bytes, there_s, back_s, length, duration_s, attributed_to = known
         host_s = self.now_s
         self.now_s = host_s + self.cost.launches.cpu_s
@@ -774,9 +786,22 @@ class SimulatedMachine(Machine):
         self.h2d[0].submit(back, self.now_s)
         return back
 
-    def _cpu_work(self, n_tokens: int) -> tuple[int, float, float, int, float, int]:
-        """What tokens on the CPU move and take."""
-        cost, price = self.cost, self.cost.expert_cpu(n_tokens)
+    def _begin_hybrid(self, layer: int) -> None:
+        """The CPU gets its first expert of a layer: the host submits, and will synchronise and merge."""
+        self.n_hybrid += 1
+        if self._hybrid_s:
+            host_s = self.now_s
+            self.now_s = host_s + self._hybrid_s
+            self._advance()  # what the stream waits for may end by then
+            if not self.stream.n_pending:
+                self.stream.idle_until(self.now_s, _HOST)  # what it waits for afterwards is the CPU's
+            if self.spans is not None:
+                self.spans("host", "hybrid layer", layer, -1, self._n_tokens, 0, host_s, self.now_s)
+
+    def _cpu_work(self, n_tokens: int, joins: bool) -> tuple[int, float, float, int, float, int]:
+        """What tokens on the CPU move and take; `joins`: the expert is not the first of its layer there."""
+        cost = self.cost
+        price = cost.expert_cpu_joined(n_tokens) if joins else cost.expert_cpu(n_tokens)
         n_bytes = cost.activation_bytes(n_tokens)
         back_s = cost.copies.h2d_s(n_bytes)
         length = self.h2d[0].seconds.meter.at(back_s)
@@ -790,6 +815,7 @@ class SimulatedMachine(Machine):
     def _enqueue(self, piece: Piece) -> float:
         """The host launches a copy; when it has."""
         begun_s = self.now_s
+        calls = self._copy_calls
         if piece.serving:
             self.now_s = begun_s + self._copy_launch_s
             self.experts_launched += 1.0
@@ -800,7 +826,9 @@ class SimulatedMachine(Machine):
                 launch_s = self._part_launches_s[frac] = self.cost.launches.copy_part_s(frac)
             self.now_s = begun_s + launch_s
             self.experts_launched += frac
-        self.n_copy_launches += 1
+            if calls > 1:
+                calls = self.cost.launches.calls(frac)
+        self.n_copy_launches += calls
         if self.spans is not None:
             self.spans("host", "launch copy", piece.layer, piece.expert, 0, piece.n_bytes, begun_s, self.now_s)
         return self.now_s
@@ -816,7 +844,7 @@ class SimulatedMachine(Machine):
             self.spans("host", "launch copy", piece.layer, piece.expert, 0, piece.n_bytes, self.now_s, now_s)
         self.now_s = now_s
         self.experts_launched += 1.0
-        self.n_copy_launches += 1
+        self.n_copy_launches += self._copy_calls
         if ready_s < now_s:
             ready_s = now_s
         start_s = ready_s if ready_s > queue.free_s else queue.free_s
@@ -843,7 +871,7 @@ class SimulatedMachine(Machine):
                 spans("host", "launch copy", turn.layer, turn.experts[at], 0, turn.n_bytes, begun_s, now_s)
                 spans(queue.name, "demand", turn.layer, turn.experts[at], 0, turn.n_bytes, start_s, free_s)
         self.now_s = now_s
-        self.n_copy_launches += turn.n - turn.n_here
+        self.n_copy_launches += (turn.n - turn.n_here) * self._copy_calls
         queue.served(turn.n - turn.n_here, free_s)
         return True
 
@@ -853,13 +881,15 @@ class SimulatedMachine(Machine):
             self._advance()
         queue: CopyQueue = self.h2d[piece.gpu]
         n_bytes = piece.n_bytes
-        if n_bytes != queue.last_bytes:
-            known: dict[int, tuple[float, int]] = self._copies[piece.gpu]
-            timed = known.get(n_bytes)
+        parts_differ = self._copy_calls > 1 and not piece.serving  # from what has as many bytes and fewer calls
+        if n_bytes != queue.last_bytes or parts_differ:
+            known: dict[tuple[int, float], tuple[float, int]] = self._copies[piece.gpu]
+            key = (n_bytes, piece.stop_frac - piece.start_frac)
+            timed = known.get(key)
             if timed is None:
-                seconds = self.cost.copies.h2d_s(n_bytes)
-                timed = known[n_bytes] = (seconds, queue.seconds.meter.at(seconds))
-            queue.last_bytes = n_bytes
+                seconds = self.cost.copies.expert_s(*key)
+                timed = known[key] = (seconds, queue.seconds.meter.at(seconds))
+            queue.last_bytes = -1 if parts_differ else n_bytes
             queue.last_s, queue.last_length = timed
         duration_s = queue.last_s
         length = queue.last_length
@@ -880,7 +910,7 @@ class SimulatedMachine(Machine):
             self.links.append(queue)
             self.n_links += 1
         now_s = self._enqueue(piece)
-        duration_s = self.cost.copies.d2h_s(piece.n_bytes)
+        duration_s = self.cost.copies.expert_back_s(piece.n_bytes, piece.stop_frac - piece.start_frac)
         length = queue.seconds.meter.at(duration_s)
         if ready_s < now_s:
             ready_s = now_s
@@ -1058,7 +1088,7 @@ class SimulatedMachine(Machine):
     def host_shares(self) -> list[tuple[int, float]]:
         """The host's busy seconds by the quantity they rest on (an index into `cost.figures.entries`)."""
         self._count_uses()
-        spent = self.cost.launches.spent(self.n_syncs, self.n_copy_launches, self.experts_launched)
+        spent = self.cost.launches.spent(self.n_syncs, self.n_copy_launches, self.experts_launched, self.n_hybrid)
         return spent + [(figure, spent_s) for figure, spent_s in enumerate(self.host_predict_s) if spent_s]
 
     def lane_busy_s(self) -> dict[str, float]:

@@ -31,7 +31,8 @@ class Prices:
 
     def copy_s(self, n_bytes: int | None = None) -> float:
         """Host-to-device seconds of `n_bytes` (default: one whole expert)."""
-        return self._cost.copies.h2d_s(self._expert_bytes if n_bytes is None else n_bytes)
+        whole, copies = self._expert_bytes, self._cost.copies
+        return copies.expert_s(whole) if n_bytes is None else copies.expert_s(n_bytes, n_bytes / whole)
 
     def load_s(self, n_bytes: int | None = None) -> float:
         """The same with what the host spends on launching it: a copy from being asked for to its end."""
@@ -40,7 +41,8 @@ class Prices:
 
     def back_s(self, n_bytes: int | None = None) -> float:
         """Device-to-host seconds of `n_bytes` (default: one whole expert)."""
-        return self._cost.copies.d2h_s(self._expert_bytes if n_bytes is None else n_bytes)
+        whole, copies = self._expert_bytes, self._cost.copies
+        return copies.expert_back_s(whole) if n_bytes is None else copies.expert_back_s(n_bytes, n_bytes / whole)
 
     def gpu_s(self, n_tokens: int) -> float:
         """Seconds of one expert on the GPU."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -17,6 +18,9 @@ from sim.profiles import overrides as sets
 PACKAGE = "hwprofiles.stacks"
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Calls = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+CpuRegion = Literal["expert", "layer"]
+ROUNDED = 1e-9  # a third of three calls is one
 
 
 class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,6 +34,9 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dense_ffn: Count  # one dense layer's FFN, its norm included
 
 
+NOTHING = Quantity(value=0.0, source="assumed", note="left out")
+
+
 class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Host seconds are spent on the host lane on top of kernel and copy launches.
 
@@ -37,6 +44,9 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     else each expert launches kernels of its own. `graphs`: kernels are replayed as CUDA graphs, each launched at the
     price of one kernel: one from attention to the router and the shared experts, one per expert or group of experts,
     one for a dense layer, one for the head.
+
+    `cpu_region`: what of experts on the CPU runs as one parallel region, and so pays `cpu.expert_overhead_s` once: each
+    expert, or all of a layer.
     """
 
     schema: Literal[1]
@@ -50,10 +60,22 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     per_expert_s: Quantity  # per routed expert run on the GPU
     per_copy_s: Quantity  # per whole expert copied; a part of one takes its share
     per_iteration_s: Quantity
+    hybrid_layer_s: Quantity = NOTHING  # per layer in which the CPU computes an expert: submit, synchronise, merge
+    copy_calls: Calls = 1  # that copy a whole expert: each is enqueued, and waits for the link's latency
+    cpu_region: CpuRegion = "expert"
     grouped: bool = False
     graphs: bool = False
     kernels: Kernels
     sources: dict[str, str] = {}
+
+    @property
+    def without_newer(self) -> dict[str, Any]:
+        """Its fields, less those that stacks did not always have where they say nothing: a run keeps its `run_id`."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        for name, default in (("hybrid_layer_s", NOTHING), ("copy_calls", 1), ("cpu_region", "expert")):
+            if getattr(self, name) == default:
+                del fields[name]
+        return fields
 
 
 def stack_names() -> dict[str, Path]:
@@ -76,3 +98,8 @@ def load_stack(name_or_path: str | os.PathLike[str], overrides: Mapping[str, obj
     stack = profiles.convert(data, Stack, where)
     check_quantities(stack, stack.sources, where)
     return stack
+
+
+def calls_of(n_calls: int, frac: float) -> int:
+    """Calls that copy this share of an expert, where so many copy all of it: its share, rounded up."""
+    return 1 if n_calls == 1 else max(1, math.ceil(n_calls * frac - ROUNDED))

@@ -26,7 +26,7 @@ def profiled(setup: Setup, needs: Sequence[str]) -> Profiled:
     if "prices" in needs:
         cost = setup.cost()
         tasks, every = by_task(missing_experts(setup))
-        copy_s = max(cost.copies.h2d_s(setup.model.expert_bytes(setup.spec.precision)), cost.launches.copy_s)
+        copy_s = max(cost.copies.expert_s(setup.model.expert_bytes(setup.spec.precision)), cost.launches.copy_s)
         each_s = copy_s / setup.spec.gpus
         found = replace(
             found,

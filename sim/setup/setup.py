@@ -192,7 +192,7 @@ class Setup:
         hw = self.hw
         if self.spec.host_links == APART:  # what has no part in a run does not tell it from others
             hw = hw.without_sharing
-        return {"hw": _digest(hw), "model": _digest(self.model), "stack": _digest(self.stack)}
+        return {"hw": _digest(hw), "model": _digest(self.model), "stack": _digest(self.stack.without_newer)}
 
     def resolved(self) -> dict[str, Any]:
         """What the names of a configuration meant: ids, parameters, and digests of everything the figures rest on.
@@ -290,5 +290,5 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _digest(node: msgspec.Struct) -> str:
+def _digest(node: msgspec.Struct | dict[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(node, order="sorted")).hexdigest()

@@ -31,6 +31,7 @@ class Bill:
         self.used: dict[Price, int] = {}  # operations of this iteration, added to `gpu_s` when it ends
         self.n_syncs = 0
         self.n_copy_launches = 0
+        self.n_hybrid = 0  # layers of which the CPU computed an expert
         self.experts_launched = 0.0  # copies of experts, a part counting as its share
         self.d2h_bytes = 0
         self.written_back_bytes = 0
@@ -63,9 +64,9 @@ class Bill:
         self.gpu_s[copies.q_p2p_latency] += copies.p2p_latency_s
         self.gpu_s[copies.q_p2p_bandwidth] += seconds - copies.p2p_latency_s
 
-    def copy_launched(self, frac: float) -> None:
+    def copy_launched(self, frac: float, calls: int = 1) -> None:
         """The host has launched a copy of this share of an expert (1 for activations of an expert on the CPU)."""
-        self.n_copy_launches += 1
+        self.n_copy_launches += calls
         self.experts_launched += frac
 
     def stretched(self, gpu_s: float, cpu_s: float) -> None:
@@ -78,5 +79,5 @@ class Bill:
 
     def host_shares(self) -> list[tuple[int, float]]:
         """The host's busy seconds by the quantity they rest on."""
-        spent = self.cost.launches.spent(self.n_syncs, self.n_copy_launches, self.experts_launched)
+        spent = self.cost.launches.spent(self.n_syncs, self.n_copy_launches, self.experts_launched, self.n_hybrid)
         return spent + [(figure, spent_s) for figure, spent_s in enumerate(self.host_predict_s) if spent_s]

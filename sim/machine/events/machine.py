@@ -68,6 +68,7 @@ class EventMachine(Machine):
         self._gate: Ticket | None = None
         self._n_tokens = 0
         self._n_out = 0
+        self._hybrid: set[int] = set()  # layers of this iteration of which the CPU has computed an expert
 
     def now(self) -> float:
         return self.now_s
@@ -90,6 +91,7 @@ class EventMachine(Machine):
         cost = self.cost
         self.now_s += cost.launches.begin_s
         self.waiting.begin(iteration.number)
+        self._hybrid.clear()
         self._n_tokens = iteration.n_tokens
         self._n_out = iteration.n_out
         if self.together is not None:
@@ -266,6 +268,9 @@ class EventMachine(Machine):
 
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
         cost, bill = self.cost, self.bill
+        joins = layer in self._hybrid
+        if not joins:
+            self._begin_hybrid(layer)
         n_bytes = cost.activation_bytes(n_tokens)
         self._host("launch cpu_expert", layer, expert, n_tokens, n_bytes, cost.launches.cpu_s)
         bill.copy_launched(1.0)
@@ -274,11 +279,20 @@ class EventMachine(Machine):
         down = Work(CPU, "activations", layer, expert, n_tokens, self.now_s, seconds, self._last_kv_down)
         self.lanes.d2h.ask(down)
         self._last_down = (down,)
-        price = cost.expert_cpu(n_tokens)
+        price = cost.expert_cpu_joined(n_tokens) if joins else cost.expert_cpu(n_tokens)
         bill.cpu_s[price.attributed_to] += price.duration_s
         done = self.lanes.cpu.ask(Work(CPU, "expert", layer, expert, n_tokens, self.now_s, price.duration_s, (down,)))
         up = Copy("activations", layer, expert, n_bytes, cost.copies.h2d_s(n_bytes), DEMAND, self.now_s, (done,), CPU)
         return self._submit(self.h2d[0], up)
+
+    def _begin_hybrid(self, layer: int) -> None:
+        """The CPU gets its first expert of a layer: the host submits, and will synchronise and merge."""
+        self._hybrid.add(layer)
+        self.bill.n_hybrid += 1
+        if self.cost.launches.hybrid_layer_s:
+            self._host("hybrid layer", layer, -1, self._n_tokens, 0, self.cost.launches.hybrid_layer_s)
+            self._happens()
+            self.streams[0].idle_until(self.now_s, HOST)  # what the stream waits for afterwards is the CPU's
 
     def join(self, ticket: Ticket) -> None:
         self._joins = (*self._joins, ticket)
@@ -289,7 +303,7 @@ class EventMachine(Machine):
         op = "demand" if priority == DEMAND else "prefetch"
         launched_s = max(self._copy_launched(piece), ready_s)
         n_bytes, engine = piece.n_bytes, self.h2d[piece.gpu]
-        seconds = self.cost.copies.h2d_s(n_bytes)
+        seconds = self.cost.copies.expert_s(n_bytes, piece.stop_frac - piece.start_frac)
         copy = Copy(op, piece.layer, piece.expert, n_bytes, seconds, priority, launched_s, after, piece=piece)
         return self._submit(engine, copy)
 
@@ -298,7 +312,7 @@ class EventMachine(Machine):
         n_bytes, bill = piece.n_bytes, self.bill
         bill.d2h_bytes += n_bytes
         bill.written_back_bytes += n_bytes
-        seconds = self.cost.copies.d2h_s(n_bytes)
+        seconds = self.cost.copies.expert_back_s(n_bytes, piece.stop_frac - piece.start_frac)
         copy = Copy("write_back", piece.layer, piece.expert, n_bytes, seconds, DEMAND, launched_s, after)
         return self._submit(self.lanes.write_backs, copy)
 
@@ -307,7 +321,7 @@ class EventMachine(Machine):
         frac = piece.stop_frac - piece.start_frac
         launch_s = self.cost.launches.copy_s if frac == 1.0 else self.cost.launches.copy_part_s(frac)
         self._host("launch copy", piece.layer, piece.expert, 0, piece.n_bytes, launch_s)
-        self.bill.copy_launched(frac)
+        self.bill.copy_launched(frac, self.cost.launches.calls(frac))
         return self.now_s
 
     def move_kv(self, n_pages: int, page_bytes: int, down: bool) -> None:
