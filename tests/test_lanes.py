@@ -39,6 +39,9 @@ class Knobs(SimpleNamespace):
     def h2d_s(self, seconds: int) -> float:
         return float(seconds)
 
+    def expert_s(self, seconds: int, frac: float) -> float:
+        return float(seconds)
+
     def d2h_s(self, seconds: float) -> float:
         return self.down_s
 
@@ -60,6 +63,8 @@ class Knobs(SimpleNamespace):
     def expert_cpu(self, n_tokens: int) -> Price:
         return Price(self.seconds, 0)
 
+    expert_cpu_joined = expert_cpu
+
 
 def knobs() -> Knobs:
     made = Knobs(
@@ -73,6 +78,8 @@ def knobs() -> Knobs:
         n_dense_before=[0, 0],
     )
     made.launches.copy_part_s = lambda frac: made.up_launch_s
+    made.launches.calls = lambda frac: 1
+    made.launches.hybrid_layer_s = 0.0
     return made
 
 
