@@ -30,6 +30,8 @@ def test_q_by_hand():
     # f = 23.9 / 77.9 = 0.307. Of 2: q = 0 costs 2 x 0.307, q = 1 costs 0.693: all on the CPU. Of 3: 0.92 against 0.693.
     f = fetch_fraction(54.0, 23.9, overlapped=True)
     assert [n_fetched(m, f) for m in range(11)] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3]
+    slow_link = fetch_fraction(21.89, 8.41, overlapped=True)  # of 6: q = 1 costs 1.39, q = 2 1.44
+    assert [n_fetched(m, slow_link) for m in range(11)] == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 3]
     # #232 counts 1.07 fetched and 3.19 computed on the CPU per layer, of 4.26 missing on average.
     assert n_fetched(4, f) / 4 == pytest.approx(1.07 / 4.26, abs=0.002)
     assert [n_fetched(m, 0.5) for m in range(4)] == [0, 0, 1, 1]  # 1 of 1 and none cost the same: the CPU's

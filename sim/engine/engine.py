@@ -111,7 +111,9 @@ class Engine:
         self.on_iteration_start = overrides(policy, "iteration_start")
         self.on_layer_enter = overrides(policy, "layer_enter")
         self.on_gate_input = overrides(policy, "gate_input")
-        self.on_assign = overrides(policy, "assign")
+        # Settings may make a policy of a lossy kind lossless: then it changes no routing, and is not asked.
+        lossless = "lossy" in type(policy).traits and "lossy" not in policy.traits
+        self.on_assign = overrides(policy, "assign") and not lossless
         self.on_gate_done = overrides(policy, "gate_done")
         self.on_layer_done = overrides(policy, "layer_done")
         self.on_iteration_end = overrides(policy, "iteration_end")

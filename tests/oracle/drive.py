@@ -107,6 +107,8 @@ class Hooks:
             "idle",
         ):
             setattr(self, hook, overrides(policy, hook))
+        if "lossy" in type(policy).traits and "lossy" not in policy.traits:  # lossless as it is set
+            self.assign = False
 
     request_start: bool
     iteration_start: bool
