@@ -349,6 +349,11 @@ def by_engine(setup: Setup, spans: Any, log: Any) -> Any:
     return execute(setup, spans, log, bounds=False)
 
 
+def by_simpy(setup: Setup, spans: Any, log: Any) -> Any:
+    setup.spec = msgspec.structs.replace(setup.spec, engine="simpy")
+    return execute(setup, spans, log, bounds=False)
+
+
 def engine_keys(result: dict[str, Any]) -> dict[str, Any]:
     """What the loop decides, in the oracle's shape."""
     if "beyond" in result:
@@ -425,6 +430,16 @@ def disagreement(want: Seen, got: Seen) -> str | None:
         if found:
             return found
     return None
+
+
+def engines_disagree(of: World) -> tuple[str | None, Seen]:
+    """The first difference between arithmetic and SimPy in a world, and what the arithmetic showed."""
+    seen, other = run(of, by_engine), run(of, by_simpy)
+    for one in (seen, other):
+        one.spans.sort()  # told when work ends here, when its end is known there
+        if seen.error:
+            one.spans.clear()  # of a run that breaks off, what is known beforehand there
+    return disagreement(seen, other), seen
 
 
 def say(text: str) -> None:

@@ -14,9 +14,6 @@ from typing import Any
 import msgspec
 import random_worlds
 
-from sim.run import execute
-from sim.setup.setup import Setup
-
 WAYS: tuple[dict[str, Any], ...] = (
     {"peer": "all-to-all"},
     {"host_links": "split"},
@@ -41,28 +38,13 @@ def several(seed: int, folder: Path, policy: str | None = None, **ways: Any) -> 
     return of
 
 
-def by_simpy(setup: Setup, spans: Any, log: Any) -> Any:
-    setup.spec = msgspec.structs.replace(setup.spec, engine="simpy")
-    return execute(setup, spans, log, bounds=False)
-
-
-def disagreement(of: random_worlds.World) -> tuple[str | None, random_worlds.Seen]:
-    """The first difference between the engines, and what the arithmetic one showed."""
-    seen, other = random_worlds.run(of, random_worlds.by_engine), random_worlds.run(of, by_simpy)
-    for one in (seen, other):
-        one.spans.sort()
-        if seen.error:
-            one.spans.clear()
-    return random_worlds.disagreement(seen, other), seen
-
-
 def main() -> int:
     n, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     n_ran = n_failed = 0
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(first, first + n):
             of = several(seed, Path(folder))
-            told, seen = disagreement(of)
+            told, seen = random_worlds.engines_disagree(of)
             of.trace.unlink()
             n_ran += not seen.error
             if told or seen.crash:

@@ -202,7 +202,7 @@ def test_where_memory_is_enough_sharing_it_changes_nothing(tmp_path):
         of = several_worlds.several(seed, tmp_path, host_links="shared")
         cpu = msgspec.structs.replace(of.facts["hw"].cpu, copies_bandwidth_bytes_per_s=figure(math.inf))
         of.facts["hw"] = msgspec.structs.replace(of.facts["hw"], cpu=cpu)
-        told, _ = several_worlds.disagreement(of)
+        told, _ = random_worlds.engines_disagree(of)
         assert told is None
 
 
@@ -372,7 +372,7 @@ def worlds(first: int, n: int, folder: Path, **ways: Any) -> list[Any]:
     shown = []
     for seed in range(first, first + n):
         of = several_worlds.several(seed, folder, **ways)
-        told, seen = several_worlds.disagreement(of)
+        told, seen = random_worlds.engines_disagree(of)
         assert told is None, f"{of}\n  {told}"
         if not seen.error:
             shown.append((of, seen))

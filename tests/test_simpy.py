@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import random_worlds
@@ -21,34 +20,17 @@ from sim.base.errors import BadInput, MoesimError
 from sim.policy.registry import policies
 from sim.results.by_layer import WAITS_S
 from sim.run import assemble, execute, prepare
-from sim.setup.setup import Setup
 from sim.setup.spec import RunSpec
 
 N_QUICK, N_THOROUGH, SLICES = 160, 4000, 8
 ACTIVE = {"hw.contention.h2d_slowdown_by_gpu": 0.1}
 
 
-def by_simpy(setup: Setup, spans: Any, log: Any) -> Any:
-    """Stands for `random_worlds.by_engine`."""
-    setup.spec = msgspec.structs.replace(setup.spec, engine="simpy")
-    return execute(setup, spans, log, bounds=False)
-
-
-def disagreement(of: random_worlds.World) -> tuple[str | None, random_worlds.Seen]:
-    """The first difference between the engines in a world, and what the arithmetic one showed."""
-    seen, other = random_worlds.run(of, random_worlds.by_engine), random_worlds.run(of, by_simpy)
-    for one in (seen, other):
-        one.spans.sort()  # told when work ends here, when its end is known there
-        if seen.error:
-            one.spans.clear()  # of a run that breaks off, what is known beforehand there
-    return random_worlds.disagreement(seen, other), seen
-
-
 def disagreements(first: int, n: int, folder: Path) -> list[str]:
     found = []
     for seed in range(first, first + n):
         of = random_worlds.world(seed, folder)
-        told, _ = disagreement(of)
+        told, _ = random_worlds.engines_disagree(of)
         of.trace.unlink()
         if told:
             found.append(f"{of}\n  {told}")
@@ -67,7 +49,7 @@ ONCE_APART = (484, 799, 1142, 2106, 2242, 2329, 2603, 2702, 3194, 10380, 13221)
 
 @pytest.mark.parametrize("seed", ONCE_APART)
 def test_worlds_that_once_told_the_engines_apart(seed: int, tmp_path: Path) -> None:
-    told, seen = disagreement(random_worlds.world(seed, tmp_path, "drawn"))
+    told, seen = random_worlds.engines_disagree(random_worlds.world(seed, tmp_path, "drawn"))
     assert told is None
     assert seen.result, "the world is refused, and shows nothing"
 
@@ -84,7 +66,7 @@ def test_every_policy_in_worlds_of_its_own(name: str, tmp_path: Path) -> None:
     n_ran = 0
     for seed in range(40):
         of = random_worlds.world(seed, tmp_path, name)
-        told, seen = disagreement(of)
+        told, seen = random_worlds.engines_disagree(of)
         of.trace.unlink()
         assert told is None, f"{of}\n  {told}"
         n_ran += not seen.error

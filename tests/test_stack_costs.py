@@ -10,7 +10,6 @@ import pytest
 import random_worlds
 from cli_help import mixtral_shaped, simulated
 from easy_numbers import Run, execute_easy, figure, setup
-from test_simpy import disagreement
 from test_timeline_copies import Placed
 from tiny_traces import from_rows
 
@@ -142,7 +141,7 @@ def test_engines_agree_in_random_worlds(tmp_path: Path, policy: str) -> None:
         of = random_worlds.world(seed, tmp_path, policy)
         own = {"hybrid_layer_s": figure(3.0 * (seed % 3)), "copy_calls": 1 + seed % 4, "cpu_region": "layer"}
         of.facts["stack"] = msgspec.structs.replace(of.facts["stack"], **own)
-        told, seen = disagreement(of)
+        told, seen = random_worlds.engines_disagree(of)
         of.trace.unlink()
         assert told is None, f"{of}\n  {told}"
         n_hybrid += any(span[1] == "hybrid layer" for span in seen.spans)
