@@ -6,10 +6,12 @@ import msgspec
 import pytest
 from cli_help import moesim, simulated
 
-from sim.base.errors import BadInput
+from sim.base.errors import BadInput, DoesNotFit
 from sim.profiles.geometry import BITS_PER_PARAM, PLAIN, StoredAs, bytes_of
 from sim.profiles.gguf import BLOCKS, MIXES, Mixed, stored
+from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model, model_names
+from sim.setup.memory import check_host
 
 # (weights, bytes) of a block: the static_asserts of ggml-org/llama.cpp ggml/src/ggml-common.h.
 GGML = {
@@ -105,6 +107,48 @@ def test_gpt_oss_as_released() -> None:
         assert model.dense_bytes("mxfp4") == model.dense_bytes("bf16")
         assert model.attention_bytes("mxfp4") == model.attention_bytes("bf16")
         assert model.dense_bytes("q4_k") == bytes_of(model.dense_params(), "q4_k")
+
+
+def test_sizes_that_engines_print() -> None:
+    # kekzl/imp #1409: one matrix of an expert of Qwen3-30B-A3B in NVFP4 is 768 KiB of weights and 96 KiB of scales.
+    assert load_model("qwen3-30b").expert_bytes("nvfp4") == 3 * (768 + 96) * 1024
+    # thecodacus/llama.cpp README: 112 of Qwen3.6-35B-A3B's experts in Q4_K_M take 8164 MiB over 40 layers.
+    assert 112 * 40 * load_model("qwen3.6-35b").expert_bytes("q4_k_m") == pytest.approx(8164 * 2**20, rel=0.004)
+    # noonghunna/club-3090, live-offload-run.log: matrices of 4352 KiB; nibor1896/Crow#44: slots of 548.25 MiB, one
+    # expert of each of 43 layers.
+    flash = load_model("deepseek-v4-flash")
+    assert flash.expert_bytes("mxfp4") == flash.expert_bytes("mxfp4_moe") == 3 * 4352 * 1024
+    assert 43 * flash.expert_bytes("mxfp4") == 548.25 * 2**20
+    # FlashML-org/FreeToken#257: 63 GiB of experts in NVFP4, 47.7 GiB of n-gram table.
+    following = load_model("qwen3.8-flash-next")
+    assert following.routed_bytes("nvfp4") / 2**30 == pytest.approx(63, abs=0.5)
+    assert following.host_bytes("nvfp4") / 2**30 == pytest.approx(47.7, abs=0.05)
+
+
+def test_layers_of_other_attention_by_hand() -> None:
+    """Qwen3.6-35B-A3B: 10 layers of gated attention, 30 of gated delta nets, which cache nothing."""
+    model = load_model("qwen3.6-35b")
+    full = 2048 * (2 * 16 * 256 + 2 * 2 * 256) + 16 * 256 * 2048 + 2 * 256
+    linear = 2048 * (8192 + 4096 + 2 * 32) + 4096 * 2048 + 8192 * 4 + 2 * 32 + 128
+    assert model.attention_params_by_layer() == [full if layer % 4 == 3 else linear for layer in range(40)]
+    assert model.attention_params() == -(-(10 * full + 30 * linear) // 40)
+    assert model.kv_bytes_per_token() == 10 * 2 * 2 * 256 * 2
+    assert model.kv_bytes_per_token_per_layer() == 10 * 2 * 2 * 256 * 2 // 40
+    keys = model.attention_flops(1, 1000) - model.attention_flops(1, 0)
+    assert keys == 2 * 1000 * 10 * 16 * 2 * 256 / 40
+    # The file of this model is as large as llama-bench prints it, to the byte.
+    assert model.routed_bytes("q4_k_m") + model.dense_bytes("q4_k_m") == 21_155_768_832
+
+
+def test_a_table_in_host_memory_takes_no_vram() -> None:
+    model = load_model("qwen3.8-flash-next")
+    assert model.total_params() - model.dense_params() - model.routed_params() == 320_001_536 * 160
+    assert model.host_bytes("q4_k_m") == 320_001_536 * 160 * 144 // 256
+    assert load_model("qwen3-30b").host_bytes("q4_k_m") == 0
+    hw = load_hardware("rtx3090", {"cpu.memory_bytes": 80e9})
+    assert model.routed_bytes("nvfp4") < 80e9
+    with pytest.raises(DoesNotFit, match="its experts and tables need 119 GB of host memory"):
+        check_host(model, hw, "nvfp4")
 
 
 def test_a_released_file_may_leave_its_experts_to_the_precision() -> None:

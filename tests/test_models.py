@@ -41,6 +41,11 @@ CLASS_TOTALS = {
     "switch-base-64": 3_790_748_928,
     "switch-base-128": 7_415_217_408,
     "nllb-moe-54b": 54_500_569_088,
+    "glm-4.7-flash": 29_943_390_976,
+    "qwen3.6-35b-a3b": 34_660_610_688,
+    "gemma-4-26b-a4b": 25_233_141_760,
+    "deepseek-v4-flash": 284_332_230_231,
+    "qwen3.8-flash-next": 176_943_899_520,
 }
 NOT_AS_PUBLISHED = {"llama-4-scout": -0.0113, "openmoe-8b": 0.4819}
 
@@ -59,7 +64,7 @@ def write(tmp_path: Path, changes: dict[str, Any], name: str = "own.yaml") -> Pa
 
 
 def test_catalogue_has_every_family() -> None:
-    assert len(CATALOGUE) == 25
+    assert len(CATALOGUE) == 30
     others = {"deepseek-moe-16b", "xverse-moe-a4.2b", "openmoe-8b", "cpu-small", "cpu-medium"}
     assert set(CLASS_TOTALS) | others == set(CATALOGUE)
 
@@ -70,7 +75,7 @@ def test_file_is_sound(name: str) -> None:
     assert model.id == name
     assert model.source
     assert model.gate.order
-    assert model.dense_params() + model.routed_params() == model.total_params()
+    assert model.dense_params() + model.routed_params() + model.host_params == model.total_params()
     assert len(model.moe_layer_ids) == model.n_moe_layers
     text = model_names()[name].read_text()
     assert not re.search(r"/work|shared/|seed 0", text)

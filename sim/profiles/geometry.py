@@ -69,9 +69,14 @@ class OtherAttention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Layers whose attention is not the one of the other fields: linear, compressed, of other heads."""
 
     layers: tuple[Count, ...]
-    params: Positive  # of one such layer, norms inside included
+    matrices: tuple[tuple[str, Positive, Positive], ...]  # what llama.cpp's rules call it, rows, weights in a row
+    small_params: Count = 0  # norms, biases, convolutions: not quantised
     kv_values_per_token: Count  # what one token adds to the cache of one such layer; 0 for a state of constant size
     products_per_key: Count  # products of one token with one cached key and its value, all heads together
+
+    def params(self) -> int:
+        """Parameters of one such layer."""
+        return sum(rows * columns for _, rows, columns in self.matrices) + self.small_params
 
 
 class StoredAs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,6 +86,7 @@ class StoredAs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     source: str
     expert_bytes: Count = 0  # 0: as the precision's own bits say
     dense: str  # precision of everything else
+    embedding: str = ""  # of input embedding and head, where they have one of their own
 
 
 class Parts(NamedTuple):
@@ -228,7 +234,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         params = [self.self_attention_params()] * self.n_layers
         for other in self.other_attention:
             for layer in other.layers:
-                params[layer] = other.params
+                params[layer] = other.params()
         return params
 
     def attention_params(self) -> int:
@@ -347,7 +353,10 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def host_bytes(self, precision: str = "bf16") -> int:
         """Bytes of the tables that stay in host memory beside the experts; of a mix, in the type of its embedding."""
-        if precision in MIXES:
+        dense = [stored.dense for stored in self.formats if stored.precision == precision]
+        if dense:
+            precision = dense[0]
+        elif precision in MIXES:
             mix = MIXES[precision]
             precision = mix.embedding or mix.base
         return bytes_of(self.host_params, precision) if self.host_params else 0
@@ -437,11 +446,7 @@ def parts_of(model: Geometry, precision: str) -> Parts | None:
             f"take {MIXES[precision].base!r}, one type for every matrix"
         )
     mixed, layers, moe = Mixed(model, precision), range(model.n_layers), model.moe_layer_ids
-    others = {layer: other.params for other in model.other_attention for layer in other.layers}
-    attention = sum(
-        bytes_of(others[layer], MIXES[precision].base) if layer in others else mixed.attention(layer)
-        for layer in layers
-    )
+    attention = sum(map(mixed.attention, layers))
     n_moe, routed = len(moe), mixed.routed()
     shared, ffn = sum(map(mixed.shared, moe)), sum(map(mixed.dense_ffn, model.dense_layers))
     dense = mixed.embedding() + (0 if model.tied_embeddings else mixed.head()) + 4 * model.norm_params()
@@ -463,6 +468,8 @@ def _released(model: Geometry, stored: StoredAs) -> Parts:
     """A released file: experts in one precision, everything else in another, which no file of its own describes."""
     plain = msgspec.structs.replace(model, formats=())
     expert = stored.expert_bytes or plain.expert_bytes(stored.precision)
+    ends = stored.embedding or stored.dense
+    two = plain.embedding_params() + plain.head_params()
     return Parts(
         expert=expert,
         routed=(model.n_moe_layers + model.n_encoder_moe_layers) * model.n_experts * expert,
@@ -470,7 +477,7 @@ def _released(model: Geometry, stored: StoredAs) -> Parts:
         attention=plain.attention_bytes(stored.dense),
         gate=plain.gate_bytes(stored.dense),
         dense_ffn=plain.dense_ffn_bytes(stored.dense),
-        embedding=plain.embedding_bytes(stored.dense),
-        head=plain.head_bytes(stored.dense),
-        dense=plain.dense_bytes(stored.dense),
+        embedding=plain.embedding_bytes(ends),
+        head=plain.head_bytes(ends),
+        dense=bytes_of(plain.dense_params() - two, stored.dense) + bytes_of(two, ends),
     )

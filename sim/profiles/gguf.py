@@ -210,8 +210,10 @@ class Mixed:
     def attention(self, layer: int) -> int:
         """Self-attention of a layer, with the norms inside."""
         model = self._model
-        matrices = list(model.attention_matrices())
-        small = model.self_attention_params() - sum(rows * columns for _, rows, columns in matrices)
+        other = next((other for other in model.other_attention if layer in other.layers), None)
+        matrices = list(model.attention_matrices() if other is None else other.matrices)
+        params = model.self_attention_params() if other is None else other.params()
+        small = params - sum(rows * columns for _, rows, columns in matrices)
         return 4 * small + sum(self.matrix(name, layer, rows, columns) for name, rows, columns in matrices)
 
     def embedding(self) -> int:

@@ -21,7 +21,7 @@ PACKAGE = "hwprofiles.models"
 class ModelGate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a router turns logits into experts and weights."""
 
-    score: Literal["softmax", "sigmoid", "sparsemixer"]
+    score: Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"]
     renormalised: bool  # the weights of the selected experts are scaled to sum to 1
     order: str = ""  # the exact sequence of steps, in words
     scale: float = 1.0  # factor on the weights (DeepSeek's routed_scaling_factor)
@@ -129,11 +129,13 @@ def _check(model: Model, where: str) -> None:
     )
     named = [("native_precision", model.native_precision)]
     named += [("published.files", file.precision) for file in model.published.files]
-    named += [(f"formats.{name}", getattr(stored, name)) for stored in model.formats for name in ("precision", "dense")]
+    for stored in model.formats:
+        named += [("formats.precision", stored.precision), ("formats.dense", stored.dense)]
+        named += [("formats.embedding", stored.embedding)] if stored.embedding else []
     for field, precision in named:
         require(precision in BITS_PER_PARAM, f"{field}, got {precision!r}", "known: " + ", ".join(BITS_PER_PARAM))
-    for other in model.other_attention:
-        _check_layers(other.layers, model.n_layers, "other_attention.layers", require)
+    others = tuple(layer for other in model.other_attention for layer in other.layers)
+    _check_layers(others, model.n_layers, "other_attention.layers", require)
 
 
 def _check_layers(dense: tuple[int, ...], n_layers: int, field: str, require: Any) -> None:

@@ -220,8 +220,9 @@ def check_host(model: Model, hw: Hardware, precision: str) -> int:
     has_bytes = int(hw.cpu.memory_bytes.value)
     if need_bytes > has_bytes:
         enough_gb = -(-need_bytes // 10**9)  # rounded up: to the nearest it may be too little
+        what = "experts and tables" if model.host_params else "experts"
         raise DoesNotFit(
-            f"{model.id} in {precision}: its experts need {show_bytes(need_bytes)} of host memory, {hw.id}'s host has "
+            f"{model.id} in {precision}: its {what} need {show_bytes(need_bytes)} of host memory, {hw.id}'s host has "
             f"{show_bytes(has_bytes)}; use a lower --precision, or --set hw.cpu.memory_bytes={enough_gb}GB",
             {"host_experts_bytes": need_bytes, "host_memory_bytes": has_bytes},
         )
