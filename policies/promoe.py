@@ -289,7 +289,7 @@ class ProMoe(Policy):
         """Experts predicted for the target layer: every token's first choice, then the second ..."""
         if self._surrogate is not None:
             truth = gate.iteration.ids(target).tolist()
-            rows = [r.start_row for r in gate.iteration.ranges]
+            rows = [row for r in gate.iteration.ranges for row in range(r.start_row, r.stop_row)]
             drawn = [self._surrogate.name(row, target, ids) for row, ids in zip(rows, truth, strict=True)]
             return list(dict.fromkeys(expert for choices in zip(*drawn, strict=True) for expert in choices))
         named: list[int] = gate.by_layer(self._best, f"next_scores_{self.stride}")

@@ -27,6 +27,7 @@ from sim.setup.options import ARITHMETIC, SIMPY
 from sim.setup.prepare import prepare as prepare
 from sim.setup.replicas import setups_of
 from sim.setup.setup import Setup as Setup
+from sim.workload.draft import Drafted
 from sim.workload.future import Future
 from sim.workload.gate import Arrays
 from sim.workload.learn_split import StoreSplit
@@ -219,6 +220,7 @@ def timed(setup: Setup, recording: Recording, by_layer: bool = True) -> Outcome:
     setup = replace(setup, policy=recording.policy)
     cost = setup.cost()
     machine, clockwork = SimulatedMachine(cost, setup.spec.gpus), Clockwork()
+    clockwork.drafted = None if setup.drafter is None else Drafted()
     tape = recording.tape
     Player(machine, recording.engine.pieces, tape.budget_bytes, tape.placed).play(tape, clockwork)
     result = fold(setup, recording.engine, machine, clockwork, time.perf_counter() - began_s, cost, by_layer=by_layer)

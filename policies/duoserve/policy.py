@@ -203,7 +203,7 @@ class DuoServe(Policy):
         if iteration.phase == PREFILL:
             return
         chosen = iteration.all_ids()
-        rows = [r.start_row for r in iteration.ranges]
+        rows = [row for r in iteration.ranges for row in range(r.start_row, r.stop_row)]
         if self._mlp is None:
             named = self._drawn(rows, chosen)
         elif self._outputs is not None:

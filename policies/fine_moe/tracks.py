@@ -152,8 +152,9 @@ class GateTrack:
         assert self._surrogate is not None
         truth = gate.iteration.ids(target).tolist()
         rows = np.zeros((len(truth), self._n_experts))
-        for row, r, ids in zip(rows, gate.iteration.ranges, truth, strict=True):
-            row[self._surrogate.name(r.start_row, target, ids)] = 1.0
+        every = [at for r in gate.iteration.ranges for at in range(r.start_row, r.stop_row)]
+        for row, at, ids in zip(rows, every, truth, strict=True):
+            row[self._surrogate.name(at, target, ids)] = 1.0
         return rows
 
     def end(self, iteration: Iteration) -> None:

@@ -131,7 +131,7 @@ class Windows:
         """What does not depend on the layer."""
         prices, ranges = self._prices, iteration.ranges
         self._attention_s = math.fsum((r.stop_row - r.start_row) * prices.attention_s(r.context) for r in ranges)
-        self._head_s = sum(r.puts_out for r in ranges) * prices.head_s()
+        self._head_s = iteration.n_out * prices.head_s()
         self._shared_s = iteration.n_tokens * prices.shared_s()
 
     def longest_s(self, gate: Gate) -> float:

@@ -124,10 +124,16 @@ class History:
                 self._wraps.pop(r.request.index, None)
             return ()
         scores = self._predicted[0] if len(self._predicted) == 1 else np.stack(self._predicted, axis=1)
-        none = np.zeros(scores.shape[2])
-        wraps = [self._wraps.get(r.request.index, none) for r in iteration.ranges]
-        self._wraps.update((r.request.index, scores[at, -1]) for at, r in enumerate(iteration.ranges))
-        return scores, np.stack(wraps)
+        wraps, at = np.zeros((len(scores), scores.shape[2])), 0
+        for r in iteration.ranges:
+            wrap = self._wraps.get(r.request.index)
+            if wrap is not None:
+                wraps[at] = wrap  # drafts after it run beside it: nobody has predicted their first layer
+            n_taken = r.taken_row - r.start_row
+            if n_taken:
+                self._wraps[r.request.index] = scores[at + n_taken - 1, -1]
+            at += r.stop_row - r.start_row
+        return scores, wraps
 
     def count(self) -> None:
         """Count the tokens kept since the last time: together, since one after the other costs far more."""

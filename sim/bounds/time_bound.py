@@ -85,7 +85,7 @@ class Bounds:
         """Of every request, in the order they complete."""
         most = self.setup.spec.prefill_chunk
         whole = most is None or most >= max((r.prompt_len for r in self.setup.requests), default=0)
-        if self.setup.spec.batch == self.n_gpus == 1 and whole:
+        if self.setup.spec.batch == self.n_gpus == 1 and whole and self.setup.drafter is None:
             yield from self._one_by_one()
             return
         trace, feed, index = self.setup.trace, Feed(self.setup.trace), 0
@@ -100,7 +100,7 @@ class Bounds:
                     begun.setdefault(r.request.index, index)  # once: a prompt that is prefilled anew was begun before
                     if r.puts_out:
                         answered.setdefault(r.request.index, index)
-                if r.stop_row == r.request.first_row + r.request.prompt_len + r.request.outputs - 1:
+                if r.taken_row == r.request.first_row + r.request.prompt_len + r.request.outputs - 1:
                     first = begun.pop(r.request.index)
                     window = list(passes)[first - passes[0].index :]
                     n_prefill = answered.pop(r.request.index) - first + 1

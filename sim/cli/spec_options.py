@@ -110,6 +110,12 @@ SPEC_OPTIONS = (
         help="At most N tokens an iteration: decode tokens first, then prompts, in chunks.",
     ),
     click.option(
+        "--draft",
+        metavar="K,ACCEPTANCE",
+        help="Speculative decoding: k=4,acceptance=0.7 (by position 0.8/0.7/...; accepted=FILE), with draft_s=SECONDS or "
+        "model=NAME, else n-grams at no cost.",
+    ),
+    click.option(
         "--slo",
         metavar="LIMITS|FILE",
         help="What requests are promised, 'ttft_s <= 2s, tpot_s <= 200ms'; or a YAML with limits by task.",

@@ -49,6 +49,7 @@ AXES = (
     _axis("--scheduler", "scheduler", _SEVERAL, "Who runs next; default: fcfs."),
     _axis("--batching", "batching", _SEVERAL, "continuous (default) or static."),
     _axis("--prefill-chunk", "prefill_chunk", _NUMBERS, "Tokens of an iteration at most, prompts in chunks."),
+    _axis("--draft", "draft", "k=A/B,...", "Speculative decoding, one for each k: k=0/2/4/8,acceptance=0.7."),
     _axis("--kv-memory", "kv_memory_bytes", _NUMBERS, "A pool for keys and values: 1GB:4GB:1GB; see docs/kv.md."),
     _axis("--kv-page", "kv_page", _NUMBERS, "Tokens of a page of it; default: 16."),
     _axis("--preempt", "preempt", _SEVERAL, "Where it is full: recompute (default) or swap."),

@@ -39,7 +39,7 @@ cdef class Clockwork:
     cdef readonly list requests
     cdef readonly dict phases
     cdef readonly long long n_put_out, n_decoded
-    cdef public object kv
+    cdef public object kv, drafted
     cdef public object scheduler_stats
     cdef dict _open
     cdef int _n_away
@@ -52,7 +52,8 @@ cdef class Clockwork:
     cdef Spent _spent_on(self, RequestTimes times)
     @cython.locals(r=Range, times=RequestTimes)
     cdef begin(self, Iteration iteration, double now_s, bint open_loop)
-    @cython.locals(phase=PhaseTimes, cause=int, after_s=double, complete=list, r=Range, times=RequestTimes)
+    @cython.locals(phase=PhaseTimes, cause=int, after_s=double, complete=list, r=Range, times=RequestTimes,
+                   n_taken=int)
     cdef list end(self, Iteration iteration, double start_s, double end_s, list parts_s)
     @cython.locals(prefill=PhaseTimes, decode=PhaseTimes, mixed=PhaseTimes, prompts_s=double, prompts_copies_s=double)
     cdef Spent _spent(self)

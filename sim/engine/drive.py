@@ -11,6 +11,7 @@ from sim.engine.engine import Engine
 from sim.machine.lanes import CAUSES
 from sim.machine.protocol import Machine
 from sim.workload.batching import Batching
+from sim.workload.draft import Drafted
 from sim.workload.iterations import DECODE, MIXED, PHASES, PREFILL, Feed, Iteration, Range, RequestInfo
 from sim.workload.kv_memory import KvMemory
 
@@ -124,6 +125,7 @@ class Clockwork:
         self.n_put_out = 0  # tokens
         self.n_decoded = 0  # tokens that were decoded, also beside prompts
         self.kv: KvMemory | None = None
+        self.drafted: Drafted | None = None
         self.scheduler_stats: dict[str, Any] = {}
         self._open: dict[int, RequestTimes] = {}
         self._n_away = 0
@@ -181,17 +183,24 @@ class Clockwork:
         for r in iteration.ranges:
             times: RequestTimes = self._open[r.request.index]
             if r.phase != PREFILL:
-                self.n_decoded += 1
-            if not r.puts_out:
+                n_taken = r.stop_row - r.start_row - r.n_rejected
+                if self.drafted is not None:
+                    self.drafted.verified(r, iteration.number == 1)
+                if not n_taken:
+                    continue
+                self.n_decoded += n_taken
+                self.n_put_out += n_taken
+            elif r.puts_out:
+                self.n_put_out += 1
+            else:
                 continue
-            self.n_put_out += 1
             if not times.answered:
                 times.answered = True
                 times.first_token_s = end_s
                 times.away_before_first_s = times.away_s
                 times.until_first = self._spent_on(times)
             times.last_token_s = end_s
-            if r.stop_row == times.last_row:
+            if r.stop_row - r.n_rejected == times.last_row:
                 times.until_last = self._spent_on(times)
                 if complete is None:
                     complete = []
@@ -255,6 +264,9 @@ class Loop:
         self._index = 0
         self._n_iterations = engine.tally.n_iterations
         clockwork.kv = batching.kv
+        if batching.drafts is not None:
+            clockwork.drafted = Drafted([batching.drafts])
+            engine.drafts = batching.drafts
         engine.take_hooks()
 
     def next(self) -> list[Range] | float | None:

@@ -30,6 +30,8 @@ cdef class Engine:
     cdef set _begun
     cdef object _layer_enter, _gate_input, _gate_done, _layer_done
     cpdef take_hooks(self)
+    cdef public object drafts
+    cdef readonly bint on_drafting
     cdef readonly bint on_request_start, on_iteration_start, on_layer_enter, on_gate_input, on_assign, on_gate_done
     cdef readonly bint on_layer_done, on_iteration_end, on_request_end, on_idle
     @cython.locals(n=int, most=int, tickets=list)
@@ -42,6 +44,7 @@ cdef class Engine:
     @cython.locals(outlook=Outlook, layer=int, after=tuple)
     cdef _foresee(self, object asked)
     cpdef begin(self, Iteration iteration)
+    cdef _draft(self, Iteration iteration)
     @cython.locals(layer=int)
     cpdef run_layers(self, Iteration iteration)
     @cython.locals(view=View, machine=Machine, pending=PendingExperts, copies=Copies, now_s=double)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from sim.machine.cost import Cost
     from sim.policy.api import Decisions, Policy
     from sim.workload.future import Future
+    from sim.workload.draft import Drafts
     from sim.workload.gate import Arrays
 
 MAX_DECISIONS = 1_000_000
@@ -90,6 +91,7 @@ class Engine:
             policy, residency, self.pending, self.copies, machine, cost, arrays, top_k, cost.model.hidden_size, future
         )
         self.counts = self.tally.hits[PREFILL]
+        self.drafts: Drafts | None = None  # of decode steps that verify some
         self._begun: set[int] = set()  # requests that the policy has been told of
         self.take_hooks()
 
@@ -107,6 +109,7 @@ class Engine:
         self.layer.start(self.view)
         self.service.start(self.view)
         # Hooks that a policy does not implement cost nothing.
+        self.on_drafting = overrides(policy, "drafting")
         self.on_request_start = overrides(policy, "request_start")
         self.on_iteration_start = overrides(policy, "iteration_start")
         self.on_layer_enter = overrides(policy, "layer_enter")
@@ -288,8 +291,21 @@ class Engine:
                 if r.phase == PREFILL and r.context == 0 and r.request.index not in self._begun:
                     self._begun.add(r.request.index)
                     self.obey(policy.request_start(r.request, view), "request_start")
+        if self.drafts is not None:
+            self._draft(iteration)
         if self.on_iteration_start:
             self.obey(policy.iteration_start(iteration, view), "iteration_start")
+
+    def _draft(self, iteration: Iteration) -> None:
+        """Tokens are drafted one after the other, on the compute stream; the host reads them before it goes on."""
+        assert self.drafts is not None
+        tickets = []
+        for took_s in self.drafts.each_s(iteration):
+            tickets.append(self.machine.predict(took_s, "gpu", False, self.drafts.basis))
+        if self.on_drafting:
+            self.obey(self.policy.drafting(iteration, tickets, self.view), "drafting")
+        if tickets:
+            self.machine.sync(tickets[len(tickets) - 1])
 
     def run_layers(self, iteration: Iteration) -> None:
         """All layers of an iteration, then the output head."""

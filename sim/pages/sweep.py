@@ -74,7 +74,7 @@ def _axes(grid: Grid) -> list[str]:
     if not names:
         known = ("label", "hw", "model", "precision", "trace", "link", "stack", "batch", "gpus", "seed")
         shared = [name for name in grid.rows[0] if name.startswith(("hw.", "model.", "stack."))]
-        names = [*known, "scheduler", "batching", "prefill_chunk", *COLUMN_OF.values(), "cache_frac", *shared]
+        names = [*known, "scheduler", "batching", "prefill_chunk", "draft", *COLUMN_OF.values(), "cache_frac", *shared]
     found = [name for name in dict.fromkeys(names) if len({row.get(name) for row in grid.rows}) > 1]
     return found if "label" in found else ["label", *found]
 

@@ -18,6 +18,7 @@ from sim.policy.decisions import Decision
 if TYPE_CHECKING:
     from sim.policy.order import Order
     from sim.policy.pieces import Piece
+    from sim.policy.tickets import Ticket
     from sim.policy.view import View
     from sim.workload.gate import Gate
     from sim.workload.iterations import Iteration, RequestInfo
@@ -166,6 +167,10 @@ class Policy:
 
     def request_start(self, request: RequestInfo, view: View) -> Decisions:
         """A request joins the iteration that is about to run: its prompt comes first."""
+
+    def drafting(self, iteration: Iteration, tickets: Sequence[Ticket], view: View) -> Decisions:
+        """The tokens of a decode step with drafts are being drafted: `tickets[i]` ends when the i-th after the last
+        that came out is there, of every request; none where drafting takes no time."""
 
     def iteration_start(self, iteration: Iteration, view: View) -> Decisions:
         """Before the first layer; which tokens run together is known, and their embeddings."""

@@ -39,6 +39,8 @@ def check(setup: Setup) -> None:
         raise BadInput("--real, got --kv-memory: real runs have no pool of pages; leave it out")
     if setup.several.unusual:
         raise BadInput(f"--real, got {setup.several.unusual}: simulated only; leave it out")
+    if setup.drafter is not None:
+        raise BadInput("--draft: a real run decodes a token at a time; leave it out")
     if setup.spec.prefill_chunk is not None or setup.spec.batching not in (None, CONTINUOUS):
         asked = "--prefill-chunk" if setup.spec.prefill_chunk is not None else f"--batching {setup.spec.batching}"
         raise BadInput(f"{asked}: a real run takes each prompt whole, as an iteration of its own; leave it out")

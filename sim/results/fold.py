@@ -13,6 +13,7 @@ from sim.policy.policy_file import file_of
 from sim.results import metrics
 from sim.results.attainment import attainment
 from sim.results.by_layer import layer_rows
+from sim.results.drafting import drafting
 from sim.results.kv_use import kv_use
 from sim.results.load import load, unstable
 from sim.results.provenance import provenance
@@ -49,6 +50,7 @@ def memory_of(setup: Setup, engine: Engine) -> Memory:
         expert_budget_bytes=engine.residency.budget_bytes[0],
         peak_expert_bytes=engine.residency.peak_bytes[0],
         vram_bytes=setup.memory.vram_bytes,
+        draft_bytes=parts.draft_bytes or None,
     )
 
 
@@ -169,6 +171,7 @@ def fold(
         wall_s=wall_s,
         engine=setup.engine,
         version=__version__,
+        draft=drafting(setup, clockwork, machine.h2d_bytes),
         kv=kv,
         scheduling=_scheduling(setup, clockwork),
         router=setup.router.name if replicas else None,

@@ -147,6 +147,8 @@ def phases(clockwork: Clockwork) -> Phases:
         return Phase(found.n_iterations, found.n_tokens, found.time_s)
 
     mixed, beside = clockwork.phases[MIXED], clockwork.n_decoded - clockwork.phases[DECODE].n_tokens
+    if clockwork.drafted is not None:  # the phase has rows of drafts that were rejected, too
+        beside = clockwork.drafted.n_beside
     both = MixedPhase(mixed.n_iterations, mixed.n_tokens, beside, mixed.time_s) if mixed.n_iterations else None
     return Phases(phase(PREFILL), phase(DECODE), both)
 

@@ -12,6 +12,7 @@ from sim.results.schema import (
     Bound,
     BoundBy,
     Copies,
+    Drafting,
     HitRates,
     KvUse,
     Lengths,
@@ -44,18 +45,18 @@ if TYPE_CHECKING:
 
 WHERE_THERE = (
     *("kv", "scheduling", "router", "replicas", "real", "device", "measured", "prediction", "weights"),
-    *("batching", "prefill_chunk", "mixed_hit_rates"),
+    *("batching", "prefill_chunk", "mixed_hit_rates", "draft"),
 )
 """Keys of runs with a pool of pages, with a batching that was asked for, or whose scheduler has something to say, of
 several replicas, and of real runs; others have none of them."""
-MIXED = "mixed"
-"""Further down: of runs in which prompts and decode tokens ran together."""
+FURTHER_DOWN = ("mixed", "draft_bytes")
+"""Of runs in which prompts and decode tokens ran together, and of those with a draft model."""
 
 
 def plain(value: Any) -> Any:
     """Records as dictionaries, in the order of their fields; everything else as it is."""
     if isinstance(value, msgspec.Struct):
-        left_out = WHERE_THERE if isinstance(value, Result) else (MIXED,)
+        left_out = WHERE_THERE if isinstance(value, Result) else FURTHER_DOWN
         pairs = [(key, getattr(value, name)) for key, name in _fields(type(value))]
         return {key: plain(child) for key, child in pairs if _kept(key, child, left_out)}
     if isinstance(value, dict):
@@ -160,6 +161,7 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     batching: str | None = None  # this and the next are of runs that ask for it
     prefill_chunk: int | None = None
     mixed_hit_rates: HitRates | None = None  # of iterations with prompts and decode tokens, where there were any
+    draft: Drafting | None = None  # of a run with drafts; the JSON of others has no such key
     kv: KvUse | None = None  # of a run with a pool of pages; the JSON of others has no such key
     scheduling: Scheduling | None = None  # of a scheduler other than the default
     real: bool | None = None  # this and the next three are of real runs; the JSON of others has no such keys

@@ -12,6 +12,7 @@ from sim.machine.waiting import Waiting
 from sim.results import metrics
 from sim.results.load import Moments
 from sim.results.schema import Replica
+from sim.workload.draft import Drafted
 from sim.workload.iterations import PHASES
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class Clockworks:
         self.scheduler_stats: dict[str, Any] = {}  # each replica's own are in its row
         pools = [one.clockwork.kv for one in served if one.clockwork.kv is not None]
         self.kv = _Pages(pools) if pools else None
+        drafted = [one.clockwork.drafted for one in served if one.clockwork.drafted is not None]
+        self.drafted = Drafted.summed(drafted) if drafted else None
         self.phases = {phase: _Phase([one.clockwork.phases[phase] for one in served]) for phase in PHASES}
 
     def request_rows(self) -> Iterator[tuple[Any, ...]]:

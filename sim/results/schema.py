@@ -272,12 +272,34 @@ class Memory(msgspec.Struct, frozen=True):
     expert_budget_bytes: int
     peak_expert_bytes: int
     vram_bytes: int
+    draft_bytes: int | None = None  # of a model that drafts
 
     @property
     def peak_bytes(self) -> int:
         """What was in use at most: all parts, and the most experts."""
         parts = self.dense_bytes + self.kv_cache_bytes + self.activation_bytes + self.reserve_bytes
-        return parts + self.predictor_bytes + self.peak_expert_bytes
+        return parts + self.predictor_bytes + self.peak_expert_bytes + (self.draft_bytes or 0)
+
+
+class Drafting(msgspec.Struct, frozen=True):
+    """Of a run with drafts (`--draft`): what its decode steps verified, and what they took.
+
+    tokens_per_step: put out by each step of a request, on average. acceptance: of all drafts, those taken;
+    acceptance_by_position: of drafts all before which were taken. draft_time_s: that drafting took in all.
+    h2d_bytes_per_token: copied to the GPU for each token put out by decode, in decode steps and prompts alike.
+    """
+
+    asked: str
+    k: int
+    steps: int
+    drafted: int
+    accepted: int
+    tokens_per_step: float | None
+    acceptance: Share
+    acceptance_by_position: list[Share]
+    draft_time_s: float
+    draft_bytes: int
+    h2d_bytes_per_token: float | None
 
 
 class Bound(msgspec.Struct, frozen=True):

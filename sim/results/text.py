@@ -29,6 +29,7 @@ _LANE = {lane.resource: lane for lane in WAITED_FOR.values()}
 _SIZES = {
     "dense_bytes": "dense weights",
     "kv_cache_bytes": "KV cache, {kv_tokens} tokens",
+    "draft_bytes": "draft model, with its KV cache",
     "activation_bytes": "activations, {iteration_tokens} tokens",
     "reserve_bytes": "reserve (assumed)",
     "expert_budget_bytes": "expert budget",
@@ -65,6 +66,8 @@ def verdict(result: Result) -> str:
         over = f"{throughput} tokens/s over all requests, prefill included"
         at = f" at batch {result.batch}" if result.batch > 1 else ""
         speed = f"{show_seconds(tpot_s)} per token{at} ({over})"
+    if result.draft is not None and result.draft.tokens_per_step is not None:
+        speed += f", {result.draft.tokens_per_step:.2f} tokens a step by drafts of k={result.draft.k}"
     # What turns the figure into a bound rather than a forecast belongs into the same sentence.
     catch = "".join(
         f"; {label}"
@@ -88,6 +91,7 @@ def render(result: Result, width: int | None = None) -> str:
         _rates(result),
         under_load(result),
         _load(result),
+        _drafts(result),
         _kv(result),
         _hits(result),
         _replicas(result),
@@ -166,6 +170,22 @@ def _rates(result: Result) -> Table:
     rows.add_row(
         "lower bound", f"TPOT {_seconds(bound.tpot_s)} for any lossless policy with {lanes}; this is {where} it"
     )
+    return rows
+
+
+def _drafts(result: Result) -> Table:
+    """What decode steps verified, and what they took of it."""
+    rows, draft = _pairs(), result.draft
+    if draft is None or draft.tokens_per_step is None:
+        return rows
+    by = ", ".join(show_frac(share) for share in draft.acceptance_by_position)
+    each = f" (by position, of those before which all were: {by})" if len(draft.acceptance_by_position) > 1 else ""
+    taken = f"{show_frac(draft.acceptance)} of {draft.drafted:,} drafts taken{each}" if draft.drafted else "no drafts"
+    rows.add_row("speculation", f"{draft.tokens_per_step:.2f} tokens a step in {draft.steps:,} steps; {taken}")
+    each_s = draft.draft_time_s / result.decode_tokens
+    cost = f"{show_seconds(each_s)} per token put out" if draft.draft_time_s else "at no cost"
+    room = f", {show_bytes(draft.draft_bytes)} of GPU memory" if draft.draft_bytes else ""
+    rows.add_row("", f"drafting {cost}{room}; {show_bytes(draft.h2d_bytes_per_token or 0.0)} copied per decode token")
     return rows
 
 
@@ -265,9 +285,9 @@ def _by_layer(result: Result) -> Table:
 
 
 def _union(result: Result) -> Table:
-    """Of batches: how many experts a layer of an iteration wants together, beside its share of the room."""
+    """Of batches and drafts: how many experts a layer of an iteration wants together, beside its share of the room."""
     rows, found = _pairs(), result.union_per_layer_step
-    if result.batch > 1 and found.experts is not None and found.over_slots is not None:
+    if (result.batch > 1 or result.draft is not None) and found.experts is not None and found.over_slots is not None:
         experts, slots, over = (f"{value:.3g}" for value in (found.experts, found.slots, found.over_slots))
         rows.add_row("wanted together", f"{experts} experts per layer and iteration, for {slots} slots: r_bar {over}")
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput, DoesNotFit, did_you_mean
@@ -45,7 +46,8 @@ def demand_of(pool: KvPool, spec: RunSpec, requests: Sequence[RequestInfo], with
     if without.batch > 1 and not pool.swaps and spec.prefill_chunk is None:
         # Who made room is prefilled with all that it has put out.
         widest = max(widest, *(r.prompt_len + r.outputs - 1 for r in requests))
-    return Demand(pool.n_pages * pool.page_tokens, widest, without.batch, spec.kv_memory_bytes)
+    n_tokens = pool.n_pages * pool.page_tokens
+    return replace(without, kv_tokens=n_tokens, iteration_tokens=widest, kv_bytes=spec.kv_memory_bytes)
 
 
 def check_host_room(

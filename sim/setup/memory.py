@@ -26,6 +26,8 @@ class Demand:
     iteration_tokens: int
     batch: int
     kv_bytes: int | None = None  # of a pool that was given; it may hold part of a page more than so many tokens
+    step_tokens: int = 1  # that a request decodes at once: more than one with drafts
+    draft_bytes: int = 0  # of a model that drafts
 
 
 @dataclass(frozen=True)
@@ -58,15 +60,20 @@ class DenseParts:
     activation_bytes: int
     iteration_tokens: int
     reserve_bytes: int = RESERVE_BYTES
+    draft_bytes: int = 0
 
     @property
     def held_bytes(self) -> int:
         """What is really held; the reserve is for what others take."""
-        return self.dense_bytes + self.kv_cache_bytes + self.activation_bytes
+        return self.dense_bytes + self.kv_cache_bytes + self.activation_bytes + self.draft_bytes
 
     @property
     def all_bytes(self) -> int:
         return self.held_bytes + self.reserve_bytes
+
+    def sizes(self) -> dict[str, int]:
+        """By item; a draft model only where there is one."""
+        return {name: value for name, value in asdict(self).items() if value or name != "draft_bytes"}
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ class MemoryPlan:
     def sizes(self, predictor_bytes: int = 0) -> dict[str, int]:
         """GPU 0's memory by item, for `DoesNotFit`."""
         predictor = {"predictor_bytes": predictor_bytes} if predictor_bytes else {}
-        return {**asdict(self.parts), "expert_budget_bytes": self.expert_bytes[0], **predictor}
+        return {**self.parts.sizes(), "expert_budget_bytes": self.expert_bytes[0], **predictor}
 
 
 def activation_bytes(model: Model, n_tokens: int, batch: int, precision: str) -> int:
@@ -127,8 +134,9 @@ def plan(
         dense_bytes=_dense_bytes(model, precision, several),
         kv_cache_bytes=math.ceil(kv_bytes * key_share(model, n_gpus)) if several.dense == TENSOR else kv_bytes,
         kv_tokens=demand.kv_tokens,
-        activation_bytes=activation_bytes(model, demand.iteration_tokens, demand.batch, precision),
+        activation_bytes=activation_bytes(model, demand.iteration_tokens, demand.batch * demand.step_tokens, precision),
         iteration_tokens=demand.iteration_tokens,
+        draft_bytes=demand.draft_bytes,
     )
     vram_bytes = int(hw.vram_bytes.value) if rule.vram_bytes is None else rule.vram_bytes
     if rule.vram_bytes is not None and rule.vram_bytes > hw.vram_bytes.value and not hypothetical:
@@ -143,7 +151,7 @@ def plan(
             f"{model.id} in {precision} on {hw.id}: dense parts{' and --kv-memory' if pool else ''} need "
             f"{show_bytes(parts.all_bytes)} of {show_bytes(vram_bytes)}; take a smaller model, a lower precision, "
             f"{'less --kv-memory' if pool else 'shorter requests'} or a larger GPU",
-            {**asdict(parts), "vram_bytes": vram_bytes},
+            {**parts.sizes(), "vram_bytes": vram_bytes},
         )
     # Other GPUs hold experts only, besides their own reserve, or as much of what is dense as the first.
     room = [left_bytes] + [left_bytes if several.together else vram_bytes - RESERVE_BYTES] * (n_gpus - 1)
@@ -163,7 +171,7 @@ def plan(
             raise DoesNotFit(
                 f"expert budget, got {rule.described()} ({show_bytes(asked)} on GPU {gpu}): {hw.id} has "
                 f"{show_bytes(has)} left; lower it, or take a larger GPU",
-                {**asdict(parts), "expert_budget_bytes": asked, "vram_bytes": vram_bytes},
+                {**parts.sizes(), "expert_budget_bytes": asked, "vram_bytes": vram_bytes},
             )
     needs_bytes = parts.all_bytes + wanted[0]
     return MemoryPlan(parts, vram_bytes, tuple(wanted), needs_bytes > vram_bytes, needs_bytes)

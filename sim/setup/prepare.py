@@ -17,6 +17,7 @@ from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model
 from sim.profiles.overrides import Overrides, parse_set
 from sim.profiles.stack import load_stack
+from sim.setup.drafting import Drafter
 from sim.setup.kv_pool import check_host_room, demand_of, kv_pool
 from sim.setup.memory import BudgetRule, Demand, check_host, plan
 from sim.setup.options import ARITHMETIC, check_options
@@ -27,6 +28,7 @@ from sim.setup.setup import Setup
 from sim.workload.batching import STATIC
 from sim.workload.learn_split import no_store, requests_of
 from sim.workload.load import load_of
+from sim.workload.scheduler import Scheduler
 from traces.format.catalogue import open_trace
 
 if TYPE_CHECKING:
@@ -173,7 +175,10 @@ def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace
     several = _several_of(spec, hw, model)
     if several.dense == DATA:
         longest = longest[: -(-together // spec.gpus)]  # of the GPU that serves most
+    drafter = Drafter.of(spec)
     demand = Demand(kv_tokens=sum(longest), iteration_tokens=widest, batch=together)
+    if drafter is not None:
+        demand = drafter.demand(demand, spec.precision)
     kv = kv_pool(spec, model, requests)
     if kv is not None:
         demand = demand_of(kv, spec, requests, demand)
@@ -187,6 +192,9 @@ def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace
     store = requests_of(trace, "store")
     setup = Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, load.open_loop)
     setup.clients, setup.labels, setup.kv = load.clients, load.labels, kv
+    setup.drafter = drafter
+    if drafter is not None:
+        setup.labels += tuple(drafter.labels())
     ways = ", ".join(filter(None, (several.unusual, "" if spec.placement is None else "--placement FILE")))
     if ways:
         setup.labels += (f"several GPUs work together by {ways}",)
@@ -205,6 +213,8 @@ def _check_scheduler(setup: Setup) -> None:
     """Raises BadInput where the scheduler lacks what it goes by, or an SLO names a task that no request has."""
     kind, slos = setup.scheduler, setup.slos
     who = f"--scheduler {kind.name}"
+    if kind.passes is not Scheduler.passes and setup.drafter is not None:
+        raise BadInput(f"{who} with --draft: it shares out decode steps of one token each; leave one of them out")
     if "outputs" in kind.needs and not setup.store:
         raise no_store(setup.trace, f"{who} expects of a request what its task put out there")
     if "prices" in kind.needs and not setup.store:

@@ -69,7 +69,7 @@ def _iteration_s(setup: Setup, cost: Cost, iteration: Iteration) -> float:
         layer_s, layer_host_s = layer_s + cost.shared(n).duration_s, layer_host_s + launches.shared.all_s
     for layer in range(setup.model.n_moe_layers):
         counts = list(iteration.chosen(layer).values())
-        gpu_s += layer_s + _experts_s(cost, setup.spec.precision, counts) / n_gpus
+        gpu_s += layer_s + experts_s(cost, setup.spec.precision, counts) / n_gpus
         host_s += layer_host_s + launches.experts_s(len(counts))
     n_dense = sum(cost.n_dense_before)
     if n_dense:
@@ -78,7 +78,7 @@ def _iteration_s(setup: Setup, cost: Cost, iteration: Iteration) -> float:
     return max(gpu_s, host_s)
 
 
-def _experts_s(cost: Cost, precision: str, counts: list[int]) -> float:
+def experts_s(cost: Cost, precision: str, counts: list[int]) -> float:
     """A layer's experts, each for so many tokens."""
     if not cost.launches.grouped:
         return sum(cost.expert(n, precision).duration_s for n in counts)

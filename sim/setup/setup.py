@@ -26,6 +26,7 @@ from sim.policy.policy_file import file_of, without_file
 from sim.profiles.hardware import GPUS
 from sim.profiles.models import PACKAGE as MODELS
 from sim.profiles.stack import PACKAGE as STACKS
+from sim.setup.drafting import Drafter
 from sim.setup.memory import MemoryPlan
 from sim.setup.options import ARITHMETIC, SIMPY
 from sim.setup.profile import profiled
@@ -55,6 +56,7 @@ NEWER: dict[str, Any] = {
     "peer": PER_EXPERT,
     "host_links": APART,
     "dense": GPU0,
+    "draft": None,
 }
 """Fields that specifications did not always have, with what they stand for where they are left out."""
 KV = ("kv_memory_bytes", "kv_page", "preempt")  # of a pool for keys and values
@@ -80,6 +82,7 @@ class Setup:
     labels: tuple[str, ...] = ()  # of the load
     homes: tuple[int, ...] | None = None  # the GPU of each expert, layer by layer; None: dealt round-robin
     kv: KvPool | None = None  # pages for keys and values; None: as many as are ever needed
+    drafter: Drafter | None = None  # of decode steps that verify drafts
     machine: Callable[..., Any] | None = None  # a kind of one's own, in place of those that `engine` names
     run_id: str = ""  # before the policy is bound: binding may fill in parameters that were left to be derived
 
@@ -126,7 +129,8 @@ class Setup:
         honoured = self.open_loop if open_loop is None else open_loop
         scheduler = self.scheduler(self.requests, honoured, self.clients, self.profiled)
         spec, kv = self.spec, None if self.kv is None else KvMemory(self.kv)
-        return Batching(scheduler, spec.batch, kv, spec.prefill_chunk or 0, spec.batching == STATIC)
+        drafts = None if self.drafter is None else self.drafter.drafts(spec, self.hw, self.stack)
+        return Batching(scheduler, spec.batch, kv, spec.prefill_chunk or 0, spec.batching == STATIC, drafts)
 
     @cached_property
     def profiled(self) -> Profiled:
@@ -164,6 +168,8 @@ class Setup:
             terms["batching"] = spec.batching
         if spec.prefill_chunk is not None:
             terms["prefill_chunk"] = spec.prefill_chunk
+        if self.drafter is not None:
+            terms["draft"] = self.drafter.terms(spec.seed, _sha256, _digest)
         if spec.kv_memory_bytes is not None:
             terms |= {name: getattr(spec, name) for name in KV}
         return terms
@@ -243,6 +249,7 @@ class Setup:
         else:
             spec["router"] = self.router.name
         del spec["placement"]  # `resolved` has what it says
+        spec["draft"] = self.batch_terms.get("draft")
         for name, default in NEWER.items():
             if spec[name] == default:  # as it was before there were any
                 del spec[name]
@@ -266,6 +273,7 @@ class Setup:
             hw=_whole(spec.hw, GPUS),
             stack=_whole(spec.stack, STACKS),
             placement=None if spec.placement is None else str(Path(spec.placement).resolve()),
+            draft=None if self.drafter is None else self.drafter.explicit(lambda model: _whole(model, MODELS)),
             arrivals=spec.arrivals if self.arrivals_file is None else str(self.arrivals_file.resolve()),
             model=self.model.id if spec.model is None else _whole(spec.model, MODELS),
             trace=trace.name if _known(trace) else str(trace.path.resolve()),

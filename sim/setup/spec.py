@@ -51,6 +51,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     preempt: str = "recompute"  # what becomes of who makes room: recompute or swap
     batching: str | None = None  # continuous or static; None: continuous
     prefill_chunk: int | None = None  # at most so many tokens run in an iteration; None: a prompt is one of its own
+    draft: str | None = None  # speculative decoding: k=4,acceptance=0.7; None: a token at a time
     slo: dict[str, dict[str, float]] = {}  # task -> limit -> seconds; `*`: all tasks without their own
     unstable: bool = False  # show percentiles of a queue that grows as long as requests come
     split: str = "test"

@@ -61,6 +61,7 @@ class Options(TypedDict, total=False):
     scheduler: str | None  # None: first come, first served
     batching: str | None  # continuous or static; None: continuous
     prefill_chunk: int | None  # at most so many tokens run in an iteration
+    draft: str | None  # speculative decoding: k=4,acceptance=0.7
     arrivals: Name | None  # poisson:RATE, gamma:RATE,CV, closed:CLIENTS, a log, none; None: the trace's
     rate_scale: float
     kv_memory_bytes: int | str | None  # a pool of pages; None: as much as the longest contexts together take

@@ -6,7 +6,7 @@ from sim.workload.scheduler cimport Scheduler
 cdef class Running:
     cdef readonly object request
     cdef public int row
-    cdef readonly int prompt_stop, stop_row
+    cdef readonly int prompt_stop, stop_row, n_drafted
     cpdef start_over(self)
     @cython.locals(row=int, first=int, stop=int)
     cdef Range part(self, int most)
@@ -19,7 +19,8 @@ cdef class Batching:
     cdef readonly object kv
     cdef set _picked_before
     cdef list _running, _prompts, _ending
-    cdef int _n_later, _most_tokens
+    cdef int _n_later, _most_tokens, _n_drafted
+    cdef readonly object drafts
     cdef bint _shares_out, _static
     cdef readonly bint listens
     cdef public double owed_s
@@ -27,8 +28,8 @@ cdef class Batching:
     cdef Running _started(self, double now_s, int n_there)
     @cython.locals(one=Running, anew=bint)
     cdef list _whole(self, double now_s)
-    @cython.locals(n_there=int, left=int, one=Running, part=Range)
+    @cython.locals(n_there=int, left=int, one=Running, part=Range, r=Range)
     cdef list _in_parts(self, double now_s)
-    @cython.locals(running=Running, row=int, over=bint)
+    @cython.locals(running=Running, row=int, over=bint, found=list)
     cdef list _decode(self)
     cdef list _passes(self, list ranges)

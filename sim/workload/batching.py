@@ -7,23 +7,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from sim.base.errors import IllegalDecision
 from sim.workload.iterations import DECODE, PREFILL, Range, RequestInfo
 from sim.workload.kv_memory import KvMemory
 from sim.workload.scheduler import Scheduler
 
+if TYPE_CHECKING:
+    from sim.workload.draft import Drafts
+
 STATIC, CONTINUOUS = "static", "continuous"
 KINDS = (CONTINUOUS, STATIC)
 
 
 class Running:
-    """A request that has a slot: the row of its next token, where its prefill ends, and where its rows end."""
+    """A request that has a slot: the row of its next token, where its prefill ends, and where its rows end.
 
-    __slots__ = ("prompt_stop", "request", "row", "stop_row")
+    Args:
+        n_drafted: tokens that are drafted for each of its decode steps, as long as its answer takes so many.
+    """
 
-    def __init__(self, request: RequestInfo) -> None:
+    __slots__ = ("n_drafted", "prompt_stop", "request", "row", "stop_row")
+
+    def __init__(self, request: RequestInfo, n_drafted: int = 0) -> None:
         self.request = request
+        self.n_drafted = n_drafted
         self.row = request.first_row
         self.prompt_stop = self.row + request.prompt_len
         self.stop_row = self.prompt_stop + request.outputs - 1
@@ -31,7 +40,9 @@ class Running:
     @property
     def next_tokens(self) -> int:
         """Whose keys and values it needs room for in its next iteration; of a prompt, for all of it."""
-        return max(self.row + 1, self.prompt_stop) - self.request.first_row
+        if self.row < self.prompt_stop:
+            return self.prompt_stop - self.request.first_row
+        return min(self.row + 1 + self.n_drafted, self.stop_row) - self.request.first_row
 
     def start_over(self) -> None:
         """Its keys and values are lost: what it has put out is part of its prompt, from which the next token comes."""
@@ -56,6 +67,7 @@ class Batching:
             values, without which nobody starts or goes on; None: there are always enough. most_tokens: at most so many
             run in an iteration: first a token of every request whose prompt is done, then prompts, in parts where they
             do not fit; 0: a prompt runs whole, and alone. static: slots are filled at once, when all of them are free.
+        drafts: how many rows a decode step has, and how many of their tokens are taken; None: one, which is.
     """
 
     def __init__(
@@ -65,8 +77,11 @@ class Batching:
         kv: KvMemory | None = None,
         most_tokens: int = 0,
         static: bool = False,
+        drafts: Drafts | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.drafts = drafts
+        self._n_drafted = 0 if drafts is None else drafts.k
         self.batch = batch
         self.n_running = 0
         self._most_tokens = most_tokens
@@ -145,6 +160,9 @@ class Batching:
         for request in self._ending:
             self.kv.free(request)
         self._ending.clear()
+        if self.drafts is not None:
+            for running in self._running:  # what was held for drafts that were rejected
+                self.kv.give_back(running.request, running.row - running.request.first_row)
 
     def _make_room(self) -> None:
         """A page for the next token of all that run: some may have to go, and if none does some may come back."""
@@ -165,7 +183,7 @@ class Batching:
         if n_there >= self.batch or not self.scheduler.waiting:
             return None
         request = self._picked(now_s)
-        return None if request is None else Running(request)
+        return None if request is None else Running(request, self._n_drafted)
 
     def _whole(self, now_s: float) -> list[Range]:
         """The whole prompt of who comes next; of as many as there are slots, where batches are static."""
@@ -192,7 +210,9 @@ class Batching:
             self._make_room()
         n_there = self.n_running  # also those whose last token it is: they have their slots until it is out
         ranges = self._decode() if self._running else []
-        left = self._most_tokens - len(ranges)
+        left = self._most_tokens
+        for r in ranges:
+            left -= r.stop_row - r.start_row
         unfinished: list[Running] = []
         under_way = deque(self._prompts)
         while left > 0:
@@ -218,14 +238,21 @@ class Batching:
         return self._passes(ranges) if ranges and ranges[len(ranges) - 1].phase == DECODE else ranges
 
     def _decode(self) -> list[Range]:
-        """The next token of every request whose prompt is done; those whose last it is make room."""
-        ranges = []
+        """The next token of every request whose prompt is done, with what is drafted after it; those whose last comes
+        out make room."""
+        ranges: list[Range] = []
         over = False
         for running in self._running:
             row = running.row
-            ranges.append(Range(running.request, row, row + 1, DECODE, row - running.request.first_row))
-            running.row = row + 1
-            if row + 1 == running.stop_row:
+            if self.drafts is None:
+                ranges.append(Range(running.request, row, row + 1, DECODE, row - running.request.first_row))
+                row += 1
+            else:
+                found = self.drafts.step(running.request, row, running.stop_row)
+                ranges += found
+                row = found[len(found) - 1].taken_row
+            running.row = row
+            if row == running.stop_row:
                 over = True
         if over:
             if self.kv is not None:

@@ -3,7 +3,7 @@ cimport cython
 @cython.final
 cdef class Range:
     cdef readonly object request
-    cdef readonly int start_row, stop_row, context
+    cdef readonly int start_row, stop_row, context, n_rejected
     cdef readonly str phase
     cdef readonly bint puts_out
     cdef tuple _fields(self)
@@ -27,7 +27,7 @@ cdef class Iteration:
     cdef readonly Row token
     cdef list _counts, _rows
     cdef object _ids
-    @cython.locals(n_tokens=int, n_prompts=int, n_out=int, r=Range)
+    @cython.locals(n_tokens=int, n_prompts=int, n_out=int, n_rows=int, r=Range)
     cdef _count(self)
     @cython.locals(row=Row, at=int, i=int)
     cpdef dict chosen(self, int layer)

@@ -33,13 +33,22 @@ class RequestInfo(NamedTuple):
 class Range:
     """Rows `[start_row, stop_row)` of one request in one iteration; `context` tokens precede them in the KV cache.
 
-    puts_out: a token of the answer comes out of its last row; not so of a part of a prompt that is not its end.
+    puts_out: a token of the answer comes out of its last row; not so of a part of a prompt that is not its end. With
+    drafts one comes out of each row of a decode range, and those of its last `n_rejected` are not taken (used by the
+    engine alone: no system knows before it has verified them).
     """
 
-    __slots__ = ("context", "phase", "puts_out", "request", "start_row", "stop_row")
+    __slots__ = ("context", "n_rejected", "phase", "puts_out", "request", "start_row", "stop_row")
 
     def __init__(
-        self, request: RequestInfo, start_row: int, stop_row: int, phase: str, context: int, puts_out: bool = True
+        self,
+        request: RequestInfo,
+        start_row: int,
+        stop_row: int,
+        phase: str,
+        context: int,
+        puts_out: bool = True,
+        n_rejected: int = 0,
     ) -> None:
         self.request = request
         self.start_row = start_row
@@ -47,6 +56,12 @@ class Range:
         self.phase = phase
         self.context = context
         self.puts_out = puts_out
+        self.n_rejected = n_rejected
+
+    @property
+    def taken_row(self) -> int:
+        """Where its request goes on: rows whose tokens are rejected run again, as others are drafted or come out."""
+        return self.stop_row - self.n_rejected
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Range):
@@ -57,10 +72,11 @@ class Range:
         return hash(self._fields())
 
     def __repr__(self) -> str:
-        return "Range({!r}, {!r}, {!r}, {!r}, {!r}, {!r})".format(*self._fields())
+        return "Range({!r}, {!r}, {!r}, {!r}, {!r}, {!r}, {!r})".format(*self._fields())
 
-    def _fields(self) -> tuple[RequestInfo, int, int, str, int, bool]:
-        return self.request, self.start_row, self.stop_row, self.phase, self.context, self.puts_out
+    def _fields(self) -> tuple[RequestInfo, int, int, str, int, bool, int]:
+        where = self.start_row, self.stop_row, self.phase, self.context
+        return self.request, *where, self.puts_out, self.n_rejected
 
 
 class Block:
@@ -96,7 +112,7 @@ class Iteration:
 
     `phase` is `prefill` where any token of a prompt runs: decode tokens may run beside it, and each range has a phase
     of its own. Times and hits are counted under `counted`, which is `mixed` then, number `number` of `PHASES`. `n_out`
-    ranges put out a token.
+    tokens come out of it, drafts to be rejected included.
 
     Shapes: n tokens, L MoE layers, K experts per token. Scores are exact integers held in float64 (see FORMAT.md).
     """
@@ -118,11 +134,14 @@ class Iteration:
     def _count(self) -> None:
         n_tokens = n_prompts = n_out = 0
         for r in self.ranges:
-            n_tokens += r.stop_row - r.start_row
+            n_rows = r.stop_row - r.start_row
+            n_tokens += n_rows
+            if r.phase != PREFILL:
+                n_out += n_rows
+                continue
+            n_prompts += 1
             if r.puts_out:
                 n_out += 1
-            if r.phase == PREFILL:
-                n_prompts += 1
         self.n_tokens = n_tokens
         self.n_out = n_out
         self.phase = PREFILL if n_prompts else DECODE
@@ -184,7 +203,7 @@ class Feed:
         if len(ranges) > 1:
             return None
         only: Range = ranges[0]
-        if only.phase != DECODE:
+        if only.phase != DECODE or only.stop_row - only.start_row > 1:
             return None
         row = only.start_row
         block: Block | None = self._blocks.get(only.request.index)

@@ -154,6 +154,13 @@ class KvMemory:
             self.held[request.index] = needs
             self.peak_pages = max(self.peak_pages, self.n_used)
 
+    def give_back(self, request: RequestInfo, n_tokens: int) -> None:
+        """It goes on with so many tokens: pages that others lay in are free."""
+        too_many = self.held[request.index] - self.pool.pages(n_tokens)
+        if too_many > 0:
+            self.held[request.index] -= too_many
+            self.n_free += too_many
+
     def free(self, request: RequestInfo) -> None:
         """It is complete, or has made room: its pages are free."""
         self.n_free += self.held.pop(request.index, 0)

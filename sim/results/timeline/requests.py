@@ -35,7 +35,7 @@ class Present:
         found += self._come(step.end_s)
         for one in step.iteration.ranges:
             request = one.request
-            if one.stop_row == request.first_row + request.prompt_len + request.outputs - 1:
+            if one.taken_row == request.first_row + request.prompt_len + request.outputs - 1:
                 again = self._to_come > 0
                 self._to_come -= again
                 self._running, self._waiting = self._running - 1, self._waiting + again

@@ -28,7 +28,7 @@ TOLD = (
     "hit_definition",
 )
 ASKED = (
-    *("replicas", "router", "scheduler", "batching", "prefill_chunk", "rate_scale", "slo"),
+    *("replicas", "router", "scheduler", "batching", "prefill_chunk", "draft", "rate_scale", "slo"),
     *("kv_memory_bytes", "kv_page", "preempt"),
 )
 DIGESTS = ("arrivals_sha256", "hw_sha256", "model_sha256", "router_sha256", "scheduler_sha256", "stack_sha256")

@@ -54,6 +54,7 @@ class Axes(TypedDict, total=False):
     scheduler: Several
     batching: Several
     prefill_chunk: Several
+    draft: Several  # "k=0/2/4,acceptance=0.7": one for each k
     kv_memory_bytes: Several
     kv_page: Several
     preempt: Several

@@ -41,6 +41,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     scheduler: Several | msgspec.UnsetType = msgspec.UNSET
     batching: Several | msgspec.UnsetType = msgspec.UNSET
     prefill_chunk: Several | msgspec.UnsetType = msgspec.UNSET
+    draft: Several | msgspec.UnsetType = msgspec.UNSET
     split: Several | msgspec.UnsetType = msgspec.UNSET
     link: Several | msgspec.UnsetType = msgspec.UNSET
     hit_definition: Several | msgspec.UnsetType = msgspec.UNSET

@@ -29,7 +29,7 @@ ANY_HW = "rtx3090"
 """A machine to set the run up with: no figure of it has a say in a hit."""
 NO_SAY = ("hw", "link", "stack", "vram_bytes", "expert_cache_bytes", "gpus", "engine", "hit_definition")
 MOST_SHOWN = 10
-VARIED = ("precision", "split", "seed", "batch", "scheduler", "batching", "prefill_chunk")
+VARIED = ("precision", "split", "seed", "batch", "scheduler", "batching", "prefill_chunk", "draft")
 
 
 class Curve(msgspec.Struct, frozen=True):

@@ -80,6 +80,10 @@ def _bound(name: str) -> Cell:
     return cell
 
 
+def _tokens_per_step(row: PointRow) -> object:
+    return None if row.result is None or row.result.draft is None else row.result.draft.tokens_per_step
+
+
 FIRST: list[tuple[str, pa.DataType, Cell]] = [
     ("label", _TEXT, lambda row: row.label),
     ("status", _TEXT, lambda row: row.status),
@@ -112,6 +116,8 @@ LAST: list[tuple[str, pa.DataType, Cell]] = [
 BATCHED: list[tuple[str, pa.DataType, Cell]] = [
     ("batching", _TEXT, _spec("batching")),
     ("prefill_chunk", _INT, _spec("prefill_chunk")),
+    ("draft", _TEXT, _spec("draft")),
+    ("tokens_per_step", _FLOAT, _tokens_per_step),
     ("kv_memory_bytes", _INT, _spec("kv_memory_bytes")),
     ("kv_page", _INT, _of_pool("kv_page")),
     ("preempt", _TEXT, _of_pool("preempt")),

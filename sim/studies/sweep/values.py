@@ -11,12 +11,13 @@ import msgspec
 from sim.base.errors import BadInput
 from sim.base.files import parse_yaml
 from sim.base.units import parse_bytes
+from sim.workload.draft import ks_of
 
 Scalar = bool | int | float | str | None
 
 TEXTS = (
     *("hw", "model", "trace", "precision", "stack", "arrivals", "router", "scheduler", "batching", "split", "link"),
-    *("preempt", "peer", "dense", "placement", "host_links", "hit_definition", "predictor", "engine"),
+    *("draft", "preempt", "peer", "dense", "placement", "host_links", "hit_definition", "predictor", "engine"),
 )
 INTS = ("gpus", "replicas", "batch", "prefill_chunk", "kv_page", "requests", "seed", "experts")
 FRACS = ("cache_frac", "rate_scale")
@@ -51,6 +52,8 @@ def of_text(text: str, name: str, what: str) -> list[Scalar]:
     Raises:
         BadInput: naming `what`, an empty value, or a range without an end.
     """
+    if name == "draft":
+        return list(ks_of(text))
     found: list[Scalar] = []
     for part in text.split(","):
         if not part.strip():
@@ -137,7 +140,7 @@ def of_data(data: Any, name: str, what: str) -> list[Scalar]:
     if isinstance(data, str) and name not in TEXTS:
         return of_text(data, name, what)
     if isinstance(data, str) and name in TEXTS:
-        return [data]
+        return list(ks_of(data)) if name == "draft" else [data]
     if name in TEXTS and data is not None:
         raise BadInput(f"{what}, got {data!r}: a name; quote it")
     if name in INTS and data is not None and (isinstance(data, bool) or not isinstance(data, int)):
