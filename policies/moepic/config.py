@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.common.priority import CHUNK_ROWS, Priorities, places, places_before
-from sim.policy import Gate, Iteration, View
+from sim.policy import PREFILL, Gate, Iteration, Range, View
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -118,6 +118,11 @@ def allocate(
         v, now_s, plans = moved, moved_s, moved_plans
 
 
+def _n_out(r: Range) -> int:
+    """Tokens that come out of a range."""
+    return r.puts_out if r.phase == PREFILL else r.stop_row - r.start_row
+
+
 class Windows:
     """How long a prefetching window can be."""
 
@@ -131,7 +136,7 @@ class Windows:
         """What does not depend on the layer."""
         prices, ranges = self._prices, iteration.ranges
         self._attention_s = math.fsum((r.stop_row - r.start_row) * prices.attention_s(r.context) for r in ranges)
-        self._head_s = iteration.n_out * prices.head_s()
+        self._head_s = sum(_n_out(r) for r in ranges) * prices.head_s()
         self._shared_s = iteration.n_tokens * prices.shared_s()
 
     def longest_s(self, gate: Gate) -> float:

@@ -112,7 +112,7 @@ SPEC_OPTIONS = (
     click.option(
         "--draft",
         metavar="K,ACCEPTANCE",
-        help="Speculative decoding: k=4,acceptance=0.7 (by position 0.8/0.7/...; accepted=FILE), with draft_s=SECONDS or "
+        help="Speculative decoding: k=4,acceptance=0.7 (by position 0.8/0.7/...; accepted=FILE); draft_s=SECONDS or "
         "model=NAME, else n-grams at no cost.",
     ),
     click.option(

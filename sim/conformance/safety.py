@@ -19,10 +19,13 @@ PART = 3
 PAGES = 12
 """Tokens of a KV cache that holds every request, and no two to their ends."""
 
+DRAFT = "k=3,acceptance=0.6,draft_s=1e-5,rejected=elsewhere"
+
 
 def runs(world: World) -> list[Seen]:
     """The settings most rules look at: three budgets, a batch, two GPUs; prompts in parts, alone and beside decode
-    tokens, and several prompts at once; and a request that makes room and is prefilled anew."""
+    tokens, and several prompts at once; a request that makes room and is prefilled anew; and drafts, some of which are
+    taken, with time to draft in."""
     return [
         world.run(world.room(QUARTER)),
         world.run(world.room(HALF)),
@@ -33,6 +36,7 @@ def runs(world: World) -> list[Seen]:
         world.run(world.room(HALF), batch=3, prefill_chunk=PART),
         world.run(world.room(HALF), batch=3, batching=STATIC),
         world.run(world.room(HALF), batch=2, kv_pages=PAGES),
+        world.run(world.room(HALF), batch=2, draft=DRAFT),
     ]
 
 

@@ -24,6 +24,7 @@ from sim.profiles.models import Model, ModelGate
 from sim.profiles.stack import load_stack
 from sim.results.record import plain
 from sim.run import Setup, assemble, fold, run_through
+from sim.setup.drafting import Drafter
 from sim.setup.memory import BudgetRule, Demand, plan
 from sim.setup.spec import RunSpec
 from sim.workload.gate import Arrays
@@ -173,6 +174,7 @@ class World:
         trace: Trace | None = None,
         batching: str | None = None,
         prefill_chunk: int | None = None,
+        draft: str | None = None,
     ) -> Setup:
         """What `sim.setup.prepare` would make of it, for a class that need not be registered."""
         policy = self.kind(**(settings or {}))
@@ -191,6 +193,7 @@ class World:
                 experts=experts,
                 batching=batching,
                 prefill_chunk=prefill_chunk,
+                draft=draft,
             ),
             policy=policy,
             hw=self.hw,
@@ -235,22 +238,25 @@ class World:
         batching: str | None = None,
         prefill_chunk: int | None = None,
         kv_pages: int | None = None,
+        draft: str | None = None,
     ) -> Seen:
         """Run it.
 
         Args:
             pace: the machine is this many times faster than the prices the policy sees. again: a number for runs
                 that must not be shared. hides_later: see `sim.workload.iterations.Arrays`. kv_pages: of one token
-                each; who makes room is prefilled anew.
+                each; who makes room is prefilled anew. draft: as `--draft` has it.
         """
-        together = (batch, batching, prefill_chunk, kv_pages)
+        together = (batch, batching, prefill_chunk, kv_pages, draft)
         key = (experts, tuple(sorted((settings or {}).items())), gpus, together, id(trace), pace, again, hides_later)
         if key not in self._runs:
             self.scenario = _scenario(experts, settings, gpus, batch, trace is not None, pace)
             self.scenario += f", {batching} batching" if batching is not None else ""
             self.scenario += f", {prefill_chunk} tokens an iteration" if prefill_chunk is not None else ""
             self.scenario += f", a KV cache of {kv_pages} tokens" if kv_pages is not None else ""
-            made = self.setup(experts, settings, gpus, batch, trace, batching, prefill_chunk)
+            self.scenario += f", drafts {draft}" if draft is not None else ""
+            made = self.setup(experts, settings, gpus, batch, trace, batching, prefill_chunk, draft)
+            made.drafter = Drafter.of(made.spec)
             if kv_pages is not None:
                 made.kv = KvPool(kv_pages, 1, 1)
             self._runs[key] = observe(made, self.hw, pace, hides_later)

@@ -46,8 +46,8 @@ from sim.workload.iterations import PREFILL, Iteration, RequestInfo
 if TYPE_CHECKING:
     from sim.machine.cost import Cost
     from sim.policy.api import Decisions, Policy
-    from sim.workload.future import Future
     from sim.workload.draft import Drafts
+    from sim.workload.future import Future
     from sim.workload.gate import Arrays
 
 MAX_DECISIONS = 1_000_000
@@ -299,9 +299,8 @@ class Engine:
     def _draft(self, iteration: Iteration) -> None:
         """Tokens are drafted one after the other, on the compute stream; the host reads them before it goes on."""
         assert self.drafts is not None
-        tickets = []
-        for took_s in self.drafts.each_s(iteration):
-            tickets.append(self.machine.predict(took_s, "gpu", False, self.drafts.basis))
+        machine, basis = self.machine, self.drafts.basis
+        tickets = [machine.predict(took_s, "gpu", False, basis) for took_s in self.drafts.each_s(iteration)]
         if self.on_drafting:
             self.obey(self.policy.drafting(iteration, tickets, self.view), "drafting")
         if tickets:

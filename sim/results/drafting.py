@@ -8,7 +8,7 @@ from sim.results.schema import Drafting, Share
 
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork
-    from sim.setup.prepare import Setup
+    from sim.setup.setup import Setup
 
 
 def drafting(setup: Setup, clockwork: Clockwork, h2d_bytes: int) -> Drafting | None:

@@ -15,7 +15,6 @@ from sim.workload.draft import REJECTED, Draft, Drafts, parse_draft, read_accept
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range
 
 if TYPE_CHECKING:
-    from sim.base.quantities import Source
     from sim.profiles.hardware import Hardware
     from sim.profiles.models import Model
     from sim.profiles.stack import Stack
@@ -65,17 +64,11 @@ class Drafter:
 
     def drafts(self, spec: RunSpec, hw: Hardware, stack: Stack) -> Drafts:
         """The decode steps of a run, with their prices."""
-        basis: Source = "assumed"
-        seconds = None
         if self.model is not None:
-            seconds, basis = DraftModel(Cost(hw, self.model, stack, spec.precision)).seconds, "datasheet"
-        elif self.draft.draft_s:
-            each_s = self.draft.draft_s
-
-            def seconds(iteration: Iteration, n_drafted: int) -> list[float]:
-                return [each_s] * n_drafted
-
-        return Drafts(self.draft, spec.seed, self.recorded, seconds, basis)
+            model = DraftModel(Cost(hw, self.model, stack, spec.precision))
+            return Drafts(self.draft, spec.seed, self.recorded, model.seconds, "datasheet")
+        each_s = self.draft.draft_s
+        return Drafts(self.draft, spec.seed, self.recorded, None if not each_s else lambda _, n: [each_s] * n)
 
     def labels(self) -> list[str]:
         """What a reader has to know of the figures."""
@@ -128,12 +121,17 @@ class DraftModel:
         launches = cost.launches
         n_layers, n_dense = model.n_moe_layers, sum(cost.n_dense_before)
         counts = [1] * min(model.n_experts, n * model.top_k)  # no more than its tokens can ask for
-        layer_s = cost.attention(iteration).duration_s + cost.gate(n).duration_s + experts_s(cost, cost.precision, counts)
+        layer_s = (
+            cost.attention(iteration).duration_s + cost.gate(n).duration_s + experts_s(cost, cost.precision, counts)
+        )
         layer_host_s = launches.attention.all_s + launches.gate.all_s + launches.experts_s(len(counts))
         if cost.has_shared:
             layer_s, layer_host_s = layer_s + cost.shared(n).duration_s, layer_host_s + launches.shared.all_s
         gpu_s = n_layers * layer_s + cost.head(n).duration_s
         host_s = n_layers * layer_host_s + launches.head.all_s
         if n_dense:
-            gpu_s, host_s = gpu_s + n_dense * cost.dense_layer(iteration).duration_s, host_s + n_dense * launches.dense.all_s
+            gpu_s, host_s = (
+                gpu_s + n_dense * cost.dense_layer(iteration).duration_s,
+                host_s + n_dense * launches.dense.all_s,
+            )
         return max(gpu_s, host_s)

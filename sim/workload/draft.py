@@ -59,7 +59,9 @@ class Draft:
         """As `--draft` takes it, in one form."""
         said = [f"k={self.k}"]
         if self.acceptance:
-            said.append(f"acceptance={'/'.join(f'{a:g}' if float(f'{a:g}') == a else repr(a) for a in self.acceptance)}")
+            said.append(
+                f"acceptance={'/'.join(f'{a:g}' if float(f'{a:g}') == a else repr(a) for a in self.acceptance)}"
+            )
         said += [f"accepted={self.accepted}"] * (self.accepted is not None)
         said += [f"draft_s={self.draft_s!r}"] * (self.draft_s is not None)
         said += [f"model={self.model}"] * (self.model is not None)
@@ -170,7 +172,9 @@ def read_accepted(path: Path) -> list[list[int]]:
         with path.open(newline="", encoding="utf-8") as file:
             rows = csv.DictReader(file)
             if "accepted" not in (rows.fieldnames or ()):
-                raise BadInput(f"{path}: no column accepted; a CSV with the drafts that each step took, and with request")
+                raise BadInput(
+                    f"{path}: no column accepted; a CSV with the drafts that each step took, and with request"
+                )
             found: dict[str, list[int]] = {}
             for at, row in enumerate(rows):
                 text = row["accepted"] or ""

@@ -39,6 +39,10 @@ class Range(NamedTuple):
     context: int
     puts_out: bool = True  # policies ask; a prompt was one range then
 
+    @property
+    def taken_row(self) -> int:
+        return self.stop_row  # policies ask; nothing was drafted then
+
 
 class Scheduler:
     """Continuous batching, first come first served: a free slot is filled by the next request's prefill, which runs
