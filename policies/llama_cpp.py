@@ -21,10 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import numpy as np
-
-from policies.common.placement import fits_whole
-from sim.policy import DoesNotFit, Evict, Fetch, Gate, Param, Piece, Policy, RunCpu, RunGpu, Steps, Ticket, View
+from policies.common.op_offload import PARAMS, OpOffload
+from sim.policy import DoesNotFit, Gate, Param, Piece, Policy, RunCpu, RunGpu, Steps, View
 
 
 class LlamaCpp(Policy):
@@ -59,33 +57,8 @@ class LlamaCpp(Policy):
             low=0,
             high=4096,
         ),
-        Param(
-            "op_offload",
-            True,
-            "large batches are computed on the GPU, experts copied for the occasion (--no-op-offload switches it off)",
-        ),
-        Param(
-            "op_offload_min_batch",
-            32,
-            "tokens from which a batch is large (GGML_OP_OFFLOAD_MIN_BATCH)",
-            low=0,
-            high=10**9,
-        ),
+        *PARAMS,
         Param("copy_used_only", True, "copy the experts that a batch uses; older versions copied all of a layer"),
-        Param(
-            "ubatch",
-            512,
-            "tokens of a prompt computed at a time (--ubatch-size); each time the experts are copied again",
-            low=1,
-            high=10**9,
-        ),
-        Param(
-            "matrices",
-            3,
-            "weight matrices of an expert, each a tensor and a copy of its own (up, gate, down)",
-            low=1,
-            high=16,
-        ),
     )
     placement: str
     n_gpu_layers: int | None
@@ -96,12 +69,13 @@ class LlamaCpp(Policy):
     ubatch: int
     matrices: int
 
-    def _workspace(self, view: View) -> int:
-        """Experts per GPU kept free for copies: the scheduler holds one tensor (a matrix of every expert) at a time."""
-        return -(-view.n_experts // (self.matrices * view.n_gpus)) if self.op_offload else 0
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+        min_batch = self.op_offload_min_batch if self.op_offload else None
+        self._large = OpOffload(min_batch, self.ubatch, self.matrices, self.copy_used_only)
 
     def min_experts(self, view: View) -> int:
-        return max(1, self._workspace(view))
+        return max(1, self._large.workspace(view))
 
     def initial(self, view: View) -> Iterable[Piece]:
         layers = list(self._layers(view))
@@ -113,7 +87,7 @@ class LlamaCpp(Policy):
         """Layers whose experts are on the GPU, in the order they are placed."""
         if self.placement == "cpu_moe":
             return
-        spare = 0 if fits_whole(view) else self._workspace(view)
+        spare = self._large.spare(view)
         room = [view.capacity_of(gpu) - spare for gpu in range(view.n_gpus)]
         order, asked = range(view.n_layers - 1, -1, -1), None
         if self.placement == "fit":
@@ -145,42 +119,11 @@ class LlamaCpp(Policy):
         )
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
-        n_tokens = min(gate.iteration.n_tokens, self.ubatch)
         if gate.layer in self._on_gpu:
             for expert in gate.needs:
                 yield RunGpu(expert)
-        elif self.op_offload and n_tokens >= self.op_offload_min_batch:
-            yield from self._offload(gate, view)
+        elif self._large.takes(gate.iteration.n_tokens):
+            yield from self._large.steps(gate, view)
         else:
             for expert in gate.needs:
                 yield RunCpu(expert)
-
-    def _offload(self, gate: Gate, view: View) -> Steps:
-        """Matrix by matrix onto the GPU, on the one stream: no copy beside a computation, nothing kept afterwards.
-
-        Expert by expert here, tensor by tensor there: the same copies and computations, one after the other.
-        """
-        last: tuple[Ticket, ...] = ()
-        for expert, n_copies in enumerate(self._copies(gate, view)):
-            for time in range(n_copies):
-                parts = view.matrices(gate.layer, expert, self.matrices)
-                for part in parts:
-                    ticket = yield Fetch(part, after=last)
-                    last = (ticket,)
-                if time == 0 and expert in gate.needs:  # the engine runs an expert once, for the tokens of all ubatches
-                    last = ((yield RunGpu(expert, after=last)),)
-                for part in parts:
-                    yield Evict(part)
-
-    def _copies(self, gate: Gate, view: View) -> list[int]:
-        """How often each expert is copied: once for each `ubatch` that uses it, or for each there is."""
-        n_tokens = gate.iteration.n_tokens
-        if not self.copy_used_only:
-            return [-(-n_tokens // self.ubatch)] * view.n_experts
-        if n_tokens <= self.ubatch:
-            return [int(expert in gate.needs) for expert in range(view.n_experts)]
-        ids, copies = gate.ids, [0] * view.n_experts
-        for start in range(0, n_tokens, self.ubatch):
-            for expert in np.unique(ids[start : start + self.ubatch]).tolist():
-                copies[expert] += 1
-        return copies

@@ -54,6 +54,10 @@ PLAIN: dict[str, dict[str, tuple[dict[str, Any], Any, int]]] = {
     },
 }
 TABLES = {  # policy -> module that holds its table, where the name does not say it
+    "heat": "test_policy_hot_cold",
+    "llama_cpp_lru": "test_policy_hot_cold",
+    "moe_cache": "test_policy_hot_cold",
+    "static_cache": "test_policy_hot_cold",
     "lcp": "test_policy_lcp_mrs",
     "mrs": "test_policy_lcp_mrs",
 }

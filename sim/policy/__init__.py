@@ -30,6 +30,7 @@ from sim.policy.order import FREE, LAST, NEVER, NOT_FOR_PREFETCH, Insertion, Ord
 from sim.policy.outlook import Outlook
 from sim.policy.path_search import EXACT_IN_SINGLE, PathSearch
 from sim.policy.pieces import Piece, Pieces
+from sim.policy.routed_counts import routed_counts
 from sim.policy.tickets import Ticket
 from sim.policy.vector_search import VectorSearch, scaled
 from sim.policy.view import Prices, View
@@ -111,5 +112,6 @@ __all__ = [
     "replaced_in_turn",
     "replacing",
     "requests_of",
+    "routed_counts",
     "scaled",
 ]

@@ -28,6 +28,7 @@ from traces.convert.options import Facts, Options
 from traces.convert.spool import DECODE, PREFILL, Spool
 from traces.convert.text import lines, whole
 from traces.format.layout import MAX_EXPERTS
+from traces.stats.counts import SCHEMA, ExpertCounts
 
 NAME, TITLE, ORIGIN = "llama_csv", "llama-moe-trace CSV (thecodacus' llama.cpp)", "its public code"
 _FIRST = re.compile(rb"-?\d{1,10},\d{1,5}(,\d{1,5})+\r?(\n|$)")
@@ -57,6 +58,32 @@ def read(path: Path, spool: Spool, options: Options) -> Facts:
             f"experts of a batch as if they lay side by side; decode rows are sound.",
         )
     return Facts(expert_order="router", notes=notes)
+
+
+def counts(path: Path, n_experts: int) -> ExpertCounts:
+    """Tokens by layer and expert, as a profile of static placement takes them; prompt rows that are slices left out.
+
+    Raises:
+        BadInput: a row that is none, an expert that the model has not, or no rows.
+    """
+    sliced = _sliced(path, n_experts)
+    found: dict[int, list[int]] = {}
+    for number, position, layer, ids in _rows(path):
+        if position < 0 and sliced:
+            continue
+        row = found.setdefault(layer, [0] * n_experts)
+        for expert in ids:
+            if expert >= n_experts:
+                raise BadInput(
+                    f"{path}:{number}: expert, got {expert}: the model has {n_experts}, 0 to {n_experts - 1}; is the "
+                    "log of this model?"
+                )
+            row[expert] += 1
+    if not found:
+        raise BadInput(f"{path}, got no rows to count: position, layer and the experts in each; record it again")
+    layers = sorted(found)
+    rows = [found[layer] for layer in layers]
+    return ExpertCounts(schema=SCHEMA, model="", source=f"{NAME}: {path.name}", tokens=None, layers=layers, counts=rows)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, int, int, list[int]]]:
