@@ -11,8 +11,8 @@ between the two are helped by nothing.
 Assumed: the one used longest ago makes room; who leaves starts again from no touches; uploads run behind the layer's
 CPU results, beside the layers that follow. Its unit is a matrix: slots, lookups and evictions that it prints are three
 times those here, where an expert is computed in one place and so comes whole. Not modelled: soft mode (its choice of
-layers whose experts all lie on the GPU: `llama_cpp` has those), the reserve of memory (`--vram` and `--reserve` of a
-run), the least size of a unit or slab.
+layers whose experts all lie on the GPU: `llama_cpp` has those), the reserve of memory (a run caps memory by
+`--vram`), the least size of a unit or slab.
 
 Several GPUs: a pool on each, for its own experts.
 """
