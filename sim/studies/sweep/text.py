@@ -30,7 +30,7 @@ def answer(rows: Sequence[PointRow], found: Summary) -> str:
         return "only bounds ran" if any(row.result is not None for row in rows) else "nothing ran"
     first = min((group.best for group in groups if group.best is not None), key=lambda row: speed(_of(row)))
     if len(groups) == 1:
-        return _lead(groups[0], found) + _kept(groups, found)
+        return _lead(groups[0], found) + _pays(first, groups) + _kept(groups, found)
     names = Counter(title(row, found) for group in groups if (row := group.best) is not None)
     (most, n), *others = names.most_common()
     of = f"{len(groups)} settings of {', '.join(_word(name) for name in found.by)}"
@@ -46,7 +46,27 @@ def answer(rows: Sequence[PointRow], found: Summary) -> str:
         text += f"; told apart from the next in {apart or 'none'} of them"
     where = ", ".join(f"{_word(key)} {value}" for key, value in _settings(first, found.by))
     text += f"; least of all {show_seconds(speed(_of(first)))} {ranked_by(first)}: {title(first, found)} ({where})"
-    return text + _kept(groups, found)
+    return text + _pays(first, groups) + _kept(groups, found)
+
+
+def _pays(best: PointRow, groups: Sequence[Group]) -> str:
+    """Whether drafts pay for the fastest, where the same ran without any."""
+    alike = _but_for_drafts(best)
+    every = [row for group in groups for row in group.systems if _but_for_drafts(row) == alike]
+    without = next((row for row in every if not _drafts(row)), None)
+    if without is None or not any(_drafts(row) for row in every):
+        return ""
+    if not _drafts(best):
+        return "; drafts do not pay there"
+    return f"; drafts pay there: {ratio(without, best):.2f}x as fast as without"
+
+
+def _drafts(row: PointRow) -> bool:
+    return _of(row).draft is not None
+
+
+def _but_for_drafts(row: PointRow) -> dict[str, Any]:
+    return {**settings_of(row), "draft": None}
 
 
 def _kept(groups: Sequence[Group], found: Summary) -> str:
