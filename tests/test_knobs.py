@@ -55,6 +55,8 @@ PLAIN: dict[str, dict[str, tuple[dict[str, Any], Any, int]]] = {
 }
 TABLES = {  # policy -> module that holds its table, where the name does not say it
     "heat": "test_policy_hot_cold",
+    "moe_speq": "test_policy_drafted",
+    "sp_moe": "test_policy_drafted",
     "llama_cpp_lru": "test_policy_hot_cold",
     "moe_cache": "test_policy_hot_cold",
     "static_cache": "test_policy_hot_cold",

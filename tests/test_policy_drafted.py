@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from cpu_bench import seeded
 from easy_numbers import Run, execute_easy, setup
 from tiny_traces import from_rows
 
@@ -69,6 +70,35 @@ def test_what_is_named_is_not_replaced_by_what_is_named_later(tmp_path: Path) ->
     assert seen.prefetched()["cancelled"] == 1
     refused = replay(MoeSpeq(predictor="surrogate:1", ahead=2), tmp_path, room=1)
     assert refused.prefetched()["refused"] >= 1
+
+
+KNOBS: dict[Any, dict[str, tuple[dict[str, Any], Any]]] = {
+    SpMoe: {
+        "cutoff": ({}, 3),
+        "predictor": ({}, "surrogate:0"),
+        "best": ({}, 2),
+        "seed": ({"predictor": "surrogate:0.5"}, 1),
+    },
+    MoeSpeq: {
+        "predictor": ({}, "surrogate:0.5"),
+        "ahead": ({}, 1),
+        "seed": ({"predictor": "surrogate:0.5"}, 1),
+    },
+}
+
+
+@pytest.mark.parametrize(("kind", "knob"), [(kind, knob) for kind, knobs in KNOBS.items() for knob in knobs])
+def test_every_parameter_matters(kind: Any, knob: str, tmp_path: Path) -> None:
+    beside, other = KNOBS[kind][knob]
+    with seeded(tmp_path, n_experts=8) as trace:
+        logs = []
+        for settings in (beside, beside | {knob: other}):
+            made = setup(kind(**settings), trace, 20)
+            made.spec = msgspec.structs.replace(made.spec, draft="k=2,acceptance=0.7,draft_s=3")
+            made.drafter = Drafter.of(made.spec)
+            seen = execute_easy(made)
+            logs.append((seen.log, seen.spans))
+    assert logs[0] != logs[1]
 
 
 @pytest.mark.parametrize("kind", [SpMoe, MoeSpeq])
