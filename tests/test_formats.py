@@ -179,6 +179,19 @@ def test_every_mix_lies_between_its_types(name: str) -> None:
     assert all(size % 2 == 0 for size in model.expert_bytes_by_layer(name))
 
 
+def test_a_file_measured_as_a_whole_is_shared_out() -> None:
+    model = load_model("qwen3.6-35b")
+    assert model.routed_bytes("ud-q4_k_xl") / 2**30 == pytest.approx(18.3, abs=0.001)
+    assert model.dense_bytes("ud-q4_k_xl") == 2.75 * 2**30
+    share = model.attention_bytes("ud-q4_k_xl") / model.dense_bytes("ud-q4_k_xl")
+    assert share == pytest.approx(model.attention_params() / model.dense_params(), rel=1e-6)
+    following = load_model("qwen3.8-flash-next")
+    parts = following.routed_bytes, following.dense_bytes, following.host_bytes
+    assert sum(part("ud-q4_k_xl") for part in parts) / 2**30 == pytest.approx(103.7, abs=0.05)
+    with pytest.raises(BadInput, match="got 'ud-q4_k_xl': no rule gives its bytes, and none are known; take 'q4_k_m'"):
+        load_model("qwen3-30b").expert_bytes("ud-q4_k_xl")
+
+
 def test_encoder_decoder_models_have_no_such_files(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(BadInput, match=r"got 'q4_k_m': a file of llama\.cpp.*take 'q4_k', one type"):
         load_model("switch-base-8").expert_bytes("q4_k_m")

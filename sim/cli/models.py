@@ -13,7 +13,7 @@ from sim.base.units import show_bytes, show_frac
 from sim.cli.say import say
 from sim.profiles import find as profiles
 from sim.profiles.geometry import BITS_PER_PARAM, PLAIN
-from sim.profiles.gguf import MIXES
+from sim.profiles.gguf import BLOCKS, MIXES
 from sim.profiles.models import PACKAGE, Model, load_model, model_names
 from sim.profiles.overrides import parse_set
 
@@ -91,6 +91,7 @@ def _details(model: Model) -> dict[str, Any]:
                 "routed": model.routed_bytes(precision),
                 "dense": model.dense_bytes(precision),
                 "all_miss_per_token": model.all_miss_bytes_per_token(precision),
+                **({"expert_by_layer": model.expert_bytes_by_layer(precision)} if precision in MIXES else {}),
             }
             for precision in _precisions(model)
         },
@@ -127,8 +128,8 @@ def _page(model: Model) -> str:
     known = _precisions(model)
     sizes = [
         _sizes(model, "bytes", [name for name in known if name in PLAIN]),
-        _sizes(model, "GGUF block types", [name for name in known if name not in PLAIN and name not in MIXES]),
-        _sizes(model, "GGUF files", [name for name in known if name in MIXES]),
+        _sizes(model, "GGUF block types", [name for name in known if name in BLOCKS and name not in PLAIN]),
+        _sizes(model, "GGUF files", [name for name in known if name not in BLOCKS and name not in PLAIN]),
     ]
     parts = table("one layer, bf16", "bytes")
     parts.add_row("attention", show_bytes(model.attention_bytes()))
@@ -167,26 +168,37 @@ def _page(model: Model) -> str:
 
 
 def _precisions(model: Model) -> list[str]:
-    """Those the model can be asked for in: llama.cpp has no files of encoder-decoder models."""
-    return [name for name in BITS_PER_PARAM if model.encoder is None or name not in MIXES]
+    """Those the model can be asked for in: llama.cpp has no files of encoder-decoder models, others are of some."""
+    mixes = list(MIXES) if model.encoder is None else []
+    listed = [stored.precision for stored in model.formats]
+    return [name for name in BITS_PER_PARAM if name in {*PLAIN, *BLOCKS, *mixes, *listed}]
 
 
 def _sizes(model: Model, title: str, precisions: list[str]) -> Table:
     """Bytes in each precision; bits of one weight of an expert as they come out for this model."""
-    sizes = table(title, "bits/param", "expert", "all routed", "everything else", "total", "all-miss per token")
+    mixed = any(name in MIXES for name in precisions)
+    titles = ["bits/param", "expert", *(["by layer"] if mixed else []), "all routed", "everything else", "total"]
+    sizes = table(title, *titles, "all-miss per token")
     for precision in precisions:
         routed, dense = model.routed_bytes(precision), model.dense_bytes(precision)
         bits = BITS_PER_PARAM[precision] if precision in PLAIN else 8 * routed / model.routed_params()
         sizes.add_row(
             precision + (" (released)" if precision == model.native_precision else ""),
-            f"{bits:.4g}" if precision in MIXES else f"{bits:g}",
+            f"{bits:g}" if precision in PLAIN or precision in BLOCKS else f"{bits:.4g}",
             show_bytes(model.expert_bytes(precision)),
+            *([_by_layer(model, precision)] if mixed else []),
             show_bytes(routed),
             show_bytes(dense),
             show_bytes(routed + dense),
             show_bytes(model.all_miss_bytes_per_token(precision)),
         )
     return sizes
+
+
+def _by_layer(model: Model, precision: str) -> str:
+    """The smallest and the largest expert, where layers differ."""
+    sizes = model.expert_bytes_by_layer(precision)
+    return "-" if min(sizes) == max(sizes) else f"{show_bytes(min(sizes))} .. {show_bytes(max(sizes))}"
 
 
 def _files(model: Model) -> Table:

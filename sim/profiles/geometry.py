@@ -31,6 +31,7 @@ BITS_PER_PARAM: dict[str, float] = {
     **PLAIN,
     **{name: bits_of_block(name) for name in BLOCKS if name not in PLAIN},
     **{name: bits_of_mix(name) for name in MIXES},
+    "ud-q4_k_xl": 4.875,  # its maker (Unsloth) chose matrix by matrix: known of the models that list it in `formats`
 }
 """Every precision. Of a mix, the bits of an expert where half of the layers are given more; its bytes are exact."""
 
@@ -86,7 +87,9 @@ class StoredAs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     source: str
     expert_bytes: Count = 0  # 0: as the precision's own bits say
     dense: str  # precision of everything else
+    dense_bytes: Count = 0  # of everything else, where it was measured; 0: as `dense` says
     embedding: str = ""  # of input embedding and head, where they have one of their own
+    tables: str = ""  # of tables in host memory, where they have one of their own
 
 
 class Parts(NamedTuple):
@@ -353,7 +356,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def host_bytes(self, precision: str = "bf16") -> int:
         """Bytes of the tables that stay in host memory beside the experts; of a mix, in the type of its embedding."""
-        dense = [stored.dense for stored in self.formats if stored.precision == precision]
+        dense = [stored.tables or stored.dense for stored in self.formats if stored.precision == precision]
         if dense:
             precision = dense[0]
         elif precision in MIXES:
@@ -433,13 +436,16 @@ def parts_of(model: Geometry, precision: str) -> Parts | None:
     """Bytes by part, or None where every parameter takes the precision's own bits.
 
     Raises:
-        BadInput: a llama.cpp file of an encoder-decoder model, for which it has no such files.
+        BadInput: a llama.cpp file of an encoder-decoder model, for which it has no such files; a file that only some
+            models list.
     """
     for stored in model.formats:
         if stored.precision == precision:
             return _released(model, stored)
     if precision not in MIXES:
-        return None
+        if precision in PLAIN or precision in BLOCKS or precision not in BITS_PER_PARAM:
+            return None
+        raise BadInput(f"precision, got {precision!r}: no rule gives its bytes, and none are known; take 'q4_k_m'")
     if model.encoder is not None:
         raise BadInput(
             f"precision, got {precision!r}: a file of llama.cpp, which has none of encoder-decoder models; "
@@ -470,14 +476,20 @@ def _released(model: Geometry, stored: StoredAs) -> Parts:
     expert = stored.expert_bytes or plain.expert_bytes(stored.precision)
     ends = stored.embedding or stored.dense
     two = plain.embedding_params() + plain.head_params()
+    dense = bytes_of(plain.dense_params() - two, stored.dense) + bytes_of(two, ends)
+    whole = stored.dense_bytes or dense
+
+    def share(n_bytes: int) -> int:  # of what was measured as a whole, each part has the share that the types give it
+        return -(-n_bytes * whole // dense)
+
     return Parts(
         expert=expert,
         routed=(model.n_moe_layers + model.n_encoder_moe_layers) * model.n_experts * expert,
-        shared=plain.shared_expert_bytes(stored.dense),
-        attention=plain.attention_bytes(stored.dense),
-        gate=plain.gate_bytes(stored.dense),
-        dense_ffn=plain.dense_ffn_bytes(stored.dense),
-        embedding=plain.embedding_bytes(ends),
-        head=plain.head_bytes(ends),
-        dense=bytes_of(plain.dense_params() - two, stored.dense) + bytes_of(two, ends),
+        shared=share(plain.shared_expert_bytes(stored.dense)),
+        attention=share(plain.attention_bytes(stored.dense)),
+        gate=share(plain.gate_bytes(stored.dense)),
+        dense_ffn=share(plain.dense_ffn_bytes(stored.dense)),
+        embedding=share(plain.embedding_bytes(ends)),
+        head=share(plain.head_bytes(ends)),
+        dense=whole,
     )

@@ -132,6 +132,7 @@ def _check(model: Model, where: str) -> None:
     for stored in model.formats:
         named += [("formats.precision", stored.precision), ("formats.dense", stored.dense)]
         named += [("formats.embedding", stored.embedding)] if stored.embedding else []
+        named += [("formats.tables", stored.tables)] if stored.tables else []
     for field, precision in named:
         require(precision in BITS_PER_PARAM, f"{field}, got {precision!r}", "known: " + ", ".join(BITS_PER_PARAM))
     others = tuple(layer for other in model.other_attention for layer in other.layers)

@@ -10,6 +10,7 @@ from msgspec import structs
 from sim.base.lanes import WAITED_FOR
 from sim.base.units import show_bytes, show_count, show_flops, show_frac, show_rate, show_seconds
 from sim.engine.counts import CLASSES
+from sim.profiles.gguf import MIXES
 from sim.results.by_layer_text import lines
 from sim.results.load_text import under_load
 from sim.results.scheduler_text import scheduler_line
@@ -318,11 +319,12 @@ def _memory(result: Result) -> Table:
     budget, peak = sum(result.expert_budget_bytes), sum(result.peak_expert_bytes)
     n_whole = sum(n_bytes // size for n_bytes in result.expert_budget_bytes)
     n_all = shape.layers * shape.experts
+    mean = " (a mean: layers differ)" if result.precision in MIXES else ""
     where = f" over {result.gpus} GPUs" if result.gpus > 1 else ""
     rows.add_row(
         "expert budget",
         f"{show_bytes(budget)}{where}: {n_whole:,} of {n_all:,} whole experts of "
-        f"{show_bytes(size)}; {show_bytes(budget - peak)} never used",
+        f"{show_bytes(size)}{mean}; {show_bytes(budget - peak)} never used",
     )
     peak_vram = f"{show_bytes(result.peak_vram_bytes)} of {show_bytes(memory.vram_bytes)}"
     items = (
