@@ -58,18 +58,17 @@ EMPTY = -1
 GATHER_TRAFFIC = 2.0  # a copy inside the GPU reads and writes its memory
 
 
-def bandwidths(prices: Prices, expert_bytes: int, overlapped: bool) -> tuple[float, float]:
-    """Bytes per second at which the CPU computes experts of one token, and the link brings them; both at once, or each
-    alone."""
+def seconds(prices: Prices, overlapped: bool) -> tuple[float, float]:
+    """What a token of an expert takes on the CPU, and its copy: both at once, or each alone (bytes over bandwidth)."""
     slower_cpu, slower_copy = prices.slower_together() if overlapped else (1.0, 1.0)
-    return expert_bytes / (prices.cpu_s(1) * slower_cpu), expert_bytes / (prices.copy_s() * slower_copy)
+    return prices.cpu_s(1) * slower_cpu, prices.copy_s() * slower_copy
 
 
-def fetch_fraction(cpu_bytes_per_s: float, pcie_bytes_per_s: float, overlapped: bool) -> float:
+def fetch_fraction(cpu_s: float, copy_s: float, overlapped: bool) -> float:
     """f, the share of missing experts that is fetched (`load_hybrid_fetch_fraction`)."""
     if overlapped:
-        return min(1.0, pcie_bytes_per_s / (pcie_bytes_per_s + cpu_bytes_per_s))
-    return min(1.0, pcie_bytes_per_s / cpu_bytes_per_s)
+        return cpu_s / (cpu_s + copy_s) if cpu_s + copy_s > 0.0 else 0.0
+    return cpu_s / copy_s if cpu_s < copy_s else 1.0
 
 
 def n_fetched(n_missing: int, fraction: float) -> int:
@@ -228,13 +227,13 @@ class FreeToken(Policy):
 
     def _choose(self, view: View) -> None:
         """Which backend runs, and how it shares what is missing out."""
-        alone = bandwidths(view.prices, view.expert_bytes, overlapped=False)
+        cpu_s, copy_s = seconds(view.prices, overlapped=False)
         measured = self.profile != "none"
         self._hybrid = self.backend == "hybrid"
         if self.backend == "auto":
-            self._hybrid = measured and alone[0] > self.threshold * alone[1]
+            self._hybrid = measured and copy_s > self.threshold * cpu_s
         overlapped = self.profile == "overlapped"
-        pair = bandwidths(view.prices, view.expert_bytes, overlapped) if overlapped else alone
+        pair = seconds(view.prices, overlapped)
         self._fraction = fetch_fraction(*pair, overlapped) if measured else 0.0
         self._cap = self.max_fetch if self.max_fetch is not None or measured else 1
 

@@ -19,18 +19,21 @@ from sim.base.errors import BadInput
 
 def test_the_fraction_of_measured_machines():
     # FreeToken #232, TR PRO 5955WX + RTX 4090: 54.0 and 23.9 GB/s together, 63.8 and 24.9 alone.
-    assert fetch_fraction(54.0e9, 23.9e9, overlapped=True) == pytest.approx(23.9 / 77.9)
-    assert fetch_fraction(63.8e9, 24.9e9, overlapped=False) == pytest.approx(0.3903, abs=1e-4)
+    assert fetch_fraction(1 / 54.0, 1 / 23.9, overlapped=True) == pytest.approx(23.9 / 77.9)
+    assert fetch_fraction(1 / 63.8, 1 / 24.9, overlapped=False) == pytest.approx(0.3903, abs=1e-4)
     # FreeToken #436, EPYC 7302 + RTX PRO 4000: 21.89 and 8.41 together; its log says "auto split 27.8 %".
-    assert round(fetch_fraction(21.89e9, 8.41e9, overlapped=True), 3) == 0.278
-    assert fetch_fraction(10.0, 20.0, overlapped=False) == 1.0
+    assert round(fetch_fraction(1 / 21.89, 1 / 8.41, overlapped=True), 3) == 0.278
+    assert fetch_fraction(1 / 10, 1 / 20, overlapped=False) == 1.0
+    # What takes no time is done at once: nothing to fetch for, and all of it.
+    assert [fetch_fraction(0.0, copy_s, True) for copy_s in (0.0, 1.0)] == [0.0, 0.0]
+    assert [fetch_fraction(cpu_s, 0.0, both) for cpu_s, both in ((1.0, True), (1.0, False), (0.0, False))] == [1.0] * 3
 
 
 def test_q_by_hand():
     # f = 23.9 / 77.9 = 0.307. Of 2: q = 0 costs 2 x 0.307, q = 1 costs 0.693: all on the CPU. Of 3: 0.92 against 0.693.
-    f = fetch_fraction(54.0, 23.9, overlapped=True)
+    f = fetch_fraction(1 / 54.0, 1 / 23.9, overlapped=True)
     assert [n_fetched(m, f) for m in range(11)] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3]
-    slow_link = fetch_fraction(21.89, 8.41, overlapped=True)  # of 6: q = 1 costs 1.39, q = 2 1.44
+    slow_link = fetch_fraction(1 / 21.89, 1 / 8.41, overlapped=True)  # of 6: q = 1 costs 1.39, q = 2 1.44
     assert [n_fetched(m, slow_link) for m in range(11)] == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 3]
     # #232 counts 1.07 fetched and 3.19 computed on the CPU per layer, of 4.26 missing on average.
     assert n_fetched(4, f) / 4 == pytest.approx(1.07 / 4.26, abs=0.002)
