@@ -7,10 +7,12 @@ import pytest
 from cli_help import moesim, simulated
 
 from sim.base.errors import BadInput, DoesNotFit
+from sim.machine.cost import Cost
 from sim.profiles.geometry import BITS_PER_PARAM, PLAIN, StoredAs, bytes_of
 from sim.profiles.gguf import BLOCKS, MIXES, Mixed, stored
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model, model_names
+from sim.profiles.stack import load_stack
 from sim.setup.memory import check_host
 
 # (weights, bytes) of a block: the static_asserts of ggml-org/llama.cpp ggml/src/ggml-common.h.
@@ -136,6 +138,13 @@ def test_layers_of_other_attention_by_hand() -> None:
     assert model.kv_bytes_per_token_per_layer() == 10 * 2 * 2 * 256 * 2 // 40
     keys = model.attention_flops(1, 1000) - model.attention_flops(1, 0)
     assert keys == 2 * 1000 * 10 * 16 * 2 * 256 / 40
+    priced = Cost(load_hardware("rtx3090"), model, load_stack("bare"), "q4_k_m").attention.__self__
+    assert priced.key_flops == 10 * 16 * 2 * 256 / 40
+    pytest.importorskip("torch", reason="the `torch` extra is not installed")
+    from sim.real.weights.weights import check_supported
+
+    with pytest.raises(BadInput, match=r"--real, got --model qwen3\.6-35b-a3b: layers of other attention"):
+        check_supported(model, "bf16")
     # The file of this model is as large as llama-bench prints it, to the byte.
     assert model.routed_bytes("q4_k_m") + model.dense_bytes("q4_k_m") == 21_155_768_832
 

@@ -341,6 +341,18 @@ def test_hf_config_is_refused(tmp_path: Path, changes: dict[str, Any], message: 
 
 SMALL = {"hidden_size": 96, "num_attention_heads": 6, "vocab_size": 101}
 MLA = {"kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 16}
+NETS = {
+    "num_hidden_layers": 5,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "mixtral": (
         "Mixtral",
@@ -456,6 +468,41 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
         },
         (1, 2),
     ),
+    "glm4_moe_lite": (
+        "Glm4MoeLite",
+        {
+            **SMALL,
+            **MLA,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 6,
+            "n_routed_experts": 8,
+            "moe_intermediate_size": 40,
+            "intermediate_size": 88,
+            "q_lora_rank": 20,
+        },
+        (1, 2),
+    ),
+    "qwen3_next": ("Qwen3Next", {**SMALL, **NETS, "shared_expert_intermediate_size": 24}, (0, 1, 2, 3, 4)),
+    "qwen3_5_moe_text": ("Qwen3_5Moe", {**SMALL, **NETS, "shared_expert_intermediate_size": 24}, (0, 1, 2, 3, 4)),
+    "gemma4_text": (
+        "Gemma4",
+        {
+            **SMALL,
+            "num_hidden_layers": 6,
+            "num_key_value_heads": 3,
+            "num_global_key_value_heads": 2,
+            "head_dim": 16,
+            "global_head_dim": 24,
+            "intermediate_size": 88,
+            "moe_intermediate_size": 40,
+            "num_experts": 8,
+            "top_k_experts": 2,
+            "enable_moe_block": True,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+        },
+        (0, 1, 2, 3, 4, 5),
+    ),
     "llama4_text": (
         "Llama4",
         {
@@ -495,7 +542,7 @@ def test_hf_config_counts_as_its_class(tmp_path: Path, kind: str) -> None:
     transformers = pytest.importorskip("transformers", reason="the `torch` extra is not installed")
     torch = pytest.importorskip("torch", reason="the `torch` extra is not installed")
     name, settings, moe_layers = ARCHITECTURES[kind]
-    suffix = {"Llama4": "TextConfig"}.get(name, "Config")
+    suffix = "TextConfig" if kind.endswith("_text") else "Config"
     head = {"SwitchTransformers": "ForConditionalGeneration"}.get(name, "ForCausalLM")
     config = getattr(transformers, name + suffix)(**settings)
     with torch.device("meta"):
@@ -504,6 +551,71 @@ def test_hf_config_counts_as_its_class(tmp_path: Path, kind: str) -> None:
     model = load_model(tmp_path)
     assert model.total_params() == reference.num_parameters()
     assert model.moe_layer_ids == moe_layers
+
+
+# As published: nvidia/Qwen3.6-35B-A3B-NVFP4 and google/gemma-4-26B-A4B, what the reader uses of their text_config.
+PUBLISHED = {
+    "qwen3.6-35b-a3b": {
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "full_attention_interval": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "vocab_size": 248320,
+    },
+    "gemma-4-26b-a4b": {
+        "model_type": "gemma4_text",
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "global_head_dim": 512,
+        "head_dim": 256,
+        "hidden_size": 2816,
+        "intermediate_size": 2112,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
+        "moe_intermediate_size": 704,
+        "num_attention_heads": 16,
+        "num_experts": 128,
+        "num_global_key_value_heads": 2,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+        "top_k_experts": 8,
+        "vocab_size": 262144,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_catalogue_is_what_the_published_configuration_gives(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5_moe", "text_config": PUBLISHED[name]}))
+    ours, theirs = (msgspec.to_builtins(model) for model in (load_model(name), load_model(tmp_path)))
+    differ = {key for key in ours if ours[key] != theirs[key]}
+    assert differ <= {"id", "name", "hf_id", "aliases", "source", "note", "gate", "published", "formats"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"enable_moe_block": False}, r"enable_moe_block, got false: a model without experts"),
+        ({"hidden_size_per_layer_input": 64}, r"hidden_size_per_layer_input: embeddings per layer"),
+        ({"layer_types": ["full_attention"]}, r"layer_types, got .*: a word for each of 30 layers"),
+    ],
+)
+def test_configurations_that_no_reader_covers(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["gemma-4-26b-a4b"] | changes))
+    with pytest.raises(BadInput, match=message):
+        load_model(tmp_path)
 
 
 # Command line --------------------------------------------------------------------------------------------------------

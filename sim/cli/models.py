@@ -228,6 +228,9 @@ def _geometry(model: Model) -> list[tuple[str, str]]:
     heads = f"{model.n_heads} heads, {model.n_kv_heads} KV heads of {model.head_dim}"
     if model.mla:
         heads = f"{model.n_heads} heads, latent of {model.mla.kv_lora_rank} + {model.mla.qk_rope_head_dim} per token"
+    if model.other_attention:
+        kinds = " and ".join(str(len(other.layers)) for other in model.other_attention)
+        heads += f"; shapes of their own in {kinds} of {model.n_layers} layers"
     rows = [
         ("layers", f"{model.n_layers}, {model.n_moe_layers} with experts"),
         ("experts", f"{model.n_experts} per layer, top {model.top_k}"),

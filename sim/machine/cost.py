@@ -194,7 +194,7 @@ class Cost:
             4 * self.activation_bytes(1),
             self._key_share * model.kv_bytes_per_token_per_layer(self._kv_precision()),
             self._share * model.attention_params(),
-            self._share * (model.n_heads * model.width_per_key()),
+            self._share * model.products_per_key(),
             math.inf if measured is None else measured[1] * SIX_DIGITS,
             lambda at: self.measured.check("attention", at, "positions attended to", measured),
         )

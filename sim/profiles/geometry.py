@@ -418,11 +418,13 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         MLA is counted in its absorbed form, which reads the cached latent directly. Cross-attention counts its
         projections only, because the encoder's length is not an argument.
         """
-        products = self.n_heads * self.width_per_key()
-        if self.other_attention:
-            others = sum(len(other.layers) * (other.products_per_key - products) for other in self.other_attention)
-            products += -(others // -self.n_layers)
-        return 2 * n_tokens * (self.attention_params() + products * context_tokens)
+        return 2 * n_tokens * (self.attention_params() + self.products_per_key() * context_tokens)
+
+    def products_per_key(self) -> int:
+        """Products of one token with one key and its value, all heads; the mean over layers, rounded up."""
+        own = self.n_heads * self.width_per_key()
+        others = sum(len(other.layers) * (other.products_per_key - own) for other in self.other_attention)
+        return own + -(others // -self.n_layers)
 
     def width_per_key(self) -> int:
         """Products of one head of one token with one key and its value."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.profiles.hf_config import Config
+from sim.profiles.model_hf_hybrid import gated_delta_nets, gemma4
 
 Fields = dict[str, Any]
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -24,7 +25,9 @@ def from_hf_config(data: Fields, where: str) -> Fields:
         BadInput: an architecture not in the table, or a field it needs is missing.
     """
     kind = data.get("model_type")
-    if kind in ("llama4", "mistral3", "qwen3_vl_moe") and isinstance(data.get("text_config"), dict):
+    if kind in ("llama4", "mistral3", "qwen3_vl_moe", "qwen3_5_moe", "gemma4") and isinstance(
+        data.get("text_config"), dict
+    ):
         outer, data = data, data["text_config"]
         data = {**data, "_name_or_path": outer.get("_name_or_path") or data.get("_name_or_path")}
         kind = data.get("model_type", kind)
@@ -207,6 +210,28 @@ def _deepseek_v3(config: Config) -> Fields:
     return _deepseek_mla(Config({**config.data, **fixed}, config.where))
 
 
+def _glm4_moe_lite(config: Config) -> Fields:
+    kinds = config.get("mlp_layer_types", default=None)
+    n_dense = kinds.count("dense") if isinstance(kinds, list) else config.count("first_k_dense_replace", default=1)
+    if isinstance(kinds, list) and kinds[:n_dense] != ["dense"] * n_dense:
+        raise BadInput(f"{config.where}: mlp_layer_types: dense layers are known at the start only; use a model file")
+    return _deepseek_v3(Config({**config.data, "first_k_dense_replace": n_dense}, config.where))
+
+
+def _hybrid_qwen(config: Config) -> Fields:
+    common = _common(config) | {"dense_layers": _sparse_steps(config)}
+    return (
+        common
+        | gated_delta_nets(config, common)
+        | {"dense_intermediate_size": config.count("intermediate_size", default=0)}
+    )
+
+
+def _gemma4(config: Config) -> Fields:
+    common = _common(config)
+    return common | gemma4(config, common)
+
+
 def _glm4_moe(config: Config) -> Fields:
     ffn = _deepseek_ffn(Config({**config.data, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}, config.where))
     qk_norm = "head" if config.flag("use_qk_norm") else "none"
@@ -277,6 +302,10 @@ READERS: dict[str, Callable[[Config], Fields]] = {
     "deepseek_v2": _deepseek_mla,
     "deepseek_v3": _deepseek_v3,
     "glm4_moe": _glm4_moe,
+    "glm4_moe_lite": _glm4_moe_lite,
+    "qwen3_next": _hybrid_qwen,
+    "qwen3_5_moe_text": _hybrid_qwen,
+    "gemma4_text": _gemma4,
     "llama4_text": _llama4,
     "switch_transformers": _switch,
 }

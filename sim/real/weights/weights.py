@@ -28,6 +28,10 @@ def check_supported(model: Model, precision: str) -> None:
         raise BadInput(f"--real, got --precision {precision}: real kernels here take {', '.join(TORCH_TYPES)}{out}")
     if model.encoder is not None:
         raise BadInput(f"--real, got --model {model.id}: an encoder is not carried out, only decoders are{out}")
+    if model.other_attention or model.extra_params or model.host_params:
+        raise BadInput(
+            f"--real, got --model {model.id}: layers of other attention and parts beside them are not carried out{out}"
+        )
     if model.matrices_per_expert != 3:
         raise BadInput(
             f"--real, got --model {model.id}: experts of {model.matrices_per_expert} matrices are not "
