@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from policies.lru import Lru
 from sim.base.errors import BadInput
 from sim.cli.run import command as simulate
 from sim.cli.sweep import command as sweep
+from sim.real.requirements import check
 from sim.run import Outcome, execute, prepare, record, timed
 from sim.setup.drafting import Drafter
 from sim.setup.spec import RunSpec
@@ -169,15 +171,12 @@ def test_k_0_is_decoding_as_ever() -> None:
 
 def test_both_engines_a_tape_and_several_replicas() -> None:
     """SimPy gives the same; a recording replays to the same; of replicas, counts are summed."""
-    for draft in ("k=3,acceptance=0.7", "k=3,acceptance=0.7,rejected=elsewhere,draft_s=0.004"):
-        for more in ({}, {"batch": 2, "prefill_chunk": 16, "requests": 3}):
-            arithmetic, simpy = (
-                figures(run(draft=draft, **more).result),
-                figures(run(draft=draft, engine="simpy", **more).result),
-            )
-            for one in (arithmetic, simpy):
-                del one["by_layer"]  # sums of waits in another order
-            assert arithmetic == simpy
+    elsewhere: dict[str, Any] = {"draft": "k=5,acceptance=0.7,rejected=elsewhere,draft_s=0.004", "batch": 2}
+    for spec in ({"draft": "k=5,acceptance=0.9", "requests": 1}, {**elsewhere, "prefill_chunk": 16}):
+        arithmetic, simpy = (figures(run(**spec, engine=engine).result) for engine in (None, "simpy"))
+        for one in (arithmetic, simpy):
+            del one["by_layer"]  # sums of waits in another order
+        assert arithmetic == simpy
     made = prepare(RunSpec(**FIELDS, draft="k=3,acceptance=0.7"))
     with made.trace:
         outcome, recording = record(made)
@@ -207,6 +206,36 @@ def test_no_one_is_faster_than_the_bound() -> None:
         assert found["belady"].demand_copies.n <= min(found["lru"].demand_copies.n, found["lfu"].demand_copies.n)
         for result in found.values():
             assert result.bound.tpot_s <= result.tpot_s.mean
+
+
+@pytest.mark.thorough
+def test_no_one_is_faster_than_the_bound_in_any_batch() -> None:
+    """Drawn runs: batches, chunks, pages, GPUs, draft models. What came out is what was accepted and one a step."""
+    drawn = random.Random(5)
+    for seed in range(60):
+        k = drawn.choice([1, 2, 4, 7])
+        batch = drawn.choice([1, 2, 3])
+        cost = drawn.choice(["", ",draft_s=0.002", ",model=olmoe-1b-7b"])
+        more: dict[str, Any] = drawn.choice(
+            [{}, {}, {"batching": "static"}, {"prefill_chunk": batch * (k + 1) + drawn.choice([0, 5, 30])}]
+        )
+        gpus = 1 if cost.startswith(",model") else drawn.choice([1, 1, 2])
+        share = f"acceptance={drawn.choice([0, 0.3, 0.7, 0.95, 1])},rejected={drawn.choice(['next', 'elsewhere'])}"
+        found = run(
+            policy=drawn.choice(["lru", "perfect_prefetch", "fiddler", "belady", "moe_speq", "moe_cache"]),
+            trace=drawn.choice(["mixtral-8x7b-small", "qwen1.5-moe-small"]),
+            cache_frac=None,
+            requests=drawn.choice([1, 2, 3]),
+            seed=seed,
+            batch=batch,
+            gpus=gpus,
+            kv_memory_bytes=drawn.choice([None, None, 60_000_000]),
+            draft=f"k={k},{share}{cost}",
+            **more,
+        ).result
+        assert found.bound.tpot_s <= found.tpot_s.mean
+        assert found.bound.ttft_s <= found.ttft_s.mean
+        assert found.draft.accepted + found.draft.steps == found.decode_tokens
 
 
 # -- what it takes --------------------------------------------------------------------------------------------------
@@ -338,6 +367,13 @@ def test_what_does_not_go_together() -> None:
     ):
         with pytest.raises(BadInput, match=wrong):
             prepare(RunSpec(**FIELDS, draft="k=4,acceptance=0.7", **spec)).close()
+
+
+def test_real_runs_refuse_it() -> None:
+    made = prepare(RunSpec(**FIELDS, draft="k=4,acceptance=0.7"))
+    made.close()
+    with pytest.raises(BadInput, match="--draft: a real run"):
+        check(made)
 
 
 def test_results_and_their_first_line_say_it() -> None:

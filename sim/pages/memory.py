@@ -20,6 +20,7 @@ ITEMS = {
     "kv_cache_bytes": "KV cache",
     "activation_bytes": "activations",
     "predictor_bytes": "predictor",
+    "draft_bytes": "draft model",
     "reserve_bytes": "reserve (assumed)",
 }
 
@@ -31,7 +32,7 @@ MOST_POINTS = 1_500
 def memory(run: Run) -> Section:
     """The parts of the peak, beside what the card has, and what experts took over time."""
     sizes = run.result.memory
-    parts = [(title, int(getattr(sizes, key))) for key, title in ITEMS.items()]
+    parts = [(title, int(getattr(sizes, key) or 0)) for key, title in ITEMS.items()]
     free = sizes.vram_bytes - sum(n_bytes for _, n_bytes in parts)
     shown = [*((title, n_bytes) for title, n_bytes in parts if n_bytes), *([("free", free)] if free > 0 else [])]
     traces = [

@@ -168,6 +168,7 @@ def _rates(result: Result) -> Table:
     above = bound.above_frac
     where = f"{100 * abs(above):.{0 if abs(above) >= 0.095 else 1}f} % {'above' if above >= 0 else 'below'}"
     lanes = {"copy": "this link and room", "copy + cpu": "this link, CPU and room"}[bound.lanes]
+    lanes += " and these drafts" if result.draft is not None else ""
     rows.add_row(
         "lower bound", f"TPOT {_seconds(bound.tpot_s)} for any lossless policy with {lanes}; this is {where} it"
     )
@@ -334,6 +335,7 @@ def _memory(result: Result) -> Table:
         ("activations", memory.activation_bytes),
         ("reserve", memory.reserve_bytes),
         ("predictor", memory.predictor_bytes),
+        ("draft model", memory.draft_bytes),
     )
     parts = ", ".join(f"{name} {show_bytes(n_bytes)}" for name, n_bytes in items if n_bytes)
     rows.add_row("peak VRAM" + (" (GPU 0)" if result.gpus > 1 else ""), f"{peak_vram}: {parts}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DECIDING = (
     *("request_start", "iteration_start", "layer_enter", "gate_input", "assign", "gate_done", "layer_done"),
-    *("iteration_end", "request_end", "idle", "initial", "victim", "predictor_bytes"),
+    *("iteration_end", "request_end", "idle", "initial", "victim", "predictor_bytes", "drafting"),
 )
 
 
