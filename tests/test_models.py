@@ -604,6 +604,16 @@ def test_the_catalogue_is_what_the_published_configuration_gives(tmp_path: Path,
     assert differ <= {"id", "name", "hf_id", "aliases", "source", "note", "gate", "published", "formats"}
 
 
+def test_gpt_oss_read_from_its_configuration_is_as_released(tmp_path: Path) -> None:
+    data = {"model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24}
+    data |= {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32}
+    data |= {"num_experts_per_tok": 4, "vocab_size": 201088, "quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    read, ours = load_model(tmp_path), load_model("gpt-oss-20b")
+    assert read.native_precision == "mxfp4"
+    assert (read.expert_bytes("mxfp4"), read.dense_bytes("mxfp4")) == (13_236_480, ours.dense_bytes("bf16"))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sim.base.errors import BadInput, did_you_mean
+from sim.profiles.geometry import bytes_of
 from sim.profiles.hf_config import Config
 from sim.profiles.model_hf_hybrid import gated_delta_nets, gemma4
 
@@ -146,8 +147,18 @@ def _olmoe(config: Config) -> Fields:
     }
 
 
+def _mxfp4_experts(config: Config) -> Fields:
+    """As released: the experts' matrices in MXFP4, their biases and everything else in bf16."""
+    hidden, width = config.count("hidden_size"), config.count("intermediate_size")
+    n_bytes = bytes_of(3 * hidden * width, "mxfp4") + bytes_of(2 * width + hidden, "bf16")
+    return {"precision": "mxfp4", "expert_bytes": n_bytes, "dense": "bf16", "source": config.where}
+
+
 def _gpt_oss(config: Config) -> Fields:
+    quantised = config.get("quantization_config", default={})
+    packed = isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4"
     return _common(config) | {
+        "formats": [_mxfp4_experts(config)] if packed else [],
         "n_experts": config.count("num_local_experts"),
         "top_k": config.count("num_experts_per_tok", "experts_per_token"),
         "expert_intermediate_size": config.count("intermediate_size"),
