@@ -28,6 +28,7 @@ class EdgeMoe(Policy):
     name = "edgemoe"
     title = "EdgeMoE: paths through two layers, frequency and distance"
     source = "arXiv 2308.14352 (IEEE TMC 2025), known from third-party notes"
+    from_notes = True
     params = (
         Param(
             "preload",

@@ -36,6 +36,7 @@ class Floe(Lru):
     name = "floe"
     title = "FloE: compressed experts, predicted one layer ahead"
     source = "arXiv 2505.05950 (ICML 2025), known from third-party notes"
+    from_notes = True
     traits = frozenset({"lossy"})
     needs = frozenset({"experts", "weights", "next_scores_1"})
     params: ClassVar[tuple[Param, ...]] = (

@@ -45,6 +45,7 @@ class Lynx(Lru):
     name = "lynx"
     title = "Lynx: unsure choices go to experts the batch runs anyhow"
     source = "arXiv 2411.08982 (versions 2 and 3), known from third-party notes"
+    from_notes = True
     traits = frozenset({"lossy"})
     needs = frozenset({"experts", "scores"})
     params: ClassVar[tuple[Param, ...]] = (

@@ -32,7 +32,7 @@ class MoeCache(Policy):
 
     name = "moe_cache"
     title = "llama.cpp moe-cache: hits on GPU, misses on CPU at once"
-    source = "ggml-org/llama.cpp pull request 24524, discussion 24528; TheTom/llama-cpp-turboquant pull request 284"
+    source = "ggml-org/llama.cpp pull request 24524, discussion 24528"
     traits = frozenset({"cpu", "evicts_eagerly"})
     params = (
         Param(

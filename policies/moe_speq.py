@@ -26,6 +26,7 @@ class MoeSpeq(Policy):
     name = "moe_speq"
     title = "MoE-SpeQ: a look-ahead buffer of drafted tokens' experts"
     source = "arXiv 2511.14102, by third parties' notes"
+    from_notes = True
     labels = ("surrogate",)
     params = (
         Param("predictor", "surrogate:0.909", "how often what the draft names is right (published: 90.9 %)"),

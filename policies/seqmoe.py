@@ -57,6 +57,7 @@ class SeqMoe(Policy):
     name = "seqmoe"
     title = "SeqMoE, by a noisy oracle: Belady on a forecast of 8 tokens"
     source = "arXiv 2609.12978, known from third parties' notes"
+    from_notes = True
     traits = frozenset({"oracle"})
     labels = ("surrogate",)
     params = (

@@ -25,6 +25,7 @@ class SpMoe(Policy):
     name = "sp_moe"
     title = "SP-MoE: prefetch by draft routing up to a cutoff layer"
     source = "arXiv 2510.10302, by third parties' notes"
+    from_notes = True
     labels = ("surrogate",)
     params = (
         Param(

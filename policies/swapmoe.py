@@ -59,6 +59,7 @@ class SwapMoe(Policy):
     name = "swapmoe"
     title = "SwapMoE: Virtual Experts, masked gating, background swaps"
     source = "arXiv 2308.15030 (ACL 2024), known from third-party notes"
+    from_notes = True
     traits = frozenset({"lossy", "timing"})
     needs = frozenset({"experts", "scores"})
     params = (

@@ -10,11 +10,22 @@ from cli_help import moesim
 from sim.policy.registry import policies
 
 
-def test_every_policy_is_listed_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_policy_is_listed_on_one_line_and_what_is_known_from_notes_under_a_heading(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lines = moesim(capsys, "policies").out.splitlines()
-    names = [line.split()[0] for line in lines[2:-1]]
-    assert names == list(policies())
+    heading = next(at for at, line in enumerate(lines) if line.startswith("Known from third parties' notes"))
+    above, below = ([line.split()[0] for line in part] for part in (lines[2 : heading - 1], lines[heading + 4 : -1]))
+    notes = [name for name, kind in policies().items() if kind.from_notes]
+    assert below == notes
+    assert above == [name for name in policies() if name not in notes]
     assert lines[-1].startswith(f"{len(policies())} policies.")
+
+
+def test_a_source_says_of_notes_what_the_policy_declares() -> None:
+    partly = {"moe_lightning"}  # the paper was read, too
+    said = {name for name, kind in policies().items() if "notes" in kind.source}
+    assert said - partly == {name for name, kind in policies().items() if kind.from_notes}
 
 
 @pytest.mark.parametrize("name", policies())

@@ -56,6 +56,7 @@ class Dali(Policy):
     name = "dali"
     title = "DALI: greedy assignment, prefetch and cache by workload"
     source = "arXiv 2602.03495, known from third parties' notes"
+    from_notes = True
     traits = frozenset({"cpu", "evicts_eagerly"})
     needs = frozenset({"experts", "next_scores_1"})
     params = (

@@ -32,6 +32,7 @@ class ExpertFlow(Forecasting):
     name = "expertflow"
     title = "ExpertFlow (He): routing paths foretold, slots by demand"
     source = "arXiv 2410.17954 (DAC 2026), known from third-party notes"
+    from_notes = True
     params = (
         *Forecasting.predictor_params,
         Param("predict_s", 1e-3, "seconds per prediction (assumed)", low=0.0, high=60.0),

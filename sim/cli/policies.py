@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sim.policy.api import Param, Policy
 
 SETTING = "Set one with --set NAME=VALUE. `derived`: worked out from model, trace or budget unless it is set.\n"
+NOTES = "Known from third parties' notes, not from the paper or its code"
 MOST_OF_A_SEED = 2.0**62
 
 
@@ -57,6 +58,7 @@ def _facts(kind: type[Policy]) -> dict[str, Any]:
         "title": kind.title,
         "aliases": list(kind.aliases),
         "source": kind.source,
+        "from_notes": kind.from_notes,
         "description": _description(kind),
         "traits": sorted(kind.traits),
         "needs": sorted(kind.needs),
@@ -83,14 +85,22 @@ def _description(kind: type[Policy]) -> str:
 
 
 def _list(found: list[type[Policy]]) -> str:
+    """Policies by name; those known from third parties' notes alone under a heading of their own."""
+    read = [kind for kind in found if not kind.from_notes]
+    told = f"{len(found)} policies. `moesim policies NAME` shows source, aliases and parameters.\n"
+    if len(read) == len(found):
+        return _rows(found) + told
+    return _rows(read) + f"\n{NOTES}\n\n" + _rows([kind for kind in found if kind.from_notes]) + told
+
+
+def _rows(kinds: list[type[Policy]]) -> str:
     from sim.base.tables import render, table
 
     rows = table("name", "title", "traits", "needs of the trace", numbers=False)
-    for kind in found:
+    for kind in kinds:
         cells = (sorted(kind.traits), sorted(kind.needs - {"experts"}))
         rows.add_row(kind.name, kind.title, *(", ".join(cell) or "-" for cell in cells))
-    told = f"{len(found)} policies. `moesim policies NAME` shows source, aliases and parameters.\n"
-    return render(rows) + told
+    return render(rows)
 
 
 def _page(kind: type[Policy]) -> str:

@@ -100,6 +100,7 @@ class Policy:
 
     Attributes:
         name, title, source, aliases: what it is called, in words, where it is published, and its other names.
+        from_notes: its author knew the published system from third parties' notes alone.
         traits, needs: what it may do, and the trace levels it reads (docs/policies.md has both lists).
         params: its settable parameters, each a `Param`; their values are attributes, and `settings` of an instance.
         labels: words that every result of an instance carries. keeps_all: it wants room for every expert.
@@ -110,6 +111,7 @@ class Policy:
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
     source: ClassVar[str] = ""
+    from_notes: ClassVar[bool] = False
     aliases: ClassVar[tuple[str, ...]] = ()
     traits: ClassVar[frozenset[str]] = frozenset()
     needs: frozenset[str] = frozenset({"experts"})  # an instance may narrow it by its parameters

@@ -19,7 +19,8 @@ from traces.stats.summary import Summary
 SCHEMA: Literal["moesim.expert-counts/1"] = "moesim.expert-counts/1"
 WHAT_FOR = (
     "counts of experts, no routes: they say what a placement fixed in advance would serve, and nothing of caches, "
-    "prefetching or time; `moesim traces stats FILE` shows it, a run needs a trace"
+    "prefetching or time; `moesim traces stats FILE` shows it, static_cache takes it as profile, a run "
+    "needs a trace"
 )
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Row = Annotated[list[Count], Meta(min_length=2, max_length=MAX_EXPERTS)]
