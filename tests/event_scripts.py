@@ -5,16 +5,20 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from easy_numbers import figure
+import msgspec
+from easy_numbers import figure, hardware
 from simpy_oracle import Observed
 
 from sim.machine.events.bill import TERMS, WAYS
 from sim.machine.events.machine import EventMachine
+from sim.machine.figures import Figures
 from sim.machine.price import Launch, Price
 from sim.machine.protocol import DEMAND, SPECULATIVE
 from sim.machine.several import ALONE
+from sim.machine.sharing import Sharing
 from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket
+from sim.profiles.hardware import Contention
 
 
 class Knobs(SimpleNamespace):
@@ -69,13 +73,16 @@ def replay(script: list[tuple[Any, ...]], two: bool, terms: dict[str, float]) ->
             name = lane if lane[-1].isdigit() or lane in ("d2h", "cpu") else f"{lane}0"
             seen.spans.append((name, start, end))
 
-    contention = SimpleNamespace(**{term: figure(terms.get(term, 0.0)) for term in (*TERMS, *WAYS)})
+    contention = Contention(**{term: figure(terms.get(term, 0.0)) for term in (*TERMS, *WAYS)})
+    link = SimpleNamespace(h2d_bytes_per_s=1.0, d2h_bytes_per_s=1.0, shared_bytes_per_s=1.0)
+    hw = msgspec.structs.replace(hardware(), contention=contention)
     cost = Knobs(
-        figures=SimpleNamespace(entries=[()]),
+        figures=SimpleNamespace(entries=[()] * 16),
         launches=SimpleNamespace(grouped=False, sync_s=0.0, copy_s=0.0, hybrid_layer_s=0.0, calls=lambda frac: 1),
         q_predictor={"assumed": 0},
         up_s=0.0,
-        hw=SimpleNamespace(contention=contention),
+        hw=hw,
+        sharing=Sharing(hw, link, ALONE, Figures(), True),  # type: ignore[arg-type]
     )
     machine = EventMachine(cost, 2 if two else 1, spans)  # type: ignore[arg-type]
     cost.seconds_of = []

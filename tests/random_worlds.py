@@ -154,6 +154,7 @@ def world(seed: int, folder: Path, policy: str | None = None) -> World:
         precision=precision,
         set=settings,
         hit_definition=rng.choice(("gate", "room", "cached", "token")),
+        contention="off",  # which the oracle knows nothing of
     )
     facts = {
         "spec": spec,

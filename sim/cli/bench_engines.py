@@ -47,7 +47,9 @@ def measure() -> list[PairTold]:
         trace = Path(folder) / "engines.safetensors"
         synthetic_trace(trace, (model.n_moe_layers, model.n_experts, model.top_k), N_STORE, N_TEST)
         for pair in PAIRS:
-            spec = RunSpec(policy=pair.policy, hw="rtx3090", model=model.id, trace=str(trace), **pair.rest)
+            spec = RunSpec(
+                policy=pair.policy, hw="rtx3090", model=model.id, trace=str(trace), contention="off", **pair.rest
+            )
             found.append(replayed(pair.title, spec))
     return found
 

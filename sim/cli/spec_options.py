@@ -132,7 +132,12 @@ SPEC_OPTIONS = (
     click.option(
         "--engine",
         metavar="NAME",
-        help="arithmetic (default) or simpy: the same figures by SimPy events, and the one for contention.",
+        help="arithmetic (default) or simpy: by SimPy events, where what shares a memory does so at every instant.",
+    ),
+    click.option(
+        "--contention",
+        metavar="on|off",
+        help="Whether what runs at once shares the bandwidth of memory; default: on.",
     ),
     click.option("--hit-definition", metavar="NAME", help="What is a hit: gate (default), room, cached or token."),
     click.option(

@@ -56,7 +56,8 @@ AXES = (
     _axis("--split", "split", _SEVERAL, "Requests to score: test (default), store or all."),
     _axis("--requests", "requests", _NUMBERS, "Only the first N requests of the split."),
     _axis("--predictor", "predictor", _SEVERAL, "What a policy predicts with: surrogate:0.85 (labelled) ..."),
-    _axis("--engine", "engine", _SEVERAL, "arithmetic (default) or simpy: the same figures."),
+    _axis("--engine", "engine", _SEVERAL, "arithmetic (default) or simpy."),
+    _axis("--contention", "contention", "on,off", "What runs at once shares memory; default: on."),
     _axis("--hit-definition", "hit_definition", _SEVERAL, "What is a hit: gate (default), room, cached or token."),
     _axis("--seed", "seed", _NUMBERS, "For whatever is drawn: arrivals, requests, choices of policies; default: 0."),
 )

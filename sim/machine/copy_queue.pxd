@@ -1,6 +1,7 @@
 cimport cython
 from sim.machine.lanes cimport Stream, progress
 from sim.machine.meter cimport Meter, Seconds
+from sim.machine.shared_memory cimport HostMemory
 from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport Ticket
 
@@ -40,6 +41,15 @@ cdef class CopyQueue:
     cdef readonly object finished
     cdef public object spans
     cdef public bint report
+    cdef public list slows
+    cdef public int n_slows, lane
+    cdef public bint back
+    cdef public HostMemory memory
+    cdef public double slowed_s
+    @cython.locals(end_s=double, shared_s=double, at=int, stream=Stream)
+    cdef double runs_s(self, double start_s, double duration_s, double n_bytes) except? -1.0
+    @cython.locals(paid_s=double)
+    cpdef pay(self)
     cpdef serve_now(self, Piece piece, double start_s, double duration_s, int length)
     cpdef void served(self, int n, double free_s) noexcept
     @cython.locals(start_s=double, copy=Copy)

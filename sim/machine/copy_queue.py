@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.machine.lanes import H2D, Spans, Stream, progress
 from sim.machine.meter import Seconds
+from sim.machine.shared_memory import HostMemory
 from sim.policy.tickets import UNKNOWN_S, Ticket
 
 if TYPE_CHECKING:
@@ -135,15 +136,41 @@ class CopyQueue:
         self.last_s = 0.0
         self.last_length = 0
         self.report = False  # keep `finished` (only where somebody polls)
+        self.slows: list[Stream] = []  # whose operations take longer beside its copies
+        self.n_slows = 0
+        self.back = False  # it copies from the GPUs
+        self.memory: HostMemory | None = None  # that it shares with experts on the CPU, as this lane of it
+        self.lane = 0
+        self.slowed_s = 0.0  # what sharing added to its copies
 
     @property
     def busy_s(self) -> float:
         """Seconds spent on copies."""
-        return self.seconds.total_s()
+        return self.seconds.total_s() + self.slowed_s
+
+    def runs_s(self, start_s: float, duration_s: float, n_bytes: float) -> float:
+        """A copy starts then: when it ends, beside what shares memory with it."""
+        end_s = start_s + duration_s
+        if self.memory is not None:
+            shared_s = self.memory.place(self.lane, start_s, duration_s, n_bytes / duration_s if duration_s else 0.0)
+            self.slowed_s += shared_s - end_s
+            end_s = shared_s
+            self.memory.delay(start_s, end_s)
+        for at in range(self.n_slows):
+            stream: Stream = self.slows[at]
+            stream.copies(start_s, end_s, self.back)
+        return end_s
+
+    def pay(self) -> None:
+        """It is free later, by what it owes to those it shared memory with."""
+        if self.memory is not None:
+            paid_s = self.memory.paid_s(self.lane, self.free_s)
+            self.slowed_s += paid_s - self.free_s
+            self.free_s = paid_s
 
     def serve_now(self, piece: Piece, start_s: float, duration_s: float, length: int) -> None:
         """Copy a demanded piece that nothing can overtake: it starts at `start_s`."""
-        self.free_s = start_s + duration_s
+        self.free_s = self.runs_s(start_s, duration_s, piece.n_bytes)
         self.seconds.meter.add(length, 1)
         self.n_copies += 1
         self.copied_bytes += piece.n_bytes
@@ -301,7 +328,7 @@ class CopyQueue:
             copy.cause = ticket.cause
             copy.speculative = ticket.speculative
         copy.start_s = start_s
-        copy.end_s = self.free_s = start_s + copy.duration_s
+        copy.end_s = self.free_s = self.runs_s(start_s, copy.duration_s, copy.n_bytes)
         copy.after = ()  # settled: let go of what it waited for, or tickets would chain through the whole run
         self.seconds.meter.add(copy.length, 1)
         self.n_copies += 1

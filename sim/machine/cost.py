@@ -21,6 +21,7 @@ from sim.machine.measured import SIX_DIGITS, Measured
 from sim.machine.price import Price, kernels_of
 from sim.machine.roofline import Attention, Roofline
 from sim.machine.several import ALONE, TENSOR, Several
+from sim.machine.sharing import Sharing
 from sim.profiles.geometry import BITS_PER_PARAM
 
 if TYPE_CHECKING:
@@ -39,10 +40,18 @@ class Cost:
     beyond them.
 
     Args:
-        several: how several GPUs work together.
+        several: how several GPUs work together. shares: what runs at once shares memory.
     """
 
-    def __init__(self, hw: Hardware, model: Model, stack: Stack, precision: str, several: Several = ALONE) -> None:
+    def __init__(
+        self,
+        hw: Hardware,
+        model: Model,
+        stack: Stack,
+        precision: str,
+        several: Several = ALONE,
+        shares: bool = False,
+    ) -> None:
         self.several = several
         self.hw, self.model, self.stack, self.precision = hw, model, stack, precision
         self.figures = figures = Figures()
@@ -58,6 +67,7 @@ class Cost:
         self._q_cpu_overhead = figures.enter("cpu.expert_overhead_s", hw.cpu.expert_overhead_s)
         self.q_predictor = figures.enter_predictors()
         measured.enter(figures)
+        self.sharing = Sharing(hw, self.copies, several, figures, shares)
         self.has_shared = model.shared_expert_bytes(precision) > 0
         self.has_dense = model.n_layers > len(model.moe_layer_ids)
         self._experts: dict[tuple[int, str, float, float], Price] = {}
@@ -137,7 +147,7 @@ class Cost:
         found = self._members.get(key)
         if found is None:
             work = self.work(n_tokens, precision, frac)
-            price = Price(beyond_s(work.duration_s, slack_s), work.attributed_to)
+            price = Price(beyond_s(work.duration_s, slack_s), work.attributed_to, work.n_bytes)
             found = self._members[key] = price, left_s(work.duration_s, slack_s)
         return found
 
@@ -158,16 +168,17 @@ class Cost:
 
     def _expert_cpu(self, n_tokens: int) -> Price:
         """One routed expert for n tokens on the CPU pool: overhead + max(bytes / bandwidth, FLOPs / rate)."""
+        n_bytes = self.model.expert_bytes(self.precision)
         if (measured := self.measured.price("cpu_expert", n_tokens)) is not None:
-            return measured
+            return Price(measured.duration_s, measured.attributed_to, n_bytes)
         self.measured.check("cpu_expert", n_tokens, "tokens", self.measured.ranges.cpu_expert_tokens)
-        bytes_s = self.model.expert_bytes(self.precision) / self._cpu.memory_bandwidth_bytes_per_s.value
+        bytes_s = n_bytes / self._cpu.memory_bandwidth_bytes_per_s.value
         flops_s = self.model.expert_flops(n_tokens) / self._cpu.flops_per_s.value
         bound_s, attributed_to = (flops_s, self._q_cpu_flops) if flops_s > bytes_s else (bytes_s, self._q_cpu_bandwidth)
         overhead_s = self._cpu.expert_overhead_s.value
         if overhead_s > bound_s:
             attributed_to = self._q_cpu_overhead
-        return Price(overhead_s + bound_s, attributed_to)
+        return Price(overhead_s + bound_s, attributed_to, n_bytes)
 
     def _expert_cpu_joined(self, n_tokens: int) -> Price:
         """One that is not the first of its layer there: where a layer is one region, its overhead is paid already.
@@ -178,7 +189,7 @@ class Cost:
         if self.stack.cpu_region == "expert" or self.measured.price("cpu_expert", n_tokens) is not None:
             return first
         bound_s = first.duration_s - self._cpu.expert_overhead_s.value
-        return Price(bound_s, first.attributed_to)
+        return Price(bound_s, first.attributed_to, first.n_bytes)
 
     def expert_cpu_s(self, n_tokens: int) -> float:
         """Seconds of one expert on the CPU, without moving activations."""
@@ -251,7 +262,7 @@ class Cost:
             self._share * self.model.dense_ffn_flops(iteration.n_tokens),
         )
         longer = attention if attention.duration_s >= ffn.duration_s else ffn
-        return Price(attention.duration_s + ffn.duration_s, longer.attributed_to)
+        return Price(attention.duration_s + ffn.duration_s, longer.attributed_to, attention.n_bytes + ffn.n_bytes)
 
     def _gate(self, n_tokens: int) -> Price:
         """Router of one layer: its matrix, softmax and top-k."""

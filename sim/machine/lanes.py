@@ -17,12 +17,16 @@ from sim.base.lanes import HOST as HOST
 from sim.base.lanes import IDLE as IDLE
 from sim.base.lanes import SIDE as SIDE
 from sim.machine.meter import Seconds
+from sim.machine.shared_memory import HostMemory, Lately
 from sim.machine.waiting import Waiting
 from sim.policy.tickets import UNKNOWN_S, Ticket
 
 CAUSES = ("gpu", "h2d", "host", "cpu", "predictor", "idle")
 
 _H2D, _HOST = H2D, HOST  # machine integers where this is compiled
+KEPT = 64
+"""Operations of a stream that are remembered, as long as a copy may yet slow them."""
+_KEPT = KEPT
 
 Spans = Callable[[str, str, int, int, int, int, float, float], None]
 
@@ -32,7 +36,7 @@ class Launched(Ticket):
 
     __slots__ = (
         *("after", "arrived_s", "duration_s", "expert", "first_s", "last_s", "layer"),
-        *("length", "n_tokens", "op", "row"),
+        *("length", "more_s", "n_tokens", "op", "row", "slowed_s"),
     )
 
     def __init__(
@@ -47,6 +51,8 @@ class Launched(Ticket):
         length: int,
         arrived_s: float,
         after: tuple[Ticket, ...],
+        slowed_s: float,
+        more_s: float,
     ) -> None:
         self.end_s = UNKNOWN_S
         self.cause = 0
@@ -61,6 +67,8 @@ class Launched(Ticket):
         self.length = length
         self.arrived_s = arrived_s
         self.after = after
+        self.slowed_s = slowed_s
+        self.more_s = more_s
         self.row = 0  # of `Waiting`, when it was launched
 
 
@@ -86,17 +94,24 @@ class Stream:
         self.pending: deque[Launched] = deque()
         self.n_pending = 0
         self.spans: Spans | None = None
+        self.copied_s = 0.0  # until when copies to its GPU run, as far as they are settled
+        self.written_s = 0.0  # until when pieces are written back
+        self.slowed_s = 0.0  # what copies added to its operations
+        self.owed_s = 0.0  # what copies that were settled later would have added, to be paid by what comes next
+        self.remembers = False  # some copy has started before the end of what had been placed
+        self.noted = floats(4 * _KEPT)  # start, end, and what it would take longer: of operations beside no copy
+        self.n_noted = 0
 
     @property
     def busy_s(self) -> float:
         """Seconds spent on operations."""
-        return self.seconds.total_s()
+        return self.seconds.total_s() + self.slowed_s
 
     @property
     def parts_s(self) -> list[float]:
         """A partition of the stream's whole timeline: busy, or waiting for the cause named by the index."""
         parts_s = [self.gaps_s[cause] for cause in range(6)]
-        parts_s[0] += self.seconds.total_s()  # waiting for another GPU's result counts as GPU time too
+        parts_s[0] += self.seconds.total_s() + self.slowed_s  # waiting for another GPU's result counts as GPU time too
         return parts_s
 
     def run(
@@ -111,12 +126,15 @@ class Stream:
         length: int,
         arrived_s: float,
         after: tuple[Ticket, ...],
+        slowed_s: float = 0.0,
+        more_s: float = 0.0,
     ) -> Launched | None:
         """Launch work whose first kernel reaches the GPU at `first_s` and whose last one ends at `last_s` at best.
 
         Args:
             length: place of `duration_s` in `seconds.meter`. arrived_s: when the copies it needs had ended, as far as
-                that is known. after: whatever else it waits for.
+                that is known. after: whatever else it waits for. slowed_s: what it takes longer beside a copy, more_s:
+                beside pieces written back.
 
         Returns: None when it is settled, and ends at `free_s`.
         """
@@ -137,10 +155,25 @@ class Stream:
                         cause = ticket.cause
             if known:
                 self.place(
-                    op, layer, expert, n_tokens, start_s, cause, first_s, last_s, duration_s, length, arrived_s, after
+                    op,
+                    layer,
+                    expert,
+                    n_tokens,
+                    start_s,
+                    cause,
+                    first_s,
+                    last_s,
+                    duration_s,
+                    length,
+                    arrived_s,
+                    after,
+                    slowed_s,
+                    more_s,
                 )
                 return None
-        work = Launched(op, layer, expert, n_tokens, first_s, last_s, duration_s, length, arrived_s, after)
+        work = Launched(
+            op, layer, expert, n_tokens, first_s, last_s, duration_s, length, arrived_s, after, slowed_s, more_s
+        )
         work.row = self.row
         self.pending.append(work)
         self.n_pending += 1
@@ -160,8 +193,12 @@ class Stream:
         length: int,
         arrived_s: float,
         after: tuple[Ticket, ...],
+        slowed_s: float,
+        more_s: float,
     ) -> None:
         """Settle work whose start is known."""
+        if self.owed_s > 0.0:
+            self.pay()
         free_s = self.free_s
         self.blame = 0  # the GPU
         self.blames_prefetch = False
@@ -177,6 +214,8 @@ class Stream:
         else:
             start_s = free_s
         end_s = start_s + duration_s
+        if slowed_s > 0.0 or more_s > 0.0:
+            end_s = self.beside(start_s, end_s, slowed_s, more_s)
         self.seconds.meter.add(length, 1)
         if self.spans is not None:
             self.spans(self.name, op, layer, expert, n_tokens, 0, start_s, end_s)
@@ -185,6 +224,52 @@ class Stream:
             self._wait(layer, expert, _HOST, False, last_s - end_s)
             end_s = last_s
         self.free_s = end_s
+
+    def beside(self, start_s: float, end_s: float, slowed_s: float, more_s: float) -> float:
+        """When an operation ends that starts then: what runs while it starts slows all of it."""
+        if start_s < self.written_s:
+            end_s += more_s
+            self.slowed_s += more_s
+        if start_s < self.copied_s:
+            end_s += slowed_s
+            self.slowed_s += slowed_s
+        elif self.remembers:
+            self.note(start_s, end_s, slowed_s, more_s)
+        return end_s
+
+    def note(self, start_s: float, end_s: float, slowed_s: float, more_s: float) -> None:
+        """Remember an operation that a copy may yet slow."""
+        at = 4 * (self.n_noted % _KEPT)
+        self.noted[at] = start_s
+        self.noted[at + 1] = end_s
+        self.noted[at + 2] = slowed_s
+        self.noted[at + 3] = more_s
+        self.n_noted += 1
+
+    def copies(self, start_s: float, end_s: float, back: bool) -> None:
+        """Something is copied to its GPU then, or (back) from it: operations that are placed owe what that adds."""
+        if start_s < self.free_s:
+            self.remembers = True
+            for before in range(self.n_noted if self.n_noted < _KEPT else _KEPT):
+                at = 4 * ((self.n_noted - 1 - before) % _KEPT)
+                ended_s = self.noted[at + 1]
+                if ended_s <= start_s:
+                    break
+                began_s = self.noted[at]
+                added_s = self.noted[at + 3] if back else self.noted[at + 2]
+                if began_s < end_s and added_s > 0.0:
+                    both_s = (ended_s if ended_s < end_s else end_s) - (began_s if began_s > start_s else start_s)
+                    self.owed_s += both_s * added_s / (ended_s - began_s + added_s)
+        if back:
+            self.written_s = end_s
+        else:
+            self.copied_s = end_s
+
+    def pay(self) -> None:
+        """It is free later, by what it owes."""
+        self.free_s += self.owed_s
+        self.slowed_s += self.owed_s
+        self.owed_s = 0.0
 
     def _wait(self, layer: int, expert: int, cause: int, speculative: bool, gap_s: float) -> None:
         """Stand still, before an operation of a layer or (-1) while the host does."""
@@ -267,6 +352,8 @@ class Stream:
                 work.length,
                 work.arrived_s,
                 work.after,
+                work.slowed_s,
+                work.more_s,
             )
             if self.row != row:
                 self.charge()
@@ -289,15 +376,42 @@ class SerialLane:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.memory: HostMemory | None = None  # that it shares, as lane 0
+        self.slowed_s = 0.0  # what sharing added
         self.free_s = 0.0
         self.busy_s = 0.0
         self.spans: Spans | None = None
 
-    def use(self, op: str, layer: int, expert: int, n_tokens: int, ready_s: float, duration_s: float) -> float:
-        """Serve next; return the end."""
+    def use(
+        self,
+        op: str,
+        layer: int,
+        expert: int,
+        n_tokens: int,
+        ready_s: float,
+        duration_s: float,
+        draws_per_s: float = 0.0,
+    ) -> float:
+        """Serve next; return the end.
+
+        Args:
+            draws_per_s: bytes from the memory that it shares.
+        """
+        memory = self.memory
+        if memory is not None:
+            cpu: Lately = memory.lanes[0]
+            paid_s = memory.paid_s(0, self.free_s if self.free_s > cpu.last_s else cpu.last_s)
+            self.slowed_s += paid_s - self.free_s
+            self.busy_s += paid_s - self.free_s
+            self.free_s = paid_s
         start_s = ready_s if ready_s > self.free_s else self.free_s
         self.free_s = start_s + duration_s
         self.busy_s += duration_s
+        if memory is not None:
+            alone_s = self.free_s
+            self.free_s = memory.place(0, start_s, duration_s, draws_per_s)
+            self.slowed_s += self.free_s - alone_s
+            self.busy_s += self.free_s - alone_s
         if self.spans is not None:
             self.spans(self.name, op, layer, expert, n_tokens, 0, start_s, self.free_s)
         return self.free_s

@@ -2,7 +2,7 @@ cimport cython
 
 @cython.final
 cdef class Price:
-    cdef readonly double duration_s
+    cdef readonly double duration_s, n_bytes
     cdef readonly int attributed_to
 
 @cython.final
@@ -16,6 +16,6 @@ cdef class Operation:
     cdef readonly double all_s, duration_s, first_s, tail_s
     cdef readonly int length, priced
     cdef public long long n
-    cdef public double slack_s
+    cdef public double slack_s, slowed_s, more_s
     cdef public Operation next
     cdef void cost(self, double duration_s, int length, int priced) noexcept

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 
 class Price:
-    """Seconds, and the index of the quantity that bounds them."""
+    """Seconds, the index of the quantity that bounds them, and the bytes moved meanwhile (0 where nobody knows)."""
 
-    __slots__ = ("attributed_to", "duration_s")
+    __slots__ = ("attributed_to", "duration_s", "n_bytes")
 
-    def __init__(self, duration_s: float, attributed_to: int) -> None:
+    def __init__(self, duration_s: float, attributed_to: int, n_bytes: float = 0.0) -> None:
         self.duration_s = duration_s
         self.attributed_to = attributed_to
+        self.n_bytes = n_bytes
+
+    @property
+    def draws_per_s(self) -> float:
+        """Bytes per second that it moves when nothing slows it."""
+        return self.n_bytes / self.duration_s if self.duration_s > 0.0 else 0.0
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Price):
@@ -48,10 +54,14 @@ class Operation:
 
     `length` and `priced` are the counters of its seconds on the stream and of its price (`sim.machine.meter`); `n` are
     uses that have not been handed to them yet. `next` is what an expert costs that joins a group after this one, and
-    `slack_s` what this one leaves to fill of the group's floor; both for whole experts of one token.
+    `slack_s` what this one leaves to fill of the group's floor; both for whole experts of one token. `slowed_s` is what
+    it takes longer beside a copy, `more_s` what more beside pieces written back (`sim.machine.shared_memory`).
     """
 
-    __slots__ = ("all_s", "duration_s", "first_s", "launch", "length", "n", "next", "priced", "slack_s", "tail_s")
+    __slots__ = (
+        *("all_s", "duration_s", "first_s", "launch", "length", "more_s", "n", "next", "priced", "slack_s"),
+        *("slowed_s", "tail_s"),
+    )
 
     next: Operation | None
 
@@ -66,6 +76,8 @@ class Operation:
         self.n = 0
         self.next = None
         self.slack_s = 0.0
+        self.slowed_s = 0.0
+        self.more_s = 0.0
 
     def cost(self, duration_s: float, length: int, priced: int) -> None:
         """From now on it takes this long."""

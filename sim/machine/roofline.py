@@ -36,7 +36,7 @@ class Roofline:
         if flops / self.flops > best_s:
             best_s = flops / self.flops
             attributed_to = self.q_flops
-        return Price(best_s, attributed_to)
+        return Price(best_s, attributed_to, n_bytes)
 
 
 class Attention:

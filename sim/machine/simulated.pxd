@@ -5,6 +5,7 @@ from sim.machine.lanes cimport SerialLane, Stream, Launched
 from sim.machine.meter cimport Meter
 from sim.machine.price cimport Launch, Operation, Price
 from sim.machine.protocol cimport Machine
+from sim.machine.shared_memory cimport GpuMemory, HostMemory
 from sim.machine.turn cimport Turn
 from sim.machine.waiting cimport Waiting
 from sim.policy.pieces cimport Piece
@@ -39,6 +40,7 @@ cdef class SimulatedMachine(Machine):
     cdef int _n_used
     cdef Operation _leader
     cdef Group _group
+    cdef GpuMemory _gpu_memory
     cdef bint _grouped
     cdef str _precision
     cdef tuple _waits
@@ -55,7 +57,8 @@ cdef class SimulatedMachine(Machine):
     @cython.locals(host_s=double, launched_s=double)
     cdef Ticket _launch(self, str op, int layer, Operation operation, tuple after=*)
     @cython.locals(host_s=double, launched_s=double, first_s=double, last_s=double, duration_s=double, length=int,
-                   stream=Stream, work=Launched, ticket=Ticket, after=tuple, launch=Launch, price=Price)
+                   stream=Stream, work=Launched, ticket=Ticket, after=tuple, launch=Launch, price=Price,
+                   beside=Operation)
     cdef Ticket _on_all(self, list steps, int layer)
     @cython.locals(stream=Stream, ticket=Ticket)
     cdef list _ends(self)
@@ -67,18 +70,18 @@ cdef class SimulatedMachine(Machine):
     cdef void _close_groups(self) noexcept
     cdef Ticket _settled(self)
     @cython.locals(stream=Stream, operation=Operation, now_s=double, free_s=double, gate_s=double, start_s=double,
-                   last_s=double, starved_s=double, waited_s=double, at=int, open_ends=bint)
+                   last_s=double, starved_s=double, waited_s=double, copied_s=double, at=int, open_ends=bint)
     cpdef double to_gate(self, int layer) except? -1.0
     @cython.locals(host_s=double)
     cpdef sync(self, Ticket ticket)
     @cython.locals(stream=Stream, group=Group, last=Operation, now_s=double, free_s=double,
                    launched_s=double, waited_s=double, starved_s=double, fits=bint, at=int, arrived_s=double, host_s=double,
-                   start_s=double, last_s=double)
+                   start_s=double, last_s=double, copied_s=double)
     cpdef bint run_turn(self, Turn turn) except -1
     @cython.locals(stream=Stream, queue=CopyQueue, group=Group, last=Operation, operation=Operation, now_s=double,
                    free_s=double, link_s=double, launched_s=double, waited_s=double, starved_s=double, joins=bint,
                    n_copies=int, layer=int, row=int, gate_s=double, start_s=double, last_s=double, n_here=int,
-                   n_coming=int, at=int, arrived_s=double)
+                   n_coming=int, at=int, arrived_s=double, copied_s=double)
     cpdef bint plain_layers(self, int first, int n, long long[::1] here, long long[::1] coming, Turn turn) except -1
     @cython.locals(operation=Operation, stream=Stream, host_s=double, launched_s=double, work=Launched)
     cpdef Ticket expert(self, Piece piece, int n_tokens, double arrived_s, tuple after, object parts)
@@ -101,7 +104,7 @@ cdef class SimulatedMachine(Machine):
     cdef Operation _in_group(self, Group group, double slack_s, Piece piece, int n_tokens)
     @cython.locals(n_bytes=cython.longlong, there_s=double, back_s=double, length=int, duration_s=double,
                    attributed_to=int, host_s=double, arrived_s=double, queue=CopyQueue, back=Copy, done=Ticket,
-                   joins=bint, by_tokens=dict)
+                   joins=bint, by_tokens=dict, memory=HostMemory, draws_per_s=double)
     cpdef Ticket cpu_expert(self, int layer, int expert, int n_tokens)
     @cython.locals(host_s=double)
     cdef _begin_hybrid(self, int layer)

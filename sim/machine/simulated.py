@@ -13,6 +13,8 @@ from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE, SerialLane, Spans
 from sim.machine.meter import Meter
 from sim.machine.price import Launch, Operation, Price
 from sim.machine.protocol import DEMAND, NO_TICKETS, Machine
+from sim.machine.shared_memory import GpuMemory, HostMemory
+from sim.machine.sharing import GPU_BY_COPIES
 from sim.machine.together import Step, Together
 from sim.machine.turn import Turn
 from sim.machine.waiting import KINDS, Waiting
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from sim.base.quantities import Source
     from sim.machine.cost import Cost
+    from sim.machine.sharing import Sharing
     from sim.policy.pieces import Piece
     from sim.workload.iterations import Iteration
 
@@ -96,9 +99,11 @@ class SimulatedMachine(Machine):
         self._experts: dict[tuple[int, object, float, float, bool], Operation] = {}
         # In a group: what others left to fill (-1: the first), tokens, precision, share -> and what it leaves.
         self._grouped_experts: dict[tuple[float, int, object, float], tuple[Operation, float]] = {}
-        # Tokens -> bytes, seconds there, seconds back and their place in the link's counters, seconds and their basis.
-        self._on_cpu: dict[int, tuple[int, float, float, int, float, int]] = {}
-        self._joined_on_cpu: dict[int, tuple[int, float, float, int, float, int]] = {}  # of experts after the first
+        # Tokens -> bytes, seconds there, seconds back and their place in the link's counters, seconds, basis, bytes/s.
+        self._on_cpu: dict[int, tuple[int, float, float, int, float, int, float]] = {}
+        self._joined_on_cpu: dict[
+            int, tuple[int, float, float, int, float, int, float]
+        ] = {}  # of experts after the first
         self._hybrid_s = cost.launches.hybrid_layer_s
         self.n_hybrid = 0  # layers of which the CPU computed an expert
         self._n_begun = 0
@@ -108,6 +113,9 @@ class SimulatedMachine(Machine):
         self._leader: Operation | None = None  # a whole expert of one token, in the serving precision, begins a group
         self._used: list[Operation] = []  # the first `_n_used` have uses that no counter knows of yet
         self._n_used = 0
+        self._gpu_memory: GpuMemory | None = None  # None: nothing is shared
+        if cost.sharing.on:
+            self._share(cost.sharing)
         self._groups = [Group() for _ in range(n_gpus)]  # experts launched last, which others may still join
         self._group = self._groups[0]
         self._grouped = cost.launches.grouped
@@ -121,6 +129,29 @@ class SimulatedMachine(Machine):
         self._blocks: list[Operation] = []
         self._shared: Operation | None = None
         self._dense: Operation | None = None
+
+    def _share(self, sharing: Sharing) -> None:
+        """Copies and what runs beside them share memory."""
+        up, down = (sharing.stated.get(term, -1.0) for term in GPU_BY_COPIES)
+        rates = sharing.gpu_bytes_per_s, sharing.up_bytes_per_s, sharing.down_bytes_per_s
+        self._gpu_memory = GpuMemory(*rates, up, down)
+        for queue, stream in zip(self.h2d, self.streams, strict=True):
+            queue.slows = [stream]
+            queue.n_slows = 1
+        self.write_backs.slows = self.streams
+        self.write_backs.n_slows = self.n_gpus
+        self.write_backs.back = True
+
+    def _share_host_memory(self) -> None:
+        """From the first expert on the CPU on it draws from the memory that copies draw from."""
+        sharing = self.cost.sharing
+        terms = (sharing.stated.get(term, -1.0) for term in ("cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu"))
+        self.cpu.memory = memory = HostMemory(sharing.host_bytes_per_s, self.n_gpus, *terms)
+        for at, queue in enumerate((*self.h2d, self.write_backs)):
+            queue.memory, queue.lane = memory, at + 1
+            if queue.free_s > self.now_s:
+                draws_per_s = sharing.down_bytes_per_s if queue.back else sharing.up_bytes_per_s
+                memory.lanes[at + 1].note(self.now_s, queue.free_s, draws_per_s)
 
     def now(self) -> float:
         return self.now_s
@@ -174,6 +205,8 @@ class SimulatedMachine(Machine):
     def _reprice(self, operation: Operation, price: Price) -> None:
         length = self.stream.seconds.meter.at(price.duration_s)
         operation.cost(price.duration_s, length, self._prices.at(price.duration_s, price.attributed_to))
+        if self._gpu_memory is not None:
+            self._gpu_memory.slow(operation, price)
 
     def _launch(
         self, op: str, layer: int, operation: Operation, after: tuple[Ticket, ...] = NO_TICKETS
@@ -200,6 +233,8 @@ class SimulatedMachine(Machine):
             operation.length,
             0.0,
             after,
+            operation.slowed_s,
+            operation.more_s,
         )
 
     def _on_all(self, steps: list[Step], layer: int) -> Ticket:
@@ -226,7 +261,23 @@ class SimulatedMachine(Machine):
                 length = stream.seconds.meter.at(duration_s)
                 last_s = launched_s + launch.tail_frac * duration_s
                 first_s = host_s + launch.first_s
-                work = stream.run(op, layer, -1, self._n_tokens, first_s, last_s, duration_s, length, 0.0, after)
+                beside = Operation(launch)
+                if self._gpu_memory is not None:
+                    self._gpu_memory.slow(beside, price)
+                work = stream.run(
+                    op,
+                    layer,
+                    -1,
+                    self._n_tokens,
+                    first_s,
+                    last_s,
+                    duration_s,
+                    length,
+                    0.0,
+                    after,
+                    beside.slowed_s,
+                    beside.more_s,
+                )
                 if gpu == 0:
                     ticket = self._settled() if work is None else work
         return ticket
@@ -306,6 +357,8 @@ class SimulatedMachine(Machine):
     def to_gate(self, layer: int) -> float:
         stream = self.stream
         open_ends = stream.n_pending > 0 or len(self._waits) > 0 or self._n_away > 0
+        if stream.written_s > self.now_s:
+            open_ends = True
         if open_ends or self.together is not None or self.spans is not None or self._dense is not None:
             self.attention(layer)
             ticket = self.gate(layer)
@@ -313,8 +366,11 @@ class SimulatedMachine(Machine):
             self.sync(ticket)
             return self.now_s
         # Nothing to wait for and nobody looking: the sums those four would do, without their calls.
+        if stream.owed_s > 0.0:
+            stream.pay()
         now_s = self.now_s
         free_s = stream.free_s
+        copied_s = stream.copied_s
         starved_s = stream.gaps_s[_HOST]
         at = stream.row
         waited_s = stream.gaps_s[_H2D]
@@ -333,7 +389,13 @@ class SimulatedMachine(Machine):
             if start_s > free_s:
                 starved_s += start_s - free_s
                 free_s = start_s
+            start_s = free_s
             free_s += operation.duration_s
+            if start_s < copied_s:
+                free_s += operation.slowed_s
+                stream.slowed_s += operation.slowed_s
+            elif stream.remembers and (operation.slowed_s > 0.0 or operation.more_s > 0.0):
+                stream.note(start_s, free_s, operation.slowed_s, operation.more_s)
             last_s = now_s + operation.tail_s
             if last_s > free_s:
                 starved_s += last_s - free_s
@@ -393,6 +455,11 @@ class SimulatedMachine(Machine):
             return False
         if group.open and last is None:
             return False
+        if stream.written_s > self.now_s:
+            return False
+        if stream.owed_s > 0.0:
+            stream.pay()
+        copied_s = stream.copied_s
         now_s, free_s, launched_s = self.now_s, stream.free_s, group.launched_s
         waited_s, starved_s = stream.gaps_s[_H2D], stream.gaps_s[_HOST]
         fits = group.open
@@ -421,6 +488,11 @@ class SimulatedMachine(Machine):
             else:
                 start_s = free_s
             free_s = start_s + last.duration_s
+            if start_s < copied_s:
+                free_s += last.slowed_s
+                stream.slowed_s += last.slowed_s
+            elif stream.remembers and (last.slowed_s > 0.0 or last.more_s > 0.0):
+                stream.note(start_s, free_s, last.slowed_s, last.more_s)
             if spans is not None:
                 spans("host", "launch expert", turn.layer, turn.experts[at], 1, 0, host_s, now_s)
                 spans(stream.name, "expert", turn.layer, turn.experts[at], 1, 0, start_s, free_s)
@@ -453,6 +525,11 @@ class SimulatedMachine(Machine):
             return False
         if queue.n_queued or queue.report or turn.n_bytes != queue.last_bytes:
             return False
+        if queue.memory is not None or stream.written_s > self.now_s or (queue.n_slows and self._shared is not None):
+            return False
+        if stream.owed_s > 0.0:
+            stream.pay()
+        copied_s = stream.copied_s
         now_s, free_s, link_s, launched_s = self.now_s, stream.free_s, queue.free_s, group.launched_s
         waited_s, starved_s = stream.gaps_s[_H2D], stream.gaps_s[_HOST]
         last = group.last
@@ -475,7 +552,13 @@ class SimulatedMachine(Machine):
                 if start_s > free_s:
                     starved_s += start_s - free_s
                     free_s = start_s
+                start_s = free_s
                 free_s += operation.duration_s
+                if start_s < copied_s:
+                    free_s += operation.slowed_s
+                    stream.slowed_s += operation.slowed_s
+                elif stream.remembers and (operation.slowed_s > 0.0 or operation.more_s > 0.0):
+                    stream.note(start_s, free_s, operation.slowed_s, operation.more_s)
                 last_s = now_s + operation.tail_s
                 if last_s > free_s:
                     starved_s += last_s - free_s
@@ -489,6 +572,8 @@ class SimulatedMachine(Machine):
                 start_s = now_s if now_s > link_s else link_s
                 link_s = start_s + queue.last_s
                 turn.arrived_s[at] = link_s
+            if n_coming and queue.n_slows:
+                copied_s = link_s
             n_copies += n_coming
             joins = False
             for at in range(n_here + n_coming):
@@ -515,6 +600,11 @@ class SimulatedMachine(Machine):
                 else:
                     start_s = free_s
                 free_s = start_s + last.duration_s
+                if start_s < copied_s:
+                    free_s += last.slowed_s
+                    stream.slowed_s += last.slowed_s
+                elif stream.remembers and (last.slowed_s > 0.0 or last.more_s > 0.0):
+                    stream.note(start_s, free_s, last.slowed_s, last.more_s)
                 last_s = now_s + last.tail_s
                 if last_s > free_s:
                     starved_s += last_s - free_s
@@ -526,6 +616,7 @@ class SimulatedMachine(Machine):
         self.now_s = now_s
         self.n_syncs += n
         stream.free_s = free_s
+        stream.copied_s = copied_s
         stream.gaps_s[_H2D] = waited_s
         stream.gaps_s[_HOST] = starved_s
         self.experts_launched += n_copies
@@ -566,6 +657,8 @@ class SimulatedMachine(Machine):
             operation.length,
             arrived_s,
             after,
+            operation.slowed_s,
+            operation.more_s,
         )
         self.ends_s = stream.free_s
         self.cause = stream.blame
@@ -597,7 +690,18 @@ class SimulatedMachine(Machine):
         duration_s = operation.duration_s + peer_s
         length = stream.seconds.meter.at(duration_s)
         ticket: Ticket | None = stream.run(
-            "expert", piece.layer, piece.expert, n_tokens, first_s, last_s, duration_s, length, arrived_s, after
+            "expert",
+            piece.layer,
+            piece.expert,
+            n_tokens,
+            first_s,
+            last_s,
+            duration_s,
+            length,
+            arrived_s,
+            after,
+            operation.slowed_s,
+            operation.more_s,
         )
         if ticket is None:
             ticket = Ticket(stream.free_s, stream.blame)
@@ -647,6 +751,8 @@ class SimulatedMachine(Machine):
             length,
             arrived_s,
             after,
+            operation.slowed_s,
+            operation.more_s,
         )
         if ticket is None:
             ticket = Ticket(stream.free_s, stream.blame)
@@ -761,6 +867,8 @@ class SimulatedMachine(Machine):
         return joined
 
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
+        if self._gpu_memory is not None and self.cpu.memory is None:
+            self._share_host_memory()
         joins = self._hybrid_in[layer] == self._n_begun
         if not joins:
             self._hybrid_in[layer] = self._n_begun
@@ -769,7 +877,7 @@ class SimulatedMachine(Machine):
         known = by_tokens.get(n_tokens)
         if known is None:
             known = by_tokens[n_tokens] = self._cpu_work(n_tokens, joins)
-        n_bytes, there_s, back_s, length, duration_s, attributed_to = known
+        n_bytes, there_s, back_s, length, duration_s, attributed_to, draws_per_s = known
         host_s = self.now_s
         self.now_s = host_s + self.cost.launches.cpu_s
         self.n_copy_launches += 1
@@ -778,11 +886,18 @@ class SimulatedMachine(Machine):
             self.spans("host", "launch cpu_expert", layer, expert, n_tokens, n_bytes, host_s, self.now_s)
         arrived_s = self.d2h.use("activations", layer, expert, n_tokens, self.now_s, there_s)
         self.cpu_s[attributed_to] += duration_s
-        done = Ticket(self.cpu.use("expert", layer, expert, n_tokens, arrived_s, duration_s), CPU)
+        done = Ticket(self.cpu.use("expert", layer, expert, n_tokens, arrived_s, duration_s, draws_per_s), CPU)
+        memory = self.cpu.memory
+        if memory is not None:
+            for queue in self.h2d:
+                queue.pay()
+            self.write_backs.pay()
         self.d2h_bytes += n_bytes
         back = Copy("activations", layer, expert, n_bytes, back_s, length, True, self.now_s, (done,), None, CPU)
         if self.n_links > 1:
             self._advance()
+        if memory is not None:
+            memory.awaits(done, back)
         self.h2d[0].submit(back, self.now_s)
         return back
 
@@ -798,14 +913,22 @@ class SimulatedMachine(Machine):
             if self.spans is not None:
                 self.spans("host", "hybrid layer", layer, -1, self._n_tokens, 0, host_s, self.now_s)
 
-    def _cpu_work(self, n_tokens: int, joins: bool) -> tuple[int, float, float, int, float, int]:
+    def _cpu_work(self, n_tokens: int, joins: bool) -> tuple[int, float, float, int, float, int, float]:
         """What tokens on the CPU move and take; `joins`: the expert is not the first of its layer there."""
         cost = self.cost
         price = cost.expert_cpu_joined(n_tokens) if joins else cost.expert_cpu(n_tokens)
         n_bytes = cost.activation_bytes(n_tokens)
         back_s = cost.copies.h2d_s(n_bytes)
         length = self.h2d[0].seconds.meter.at(back_s)
-        return n_bytes, cost.copies.d2h_s(n_bytes), back_s, length, price.duration_s, price.attributed_to
+        return (
+            n_bytes,
+            cost.copies.d2h_s(n_bytes),
+            back_s,
+            length,
+            price.duration_s,
+            price.attributed_to,
+            price.draws_per_s,
+        )
 
     def join(self, ticket: Ticket) -> None:
         self._waits = (*self._waits, ticket)
@@ -864,7 +987,10 @@ class SimulatedMachine(Machine):
             begun_s = now_s
             now_s += self._copy_launch_s
             start_s = now_s if now_s > free_s else free_s
-            free_s = start_s + queue.last_s
+            if queue.memory is not None or (queue.n_slows and start_s < self.stream.free_s):
+                free_s = queue.runs_s(start_s, queue.last_s, turn.n_bytes)
+            else:
+                free_s = start_s + queue.last_s
             turn.arrived_s[at] = free_s
             self.experts_launched += 1.0
             if spans is not None:
@@ -872,6 +998,8 @@ class SimulatedMachine(Machine):
                 spans(queue.name, "demand", turn.layer, turn.experts[at], 0, turn.n_bytes, start_s, free_s)
         self.now_s = now_s
         self.n_copy_launches += (turn.n - turn.n_here) * self._copy_calls
+        if queue.n_slows and turn.n > turn.n_here:
+            self.stream.copied_s = free_s
         queue.served(turn.n - turn.n_here, free_s)
         return True
 
@@ -995,11 +1123,20 @@ class SimulatedMachine(Machine):
     def drain(self) -> None:
         while self._settle_next():
             pass
+        sharing = self.cost.sharing
+        if sharing.on:
+            self.gpu_s[sharing.q_gpu] = math.fsum([stream.slowed_s for stream in self.streams])
+            self.cpu_s[sharing.q_cpu] = self.cpu.slowed_s
 
     @property
     def h2d_bytes(self) -> int:
         """Bytes copied to the GPUs."""
         return sum(queue.copied_bytes for queue in self.h2d)
+
+    @property
+    def copies_slowed_s(self) -> float:
+        """What experts on the CPU added to the time of copies to the GPUs."""
+        return math.fsum([queue.slowed_s for queue in self.h2d])
 
     def _advance(self) -> None:
         """Settle every copy that starts before the host's clock; over several links in the order of their starts."""

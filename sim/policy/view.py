@@ -54,8 +54,7 @@ class Prices:
 
     def slower_together(self) -> tuple[float, float]:
         """How many times as long an expert on the CPU takes beside copies to the GPU, and a copy beside it."""
-        contention = self._cost.hw.contention
-        return 1.0 + contention.cpu_slowdown_by_h2d.value, 1.0 + contention.h2d_slowdown_by_cpu.value
+        return self._cost.sharing.together(self._cost.expert_cpu(1).draws_per_s)
 
     def expert_s(self) -> float:
         """Seconds of one expert for one token: on the GPU, or launching it where that takes longer."""

@@ -68,6 +68,7 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     expert_overhead_s: Quantity  # fixed cost of running one expert on the CPU
     memory_bytes: Quantity
     copies_bandwidth_bytes_per_s: Quantity | msgspec.UnsetType = msgspec.UNSET  # of copies to all devices together
+    total_bandwidth_bytes_per_s: Quantity | msgspec.UnsetType = msgspec.UNSET  # of all that reads it at once (STREAM)
     note: str = ""
 
     @property
@@ -76,25 +77,32 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         figure = self.copies_bandwidth_bytes_per_s
         return figure if isinstance(figure, Quantity) else self.memory_bandwidth_bytes_per_s
 
+    @property
+    def shared_by_all(self) -> Quantity:
+        """What all that runs at once draws from its memory at most; as the cores read where nobody said."""
+        figure = self.total_bandwidth_bytes_per_s
+        return figure if isinstance(figure, Quantity) else self.memory_bandwidth_bytes_per_s
 
-UNMEASURED = Quantity(value=0.0, source="assumed", note="off; no measurement found")
 
+class Contention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Extra time of an activity while another runs, as a share of its own (0.05: 5 % slower); 0 is off.
 
-class Contention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Extra time of an activity while another runs, as a share of its own (0.05: 5 % slower); 0 is off."""
+    What is left out follows from the bandwidth of the memory that both share (`sim.machine.sharing`).
+    """
 
-    gpu_slowdown_by_h2d: Quantity
-    h2d_slowdown_by_gpu: Quantity
-    cpu_slowdown_by_h2d: Quantity
-    h2d_slowdown_by_cpu: Quantity
-    h2d_slowdown_by_d2h: Quantity = UNMEASURED  # of pieces written back; activations are too small to matter
-    d2h_slowdown_by_h2d: Quantity = UNMEASURED
-    gpu_slowdown_by_d2h: Quantity = UNMEASURED
+    gpu_slowdown_by_h2d: Quantity | None = None
+    h2d_slowdown_by_gpu: Quantity | None = None
+    cpu_slowdown_by_h2d: Quantity | None = None
+    h2d_slowdown_by_cpu: Quantity | None = None
+    h2d_slowdown_by_d2h: Quantity | None = None  # of pieces written back; activations are too small to matter
+    d2h_slowdown_by_h2d: Quantity | None = None
+    gpu_slowdown_by_d2h: Quantity | None = None
 
     @property
-    def active(self) -> bool:
-        """True when anything slows anything."""
-        return any(getattr(self, term).value > 0 for term in self.__struct_fields__)
+    def stated(self) -> dict[str, Quantity]:
+        """The terms that were measured or set, by name."""
+        terms = {term: getattr(self, term) for term in self.__struct_fields__}
+        return {term: figure for term, figure in terms.items() if figure is not None}
 
 
 Range = tuple[float, float]
@@ -126,7 +134,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpu: Gpu
     host: Host
     cpu: Cpu
-    contention: Contention
+    contention: Contention = Contention()
     curves: Curves | None = None  # measured on the real machine for one model
     more_curves: tuple[Curves, ...] = ()  # and for others
     ranges: Ranges = Ranges()  # of fits; curves have their own

@@ -44,8 +44,11 @@ def attributions(machine: SimulatedMachine, clockwork: Clockwork, phases: Iterab
     _spread(seconds, parts_s[GPU], list(enumerate(machine.gpu_s)))
     copies, n_copies = cost.copies, sum(up.n_copies for up in machine.h2d)
     busy_s, latency_s = math.fsum(up.busy_s for up in machine.h2d), n_copies * copies.h2d_latency_s
+    by_law = cost.sharing.on and "h2d_slowdown_by_cpu" not in cost.sharing.stated
+    slowed_s = machine.copies_slowed_s if by_law else 0.0
     down_latency_s = machine.n_kv_out * copies.d2h_latency_s  # what waits for pages that go down waits for copies, too
-    on_links = [(copies.q_h2d_latency, latency_s), (copies.q_h2d_bandwidth, busy_s - latency_s)]
+    on_links = [(copies.q_h2d_latency, latency_s), (copies.q_h2d_bandwidth, busy_s - slowed_s - latency_s)]
+    on_links += [(cost.sharing.q_host, slowed_s)]
     on_links += [(copies.q_d2h_latency, down_latency_s), (copies.q_d2h_bandwidth, machine.kv_out_s - down_latency_s)]
     _spread(seconds, parts_s[H2D], on_links)
     _spread(seconds, parts_s[CPU], list(enumerate(machine.cpu_s)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sim.base.errors import BadInput, DoesNotFit, did_you_mean
 from sim.machine.copy_prices import crowded
 from sim.machine.several import DATA, GPU0, TENSOR, Several
+from sim.machine.sharing import ON, needs_events
 from sim.policy.blame import blamed, check_traits
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import without_file
@@ -83,10 +84,10 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> tuple[Policy, H
         policy.labels = (*policy.labels, WITHOUT_FILE)
     check_options(spec)
     hw = load_hardware(spec.hw, overrides.hw, spec.link)
-    if spec.engine == ARITHMETIC and hw.contention.active:
+    if spec.engine == ARITHMETIC and spec.contention == ON and needs_events(hw):
         raise BadInput(
-            "--engine, got 'arithmetic': it knows no contention, and a coefficient of hw.contention is active; "
-            "leave it out, or take simpy"
+            "--engine, got 'arithmetic': it slows kernels and experts on the CPU by copies and copies by the CPU, and "
+            "another coefficient of hw.contention is active; leave it out, or take simpy"
         )
     stack = load_stack(spec.stack, overrides.stack)
     if spec.engine == ARITHMETIC and crowded(hw, stack, Several(spec.gpus, host_links=spec.host_links)):

@@ -21,6 +21,7 @@ from sim.base.units import show_count
 from sim.machine.copy_prices import crowded
 from sim.machine.cost import Cost
 from sim.machine.several import APART, GPU0, PER_EXPERT, Several
+from sim.machine.sharing import ON, needs_events
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
 from sim.profiles.hardware import GPUS
@@ -57,6 +58,7 @@ NEWER: dict[str, Any] = {
     "host_links": APART,
     "dense": GPU0,
     "draft": None,
+    "contention": ON,
 }
 """Fields that specifications did not always have, with what they stand for where they are left out."""
 KV = ("kv_memory_bytes", "kv_page", "preempt")  # of a pool for keys and values
@@ -96,7 +98,12 @@ class Setup:
 
     def cost(self) -> Cost:
         """Prices of everything on its hardware."""
-        return Cost(self.hw, self.model, self.stack, self.spec.precision, self.several)
+        return Cost(self.hw, self.model, self.stack, self.spec.precision, self.several, self.contends)
+
+    @property
+    def contends(self) -> bool:
+        """Whether what runs at once slows one another."""
+        return self.spec.contention == ON
 
     @property
     def slos(self) -> Slos:
@@ -187,11 +194,14 @@ class Setup:
 
     @property
     def engine(self) -> str:
-        """What replays it: the one that was asked for, or SimPy where lanes slow one another."""
+        """What replays it: the one that was asked for, or SimPy where arithmetic does not know what slows what."""
         if self.machine is not None:
             return self.machine.__name__
-        contended = self.hw.contention.active or crowded(self.hw, self.stack, self.several)
-        return self.spec.engine or (SIMPY if contended else ARITHMETIC)
+        return self.spec.engine or (SIMPY if self._needs_events else ARITHMETIC)
+
+    @property
+    def _needs_events(self) -> bool:
+        return crowded(self.hw, self.stack, self.several) or (self.contends and needs_events(self.hw))
 
     @cached_property
     def _digests(self) -> dict[str, str]:
@@ -240,7 +250,8 @@ class Setup:
         spec = {**msgspec.to_builtins(self.spec), "set": None}
         for name in ("policy", "hw", "link", "model", "stack", "trace"):
             del spec[name]  # `resolved` says what these meant
-        del spec["engine"]  # either gives the same numbers
+        if self.engine != SIMPY or self._needs_events or not self.contends:
+            del spec["engine"]  # either gives the same numbers, or none but one any
         del spec["unstable"]  # says what is shown of them
         if spec["replicas"] == 1:
             del spec["replicas"], spec["router"]

@@ -38,6 +38,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dense: str = "gpu0"  # who computes what is dense
     placement: str | None = None  # a file: the GPU of each expert; None: dealt round-robin
     host_links: str = "apart"  # whether links share its bandwidth
+    contention: str = "on"  # whether what runs at once shares memory: on or off
     replicas: int = 1  # equal machines behind a router
     router: str | None = None  # None: round robin
     batch: int = 1
@@ -82,6 +83,8 @@ def read_spec(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(data, dict):
         raise BadInput(f"{path}, got {type(data).__name__}: a configuration is a mapping; save one with --out")
     resolved = data.pop("resolved", None)
+    if isinstance(data.get("contention"), bool):
+        data["contention"] = "on" if data["contention"] else "off"  # as YAML reads the bare words
     to_struct({"policy": "x", "hw": "x", **data}, RunSpec, str(path))
     return data, resolved if isinstance(resolved, dict) else {}
 

@@ -58,6 +58,7 @@ class Options(TypedDict, total=False):
     hit_definition: str
     predictor: Name | None
     engine: str | None  # arithmetic or simpy
+    contention: str  # on or off
     scheduler: str | None  # None: first come, first served
     batching: str | None  # continuous or static; None: continuous
     prefill_chunk: int | None  # at most so many tokens run in an iteration

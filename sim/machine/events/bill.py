@@ -13,16 +13,10 @@ WAYS = ("h2d_slowdown_by_d2h", "d2h_slowdown_by_h2d", "gpu_slowdown_by_d2h")
 
 
 class Bill:
-    """Seconds by quantity: an index into `cost.figures.entries`, to which the active terms of contention are added."""
+    """Seconds by quantity: an index into `cost.figures.entries`."""
 
     def __init__(self, cost: Cost) -> None:
         self.cost = cost
-        self.terms: dict[str, int] = {}
-        for term in (*TERMS, *WAYS):
-            figure = getattr(cost.hw.contention, term)
-            if figure.value > 0.0:
-                self.terms[term] = len(cost.figures.entries)
-                cost.figures.entries.append((f"contention.{term}", figure))
         n = len(cost.figures.entries)
         self.gpu_s = [0.0] * n  # of compute streams
         self.cpu_s = [0.0] * n
@@ -70,12 +64,11 @@ class Bill:
         self.experts_launched += frac
 
     def stretched(self, gpu_s: float, cpu_s: float) -> None:
-        """What contention added to the time of streams and CPU, at the end of a run; the first of two terms stands."""
-        slowed = next((term for term in ("gpu_slowdown_by_h2d", "gpu_slowdown_by_d2h") if term in self.terms), None)
-        if slowed is not None:
-            self.gpu_s[self.terms[slowed]] = gpu_s
-        if "cpu_slowdown_by_h2d" in self.terms:
-            self.cpu_s[self.terms["cpu_slowdown_by_h2d"]] = cpu_s
+        """What contention added to the time of streams and CPU, at the end of a run."""
+        sharing = self.cost.sharing
+        if sharing.on:
+            self.gpu_s[sharing.q_gpu] = gpu_s
+            self.cpu_s[sharing.q_cpu] = cpu_s
 
     def host_shares(self) -> list[tuple[int, float]]:
         """The host's busy seconds by the quantity they rest on."""

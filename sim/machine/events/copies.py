@@ -101,6 +101,7 @@ class CopyEngine:
         self.free_s = 0.0
         self.n_copies = 0
         self.copied_bytes = 0
+        self.stretched_s = 0.0  # what contention added
         self._uses: dict[float, int] = {}
         self._busy_s = 0.0
         self._index = index
@@ -137,8 +138,9 @@ class CopyEngine:
             copy.after = NOTHING  # let go of what it waited for, or tickets would chain through the whole run
             self.n_copies += copy.n_copies
             self.copied_bytes += copy.n_bytes
-            yield flow.work(copy.duration_s, copy)
+            yield flow.work(copy.duration_s, copy, copy.n_bytes)
             self.free_s = flow.end_s
+            self.stretched_s += flow.spent_s - copy.duration_s
             self._uses[flow.spent_s] = self._uses.get(flow.spent_s, 0) + 1
             if self.report:
                 self.finished.append(copy)

@@ -13,31 +13,54 @@ if TYPE_CHECKING:
 
 
 class Pool:
-    """What several flows draw from at once: where they ask for more than there is, all get the same share of theirs."""
+    """A memory that several flows draw from: who ask for more than there is all get the same share of it."""
 
     def __init__(self, capacity_per_s: float) -> None:
         self.capacity_per_s = capacity_per_s
-        self.members: list[tuple[Flow, float]] = []  # and what each draws when nothing slows it
+        self.members: list[tuple[Flow, float | None]] = []  # and what each draws; None: what its work says
 
-    def add(self, flow: Flow, draws_per_s: float) -> None:
-        """One more that draws from it."""
+    def add(self, flow: Flow, draws_per_s: float | None = None, slowed: bool = True) -> None:
+        """One more that draws from it; `slowed` where the others ask for too much."""
         for other, _ in self.members:
             flow.beside(other)
             other.beside(flow)
         self.members.append((flow, draws_per_s))
-        flow.pools.append(self)
+        if slowed:
+            flow.pools.append(self)
 
     def stretch(self, asking: Flow) -> float:
         """By how much everybody's time is longer than alone, if this one draws from it too."""
         asked_per_s = 0.0
         for flow, draws_per_s in self.members:
             if flow.busy or flow is asking:
-                asked_per_s += draws_per_s
+                asked_per_s += flow.draws_per_s if draws_per_s is None else draws_per_s
         return asked_per_s / self.capacity_per_s if asked_per_s > self.capacity_per_s else 1.0
 
 
+class Rest:
+    """What `first` leave of a memory to the one that draws from it besides: they get all that they ask for."""
+
+    def __init__(self, capacity_per_s: float, first: list[Flow], one: Flow) -> None:
+        self.capacity_per_s = capacity_per_s
+        self.first = first
+        for flow in first:
+            one.beside(flow)
+        one.pools.append(self)
+
+    def stretch(self, asking: Flow) -> float:
+        """By how much its time is longer than alone."""
+        left_per_s = self.capacity_per_s
+        for flow in self.first:
+            if flow.busy:
+                left_per_s -= flow.draws_per_s
+        draws_per_s = min(asking.draws_per_s, self.capacity_per_s)
+        return draws_per_s / left_per_s if draws_per_s > left_per_s else 1.0
+
+
 class Flow:
-    """Work in progress on one lane, at the rate 1 / (1 + sum of the terms of what runs beside it), or less from a pool.
+    """Work in progress on one lane, at the rate 1 / (1 + sum of the terms of what runs beside it), or less from memory.
+
+    Of several memories the one that has least for it counts.
 
     What is left is carried over at every change of rate. Work that never meets anything ends at start + duration,
     without rounding beyond that sum.
@@ -48,7 +71,8 @@ class Flow:
         self.start_s = 0.0
         self.end_s = 0.0  # as things stand now, while busy
         self.spent_s = 0.0  # from start to end, of the work that ended last
-        self.pools: list[Pool] = []
+        self.draws_per_s = 0.0  # bytes, of the work that is done, at its own rate
+        self.pools: list[Pool | Rest] = []
         self._clock = clock
         self._terms: list[tuple[Flow, float]] = []  # who slows this, and by which share of its time
         self._slows: list[Flow] = []  # whom this slows
@@ -71,9 +95,14 @@ class Flow:
         if self not in other._slows:
             other._slows.append(self)
 
-    def work(self, duration_s: float, ticket: Ticket | None = None) -> Event:
-        """Begin now; the event of its end. `ticket.end_s`, where one is given, follows the end as things stand."""
+    def work(self, duration_s: float, ticket: Ticket | None = None, n_bytes: float = 0.0) -> Event:
+        """Begin now; the event of its end. `ticket.end_s`, where one is given, follows the end as things stand.
+
+        Args:
+            n_bytes: what it moves through memory meanwhile.
+        """
         self.busy = True
+        self.draws_per_s = n_bytes / duration_s if duration_s > 0.0 else 0.0
         self.start_s = self._since_s = self._clock.now
         self._duration_s = self._left_s = duration_s
         self._stretch = self._beside()
@@ -90,8 +119,8 @@ class Flow:
         for other, share in self._terms:
             if other.busy:
                 stretch += share
-        for pool in self.pools:
-            stretch *= pool.stretch(self)
+        if self.pools:
+            stretch *= max([pool.stretch(self) for pool in self.pools])
         return stretch
 
     def _aim(self) -> Event:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.machine.events.bill import TERMS, WAYS
 from sim.machine.events.copies import CopyEngine
-from sim.machine.events.flow import Pool
+from sim.machine.events.flow import Pool, Rest
 from sim.machine.events.lanes import Serial, Stream
 
 if TYPE_CHECKING:
     from sim.machine.copy_prices import CopyPrices
     from sim.machine.events.clock import Clock
     from sim.machine.lanes import Spans
-    from sim.profiles.hardware import Contention
+    from sim.machine.sharing import Sharing
 
 
 class Lanes:
@@ -64,14 +65,24 @@ def share_host_memory(lanes: Lanes, copies: CopyPrices) -> None:
     pool.add(lanes.write_backs.flow, copies.d2h_bytes_per_s)
 
 
-def couple(lanes: Lanes, terms: Contention) -> None:
-    """What slows what, and by which share of its time: nothing by nothing where all coefficients are 0."""
-    cpu, back = lanes.cpu.flow, lanes.write_backs.flow
+def couple(lanes: Lanes, sharing: Sharing) -> None:
+    """What slows what: terms that were measured or set, each a share of its time, and memory for all that has none."""
+    cpu, back, stated = lanes.cpu.flow, lanes.write_backs.flow, sharing.stated
+    terms = {term: stated.get(term, 0.0) for term in (*TERMS, *WAYS)}
     for stream, link in ((stream.flow, link.flow) for stream, link in zip(lanes.streams, lanes.h2d, strict=True)):
-        stream.slowed_by(link, terms.gpu_slowdown_by_h2d.value)
-        link.slowed_by(stream, terms.h2d_slowdown_by_gpu.value)
-        cpu.slowed_by(link, terms.cpu_slowdown_by_h2d.value)
-        link.slowed_by(cpu, terms.h2d_slowdown_by_cpu.value)
-        link.slowed_by(back, terms.h2d_slowdown_by_d2h.value)
-        stream.slowed_by(back, terms.gpu_slowdown_by_d2h.value)
-        back.slowed_by(link, terms.d2h_slowdown_by_h2d.value)
+        stream.slowed_by(link, terms["gpu_slowdown_by_h2d"])
+        link.slowed_by(stream, terms["h2d_slowdown_by_gpu"])
+        cpu.slowed_by(link, terms["cpu_slowdown_by_h2d"])
+        link.slowed_by(cpu, terms["h2d_slowdown_by_cpu"])
+        link.slowed_by(back, terms["h2d_slowdown_by_d2h"])
+        stream.slowed_by(back, terms["gpu_slowdown_by_d2h"])
+        back.slowed_by(link, terms["d2h_slowdown_by_h2d"])
+    if not {"cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu"} <= stated.keys():
+        pool = Pool(sharing.host_bytes_per_s)
+        pool.add(cpu, slowed="cpu_slowdown_by_h2d" not in stated)
+        for engine in (*lanes.h2d, lanes.write_backs):
+            pool.add(engine.flow, slowed="h2d_slowdown_by_cpu" not in stated)
+    for kernels, copies in zip(lanes.streams, lanes.h2d, strict=True):
+        found = [("gpu_slowdown_by_h2d", copies), ("gpu_slowdown_by_d2h", lanes.write_backs)]
+        if first := [engine.flow for term, engine in found if term not in stated]:
+            Rest(sharing.gpu_bytes_per_s, first, kernels.flow)

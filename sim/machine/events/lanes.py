@@ -31,7 +31,10 @@ class Work(Pending):
     several kernels, the last one may be launched late.
     """
 
-    __slots__ = ("after", "booked", "duration_s", "expert", "first_s", "last_s", "layer", "n_tokens", "op", "row")
+    __slots__ = (
+        *("after", "booked", "duration_s", "expert", "first_s", "last_s", "layer", "n_bytes", "n_tokens", "op"),
+        "row",
+    )
 
     def __init__(
         self,
@@ -44,8 +47,10 @@ class Work(Pending):
         duration_s: float,
         after: tuple[Ticket, ...] = NOTHING,
         last_s: float = 0.0,
+        n_bytes: float = 0.0,
     ) -> None:
         super().__init__(cause)
+        self.n_bytes = n_bytes  # moved through the memory that its lane draws from
         self.op = op
         self.layer = layer
         self.expert = expert
@@ -103,7 +108,7 @@ class Serial:
             work: Work = yield self.asked.get()
             yield from clock.ends_of(work.after)
             yield from clock.until(work.ready()[0])
-            yield flow.work(work.duration_s)
+            yield flow.work(work.duration_s, n_bytes=work.n_bytes)
             self.free_s = flow.end_s
             self.busy_s += flow.spent_s
             self.stretched_s += flow.spent_s - work.duration_s
@@ -141,7 +146,7 @@ class Stream:
             work: Work = yield self.launched.get()
             yield from clock.ends_of(work.after)
             yield from clock.until(work.ready()[0])
-            yield flow.work(work.duration_s)
+            yield flow.work(work.duration_s, n_bytes=work.n_bytes)
             self.stretched_s += flow.spent_s - work.duration_s
             if not work.booked:
                 self._book(work, flow.spent_s, flow.end_s)

@@ -59,7 +59,8 @@ class EventMachine(Machine):
         self.clock = Clock()
         self.lanes = lanes = Lanes(self.clock, n_gpus, spans, report_copies, len(cost.n_dense_before) - 1)
         self.streams, self.h2d = lanes.streams, lanes.h2d
-        couple(lanes, cost.hw.contention)
+        if cost.sharing.on:
+            couple(lanes, cost.sharing)
         if cost.several.host_links == SHARED:
             share_host_memory(lanes, cost.copies)
         self._joins: tuple[Ticket, ...] = NOTHING
@@ -112,7 +113,10 @@ class EventMachine(Machine):
         after, self._joins = self._joins, NOTHING
         last_s = self.now_s + launch.tail_frac * price.duration_s
         ticket = self.streams[0].launch(
-            Work(GPU, op, layer, -1, self._n_tokens, host_s + launch.first_s, price.duration_s, after, last_s)
+            Work(
+                *(GPU, op, layer, -1, self._n_tokens, host_s + launch.first_s, price.duration_s, after, last_s),
+                price.n_bytes,
+            )
         )
         self._happens()
         return ticket
@@ -133,8 +137,9 @@ class EventMachine(Machine):
                     continue
                 self.bill.runs(price)
                 last_s = self.now_s + launch.tail_frac * price.duration_s
+                first_s = host_s + launch.first_s
                 work = Work(
-                    GPU, op, layer, -1, self._n_tokens, host_s + launch.first_s, price.duration_s, after, last_s
+                    *(GPU, op, layer, -1, self._n_tokens, first_s, price.duration_s, after, last_s), price.n_bytes
                 )
                 self.streams[gpu].launch(work)
                 if gpu == 0:
@@ -226,7 +231,10 @@ class EventMachine(Machine):
                 self.bill.crosses(crossing_s, peer_s)
             duration_s += peer_s
         ticket = self.streams[piece.gpu].launch(
-            Work(GPU, "expert", piece.layer, piece.expert, n_tokens, first_s, duration_s, after, last_s)
+            Work(
+                *(GPU, "expert", piece.layer, piece.expert, n_tokens, first_s, duration_s, after, last_s),
+                price.n_bytes,
+            )
         )
         if piece.gpu != 0 and self.gathers:
             self.exchange.last[piece.gpu] = ticket
@@ -281,7 +289,11 @@ class EventMachine(Machine):
         self._last_down = (down,)
         price = cost.expert_cpu_joined(n_tokens) if joins else cost.expert_cpu(n_tokens)
         bill.cpu_s[price.attributed_to] += price.duration_s
-        done = self.lanes.cpu.ask(Work(CPU, "expert", layer, expert, n_tokens, self.now_s, price.duration_s, (down,)))
+        done = self.lanes.cpu.ask(
+            Work(
+                *(CPU, "expert", layer, expert, n_tokens, self.now_s, price.duration_s, (down,)), n_bytes=price.n_bytes
+            )
+        )
         up = Copy("activations", layer, expert, n_bytes, cost.copies.h2d_s(n_bytes), DEMAND, self.now_s, (done,), CPU)
         return self._submit(self.h2d[0], up)
 
@@ -417,7 +429,7 @@ class EventMachine(Machine):
         """GPU 0's timeline so far, split by what it did or waited for; order of `sim.machine.lanes.CAUSES`."""
         stream = self.streams[0]
         stream.idle_until(self.now_s, HOST)  # hooks after the last read may have kept the host busy
-        if not self.bill.terms:
+        if not self.cost.sharing.on:
             stream.book_ahead()
         self.waiting.leave()
         return stream.time.parts_s
@@ -426,6 +438,11 @@ class EventMachine(Machine):
     def waiting(self) -> Waiting:
         """What GPU 0 waited for, by phase and layer."""
         return self.streams[0].waiting
+
+    @property
+    def copies_slowed_s(self) -> float:
+        """What contention added to the time of copies to the GPUs."""
+        return math.fsum(engine.stretched_s for engine in self.h2d)
 
     @property
     def h2d_bytes(self) -> int:

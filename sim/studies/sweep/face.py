@@ -69,6 +69,7 @@ class Axes(TypedDict, total=False):
     hit_definition: Several
     predictor: Several
     engine: Several
+    contention: Several
     slo: str | Mapping[str, Mapping[str, float | str]]  # of every point: 'ttft_s <= 2s', or task -> limit -> time
 
 

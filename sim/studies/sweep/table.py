@@ -125,6 +125,7 @@ BATCHED: list[tuple[str, pa.DataType, Cell]] = [
     ("dense", _TEXT, _of_gpus("dense")),
     ("placement", _TEXT, _spec("placement")),
     ("host_links", _TEXT, _of_gpus("host_links")),
+    ("contention", _TEXT, _spec("contention")),
 ]
 """Columns of tables that vary them."""
 
