@@ -31,6 +31,7 @@ class Knobs(SimpleNamespace):
     """Stands for `Cost` and its `copies`: every price is what the script says."""
 
     several = ALONE
+    sharing = SimpleNamespace(on=False)
 
     @property
     def copies(self) -> Knobs:
