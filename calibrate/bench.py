@@ -54,6 +54,21 @@ class Ring:
         return piece
 
 
+class Scattered:
+    """Slices of a buffer from all over it, in an order that no prefetcher foresees; each once before any again."""
+
+    def __init__(self, buffer: Tensor, n_bytes: int) -> None:
+        step = -(-n_bytes // 4096) * 4096
+        places = [at * step for at in range((buffer.numel() - n_bytes) // step + 1)]
+        random.Random(0).shuffle(places)  # noqa: S311 - no secret
+        self._buffer, self._n_bytes, self._places, self._at = buffer, n_bytes, places, 0
+
+    def next(self) -> Tensor:
+        self._at = (self._at + 1) % len(self._places)
+        start = self._places[self._at]
+        return self._buffer[start : start + self._n_bytes]
+
+
 @dataclass
 class Bench:
     """Everything probes draw on. `threads` are the CPU thread counts to try, the last one all physical cores."""
@@ -98,6 +113,16 @@ class Bench:
         if direction == "h2d":
             return lambda: device.next().copy_(host.next(), non_blocking=True)
         return lambda: host.next().copy_(device.next(), non_blocking=True)
+
+    def gather_call(self, n_pieces: int, piece_bytes: int) -> Call:
+        """A call that copies an expert to the device, piece by piece out of page-locked memory where they lie apart."""
+        host, device = Scattered(self.arena("pinned"), piece_bytes), Ring(self.arena("device"), piece_bytes)
+
+        def gather() -> None:
+            for _ in range(n_pieces):
+                device.next().copy_(host.next(), non_blocking=True)
+
+        return gather
 
     @property
     def compute(self) -> Stream:

@@ -130,6 +130,46 @@ class Ratio:
     n: int
 
 
+@dataclass(frozen=True)
+class Together:
+    """Bytes per second of experts on the CPU and of experts gathered for the device, each alone and both at once."""
+
+    cpu_alone: float
+    copies_alone: float
+    cpu: float
+    copies: float
+    noise_frac: float
+    n: int
+
+    @property
+    def rates(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """(CPU, copies) alone, then together."""
+        return (self.cpu_alone, self.copies_alone), (self.cpu, self.copies)
+
+    @property
+    def most(self) -> float:
+        """What host memory was seen to give at once: no more than it can."""
+        return max(self.cpu + self.copies, self.cpu_alone, self.copies_alone)
+
+
+def together(table: Table, threads: int) -> Together | None:
+    """The pair on all cores with one token; None where one of the four was not measured or the copies did not last."""
+    found = []
+    for what, moved in (("cpu_by_gather", "cpu_bytes"), ("gather_by_cpu", "copy_bytes")):
+        for state in ("alone", "both"):
+            wanted: dict[str, str | int] = {"what": what, "state": state}
+            if what == "cpu_by_gather" or state == "both":
+                wanted["threads"] = threads
+            point = table.one("contention", **wanted)
+            if point is None or (point.covered and summarise(point.covered).median < 0.9):
+                return None
+            found.append((int(point.key[moved]) / point.summary.median, point.summary))
+    (cpu_alone, a), (cpu, b), (copies_alone, c), (copies, d) = found
+    every = (a, b, c, d)
+    noise_frac, n = max(s.noise_frac for s in every), min(s.n for s in every)
+    return Together(cpu_alone, copies_alone, cpu, copies, noise_frac, n)
+
+
 def slowdown(table: Table, what: str, **key: str | int) -> Ratio | None:
     """both / alone - 1, not below 0; None when either is missing or the background did not last."""
     alone = table.one("contention", what=what, state="alone", **key)

@@ -14,6 +14,7 @@ from calibrate.tensors import random_tensor
 from sim.real.devices.protocol import Stream
 
 MIB = 1024 * 1024
+MATRICES = 3  # of an expert, each in a place of its own
 LONG = Effort(min_block_s=8e-3, max_calls=48, max_s=0.6)
 
 
@@ -94,56 +95,76 @@ def _device(bench: Bench) -> Iterator[Point]:
 
 
 def _host(bench: Bench) -> Iterator[Point]:
-    """CPU experts on all and on half of the cores, each beside host-to-device copies, and the copies beside them."""
+    """CPU experts on all and on half of the cores, each beside large copies to the device, and the copies beside them;
+    then, as an engine that shares a layer out has them, beside experts gathered from all over host memory."""
     device = bench.device
     torch = device.torch
     before = torch.get_num_threads()
     shape, dtype = bench.expert_shapes()[0], bench.cpu_dtypes[0]
     weights = host_experts(bench, shape, dtype)
     n_bytes = min(16 * MIB, bench.max_copy_bytes // 4)
-    effort = Effort(min_block_s=2e-2, max_s=1.2, n_samples=15)
+    piece_bytes = min(shape.weight_bytes(BYTES[bench.dtype]) // MATRICES, n_bytes)
+    linear = partial(bench.copy_call, "h2d", "pinned", n_bytes)
+    gather = partial(bench.gather_call, MATRICES, piece_bytes)
     try:
         for n_threads in sorted({bench.threads[-1], max(1, bench.threads[-1] // 2)}, reverse=True):
             for n_tokens in [n for n in (1, 16) if n <= bench.max_tokens]:
-                key = {"work": "cpu_expert", "n_tokens": n_tokens, "threads": n_threads}
-
-                def alone(n_tokens: int = n_tokens, n_threads: int = n_threads) -> tuple[Call, Clock]:
-                    return host_call(bench, weights, n_tokens, n_threads)
-
-                clocks: list[BusyLaneClock] = []
-
-                def cpu_beside(
-                    alone: Callable[[], tuple[Call, Clock]] = alone, clocks: list[BusyLaneClock] = clocks
-                ) -> tuple[Call, Clock]:
-                    call, by_host = alone()
-                    by_host.total_s(call, 1)
-                    call_s = by_host.total_s(call, 2) / 2
-                    copy = bench.copy_call("h2d", "pinned", n_bytes)
-                    copy_s = LaneClock(device, bench.h2d).total_s(copy, 4) / 4
-                    clock = BusyLaneClock(device, copy, bench.h2d, call_s=call_s, background_s=copy_s, now=bench.now)
-                    clocks.append(clock)
-                    return call, clock
-
-                def copy_beside(alone: Callable[[], tuple[Call, Clock]] = alone) -> tuple[Call, Clock]:
-                    return bench.copy_call("h2d", "pinned", n_bytes), BusyHostClock(device, bench.h2d, alone()[0])
-
-                yield Point({"what": "cpu_by_h2d", **key, "state": "alone"}, alone, effort)
-                yield Point(
-                    {"what": "cpu_by_h2d", **key, "state": "both"},
-                    cpu_beside,
-                    effort,
-                    lambda clocks=clocks: {"covered": clocks[-1].covered[-15:]},  # type: ignore[misc]
-                )
-                # Long blocks: the CPU expert in flight when the last copy ends must be a small part of the overlap.
-                yield Point(
-                    {"what": "h2d_by_cpu", **key, "state": "both"},
-                    copy_beside,
-                    Effort(min_block_s=6e-2, max_s=1.2, n_samples=12, max_calls=256),
-                )
-        yield Point(
-            {"what": "h2d_by_cpu", "state": "alone"},
-            lambda: (bench.copy_call("h2d", "pinned", n_bytes), LaneClock(device, bench.h2d)),
-            Effort(min_block_s=2e-2, max_calls=256),
-        )
+                key: dict[str, str | int] = {"work": "cpu_expert", "n_tokens": n_tokens, "threads": n_threads}
+                yield from _beside(bench, weights, linear, "h2d", key, {})
+        yield _alone(bench, linear, {"what": "h2d_by_cpu"})
+        key = {"work": "cpu_expert", "n_tokens": 1, "threads": bench.threads[-1]}
+        moved = {"cpu_bytes": shape.weight_bytes(BYTES[dtype]), "copy_bytes": MATRICES * piece_bytes}
+        yield from _beside(bench, weights, gather, "gather", key, moved)
+        yield _alone(bench, gather, {"what": "gather_by_cpu", **moved})
     finally:
         torch.set_num_threads(before)
+
+
+def _alone(bench: Bench, copies: Callable[[], Call], key: dict[str, str | int]) -> Point:
+    """Copies with the CPU idle."""
+    effort = Effort(min_block_s=2e-2, max_calls=256)
+    return Point({**key, "state": "alone"}, lambda: (copies(), LaneClock(bench.device, bench.h2d)), effort)
+
+
+def _beside(
+    bench: Bench,
+    weights: Experts,
+    copies: Callable[[], Call],
+    name: str,
+    key: dict[str, str | int],
+    moved: dict[str, str | int],
+) -> Iterator[Point]:
+    """Experts on the CPU alone, then while copies of that kind run; then those copies while experts run.
+
+    Args:
+        name: of the copies, in `what` of the points. moved: bytes that one call of each moves, added to their keys.
+    """
+    device, effort = bench.device, Effort(min_block_s=2e-2, max_s=1.2, n_samples=15)
+    n_tokens, n_threads = int(key["n_tokens"]), int(key["threads"])
+    clocks: list[BusyLaneClock] = []
+
+    def alone() -> tuple[Call, Clock]:
+        return host_call(bench, weights, n_tokens, n_threads)
+
+    def cpu_beside() -> tuple[Call, Clock]:
+        call, by_host = alone()
+        by_host.total_s(call, 1)
+        call_s = by_host.total_s(call, 2) / 2
+        copy = copies()
+        copy_s = LaneClock(device, bench.h2d).total_s(copy, 4) / 4
+        clocks.append(BusyLaneClock(device, copy, bench.h2d, call_s=call_s, background_s=copy_s, now=bench.now))
+        return call, clocks[-1]
+
+    def copy_beside() -> tuple[Call, Clock]:
+        return copies(), BusyHostClock(device, bench.h2d, alone()[0])
+
+    yield Point({"what": f"cpu_by_{name}", **key, **moved, "state": "alone"}, alone, effort)
+    yield Point(
+        {"what": f"cpu_by_{name}", **key, **moved, "state": "both"},
+        cpu_beside,
+        effort,
+        lambda: {"covered": clocks[-1].covered[-15:]},
+    )
+    # Long blocks: the CPU expert in flight when the last copy ends must be a small part of the overlap.
+    long = Effort(min_block_s=6e-2, max_s=1.2, n_samples=12, max_calls=256)
+    yield Point({"what": f"{name}_by_cpu", **key, **moved, "state": "both"}, copy_beside, long)

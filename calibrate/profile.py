@@ -23,6 +23,7 @@ _LANE_BYTES_PER_S = {
     6: 64e9 / 8,
 }
 _NOT_MEASURED = "not measured in this run"
+_GATHERED = "experts gathered matrix by matrix from all over host memory"
 
 Facts = Mapping[str, Any]
 """id, name, kind (cuda or cpu), dtype, cpu_dtype, threads, vram_bytes, n_sms, l2_bytes, bus, machine, command."""
@@ -47,7 +48,7 @@ def build(table: Table, facts: Facts) -> dict[str, Any]:
         "gpu": _gpu(table, facts),
         "host": _host(table, facts["kind"]),
         "cpu": _cpu(table, facts),
-        "contention": _contention(table, facts["threads"][-1]),
+        "contention": contention(table, facts["threads"][-1]),
         "ranges": _ranges(table),
         "sources": {
             "samples": f"{facts['id']}.samples.jsonl.gz, {facts['id']}.environment.json "
@@ -234,17 +235,25 @@ def _ranges(table: Table) -> dict[str, list[float]]:
     return found
 
 
-def _contention(table: Table, threads: int) -> dict[str, Any]:
-    def figure(found: Ratio | None) -> dict[str, Any]:
+def contention(table: Table, threads: int) -> dict[str, Any]:
+    def figure(found: Ratio | None, note: str = "") -> dict[str, Any]:
         if found is None:
             return _assumed(0.0)
-        return _measured(min(found.value, 10.0), found.iqr, found.n)
+        return _measured(min(found.value, 10.0), found.iqr, found.n, note)
+
+    def shared(slowed: str) -> dict[str, Any]:
+        """Beside experts gathered from all over memory, as engines copy them; else beside large copies."""
+        for copies, note in (("gather", _GATHERED), ("h2d", "")):
+            found = derive.slowdown(table, slowed.format(copies), **host)
+            if found is not None:
+                return figure(found, note)
+        return figure(None)
 
     device: dict[str, str | int] = {"work": "expert", "n_tokens": 1}
     host: dict[str, str | int] = {"work": "cpu_expert", "n_tokens": 1, "threads": threads}
     return {
         "gpu_slowdown_by_h2d": figure(derive.slowdown(table, "gpu_by_h2d", **device)),
         "h2d_slowdown_by_gpu": figure(derive.slowdown(table, "h2d_by_gpu", **device)),
-        "cpu_slowdown_by_h2d": figure(derive.slowdown(table, "cpu_by_h2d", **host)),
-        "h2d_slowdown_by_cpu": figure(derive.slowdown(table, "h2d_by_cpu", **host)),
+        "cpu_slowdown_by_h2d": shared("cpu_by_{}"),
+        "h2d_slowdown_by_cpu": shared("{}_by_cpu"),
     }

@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from calibrate.derive import Table, link, slowdown
+from calibrate.derive import Table, link, slowdown, together
 from calibrate.fit import TimedWork, fit_copy, fit_line, fit_roofline
+from calibrate.profile import contention
 from calibrate.stats import Effort, advice, measure, summarise
 from calibrate.store import Record, Store
 from sim.base.errors import BadInput
@@ -147,6 +148,47 @@ def test_a_slowdown_is_the_extra_share_and_needs_a_background_that_lasted():
     assert slowdown(Table([alone, both]), "gpu_by_h2d", n_tokens=1).value == pytest.approx(0.2)
     assert slowdown(Table([alone, short]), "gpu_by_h2d", n_tokens=1) is None
     assert slowdown(Table([both]), "gpu_by_h2d", n_tokens=1) is None
+
+
+BOTH = (("cpu", "h2d"), ("h2d", "cpu"))
+
+
+def gathered(cpu_both_s=2e-3, covered=1.0):
+    """4 MB on the CPU in 1 ms alone, 2 ms together; 2 MB gathered in 0.1 ms alone, 0.125 together."""
+    moved = {"cpu_bytes": 4_000_000, "copy_bytes": 2_000_000}
+    key = {"work": "cpu_expert", "n_tokens": 1, "threads": 8, **moved}
+    return [
+        record("contention", {"what": "cpu_by_gather", **key, "state": "alone"}, [1e-3] * 3),
+        record("contention", {"what": "cpu_by_gather", **key, "state": "both"}, [cpu_both_s] * 3, covered=[covered]),
+        record("contention", {"what": "gather_by_cpu", **moved, "state": "alone"}, [1e-4] * 3),
+        record("contention", {"what": "gather_by_cpu", **key, "state": "both"}, [1.25e-4] * 3),
+    ]
+
+
+def test_what_memory_gives_at_once_is_the_most_that_was_seen():
+    # 4 and 20 GB/s alone; together 2 + 16 = 18, less than the copies alone
+    pair = together(Table(gathered()), 8)
+    assert [*pair.rates[0], *pair.rates[1]] == pytest.approx([4e9, 2e10, 2e9, 1.6e10])
+    assert pair.most == pytest.approx(2e10)
+    assert together(Table(gathered(cpu_both_s=5e-4)), 8).most == pytest.approx(8e9 + 1.6e10)
+    assert together(Table(gathered(covered=0.5)), 8) is None, "the copies ended before the experts"
+    assert together(Table(gathered()[1:]), 8) is None
+    assert together(Table(gathered()), 4) is None
+
+
+def test_terms_of_gathered_experts_go_before_those_of_large_copies():
+    key = {"work": "cpu_expert", "n_tokens": 1, "threads": 8}
+    large = [
+        record("contention", {"what": "cpu_by_h2d", **key, "state": "alone"}, [1e-3] * 3),
+        record("contention", {"what": "cpu_by_h2d", **key, "state": "both"}, [1.1e-3] * 3, covered=[1.0]),
+        record("contention", {"what": "h2d_by_cpu", "state": "alone"}, [1e-3] * 3),
+        record("contention", {"what": "h2d_by_cpu", **key, "state": "both"}, [1.2e-3] * 3),
+    ]
+    terms = contention(Table(large), 8)
+    assert [terms[f"{one}_slowdown_by_{two}"]["value"] for one, two in BOTH] == pytest.approx([0.1, 0.2])
+    terms = contention(Table(large + gathered()), 8)
+    assert [terms[f"{one}_slowdown_by_{two}"]["value"] for one, two in BOTH] == pytest.approx([1.0, 0.25])
+    assert all("gathered" in terms[f"{one}_slowdown_by_{two}"]["note"] for one, two in BOTH)
 
 
 def test_a_damaged_sample_file_names_the_line(tmp_path):

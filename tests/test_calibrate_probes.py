@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +15,14 @@ torch = pytest.importorskip("torch")
 
 from one_card import OneCard  # noqa: E402
 
-from calibrate.bench import Bench, Point, Probe  # noqa: E402
+from calibrate import probes_contention  # noqa: E402
+from calibrate.bench import Bench, Point, Probe, Scattered  # noqa: E402
 from calibrate.geometry import AttentionShape, ExpertShape, MeasuredGeometry  # noqa: E402
 from calibrate.ops import Int4Experts  # noqa: E402
 from calibrate.runner import PROBES, Health, run  # noqa: E402
 from calibrate.store import Store  # noqa: E402
 from sim.base.errors import BadInput  # noqa: E402
+from sim.real.devices.cpu import CpuDevice  # noqa: E402
 from sim.real.devices.cuda import CudaDevice  # noqa: E402
 
 TINY = MeasuredGeometry("tiny", ExpertShape(64, 128), ExpertShape(64, 96), AttentionShape(64, 4, 2, 16), 8, 2, 512)
@@ -104,6 +108,34 @@ def test_every_point_of_every_probe_runs_on_the_cuda_path(probe, tmp_path):
     run(bench, store, 1e7, Health(dict), probes=[probe], max_rounds=1)
     assert len(store) >= 2 and [(r.key, r.why) for r in store if r.status != "ok"] == []
     assert all(sample >= 0 for record in store for sample in record.samples_s)
+
+
+def test_experts_on_the_cpu_and_gathered_copies_are_timed_alone_and_together_on_the_real_kernels(tmp_path):
+    """The quick mode of the pair, on this machine's cores: all four states, and the bytes that make rates of them."""
+    bench = dataclasses.replace(fake_bench(max_tokens=1), device=CpuDevice())
+
+    def gathered(bench):
+        yield from (point for point in probes_contention.points(bench) if "gather" in point.key["what"])
+
+    store = Store(tmp_path / "s.jsonl.gz")
+    run(bench, store, 1e6, Health(dict), probes=[Probe("contention", 1, gathered)], max_rounds=1)
+    assert [(r.key["what"], r.key["state"], r.status) for r in store] == [
+        ("cpu_by_gather", "alone", "ok"),
+        ("cpu_by_gather", "both", "ok"),
+        ("gather_by_cpu", "both", "ok"),
+        ("gather_by_cpu", "alone", "ok"),
+    ]
+    assert {(r.key["cpu_bytes"], r.key["copy_bytes"]) for r in store} == {(3 * 64 * 128 * 4, 3 * 64 * 128 * 4)}
+    assert all(sample > 0 for record in store for sample in record.samples_s)
+
+
+def test_gathered_pieces_lie_apart_and_each_comes_once_before_any_comes_again():
+    buffer = torch.arange(64 * 4096, dtype=torch.int64).to(torch.uint8)
+    places = Scattered(buffer, 5000)  # on pages of their own: 8 KiB apart
+    starts = [places.next().data_ptr() - buffer.data_ptr() for _ in range(64)]
+    assert sorted(starts[:32]) == [8192 * at for at in range(32)]
+    assert starts[32:] == starts[:32]
+    assert sum(after - before == 8192 for before, after in pairwise(starts[:32])) < 4
 
 
 def test_the_same_samples_come_back_from_disk(tmp_path):
