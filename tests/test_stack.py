@@ -16,7 +16,9 @@ from sim.profiles.stack import load_stack, stack_names
 
 
 def test_names() -> None:
-    assert list(stack_names()) == ["bare", "hf", "separate"]
+    engines = ["freetoken", "imp", "ktransformers", "llama_cpp", "tinyserve"]
+    assert sorted(stack_names()) == sorted(["bare", "hf", "separate", *engines])
+    assert load_stack("llama.cpp").id == "llama_cpp"
     assert load_stack("huggingface").id == "hf"
 
 
@@ -30,11 +32,16 @@ def test_bare_is_free_of_host_time() -> None:
 
 def test_what_the_stacks_group_and_replay() -> None:
     """`bare` does what engines do by default; `separate` is what it was in version 0.1, with the same kernels."""
-    assert [(name, load_stack(name).grouped, load_stack(name).graphs) for name in stack_names()] == [
-        ("bare", True, True),
-        ("hf", False, False),
-        ("separate", False, False),
-    ]
+    assert {name: (load_stack(name).grouped, load_stack(name).graphs) for name in stack_names()} == {
+        "bare": (True, True),
+        "freetoken": (True, True),
+        "hf": (False, False),
+        "imp": (True, False),
+        "ktransformers": (True, True),
+        "llama_cpp": (True, True),
+        "separate": (False, False),
+        "tinyserve": (False, False),
+    }
     assert load_stack("bare").kernels == load_stack("separate").kernels
 
 
@@ -64,6 +71,38 @@ def test_hf_expert_is_near_fiddler() -> None:
     weights_s = load_model("mixtral").expert_bytes() / hw.gpu.memory_bandwidth_bytes_per_s.value
     total_s = weights_s + hf.per_expert_s.value + hf.kernels.expert * hw.host.launch_s.value
     assert total_s == pytest.approx(0.59e-3, abs=0.14e-3)
+
+
+def test_imp_adds_up_to_its_author_s_counts() -> None:
+    """1341 launches per token of Qwen3-30B-A3B; 92.3 us for a matrix, 76.2 of them in the call; 31.35 us for a read."""
+    imp, hw, model = load_stack("imp"), load_hardware("rtx5090"), load_model("qwen3-30b-a3b")
+    kernels = imp.kernels
+    n_launches = model.n_layers * (kernels.attention + kernels.gate + kernels.expert) + kernels.head
+    assert n_launches == pytest.approx(1341, rel=0.01)
+    matrix_bytes = (768 + 96) * 1024
+    link, host = hw.h2d_pageable, hw.host
+    assert link.latency_s.value + matrix_bytes / link.bandwidth_bytes_per_s.value == pytest.approx(92.3e-6, rel=0.02)
+    assert imp.per_copy_s.value / imp.copy_calls + host.copy_launch_s.value == pytest.approx(76.2e-6)
+    assert imp.per_layer_s.value + host.sync_s.value == pytest.approx(31.35e-6, rel=0.02)
+
+
+def test_tinyserve_adds_up_to_its_profile() -> None:
+    """50.7 ms per token for gpt-oss-20b with every expert there, of them 18.9 ms in experts."""
+    stack, host, model = load_stack("tinyserve"), load_hardware("rtx4090").host, load_model("gpt-oss-20b")
+    expert_s = stack.per_expert_s.value + stack.kernels.expert * host.launch_s.value
+    layer_s = stack.per_layer_s.value + host.sync_s.value
+    layer_s += (stack.kernels.attention + stack.kernels.gate) * host.launch_s.value
+    experts_s = model.n_layers * model.top_k * expert_s
+    assert experts_s == pytest.approx(0.754 / 40, rel=0.01)
+    assert model.n_layers * layer_s + experts_s == pytest.approx(2.029 / 40, rel=0.01)
+
+
+def test_llama_cpp_adds_up_to_the_run_it_is_derived_from() -> None:
+    """42.31 tokens/s with 40 layers of 8 experts on the CPU: 14.9 ms of bytes, 4 ms of GPU, and what a layer costs."""
+    stack, hw = load_stack("llama_cpp"), load_hardware("rtx3090")
+    moves_s = hw.d2h.latency_s.value + hw.h2d.latency_s.value + hw.host.copy_launch_s.value
+    layer_s = stack.hybrid_layer_s.value + hw.cpu.expert_overhead_s.value + moves_s
+    assert 40 * layer_s + 14.9e-3 + 4e-3 == pytest.approx(1 / 42.31, rel=0.01)
 
 
 def test_every_figure_has_a_reason() -> None:
