@@ -228,3 +228,15 @@ def test_the_page_shows_released_files(capsys: pytest.CaptureFixture[str]) -> No
     shown = moesim(capsys, "models", "qwen3-30b").out
     assert "released files" in shown
     assert "-0.02 %" in shown
+
+
+def test_models_without_newer_fields_keep_the_digest_of_their_runs() -> None:
+    newer = {"other_attention", "extra_params", "host_params", "formats"}
+    mixtral = load_model("mixtral-8x7b").without_newer
+    assert not newer & set(mixtral)
+    assert set(mixtral["published"]) == {"total_params", "active_params", "active_counts", "source", "note"}
+    assert newer & set(load_model("gpt-oss-20b").without_newer) == {"formats"}
+    assert newer & set(load_model("qwen3.8-flash-next").without_newer) == newer
+    # What decides nothing is all that is left out: any other field tells runs apart.
+    other = msgspec.structs.replace(load_model("mixtral-8x7b"), extra_params=1)
+    assert other.without_newer != mixtral

@@ -64,6 +64,18 @@ class Model(Geometry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     published: Published = Published()
     note: str = ""
 
+    @property
+    def without_newer(self) -> dict[str, Any]:
+        """Its fields, less those that models did not always have where they say nothing, and less released files, which
+        decide nothing: a run keeps its `run_id`.
+        """
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        for name in ("other_attention", "extra_params", "host_params", "formats"):
+            if not getattr(self, name):
+                del fields[name]
+        del fields["published"]["files"]
+        return fields
+
 
 def model_names() -> dict[str, Path]:
     """Bundled model ids and their files, sorted."""

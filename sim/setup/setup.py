@@ -208,7 +208,11 @@ class Setup:
         hw = self.hw
         if self.spec.host_links == APART:  # what has no part in a run does not tell it from others
             hw = hw.without_sharing
-        return {"hw": _digest(hw), "model": _digest(self.model), "stack": _digest(self.stack.without_newer)}
+        return {
+            "hw": _digest(hw),
+            "model": _digest(self.model.without_newer),
+            "stack": _digest(self.stack.without_newer),
+        }
 
     def resolved(self) -> dict[str, Any]:
         """What the names of a configuration meant: ids, parameters, and digests of everything the figures rest on.
