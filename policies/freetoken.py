@@ -17,11 +17,11 @@ slots: the next layer comes while this one computes. These slots are empty after
 With fewer slots than two layers have experts, a layer is copied into the first slots once its gate has spoken.
 
 What the benchmark would measure are this run's prices: an expert's bytes over the time of one token on the CPU, and of
-one copy. What submitting to the CPU and merging costs the host belongs to the stack (`hybrid_layer_s`). Assumed: of
-equally old slots the lowest leaves in offload, too (there a library decides). Not modelled: `--moe-cpu-layers`, the
-gather's own use of the GPU's multiprocessors, the one call of the driver by which a layer comes (here a copy for each
-expert, with its latency), small banks that make such a call block the host. Several GPUs (published as tensor
-parallelism): each has slots for the experts that live on it.
+its copy, each as one of many. What submitting to the CPU and merging costs the host belongs to the stack
+(`hybrid_layer_s`). Assumed: of equally old slots the lowest leaves in offload, too (there a library decides). Not
+modelled: `--moe-cpu-layers`; the multiprocessors that the gather takes; that it and a prompt's layer are one call
+each (here every expert is a copy with its latency); small banks that make such a call block the host. Several GPUs
+(published as tensor parallelism): each has slots for the experts that live on it.
 """
 
 from __future__ import annotations
@@ -59,9 +59,12 @@ GATHER_TRAFFIC = 2.0  # a copy inside the GPU reads and writes its memory
 
 
 def seconds(prices: Prices, overlapped: bool) -> tuple[float, float]:
-    """What a token of an expert takes on the CPU, and its copy: both at once, or each alone (bytes over bandwidth)."""
+    """What one more of a layer's experts takes on the CPU for a token, and to be copied: both at once, or each alone.
+
+    The benchmark measures layers of experts, so that what is paid once (latency, overhead of a region) hardly counts.
+    """
     slower_cpu, slower_copy = prices.slower_together() if overlapped else (1.0, 1.0)
-    return prices.cpu_s(1) * slower_cpu, prices.copy_s() * slower_copy
+    return prices.another_cpu_s(1) * slower_cpu, (prices.copy_s() - prices.copy_s(0)) * slower_copy
 
 
 def fetch_fraction(cpu_s: float, copy_s: float, overlapped: bool) -> float:

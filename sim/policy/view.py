@@ -52,6 +52,10 @@ class Prices:
         """Seconds of one expert on the CPU."""
         return self._cost.expert_cpu_s(n_tokens)
 
+    def another_cpu_s(self, n_tokens: int) -> float:
+        """Seconds of one more expert on the CPU, where the same layer has had one there."""
+        return self._cost.expert_cpu_joined(n_tokens).duration_s
+
     def slower_together(self) -> tuple[float, float]:
         """How many times as long an expert on the CPU takes beside copies to the GPU, and a copy beside it."""
         return self._cost.sharing.together(self._cost.expert_cpu(1).draws_per_s)

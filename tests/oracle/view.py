@@ -27,6 +27,10 @@ class Prices:
         """Host-to-device seconds of `n_bytes` (default: one whole expert)."""
         return self._cost.copy_s(self._expert_bytes if n_bytes is None else n_bytes)
 
+    def another_cpu_s(self, n_tokens: int) -> float:
+        """Seconds of one more expert on the CPU; stacks that run a layer's in one region are younger than this."""
+        return self.cpu_s(n_tokens)
+
     def slower_together(self) -> tuple[float, float]:
         """How many times as long an expert on the CPU takes beside copies to the GPU, and a copy beside it."""
         contention = self._cost.hw.contention
