@@ -391,7 +391,15 @@ def test_results_and_their_first_line_say_it() -> None:
 
 def test_a_sweep_names_the_best_k() -> None:
     assert of_text("k=0/2/4,acceptance=0.7", "draft", "--draft") == [f"k={k},acceptance=0.7" for k in (0, 2, 4)]
-    words = ["--policy", "lru", "--hw", "rtx3090", "--requests", "1", "--workers", "1"]
-    answer = CliRunner().invoke(sweep, [*words, "--draft", "k=0/1/3,acceptance=1"])
-    assert answer.exit_code == 0, answer.output
-    assert "k=3,acceptance=1" in " ".join(answer.output.split()[:30])
+    words = ["--policy", "lru", "--hw", "rtx3090", "--requests", "3", "--workers", "1"]
+    for draft, best, said in (
+        ("k=0/1/3,acceptance=1", "k=3,acceptance=1", "drafts pay there: "),
+        ("k=0/3,acceptance=0,rejected=elsewhere", "k=0,acceptance=0", "drafts do not pay there"),
+    ):
+        answer = CliRunner().invoke(sweep, [*words, "--draft", draft])
+        assert answer.exit_code == 0, answer.output
+        first = " ".join(answer.output.partition(" points")[0].split())
+        assert f"lru, draft {best}" in first
+        assert said in first
+    alone = CliRunner().invoke(sweep, [*words[:5], "1", "--workers", "1", "--draft", "k=0/1/3,acceptance=1"])
+    assert "whether drafts pay there is not told" in " ".join(alone.output.split())

@@ -85,10 +85,19 @@ def _facts(result: Result) -> Facts:
                 f"{show_bytes(result.h2d_bytes)} in all",
             ),
             ("peak VRAM", result.peak_vram_bytes, "bytes", f"of {show_bytes(memory.vram_bytes)}"),
+            *_drafts(result),
             *_bound(result),
             *_slo(result),
         ]
     )
+
+
+def _drafts(result: Result) -> list[tuple[str, Any, str, str]]:
+    draft = result.draft
+    if draft is None or draft.tokens_per_step is None:
+        return []
+    taken = f"k={draft.k}; {draft.accepted:,} of {show_count(draft.drafted, 'draft')} taken"
+    return [("tokens a step, with drafts", draft.tokens_per_step, "x", taken)]
 
 
 def _bound(result: Result) -> list[tuple[str, Any, str, str]]:

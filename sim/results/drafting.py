@@ -17,7 +17,7 @@ def drafting(setup: Setup, clockwork: Clockwork, h2d_bytes: int) -> Drafting | N
     if found is None or drafter is None:
         return None
     return Drafting(
-        asked=drafter.draft.text,
+        asked=drafter.draft.title,
         k=drafter.draft.k,
         steps=found.n_steps,
         drafted=found.n_drafted,

@@ -73,7 +73,7 @@ class Drafter:
     def labels(self) -> list[str]:
         """What a reader has to know of the figures."""
         draft = self.draft
-        found = [f"speculative decoding, {draft.text}; {REJECTED[draft.rejected]} (assumed)"]
+        found = [f"speculative decoding, {draft.title}; {REJECTED[draft.rejected]} (assumed)"]
         most = max((max(counts) for counts in self.recorded), default=draft.k)
         if most < draft.k:
             found.append(f"recorded counts end at {most} accepted drafts, with k={draft.k} there may have been more")

@@ -53,7 +53,7 @@ def title_of(setup: Setup) -> str:
     rest += [f"batching {spec.batching}"] * (spec.batching is not None)
     rest += [f"at most {show_count(spec.prefill_chunk or 0, 'token')} an iteration"] * (spec.prefill_chunk is not None)
     if setup.drafter is not None:
-        rest.append(f"drafts {setup.drafter.draft.text}")
+        rest.append(f"drafts {setup.drafter.draft.title}")
     rest += [f"SLO {said}" for said in sorted(_slos(spec))]
     rest += [f"stack {setup.stack.id}"] * (setup.stack.id != "bare") + [f"seed {spec.seed}"] * (spec.seed != 0)
     rest += [f"hits by {spec.hit_definition}"] * (spec.hit_definition != "gate")

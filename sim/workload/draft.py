@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +66,12 @@ class Draft:
         said += [f"draft_s={self.draft_s!r}"] * (self.draft_s is not None)
         said += [f"model={self.model}"] * (self.model is not None)
         return ",".join([*said, *([f"rejected={self.rejected}"] * (self.rejected != NEXT))])
+
+    @property
+    def title(self) -> str:
+        """The same, with files by their names alone."""
+        accepted, model = (None if name is None else Path(name).name for name in (self.accepted, self.model))
+        return replace(self, accepted=accepted, model=model).text
 
     def chance(self, position: int) -> float:
         """That the draft at a position, from 0, is taken where all before it are."""

@@ -54,14 +54,14 @@ def _pays(best: PointRow, groups: Sequence[Group]) -> str:
     alike = _but_for_drafts(best)
     every = [row for group in groups for row in group.systems if _but_for_drafts(row) == alike]
     without = next((row for row in every if not _drafts(row)), None)
-    tied = [row for group in groups if group.best is best for row in group.tied(best)]
     if without is None or not any(_drafts(row) for row in every):
         return ""
+    own = next(group for group in groups if group.best is best)
+    known = bool(own.ranks) and not any(row is without for row in own.tied(best))
     if not _drafts(best):
         return "; drafts do not pay there"
-    if any(row is without for row in tied):
-        return f"; whether drafts pay there is not told: {ratio(without, best):.2f}x as fast as without"
-    return f"; drafts pay there: {ratio(without, best):.2f}x as fast as without"
+    times = f"{ratio(without, best):.2f}x as fast as without"
+    return f"; drafts pay there: {times}" if known else f"; whether drafts pay there is not told: {times}"
 
 
 def _drafts(row: PointRow) -> bool:
