@@ -21,7 +21,7 @@ from sim.engine.engine import MAX_DECISIONS
 from sim.policy.api import TRAITS, Policy
 from sim.policy.decisions import Decision
 from sim.profiles import geometry as model_bytes
-from sim.profiles import hardware, models, stack
+from sim.profiles import hardware, models, stack, stored
 from sim.results.provenance import SPREAD
 from sim.results.tables import SCHEMAS
 from sim.setup.spec import HIT_DEFINITIONS, RunSpec
@@ -238,7 +238,7 @@ def test_the_page_of_profiles_names_every_field() -> None:
         models.PublishedFile,
         model_bytes.Mla,
         model_bytes.OtherAttention,
-        model_bytes.StoredAs,
+        stored.StoredAs,
         model_bytes.Encoder,
         stack.Stack,
         stack.Kernels,

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from sim.base.errors import BadInput
 from sim.cli.models import command
-from sim.profiles.geometry import BITS_PER_PARAM, bytes_of
 from sim.profiles.models import Model, load_model, model_names
+from sim.profiles.precisions import BITS_PER_PARAM, bytes_of
 
 CATALOGUE = sorted(model_names())
 

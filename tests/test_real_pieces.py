@@ -11,7 +11,7 @@ from real_world import ALL, EXPERTS, LAYERS, carried_out, lanes_and_weights, tin
 
 from sim.base.errors import BadInput  # noqa: E402
 from sim.policy.pieces import Pieces  # noqa: E402
-from sim.profiles.geometry import BITS_PER_PARAM  # noqa: E402
+from sim.profiles.precisions import BITS_PER_PARAM  # noqa: E402
 from sim.real.devices.cpu import CpuDevice  # noqa: E402
 from sim.real.devices.open import open_lanes  # noqa: E402
 from sim.real.machine.partial import Partial  # noqa: E402

@@ -12,10 +12,10 @@ from sim.base.tables import fold, render, table
 from sim.base.units import show_bytes, show_frac
 from sim.cli.say import say
 from sim.profiles import find as profiles
-from sim.profiles.geometry import BITS_PER_PARAM, PLAIN
 from sim.profiles.gguf import BLOCKS, MIXES
 from sim.profiles.models import PACKAGE, Model, load_model, model_names
 from sim.profiles.overrides import parse_set
+from sim.profiles.precisions import BITS_PER_PARAM, PLAIN
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -22,7 +22,7 @@ from sim.machine.price import Price, kernels_of
 from sim.machine.roofline import Attention, Roofline
 from sim.machine.several import ALONE, TENSOR, Several
 from sim.machine.sharing import Sharing
-from sim.profiles.geometry import BITS_PER_PARAM
+from sim.profiles.precisions import BITS_PER_PARAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable

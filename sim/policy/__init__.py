@@ -35,7 +35,7 @@ from sim.policy.tickets import Ticket
 from sim.policy.vector_search import VectorSearch, scaled
 from sim.policy.view import Prices, View
 from sim.policy.wishes import Wishes
-from sim.profiles.geometry import BITS_PER_PARAM
+from sim.profiles.precisions import BITS_PER_PARAM
 from sim.workload.fewest_copies import kept
 from sim.workload.gate import Gate
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range, RequestInfo

@@ -3,57 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 
-from sim.base.errors import BadInput, did_you_mean
-from sim.profiles.gguf import BLOCKS, MIXES, Mixed, bits_of_block, bits_of_mix
-
-# Bits per parameter, scales included, of formats that are the same for every matrix. All are dyadic, so floats hold
-# them exactly.
-PLAIN: dict[str, float] = {
-    "fp32": 32.0,
-    "bf16": 16.0,
-    "fp16": 16.0,
-    "fp8": 8.0,  # block scales of DeepSeek-V3 (fp32 per 128 x 128 weights) add 0.02 % and are left out
-    "int8": 8.0,
-    "mxfp4": 4.25,  # 4 bits + one 8-bit scale per 32 (OCP Microscaling Formats specification 1.0)
-    "q4_k": 4.5,  # ggml: 144 bytes per 256 weights; Q4_K_M files mix in larger blocks: `q4_k_m`
-    "nvfp4": 4.5,  # 4 bits + one fp8 scale per 16 (NVIDIA); the fp32 scale per tensor is left out
-    "int4_g128": 4.15625,  # AWQ / GPTQ: fp16 scale and 4-bit zero per 128
-    "int4": 4.0,  # no scales: the figure many papers use
-    "int2": 2.0,  # no scales
-    "hqq2": 3.0625,  # HQQ 2 bits, 8-bit scale and zero per 16, each with an fp32 scale and zero per 128 groups
-}
-BITS_PER_PARAM: dict[str, float] = {
-    **PLAIN,
-    **{name: bits_of_block(name) for name in BLOCKS if name not in PLAIN},
-    **{name: bits_of_mix(name) for name in MIXES},
-    "ud-q4_k_xl": 4.875,  # its maker (Unsloth) chose matrix by matrix: known of the models that list it in `formats`
-}
-"""Every precision. Of a mix, the bits of an expert where half of the layers are given more; its bytes are exact."""
+from sim.profiles.gguf import MIXES, Mixed
+from sim.profiles.precisions import BITS_PER_PARAM as BITS_PER_PARAM
+from sim.profiles.precisions import bytes_of as bytes_of
+from sim.profiles.stored import StoredAs, parts_of
 
 MAX_LAYERS = 4096  # layers get listed, so a number that no model has would be a list that no memory holds
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Layers = Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
-
-
-def bytes_of(n_params: int, precision: str = "bf16") -> int:
-    """Bytes of `n_params` parameters: params x bits / 8, rounded up to a whole byte once, in exact arithmetic.
-
-    Every parameter is counted at `precision`, the few biases and norms of a quantised block included.
-
-    Raises:
-        BadInput: unknown precision.
-    """
-    if precision not in BITS_PER_PARAM:
-        raise BadInput(f"precision, got {precision!r}: unknown; {did_you_mean(precision, BITS_PER_PARAM)}")
-    numerator, denominator = BITS_PER_PARAM[precision].as_integer_ratio()
-    return -(-n_params * numerator // (8 * denominator))
 
 
 class Mla(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,32 +41,6 @@ class OtherAttention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def params(self) -> int:
         """Parameters of one such layer."""
         return sum(rows * columns for _, rows, columns in self.matrices) + self.small_params
-
-
-class StoredAs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A released file that holds experts in one precision and everything else in another."""
-
-    precision: str  # the name under which it is asked for
-    source: str
-    expert_bytes: Count = 0  # 0: as the precision's own bits say
-    dense: str  # precision of everything else
-    dense_bytes: Count = 0  # of everything else, where it was measured; 0: as `dense` says
-    embedding: str = ""  # of input embedding and head, where they have one of their own
-    tables: str = ""  # of tables in host memory, where they have one of their own
-
-
-class Parts(NamedTuple):
-    """Bytes of a model's parts where its matrices are not all alike; those of one layer are means, rounded up."""
-
-    expert: int
-    routed: int
-    shared: int
-    attention: int
-    gate: int
-    dense_ffn: int
-    embedding: int
-    head: int
-    dense: int
 
 
 class Encoder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -431,67 +368,3 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.mla is not None:
             return 2 * self.mla.kv_lora_rank + self.mla.qk_rope_head_dim
         return 2 * self.head_dim
-
-
-@lru_cache(maxsize=256)
-def parts_of(model: Geometry, precision: str) -> Parts | None:
-    """Bytes by part, or None where every parameter takes the precision's own bits.
-
-    Raises:
-        BadInput: a llama.cpp file of an encoder-decoder model, for which it has no such files; a file that only some
-            models list.
-    """
-    for stored in model.formats:
-        if stored.precision == precision:
-            return _released(model, stored)
-    if precision not in MIXES:
-        if precision in PLAIN or precision in BLOCKS or precision not in BITS_PER_PARAM:
-            return None
-        raise BadInput(f"precision, got {precision!r}: no rule gives its bytes, and none are known; take 'q4_k_m'")
-    if model.encoder is not None:
-        raise BadInput(
-            f"precision, got {precision!r}: a file of llama.cpp, which has none of encoder-decoder models; "
-            f"take {MIXES[precision].base!r}, one type for every matrix"
-        )
-    mixed, layers, moe = Mixed(model, precision), range(model.n_layers), model.moe_layer_ids
-    attention = sum(map(mixed.attention, layers))
-    n_moe, routed = len(moe), mixed.routed()
-    shared, ffn = sum(map(mixed.shared, moe)), sum(map(mixed.dense_ffn, model.dense_layers))
-    dense = mixed.embedding() + (0 if model.tied_embeddings else mixed.head()) + 4 * model.norm_params()
-    dense += attention + shared + ffn + n_moe * mixed.router() + bytes_of(model.extra_params, MIXES[precision].base)
-    return Parts(
-        expert=-(-routed // (n_moe * model.n_experts)),
-        routed=routed,
-        shared=-(-shared // n_moe),
-        attention=-(-attention // model.n_layers),
-        gate=mixed.router(),
-        dense_ffn=-(-ffn // max(len(model.dense_layers), 1)),
-        embedding=mixed.embedding(),
-        head=mixed.head(),
-        dense=dense,
-    )
-
-
-def _released(model: Geometry, stored: StoredAs) -> Parts:
-    """A released file: experts in one precision, everything else in another, which no file of its own describes."""
-    plain = msgspec.structs.replace(model, formats=())
-    expert = stored.expert_bytes or plain.expert_bytes(stored.precision)
-    ends = stored.embedding or stored.dense
-    two = plain.embedding_params() + plain.head_params()
-    dense = bytes_of(plain.dense_params() - two, stored.dense) + bytes_of(two, ends)
-    whole = stored.dense_bytes or dense
-
-    def share(n_bytes: int) -> int:  # of what was measured as a whole, each part has the share that the types give it
-        return -(-n_bytes * whole // dense)
-
-    return Parts(
-        expert=expert,
-        routed=(model.n_moe_layers + model.n_encoder_moe_layers) * model.n_experts * expert,
-        shared=share(plain.shared_expert_bytes(stored.dense)),
-        attention=share(plain.attention_bytes(stored.dense)),
-        gate=share(plain.gate_bytes(stored.dense)),
-        dense_ffn=share(plain.dense_ffn_bytes(stored.dense)),
-        embedding=share(plain.embedding_bytes(ends)),
-        head=share(plain.head_bytes(ends)),
-        dense=whole,
-    )

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sim.base.errors import BadInput, did_you_mean
-from sim.profiles.geometry import bytes_of
 from sim.profiles.hf_config import Config
 from sim.profiles.model_hf_hybrid import gated_delta_nets, gemma4
+from sim.profiles.precisions import bytes_of
 
 Fields = dict[str, Any]
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}

@@ -13,7 +13,8 @@ from sim.base.errors import BadInput
 from sim.base.files import bundled
 from sim.profiles import find as profiles
 from sim.profiles import overrides as sets
-from sim.profiles.geometry import BITS_PER_PARAM, Geometry
+from sim.profiles.geometry import Geometry
+from sim.profiles.precisions import BITS_PER_PARAM
 
 PACKAGE = "hwprofiles.models"
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput
 from sim.base.units import show_bytes
-from sim.profiles.geometry import BITS_PER_PARAM
+from sim.profiles.precisions import BITS_PER_PARAM
 from sim.real.devices.environment import free_host_bytes
 from sim.real.weights.forms import check_form
 from sim.real.weights.weights import check_supported

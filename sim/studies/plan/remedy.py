@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from sim.base.units import show_bytes, show_frac
-from sim.profiles.geometry import BITS_PER_PARAM, PLAIN
 from sim.profiles.gguf import BLOCKS, MIXES
+from sim.profiles.precisions import BITS_PER_PARAM, PLAIN
 from sim.results.figure import show_figure
 from sim.studies.plan.candidate import EXCLUDED, MISSES, NOT_RUN, SCREENED, Candidate
 from sim.studies.plan.goal import Goal
