@@ -85,6 +85,20 @@ def test_layer_0_is_never_foretold_and_nothing_is_kept(mode, tmp_path):
     assert [entry[1:] for entry in seen.log if entry[0] == "prefetch"][4:] == [(1, 1)] * 3
 
 
+def test_at_best_all_but_the_copies_is_saved(tmp_path):
+    """Nothing is kept, so a forecast that is always right still copies k experts per layer and token."""
+    rows = [[[0, 1]] * 5] * 4
+    on_demand, foretold = (
+        run(KIND(mode="exact", predictor=predictor), tmp_path, rows, room=8, n_experts=4).result
+        for predictor in ("none", "surrogate:1")
+    )
+    # A layer on demand: attention, two copies, two experts, 25 s; the head. Foretold, layer 0 and its copies as before;
+    # then two copies per layer without a gap, and the last layer's experts.
+    assert on_demand.tpot_s.mean == 5 * 25 + 1
+    assert foretold.tpot_s.mean == 1 + 5 * 20 + 4 + 1
+    assert foretold.h2d_bytes == on_demand.h2d_bytes
+
+
 def test_surrogates_by_layer(tmp_path):
     # Never right for layer 1, always for the others.
     rows = [[[0], [1], [2], [3]]] * 9
