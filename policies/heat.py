@@ -74,7 +74,7 @@ class Heat(Policy):
             yield from self._large.steps(gate, view)
             return
         hot = [expert for expert in gate.needs if view.resident(gate.layer, expert)]
-        yield from hot_and_cold(gate, hot, self.overlap)
+        yield from hot_and_cold(gate, view, hot, self.overlap)
 
     def iteration_end(self, iteration: Iteration, view: View) -> Steps:
         np.add.at(self._routed, (iteration.all_ids() + self._first).ravel(), 1)

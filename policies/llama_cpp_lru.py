@@ -66,12 +66,12 @@ class LlamaCppLru(Policy):
             yield from self._large.steps(gate, view)
             return
         if n_tokens > self.max_batch:
-            yield from hot_and_cold(gate, ())
+            yield from hot_and_cold(gate, view, ())
             return
         pieces = [view.piece(layer, expert) for expert in gate.needs]
         missed = [piece for piece in pieces if not view.holds(piece)]
         hot = {piece.expert for piece in pieces}.difference(piece.expert for piece in missed)
-        results = yield from hot_and_cold(gate, hot, self.overlap)
+        results = yield from hot_and_cold(gate, view, hot, self.overlap)
         caches = self._slots[layer]
         for piece in pieces:
             if piece.expert in hot:

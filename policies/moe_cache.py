@@ -90,11 +90,11 @@ class MoeCache(Policy):
             yield from self._large.steps(gate, view)
             return
         if n_tokens > self.max_batch:
-            yield from hot_and_cold(gate, ())
+            yield from hot_and_cold(gate, view, ())
             return
         pieces = [view.piece(gate.layer, expert) for expert in gate.needs]
         hot = {piece.expert for piece in pieces if view.holds(piece)}
-        results = yield from hot_and_cold(gate, hot)
+        results = yield from hot_and_cold(gate, view, hot)
         for piece in pieces:
             if piece.expert in hot:
                 self._pools[piece.gpu].use(piece)

@@ -92,7 +92,7 @@ class StaticCache(Policy):
             yield from self._large.steps(gate, view)
             return
         hot = [expert for expert in gate.needs if view.resident(gate.layer, expert)]
-        yield from hot_and_cold(gate, hot, self.overlap)
+        yield from hot_and_cold(gate, view, hot, self.overlap)
 
     def stats(self) -> dict[str, float]:
         """Share of the profile's traffic that the pinned experts cover: what would be hit on the profile itself."""

@@ -7,13 +7,16 @@ head 1 s each. One layer unless a test says otherwise, and no room kept for op o
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from cpu_bench import decided, replay, resident, seeded, taught, written
-from easy_numbers import Run, run
+from easy_numbers import Run, execute_easy, figure, run, setup
+from tiny_traces import from_rows
 
 from policies.heat import Heat
 from policies.llama_cpp_lru import LlamaCppLru
@@ -21,6 +24,7 @@ from policies.moe_cache import MoeCache
 from policies.static_cache import StaticCache
 from sim.base.errors import BadInput, DoesNotFit
 from sim.policy.api import Policy
+from traces.format.reader import Trace
 from traces.stats import counts
 
 ROOMY = {"op_offload": False}
@@ -127,6 +131,17 @@ def test_hits_run_while_the_cpu_computes_and_uploads_come_behind_its_results(tmp
 def test_more_slots_than_fit_are_refused(kind, tmp_path):
     with pytest.raises(DoesNotFit, match=rf"parameter {kind.name}.slots, got 3: GPU 0 has room for 2 experts of every"):
         said(kind(slots=3, **ROOMY), tmp_path, [[0]], room=2)
+
+
+def test_a_layer_without_misses_still_pays_the_host_for_the_cpus_part(tmp_path):
+    # 3 s of the host per layer with the CPU. Step 1: attention 0 to 1, the host to 4, expert 0 on the CPU 5 to 10, its
+    # result 10 to 11, head to 12, the upload 11 to 21. Step 2: attention to 13, the host 13 to 16 though 0 is hit; that
+    # runs 21 to 23. Step 3: attention 24 to 25, the host to 28, and only then 0, 28 to 30; head to 31.
+    with Trace(from_rows(tmp_path / "t.safetensors", [[[0]], [[0]], [[0]]], 8)) as trace:
+        made = setup(LlamaCppLru(**ROOMY), trace, 1)
+        seen = execute_easy(replace(made, stack=msgspec.structs.replace(made.stack, hybrid_layer_s=figure(3.0))))
+    assert seen.lane("host") == [("hybrid layer 0", 1, 4), ("predict", 13, 16), ("predict", 25, 28)]
+    assert seen.lane("gpu")[-2:] == [("expert 0.0", 28, 30), ("head", 30, 31)]
 
 
 # -- moe-cache ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
-from sim.policy import Decision, DoesNotFit, Gate, Param, Piece, RunCpu, RunGpu, Ticket, View, Wait
+from sim.policy import Decision, DoesNotFit, Gate, Param, Piece, Predict, RunCpu, RunGpu, Ticket, View, Wait
 
 Served = Generator[Decision | Sequence[Decision], Any, tuple[Ticket, ...]]
 
@@ -24,11 +24,17 @@ SLOTS = Param(
 )
 
 
-def hot_and_cold(gate: Gate, hot: Collection[int], overlap: bool = True) -> Served:
-    """Run a layer's hot experts on the GPU, the others on the CPU; returns the tickets of the CPU's results."""
+def hot_and_cold(gate: Gate, view: View, hot: Collection[int], overlap: bool = True) -> Served:
+    """Run a layer's hot experts on the GPU, the others on the CPU; returns the tickets of the CPU's results.
+
+    The graph of these engines is the same for every token, so that the CPU has its part in each layer: where nothing is
+    cold it has nothing to compute, and the host still hands over, waits and merges (`hybrid_layer_s` of the stack).
+    """
     warm: list[Decision] = [RunGpu(expert) for expert in gate.needs if expert in hot]
     cold: list[Decision] = [RunCpu(expert) for expert in gate.needs if expert not in hot]
     results: list[Ticket] = []
+    if not cold and view.prices.hybrid_layer_s():
+        yield Predict(view.prices.hybrid_layer_s(), "host", blocking=True)
     if overlap and cold:
         results = yield cold
     if warm:

@@ -74,6 +74,10 @@ class Prices:
         cost = self._cost
         return max(cost.shared(1).duration_s, cost.launches.shared.all_s) if cost.has_shared else 0.0
 
+    def hybrid_layer_s(self) -> float:
+        """Host seconds of a layer of which the CPU computes a part: submit, synchronise, merge."""
+        return self._cost.launches.hybrid_layer_s
+
     def head_s(self) -> float:
         """Seconds of the output head for one token."""
         return max(self._cost.head(1).duration_s, self._cost.launches.head.all_s)

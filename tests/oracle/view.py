@@ -67,6 +67,10 @@ class Prices:
         cost = self._cost
         return max(cost.shared(1).duration_s, cost.launch_shared.all_s) if cost.has_shared else 0.0
 
+    def hybrid_layer_s(self) -> float:
+        """Nothing: stacks with such a figure are younger than this."""
+        return 0.0
+
     def head_s(self) -> float:
         """Seconds of the output head for one token."""
         return max(self._cost.head(1).duration_s, self._cost.launch_head.all_s)
