@@ -286,7 +286,13 @@ class TestSummary:
 
         mean = Statistic(sum(tpot) / len(tpot), None, None, None, len(tpot))
         said: Any = SimpleNamespace(
-            tpot_s=mean, labels=list(labels), peak_vram_bytes=vram, n_requests=len(tpot), load=None, slo=None
+            draft=None,
+            tpot_s=mean,
+            labels=list(labels),
+            peak_vram_bytes=vram,
+            n_requests=len(tpot),
+            load=None,
+            slo=None,
         )
         said.time_s = lambda _: mean
         spec = RunSpec(policy=label, hw=hw)
