@@ -13,20 +13,25 @@ from sim.bounds.time_bound import lower_bound
 from sim.engine.copies import Log
 from sim.engine.drive import Clockwork, Loop, drive
 from sim.engine.engine import Engine
+from sim.engine.host_tier import HostTier
 from sim.engine.recorder import AskedPrices, Recorder
 from sim.engine.replay import Player, Tape
 from sim.engine.residency import Residency
+from sim.engine.tiered import Tiered
 from sim.machine.cost import Cost
 from sim.machine.protocol import Machine
 from sim.machine.simulated import SimulatedMachine
 from sim.policy.api import overrides as implements
 from sim.policy.blame import PUZZLED, blamed, located, sound_number
+from sim.policy.pieces import Pieces
+from sim.policy.registry import find
 from sim.results.fold import fold as fold
 from sim.results.replicas import Clockworks, Engines, Machines, Served, Watched
 from sim.setup.options import ARITHMETIC, SIMPY
 from sim.setup.prepare import prepare as prepare
 from sim.setup.replicas import setups_of
 from sim.setup.setup import Setup as Setup
+from sim.setup.third_tier import WARM
 from sim.workload.draft import Drafted
 from sim.workload.future import Future
 from sim.workload.gate import Arrays
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
     from sim.machine.lanes import Spans
     from sim.policy.api import Policy
     from sim.results.record import Result
+    from sim.setup.third_tier import ThirdTier
 
 Progress = Callable[[int, int], None]
 
@@ -170,11 +176,24 @@ def assemble(
 def engine_of(setup: Setup, machine: Machine, cost: Cost, log: Log | None = None) -> Engine:
     """The engine of a run on any machine, the policy bound and taught."""
     policy, trace = setup.policy, setup.trace
-    residency = Residency(setup.pieces, setup.memory.expert_bytes)
+    residency, arrays = Residency(setup.pieces, setup.memory.expert_bytes), Arrays(trace)
     future = Future(trace, setup.batching(open_loop=False)) if "oracle" in policy.traits else None
-    engine = Engine(policy, machine, residency, cost, Arrays(trace), setup.model.top_k, future, log)
+    if setup.tier is not None:
+        machine = above_drive(setup, setup.tier, machine, cost, arrays)
+    engine = Engine(policy, machine, residency, cost, arrays, setup.model.top_k, future, log)
     start_policy(engine, setup)
     return engine
+
+
+def above_drive(setup: Setup, tier: ThirdTier, machine: Machine, cost: Cost, arrays: Arrays) -> Tiered:
+    """A machine whose host memory is a cache of what lies on the drive, its policy bound and taught."""
+    kind, model = find(tier.ram_policy), setup.model
+    host_bytes = setup.host_bytes - model.host_bytes(setup.spec.precision)  # tables stay there, whatever leaves
+    pieces = Pieces(model.n_moe_layers, model.n_experts, setup.spec.precision, 1, model.expert_bytes)
+    with blamed(kind):
+        host = HostTier(kind(), machine, pieces, host_bytes, cost, arrays, model.top_k, tier.read_ahead)
+        host.start(StoreSplit(setup.trace, setup.store), tier.start == WARM)
+    return Tiered(machine, host)
 
 
 class Recording(NamedTuple):
@@ -193,6 +212,7 @@ def tellable(setup: Setup) -> bool:
         and not setup.open_loop
         and setup.engine == ARITHMETIC
         and setup.kv is None
+        and setup.tier is None
     )
 
 

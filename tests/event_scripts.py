@@ -25,6 +25,7 @@ class Knobs(SimpleNamespace):
     """Stands for `Cost` and its `copies`: every price is what the script says."""
 
     several = ALONE
+    drive = None
 
     n_dense_before = (0,) * 9  # before each of eight layers, and after the last
 

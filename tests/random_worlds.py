@@ -30,6 +30,7 @@ from tiny_traces import requests_of as made_requests
 from untaught import UNTAUGHT
 
 from sim.base.errors import MoesimError
+from sim.base.lanes import NVME
 from sim.policy.pieces import Pieces
 from sim.policy.registry import policies
 from sim.profiles.curves import AGAINST, Curve, Curves
@@ -88,6 +89,7 @@ class World:
     make_policy: Callable[[], Any]
     facts: dict[str, Any]
     trace: Path
+    host_bytes: int = 0
 
     def __str__(self) -> str:
         spec, model, memory = (self.facts[name] for name in ("spec", "model", "memory"))
@@ -317,7 +319,7 @@ def setup_of(of: World, trace: Trace) -> Setup:
         trace=trace,
         requests=requests_of(trace, "test"),
         store=requests_of(trace, "store"),
-        host_bytes=0,
+        host_bytes=of.host_bytes,
         pieces=Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes),
     )
 
@@ -374,6 +376,7 @@ def end_state(outcome: Any) -> dict[str, Any]:
     view = engine.view
     gpus = range(view.n_gpus)
     queue = engine.copies.queue if hasattr(engine, "copies") else engine.queue
+    drive = NVME if len(machine.parts_s()) > NVME + 1 else -1  # the oracle has none
     return {
         "now_s": machine.now_s,
         "residents": [key(piece) for piece in view.residents()],
@@ -381,7 +384,7 @@ def end_state(outcome: Any) -> dict[str, Any]:
         "queued": [key(piece) for piece in queue.pieces()],
         "busy_s": machine.lane_busy_s(),
         "ends_s": machine.lane_ends_s(),
-        "parts_s": machine.parts_s(),
+        "parts_s": [part_s for cause, part_s in enumerate(machine.parts_s()) if cause != drive or part_s],
         "decisions": engine.tally.n_evicted,
     }
 

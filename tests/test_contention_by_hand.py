@@ -47,7 +47,7 @@ def test_a_copy_beside_an_expert_slows_both(tmp_path):
     ]
     # Busy 1 + 3 + 2 + 1 s, waited 4..12.5 for the copy. 1 s of the busy time is contention's.
     machine = seen.outcome.machine
-    assert machine.parts_s() == [7, 8.5, 0, 0, 0, 0]
+    assert machine.parts_s() == [7, 8.5, 0, 0, 0, 0, 0]
     assert (machine.streams[0].time.busy_s, machine.h2d[0].busy_s) == (7, 11.5)
     names = [name for name, _ in machine.cost.figures.entries]
     assert names[-2:] == [f"contention.{GPU_BY_H2D}", f"contention.{H2D_BY_GPU}"]

@@ -75,6 +75,7 @@ def knobs() -> Knobs:
         q_predictor={"assumed": 0},
         up_s=0.0,
         has_shared=False,
+        drive=None,
         has_dense=False,
         n_dense_before=[0, 0],
     )
@@ -313,7 +314,7 @@ def test_stream_charges_a_wait_to_what_came_last(numbers):
     placed(stream, 1.0, 1.0, 2.0)  # host until 1, busy 1..3
     placed(stream, 2.0, 2.0, 2.0, (Ticket(9.0, H2D),), numbers)  # waits for a copy 3..9, busy 9..11
     placed(stream, 10.0, 14.0, 2.0)  # busy 11..13, its last kernel ends at 14
-    assert stream.parts_s == [6, 6, 2, 0, 0, 0]
+    assert stream.parts_s == [6, 6, 2, 0, 0, 0, 0]
     assert stream.free_s == 14
 
 
@@ -341,7 +342,7 @@ def test_work_that_waits_for_what_is_not_settled_says_so_by_a_ticket():
     copy.end_s = 9.0
     assert stream.progress()
     assert (work.end_s, work.cause, behind.end_s) == (14, H2D, 19)
-    assert stream.parts_s == [10, 9, 0, 0, 0, 0]
+    assert stream.parts_s == [10, 9, 0, 0, 0, 0, 0]
 
 
 def test_tickets_do_not_chain_through_the_run(tmp_path):

@@ -74,6 +74,7 @@ def test_thinking_after_the_last_read_is_part_of_the_iteration(tmp_path):
             "host": 6,
             "cpu": 0,
             "predictor": 0,
+            "nvme": 0,
             "idle": 0,
         }
 

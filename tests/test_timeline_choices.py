@@ -37,7 +37,7 @@ def test_a_waiting_host_launches_nothing_meanwhile(tmp_path):
     seen = run(Synchronous(), tmp_path, rows, room=2, lengths=lengths)
     assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 21, 23), ("expert 0.1", 23, 25), ("head", 25, 26)]
     # The stream idles 1..21 because the copies are under way, whoever waits for them.
-    assert seen.outcome.machine.parts_s() == [6, 20, 0, 0, 0, 0]
+    assert seen.outcome.machine.parts_s() == [6, 20, 0, 0, 0, 0, 0]
     policy = Synchronous()
     policy.waits = False
     assert run(policy, tmp_path, rows, room=2, lengths=lengths).lane("gpu")[1] == ("expert 0.0", 11, 13)

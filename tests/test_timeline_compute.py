@@ -118,7 +118,7 @@ def test_host_bound(tmp_path):
     ]
     assert seen.end_s == 21
     # Kernels ran 1 + 1 + 2 + 1 = 5 s; the other 16 s are the host's.
-    assert seen.outcome.machine.parts_s() == [5, 0, 16, 0, 0, 0]
+    assert seen.outcome.machine.parts_s() == [5, 0, 16, 0, 0, 0, 0]
     assert seen.result.bound_by.resource == "host"
 
 
@@ -194,7 +194,7 @@ def test_cpu_expert_joins_at_its_own_layer(tmp_path):
         ("expert 1.1", 11, 13),
         ("head", 13, 14),
     ]
-    assert seen.outcome.machine.parts_s() == [9, 0, 0, 5, 0, 0]  # waited 3..8 for the CPU
+    assert seen.outcome.machine.parts_s() == [9, 0, 0, 5, 0, 0, 0]  # waited 3..8 for the CPU
     assert seen.classes("prefill") == {"hit": 3, "cpu": 1}
     assert seen.result.d2h_bytes == TOKEN_BYTES
 
@@ -214,7 +214,7 @@ def test_cpu_expert_with_a_deferred_join(tmp_path):
         ("expert 1.1", 6, 8),
         ("head", 11, 12),
     ]
-    assert seen.outcome.machine.parts_s() == [9, 0, 0, 3, 0, 0]
+    assert seen.outcome.machine.parts_s() == [9, 0, 0, 3, 0, 0, 0]
 
 
 def test_cpu_results_share_the_link_with_copies(tmp_path):

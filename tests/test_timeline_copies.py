@@ -78,7 +78,7 @@ def test_two_layers_on_demand(tmp_path):
         ("expert 1.1", 24, 26),
         ("head", 26, 27),
     ]
-    assert seen.outcome.machine.parts_s() == [7, 20, 0, 0, 0, 0]
+    assert seen.outcome.machine.parts_s() == [7, 20, 0, 0, 0, 0, 0]
     assert seen.result.bound_by.resource == "copy link"
 
 

@@ -18,6 +18,7 @@ class Lane(NamedTuple):
         share: the key under which results give the part of GPU 0's time that waited for it; None: no key of its own.
         resource: what `bound_by.resource` calls it. doing: what GPU 0 does meanwhile, in words.
         on_device: a real device has it, as a stream, a copy engine or a pool of threads.
+        always: every run has it; of others only results of runs that have it tell.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Lane(NamedTuple):
     resource: str = ""
     doing: str = ""
     on_device: bool = False
+    always: bool = True
 
 
 LANES = (
@@ -37,9 +39,11 @@ LANES = (
     Lane("host", "the host", "host", "host", "host", "host", "waiting for the host's launches and reads"),
     Lane("cpu", "the CPU", "cpu", "cpu_expert", "cpu", "cpu", "waiting for experts on the CPU", on_device=True),
     Lane("predictor", "the predictor", "gpu", "expert", "predictor", "predictor", "waiting for predictions"),
+    Lane("nvme", "the drive", "drive", "copy", "drive", "drive", "waiting for reads from the drive", always=False),
 )
 WAITED_FOR = {lane.share: lane for lane in LANES if lane.share}  # in the order of `sim.machine.lanes.CAUSES`
+ALWAYS = tuple(share for share, lane in WAITED_FOR.items() if lane.always)
 ON_DEVICE = tuple(lane.name for lane in LANES if lane.on_device)
 
 # Causes: what a waiting compute stream waits for. Indices into the parts of its time line.
-GPU, H2D, HOST, CPU, SIDE, IDLE = range(6)
+GPU, H2D, HOST, CPU, SIDE, NVME, IDLE = range(7)

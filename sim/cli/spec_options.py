@@ -70,6 +70,21 @@ SPEC_OPTIONS = (
         metavar="WAY",
         help="Its bandwidth for copies to several GPUs: apart (default: no limit), shared, or split in equal parts.",
     ),
+    click.option(
+        "--host-memory",
+        "host_memory_bytes",
+        type=Size(),
+        help="Host memory for experts; default: what the profile's host has.",
+    ),
+    click.option(
+        "--nvme",
+        metavar="DRIVE",
+        help="Read from a drive what host memory does not hold: gen3x4, gen4x4, gen5x4, own; with terms, e.g. "
+        "gen4x4:depth=8:block=256KiB:reads=buffered:ahead=2:start=warm.",
+    ),
+    click.option(
+        "--ram-policy", metavar="NAME|FILE", help="Which experts stay in host memory above --nvme; default: lru."
+    ),
     click.option("--replicas", type=int, metavar="N", help="Equal machines, each with its own --gpus; default: 1."),
     click.option(
         "--router",

@@ -51,7 +51,7 @@ cdef class Recorder(Machine):
     cpdef sync(self, Ticket ticket)
     @cython.locals(ended=bint)
     cpdef bint ended(self, Ticket ticket) except -1
-    cpdef Ticket cpu_expert(self, int layer, int expert, int n_tokens)
+    cpdef Ticket cpu_expert(self, int layer, int expert, int n_tokens, tuple after=*)
     cpdef join(self, Ticket ticket)
     cpdef Ticket copy_back(self, Piece piece, double ready_s, tuple after)
     cpdef bint promote(self, Ticket ticket) except -1

@@ -270,9 +270,9 @@ class Recorder(Machine):
             self.spoil("copies that the gate may find under way")
         return ended
 
-    def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
+    def cpu_expert(self, layer: int, expert: int, n_tokens: int, after: tuple[Ticket, ...] = NO_TICKETS) -> Ticket:
         self.spoil("experts on the CPU")
-        return self.machine.cpu_expert(layer, expert, n_tokens)
+        return self.machine.cpu_expert(layer, expert, n_tokens, after)
 
     def join(self, ticket: Ticket) -> None:
         self.spoil("experts on the CPU")

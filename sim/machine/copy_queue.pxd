@@ -17,7 +17,7 @@ cdef class Copy(Ticket):
     @cython.locals(ready_s=double, ticket=Ticket)
     cpdef double ready_s(self) noexcept
 
-cdef int _H2D
+cdef int _H2D, _NVME
 
 @cython.locals(copy=Copy)
 cpdef Copy copy_of(Piece piece, str op, double duration_s, int length, bint demanded, double submit_s, tuple after)
@@ -28,7 +28,7 @@ cdef class CopyQueue:
     cdef list streams
     cdef Stream stream
     cdef bint alone
-    cdef public double free_s
+    cdef public double free_s, lag_s
     cdef double start_s
     cdef bint starts_demand
     cdef public long long last_bytes
@@ -70,7 +70,7 @@ cdef class CopyQueue:
     cpdef double next_start_s(self) except? -2.0
     @cython.locals(best=Copy, copy=Copy, at=int, ready_s=double, earliest_s=double, at_s=double)
     cdef Copy _next(self)
-    @cython.locals(ticket=Ticket)
+    @cython.locals(ticket=Ticket, late_s=double)
     cdef _serve(self, Copy copy, double start_s)
     cpdef bint cancel(self, Copy copy, double now_s) except -1
     cpdef promote(self, Copy copy, double now_s)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from sim.machine.lanes import H2D, Spans, Stream, progress
+from sim.machine.lanes import H2D, NVME, Spans, Stream, progress
 from sim.machine.meter import Seconds
 from sim.machine.shared_memory import HostMemory
 from sim.policy.tickets import UNKNOWN_S, Ticket
@@ -18,7 +18,7 @@ from sim.policy.tickets import UNKNOWN_S, Ticket
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece
 
-_H2D = H2D  # a machine integer where this is compiled
+_H2D, _NVME = H2D, NVME  # machine integers where this is compiled
 
 
 class Copy(Ticket):
@@ -122,6 +122,7 @@ class CopyQueue:
         self.stream = streams[0]
         self.alone = len(streams) == 1
         self.free_s = 0.0
+        self.lag_s = 0.0  # from the end of a copy on this lane until it is there; the next one begins meanwhile
         self.seconds = Seconds()
         self.n_copies = 0
         self.copied_bytes = 0
@@ -323,12 +324,18 @@ class CopyQueue:
         return best
 
     def _serve(self, copy: Copy, start_s: float) -> None:
-        if copy.carries and start_s > self.free_s:
-            ticket = copy.after[0]
-            copy.cause = ticket.cause
-            copy.speculative = ticket.speculative
+        if copy.after and start_s > self.free_s:
+            ticket: Ticket = copy.after[0]
+            if copy.carries:
+                copy.cause = ticket.cause
+                copy.speculative = ticket.speculative
+            elif ticket.cause == _NVME and ticket.end_s == start_s:
+                late_s = start_s - (self.free_s if self.free_s > copy.submit_s else copy.submit_s)
+                if late_s > copy.duration_s:
+                    copy.cause = _NVME  # it has mostly waited for its read: so does who waits for it
         copy.start_s = start_s
-        copy.end_s = self.free_s = self.runs_s(start_s, copy.duration_s, copy.n_bytes)
+        self.free_s = self.runs_s(start_s, copy.duration_s, copy.n_bytes)
+        copy.end_s = self.free_s + self.lag_s
         copy.after = ()  # settled: let go of what it waited for, or tickets would chain through the whole run
         self.seconds.meter.add(copy.length, 1)
         self.n_copies += 1
@@ -336,7 +343,7 @@ class CopyQueue:
         if self.report:
             self.finished.append(copy)
         if self.spans is not None:
-            self.spans(self.name, copy.op, copy.layer, copy.expert, 0, copy.n_bytes, start_s, copy.end_s)
+            self.spans(self.name, copy.op, copy.layer, copy.expert, 0, copy.n_bytes, start_s, self.free_s)
         if not self.alone:
             progress(self.streams)
         elif self.stream.n_pending:

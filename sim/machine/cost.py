@@ -27,6 +27,7 @@ from sim.profiles.precisions import BITS_PER_PARAM
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sim.machine.drive_prices import DrivePrices
     from sim.profiles.hardware import Hardware
     from sim.profiles.models import Model
     from sim.profiles.stack import Stack
@@ -59,6 +60,7 @@ class Cost:
         self.roofline = _roofline(hw, precision, figures)
         self.copies = CopyPrices(hw, stack, measured, figures, several)
         self.launches = Launches(hw, model, stack, measured, figures)
+        self.drive: DrivePrices | None = None  # of a machine whose host memory does not hold all experts
         self._share = 1.0 / several.n_gpus if several.dense == TENSOR else 1.0  # of dense weights, on each GPU
         self._key_share = 1.0 if several.dense != TENSOR else key_share(model, several.n_gpus)
         self._cpu = hw.cpu

@@ -15,13 +15,14 @@ from sim.base.lanes import GPU as GPU
 from sim.base.lanes import H2D as H2D
 from sim.base.lanes import HOST as HOST
 from sim.base.lanes import IDLE as IDLE
+from sim.base.lanes import NVME as NVME
 from sim.base.lanes import SIDE as SIDE
 from sim.machine.meter import Seconds
 from sim.machine.shared_memory import HostMemory, Lately
 from sim.machine.waiting import Waiting
 from sim.policy.tickets import UNKNOWN_S, Ticket
 
-CAUSES = ("gpu", "h2d", "host", "cpu", "predictor", "idle")
+CAUSES = ("gpu", "h2d", "host", "cpu", "predictor", "nvme", "idle")
 
 _H2D, _HOST = H2D, HOST  # machine integers where this is compiled
 KEPT = 64
@@ -82,7 +83,7 @@ class Stream:
     def __init__(self, name: str, n_layers: int = 1) -> None:
         self.name = name
         self.free_s = 0.0
-        self.gaps_s = floats(6)  # waiting, by the cause named by the index
+        self.gaps_s = floats(len(CAUSES))  # waiting, by the cause named by the index
         self.waiting = Waiting(n_layers)
         self.waited_s = self.waiting.waited_s
         self.first_row = self.row = self.waiting.row  # in it, of the phase and of the layer
@@ -110,7 +111,7 @@ class Stream:
     @property
     def parts_s(self) -> list[float]:
         """A partition of the stream's whole timeline: busy, or waiting for the cause named by the index."""
-        parts_s = [self.gaps_s[cause] for cause in range(6)]
+        parts_s = [self.gaps_s[cause] for cause in range(len(CAUSES))]
         parts_s[0] += self.seconds.total_s() + self.slowed_s  # waiting for another GPU's result counts as GPU time too
         return parts_s
 

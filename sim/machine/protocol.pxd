@@ -17,11 +17,12 @@ cdef class Machine:
     cpdef dispatch(self, int layer, list n_tokens)
     cpdef Ticket expert(self, Piece piece, int n_tokens, double arrived_s, tuple after, object parts)
     cpdef bint run_turn(self, Turn turn) except -1
-    cpdef Ticket cpu_expert(self, int layer, int expert, int n_tokens)
+    cpdef Ticket cpu_expert(self, int layer, int expert, int n_tokens, tuple after=*)
     cpdef join(self, Ticket ticket)
     cpdef bint demand(self, Piece piece, double ready_s) except -1
     cpdef bint demand_turn(self, Turn turn) except -1
     cpdef Ticket copy(self, Piece piece, int priority, double ready_s, tuple after)
+    cpdef Ticket read(self, int layer, int expert, long long n_bytes, int priority)
     cpdef Ticket copy_back(self, Piece piece, double ready_s, tuple after)
     cpdef move_kv(self, int n_pages, long long page_bytes, bint down)
     cpdef bint promote(self, Ticket ticket) except -1

@@ -92,8 +92,12 @@ class Machine:
         """Launch experts one after the other, all of whose times are known then; False where they are not, undone."""
         return False
 
-    def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
-        """Send activations down, compute on the CPU, send the result up; the ticket is the result's arrival."""
+    def cpu_expert(self, layer: int, expert: int, n_tokens: int, after: tuple[Ticket, ...] = ()) -> Ticket:
+        """Send activations down, compute on the CPU, send the result up; the ticket is the result's arrival.
+
+        Args:
+            after: the CPU does not begin before these have ended.
+        """
         raise NotImplementedError
 
     def join(self, ticket: Ticket) -> None:
@@ -119,6 +123,10 @@ class Machine:
         """
         raise NotImplementedError
 
+    def read(self, layer: int, expert: int, n_bytes: int, priority: int) -> Ticket:
+        """Queue a read of an expert from the drive into host memory; priorities as in `copy`."""
+        raise NotImplementedError
+
     def copy_back(self, piece: Piece, ready_s: float, after: tuple[Ticket, ...]) -> Ticket:
         """Queue a device-to-host copy of a piece; in order of asking among those that are ready."""
         raise NotImplementedError
@@ -128,11 +136,11 @@ class Machine:
         raise NotImplementedError
 
     def promote(self, ticket: Ticket) -> bool:
-        """Make a queued speculative copy a demand copy; False when it has started."""
+        """Make a queued speculative copy or read a demanded one; False when it has started."""
         raise NotImplementedError
 
     def cancel(self, ticket: Ticket) -> bool:
-        """Withdraw a queued speculative copy; False when it has started, or was demanded since."""
+        """Withdraw a queued speculative copy or read; False when it has started, or was demanded since."""
         raise NotImplementedError
 
     def place(self, piece: Piece) -> None:

@@ -12,7 +12,7 @@ from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport Ticket, ends_at
 from sim.workload.iterations cimport Iteration
 
-cdef int _H2D, _HOST, _CPU, _KINDS
+cdef int _H2D, _HOST, _CPU, _NVME, _KINDS
 
 cdef class SimulatedMachine(Machine):
     cdef readonly object cost
@@ -21,7 +21,7 @@ cdef class SimulatedMachine(Machine):
     cdef readonly int n_gpus, n_links
     cdef readonly list streams, h2d, links
     cdef readonly Stream stream
-    cdef readonly CopyQueue write_backs, p2p_out, p2p_in
+    cdef readonly CopyQueue write_backs, p2p_out, p2p_in, drive
     cdef readonly object exchange, together
     cdef int _n_away
     cdef CopyQueue _link
@@ -104,8 +104,8 @@ cdef class SimulatedMachine(Machine):
     cdef Operation _in_group(self, Group group, double slack_s, Piece piece, int n_tokens)
     @cython.locals(n_bytes=cython.longlong, there_s=double, back_s=double, length=int, duration_s=double,
                    attributed_to=int, host_s=double, arrived_s=double, queue=CopyQueue, back=Copy, done=Ticket,
-                   joins=bint, by_tokens=dict, memory=HostMemory, draws_per_s=double)
-    cpdef Ticket cpu_expert(self, int layer, int expert, int n_tokens)
+                   joins=bint, by_tokens=dict, memory=HostMemory, draws_per_s=double, read=Ticket, cause=int)
+    cpdef Ticket cpu_expert(self, int layer, int expert, int n_tokens, tuple after=*)
     @cython.locals(host_s=double)
     cdef _begin_hybrid(self, int layer)
     cdef tuple _cpu_work(self, int n_tokens, bint joins)
@@ -122,6 +122,8 @@ cdef class SimulatedMachine(Machine):
     @cython.locals(now_s=double, queue=CopyQueue, duration_s=double, length=int, settled=Copy, copy=Copy, timed=tuple, known=dict,
                    key=tuple, parts_differ=bint)
     cpdef Ticket copy(self, Piece piece, int priority, double ready_s, tuple after)
+    @cython.locals(queue=CopyQueue, duration_s=double, length=int, demanded=bint, read=Copy)
+    cpdef Ticket read(self, int layer, int expert, long long n_bytes, int priority)
     @cython.locals(queue=CopyQueue, duration_s=double, begun_s=double, n_bytes=cython.longlong, length=int, copy=Copy)
     cpdef move_kv(self, int n_pages, long long page_bytes, bint down)
     @cython.locals(queue=CopyQueue)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sim.machine.copy_queue import Copy, CopyQueue, copy_of
 from sim.machine.exchange import Exchange
 from sim.machine.group import Group
-from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE, SerialLane, Spans, Stream
+from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, NVME, SIDE, SerialLane, Spans, Stream
 from sim.machine.meter import Meter
 from sim.machine.price import Launch, Operation, Price
 from sim.machine.protocol import DEMAND, NO_TICKETS, Machine
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sim.policy.pieces import Piece
     from sim.workload.iterations import Iteration
 
-_H2D, _HOST, _CPU, _KINDS = H2D, HOST, CPU, len(KINDS)  # machine integers where this is compiled
+_H2D, _HOST, _CPU, _NVME, _KINDS = H2D, HOST, CPU, NVME, len(KINDS)  # machine integers where this is compiled
 MOST_LENGTHS = 512
 """Different durations kept counters for; each context has one of its own, so they begin anew now and then."""
 
@@ -67,12 +67,16 @@ class SimulatedMachine(Machine):
         self._n_away = 0  # GPUs whose results are still to be brought back
         if self.gathers:
             self.links.append(self.p2p_in)  # what goes out is settled when it is asked for
+        self.drive = CopyQueue("nvme", self.streams)
+        if cost.drive is not None:
+            self.drive.lag_s = cost.drive.lag_s
+            self.links.append(self.drive)
         self.n_links = len(self.links)
         self.d2h = SerialLane("d2h")
         self.cpu = SerialLane("cpu")
         self.side = SerialLane("predictor")
         lanes: list[Stream | CopyQueue | SerialLane] = [*self.streams, *self.h2d, self.write_backs]
-        lanes += [self.p2p_out, self.p2p_in]
+        lanes += [self.p2p_out, self.p2p_in, self.drive]
         for lane in (*lanes, self.d2h, self.cpu, self.side):
             lane.spans = spans
         for queue in self.h2d:
@@ -419,7 +423,8 @@ class SimulatedMachine(Machine):
             self.now_s = host_s = ticket.end_s
             if self.stream.n_pending:
                 self._advance()  # copies on other links that have started by now
-            if (ticket.cause == _H2D or ticket.cause == _CPU) and not self.stream.n_pending:
+            waited = ticket.cause == _H2D or ticket.cause == _CPU or ticket.cause == _NVME
+            if waited and not self.stream.n_pending:
                 # A stream that idles because the host waits for a copy waits for that copy, not for the host.
                 self.stream.idle_until(host_s, ticket.cause, ticket.speculative)
         self.now_s = host_s + self._sync_s
@@ -866,7 +871,7 @@ class SimulatedMachine(Machine):
         joined: Operation = found[0]
         return joined
 
-    def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
+    def cpu_expert(self, layer: int, expert: int, n_tokens: int, after: tuple[Ticket, ...] = NO_TICKETS) -> Ticket:
         if self._gpu_memory is not None and self.cpu.memory is None:
             self._share_host_memory()
         joins = self._hybrid_in[layer] == self._n_begun
@@ -886,7 +891,13 @@ class SimulatedMachine(Machine):
             self.spans("host", "launch cpu_expert", layer, expert, n_tokens, n_bytes, host_s, self.now_s)
         arrived_s = self.d2h.use("activations", layer, expert, n_tokens, self.now_s, there_s)
         self.cpu_s[attributed_to] += duration_s
-        done = Ticket(self.cpu.use("expert", layer, expert, n_tokens, arrived_s, duration_s, draws_per_s), CPU)
+        cause = _CPU
+        for read in after:  # its end is known: a demanded read waits for nothing
+            if read.end_s > arrived_s:
+                if read.end_s - (arrived_s if arrived_s > self.cpu.free_s else self.cpu.free_s) > duration_s:
+                    cause = read.cause  # it has mostly waited for its read: so does who waits for it
+                arrived_s = read.end_s
+        done = Ticket(self.cpu.use("expert", layer, expert, n_tokens, arrived_s, duration_s, draws_per_s), cause)
         memory = self.cpu.memory
         if memory is not None:
             for queue in self.h2d:
@@ -1032,6 +1043,17 @@ class SimulatedMachine(Machine):
         queue.submit(copy, now_s)
         return copy
 
+    def read(self, layer: int, expert: int, n_bytes: int, priority: int) -> Ticket:
+        queue = self.drive
+        drive: Any = self.cost.drive  # there is one where anybody reads
+        duration_s = drive.busy_s(n_bytes)
+        length = queue.seconds.meter.at(duration_s)
+        self._advance()
+        demanded = priority == DEMAND
+        read = Copy("read", layer, expert, n_bytes, duration_s, length, demanded, self.now_s, NO_TICKETS, None, NVME)
+        queue.submit(read, self.now_s)
+        return read
+
     def copy_back(self, piece: Piece, ready_s: float, after: tuple[Ticket, ...]) -> Ticket:
         queue = self.write_backs
         if self.links[self.n_links - 1] is not queue:
@@ -1087,6 +1109,7 @@ class SimulatedMachine(Machine):
             return False
         for queue in self.h2d:
             queue.promote(ticket, self.now_s)
+        self.drive.promote(ticket, self.now_s)
         return True
 
     def cancel(self, ticket: Ticket) -> bool:
@@ -1094,10 +1117,10 @@ class SimulatedMachine(Machine):
         if ticket.end_s >= 0.0:
             return False
         self._advance()
-        for queue in self.h2d:  # noqa: SIM110 - asked often, and a generator costs as much as the question
+        for queue in self.h2d:
             if queue.cancel(ticket, self.now_s):
                 return True
-        return False
+        return self.drive.cancel(ticket, self.now_s)
 
     def poll(self) -> list[Piece]:
         done: list[Copy] = []
@@ -1137,6 +1160,16 @@ class SimulatedMachine(Machine):
     def copies_slowed_s(self) -> float:
         """What experts on the CPU added to the time of copies to the GPUs."""
         return math.fsum([queue.slowed_s for queue in self.h2d])
+
+    @property
+    def n_reads(self) -> int:
+        """Experts read from the drive."""
+        return self.drive.n_copies
+
+    @property
+    def read_bytes(self) -> int:
+        """Their bytes."""
+        return self.drive.copied_bytes
 
     def _advance(self) -> None:
         """Settle every copy that starts before the host's clock; over several links in the order of their starts."""
@@ -1236,6 +1269,8 @@ class SimulatedMachine(Machine):
         lanes |= {lane.name: lane.busy_s for lane in (self.d2h, self.cpu, self.side)}
         if self.gathers:
             lanes |= {port.name: port.busy_s for port in (self.p2p_out, self.p2p_in)}
+        if self.cost.drive is not None:
+            lanes[self.drive.name] = self.drive.busy_s
         lanes["d2h"] += self.write_backs.busy_s  # one engine: activations of CPU experts, or pieces written back
         lanes["host"] = math.fsum([share for _, share in self.host_shares()])
         return lanes
@@ -1244,4 +1279,6 @@ class SimulatedMachine(Machine):
         """When links, CPU pool and predictor ended their last work: some goes on after the last token."""
         ends_s = {queue.name: queue.free_s for queue in self.h2d}
         ends_s |= {lane.name: lane.free_s for lane in (self.cpu, self.side)}
+        if self.cost.drive is not None:
+            ends_s[self.drive.name] = self.drive.free_s
         return ends_s | {"d2h": max(self.d2h.free_s, self.write_backs.free_s)}

@@ -7,8 +7,8 @@ from sim.base.lanes import H2D, HOST, IDLE
 from sim.workload.iterations import PHASES
 
 # A wait for the copy link is for a copy that was demanded, or for a prefetch that came late; the others are by cause.
-KINDS = ("gpu", "demand", "host", "cpu", "predictor", "idle", "prefetch")
-PREFETCH = 6
+KINDS = ("gpu", "demand", "host", "cpu", "predictor", "nvme", "idle", "prefetch")
+PREFETCH = 7
 _H2D, _HOST, _PREFETCH, _KINDS = H2D, HOST, PREFETCH, len(KINDS)  # machine integers where this is compiled
 
 

@@ -16,6 +16,7 @@ from sim.base.quantities import check_quantities, quantities
 from sim.profiles import find as profiles
 from sim.profiles import overrides as sets
 from sim.profiles.curves import Curves
+from sim.profiles.drives import OWN, SOURCES, Drive, drive_of
 
 GPUS, CPUS = "hwprofiles.gpus", "hwprofiles.cpus"
 
@@ -138,6 +139,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     curves: Curves | None = None  # measured on the real machine for one model
     more_curves: tuple[Curves, ...] = ()  # and for others
     ranges: Ranges = Ranges()  # of fits; curves have their own
+    drive: Drive | msgspec.UnsetType = msgspec.UNSET  # for experts that host memory does not hold
     sources: dict[str, str] = {}
 
     def curves_of(self, model: str, precision: str) -> Curves | None:
@@ -168,7 +170,10 @@ def hardware_names() -> dict[str, Path]:
 
 
 def load_hardware(
-    name_or_path: str | os.PathLike[str], overrides: Mapping[str, object] | None = None, link: str | None = None
+    name_or_path: str | os.PathLike[str],
+    overrides: Mapping[str, object] | None = None,
+    link: str | None = None,
+    drive: str | None = None,
 ) -> Hardware:
     """Load a bundled profile by id or alias, or an own YAML file.
 
@@ -177,6 +182,7 @@ def load_hardware(
     Args:
         overrides: dotted field -> value, as `--set hw.h2d.bandwidth_bytes_per_s=5e10` gives them.
         link: a word of `--link` (`sim.profiles.pcie`); `overrides` win.
+        drive: of `--nvme`, a word or `own`; the same. None: without one, whatever the profile has.
 
     Raises:
         BadInput: unknown name, unreadable or malformed file, an implausible figure.
@@ -189,6 +195,7 @@ def load_hardware(
         data = _with_cpu(data, cpu, where)
     elif cpu is not None:
         data = {**data, "cpu": cpu}
+    data = _with_drive(data, drive, overrides, where)
     data = sets.apply(data, overrides, Hardware, "hw")
     hardware = profiles.convert(data, Hardware, where)
     if link is not None:
@@ -200,6 +207,21 @@ def load_hardware(
         if curves is not None:
             curves.check(where)
     return hardware
+
+
+def _with_drive(data: dict[str, Any], drive: str | None, overrides: Mapping[str, object], where: str) -> dict[str, Any]:
+    """The drive that a run asks for, in place of the profile's own. Raises BadInput where there is none to take."""
+    if drive == OWN:
+        if "drive" not in data:
+            raise BadInput(f"--nvme, got {OWN!r}: {where} has no block `drive`; name one, e.g. gen4x4")
+        return data
+    if drive is None:
+        if any(key.partition(".")[0] == "drive" for key in overrides):
+            raise BadInput("--set hw.drive, without a drive that a run reads from; add --nvme gen4x4")
+        return {key: value for key, value in data.items() if key != "drive"}
+    chosen = drive_of(drive)
+    sources = {key: SOURCES[key] for _, figure in quantities(chosen) for key in figure.refs}
+    return {**data, "drive": msgspec.to_builtins(chosen), "sources": {**sources, **data.get("sources", {})}}
 
 
 def _with_cpu(data: dict[str, Any], cpu: str | dict[str, Any], where: str) -> dict[str, Any]:

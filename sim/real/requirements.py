@@ -35,6 +35,9 @@ def serving_precision(device: str, model: Model) -> str:
 
 def check(setup: Setup) -> None:
     """Raises BadInput for what no real run here carries out."""
+    if setup.tier is not None or setup.spec.host_memory_bytes is not None:
+        asked = "--host-memory" if setup.tier is None else "--nvme"
+        raise BadInput(f"--real, got {asked}: real runs keep every expert in this host's memory; leave it out")
     if setup.kv is not None:
         raise BadInput("--real, got --kv-memory: real runs have no pool of pages; leave it out")
     if setup.several.unusual:

@@ -45,6 +45,8 @@ COUNTS = (
 )
 WAITS = ("demand", "prefetch", "host", "cpu", "predictor", "gpu")
 WAITS_S = tuple(f"wait_{name}_s" for name in WAITS)
+WAIT_DRIVE_S = "wait_drive_s"
+"""Of runs with a drive below host memory."""
 AT = {name: column for column, name in enumerate(COLUMNS)}
 
 
@@ -84,8 +86,14 @@ def _ran(clockwork: Clockwork) -> list[tuple[int, str]]:
     return [(number, phase) for number, phase in enumerate(PHASES) if clockwork.phases[phase].n_iterations]
 
 
-def layer_rows(counts: ByExpert, waiting: Waiting, clockwork: Clockwork, expert_bytes: int) -> list[Row]:
-    """One row per phase that ran and MoE layer, in this order: the key `by_layer`."""
+def layer_rows(
+    counts: ByExpert, waiting: Waiting, clockwork: Clockwork, expert_bytes: int, drive: bool = False
+) -> list[Row]:
+    """One row per phase that ran and MoE layer, in this order: the key `by_layer`.
+
+    Args:
+        drive: it had one below host memory; waits for it have a column of their own.
+    """
     rows = []
     for number, phase in _ran(clockwork):
         for layer in range(counts.n_layers):
@@ -97,6 +105,8 @@ def layer_rows(counts: ByExpert, waiting: Waiting, clockwork: Clockwork, expert_
             row |= counted(of_layer, expert_bytes)
             waited_s = waiting.seconds(number, layer)
             row |= {column: waited_s[name] for column, name in zip(WAITS_S, WAITS, strict=True)}
+            if drive:
+                row[WAIT_DRIVE_S] = waited_s["nvme"]
             rows.append(row)
     return rows
 
@@ -106,7 +116,8 @@ def layer_table(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
     for row in rows:
         ran = row["experts_n"]
         fetched_frac = row["demand_copies_n"] / ran if ran else None
-        yield (*row.values(), row["demand_copies_n"], row["prefetch_issued_n"], fetched_frac)
+        told = (value for name, value in row.items() if name != WAIT_DRIVE_S)  # the table has the same columns always
+        yield (*told, row["demand_copies_n"], row["prefetch_issued_n"], fetched_frac)
 
 
 def expert_table(counts: ByExpert, clockwork: Clockwork, expert_bytes: int) -> Iterator[tuple[Any, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sim.base.units import show_frac, show_seconds
-from sim.results.by_layer import MISSES, WAITS_S
+from sim.results.by_layer import MISSES, WAIT_DRIVE_S, WAITS_S
 
 if TYPE_CHECKING:
     from sim.results.record import Result
@@ -42,7 +42,7 @@ def _least(item: tuple[str, int]) -> int:
 
 
 def _waits(rows: list[dict[str, Any]], phase: str) -> str:
-    waits_s = {row["layer"]: sum(row[name] for name in WAITS_S) for row in rows}
+    waits_s = {row["layer"]: sum(row.get(name, 0.0) for name in (*WAITS_S, WAIT_DRIVE_S)) for row in rows}
     total_s = sum(waits_s.values())
     if len(rows) <= MOST or not total_s or max(waits_s.values()) < UNEVEN * total_s / len(rows):
         return ""

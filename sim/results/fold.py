@@ -14,6 +14,7 @@ from sim.results import metrics
 from sim.results.attainment import attainment
 from sim.results.by_layer import layer_rows
 from sim.results.drafting import drafting
+from sim.results.host_memory import host_memory
 from sim.results.kv_use import kv_use
 from sim.results.load import load, unstable
 from sim.results.provenance import provenance
@@ -160,7 +161,7 @@ def fold(
         expert_budget_bytes=list(engine.residency.budget_bytes),
         peak_expert_bytes=list(engine.residency.peak_bytes),
         bound=None,
-        bound_by=metrics.bound_by(clockwork),
+        bound_by=metrics.bound_by(clockwork, setup.tier is not None),
         provenance=provenance(machine, clockwork),
         uncertainty=uncertainty(machine, clockwork, timed, spec.together, setup.open_loop),
         labels=labels,
@@ -172,11 +173,16 @@ def fold(
         engine=setup.engine,
         version=__version__,
         draft=drafting(setup, clockwork, machine.h2d_bytes),
+        host_memory=host_memory(setup, engine, machine),
         kv=kv,
         scheduling=_scheduling(setup, clockwork),
         router=setup.router.name if replicas else None,
         replicas=by_replica,
-        by_layer=layer_rows(tally.by_expert, machine.waiting, clockwork, engine.view.expert_bytes) if by_layer else [],
+        by_layer=layer_rows(
+            tally.by_expert, machine.waiting, clockwork, engine.view.expert_bytes, drive=setup.tier is not None
+        )
+        if by_layer
+        else [],
     )
 
 

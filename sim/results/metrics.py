@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
-from sim.base.lanes import WAITED_FOR
+from sim.base.lanes import ALWAYS, WAITED_FOR
 from sim.engine.counts import CLASSES
 from sim.results.schema import (
     BoundBy,
@@ -197,18 +197,26 @@ def prefetching(tally: Tally) -> Prefetches:
     )
 
 
-def composition(clockwork: Clockwork, phase: str) -> Composition:
-    """Share of the phase's time GPU 0 was busy, or waiting for copies, host, CPU, predictor; sums to 1."""
+def composition(clockwork: Clockwork, phase: str, drive: bool) -> Composition:
+    """Share of the phase's time GPU 0 was busy, or waiting for copies, host, CPU, predictor, drive; sums to 1."""
     times_ = clockwork.phases[phase]
     total = math.fsum(times_.parts_s)
     return Composition(
-        **{share: times_.parts_s[cause] / total if total else None for cause, share in enumerate(WAITED_FOR)}
+        **{
+            share: times_.parts_s[cause] / total if total else None
+            for cause, share in enumerate(WAITED_FOR)
+            if drive or share in ALWAYS
+        }
     )
 
 
-def bound_by(clockwork: Clockwork) -> BoundBy:
-    """What bounds decode (other iterations, when nothing decodes by itself), and how each phase's time is composed."""
-    prefill, decode, mixed = (composition(clockwork, phase) for phase in (PREFILL, DECODE, MIXED))
+def bound_by(clockwork: Clockwork, drive: bool = False) -> BoundBy:
+    """What bounds decode (other iterations, when nothing decodes by itself), and how each phase's time is composed.
+
+    Args:
+        drive: it had one below host memory.
+    """
+    prefill, decode, mixed = (composition(clockwork, phase, drive) for phase in (PREFILL, DECODE, MIXED))
     both = mixed if clockwork.phases[MIXED].n_iterations else None
     main = decode if clockwork.phases[DECODE].n_iterations else both or prefill
     known = {name: share for name, share in main.by_part().items() if share is not None}

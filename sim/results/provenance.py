@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sim.machine.lanes import CPU, GPU, H2D, HOST, SIDE
+from sim.machine.lanes import CPU, GPU, H2D, HOST, NVME, SIDE
 from sim.results.schema import Figure, Provenance
 from sim.workload.iterations import PHASES
 
@@ -54,6 +54,10 @@ def attributions(machine: SimulatedMachine, clockwork: Clockwork, phases: Iterab
     _spread(seconds, parts_s[CPU], list(enumerate(machine.cpu_s)))
     _spread(seconds, parts_s[HOST], machine.host_shares())
     _spread(seconds, parts_s[SIDE], list(enumerate(machine.side_s)))
+    if cost.drive is not None:
+        drive, busy_s = cost.drive, machine.lane_busy_s()["nvme"]
+        lag_s = machine.n_reads * drive.lag_s
+        _spread(seconds, parts_s[NVME], [(drive.q_latency, lag_s), (drive.q_bandwidth, busy_s)])
     rows: list[Attribution] = []
     for (name, quantity), spent_s in zip(cost.figures.entries, seconds, strict=True):
         if spent_s > 0:

@@ -138,6 +138,50 @@ class KvUse(msgspec.Struct, frozen=True):
     peak_swapped_bytes: int
 
 
+class Found(msgspec.Struct, frozen=True):
+    """Experts that were asked of host memory: found there, found while they were being read, or read from the drive.
+
+    read_bytes: of the last.
+    """
+
+    asked: int
+    hit: int
+    late: int
+    miss: int
+    read_bytes: int
+
+
+class HostMemory(msgspec.Struct, frozen=True):
+    """Of a run with a drive (`--nvme`): host memory as a cache of experts.
+
+    bytes, peak_bytes: for experts, and held at most. reads, read_bytes: all of the drive's; bytes_per_s: what it gives
+    to reads in a row. copies, prefetches, cpu, read_ahead: who asked, in all phases; by_phase: copies and experts on
+    the CPU. evicted: experts that left. passed: read past host memory, which had no room. withdrawn: reads that were
+    taken back before they began.
+    """
+
+    drive: str
+    reads_are: str
+    depth: int
+    block_bytes: int
+    bytes_per_s: float | None
+    start: str
+    ram_policy: str
+    bytes: int
+    peak_bytes: int
+    reads: int
+    read_bytes: int
+    hit_rate: Share
+    copies: Found
+    prefetches: Found
+    cpu: Found
+    read_ahead: Found
+    by_phase: dict[str, Found]
+    evicted: int
+    passed: int
+    withdrawn: int
+
+
 class Shape(msgspec.Struct, frozen=True):
     """Routing shape of the model and the trace."""
 
@@ -312,21 +356,22 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 class Composition(msgspec.Struct, frozen=True):
-    """Shares of GPU 0's time: busy, or waiting for copies, host, CPU, predictor."""
+    """Shares of GPU 0's time: busy, or waiting for copies, host, CPU, predictor; the drive, if there is one."""
 
     gpu: Share
     copy: Share
     host: Share
     cpu: Share
     predictor: Share
+    drive: Share | msgspec.UnsetType = msgspec.UNSET
 
     def by_part(self) -> dict[str, Share]:
         """What the time went to -> share."""
-        return msgspec.structs.asdict(self)
+        return {part: share for part, share in msgspec.structs.asdict(self).items() if share is not msgspec.UNSET}
 
 
 class BoundBy(msgspec.Struct, frozen=True):
-    """`resource`: gpu, copy link, host, cpu or predictor; what takes the largest share of decode."""
+    """`resource`: gpu, copy link, host, cpu, predictor or drive; what takes the largest share of decode."""
 
     resource: str | None
     prefill: Composition

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sim.base.lanes import WAITED_FOR
+from sim.base.lanes import ALWAYS
 from sim.engine.counts import CLASSES
 from sim.results.by_layer import COUNTS, WAITS_S
 
@@ -71,7 +71,7 @@ def _phase(phase: Phased, read: Callable[[Result], Phase]) -> list[Column]:
     def column(part: str) -> Column:
         return f"{phase}_{part}_frac", _FLOAT, lambda r: r.bound_by.of(phase).by_part()[part]
 
-    return [(f"{phase}_time_s", _FLOAT, lambda r: read(r).time_s), *(column(part) for part in WAITED_FOR)]
+    return [(f"{phase}_time_s", _FLOAT, lambda r: read(r).time_s), *(column(part) for part in ALWAYS)]
 
 
 def _json(value: object) -> str:

@@ -93,6 +93,7 @@ def render(result: Result, width: int | None = None) -> str:
         under_load(result),
         _load(result),
         _drafts(result),
+        _host(result),
         _kv(result),
         _hits(result),
         _replicas(result),
@@ -139,17 +140,18 @@ def _facts(result: Result) -> Table:
 
 
 def _times(result: Result) -> Table:
-    rows = _table("", "mean", "p50", "p95", "n", "", "gpu", "copies", "host", "cpu", "predictor")
     bound = result.bound_by
+    lanes = ["copies" if part == "copy" else part for part in bound.decode.by_part()]
+    rows = _table("", "mean", "p50", "p95", "n", "", *lanes)
     for title, stat, phase, parts in (
         ("TTFT", result.ttft_s, "prefill", bound.prefill),
         ("TPOT", result.tpot_s, "decode", bound.decode),
     ):
         cells = [_seconds(value) for value in (stat.mean, stat.p50, stat.p95)]
-        shares = [show_frac(parts.by_part()[part]) for part in WAITED_FOR]
+        shares = [show_frac(share) for share in parts.by_part().values()]
         rows.add_row(title, *cells, str(stat.n), f"   {phase} time:", *shares)
     if bound.mixed is not None:
-        shares = [show_frac(bound.mixed.by_part()[part]) for part in WAITED_FOR]
+        shares = [show_frac(share) for share in bound.mixed.by_part().values()]
         rows.add_row("", "", "", "", "", "   mixed time:", *shares)
     return rows
 
@@ -224,6 +226,25 @@ def _load(result: Result) -> Table:
         if len(slo.tasks) > 1:
             each = (f"{name or 'no task'} {show_frac(task.attained_frac)}" for name, task in slo.tasks.items())
             rows.add_row("", "kept by task: " + ", ".join(each))
+    return rows
+
+
+def _host(result: Result) -> Table:
+    """Host memory above a drive: what it held, what it was asked for, and what was read."""
+    rows, host = _pairs(), result.host_memory
+    if host is None:
+        return rows
+    rate = "no time at all" if host.bytes_per_s is None else f"{show_bytes(host.bytes_per_s)}/s in a row"
+    reads = f"{show_bytes(host.read_bytes)} in {show_count(host.reads, 'read')}"
+    rows.add_row("drive", f"{host.drive}, {host.reads_are} reads, {rate}: {reads}")
+    found = host.by_phase.get("decode")
+    parts = [f"{phase} {show_frac(one.hit / one.asked)} of {one.asked:,}" for phase, one in host.by_phase.items()]
+    held = f"{show_bytes(host.peak_bytes)} of {show_bytes(host.bytes)} held at most, by {host.ram_policy}"
+    rows.add_row("experts there", f"{', '.join(parts) or 'none asked for'}; {held}")
+    if found is not None and result.decode_tokens:
+        rows.add_row("read per token", f"{show_bytes(found.read_bytes / result.decode_tokens)} of decode")
+    if host.passed:
+        rows.add_row("read past it", f"{show_count(host.passed, 'expert')}, which host memory had no room for")
     return rows
 
 

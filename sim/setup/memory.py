@@ -222,16 +222,23 @@ def _wanted(rule: BudgetRule, size: int, n_total: int, n_gpus: int) -> list[int]
     return None
 
 
-def check_host(model: Model, hw: Hardware, precision: str) -> int:
-    """Host bytes the experts take. Raises DoesNotFit when host memory is smaller."""
+def check_host(model: Model, hw: Hardware, precision: str, given_bytes: int | None = None) -> int:
+    """Host bytes the experts take. Raises DoesNotFit when host memory is smaller.
+
+    Args:
+        given_bytes: `--host-memory`, in place of what the profile's host has.
+    """
     need_bytes = model.routed_bytes(precision) + model.host_bytes(precision)
-    has_bytes = int(hw.cpu.memory_bytes.value)
+    has_bytes = int(hw.cpu.memory_bytes.value) if given_bytes is None else given_bytes
     if need_bytes > has_bytes:
         enough_gb = -(-need_bytes // 10**9)  # rounded up: to the nearest it may be too little
         what = "experts and tables" if model.host_params else "experts"
+        whose, raised = f"{hw.id}'s host has", f"--set hw.cpu.memory_bytes={enough_gb}GB"
+        if given_bytes is not None:
+            whose, raised = "--host-memory gives", f"--host-memory {enough_gb}GB"
         raise DoesNotFit(
-            f"{model.id} in {precision}: its {what} need {show_bytes(need_bytes)} of host memory, {hw.id}'s host has "
-            f"{show_bytes(has_bytes)}; use a lower --precision, or --set hw.cpu.memory_bytes={enough_gb}GB",
+            f"{model.id} in {precision}: its {what} need {show_bytes(need_bytes)} of host memory, {whose} "
+            f"{show_bytes(has_bytes)}; use a lower --precision, read them from a drive with --nvme gen4x4, or {raised}",
             {"host_experts_bytes": need_bytes, "host_memory_bytes": has_bytes},
         )
     return need_bytes

@@ -50,6 +50,10 @@ def title_of(setup: Setup) -> str:
         rest.append(f"scheduler {setup.scheduler.name}" + (f" of {own_file.path.name}" if own_file else ""))
     if spec.kv_memory_bytes is not None:
         rest += [f"KV memory {show('vram_bytes', spec.kv_memory_bytes)} in pages of {spec.kv_page}, {spec.preempt}"]
+    if spec.host_memory_bytes is not None:
+        rest.append(f"host memory {show('vram_bytes', spec.host_memory_bytes)}")
+    rest += [f"drive {spec.nvme}"] * (spec.nvme is not None)
+    rest += [f"host memory by {spec.ram_policy}"] * (spec.ram_policy is not None)
     rest += [f"batching {spec.batching}"] * (spec.batching is not None)
     rest += [f"at most {show_count(spec.prefill_chunk or 0, 'token')} an iteration"] * (spec.prefill_chunk is not None)
     if setup.drafter is not None:

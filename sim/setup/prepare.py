@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from sim.base.errors import BadInput, DoesNotFit, did_you_mean
 from sim.machine.copy_prices import crowded
 from sim.machine.several import DATA, GPU0, TENSOR, Several
@@ -26,6 +28,7 @@ from sim.setup.pairing import check_shape, default_model, drawn_anew, model_of_s
 from sim.setup.placement import read_placement
 from sim.setup.replicas import check_replicas
 from sim.setup.setup import Setup
+from sim.setup.third_tier import BUFFERED, check_together, described, host_memory_of, third_tier
 from sim.workload.batching import STATIC
 from sim.workload.learn_split import no_store, requests_of
 from sim.workload.load import load_of
@@ -83,13 +86,16 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> tuple[Policy, H
     if without_file(kind):
         policy.labels = (*policy.labels, WITHOUT_FILE)
     check_options(spec)
-    hw = load_hardware(spec.hw, overrides.hw, spec.link)
+    tier = third_tier(spec)
+    hw = load_hardware(spec.hw, overrides.hw, spec.link, None if tier is None else tier.drive)
     if spec.engine == ARITHMETIC and spec.contention == ON and needs_events(hw):
         raise BadInput(
             "--engine, got 'arithmetic': it slows kernels and experts on the CPU by copies and copies by the CPU, and "
             "another coefficient of hw.contention is active; leave it out, or take simpy"
         )
     stack = load_stack(spec.stack, overrides.stack)
+    if tier is not None and tier.reads == BUFFERED:
+        stack = msgspec.structs.replace(stack, pinned=False)  # the page cache's pages are pageable
     if spec.engine == ARITHMETIC and crowded(hw, stack, Several(spec.gpus, host_links=spec.host_links)):
         raise BadInput(
             "--engine, got 'arithmetic': it cannot tell who shares host memory with whom, and "
@@ -148,8 +154,8 @@ def _check_least_memory(spec: RunSpec, policy: Policy, hw: Hardware, overrides: 
     try:
         several = Several(spec.gpus, dense=spec.dense)
         plan(model, hw, spec.precision, least, rule, spec.gpus, "bound" in policy.traits, policy.keeps_all, several)
-        if not policy.keeps_all:
-            check_host(model, hw, spec.precision)
+        if not policy.keeps_all and spec.nvme is None:
+            check_host(model, hw, spec.precision, spec.host_memory_bytes)
     except DoesNotFit as error:
         told = f"{error}; counted for one token, before the trace {trace} is drawn"
         raise DoesNotFit(told, error.sizes) from None
@@ -186,16 +192,25 @@ def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace
     rule = BudgetRule(spec.vram_bytes, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
     bound = "bound" in policy.traits
     memory = plan(model, hw, spec.precision, demand, rule, spec.gpus, bound, policy.keeps_all, several)
-    host_bytes = check_host(model, hw, spec.precision) if not policy.keeps_all else 0
+    tier, host_bytes = None if policy.keeps_all else third_tier(spec), 0
+    if not policy.keeps_all:
+        host_bytes = model.routed_bytes(spec.precision) + model.host_bytes(spec.precision)
+        if tier is None:
+            check_host(model, hw, spec.precision, spec.host_memory_bytes)
+        else:
+            host_bytes = min(host_bytes, host_memory_of(spec, hw))
     pieces = Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes, several.homes)
     if kv is not None:
         check_host_room(kv, hw, host_bytes, requests, together)
     store = requests_of(trace, "store")
     setup = Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, load.open_loop)
-    setup.clients, setup.labels, setup.kv = load.clients, load.labels, kv
+    setup.clients, setup.labels, setup.kv, setup.tier = load.clients, load.labels, kv, tier
     setup.drafter = drafter
     if drafter is not None:
         setup.labels += tuple(drafter.labels())
+    if tier is not None:
+        check_together(setup)
+        setup.labels += (described(tier, host_memory_of(spec, hw)),)
     ways = ", ".join(filter(None, (several.unusual, "" if spec.placement is None else "--placement FILE")))
     if ways:
         setup.labels += (f"several GPUs work together by {ways}",)

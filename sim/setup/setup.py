@@ -24,6 +24,7 @@ from sim.machine.several import APART, GPU0, PER_EXPERT, Several
 from sim.machine.sharing import ON, needs_events
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
+from sim.policy.registry import find
 from sim.profiles.hardware import GPUS
 from sim.profiles.models import PACKAGE as MODELS
 from sim.profiles.stack import PACKAGE as STACKS
@@ -31,6 +32,7 @@ from sim.setup.drafting import Drafter
 from sim.setup.memory import MemoryPlan
 from sim.setup.options import ARITHMETIC, SIMPY
 from sim.setup.profile import profiled
+from sim.setup.third_tier import ThirdTier, price_drive
 from sim.workload import routers, schedulers
 from sim.workload.batching import CONTINUOUS, STATIC, Batching
 from sim.workload.iterations import RequestInfo
@@ -56,6 +58,9 @@ NEWER: dict[str, Any] = {
     "slo": {},
     "peer": PER_EXPERT,
     "host_links": APART,
+    "host_memory_bytes": None,
+    "nvme": None,
+    "ram_policy": None,
     "dense": GPU0,
     "draft": None,
     "contention": ON,
@@ -83,6 +88,7 @@ class Setup:
     clients: int = 0  # of a closed loop
     labels: tuple[str, ...] = ()  # of the load
     homes: tuple[int, ...] | None = None  # the GPU of each expert, layer by layer; None: dealt round-robin
+    tier: ThirdTier | None = None  # a drive below host memory; None: that holds every expert
     kv: KvPool | None = None  # pages for keys and values; None: as many as are ever needed
     drafter: Drafter | None = None  # of decode steps that verify drafts
     machine: Callable[..., Any] | None = None  # a kind of one's own, in place of those that `engine` names
@@ -98,7 +104,10 @@ class Setup:
 
     def cost(self) -> Cost:
         """Prices of everything on its hardware."""
-        return Cost(self.hw, self.model, self.stack, self.spec.precision, self.several, self.contends)
+        cost = Cost(self.hw, self.model, self.stack, self.spec.precision, self.several, self.contends)
+        if self.tier is not None:
+            price_drive(cost, self.tier, self.pieces.whole[0][0].n_bytes)
+        return cost
 
     @property
     def contends(self) -> bool:
@@ -229,6 +238,9 @@ class Setup:
         router_file = read_from(self.router) if self.spec.replicas > 1 else None
         if router_file is not None:
             code |= {"router": self.router.name, "router_sha256": router_file.sha256}
+        ram_file = None if self.tier is None else file_of(find(self.tier.ram_policy))
+        if ram_file is not None:
+            code |= {"ram_policy_sha256": ram_file.sha256}
         scheduler_file = read_from(self.scheduler)
         if scheduler_file is not None:
             code |= {"scheduler": self.scheduler.name, "scheduler_sha256": scheduler_file.sha256}
@@ -271,6 +283,8 @@ class Setup:
         for name in ("batching", "prefill_chunk", *KV):
             if name not in self.batch_terms:
                 del spec[name]
+        if self.tier is not None and file_of(find(self.tier.ram_policy)) is not None:
+            del spec["ram_policy"]  # `resolved` has its text
         if self.arrivals_file is not None:
             del spec["arrivals"]
         if self.scheduler.name == schedulers.DEFAULT or read_from(self.scheduler) is not None:
@@ -285,6 +299,7 @@ class Setup:
             policy=whole_plug_in(spec.policy),
             router=None if spec.router is None else whole_plug_in(spec.router),
             scheduler=None if spec.scheduler is None else whole_plug_in(spec.scheduler),
+            ram_policy=None if spec.ram_policy is None else whole_plug_in(spec.ram_policy),
             hw=_whole(spec.hw, GPUS),
             stack=_whole(spec.stack, STACKS),
             placement=None if spec.placement is None else str(Path(spec.placement).resolve()),

@@ -58,6 +58,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     split: str = "test"
     requests: int | None = None  # at most this many, in order
     seed: int = 0
+    host_memory_bytes: int | None = None  # for experts; None: all that the profile's host has
+    nvme: str | None = None  # a drive that holds the experts which host memory does not: a word and its terms
+    ram_policy: str | None = None  # which experts stay in host memory above a drive; None: lru
     link: str | None = None  # a word for what copies reach: pcie5x16; None: as in the profile
     vram_bytes: int | None = None
     expert_cache_bytes: int | None = None

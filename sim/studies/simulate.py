@@ -44,6 +44,9 @@ class Options(TypedDict, total=False):
     dense: str  # gpu0, tensor or data
     placement: Name | None  # a file: the GPU of each expert; None: dealt round-robin
     host_links: str  # apart, shared or split
+    host_memory_bytes: int | str | None  # for experts; None: all that the host has
+    nvme: str | None  # a drive for what it does not hold: gen4x4, gen5x4:depth=8 ...
+    ram_policy: Name | None  # None: lru
     replicas: int  # equal machines, each with its own `gpus`
     router: str | None  # None: round robin
     batch: int

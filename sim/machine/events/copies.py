@@ -12,7 +12,7 @@ from simpy.events import Event, EventPriority
 from sim.machine.events.clock import DEMANDS, STARTS, Clock, Pending, Steps
 from sim.machine.events.flow import Flow
 from sim.machine.events.timeline import add_up
-from sim.machine.lanes import H2D
+from sim.machine.lanes import H2D, NVME
 from sim.machine.protocol import DEMAND
 from sim.policy.tickets import Ticket
 
@@ -99,6 +99,7 @@ class CopyEngine:
         self.queue: list[Copy] = []  # in order of asking
         self.finished: deque[Copy] = deque()  # over, and not reported yet
         self.free_s = 0.0
+        self.lag_s = 0.0  # from the end of a copy on this lane until it is there; the next one begins meanwhile
         self.n_copies = 0
         self.copied_bytes = 0
         self.stretched_s = 0.0  # what contention added
@@ -133,8 +134,13 @@ class CopyEngine:
             if copy is None:  # withdrawn
                 continue
             self.queue.remove(copy)
-            if copy.carries and self.clock.now > self.free_s:
-                copy.cause, copy.speculative = copy.after[0].cause, copy.after[0].speculative
+            if copy.after and self.clock.now > self.free_s:
+                late = copy.after[0]
+                if copy.carries:
+                    copy.cause, copy.speculative = late.cause, late.speculative
+                elif late.cause == NVME and late.end_s == self.clock.now:
+                    late_s = self.clock.now - max(self.free_s, copy.submit_s)
+                    copy.cause = NVME if late_s > copy.duration_s else copy.cause  # as does who waits for it
             copy.after = NOTHING  # let go of what it waited for, or tickets would chain through the whole run
             self.n_copies += copy.n_copies
             self.copied_bytes += copy.n_bytes
@@ -146,7 +152,15 @@ class CopyEngine:
                 self.finished.append(copy)
             if self.spans is not None:
                 self.spans(self.name, copy.op, copy.layer, copy.expert, 0, copy.n_bytes, flow.start_s, flow.end_s)
-            copy.end(flow.end_s)
+            if self.lag_s:
+                there = self.clock.at(flow.end_s + self.lag_s)
+                assert there.callbacks is not None
+                there.callbacks.append(partial(self._is_there, copy))
+            else:
+                copy.end(flow.end_s)
+
+    def _is_there(self, copy: Copy, _: Event) -> None:
+        copy.end(self.clock.now)
 
     def _best(self, priority: int) -> Copy | None:
         """The first of the highest priority, this one or higher, among what is ready now."""

@@ -32,6 +32,7 @@ class Lanes:
         self.write_backs = CopyEngine("d2h", clock, n_gpus, spans, report=False)  # pieces written back
         self.p2p_out = CopyEngine("p2p_out", clock, n_gpus + 1, spans, report=False)  # ports of GPU 0, to its peers
         self.p2p_in = CopyEngine("p2p_in", clock, n_gpus + 2, spans, report=False)
+        self.drive = CopyEngine("nvme", clock, n_gpus + 3, spans, report=False)  # reads into host memory
         self.serial: list[Serial] = []
         self.d2h = self.add("d2h")  # the same engine for activations; a run uses one of the two
         self.cpu = self.add("cpu")

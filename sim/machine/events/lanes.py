@@ -14,7 +14,7 @@ from simpy import Store
 from sim.machine.events.clock import Clock, Pending, Steps
 from sim.machine.events.flow import Flow
 from sim.machine.events.timeline import TimeLine
-from sim.machine.lanes import H2D, HOST
+from sim.machine.lanes import H2D, HOST, NVME
 from sim.machine.waiting import Waiting
 from sim.policy.tickets import Ticket
 
@@ -107,7 +107,10 @@ class Serial:
         while True:
             work: Work = yield self.asked.get()
             yield from clock.ends_of(work.after)
-            yield from clock.until(work.ready()[0])
+            ready_s, cause = work.ready()
+            if cause == NVME and work.late_s(NVME, self.free_s) > work.duration_s:
+                work.cause = NVME  # it has mostly waited for its read: so does who waits for it
+            yield from clock.until(ready_s)
             yield flow.work(work.duration_s, n_bytes=work.n_bytes)
             self.free_s = flow.end_s
             self.busy_s += flow.spent_s

@@ -17,7 +17,7 @@ from sim.machine.events.groups import Groups
 from sim.machine.events.lane_set import Lanes, couple, share_host_memory
 from sim.machine.events.lanes import NOTHING, Work
 from sim.machine.exchange import Exchange
-from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, SIDE
+from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, NVME, SIDE
 from sim.machine.protocol import DEMAND, Machine
 from sim.machine.several import SHARED
 from sim.machine.together import Step, Together
@@ -61,6 +61,8 @@ class EventMachine(Machine):
         self.streams, self.h2d = lanes.streams, lanes.h2d
         if cost.sharing.on:
             couple(lanes, cost.sharing)
+        if cost.drive is not None:
+            lanes.drive.lag_s = cost.drive.lag_s
         if cost.several.host_links == SHARED:
             share_host_memory(lanes, cost.copies)
         self._joins: tuple[Ticket, ...] = NOTHING
@@ -174,7 +176,7 @@ class EventMachine(Machine):
         self.clock.run_until_over(ticket)
         if ticket.end_s > self.now_s:
             self.now_s = ticket.end_s
-            if ticket.cause in (H2D, CPU):
+            if ticket.cause in (H2D, CPU, NVME):
                 # A stream that idles because the host waits for a copy waits for that copy, not for the host.
                 self.streams[0].idle_until(self.now_s, ticket.cause, ticket.speculative)
         self._host("sync", -1, -1, 0, 0, self.cost.launches.sync_s)
@@ -274,7 +276,7 @@ class EventMachine(Machine):
         copy = Copy(op, layer, -1, n_bytes, seconds, DEMAND, self.now_s, after, GPU, carries=bool(after))
         return self._submit(port, copy)
 
-    def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
+    def cpu_expert(self, layer: int, expert: int, n_tokens: int, after: tuple[Ticket, ...] = NOTHING) -> Ticket:
         cost, bill = self.cost, self.bill
         joins = layer in self._hybrid
         if not joins:
@@ -291,7 +293,8 @@ class EventMachine(Machine):
         bill.cpu_s[price.attributed_to] += price.duration_s
         done = self.lanes.cpu.ask(
             Work(
-                *(CPU, "expert", layer, expert, n_tokens, self.now_s, price.duration_s, (down,)), n_bytes=price.n_bytes
+                *(CPU, "expert", layer, expert, n_tokens, self.now_s, price.duration_s, (down, *after)),
+                n_bytes=price.n_bytes,
             )
         )
         up = Copy("activations", layer, expert, n_bytes, cost.copies.h2d_s(n_bytes), DEMAND, self.now_s, (done,), CPU)
@@ -318,6 +321,13 @@ class EventMachine(Machine):
         seconds = self.cost.copies.expert_s(n_bytes, piece.stop_frac - piece.start_frac)
         copy = Copy(op, piece.layer, piece.expert, n_bytes, seconds, priority, launched_s, after, piece=piece)
         return self._submit(engine, copy)
+
+    def read(self, layer: int, expert: int, n_bytes: int, priority: int) -> Ticket:
+        assert self.cost.drive is not None
+        seconds = self.cost.drive.busy_s(n_bytes)
+        return self._submit(
+            self.lanes.drive, Copy("read", layer, expert, n_bytes, seconds, priority, self.now_s, NOTHING, NVME)
+        )
 
     def copy_back(self, piece: Piece, ready_s: float, after: tuple[Ticket, ...]) -> Ticket:
         launched_s = max(self._copy_launched(piece), ready_s)
@@ -368,7 +378,7 @@ class EventMachine(Machine):
         self._happens()
         if ticket.end_s != UNKNOWN_S:
             return False
-        for engine in self.h2d:
+        for engine in (*self.h2d, self.lanes.drive):
             engine.promote(ticket)
         self._happens()
         return True
@@ -376,7 +386,7 @@ class EventMachine(Machine):
     def cancel(self, ticket: Ticket) -> bool:
         assert isinstance(ticket, Copy)
         self._happens()
-        return any(engine.cancel(ticket, self.now_s) for engine in self.h2d)
+        return any(engine.cancel(ticket, self.now_s) for engine in (*self.h2d, self.lanes.drive))
 
     def poll(self) -> list[Piece]:
         self._happens()
@@ -450,6 +460,16 @@ class EventMachine(Machine):
         return sum(engine.copied_bytes for engine in self.h2d)
 
     @property
+    def n_reads(self) -> int:
+        """Experts read from the drive."""
+        return self.lanes.drive.n_copies
+
+    @property
+    def read_bytes(self) -> int:
+        """Their bytes."""
+        return self.lanes.drive.copied_bytes
+
+    @property
     def d2h_bytes(self) -> int:
         """Bytes copied from the GPUs: activations of experts on the CPU, pieces written back."""
         return self.bill.d2h_bytes
@@ -497,8 +517,11 @@ class EventMachine(Machine):
         """Busy seconds by lane."""
         lanes = self.lanes
         ports = {port.name: port.busy_s for port in (lanes.p2p_out, lanes.p2p_in) if self.gathers}
+        if self.cost.drive is not None:
+            ports[lanes.drive.name] = lanes.drive.busy_s
         return lanes.busy_s() | ports | {"host": math.fsum(share for _, share in self.host_shares())}
 
     def lane_ends_s(self) -> dict[str, float]:
         """When links, CPU pool and predictor ended their last work: some goes on after the last token."""
-        return self.lanes.ends_s()
+        drive = self.lanes.drive
+        return self.lanes.ends_s() | ({} if self.cost.drive is None else {drive.name: drive.free_s})

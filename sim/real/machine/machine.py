@@ -152,7 +152,7 @@ class RealMachine(Machine):
         self._said("launch expert", piece.layer, piece.expert, n_tokens, 0, began_s)
         return work
 
-    def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:
+    def cpu_expert(self, layer: int, expert: int, n_tokens: int, after: tuple[Ticket, ...] = ()) -> Ticket:
         began_s, n_bytes = self.now_s, self.experts.bytes_of(n_tokens)
         work = self.experts.on_cpu(layer, expert, n_tokens)
         self.copies.count_activations(n_bytes)

@@ -30,6 +30,7 @@ TOLD = (
 ASKED = (
     *("replicas", "router", "scheduler", "batching", "prefill_chunk", "draft", "rate_scale", "slo"),
     *("kv_memory_bytes", "kv_page", "preempt"),
+    *("host_memory_bytes", "nvme", "ram_policy"),
 )
 DIGESTS = ("arrivals_sha256", "hw_sha256", "model_sha256", "router_sha256", "scheduler_sha256", "stack_sha256")
 

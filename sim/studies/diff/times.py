@@ -177,7 +177,8 @@ def _together(shares: dict[str, float]) -> dict[str, float]:
     if COPY in shares:
         return shares
     copies = {COPY: shares[DEMAND] + shares[PREFETCH]}
-    return {part: {**shares, **copies}[part] for part in (*WAITED_FOR, QUEUE, OTHERS)}
+    every = {**shares, **copies}
+    return {part: every[part] for part in (*WAITED_FOR, QUEUE, OTHERS) if part in every}
 
 
 class Paired(NamedTuple):

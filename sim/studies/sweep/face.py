@@ -46,6 +46,9 @@ class Axes(TypedDict, total=False):
     dense: Several
     placement: Several
     host_links: Several
+    host_memory_bytes: Several
+    nvme: Several
+    ram_policy: Several
     replicas: Several
     router: Several
     batch: Several

@@ -51,6 +51,9 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dense: Several | msgspec.UnsetType = msgspec.UNSET
     placement: Several | msgspec.UnsetType = msgspec.UNSET
     host_links: Several | msgspec.UnsetType = msgspec.UNSET
+    host_memory_bytes: Several | msgspec.UnsetType = msgspec.UNSET
+    nvme: Several | msgspec.UnsetType = msgspec.UNSET
+    ram_policy: Several | msgspec.UnsetType = msgspec.UNSET
     kv_memory_bytes: Several | msgspec.UnsetType = msgspec.UNSET
     kv_page: Several | msgspec.UnsetType = msgspec.UNSET
     preempt: Several | msgspec.UnsetType = msgspec.UNSET

@@ -48,6 +48,16 @@ def _of_gpus(name: str) -> Cell:
     return lambda row: None if row.asked.spec.gpus == 1 else getattr(row.asked.spec, name)
 
 
+def _of_host(name: str) -> Cell:
+    """Of host memory above a drive; None where it holds every expert."""
+
+    def cell(row: PointRow) -> object:
+        host = None if row.result is None else row.result.host_memory
+        return None if host is None else getattr(host, name)
+
+    return cell
+
+
 def _of_result(name: str, read: Callable[[Any], object]) -> Cell:
     def cell(row: PointRow) -> object:
         if row.result is not None:
@@ -126,6 +136,11 @@ BATCHED: list[tuple[str, pa.DataType, Cell]] = [
     ("placement", _TEXT, _spec("placement")),
     ("host_links", _TEXT, _of_gpus("host_links")),
     ("contention", _TEXT, _spec("contention")),
+    ("host_memory_bytes", _INT, _spec("host_memory_bytes")),
+    ("nvme", _TEXT, _spec("nvme")),
+    ("ram_policy", _TEXT, _spec("ram_policy")),
+    ("ram_hit_rate", _FLOAT, _of_host("hit_rate")),
+    ("read_bytes", _INT, _of_host("read_bytes")),
 ]
 """Columns of tables that vary them."""
 

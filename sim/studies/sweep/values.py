@@ -17,16 +17,21 @@ Scalar = bool | int | float | str | None
 
 TEXTS = (
     *("hw", "model", "trace", "precision", "stack", "arrivals", "router", "scheduler", "batching", "split", "link"),
-    *("draft", "preempt", "peer", "dense", "placement", "host_links", "hit_definition", "predictor", "engine"),
-    "contention",
+    *("draft", "preempt", "peer", "dense", "placement", "host_links", "nvme", "ram_policy"),
+    *("hit_definition", "predictor", "engine", "contention"),
 )
 INTS = ("gpus", "replicas", "batch", "prefill_chunk", "kv_page", "requests", "seed", "experts")
 FRACS = ("cache_frac", "rate_scale")
-SIZES = ("vram_bytes", "expert_cache_bytes", "kv_memory_bytes")
+SIZES = ("vram_bytes", "expert_cache_bytes", "kv_memory_bytes", "host_memory_bytes")
 AXES = (*TEXTS, *INTS, *FRACS, *SIZES)
 """Fields of a run that may be varied, besides its policy and `set`."""
 
-OPTIONS = {"vram_bytes": "--vram", "expert_cache_bytes": "--expert-cache", "kv_memory_bytes": "--kv-memory"}
+OPTIONS = {
+    "vram_bytes": "--vram",
+    "expert_cache_bytes": "--expert-cache",
+    "kv_memory_bytes": "--kv-memory",
+    "host_memory_bytes": "--host-memory",
+}
 MOST_VALUES = 100_000
 """Of one range. A grid has its own limit, in points."""
 

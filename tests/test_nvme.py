@@ -1,0 +1,379 @@
+"""A drive below host memory: worked out by hand, the same on both engines, and the two tiers where it costs nothing."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import easy_numbers
+import msgspec
+import pytest
+import random_worlds
+import tiered_worlds
+from easy_numbers import EXPERT_BYTES
+from tiny_traces import from_rows
+
+from policies.lru import Lru
+from sim.base.errors import BadInput, DoesNotFit
+from sim.machine.drive_prices import DrivePrices
+from sim.machine.figures import Figures
+from sim.policy.api import Policy
+from sim.policy.decisions import Prefetch, RunCpu, Serve
+from sim.policy.registry import policies
+from sim.profiles.drives import DRIVES
+from sim.run import execute, prepare
+from sim.setup.spec import RunSpec
+from sim.setup.third_tier import ThirdTier
+from traces.format.reader import Trace
+
+DRIVE = tiered_worlds.drive(32.0, latency_s=3.0, alone_bytes_per_s=32.0)
+"""An expert of 160 bytes keeps it busy for 5 s and is there 3 s later, where two are asked for at a time."""
+TERMS = {"depth": 2, "block_bytes": EXPERT_BYTES}
+
+
+def run(
+    policy: Policy,
+    tmp_path: Path,
+    rows: list[Any],
+    room: int,
+    host: int,
+    lengths: Any = None,
+    engine: str | None = None,
+    **terms: Any,
+) -> easy_numbers.Run:
+    """`rows` above the drive, with room for `host` experts in host memory; a copy takes 4 s."""
+    with Trace(from_rows(tmp_path / "easy.safetensors", rows, 4, lengths)) as trace:
+        made = easy_numbers.setup(policy, trace, room, copy_s=4.0)
+        made.hw = msgspec.structs.replace(made.hw, drive=DRIVE)
+        made.tier = ThirdTier("easy", **(TERMS | terms))
+        made.host_bytes = host * EXPERT_BYTES
+        made.spec = msgspec.structs.replace(made.spec, engine=engine)
+        return easy_numbers.execute_easy(made)
+
+
+ENGINES = pytest.mark.parametrize("engine", ["arithmetic", "simpy"])
+
+
+@ENGINES
+def test_a_token_of_two_experts_by_hand(tmp_path, engine):
+    # attention 0..1, and both experts are missing everywhere.
+    #   read 0: 1..6, there at 9; read 1: 6..11, there at 14
+    #   copy 0: 9..13 (waited 8 s for its read, longer than it takes: the drive); copy 1: 14..18 (1 s: the link)
+    #   expert 0: 13..15, expert 1: 18..20, head 20..21
+    seen = run(Lru(), tmp_path, [[[0, 1]]], room=2, host=2, engine=engine)
+    assert seen.lane("nvme") == [("read 0.0", 1, 6), ("read 0.1", 6, 11)]
+    assert seen.lane("h2d") == [("demand 0.0", 9, 13), ("demand 0.1", 14, 18)]
+    assert seen.end_s == 21
+    parts = seen.result.bound_by.prefill
+    assert [round(21 * share) for share in (parts.gpu, parts.drive, parts.copy)] == [6, 12, 3]
+    assert seen.result.lane_utilisation["nvme"] == 10 / 21
+    host = seen.result.host_memory
+    assert (host.reads, host.read_bytes, host.copies.miss) == (2, 2 * EXPERT_BYTES, 2)
+    assert host.bytes_per_s == 32
+    (row,) = seen.result.by_layer
+    assert (row["wait_drive_s"], row["wait_demand_s"]) == (12, 3)
+
+
+class OnCpu(Policy):
+    """Computes on the CPU whatever is asked for."""
+
+    name = "on_cpu"
+    traits = frozenset({"cpu"})
+
+    def gate_done(self, gate, view):
+        return [RunCpu(expert) for expert in gate.needs]
+
+
+@ENGINES
+def test_an_expert_on_the_cpu_waits_for_its_read(tmp_path, engine):
+    # attention 0..1, activations down 1..1.4, read 1..6, there at 9; CPU 9..14, up 14..14.4, head 14.4..15.4
+    seen = run(OnCpu(), tmp_path, [[[3]]], room=1, host=1, engine=engine)
+    assert seen.lane("cpu") == [("expert 0.3", 9, 14)]
+    assert seen.end_s == pytest.approx(15.4)
+    assert seen.result.bound_by.prefill.drive == pytest.approx(13.4 / 15.4)
+    assert seen.result.host_memory.cpu.miss == 1
+
+
+class Ahead(Policy):
+    """Prefetches expert 2 before expert 0 is asked for."""
+
+    name = "ahead"
+
+    def layer_enter(self, layer, view):
+        return [Prefetch(view.piece(0, 2)), Prefetch(view.piece(0, 3))]
+
+    def gate_done(self, gate, view):
+        yield Serve()
+
+    def victim(self, piece, speculative, view):
+        return None if speculative else view.first_evictable(view.residents())
+
+
+@ENGINES
+def test_a_demanded_read_overtakes_speculative_ones_that_have_not_begun(tmp_path, engine):
+    # Reads of 2 and 3 are asked for at 0; that of 2 is under way when 0 is asked for at 1.
+    seen = run(Ahead(), tmp_path, [[[0]]], room=3, host=4, engine=engine)
+    assert seen.lane("nvme") == [("read 0.2", 0, 5), ("read 0.0", 5, 10), ("read 0.3", 10, 15)]
+    assert seen.lane("h2d") == [("prefetch 0.2", 8, 12), ("demand 0.0", 13, 17), ("prefetch 0.3", 18, 22)]
+
+
+def test_what_leaves_the_gpu_is_still_in_host_memory(tmp_path):
+    rows = [[[0]], [[1]], [[0]], [[1]]]
+    seen = run(Lru(), tmp_path, rows, room=1, host=2, lengths=[(1, 4)])
+    assert seen.classes("decode") == {"miss": 3}
+    host = seen.result.host_memory
+    assert (host.reads, host.copies.hit, host.copies.miss, host.evicted) == (2, 2, 2, 0)
+    assert host.by_phase["decode"].hit == 2
+    assert host.hit_rate == 0.5
+
+
+def test_host_memory_has_a_policy_of_its_own(tmp_path):
+    # Host memory for two, the GPU for one. 0 is used twice before 1 and 2 come: LRU lets it go, LFU keeps it.
+    rows = [[[0]], [[1]], [[0]], [[1]], [[0]], [[2]], [[1]], [[0]]]
+    reads = {}
+    for policy in ("lru", "lfu", "fifo"):
+        seen = run(Lru(), tmp_path, rows, room=1, host=2, lengths=[(1, 8)], ram_policy=policy)
+        reads[policy] = seen.result.host_memory.reads
+    # lru: 0 1 . . . 2(1 leaves) 1(0 leaves) 0(2 leaves); lfu: 0 1 . . . 2(1 leaves) 1(2 leaves) .
+    # fifo: 0 1 . . . 2(0 leaves) . 0(1 leaves)
+    assert reads == {"lru": 5, "lfu": 4, "fifo": 4}
+
+
+def test_warm_host_memory_holds_the_end_of_the_file(tmp_path):
+    cold = run(Lru(), tmp_path, [[[3]], [[0]]], room=2, host=2, lengths=[(1, 2)])
+    warm = run(Lru(), tmp_path, [[[3]], [[0]]], room=2, host=2, lengths=[(1, 2)], start="warm")
+    assert (cold.result.host_memory.reads, warm.result.host_memory.reads) == (2, 1)
+
+
+def test_experts_that_follow_in_the_file_are_read_ahead(tmp_path):
+    seen = run(Lru(), tmp_path, [[[0]], [[1]], [[2]]], room=1, host=4, lengths=[(1, 3)], read_ahead=1)
+    assert seen.lane("nvme") == [("read 0.0", 1, 6), ("read 0.1", 6, 11), ("read 0.2", 25, 30), ("read 0.3", 30, 35)]
+    host = seen.result.host_memory
+    assert (host.copies.miss, host.copies.hit + host.copies.late, host.read_ahead.miss) == (2, 1, 2)
+
+
+def test_an_expert_without_room_passes_through(tmp_path):
+    # Both experts of the layer are in use: the second finds no room in host memory for one.
+    seen = run(Lru(), tmp_path, [[[0, 1]]], room=2, host=1)
+    assert (seen.result.host_memory.reads, seen.result.host_memory.passed) == (2, 1)
+
+
+# -- laws -----------------------------------------------------------------------------------------------------------
+
+
+def without_drive(result: dict[str, Any]) -> dict[str, Any]:
+    """What the two tiers say, too; figures that read 'drive: 0' taken out."""
+    kept = {key: value for key, value in result.items() if key not in ("host_memory", "wall_s", "labels", "run_id")}
+    kept["lane_utilisation"] = {lane: busy for lane, busy in kept["lane_utilisation"].items() if lane != "nvme"}
+    kept["bound_by"] = dict(kept["bound_by"])
+    for phase, parts in kept["bound_by"].items():
+        if isinstance(parts, dict):
+            assert not parts.get("drive")
+            kept["bound_by"][phase] = {part: share for part, share in parts.items() if part != "drive"}
+    return kept
+
+
+def as_fast_as_ram(seed: int, folder: Path, policy: str | None = None) -> str:
+    """A world with and without a drive that takes no time; why nothing was compared, or nothing."""
+    plain = random_worlds.run(random_worlds.world(seed, folder, policy), random_worlds.by_engine)
+    of = tiered_worlds.tiered(seed, folder, policy, made=tiered_worlds.AS_FAST_AS_RAM)
+    seen = random_worlds.run(of, random_worlds.by_engine)
+    of.trace.unlink()
+    assert plain.error == seen.error, seen.crash
+    if plain.error:
+        return plain.error
+    assert seen.log == plain.log, of
+    assert sorted(span for span in seen.spans if span[0] != "nvme") == sorted(plain.spans), of
+    assert without_drive(seen.result) == without_drive(plain.result), of
+    return ""
+
+
+def test_a_drive_as_fast_as_ram_changes_nothing(tmp_path):
+    refused = [why for seed in range(40) if (why := as_fast_as_ram(seed, tmp_path))]
+    assert len(refused) < 15
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("at", range(8))
+def test_a_drive_as_fast_as_ram_changes_nothing_in_a_thousand_worlds(at, tmp_path):
+    for seed in range(1000 + 125 * at, 1125 + 125 * at):
+        as_fast_as_ram(seed, tmp_path)
+
+
+QUICK = ("fine_moe", "moe_infinity", "hybrimoe", "ktransformers", "hobbit", "moepic", "belady")
+
+
+@pytest.mark.parametrize("policy", QUICK)
+def test_policies_run_unchanged_above_it(policy, tmp_path):
+    holds_for(policy, tmp_path, range(3))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("policy", sorted(policies()))
+def test_every_policy_runs_unchanged_above_it(policy, tmp_path):
+    holds_for(policy, tmp_path, range(12))
+
+
+def holds_for(policy: str, folder: Path, seeds: range) -> None:
+    for seed in seeds:
+        as_fast_as_ram(seed, folder, policy)
+        told, _ = random_worlds.engines_disagree(tiered_worlds.tiered(seed, folder, policy))
+        assert told is None
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_both_engines_agree_and_the_drive_gives_no_more_than_it_has(at, tmp_path):
+    for seed in range(25 * at, 25 * at + 25):
+        of = tiered_worlds.tiered(seed, tmp_path)
+        told, seen = random_worlds.engines_disagree(of)
+        of.trace.unlink()
+        assert told is None, of
+        if not seen.error:
+            conserves(of, seen)
+
+
+def conserves(of: Any, seen: random_worlds.Seen) -> None:
+    """Reads do not overlap, none is faster than the drive, and what was read is what was asked for."""
+    reads = sorted((span for span in seen.spans if span[0] == "nvme"), key=lambda span: span[6:])
+    rate = of.facts["hw"].drive.bandwidth_bytes_per_s.value
+    for one, following in pairwise(reads):
+        assert following[6] >= one[7]
+    for read in reads:
+        assert read[5] <= rate * (read[7] - read[6]) * (1 + 1e-9)
+    host = seen.result["host_memory"]
+    assert host["reads"] == len(reads)
+    assert host["read_bytes"] == sum(read[5] for read in reads)
+    assert host["peak_bytes"] <= host["bytes"]
+    asked = [host[who] for who in ("copies", "prefetches", "cpu", "read_ahead")]
+    assert sum(one["miss"] for one in asked) == host["reads"] + host["withdrawn"]
+    assert sum(one["read_bytes"] for one in asked) == host["read_bytes"]
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 4))
+def test_with_room_for_all_no_expert_is_read_twice(seed, tmp_path):
+    of = tiered_worlds.tiered(seed, tmp_path, ram_policy="lru")
+    model, spec = of.facts["model"], of.facts["spec"]
+    of.host_bytes = 40 * model.n_moe_layers * model.n_experts * model.expert_bytes(spec.precision)
+    seen = random_worlds.run(of, random_worlds.by_engine)
+    if not seen.error:
+        keys = [(span[2], span[3], span[5]) for span in seen.spans if span[0] == "nvme"]
+        assert len(keys) == len(set(keys))
+
+
+# -- prices ---------------------------------------------------------------------------------------------------------
+
+
+def prices(word: str, depth: int, block_bytes: int) -> DrivePrices:
+    return DrivePrices(DRIVES[word], depth, block_bytes, 10**9, Figures())
+
+
+@pytest.mark.parametrize(
+    ("word", "depth", "block_bytes", "measured", "within"),
+    [
+        ("gen5x4", 1, 68 * 1024, 0.7769e9, 0.02),
+        ("gen5x4", 4, 68 * 1024, 3.1741e9, 0.05),
+        ("gen5x4", 8, 68 * 1024, 5.8621e9, 0.07),
+        ("gen5x4", 64, 68 * 1024, 9.0039e9, 0.02),
+        ("gen5x4", 1, 4 << 20, 3.5296e9, 0.02),
+        ("gen5x4", 8, 13_369_344, 10.5239e9, 0.01),
+        ("gen4x4", 1, 64 * 1024, 0.49e9, 0.02),
+        ("gen4x4", 1, 256 * 1024, 1.06e9, 0.02),
+        ("gen4x4", 128, 64 * 1024, 3.90e9, 0.12),
+        ("gen4x4", 128, 256 * 1024, 5.88e9, 0.05),
+    ],
+)
+def test_words_give_what_was_measured_on_such_drives(word, depth, block_bytes, measured, within):
+    assert prices(word, depth, block_bytes).bytes_per_s == pytest.approx(measured, rel=within)
+
+
+def test_an_infinite_drive_takes_no_time():
+    free = DrivePrices(tiered_worlds.AS_FAST_AS_RAM, 1, 4096, 10**7, Figures())
+    assert (free.busy_s(10**7), free.lag_s, free.bytes_per_s) == (0.0, 0.0, math.inf)
+
+
+def test_one_request_at_a_time_pays_latency_for_each_block():
+    slow = DrivePrices(DRIVE, 1, EXPERT_BYTES // 2, EXPERT_BYTES, Figures())
+    assert slow.busy_s(EXPERT_BYTES) == 2 * (3.0 + 2.5)
+    assert slow.lag_s == 0
+
+
+# -- what may be asked ----------------------------------------------------------------------------------------------
+
+ASKED: dict[str, Any] = {"policy": "lru", "hw": "rtx3090", "requests": 1}
+
+
+def refused(**fields: Any) -> str:
+    with pytest.raises(BadInput) as told:
+        prepare(RunSpec(**ASKED | fields)).close()
+    return str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"nvme": "gen9x4"}, "--nvme, got 'gen9x4': no such drive"),
+        ({"nvme": "own"}, "has no block `drive`; name one, e.g. gen4x4"),
+        ({"nvme": "gen4x4:deep=3"}, "--nvme, got 'deep=3': no such term"),
+        ({"nvme": "gen4x4:depth=0"}, "--nvme depth, got '0': a whole number from 1"),
+        ({"nvme": "gen4x4:depth=1:depth=2"}, "--nvme, got depth twice"),
+        ({"nvme": "gen4x4:block=1"}, "at least 512 bytes"),
+        ({"nvme": "gen4x4:reads=mmap"}, "--nvme reads, got 'mmap': no such way"),
+        ({"ram_policy": "lru"}, "--ram-policy, got 'lru' without a drive"),
+        ({"nvme": "gen4x4", "ram_policy": "belady"}, "--ram-policy, got 'belady': oracle is more than keeping experts"),
+        ({"nvme": "gen4x4", "ram_policy": "fiddler"}, "--ram-policy, got 'fiddler'"),
+        ({"nvme": "gen4x4", "ram_policy": "lruu"}, "lruu"),
+        ({"nvme": "gen4x4:reads=buffered", "ram_policy": "lfu"}, "the page cache is the kernel's"),
+        ({"nvme": "gen4x4", "replicas": 2, "arrivals": "poisson:1"}, "--nvme, got --replicas 2"),
+        (
+            {"nvme": "gen4x4", "kv_memory_bytes": 10**9, "preempt": "swap"},
+            "--nvme, got --preempt swap with it",
+        ),
+        ({"set": {"hw.drive.latency_s": 0.1}}, "--set hw.drive"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(fields, told):
+    assert told in refused(**fields)
+
+
+def test_host_memory_alone_is_a_size_that_experts_have_to_fit():
+    with pytest.raises(
+        DoesNotFit, match=r"--host-memory gives 40.0 GB; use a lower --precision, read them from a drive"
+    ):
+        prepare(RunSpec(**ASKED, host_memory_bytes=40 * 10**9))
+
+
+def test_a_model_that_does_not_fit_host_memory_is_answered():
+    made = prepare(RunSpec(**ASKED, host_memory_bytes=40 * 10**9, nvme="gen4x4:depth=8:block=2MiB"))
+    try:
+        result = execute(made).result
+    finally:
+        made.close()
+    assert result.bound_by.resource == "drive"
+    assert result.bound is not None
+    assert result.bound.above_frac > 0  # a bound that leaves the drive out is one still
+    assert result.host_memory.peak_bytes <= 40 * 10**9
+    assert any("drive" in figure.figure for figure in result.provenance.figures)
+    assert any("host memory of 40.0 GB caches experts by lru" in label for label in result.labels)
+
+
+def test_buffered_reads_are_slower_and_pageable():
+    ids, tpot_s = set(), {}
+    for reads in ("direct", "buffered"):
+        made = prepare(RunSpec(**ASKED, host_memory_bytes=10**11, nvme=f"gen4x4:reads={reads}:start=warm"))
+        assert made.stack.pinned == (reads == "direct")
+        tpot_s[reads] = execute(made).result.tpot_s.mean
+        ids.add(made.run_id)
+        made.close()
+    assert tpot_s["buffered"] > tpot_s["direct"]
+    assert len(ids) == 2
+
+
+def test_runs_without_a_drive_are_known_as_they_were():
+    plain = prepare(RunSpec(**ASKED))
+    spelt = prepare(RunSpec(**ASKED, host_memory_bytes=None, nvme=None, ram_policy=None))
+    above = prepare(RunSpec(**ASKED, nvme="gen4x4"))
+    assert plain.run_id == spelt.run_id != above.run_id
+    for made in (plain, spelt, above):
+        made.close()
