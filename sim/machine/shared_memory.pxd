@@ -15,7 +15,7 @@ cdef class GpuMemory:
 cdef class Lately:
     cdef double[::1] start_s, end_s, draws_per_s
     cdef readonly long long n
-    cdef public double owed_s
+    cdef public double owed_s, owed_bytes
     cdef readonly double last_s
     @cython.locals(at=int)
     cpdef void note(self, double start_s, double end_s, double draws_per_s) noexcept
@@ -39,11 +39,11 @@ cdef class HostMemory:
     @cython.locals(own=Lately, now_s=double, left_s=double, until_s=double, stretch=double, stop_s=double, ends=bint,
                    slowed=bint)
     cpdef double place(self, int lane, double start_s, double duration_s, double draws_per_s) except? -1.0
-    @cython.locals(own=Lately, owed_s=double)
+    @cython.locals(own=Lately, owed_s=double, draws_per_s=double)
     cpdef double paid_s(self, int lane, double free_s) except? -1.0
     @cython.locals(until_s=double, changes_s=double, at=int, other=Lately)
     cdef double _look(self, int lane, double now_s) except? -1.0
     @cython.locals(term=double, beside=bint, n=int, at=int, asked_per_s=double)
     cdef double _stretch(self, int lane, int new, double draws_per_s) noexcept
-    @cython.locals(at=int, before=double, after=double, other=Lately)
+    @cython.locals(at=int, before=double, after=double, owed_s=double, other=Lately)
     cdef void _charge(self, int lane, double draws_per_s, double seconds) noexcept

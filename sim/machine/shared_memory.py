@@ -63,6 +63,7 @@ class Lately:
         self.draws_per_s = floats(_KEPT)
         self.n = 0  # ever; the last `KEPT` of them are there
         self.owed_s = 0.0
+        self.owed_bytes = 0.0  # what it would have moved meanwhile
         self.last_s = 0.0  # the end of the last one
 
     def note(self, start_s: float, end_s: float, draws_per_s: float) -> None:
@@ -135,7 +136,7 @@ class HostMemory:
                 stop_s = until_s
             if stretch > 1.0:
                 slowed = True
-                self._charge(lane, draws_per_s, stop_s - now_s)
+            self._charge(lane, draws_per_s, stop_s - now_s)
             left_s = 0.0 if ends else left_s - (stop_s - now_s) / stretch
             now_s = stop_s
         if not slowed:
@@ -171,10 +172,11 @@ class HostMemory:
         """When a lane is free that was to be at `free_s`, once it has paid what it owes."""
         own: Lately = self.lanes[lane]
         owed_s = own.owed_s
-        if owed_s <= 0.0 or own.n == 0:
+        if owed_s <= 0.0:
             return free_s
-        own.owed_s = 0.0
-        return self.place(lane, free_s, owed_s, own.draws_per_s[(own.n - 1) % _KEPT])
+        draws_per_s = own.owed_bytes / owed_s
+        own.owed_s = own.owed_bytes = 0.0
+        return self.place(lane, free_s, owed_s, draws_per_s)
 
     def _look(self, lane: int, now_s: float) -> float:
         """Note what every other lane draws at a time; until when that stays so."""
@@ -214,4 +216,6 @@ class HostMemory:
                 after = self._stretch(at, lane, draws_per_s)
                 if after > before:
                     other: Lately = self.lanes[at]
-                    other.owed_s += seconds * (1.0 / before - 1.0 / after)
+                    owed_s = seconds * (1.0 / before - 1.0 / after)
+                    other.owed_s += owed_s
+                    other.owed_bytes += owed_s * self._draws[at]

@@ -1,0 +1,181 @@
+"""No memory gives more bytes per second than it has: conservation laws of runs, of either engine, and by hand."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_contention import tiny as tiny
+from untaught import UNTAUGHT
+
+from sim.base.errors import BadInput, DoesNotFit
+from sim.base.quantities import Quantity
+from sim.machine.events.clock import Clock
+from sim.machine.events.flow import Flow, Rest
+from sim.machine.price import Launch, Operation, Price
+from sim.machine.shared_memory import GpuMemory, HostMemory
+from sim.policy.registry import policies
+from sim.run import execute, prepare
+from sim.setup.spec import RunSpec
+
+# -- by hand -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_beside_an_expert_pays_and_the_expert_owes() -> None:
+    # 100 B/s in all. An expert of 10 s at 80 B/s starts at 0; a copy of 6 s at 40 at 2: 120 asked for, 1.2 times.
+    memory = HostMemory(100.0, 1, -1.0, -1.0)
+    assert memory.place(0, 0.0, 10.0, 80.0) == 10.0
+    assert memory.place(1, 2.0, 6.0, 40.0) == pytest.approx(9.2)
+    # In these 7.2 s the expert has done 6: it is free at 11.2. What comes after has nothing beside it.
+    assert memory.paid_s(0, 10.0) == pytest.approx(11.2)
+    assert memory.place(1, 11.2, 6.0, 40.0) == pytest.approx(17.2)
+
+
+def test_a_term_that_was_measured_wins_over_the_law() -> None:
+    # The CPU by a term of 0.5, copies by 0 (off): the copy runs 2..8 and adds 6 x (1 - 1 / 1.5) = 2 s to the expert.
+    memory = HostMemory(100.0, 1, 0.5, 0.0)
+    memory.place(0, 0.0, 10.0, 80.0)
+    assert memory.place(1, 2.0, 6.0, 40.0) == 8.0
+    assert memory.paid_s(0, 10.0) == pytest.approx(12.0)
+
+
+def test_kernels_get_what_copies_leave() -> None:
+    # 100 B/s, of which a copy takes 20 and one back 10. A kernel of 4 s at 100: 4 x 100 / 80 = 5, with both 5.714.
+    memory, operation = GpuMemory(100.0, 20.0, 10.0, -1.0, -1.0), Operation(Launch(1, 0.0, 0.0))
+    memory.slow(operation, Price(4.0, 0, 400.0))
+    assert (operation.slowed_s, operation.more_s) == pytest.approx((1.0, 4 * 100 / 70 - 5.0))
+    memory.slow(operation, Price(4.0, 0, 200.0))  # bound by something else, half of the memory idle
+    assert (operation.slowed_s, operation.more_s) == (0.0, 0.0)
+
+
+# -- laws --------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.integers(1, 3))
+def test_static_shares_move_no_more_bytes_than_there_is_time_for(seed: int, n_links: int) -> None:
+    """Bytes of everything placed, over the time in which any lane is busy, once all debts are paid."""
+    rng = random.Random(seed)
+    memory = HostMemory(100.0, n_links, -1.0, -1.0)
+    free_s, busy, n_bytes, now_s = [0.0] * (n_links + 1), [], 0.0, 0.0
+
+    def pay(lane: int) -> None:
+        paid_s = memory.paid_s(lane, free_s[lane])
+        busy.append((free_s[lane], paid_s))
+        free_s[lane] = paid_s
+
+    for _ in range(30):
+        now_s += rng.choice((0.0, 0.5, 3.0))
+        lane, seconds, draws = rng.randrange(n_links + 1), rng.uniform(0.1, 5.0), rng.uniform(10.0, 95.0)
+        pay(lane)
+        start_s = max(now_s, free_s[lane])
+        free_s[lane] = memory.place(lane, start_s, seconds, draws)
+        assert free_s[lane] >= start_s + seconds - 1e-12
+        busy.append((start_s, free_s[lane]))
+        n_bytes += seconds * draws
+    for _ in range(200):
+        for lane in range(n_links + 1):
+            pay(lane)
+    covered_s, until_s = 0.0, 0.0
+    for start_s, end_s in sorted(busy):
+        covered_s += max(0.0, end_s - max(start_s, until_s))
+        until_s = max(until_s, end_s)
+    assert n_bytes <= 100.0 * covered_s * (1 + 1e-9)
+
+
+CPU_CARDS = ({"hw": "rtx4090"}, {"hw": "rtx3060"}, {"hw": "rtx3090", "gpus": 2})
+"""Machines on which experts on the CPU and copies ask for more than there is."""
+
+
+def run(tiny: Path, policy: str, spans: Any = None, plenty: bool = False, **rest: Any) -> Any:
+    """The outcome of a run, where there is `plenty` with memories of infinite bandwidth; skips what has no room."""
+    rest["set"] = UNTAUGHT.get(policy, {}) | rest.get("set", {})
+    try:
+        made = prepare(RunSpec(policy=policy, trace=str(tiny), model="mixtral-8x7b", split="all", **rest))
+        if plenty:
+            endless = Quantity(value=math.inf, source="assumed")
+            made.hw = msgspec.structs.replace(
+                made.hw,
+                cpu=msgspec.structs.replace(made.hw.cpu, total_bandwidth_bytes_per_s=endless),
+                gpu=msgspec.structs.replace(made.hw.gpu, memory_bandwidth_bytes_per_s=endless),
+            )
+        outcome = execute(made, spans)
+        made.close()
+    except (DoesNotFit, BadInput) as refusal:
+        pytest.skip(str(refusal))
+    return outcome
+
+
+ON_CPU = sorted(name for name, kind in policies().items() if "cpu" in kind.traits)
+
+
+@pytest.mark.parametrize("world", CPU_CARDS, ids=str)
+@pytest.mark.parametrize("policy", [*ON_CPU, "mixtral_offloading", "lru"])
+def test_dynamic_shares_are_never_more_than_all(
+    tiny: Path, policy: str, world: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every instant, of every memory: what flows draw at the rates they run at."""
+    pools: dict[int, Any] = {}
+    begun, stepped = Flow.work, Clock.step
+
+    def work(flow: Flow, *rest: Any, **more: Any) -> Any:
+        pools.update({id(pool): (pool, flow) for pool in flow.pools})
+        return begun(flow, *rest, **more)
+
+    def step(clock: Clock) -> None:
+        stepped(clock)
+        for pool, flow in pools.values():
+            members = [*pool.first, flow] if isinstance(pool, Rest) else [one for one, _ in pool.members]
+            drawn = sum(min(one.draws_per_s, pool.capacity_per_s) / one._stretch for one in members if one.busy)
+            assert drawn <= pool.capacity_per_s * (1 + 1e-9)
+
+    monkeypatch.setattr(Flow, "work", work)
+    monkeypatch.setattr(Clock, "step", step)
+    run(tiny, policy, engine="simpy", **world)
+    assert pools
+
+
+@pytest.mark.parametrize("world", CPU_CARDS, ids=str)
+@pytest.mark.parametrize("policy", ON_CPU)
+def test_a_static_run_takes_the_time_that_its_bytes_need(tiny: Path, policy: str, world: dict[str, Any]) -> None:
+    """Of experts on the CPU and copies: bytes over the time in which any of these lanes is busy, but for one debt."""
+    spans: list[Any] = []
+    outcome = run(tiny, policy, lambda *span: spans.append(span), **world)
+    sharing, expert_bytes = outcome.machine.cost.sharing, outcome.result.expert_bytes
+    n_bytes, covered_s, until_s, longest_s = 0.0, 0.0, 0.0, 0.0
+    for lane, _, _, _, _, moved, start_s, end_s in sorted(spans, key=lambda span: span[-2:]):
+        if lane == "cpu" or lane.startswith("h2d"):
+            n_bytes += expert_bytes if lane == "cpu" else moved
+            covered_s += max(0.0, end_s - max(start_s, until_s))
+            until_s = max(until_s, end_s)
+            longest_s = max(longest_s, end_s - start_s)
+    assert n_bytes <= sharing.host_bytes_per_s * (covered_s + longest_s)
+
+
+def told(tiny: Path, policy: str, **rest: Any) -> dict[str, Any]:
+    """A result where no memory has an end; `provenance` names no figure of what is off."""
+    result = run(tiny, policy, plenty=True, hw="rtx4090", **rest).result.to_dict()
+    return {key: value for key, value in result.items() if key not in ("wall_s", "run_id")}
+
+
+@pytest.mark.parametrize("policy", policies())
+def test_where_there_is_plenty_nothing_is_shared(tiny: Path, policy: str) -> None:
+    assert told(tiny, policy) == told(tiny, policy, contention="off")
+
+
+@pytest.mark.parametrize("policy", ["lru", "ktransformers"])
+def test_where_there_is_plenty_nothing_is_shared_on_events_either(tiny: Path, policy: str) -> None:
+    assert told(tiny, policy, engine="simpy") == told(tiny, policy, contention="off", engine="simpy")
+
+
+@pytest.mark.parametrize("policy", ON_CPU)
+def test_the_bound_stays_a_bound(tiny: Path, policy: str) -> None:
+    result = run(tiny, policy, hw="rtx4090").result
+    if result.bound is not None and "lossy" not in policies()[policy].traits:
+        assert result.bound.tpot_s <= result.tpot_s.mean
